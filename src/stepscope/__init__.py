@@ -1,0 +1,50 @@
+"""stepscope: where each training step went, what to change, what it buys, and proof."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepscope.errors import (
+        NotCapturedError,
+        StepscopeError,
+        UnreadableInputError,
+        UsageError,
+    )
+    from stepscope.explain import explain, explain_rank
+    from stepscope.trace import read_trace
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "NotCapturedError",
+    "StepscopeError",
+    "UnreadableInputError",
+    "UsageError",
+    "__version__",
+    "explain",
+    "explain_rank",
+    "read_trace",
+]
+
+_HOME = {
+    "NotCapturedError": "stepscope.errors",
+    "StepscopeError": "stepscope.errors",
+    "UnreadableInputError": "stepscope.errors",
+    "UsageError": "stepscope.errors",
+    "explain": "stepscope.explain.run",
+    "explain_rank": "stepscope.explain.rank",
+    "read_trace": "stepscope.trace.read",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use, so that importing stepscope costs nothing."""
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'stepscope' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

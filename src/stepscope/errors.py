@@ -1,0 +1,35 @@
+"""Every error stepscope raises on purpose, and the exit code each one ends with.
+
+    StepscopeError              1   a defect of ours, or anything not listed below
+    ├── UsageError              2   the command was called wrongly
+    ├── UnreadableInputError    3   a file could not be read as what it should be
+    └── NotCapturedError        4   the input is fine but does not hold what was asked for
+
+A message says what happened, where, and what to do. They are caught once, in ui/cli.
+"""
+
+from __future__ import annotations
+
+
+class StepscopeError(Exception):
+    """Base of all errors; carries the process's exit code."""
+
+    exit_code = 1
+
+
+class UsageError(StepscopeError):
+    """The command or the call itself was wrong."""
+
+    exit_code = 2
+
+
+class UnreadableInputError(StepscopeError):
+    """An input file is missing, not permitted, or holds nothing we can read."""
+
+    exit_code = 3
+
+
+class NotCapturedError(StepscopeError):
+    """The input was read, but what the question needs was never recorded."""
+
+    exit_code = 4

@@ -1,0 +1,309 @@
+"""What `explain` says: numbers that add up, and findings about them.
+
+Field names are the words of the JSON contract (docs/json.md); times are integer nanoseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from stepscope.records.quality import Note
+
+WorkKind = Literal["compute", "comm", "memory"]
+Severity = Literal["high", "medium", "low", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """span = compute + exposed_comm + exposed_memory + idle, exactly."""
+
+    start_ns: int
+    span_ns: int
+    compute_ns: int
+    exposed_comm_ns: int
+    exposed_memory_ns: int
+    idle_ns: int
+    comm_ns: int  # union of communication, hidden or not
+    memory_ns: int  # union of copies and memsets, hidden or not
+    hidden_comm_ns: int  # communication that ran while compute ran
+
+    @property
+    def overlap(self) -> float | None:
+        """Share of communication hidden behind compute; None where there is none."""
+        return self.hidden_comm_ns / self.comm_ns if self.comm_ns else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """Why the device had nothing to do. host + launch + other = idle, exactly.
+
+    The five causes of host idle add up to host_ns exactly.
+    """
+
+    host_ns: int
+    launch_ns: int
+    other_ns: int
+    data_loading_ns: int
+    sync_ns: int
+    operators_ns: int
+    python_ns: int
+    profiler_ns: int
+    after_sync_ns: int  # host idle in gaps that a blocking call opened (any cause)
+    after_sync_gaps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gaps:
+    """Every idle gap as columns, for pictures and for places in code."""
+
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    cause: NDArray[np.int8]  # index into GAP_CAUSES: the cause that fills most of the gap
+    frame: NDArray[np.int32]  # Python function on the host at that moment, or -1
+
+
+GAP_CAUSES = ("launch", "other", "data_loading", "sync", "operators", "python", "profiler")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One training step on the host's clock."""
+
+    name: str
+    start_ns: int
+    dur_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """The steps found, where they came from, and the steady cycle the budget is taken over.
+
+    A cycle runs from the first device work of one step to the first of the next, so it holds
+    exactly one data-loading gap, one backward and one optimizer step, whatever runs ahead.
+    """
+
+    source: Literal["profiler", "optimizer", "window"]
+    steps: tuple[Step, ...]
+    cycles_ns: tuple[int, ...]
+    window_start_ns: int
+    window_end_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """All device events of one name."""
+
+    name: str
+    kind: WorkKind
+    count: int
+    total_ns: int
+    min_ns: int
+    max_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """All calls of one operator with the same input shapes."""
+
+    name: str
+    shapes: str
+    dtypes: str
+    calls: int
+    host_total_ns: int  # outermost calls only: recursion is not counted twice
+    host_self_ns: int
+    device_total_ns: int
+    device_self_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """One nn.Module by name: host time of its forward, device time of forward and backward."""
+
+    name: str
+    calls: int
+    host_total_ns: int
+    host_self_ns: int
+    forward_device_ns: int
+    backward_device_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One Python function as the profiler names it: file, line of definition, function."""
+
+    file: str
+    line: int
+    function: str
+    calls: int
+    host_total_ns: int
+    host_self_ns: int
+    device_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launches:
+    """How device work got to the device."""
+
+    device_events: int
+    linked: int
+    unlinked: int
+    unlinked_ns: int
+    calls: int  # runtime calls that launched something
+    call_ns: int  # host time spent inside them
+    latency_p50_ns: int | None  # call start to device start, when the stream was free
+    latency_p90_ns: int | None
+    queue_mean: float | None  # launched and not yet started, averaged over time
+    queue_max: int | None
+    queue_empty_share: float | None  # share of the span with nothing queued
+    short_kernels: int  # kernels shorter than SHORT_KERNEL_NS
+    short_kernels_ns: int
+    kernels: int
+    graph_kernels: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """All copies or memsets of one name."""
+
+    name: str
+    count: int
+    total_ns: int
+    size_bytes: int | None
+    gb_s: float | None
+    exposed_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncCall:
+    """All blocking runtime calls of one name, with the operator that made them."""
+
+    name: str
+    operator: str
+    count: int
+    total_ns: int
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """All collectives of one kind, group and size on one rank."""
+
+    kind: str
+    group: str
+    group_size: int | None
+    size_bytes: int | None
+    count: int
+    total_ns: int
+    exposed_ns: int
+    algbw_gb_s: float | None
+    busbw_gb_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """The step in milliseconds; a bare trace knows only the profiled one."""
+
+    profiled: float | None
+    corrected: float | None = None
+    low: float | None = None
+    high: float | None = None
+    truth: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One slice of the step."""
+
+    id: str
+    ms: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The step, divided. Shares add up to 1."""
+
+    step_ms: float
+    parts: tuple[Part, ...]
+    basis: Literal["cycles", "window"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A place in the user's code."""
+
+    file: str
+    line: int
+    function: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """Something that may help, with what it would buy once that is known."""
+
+    id: str
+    summary: str
+    predicted_ms: float | None = None
+    low_ms: float | None = None
+    high_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing worth knowing about a step. `id` names its file and its docs page."""
+
+    id: str
+    title: str
+    share: float
+    severity: Severity
+    summary: str
+    evidence: tuple[str, ...]
+    where: tuple[Place, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExplanation:
+    """One rank, fully accounted for."""
+
+    path: str
+    rank: int | None
+    world_size: int | None
+    device: str | None
+    kind: str
+    events: int
+    timeline: Timeline
+    idle: Idle
+    gaps: Gaps
+    steps: Steps
+    step_ms: StepTime
+    budget: Budget
+    kernels: tuple[Kernel, ...]
+    operators: tuple[Operator, ...]
+    modules: tuple[Module, ...]
+    lines: tuple[Line, ...]
+    launches: Launches
+    copies: tuple[Copy, ...]
+    syncs: tuple[SyncCall, ...]
+    collectives: tuple[Collective, ...]
+    findings: tuple[Finding, ...]
+    quality: tuple[Note, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """All ranks given, and the one verdict over them."""
+
+    verdict: str
+    why: str
+    next: str
+    ranks: tuple[RankExplanation, ...]
+    budget: Budget
+    findings: tuple[Finding, ...]

@@ -1,0 +1,15 @@
+"""What a reader could not take from a file, in words and counts: nothing is lost silently."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """One thing to know about the input. `id` is stable, `detail` is a sentence for people."""
+
+    id: str
+    detail: str
+    count: int | None = None
+    byte_offset: int | None = None

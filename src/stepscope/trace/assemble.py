@@ -1,0 +1,209 @@
+"""Columns of any reader -> one linked Trace: sort, link, give absolute times, say what is odd."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stepscope.records.quality import Note
+from stepscope.records.trace import (
+    ABSENT,
+    DeviceEvents,
+    DeviceKind,
+    HostEvents,
+    MemoryEvents,
+    Thread,
+    Trace,
+)
+from stepscope.trace import links
+from stepscope.trace.times import LIMIT_NS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.records.trace import Device
+    from stepscope.trace.columns import Collector
+
+    Columns = dict[str, NDArray[Any]]
+
+_I8, _I32, _I64 = np.int8, np.int32, np.int64
+_HOST = {
+    "kind": _I8,
+    "name": _I32,
+    "thread": _I32,
+    "start_ns": _I64,
+    "dur_ns": _I64,
+    "correlation": _I64,
+    "external_id": _I64,
+    "sequence": _I64,
+    "forward_thread": _I32,
+    "shapes": _I32,
+    "dtypes": _I32,
+    "flops": _I64,
+    "collective": _I32,
+    "python_id": _I32,
+    "python_parent_id": _I32,
+    "module_id": _I32,
+}
+_DEVICE = {
+    "kind": _I8,
+    "name": _I32,
+    "lane": _I32,
+    "device": _I32,
+    "stream": _I32,
+    "start_ns": _I64,
+    "dur_ns": _I64,
+    "correlation": _I64,
+    "external_id": _I64,
+    "size_bytes": _I64,
+    "grid": _I32,
+    "block": _I32,
+    "graph_node": _I64,
+    "collective": _I32,
+}
+_MEMORY = {
+    "time_ns": _I64,
+    "thread": _I32,
+    "size_bytes": _I64,
+    "address": _I64,
+    "allocated_bytes": _I64,
+    "reserved_bytes": _I64,
+    "device_type": _I32,
+    "device": _I32,
+}
+_FLOWS = {"begins": np.bool_, "id": _I64, "lane": _I32, "time_ns": _I64}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a file says about itself."""
+
+    kind: str
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str | None = None
+    groups: tuple[dict[str, Any], ...] = ()
+    devices: tuple[Device, ...] = ()
+    base_ns: int = 0
+    others: dict[str, Any]
+
+
+def assemble(
+    *, path: str, format: str, columns: Collector, facts: Facts, quality: tuple[Note, ...]
+) -> Trace:
+    """Sort, link, and freeze."""
+    host = _sorted(columns.host.finish(**_HOST), links.host_order)
+    device = _sorted(columns.device.finish(**_DEVICE), _device_order)
+    memory = _sorted(columns.memory.finish(**_MEMORY), lambda c: np.argsort(c["time_ns"]))
+    launch = _launches(host, device, columns.launch_flows.finish(**_FLOWS))
+    forward_of = links.find_forwards(host, columns.backward_flows.finish(**_FLOWS))
+    parent = links.find_parents(host["thread"], host["start_ns"], host["start_ns"] + host["dur_ns"])
+    notes = list(quality)
+    _shift_all((host, device, memory), facts.base_ns, notes)
+    threads = _number_threads(columns, host, memory)
+    strings = _number_texts(columns, host, device)
+    device.pop("lane")
+    _note_unlinked(device, launch, notes)
+    return Trace(
+        path=path,
+        format=format,
+        kind=facts.kind,
+        rank=facts.rank,
+        world_size=facts.world_size,
+        backend=facts.backend,
+        groups=facts.groups,
+        devices=facts.devices,
+        facts=facts.others,
+        events=columns.events,
+        strings=strings,
+        threads=threads,
+        collectives=tuple(columns.collectives),
+        host=HostEvents(**host, parent=parent, forward_of=forward_of),
+        device=DeviceEvents(**device, launch=launch),
+        memory=MemoryEvents(**memory),
+        quality=tuple(notes),
+    )
+
+
+def _sorted(columns: Columns, order_of: Any) -> Columns:
+    order = order_of(columns)
+    for name in columns:
+        columns[name] = columns[name][order]
+    return columns
+
+
+def _device_order(columns: Columns) -> NDArray[np.intp]:
+    return np.lexsort((columns["start_ns"] + columns["dur_ns"], columns["start_ns"]))
+
+
+def _launches(host: Columns, device: Columns, flows: Columns) -> NDArray[np.int32]:
+    launch = links.find_launches(host, device["correlation"])
+    if (launch < 0).any() and len(flows["id"]) and (device["correlation"] < 0).any():
+        drawn = links.launches_by_flow(host, device, flows)
+        launch = np.where(launch < 0, drawn, launch)
+    return launch
+
+
+def _shift_all(tables: tuple[Columns, ...], base_ns: int, notes: list[Note]) -> None:
+    """Relative -> absolute times, unless that would leave the range of times."""
+    times = [(table, key) for table in tables for key in ("start_ns", "time_ns") if key in table]
+    largest = max((int(np.abs(t[k]).max(initial=0)) for t, k in times), default=0)
+    if not base_ns:
+        return
+    if largest + abs(base_ns) >= LIMIT_NS:
+        notes.append(
+            Note(
+                id="base-ignored",
+                detail=f"baseTimeNanoseconds {base_ns} does not fit the events' times; "
+                "times are relative",
+            )
+        )
+        return
+    for table, key in times:
+        table[key] += base_ns
+
+
+def _number_threads(columns: Collector, host: Columns, memory: Columns) -> tuple[Thread, ...]:
+    """Keep only lanes that host events use, numbered from zero in the sorted order."""
+    lanes = list(columns.lanes)
+    used = np.unique(np.concatenate((host["thread"], memory["thread"])))
+    renumber = np.full(len(lanes), ABSENT, dtype=_I32)
+    renumber[used] = np.arange(len(used), dtype=_I32)
+    host["thread"] = renumber[host["thread"]]
+    memory["thread"] = renumber[memory["thread"]]
+    return tuple(
+        Thread(
+            pid=str(lanes[code][0]),
+            tid=str(lanes[code][1]),
+            name=columns.thread_names.get(lanes[code], ""),
+        )
+        for code in used.tolist()
+    )
+
+
+def _number_texts(columns: Collector, host: Columns, device: Columns) -> tuple[str, ...]:
+    """One table of strings: the names, then the texts of arguments."""
+    shift = len(columns.names)
+    for table, keys in ((host, ("shapes", "dtypes")), (device, ("grid", "block"))):
+        for key in keys:
+            table[key] = np.where(table[key] >= 0, table[key] + shift, ABSENT).astype(_I32)
+    texts = (text.decode("utf-8", "replace") for text in columns.texts)
+    return (*columns.names, *texts)
+
+
+def _note_unlinked(device: Columns, launch: NDArray[np.int32], notes: list[Note]) -> None:
+    work = device["kind"] <= DeviceKind.MEMSET
+    lost = work & (launch < 0)
+    if lost.any():
+        share = device["dur_ns"][lost].sum() / max(1, device["dur_ns"][work].sum())
+        notes.append(
+            Note(
+                id="unlinked",
+                detail=f"{int(lost.sum())} of {int(work.sum())} device events "
+                f"({share:.1%} of device time) have no recorded launch (usually launched before "
+                "the window); they are counted as work",
+                count=int(lost.sum()),
+            )
+        )

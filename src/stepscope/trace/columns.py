@@ -1,0 +1,307 @@
+"""Pieces of events -> growing columns. The only place that walks over event objects."""
+
+from __future__ import annotations
+
+from itertools import compress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from stepscope.records.trace import ABSENT, CollectiveArgs, HostKind
+from stepscope.trace.events import Args, Event, ExactEvent, Role, classify
+from stepscope.trace.times import INVALID_NS, LIMIT_DUR_NS, microseconds_to_ns, text_to_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from numpy.typing import NDArray
+
+    from stepscope.trace.recover import Losses
+
+INT8, INT32, INT64 = np.int8, np.int32, np.int64
+
+
+class Codes(dict[Any, int]):
+    """Value -> small number, handed out in order of first sight."""
+
+    def __missing__(self, key: Hashable) -> int:
+        code = self[key] = len(self)
+        return code
+
+    def of(self, values: Sequence[Any]) -> NDArray[np.int32]:
+        return np.fromiter(map(self.__getitem__, values), dtype=INT32, count=len(values))
+
+
+class _Roles(dict[tuple[str, str], int]):
+    def __missing__(self, key: tuple[str, str]) -> int:
+        role, kind = classify(*key)
+        code = self[key] = role * 16 + kind
+        return code
+
+
+class Table:
+    """Columns that grow by pieces; `finish` joins them one at a time, freeing as it goes."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, list[NDArray[Any]]] = {}
+
+    def add(self, **columns: NDArray[Any]) -> None:
+        for name, values in columns.items():
+            self._pieces.setdefault(name, []).append(values)
+
+    def pieces(self, name: str) -> list[NDArray[Any]]:
+        return self._pieces.get(name, [])
+
+    def finish(self, **dtypes: Any) -> dict[str, NDArray[Any]]:
+        out = {}
+        for name, dtype in dtypes.items():
+            pieces = self._pieces.pop(name, [])
+            out[name] = np.concatenate(pieces) if pieces else np.empty(0, dtype)
+        return out
+
+
+class Collector:
+    """Takes decoded events piece by piece; holds columns and the tables of distinct values."""
+
+    def __init__(self, losses: Losses) -> None:
+        self.events = 0
+        self.names = Codes()
+        self.texts = Codes()  # JSON text of shapes, dtypes, grids: bytes
+        self.lanes = Codes()  # (pid, tid)
+        self.collectives = Codes()
+        self.thread_names: dict[tuple[Any, Any], str] = {}
+        self.host, self.device, self.memory = Table(), Table(), Table()
+        self.launch_flows, self.backward_flows = Table(), Table()
+        self._roles = _Roles()
+        self._losses = losses
+
+    @property
+    def categories(self) -> set[str]:
+        return {category for _, category in self._roles}
+
+    def known_rows(self) -> int:
+        """Host and device rows of categories that PyTorch writes."""
+        known = [piece[piece != HostKind.OTHER] for piece in self.host.pieces("kind")]
+        return sum(map(len, known)) + sum(map(len, self.device.pieces("kind")))
+
+    def add(self, events: list[Event] | list[ExactEvent]) -> None:
+        """Raises NeedsTextError, before taking anything, when times need the exact decoder."""
+        start = _starts(events)
+        count = len(events)
+        keys = zip([e.ph for e in events], [e.cat for e in events], strict=True)
+        codes = np.fromiter(map(self._roles.__getitem__, keys), dtype=np.int16, count=count)
+        roles, kinds = codes >> 4, (codes & 15).astype(INT8)
+        for role, take in (
+            (Role.HOST, self._add_host),
+            (Role.DEVICE, self._add_device),
+            (Role.MEMORY, self._add_memory),
+        ):
+            chosen = roles == role
+            if chosen.any():
+                take(list(compress(events, chosen.tobytes())), kinds[chosen], start[chosen])
+        for role, table in (
+            (Role.LAUNCH_FLOW, self.launch_flows),
+            (Role.BACKWARD_FLOW, self.backward_flows),
+        ):
+            chosen = roles == role
+            if chosen.any():
+                self._add_flows(list(compress(events, chosen.tobytes())), start[chosen], table)
+        for event in compress(events, (roles == Role.METADATA).tobytes()):
+            if event.name == "thread_name":
+                self.thread_names[event.pid, event.tid] = str(event.args.name or "")
+        self.events += count
+
+    def _times(
+        self, events: list[Any], kinds: NDArray[np.int8], start: NDArray[np.int64]
+    ) -> tuple[list[Any], NDArray[np.int8], NDArray[np.int64], NDArray[np.int64]]:
+        """Start and duration; events without a usable one are counted and left out."""
+        dur = microseconds_to_ns([e.dur for e in events])
+        no_start, no_dur = start == INVALID_NS, dur == INVALID_NS
+        negative = ~no_dur & (dur < 0)
+        huge = dur > LIMIT_DUR_NS
+        bad = no_start | no_dur | negative | huge
+        if not bad.any():
+            return events, kinds, start, dur
+        self._losses.count("without a usable start", int(no_start.sum()))
+        self._losses.count("without a duration", int((no_dur & ~no_start).sum()))
+        self._losses.count("with a negative duration", int((negative & ~no_start).sum()))
+        self._losses.count("longer than 104 days", int((huge & ~no_start).sum()))
+        good = ~bad
+        return list(compress(events, good.tobytes())), kinds[good], start[good], dur[good]
+
+    def _add_host(
+        self, events: list[Any], kinds: NDArray[np.int8], start: NDArray[np.int64]
+    ) -> None:
+        rows, kinds, start, dur = self._times(events, kinds, start)
+        args = [e.args for e in rows]
+        operator = kinds <= HostKind.ANNOTATION
+        python = kinds == HostKind.PYTHON
+        operators = list(compress(args, operator.tobytes()))
+        frames = list(compress(args, python.tobytes()))
+
+        def of_operators(values: NDArray[Any], default: int = ABSENT) -> NDArray[Any]:
+            return _scatter(operator, values, default)
+
+        self.host.add(
+            kind=kinds,
+            name=self.names.of([e.name for e in rows]),
+            thread=self._lane_codes(rows),
+            start_ns=start,
+            dur_ns=dur,
+            correlation=_whole([a.correlation for a in args]),
+            external_id=_whole([a.external_id for a in args]),
+            sequence=of_operators(_whole([a.sequence for a in operators])),
+            forward_thread=of_operators(_whole([a.forward_thread for a in operators], INT32)),
+            shapes=of_operators(self._text_codes([a.shapes for a in operators])),
+            dtypes=of_operators(self._text_codes([a.dtypes for a in operators])),
+            flops=of_operators(_whole([a.flops for a in operators])),
+            collective=of_operators(self._collective_codes(operators)),
+            python_id=_scatter(python, _whole([a.python_id for a in frames], INT32)),
+            python_parent_id=_scatter(
+                python,
+                _whole(
+                    [ABSENT if a.python_parent_id is None else a.python_parent_id for a in frames],
+                    INT32,
+                ),
+            ),
+            module_id=_scatter(python, _whole([a.module_id for a in frames], INT32)),
+        )
+
+    def _add_device(
+        self, events: list[Any], kinds: NDArray[np.int8], start: NDArray[np.int64]
+    ) -> None:
+        rows, kinds, start, dur = self._times(events, kinds, start)
+        args = [e.args for e in rows]
+        device = _whole([a.device for a in args], INT32)
+        stream = _whole([a.stream for a in args], INT32)
+        no_device, no_stream = device == ABSENT, stream == ABSENT
+        if no_device.any():
+            device[no_device] = _whole(
+                [e.pid for e in compress(rows, no_device.tobytes())], INT32
+            )
+        if no_stream.any():
+            stream[no_stream] = _whole(
+                [e.tid for e in compress(rows, no_stream.tobytes())], INT32
+            )
+        self.device.add(
+            kind=kinds,
+            name=self.names.of([e.name for e in rows]),
+            lane=self._lane_codes(rows),
+            device=device,
+            stream=stream,
+            start_ns=start,
+            dur_ns=dur,
+            correlation=_whole([a.correlation for a in args]),
+            external_id=_whole([a.external_id for a in args]),
+            size_bytes=_whole([a.size_bytes for a in args]),
+            grid=self._text_codes([a.grid for a in args]),
+            block=self._text_codes([a.block for a in args]),
+            graph_node=_whole([a.graph_node for a in args]),
+            collective=self._collective_codes(args),
+        )
+
+    def _add_memory(
+        self, events: list[Any], _kinds: NDArray[np.int8], time: NDArray[np.int64]
+    ) -> None:
+        good = time != INVALID_NS
+        rows = list(compress(events, good.tobytes()))
+        args = [e.args for e in rows]
+        self._losses.count("without a usable start", int((~good).sum()))
+        self.memory.add(
+            time_ns=time[good],
+            thread=self._lane_codes(rows),
+            size_bytes=_whole([a.memory_bytes for a in args]),
+            address=_whole([a.address for a in args]),
+            allocated_bytes=_whole([a.allocated for a in args]),
+            reserved_bytes=_whole([a.reserved for a in args]),
+            device_type=_whole([a.memory_device_type for a in args], INT32),
+            device=_whole([a.memory_device for a in args], INT32),
+        )
+
+    def _add_flows(self, events: list[Any], time: NDArray[np.int64], table: Table) -> None:
+        good = time != INVALID_NS
+        rows = list(compress(events, good.tobytes()))
+        table.add(
+            begins=np.array([e.ph == "s" for e in rows], dtype=bool),
+            id=_whole([e.id for e in rows]),
+            lane=self._lane_codes(rows),
+            time_ns=time[good],
+        )
+
+    def _lane_codes(self, events: list[Any]) -> NDArray[np.int32]:
+        keys = zip([e.pid for e in events], [e.tid for e in events], strict=True)
+        return np.fromiter(map(self.lanes.__getitem__, keys), dtype=INT32, count=len(events))
+
+    def _text_codes(self, raws: Sequence[msgspec.Raw]) -> NDArray[np.int32]:
+        codes = self.texts.of(list(map(bytes, raws)))
+        absent = self.texts.get(b"")
+        if absent is not None:
+            codes[codes == absent] = ABSENT
+        return codes
+
+    def _collective_codes(self, args: Sequence[Args]) -> NDArray[np.int32]:
+        codes = np.full(len(args), ABSENT, dtype=INT32)
+        named = [arg.collective is not None for arg in args]
+        for row in np.flatnonzero(named).tolist():
+            codes[row] = self.collectives[_collective(args[row])]
+        return codes
+
+
+def _starts(events: Sequence[Any]) -> NDArray[np.int64]:
+    times = [e.ts for e in events]
+    exact = bool(events) and isinstance(events[0], ExactEvent)
+    return text_to_ns(times) if exact else microseconds_to_ns(times)
+
+
+def _scatter(
+    where: NDArray[np.bool_], values: NDArray[Any], default: int = ABSENT
+) -> NDArray[Any]:
+    if len(values) == len(where):
+        return values
+    out = np.full(len(where), default, dtype=values.dtype)
+    out[where] = values
+    return out
+
+
+def _whole(values: list[Any], dtype: type[np.signedinteger[Any]] = INT64) -> NDArray[Any]:
+    """A column of whole numbers; what is not one is absent, numeric text is taken."""
+    try:
+        out = np.array(values, dtype=dtype)
+        if out.ndim == 1:
+            return out
+    except (ValueError, TypeError, OverflowError):
+        pass
+    return np.array([_whole_or_absent(value, dtype) for value in values], dtype=dtype)
+
+
+def _whole_or_absent(value: Any, dtype: type[np.signedinteger[Any]]) -> int:
+    try:
+        number = int(value)
+    except (ValueError, TypeError, OverflowError):
+        return ABSENT
+    return number if abs(number) <= np.iinfo(dtype).max else ABSENT
+
+
+def _collective(args: Args) -> CollectiveArgs:
+    def whole(value: Any) -> int:
+        return _whole_or_absent(value, INT64)
+
+    def text(value: Any) -> str:
+        return value if isinstance(value, str) else "" if value is None else str(value)
+
+    return CollectiveArgs(
+        name=text(args.collective),
+        in_elements=whole(args.in_elements),
+        out_elements=whole(args.out_elements),
+        dtype=text(args.dtype),
+        group=text(args.group),
+        group_description=text(args.group_description),
+        group_size=whole(args.group_size),
+        group_ranks=text(args.group_ranks),
+        in_split=text(args.in_split),
+        out_split=text(args.out_split),
+        source_rank=whole(args.source_rank),
+        destination_rank=whole(args.destination_rank),
+        sequence=whole(args.collective_sequence),
+    )

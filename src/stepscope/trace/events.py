@@ -1,0 +1,168 @@
+"""One event as Kineto writes it, typed; and which category means what.
+
+Fields that nobody uses are skipped by the decoder without making an object. `gc=False` keeps a
+hundred thousand short-lived records out of the garbage collector's sight.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from stepscope.records.trace import ABSENT, DeviceKind, HostKind
+
+Number = int | float
+NOTHING = msgspec.Raw(b"")
+
+
+class Args(msgspec.Struct, gc=False, frozen=True):
+    """The arguments we keep, of all categories together.
+
+    Numbers are `Any` because writers differ (ROCm quotes some); `columns` makes them whole.
+    """
+
+    external_id: Any = msgspec.field(default=ABSENT, name="External id")
+    correlation: Any = ABSENT
+    sequence: Any = msgspec.field(default=ABSENT, name="Sequence number")
+    forward_thread: Any = msgspec.field(default=ABSENT, name="Fwd thread id")
+    dtypes: msgspec.Raw = msgspec.field(default=NOTHING, name="Input type")
+    shapes: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
+    flops: Any = ABSENT
+    device: Any = ABSENT
+    stream: Any = ABSENT
+    size_bytes: Any = msgspec.field(default=ABSENT, name="bytes")
+    grid: msgspec.Raw = NOTHING
+    block: msgspec.Raw = NOTHING
+    graph_node: Any = msgspec.field(default=ABSENT, name="graph node id")
+    python_id: Any = msgspec.field(default=ABSENT, name="Python id")
+    python_parent_id: Any = msgspec.field(default=ABSENT, name="Python parent id")
+    module_id: Any = msgspec.field(default=ABSENT, name="Python module id")
+    allocated: Any = msgspec.field(default=ABSENT, name="Total Allocated")
+    reserved: Any = msgspec.field(default=ABSENT, name="Total Reserved")
+    memory_bytes: Any = msgspec.field(default=0, name="Bytes")
+    memory_device: Any = msgspec.field(default=ABSENT, name="Device Id")
+    memory_device_type: Any = msgspec.field(default=ABSENT, name="Device Type")
+    address: Any = msgspec.field(default=ABSENT, name="Addr")
+    collective: Any = msgspec.field(default=None, name="Collective name")
+    in_elements: Any = msgspec.field(default=ABSENT, name="In msg nelems")
+    out_elements: Any = msgspec.field(default=ABSENT, name="Out msg nelems")
+    dtype: Any = ""
+    group: Any = msgspec.field(default="", name="Process Group Name")
+    group_description: Any = msgspec.field(default="", name="Process Group Description")
+    group_size: Any = msgspec.field(default=ABSENT, name="Group size")
+    group_ranks: Any = msgspec.field(default="", name="Process Group Ranks")
+    in_split: Any = msgspec.field(default="", name="In split size")
+    out_split: Any = msgspec.field(default="", name="Out split size")
+    source_rank: Any = msgspec.field(default=ABSENT, name="Src Rank")
+    destination_rank: Any = msgspec.field(default=ABSENT, name="Dst Rank")
+    collective_sequence: Any = msgspec.field(default=ABSENT, name="Seq")
+    name: Any = None  # of metadata events: the thread's name
+
+
+NO_ARGS = Args()
+
+
+class Event(msgspec.Struct, gc=False, frozen=True):
+    """One element of traceEvents."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: int | str = ABSENT
+    tid: int | str = ABSENT
+    ts: Number | None = None
+    dur: Number | None = None
+    id: int | str = ABSENT
+    args: Args = NO_ARGS
+
+
+class ExactEvent(Event, gc=False, frozen=True):
+    """The same with `ts` as text, for files whose times a double cannot hold to the ns."""
+
+    ts: msgspec.Raw = NOTHING  # type: ignore[assignment]
+
+
+class Role(IntEnum):
+    """Where an event goes."""
+
+    HOST = 0
+    DEVICE = 1
+    MEMORY = 2
+    LAUNCH_FLOW = 3
+    BACKWARD_FLOW = 4
+    METADATA = 5
+    IGNORED = 6
+
+
+_HOST = {
+    "cpu_op": HostKind.OPERATOR,
+    "operator": HostKind.OPERATOR,
+    "user_annotation": HostKind.ANNOTATION,
+    "python_function": HostKind.PYTHON,
+    "cuda_runtime": HostKind.RUNTIME,
+    "cuda_driver": HostKind.RUNTIME,
+    "hip_runtime": HostKind.RUNTIME,
+    "hip": HostKind.RUNTIME,
+    "runtime": HostKind.RUNTIME,
+    "xpu_runtime": HostKind.RUNTIME,
+    "xpu_driver": HostKind.RUNTIME,
+    "mtia_runtime": HostKind.RUNTIME,
+    "glow_runtime": HostKind.RUNTIME,
+    "privateuse1_runtime": HostKind.RUNTIME,
+    "privateuse1_driver": HostKind.RUNTIME,
+    "overhead": HostKind.OVERHEAD,
+}
+_DEVICE = {
+    "kernel": DeviceKind.KERNEL,
+    "concurrent_kernel": DeviceKind.KERNEL,
+    "mtia_ccp_events": DeviceKind.KERNEL,
+    "xpu_kernel": DeviceKind.KERNEL,
+    "hpu_op": DeviceKind.KERNEL,
+    "gpu_memcpy": DeviceKind.MEMCPY,
+    "memcpy": DeviceKind.MEMCPY,
+    "xpu_memcpy": DeviceKind.MEMCPY,
+    "gpu_memset": DeviceKind.MEMSET,
+    "memset": DeviceKind.MEMSET,
+    "xpu_memset": DeviceKind.MEMSET,
+    "cuda_sync": DeviceKind.SYNC,
+    "xpu_sync": DeviceKind.SYNC,
+    "gpu_user_annotation": DeviceKind.ANNOTATION,
+    "cuda_event": DeviceKind.OTHER,
+    "cuda_profiler_range": DeviceKind.OTHER,
+    "mtia_insight": DeviceKind.OTHER,
+}
+_FLOWS = {
+    "ac2g": Role.LAUNCH_FLOW,
+    "async_cpu_to_gpu": Role.LAUNCH_FLOW,
+    "async_gpu": Role.LAUNCH_FLOW,
+    "fwdbwd": Role.BACKWARD_FLOW,
+    "forward_backward": Role.BACKWARD_FLOW,
+}
+
+
+def classify(phase: str, category: str) -> tuple[Role, int]:
+    """An event's role, and its HostKind or DeviceKind where it has one."""
+    category = category.lower()
+    if phase == "X":
+        if category in _HOST:
+            return Role.HOST, _HOST[category]
+        if category in _DEVICE:
+            return Role.DEVICE, _DEVICE[category]
+        if category == "trace":
+            return Role.IGNORED, 0
+        return Role.HOST, HostKind.OTHER
+    if phase in ("s", "f", "t"):
+        return _FLOWS.get(category, Role.IGNORED), 0
+    if phase in ("i", "I") and category == "cpu_instant_event":
+        return Role.MEMORY, 0
+    return (Role.METADATA if phase == "M" else Role.IGNORED), 0
+
+
+def platform_of(categories: set[str]) -> str | None:
+    """The accelerator family that the categories alone give away."""
+    for family in ("mtia", "xpu", "hip"):
+        if any(category.lower().startswith(family) for category in categories):
+            return "rocm" if family == "hip" else family
+    return None

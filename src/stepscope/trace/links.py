@@ -1,0 +1,195 @@
+"""Which event belongs to which: parent, launch, forward of backward. Columns in, columns out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stepscope.records.trace import ABSENT, HostKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.records.trace import HostEvents
+
+# Among events of equal extent the outer one comes first.
+_NESTING = np.array([2, 1, 0, 3, 4, 5], dtype=np.int8)
+
+
+def host_order(columns: dict[str, NDArray[Any]]) -> NDArray[np.intp]:
+    """The order of records/trace.py: by thread, start, longest first, outer kind first."""
+    return np.lexsort(
+        (
+            _NESTING[columns["kind"]],
+            -columns["dur_ns"],
+            columns["start_ns"],
+            columns["thread"],
+        )
+    )
+
+
+def find_parents(
+    thread: NDArray[np.int32], start: NDArray[np.int64], end: NDArray[np.int64]
+) -> NDArray[np.int32]:
+    """For rows in host order: the nearest row before that encloses this one, or -1.
+
+    That is the nearest earlier row whose end is not before ours. Every row first guesses its
+    predecessor; a wrong guess is replaced by that row's own guess, which skips only rows that end
+    even earlier. Guesses double their reach each round, so rounds grow with the logarithm.
+    """
+    count = len(start)
+    guess = np.arange(-1, count - 1, dtype=np.int32)
+    if count:
+        guess[np.flatnonzero(np.diff(thread, prepend=thread[:1] - 1))] = ABSENT
+    active = np.flatnonzero(guess >= 0).astype(np.int32)
+    while len(active):
+        above = guess[active]
+        wrong = end[above] < end[active]
+        active, above = active[wrong], above[wrong]
+        guess[active] = guess[above]
+        active = active[guess[active] >= 0]
+    return guess
+
+
+def nearest(host: HostEvents, wanted: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """For every host row: itself or its nearest ancestor among the wanted rows, or -1."""
+    found = np.where(wanted, np.arange(len(host), dtype=np.int32), host.parent)
+    active = np.flatnonzero((found >= 0) & ~wanted[found])
+    while len(active):
+        found[active] = found[found[active]]
+        active = active[(found[active] >= 0) & ~wanted[found[active]]]
+    return found
+
+
+def subtree_ends(parent: NDArray[np.int32]) -> NDArray[np.int64]:
+    """For rows in host order: one past the last descendant of each row."""
+    last = np.arange(1, len(parent) + 1, dtype=np.int64)
+    depth = depth_of(parent)
+    for level in range(int(depth.max(initial=0)), 0, -1):
+        rows = np.flatnonzero(depth == level)
+        np.maximum.at(last, parent[rows], last[rows])
+    return last
+
+
+def depth_of(parent: NDArray[np.int32]) -> NDArray[np.int32]:
+    """How many ancestors each row has."""
+    depth = np.zeros(len(parent), dtype=np.int32)
+    above = parent.copy()
+    active = np.flatnonzero(above >= 0)
+    while len(active):
+        depth[active] += 1
+        above[active] = parent[above[active]]
+        active = active[above[active] >= 0]
+    return depth
+
+
+def find_launches(
+    host: dict[str, NDArray[Any]], device_correlation: NDArray[np.int64]
+) -> NDArray[np.int32]:
+    """The runtime call with the same correlation; the earliest one where ids repeat."""
+    rows = np.flatnonzero((host["kind"] == HostKind.RUNTIME) & (host["correlation"] > 0))
+    if not len(rows):
+        return np.full(len(device_correlation), ABSENT, dtype=np.int32)
+    by_id = np.lexsort((host["start_ns"][rows], host["correlation"][rows]))
+    rows = rows[by_id]
+    ids = host["correlation"][rows]
+    place = np.minimum(np.searchsorted(ids, device_correlation), len(ids) - 1)
+    linked = (ids[place] == device_correlation) & (device_correlation > 0)
+    return np.where(linked, rows[place], ABSENT).astype(np.int32)
+
+
+def locate(
+    lane: NDArray[np.int32],
+    start: NDArray[np.int64],
+    rows: NDArray[np.intp],
+    at_lane: NDArray[np.int32],
+    at_time: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """The first of `rows` that starts on that lane at exactly that time, or -1."""
+    out = np.full(len(at_time), ABSENT, dtype=np.int64)
+    for code in np.unique(at_lane).tolist():
+        here = rows[lane[rows] == code]
+        here = here[np.argsort(start[here], kind="stable")]
+        asked = np.flatnonzero(at_lane == code)
+        if not len(here):
+            continue
+        place = np.minimum(np.searchsorted(start[here], at_time[asked]), len(here) - 1)
+        hit = start[here[place]] == at_time[asked]
+        out[asked[hit]] = here[place[hit]]
+    return out
+
+
+def launches_by_flow(
+    host: dict[str, NDArray[Any]],
+    device: dict[str, NDArray[Any]],
+    flows: dict[str, NDArray[Any]],
+) -> NDArray[np.int32]:
+    """Launches of device events that carry no correlation, from the arrows drawn to them."""
+    launch = np.full(len(device["start_ns"]), ABSENT, dtype=np.int32)
+    begins, ends = _pairs(flows)
+    if not len(begins):
+        return launch
+    calls = np.flatnonzero(host["kind"] == HostKind.RUNTIME)
+    source = locate(
+        host["thread"], host["start_ns"], calls, flows["lane"][begins], flows["time_ns"][begins]
+    )
+    every = np.arange(len(launch))
+    target = locate(
+        device["lane"], device["start_ns"], every, flows["lane"][ends], flows["time_ns"][ends]
+    )
+    good = (source >= 0) & (target >= 0)
+    launch[target[good]] = source[good]
+    return launch
+
+
+def find_forwards(
+    host: dict[str, NDArray[Any]], flows: dict[str, NDArray[Any]]
+) -> NDArray[np.int32]:
+    """A backward operator's forward operator: by the drawn arrow, else by sequence number."""
+    count = len(host["start_ns"])
+    forward_of = np.full(count, ABSENT, dtype=np.int32)
+    numbered = (host["kind"] == HostKind.OPERATOR) & (host["sequence"] >= 0)
+    forwards = np.flatnonzero(numbered & (host["forward_thread"] <= 0))
+    backwards = np.flatnonzero(numbered & (host["forward_thread"] > 0))
+    _link_by_sequence(host, forwards, backwards, forward_of)
+    begins, ends = _pairs(flows)
+    if len(begins):
+        rows = np.flatnonzero(host["kind"] == HostKind.OPERATOR)
+        where = (host["thread"], host["start_ns"], rows)
+        source = locate(*where, flows["lane"][begins], flows["time_ns"][begins])
+        target = locate(*where, flows["lane"][ends], flows["time_ns"][ends])
+        good = (source >= 0) & (target >= 0) & (source != target)
+        forward_of[target[good]] = source[good]
+    return forward_of
+
+
+def _link_by_sequence(
+    host: dict[str, NDArray[Any]],
+    forwards: NDArray[np.intp],
+    backwards: NDArray[np.intp],
+    out: NDArray[np.int32],
+) -> None:
+    """Of nested forward operators with one number, the last to start made the autograd node."""
+    if not len(forwards) or not len(backwards):
+        return
+    sequence, start = host["sequence"], host["start_ns"]
+    forwards = forwards[np.lexsort((start[forwards], sequence[forwards]))]
+    place = np.searchsorted(sequence[forwards], sequence[backwards], side="right") - 1
+    candidate = forwards[np.maximum(place, 0)]
+    good = (place >= 0) & (sequence[candidate] == sequence[backwards])
+    good &= start[candidate] <= start[backwards]
+    out[backwards[good]] = candidate[good]
+
+
+def _pairs(flows: dict[str, NDArray[Any]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows of flow begins and ends with the same id (one begin may have several ends)."""
+    begins = np.flatnonzero(flows["begins"])
+    ends = np.flatnonzero(~flows["begins"].astype(bool))
+    if not len(begins) or not len(ends):
+        return begins[:0], ends[:0]
+    begins = begins[np.argsort(flows["id"][begins], kind="stable")]
+    ids = flows["id"][begins]
+    place = np.minimum(np.searchsorted(ids, flows["id"][ends]), len(ids) - 1)
+    hit = ids[place] == flows["id"][ends]
+    return begins[place[hit]], ends[hit]

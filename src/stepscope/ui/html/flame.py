@@ -1,0 +1,235 @@
+"""Call stacks merged into trees: host time by stack, device time by the stack that launched it.
+
+Nodes are in level order, so a parent always precedes its children. Sums are exact: bincount adds
+in float64, which holds every integer up to 2**53 ns (104 days).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.ui.html.classes import RUNTIME, THREAD, is_work
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.records.trace import DeviceEvents, HostEvents
+
+    Ints = NDArray[np.int64]
+
+MAX_NODES = 50_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flame:
+    """A tree as columns. `left_out` counts the narrowest nodes when there were too many."""
+
+    parent: Ints  # -1 for a root
+    name: Ints
+    kind: NDArray[np.uint8]  # index into EVENT_CLASSES
+    count: Ints
+    total_ns: Ints
+    self_ns: Ints
+    left_out: int = 0
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stacks:
+    """Every distinct call stack of the host, and which of them each host row is."""
+
+    flame: Flame
+    node: Ints  # of each host row
+
+
+def merge_stacks(
+    host: HostEvents,
+    *,
+    depth: NDArray[np.int32],
+    name: Ints,
+    kind: NDArray[np.uint8],
+    threads: list[int],
+    thread_name: dict[int, int],
+) -> Stacks:
+    """Host rows with the same names all the way up become one node; threads are the roots."""
+    node = np.zeros(len(host), dtype=np.int64)
+    root_of = np.zeros(max(threads, default=-1) + 1, dtype=np.int64)
+    root_of[threads] = np.arange(len(threads))
+    tops = np.flatnonzero(depth == 0)
+    owner = root_of[host.thread[tops]]
+    levels = [
+        _Level(
+            parent=np.full(len(threads), -1),
+            name=np.array([thread_name[t] for t in threads], dtype=np.int64),
+            kind=np.full(len(threads), THREAD, dtype=np.uint8),
+            count=np.bincount(owner, minlength=len(threads)),
+            total_ns=_sum(owner, host.dur_ns[tops], len(threads)),
+        )
+    ]
+    order = np.argsort(depth, kind="stable")
+    edges = np.searchsorted(depth[order], np.arange(depth.max(initial=-1) + 2))
+    first = len(threads)
+    for level in range(len(edges) - 1):
+        rows = order[edges[level] : edges[level + 1]]
+        above = node[host.parent[rows]] if level else owner
+        merged, inverse = _merge(above, name[rows], kind[rows], host.dur_ns[rows])
+        node[rows] = first + inverse
+        first += len(merged.parent)
+        levels.append(merged)
+    return Stacks(flame=_tree(levels), node=node)
+
+
+def launched_by(
+    stacks: Stacks,
+    device: DeviceEvents,
+    *,
+    name: Ints,
+    kind: NDArray[np.uint8],
+    unlinked_name: int,
+) -> Flame:
+    """Device work under the stack that launched it; kernels are the leaves."""
+    work = np.flatnonzero(is_work(device.kind))
+    tree = stacks.flame
+    nodes = len(tree)
+    under = _launching_node(stacks, device.launch[work])
+    under[under < 0] = nodes
+    leaves, _ = _merge(under, name[work], kind[work], device.dur_ns[work])
+    parent = np.append(tree.parent, -1)
+    own = _sum(under, device.dur_ns[work], nodes + 1)
+    count = np.bincount(under, minlength=nodes + 1)
+    return _drop_empty(
+        parent=np.concatenate([parent, leaves.parent]),
+        name=np.concatenate([tree.name, [unlinked_name], leaves.name]),
+        kind=np.concatenate([tree.kind, [THREAD], leaves.kind]).astype(np.uint8),
+        count=np.concatenate([_add_up(parent, count), leaves.count]),
+        total_ns=np.concatenate([_add_up(parent, own), leaves.total_ns]),
+    )
+
+
+def narrowest_left_out(flame: Flame, max_nodes: int = MAX_NODES) -> Flame:
+    """At most `max_nodes` nodes. A parent is never narrower than its child, so none is orphaned."""
+    if len(flame) <= max_nodes:
+        return flame
+    widest = np.lexsort((np.arange(len(flame)), -_subtree_peak(flame)))[:max_nodes]
+    kept = np.zeros(len(flame), dtype=bool)
+    kept[widest] = True
+    return _select(flame, kept, left_out=len(flame) - max_nodes)
+
+
+def _subtree_peak(flame: Flame) -> Ints:
+    """Total of a node, raised to its widest descendant's where clocks made a child stick out."""
+    peak = flame.total_ns.copy()
+    for row in _levels_up(flame.parent):
+        np.maximum.at(peak, flame.parent[row], peak[row])
+    return peak
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Level:
+    parent: Ints
+    name: Ints
+    kind: NDArray[np.uint8]
+    count: Ints
+    total_ns: Ints
+
+
+def _merge(
+    above: Ints, name: Ints, kind: NDArray[np.uint8], dur_ns: Ints
+) -> tuple[_Level, Ints]:
+    """One node for each (node above, name, class), and the node of every row given."""
+    names = int(name.max(initial=0)) + 1
+    key = (above * names + name) * 256 + kind
+    unique, inverse, count = np.unique(key, return_inverse=True, return_counts=True)
+    merged = _Level(
+        parent=unique // 256 // names,
+        name=unique // 256 % names,
+        kind=(unique % 256).astype(np.uint8),
+        count=count,
+        total_ns=_sum(inverse, dur_ns, len(unique)),
+    )
+    return merged, inverse
+
+
+def _sum(group: Ints, value: Ints, groups: int) -> Ints:
+    return np.bincount(group, weights=value, minlength=groups).astype(np.int64)
+
+
+def _tree(levels: list[_Level]) -> Flame:
+    parent = np.concatenate([level.parent for level in levels])
+    total = np.concatenate([level.total_ns for level in levels])
+    return Flame(
+        parent=parent,
+        name=np.concatenate([level.name for level in levels]),
+        kind=np.concatenate([level.kind for level in levels]),
+        count=np.concatenate([level.count for level in levels]),
+        total_ns=total,
+        self_ns=_self_time(parent, total),
+    )
+
+
+def _self_time(parent: Ints, total: Ints) -> Ints:
+    child = parent >= 0
+    return np.maximum(total - _sum(parent[child], total[child], len(total)), 0)
+
+
+def _launching_node(stacks: Stacks, launch: NDArray[np.int32]) -> Ints:
+    """The stack above the runtime call, which says nothing that the kernel's name does not."""
+    node = np.full(len(launch), -1, dtype=np.int64)
+    linked = launch >= 0
+    node[linked] = stacks.node[launch[linked]]
+    while (calls := (node >= 0) & (stacks.flame.kind[node] == RUNTIME)).any():
+        node[calls] = stacks.flame.parent[node[calls]]
+    return node
+
+
+def _add_up(parent: Ints, own: Ints) -> Ints:
+    """Totals from own shares: every level hands its sums to the one above it."""
+    total = own.astype(np.int64)
+    for row in _levels_up(parent):
+        np.add.at(total, parent[row], total[row])
+    return total
+
+
+def _levels_up(parent: Ints) -> list[Ints]:
+    """Rows of each level that has a parent, deepest level first."""
+    depth = np.zeros(len(parent), dtype=np.int64)
+    rows = np.flatnonzero(parent >= 0)
+    above = parent[rows]
+    while rows.size:
+        depth[rows] += 1
+        further = parent[above] >= 0
+        rows, above = rows[further], parent[above[further]]
+    return [np.flatnonzero(depth == level) for level in range(int(depth.max(initial=0)), 0, -1)]
+
+
+def _drop_empty(
+    *, parent: Ints, name: Ints, kind: NDArray[np.uint8], count: Ints, total_ns: Ints
+) -> Flame:
+    flame = Flame(
+        parent=parent,
+        name=name,
+        kind=kind,
+        count=count,
+        total_ns=total_ns,
+        self_ns=_self_time(parent, total_ns),
+    )
+    return _select(flame, count > 0)
+
+
+def _select(flame: Flame, kept: NDArray[np.bool_], left_out: int = 0) -> Flame:
+    place = np.cumsum(kept) - 1
+    parent = flame.parent[kept]
+    return Flame(
+        parent=np.where(parent >= 0, place[parent], -1),
+        name=flame.name[kept],
+        kind=flame.kind[kept],
+        count=flame.count[kept],
+        total_ns=flame.total_ns[kept],
+        self_ns=flame.self_ns[kept],
+        left_out=left_out,
+    )

@@ -1,0 +1,120 @@
+"""A picture and its tables as text that fits in a page: columns, deflated, in base64.
+
+    u32 length of the JSON head | JSON head | columns, in the order the head lists them
+
+Columns hold unsigned integers. Their bytes are transposed (all lowest bytes first), because the
+high bytes of times and codes are nearly constant: that halves the deflated size.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.ui.html.flame import Flame
+    from stepscope.ui.html.picture import RankPicture
+
+    Column = NDArray[np.int64] | NDArray[np.uint8]
+
+
+def encode_rank(picture: RankPicture | None, tables: list[dict[str, Any]]) -> str:
+    """One rank's data block. A rank without a picture still has its tables."""
+    head: dict[str, Any] = {"tables": tables}
+    columns: dict[str, Column] = {}
+    if picture is not None:
+        head["picture"] = _picture_head(picture)
+        columns = _picture_columns(picture)
+    head["columns"] = [[name, *_shape(column)] for name, column in columns.items()]
+    text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
+    parts = [len(text).to_bytes(4, "little"), text]
+    parts += [transpose(column) for column in columns.values()]
+    return base64.b64encode(zlib.compress(b"".join(parts), 9)).decode("ascii")
+
+
+def transpose(column: Column) -> bytes:
+    """The column's bytes, all lowest bytes first, as wide as its largest value needs."""
+    _, width = _shape(column)
+    little = np.ascontiguousarray(column, dtype="<u8")
+    planes = little.view(np.uint8).reshape(-1, 8)[:, :width]
+    return planes.T.tobytes()
+
+
+def _shape(column: Column) -> tuple[int, int]:
+    largest = int(column.max(initial=0))
+    return len(column), (largest.bit_length() + 7) // 8
+
+
+def _picture_head(picture: RankPicture) -> dict[str, Any]:
+    return {
+        "span_ns": picture.span_ns,
+        "strings": picture.strings,
+        "lanes": [
+            {
+                "name": lane.name,
+                "group": lane.group,
+                "work": lane.work,
+                "first_row": lane.first_row,
+                "rows": lane.rows,
+                "events": lane.events,
+            }
+            for lane in picture.lanes
+        ],
+        "steps": [[step.name, step.start_ns, step.dur_ns] for step in picture.steps],
+        "left_out": picture.left_out,
+        "flames_left_out": [picture.host_flame.left_out, picture.device_flame.left_out],
+    }
+
+
+def _picture_columns(picture: RankPicture) -> dict[str, Column]:
+    events, gaps = picture.events, picture.gaps
+    columns: dict[str, Column] = {
+        "row_start": events.row_start,
+        "start_delta": _zigzag(_deltas(events.start_ns, events.row_start)),
+        "dur": events.dur_ns,
+        "name": events.name,
+        "kind": events.kind,
+        "link": _links(events.link),
+        "gap_start": gaps.start_ns,
+        "gap_dur": gaps.dur_ns,
+        "gap_cause": gaps.cause,
+        "gap_frame": gaps.frame + 1,
+    }
+    columns.update(_flame_columns("host", picture.host_flame))
+    columns.update(_flame_columns("device", picture.device_flame))
+    return columns
+
+
+def _flame_columns(name: str, flame: Flame) -> dict[str, Column]:
+    return {
+        f"{name}_parent": flame.parent + 1,
+        f"{name}_name": flame.name,
+        f"{name}_kind": flame.kind,
+        f"{name}_count": flame.count,
+        f"{name}_total": flame.total_ns,
+        f"{name}_self": flame.self_ns,
+    }
+
+
+def _deltas(start: NDArray[np.int64], row_start: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Time since the row's previous event; the first of a row counts from the picture's zero."""
+    delta = np.diff(start, prepend=0)
+    first = row_start[:-1][np.diff(row_start) > 0]
+    delta[first] = start[first]
+    return delta
+
+
+def _links(link: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Links as differences to the one before: launches come in order, so these are small."""
+    return _zigzag(np.diff(link + 1, prepend=0))
+
+
+def _zigzag(value: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Signed to unsigned with small magnitudes staying small: 0, -1, 1, -2 become 0, 1, 2, 3."""
+    return np.where(value >= 0, 2 * value, -2 * value - 1)

@@ -1,0 +1,350 @@
+"""What the page draws of one rank, taken out of the trace while it is still in memory.
+
+A picture is small enough to send between processes: the trace itself never leaves its worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.records.trace import HostKind
+from stepscope.ui.html.classes import device_classes, host_classes
+from stepscope.ui.html.flame import Flame, launched_by, merge_stacks, narrowest_left_out
+from stepscope.ui.html.keep import Kept, keep_rows
+from stepscope.ui.html.lanes import (
+    Lane,
+    host_depth,
+    overlap_rows,
+    stream_lanes,
+    thread_names,
+    thread_order,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.records.explanation import RankExplanation
+    from stepscope.records.trace import Trace
+
+    Ints = NDArray[np.int64]
+
+ANY_STEP = "ProfilerStep#*"
+UNLINKED = "(launch not recorded)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """The timeline's events, sorted by (row, start). Times are relative to the picture's zero."""
+
+    row_start: Ints  # where each row begins, and the end of the last
+    start_ns: Ints
+    dur_ns: Ints
+    name: Ints  # index into RankPicture.strings
+    kind: NDArray[np.uint8]  # index into EVENT_CLASSES
+    link: Ints  # device event: the drawn event that launched it, or -1
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shades:
+    """Idle gaps behind the device lanes, sorted by start."""
+
+    start_ns: Ints
+    dur_ns: Ints
+    cause: NDArray[np.uint8]  # index into GAP_CAUSES
+    frame: Ints  # index into RankPicture.strings, or -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMark:
+    """One step on the picture's clock."""
+
+    name: str
+    start_ns: int
+    dur_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPicture:
+    """Everything the page needs about one rank that is not in its RankExplanation."""
+
+    path: str
+    rank: int | None
+    zero_ns: int
+    span_ns: int
+    strings: tuple[str, ...]
+    lanes: tuple[Lane, ...]
+    events: Drawn
+    gaps: Shades
+    steps: tuple[StepMark, ...]
+    host_flame: Flame
+    device_flame: Flame
+    recorded: dict[str, bool]  # what the profiler was asked for, where the file tells
+    left_out: str  # a sentence when events were left out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Placed:
+    """Events of one side (host or device) with their rows, before sorting."""
+
+    rows: Ints  # row numbers in the trace's columns
+    row: Ints  # row on the page
+    lanes: tuple[Lane, ...]
+
+
+def draw_rank(trace: Trace, rank: RankExplanation, *, max_events: int = 200_000) -> RankPicture:
+    """The picture of one rank; events beyond `max_events` are left out of the timeline only."""
+    depth = host_depth(trace.host.parent)
+    stream_lane, stream_names, stream_work = stream_lanes(trace)
+    kept = keep_rows(trace, rank.steps.steps, stream_lane, max_events)
+    device = _place_device(trace, kept.device, stream_lane, stream_names, stream_work)
+    host = _place_host(trace, kept.host, depth, first_row=sum(lane.rows for lane in device.lanes))
+    names = _Names(trace)
+    host_class, device_class = host_classes(trace, rank), device_classes(trace, rank)
+    host_flame, device_flame = _flames(trace, depth, host_class, device_class, names)
+    zero, end = _window(trace, rank, kept)
+    events = _merge_sides(trace, device, host, host_class, device_class, zero)
+    gaps = _shades(trace, rank, zero, end)
+    used, strings = names.used(
+        events.name, gaps.frame[gaps.frame >= 0], host_flame.name, device_flame.name
+    )
+    return RankPicture(
+        path=rank.path,
+        rank=rank.rank,
+        zero_ns=zero,
+        span_ns=end - zero,
+        strings=strings,
+        lanes=device.lanes + host.lanes,
+        events=_renamed(events, used),
+        gaps=Shades(
+            start_ns=gaps.start_ns,
+            dur_ns=gaps.dur_ns,
+            cause=gaps.cause,
+            frame=np.where(gaps.frame >= 0, np.searchsorted(used, gaps.frame), -1),
+        ),
+        steps=_step_marks(rank, zero, end),
+        host_flame=_flame_renamed(host_flame, used),
+        device_flame=_flame_renamed(device_flame, used),
+        recorded=_recorded(trace),
+        left_out=kept.detail,
+    )
+
+
+class _Names:
+    """The trace's strings and the few that the page adds, numbered in one table."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._strings = trace.strings
+        self._extra: list[str] = []
+
+    def add(self, text: str) -> int:
+        self._extra.append(text)
+        return len(self._strings) + len(self._extra) - 1
+
+    def used(self, *columns: Ints) -> tuple[Ints, tuple[str, ...]]:
+        """The codes that occur, sorted, and their texts."""
+        codes = np.unique(np.concatenate(columns))
+        base = len(self._strings)
+        texts = [
+            "" if code < 0 else self._strings[code] if code < base else self._extra[code - base]
+            for code in codes.tolist()
+        ]
+        return codes, tuple(texts)
+
+
+def _place_device(
+    trace: Trace,
+    rows: Ints,
+    lane_of: NDArray[np.int32],
+    names: tuple[str, ...],
+    work: tuple[bool, ...],
+) -> _Placed:
+    row = np.zeros(len(rows), dtype=np.int64)
+    lanes: list[Lane] = []
+    first = 0
+    for number, name in enumerate(names):
+        mine = np.flatnonzero(lane_of[rows] == number)
+        if not mine.size:
+            continue
+        start = trace.device.start_ns[rows[mine]]
+        level = overlap_rows(start, start + trace.device.dur_ns[rows[mine]])
+        deep = int(level.max()) + 1
+        row[mine] = first + level
+        lanes.append(
+            Lane(
+                name=name,
+                group="device",
+                work=work[number],
+                first_row=first,
+                rows=deep,
+                events=len(mine),
+            )
+        )
+        first += deep
+    return _Placed(rows=rows, row=row, lanes=tuple(lanes))
+
+
+def _place_host(
+    trace: Trace, rows: Ints, depth: NDArray[np.int32], *, first_row: int
+) -> _Placed:
+    row = np.zeros(len(rows), dtype=np.int64)
+    names = thread_names(trace)
+    lanes: list[Lane] = []
+    first = first_row
+    for thread in thread_order(trace):
+        mine = np.flatnonzero(trace.host.thread[rows] == thread)
+        if not mine.size:
+            continue
+        deep = int(depth[rows[mine]].max()) + 1
+        row[mine] = first + depth[rows[mine]]
+        lanes.append(
+            Lane(
+                name=names[thread],
+                group="host",
+                work=False,
+                first_row=first,
+                rows=deep,
+                events=len(mine),
+            )
+        )
+        first += deep
+    return _Placed(rows=rows, row=row, lanes=tuple(lanes))
+
+
+def _merge_sides(
+    trace: Trace,
+    device: _Placed,
+    host: _Placed,
+    host_class: NDArray[np.uint8],
+    device_class: NDArray[np.uint8],
+    zero: int,
+) -> Drawn:
+    """Both sides in page order, each device event pointing at the place of its launch."""
+    row = np.concatenate([device.row, host.row])
+    start = np.concatenate([trace.device.start_ns[device.rows], trace.host.start_ns[host.rows]])
+    dur = np.concatenate([trace.device.dur_ns[device.rows], trace.host.dur_ns[host.rows]])
+    order = np.lexsort((-dur, start, row))
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    link = np.full(len(order), -1, dtype=np.int64)
+    link[place[: len(device.rows)]] = _launch_places(trace, device.rows, host.rows, place)
+    rows = sum(lane.rows for lane in device.lanes + host.lanes)
+    name = np.concatenate([trace.device.name[device.rows], trace.host.name[host.rows]])
+    kind = np.concatenate([device_class[device.rows], host_class[host.rows]])
+    return Drawn(
+        row_start=np.searchsorted(row[order], np.arange(rows + 1)),
+        start_ns=start[order] - zero,
+        dur_ns=dur[order],
+        name=name[order].astype(np.int64),
+        kind=kind[order],
+        link=link,
+    )
+
+
+def _launch_places(trace: Trace, device_rows: Ints, host_rows: Ints, place: Ints) -> Ints:
+    """Where the launch of each drawn device event is drawn, -1 if it is not."""
+    drawn_at = np.full(len(trace.host) + 1, -1, dtype=np.int64)  # the last one stands for -1
+    drawn_at[host_rows] = place[len(device_rows) :]
+    launches: Ints = drawn_at[trace.device.launch[device_rows]]
+    return launches
+
+
+def _window(trace: Trace, rank: RankExplanation, kept: Kept) -> tuple[int, int]:
+    """The picture's first and last nanosecond."""
+    if kept.window_ns is not None:
+        return kept.window_ns
+    starts = [column.start_ns for column in (trace.host, trace.device) if len(column)]
+    ends = [c.start_ns + c.dur_ns for c in (trace.host, trace.device) if len(c)]
+    if not starts:
+        return rank.timeline.start_ns, rank.timeline.start_ns + rank.timeline.span_ns
+    return min(int(s.min()) for s in starts), max(int(e.max()) for e in ends)
+
+
+def _flames(
+    trace: Trace,
+    depth: NDArray[np.int32],
+    host_class: NDArray[np.uint8],
+    device_class: NDArray[np.uint8],
+    names: _Names,
+) -> tuple[Flame, Flame]:
+    threads = thread_order(trace)
+    stacks = merge_stacks(
+        trace.host,
+        depth=depth,
+        name=_steps_as_one(trace, names.add(ANY_STEP)),
+        kind=host_class,
+        threads=threads,
+        thread_name={thread: names.add(text) for thread, text in thread_names(trace).items()},
+    )
+    device = launched_by(
+        stacks,
+        trace.device,
+        name=trace.device.name.astype(np.int64),
+        kind=device_class,
+        unlinked_name=names.add(UNLINKED),
+    )
+    return narrowest_left_out(stacks.flame), narrowest_left_out(device)
+
+
+def _steps_as_one(trace: Trace, any_step: int) -> Ints:
+    """Host names with all steps under one, so that their stacks merge."""
+    host = trace.host
+    name = host.name.astype(np.int64)
+    noted = np.unique(host.name[host.kind == HostKind.ANNOTATION]).tolist()
+    steps = [code for code in noted if trace.strings[code].startswith("ProfilerStep#")]
+    name[np.isin(name, steps)] = any_step
+    return name
+
+
+def _shades(trace: Trace, rank: RankExplanation, zero: int, end: int) -> Shades:
+    gaps = rank.gaps
+    seen = (gaps.end_ns > zero) & (gaps.start_ns < end)
+    start = np.maximum(gaps.start_ns[seen], zero)
+    frame = gaps.frame[seen].astype(np.int64)
+    return Shades(
+        start_ns=start - zero,
+        dur_ns=np.minimum(gaps.end_ns[seen], end) - start,
+        cause=gaps.cause[seen].astype(np.uint8),
+        frame=np.where(frame >= 0, trace.host.name[frame], -1) if len(trace.host) else frame,
+    )
+
+
+def _step_marks(rank: RankExplanation, zero: int, end: int) -> tuple[StepMark, ...]:
+    return tuple(
+        StepMark(name=step.name, start_ns=step.start_ns - zero, dur_ns=step.dur_ns)
+        for step in rank.steps.steps
+        if step.start_ns + step.dur_ns > zero and step.start_ns < end
+    )
+
+
+def _recorded(trace: Trace) -> dict[str, bool]:
+    asked = ("with_stack", "record_shapes", "with_modules", "profile_memory")
+    return {name: bool(trace.facts[name]) for name in asked if name in trace.facts}
+
+
+def _renamed(events: Drawn, used: Ints) -> Drawn:
+    return Drawn(
+        row_start=events.row_start,
+        start_ns=events.start_ns,
+        dur_ns=events.dur_ns,
+        name=np.searchsorted(used, events.name),
+        kind=events.kind,
+        link=events.link,
+    )
+
+
+def _flame_renamed(flame: Flame, used: Ints) -> Flame:
+    return Flame(
+        parent=flame.parent,
+        name=np.searchsorted(used, flame.name),
+        kind=flame.kind,
+        count=flame.count,
+        total_ns=flame.total_ns,
+        self_ns=flame.self_ns,
+        left_out=flame.left_out,
+    )

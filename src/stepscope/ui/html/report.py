@@ -1,0 +1,206 @@
+"""One self-contained HTML file: data, styles and scripts inlined, nothing fetched, ever."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+from markupsafe import Markup
+
+from stepscope.records.explanation import GAP_CAUSES
+from stepscope.ui.html.classes import EVENT_CLASSES
+from stepscope.ui.html.parts import Slice, gap_labels, slices
+from stepscope.ui.html.payload import encode_rank
+from stepscope.ui.html.tables import rank_tables
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.records.explanation import Explanation, RankExplanation
+    from stepscope.ui.html.picture import RankPicture
+
+# In the order they run: each may use what the ones before it define.
+SCRIPTS = (
+    "format.js",
+    "payload.js",
+    "palette.js",
+    "scene.js",
+    "paint.js",
+    "overview.js",
+    "timeline.js",
+    "flame.js",
+    "table.js",
+    "keys.js",
+    "main.js",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RankView:
+    """What the template prints about one rank."""
+
+    label: str
+    path: str
+    file: str
+    facts: list[tuple[str, str, str]]  # label, value, hint
+    slices: list[Slice]
+    step_ms: float
+    quality: list[tuple[str, str]]
+    payload: str
+
+
+def write_report(
+    explanation: Explanation, pictures: Sequence[RankPicture], path: Path
+) -> None:
+    """Write the report, all of it or none: a reader never meets half a file.
+
+    Pictures are matched to ranks by their trace's path; a rank without one keeps its tables.
+    """
+    drawn = {picture.path: picture for picture in pictures}
+    views = [_rank_view(rank, drawn.get(rank.path)) for rank in explanation.ranks]
+    _write_atomically(path, _render(explanation, views))
+
+
+def _render(explanation: Explanation, views: list[_RankView]) -> str:
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["ms"] = format_ms
+    environment.filters["percent"] = format_percent
+    script = _script()
+    return environment.from_string(_source("report.html.j2")).render(
+        explanation=explanation,
+        slices=slices(explanation.budget),
+        ranks=views,
+        style=Markup(_source("report.css")),
+        script=Markup(script),
+        script_hash=_csp_hash(script),
+    )
+
+
+def _script() -> str:
+    """All scripts in one strict closure, led by the words they share with Python."""
+    words = {
+        "classes": EVENT_CLASSES,
+        "causes": GAP_CAUSES,
+        "causeLabels": gap_labels(),
+    }
+    body = "\n".join(_source(name) for name in SCRIPTS)
+    return f'(() => {{\n"use strict";\nconst WORDS = {json.dumps(words)};\n{body}\n}})();\n'
+
+
+def _source(name: str) -> str:
+    return files("stepscope.ui.html").joinpath(name).read_text(encoding="utf-8")
+
+
+def _csp_hash(script: str) -> str:
+    """Only our own script may run: a name that slipped past the escaping still could not."""
+    digest = hashlib.sha256(script.encode()).digest()
+    return base64.b64encode(digest).decode("ascii")
+
+
+def _rank_view(rank: RankExplanation, picture: RankPicture | None) -> _RankView:
+    label = "This trace" if rank.rank is None else f"Rank {rank.rank}"
+    return _RankView(
+        label=label,
+        path=rank.path,
+        file=Path(rank.path).name,
+        facts=_facts(rank),
+        slices=slices(rank.budget),
+        step_ms=rank.budget.step_ms,
+        quality=[(note.id, note.detail) for note in rank.quality],
+        payload=encode_rank(picture, rank_tables(rank)),
+    )
+
+
+def _facts(rank: RankExplanation) -> list[tuple[str, str, str]]:
+    facts: list[tuple[str, str, str]] = []
+    if rank.device:
+        facts.append(("Device", rank.device, ""))
+    else:
+        facts.append(("Device", "CPU only" if rank.kind == "cpu" else rank.kind, ""))
+    if rank.rank is not None:
+        world = f" of {rank.world_size}" if rank.world_size else ""
+        facts.append(("Rank", f"{rank.rank}{world}", ""))
+    facts.append(_steps_fact(rank))
+    facts += _step_time_facts(rank)
+    overlap = rank.timeline.overlap
+    if overlap is not None:
+        facts.append(("Overlap", format_percent(overlap), "Communication hidden behind compute"))
+    facts.append(("Events", f"{rank.events:,}", ""))
+    return facts
+
+
+def _steps_fact(rank: RankExplanation) -> tuple[str, str, str]:
+    hints = {
+        "profiler": "Marked by the profiler's schedule",
+        "optimizer": "No step marks in the trace: told from optimizer.step",
+        "window": "No steps found: the whole window counts as one",
+    }
+    if rank.steps.source == "window":
+        return ("Steps", "none found", hints["window"])
+    return ("Steps", f"{len(rank.steps.steps)}", hints[rank.steps.source])
+
+
+def _step_time_facts(rank: RankExplanation) -> list[tuple[str, str, str]]:
+    times = rank.step_ms
+    facts: list[tuple[str, str, str]] = []
+    if times.truth is not None:
+        facts.append(("Step", format_ms(times.truth), "Measured without the profiler"))
+    if times.corrected is not None:
+        span = ""
+        if times.low is not None and times.high is not None:
+            span = f", between {format_ms(times.low)} and {format_ms(times.high)}"
+        hint = f"Estimated without the profiler's overhead{span}"
+        facts.append(("Step, corrected", format_ms(times.corrected), hint))
+    if times.profiled is not None:
+        hint = "The profiler itself slows the host: real steps are shorter"
+        facts.append(("Step, profiled", format_ms(times.profiled), hint))
+    return facts
+
+
+def format_ms(ms: float) -> str:
+    """Milliseconds with three significant figures, in the unit that reads best."""
+    if ms >= 1000:
+        return f"{ms / 1000:.3g} s" if ms < 1_000_000 else f"{ms / 1000:,.0f} s"
+    if ms >= 100:
+        return f"{ms:.0f} ms"
+    return f"{ms:.3g} ms" if ms >= 0.1 or ms == 0 else f"{ms * 1000:.3g} µs"
+
+
+def format_percent(share: float) -> str:
+    """A share as people say it: never 0% for something that is there."""
+    percent = 100 * share
+    if 0 < percent < 0.1:
+        return "<0.1%"
+    return f"{percent:.1f}%" if percent < 10 else f"{percent:.0f}%"
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace", newline="\n") as stream:
+            stream.write(text)
+        temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner can read
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
