@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from stepscope.records.trace import ABSENT, CollectiveArgs, HostKind
+from stepscope.records.trace import ABSENT, CollectiveArgs, DeviceKind, HostKind
 from stepscope.trace.events import Args, Event, ExactEvent, Role, classify
 from stepscope.trace.times import INVALID_NS, LIMIT_DUR_NS, microseconds_to_ns, text_to_ns
 
@@ -64,7 +64,7 @@ class Table:
 class Collector:
     """Takes decoded events piece by piece; holds columns and the tables of distinct values."""
 
-    def __init__(self, losses: Losses) -> None:
+    def __init__(self, losses: Losses, *, launch_flows: bool = False) -> None:
         self.events = 0
         self.names = Codes()
         self.texts = Codes()  # JSON text of shapes, dtypes, grids: bytes
@@ -75,10 +75,23 @@ class Collector:
         self.launch_flows, self.backward_flows = Table(), Table()
         self._roles = _Roles()
         self._losses = losses
+        # Arrows from launch to device event repeat what correlation ids say: most files need none.
+        self._flow_tables = {Role.BACKWARD_FLOW: self.backward_flows}
+        if launch_flows:
+            self._flow_tables[Role.LAUNCH_FLOW] = self.launch_flows
 
     @property
     def categories(self) -> set[str]:
         return {category for _, category in self._roles}
+
+    def lacks_correlations(self) -> bool:
+        """Whether some device work can only be linked by the arrows drawn to it."""
+        return any(
+            ((ids < 0) & (kinds <= DeviceKind.MEMSET)).any()
+            for ids, kinds in zip(
+                self.device.pieces("correlation"), self.device.pieces("kind"), strict=True
+            )
+        )
 
     def known_rows(self) -> int:
         """Host and device rows of categories that PyTorch writes."""
@@ -100,10 +113,7 @@ class Collector:
             chosen = roles == role
             if chosen.any():
                 take(list(compress(events, chosen.tobytes())), kinds[chosen], start[chosen])
-        for role, table in (
-            (Role.LAUNCH_FLOW, self.launch_flows),
-            (Role.BACKWARD_FLOW, self.backward_flows),
-        ):
+        for role, table in self._flow_tables.items():
             chosen = roles == role
             if chosen.any():
                 self._add_flows(list(compress(events, chosen.tobytes())), start[chosen], table)
@@ -137,6 +147,8 @@ class Collector:
         args = [e.args for e in rows]
         operator = kinds <= HostKind.ANNOTATION
         python = kinds == HostKind.PYTHON
+        runtime = kinds == HostKind.RUNTIME
+        calls = list(compress(args, runtime.tobytes()))
         operators = list(compress(args, operator.tobytes()))
         frames = list(compress(args, python.tobytes()))
 
@@ -149,7 +161,7 @@ class Collector:
             thread=self._lane_codes(rows),
             start_ns=start,
             dur_ns=dur,
-            correlation=_whole([a.correlation for a in args]),
+            correlation=_scatter(runtime, _whole([a.correlation for a in calls])),
             external_id=_whole([a.external_id for a in args]),
             sequence=of_operators(_whole([a.sequence for a in operators])),
             forward_thread=of_operators(_whole([a.forward_thread for a in operators], INT32)),
@@ -267,12 +279,9 @@ def _scatter(
 def _whole(values: list[Any], dtype: type[np.signedinteger[Any]] = INT64) -> NDArray[Any]:
     """A column of whole numbers; what is not one is absent, numeric text is taken."""
     try:
-        out = np.array(values, dtype=dtype)
-        if out.ndim == 1:
-            return out
+        return np.fromiter(values, dtype=dtype, count=len(values))
     except (ValueError, TypeError, OverflowError):
-        pass
-    return np.array([_whole_or_absent(value, dtype) for value in values], dtype=dtype)
+        return np.array([_whole_or_absent(value, dtype) for value in values], dtype=dtype)
 
 
 def _whole_or_absent(value: Any, dtype: type[np.signedinteger[Any]]) -> int:

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int], None]  # bytes of the file read so far, bytes in all
 
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 1 << 20
 GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
 SQLITE = b"SQLite format 3\x00"
+_READ_BYTES = 128 << 10
 _THREAD_FROM_BYTES = 256 << 10
 
 
@@ -77,7 +78,7 @@ class ByteSource:
         data = b""
         try:
             while True:
-                data = data or file.read(PIECE_BYTES // 8)
+                data = data or file.read(_READ_BYTES)
                 if not data:
                     break
                 yield member.decompress(data, PIECE_BYTES)
@@ -86,7 +87,7 @@ class ByteSource:
                     data = member.unused_data.lstrip(b"\x00")
                     member = isal_zlib.decompressobj(wbits=31)
                     if not data:
-                        data = file.read(PIECE_BYTES // 8)
+                        data = file.read(_READ_BYTES)
                         if not data:
                             return
             self.ended_early = "the gzip stream ends early"

@@ -40,18 +40,9 @@ def recognises(head: bytes) -> bool:
 
 def read_kineto(path: Path, progress: Progress | None = None) -> Trace:
     """Read, link and describe one file. Raises UnreadableInputError when it holds no events."""
-    source = ByteSource(path, progress)
-    losses = Losses()
-    text = EventText(source, str(path))
-    collector = Collector(losses)
-    kind: type[Any] = Event
-    while (piece := text.next_piece()) is not None:
-        events = _decode(text, piece, kind, losses)
-        try:
-            collector.add(events)
-        except NeedsTextError:
-            kind = ExactEvent
-            collector.add(_decode_again(piece, kind, losses))
+    source, text, losses, collector = _collect(path, progress, launch_flows=False)
+    if collector.lacks_correlations():
+        source, text, losses, collector = _collect(path, progress, launch_flows=True)
     if not collector.events:
         _refuse_empty(path, text, losses)
     _refuse_foreign(path, collector)
@@ -62,6 +53,23 @@ def read_kineto(path: Path, progress: Progress | None = None) -> Trace:
         facts=_facts(text.outside, collector),
         quality=_notes(source, text, losses, collector),
     )
+
+
+def _collect(
+    path: Path, progress: Progress | None, *, launch_flows: bool
+) -> tuple[ByteSource, EventText, Losses, Collector]:
+    source, losses = ByteSource(path, progress), Losses()
+    text = EventText(source, str(path))
+    collector = Collector(losses, launch_flows=launch_flows)
+    kind: type[Any] = Event
+    while (piece := text.next_piece()) is not None:
+        events = _decode(text, piece, kind, losses)
+        try:
+            collector.add(events)
+        except NeedsTextError:
+            kind = ExactEvent
+            collector.add(_decode_again(piece, kind, losses))
+    return source, text, losses, collector
 
 
 def _decode(text: EventText, piece: Piece, kind: type[Any], losses: Losses) -> list[Any]:

@@ -209,9 +209,10 @@ def _last_boundary(text: bytes) -> tuple[int, int] | None:
     if position >= 0:
         return position + 4, position + len(_KINETO_BOUNDARY) - 1
     for pattern in (BOUNDARY, _ANY_BOUNDARY):
-        matches = list(pattern.finditer(text, max(0, len(text) - _SEARCH_BACK)))
-        if matches:
-            return matches[-1].start() + 1, matches[-1].end()
+        for reach in (8 << 10, _SEARCH_BACK):
+            matches = list(pattern.finditer(text, max(0, len(text) - reach)))
+            if matches:
+                return matches[-1].start() + 1, matches[-1].end()
     return None
 
 

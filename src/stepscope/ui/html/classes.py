@@ -25,7 +25,7 @@ EVENT_CLASSES = (
     "device_other",
     "operator",
     "annotation",
-    "python",
+    "python_call",
     "runtime",
     "overhead",
     "host_other",
@@ -37,7 +37,7 @@ THREAD = EVENT_CLASSES.index("thread")
 _OF_HOST = {
     HostKind.OPERATOR: "operator",
     HostKind.ANNOTATION: "annotation",
-    HostKind.PYTHON: "python",
+    HostKind.PYTHON: "python_call",
     HostKind.RUNTIME: "runtime",
     HostKind.OVERHEAD: "overhead",
     HostKind.OTHER: "host_other",
@@ -78,7 +78,8 @@ def is_work(kind: NDArray[np.int8]) -> NDArray[np.bool_]:
 
 
 def _lookup(table: Mapping[HostKind, str] | Mapping[DeviceKind, str]) -> NDArray[np.uint8]:
-    return np.array([EVENT_CLASSES.index(name) for _, name in sorted(table.items())], dtype=np.uint8)
+    classes = [EVENT_CLASSES.index(name) for _, name in sorted(table.items())]
+    return np.array(classes, dtype=np.uint8)
 
 
 def _codes_of_kind(

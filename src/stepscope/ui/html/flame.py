@@ -138,9 +138,7 @@ class _Level:
     total_ns: Ints
 
 
-def _merge(
-    above: Ints, name: Ints, kind: NDArray[np.uint8], dur_ns: Ints
-) -> tuple[_Level, Ints]:
+def _merge(above: Ints, name: Ints, kind: NDArray[np.uint8], dur_ns: Ints) -> tuple[_Level, Ints]:
     """One node for each (node above, name, class), and the node of every row given."""
     names = int(name.max(initial=0)) + 1
     key = (above * names + name) * 256 + kind
@@ -174,7 +172,8 @@ def _tree(levels: list[_Level]) -> Flame:
 
 def _self_time(parent: Ints, total: Ints) -> Ints:
     child = parent >= 0
-    return np.maximum(total - _sum(parent[child], total[child], len(total)), 0)
+    own: Ints = np.maximum(total - _sum(parent[child], total[child], len(total)), 0)
+    return own
 
 
 def _launching_node(stacks: Stacks, launch: NDArray[np.int32]) -> Ints:

@@ -27,6 +27,7 @@ const Format = (() => {
 
   // A time on the ruler, with as many digits as neighbouring ticks need to differ.
   function tick(value, step) {
+    if (Math.abs(value) < step / 2) return "0";
     const [size, unit] = UNITS.find(([s]) => step >= s || s === 1) || UNITS[3];
     const digits = Math.max(0, Math.ceil(-Math.log10(step / size) - 1e-9));
     return `${(value / size).toLocaleString("en-US", { maximumFractionDigits: digits, minimumFractionDigits: digits })} ${unit}`;

@@ -72,9 +72,7 @@ def _whole_steps(trace: Trace, steps: tuple[Step, ...], max_events: int) -> Kept
     )
 
 
-def _inside(
-    trace: Trace, window: tuple[int, int]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _inside(trace: Trace, window: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     start, end = window
     host, device = trace.host, trace.device
     in_host = (host.start_ns < end) & (host.start_ns + host.dur_ns > start)
@@ -97,6 +95,6 @@ def _longest(trace: Trace, device_lane: NDArray[np.int32], max_events: int) -> K
         host=rows[rows >= devices] - devices,
         device=rows[rows < devices],
         window_ns=None,
-        detail=f"The timeline shows the longest {len(rows):,} of {total:,} events: a hole in it may "
-        "be work too short to be kept. Tables and flame graphs cover everything.",
+        detail=f"The timeline shows the longest {len(rows):,} of {total:,} events: a hole in it "
+        "may be work too short to be kept. Tables and flame graphs cover everything.",
     )

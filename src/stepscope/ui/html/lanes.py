@@ -57,7 +57,7 @@ def stream_lanes(trace: Trace) -> tuple[NDArray[np.int32], tuple[str, ...], tupl
     rank[order] = np.arange(len(order), dtype=np.int32)
     several = len(np.unique(keys[:, 1])) > 1
     names = tuple(_stream_name(keys[row].tolist(), several=several) for row in order)
-    return rank[lane], names, tuple(keys[order, 0] == 0)
+    return rank[lane], names, tuple((keys[order, 0] == 0).tolist())
 
 
 def _stream_name(key: list[int], *, several: bool) -> str:

@@ -17,7 +17,7 @@ const Palette = (() => {
   const luminance = ([r, g, b]) => (0.2126 * r + 0.7152 * g + 0.0722 * b) / 255;
 
   function variants(rgb, back) {
-    return [rgb, mix(rgb, back, 0.13), mix(rgb, back, 0.24)];
+    return [rgb, mix(rgb, back, 0.09), mix(rgb, back, 0.18)];
   }
 
   function read() {
@@ -47,8 +47,9 @@ const Palette = (() => {
       stripe: get("stripe").trim(),
       accent: get("accent").trim(),
       match: get("match").trim(),
-      dim: css(back, 0.72),
+      dim: css(back, 0.64),
       shade: KINDS.map((kind) => css(parse(get(`c-${kind}`)), 0.16)),
+      faint: KINDS.map((kind) => css(parse(get(`c-${kind}`)), 0.5)),
       hatch: css(back, 0.45),
       font: get("font").trim(),
     };

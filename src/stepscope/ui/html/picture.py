@@ -189,9 +189,7 @@ def _place_device(
     return _Placed(rows=rows, row=row, lanes=tuple(lanes))
 
 
-def _place_host(
-    trace: Trace, rows: Ints, depth: NDArray[np.int32], *, first_row: int
-) -> _Placed:
+def _place_host(trace: Trace, rows: Ints, depth: NDArray[np.int32], *, first_row: int) -> _Placed:
     row = np.zeros(len(rows), dtype=np.int64)
     names = thread_names(trace)
     lanes: list[Lane] = []

@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jinja2
 from markupsafe import Markup
@@ -57,9 +57,7 @@ class _RankView:
     payload: str
 
 
-def write_report(
-    explanation: Explanation, pictures: Sequence[RankPicture], path: Path
-) -> None:
+def write_report(explanation: Explanation, pictures: Sequence[RankPicture], path: Path) -> None:
     """Write the report, all of it or none: a reader never meets half a file.
 
     Pictures are matched to ranks by their trace's path; a rank without one keeps its tables.
@@ -83,6 +81,7 @@ def _render(explanation: Explanation, views: list[_RankView]) -> str:
         explanation=explanation,
         slices=slices(explanation.budget),
         ranks=views,
+        causes=gap_labels(),
         style=Markup(_source("report.css")),
         script=Markup(script),
         script_hash=_csp_hash(script),
@@ -194,7 +193,7 @@ def _write_atomically(path: Path, text: str) -> None:
         with os.fdopen(handle, "w", encoding="utf-8", errors="replace", newline="\n") as stream:
             stream.write(text)
         temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner can read
-        os.replace(temporary, path)
+        temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

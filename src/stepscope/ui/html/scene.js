@@ -156,13 +156,21 @@ class Scene {
     return this.strings[this.name[event]];
   }
 
+  // Shortening a name is slow next to drawing it, and the same few names come in every frame.
+  shortLabel(event) {
+    const name = this.name[event];
+    this.shortened = this.shortened || new Map();
+    if (!this.shortened.has(name)) this.shortened.set(name, Format.short(this.strings[name]));
+    return this.shortened.get(name);
+  }
+
   // Events whose name holds the text, in order of time; busy is the union per lane.
   find(text) {
     const wanted = text.toLowerCase();
     const named = this.strings.map((name) => name.toLowerCase().includes(wanted));
     const mask = new Uint8Array(this.start.length);
     const events = [];
-    for (let i = 0; i < mask.length; i++) {
+    for (let i = 0; i < this.drawn; i++) {
       if (named[this.name[i]]) {
         mask[i] = 1;
         events.push(i);

@@ -30,7 +30,12 @@ def rank_tables(rank: RankExplanation) -> list[dict[str, Any]]:
 
 
 def _table(
-    title: str, columns: list[Column], rows: Iterable[tuple[Any, ...]], *, sort: int, absent: str = ""
+    title: str,
+    columns: list[Column],
+    rows: Iterable[tuple[Any, ...]],
+    *,
+    sort: int,
+    absent: str = "",
 ) -> dict[str, Any]:
     found = [list(row) for row in rows]
     return {

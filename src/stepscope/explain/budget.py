@@ -1,0 +1,63 @@
+"""The step, divided: the shares of one steady cycle, in milliseconds of the step of record."""
+
+from __future__ import annotations
+
+from statistics import fmean, median
+from typing import TYPE_CHECKING
+
+from stepscope.records.explanation import Budget, Part, StepTime
+
+if TYPE_CHECKING:
+    from stepscope.records.explanation import Idle, RankExplanation, Steps, Timeline
+
+
+def step_time(steps: Steps, timeline: Timeline) -> StepTime:
+    """The profiled step: the median cycle, else the median step, else the whole window."""
+    if steps.cycles_ns:
+        return StepTime(profiled=median(steps.cycles_ns) / 1e6)
+    if len(steps.steps) == 1 and timeline.span_ns:
+        return StepTime(profiled=max(steps.steps[0].dur_ns, timeline.span_ns) / 1e6)
+    if steps.steps:
+        return StepTime(profiled=median(step.dur_ns for step in steps.steps) / 1e6)
+    return StepTime(profiled=timeline.span_ns / 1e6 if timeline.span_ns else None)
+
+
+def make_budget(steps: Steps, step: StepTime, timeline: Timeline, idle: Idle) -> Budget:
+    """`timeline` and `idle` of the window that the cycles cover."""
+    slices = {
+        "compute": timeline.compute_ns,
+        "exposed_comm": timeline.exposed_comm_ns,
+        "exposed_memory": timeline.exposed_memory_ns,
+        "data_loading": idle.data_loading_ns,
+        "sync": idle.sync_ns,
+        "operators": idle.operators_ns,
+        "python": idle.python_ns,
+        "profiler": idle.profiler_ns,
+        "idle_launch": idle.launch_ns,
+        "idle_other": idle.other_ns,
+    }
+    whole = timeline.span_ns or 1
+    ms = step.profiled or 0.0
+    return Budget(
+        step_ms=ms,
+        parts=tuple(
+            Part(id=name, ms=ms * ns / whole, share=ns / whole) for name, ns in slices.items()
+        ),
+        basis="cycles" if steps.cycles_ns else "window",
+    )
+
+
+def mean_budget(ranks: tuple[RankExplanation, ...]) -> Budget:
+    """Several ranks: the mean of their shares, over the slowest rank's step."""
+    if len(ranks) == 1:
+        return ranks[0].budget
+    ms = max(rank.budget.step_ms for rank in ranks)
+    shares = [
+        (part.id, fmean(rank.budget.parts[i].share for rank in ranks))
+        for i, part in enumerate(ranks[0].budget.parts)
+    ]
+    return Budget(
+        step_ms=ms,
+        parts=tuple(Part(id=name, ms=ms * share, share=share) for name, share in shares),
+        basis="cycles" if all(rank.budget.basis == "cycles" for rank in ranks) else "window",
+    )

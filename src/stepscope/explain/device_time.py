@@ -1,0 +1,59 @@
+"""Device time carried back to the host: to the call that launched it, to everything around that
+call, and for the backward pass to the forward operator it belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.explain.tree import Levels
+from stepscope.trace.links import nearest
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.work import Work
+    from stepscope.records.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTime:
+    """Per host row, in ns."""
+
+    direct: NDArray[np.int64]  # launched by exactly this call
+    inclusive: NDArray[np.int64]  # launched by it or by anything inside it
+    backward: NDArray[np.int64]  # launched by the backward of it or of anything inside it
+
+
+def carry_back(trace: Trace, work: Work) -> DeviceTime:
+    """Sum device durations onto host rows; all zero when the CPU is the device."""
+    host = trace.host
+    nothing = np.zeros(len(host), np.int64)
+    if work.on_host or not len(host):
+        return DeviceTime(direct=nothing, inclusive=nothing, backward=nothing)
+    launch = trace.device.launch[work.rows]
+    linked = launch >= 0
+    direct = nothing.copy()
+    np.add.at(direct, launch[linked], trace.device.dur_ns[work.rows[linked]])
+    levels = Levels.of(host.parent)
+    return DeviceTime(
+        direct=direct,
+        inclusive=levels.inclusive(direct),
+        backward=_of_backward(trace, direct, levels),
+    )
+
+
+def _of_backward(
+    trace: Trace, direct: NDArray[np.int64], levels: Levels
+) -> NDArray[np.int64]:
+    host = trace.host
+    mine = np.zeros(len(host), np.int64)
+    known = host.forward_of >= 0
+    if known.any():
+        backward = nearest(host, known)
+        rows = np.flatnonzero((direct > 0) & (backward >= 0))
+        np.add.at(mine, host.forward_of[backward[rows]], direct[rows])
+        return levels.inclusive(mine)
+    return mine

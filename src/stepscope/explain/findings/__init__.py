@@ -1,0 +1,47 @@
+"""What is worth knowing about a step, one file a finding; a finding's id is its file's name.
+
+Each file has `find(evidence) -> Finding | None` and a page of the same name in docs/findings.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.explain.findings import (
+    blocking_syncs,
+    data_loading,
+    dominant_kernel,
+    exposed_communication,
+    exposed_copies,
+    healthy,
+    host_bound,
+    launch_bound,
+    profiler_overhead,
+    short_kernels,
+)
+
+if TYPE_CHECKING:
+    from stepscope.explain.findings.evidence import Evidence
+    from stepscope.records.explanation import Finding
+
+_ALL = (
+    launch_bound,
+    host_bound,
+    data_loading,
+    blocking_syncs,
+    exposed_communication,
+    exposed_copies,
+    profiler_overhead,
+    short_kernels,
+    dominant_kernel,
+)
+_RANK = {"high": 0, "medium": 1, "low": 2, "none": 3}
+
+
+def find_all(evidence: Evidence) -> tuple[Finding, ...]:
+    """The gravest first; `healthy` alone when nothing grave was found."""
+    found = [finding for module in _ALL if (finding := module.find(evidence))]
+    found.sort(key=lambda finding: (_RANK[finding.severity], -finding.share))
+    if not any(finding.severity in ("high", "medium") for finding in found):
+        found.insert(0, healthy.find(evidence))
+    return tuple(found)

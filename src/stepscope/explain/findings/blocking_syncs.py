@@ -1,0 +1,44 @@
+"""Calls that make the host wait for the device, after which the device waits for the host."""
+
+from __future__ import annotations
+
+from stepscope.explain.findings.evidence import LOW, Evidence, severity
+from stepscope.records.explanation import Finding, Place, Remedy
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """Idle gaps in which a blocking call returned: the queue had run dry because of it."""
+    idle = evidence.idle
+    share = evidence.share(idle.after_sync_ns)
+    if evidence.on_host or share < LOW:
+        return None
+    calls = evidence.syncs[:3]
+    return Finding(
+        id="blocking-syncs",
+        title="Blocking synchronisation",
+        share=share,
+        severity=severity(share),
+        summary=f"{share:.0%} of the step is idle right after the host waited for the "
+        f"{evidence.device}: .item(), .cpu(), print of a tensor or an explicit synchronize.",
+        evidence=(
+            f"{idle.after_sync_gaps} gaps opened by a blocking call, "
+            f"{evidence.step_ms(idle.after_sync_ns)}",
+            *(
+                f"{call.name}{f' in {call.operator}' if call.operator else ''}: {call.count} calls, "
+                f"{call.total_ns / 1e6:.2f} ms on the host"
+                for call in calls
+            ),
+        ),
+        where=tuple(
+            Place(file=call.file, line=call.line)
+            for call in calls
+            if call.file is not None and call.line is not None
+        ),
+        remedies=(
+            Remedy(
+                id="no-sync",
+                summary="keep values on the device and read them every N steps; "
+                "copy with non_blocking=True",
+            ),
+        ),
+    )

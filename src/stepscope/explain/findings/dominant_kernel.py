@@ -1,0 +1,35 @@
+"""One kernel that decides the step."""
+
+from __future__ import annotations
+
+from stepscope.explain.findings.evidence import Evidence
+from stepscope.records.explanation import Finding, Remedy
+
+DOMINANT = 0.40
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """A compute kernel with at least 40% of all device time."""
+    whole = sum(kernel.total_ns for kernel in evidence.kernels)
+    compute = [kernel for kernel in evidence.kernels if kernel.kind == "compute"]
+    if not compute or compute[0].total_ns < DOMINANT * whole or len(evidence.kernels) < 3:
+        return None
+    top = compute[0]
+    busy = evidence.timeline.span_ns - evidence.timeline.idle_ns
+    share = top.total_ns / whole * evidence.share(busy)
+    word = "operator" if evidence.on_host else "kernel"
+    return Finding(
+        id="dominant-kernel",
+        title=f"One dominant {word}",
+        share=share,
+        severity="low",
+        summary=f"one {word} takes {top.total_ns / whole:.0%} of the {evidence.device}'s time: "
+        "making anything else faster changes little.",
+        evidence=(
+            top.name,
+            f"{top.count} calls, {top.total_ns / top.count / 1000:.1f} µs each",
+        ),
+        remedies=(
+            Remedy(id="precision", summary="a lower precision, where this kernel has one"),
+        ),
+    )

@@ -1,0 +1,25 @@
+"""Nothing worth changing was found, which is an answer."""
+
+from __future__ import annotations
+
+from stepscope.explain.findings.evidence import Evidence
+from stepscope.records.explanation import Finding
+
+
+def find(evidence: Evidence) -> Finding:
+    """The device is busy computing and nothing else takes a tenth of the step."""
+    timeline = evidence.timeline
+    share = evidence.share(timeline.compute_ns)
+    return Finding(
+        id="healthy",
+        title="Healthy",
+        share=share,
+        severity="none",
+        summary=f"the {evidence.device} computes for {share:.0%} of the step and no single loss "
+        "reaches a tenth of it.",
+        evidence=(
+            f"idle {evidence.share(timeline.idle_ns):.1%}, exposed communication "
+            f"{evidence.share(timeline.exposed_comm_ns):.1%}, exposed copies "
+            f"{evidence.share(timeline.exposed_memory_ns):.1%}",
+        ),
+    )

@@ -1,0 +1,68 @@
+"""The device waits because the host has not launched anything: Python and framework time."""
+
+from __future__ import annotations
+
+from stepscope.explain.findings.evidence import LOW, Evidence, places, severity
+from stepscope.records.explanation import GAP_CAUSES, Finding, Remedy
+
+_OPERATORS, _PYTHON = GAP_CAUSES.index("operators"), GAP_CAUSES.index("python")
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """Host idle while the feeding threads were in operators or in Python."""
+    idle = evidence.idle
+    share = evidence.share(idle.operators_ns + idle.python_ns)
+    if share < LOW:
+        return None
+    if evidence.on_host:
+        summary = (
+            f"{share:.0%} of the step runs no operator: Python between the operators takes "
+            f"{evidence.step_ms(idle.python_ns)}."
+        )
+    else:
+        summary = (
+            f"the {evidence.device} has nothing queued for {share:.0%} of the step: "
+            "the host launches work too slowly."
+        )
+    return Finding(
+        id="host-bound",
+        title="Python between operators" if evidence.on_host else "Host-bound",
+        share=share,
+        severity=severity(share),
+        summary=summary,
+        evidence=tuple(_evidence(evidence)),
+        where=places(evidence, (_OPERATORS, _PYTHON)),
+        remedies=_remedies(evidence),
+    )
+
+
+def _evidence(evidence: Evidence) -> list[str]:
+    idle, launches = evidence.idle, evidence.launches
+    lines = [
+        f"idle while the host was inside operators: {evidence.step_ms(idle.operators_ns)}",
+        f"idle while the host was in Python outside operators: {evidence.step_ms(idle.python_ns)}",
+    ]
+    if launches.queue_empty_share is not None:
+        lines.append(
+            f"nothing was queued for {launches.queue_empty_share:.0%} of the time "
+            f"(mean queue {launches.queue_mean:.1f}, longest {launches.queue_max})"
+        )
+    lines.append(
+        "the profiler itself slows the host: without it this share is smaller "
+        "(measure steps without the profiler to know the real one)"
+    )
+    return lines
+
+
+def _remedies(evidence: Evidence) -> tuple[Remedy, ...]:
+    if evidence.on_host:
+        return (
+            Remedy(id="compile", summary="torch.compile fuses operators and removes Python"),
+            Remedy(id="batch", summary="a larger batch gives each operator more to do"),
+        )
+    return (
+        Remedy(id="cuda-graphs", summary="replay the step as one CUDA graph: one launch a step"),
+        Remedy(id="compile", summary="torch.compile fuses operators and launches fewer kernels"),
+        Remedy(id="batch", summary="a larger batch makes kernels longer at the same launch cost"),
+        Remedy(id="optimizer", summary="a fused optimizer replaces hundreds of launches"),
+    )

@@ -1,0 +1,49 @@
+"""Many small kernels: the time to launch each one is what the device waits for."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepscope.explain.findings.evidence import MEDIUM, Evidence, places, severity
+from stepscope.records.explanation import GAP_CAUSES, Finding, Remedy
+
+SMALL_GAP_NS = 100_000
+_CAUSES = tuple(GAP_CAUSES.index(cause) for cause in ("launch", "operators", "python"))
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """Idle in small gaps between kernels that are shorter than the time between their launches."""
+    launches, gaps = evidence.launches, evidence.gaps
+    if evidence.on_host or not launches.calls or not launches.kernels:
+        return None
+    sizes = gaps.end_ns - gaps.start_ns
+    small = (sizes < SMALL_GAP_NS) & np.isin(gaps.cause, _CAUSES)
+    share = evidence.share(int(sizes[small].sum()))
+    busy = evidence.timeline.span_ns - evidence.timeline.idle_ns
+    kernel_ns = busy / launches.kernels
+    interval_ns = evidence.timeline.span_ns / launches.kernels
+    if share < MEDIUM or launches.short_kernels < launches.kernels / 2:
+        return None
+    return Finding(
+        id="launch-bound",
+        title="Launch-bound",
+        share=share,
+        severity=severity(share),
+        summary=f"{share:.0%} of the step is lost in small gaps between kernels: launching a "
+        "kernel takes longer than running it.",
+        evidence=(
+            f"{int(small.sum())} gaps under {SMALL_GAP_NS // 1000} µs, "
+            f"{evidence.step_ms(int(sizes[small].sum()))}",
+            f"a kernel runs {kernel_ns / 1000:.1f} µs on average, one starts every "
+            f"{interval_ns / 1000:.1f} µs",
+            f"{launches.short_kernels} of {launches.kernels} kernels are shorter than 10 µs",
+            "the profiler makes every launch slower: without it this share is smaller",
+        ),
+        where=places(evidence, _CAUSES),
+        remedies=(
+            Remedy(id="cuda-graphs", summary="replay the step as one CUDA graph"),
+            Remedy(id="compile", summary="torch.compile fuses small kernels"),
+            Remedy(id="optimizer", summary="optimizer with foreach=True or fused=True"),
+            Remedy(id="batch", summary="a larger batch makes each kernel longer"),
+        ),
+    )

@@ -1,0 +1,172 @@
+"""Why the device had nothing to do: every gap, by what the host was doing meanwhile."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.explain import intervals
+from stepscope.explain.work import launches_of, name_mask
+from stepscope.records.explanation import GAP_CAUSES, Gaps, Idle
+from stepscope.records.trace import ABSENT, HostKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.intervals import Set
+    from stepscope.explain.work import Work
+    from stepscope.records.trace import Trace
+
+LAUNCH_LATENCY_NS = 30_000
+DATA_LOADING = re.compile(r"data[_ ]?load", re.IGNORECASE)
+BLOCKING_CALL = re.compile(
+    r"^(?:cuda|cu|hip|ze|ur)\w*Synchronize|^(?:cuda|hip)Memcpy(?!.*Async)|^cuMemcpy(?!.*Async)"
+    r"|^hipMemcpyWithStream|^urQueueFinish|^urEventWait$"
+)
+_LAUNCH, _OTHER, _DATA, _SYNC, _OPERATORS, _PYTHON, _PROFILER = range(len(GAP_CAUSES))
+
+
+def blocking_calls(trace: Trace) -> NDArray[np.intp]:
+    """Host rows of runtime calls that wait for the device."""
+    named = name_mask(trace, BLOCKING_CALL.search)[trace.host.name]
+    return np.flatnonzero(named & (trace.host.kind == HostKind.RUNTIME))
+
+
+def split_idle(
+    trace: Trace, work: Work, window: tuple[int, int] | None = None
+) -> tuple[Idle, Gaps]:
+    """Split the idle time of the span, or of a window, to the ns; and list the gaps."""
+    starts, ends, owner = _gaps(work, window)
+    fed = _queued_late(trace, work, starts, owner)
+    short = ends - starts < LAUNCH_LATENCY_NS
+    cause = np.where(fed, _PYTHON, np.where(short, _LAUNCH, _OTHER))
+    table = _host_causes(trace, work, starts, ends, fed)
+    cause = np.where(fed, table.argmax(axis=0), cause).astype(np.int8)
+    opened = fed & _holds_end_of(blocking_calls(trace), trace, starts, ends)
+    sizes = ends - starts
+    idle = Idle(
+        host_ns=int(sizes[fed].sum()),
+        launch_ns=int(sizes[cause == _LAUNCH].sum()),
+        other_ns=int(sizes[cause == _OTHER].sum()),
+        data_loading_ns=int(table[_DATA].sum()),
+        sync_ns=int(table[_SYNC].sum()),
+        operators_ns=int(table[_OPERATORS].sum()),
+        python_ns=int(table[_PYTHON].sum()),
+        profiler_ns=int(table[_PROFILER].sum()),
+        after_sync_ns=int(sizes[opened].sum()),
+        after_sync_gaps=int(opened.sum()),
+    )
+    frames = frames_at(trace, work, (starts + ends) // 2)
+    return idle, Gaps(start_ns=starts, end_ns=ends, cause=cause, frame=frames)
+
+
+def _gaps(
+    work: Work, window: tuple[int, int] | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Gaps of the busy line and, for each, the work that ended it (-1 at a window's end)."""
+    busy = work.busy
+    starts, ends = intervals.gaps(busy)
+    if window:
+        low, high = window
+        inside = intervals.clip(busy, low, high)
+        edges = np.concatenate(([low], inside[1])), np.concatenate((inside[0], [high]))
+        keep = edges[0] < edges[1]
+        starts, ends = edges[0][keep], edges[1][keep]
+    order = np.argsort(work.start_ns, kind="stable")
+    place = np.searchsorted(work.start_ns[order], ends)
+    owner = np.where(place < len(order), order[np.minimum(place, len(order) - 1)], ABSENT)
+    return starts, ends, owner
+
+
+def _queued_late(
+    trace: Trace, work: Work, starts: NDArray[np.int64], owner: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Gaps in which nothing was queued: the next launch call began after the device ran dry."""
+    if work.on_host:
+        return np.ones(len(starts), np.bool_)
+    launch = launches_of(trace, work)[owner]
+    called = trace.host.start_ns[np.maximum(launch, 0)] if len(trace.host) else starts
+    return (owner >= 0) & (launch >= 0) & (called > starts)
+
+
+def _host_causes(
+    trace: Trace,
+    work: Work,
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    fed: NDArray[np.bool_],
+) -> NDArray[np.int64]:
+    """(cause, gap) -> ns, for host gaps only; each column adds up to the gap."""
+    table = np.zeros((len(GAP_CAUSES), len(starts)), np.int64)
+    rows = np.flatnonzero(fed)
+    if not len(rows):
+        return table
+    gap_set = starts[rows], ends[rows]
+    layers = ((_PROFILER, _overhead(trace)), *_feeding(trace, work))
+    at, lengths, cover = intervals.sweep((gap_set, *(of for _, of in layers)))
+    inside = cover[0]
+    cause = np.full(len(at), _PYTHON, np.int8)
+    for (code, _), covered in reversed(list(zip(layers, cover[1:], strict=True))):
+        cause[covered] = code
+    gap = rows[np.searchsorted(gap_set[0], at[inside], side="right") - 1]
+    np.add.at(table, (cause[inside], gap), lengths[inside])
+    return table
+
+
+def _overhead(trace: Trace) -> Set:
+    return _rows_set(trace, trace.host.kind == HostKind.OVERHEAD)
+
+
+def _feeding(trace: Trace, work: Work) -> tuple[tuple[int, Set], ...]:
+    """What the threads that feed the device were doing, most telling first."""
+    host = trace.host
+    mine = np.isin(host.thread, work.threads)
+    loading = name_mask(trace, DATA_LOADING.search)[host.name] & (
+        (host.kind == HostKind.ANNOTATION) | (host.kind == HostKind.OPERATOR)
+    )
+    blocking = np.zeros(len(host), np.bool_)
+    blocking[blocking_calls(trace)] = True
+    framework = (host.kind == HostKind.OPERATOR) | (host.kind == HostKind.RUNTIME)
+    return (
+        (_DATA, _rows_set(trace, mine & loading)),
+        (_SYNC, _rows_set(trace, mine & blocking)),
+        (_OPERATORS, _rows_set(trace, mine & framework)),
+    )
+
+
+def _rows_set(trace: Trace, chosen: NDArray[np.bool_]) -> Set:
+    start = trace.host.start_ns[chosen]
+    return intervals.union(start, start + trace.host.dur_ns[chosen])
+
+
+def _holds_end_of(
+    rows: NDArray[np.intp], trace: Trace, starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    stops = np.sort(trace.host.start_ns[rows] + trace.host.dur_ns[rows])
+    return np.searchsorted(stops, starts) < np.searchsorted(stops, ends, side="right")
+
+
+def frames_at(trace: Trace, work: Work, times: NDArray[np.int64]) -> NDArray[np.int32]:
+    """The innermost Python function that ran at each time on the busiest feeding thread."""
+    host = trace.host
+    python = np.flatnonzero((host.kind == HostKind.PYTHON) & np.isin(host.thread, work.threads))
+    out = np.full(len(times), ABSENT, np.int32)
+    if not len(python):
+        return out
+    thread = np.bincount(host.thread[python]).argmax()
+    low, high = np.searchsorted(host.thread, (thread, thread + 1))
+    row = (np.searchsorted(host.start_ns[low:high], times, side="right") - 1 + low).astype(np.int32)
+    row[row < low] = ABSENT
+    asked = np.flatnonzero(row >= 0)
+    while len(asked):
+        at = row[asked]
+        fits = (host.kind[at] == HostKind.PYTHON) & (
+            host.start_ns[at] + host.dur_ns[at] > times[asked]
+        )
+        out[asked[fits]] = at[fits]
+        row[asked[~fits]] = host.parent[at[~fits]]
+        asked = asked[~fits]
+        asked = asked[row[asked] >= 0]
+    return out

@@ -1,0 +1,88 @@
+"""Sets of intervals on the time line as pairs of int64 arrays: unions, differences, coverage.
+
+A set is (starts, ends). `union` makes it disjoint and sorted; everything else expects that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    Times = NDArray[np.int64]
+    Set = tuple[Times, Times]
+
+EMPTY: Set = (np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def union(starts: Times, ends: Times) -> Set:
+    """Disjoint, sorted; touching intervals become one."""
+    if not len(starts):
+        return EMPTY
+    if (starts[1:] < starts[:-1]).any():
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], ends[order]
+    reach = np.maximum.accumulate(ends)
+    opens = np.flatnonzero(starts[1:] > reach[:-1]) + 1
+    first = np.concatenate(([0], opens))
+    last = np.concatenate((opens - 1, [len(starts) - 1]))
+    return starts[first], reach[last]
+
+
+def length(of: Set) -> int:
+    """Total time covered."""
+    return int((of[1] - of[0]).sum())
+
+
+def clip(of: Set, low: int, high: int) -> Set:
+    """The part between two times."""
+    starts, ends = np.maximum(of[0], low), np.minimum(of[1], high)
+    keep = starts < ends
+    return starts[keep], ends[keep]
+
+
+def gaps(of: Set) -> Set:
+    """What lies between the intervals of a disjoint set."""
+    return of[1][:-1], of[0][1:]
+
+
+def sweep(sets: Sequence[Set]) -> tuple[Times, Times, NDArray[np.bool_]]:
+    """Cut the time line at every edge: segment starts, lengths, and which sets cover each.
+
+    The last array is (sets, segments); segments that no set covers are included.
+    """
+    edges = np.concatenate([edge for of in sets for edge in of])
+    if not len(edges):
+        return EMPTY[0], EMPTY[0], np.empty((len(sets), 0), np.bool_)
+    edges = np.unique(edges)
+    starts, lengths = edges[:-1], np.diff(edges)
+    return starts, lengths, np.stack([covers(of, starts) for of in sets])
+
+
+def covers(of: Set, times: Times) -> NDArray[np.bool_]:
+    """Whether each time lies in the set (start inclusive, end exclusive)."""
+    if not len(of[0]):
+        return np.zeros(len(times), np.bool_)
+    place = np.searchsorted(of[0], times, side="right") - 1
+    return (place >= 0) & (times < of[1][np.maximum(place, 0)])
+
+
+def subtract(a: Set, b: Set) -> Set:
+    """The part of a that b does not cover."""
+    return _where(a, b, wanted=False)
+
+
+def intersect(a: Set, b: Set) -> Set:
+    """The part of a that b covers."""
+    return _where(a, b, wanted=True)
+
+
+def _where(a: Set, b: Set, *, wanted: bool) -> Set:
+    starts, lengths, cover = sweep((a, b))
+    keep = cover[0] & (cover[1] == wanted)
+    return union(starts[keep], starts[keep] + lengths[keep])

@@ -1,0 +1,66 @@
+"""Device time by kernel name. On the CPU, an operator's own time takes a kernel's place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.explain.tree import children_sum, group, sum_by
+from stepscope.explain.work import COMM_OPERATOR, KIND_NAMES, Kind, name_mask
+from stepscope.records.explanation import Kernel
+from stepscope.records.trace import HostKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.work import Work
+    from stepscope.records.trace import Trace
+
+
+def list_kernels(trace: Trace, work: Work) -> tuple[Kernel, ...]:
+    """Longest total first."""
+    if work.on_host:
+        name, kind, dur = _own_operator_time(trace, work)
+    else:
+        name, kind = trace.device.name[work.rows], work.kind
+        dur = trace.device.dur_ns[work.rows]
+    return _by_name(trace, name, kind, dur)
+
+
+def _by_name(
+    trace: Trace, name: NDArray[np.int32], kind: NDArray[np.int8], dur: NDArray[np.int64]
+) -> tuple[Kernel, ...]:
+    if not len(name):
+        return ()
+    first, inverse, count = group(name.astype(np.int64) * 4 + kind)
+    total = sum_by(inverse, dur, count)
+    shortest, longest = np.full(count, np.iinfo(np.int64).max), np.zeros(count, np.int64)
+    np.minimum.at(shortest, inverse, dur)
+    np.maximum.at(longest, inverse, dur)
+    calls = np.bincount(inverse, minlength=count)
+    return tuple(
+        Kernel(
+            name=trace.strings[name[first[i]]],
+            kind=KIND_NAMES[kind[first[i]]],  # type: ignore[arg-type]
+            count=int(calls[i]),
+            total_ns=int(total[i]),
+            min_ns=int(shortest[i]),
+            max_ns=int(longest[i]),
+        )
+        for i in np.argsort(-total, kind="stable").tolist()
+    )
+
+
+def _own_operator_time(
+    trace: Trace, work: Work
+) -> tuple[NDArray[np.int32], NDArray[np.int8], NDArray[np.int64]]:
+    host = trace.host
+    own = host.dur_ns - children_sum(host.parent, host.dur_ns)
+    comm = name_mask(trace, COMM_OPERATOR.search)[host.name]
+    chosen = (host.kind == HostKind.OPERATOR) & np.isin(host.thread, work.threads) | (
+        comm & (host.kind == HostKind.ANNOTATION)
+    )
+    rows = np.flatnonzero(chosen)
+    kind = np.where(comm[rows], Kind.COMM, Kind.COMPUTE).astype(np.int8)
+    return host.name[rows], kind, own[rows]

@@ -1,0 +1,107 @@
+"""How work got to the device: launch latency, queue depth, short kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.explain.work import launches_of
+from stepscope.records.explanation import Launches
+from stepscope.records.trace import DeviceKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.work import Work
+    from stepscope.records.trace import Trace
+
+SHORT_KERNEL_NS = 10_000
+
+
+def describe_launches(trace: Trace, work: Work) -> Launches:
+    """Counts and distributions; what cannot be known without a device is None."""
+    if work.on_host:
+        return _without_device()
+    device, host = trace.device, trace.host
+    launch = launches_of(trace, work)
+    linked = launch >= 0
+    calls = np.unique(launch[linked])
+    dur = device.dur_ns[work.rows]
+    kernel = device.kind[work.rows] == DeviceKind.KERNEL
+    short = kernel & (dur < SHORT_KERNEL_NS)
+    latency = _latencies(trace, work, launch)
+    mean, most, empty = _queue(trace, work, launch)
+    return Launches(
+        device_events=len(work),
+        linked=int(linked.sum()),
+        unlinked=int((~linked).sum()),
+        unlinked_ns=int(dur[~linked].sum()),
+        calls=len(calls),
+        call_ns=int(host.dur_ns[calls].sum()),
+        latency_p50_ns=_percentile(latency, 50),
+        latency_p90_ns=_percentile(latency, 90),
+        queue_mean=mean,
+        queue_max=most,
+        queue_empty_share=empty,
+        short_kernels=int(short.sum()),
+        short_kernels_ns=int(dur[short].sum()),
+        kernels=int(kernel.sum()),
+        graph_kernels=int((device.graph_node[work.rows] > 0).sum()),
+    )
+
+
+def _latencies(trace: Trace, work: Work, launch: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Call start to device start, where the stream had nothing before it to wait for."""
+    device = trace.device
+    lane = device.device[work.rows].astype(np.int64) << 32 | device.stream[work.rows]
+    order = np.lexsort((work.start_ns, lane))
+    same = np.diff(lane[order], prepend=lane[order][:1] - 1) == 0
+    previous_end = np.where(same, np.roll(work.end_ns[order], 1), np.iinfo(np.int64).min)
+    rows = order[launch[order] >= 0]
+    called = trace.host.start_ns[launch[rows]]
+    free = previous_end[launch[order] >= 0] <= called
+    return (work.start_ns[rows] - called)[free]
+
+
+def _queue(
+    trace: Trace, work: Work, launch: NDArray[np.int32]
+) -> tuple[float | None, int | None, float | None]:
+    """Launched but not yet started: time-weighted mean, maximum, share of time at zero."""
+    rows = np.flatnonzero(launch >= 0)
+    if not len(rows):
+        return None, None, None
+    called = np.minimum(trace.host.start_ns[launch[rows]], work.start_ns[rows])
+    times = np.concatenate((called, work.start_ns[rows]))
+    change = np.repeat(np.array([1, -1], np.int64), len(rows))
+    order = np.lexsort((-change, times))
+    depth = np.cumsum(change[order])
+    held = np.diff(times[order], append=max(int(times.max()), int(work.end_ns.max())))
+    span = int(held.sum())
+    if not span:
+        return None, int(depth.max()), None
+    return float((depth * held).sum() / span), int(depth.max()), float(held[depth == 0].sum() / span)
+
+
+def _percentile(values: NDArray[np.int64], q: int) -> int | None:
+    return int(np.percentile(values, q)) if len(values) else None
+
+
+def _without_device() -> Launches:
+    return Launches(
+        device_events=0,
+        linked=0,
+        unlinked=0,
+        unlinked_ns=0,
+        calls=0,
+        call_ns=0,
+        latency_p50_ns=None,
+        latency_p90_ns=None,
+        queue_mean=None,
+        queue_max=None,
+        queue_empty_share=None,
+        short_kernels=0,
+        short_kernels_ns=0,
+        kernels=0,
+        graph_kernels=0,
+    )

@@ -1,0 +1,84 @@
+"""Host time by Python function, where stacks were recorded."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.explain.tree import children_sum, group, outermost, sum_by
+from stepscope.explain.work import name_mask
+from stepscope.records.explanation import Line, Place
+from stepscope.records.trace import HostKind
+
+if TYPE_CHECKING:
+    from stepscope.explain.device_time import DeviceTime
+    from stepscope.records.trace import Trace
+
+MOST_ROWS = 1000
+FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.*)$")
+_LIBRARY = re.compile(
+    r"^(?:torch|torchvision|numpy|transformers|lightning|accelerate|deepspeed)[/\\]"
+    r"|site-packages|dist-packages|[/\\]lib[/\\]python\d|^<|^(?:threading|contextlib|runpy"
+    r"|functools|typing|copy|enum|abc|weakref|logging|random|queue|selectors)\b"
+)
+
+
+def place_of(name: str) -> Place | None:
+    """`train.py(12): main` as a place; None for built-ins and modules."""
+    match = FRAME.match(name)
+    if not match:
+        return None
+    return Place(file=match["file"], line=int(match["line"]), function=match["function"])
+
+
+def is_library(name: str) -> bool:
+    """Whether a frame's name belongs to an installed library rather than to the user's code."""
+    return bool(_LIBRARY.search(name)) or not FRAME.match(name)
+
+
+def list_lines(trace: Trace, device: DeviceTime) -> tuple[Line, ...]:
+    """Longest own time first."""
+    host = trace.host
+    frame = name_mask(trace, FRAME.match)[host.name] & (host.kind == HostKind.PYTHON)
+    rows = np.flatnonzero(frame)
+    if not len(rows):
+        return ()
+    own = (host.dur_ns - children_sum(host.parent, host.dur_ns))[rows]
+    outer = outermost(host.parent, host.name)[rows]
+    first, inverse, count = group(host.name[rows].astype(np.int64))
+    calls = np.bincount(inverse, minlength=count)
+    total = sum_by(inverse, np.where(outer, host.dur_ns[rows], 0), count)
+    on_device = sum_by(inverse, np.where(outer, device.inclusive[rows], 0), count)
+    own_total = sum_by(inverse, own, count)
+    out = []
+    for i in np.argsort(-own_total, kind="stable")[:MOST_ROWS].tolist():
+        place = place_of(trace.strings[host.name[rows[first[i]]]])
+        if place:
+            out.append(
+                Line(
+                    file=place.file,
+                    line=place.line,
+                    function=place.function,
+                    calls=int(calls[i]),
+                    host_total_ns=int(total[i]),
+                    host_self_ns=int(own_total[i]),
+                    device_ns=int(on_device[i]),
+                )
+            )
+    return tuple(out)
+
+
+def user_place(trace: Trace, row: int) -> Place | None:
+    """The nearest user frame at or above a host row; the nearest frame of any kind else."""
+    fallback = None
+    while row >= 0:
+        if trace.host.kind[row] == HostKind.PYTHON:
+            name = trace.strings[trace.host.name[row]]
+            place = place_of(name)
+            if place and not is_library(name):
+                return place
+            fallback = fallback or place
+        row = int(trace.host.parent[row])
+    return fallback

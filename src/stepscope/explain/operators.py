@@ -1,0 +1,87 @@
+"""Host and device time by operator and input shapes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.explain.tree import children_sum, group, outermost, sum_by
+from stepscope.records.explanation import Operator
+from stepscope.records.trace import ABSENT, HostKind
+from stepscope.trace.links import nearest
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.device_time import DeviceTime
+    from stepscope.records.trace import Trace
+
+# More distinct (operator, shapes) rows than this are of no use to a reader.
+MOST_ROWS = 2000
+
+
+def list_operators(trace: Trace, device: DeviceTime) -> tuple[Operator, ...]:
+    """Longest device time first, then longest own host time."""
+    host = trace.host
+    is_operator = host.kind == HostKind.OPERATOR
+    rows = np.flatnonzero(is_operator)
+    if not len(rows):
+        return ()
+    near = nearest(host, is_operator)
+    above = _operator_parents(host.parent, near, rows)
+    own_host = host.dur_ns[rows] - children_sum(above, host.dur_ns[rows])
+    own_device = _own_device(near, rows, device.direct)
+    outer = outermost(above, host.name[rows])
+    first, inverse, count = group(_key(trace, rows))
+    calls = np.bincount(inverse, minlength=count)
+    sums = {
+        "host_total_ns": sum_by(inverse, np.where(outer, host.dur_ns[rows], 0), count),
+        "host_self_ns": sum_by(inverse, own_host, count),
+        "device_total_ns": sum_by(inverse, np.where(outer, device.inclusive[rows], 0), count),
+        "device_self_ns": sum_by(inverse, own_device, count),
+    }
+    order = np.lexsort((-sums["host_self_ns"], -sums["device_self_ns"]))[:MOST_ROWS]
+    return tuple(
+        Operator(
+            name=trace.strings[host.name[rows[first[i]]]],
+            shapes=_text(trace, host.shapes[rows[first[i]]]),
+            dtypes=_text(trace, host.dtypes[rows[first[i]]]),
+            calls=int(calls[i]),
+            **{key: int(values[i]) for key, values in sums.items()},
+        )
+        for i in order.tolist()
+    )
+
+
+def _operator_parents(
+    parent: NDArray[np.int32], near: NDArray[np.int32], rows: NDArray[np.intp]
+) -> NDArray[np.int32]:
+    """The enclosing operator, numbered among the operators."""
+    number = np.full(len(parent), ABSENT, np.int32)
+    number[rows] = np.arange(len(rows), dtype=np.int32)
+    up = parent[rows]
+    enclosing = np.where(up >= 0, near[np.maximum(up, 0)], ABSENT)
+    return np.where(enclosing >= 0, number[np.maximum(enclosing, 0)], ABSENT).astype(np.int32)
+
+
+def _own_device(
+    near: NDArray[np.int32], rows: NDArray[np.intp], direct: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Device time of launches whose innermost operator is this one."""
+    total = np.zeros(len(near), np.int64)
+    launching = np.flatnonzero((direct > 0) & (near >= 0))
+    np.add.at(total, near[launching], direct[launching])
+    return total[rows]
+
+
+def _key(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    host, width = trace.host, np.int64(len(trace.strings) + 1)
+    _, signature = np.unique(
+        (host.shapes[rows] + np.int64(1)) * width + host.dtypes[rows] + 1, return_inverse=True
+    )
+    return host.name[rows].astype(np.int64) * (len(rows) + 1) + signature.reshape(-1)
+
+
+def _text(trace: Trace, code: int) -> str:
+    return trace.strings[code] if code >= 0 else ""

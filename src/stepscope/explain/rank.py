@@ -1,0 +1,119 @@
+"""One rank, fully accounted for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.explain.budget import make_budget, step_time
+from stepscope.explain.collectives import list_collectives
+from stepscope.explain.copies import list_copies
+from stepscope.explain.device_time import carry_back
+from stepscope.explain.findings import find_all
+from stepscope.explain.findings.evidence import Evidence
+from stepscope.explain.idle import split_idle
+from stepscope.explain.kernels import list_kernels
+from stepscope.explain.launches import describe_launches
+from stepscope.explain.lines import list_lines
+from stepscope.explain.modules import list_modules
+from stepscope.explain.operators import list_operators
+from stepscope.explain.steps import find_steps
+from stepscope.explain.syncs import list_syncs
+from stepscope.explain.timeline import divide
+from stepscope.explain.work import find_work
+from stepscope.records.explanation import RankExplanation
+from stepscope.records.quality import Note
+
+if TYPE_CHECKING:
+    from stepscope.explain.work import Work
+    from stepscope.records.explanation import Steps
+    from stepscope.records.trace import Trace
+
+
+def explain_rank(trace: Trace) -> RankExplanation:
+    """Every number of one rank from its trace alone."""
+    work = find_work(trace)
+    timeline = divide(work)
+    idle, gaps = split_idle(trace, work)
+    steps = find_steps(trace, work)
+    window = (steps.window_start_ns, steps.window_end_ns)
+    in_step, idle_in_step, gaps_in_step = timeline, idle, gaps
+    if steps.cycles_ns:
+        in_step = divide(work, window)
+        idle_in_step, gaps_in_step = split_idle(trace, work, window)
+    step_ms = step_time(steps, timeline)
+    budget = make_budget(steps, step_ms, in_step, idle_in_step)
+    device_time = carry_back(trace, work)
+    kernels = list_kernels(trace, work)
+    launches = describe_launches(trace, work)
+    copies = list_copies(trace, work)
+    syncs = list_syncs(trace)
+    collectives = list_collectives(trace, work)
+    findings = find_all(
+        Evidence(
+            trace=trace,
+            on_host=work.on_host,
+            timeline=in_step,
+            idle=idle_in_step,
+            gaps=gaps_in_step,
+            budget=budget,
+            kernels=kernels,
+            launches=launches,
+            copies=copies,
+            syncs=syncs,
+            collectives=collectives,
+        )
+    )
+    return RankExplanation(
+        path=trace.path,
+        rank=trace.rank,
+        world_size=trace.world_size,
+        device=trace.device_name,
+        kind=trace.kind,
+        events=trace.events,
+        timeline=timeline,
+        idle=idle,
+        gaps=gaps,
+        steps=steps,
+        step_ms=step_ms,
+        budget=budget,
+        kernels=kernels,
+        operators=list_operators(trace, device_time),
+        modules=list_modules(trace, device_time),
+        lines=list_lines(trace, device_time),
+        launches=launches,
+        copies=copies,
+        syncs=syncs,
+        collectives=collectives,
+        findings=findings,
+        quality=(*trace.quality, *_notes(trace, work, steps)),
+    )
+
+
+def _notes(trace: Trace, work: Work, steps: Steps) -> list[Note]:
+    notes = []
+    if not len(work):
+        notes.append(Note(id="no-work", detail="the trace holds no operator and no device event"))
+    elif work.on_host and trace.kind != "cpu":
+        notes.append(
+            Note(
+                id="no-device-events",
+                detail="the trace has runtime calls but no device event: the CPU's side is shown "
+                "(record with ProfilerActivity.CUDA to see the device)",
+            )
+        )
+    if steps.source != "profiler":
+        how = (
+            "steps were taken between optimizer steps"
+            if steps.source == "optimizer"
+            else "the whole window is treated as one step"
+        )
+        notes.append(Note(id="no-step-marks", detail=f"no ProfilerStep marks in the trace: {how}"))
+    elif not steps.cycles_ns:
+        notes.append(
+            Note(
+                id="no-cycle",
+                detail="fewer than two steps with device work of their own: the budget covers the "
+                "whole window",
+            )
+        )
+    return notes

@@ -1,0 +1,98 @@
+"""The steps of a trace, and the steady cycle that the budget is taken over."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.explain.work import launches_of, name_mask
+from stepscope.records.explanation import Step, Steps
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.work import Work
+    from stepscope.records.trace import Trace
+
+_PROFILER_STEP = re.compile(r"^ProfilerStep")
+_OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
+
+
+def find_steps(trace: Trace, work: Work) -> Steps:
+    """From the profiler's marks; else from optimizer steps; else the whole window."""
+    steps = _marked(trace, _PROFILER_STEP)
+    if steps:
+        return _with_cycles("profiler", steps, trace, work)
+    ends = [step.start_ns + step.dur_ns for step in _marked(trace, _OPTIMIZER_STEP)]
+    if len(ends) >= 2:
+        steps = tuple(
+            Step(name=f"between optimizer steps {i} and {i + 1}", start_ns=a, dur_ns=b - a)
+            for i, (a, b) in enumerate(zip(ends[:-1], ends[1:], strict=True))
+        )
+        return _with_cycles("optimizer", steps, trace, work)
+    start, end = _extent(work)
+    return Steps(
+        source="window", steps=(), cycles_ns=(), window_start_ns=start, window_end_ns=end
+    )
+
+
+def _marked(trace: Trace, pattern: re.Pattern[str]) -> tuple[Step, ...]:
+    host = trace.host
+    rows = np.flatnonzero(name_mask(trace, pattern.match)[host.name])
+    rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
+    return tuple(
+        Step(
+            name=trace.strings[host.name[row]],
+            start_ns=int(host.start_ns[row]),
+            dur_ns=int(host.dur_ns[row]),
+        )
+        for row in rows.tolist()
+    )
+
+
+def step_of(steps: tuple[Step, ...], times: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Index of the step that each host time falls into, or -1."""
+    starts = np.array([step.start_ns for step in steps], np.int64)
+    ends = np.array([step.start_ns + step.dur_ns for step in steps], np.int64)
+    place = np.searchsorted(starts, times, side="right") - 1
+    inside = (place >= 0) & (times < ends[np.maximum(place, 0)])
+    return np.where(inside, place, -1)
+
+
+def _with_cycles(
+    source: str, steps: tuple[Step, ...], trace: Trace, work: Work
+) -> Steps:
+    edges = _cycle_edges(steps, trace, work)
+    start, end = (int(edges[0]), int(edges[-1])) if len(edges) >= 2 else _extent(work)
+    return Steps(
+        source="profiler" if source == "profiler" else "optimizer",
+        steps=steps,
+        cycles_ns=tuple(np.diff(edges).tolist()),
+        window_start_ns=start,
+        window_end_ns=end,
+    )
+
+
+def _cycle_edges(steps: tuple[Step, ...], trace: Trace, work: Work) -> NDArray[np.int64]:
+    """Start of the first work of each step; on the CPU, where steps begin and the last ends."""
+    none = np.empty(0, np.int64)
+    if work.on_host:
+        last = steps[-1]
+        edges = np.array([s.start_ns for s in steps] + [last.start_ns + last.dur_ns], np.int64)
+        return edges if (np.diff(edges) > 0).all() else none
+    launch = launches_of(trace, work)
+    linked = np.flatnonzero(launch >= 0)
+    which = step_of(steps, trace.host.start_ns[launch[linked]])
+    first = np.full(len(steps), np.iinfo(np.int64).max, np.int64)
+    inside = which >= 0
+    np.minimum.at(first, which[inside], work.start_ns[linked[inside]])
+    complete = len(steps) >= 2 and (first < np.iinfo(np.int64).max).all()
+    return first if complete and (np.diff(first) > 0).all() else none
+
+
+def _extent(work: Work) -> tuple[int, int]:
+    if not len(work):
+        return 0, 0
+    return int(work.start_ns.min()), int(work.end_ns.max())

@@ -1,0 +1,71 @@
+"""Sums up and down the host's call tree, level by level instead of event by event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.trace.links import depth_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Levels:
+    """Rows of a forest grouped by depth, so that a level can be handled in one operation."""
+
+    parent: NDArray[np.int32]
+    order: NDArray[np.intp]
+    bounds: NDArray[np.intp]
+
+    @classmethod
+    def of(cls, parent: NDArray[np.int32]) -> Levels:
+        depth = depth_of(parent)
+        order = np.argsort(depth, kind="stable")
+        bounds = np.searchsorted(depth[order], np.arange(int(depth.max(initial=0)) + 2))
+        return cls(parent=parent, order=order, bounds=bounds)
+
+    def inclusive(self, own: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Each row's own amount plus that of all rows below it."""
+        total = own.copy()
+        for level in range(len(self.bounds) - 2, 0, -1):
+            rows = self.order[self.bounds[level] : self.bounds[level + 1]]
+            np.add.at(total, self.parent[rows], total[rows])
+        return total
+
+
+def children_sum(parent: NDArray[np.int32], amount: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Per row, the amount of its direct children."""
+    total = np.zeros(len(parent), np.int64)
+    has = parent >= 0
+    np.add.at(total, parent[has], amount[has])
+    return total
+
+
+def outermost(parent: NDArray[np.int32], label: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Rows without an ancestor of the same label: recursion counts once."""
+    outer = np.ones(len(parent), np.bool_)
+    rows = np.flatnonzero(parent >= 0)
+    above = parent[rows]
+    while len(rows):
+        same = label[above] == label[rows]
+        outer[rows[same]] = False
+        rows, above = rows[~same], parent[above[~same]]
+        rows, above = rows[above >= 0], above[above >= 0]
+    return outer
+
+
+def group(codes: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp], int]:
+    """Distinct codes: a representative row of each, the group of every row, how many groups."""
+    _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    return first, inverse.reshape(-1), len(first)
+
+
+def sum_by(inverse: NDArray[np.intp], amount: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Exact integer sums per group."""
+    total = np.zeros(count, np.int64)
+    np.add.at(total, inverse, amount)
+    return total

@@ -1,0 +1,168 @@
+"""What counts as the device's work, and of which kind: compute, communication or memory.
+
+On an accelerator it is every kernel, copy and memset in the file. A trace without any has the CPU
+as its device: the operators that run on the training's threads are its compute.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.explain import intervals
+from stepscope.records.trace import ABSENT, DeviceKind, HostKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from stepscope.explain.intervals import Set
+    from stepscope.records.trace import Trace
+
+
+class Kind(IntEnum):
+    """The three kinds of work."""
+
+    COMPUTE = 0
+    COMM = 1
+    MEMORY = 2
+
+
+KIND_NAMES = ("compute", "comm", "memory")
+COMM_KERNEL = re.compile(r"nccl|rccl|hccl|oneccl|cross_device_reduce", re.IGNORECASE)
+COMM_OPERATOR = re.compile(r"^(?:gloo:|nccl:|mpi:|ucc:|c10d::|_c10d_functional::)|^record_param_comms$")
+_ROCM_COPY = re.compile(r"^__amd_rocclr_(?:copy|fill)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """The device's events as columns, and their unions by kind."""
+
+    on_host: bool  # the CPU is the device
+    rows: NDArray[np.intp]  # into Trace.device, or Trace.host when on_host
+    kind: NDArray[np.int8]
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    compute: Set
+    comm: Set
+    memory: Set
+    threads: NDArray[np.int32]  # host threads that feed the device (or are it)
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def busy(self) -> Set:
+        """All kinds together."""
+        return intervals.union(
+            np.concatenate((self.compute[0], self.comm[0], self.memory[0])),
+            np.concatenate((self.compute[1], self.comm[1], self.memory[1])),
+        )
+
+
+def find_work(trace: Trace) -> Work:
+    """Device events where there are any, else the host's operators."""
+    rows = np.flatnonzero(trace.device.kind <= DeviceKind.MEMSET)
+    return _device_work(trace, rows) if len(rows) else _host_work(trace)
+
+
+def name_mask(trace: Trace, matches: Callable[[str], object]) -> NDArray[np.bool_]:
+    """Per string code: does the name match? Each distinct name is looked at once."""
+    return np.fromiter((bool(matches(s)) for s in trace.strings), np.bool_, len(trace.strings))
+
+
+def work_kinds(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int8]:
+    """compute, comm or memory of device rows."""
+    device = trace.device
+    kernel = device.kind[rows] == DeviceKind.KERNEL
+    comm = name_mask(trace, COMM_KERNEL.search)[device.name[rows]]
+    copy = name_mask(trace, _ROCM_COPY.match)[device.name[rows]]
+    kind = np.full(len(rows), Kind.MEMORY, dtype=np.int8)
+    kind[kernel & ~copy] = Kind.COMPUTE
+    kind[kernel & comm] = Kind.COMM
+    return kind
+
+
+def _device_work(trace: Trace, rows: NDArray[np.intp]) -> Work:
+    device = trace.device
+    kind = work_kinds(trace, rows)
+    start = device.start_ns[rows]
+    end = start + device.dur_ns[rows]
+    launch = device.launch[rows]
+    threads = np.unique(trace.host.thread[launch[launch >= 0]])
+    return Work(
+        on_host=False,
+        rows=rows,
+        kind=kind,
+        start_ns=start,
+        end_ns=end,
+        compute=_union_of(start, end, kind == Kind.COMPUTE),
+        comm=_union_of(start, end, kind == Kind.COMM),
+        memory=_union_of(start, end, kind == Kind.MEMORY),
+        threads=np.union1d(threads, stepping_threads(trace)).astype(np.int32),
+    )
+
+
+def _host_work(trace: Trace) -> Work:
+    """Top-level operators of threads that compute, less communication; comm spans of any thread."""
+    host = trace.host
+    comm_name = name_mask(trace, COMM_OPERATOR.search)[host.name]
+    comm = comm_name & (host.kind <= HostKind.ANNOTATION)
+    operator = (host.kind == HostKind.OPERATOR) & ~comm
+    threads = np.unique(host.thread[operator])
+    top = operator & ~_below_operator(trace, operator)
+    start, end = host.start_ns, host.start_ns + host.dur_ns
+    comm_set = _union_of(start, end, comm)
+    called = comm & (host.kind == HostKind.OPERATOR) & np.isin(host.thread, threads)
+    compute_set = intervals.subtract(_union_of(start, end, top), _union_of(start, end, called))
+    rows = np.flatnonzero(top | comm)
+    return Work(
+        on_host=True,
+        rows=rows,
+        kind=np.where(comm[rows], Kind.COMM, Kind.COMPUTE).astype(np.int8),
+        start_ns=start[rows],
+        end_ns=end[rows],
+        compute=compute_set,
+        comm=comm_set,
+        memory=intervals.EMPTY,
+        threads=np.union1d(threads, stepping_threads(trace)).astype(np.int32),
+    )
+
+
+def _below_operator(trace: Trace, operator: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    from stepscope.trace.links import nearest
+
+    above = nearest(trace.host, operator)
+    parent = trace.host.parent
+    return (parent >= 0) & (above[np.maximum(parent, 0)] >= 0)
+
+
+def stepping_threads(trace: Trace) -> NDArray[np.int32]:
+    """Threads that carry the profiler's step marks, or the busiest Python thread."""
+    host = trace.host
+    marked = name_mask(trace, lambda name: name.startswith("ProfilerStep"))[host.name]
+    if marked.any():
+        return np.unique(host.thread[marked])
+    python = host.thread[host.kind == HostKind.PYTHON]
+    if len(python):
+        return np.array([np.bincount(python).argmax()], dtype=np.int32)
+    return np.empty(0, np.int32)
+
+
+def _union_of(
+    start: NDArray[np.int64], end: NDArray[np.int64], chosen: NDArray[np.bool_]
+) -> Set:
+    return intervals.union(start[chosen], end[chosen])
+
+
+def launches_of(trace: Trace, work: Work) -> NDArray[np.int32]:
+    """The host row behind each piece of work: its launch, or itself when the CPU is the device."""
+    if work.on_host:
+        return work.rows.astype(np.int32)
+    launch = trace.device.launch[work.rows]
+    return launch if len(launch) else np.full(0, ABSENT, np.int32)

@@ -1,0 +1,145 @@
+// Puts the page together, and offers tests and scripts a small handle: window.stepscope.
+
+const Theme = (() => {
+  const KEY = "stepscope-theme";
+  const root = document.documentElement;
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  let chosen = null;
+
+  // A page from file:// may be refused storage: the choice then lasts as long as the page.
+  function remembered() {
+    try {
+      return localStorage.getItem(KEY);
+    } catch {
+      return null;
+    }
+  }
+
+  function remember(theme) {
+    try {
+      localStorage.setItem(KEY, theme);
+    } catch {
+      // kept in `chosen`
+    }
+  }
+
+  const current = () => chosen || (dark.matches ? "dark" : "light");
+
+  function apply(onChange) {
+    root.dataset.theme = current();
+    Palette.forget();
+    onChange();
+  }
+
+  function start(button, onChange) {
+    const saved = remembered();
+    chosen = saved === "dark" || saved === "light" ? saved : null;
+    dark.addEventListener("change", () => apply(onChange));
+    button.addEventListener("click", () => {
+      chosen = current() === "dark" ? "light" : "dark";
+      remember(chosen);
+      apply(onChange);
+    });
+    apply(onChange);
+  }
+
+  return { start, current };
+})();
+
+(() => {
+  const $ = (selector) => document.querySelector(selector);
+  const help = $("#help");
+  const timeline = new Timeline($("#timeline .tl"));
+  const flames = { host: new FlameGraph($("#flame-host")), device: new FlameGraph($("#flame-device")) };
+  const tables = new Tables($("#tables"), (name) => {
+    $("#timeline").scrollIntoView({ block: "start" });
+    timeline.find(name);
+  });
+  const state = { rank: -1, ready: false };
+
+  function showPicture(data) {
+    const has = Boolean(data.picture);
+    $("#timeline").hidden = !has;
+    $("#flames").hidden = !has;
+    if (!has) return;
+    const scene = new Scene(data);
+    $("#timeline .tl").hidden = !scene.start.length;
+    $("#timeline .tl-none").hidden = scene.start.length > 0;
+    $(".tl-left-out").textContent = scene.leftOut;
+    $(".tl-left-out").hidden = !scene.leftOut;
+    if (scene.start.length) timeline.load(scene);
+    ["host", "device"].forEach((side, i) => showFlame(side, data, data.picture.flames_left_out[i]));
+  }
+
+  function showFlame(side, data, leftOut) {
+    const root = $(`#flame-${side}`);
+    const tree = new FlameTree(data.columns, side, data.picture.strings);
+    root.hidden = !tree.size;
+    root.querySelector(".flame-left-out").textContent = leftOut
+      ? `${Format.count(leftOut)} of the narrowest stacks are left out.` : "";
+    if (tree.size) flames[side].load(tree);
+  }
+
+  async function showRank(index) {
+    state.ready = false;
+    document.querySelectorAll("[data-rank]").forEach((part) => (part.hidden = Number(part.dataset.rank) !== index));
+    const data = await Payload.load($(`#payload-${index}`));
+    if ($("#rank-picker") && Number($("#rank-picker").value) !== index) return;
+    state.rank = index;
+    showPicture(data);
+    tables.load(data.tables);
+    state.ready = true;
+  }
+
+  function repaint() {
+    timeline.draw();
+    flames.host.draw();
+    flames.device.draw();
+    if (timeline.scene) timeline.showDetail();
+    $("#theme").setAttribute("aria-pressed", String(Theme.current() === "dark"));
+  }
+
+  Theme.start($("#theme"), repaint);
+  listenToKeys(timeline, help);
+  document.querySelectorAll("[data-help]").forEach((b) => b.addEventListener("click", () => toggleHelp(help)));
+  help.addEventListener("click", (e) => e.target === help && help.close());
+  $("#rank-picker")?.addEventListener("change", (e) => showRank(Number(e.target.value)));
+  document.querySelectorAll("[data-copy]").forEach((button) =>
+    button.addEventListener("click", () => copyText(button)));
+
+  window.stepscope = {
+    ready: showRank($("#rank-picker") ? Number($("#rank-picker").value) : 0),
+    showRank,
+    find: (text) => timeline.find(text),
+    // Draws at once and reads a pixel back, so that the time includes the drawing itself.
+    redraw() {
+      const began = performance.now();
+      timeline.drawNow();
+      timeline.canvas.getContext("2d").getImageData(0, 0, 1, 1);
+      return performance.now() - began;
+    },
+    state: () => ({
+      ready: state.ready,
+      rank: state.rank,
+      theme: Theme.current(),
+      view: timeline.view ? [timeline.view.t0, timeline.view.t1] : null,
+      events: timeline.scene ? timeline.scene.drawn : 0,
+      matches: timeline.found ? timeline.found.events.length : 0,
+      match: timeline.match ?? -1,
+      selected: timeline.selected >= 0 ? timeline.scene.label(timeline.selected) : null,
+      lastFrameMs: timeline.frameMs,
+      table: tables.table ? tables.table.id : null,
+    }),
+  };
+})();
+
+async function copyText(button) {
+  const before = button.textContent;
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Select the path to copy it";
+  }
+  setTimeout(() => (button.textContent = before), 1500);
+}

@@ -1,0 +1,526 @@
+// The timeline's state and gestures: what is in view, hovered, selected and searched for.
+
+const LANE_PAD = 5;
+const SHORTEST_VIEW_NS = 20;
+const SCROLL_GUARD_MS = 350; // a page scroll that passes over the canvas must not become a zoom
+
+const KIND_WORDS = {
+  compute: "compute kernel", comm: "communication", memory: "copy or memset",
+  device_sync: "device sync", device_annotation: "device annotation", device_other: "device",
+  operator: "operator", annotation: "annotation", python_call: "Python function",
+  runtime: "runtime call", overhead: "profiler overhead", host_other: "host",
+};
+
+class Timeline {
+  constructor(root) {
+    this.root = root;
+    this.scroller = root.querySelector(".tl-scroll");
+    this.canvas = root.querySelector(".tl-canvas");
+    this.ruler = root.querySelector(".tl-ruler");
+    this.gutter = root.querySelector(".tl-labels");
+    this.tip = root.querySelector(".tip");
+    this.detail = root.querySelector(".tl-detail");
+    this.search = root.querySelector(".tl-search");
+    this.count = root.querySelector(".tl-count");
+    this.painter = new Painter(this.canvas);
+    this.overview = new Overview(root.querySelector(".tl-overview"), (a, b) => this.show(a, b));
+    this.frameMs = 0;
+    this.lastPageScroll = -Infinity;
+    this.listen();
+  }
+
+  load(scene) {
+    this.scene = scene;
+    this.hover = this.selected = -1;
+    this.found = null;
+    this.match = -1;
+    this.launchCache = { event: -1, launched: [] };
+    this.foldMinorLanes();
+    this.layOut();
+    this.reset();
+    this.runSearch();
+    this.showDetail();
+  }
+
+  // ---- where things are
+
+  foldMinorLanes() {
+    const { lanes } = this.scene;
+    const threads = lanes.filter((lane) => lane.group === "host");
+    const notes = lanes.filter((lane) => lane.group === "device" && !lane.work && !lane.idle);
+    const busiest = Math.max(1, ...threads.map((lane) => lane.events));
+    threads.forEach((lane, i) => (lane.folded = i > 0 && lane.events < busiest * 0.02));
+    notes.forEach((lane) => (lane.folded = true));
+  }
+
+  layOut() {
+    const { scene } = this;
+    let y = 0;
+    const lanes = scene.lanes.map((lane) => {
+      const height = (lane.folded ? 1 : lane.rows) * ROW + 2 * LANE_PAD;
+      const place = { lane, y, height, pinned: false };
+      y += height;
+      return place;
+    });
+    const idle = scene.lanes.find((lane) => lane.idle);
+    const device = lanes.filter((place) => place.lane.group === "device");
+    const deviceHeight = device.reduce((sum, place) => sum + place.height, 0);
+    const room = Math.max(360, Math.round(window.innerHeight * 0.66));
+    const height = Math.min(this.resized || room, y);
+    const pinned = device.length < lanes.length && deviceHeight <= height * 0.5 ? deviceHeight : 0;
+    device.forEach((place) => (place.pinned = pinned > 0));
+    this.layout = {
+      lanes, pinned, pad: LANE_PAD, total: y,
+      width: 0, height,
+      gapRow: idle ? idle.first_row : -1,
+      top: (place) => (place.pinned ? place.y : place.y - this.scroller.scrollTop),
+      placeOf: (s, event) => lanes[s.laneOfRow[s.rowOf(event)]],
+    };
+    this.scroller.style.height = `${height}px`;
+    this.root.querySelector(".tl-space").style.height = `${y}px`;
+    this.fillGutter();
+    this.measure();
+  }
+
+  measure() {
+    this.layout.width = Math.max(50, this.canvas.parentElement.clientWidth - this.gutter.offsetWidth);
+    this.layout.height = this.scroller.clientHeight;
+  }
+
+  fillGutter() {
+    const pinned = document.createElement("div");
+    pinned.className = "tl-pinned";
+    pinned.style.height = `${this.layout.pinned}px`;
+    const labels = this.layout.lanes.map((place) => [place, this.laneLabel(place)]);
+    labels.filter(([place]) => place.pinned).forEach(([, label]) => pinned.append(label));
+    this.gutter.replaceChildren(pinned, ...labels.filter(([place]) => !place.pinned).map(([, label]) => label));
+  }
+
+  laneLabel(place) {
+    const { lane } = place;
+    const label = document.createElement(lane.rows > 1 ? "button" : "div");
+    label.className = `tl-label${place.pinned ? " is-pinned" : ""}`;
+    label.style.top = `${place.y}px`;
+    label.style.height = `${place.height}px`;
+    label.title = `${lane.name}: ${Format.count(lane.events)} ${lane.idle ? "gaps" : "events"}`;
+    const fold = document.createElement("span");
+    fold.className = "tl-fold";
+    fold.setAttribute("aria-hidden", "true");
+    fold.textContent = lane.rows > 1 ? (lane.folded ? "▸" : "▾") : "";
+    const name = document.createElement("span");
+    name.className = "tl-name";
+    name.textContent = lane.name;
+    label.append(fold, name);
+    if (lane.rows > 1) {
+      label.type = "button";
+      label.setAttribute("aria-expanded", String(!lane.folded));
+      label.addEventListener("click", () => this.toggle(lane));
+    }
+    return label;
+  }
+
+  toggle(lane) {
+    lane.folded = !lane.folded;
+    const at = this.scroller.scrollTop;
+    this.layOut();
+    this.scroller.scrollTop = at;
+    const index = this.scene.lanes.indexOf(lane);
+    this.gutter.querySelectorAll(".tl-label")[index]?.focus();
+    this.draw();
+  }
+
+  // ---- what is in view
+
+  reset() {
+    const margin = this.scene.span * 0.01;
+    this.show(-margin, this.scene.span + margin);
+  }
+
+  show(t0, t1) {
+    const { span } = this.scene;
+    const margin = span * 0.05;
+    let length = Math.min(Math.max(t1 - t0, SHORTEST_VIEW_NS), span + 2 * margin);
+    const middle = (t0 + t1) / 2;
+    let from = middle - length / 2;
+    from = Math.min(Math.max(from, -margin), span + margin - length);
+    this.view = { t0: from, t1: from + length };
+    this.draw();
+  }
+
+  zoom(factor, at = 0.5) {
+    const { t0, t1 } = this.view;
+    const pivot = t0 + (t1 - t0) * at;
+    const length = Math.min(Math.max((t1 - t0) * factor, SHORTEST_VIEW_NS), this.scene.span * 1.1);
+    this.show(pivot - length * at, pivot + length * (1 - at));
+  }
+
+  pan(share) {
+    const by = (this.view.t1 - this.view.t0) * share;
+    this.show(this.view.t0 + by, this.view.t1 + by);
+  }
+
+  fit(event = this.selected) {
+    if (event < 0) return;
+    const length = Math.max(this.scene.dur[event] * 1.3, SHORTEST_VIEW_NS);
+    const middle = this.scene.start[event] + this.scene.dur[event] / 2;
+    this.show(middle - length / 2, middle + length / 2);
+  }
+
+  // Brings an event into view without changing the zoom more than it must.
+  reveal(event) {
+    const { scene, view, layout } = this;
+    const lane = scene.laneOf(event);
+    if (lane.folded && scene.rowOf(event) > lane.first_row) this.toggle(lane);
+    const [start, end] = [scene.start[event], scene.end(event)];
+    const length = view.t1 - view.t0;
+    if (scene.dur[event] < length / 400) this.show(start - scene.dur[event] * 60, end + scene.dur[event] * 60);
+    else if (scene.dur[event] > length) this.show(start - scene.dur[event] * 0.15, end + scene.dur[event] * 0.15);
+    else if (start < view.t0 || end > view.t1) this.show((start + end - length) / 2, (start + end + length) / 2);
+    const place = this.layout.placeOf(scene, event);
+    if (!place.pinned) {
+      const y = place.y + LANE_PAD + (scene.rowOf(event) - lane.first_row) * ROW;
+      const top = this.scroller.scrollTop;
+      if (y < top + this.layout.pinned + ROW || y > top + layout.height - 2 * ROW) {
+        this.scroller.scrollTop = y - this.layout.pinned - (layout.height - this.layout.pinned) / 3;
+      }
+    }
+    this.draw();
+  }
+
+  // ---- drawing
+
+  draw() {
+    if (this.pending) return;
+    this.pending = requestAnimationFrame(() => {
+      this.pending = 0;
+      this.drawNow();
+    });
+  }
+
+  drawNow() {
+    if (!this.scene) return;
+    const began = performance.now();
+    this.measure();
+    this.painter.paint(this.scene, this.layout, this.view, {
+      hover: this.hover, selected: this.selected, found: this.found,
+      launched: (event) => this.launched(event),
+    });
+    this.overview.paint(this.scene, this.layout.width, this.view);
+    this.paintRuler();
+    this.frameMs = performance.now() - began;
+  }
+
+  paintRuler() {
+    const { width } = this.layout;
+    const ctx = sizeCanvas(this.ruler, width, 32);
+    const colors = Palette.get();
+    const { t0, t1 } = this.view;
+    const scale = width / (t1 - t0);
+    ctx.fillStyle = colors.back;
+    ctx.fillRect(0, 0, width, 32);
+    ctx.font = `11px ${colors.font}`;
+    ctx.textBaseline = "middle";
+    const step = this.tickStep((t1 - t0) / Math.max(2, width / 110));
+    ctx.fillStyle = colors.muted;
+    for (let time = Math.ceil(t0 / step) * step; time < t1; time += step) {
+      const x = (time - t0) * scale;
+      ctx.fillRect(Math.round(x), 24, 1, 8);
+      ctx.fillText(Format.tick(time, step), x + 4, 24);
+    }
+    this.paintStepNames(ctx, colors, t0, scale, width);
+  }
+
+  paintStepNames(ctx, colors, t0, scale, width) {
+    for (const [name, start, dur] of this.scene.steps) {
+      const x = Math.max((start - t0) * scale, 0);
+      const end = Math.min((start + dur - t0) * scale, width);
+      if (end - x < 20) continue;
+      ctx.fillStyle = colors.strong;
+      ctx.fillRect(x, 0, end - x - 1, 1.5);
+      ctx.fillStyle = colors.text;
+      const room = fitText(name.replace("ProfilerStep#", "step "), end - x - 8, this.painter.letter || 6);
+      if (room) ctx.fillText(room, x + 4, 9);
+    }
+  }
+
+  tickStep(least) {
+    const power = 10 ** Math.floor(Math.log10(least));
+    return [1, 2, 5, 10].map((m) => m * power).find((step) => step >= least);
+  }
+
+  launched(event) {
+    if (this.launchCache.event !== event) {
+      this.launchCache = { event, launched: this.scene.launchedBy(event) };
+    }
+    return this.launchCache.launched;
+  }
+
+  // ---- gestures
+
+  listen() {
+    const { canvas, scroller } = this;
+    canvas.addEventListener("wheel", (e) => this.wheel(e), { passive: false });
+    window.addEventListener("scroll", () => (this.lastPageScroll = performance.now()), { passive: true });
+    scroller.addEventListener("scroll", () => this.draw(), { passive: true });
+    canvas.addEventListener("pointerdown", (e) => this.down(e));
+    canvas.addEventListener("pointermove", (e) => this.move(e));
+    canvas.addEventListener("pointerup", (e) => this.up(e));
+    canvas.addEventListener("pointerleave", () => this.setHover(-1));
+    canvas.addEventListener("dblclick", (e) => this.fit(this.eventAt(e)));
+    this.search.addEventListener("input", () => this.runSearch());
+    new ResizeObserver(() => this.resize()).observe(this.root);
+    this.root.querySelectorAll("[data-act]").forEach((button) =>
+      button.addEventListener("click", () => this.act(button.dataset.act)));
+  }
+
+  act(name) {
+    const acts = {
+      in: () => this.zoom(1 / 1.6), out: () => this.zoom(1.6), reset: () => this.reset(),
+      fit: () => this.fit(), next: () => this.step(1), previous: () => this.step(-1),
+    };
+    if (this.scene) acts[name]();
+  }
+
+  resize() {
+    if (!this.scene) return;
+    this.draw();
+  }
+
+  wheel(event) {
+    if (!this.scene) return;
+    const now = performance.now();
+    if (now - this.lastPageScroll < SCROLL_GUARD_MS && !event.ctrlKey) {
+      this.lastPageScroll = now;
+      return;
+    }
+    event.preventDefault();
+    const unit = event.deltaMode === 1 ? 30 : 1;
+    if (event.shiftKey) {
+      this.scroller.scrollTop += (event.deltaY || event.deltaX) * unit;
+    } else if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+      this.pan((event.deltaX * unit) / this.layout.width);
+    } else {
+      const power = Math.max(-240, Math.min(240, event.deltaY * unit)) * (event.ctrlKey ? 3 : 1);
+      this.zoom(Math.exp(power * 0.0022), event.offsetX / this.layout.width);
+    }
+  }
+
+  down(event) {
+    if (event.button !== 0) return;
+    this.canvas.setPointerCapture(event.pointerId);
+    this.drag = { x: event.clientX, y: event.clientY, view: this.view, top: this.scroller.scrollTop, moved: false };
+    this.scroller.focus({ preventScroll: true });
+  }
+
+  move(event) {
+    if (!this.scene) return;
+    const { drag } = this;
+    if (!drag) {
+      this.setHover(this.eventAt(event), event);
+      return;
+    }
+    const [dx, dy] = [event.clientX - drag.x, event.clientY - drag.y];
+    if (!drag.moved && Math.hypot(dx, dy) < 4) return;
+    drag.moved = true;
+    this.canvas.classList.add("is-dragging");
+    this.setHover(-1);
+    const by = (-dx / this.layout.width) * (drag.view.t1 - drag.view.t0);
+    this.scroller.scrollTop = drag.top - dy;
+    this.show(drag.view.t0 + by, drag.view.t1 + by);
+  }
+
+  up(event) {
+    const { drag } = this;
+    this.drag = null;
+    this.canvas.classList.remove("is-dragging");
+    if (drag && !drag.moved) this.select(this.eventAt(event));
+  }
+
+  eventAt(event) {
+    const { layout, scene, view } = this;
+    const y = event.offsetY;
+    const place = layout.lanes.find((p) => {
+      if (!p.pinned && y < layout.pinned) return false;
+      return y >= layout.top(p) && y < layout.top(p) + p.height;
+    });
+    if (!place) return -1;
+    const depth = Math.floor((y - layout.top(place) - layout.pad) / ROW);
+    if (depth < 0 || depth >= (place.lane.folded ? 1 : place.lane.rows)) return -1;
+    const perPixel = (view.t1 - view.t0) / layout.width;
+    return scene.at(place.lane.first_row + depth, view.t0 + event.offsetX * perPixel, perPixel * 2);
+  }
+
+  // ---- hovering, selecting
+
+  setHover(event, pointer) {
+    const changed = event !== this.hover;
+    this.hover = event;
+    this.canvas.classList.toggle("is-over", event >= 0);
+    if (event < 0) this.tip.hidden = true;
+    else this.showTip(event, pointer, changed);
+    if (changed) this.draw();
+  }
+
+  showTip(event, pointer, changed) {
+    if (changed) {
+      const title = document.createElement("strong");
+      const label = this.scene.label(event);
+      title.textContent = label.length > 220 ? `${label.slice(0, 220)}…` : label;
+      const facts = document.createElement("div");
+      facts.textContent = this.facts(event).slice(0, 3).map(([k, v]) => (k ? `${k} ${v}` : v)).join("  ·  ");
+      this.tip.replaceChildren(title, facts);
+      const frame = this.gapFrame(event);
+      if (frame) this.tip.append(Object.assign(document.createElement("div"), { textContent: frame }));
+      this.tip.hidden = false;
+    }
+    placeTip(this.tip, pointer);
+  }
+
+  facts(event) {
+    const { scene } = this;
+    const kind = Palette.KINDS[scene.kind[event]];
+    return [
+      ["", Format.ns(scene.dur[event])],
+      ["at", Format.ns(scene.start[event])],
+      ["", event >= scene.drawn ? "device idle" : KIND_WORDS[kind] || kind],
+      ["on", scene.laneOf(event).name],
+    ];
+  }
+
+  gapFrame(event) {
+    const { scene } = this;
+    const frame = event >= scene.drawn ? scene.frame[event - scene.drawn] : 0;
+    return frame ? `host was in ${Format.short(scene.strings[frame - 1])}` : "";
+  }
+
+  select(event) {
+    this.selected = event;
+    this.showDetail();
+    this.draw();
+  }
+
+  showDetail() {
+    const { scene, detail, selected } = this;
+    detail.classList.toggle("is-empty", selected < 0);
+    if (selected < 0) {
+      detail.textContent = "Click an event for details. Drag to pan, scroll to zoom, press ? for keys.";
+      return;
+    }
+    const title = document.createElement("div");
+    title.className = "tl-title";
+    const swatch = document.createElement("span");
+    swatch.className = "swatch";
+    swatch.style.background = Palette.get().solid[scene.kind[selected]];
+    const name = document.createElement("code");
+    name.textContent = scene.label(selected);
+    title.append(swatch, name);
+    const facts = document.createElement("div");
+    facts.className = "tl-facts";
+    facts.textContent = this.facts(selected).map(([k, v]) => (k ? `${k} ${v}` : v)).join("  ·  ");
+    detail.replaceChildren(title, facts);
+    if (this.gapFrame(selected)) facts.textContent += `  ·  ${this.gapFrame(selected)}`;
+    if (selected < scene.drawn) this.addLinks(detail, selected);
+  }
+
+  addLinks(detail, event) {
+    const { scene } = this;
+    const links = document.createElement("div");
+    links.className = "tl-links";
+    const add = (text, target) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "link";
+      button.textContent = text;
+      button.title = scene.label(target);
+      button.addEventListener("click", () => this.go(target));
+      links.append(button);
+    };
+    if (scene.link[event] >= 0) {
+      const wait = scene.start[event] - scene.start[scene.link[event]];
+      add(`Launched by ${scene.shortLabel(scene.link[event])}, ${Format.ns(wait)} before`, scene.link[event]);
+      scene.ancestors(scene.link[event]).slice(0, 4).forEach((above) => add(`in ${scene.shortLabel(above)}`, above));
+    } else if (scene.laneOf(event).group === "host") {
+      const launched = this.launched(event);
+      if (launched.length) {
+        const sum = launched.reduce((total, e) => total + scene.dur[e], 0);
+        add(`Launched ${Format.count(launched.length)} device event${launched.length > 1 ? "s" : ""}, ${Format.ns(sum)}`, launched[0]);
+      }
+      scene.ancestors(event).slice(0, 5).forEach((above) => add(`in ${scene.shortLabel(above)}`, above));
+    }
+    if (links.children.length) detail.append(links);
+  }
+
+  go(event) {
+    this.select(event);
+    this.reveal(event);
+  }
+
+  // ---- searching
+
+  find(text) {
+    this.search.value = text;
+    this.runSearch();
+    if (this.found?.events.length) this.step(1);
+  }
+
+  runSearch() {
+    if (!this.scene) return;
+    const text = this.search.value.trim();
+    this.found = text ? this.scene.find(text) : null;
+    this.match = -1;
+    this.count.textContent = this.found ? this.countText() : "";
+    this.root.classList.toggle("is-searching", Boolean(this.found));
+    this.draw();
+  }
+
+  countText() {
+    const { events, busy } = this.found;
+    if (!events.length) return "no match";
+    const times = [busy.device && `${Format.ns(busy.device)} device`, busy.host && `${Format.ns(busy.host)} host`];
+    const at = this.match >= 0 ? `${Format.count(this.match + 1)} of ` : "";
+    return [`${at}${Format.count(events.length)}`, ...times.filter(Boolean)].join(" · ");
+  }
+
+  step(by) {
+    if (!this.found?.events.length) return;
+    const { events } = this.found;
+    if (this.match < 0) this.match = by > 0 ? -1 : 0;
+    this.match = (this.match + by + events.length) % events.length;
+    this.count.textContent = this.countText();
+    this.go(events[this.match]);
+  }
+
+  // Neighbours of the selection: before and after in its row, above and below in its stack.
+  neighbour(dx, dy) {
+    const { scene, selected } = this;
+    if (selected < 0) return;
+    const row = scene.rowOf(selected);
+    const lane = scene.laneOf(selected);
+    let target = selected + dx;
+    if (dy) {
+      const next = row + dy;
+      const inside = next >= lane.first_row && next < lane.first_row + lane.rows;
+      const middle = scene.start[selected] + scene.dur[selected] / 2;
+      target = inside ? scene.at(next, middle, scene.dur[selected] / 2) : -1;
+    } else if (target < scene.rowStart[row] || target >= scene.rowStart[row + 1]) {
+      target = -1;
+    }
+    if (target >= 0) this.go(target);
+  }
+
+  clear() {
+    this.search.value = "";
+    this.runSearch();
+    this.select(-1);
+  }
+}
+
+// Beside the pointer, but never out of the window.
+function placeTip(tip, pointer) {
+  const box = tip.getBoundingClientRect();
+  const x = Math.min(pointer.clientX + 14, window.innerWidth - box.width - 10);
+  const below = pointer.clientY + 18;
+  const y = below + box.height > window.innerHeight - 8 ? pointer.clientY - box.height - 12 : below;
+  tip.style.left = `${Math.max(6, x)}px`;
+  tip.style.top = `${Math.max(6, y)}px`;
+}
