@@ -12,8 +12,9 @@ if TYPE_CHECKING:
         UnreadableInputError,
         UsageError,
     )
-    from stepscope.explain import explain, explain_rank
-    from stepscope.trace import read_trace
+    from stepscope.explain.rank import explain_rank
+    from stepscope.explain.run import explain
+    from stepscope.trace.read import read_trace
 
 __version__ = "0.1.0"
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stepscope.explain.tree import children_sum, group, outermost, sum_by
 from stepscope.explain.work import name_mask
 from stepscope.records.explanation import Line, Place
-from stepscope.records.trace import HostKind
+from stepscope.records.trace import ABSENT, HostKind
+from stepscope.trace.links import nearest
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from stepscope.explain.device_time import DeviceTime
     from stepscope.records.trace import Trace
 
-MOST_ROWS = 1000
+MOST_ROWS = 500
 FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.*)$")
 _LIBRARY = re.compile(
     r"^(?:torch|torchvision|numpy|transformers|lightning|accelerate|deepspeed)[/\\]"
@@ -70,15 +73,14 @@ def list_lines(trace: Trace, device: DeviceTime) -> tuple[Line, ...]:
     return tuple(out)
 
 
-def user_place(trace: Trace, row: int) -> Place | None:
-    """The nearest user frame at or above a host row; the nearest frame of any kind else."""
-    fallback = None
-    while row >= 0:
-        if trace.host.kind[row] == HostKind.PYTHON:
-            name = trace.strings[trace.host.name[row]]
-            place = place_of(name)
-            if place and not is_library(name):
-                return place
-            fallback = fallback or place
-        row = int(trace.host.parent[row])
-    return fallback
+def user_frames(trace: Trace, rows: NDArray[Any]) -> NDArray[np.int32]:
+    """The nearest frame of the user's own code at or above each host row; of any code else; -1."""
+    host = trace.host
+    python = host.kind == HostKind.PYTHON
+    if not python.any():
+        return np.full(len(rows), ABSENT, np.int32)
+    frame = python & name_mask(trace, FRAME.match)[host.name]
+    user = frame & ~name_mask(trace, is_library)[host.name]
+    asked = np.maximum(rows, 0)
+    own, any_code = nearest(host, user)[asked], nearest(host, frame)[asked]
+    return np.where(rows < 0, ABSENT, np.where(own >= 0, own, any_code)).astype(np.int32)

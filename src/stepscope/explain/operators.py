@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stepscope.records.trace import Trace
 
 # More distinct (operator, shapes) rows than this are of no use to a reader.
-MOST_ROWS = 2000
+MOST_ROWS = 1000
 
 
 def list_operators(trace: Trace, device: DeviceTime) -> tuple[Operator, ...]:
@@ -42,15 +42,20 @@ def list_operators(trace: Trace, device: DeviceTime) -> tuple[Operator, ...]:
         "device_self_ns": sum_by(inverse, own_device, count),
     }
     order = np.lexsort((-sums["host_self_ns"], -sums["device_self_ns"]))[:MOST_ROWS]
+    sample = rows[first[order]]
+    columns = (host.name[sample], host.shapes[sample], host.dtypes[sample], calls[order])
+    totals = (values[order] for values in sums.values())
     return tuple(
         Operator(
-            name=trace.strings[host.name[rows[first[i]]]],
-            shapes=_text(trace, host.shapes[rows[first[i]]]),
-            dtypes=_text(trace, host.dtypes[rows[first[i]]]),
-            calls=int(calls[i]),
-            **{key: int(values[i]) for key, values in sums.items()},
+            name=trace.strings[name],
+            shapes=trace.strings[shapes] if shapes >= 0 else "",
+            dtypes=trace.strings[dtypes] if dtypes >= 0 else "",
+            calls=count,
+            **dict(zip(sums, amounts, strict=True)),
         )
-        for i in order.tolist()
+        for name, shapes, dtypes, count, *amounts in zip(
+            *(column.tolist() for column in (*columns, *totals)), strict=True
+        )
     )
 
 
@@ -81,7 +86,3 @@ def _key(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int64]:
         (host.shapes[rows] + np.int64(1)) * width + host.dtypes[rows] + 1, return_inverse=True
     )
     return host.name[rows].astype(np.int64) * (len(rows) + 1) + signature.reshape(-1)
-
-
-def _text(trace: Trace, code: int) -> str:
-    return trace.strings[code] if code >= 0 else ""

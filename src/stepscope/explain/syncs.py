@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.idle import blocking_calls
-from stepscope.explain.lines import user_place
+from stepscope.explain.lines import place_of, user_frames
 from stepscope.explain.tree import group, sum_by
 from stepscope.records.explanation import SyncCall
 from stepscope.records.trace import HostKind
@@ -28,10 +28,12 @@ def list_syncs(trace: Trace) -> tuple[SyncCall, ...]:
     first, inverse, count = group(host.name[rows] * np.int64(len(trace.strings) + 1) + named)
     total = sum_by(inverse, host.dur_ns[rows], count)
     calls = np.bincount(inverse, minlength=count)
+    frames = user_frames(trace, rows[first])
     out = []
     for i in np.argsort(-total, kind="stable").tolist():
         row = int(rows[first[i]])
-        place = user_place(trace, row)
+        frame = int(frames[i])
+        place = place_of(trace.strings[host.name[frame]]) if frame >= 0 else None
         inside = int(named[first[i]])
         out.append(
             SyncCall(

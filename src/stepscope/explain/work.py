@@ -73,7 +73,9 @@ def find_work(trace: Trace) -> Work:
 
 def name_mask(trace: Trace, matches: Callable[[str], object]) -> NDArray[np.bool_]:
     """Per string code: does the name match? Each distinct name is looked at once."""
-    return np.fromiter((bool(matches(s)) for s in trace.strings), np.bool_, len(trace.strings))
+    # Names come before the texts of arguments, which are never asked for.
+    names = 1 + max(trace.host.name.max(initial=-1), trace.device.name.max(initial=-1))
+    return np.fromiter(map(bool, map(matches, trace.strings[:names])), np.bool_, names)
 
 
 def work_kinds(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int8]:

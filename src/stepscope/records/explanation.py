@@ -307,3 +307,4 @@ class Explanation:
     ranks: tuple[RankExplanation, ...]
     budget: Budget
     findings: tuple[Finding, ...]
+    quality: tuple[Note, ...] = ()  # about the set of files, such as one that was left out

@@ -1,19 +1,21 @@
 """The bytes of a trace file, in pieces, whatever it is compressed with.
 
-A compressed file that ends early gives what it has and says so in `ended_early`: the rest of the
-reader then treats the text like any other cut file.
+A compressed file that ends early or is damaged gives what it has and says so in `ended_early`: the
+rest of the reader then treats the text like any other cut file.
 """
 
 from __future__ import annotations
 
+import os
+import stat
 import zlib
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from stepscope.errors import UnreadableInputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     Progress = Callable[[int, int], None]  # bytes of the file read so far, bytes in all
 
@@ -22,27 +24,41 @@ GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
 SQLITE = b"SQLite format 3\x00"
 _READ_BYTES = 128 << 10
+_SALVAGE_BYTES = 64
 _THREAD_FROM_BYTES = 256 << 10
 
 
 def open_file(path: Path) -> IO[bytes]:
     """Open for reading, or say plainly why not."""
     try:
-        if path.is_dir():
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
             raise UnreadableInputError(f"{path} is a folder, not a trace file")
+        if not stat.S_ISREG(mode):
+            raise UnreadableInputError(f"{path} is not a regular file: save the trace to one")
         return path.open("rb")
     except FileNotFoundError:
         raise UnreadableInputError(f"{path} does not exist") from None
     except PermissionError:
         raise UnreadableInputError(f"{path}: no permission to read it") from None
     except OSError as error:
-        raise UnreadableInputError(f"{path}: {error.strerror or error}") from None
+        raise unreadable(path, error) from None
+    except ValueError as error:  # a name that no file can have
+        raise UnreadableInputError(f"{str(path)!r}: {error}") from None
+
+
+def unreadable(path: Path, error: OSError) -> UnreadableInputError:
+    """The disk, or the network behind it, failed while we were reading."""
+    return UnreadableInputError(f"{path}: {error.strerror or error}")
 
 
 def head_of(path: Path, size: int = 16) -> bytes:
     """The first bytes, to recognise a format by."""
     with open_file(path) as file:
-        return file.read(size)
+        try:
+            return file.read(size)
+        except OSError as error:
+            raise unreadable(path, error) from None
 
 
 class ByteSource:
@@ -55,54 +71,102 @@ class ByteSource:
 
     def __iter__(self) -> Iterator[bytes]:
         with open_file(self.path) as file:
-            total = self.path.stat().st_size
-            head = file.read(4)
-            file.seek(0)
-            if head[:2] == GZIP:
-                pieces = self._gunzip(file)
-            elif head == ZSTD:
-                pieces = self._unzstd(file)
-            else:
-                pieces = iter(lambda: file.read(PIECE_BYTES), b"")
-            if head[:2] == GZIP and total >= _THREAD_FROM_BYTES:
-                pieces = _one_ahead(pieces)
-            for piece in pieces:
-                if self._progress:
-                    self._progress(file.tell(), total)
-                yield piece
+            try:
+                total = os.fstat(file.fileno()).st_size
+                for piece in self._pieces(file, total):
+                    if self._progress:
+                        self._progress(file.tell(), total)
+                    yield piece
+            except OSError as error:
+                raise unreadable(self.path, error) from None
+
+    def _pieces(self, file: IO[bytes], total: int) -> Iterator[bytes]:
+        head = file.read(4)
+        file.seek(0)
+        if head[:2] == GZIP:
+            pieces = self._gunzip(file)
+            return _one_ahead(pieces) if total >= _THREAD_FROM_BYTES else pieces
+        if head == ZSTD:
+            return self._unzstd(file)
+        return iter(lambda: file.read(PIECE_BYTES), b"")
 
     def _gunzip(self, file: IO[bytes]) -> Iterator[bytes]:
         from isal import isal_zlib
 
         member: Any = isal_zlib.decompressobj(wbits=31)
-        data = b""
+        data, given = b"", 0
         try:
-            while True:
-                data = data or file.read(_READ_BYTES)
-                if not data:
-                    break
-                yield member.decompress(data, PIECE_BYTES)
+            while data := data or file.read(_READ_BYTES):
+                piece = member.decompress(data, PIECE_BYTES)
+                given += len(piece)
+                yield piece
                 data = member.unconsumed_tail
                 if member.eof:
-                    data = member.unused_data.lstrip(b"\x00")
-                    member = isal_zlib.decompressobj(wbits=31)
+                    data = _next_member(file, member.unused_data)
                     if not data:
-                        data = file.read(_READ_BYTES)
-                        if not data:
-                            return
+                        return
+                    member = isal_zlib.decompressobj(wbits=31)
             self.ended_early = "the gzip stream ends early"
         except (isal_zlib.error, zlib.error) as error:
             self.ended_early = f"the gzip stream is damaged ({error})"
+            yield from _salvage(file, given)
 
     def _unzstd(self, file: IO[bytes]) -> Iterator[bytes]:
         import zstandard
 
-        reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+        frame: Any = zstandard.ZstdDecompressor().decompressobj()
+        data = b""
         try:
-            while piece := reader.read(PIECE_BYTES):
-                yield piece
+            while data := data or file.read(_READ_BYTES):
+                if piece := frame.decompress(data):
+                    yield piece
+                data = frame.unused_data if frame.eof else b""
+                if frame.eof:
+                    data = data or file.read(_READ_BYTES)
+                    if not data:
+                        return
+                    frame = zstandard.ZstdDecompressor().decompressobj()
+            self.ended_early = "the zstd stream ends early"
         except zstandard.ZstdError as error:
             self.ended_early = f"the zstd stream is damaged ({error})"
+
+
+def _next_member(file: IO[bytes], data: bytes) -> bytes:
+    """What follows one gzip member, without the zeros that tapes and block devices pad with.
+
+    Anything but another member is no part of the stream, as for gzip itself.
+    """
+    while not (data := data.lstrip(b"\x00")):
+        data = file.read(_READ_BYTES)
+        if not data:
+            return b""
+    if len(data) == 1:
+        data += file.read(_READ_BYTES)
+    return data if data.startswith(GZIP) else b""
+
+
+def _salvage(file: IO[bytes], given: int) -> Iterator[bytes]:
+    """The bytes between the last piece that was given and the damage.
+
+    A decompressor that meets damage keeps what it made in that call to itself: go over the stream
+    again in small steps, so that little is made in the last one.
+    """
+    file.seek(0)
+    member = zlib.decompressobj(wbits=31)
+    made: list[bytes] = []
+    skip = given
+    try:
+        while data := file.read(_SALVAGE_BYTES):
+            while data:
+                piece = member.decompress(data)
+                made.append(piece[skip:])
+                skip = max(0, skip - len(piece))
+                data = member.unused_data
+                if member.eof:
+                    member = zlib.decompressobj(wbits=31)
+    except zlib.error:
+        pass
+    yield b"".join(made)
 
 
 def _one_ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:

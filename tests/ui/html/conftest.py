@@ -81,12 +81,10 @@ def made_trace(
     *, steps: int = 3, layers: int = 8, python: bool = True, rank: int | None = 0
 ) -> Trace:
     """Forward on the main thread, backward on another, one kernel a layer, an all-reduce a step."""
-    strings: list[str] = []
+    strings: dict[str, int] = {}
 
     def code(text: str) -> int:
-        if text not in strings:
-            strings.append(text)
-        return strings.index(text)
+        return strings.setdefault(text, len(strings))
 
     rng = np.random.default_rng(7)
     host = _Host()

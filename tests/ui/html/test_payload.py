@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -18,7 +20,7 @@ def picture(make_trace, explain):
 def starts(columns, unzigzag):
     delta = unzigzag(columns["start_delta"])
     edges = columns["row_start"].tolist()
-    rows = [np.cumsum(delta[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    rows = [np.cumsum(delta[a:b]) for a, b in pairwise(edges)]
     return np.concatenate(rows)
 
 

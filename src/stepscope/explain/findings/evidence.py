@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.lines import user_place
+from stepscope.explain.lines import place_of, user_frames
+from stepscope.explain.tree import group, sum_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,14 +73,12 @@ def severity(share: float) -> Severity:
 def places(evidence: Evidence, causes: Iterable[int], most: int = 3) -> tuple[Place, ...]:
     """Where in the user's code the gaps of these causes lie, the costliest first."""
     gaps, trace = evidence.gaps, evidence.trace
-    chosen = np.isin(gaps.cause, list(causes)) & (gaps.frame >= 0)
-    cost: dict[Place, int] = {}
-    sizes = (gaps.end_ns - gaps.start_ns)[chosen]
-    frames, inverse = np.unique(gaps.frame[chosen], return_inverse=True)
-    totals = np.zeros(len(frames), np.int64)
-    np.add.at(totals, inverse.reshape(-1), sizes)
-    for frame, total in zip(frames.tolist(), totals.tolist(), strict=True):
-        place = user_place(trace, frame)
-        if place:
-            cost[place] = cost.get(place, 0) + total
-    return tuple(sorted(cost, key=lambda place: -cost[place])[:most])
+    chosen = np.flatnonzero(np.isin(gaps.cause, list(causes)) & (gaps.frame >= 0))
+    frames = user_frames(trace, gaps.frame[chosen])
+    found = frames >= 0
+    if not found.any():
+        return ()
+    first, inverse, count = group(trace.host.name[frames[found]].astype(np.int64))
+    cost = sum_by(inverse, (gaps.end_ns - gaps.start_ns)[chosen[found]], count)
+    names = (trace.strings[trace.host.name[frames[found][first[i]]]] for i in np.argsort(-cost))
+    return tuple(place for name in names if (place := place_of(name)))[:most]

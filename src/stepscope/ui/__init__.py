@@ -1,0 +1,1 @@
+"""How stepscope speaks: the command line, the terminal, the HTML report, the JSON contract."""

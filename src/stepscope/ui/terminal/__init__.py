@@ -1,0 +1,1 @@
+"""What a terminal shows. Rich is imported only by the functions that print."""
