@@ -45,9 +45,7 @@ def carry_back(trace: Trace, work: Work) -> DeviceTime:
     )
 
 
-def _of_backward(
-    trace: Trace, direct: NDArray[np.int64], levels: Levels
-) -> NDArray[np.int64]:
+def _of_backward(trace: Trace, direct: NDArray[np.int64], levels: Levels) -> NDArray[np.int64]:
     host = trace.host
     mine = np.zeros(len(host), np.int64)
     known = host.forward_of >= 0

@@ -80,7 +80,11 @@ def _queue(
     span = int(held.sum())
     if not span:
         return None, int(depth.max()), None
-    return float((depth * held).sum() / span), int(depth.max()), float(held[depth == 0].sum() / span)
+    return (
+        float((depth * held).sum() / span),
+        int(depth.max()),
+        float(held[depth == 0].sum() / span),
+    )
 
 
 def _percentile(values: NDArray[np.int64], q: int) -> int | None:

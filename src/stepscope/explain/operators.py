@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,8 +43,13 @@ def list_operators(trace: Trace, device: DeviceTime) -> tuple[Operator, ...]:
     }
     order = np.lexsort((-sums["host_self_ns"], -sums["device_self_ns"]))[:MOST_ROWS]
     sample = rows[first[order]]
-    columns = (host.name[sample], host.shapes[sample], host.dtypes[sample], calls[order])
-    totals = (values[order] for values in sums.values())
+    columns: list[NDArray[Any]] = [
+        host.name[sample],
+        host.shapes[sample],
+        host.dtypes[sample],
+        calls[order],
+        *(values[order] for values in sums.values()),
+    ]
     return tuple(
         Operator(
             name=trace.strings[name],
@@ -54,7 +59,7 @@ def list_operators(trace: Trace, device: DeviceTime) -> tuple[Operator, ...]:
             **dict(zip(sums, amounts, strict=True)),
         )
         for name, shapes, dtypes, count, *amounts in zip(
-            *(column.tolist() for column in (*columns, *totals)), strict=True
+            *(column.tolist() for column in columns), strict=True
         )
     )
 
@@ -85,4 +90,6 @@ def _key(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int64]:
     _, signature = np.unique(
         (host.shapes[rows] + np.int64(1)) * width + host.dtypes[rows] + 1, return_inverse=True
     )
-    return host.name[rows].astype(np.int64) * (len(rows) + 1) + signature.reshape(-1)
+    key: NDArray[np.int64] = host.name[rows].astype(np.int64) * (len(rows) + 1)
+    key += signature.reshape(-1)
+    return key

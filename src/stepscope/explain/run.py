@@ -1,4 +1,4 @@
-"""Several files, one verdict. Each file is read and explained by one worker; only summaries stay."""
+"""Several files, one verdict. One worker reads and explains a file; only summaries stay."""
 
 from __future__ import annotations
 
@@ -116,9 +116,7 @@ def _number(ranks: list[RankExplanation]) -> tuple[list[RankExplanation], list[N
             )
         )
     elif worlds and len(out) > 1 and len(out) < max(worlds):
-        notes.append(
-            Note(id="missing-ranks", detail=f"{len(out)} of {max(worlds)} ranks are here")
-        )
+        notes.append(Note(id="missing-ranks", detail=f"{len(out)} of {max(worlds)} ranks are here"))
     return out, notes
 
 

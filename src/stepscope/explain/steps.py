@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,13 +30,11 @@ def find_steps(trace: Trace, work: Work) -> Steps:
     if len(ends) >= 2:
         steps = tuple(
             Step(name=f"between optimizer steps {i} and {i + 1}", start_ns=a, dur_ns=b - a)
-            for i, (a, b) in enumerate(zip(ends[:-1], ends[1:], strict=True))
+            for i, (a, b) in enumerate(pairwise(ends))
         )
         return _with_cycles("optimizer", steps, trace, work)
     start, end = _extent(work)
-    return Steps(
-        source="window", steps=(), cycles_ns=(), window_start_ns=start, window_end_ns=end
-    )
+    return Steps(source="window", steps=(), cycles_ns=(), window_start_ns=start, window_end_ns=end)
 
 
 def _marked(trace: Trace, pattern: re.Pattern[str]) -> tuple[Step, ...]:
@@ -61,9 +60,7 @@ def step_of(steps: tuple[Step, ...], times: NDArray[np.int64]) -> NDArray[np.int
     return np.where(inside, place, -1)
 
 
-def _with_cycles(
-    source: str, steps: tuple[Step, ...], trace: Trace, work: Work
-) -> Steps:
+def _with_cycles(source: str, steps: tuple[Step, ...], trace: Trace, work: Work) -> Steps:
     edges = _cycle_edges(steps, trace, work)
     start, end = (int(edges[0]), int(edges[-1])) if len(edges) >= 2 else _extent(work)
     return Steps(

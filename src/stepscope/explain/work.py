@@ -35,7 +35,9 @@ class Kind(IntEnum):
 
 KIND_NAMES = ("compute", "comm", "memory")
 COMM_KERNEL = re.compile(r"nccl|rccl|hccl|oneccl|cross_device_reduce", re.IGNORECASE)
-COMM_OPERATOR = re.compile(r"^(?:gloo:|nccl:|mpi:|ucc:|c10d::|_c10d_functional::)|^record_param_comms$")
+COMM_OPERATOR = re.compile(
+    r"^(?:gloo:|nccl:|mpi:|ucc:|c10d::|_c10d_functional::)|^record_param_comms$"
+)
 _ROCM_COPY = re.compile(r"^__amd_rocclr_(?:copy|fill)")
 
 
@@ -156,9 +158,7 @@ def stepping_threads(trace: Trace) -> NDArray[np.int32]:
     return np.empty(0, np.int32)
 
 
-def _union_of(
-    start: NDArray[np.int64], end: NDArray[np.int64], chosen: NDArray[np.bool_]
-) -> Set:
+def _union_of(start: NDArray[np.int64], end: NDArray[np.int64], chosen: NDArray[np.bool_]) -> Set:
     return intervals.union(start[chosen], end[chosen])
 
 

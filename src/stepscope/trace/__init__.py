@@ -1,13 +1,13 @@
 """Files -> columns: readers, links, the cache. Knows formats; knows nothing of what is good or bad.
 
-    files.py     bytes of a plain, gzip or zstd file, in pieces
-    text.py      JSON text cut into pieces of whole events, with the keys around them
-    events.py    one event as Kineto writes it, typed; which category is what
-    recover.py   damaged pieces: keep every event that can be kept, count the rest
-    columns.py   pieces of events -> growing columns
-    kineto.py    the four above, joined: a Kineto JSON file -> a Trace
-    nsys.py      an Nsight Systems SQLite export -> a Trace
-    links.py     parent, launch, forward of backward
-    cache.py     a Trace on disk, found again by the file's content
-    read.py      read_trace: recognise the format, use the cache
+files.py     bytes of a plain, gzip or zstd file, in pieces
+text.py      JSON text cut into pieces of whole events, with the keys around them
+events.py    one event as Kineto writes it, typed; which category is what
+recover.py   damaged pieces: keep every event that can be kept, count the rest
+columns.py   pieces of events -> growing columns
+kineto.py    the four above, joined: a Kineto JSON file -> a Trace
+nsys.py      an Nsight Systems SQLite export -> a Trace
+links.py     parent, launch, forward of backward
+cache.py     a Trace on disk, found again by the file's content
+read.py      read_trace: recognise the format, use the cache
 """

@@ -91,7 +91,7 @@ class Facts:
 
 
 def assemble(
-    *, path: str, format: str, columns: Collector, facts: Facts, quality: tuple[Note, ...]
+    *, path: str, source: str, columns: Collector, facts: Facts, quality: tuple[Note, ...]
 ) -> Trace:
     """Sort, link, and freeze."""
     host = _sorted(columns.host.finish(**_HOST), links.host_order)
@@ -108,7 +108,7 @@ def assemble(
     _note_unlinked(device, launch, notes)
     return Trace(
         path=path,
-        format=format,
+        format=source,
         kind=facts.kind,
         rank=facts.rank,
         world_size=facts.world_size,

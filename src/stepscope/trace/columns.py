@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from stepscope.records.trace import ABSENT, CollectiveArgs, DeviceKind, HostKind
@@ -15,6 +14,7 @@ from stepscope.trace.times import INVALID_NS, LIMIT_DUR_NS, microseconds_to_ns, 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
+    import msgspec
     from numpy.typing import NDArray
 
     from stepscope.trace.recover import Losses
@@ -189,13 +189,9 @@ class Collector:
         stream = _whole([a.stream for a in args], INT32)
         no_device, no_stream = device == ABSENT, stream == ABSENT
         if no_device.any():
-            device[no_device] = _whole(
-                [e.pid for e in compress(rows, no_device.tobytes())], INT32
-            )
+            device[no_device] = _whole([e.pid for e in compress(rows, no_device.tobytes())], INT32)
         if no_stream.any():
-            stream[no_stream] = _whole(
-                [e.tid for e in compress(rows, no_stream.tobytes())], INT32
-            )
+            stream[no_stream] = _whole([e.tid for e in compress(rows, no_stream.tobytes())], INT32)
         self.device.add(
             kind=kinds,
             name=self.names.of([e.name for e in rows]),
@@ -266,9 +262,7 @@ def _starts(events: Sequence[Any]) -> NDArray[np.int64]:
     return text_to_ns(times) if exact else microseconds_to_ns(times)
 
 
-def _scatter(
-    where: NDArray[np.bool_], values: NDArray[Any], default: int = ABSENT
-) -> NDArray[Any]:
+def _scatter(where: NDArray[np.bool_], values: NDArray[Any], default: int = ABSENT) -> NDArray[Any]:
     if len(values) == len(where):
         return values
     out = np.full(len(where), default, dtype=values.dtype)

@@ -24,7 +24,9 @@ GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
 SQLITE = b"SQLite format 3\x00"
 _READ_BYTES = 128 << 10
-_SALVAGE_BYTES = 64
+_SALVAGE_READ_BYTES = 4 << 10
+_SALVAGE_STEP_BYTES = 64
+_ZSTD_STEP_BYTES = 2 << 10  # its blocks may be a thousand times longer than their code
 _THREAD_FROM_BYTES = 256 << 10
 
 
@@ -114,21 +116,22 @@ class ByteSource:
     def _unzstd(self, file: IO[bytes]) -> Iterator[bytes]:
         import zstandard
 
-        frame: Any = zstandard.ZstdDecompressor().decompressobj()
-        data = b""
+        frame: Any = None  # a new one for the next frame, made when there is data for it
+        made: list[bytes] = []
         try:
-            while data := data or file.read(_READ_BYTES):
-                if piece := frame.decompress(data):
-                    yield piece
-                data = frame.unused_data if frame.eof else b""
-                if frame.eof:
-                    data = data or file.read(_READ_BYTES)
-                    if not data:
-                        return
-                    frame = zstandard.ZstdDecompressor().decompressobj()
-            self.ended_early = "the zstd stream ends early"
+            while data := file.read(_ZSTD_STEP_BYTES):
+                while data:
+                    frame = frame or zstandard.ZstdDecompressor().decompressobj()
+                    made.append(frame.decompress(data))
+                    data = frame.unused_data
+                    frame = None if frame.eof else frame
+                if sum(map(len, made)) >= PIECE_BYTES:
+                    yield b"".join(made)
+                    made.clear()
+            self.ended_early = "the zstd stream ends early" if frame else None
         except zstandard.ZstdError as error:
             self.ended_early = f"the zstd stream is damaged ({error})"
+        yield b"".join(made)
 
 
 def _next_member(file: IO[bytes], data: bytes) -> bytes:
@@ -148,25 +151,25 @@ def _next_member(file: IO[bytes], data: bytes) -> bytes:
 def _salvage(file: IO[bytes], given: int) -> Iterator[bytes]:
     """The bytes between the last piece that was given and the damage.
 
-    A decompressor that meets damage keeps what it made in that call to itself: go over the stream
-    again in small steps, so that little is made in the last one.
+    A decompressor that meets damage keeps what it made in that call to itself: go there again and
+    then on in small steps, so that little is made in the last one.
     """
     file.seek(0)
     member = zlib.decompressobj(wbits=31)
-    made: list[bytes] = []
-    skip = given
+    data = b""
     try:
-        while data := file.read(_SALVAGE_BYTES):
-            while data:
-                piece = member.decompress(data)
-                made.append(piece[skip:])
-                skip = max(0, skip - len(piece))
-                data = member.unused_data
-                if member.eof:
-                    member = zlib.decompressobj(wbits=31)
+        while data := data or file.read(_SALVAGE_READ_BYTES):
+            piece = member.decompress(data, given or _SALVAGE_STEP_BYTES)
+            data = member.unconsumed_tail
+            if given:
+                given -= len(piece)
+            else:
+                yield piece
+            if member.eof:
+                data = _next_member(file, member.unused_data)
+                member = zlib.decompressobj(wbits=31)
     except zlib.error:
-        pass
-    yield b"".join(made)
+        return
 
 
 def _one_ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:

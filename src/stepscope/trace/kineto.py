@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from stepscope.errors import UnreadableInputError
 from stepscope.records.quality import Note
@@ -13,8 +12,8 @@ from stepscope.trace.assemble import Facts, assemble
 from stepscope.trace.columns import Collector
 from stepscope.trace.events import Event, ExactEvent, platform_of
 from stepscope.trace.files import ByteSource
-from stepscope.trace.recover import Losses, decode_list, recover
-from stepscope.trace.text import EventText, array_ends, boundaries
+from stepscope.trace.recover import Losses, decode
+from stepscope.trace.text import EventText
 from stepscope.trace.times import NeedsTextError
 
 if TYPE_CHECKING:
@@ -22,15 +21,10 @@ if TYPE_CHECKING:
 
     from stepscope.records.trace import Trace
     from stepscope.trace.files import Progress
-    from stepscope.trace.text import Piece
 
 NAME = "kineto"
-_TRY_CUTS = 8
-_TRY_ENDS = 64
-_DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {
-    Event: msgspec.json.Decoder(list[Event]),
-    ExactEvent: msgspec.json.Decoder(list[ExactEvent]),
-}
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_HIP_CALL = re.compile(r"hip[A-Z]")
 
 
 def recognises(head: bytes) -> bool:
@@ -45,10 +39,10 @@ def read_kineto(path: Path, progress: Progress | None = None) -> Trace:
         source, text, losses, collector = _collect(path, progress, launch_flows=True)
     if not collector.events:
         _refuse_empty(path, text, losses)
-    _refuse_foreign(path, collector)
+    _refuse_foreign(path, losses, collector)
     return assemble(
         path=str(path),
-        format=NAME,
+        source=NAME,
         columns=collector,
         facts=_facts(text.outside, collector),
         quality=_notes(source, text, losses, collector),
@@ -59,86 +53,61 @@ def _collect(
     path: Path, progress: Progress | None, *, launch_flows: bool
 ) -> tuple[ByteSource, EventText, Losses, Collector]:
     source, losses = ByteSource(path, progress), Losses()
-    text = EventText(source, str(path))
+    text = _open_text(source, str(path))
     collector = Collector(losses, launch_flows=launch_flows)
-    kind: type[Any] = Event
+    kind: type[Event | ExactEvent] = Event
     while (piece := text.next_piece()) is not None:
-        events = _decode(text, piece, kind, losses)
+        batch = decode(piece, kind)
         try:
-            collector.add(events)
+            collector.add(batch.events)
         except NeedsTextError:
             kind = ExactEvent
-            collector.add(_decode_again(piece, kind, losses))
+            batch = decode(piece, kind)
+            collector.add(batch.events)
+        losses.add(batch.losses)
+        if batch.closed_at is not None:
+            text.close(piece, batch.closed_at)
+        elif batch.resume is not None:
+            text.give_back(piece, batch.resume)
     return source, text, losses, collector
 
 
-def _decode(text: EventText, piece: Piece, kind: type[Any], losses: Losses) -> list[Any]:
-    decoder = _DECODERS[kind]
+def _open_text(source: ByteSource, name: str) -> EventText:
     try:
-        return decode_list(decoder, piece.text)
-    except msgspec.ValidationError:
-        pass  # valid JSON, odd types: no cut would help
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        events = _decode_part(text, piece, decoder)
-        if events is not None:
-            return events
-    cut = piece.last and not text.finished
-    return recover(decoder, kind, piece.text, piece.offset, losses, cut=cut)
-
-
-def _decode_again(piece: Piece, kind: type[Any], losses: Losses) -> list[Any]:
-    try:
-        return decode_list(_DECODERS[kind], piece.text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        scratch = Losses()  # already counted the first time
-        events = recover(
-            _DECODERS[kind], kind, piece.text, piece.offset, scratch, cut=piece.last
-        )
-        losses.malformed |= scratch.malformed
-        return events
-
-
-def _decode_part(
-    text: EventText, piece: Piece, decoder: msgspec.json.Decoder[Any]
-) -> list[Any] | None:
-    """The piece was cut in the wrong place, or the list of events ended inside it."""
-    if piece.last and text.finished:
-        return None
-    for count, end in enumerate(array_ends(piece.text)):
-        if count == _TRY_ENDS:
-            break
-        try:
-            events = decode_list(decoder, piece.text[:end])
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue
-        text.close(piece, end)
-        return events
-    if piece.last:
-        return None
-    for end, resume in reversed(boundaries(piece.text)[-_TRY_CUTS:]):
-        try:
-            events = decode_list(decoder, piece.text[:end])
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue
-        text.give_back(piece, resume)
-        return events
-    return None
+        return EventText(source, name)
+    except UnreadableInputError as error:
+        if source.ended_early:  # then that is why there is nothing to find
+            raise UnreadableInputError(f"{name}: {source.ended_early}; {error}") from None
+        raise
 
 
 def _refuse_empty(path: Path, text: EventText, losses: Losses) -> None:
-    if losses.unreadable or losses.cut_at is not None:
-        at = losses.first_unreadable if losses.first_unreadable is not None else losses.cut_at
-        raise UnreadableInputError(f"{path}: none of its events could be read (first at byte {at})")
+    if losses.unreadable:
+        raise UnreadableInputError(
+            f"{path}: none of its events could be read (first at byte {losses.first_unreadable})"
+        )
+    if losses.not_events:
+        raise UnreadableInputError(
+            f"{path} is JSON but not a PyTorch trace: none of the {losses.not_events} elements of "
+            "its list is an event"
+        )
     if not text.finished:
-        raise UnreadableInputError(f"{path} ends before its first event: nothing was written")
+        raise UnreadableInputError(
+            f"{path} ends at byte {text.size}, before its first event is complete"
+        )
     raise UnreadableInputError(
         f"{path} holds no events: was the profiler started, and stopped before the export?"
     )
 
 
-def _refuse_foreign(path: Path, collector: Collector) -> None:
-    if collector.known_rows() or collector.events == 0:
+def _refuse_foreign(path: Path, losses: Losses, collector: Collector) -> None:
+    if collector.known_rows():
         return
+    if losses.malformed:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in losses.malformed.items())
+        raise UnreadableInputError(
+            f"{path}: none of its {collector.events} events can be used ({reasons})"
+        )
     seen = ", ".join(sorted(collector.categories)[:6])
     raise UnreadableInputError(
         f"{path} is a trace of another tool: no PyTorch events among its {collector.events} "
@@ -152,8 +121,8 @@ def _facts(outside: dict[str, Any], collector: Collector) -> Facts:
     groups = distributed.get("pg_config")
     return Facts(
         kind=_platform(outside, collector),
-        rank=_whole(distributed.get("rank")),
-        world_size=_whole(distributed.get("world_size")),
+        rank=_natural(distributed.get("rank")),
+        world_size=_natural(distributed.get("world_size")),
         backend=str(distributed["backend"]) if "backend" in distributed else None,
         groups=tuple(g for g in groups if isinstance(g, dict)) if isinstance(groups, list) else (),
         devices=_devices(outside.get("deviceProperties")),
@@ -173,7 +142,7 @@ def _platform(outside: dict[str, Any], collector: Collector) -> str:
     names = " ".join(d.name for d in _devices(outside.get("deviceProperties"))).lower()
     if any(key.startswith(("roctracer", "hip_", "rocprofiler")) for key in outside):
         return "rocm"
-    if "amd" in names or "instinct" in names or any(n.startswith("hip") for n in collector.names):
+    if "amd" in names or "instinct" in names or any(map(_HIP_CALL.match, collector.names)):
         return "rocm"
     touched = {"cuda_runtime", "cuda_driver", "kernel", "gpu_memcpy", "gpu_memset", "cuda_sync"}
     seen = {category.lower() for category in collector.categories}
@@ -196,10 +165,15 @@ def _devices(rows: Any) -> tuple[Device, ...]:
 
 
 def _whole(value: Any) -> int | None:
-    if isinstance(value, str) and value.strip().isdigit():
-        return int(value)
+    if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
+        value = int(value)
     usable = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**62
     return value if usable else None
+
+
+def _natural(value: Any) -> int | None:
+    number = _whole(value)
+    return None if number is None or number < 0 else number
 
 
 def _or_absent(value: Any) -> int:
@@ -213,14 +187,14 @@ def _notes(
     notes = []
     if source.ended_early or losses.cut_at is not None or not text.finished:
         why = source.ended_early or "the list of events is not closed"
-        where = f" at byte {losses.cut_at}" if losses.cut_at is not None else ""
+        where = text.size if losses.cut_at is None else losses.cut_at
         notes.append(
             Note(
                 id="truncated",
-                detail=f"the file is cut off{where}: {why}; "
+                detail=f"the file is cut off at byte {where}: {why}; "
                 f"{collector.events} events before that were read",
                 count=int(losses.cut_at is not None),
-                byte_offset=losses.cut_at,
+                byte_offset=where,
             )
         )
     if losses.unreadable:
@@ -242,6 +216,15 @@ def _notes(
                 count=losses.mended,
             )
         )
+    if losses.coerced:
+        notes.append(
+            Note(
+                id="odd-types",
+                detail=f"{losses.coerced} events hold values of unexpected types; they were read "
+                "as far as these make sense",
+                count=losses.coerced,
+            )
+        )
     if losses.not_events:
         notes.append(
             Note(
@@ -255,7 +238,6 @@ def _notes(
         for reason, count in losses.malformed.items()
     ]
     notes += [
-        Note(id="metadata-lost", detail=f"{part} could not be read")
-        for part in text.outside_lost
+        Note(id="metadata-lost", detail=f"{part} could not be read") for part in text.outside_lost
     ]
     return tuple(notes)

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 _CACHE_FROM_BYTES = 64 << 10
 
 
-def read_trace(
-    path: str | Path, *, cache: bool = True, progress: Progress | None = None
-) -> Trace:
+def read_trace(path: str | Path, *, cache: bool = True, progress: Progress | None = None) -> Trace:
     """One rank's trace from a Kineto JSON file (plain, gzip, zstd) or an Nsight SQLite export.
 
     `progress(bytes_read, bytes_in_all)` is called now and then. Raises UnreadableInputError.

@@ -1,36 +1,40 @@
 """Damaged pieces: keep every event that can be kept, count the rest, remember where.
 
-In order, each step only for what the one before could not read: the piece as it is; the piece with
-the profiler's known slips mended (bare nan and inf, stray backslashes, broken UTF-8); halves of
-it, down to single events; a single event with unescaped quotes mended or odd types coerced.
+In order, each step only for what the one before could not read: the piece as it is, odd types
+coerced; its events with the profiler's known slips mended; ever smaller runs of them, down to
+single events; a single event with its name's quotes escaped, joined with its neighbours where it
+holds a list of objects, closed where the list of events closes.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stepscope.records.trace import ABSENT
 from stepscope.trace.events import NO_ARGS, Args, Event, ExactEvent
-from stepscope.trace.text import EVENT_KEYS, boundaries
+from stepscope.trace.mend import escape_quotes, mend
+from stepscope.trace.text import DECODE_ERRORS, boundaries, outline
 
-AnyEvent = TypeVar("AnyEvent", Event, ExactEvent)
+if TYPE_CHECKING:
+    from stepscope.trace.text import Piece
 
-_BARE_NUMBER = re.compile(
-    rb"(?<=[:,\[\s])[-+]?(?:nan|inf|infinity|1\.#(?:inf|ind|qnan))(?=\s*[,\]}])", re.IGNORECASE
-)
-_STRAY_BACKSLASH = re.compile(rb'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
-_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-_VALUE_WITH_QUOTES = re.compile(
-    rb'(?P<open>"(?:name|cat)"\s*:\s*")(?P<value>.*?)(?P<close>"\s*(?:,\s*"'
-    + EVENT_KEYS
-    + rb'"\s*:|\}\s*\Z))',
-    re.DOTALL,
-)
-_JOIN_AT_MOST = 4
+_BETWEEN = b" \r\n\t,"
+_DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {
+    Event: msgspec.json.Decoder(list[Event]),
+    ExactEvent: msgspec.json.Decoder(list[ExactEvent]),
+}
+_ONE: dict[type[Any], msgspec.json.Decoder[Any]] = {
+    Event: msgspec.json.Decoder(Event),
+    ExactEvent: msgspec.json.Decoder(ExactEvent),
+}
+_RAWS = msgspec.json.Decoder(list[msgspec.Raw])
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ARGS = msgspec.json.Decoder(Args)
+_ARG_FIELDS = {info.encode_name: info for info in msgspec.structs.fields(Args)}
 
 
 @dataclass(slots=True)
@@ -38,6 +42,7 @@ class Losses:
     """What was wrong with a file's events, and where it began."""
 
     mended: int = 0
+    coerced: int = 0
     unreadable: int = 0
     not_events: int = 0
     cut_at: int | None = None
@@ -53,164 +58,205 @@ class Losses:
         if rows:
             self.malformed[reason] = self.malformed.get(reason, 0) + rows
 
-
-def decode_list(decoder: msgspec.json.Decoder[list[AnyEvent]], text: bytes) -> list[AnyEvent]:
-    """Decode comma-separated events."""
-    return decoder.decode(b"[" + text + b"]")
-
-
-def recover(
-    decoder: msgspec.json.Decoder[list[AnyEvent]],
-    kind: type[AnyEvent],
-    text: bytes,
-    offset: int,
-    losses: Losses,
-    *,
-    cut: bool,
-) -> list[AnyEvent]:
-    """All events that can be had from a piece that did not decode. `cut`: the file ends here."""
-    if not text.strip(b" \r\n\t,"):
-        return []
-    mended = _mend(text)
-    events = _whole(decoder, kind, mended, losses)
-    if events is not None:
-        losses.mended += mended != text
-        return events
-    cuts = boundaries(mended)
-    starts = [0, *(resume for _, resume in cuts)]
-    ends = [*(end for end, _ in cuts), len(mended)]
-    # Mending may have moved bytes: offsets behind it are exact only where it changed nothing.
-    return _Bisection(decoder, kind, mended, offset, losses, starts, ends, cut=cut).run()
+    def add(self, later: Losses) -> None:
+        """Take in the losses of text behind this one's."""
+        self.mended += later.mended
+        self.coerced += later.coerced
+        self.unreadable += later.unreadable
+        self.not_events += later.not_events
+        self.cut_at = later.cut_at if self.cut_at is None else self.cut_at
+        if self.first_unreadable is None:
+            self.first_unreadable = later.first_unreadable
+        for reason, rows in later.malformed.items():
+            self.count(reason, rows)
 
 
-class _Bisection:
+@dataclass(slots=True)
+class Batch:
+    """The events of a piece, what they cost, and how far into the piece they reach."""
+
+    events: list[Any]
+    losses: Losses = field(default_factory=Losses)
+    closed_at: int | None = None  # the list of events ends at this byte of the piece
+    resume: int | None = None  # from this byte on, read the piece again with what follows
+
+
+def decode(piece: Piece, kind: type[Event | ExactEvent]) -> Batch:
+    """All events that can be had from a piece."""
+    text = piece.text if piece.end is None else piece.text[: piece.end]
+    try:
+        events = _DECODERS[kind].decode(b"[" + text + b"]")
+    except DECODE_ERRORS:
+        return _Recovery(piece, kind).run(text)
+    return Batch(events, closed_at=piece.end)
+
+
+class _Recovery:
     """Decode ever smaller runs of events until what fails is a single one."""
 
-    def __init__(
-        self,
-        decoder: msgspec.json.Decoder[Any],
-        kind: type[Any],
-        text: bytes,
-        offset: int,
-        losses: Losses,
-        starts: list[int],
-        ends: list[int],
-        *,
-        cut: bool,
-    ) -> None:
-        self.decoder, self.kind, self.text, self.offset = decoder, kind, text, offset
-        self.losses, self.starts, self.ends, self.cut = losses, starts, ends, cut
+    def __init__(self, piece: Piece, kind: type[Event | ExactEvent]) -> None:
+        self.piece, self.kind = piece, kind
+        self.batch = Batch([])
+        self.losses = self.batch.losses
+        self.rows: list[bytes] = []
+        self.starts: list[int] = []
         self.joined_until = 0
+        self.may_join_bytes = 4 * len(piece.text)  # keeps hopeless joins from costing squares
 
-    def run(self) -> list[Any]:
-        found: list[Any] = []
-        pending = [(0, len(self.starts))]
-        while pending:
+    def run(self, text: bytes) -> Batch:
+        events = self._decoded(text)
+        if events is not None:
+            self.batch.events, self.batch.closed_at = events, self.piece.end
+            return self.batch
+        self._split()
+        self.mended = list(map(mend, self.rows))
+        changed = (old != new for old, new in zip(self.rows, self.mended, strict=True))
+        self.changes = [0, *accumulate(changed)]
+        pending = [(0, len(self.rows))]
+        while pending and self.batch.closed_at is None and self.batch.resume is None:
             low, high = pending.pop()
             low = max(low, self.joined_until)
             if low >= high:
                 continue
-            text = self.text[self.starts[low] : self.ends[high - 1]]
-            events = _whole(self.decoder, self.kind, text, self.losses)
+            events = self._decoded(b",".join(self.mended[low:high]))
             if events is not None:
-                found.extend(events)
+                self.losses.mended += self.changes[high] - self.changes[low]
+                self.batch.events += events
             elif high - low == 1:
-                found.extend(self._single(low))
+                self.batch.events += self._single(low)
             else:
                 middle = (low + high) // 2
                 pending += [(middle, high), (low, middle)]
-        return found
+        explained = self.batch.closed_at is not None or self.batch.resume is not None
+        if not explained and self.rows and self.losses == Losses():
+            self.losses.mended = 1  # commas too many or too few
+        return self.batch
+
+    def _split(self) -> None:
+        text = self.piece.text
+        cuts = boundaries(text)
+        starts = [0, *(resume for _, resume in cuts)]
+        ends = [*(end for end, _ in cuts), len(text)]
+        for start, end in zip(starts, ends, strict=True):
+            row = text[start:end].lstrip(_BETWEEN)
+            if row:
+                self.starts.append(end - len(row))
+                self.rows.append(row.rstrip(_BETWEEN))
 
     def _single(self, row: int) -> list[Any]:
-        text = self.text[self.starts[row] : self.ends[row]]
-        if not text.strip(b" \r\n\t,]}"):
-            return []
-        events = _whole(self.decoder, self.kind, _escape_quotes(text), self.losses)
-        if events is not None:
-            self.losses.mended += 1
-            return events
-        for last in range(row + 1, min(row + _JOIN_AT_MOST, len(self.ends))):
-            joined = self.text[self.starts[row] : self.ends[last]]
-            events = _whole(self.decoder, self.kind, joined, self.losses)
+        original = self.rows[row]
+        for text in (original, escape_quotes(original)):
+            shape = outline(text)
+            end = len(text) if shape.closed_at is None else shape.closed_at
+            if shape.unfinished or shape.mismatched:
+                continue
+            events = self._decoded(mend(text[:end].rstrip(_BETWEEN)))
+            if events is not None:
+                if shape.closed_at is not None:  # counted from the end, where nothing was escaped
+                    self.batch.closed_at = self.starts[row] + len(original) - (len(text) - end)
+                self.losses.mended += text != original
+                return events
+        return self._joined(row)
+
+    def _joined(self, row: int) -> list[Any]:
+        """The event goes on behind what seemed to be its end: in a list of objects, or a cut."""
+        shape = outline(self.rows[row])
+        last = row
+        while shape.open_brackets.endswith(b"[") and not shape.in_string:
+            last += 1
+            if last == len(self.rows) or self.may_join_bytes < 0:
+                break
+            self.may_join_bytes -= len(self.rows[last])
+            shape = outline(self.rows[last], shape.open_brackets)
+        if last < len(self.rows) and last > row and shape.complete:
+            events = self._decoded(b",".join(self.mended[row : last + 1]))
             if events is not None:
                 self.joined_until = last + 1
                 return events
-        if self.cut and row == len(self.starts) - 1:
-            self.losses.cut_at = self.offset + self.starts[row]
-        else:
-            self.losses.lose(self.offset + self.starts[row])
+        return self._lost(row, goes_on=last >= len(self.rows) - 1 and shape.unfinished)
+
+    def _lost(self, row: int, *, goes_on: bool) -> list[Any]:
+        start, end = self.starts[row], self.piece.end
+        if end is not None and start < end < start + len(self.rows[row]):
+            self.batch.closed_at = end
+        elif goes_on and self.piece.last:
+            self.losses.cut_at = self.piece.offset + start
+            self.joined_until = len(self.rows)
+            return []
+        elif goes_on:
+            self.batch.resume = start
+            return []
+        self.losses.lose(self.piece.offset + start)
         return []
 
+    def _decoded(self, text: bytes) -> list[Any] | None:
+        """Events of text that is valid JSON, whatever its types; None where it is not."""
+        try:
+            events: list[Any] = _DECODERS[self.kind].decode(b"[" + text + b"]")
+            return events
+        except msgspec.ValidationError:
+            pass
+        except DECODE_ERRORS:
+            return None
+        odd = Losses()
+        try:
+            events = [_coerce(self.kind, raw, odd) for raw in _RAWS.decode(b"[" + text + b"]")]
+        except DECODE_ERRORS:
+            return None
+        self.losses.add(odd)
+        return [event for event in events if event is not None]
 
-def _whole(
-    decoder: msgspec.json.Decoder[Any], kind: type[Any], text: bytes, losses: Losses
-) -> list[Any] | None:
+
+def _coerce(kind: type[Any], raw: msgspec.Raw, losses: Losses) -> Any:
+    """One element whose types may not be the expected ones: take what can be taken."""
     try:
-        return decode_list(decoder, text)
+        return _ONE[kind].decode(raw)
     except msgspec.ValidationError:
-        return _coerce_all(kind, text, losses)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _mend(text: bytes) -> bytes:
-    text = _BARE_NUMBER.sub(b"null", text)
-    text = _STRAY_BACKSLASH.sub(rb"\\\\", text)
-    text = _CONTROL.sub(b" ", text)
-    return text.decode("utf-8", "replace").encode()
-
-
-def _escape_quotes(text: bytes) -> bytes:
-    def escape(match: re.Match[bytes]) -> bytes:
-        value = re.sub(rb'(?<!\\)"', rb"\\\"", match["value"])
-        return match["open"] + value + match["close"]
-
-    return _VALUE_WITH_QUOTES.sub(escape, text)
-
-
-def _coerce_all(kind: type[Any], text: bytes, losses: Losses) -> list[Any] | None:
-    """Valid JSON whose types are not the expected ones: take what can be taken, event by event."""
+        pass
     try:
-        rows = msgspec.json.decode(b"[" + text + b"]")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        row = _FIELDS.decode(raw)
+    except msgspec.ValidationError:
+        losses.not_events += 1
         return None
-    out = []
-    for row in rows:
-        if isinstance(row, dict):
-            out.append(_coerce(kind, row))
-        else:
-            losses.not_events += 1
-    return out
-
-
-def _coerce(kind: type[Any], row: dict[str, Any]) -> Any:
-    time = _number(row.get("ts"))
-    if kind is ExactEvent:
-        time = msgspec.Raw(msgspec.json.encode(time))
-    raw_args = row.get("args")
+    losses.coerced += 1
+    time = row.get("ts")
     return kind(
-        ph=_text(row.get("ph")),
-        cat=_text(row.get("cat")),
-        name=_text(row.get("name")),
-        pid=_lane(row.get("pid")),
-        tid=_lane(row.get("tid")),
-        ts=time,
-        dur=_number(row.get("dur")),
-        id=_lane(row.get("id")),
-        args=_coerce_args(raw_args) if isinstance(raw_args, dict) else NO_ARGS,
+        ph=_text(_value(row.get("ph"))),
+        cat=_text(_value(row.get("cat"))),
+        name=_text(_value(row.get("name"))),
+        pid=_lane(_value(row.get("pid"))),
+        tid=_lane(_value(row.get("tid"))),
+        ts=(time or msgspec.Raw()) if kind is ExactEvent else _number(_value(time)),
+        dur=_number(_value(row.get("dur"))),
+        id=_lane(_value(row.get("id"))),
+        args=_coerce_args(row["args"]) if "args" in row else NO_ARGS,
     )
 
 
-def _coerce_args(row: dict[str, Any]) -> Args:
+def _coerce_args(raw: msgspec.Raw) -> Args:
+    try:
+        return _ARGS.decode(raw)
+    except msgspec.ValidationError:
+        pass
+    try:
+        row = _FIELDS.decode(raw)
+    except msgspec.ValidationError:
+        return NO_ARGS
+    fields = {_ARG_FIELDS[key]: value for key, value in row.items() if key in _ARG_FIELDS}
     return Args(
         **{
-            info.name: msgspec.Raw(msgspec.json.encode(row[info.encode_name]))
-            if info.type is msgspec.Raw
-            else row[info.encode_name]
-            for info in msgspec.structs.fields(Args)
-            if info.encode_name in row
+            info.name: value if info.type is msgspec.Raw else _value(value)
+            for info, value in fields.items()
         }
     )
+
+
+def _value(raw: msgspec.Raw | None) -> Any:
+    """What the text says, or None where that is no value (a number that nothing can hold)."""
+    try:
+        return None if raw is None else msgspec.json.decode(raw)
+    except msgspec.ValidationError:
+        return None
 
 
 def _number(value: Any) -> int | float | None:
@@ -232,5 +278,7 @@ def _text(value: Any) -> str:
 
 def _lane(value: Any) -> int | str:
     if isinstance(value, bool) or not isinstance(value, int | str):
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
         return ABSENT if value is None else str(value)
     return value

@@ -1,9 +1,9 @@
 """JSON text cut into pieces that hold whole events, so that memory never follows the file's size.
 
 A trace is `{"key": .., "traceEvents": [event, event, ...], "key": ..}` with the keys in any order,
-or a bare list of events. The text is never parsed as a whole: it is cut where one event ends and
-the next begins. A cut in the wrong place (inside a nested object) leaves text that does not
-decode, so a wrong guess is always noticed; the reader then gives the piece back for another cut.
+or a bare list of events. The text is never parsed as a whole: it is cut where one event seems to
+end and the next to begin. A cut in the wrong place leaves text that does not decode, so a wrong
+guess is always noticed; the reader then gives the end of the piece back, to be cut elsewhere.
 """
 
 from __future__ import annotations
@@ -15,28 +15,39 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepscope.errors import UnreadableInputError
+from stepscope.trace.mend import EVENT_KEYS, STRING, mend
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-EVENT_KEYS = rb"(?:ph|cat|name|pid|tid|ts|dur|id|args|bp|s|tts|cname)"
-BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"' + EVENT_KEYS + rb'"\s*:)')
+# All that a decoder may raise on damaged, oddly typed or too deeply nested text.
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+_BOUNDARY = re.compile(rb'\}[\s,]*+(?=\{\s*+"' + EVENT_KEYS + rb'"\s*:)')
 _KINETO_BOUNDARY = b"\n  },\n  {"
-_ANY_BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
+_ANY_BOUNDARY = re.compile(rb"\}\s*+,\s*+(?=\{)")
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
-_ARRAY_END = re.compile(rb"\}\s*\](?=\s*(?:,|\}|\Z))")
+_ARRAY_END = re.compile(rb"\}\s*+\](?=\s*(?:,|\}|\Z))")
+_TOKEN = re.compile(STRING + rb'|["{}\[\]]', re.DOTALL)
+_QUOTE, _OPENING, _CLOSING = b'"'[0], b"{[", {b"}"[0]: b"{"[0], b"]"[0]: b"["[0]}
+_BLANK = re.compile(rb"\s*+(?=\S)")
 _BOM = b"\xef\xbb\xbf"
 _SEARCH_BACK = 1 << 20
 _MAX_TAIL_GUESSES = 256
+_MAX_TAIL_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Comma-separated event objects and where they begin in the (decompressed) text."""
+    """Comma-separated event objects and where they begin in the (decompressed) text.
+
+    The last piece is all the rest of the text; `end` is where its list of events seems to close.
+    """
 
     text: bytes
     offset: int
-    last: bool
+    last: bool = False
+    end: int | None = None
 
 
 class EventText:
@@ -46,10 +57,12 @@ class EventText:
         self.outside: dict[str, Any] = {}
         self.outside_lost: list[str] = []
         self.finished = False  # whether the list of events was closed
+        self.size = 0  # bytes of text read so far
         self._chunks: Iterator[bytes] = iter(source)
         self._name = name
         self._buffer = b""
         self._offset = 0  # of the buffer's first byte
+        self._separator = b""  # between the last piece and the buffer
         self._exhausted = False
         self._done = False
         self._bare = False
@@ -60,69 +73,77 @@ class EventText:
         while not self._done:
             self._fill()
             if self._exhausted:
-                return self._last_piece()
+                self._done = True
+                text, self._buffer, self._separator = self._buffer, b"", b""
+                end = self._array_end(text)
+                return Piece(text=text, offset=self._offset, last=True, end=end)
             if cut := _last_boundary(self._buffer):
                 return self._take(*cut)
         return None
 
     def give_back(self, piece: Piece, resume: int) -> None:
-        """Only what lies before `piece.text[resume]` was good: read on from there."""
-        self._buffer = piece.text[resume:] + b"," + self._buffer
+        """Only what lies before `piece.text[resume]` was taken: read on from there."""
+        self._buffer = piece.text[resume:] + self._separator + self._buffer
         self._offset = piece.offset + resume
 
     def close(self, piece: Piece, end: int) -> None:
         """The list of events ends at `piece.text[end]` (its bracket): the rest are other keys."""
-        tail = [piece.text[end + 1 :], b"" if piece.last else b",", self._buffer, *self._chunks]
+        tail = [piece.text[end + 1 :], self._separator, self._buffer]
+        size = sum(map(len, tail))
         self._done = self.finished = True
+        for chunk in self._chunks:
+            tail.append(chunk)
+            size += len(chunk)
+            if size > _MAX_TAIL_BYTES:
+                self.outside_lost.append(f"what follows the events (over {size >> 20} MB)")
+                return
         self._read_tail(b"".join(tail))
 
     def _find_events(self) -> None:
-        searched = 0
-        while True:
-            more = self._fill()
-            text = self._buffer.removeprefix(_BOM) if self._offset == 0 else self._buffer
-            if not text.lstrip():
-                if more:
-                    continue
-                raise UnreadableInputError(f"{self._name} is empty")
-            first = text.lstrip()[:1]
-            if first == b"[":
-                self._bare = True
-                return self._begin(self._buffer.index(b"[") + 1)
-            if first != b"{":
-                raise UnreadableInputError(
-                    f"{self._name} is not JSON: it begins with {_shown(text.lstrip()[:12])} at "
-                    f"byte {self._buffer.index(first)}"
-                )
-            if found := self._events_key(max(0, searched - 64)):
-                return self._begin(found)
-            searched = len(self._buffer)
-            if not more:
-                self._explain_missing_events()
+        skipped = self._first_byte()
+        first = self._buffer[skipped : skipped + 1]
+        if first == b"[":
+            self._bare = True
+            return self._begin(skipped + 1)
+        if first != b"{":
+            raise UnreadableInputError(
+                f"{self._name} is not JSON: it begins with "
+                f"{_shown(self._buffer[skipped : skipped + 12])} at byte {skipped}"
+            )
+        key = _KeySearch(skipped)
+        while (opens := key.look(self._buffer)) is None:
+            if not self._fill():
+                opens = self._any_events_key() or self._explain_missing_events()
+        self._read_head(skipped, opens)
+        return self._begin(opens)
 
-    def _events_key(self, since: int) -> int | None:
-        for match in _EVENTS_KEY.finditer(self._buffer, since):
-            head = self._buffer[: match.start()].removeprefix(_BOM)
-            try:
-                self.outside |= msgspec.json.decode(head + b'"":0}', type=dict[str, Any])
-            except msgspec.DecodeError:
-                continue
-            self.outside.pop("", None)
-            return match.end()
-        match = _EVENTS_KEY.search(self._buffer, since) if self._exhausted else None
-        if match:
+    def _first_byte(self) -> int:
+        """Where the text begins, behind a byte order mark and blanks."""
+        while self._fill():
+            begin = len(_BOM) if self._buffer.startswith(_BOM) else 0
+            if blank := _BLANK.match(self._buffer, begin):
+                return blank.end()
+        raise UnreadableInputError(f"{self._name} is empty")
+
+    def _any_events_key(self) -> int | None:
+        """Brackets or quotes before the events do not add up: take what looks like their key."""
+        match = _EVENTS_KEY.search(self._buffer)
+        return match.end() if match else None
+
+    def _read_head(self, begin: int, opens: int) -> None:
+        head = self._buffer[begin : self._buffer.rindex(b'"traceEvents"', 0, opens)]
+        keys = _keys(head + b'"":0}') or _keys(mend(head) + b'"":0}')
+        if keys is None:
             self.outside_lost.append("the keys before the events")
-            return match.end()
-        return None
+        self._keep(keys or {})
 
-    def _explain_missing_events(self) -> None:
-        try:
-            found = msgspec.json.decode(self._buffer.removeprefix(_BOM))
-        except msgspec.DecodeError:
+    def _explain_missing_events(self) -> int:
+        found = _keys(self._buffer.removeprefix(_BOM))
+        if found is None:
             raise UnreadableInputError(
                 f"{self._name} is not a readable trace: no list of events before byte "
-                f"{self._offset + len(self._buffer)}, where the text ends or stops being JSON"
-            ) from None
+                f"{len(self._buffer)}, where the text ends or stops being JSON"
+            )
         keys = ", ".join(list(found)[:6]) or "no keys"
         raise UnreadableInputError(
             f"{self._name} is JSON but not a PyTorch trace: it has no traceEvents (found: {keys})"
@@ -133,33 +154,28 @@ class EventText:
         self._offset = position
 
     def _fill(self) -> bool:
-        chunk = next(self._chunks, None)
-        if chunk is None:
-            self._exhausted = True
-            return False
-        self._buffer += chunk
-        return True
+        """Read as much again as is waiting: a search that finds nothing stays linear."""
+        chunks, size = [self._buffer], 0
+        while not self._exhausted and size < max(1, len(self._buffer)):
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                self._exhausted = True
+            else:
+                chunks.append(chunk)
+                size += len(chunk)
+        self._buffer = b"".join(chunks)
+        self.size += size
+        return size > 0
 
     def _take(self, end: int, resume: int) -> Piece:
-        piece = Piece(text=self._buffer[:end], offset=self._offset, last=False)
+        piece = Piece(text=self._buffer[:end], offset=self._offset)
+        self._separator = self._buffer[end:resume]
         self._buffer = self._buffer[resume:]
         self._offset += resume
         return piece
 
-    def _last_piece(self) -> Piece:
-        self._done = True
-        text, self._buffer = self._buffer, b""
-        end = self._array_end(text)
-        if end is not None:
-            self.finished = True
-            self._read_tail(text[end + 1 :])
-            text = text[:end]
-        return Piece(text=text, offset=self._offset, last=True)
-
     def _array_end(self, text: bytes) -> int | None:
         """The bracket that closes the events: the earliest one behind which all is valid keys."""
-        if text.lstrip()[:1] == b"]":
-            return text.index(b"]")
         since = max(0, len(text) - _SEARCH_BACK)
         guesses = [match.end() - 1 for match in _ARRAY_END.finditer(text, since)]
         best = None
@@ -174,46 +190,115 @@ class EventText:
             return {} if not tail else None
         if tail == b"}":
             return {}
-        if not tail.startswith(b","):
-            return None
-        try:
-            return msgspec.json.decode(b'{"":0' + tail, type=dict[str, Any])
-        except msgspec.DecodeError:
-            return None
+        return _keys(b'{"":0' + tail) if tail.startswith(b",") else None
 
     def _read_tail(self, tail: bytes) -> None:
         keys = self._tail_keys(tail)
         if keys is None:
-            self.outside_lost.append("the keys behind the events")
-        else:
-            keys.pop("", None)
-            self.outside |= keys
+            keys = self._tail_keys(mend(tail))
+        if keys is None and tail.strip():
+            self.outside_lost.append("what follows the events")
+        self._keep(keys or {})
+
+    def _keep(self, keys: dict[str, Any]) -> None:
+        keys.pop("", None)
+        self.outside |= keys
+
+
+class _KeySearch:
+    """Looks for the list of events among the outermost keys only, over a growing buffer."""
+
+    def __init__(self, position: int) -> None:
+        self._position, self._depth = position, 0
+
+    def look(self, text: bytes) -> int | None:
+        """Where the first event begins, or None: look again when there is more text."""
+        for token in _TOKEN.finditer(text, self._position):
+            byte = text[token.start()]
+            if byte != _QUOTE:
+                self._depth += 1 if byte in _OPENING else -1
+            elif token.end() - token.start() == 1:
+                self._position = token.start()  # a string that goes on in text to come
+                return None
+            elif self._depth == 1 and token[0] == b'"traceEvents"':
+                if opens := _EVENTS_KEY.match(text, token.start()):
+                    return opens.end()
+                if not text[token.end() :].strip(b" \r\n\t:"):
+                    self._position = token.start()
+                    return None
+            self._position = token.end()
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """What brackets and quotes alone say about comma-separated events."""
+
+    cuts: list[tuple[int, int]]  # between events: where one ends, where the next begins
+    closed_at: int | None = None  # the bracket that ends the list of events
+    open_brackets: bytes = b""
+    in_string: bool = False
+    mismatched: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Neither goes on behind the text nor ends before it."""
+        return self.closed_at is None and not self.unfinished and not self.mismatched
+
+    @property
+    def unfinished(self) -> bool:
+        """Text to come may complete it."""
+        return not self.mismatched and (self.in_string or bool(self.open_brackets))
+
+
+def outline(text: bytes, open_brackets: bytes = b"") -> Outline:
+    """Walk over brackets and strings; `open_brackets` are those open where the text begins."""
+    cuts: list[tuple[int, int]] = []
+    stack = bytearray(open_brackets)
+    for token in _TOKEN.finditer(text):
+        start = token.start()
+        byte = text[start]
+        if byte == _QUOTE:
+            if token.end() - start == 1:
+                return Outline(cuts=cuts, open_brackets=bytes(stack), in_string=True)
+        elif byte in _OPENING:
+            stack.append(byte)
+        elif not stack:
+            closes = start if byte == b"]"[0] else None
+            return Outline(cuts=cuts, closed_at=closes, mismatched=closes is None)
+        elif stack.pop() != _CLOSING[byte]:
+            return Outline(cuts=cuts, mismatched=True)
+        elif not stack and (cut := _ANY_BOUNDARY.match(text, start)):
+            cuts.append((start + 1, cut.end()))
+    return Outline(cuts=cuts, open_brackets=bytes(stack))
 
 
 def boundaries(text: bytes) -> list[tuple[int, int]]:
-    """Where one event ends and the next begins, as well as it can be told without parsing."""
-    found = [(match.start() + 1, match.end()) for match in BOUNDARY.finditer(text)]
-    return found or [(match.start() + 1, match.end()) for match in _ANY_BOUNDARY.finditer(text)]
+    """Where one event ends and the next begins.
 
-
-def array_ends(text: bytes) -> Iterator[int]:
-    """Brackets that may close the list of events, first one first."""
-    if text.lstrip()[:1] == b"]":
-        yield text.index(b"]")
-    for match in _ARRAY_END.finditer(text):
-        yield match.end() - 1
+    By the keys that events begin with, which survives damage; else by counting brackets.
+    """
+    found = [(match.start() + 1, match.end()) for match in _BOUNDARY.finditer(text)]
+    return found or outline(text).cuts
 
 
 def _last_boundary(text: bytes) -> tuple[int, int] | None:
     position = text.rfind(_KINETO_BOUNDARY)
     if position >= 0:
         return position + 4, position + len(_KINETO_BOUNDARY) - 1
-    for pattern in (BOUNDARY, _ANY_BOUNDARY):
+    for pattern in (_BOUNDARY, _ANY_BOUNDARY):
         for reach in (8 << 10, _SEARCH_BACK):
             matches = list(pattern.finditer(text, max(0, len(text) - reach)))
             if matches:
                 return matches[-1].start() + 1, matches[-1].end()
     return None
+
+
+def _keys(text: bytes) -> dict[str, Any] | None:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except DECODE_ERRORS:
+        return None
 
 
 def _shown(text: bytes) -> str:

@@ -7,7 +7,7 @@ are still exact, and numbers with decimals must be read from their text.
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, InvalidOperation, Overflow
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 INVALID_NS = np.int64(-(2**63))
 LIMIT_NS = 2**62  # years 1824 to 2116: whatever lies outside is not a time
-LIMIT_DUR_NS = 2**53  # 104 days
+LIMIT_DUR_NS = 100 * 86_400 * 10**9  # 100 days
 _EXACT_BELOW_US = float(2**43)
+_MAX_DIGITS = 40
 
 
 class NeedsTextError(Exception):
@@ -53,6 +54,15 @@ def microseconds_to_ns(values: Sequence[Any]) -> NDArray[np.int64]:
     return out
 
 
+def durations_to_ns(values: Sequence[Any]) -> NDArray[np.int64]:
+    """The same for durations: those that doubles cannot hold are beyond LIMIT_DUR_NS anyway."""
+    try:
+        return microseconds_to_ns(values)
+    except NeedsTextError:
+        number = np.array([_float_or_nan(value) for value in values])
+        return _split_to_ns(np.clip(number, -_EXACT_BELOW_US, _EXACT_BELOW_US))
+
+
 def _whole_to_ns(values: Sequence[int]) -> NDArray[np.int64]:
     limit = LIMIT_NS // 1000
     if max(values) < limit and min(values) > -limit:
@@ -80,11 +90,16 @@ def _split_to_ns(number: NDArray[np.float64]) -> NDArray[np.int64]:
 def _one_text_to_ns(text: bytes) -> int:
     whole, dot, fraction = text.partition(b".")
     if len(fraction) <= 3 and whole.isdigit() and (fraction.isdigit() or not dot):
+        if len(whole) > _MAX_DIGITS:
+            return int(INVALID_NS)
         ns = int(whole) * 1000 + int(fraction.ljust(3, b"0"))
     else:
         try:
-            ns = round(Decimal(text.decode("ascii", "replace").strip(' "')) * 1000)
-        except (InvalidOperation, ValueError, OverflowError):
+            number = Decimal(text.decode("ascii", "replace").strip(' "')) * 1000
+            if number.adjusted() > _MAX_DIGITS:  # writing it out would take forever
+                return int(INVALID_NS)
+            ns = round(number)
+        except (InvalidOperation, Overflow, ValueError, OverflowError):
             return int(INVALID_NS)
     return ns if abs(ns) < LIMIT_NS else int(INVALID_NS)
 

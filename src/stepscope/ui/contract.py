@@ -23,9 +23,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "ranks": [_rank(rank) for rank in explanation.ranks],
         "budget": _budget(explanation.budget),
         "findings": [_finding(finding) for finding in explanation.findings],
-        "collectives": [
-            row for rank in explanation.ranks for row in _collectives(rank)
-        ],
+        "collectives": [row for rank in explanation.ranks for row in _collectives(rank)],
         "stragglers": {"verdict": "one rank only" if one else "not resolved", "ranks": []},
         "clock": {"aligned": False, "offset_ns": {}, "error_ns": {}},
         "quality": [_note(note) for note in explanation.quality],

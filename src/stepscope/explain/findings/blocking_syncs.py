@@ -24,7 +24,9 @@ def find(evidence: Evidence) -> Finding | None:
             f"{idle.after_sync_gaps} gaps opened by a blocking call, "
             f"{evidence.step_ms(idle.after_sync_ns)}",
             *(
-                f"{call.name}{f' in {call.operator}' if call.operator else ''}: {call.count} calls, "
+                call.name
+                + (f" in {call.operator}" if call.operator else "")
+                + f": {call.count} calls, "
                 f"{call.total_ns / 1e6:.2f} ms on the host"
                 for call in calls
             ),

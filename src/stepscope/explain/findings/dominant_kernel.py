@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from stepscope.explain.findings.evidence import Evidence
+from typing import TYPE_CHECKING
+
 from stepscope.records.explanation import Finding, Remedy
+
+if TYPE_CHECKING:
+    from stepscope.explain.findings.evidence import Evidence
 
 DOMINANT = 0.40
 
@@ -29,7 +33,5 @@ def find(evidence: Evidence) -> Finding | None:
             top.name,
             f"{top.count} calls, {top.total_ns / top.count / 1000:.1f} µs each",
         ),
-        remedies=(
-            Remedy(id="precision", summary="a lower precision, where this kernel has one"),
-        ),
+        remedies=(Remedy(id="precision", summary="a lower precision, where this kernel has one"),),
     )

@@ -58,7 +58,9 @@ class Evidence:
 
     def step_ms(self, ns: float) -> str:
         """The same as milliseconds of one step, for a sentence."""
-        return f"{self.share(ns) * self.budget.step_ms:.2f} ms of a {self.budget.step_ms:.2f} ms step"
+        return (
+            f"{self.share(ns) * self.budget.step_ms:.2f} ms of a {self.budget.step_ms:.2f} ms step"
+        )
 
 
 def severity(share: float) -> Severity:

@@ -33,6 +33,8 @@ def find(evidence: Evidence) -> Finding | None:
         remedies=(
             Remedy(id="bucket-mb", summary="other DDP bucket sizes start communication earlier"),
             Remedy(id="accumulate", summary="accumulate gradients: communicate every N-th step"),
-            Remedy(id="bandwidth", summary="compress gradients (bf16 comm hook) or use a faster link"),
+            Remedy(
+                id="bandwidth", summary="compress gradients (bf16 comm hook) or use a faster link"
+            ),
         ),
     )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from stepscope.explain.findings.evidence import Evidence
+from typing import TYPE_CHECKING
+
 from stepscope.records.explanation import Finding
+
+if TYPE_CHECKING:
+    from stepscope.explain.findings.evidence import Evidence
 
 
 def find(evidence: Evidence) -> Finding:

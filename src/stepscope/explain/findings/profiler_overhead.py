@@ -20,6 +20,8 @@ def find(evidence: Evidence) -> Finding | None:
         "without the profiler this time does not exist.",
         evidence=(f"in the profiler: {evidence.step_ms(evidence.idle.profiler_ns)}",),
         remedies=(
-            Remedy(id="lighter-profile", summary="profile fewer steps, or without shapes and stacks"),
+            Remedy(
+                id="lighter-profile", summary="profile fewer steps, or without shapes and stacks"
+            ),
         ),
     )

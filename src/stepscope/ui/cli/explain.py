@@ -57,8 +57,6 @@ def explain_paths(
     from stepscope.ui.html.report import write_report
 
     with shown_progress(quiet=quiet) as progress:
-        explanation, pictures = explain_also(
-            paths, cache=cache, progress=progress, also=draw_rank
-        )
+        explanation, pictures = explain_also(paths, cache=cache, progress=progress, also=draw_rank)
     write_report(explanation, pictures, html)
     return explanation

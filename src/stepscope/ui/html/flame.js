@@ -43,11 +43,6 @@ class FlameTree {
   label(node) {
     return this.strings[this.name[node]];
   }
-
-  isAncestor(above, node) {
-    for (let at = node; at >= 0; at = this.parent[at]) if (at === above) return true;
-    return false;
-  }
 }
 
 class FlameGraph {
@@ -141,7 +136,7 @@ class FlameGraph {
     ctx.fillRect(0, 0, width, depth * FLAME_ROW + 2);
     ctx.font = `11px ${colors.font}`;
     ctx.textBaseline = "middle";
-    this.letter = this.letter || ctx.measureText("abcdefghijklmnopqrstuvwxyz_:").width / 28;
+    this.letter = this.letter || (ctx.measureText("abcdefghijklmnopqrstuvwxyz_:").width / 28) * 1.06;
     this.shown = shown;
     for (const [i, x, w] of shown) this.drawNode(ctx, colors, i, x, w);
     if (this.hover >= 0) this.outline(ctx, colors);

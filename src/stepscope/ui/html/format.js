@@ -39,13 +39,13 @@ const Format = (() => {
   function short(name) {
     const frame = PYTHON.exec(name);
     if (frame) return `${frame[4]}  ${frame[2]}:${frame[3]}`;
-    let text = name.replace(/^void /, "").replace("autograd::engine::evaluate_function: ", "");
+    let text = name.replace(/^void /, "").replaceAll("(anonymous namespace)::", "").replace("autograd::engine::evaluate_function: ", "");
     const angle = text.indexOf("<");
     const head = angle > 0 ? text.slice(0, angle) : text;
-    const paren = head.indexOf("(");
-    text = paren > 0 && head.includes("::") ? head.slice(0, paren) : head;
+    const paren = head.search(/(?<=\w)\(/); // "Memcpy HtoD (Pageable -> Device)" keeps its words
+    text = paren > 0 ? head.slice(0, paren) : head;
     if (text.startsWith("at::native::")) text = text.slice(text.lastIndexOf("::") + 2);
-    return angle > 0 ? `${text}<…>` : text;
+    return angle > 0 && paren < 0 ? `${text}<…>` : text;
   }
 
   return { ns, bytes, count, rate, percent, tick, short };

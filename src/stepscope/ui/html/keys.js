@@ -37,8 +37,12 @@ function listenToKeys(timeline, help) {
   }
 
   document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || help.open) return;
-    const typing = event.target.matches("input:not([type=button]), textarea, select");
+    if (help.open && event.key === "?") {
+      help.close();
+      return;
+    }
+    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || help.open || event.defaultPrevented) return;
+    const typing = event.target.matches?.("input, select");
     if (!timeline.scene && event.key !== "?") return;
     if (typing ? event.target === timeline.search && typed(event) : pressed(event)) event.preventDefault();
   });

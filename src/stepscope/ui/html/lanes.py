@@ -55,14 +55,14 @@ def stream_lanes(trace: Trace) -> tuple[NDArray[np.int32], tuple[str, ...], tupl
     order = np.lexsort((-busy, keys[:, 1], keys[:, 0]))
     rank = np.empty(len(order), dtype=np.int32)
     rank[order] = np.arange(len(order), dtype=np.int32)
-    several = len(np.unique(keys[:, 1])) > 1
+    several = len(np.unique(keys[keys[:, 1] >= 0, 1])) > 1
     names = tuple(_stream_name(keys[row].tolist(), several=several) for row in order)
     return rank[lane], names, tuple((keys[order, 0] == 0).tolist())
 
 
 def _stream_name(key: list[int], *, several: bool) -> str:
     describes, device, stream = key
-    where = f"GPU {device} · " if several else ""
+    where = f"Device {device} · " if several and device >= 0 else ""
     what = "Stream" if stream >= 0 else "No stream"
     number = f" {stream}" if stream >= 0 else ""
     return f"{where}{what}{number}{' · annotations' if describes else ''}"

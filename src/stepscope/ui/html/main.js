@@ -43,7 +43,14 @@ const Theme = (() => {
     apply(onChange);
   }
 
-  return { start, current };
+  // Paper is white whatever the screen is.
+  function onPaper(printing, onChange) {
+    root.dataset.theme = printing ? "light" : current();
+    Palette.forget();
+    onChange();
+  }
+
+  return { start, current, onPaper };
 })();
 
 (() => {
@@ -99,7 +106,16 @@ const Theme = (() => {
     $("#theme").setAttribute("aria-pressed", String(Theme.current() === "dark"));
   }
 
+  function print(printing) {
+    // The canvases keep the width they have on the screen; paper shows them smaller.
+    const width = document.querySelector("main").clientWidth;
+    document.documentElement.style.setProperty("--print-zoom", String(Math.min(1, 700 / width)));
+    Theme.onPaper(printing, () => [timeline, flames.host, flames.device].forEach((view) => view.drawNow()));
+  }
+
   Theme.start($("#theme"), repaint);
+  window.addEventListener("beforeprint", () => print(true));
+  window.addEventListener("afterprint", () => print(false));
   listenToKeys(timeline, help);
   document.querySelectorAll("[data-help]").forEach((b) => b.addEventListener("click", () => toggleHelp(help)));
   help.addEventListener("click", (e) => e.target === help && help.close());

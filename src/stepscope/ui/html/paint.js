@@ -3,6 +3,7 @@
 
 const ROW = 17;
 const BAR = 15;
+const MAX_ARROWS = 48;
 
 function sizeCanvas(canvas, width, height) {
   const ratio = window.devicePixelRatio || 1;
@@ -90,7 +91,7 @@ class Painter {
     const ctx = sizeCanvas(this.canvas, layout.width, layout.height);
     ctx.font = `11px ${colors.font}`;
     ctx.textBaseline = "middle";
-    this.letter = this.letter || ctx.measureText("abcdefghijklmnopqrstuvwxyz_:").width / 28;
+    this.letter = this.letter || (ctx.measureText("abcdefghijklmnopqrstuvwxyz_:").width / 28) * 1.06;
     ctx.fillStyle = colors.back;
     ctx.fillRect(0, 0, layout.width, layout.height);
     const scale = layout.width / (view.t1 - view.t0);
@@ -261,17 +262,18 @@ class Painter {
   }
 
   paintLinks(frame, event) {
-    const { scene, marks } = frame;
+    const { scene, marks, view } = frame;
     if (scene.link[event] >= 0) {
       this.outline(frame, scene.link[event], frame.colors.accent, 1.5);
       this.arrow(frame, scene.link[event], event);
       return;
     }
     if (scene.laneOf(event).group !== "host") return;
-    const launched = marks.launched(event);
-    // A long operator launches thousands: the first ones and the last say enough.
-    const shown = launched.length > 60 ? [...launched.slice(0, 59), launched[launched.length - 1]] : launched;
-    shown.forEach((target) => this.arrow(frame, scene.link[target], target));
+    const inView = (e) => scene.end(e) > view.t0 && scene.start[e] < view.t1;
+    const seen = marks.launched(event).filter((e) => inView(e) || inView(scene.link[e]));
+    // A long operator launches thousands: a few dozen arrows, evenly chosen, say enough.
+    const every = Math.ceil(seen.length / MAX_ARROWS);
+    for (let i = 0; i < seen.length; i += every) this.arrow(frame, scene.link[seen[i]], seen[i]);
   }
 
   arrow(frame, from, to) {

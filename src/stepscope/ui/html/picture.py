@@ -84,7 +84,6 @@ class RankPicture:
     steps: tuple[StepMark, ...]
     host_flame: Flame
     device_flame: Flame
-    recorded: dict[str, bool]  # what the profiler was asked for, where the file tells
     left_out: str  # a sentence when events were left out
 
 
@@ -130,7 +129,6 @@ def draw_rank(trace: Trace, rank: RankExplanation, *, max_events: int = 200_000)
         steps=_step_marks(rank, zero, end),
         host_flame=_flame_renamed(host_flame, used),
         device_flame=_flame_renamed(device_flame, used),
-        recorded=_recorded(trace),
         left_out=kept.detail,
     )
 
@@ -318,11 +316,6 @@ def _step_marks(rank: RankExplanation, zero: int, end: int) -> tuple[StepMark, .
         for step in rank.steps.steps
         if step.start_ns + step.dur_ns > zero and step.start_ns < end
     )
-
-
-def _recorded(trace: Trace) -> dict[str, bool]:
-    asked = ("with_stack", "record_shapes", "with_modules", "profile_memory")
-    return {name: bool(trace.facts[name]) for name in asked if name in trace.facts}
 
 
 def _renamed(events: Drawn, used: Ints) -> Drawn:

@@ -127,8 +127,10 @@ def _facts(rank: RankExplanation) -> list[tuple[str, str, str]]:
     facts: list[tuple[str, str, str]] = []
     if rank.device:
         facts.append(("Device", rank.device, ""))
+    elif rank.kind == "cpu":
+        facts.append(("Device", "CPU only", ""))
     else:
-        facts.append(("Device", "CPU only" if rank.kind == "cpu" else rank.kind, ""))
+        facts.append(("Device", rank.kind, "The trace does not name it"))
     if rank.rank is not None:
         world = f" of {rank.world_size}" if rank.world_size else ""
         facts.append(("Rank", f"{rank.rank}{world}", ""))

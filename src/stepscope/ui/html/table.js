@@ -155,6 +155,7 @@ class Tables {
     } else if (type === "code") {
       this.fillCode(cell, value, column);
     } else if (type === "kind") {
+      cell.className = "kind";
       const swatch = document.createElement("span");
       swatch.className = `swatch bg-${value}`;
       cell.append(swatch, value);
@@ -171,7 +172,7 @@ class Tables {
   fillCode(cell, value, column) {
     cell.className = "code";
     cell.title = value;
-    if (column > 0 || !["kernels", "operators", "copies", "sync-calls"].includes(this.table.id)) {
+    if (column > 0 || !["kernels", "work-on-the-cpu", "operators", "copies", "sync-calls"].includes(this.table.id)) {
       cell.textContent = value;
       return;
     }

@@ -62,7 +62,10 @@ def _kernels(rank: RankExplanation) -> dict[str, Any]:
         (k.name, k.kind, k.count, k.total_ns, k.total_ns / k.count, k.min_ns, k.max_ns)
         for k in rank.kernels
     )
-    absent = "" if rank.kind == "cpu" else "not captured: record the device's ProfilerActivity"
+    if rank.kind == "cpu":
+        columns[0] = ("Operator", "code")
+        return _table("Work on the CPU", columns, rows, sort=3)
+    absent = "not captured: record the device's ProfilerActivity"
     return _table("Kernels", columns, rows, sort=3, absent=absent)
 
 

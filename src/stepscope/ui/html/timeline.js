@@ -2,6 +2,7 @@
 
 const LANE_PAD = 5;
 const SHORTEST_VIEW_NS = 20;
+const WIDEST_VIEW = 1.02; // of the whole span, so that the first and last events show their ends
 const SCROLL_GUARD_MS = 350; // a page scroll that passes over the canvas must not become a zoom
 
 const KIND_WORDS = {
@@ -65,7 +66,7 @@ class Timeline {
     const idle = scene.lanes.find((lane) => lane.idle);
     const device = lanes.filter((place) => place.lane.group === "device");
     const deviceHeight = device.reduce((sum, place) => sum + place.height, 0);
-    const room = Math.max(360, Math.round(window.innerHeight * 0.66));
+    const room = Math.max(360, Math.round(window.innerHeight * 0.58));
     const height = Math.min(this.resized || room, y);
     const pinned = device.length < lanes.length && deviceHeight <= height * 0.5 ? deviceHeight : 0;
     device.forEach((place) => (place.pinned = pinned > 0));
@@ -76,6 +77,7 @@ class Timeline {
       top: (place) => (place.pinned ? place.y : place.y - this.scroller.scrollTop),
       placeOf: (s, event) => lanes[s.laneOfRow[s.rowOf(event)]],
     };
+    this.givenHeight = height;
     this.scroller.style.height = `${height}px`;
     this.root.querySelector(".tl-space").style.height = `${y}px`;
     this.fillGutter();
@@ -132,17 +134,15 @@ class Timeline {
   // ---- what is in view
 
   reset() {
-    const margin = this.scene.span * 0.01;
+    const margin = (this.scene.span * (WIDEST_VIEW - 1)) / 2;
     this.show(-margin, this.scene.span + margin);
   }
 
   show(t0, t1) {
     const { span } = this.scene;
-    const margin = span * 0.05;
-    let length = Math.min(Math.max(t1 - t0, SHORTEST_VIEW_NS), span + 2 * margin);
-    const middle = (t0 + t1) / 2;
-    let from = middle - length / 2;
-    from = Math.min(Math.max(from, -margin), span + margin - length);
+    const length = Math.min(Math.max(t1 - t0, SHORTEST_VIEW_NS), span * WIDEST_VIEW);
+    const margin = length * 0.05;
+    const from = Math.min(Math.max((t0 + t1 - length) / 2, -margin), span + margin - length);
     this.view = { t0: from, t1: from + length };
     this.draw();
   }
@@ -150,7 +150,7 @@ class Timeline {
   zoom(factor, at = 0.5) {
     const { t0, t1 } = this.view;
     const pivot = t0 + (t1 - t0) * at;
-    const length = Math.min(Math.max((t1 - t0) * factor, SHORTEST_VIEW_NS), this.scene.span * 1.1);
+    const length = Math.min(Math.max((t1 - t0) * factor, SHORTEST_VIEW_NS), this.scene.span * WIDEST_VIEW);
     this.show(pivot - length * at, pivot + length * (1 - at));
   }
 
@@ -268,7 +268,9 @@ class Timeline {
     canvas.addEventListener("pointerleave", () => this.setHover(-1));
     canvas.addEventListener("dblclick", (e) => this.fit(this.eventAt(e)));
     this.search.addEventListener("input", () => this.runSearch());
-    new ResizeObserver(() => this.resize()).observe(this.root);
+    const observer = new ResizeObserver(() => this.resize());
+    observer.observe(this.root);
+    observer.observe(scroller);
     this.root.querySelectorAll("[data-act]").forEach((button) =>
       button.addEventListener("click", () => this.act(button.dataset.act)));
   }
@@ -283,6 +285,9 @@ class Timeline {
 
   resize() {
     if (!this.scene) return;
+    // The corner of the lanes can be dragged: keep that height when lanes fold.
+    const height = this.scroller.offsetHeight;
+    if (height && Math.abs(height - this.givenHeight) > 1) this.resized = height;
     this.draw();
   }
 

@@ -1,0 +1,58 @@
+# Everything on a machine that has only Python and pip: `make demo`, `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PEERS := .venv-peers
+# A pinned torch keeps gigabytes of CUDA packages away from machines without a GPU.
+TORCH ?= torch==2.13.0
+SHARED_TRACES ?= ../shared/traces
+
+.PHONY: help demo test lint types imports tests format bench clean
+
+help:
+	@echo "make demo    train a small model in two processes, explain it, write a report"
+	@echo "make test    lint, types, import contract, all tests"
+	@echo "make bench   speed and memory against HolisticTraceAnalysis"
+	@echo "make format  format the code"
+	@echo "make clean   remove the virtual environments and caches"
+
+demo: $(VENV)/installed
+	$(BIN)/stepscope demo
+
+test: $(VENV)/installed lint types imports tests
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+
+types: $(VENV)/installed
+	$(BIN)/mypy
+
+imports: $(VENV)/installed
+	$(BIN)/lint-imports
+
+tests: $(VENV)/installed
+	$(BIN)/pytest -n 2 --dist worksteal
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks
+
+bench: $(VENV)/installed $(PEERS)/installed
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/peers.py --ours $(BIN)/python --peer $(PEERS)/bin/python \
+		--traces $(SHARED_TRACES)
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)"
+	$(BIN)/pip install -q --disable-pip-version-check -e ".[test]"
+	touch $@
+
+$(PEERS)/installed:
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install -q --disable-pip-version-check HolisticTraceAnalysis==0.5.0
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis

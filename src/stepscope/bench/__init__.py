@@ -1,0 +1,1 @@
+"""Workloads to run stepscope on. Started as programs of their own; nothing imports them."""

@@ -1,0 +1,71 @@
+"""Slips of a profiler's pen: text that is almost JSON -> JSON that says the same.
+
+Knows only text: bare nan and inf, numbers no double can hold, stray backslashes, raw control
+characters, broken UTF-8, lone surrogates, quotes inside names that nobody escaped. All of it is
+for text that a decoder has already refused; valid JSON comes back with its meaning unchanged.
+"""
+
+from __future__ import annotations
+
+import re
+
+EVENT_KEYS = rb"(?:ph|cat|name|pid|tid|ts|dur|id|args|bp|s|tts|cname)"
+STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_SLIP = re.compile(
+    rb"(?P<string>" + STRING + rb")"
+    rb"|(?P<absent>(?<=[:,\[\s])(?:"
+    rb"[-+]?(?:nan(?:\([^()]*\))?|inf(?:inity)?|1\.\#(?:inf|ind|qnan))"
+    rb"|-?[0-9.]+e\+?[0-9]{3,}|-?[0-9]{300,}(?:\.[0-9]*)?"
+    rb")(?=\s*[,\]}]|\s*\Z))"
+    rb"|(?P<control>[\x00-\x08\x0b\x0c\x0e-\x1f])",
+    re.IGNORECASE | re.DOTALL,
+)
+_ODD_IN_STRING = re.compile(rb"[\x00-\x1f\\]")
+_ESCAPE = re.compile(
+    rb"(?P<pair>\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+    rb'|(?P<good>\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))'
+    rb"|(?P<control>[\x00-\x1f])"
+    rb"|(?P<stray>\\)"
+)
+_NAME_OPENS = re.compile(rb'"(?:name|cat)"\s*:\s*"')
+_NAME_CLOSES = re.compile(rb'"(?=\s*(?:,\s*"' + EVENT_KEYS + rb'"\s*:|\}\s*(?:[,\]}]|\Z)))')
+_QUOTE = re.compile(rb'\\.|"', re.DOTALL)
+
+
+def mend(text: bytes) -> bytes:
+    """The text with every known slip put right, except quotes."""
+    if not text.isascii():
+        text = text.decode("utf-8", "replace").encode()
+    return _SLIP.sub(_without_slip, text)
+
+
+def escape_quotes(text: bytes) -> bytes:
+    """One event's text with the quotes inside its name and category escaped.
+
+    Such a value ends at the quote that is followed by another of an event's keys.
+    """
+    parts, position = [], 0
+    while (opens := _NAME_OPENS.search(text, position)) and (
+        closes := _NAME_CLOSES.search(text, opens.end())
+    ):
+        value = text[opens.end() : closes.start()]
+        value = _QUOTE.sub(lambda found: rb"\"" if found[0] == b'"' else found[0], value)
+        parts += [text[position : opens.end()], value, b'"']
+        position = closes.end()
+    return b"".join(parts) + text[position:]
+
+
+def _without_slip(match: re.Match[bytes]) -> bytes:
+    if match.lastgroup == "string":
+        string = match[0]
+        return _ESCAPE.sub(_escape, string) if _ODD_IN_STRING.search(string) else string
+    return b"null" if match.lastgroup == "absent" else b" "
+
+
+def _escape(match: re.Match[bytes]) -> bytes:
+    if match.lastgroup == "control":
+        return b"\\u%04x" % match[0][0]
+    if match.lastgroup == "stray":
+        return rb"\\"
+    return rb"\ufffd" if match.lastgroup == "lone" else match[0]

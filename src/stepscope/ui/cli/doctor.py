@@ -1,0 +1,160 @@
+"""stepscope doctor: what works on this machine and what does not."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One line of the examination."""
+
+    name: str
+    ok: bool
+    detail: str
+    todo: str = ""
+
+
+@click.command(name="doctor", short_help="what works on this machine and what does not")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def command(as_json: bool) -> None:
+    """Look at everything stepscope relies on, and say what to do about what is missing."""
+    checks = [examine() for examine in _EXAMINATIONS]
+    if as_json:
+        import msgspec
+
+        sys.stdout.write(
+            msgspec.json.encode({"schema": 1, "checks": [asdict(c) for c in checks]}).decode()
+            + "\n"
+        )
+        return
+    _show(checks)
+
+
+def _show(checks: list[Check]) -> None:
+    from rich.table import Table
+
+    from stepscope.ui.terminal.explanation import make_console
+
+    missing = [check for check in checks if not check.ok]
+    console = make_console()
+    console.print(
+        "[bold green]everything works here"
+        if not missing
+        else f"[bold]{len(checks) - len(missing)} of {len(checks)} things work here"
+    )
+    grid = Table.grid(padding=(0, 2))
+    for check in checks:
+        mark = "[green]✓" if check.ok else "[yellow]–"
+        grid.add_row(mark, check.name, check.detail)
+        if check.todo:
+            grid.add_row("", "", f"[bright_black]{check.todo}")
+    console.print(grid)
+
+
+def _python() -> Check:
+    return Check(
+        name="python", ok=True, detail=f"{platform.python_version()} on {platform.machine()}"
+    )
+
+
+def _reading() -> Check:
+    versions = ", ".join(
+        f"{name} {metadata.version(name)}" for name in ("numpy", "msgspec", "isal", "zstandard")
+    )
+    return Check(name="reading traces", ok=True, detail=f"JSON, gzip, zstd ({versions})")
+
+
+def _nsight() -> Check:
+    import sqlite3
+
+    return Check(
+        name="Nsight exports", ok=True, detail=f"SQLite {sqlite3.sqlite_version} (nsys export)"
+    )
+
+
+def _cache() -> Check:
+    from stepscope.trace.cache import Cache
+
+    folder = Cache.default().folder
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    if not os.access(existing, os.W_OK):
+        return Check(
+            name="cache",
+            ok=False,
+            detail=f"{folder} cannot be written: every open reads the whole trace",
+            todo="set STEPSCOPE_CACHE_DIR to a folder you can write",
+        )
+    used = sum(f.stat().st_size for f in folder.glob("*.columns")) if folder.exists() else 0
+    return Check(name="cache", ok=True, detail=f"{folder} ({used / 1e6:.0f} MB used)")
+
+
+def _torch() -> Check:
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return Check(
+            name="torch",
+            ok=False,
+            detail="not installed: explain works, demo does not",
+            todo="pip install torch, in the environment you train in",
+        )
+    return Check(name="torch", ok=True, detail=version)
+
+
+def _accelerator() -> Check:
+    try:
+        import torch
+    except Exception as error:
+        return Check(name="accelerator", ok=False, detail=f"torch did not import: {error}")
+    if not torch.cuda.is_available():
+        return Check(
+            name="accelerator",
+            ok=False,
+            detail="none that torch can use: traces from other machines are read all the same",
+        )
+    count = torch.cuda.device_count()
+    return Check(name="accelerator", ok=True, detail=f"{count} x {torch.cuda.get_device_name(0)}")
+
+
+def _distributed() -> Check:
+    try:
+        import torch.distributed as dist
+    except Exception as error:
+        return Check(name="several processes", ok=False, detail=f"torch did not import: {error}")
+    if not dist.is_available():
+        return Check(
+            name="several processes", ok=False, detail="this torch was built without distributed"
+        )
+    backends = [
+        name
+        for name, there in (
+            ("gloo", dist.is_gloo_available()),
+            ("nccl", dist.is_nccl_available()),
+        )
+        if there
+    ]
+    return Check(name="several processes", ok=bool(backends), detail=", ".join(backends) or "none")
+
+
+_EXAMINATIONS: tuple[Callable[[], Check], ...] = (
+    _python,
+    _reading,
+    _nsight,
+    _cache,
+    _torch,
+    _accelerator,
+    _distributed,
+)

@@ -1,0 +1,266 @@
+"""The explanation in a terminal: verdict, why, next; the step as one bar; the tables under it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from stepscope.ui.words import PARTS, duration, short_kernel
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from stepscope.records.explanation import Budget, Explanation, Finding, RankExplanation
+
+COLOURS = {
+    "compute": "green",
+    "exposed_comm": "magenta",
+    "exposed_memory": "yellow",
+    "data_loading": "bright_red",
+    "sync": "bright_yellow",
+    "operators": "blue",
+    "python": "cyan",
+    "profiler": "bright_black",
+    "idle_launch": "bright_blue",
+    "idle_other": "white",
+}
+# Told apart without colours too.
+_FILLS = dict(zip(COLOURS, "█▓▒╳≡░▪·─ ", strict=True))
+_SEVERITY = {"high": "bold red", "medium": "yellow", "low": "cyan", "none": "green"}
+_WIDTH_WITHOUT_TERMINAL = 100
+_NARROWEST = 60
+
+
+def print_explanation(
+    explanation: Explanation, *, top: int = 8, report: Path | None = None, width: int | None = None
+) -> None:
+    """Print it all to stdout."""
+    console = make_console(width)
+    console.print(Group(*_sections(explanation, top, console.width)))
+    if report:
+        console.print(Text.assemble("report  ", (str(report), "bold")), soft_wrap=True)
+
+
+def make_console(width: int | None = None) -> Console:
+    """As wide as the terminal, 100 columns where there is none, never under 60."""
+    if width is None:
+        tty = sys.stdout.isatty()
+        width = shutil.get_terminal_size().columns if tty else _WIDTH_WITHOUT_TERMINAL
+    return Console(width=max(_NARROWEST, width), highlight=False)
+
+
+def _sections(explanation: Explanation, top: int, width: int) -> list[RenderableType]:
+    worst = _rank_to_show(explanation)
+    out: list[RenderableType] = [_headline(explanation), Text(), _verdict(explanation), Text()]
+    out += [_bar(explanation.budget, width), _legend(explanation.budget, width), Text()]
+    if len(explanation.ranks) > 1:
+        out += [_ranks(explanation), Text()]
+    out += [_findings(explanation.findings), Text()]
+    out += [_kernels(worst, top, width), Text()]
+    if worst.operators:
+        out += [_operators(worst, top, width), Text()]
+    if worst.copies and width > 70:
+        out += [_copies(worst, top, width), Text()]
+    out += _notes(explanation)
+    return out
+
+
+def _rank_to_show(explanation: Explanation) -> RankExplanation:
+    named = explanation.findings[0].rank
+    return next((r for r in explanation.ranks if r.rank == named), explanation.ranks[0])
+
+
+def _headline(explanation: Explanation) -> Text:
+    first = explanation.ranks[0]
+    name = (
+        Path(first.path).name if len(explanation.ranks) == 1 else f"{len(explanation.ranks)} ranks"
+    )
+    facts = [name, first.device or first.kind.upper()]
+    if first.steps.steps:
+        facts.append(f"{len(first.steps.steps)} steps")
+    step = explanation.budget.step_ms
+    facts.append(
+        f"{step:.2f} ms a step (profiled)" if first.steps.steps else f"{step:.2f} ms window"
+    )
+    return Text(" · ".join(facts), style="bright_black")
+
+
+def _verdict(explanation: Explanation) -> Table:
+    style = _SEVERITY[explanation.findings[0].severity]
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bright_black", no_wrap=True)
+    grid.add_column()
+    grid.add_row("verdict", Text(explanation.verdict, style=f"bold {style}"))
+    grid.add_row("why", explanation.why)
+    grid.add_row("next", explanation.next)
+    return grid
+
+
+def _bar(budget: Budget, width: int) -> Text:
+    """The whole step across the whole width; a visible part gets at least one cell."""
+    text = Text()
+    for part, cells in zip(
+        budget.parts, cells_of([p.share for p in budget.parts], width), strict=True
+    ):
+        text.append(_FILLS[part.id] * cells, style=COLOURS[part.id])
+    return text
+
+
+def cells_of(shares: list[float], width: int) -> list[int]:
+    """Whole cells that add up to the width: largest remainders get what rounding left."""
+    exact = [share * width for share in shares]
+    cells = [max(int(value), 1 if value >= 0.5 else 0) for value in exact]
+    order = sorted(range(len(cells)), key=lambda i: cells[i] - exact[i])
+    for i in order[: max(0, width - sum(cells))]:
+        cells[i] += exact[i] > 0
+    while sum(cells) > width:
+        cells[cells.index(max(cells))] -= 1
+    return cells
+
+
+def _legend(budget: Budget, width: int) -> Table:
+    columns = max(1, (width + 2) // 34)
+    grid = Table.grid(padding=(0, 2))
+    for _ in range(columns):
+        grid.add_column(no_wrap=True)
+    shown = [part for part in budget.parts if part.share >= 0.0005]
+    cells = [
+        Text.assemble(
+            (f"{_FILLS[part.id]} ", COLOURS[part.id]),
+            f"{PARTS[part.id][0]:<14}",
+            (f"{part.ms:>7.2f} ms{part.share:>6.1%}", "bold" if part.share >= 0.1 else ""),
+        )
+        for part in shown
+    ]
+    for i in range(0, len(cells), columns):
+        grid.add_row(*cells[i : i + columns])
+    return grid
+
+
+def _ranks(explanation: Explanation) -> Table:
+    table = _table(
+        "ranks",
+        ("rank", "r"),
+        ("step", "r"),
+        ("compute", "r"),
+        ("comm", "r"),
+        ("idle", "r"),
+        ("verdict", "l"),
+    )
+    for rank in explanation.ranks[:16]:
+        share = {part.id: part.share for part in rank.budget.parts}
+        lost = 1 - share["compute"] - share["exposed_comm"] - share["exposed_memory"]
+        table.add_row(
+            str(rank.rank),
+            f"{rank.budget.step_ms:.2f} ms",
+            f"{share['compute']:.0%}",
+            f"{share['exposed_comm']:.0%}",
+            f"{lost:.0%}",
+            rank.findings[0].title,
+        )
+    if len(explanation.ranks) > 16:
+        table.add_row("…", "", "", "", "", f"{len(explanation.ranks) - 16} more: see --json")
+    return table
+
+
+def _findings(findings: tuple[Finding, ...]) -> Table:
+    table = _table("findings", ("", "l"), ("share", "r"), ("what", "l"))
+    for finding in findings:
+        text = Text(finding.summary)
+        for place in finding.where:
+            text.append(f"\n{place.file}:{place.line} {place.function}", style="bright_black")
+        table.add_row(
+            Text(finding.id, style=_SEVERITY[finding.severity]), f"{finding.share:.0%}", text
+        )
+    return table
+
+
+def _kernels(rank: RankExplanation, top: int, width: int) -> Table:
+    title = "operators by own time" if rank.launches.device_events == 0 else "kernels"
+    table = _table(
+        title, ("total", "r"), ("share", "r"), ("calls", "r"), ("kind", "l"), ("name", "l")
+    )
+    whole = sum(kernel.total_ns for kernel in rank.kernels) or 1
+    for kernel in rank.kernels[:top]:
+        table.add_row(
+            duration(kernel.total_ns),
+            f"{kernel.total_ns / whole:.1%}",
+            str(kernel.count),
+            kernel.kind,
+            short_kernel(kernel.name, max(16, width - 40)),
+        )
+    return table
+
+
+def _operators(rank: RankExplanation, top: int, width: int) -> Table:
+    on_device = rank.launches.device_events > 0
+    columns = [("device", "r"), ("host self", "r"), ("calls", "r"), ("operator", "l")]
+    if width >= 90:
+        columns.append(("shapes", "l"))
+    table = _table("operators", *columns[0 if on_device else 1 :])
+    rows = rank.operators if on_device else sorted(rank.operators, key=lambda o: -o.host_self_ns)
+    for operator in rows[:top]:
+        cells = [
+            duration(operator.device_self_ns),
+            duration(operator.host_self_ns),
+            str(operator.calls),
+            short_kernel(operator.name, max(20, width // 3)),
+        ]
+        if width >= 90:
+            cells.append(short_kernel(operator.shapes, width // 3))
+        table.add_row(*cells[0 if on_device else 1 :])
+    return table
+
+
+def _copies(rank: RankExplanation, top: int, width: int) -> Table:
+    table = _table(
+        "copies",
+        ("total", "r"),
+        ("exposed", "r"),
+        ("calls", "r"),
+        ("size", "r"),
+        ("rate", "r"),
+        ("name", "l"),
+    )
+    for copy in rank.copies[: min(top, 5)]:
+        table.add_row(
+            duration(copy.total_ns),
+            duration(copy.exposed_ns),
+            str(copy.count),
+            "-" if copy.size_bytes is None else f"{copy.size_bytes / 1e6:.1f} MB",
+            "-" if copy.gb_s is None else f"{copy.gb_s:.1f} GB/s",
+            short_kernel(copy.name, max(16, width - 55)),
+        )
+    return table
+
+
+def _notes(explanation: Explanation) -> list[RenderableType]:
+    several = len(explanation.ranks) > 1
+    lines = [f"note  {note.detail}" for note in explanation.quality]
+    for rank in explanation.ranks[:8]:
+        whose = f"rank {rank.rank}: " if several else ""
+        lines += [f"note  {whose}{note.detail}" for note in rank.quality]
+    return [Text(line, style="bright_black") for line in lines]
+
+
+def _table(title: str, *columns: tuple[str, str]) -> Table:
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        padding=(0, 2, 0, 0),
+        header_style="bright_black",
+    )
+    for name, side in columns:
+        last = name in ("what", "verdict")
+        table.add_column(
+            name, justify="right" if side == "r" else "left", no_wrap=not last, overflow="ellipsis"
+        )
+    return table

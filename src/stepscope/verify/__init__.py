@@ -1,0 +1,4 @@
+"""A against B: did it really change?
+
+Empty until its verb is built.
+"""
