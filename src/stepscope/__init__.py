@@ -13,7 +13,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from stepscope.explain.rank import explain_rank
-    from stepscope.explain.run import explain
+    from stepscope.explain.run import explain_job
     from stepscope.trace.read import read_trace
 
 __version__ = "0.1.0"
@@ -24,7 +24,7 @@ __all__ = [
     "UnreadableInputError",
     "UsageError",
     "__version__",
-    "explain",
+    "explain_job",
     "explain_rank",
     "read_trace",
 ]
@@ -34,7 +34,7 @@ _HOME = {
     "StepscopeError": "stepscope.errors",
     "UnreadableInputError": "stepscope.errors",
     "UsageError": "stepscope.errors",
-    "explain": "stepscope.explain.run",
+    "explain_job": "stepscope.explain.run",
     "explain_rank": "stepscope.explain.rank",
     "read_trace": "stepscope.trace.read",
 }

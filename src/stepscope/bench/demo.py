@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 VOCABULARY, WIDTH, HEADS, LAYERS, LENGTH, BATCH = 256, 128, 4, 2, 64, 8
 STEPS, WAIT, WARMUP, ACTIVE = 16, 6, 2, 8
-SLOW_SAMPLE_S = 0.004
+SLOW_SAMPLE_S = 0.006
 
 
 class Sentences(Dataset[torch.Tensor]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     from stepscope.explain.work import Work
     from stepscope.records.trace import CollectiveArgs, Trace
 
+    _Key = tuple[str, str, int | None, int | None]  # kind, group, group size, bytes
+
 _DTYPE_BYTES = {
     "byte": 1, "char": 1, "bool": 1, "unsigned char": 1, "signed char": 1, "float8_e4m3fn": 1,
     "float8_e5m2": 1, "half": 2, "bfloat16": 2, "c10::half": 2, "c10::bfloat16": 2, "short": 2,
     "int": 4, "float": 4, "long": 8, "long int": 8, "double": 8,
 }  # fmt: skip
 _KINDS = (
-    (re.compile(r"all_?reduce", re.I), "all_reduce"),
+    (re.compile(r"all_?reduce|cross_device_reduce", re.I), "all_reduce"),
     (re.compile(r"all_?gather", re.I), "all_gather"),
     (re.compile(r"reduce_?scatter", re.I), "reduce_scatter"),
     (re.compile(r"all_?to_?all", re.I), "all_to_all"),
@@ -57,43 +59,50 @@ def bus_factor(kind: str, ranks: int) -> float:
 
 
 def list_collectives(trace: Trace, work: Work) -> tuple[Collective, ...]:
-    """Longest total first."""
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    codes = _recorded(trace, work)
-    for row in np.flatnonzero(work.kind == Kind.COMM).tolist():
-        key = _describe(trace, work, row, int(codes[row]))
-        if key:
-            groups.setdefault(key, []).append(row)
-    out = [_summarise(work, key, np.array(rows)) for key, rows in groups.items()]
+    """Longest total first. Calls are described once for each distinct way they were recorded."""
+    rows = np.flatnonzero(work.kind == Kind.COMM)
+    if work.on_host:  # c10d:: calls only start what the gloo: span then does
+        rows = rows[trace.host.kind[work.rows[rows]] == HostKind.ANNOTATION]
+    if not len(rows):
+        return ()
+    recorded = _recorded(trace, work)[rows]
+    distinct, inverse = np.unique(recorded, axis=0, return_inverse=True)
+    members: dict[_Key, list[int]] = {}
+    for code, told in enumerate(distinct.tolist()):
+        members.setdefault(_describe(trace, work, *told), []).append(code)
+    out = [
+        _summarise(work, key, rows[np.isin(inverse.reshape(-1), codes)])
+        for key, codes in members.items()
+    ]
     return tuple(sorted(out, key=lambda each: -each.total_ns))
 
 
 def _recorded(trace: Trace, work: Work) -> NDArray[np.int32]:
-    """Collective metadata of each piece of work: on the kernel itself, or on the call around it."""
-    if work.on_host or not len(trace.collectives):
-        return np.full(len(work), ABSENT, np.int32)
-    around = nearest(trace.host, trace.host.collective >= 0)
-    launch = trace.device.launch[work.rows]
-    call = np.where(launch >= 0, around[np.maximum(launch, 0)], ABSENT)
-    of_call = np.where(call >= 0, trace.host.collective[np.maximum(call, 0)], ABSENT)
-    own = trace.device.collective[work.rows]
-    return np.where(own >= 0, own, of_call).astype(np.int32)
-
-
-def _describe(
-    trace: Trace, work: Work, row: int, code: int
-) -> tuple[str, str, int | None, int | None] | None:
-    at = int(work.rows[row])
+    """Per piece of work what tells about it: name, then metadata (on the kernel itself, else on
+    the call around its launch); on the CPU, name, shapes and dtypes."""
+    host, device, rows = trace.host, trace.device, work.rows
     if work.on_host:
-        if trace.host.kind[at] != HostKind.ANNOTATION:
-            return None  # c10d:: calls only start what the gloo: span then does
-        kind = kind_of(trace.strings[trace.host.name[at]])
-        return kind, "", trace.world_size, _host_bytes(trace, at)
-    if code < 0:
-        return kind_of(trace.strings[trace.device.name[at]]), "", None, None
-    args = trace.collectives[code]
-    ranks = args.group_size if args.group_size > 0 else None
-    return kind_of(args.name), args.group, ranks, size_bytes(args)
+        return np.stack((host.name[rows], host.shapes[rows], host.dtypes[rows]), axis=1)
+    own, launch = device.collective[rows], device.launch[rows]
+    if len(host):
+        around = nearest(host, host.collective >= 0)[np.maximum(launch, 0)]
+        known = (launch >= 0) & (around >= 0) & (own < 0)
+        own = np.where(known, host.collective[np.maximum(around, 0)], own)
+    return np.stack((device.name[rows], own), axis=1)
+
+
+def _describe(trace: Trace, work: Work, name: int, metadata: int, dtypes: int = ABSENT) -> _Key:
+    kind = kind_of(trace.strings[name])
+    if work.on_host:
+        ranks = trace.world_size
+        size = _host_bytes(trace, metadata, dtypes)
+        if kind == "all_gather" and size is not None:
+            size = size * ranks if ranks else None  # recorded is what this rank gives
+        return kind, "", ranks, size
+    if metadata < 0:
+        return kind, "", None, None
+    args = trace.collectives[metadata]
+    return kind_of(args.name), args.group, max(args.group_size, 0) or None, size_bytes(args)
 
 
 def size_bytes(args: CollectiveArgs) -> int | None:
@@ -103,8 +112,7 @@ def size_bytes(args: CollectiveArgs) -> int | None:
     return elements * width if width and elements >= 0 else None
 
 
-def _host_bytes(trace: Trace, row: int) -> int | None:
-    shapes, dtypes = int(trace.host.shapes[row]), int(trace.host.dtypes[row])
+def _host_bytes(trace: Trace, shapes: int, dtypes: int) -> int | None:
     if shapes < 0 or dtypes < 0:
         return None
     try:
@@ -116,7 +124,7 @@ def _host_bytes(trace: Trace, row: int) -> int | None:
     return sum(_DTYPE_BYTES.get(name.lower(), 0) * math.prod(dim) for dim, name in pairs) or None
 
 
-def _summarise(work: Work, key: tuple[Any, ...], rows: Any) -> Collective:
+def _summarise(work: Work, key: _Key, rows: NDArray[np.intp]) -> Collective:
     kind, group, ranks, size = key
     start, end = work.start_ns[rows], work.end_ns[rows]
     total = int((end - start).sum())

@@ -21,10 +21,7 @@ def list_copies(trace: Trace, work: Work) -> tuple[Copy, ...]:
         return ()
     mine = work.kind == Kind.MEMORY
     name = trace.device.name[work.rows]
-    others = intervals.union(
-        np.concatenate((work.compute[0], work.comm[0])),
-        np.concatenate((work.compute[1], work.comm[1])),
-    )
+    others = intervals.union_all((work.compute, work.comm))
     out = []
     for code in np.unique(name[mine]).tolist():
         rows = np.flatnonzero(mine & (name == code))

@@ -25,6 +25,9 @@ BLOCKING_CALL = re.compile(
     r"^(?:cuda|cu|hip|ze|ur)\w*Synchronize|^(?:cuda|hip)Memcpy(?!.*Async)|^cuMemcpy(?!.*Async)"
     r"|^hipMemcpyWithStream|^urQueueFinish|^urEventWait$"
 )
+# CUPTI also accounts for the driver: compiling, loading modules and full launch queues are there
+# without a profiler too.
+PROFILER_WORK = re.compile(r"^(?!.*(?:Compiler|Loading|Command Buffer Full|UVM))")
 _LAUNCH, _OTHER, _DATA, _SYNC, _OPERATORS, _PYTHON, _PROFILER = range(len(GAP_CAUSES))
 
 
@@ -74,9 +77,8 @@ def _gaps(
         edges = np.concatenate(([low], inside[1])), np.concatenate((inside[0], [high]))
         keep = edges[0] < edges[1]
         starts, ends = edges[0][keep], edges[1][keep]
-    order = np.argsort(work.start_ns, kind="stable")
-    place = np.searchsorted(work.start_ns[order], ends)
-    owner = np.where(place < len(order), order[np.minimum(place, len(order) - 1)], ABSENT)
+    order = np.append(np.argsort(work.start_ns, kind="stable"), ABSENT)
+    owner = order[np.searchsorted(work.start_ns[order[:-1]], ends)]
     return starts, ends, owner
 
 
@@ -116,7 +118,8 @@ def _host_causes(
 
 
 def _overhead(trace: Trace) -> Set:
-    return _rows_set(trace, trace.host.kind == HostKind.OVERHEAD)
+    own = name_mask(trace, PROFILER_WORK.search)[trace.host.name]
+    return _rows_set(trace, own & (trace.host.kind == HostKind.OVERHEAD))
 
 
 def _feeding(trace: Trace, work: Work) -> tuple[tuple[int, Set], ...]:

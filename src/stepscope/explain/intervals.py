@@ -34,6 +34,12 @@ def union(starts: Times, ends: Times) -> Set:
     return starts[first], reach[last]
 
 
+def union_all(sets: Sequence[Set]) -> Set:
+    """What any of the sets covers."""
+    starts, ends = zip(EMPTY, *sets, strict=True)
+    return union(np.concatenate(starts), np.concatenate(ends))
+
+
 def length(of: Set) -> int:
     """Total time covered."""
     return int((of[1] - of[0]).sum())

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.tree import children_sum, group, sum_by
-from stepscope.explain.work import COMM_OPERATOR, KIND_NAMES, Kind, name_mask
+from stepscope.explain.tree import children_sum, enclosing, group, sum_by
+from stepscope.explain.work import KIND_NAMES, Kind, comm_spans
 from stepscope.records.explanation import Kernel
 from stepscope.records.trace import HostKind
+from stepscope.trace.links import nearest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def list_kernels(trace: Trace, work: Work) -> tuple[Kernel, ...]:
     """Longest total first."""
     if work.on_host:
-        name, kind, dur = _own_operator_time(trace, work)
+        name, kind, dur = _own_operator_time(trace)
     else:
         name, kind = trace.device.name[work.rows], work.kind
         dur = trace.device.dur_ns[work.rows]
@@ -53,14 +54,13 @@ def _by_name(
 
 
 def _own_operator_time(
-    trace: Trace, work: Work
+    trace: Trace,
 ) -> tuple[NDArray[np.int32], NDArray[np.int8], NDArray[np.int64]]:
+    """Operators and communication spans, each less those directly inside it."""
     host = trace.host
-    own = host.dur_ns - children_sum(host.parent, host.dur_ns)
-    comm = name_mask(trace, COMM_OPERATOR.search)[host.name]
-    chosen = (host.kind == HostKind.OPERATOR) & np.isin(host.thread, work.threads) | (
-        comm & (host.kind == HostKind.ANNOTATION)
-    )
-    rows = np.flatnonzero(chosen)
-    kind = np.where(comm[rows], Kind.COMM, Kind.COMPUTE).astype(np.int8)
-    return host.name[rows], kind, own[rows]
+    comm = comm_spans(trace)
+    rows = np.flatnonzero((host.kind == HostKind.OPERATOR) | comm)
+    own = host.dur_ns[rows] - children_sum(enclosing(host, rows), host.dur_ns[rows])
+    inside_comm = nearest(host, comm)[rows] >= 0
+    kind = np.where(inside_comm, Kind.COMM, Kind.COMPUTE).astype(np.int8)
+    return host.name[rows], kind, own

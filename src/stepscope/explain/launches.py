@@ -47,14 +47,14 @@ def describe_launches(trace: Trace, work: Work) -> Launches:
         short_kernels=int(short.sum()),
         short_kernels_ns=int(dur[short].sum()),
         kernels=int(kernel.sum()),
-        graph_kernels=int((device.graph_node[work.rows] > 0).sum()),
+        graph_kernels=int((kernel & (device.graph_node[work.rows] > 0)).sum()),
     )
 
 
 def _latencies(trace: Trace, work: Work, launch: NDArray[np.int32]) -> NDArray[np.int64]:
     """Call start to device start, where the stream had nothing before it to wait for."""
     device = trace.device
-    lane = device.device[work.rows].astype(np.int64) << 32 | device.stream[work.rows]
+    lane = device.device[work.rows].astype(np.int64) * 2**32 + device.stream[work.rows]
     order = np.lexsort((work.start_ns, lane))
     same = np.diff(lane[order], prepend=lane[order][:1] - 1) == 0
     previous_end = np.where(same, np.roll(work.end_ns[order], 1), np.iinfo(np.int64).min)

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.tree import children_sum, group, outermost, sum_by
+from stepscope.explain.tree import children_sum, enclosing, group, outermost, sum_by
 from stepscope.explain.work import name_mask
 from stepscope.records.explanation import Module
-from stepscope.records.trace import ABSENT, HostKind
-from stepscope.trace.links import nearest
+from stepscope.records.trace import HostKind
 
 if TYPE_CHECKING:
     from stepscope.explain.device_time import DeviceTime
@@ -28,12 +27,7 @@ def list_modules(trace: Trace, device: DeviceTime) -> tuple[Module, ...]:
     rows = np.flatnonzero(wanted)
     if not len(rows):
         return ()
-    near = nearest(host, wanted)
-    number = np.full(len(host), ABSENT, np.int32)
-    number[rows] = np.arange(len(rows), dtype=np.int32)
-    up = host.parent[rows]
-    enclosing = np.where(up >= 0, near[np.maximum(up, 0)], ABSENT)
-    above = np.where(enclosing >= 0, number[np.maximum(enclosing, 0)], ABSENT).astype(np.int32)
+    above = enclosing(host, rows)
     own = host.dur_ns[rows] - children_sum(above, host.dur_ns[rows])
     outer = outermost(above, host.name[rows])
     first, inverse, count = group(host.name[rows].astype(np.int64))

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepscope.explain.tree import children_sum, group, outermost, sum_by
+from stepscope.explain.tree import children_sum, enclosing, group, outermost, sum_by
 from stepscope.records.explanation import Operator
-from stepscope.records.trace import ABSENT, HostKind
+from stepscope.records.trace import HostKind
 from stepscope.trace.links import nearest
 
 if TYPE_CHECKING:
@@ -28,12 +28,11 @@ def list_operators(trace: Trace, device: DeviceTime) -> tuple[Operator, ...]:
     rows = np.flatnonzero(is_operator)
     if not len(rows):
         return ()
-    near = nearest(host, is_operator)
-    above = _operator_parents(host.parent, near, rows)
+    above = enclosing(host, rows)
     own_host = host.dur_ns[rows] - children_sum(above, host.dur_ns[rows])
-    own_device = _own_device(near, rows, device.direct)
-    outer = outermost(above, host.name[rows])
+    own_device = _own_device(nearest(host, is_operator), rows, device.direct)
     first, inverse, count = group(_key(trace, rows))
+    outer = outermost(above, inverse)
     calls = np.bincount(inverse, minlength=count)
     sums = {
         "host_total_ns": sum_by(inverse, np.where(outer, host.dur_ns[rows], 0), count),
@@ -62,17 +61,6 @@ def list_operators(trace: Trace, device: DeviceTime) -> tuple[Operator, ...]:
             *(column.tolist() for column in columns), strict=True
         )
     )
-
-
-def _operator_parents(
-    parent: NDArray[np.int32], near: NDArray[np.int32], rows: NDArray[np.intp]
-) -> NDArray[np.int32]:
-    """The enclosing operator, numbered among the operators."""
-    number = np.full(len(parent), ABSENT, np.int32)
-    number[rows] = np.arange(len(rows), dtype=np.int32)
-    up = parent[rows]
-    enclosing = np.where(up >= 0, near[np.maximum(up, 0)], ABSENT)
-    return np.where(enclosing >= 0, number[np.maximum(enclosing, 0)], ABSENT).astype(np.int32)
 
 
 def _own_device(

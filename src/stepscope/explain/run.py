@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     Also = Callable[[Trace, RankExplanation], Any]
 
 _SEVERITIES = ("high", "medium", "low", "none")
+_COMMUNICATION = "exposed-communication"
+_OWN_TIME = ("data-loading", "host-bound", "launch-bound", "blocking-syncs", "exposed-copies")
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)", re.IGNORECASE)
 
 
-def explain(
+def explain_job(
     *paths: str | Path, cache: bool = True, progress: Progress | None = None
 ) -> Explanation:
     """Explain trace files, folders of them, or run folders, as one job."""
@@ -43,7 +45,7 @@ def explain_also(
     progress: Progress | None = None,
     also: Also | None = None,
 ) -> tuple[Explanation, list[Any]]:
-    """As `explain`; `also(trace, rank)` runs where the trace is at hand, its results returned."""
+    """As `explain_job`; `also(trace, rank)` runs where the trace is at hand, its results returned."""
     files = [file for path in paths for file in find_traces(path)]
     named = [file for path in paths if not Path(path).is_dir() for file in [Path(path)]]
     outcomes = _each(files, cache, progress, also)
@@ -149,4 +151,33 @@ def _merge(ranks: tuple[RankExplanation, ...]) -> tuple[Finding, ...]:
         found = [finding for finding in found if finding.id != "healthy"]
     else:
         found.sort(key=lambda finding: finding.id != "healthy")
-    return tuple(found)
+    return tuple(_cause_before_symptom(found, ranks))
+
+
+def _cause_before_symptom(
+    found: list[Finding], ranks: tuple[RankExplanation, ...]
+) -> list[Finding]:
+    """A rank that waits in a collective shows communication; the rank it waits for shows why.
+
+    When the rank with the least exposed communication loses about as much to something of its own
+    as the others wait longer, that something leads.
+    """
+    if found[0].id != _COMMUNICATION or len(ranks) < 2:
+        return found
+    exposed = {rank.rank: _exposed_share(rank) for rank in ranks}
+    awaited = min(exposed, key=lambda number: exposed[number])
+    waits = max(exposed.values()) - exposed[awaited]
+    for place, finding in enumerate(found[1:], 1):
+        own = finding.id in _OWN_TIME and finding.rank == awaited
+        if own and finding.share >= waits / 2 and waits >= found[0].share / 2:
+            waiting = f"rank {found[0].rank} spends {waits:.0%} more of the step waiting for it"
+            lead = dataclasses.replace(finding, evidence=(*finding.evidence, waiting))
+            return [lead, *found[:place], *found[place + 1 :]]
+    return found
+
+
+def _exposed_share(rank: RankExplanation) -> float:
+    return sum(part.share for part in rank.budget.parts if part.id == "exposed_comm")
+
+
+explain = explain_job

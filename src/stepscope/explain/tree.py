@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepscope.trace.links import depth_of
+from stepscope.records.trace import ABSENT
+from stepscope.trace.links import depth_of, nearest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from stepscope.records.trace import HostEvents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,16 @@ def children_sum(parent: NDArray[np.int32], amount: NDArray[np.int64]) -> NDArra
     return total
 
 
-def outermost(parent: NDArray[np.int32], label: NDArray[np.int32]) -> NDArray[np.bool_]:
+def enclosing(host: HostEvents, rows: NDArray[np.intp]) -> NDArray[np.int32]:
+    """For each of some host rows: the nearest of them around it, numbered among them, or -1."""
+    number = np.full(len(host), ABSENT, np.int32)
+    number[rows] = np.arange(len(rows), dtype=np.int32)
+    up = host.parent[rows]
+    around = np.where(up >= 0, nearest(host, number >= 0)[np.maximum(up, 0)], ABSENT)
+    return np.where(around >= 0, number[np.maximum(around, 0)], ABSENT).astype(np.int32)
+
+
+def outermost(parent: NDArray[np.int32], label: NDArray[Any]) -> NDArray[np.bool_]:
     """Rows without an ancestor of the same label: recursion counts once."""
     outer = np.ones(len(parent), np.bool_)
     rows = np.flatnonzero(parent >= 0)

@@ -15,6 +15,7 @@ import numpy as np
 
 from stepscope.explain import intervals
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind
+from stepscope.trace.links import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,9 +36,7 @@ class Kind(IntEnum):
 
 KIND_NAMES = ("compute", "comm", "memory")
 COMM_KERNEL = re.compile(r"nccl|rccl|hccl|oneccl|cross_device_reduce", re.IGNORECASE)
-COMM_OPERATOR = re.compile(
-    r"^(?:gloo:|nccl:|mpi:|ucc:|c10d::|_c10d_functional::)|^record_param_comms$"
-)
+COMM_SPAN = re.compile(r"^(?:gloo:|nccl:|mpi:|ucc:|c10d::|_c10d_functional::)|^record_param_comms$")
 _ROCM_COPY = re.compile(r"^__amd_rocclr_(?:copy|fill)")
 
 
@@ -61,10 +60,7 @@ class Work:
     @property
     def busy(self) -> Set:
         """All kinds together."""
-        return intervals.union(
-            np.concatenate((self.compute[0], self.comm[0], self.memory[0])),
-            np.concatenate((self.compute[1], self.comm[1], self.memory[1])),
-        )
+        return intervals.union_all((self.compute, self.comm, self.memory))
 
 
 def find_work(trace: Trace) -> Work:
@@ -113,17 +109,20 @@ def _device_work(trace: Trace, rows: NDArray[np.intp]) -> Work:
 
 
 def _host_work(trace: Trace) -> Work:
-    """Top-level operators of threads that compute, less communication; comm spans of any thread."""
+    """Top-level operators of each thread, less the communication on it; comm of any thread."""
     host = trace.host
-    comm_name = name_mask(trace, COMM_OPERATOR.search)[host.name]
-    comm = comm_name & (host.kind <= HostKind.ANNOTATION)
-    operator = (host.kind == HostKind.OPERATOR) & ~comm
-    threads = np.unique(host.thread[operator])
-    top = operator & ~_below_operator(trace, operator)
+    comm = comm_spans(trace)
+    operator = (host.kind == HostKind.OPERATOR) & (nearest(host, comm) < 0)
+    top = operator & ~_below(trace, operator)
     start, end = host.start_ns, host.start_ns + host.dur_ns
-    comm_set = _union_of(start, end, comm)
-    called = comm & (host.kind == HostKind.OPERATOR) & np.isin(host.thread, threads)
-    compute_set = intervals.subtract(_union_of(start, end, top), _union_of(start, end, called))
+    threads = np.unique(host.thread[operator])
+    computing = [
+        intervals.subtract(
+            _union_of(start, end, top & (host.thread == thread)),
+            _union_of(start, end, comm & (host.thread == thread)),
+        )
+        for thread in threads.tolist()
+    ]
     rows = np.flatnonzero(top | comm)
     return Work(
         on_host=True,
@@ -131,19 +130,23 @@ def _host_work(trace: Trace) -> Work:
         kind=np.where(comm[rows], Kind.COMM, Kind.COMPUTE).astype(np.int8),
         start_ns=start[rows],
         end_ns=end[rows],
-        compute=compute_set,
-        comm=comm_set,
+        compute=intervals.union_all(computing),
+        comm=_union_of(start, end, comm),
         memory=intervals.EMPTY,
         threads=np.union1d(threads, stepping_threads(trace)).astype(np.int32),
     )
 
 
-def _below_operator(trace: Trace, operator: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    from stepscope.trace.links import nearest
+def comm_spans(trace: Trace) -> NDArray[np.bool_]:
+    """Host rows that are communication. What runs inside one is part of it, not compute."""
+    named = name_mask(trace, COMM_SPAN.search)[trace.host.name]
+    return named & (trace.host.kind <= HostKind.ANNOTATION)
 
-    above = nearest(trace.host, operator)
+
+def _below(trace: Trace, wanted: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Rows that have one of the wanted rows above them."""
     parent = trace.host.parent
-    return (parent >= 0) & (above[np.maximum(parent, 0)] >= 0)
+    return (parent >= 0) & (nearest(trace.host, wanted)[np.maximum(parent, 0)] >= 0)
 
 
 def stepping_threads(trace: Trace) -> NDArray[np.int32]:

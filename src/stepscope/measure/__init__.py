@@ -1,4 +1,21 @@
 """Lives inside the training process: torch and the standard library only, never in the way.
 
-Empty until its verb is built.
+Whatever fails in here is written down and the training goes on. Nothing is written outside the run
+folder. No random number is drawn, no tensor of the training is changed, no stream is synchronised.
+
+    settings.py   what to capture, handed down to every process through the environment
+    inject/       the sitecustomize that `stepscope run` puts on PYTHONPATH
+    harmless.py   nothing of ours ever raises into the training
+    folder.py     the run folder: names, atomic writes
+    ranks.py      which rank is this process
+    hooks.py      where steps and phases begin and end, seen from inside torch
+    session.py    one rank's capture: the schedule, and who acts when
+    steps.py      every step's times, measured without the profiler
+    writer.py     lines to disk in the background, safe against a kill
+    window.py     the profiler window
+    sampler.py    Python stacks of the training thread, outside the window
+    memory.py     bytes by category, in one step of its own
+    comms.py      collectives: the flight recorder, DDP's buckets, groups
+    clock.py      rounds that tie the ranks' clocks together
+    watch.py      library use: with stepscope.watch() as run: ... run.step()
 """

@@ -96,7 +96,7 @@ def assemble(
     """Sort, link, and freeze."""
     host = _sorted(columns.host.finish(**_HOST), links.host_order)
     device = _sorted(columns.device.finish(**_DEVICE), _device_order)
-    memory = _sorted(columns.memory.finish(**_MEMORY), lambda c: np.argsort(c["time_ns"]))
+    memory = _sorted(columns.memory.finish(**_MEMORY), _memory_order)
     launch = _launches(host, device, columns.launch_flows.finish(**_FLOWS))
     forward_of = links.find_forwards(host, columns.backward_flows.finish(**_FLOWS))
     parent = links.find_parents(host["thread"], host["start_ns"], host["start_ns"] + host["dur_ns"])
@@ -120,11 +120,18 @@ def assemble(
         strings=strings,
         threads=threads,
         collectives=tuple(columns.collectives),
-        host=HostEvents(**host, parent=parent, forward_of=forward_of),
-        device=DeviceEvents(**device, launch=launch),
-        memory=MemoryEvents(**memory),
+        host=HostEvents(**_frozen(host | {"parent": parent, "forward_of": forward_of})),
+        device=DeviceEvents(**_frozen(device | {"launch": launch})),
+        memory=MemoryEvents(**_frozen(memory)),
         quality=tuple(notes),
     )
+
+
+def _frozen(columns: Columns) -> Columns:
+    """Read-only, as the columns of a cached trace are: who writes to one learns it at once."""
+    for values in columns.values():
+        values.flags.writeable = False
+    return columns
 
 
 def _sorted(columns: Columns, order_of: Any) -> Columns:
@@ -136,6 +143,11 @@ def _sorted(columns: Columns, order_of: Any) -> Columns:
 
 def _device_order(columns: Columns) -> NDArray[np.intp]:
     return np.lexsort((columns["start_ns"] + columns["dur_ns"], columns["start_ns"]))
+
+
+def _memory_order(columns: Columns) -> NDArray[np.intp]:
+    """By time; what the file puts at one instant stays in the file's order."""
+    return np.argsort(columns["time_ns"], kind="stable")
 
 
 def _launches(host: Columns, device: Columns, flows: Columns) -> NDArray[np.int32]:

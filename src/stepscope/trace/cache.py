@@ -2,7 +2,8 @@
 
 The key is a digest of the trace file's bytes, so an entry can never be stale, however the file
 was moved, copied or rewritten. Entries are written beside and renamed into place: two processes
-may write the same one. Anything wrong with an entry means "not cached", never an error.
+may write the same one. An entry carries a checksum of its own: anything wrong with it means "not
+cached", never an error and never another answer.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import contextlib
 import hashlib
 import os
 import tempfile
+import time
+import zlib
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -28,13 +31,15 @@ from stepscope.records.trace import (
     Thread,
     Trace,
 )
-from stepscope.trace.files import open_file
+from stepscope.trace.files import open_file, unreadable
 
 # Raise it whenever readers or links change what a Trace holds.
-VERSION = 1
+VERSION = 2
 LIMIT_BYTES = 4 << 30
 _MAGIC = b"stepscope-columns\n"
 _ALIGN = 64
+_SIZES = 16  # bytes: length and checksum of the head
+_ABANDONED_S = 24 * 3600
 _TABLES: dict[str, type[Any]] = {
     "host": HostEvents,
     "device": DeviceEvents,
@@ -57,6 +62,7 @@ class _Head(msgspec.Struct, frozen=True):
     collectives: list[dict[str, Any]]
     quality: list[dict[str, Any]]
     columns: list[tuple[str, str, str, int, int]]  # table, column, dtype, offset, count
+    checksum: int  # of all columns, one after the other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +74,22 @@ class Cache:
     @classmethod
     def default(cls) -> Cache:
         """$STEPSCOPE_CACHE_DIR, else the user's cache folder."""
-        base = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-        return cls(folder=Path(os.environ.get("STEPSCOPE_CACHE_DIR") or f"{base}/stepscope"))
+        if chosen := os.environ.get("STEPSCOPE_CACHE_DIR"):
+            return cls(folder=Path(chosen))
+        try:
+            base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+        except RuntimeError:  # a user without a home, as in some containers
+            base = Path(tempfile.gettempdir())
+        return cls(folder=base / "stepscope")
 
     def key(self, path: Path) -> str:
         digest = hashlib.sha256(f"{VERSION}:".encode())
         with open_file(path) as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+            try:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+            except OSError as error:
+                raise unreadable(path, error) from None
         return digest.hexdigest()[:40]
 
     def load(self, key: str, path: Path) -> Trace | None:
@@ -83,9 +97,10 @@ class Cache:
         entry = self._entry(key)
         try:
             trace = _load(entry, str(path))
-            os.utime(entry)  # the least recently used goes first
         except (OSError, ValueError, TypeError, KeyError, msgspec.DecodeError):
             return None
+        with contextlib.suppress(OSError):  # a cache that others filled may be read-only
+            os.utime(entry)  # the least recently used goes first
         return trace
 
     def save(self, key: str, trace: Trace) -> None:
@@ -98,7 +113,7 @@ class Cache:
                 _write(file, trace)
             Path(temporary).replace(self._entry(key))
             self._make_room()
-        except OSError:
+        except (OSError, ValueError, RecursionError):  # also: facts that JSON cannot hold
             if temporary:
                 with contextlib.suppress(OSError):
                     Path(temporary).unlink(missing_ok=True)
@@ -111,6 +126,9 @@ class Cache:
             ((entry.stat(), entry) for entry in self.folder.glob("*.columns")),
             key=lambda pair: pair[0].st_mtime,
         )
+        for left in self.folder.glob("*.tmp"):  # of a process that was killed while writing
+            if left.stat().st_mtime < time.time() - _ABANDONED_S:
+                left.unlink(missing_ok=True)
         used = sum(stat.st_size for stat, _ in entries)
         for stat, entry in entries[:-1]:
             if used <= LIMIT_BYTES:
@@ -120,12 +138,13 @@ class Cache:
 
 
 def _write(file: Any, trace: Trace) -> None:
-    columns, arrays, offset = [], [], 0
+    columns, arrays, offset, checksum = [], [], 0, 0
     for table, kind in _TABLES.items():
         for column in fields(kind):
             values = np.ascontiguousarray(getattr(getattr(trace, table), column.name))
             columns.append((table, column.name, values.dtype.str, offset, len(values)))
             arrays.append(values)
+            checksum = zlib.crc32(values.data, checksum)
             offset += -(-values.nbytes // _ALIGN) * _ALIGN
     head = _Head(
         format=trace.format,
@@ -142,9 +161,11 @@ def _write(file: Any, trace: Trace) -> None:
         collectives=[asdict(call) for call in trace.collectives],
         quality=[asdict(note) for note in trace.quality],
         columns=columns,
+        checksum=checksum,
     )
     text = msgspec.json.encode(head)
-    begin = _MAGIC + len(text).to_bytes(8, "little") + text
+    sizes = len(text).to_bytes(8, "little") + zlib.crc32(text).to_bytes(8, "little")
+    begin = _MAGIC + sizes + text
     file.write(begin + b"\0" * (-len(begin) % _ALIGN))
     for values in arrays:
         file.write(values.data)
@@ -153,19 +174,25 @@ def _write(file: Any, trace: Trace) -> None:
 
 def _load(entry: Path, path: str) -> Trace:
     data = np.memmap(entry, dtype=np.uint8, mode="r")
-    start = len(_MAGIC) + 8
+    start = len(_MAGIC) + _SIZES
     if data[: len(_MAGIC)].tobytes() != _MAGIC:
         raise ValueError("not an entry")
-    size = int.from_bytes(data[len(_MAGIC) : start].tobytes(), "little")
-    head = msgspec.json.decode(data[start : start + size].tobytes(), type=_Head)
+    sizes = data[len(_MAGIC) : start].tobytes()
+    size, expected = int.from_bytes(sizes[:8], "little"), int.from_bytes(sizes[8:], "little")
+    text = data[start : start + size].tobytes()
+    if zlib.crc32(text) != expected:
+        raise ValueError("damaged head")
+    head = msgspec.json.decode(text, type=_Head)
     base = -(-(start + size) // _ALIGN) * _ALIGN
     tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
+    checksum = 0
     for table, column, dtype, offset, count in head.columns:
         kind = np.dtype(dtype)
-        values = data[base + offset : base + offset + count * kind.itemsize].view(kind)
-        if len(values) != count:
-            raise ValueError("entry cut short")
-        tables[table][column] = np.asarray(values)
+        values = data[base + offset : base + offset + count * kind.itemsize]
+        checksum = zlib.crc32(values.data, checksum)
+        tables[table][column] = np.asarray(values.view(kind))
+    if checksum != head.checksum:
+        raise ValueError("damaged columns")
     return Trace(
         path=path,
         format=head.format,

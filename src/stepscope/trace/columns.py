@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,13 @@ import numpy as np
 
 from stepscope.records.trace import ABSENT, CollectiveArgs, DeviceKind, HostKind
 from stepscope.trace.events import Args, Event, ExactEvent, Role, classify
-from stepscope.trace.times import INVALID_NS, LIMIT_DUR_NS, microseconds_to_ns, text_to_ns
+from stepscope.trace.times import (
+    INVALID_NS,
+    LIMIT_DUR_NS,
+    durations_to_ns,
+    microseconds_to_ns,
+    text_to_ns,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -20,6 +27,7 @@ if TYPE_CHECKING:
     from stepscope.trace.recover import Losses
 
 INT8, INT32, INT64 = np.int8, np.int32, np.int64
+_HEX = re.compile(r"0[xX][0-9a-fA-F]{1,15}")
 
 
 class Codes(dict[Any, int]):
@@ -126,7 +134,7 @@ class Collector:
         self, events: list[Any], kinds: NDArray[np.int8], start: NDArray[np.int64]
     ) -> tuple[list[Any], NDArray[np.int8], NDArray[np.int64], NDArray[np.int64]]:
         """Start and duration; events without a usable one are counted and left out."""
-        dur = microseconds_to_ns([e.dur for e in events])
+        dur = durations_to_ns([e.dur for e in events])
         no_start, no_dur = start == INVALID_NS, dur == INVALID_NS
         negative = ~no_dur & (dur < 0)
         huge = dur > LIMIT_DUR_NS
@@ -136,7 +144,7 @@ class Collector:
         self._losses.count("without a usable start", int(no_start.sum()))
         self._losses.count("without a duration", int((no_dur & ~no_start).sum()))
         self._losses.count("with a negative duration", int((negative & ~no_start).sum()))
-        self._losses.count("longer than 104 days", int((huge & ~no_start).sum()))
+        self._losses.count("longer than 100 days", int((huge & ~no_start).sum()))
         good = ~bad
         return list(compress(events, good.tobytes())), kinds[good], start[good], dur[good]
 
@@ -212,10 +220,13 @@ class Collector:
     def _add_memory(
         self, events: list[Any], _kinds: NDArray[np.int8], time: NDArray[np.int64]
     ) -> None:
-        good = time != INVALID_NS
+        # A failed allocation is an instant of the same category, but moved no bytes.
+        moved = np.array([e.name == "[memory]" for e in events])
+        timed = time != INVALID_NS
+        self._losses.count("without a usable start", int((moved & ~timed).sum()))
+        good = moved & timed
         rows = list(compress(events, good.tobytes()))
         args = [e.args for e in rows]
-        self._losses.count("without a usable start", int((~good).sum()))
         self.memory.add(
             time_ns=time[good],
             thread=self._lane_codes(rows),
@@ -232,7 +243,7 @@ class Collector:
         rows = list(compress(events, good.tobytes()))
         table.add(
             begins=np.array([e.ph == "s" for e in rows], dtype=bool),
-            id=_whole([e.id for e in rows]),
+            id=_flow_ids([e.id for e in rows]),
             lane=self._lane_codes(rows),
             time_ns=time[good],
         )
@@ -276,6 +287,15 @@ def _whole(values: list[Any], dtype: type[np.signedinteger[Any]] = INT64) -> NDA
         return np.fromiter(values, dtype=dtype, count=len(values))
     except (ValueError, TypeError, OverflowError):
         return np.array([_whole_or_absent(value, dtype) for value in values], dtype=dtype)
+
+
+def _flow_ids(values: list[Any]) -> NDArray[np.int64]:
+    """Whole numbers, also those that Chrome's format writes as "0x1f"."""
+    ids: NDArray[np.int64] = _whole(values)
+    for row in np.flatnonzero(ids == ABSENT).tolist():
+        if isinstance(values[row], str) and _HEX.fullmatch(values[row]):
+            ids[row] = int(values[row], 16)
+    return ids
 
 
 def _whole_or_absent(value: Any, dtype: type[np.signedinteger[Any]]) -> int:

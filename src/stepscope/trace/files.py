@@ -95,6 +95,7 @@ class ByteSource:
     def _gunzip(self, file: IO[bytes]) -> Iterator[bytes]:
         from isal import isal_zlib
 
+        failures: Any = (isal_zlib.error, zlib.error)  # isal's stub mistypes its own
         member: Any = isal_zlib.decompressobj(wbits=31)
         data, given = b"", 0
         try:
@@ -109,7 +110,7 @@ class ByteSource:
                         return
                     member = isal_zlib.decompressobj(wbits=31)
             self.ended_early = "the gzip stream ends early"
-        except (isal_zlib.error, zlib.error) as error:
+        except failures as error:
             self.ended_early = f"the gzip stream is damaged ({error})"
             yield from _salvage(file, given)
 

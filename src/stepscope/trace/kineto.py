@@ -39,7 +39,7 @@ def read_kineto(path: Path, progress: Progress | None = None) -> Trace:
         source, text, losses, collector = _collect(path, progress, launch_flows=True)
     if not collector.events:
         _refuse_empty(path, text, losses)
-    _refuse_foreign(path, losses, collector)
+    _refuse_useless(path, text, losses, collector)
     return assemble(
         path=str(path),
         source=NAME,
@@ -100,7 +100,7 @@ def _refuse_empty(path: Path, text: EventText, losses: Losses) -> None:
     )
 
 
-def _refuse_foreign(path: Path, losses: Losses, collector: Collector) -> None:
+def _refuse_useless(path: Path, text: EventText, losses: Losses, collector: Collector) -> None:
     if collector.known_rows():
         return
     if losses.malformed:
@@ -108,7 +108,12 @@ def _refuse_foreign(path: Path, losses: Losses, collector: Collector) -> None:
         raise UnreadableInputError(
             f"{path}: none of its {collector.events} events can be used ({reasons})"
         )
-    seen = ", ".join(sorted(collector.categories)[:6])
+    if "Trace" in collector.categories or "schemaVersion" in text.outside:
+        raise UnreadableInputError(
+            f"{path} is a PyTorch trace without a recorded operator or kernel: was the profiler "
+            "stopped before its first active step?"
+        )
+    seen = ", ".join(sorted(filter(None, collector.categories))[:6])
     raise UnreadableInputError(
         f"{path} is a trace of another tool: no PyTorch events among its {collector.events} "
         f"(categories: {seen or 'none'})"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # Among events of equal extent the outer one comes first.
 _NESTING = np.array([2, 1, 0, 3, 4, 5], dtype=np.int8)
+_MAX_ROUNDS = 512
 
 
 def host_order(columns: dict[str, NDArray[Any]]) -> NDArray[np.intp]:
@@ -36,20 +37,38 @@ def find_parents(
 
     That is the nearest earlier row whose end is not before ours. Every row first guesses its
     predecessor; a wrong guess is replaced by that row's own guess, which skips only rows that end
-    even earlier. Guesses double their reach each round, so rounds grow with the logarithm.
+    even earlier. Past siblings the reach doubles each round, out of a nest it grows by a level;
+    what is nested deeper than any program is walked row by row.
     """
     count = len(start)
     guess = np.arange(-1, count - 1, dtype=np.int32)
     if count:
         guess[np.flatnonzero(np.diff(thread, prepend=thread[:1] - 1))] = ABSENT
     active = np.flatnonzero(guess >= 0).astype(np.int32)
-    while len(active):
+    for _ in range(_MAX_ROUNDS):
         above = guess[active]
         wrong = end[above] < end[active]
         active, above = active[wrong], above[wrong]
         guess[active] = guess[above]
         active = active[guess[active] >= 0]
-    return guess
+        if not len(active):
+            return guess
+    return _walk_parents(thread, end)
+
+
+def _walk_parents(thread: NDArray[np.int32], end: NDArray[np.int64]) -> NDArray[np.int32]:
+    """The same by a stack of open rows: linear whatever the nesting."""
+    parent: list[int] = []
+    open_rows: list[int] = []
+    ends, threads = end.tolist(), thread.tolist()
+    for row, row_end in enumerate(ends):
+        if open_rows and threads[open_rows[-1]] != threads[row]:
+            open_rows.clear()
+        while open_rows and ends[open_rows[-1]] < row_end:
+            open_rows.pop()
+        parent.append(open_rows[-1] if open_rows else ABSENT)
+        open_rows.append(row)
+    return np.array(parent, dtype=np.int32)
 
 
 def nearest(host: HostEvents, wanted: NDArray[np.bool_]) -> NDArray[np.int32]:
@@ -62,24 +81,14 @@ def nearest(host: HostEvents, wanted: NDArray[np.bool_]) -> NDArray[np.int32]:
     return found
 
 
-def subtree_ends(parent: NDArray[np.int32]) -> NDArray[np.int64]:
-    """For rows in host order: one past the last descendant of each row."""
-    last = np.arange(1, len(parent) + 1, dtype=np.int64)
-    depth = depth_of(parent)
-    for level in range(int(depth.max(initial=0)), 0, -1):
-        rows = np.flatnonzero(depth == level)
-        np.maximum.at(last, parent[rows], last[rows])
-    return last
-
-
 def depth_of(parent: NDArray[np.int32]) -> NDArray[np.int32]:
-    """How many ancestors each row has."""
-    depth = np.zeros(len(parent), dtype=np.int32)
+    """How many ancestors each row has. The reach of `above` doubles each round."""
+    depth = (parent >= 0).astype(np.int32)  # levels between a row and what it has above
     above = parent.copy()
     active = np.flatnonzero(above >= 0)
     while len(active):
-        depth[active] += 1
-        above[active] = parent[above[active]]
+        depth[active] += depth[above[active]]
+        above[active] = above[above[active]]
         active = active[above[active] >= 0]
     return depth
 
@@ -107,17 +116,16 @@ def locate(
     at_time: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """The first of `rows` that starts on that lane at exactly that time, or -1."""
-    out = np.full(len(at_time), ABSENT, dtype=np.int64)
-    for code in np.unique(at_lane).tolist():
-        here = rows[lane[rows] == code]
-        here = here[np.argsort(start[here], kind="stable")]
-        asked = np.flatnonzero(at_lane == code)
-        if not len(here):
-            continue
-        place = np.minimum(np.searchsorted(start[here], at_time[asked]), len(here) - 1)
-        hit = start[here[place]] == at_time[asked]
-        out[asked[hit]] = here[place[hit]]
-    return out
+    if not len(rows) or not len(at_time):
+        return np.full(len(at_time), ABSENT, dtype=np.int64)
+    times, codes = np.unique(np.concatenate((start[rows], at_time)), return_inverse=True)
+    lanes = np.concatenate((lane[rows], at_lane)).astype(np.int64)
+    keys = lanes * len(times) + codes  # one number for each (lane, time)
+    here, asked = keys[: len(rows)], keys[len(rows) :]
+    order = np.argsort(here, kind="stable")
+    place = np.minimum(np.searchsorted(here[order], asked), len(rows) - 1)
+    found = order[place]
+    return np.where(here[found] == asked, rows[found], ABSENT)
 
 
 def launches_by_flow(
@@ -184,8 +192,9 @@ def _link_by_sequence(
 
 def _pairs(flows: dict[str, NDArray[Any]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Rows of flow begins and ends with the same id (one begin may have several ends)."""
-    begins = np.flatnonzero(flows["begins"])
-    ends = np.flatnonzero(~flows["begins"].astype(bool))
+    known = flows["id"] != ABSENT
+    begins = np.flatnonzero(flows["begins"] & known)
+    ends = np.flatnonzero(~flows["begins"].astype(bool) & known)
     if not len(begins) or not len(ends):
         return begins[:0], ends[:0]
     begins = begins[np.argsort(flows["id"][begins], kind="stable")]

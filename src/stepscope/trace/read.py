@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepscope.errors import UnreadableInputError
 from stepscope.trace.files import SQLITE, head_of
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 # Smaller files are read faster than their digest and cache file are handled.
 _CACHE_FROM_BYTES = 64 << 10
+_NSYS_REPORT = b"NVIDIA Tegra Pro"  # the head of a .nsys-rep or .qdrep file
 
 
 def read_trace(path: str | Path, *, cache: bool = True, progress: Progress | None = None) -> Trace:
@@ -22,7 +24,8 @@ def read_trace(path: str | Path, *, cache: bool = True, progress: Progress | Non
     """
     path = Path(path)
     head = head_of(path)
-    if not cache or path.stat().st_size < _CACHE_FROM_BYTES:
+    version = _version(path)
+    if not cache or version is None or version[0] < _CACHE_FROM_BYTES:
         return _read(path, head, progress)
     from stepscope.trace.cache import Cache
 
@@ -31,8 +34,17 @@ def read_trace(path: str | Path, *, cache: bool = True, progress: Progress | Non
     trace = store.load(key, path)
     if trace is None:
         trace = _read(path, head, progress)
-        store.save(key, trace)
+        if _version(path) == version:  # else somebody is still writing: the key is of other bytes
+            store.save(key, trace)
     return trace
+
+
+def _version(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None  # gone: whoever opens it says so
+    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def _read(path: Path, head: bytes, progress: Progress | None) -> Trace:
@@ -40,6 +52,11 @@ def _read(path: Path, head: bytes, progress: Progress | None) -> Trace:
         from stepscope.trace.nsys import read_nsys
 
         return read_nsys(path, progress)
+    if head.startswith(_NSYS_REPORT) or path.suffix in (".nsys-rep", ".qdrep", ".qdstrm"):
+        raise UnreadableInputError(
+            f"{path} is an Nsight Systems report: export it first with "
+            f"`nsys export --type sqlite {path}`"
+        )
     from stepscope.trace.kineto import read_kineto
 
     return read_kineto(path, progress)

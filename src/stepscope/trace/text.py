@@ -33,6 +33,7 @@ _QUOTE, _OPENING, _CLOSING = b'"'[0], b"{[", {b"}"[0]: b"{"[0], b"]"[0]: b"["[0]
 _BLANK = re.compile(rb"\s*+(?=\S)")
 _BOM = b"\xef\xbb\xbf"
 _SEARCH_BACK = 1 << 20
+_SHOWN_BYTES = 12
 _MAX_TAIL_GUESSES = 256
 _MAX_TAIL_BYTES = 64 << 20
 
@@ -108,7 +109,7 @@ class EventText:
         if first != b"{":
             raise UnreadableInputError(
                 f"{self._name} is not JSON: it begins with "
-                f"{_shown(self._buffer[skipped : skipped + 12])} at byte {skipped}"
+                f"{_shown(self._buffer[skipped : skipped + _SHOWN_BYTES])} at byte {skipped}"
             )
         key = _KeySearch(skipped)
         while (opens := key.look(self._buffer)) is None:
@@ -119,7 +120,11 @@ class EventText:
 
     def _first_byte(self) -> int:
         """Where the text begins, behind a byte order mark and blanks."""
-        while self._fill():
+        more = True
+        while more:
+            more = self._fill()
+            if more and len(self._buffer) < _SHOWN_BYTES:
+                continue
             begin = len(_BOM) if self._buffer.startswith(_BOM) else 0
             if blank := _BLANK.match(self._buffer, begin):
                 return blank.end()

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 
-# id -> (word on the screen, what it means in a few words)
+# id of a part -> (label, whether the device is idle then, what it means)
 PARTS = {
-    "compute": ("compute", "kernels (on the CPU: operators) at work"),
-    "exposed_comm": ("exposed comm", "communication that nothing hides"),
-    "exposed_memory": ("exposed copies", "copies and memsets that nothing hides"),
-    "data_loading": ("data loading", "idle: the host waits for a batch"),
-    "sync": ("blocking sync", "idle: the host waits for the device"),
-    "operators": ("framework", "idle: the host is inside operators"),
-    "python": ("python", "idle: the host is in Python, outside operators"),
-    "profiler": ("profiler", "idle: the profiler handles its own buffers"),
-    "idle_launch": ("launch gaps", "idle: queued, and starting takes a moment"),
-    "idle_other": ("other idle", "idle: queued but not started, or not known why"),
+    "compute": ("Compute", False, "Kernels (on the CPU: operators) were running."),
+    "exposed_comm": ("Exposed comm", False, "Communication with no compute to hide behind."),
+    "exposed_memory": ("Exposed copies", False, "Copies and memsets with nothing else running."),
+    "data_loading": ("Data loading", True, "Idle while the host waited for the next batch."),
+    "sync": ("Blocking sync", True, "Idle while the host was in a call that waits for the device."),
+    "operators": ("Host operators", True, "Idle while the host was inside operators."),
+    "python": ("Host Python", True, "Idle while the host ran Python between operators."),
+    "profiler": ("Profiler", True, "Idle caused by the profiler's own buffers; gone without it."),
+    "idle_launch": ("Launch latency", True, "Queued work was on its way to the device."),
+    "idle_other": ("Other idle", True, "Idle with work queued, or not known why."),
 }
 _NOISE = re.compile(r"^void |at::native::|\(anonymous namespace\)::|std::|c10::")
 

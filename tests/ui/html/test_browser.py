@@ -137,6 +137,24 @@ def test_dragging_pans(page):
     assert after[1] - after[0] == pytest.approx(before[1] - before[0])
 
 
+def test_a_click_on_a_step_zooms_to_it(page):
+    ruler = page.locator(".tl-ruler")
+    ruler.click(position={"x": ruler.bounding_box()["width"] / 2, "y": 6})
+    assert shown(page) < 0.4 * page.evaluate("stepscope.state().span")
+    assert page.locator(".tl-canvas").is_visible()
+
+
+def test_dragging_over_the_overview_chooses_what_is_shown(page):
+    whole = shown(page)
+    page.locator(".tl-overview").scroll_into_view_if_needed()
+    box = page.locator(".tl-overview").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 20, steps=3)
+    page.mouse.up()
+    assert shown(page) == pytest.approx(whole * 0.1, rel=0.1)
+
+
 def test_search_counts_steps_through_and_clears(page):
     page.keyboard.press("/")
     page.keyboard.type("gemm_1")

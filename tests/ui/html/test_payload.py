@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -33,6 +34,21 @@ def test_events_survive_the_round_trip(picture, decode, unzigzag):
     assert (columns["name"] == events.name).all()
     assert (columns["kind"] == events.kind).all()
     assert (np.cumsum(unzigzag(columns["link"])) - 1 == events.link).all()
+
+
+def test_events_that_began_before_the_window_keep_their_start(
+    make_trace, explain, decode, unzigzag
+):
+    trace = make_trace(steps=8, layers=6)
+    start = trace.host.start_ns.copy()
+    dur = trace.host.dur_ns.copy()
+    start[0], dur[0] = start[0] - 50_000, dur[0] * 20
+    trace = replace(trace, host=replace(trace.host, start_ns=start, dur_ns=dur))
+    rank = explain(make_trace(steps=8, layers=6))
+    picture = draw_rank(trace, rank, max_events=len(trace.host) // 2)
+    _, columns = decode(encode_rank(picture, []))
+    assert picture.events.start_ns.min() < 0
+    assert (starts(columns, unzigzag) == picture.events.start_ns).all()
 
 
 def test_gaps_and_flames_survive_the_round_trip(picture, decode):

@@ -10,7 +10,7 @@ import pytest
 from stepscope.records.explanation import Budget
 from stepscope.ui.html import report as room
 from stepscope.ui.html.picture import draw_rank
-from stepscope.ui.html.report import format_ms, format_percent, write_report
+from stepscope.ui.html.report import format_ms, format_percent, sentence, write_report
 
 
 @pytest.fixture
@@ -112,16 +112,23 @@ def test_several_ranks_get_a_picker_and_one_without_a_picture_is_listed(
     ("ms", "text"),
     [
         (0, "0 ms"),
-        (0.0004, "0.4 µs"),
+        (0.05, "50.0 µs"),
         (0.636, "0.636 ms"),
         (42.44, "42.4 ms"),
         (100.4, "100 ms"),
-        (1500, "1.5 s"),
+        (27, "27.0 ms"),
+        (1500, "1.50 s"),
         (2_000_000, "2,000 s"),
     ],
 )
 def test_milliseconds_read_well(ms, text):
     assert format_ms(ms) == text
+
+
+def test_sentences_start_with_a_capital_but_names_do_not():
+    assert sentence("idle while the host ran") == "Idle while the host ran"
+    assert sentence("torch.compile fuses") == "torch.compile fuses"
+    assert sentence("all_reduce: 5 calls") == "all_reduce: 5 calls"
 
 
 def test_something_is_never_printed_as_nothing():

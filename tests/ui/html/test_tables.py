@@ -44,6 +44,11 @@ def test_shapes_are_left_out_where_none_were_recorded(rank):
     assert "Device self" in labels
 
 
+def test_a_rate_over_no_time_is_absent(rank):
+    copies = (replace(rank.copies[0], gb_s=float("inf")),)
+    assert tables(replace(rank, copies=copies))["Copies"]["rows"][0][-1] is None
+
+
 def test_a_cpu_trace_has_no_device_columns(rank):
     found = tables(replace(rank, kind="cpu", kernels=()))
     labels = [label for label, _ in found["Operators"]["columns"]]

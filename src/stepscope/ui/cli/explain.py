@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stepscope.errors import UsageError
+
 if TYPE_CHECKING:
     from stepscope.records.explanation import Explanation
+
+
+# Each drawn rank adds up to half a megabyte to the report; the tables of all ranks are there.
+_DRAWN_RANKS = 16
 
 
 @click.command(name="explain", short_help="where each training step's time went")
@@ -53,10 +59,15 @@ def explain_paths(
     if html is None:
         with shown_progress(quiet=quiet) as progress:
             return explain_also(paths, cache=cache, progress=progress)[0]
+    if not html.absolute().parent.is_dir():
+        raise UsageError(f"--html {html}: its folder does not exist")
     from stepscope.ui.html.picture import draw_rank
     from stepscope.ui.html.report import write_report
 
     with shown_progress(quiet=quiet) as progress:
         explanation, pictures = explain_also(paths, cache=cache, progress=progress, also=draw_rank)
-    write_report(explanation, pictures, html)
+    try:
+        write_report(explanation, pictures[:_DRAWN_RANKS], html)
+    except OSError as error:
+        raise UsageError(f"--html {html} could not be written: {error.strerror}") from None
     return explanation

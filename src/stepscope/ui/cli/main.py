@@ -15,6 +15,7 @@ from stepscope import __version__
 from stepscope.errors import StepscopeError
 
 VERBS = {
+    "run": "capture an unmodified training command, then explain it",
     "explain": "where each training step's time went",
     "demo": "train a small model here, in two processes, and explain it",
     "doctor": "what works on this machine and what does not",

@@ -136,7 +136,7 @@ class FlameGraph {
     ctx.fillRect(0, 0, width, depth * FLAME_ROW + 2);
     ctx.font = `11px ${colors.font}`;
     ctx.textBaseline = "middle";
-    this.letter = this.letter || (ctx.measureText("abcdefghijklmnopqrstuvwxyz_:").width / 28) * 1.06;
+    this.letter = letterWidth(ctx);
     this.shown = shown;
     for (const [i, x, w] of shown) this.drawNode(ctx, colors, i, x, w);
     if (this.hover >= 0) this.outline(ctx, colors);
@@ -182,15 +182,11 @@ class FlameGraph {
 
   fillTip(node) {
     const { tree } = this;
-    const title = document.createElement("strong");
-    const label = tree.label(node);
-    title.textContent = label.length > 220 ? `${label.slice(0, 220)}…` : label;
-    const line = document.createElement("div");
-    line.textContent = `${this.share(node)}  ·  self ${Format.ns(tree.self[node])}  ·  ${Format.count(tree.count[node])}×`;
-    this.tip.replaceChildren(title, line);
+    const times = `${this.share(node)}  ·  self ${Format.ns(tree.self[node])}  ·  ${Format.count(tree.count[node])}×`;
+    this.tip.replaceChildren(tipTitle(tree.label(node)), element("div", "", times));
     if (this.zoomed >= 0) {
       const part = Format.percent(tree.total[node] / tree.total[this.zoomed]);
-      this.tip.append(Object.assign(document.createElement("div"), { textContent: `${part} of ${Format.short(tree.label(this.zoomed))}` }));
+      this.tip.append(element("div", "", `${part} of ${Format.short(tree.label(this.zoomed))}`));
     }
     this.tip.hidden = false;
   }

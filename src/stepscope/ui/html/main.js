@@ -64,16 +64,19 @@ const Theme = (() => {
   });
   const state = { rank: -1, ready: false };
 
+  function showNothing(why) {
+    $("#timeline .tl").hidden = Boolean(why);
+    $("#timeline .tl-none").hidden = !why;
+    $("#timeline .tl-none").textContent = why;
+  }
+
   function showPicture(data) {
-    const has = Boolean(data.picture);
-    $("#timeline").hidden = !has;
-    $("#flames").hidden = !has;
-    if (!has) return;
-    const scene = new Scene(data);
-    $("#timeline .tl").hidden = !scene.start.length;
-    $("#timeline .tl-none").hidden = scene.start.length > 0;
-    $(".tl-left-out").textContent = scene.leftOut;
-    $(".tl-left-out").hidden = !scene.leftOut;
+    const scene = data.picture ? new Scene(data) : null;
+    $("#flames").hidden = !scene;
+    $(".tl-left-out").textContent = scene ? scene.leftOut : "";
+    $(".tl-left-out").hidden = !scene?.leftOut;
+    showNothing(scene ? (scene.start.length ? "" : "No events to draw.") : "This rank was not drawn.");
+    if (!scene) return;
     if (scene.start.length) timeline.load(scene);
     ["host", "device"].forEach((side, i) => showFlame(side, data, data.picture.flames_left_out[i]));
   }
@@ -87,10 +90,21 @@ const Theme = (() => {
     if (tree.size) flames[side].load(tree);
   }
 
+  async function unpack(index) {
+    try {
+      return await Payload.load($(`#payload-${index}`));
+    } catch (error) {
+      showNothing(`This browser could not unpack the report's data (${error.message}).`);
+      $("#flames").hidden = $("#tables").hidden = true;
+      return null;
+    }
+  }
+
   async function showRank(index) {
     state.ready = false;
     document.querySelectorAll("[data-rank]").forEach((part) => (part.hidden = Number(part.dataset.rank) !== index));
-    const data = await Payload.load($(`#payload-${index}`));
+    const data = await unpack(index);
+    if (!data) return;
     if ($("#rank-picker") && Number($("#rank-picker").value) !== index) return;
     state.rank = index;
     showPicture(data);
@@ -139,6 +153,7 @@ const Theme = (() => {
       rank: state.rank,
       theme: Theme.current(),
       view: timeline.view ? [timeline.view.t0, timeline.view.t1] : null,
+      span: timeline.scene ? timeline.scene.span : 0,
       events: timeline.scene ? timeline.scene.drawn : 0,
       matches: timeline.found ? timeline.found.events.length : 0,
       match: timeline.match ?? -1,

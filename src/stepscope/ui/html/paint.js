@@ -19,6 +19,12 @@ function sizeCanvas(canvas, width, height) {
   return ctx;
 }
 
+// A little more than the average, since names are rich in wide letters.
+function letterWidth(ctx) {
+  letterWidth.known = letterWidth.known || (ctx.measureText("abcdefghijklmnopqrstuvwxyz_:").width / 28) * 1.06;
+  return letterWidth.known;
+}
+
 // As much of a label as fits, guessed from the width of an average letter.
 function fitText(text, width, letter) {
   const room = Math.floor(width / letter);
@@ -91,7 +97,7 @@ class Painter {
     const ctx = sizeCanvas(this.canvas, layout.width, layout.height);
     ctx.font = `11px ${colors.font}`;
     ctx.textBaseline = "middle";
-    this.letter = this.letter || (ctx.measureText("abcdefghijklmnopqrstuvwxyz_:").width / 28) * 1.06;
+    this.letter = letterWidth(ctx);
     ctx.fillStyle = colors.back;
     ctx.fillRect(0, 0, layout.width, layout.height);
     const scale = layout.width / (view.t1 - view.t0);
@@ -268,7 +274,6 @@ class Painter {
       this.arrow(frame, scene.link[event], event);
       return;
     }
-    if (scene.laneOf(event).group !== "host") return;
     const inView = (e) => scene.end(e) > view.t0 && scene.start[e] < view.t1;
     const seen = marks.launched(event).filter((e) => inView(e) || inView(scene.link[e]));
     // A long operator launches thousands: a few dozen arrows, evenly chosen, say enough.

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import tempfile
 from dataclasses import dataclass
 from importlib.resources import files
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stepscope.records.explanation import Explanation, RankExplanation
+    from stepscope.records.quality import Note
     from stepscope.ui.html.picture import RankPicture
 
 # In the order they run: each may use what the ones before it define.
@@ -34,7 +36,10 @@ SCRIPTS = (
     "palette.js",
     "scene.js",
     "paint.js",
+    "lanes.js",
+    "ruler.js",
     "overview.js",
+    "detail.js",
     "timeline.js",
     "flame.js",
     "table.js",
@@ -63,7 +68,9 @@ def write_report(explanation: Explanation, pictures: Sequence[RankPicture], path
     Pictures are matched to ranks by their trace's path; a rank without one keeps its tables.
     """
     drawn = {picture.path: picture for picture in pictures}
-    views = [_rank_view(rank, drawn.get(rank.path)) for rank in explanation.ranks]
+    views = [
+        _rank_view(rank, drawn.get(rank.path), explanation.quality) for rank in explanation.ranks
+    ]
     _write_atomically(path, _render(explanation, views))
 
 
@@ -75,6 +82,7 @@ def _render(explanation: Explanation, views: list[_RankView]) -> str:
         lstrip_blocks=True,
     )
     environment.filters["ms"] = format_ms
+    environment.filters["sentence"] = sentence
     environment.filters["percent"] = format_percent
     script = _script()
     return environment.from_string(_source("report.html.j2")).render(
@@ -109,7 +117,9 @@ def _csp_hash(script: str) -> str:
     return base64.b64encode(digest).decode("ascii")
 
 
-def _rank_view(rank: RankExplanation, picture: RankPicture | None) -> _RankView:
+def _rank_view(
+    rank: RankExplanation, picture: RankPicture | None, about_all: tuple[Note, ...]
+) -> _RankView:
     label = "This trace" if rank.rank is None else f"Rank {rank.rank}"
     return _RankView(
         label=label,
@@ -118,7 +128,7 @@ def _rank_view(rank: RankExplanation, picture: RankPicture | None) -> _RankView:
         facts=_facts(rank),
         slices=slices(rank.budget),
         step_ms=rank.budget.step_ms,
-        quality=[(note.id, note.detail) for note in rank.quality],
+        quality=[(note.id, note.detail) for note in (*about_all, *rank.quality)],
         payload=encode_rank(picture, rank_tables(rank)),
     )
 
@@ -174,10 +184,20 @@ def _step_time_facts(rank: RankExplanation) -> list[tuple[str, str, str]]:
 def format_ms(ms: float) -> str:
     """Milliseconds with three significant figures, in the unit that reads best."""
     if ms >= 1000:
-        return f"{ms / 1000:.3g} s" if ms < 1_000_000 else f"{ms / 1000:,.0f} s"
-    if ms >= 100:
-        return f"{ms:.0f} ms"
-    return f"{ms:.3g} ms" if ms >= 0.1 or ms == 0 else f"{ms * 1000:.3g} µs"
+        return f"{_three_figures(ms / 1000)} s"
+    if ms >= 0.1 or ms == 0:
+        return f"{_three_figures(ms)} ms"
+    return f"{_three_figures(ms * 1000)} µs"
+
+
+def _three_figures(value: float) -> str:
+    decimals = 0 if value >= 100 or value == 0 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:,.{decimals}f}"
+
+
+def sentence(text: str) -> str:
+    """A capital for a first word that is plain English; names such as torch.compile keep theirs."""
+    return text[:1].upper() + text[1:] if re.match(r"[a-z]+[ ,:]", text) else text
 
 
 def format_percent(share: float) -> str:

@@ -143,6 +143,7 @@ class Scene {
   // Device events launched inside a host event, itself or anything it called.
   launchedBy(event) {
     const row = this.rowOf(event);
+    if (this.lanes[this.laneOfRow[row]].group !== "host") return [];
     const { events, times } = this.launches[this.laneOfRow[row]];
     const from = Scene.lowerBound(times, this.start[event], 0, times.length);
     const out = [];

@@ -38,7 +38,7 @@ class Tables {
   tab(table) {
     const button = document.createElement("button");
     button.type = "button";
-    button.role = "tab";
+    button.setAttribute("role", "tab");
     button.id = `tab-${table.id}`;
     button.setAttribute("aria-controls", "table-panel");
     const count = document.createElement("span");

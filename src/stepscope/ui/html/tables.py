@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def _table(
     sort: int,
     absent: str = "",
 ) -> dict[str, Any]:
-    found = [list(row) for row in rows]
+    found = [[_cell(value) for value in row] for row in rows]
     return {
         "id": title.lower().replace(" ", "-"),
         "title": title,
@@ -46,6 +47,11 @@ def _table(
         "sort": sort,
         "absent": "" if found else absent,
     }
+
+
+def _cell(value: Any) -> Any:
+    """JSON has no word for a rate over no time: such a figure is absent."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _kernels(rank: RankExplanation) -> dict[str, Any]:
@@ -59,7 +65,7 @@ def _kernels(rank: RankExplanation) -> dict[str, Any]:
         ("Max", "ns"),
     ]
     rows = (
-        (k.name, k.kind, k.count, k.total_ns, k.total_ns / k.count, k.min_ns, k.max_ns)
+        (k.name, k.kind, k.count, k.total_ns, round(k.total_ns / k.count), k.min_ns, k.max_ns)
         for k in rank.kernels
     )
     if rank.kind == "cpu":

@@ -1,16 +1,8 @@
 // The timeline's state and gestures: what is in view, hovered, selected and searched for.
 
-const LANE_PAD = 5;
 const SHORTEST_VIEW_NS = 20;
 const WIDEST_VIEW = 1.02; // of the whole span, so that the first and last events show their ends
 const SCROLL_GUARD_MS = 350; // a page scroll that passes over the canvas must not become a zoom
-
-const KIND_WORDS = {
-  compute: "compute kernel", comm: "communication", memory: "copy or memset",
-  device_sync: "device sync", device_annotation: "device annotation", device_other: "device",
-  operator: "operator", annotation: "annotation", python_call: "Python function",
-  runtime: "runtime call", overhead: "profiler overhead", host_other: "host",
-};
 
 class Timeline {
   constructor(root) {
@@ -36,7 +28,7 @@ class Timeline {
     this.found = null;
     this.match = -1;
     this.launchCache = { event: -1, launched: [] };
-    this.foldMinorLanes();
+    foldMinorLanes(scene);
     this.layOut();
     this.reset();
     this.runSearch();
@@ -45,80 +37,19 @@ class Timeline {
 
   // ---- where things are
 
-  foldMinorLanes() {
-    const { lanes } = this.scene;
-    const threads = lanes.filter((lane) => lane.group === "host");
-    const notes = lanes.filter((lane) => lane.group === "device" && !lane.work && !lane.idle);
-    const busiest = Math.max(1, ...threads.map((lane) => lane.events));
-    threads.forEach((lane, i) => (lane.folded = i > 0 && lane.events < busiest * 0.02));
-    notes.forEach((lane) => (lane.folded = true));
-  }
-
   layOut() {
-    const { scene } = this;
-    let y = 0;
-    const lanes = scene.lanes.map((lane) => {
-      const height = (lane.folded ? 1 : lane.rows) * ROW + 2 * LANE_PAD;
-      const place = { lane, y, height, pinned: false };
-      y += height;
-      return place;
-    });
-    const idle = scene.lanes.find((lane) => lane.idle);
-    const device = lanes.filter((place) => place.lane.group === "device");
-    const deviceHeight = device.reduce((sum, place) => sum + place.height, 0);
-    const room = Math.max(360, Math.round(window.innerHeight * 0.58));
-    const height = Math.min(this.resized || room, y);
-    const pinned = device.length < lanes.length && deviceHeight <= height * 0.5 ? deviceHeight : 0;
-    device.forEach((place) => (place.pinned = pinned > 0));
-    this.layout = {
-      lanes, pinned, pad: LANE_PAD, total: y,
-      width: 0, height,
-      gapRow: idle ? idle.first_row : -1,
-      top: (place) => (place.pinned ? place.y : place.y - this.scroller.scrollTop),
-      placeOf: (s, event) => lanes[s.laneOfRow[s.rowOf(event)]],
-    };
-    this.givenHeight = height;
-    this.scroller.style.height = `${height}px`;
-    this.root.querySelector(".tl-space").style.height = `${y}px`;
-    this.fillGutter();
+    const room = this.resized || Math.max(360, Math.round(window.innerHeight * 0.58));
+    this.layout = placeLanes(this.scene, room, () => this.scroller.scrollTop);
+    this.givenHeight = this.layout.height;
+    this.scroller.style.height = `${this.layout.height}px`;
+    this.root.querySelector(".tl-space").style.height = `${this.layout.total}px`;
+    fillGutter(this.gutter, this.layout, (lane) => this.toggle(lane));
     this.measure();
   }
 
   measure() {
     this.layout.width = Math.max(50, this.canvas.parentElement.clientWidth - this.gutter.offsetWidth);
     this.layout.height = this.scroller.clientHeight;
-  }
-
-  fillGutter() {
-    const pinned = document.createElement("div");
-    pinned.className = "tl-pinned";
-    pinned.style.height = `${this.layout.pinned}px`;
-    const labels = this.layout.lanes.map((place) => [place, this.laneLabel(place)]);
-    labels.filter(([place]) => place.pinned).forEach(([, label]) => pinned.append(label));
-    this.gutter.replaceChildren(pinned, ...labels.filter(([place]) => !place.pinned).map(([, label]) => label));
-  }
-
-  laneLabel(place) {
-    const { lane } = place;
-    const label = document.createElement(lane.rows > 1 ? "button" : "div");
-    label.className = `tl-label${place.pinned ? " is-pinned" : ""}`;
-    label.style.top = `${place.y}px`;
-    label.style.height = `${place.height}px`;
-    label.title = `${lane.name}: ${Format.count(lane.events)} ${lane.idle ? "gaps" : "events"}`;
-    const fold = document.createElement("span");
-    fold.className = "tl-fold";
-    fold.setAttribute("aria-hidden", "true");
-    fold.textContent = lane.rows > 1 ? (lane.folded ? "▸" : "▾") : "";
-    const name = document.createElement("span");
-    name.className = "tl-name";
-    name.textContent = lane.name;
-    label.append(fold, name);
-    if (lane.rows > 1) {
-      label.type = "button";
-      label.setAttribute("aria-expanded", String(!lane.folded));
-      label.addEventListener("click", () => this.toggle(lane));
-    }
-    return label;
   }
 
   toggle(lane) {
@@ -166,6 +97,12 @@ class Timeline {
     this.show(middle - length / 2, middle + length / 2);
   }
 
+  showStepAt(x) {
+    const time = this.view.t0 + (x / this.layout.width) * (this.view.t1 - this.view.t0);
+    const step = this.scene.steps.find(([, start, dur]) => time >= start && time < start + dur);
+    if (step) this.show(step[1] - step[2] * 0.01, step[1] + step[2] * 1.01);
+  }
+
   // Brings an event into view without changing the zoom more than it must.
   reveal(event) {
     const { scene, view, layout } = this;
@@ -206,46 +143,8 @@ class Timeline {
       launched: (event) => this.launched(event),
     });
     this.overview.paint(this.scene, this.layout.width, this.view);
-    this.paintRuler();
+    paintRuler(this.ruler, this.scene, this.view, this.layout.width);
     this.frameMs = performance.now() - began;
-  }
-
-  paintRuler() {
-    const { width } = this.layout;
-    const ctx = sizeCanvas(this.ruler, width, 32);
-    const colors = Palette.get();
-    const { t0, t1 } = this.view;
-    const scale = width / (t1 - t0);
-    ctx.fillStyle = colors.back;
-    ctx.fillRect(0, 0, width, 32);
-    ctx.font = `11px ${colors.font}`;
-    ctx.textBaseline = "middle";
-    const step = this.tickStep((t1 - t0) / Math.max(2, width / 110));
-    ctx.fillStyle = colors.muted;
-    for (let time = Math.ceil(t0 / step) * step; time < t1; time += step) {
-      const x = (time - t0) * scale;
-      ctx.fillRect(Math.round(x), 24, 1, 8);
-      ctx.fillText(Format.tick(time, step), x + 4, 24);
-    }
-    this.paintStepNames(ctx, colors, t0, scale, width);
-  }
-
-  paintStepNames(ctx, colors, t0, scale, width) {
-    for (const [name, start, dur] of this.scene.steps) {
-      const x = Math.max((start - t0) * scale, 0);
-      const end = Math.min((start + dur - t0) * scale, width);
-      if (end - x < 20) continue;
-      ctx.fillStyle = colors.strong;
-      ctx.fillRect(x, 0, end - x - 1, 1.5);
-      ctx.fillStyle = colors.text;
-      const room = fitText(name.replace("ProfilerStep#", "step "), end - x - 8, this.painter.letter || 6);
-      if (room) ctx.fillText(room, x + 4, 9);
-    }
-  }
-
-  tickStep(least) {
-    const power = 10 ** Math.floor(Math.log10(least));
-    return [1, 2, 5, 10].map((m) => m * power).find((step) => step >= least);
   }
 
   launched(event) {
@@ -267,6 +166,7 @@ class Timeline {
     canvas.addEventListener("pointerup", (e) => this.up(e));
     canvas.addEventListener("pointerleave", () => this.setHover(-1));
     canvas.addEventListener("dblclick", (e) => this.fit(this.eventAt(e)));
+    this.ruler.addEventListener("click", (e) => this.showStepAt(e.offsetX));
     this.search.addEventListener("input", () => this.runSearch());
     const observer = new ResizeObserver(() => this.resize());
     observer.observe(this.root);
@@ -362,40 +262,11 @@ class Timeline {
     this.hover = event;
     this.canvas.classList.toggle("is-over", event >= 0);
     if (event < 0) this.tip.hidden = true;
-    else this.showTip(event, pointer, changed);
-    if (changed) this.draw();
-  }
-
-  showTip(event, pointer, changed) {
-    if (changed) {
-      const title = document.createElement("strong");
-      const label = this.scene.label(event);
-      title.textContent = label.length > 220 ? `${label.slice(0, 220)}…` : label;
-      const facts = document.createElement("div");
-      facts.textContent = this.facts(event).slice(0, 3).map(([k, v]) => (k ? `${k} ${v}` : v)).join("  ·  ");
-      this.tip.replaceChildren(title, facts);
-      const frame = this.gapFrame(event);
-      if (frame) this.tip.append(Object.assign(document.createElement("div"), { textContent: frame }));
-      this.tip.hidden = false;
+    else {
+      if (changed) fillTip(this.tip, this.scene, event);
+      placeTip(this.tip, pointer);
     }
-    placeTip(this.tip, pointer);
-  }
-
-  facts(event) {
-    const { scene } = this;
-    const kind = Palette.KINDS[scene.kind[event]];
-    return [
-      ["", Format.ns(scene.dur[event])],
-      ["at", Format.ns(scene.start[event])],
-      ["", event >= scene.drawn ? "device idle" : KIND_WORDS[kind] || kind],
-      ["on", scene.laneOf(event).name],
-    ];
-  }
-
-  gapFrame(event) {
-    const { scene } = this;
-    const frame = event >= scene.drawn ? scene.frame[event - scene.drawn] : 0;
-    return frame ? `host was in ${Format.short(scene.strings[frame - 1])}` : "";
+    if (changed) this.draw();
   }
 
   select(event) {
@@ -405,54 +276,8 @@ class Timeline {
   }
 
   showDetail() {
-    const { scene, detail, selected } = this;
-    detail.classList.toggle("is-empty", selected < 0);
-    if (selected < 0) {
-      detail.textContent = "Click an event for details. Drag to pan, scroll to zoom, press ? for keys.";
-      return;
-    }
-    const title = document.createElement("div");
-    title.className = "tl-title";
-    const swatch = document.createElement("span");
-    swatch.className = "swatch";
-    swatch.style.background = Palette.get().solid[scene.kind[selected]];
-    const name = document.createElement("code");
-    name.textContent = scene.label(selected);
-    title.append(swatch, name);
-    const facts = document.createElement("div");
-    facts.className = "tl-facts";
-    facts.textContent = this.facts(selected).map(([k, v]) => (k ? `${k} ${v}` : v)).join("  ·  ");
-    detail.replaceChildren(title, facts);
-    if (this.gapFrame(selected)) facts.textContent += `  ·  ${this.gapFrame(selected)}`;
-    if (selected < scene.drawn) this.addLinks(detail, selected);
-  }
-
-  addLinks(detail, event) {
-    const { scene } = this;
-    const links = document.createElement("div");
-    links.className = "tl-links";
-    const add = (text, target) => {
-      const button = document.createElement("button");
-      button.type = "button";
-      button.className = "link";
-      button.textContent = text;
-      button.title = scene.label(target);
-      button.addEventListener("click", () => this.go(target));
-      links.append(button);
-    };
-    if (scene.link[event] >= 0) {
-      const wait = scene.start[event] - scene.start[scene.link[event]];
-      add(`Launched by ${scene.shortLabel(scene.link[event])}, ${Format.ns(wait)} before`, scene.link[event]);
-      scene.ancestors(scene.link[event]).slice(0, 4).forEach((above) => add(`in ${scene.shortLabel(above)}`, above));
-    } else if (scene.laneOf(event).group === "host") {
-      const launched = this.launched(event);
-      if (launched.length) {
-        const sum = launched.reduce((total, e) => total + scene.dur[e], 0);
-        add(`Launched ${Format.count(launched.length)} device event${launched.length > 1 ? "s" : ""}, ${Format.ns(sum)}`, launched[0]);
-      }
-      scene.ancestors(event).slice(0, 5).forEach((above) => add(`in ${scene.shortLabel(above)}`, above));
-    }
-    if (links.children.length) detail.append(links);
+    const launched = this.selected >= 0 ? this.launched(this.selected) : [];
+    fillDetail(this.detail, this.scene, this.selected, launched, (event) => this.go(event));
   }
 
   go(event) {
@@ -518,14 +343,4 @@ class Timeline {
     this.runSearch();
     this.select(-1);
   }
-}
-
-// Beside the pointer, but never out of the window.
-function placeTip(tip, pointer) {
-  const box = tip.getBoundingClientRect();
-  const x = Math.min(pointer.clientX + 14, window.innerWidth - box.width - 10);
-  const below = pointer.clientY + 18;
-  const y = below + box.height > window.innerHeight - 8 ? pointer.clientY - box.height - 12 : below;
-  tip.style.left = `${Math.max(6, x)}px`;
-  tip.style.top = `${Math.max(6, y)}px`;
 }

@@ -38,21 +38,26 @@ _NARROWEST = 60
 
 
 def print_explanation(
-    explanation: Explanation, *, top: int = 8, report: Path | None = None, width: int | None = None
+    explanation: Explanation,
+    *,
+    top: int = 8,
+    report: Path | None = None,
+    width: int | None = None,
+    to_stderr: bool = False,
 ) -> None:
-    """Print it all to stdout."""
-    console = make_console(width)
+    """Print it all, to stdout unless a command's own output has that."""
+    console = make_console(width, to_stderr=to_stderr)
     console.print(Group(*_sections(explanation, top, console.width)))
     if report:
         console.print(Text.assemble("report  ", (str(report), "bold")), soft_wrap=True)
 
 
-def make_console(width: int | None = None) -> Console:
+def make_console(width: int | None = None, *, to_stderr: bool = False) -> Console:
     """As wide as the terminal, 100 columns where there is none, never under 60."""
     if width is None:
-        tty = sys.stdout.isatty()
+        tty = (sys.stderr if to_stderr else sys.stdout).isatty()
         width = shutil.get_terminal_size().columns if tty else _WIDTH_WITHOUT_TERMINAL
-    return Console(width=max(_NARROWEST, width), highlight=False)
+    return Console(width=max(_NARROWEST, width), highlight=False, stderr=to_stderr)
 
 
 def _sections(explanation: Explanation, top: int, width: int) -> list[RenderableType]:
@@ -133,7 +138,7 @@ def _legend(budget: Budget, width: int) -> Table:
     cells = [
         Text.assemble(
             (f"{_FILLS[part.id]} ", COLOURS[part.id]),
-            f"{PARTS[part.id][0]:<14}",
+            f"{PARTS[part.id][0].lower():<14}",
             (f"{part.ms:>7.2f} ms{part.share:>6.1%}", "bold" if part.share >= 0.1 else ""),
         )
         for part in shown

@@ -1,0 +1,46 @@
+"""Put on PYTHONPATH by `stepscope run`: waits for torch.optim, then attaches. Never in the way.
+
+Everything is inside try: a Python that has no torch, or no stepscope, starts as if we were not
+there. A sitecustomize of the user's own still runs.
+"""
+
+import os
+import sys
+
+
+def _users_own():
+    """Run the sitecustomize that ours hides, if there is one."""
+    import importlib.machinery
+    import importlib.util
+
+    here = os.path.dirname(os.path.abspath(__file__))
+    path = [p for p in sys.path if os.path.abspath(p or ".") != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+def _attach():
+    if not os.environ.get("STEPSCOPE_CAPTURE"):
+        return
+    try:
+        from stepscope.measure import bootstrap
+    except ImportError:
+        # The job's Python is not the one stepscope is installed in: measure needs nothing else.
+        home = os.path.dirname(os.path.abspath(__file__))
+        for _ in range(3):
+            home = os.path.dirname(home)
+        sys.path.append(home)
+        from stepscope.measure import bootstrap
+    bootstrap.arm()
+
+
+try:
+    _users_own()
+finally:
+    try:
+        _attach()
+    except Exception:
+        pass

@@ -1,0 +1,44 @@
+"""Which rank is this process, and of how many."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import Any
+
+
+def rank_and_world() -> tuple[int, int]:
+    """From the process group where there is one, else from the launcher's variables, else 0 of 1."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return int(dist.get_rank()), int(dist.get_world_size())
+    try:
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return 0, 1
+
+
+def facts() -> dict[str, Any]:
+    """What to know about this process's machine and torch; only what torch already knows."""
+    torch = sys.modules["torch"]
+    found: dict[str, Any] = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "python": sys.version.split()[0],
+        "torch": str(torch.__version__),
+        "device": None,
+    }
+    cuda = torch.cuda
+    if cuda.is_available() and cuda.is_initialized():
+        current = cuda.current_device()
+        properties = cuda.get_device_properties(current)
+        found["device"] = {
+            "index": current,
+            "name": properties.name,
+            "memory_bytes": properties.total_memory,
+            "multiprocessors": properties.multi_processor_count,
+        }
+        found["cuda"] = torch.version.cuda
+        found["hip"] = torch.version.hip
+    return found

@@ -1,0 +1,47 @@
+"""What to capture. Travels to every process of the job as JSON in one environment variable."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+
+VARIABLE = "STEPSCOPE_CAPTURE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One run's settings; step numbers count from 0 at the first step seen."""
+
+    folder: str
+    wait: int = 10
+    warmup: int = 2
+    active: int = 3
+    repeat: int = 1
+    shapes: bool = True
+    stacks: bool = False
+    modules: bool = False
+    memory: bool = True
+    nvtx: bool = False
+    sample_hz: float = 100.0
+    step_on: str = "optimizer"  # optimizer, dataloader or forward
+    nccl_debug: bool = False
+
+    @property
+    def cycle(self) -> int:
+        """Steps from one window's first waiting step to the next one's."""
+        return self.wait + self.warmup + self.active
+
+    def to_environment(self) -> dict[str, str]:
+        """The variable to hand down."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    @classmethod
+    def from_environment(cls) -> Settings | None:
+        """What the launcher asked for, or None when nobody did."""
+        text = os.environ.get(VARIABLE)
+        if not text:
+            return None
+        values = json.loads(text)
+        known = {field.name for field in fields(cls)}
+        return cls(**{key: value for key, value in values.items() if key in known})

@@ -1,0 +1,59 @@
+"""Library use: capture from inside a script, with steps said by the script itself.
+
+    with stepscope.watch() as run:
+        for batch in loader:
+            train(batch)
+            run.step()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.measure.folder import new_run_folder
+from stepscope.measure.hooks import install
+from stepscope.measure.session import Session
+from stepscope.measure.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Run:
+    """What `watch` gives: say where steps end; `folder` is the run folder."""
+
+    def __init__(self, session: Session, folder: Path) -> None:
+        self._session = session
+        self.folder = folder
+
+    def step(self) -> None:
+        """A training step has ended."""
+        self._session.step_ends()
+
+
+@contextlib.contextmanager
+def watch(folder: str | Path | None = None, **options: Any) -> Iterator[Run]:
+    """Capture the steps inside. Options are those of `stepscope run` (wait, warmup, active, ...).
+
+    Several ranks of one job must be given the same folder.
+    """
+    where = Path(folder) if folder is not None else new_run_folder(sys.argv[0] or "python")
+    where.mkdir(parents=True, exist_ok=True)
+    session = Session(Settings(folder=str(where), step_on="call", **options))
+    install(session)
+    try:
+        yield Run(session, where)
+    finally:
+        session.close()
+
+
+@contextlib.contextmanager
+def region(name: str) -> Iterator[None]:
+    """Name a stretch of the step: it appears in traces as an annotation."""
+    import torch
+
+    with torch.profiler.record_function(name):
+        yield

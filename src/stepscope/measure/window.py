@@ -1,0 +1,102 @@
+"""The profiler window: torch.profiler for a few steps, with our step numbers, then a trace file."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.measure.folder import TRACE
+from stepscope.measure.harmless import note
+
+if TYPE_CHECKING:
+    from stepscope.measure.settings import Settings
+
+
+class Window:
+    """One window from its first warm-up step to its last active one."""
+
+    def __init__(self, settings: Settings, first: int, folder: Path, *, repeat: int) -> None:
+        """`first` is the number of the step that is about to begin."""
+        import torch
+        from torch.profiler import ProfilerAction, profile
+
+        warm_until = first + settings.warmup
+        self.last = warm_until + settings.active - 1
+        self._settings = settings
+        self._path = folder / (TRACE if repeat == 0 else TRACE.replace(".", f"-{repeat}.", 1))
+
+        def action(number: int) -> ProfilerAction:
+            if number < warm_until:
+                return ProfilerAction.WARMUP
+            if number < self.last:
+                return ProfilerAction.RECORD
+            return (
+                ProfilerAction.RECORD_AND_SAVE if number == self.last else ProfilerAction.NONE
+            )
+
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self.profiler: Any = profile(
+            activities=activities,
+            schedule=action,
+            record_shapes=settings.shapes,
+            with_stack=settings.stacks,
+            with_modules=settings.modules,
+            on_trace_ready=self._save,
+        )
+        self.profiler.step_num = first
+        self.profiler.current_action = action(first)
+        self._compressing: threading.Thread | None = None
+        self.saved = False
+
+    def start(self) -> None:
+        self.profiler.start()
+
+    def step(self) -> None:
+        """A step ended; behind the last one the trace is saved."""
+        self.profiler.step()
+
+    def abandon(self) -> None:
+        """Stop without a trace: the script wants the profiler for itself, or ends."""
+        self.profiler.on_trace_ready = None
+        self.profiler.stop()
+
+    def stop_early(self) -> None:
+        """The script ends inside the window: save what there is."""
+        self.profiler.stop()
+
+    def close(self) -> None:
+        """Wait for the file."""
+        if self._compressing is not None:
+            self._compressing.join(timeout=60)
+
+    def _save(self, profiler: Any) -> None:
+        """Kineto writes plain text quickly; compressing it is left to a thread."""
+        plain = self._path.with_name(f".{self._path.name}.json")
+        try:
+            profiler.export_chrome_trace(str(plain))
+        except Exception as error:
+            note("saving the trace", error)
+            plain.unlink(missing_ok=True)
+            return
+        self._compressing = threading.Thread(
+            target=self._compress, args=(plain,), name="stepscope-gzip"
+        )
+        self._compressing.start()
+
+    def _compress(self, plain: Path) -> None:
+        packed = plain.with_suffix(".gz")
+        try:
+            with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=3) as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+            packed.replace(self._path)
+            self.saved = True
+        except OSError as error:
+            note("compressing the trace", error)
+            packed.unlink(missing_ok=True)
+        finally:
+            plain.unlink(missing_ok=True)

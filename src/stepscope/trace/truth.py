@@ -1,0 +1,61 @@
+"""What was measured without the profiler in the same run: a rank's steps.jsonl, summarised."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stepscope.records.truth import Truth
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEPS = "steps.jsonl"
+PHASES = ("data", "forward", "backward", "optimizer", "other")
+
+
+class _Row(msgspec.Struct, frozen=True):
+    step: int
+    wall_ns: int
+    window: bool = False
+    first: bool = False
+    device_ns: int | None = None
+    data_ns: int = 0
+    forward_ns: int = 0
+    backward_ns: int = 0
+    optimizer_ns: int = 0
+    other_ns: int = 0
+
+
+def read_truth(trace: Path) -> Truth | None:
+    """The truth beside a trace of a run folder; None where there is none.
+
+    Steps of the window, and the first one, whose beginning was not seen, do not count. A line that
+    a kill cut short is left out.
+    """
+    try:
+        lines = (trace.parent / STEPS).read_bytes().splitlines()
+    except OSError:
+        return None
+    rows = [row for line in lines if (row := _row(line)) and not row.window and not row.first]
+    if not rows:
+        return None
+    device = [row.device_ns for row in rows if row.device_ns is not None]
+    return Truth(
+        steps=len(rows),
+        wall_ns=tuple(row.wall_ns for row in rows),
+        step_ns=round(median(row.wall_ns for row in rows)),
+        device_ns=round(median(device)) if device else None,
+        phases_ns={
+            phase: round(median(getattr(row, f"{phase}_ns") for row in rows)) for phase in PHASES
+        },
+    )
+
+
+def _row(line: bytes) -> _Row | None:
+    try:
+        return msgspec.json.decode(line, type=_Row)
+    except msgspec.DecodeError:
+        return None

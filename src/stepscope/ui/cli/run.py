@@ -1,0 +1,220 @@
+"""stepscope run: capture an unmodified training command, then explain it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import stepscope.measure
+from stepscope.errors import StepscopeError, UsageError
+from stepscope.measure import folder as layout
+from stepscope.measure.settings import Settings
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+INJECT = Path(stepscope.measure.__file__).parent / "inject"
+
+
+@click.command(
+    name="run",
+    short_help="capture an unmodified training command, then explain it",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Run folder (default: stepscope-runs/<time>-<script>).",
+)
+@click.option("--wait", default=10, show_default=True, type=click.IntRange(1), help="Steps before.")
+@click.option("--warmup", default=2, show_default=True, type=click.IntRange(0), help="Discarded.")
+@click.option("--active", default=3, show_default=True, type=click.IntRange(1), help="Recorded.")
+@click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="Windows.")
+@click.option("--shapes/--no-shapes", default=True, help="Record operators' input shapes.")
+@click.option("--stacks", is_flag=True, help="Record Python stacks in the window (slows it).")
+@click.option("--modules", is_flag=True, help="Record nn.Module names in the window.")
+@click.option(
+    "--step-on",
+    type=click.Choice(["optimizer", "dataloader"]),
+    default="optimizer",
+    show_default=True,
+    help="What ends a step.",
+)
+@click.option("--no-explain", is_flag=True, help="Only capture.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(
+    out: Path | None,
+    wait: int,
+    warmup: int,
+    active: int,
+    repeat: int,
+    shapes: bool,
+    stacks: bool,
+    modules: bool,
+    step_on: str,
+    no_explain: bool,
+    command: tuple[str, ...],
+) -> int:
+    """Run COMMAND as it is and capture every rank's training steps.
+
+    The command's output and exit code pass through untouched; what stepscope says goes to stderr.
+    """
+    folder = _claim(out, command)
+    settings = Settings(
+        folder=str(folder.absolute()),
+        wait=wait,
+        warmup=warmup,
+        active=active,
+        repeat=repeat,
+        shapes=shapes,
+        stacks=stacks,
+        modules=modules,
+        step_on=step_on,
+    )
+    record = _record(command, settings)
+    layout.write_json(folder / layout.RUN, record)
+    code = _run(command, settings)
+    ranks = describe_ranks(folder, settings)
+    record |= {
+        "status": "finished",
+        "exit_code": code,
+        "ended_unix": time.time(),
+        "ranks": ranks,
+        "world_size": max((r["world_size"] or 1 for r in ranks), default=None),
+    }
+    layout.write_json(folder / layout.RUN, record)
+    _conclude(folder, ranks, settings, explain=not no_explain)
+    return code
+
+
+def _claim(out: Path | None, command: tuple[str, ...]) -> Path:
+    try:
+        if out is None:
+            return layout.new_run_folder(_script(command))
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise UsageError(f"{out} is not empty: a run folder is never written over")
+        return out
+    except OSError as error:
+        raise UsageError(f"the run folder cannot be made: {error}") from None
+
+
+def _script(command: tuple[str, ...]) -> str:
+    for word in command:
+        if word.endswith((".py", ".sh")):
+            return word
+    return command[-1]
+
+
+def _record(command: tuple[str, ...], settings: Settings) -> dict[str, Any]:
+    return {
+        "schema": layout.SCHEMA,
+        "stepscope": stepscope.__version__,
+        "command": list(command),
+        "folder": str(Path.cwd()),
+        "started_unix": time.time(),
+        "status": "running",
+        "window": {
+            "wait": settings.wait,
+            "warmup": settings.warmup,
+            "active": settings.active,
+            "repeat": settings.repeat,
+        },
+        "step_on": settings.step_on,
+    }
+
+
+def _run(command: tuple[str, ...], settings: Settings) -> int:
+    path = os.pathsep.join(filter(None, [str(INJECT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, **settings.to_environment(), "PYTHONPATH": path}
+    try:
+        process = subprocess.Popen(command, env=environment)
+    except FileNotFoundError:
+        raise UsageError(f"{command[0]}: no such command") from None
+    except OSError as error:
+        raise UsageError(f"{shlex.join(command)}: {error.strerror}") from None
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        del frame
+        process.send_signal(number)
+
+    # Ctrl-C reaches the command by itself: it decides, we wait.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, forward)
+    try:
+        code = process.wait()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return code if code >= 0 else 128 - code
+
+
+def describe_ranks(folder: Path, settings: Settings) -> list[dict[str, Any]]:
+    """What each rank left, what is missing, and why."""
+    ranks = []
+    for place in sorted(folder.glob("rank-*")):
+        try:
+            facts = json.loads((place / layout.RANK).read_text())
+        except (OSError, ValueError):
+            facts = {"rank": None, "world_size": None, "status": "unreadable", "problems": []}
+        captured = [
+            name
+            for name in (layout.TRACE, layout.STEPS, layout.MEMORY, layout.COMMS, layout.CLOCK)
+            if (place / name).exists()
+        ]
+        missing = {}
+        if layout.TRACE not in captured:
+            missing[layout.TRACE] = _why_no_trace(facts, settings)
+        ranks.append({"folder": place.name, **facts, "captured": captured, "missing": missing})
+    return ranks
+
+
+def _why_no_trace(facts: dict[str, Any], settings: Settings) -> str:
+    if facts["status"] == "running":
+        return "the process ended without closing (killed, os._exit or a crash)"
+    problem = next((p for p in facts["problems"] if p.startswith(("window", "saving"))), None)
+    if problem:
+        return str(problem)
+    if facts.get("steps", 0) <= settings.wait:
+        return f"only {facts.get('steps', 0)} steps were seen and the window opens after {settings.wait}"
+    return "not known"
+
+
+def _conclude(
+    folder: Path, ranks: list[dict[str, Any]], settings: Settings, *, explain: bool
+) -> None:
+    if not ranks:
+        hint = (
+            " Does it train without a torch optimizer? Try --step-on dataloader."
+            if settings.step_on == "optimizer"
+            else ""
+        )
+        _say(f"no training step was seen, nothing was captured.{hint}")
+        return
+    _say(f"run folder {folder}")
+    for rank in ranks:
+        for name, why in rank["missing"].items():
+            _say(f"rank {rank['rank']}: no {name}: {why}")
+    if not explain or not any(layout.TRACE in rank["captured"] for rank in ranks):
+        return
+    from stepscope.ui.cli.explain import explain_paths
+    from stepscope.ui.terminal.explanation import print_explanation
+
+    report = folder / "report.html"
+    try:
+        explanation = explain_paths((folder,), cache=True, html=report, quiet=True)
+        print_explanation(explanation, top=5, report=report, to_stderr=True)
+    except StepscopeError as error:
+        _say(str(error))
+
+
+def _say(message: str) -> None:
+    click.echo(f"stepscope: {message}", err=True)

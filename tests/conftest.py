@@ -1,0 +1,120 @@
+"""What every test may use: the shared traces, a cache of its own, a writer of trace files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from layouts import packed, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REPO = Path(__file__).parent.parent
+GOLDEN = REPO / "tests" / "golden"
+SHARED = REPO.parent / "shared"
+# The files are listed by name so that a missing one is a skipped test, not one fewer.
+SHARED_TRACES = [
+    *(
+        f"h200/{name}"
+        for name in (
+            "gpt2s_b16_fp32",
+            "gpt2s_b1_bf16_loop_sync",
+            "gpt2s_b4_fp32",
+            "gpt2s_b8_bf16",
+            "gpt2s_b8_bf16_ckpt",
+            "gpt2s_b8_bf16_compile",
+            "gpt2s_b8_bf16_ddp1",
+            "gpt2s_b8_bf16_fused",
+            "gpt2s_b8_bf16_graph",
+            "gpt2s_b8_bf16_stack",
+            "gpt2s_b8_fp32",
+            "gpt2s_b8_tf32",
+            "mlp_b32_fp32_fused",
+            "mlp_b32_fp32_graph",
+            "mlp_b32_fp32_loop",
+            "vitb16_b64_bf16",
+            "vitb16_b64_fp32",
+        )
+    ),
+    *(
+        f"third_party/{name}"
+        for name in (
+            "a100_alexnet",
+            "a100_event_sync",
+            "a100_event_sync_multi_stream",
+            "a100_legacy_control",
+            "a100_nccl_rank0of2",
+            "cpu_only_gloo_rank34",
+            "h100_bert_small",
+            "mi300x_bert_small",
+            "mi300x_resnet_checkpoint_rank0of8",
+            "pair_rank0of128",
+            "pair_rank1of128",
+        )
+    ),
+]
+
+settings.register_profile(
+    "stepscope",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.load_profile("stepscope")
+
+
+@pytest.fixture(autouse=True)
+def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test reads or fills the user's cache."""
+    folder = tmp_path / "stepscope-cache"
+    monkeypatch.setenv("STEPSCOPE_CACHE_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of recordings that are too large, or not ours, to be in the repository."""
+    if not SHARED.is_dir():
+        pytest.skip(f"{SHARED} is not on this machine")
+    return SHARED
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `shared_trace` runs once for each of the shared recordings."""
+    if "shared_trace" in metafunc.fixturenames:
+        metafunc.parametrize("shared_trace", SHARED_TRACES, indirect=True)
+
+
+@pytest.fixture
+def shared_trace(shared: Path, request: pytest.FixtureRequest) -> Path:
+    """One of the shared recordings."""
+    path = shared / "traces" / f"{request.param}.json.gz"
+    if not path.is_file():
+        pytest.skip(f"{path} is not on this machine")
+    return path
+
+
+@pytest.fixture
+def golden() -> Path:
+    """The folder of tiny recordings of ours."""
+    return GOLDEN
+
+
+@pytest.fixture
+def write_trace(tmp_path: Path) -> Callable[..., Path]:
+    """Write events in any layout (see layouts.py) and compression; returns the path."""
+    written = 0
+
+    def write(events: list[Any], layout: str = "kineto", **options: Any) -> Path:
+        nonlocal written
+        written += 1
+        compression = options.pop("compression", "plain")
+        path = tmp_path / f"trace-{written}.json"
+        path.write_bytes(packed(text_of(events, layout, **options), compression))
+        return path
+
+    return write

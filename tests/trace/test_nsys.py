@@ -1,0 +1,579 @@
+"""What is read from an Nsight Systems export, and what is said of one that cannot be read."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nsys_export import (
+    BACKWARD,
+    DRIVER,
+    GRAPH,
+    KERNEL,
+    MAIN,
+    MEMCPY,
+    NEW,
+    NVTX,
+    OLD,
+    RUNTIME,
+    SESSION_START_NS,
+    SYNC,
+    Export,
+    process,
+    small,
+    thread,
+)
+
+from stepscope.errors import UnreadableInputError
+from stepscope.records.trace import DeviceKind, HostKind, Trace
+from stepscope.trace import database, links
+from stepscope.trace.nsys import read_nsys
+from stepscope.trace.nsys_words import copy_name, parse_range, sync_name
+from stepscope.trace.read import read_trace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "run.sqlite"
+
+
+def host_rows(trace: Trace, base_ns: int = SESSION_START_NS) -> dict[str, tuple[Any, ...]]:
+    host = trace.host
+    return {
+        trace.strings[host.name[row]]: (
+            HostKind(host.kind[row]),
+            int(trace.threads[host.thread[row]].tid),
+            int(host.start_ns[row]) - base_ns,
+            int(host.dur_ns[row]),
+        )
+        for row in range(len(host))
+    }
+
+
+def device_rows(trace: Trace, base_ns: int = SESSION_START_NS) -> dict[str, tuple[Any, ...]]:
+    device = trace.device
+    return {
+        trace.strings[device.name[row]]: (
+            DeviceKind(device.kind[row]),
+            int(device.stream[row]),
+            int(device.start_ns[row]) - base_ns,
+            int(device.dur_ns[row]),
+        )
+        for row in range(len(device))
+    }
+
+
+def host_row(trace: Trace, name: str) -> int:
+    return int(np.flatnonzero(trace.host.name == trace.strings.index(name))[0])
+
+
+def device_row(trace: Trace, name: str) -> int:
+    return int(np.flatnonzero(trace.device.name == trace.strings.index(name))[0])
+
+
+def notes(trace: Trace) -> dict[str, int | None]:
+    return {note.id: note.count for note in trace.quality}
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(UnreadableInputError) as caught:
+        read_nsys(path)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+HOST = {
+    "ProfilerStep#1": (HostKind.ANNOTATION, 101, 1000, 8000),
+    "iteration": (HostKind.ANNOTATION, 101, 1050, 7450),
+    "aten::addmm": (HostKind.OPERATOR, 101, 1100, 900),
+    "AddmmBackward0": (HostKind.OPERATOR, 102, 5000, 1000),
+    "cudaLaunchKernel": (HostKind.RUNTIME, 101, 1200, 100),
+    "cudaMemcpyAsync": (HostKind.RUNTIME, 101, 2100, 100),
+    "cudaMemsetAsync": (HostKind.RUNTIME, 101, 2300, 50),
+    "cudaStreamSynchronize": (HostKind.RUNTIME, 101, 2400, 1600),
+    "cudaLaunchKernelExC": (HostKind.RUNTIME, 102, 5100, 100),
+}
+DEVICE = {
+    "void gemm<float>(float*)": (DeviceKind.KERNEL, 7, 1500, 1000),
+    "Memcpy HtoD (Pageable -> Device)": (DeviceKind.MEMCPY, 7, 2600, 400),
+    "Memset (Device)": (DeviceKind.MEMSET, 7, 3100, 100),
+    "Stream Sync": (DeviceKind.SYNC, -1, 2450, 1450),
+    "ncclDevKernel_AllReduce": (DeviceKind.KERNEL, 13, 5500, 1000),
+}
+
+
+def test_every_event_is_read_exactly_at_absolute_time(file: Path) -> None:
+    trace = read_nsys(small().write(file))
+    assert host_rows(trace) == HOST
+    assert device_rows(trace) == DEVICE
+    assert (trace.kind, trace.format, trace.quality) == ("cuda", "nsys", ())
+    assert trace.events == len(HOST) + len(DEVICE) + 1  # and the mark
+
+
+def test_old_schema_gives_the_same_events_at_relative_time(file: Path) -> None:
+    trace = read_nsys(small().write(file, OLD))
+    assert host_rows(trace, 0) == HOST
+    assert device_rows(trace, 0) == DEVICE
+    assert trace.quality == ()
+    assert trace.device_name == "NVIDIA H200"
+
+
+def test_facts_of_the_export_are_kept(file: Path) -> None:
+    trace = read_nsys(small().write(file))
+    assert trace.device_name == "NVIDIA H200"
+    assert (trace.devices[0].memory_bytes, trace.devices[0].multiprocessors) == (150109880320, 132)
+    assert trace.facts == {"EXPORT_SCHEMA_VERSION": "3.20.3"}
+    assert [(t.pid, t.tid, t.name) for t in trace.threads] == [
+        ("100", "101", "python3"),
+        ("100", "102", "pt_autograd_0"),
+    ]
+
+
+def test_rank_comes_from_the_environment_and_nothing_else_does(file: Path) -> None:
+    export = small()
+    for value in ('RANK="3"', 'WORLD_SIZE="8"', 'TOKEN="secret"', 'LOCAL_RANK="1"'):
+        export.add("META_DATA_CAPTURE", name="PROCESS_0:ENVIRONMENT_VARIABLE", value=value)
+    trace = read_nsys(export.write(file))
+    assert (trace.rank, trace.world_size) == (3, 8)
+    assert "secret" not in repr(trace)
+
+
+def test_sizes_grids_and_shapes_are_kept(file: Path) -> None:
+    trace = read_nsys(small().write(file))
+    copy, kernel = (device_row(trace, name) for name in list(DEVICE)[1::-1])
+    assert trace.device.size_bytes[copy] == 4096
+    assert trace.device.size_bytes[kernel] == trace.device.grid[copy] == -1
+    assert trace.strings[trace.device.grid[kernel]] == "[4, 2, 1]"
+    assert trace.strings[trace.device.block[kernel]] == "[128, 1, 1]"
+    operator = host_row(trace, "aten::addmm")
+    assert trace.strings[trace.host.shapes[operator]] == "[[8], [4, 16], [16, 8]]"
+    assert trace.host.sequence[operator] == 12
+
+
+def test_launches_are_linked_by_correlation(file: Path) -> None:
+    trace = read_nsys(small().write(file))
+    launched = {
+        name: trace.strings[trace.host.name[trace.device.launch[device_row(trace, name)]]]
+        for name in DEVICE
+    }
+    assert list(launched.values()) == [
+        "cudaLaunchKernel",
+        "cudaMemcpyAsync",
+        "cudaMemsetAsync",
+        "cudaStreamSynchronize",
+        "cudaLaunchKernelExC",
+    ]
+
+
+def test_ranges_and_calls_nest(file: Path) -> None:
+    trace = read_nsys(small().write(file))
+    above = {
+        name: trace.strings[trace.host.name[parent]] if parent >= 0 else None
+        for name in HOST
+        if (parent := trace.host.parent[host_row(trace, name)]) is not None
+    }
+    assert above["cudaLaunchKernel"] == "aten::addmm"
+    assert above["aten::addmm"] == above["cudaMemcpyAsync"] == "iteration"
+    assert above["iteration"] == "ProfilerStep#1"
+    assert above["cudaLaunchKernelExC"] == "AddmmBackward0"
+    assert above["ProfilerStep#1"] is above["AddmmBackward0"] is None
+
+
+def test_backward_operator_finds_its_forward(file: Path) -> None:
+    trace = read_nsys(small().write(file))
+    forward = trace.host.forward_of[host_row(trace, "AddmmBackward0")]
+    assert trace.strings[trace.host.name[forward]] == "aten::addmm"
+
+
+def test_nearest_finds_the_step_and_operator_of_a_launch(file: Path) -> None:
+    trace = read_nsys(small().write(file))
+    operator = links.nearest(trace.host, trace.host.kind == HostKind.OPERATOR)
+    step = links.nearest(trace.host, trace.host.name == trace.strings.index("ProfilerStep#1"))
+    launch = trace.device.launch[device_row(trace, "void gemm<float>(float*)")]
+    assert operator[launch] == host_row(trace, "aten::addmm")
+    assert step[launch] == host_row(trace, "ProfilerStep#1")
+    assert step[host_row(trace, "AddmmBackward0")] == -1
+
+
+def test_read_trace_recognises_an_export(file: Path) -> None:
+    assert read_trace(small().write(file), cache=False).format == "nsys"
+
+
+def test_every_batch_is_read_and_progress_ends_at_the_file_size(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small().write(file)
+    whole = read_nsys(file)
+    monkeypatch.setattr(database, "BATCH_ROWS", 2)
+    told: list[tuple[int, int]] = []
+    pieces = read_nsys(file, lambda done, total: told.append((done, total)))
+    assert host_rows(pieces) == host_rows(whole)
+    assert device_rows(pieces) == device_rows(whole)
+    size = file.stat().st_size
+    assert told[-1] == (size, size)
+    assert told == sorted(told)
+
+
+@pytest.mark.parametrize("table", sorted(set(small().tables) - {"StringIds"}))
+def test_a_missing_table_takes_only_its_own_rows(file: Path, table: str) -> None:
+    export = small()
+    lost = len(export.tables.pop(table))
+    trace = read_nsys(export.write(file))
+    events = len(HOST) + len(DEVICE) + 1
+    holds_events = table.startswith(("CUPTI", "NVTX"))
+    assert trace.events == events - (lost if holds_events else 0)
+    assert "malformed" not in notes(trace)
+
+
+def test_export_with_ranges_alone_is_read(file: Path) -> None:
+    export = small()
+    for table in [name for name in export.tables if name.startswith("CUPTI")]:
+        del export.tables[table]
+    trace = read_nsys(export.write(file))
+    assert len(trace.device) == 0
+    assert set(host_rows(trace)) == {name for name in HOST if not name.startswith("cuda")}
+
+
+def test_odd_columns_are_read_past_and_other_spellings_found(file: Path) -> None:
+    kernel = "colour START End DEVICEID streamId correlationId shortName"
+    trace = read_nsys(small().write(file, NEW | {KERNEL: kernel}))
+    # Without globalPid the work is of an unknown process, but its launches are found.
+    assert trace.device.launch[device_row(trace, "short")] == host_row(trace, "cudaLaunchKernel")
+
+
+def test_driver_calls_are_runtime_calls(file: Path) -> None:
+    export = small()
+    names = {"nameId": export.string("cuLaunchKernel"), "correlationId": 77}
+    export.add(DRIVER, start=1210, end=1290, globalTid=MAIN, **names)
+    trace = read_nsys(export.write(file, OLD))
+    assert host_rows(trace, 0)["cuLaunchKernel"] == (HostKind.RUNTIME, 101, 1210, 80)
+
+
+def test_profiler_overhead_is_told_apart(file: Path) -> None:
+    export = small()
+    name = export.string("CUPTI Buffer flush")
+    export.add("PROFILER_OVERHEAD", start=6000, end=7000, globalTid=MAIN, nameId=name)
+    kind, *_ = host_rows(read_nsys(export.write(file)))["CUPTI Buffer flush"]
+    assert kind == HostKind.OVERHEAD
+
+
+def test_unfinished_and_backward_events_are_counted_and_left_out(file: Path) -> None:
+    export = small()
+    export.range("never closed", (1000, None), MAIN)
+    export.range("reversed", (2000, 1000), MAIN)
+    export.kernel("no time", (0, 0), 90)
+    export.kernel("endless", (100, 100 + 2**60), 91)
+    trace = read_nsys(export.write(file))
+    assert host_rows(trace) == HOST
+    assert device_rows(trace) == DEVICE
+    assert {note.detail: note.count for note in trace.quality if note.id == "malformed"} == {
+        "1 events without a usable start were left out": 1,
+        "1 events without an end were left out": 1,
+        "1 events with a negative duration were left out": 1,
+        "1 events longer than 100 days were left out": 1,
+    }
+
+
+def test_values_of_other_types_are_absent(file: Path) -> None:
+    export = small()
+    export.range("text for a time", ("soon", 5000), MAIN)  # type: ignore[arg-type]
+    export.device(MEMCPY, (7000, 7100), 0, copyKind="fast", bytes=b"\x00", streamId=0.5)
+    trace = read_nsys(export.write(file))
+    assert notes(trace)["malformed"] == 1
+    copy = device_row(trace, "Memcpy Unknown (Unknown -> Unknown)")
+    assert trace.device.size_bytes[copy] == -1
+
+
+def test_lost_names_are_counted(file: Path) -> None:
+    export = small()
+    export.device(KERNEL, (7000, 7100), 0, demangledName=999_999)
+    trace = read_nsys(export.write(file))
+    assert notes(trace)["unnamed"] == 1
+    assert device_rows(trace)["(unnamed)"] == (DeviceKind.KERNEL, 7, 7000, 100)
+
+
+def test_whole_graphs_are_kernels_unless_their_nodes_are_there(file: Path) -> None:
+    export = small()
+    export.call("cudaGraphLaunch_v10000", (6600, 6700), MAIN, 6)
+    export.call("cudaGraphLaunch_v10000", (7600, 7700), MAIN, 7)
+    export.device(GRAPH, (6800, 7000), 6, graphId=4, graphExecId=5)
+    export.device(GRAPH, (7800, 8000), 7, graphId=4, graphExecId=5)
+    export.kernel("inside", (7800, 7900), 7, graphNodeId=8_589_934_592)
+    trace = read_nsys(export.write(file))
+    assert device_rows(trace)["CUDA graph 4"] == (DeviceKind.KERNEL, 7, 6800, 200)
+    assert len(trace.device) == len(DEVICE) + 2
+    assert trace.device.graph_node[device_row(trace, "inside")] == 8_589_934_592
+    assert "unlinked" not in notes(trace)
+
+
+def two_processes() -> Export:
+    export = small()
+    export.call("cudaLaunchKernel_v7000", (1250, 1280), thread(200, 201), 1)
+    export.kernel("other", (1600, 1700), 1, pid=200)
+    operator = "aten::addmm, seq = 12, op_id = 3"
+    export.range(operator, (5500, 5600), thread(200, 201))
+    return export
+
+
+def test_processes_with_equal_ids_are_kept_apart(file: Path) -> None:
+    trace = read_nsys(two_processes().write(file))
+    threads = [
+        trace.threads[trace.host.thread[trace.device.launch[device_row(trace, name)]]]
+        for name in ("void gemm<float>(float*)", "other")
+    ]
+    assert [one.pid for one in threads] == ["100", "200"]
+    forward = trace.host.forward_of[host_row(trace, "AddmmBackward0")]
+    assert trace.threads[trace.host.thread[forward]].pid == "100"
+    assert notes(trace) == {"several-processes": 2}
+
+
+def test_a_second_process_without_device_work_needs_no_note(file: Path) -> None:
+    export = small()
+    export.range("launcher", (0, 9500), thread(50, 50))
+    trace = read_nsys(export.write(file))
+    assert "launcher" in host_rows(trace)
+    assert trace.quality == ()
+
+
+def test_rank_is_unknown_when_several_processes_share_the_export(file: Path) -> None:
+    export = two_processes()
+    export.add("META_DATA_CAPTURE", name="PROCESS_0:ENVIRONMENT_VARIABLE", value='RANK="0"')
+    assert read_nsys(export.write(file)).rank is None
+
+
+def test_devices_are_numbered_as_the_machine_does(file: Path) -> None:
+    export = two_processes()
+    export.tables["TARGET_INFO_CUDA_DEVICE"] = [
+        {"gpuId": 2, "cudaId": 0, "pid": 100},
+        {"gpuId": 5, "cudaId": 0, "pid": 200},
+    ]
+    trace = read_nsys(export.write(file))
+    assert trace.device.device[device_row(trace, "void gemm<float>(float*)")] == 2
+    assert trace.device.device[device_row(trace, "other")] == 5
+
+
+def test_times_that_are_absolute_already_stay(file: Path) -> None:
+    export = small()
+    for table, rows in export.tables.items():
+        if table.startswith(("CUPTI", "NVTX")):
+            for row in rows:
+                row["start"] += SESSION_START_NS
+                row["end"] = row["end"] and row["end"] + SESSION_START_NS
+    assert device_rows(read_nsys(export.write(file))) == DEVICE
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "kind"),
+    [
+        ("aten::mm", "aten::mm", HostKind.OPERATOR),
+        ("detach, op_id = 4, sizes = [[]]", "detach", HostKind.OPERATOR),
+        ("MyFunction, seq = 7", "MyFunction", HostKind.OPERATOR),
+        (
+            "autograd::engine::evaluate_function: MulBackward0, op_id = 5",
+            "autograd::engine::evaluate_function: MulBackward0",
+            HostKind.OPERATOR,
+        ),
+        ("Optimizer.step#SGD.step, op_id = 6", "Optimizer.step#SGD.step", HostKind.ANNOTATION),
+        ("cub::DeviceReduce::Sum", "cub::DeviceReduce::Sum", HostKind.ANNOTATION),
+        ("load, seq = next, sizes = all", "load, seq = next, sizes = all", HostKind.ANNOTATION),
+        ("ProfilerStep#2", "ProfilerStep#2", HostKind.ANNOTATION),
+        ("日本, データ", "日本, データ", HostKind.ANNOTATION),
+    ],
+)
+def test_range_texts_tell_operators_from_annotations(
+    file: Path, text: str, name: str, kind: HostKind
+) -> None:
+    export = Export()
+    export.range(text, (10, 20), MAIN)
+    assert host_rows(read_nsys(export.write(file)), 0) == {name: (kind, 101, 10, 10)}
+
+
+@given(
+    name=st.text(min_size=1).filter(lambda text: ", " not in text),
+    sequence=st.integers(0, 2**59) | st.none(),
+    op_id=st.integers(1, 2**62) | st.none(),
+    shapes=st.lists(st.lists(st.integers(0, 2**40))) | st.none(),
+    inputs=st.lists(st.tuples(st.integers(0, 9), st.integers(-1, 9)), min_size=1) | st.none(),
+)
+def test_texts_of_emit_nvtx_come_apart_as_they_were_joined(
+    name: str, sequence: int | None, op_id: int | None, shapes: Any, inputs: Any
+) -> None:
+    text = name
+    text += "" if sequence is None else f", seq = {sequence}"
+    text += "" if op_id is None else f", op_id = {op_id}"
+    text += "" if shapes is None else f", sizes = {shapes}"
+    text += "" if inputs is None or op_id is None else f", input_op_ids = {inputs}"
+    told = ("" if sequence is None else str(sequence), "" if shapes is None else str(shapes))
+    assert parse_range(text) == (name, *told)
+
+
+@given(st.text())
+def test_any_range_text_can_be_parsed(text: str) -> None:
+    name, sequence, shapes = parse_range(text)
+    assert text.startswith(name)
+    assert not sequence or int(sequence) < 2**63
+    assert not shapes or shapes in text
+
+
+def test_copies_are_named_as_kineto_names_them() -> None:
+    assert copy_name((8, 2, 2)) == "Memcpy DtoD (Device -> Device)"
+    assert copy_name((2, 2, 1)) == "Memcpy DtoH (Device -> Pinned)"
+    assert copy_name((10, 2, 2)) == "Memcpy PtoP (Device -> Device)"
+    assert copy_name((99, -1, 7)) == "Memcpy Unknown (Unknown -> Unknown)"
+
+
+def test_waits_are_named_after_their_calls() -> None:
+    calls = ("cudaStreamWaitEvent", "cudaEventSynchronize", "cudaDeviceSynchronize", "cuInit")
+    assert [sync_name(call) for call in calls] == [
+        "Stream Wait Event",
+        "Event Sync",
+        "Context Sync",
+        "Unknown Sync",
+    ]
+
+
+def test_a_wait_without_calls_is_still_read(file: Path) -> None:
+    export = Export()
+    export.device(SYNC, (10, 20), 1)
+    export.range("step", (0, 30), MAIN)
+    assert "Unknown Sync" in device_rows(read_nsys(export.write(file)), 0)
+
+
+def test_database_of_another_tool_is_named_by_its_tables(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as other, other:
+        other.execute("CREATE TABLE users (id INTEGER)")
+        other.execute("CREATE TABLE orders (id INTEGER)")
+    assert "orders, users" in refusal(file)
+
+
+def test_nvprof_database_is_refused_with_the_way_out(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as other, other:
+        other.execute("CREATE TABLE StringTable (_id_ INTEGER, value TEXT)")
+        other.execute(f"CREATE TABLE {KERNEL} (start INT, end INT)")
+    assert "nsys profile" in refusal(file)
+
+
+def test_export_without_cuda_and_nvtx_says_what_to_record(file: Path) -> None:
+    export = Export()
+    export.string("only a string")
+    assert "--trace cuda,nvtx" in refusal(export.write(file))
+
+
+@pytest.mark.parametrize("schema", [OLD, NEW])
+def test_export_without_events_is_refused(file: Path, schema: dict[str, str]) -> None:
+    export = Export({table: [] for table in schema})
+    assert "holds no CUDA calls" in refusal(export.write(file, schema))
+
+
+def test_export_of_marks_alone_is_refused(file: Path) -> None:
+    export = Export()
+    export.range("mark", (10, None), MAIN, eventType=34)
+    assert "holds no CUDA calls" in refusal(export.write(file))
+
+
+def test_export_of_unusable_events_says_why(file: Path) -> None:
+    export = Export()
+    export.range("open", (10, None), MAIN)
+    assert "none of its 1 events is usable (1 without an end)" in refusal(export.write(file))
+
+
+def test_export_without_any_name_is_refused(file: Path) -> None:
+    export = small()
+    del export.tables["StringIds"], export.tables[NVTX], export.tables["ThreadNames"]
+    for table in (MEMCPY, "CUPTI_ACTIVITY_KIND_MEMSET", SYNC):
+        del export.tables[table]
+    assert "StringIds" in refusal(export.write(file))
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 5000])
+def test_what_only_looks_like_a_database_is_refused(file: Path, content: bytes) -> None:
+    file.write_bytes(b"SQLite format 3\x00" + content)
+    assert "nsys export --type sqlite" in refusal(file)
+
+
+@pytest.mark.parametrize("name", ["run.nsys-rep", "run.qdrep", "report"])
+def test_a_report_is_told_to_be_exported(tmp_path: Path, name: str) -> None:
+    report = tmp_path / name
+    report.write_bytes(b"NVIDIA Tegra Profiler Report 36398880.\n\x0bLocal (CLI)")
+    with pytest.raises(UnreadableInputError, match=f"nsys export --type sqlite .*{name}"):
+        read_trace(report)
+
+
+def test_a_path_with_odd_characters_is_opened(tmp_path: Path) -> None:
+    assert read_nsys(small().write(tmp_path / "a?b#c %20.sqlite")).events
+
+
+def long() -> Export:
+    """Enough rows that every table covers several pages, its rows in the order of time."""
+    export = small()
+    for step in range(400):
+        start = 10_000 + step * 100
+        export.range(f"aten::mul, seq = {step}, op_id = {step}", (start, start + 90), MAIN)
+        export.call("cudaLaunchKernel_v7000", (start + 10, start + 20), MAIN, 100 + step)
+        export.kernel(f"kernel {step % 7}", (start + 30, start + 80), 100 + step)
+    return export
+
+
+def test_a_cut_export_keeps_what_is_before_the_cut(file: Path) -> None:
+    content = long().write(file, page_bytes=1024).read_bytes()
+    whole = read_nsys(file)
+    file.write_bytes(content[: len(content) * 3 // 4])
+    trace = read_nsys(file)
+    assert notes(trace)["truncated"]
+    assert 400 < trace.events < whole.events
+    said = next(note.detail for note in trace.quality if note.id == "truncated")
+    assert any(table in said for table in (KERNEL, RUNTIME, NVTX))
+
+
+def test_a_cut_before_the_first_event_is_refused(file: Path) -> None:
+    content = long().write(file, page_bytes=1024).read_bytes()
+    file.write_bytes(content[:1500])
+    assert "damaged" in refusal(file)
+
+
+def damaged(content: bytes, chance: random.Random) -> bytes:
+    """Flips, overwritten stretches and cuts."""
+    spoilt = bytearray(content)
+    for _ in range(chance.randint(1, 8)):
+        place = chance.randrange(16, len(spoilt))
+        if chance.random() < 0.5:
+            spoilt[place] = chance.randrange(256)
+        else:
+            spoilt[place : place + 40] = chance.randbytes(len(spoilt[place : place + 40]))
+    if chance.random() < 0.3:
+        del spoilt[chance.randrange(16, len(spoilt)) :]
+    return bytes(spoilt)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_damage_anywhere_is_noted_or_refused_and_never_crashes(file: Path, seed: int) -> None:
+    content = long().write(file, page_bytes=512).read_bytes()
+    chance = random.Random(seed)
+    for _ in range(40):
+        file.write_bytes(damaged(content, chance))
+        try:
+            trace = read_nsys(file)
+        except UnreadableInputError:
+            continue
+        assert (trace.host.dur_ns >= 0).all()
+        assert (trace.device.dur_ns >= 0).all()
+        assert trace.host.parent.max(initial=-1) < len(trace.host)
+        assert trace.device.launch.max(initial=-1) < len(trace.host)
+        assert trace.host.name.max(initial=-1) < len(trace.strings)
+
+
+def test_global_ids_decode_to_process_and_thread(file: Path) -> None:
+    export = Export()
+    export.range("far", (1, 2), process(0xABCDEF) | 0x123456)
+    trace = read_nsys(export.write(file))
+    assert (trace.threads[0].pid, trace.threads[0].tid) == (str(0xABCDEF), str(0x123456))
+    assert BACKWARD - MAIN == 1

@@ -1,0 +1,143 @@
+"""The command line as a user meets it: real processes, real exit codes, nothing but one message."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EVENTS: list[dict[str, Any]] = [
+    {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 1, "tid": 1, "ts": 0, "dur": 100},
+    {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 5, "dur": 20, "args": {"External id": 1, "Input Dims": [[2, 2], [2, 2]], "Input type": ["float", "float"]}},
+    {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 8, "dur": 4, "args": {"correlation": 7, "External id": 1}},
+    {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 20, "dur": 50, "args": {"correlation": 7, "stream": 7, "device": 0}},
+]  # fmt: skip
+
+
+def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stepscope", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": EVENTS}))
+    return path
+
+
+def test_explain_prints_verdict_why_next_first(trace: Path) -> None:
+    done = run("explain", trace)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split()[0] for line in done.stdout.splitlines() if line.strip()]
+    assert lines[1:4] == ["verdict", "why", "next"]
+    assert done.stderr == ""
+
+
+def test_json_is_one_object_and_nothing_else(trace: Path) -> None:
+    done = run("explain", "--json", trace)
+    body = json.loads(done.stdout)
+    assert body["schema"] == 1
+    assert body["ranks"][0]["timeline_ns"] == {
+        "span": 50_000, "compute": 50_000, "exposed_comm": 0, "exposed_memory": 0, "idle": 0,
+    }  # fmt: skip
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is empty"),
+        (b"hello", "is not JSON"),
+        (b"\x00\x01\x02", "is not JSON"),
+        (b'{"a": 1}', "has no traceEvents"),
+        (b'{"traceEvents": []}', "holds no events"),
+        (b'{"traceEvents": [', "before its first event"),
+        (b'[{"ph": "X", "cat": "blink", "name": "x", "ts": 1, "dur": 1}]', "another tool"),
+        (gzip.compress(b"")[:10], "is empty"),
+    ],
+)
+def test_unreadable_input_is_exit_3_with_one_message(
+    tmp_path: Path, content: bytes, says: str
+) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    done = run("explain", path)
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert says in done.stderr
+    assert str(path) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_missing_file_and_empty_folder_are_exit_3(tmp_path: Path) -> None:
+    assert run("explain", tmp_path / "nothing.json").returncode == 3
+    done = run("explain", tmp_path)
+    assert done.returncode == 3
+    assert "holds no trace" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["explain"], ["explian", "x"], ["explain", "--what", "x"]])
+def test_wrong_use_is_exit_2(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_a_defect_of_ours_is_exit_1_and_says_how_to_report(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import stepscope.explain.rank as r\n"
+        "def broken(*a): raise RuntimeError('boom')\n"
+        "r.divide = broken\n"
+    )
+    inherited = os.environ.get("PYTHONPATH", "")
+    done = run("explain", trace, PYTHONPATH=f"{tmp_path}{os.pathsep}{inherited}")
+    assert done.returncode == 1
+    assert "a defect in stepscope: RuntimeError: boom" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_unwritable_report_is_a_clear_error(trace: Path, tmp_path: Path) -> None:
+    done = run("explain", trace, "--html", tmp_path / "no" / "such" / "folder" / "r.html")
+    assert done.returncode == 2
+    assert "folder" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_partial_file_is_explained_and_the_loss_reported(trace: Path) -> None:
+    text = trace.read_bytes()
+    trace.write_bytes(text[:-40])
+    body = json.loads(run("explain", "--json", trace).stdout)
+    (note,) = [n for n in body["ranks"][0]["quality"] if n["id"] == "truncated"]
+    assert note["byte_offset"] > 0
+
+
+def test_closed_pipe_is_no_traceback(trace: Path) -> None:
+    command = f"{sys.executable} -m stepscope explain {trace} | head -n 0"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_says_what_works_and_exits_0() -> None:
+    done = run("doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    names = {check["name"] for check in json.loads(done.stdout)["checks"]}
+    assert {"python", "reading traces", "cache", "torch"} <= names
+    assert "works here" in run("doctor").stdout or "work here" in run("doctor").stdout
+
+
+def test_version_is_the_package_version() -> None:
+    import stepscope
+
+    assert stepscope.__version__ in run("--version").stdout
