@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from process import environment, run
+from targets import CACHED, IN_PROCESS, PEAK, WHOLE, Result, geometric_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,9 +81,13 @@ class Bench:
     def measure(self, trace: Path, repeats: int) -> Measurement:
         """Every number from fresh processes, ours and the peer's in turn."""
         warm(trace)
-        rounds = [self._round(trace) for _ in range(repeats)]
-        peers = [each for each in (r["peer"] for r in rounds) if each is not None]
-        failure = next((each.failure for each in peers if each.failure), None)
+        rounds: list[dict[str, Any]] = []
+        peers: list[Run] = []
+        failure = None
+        for _ in range(repeats):
+            rounds.append(self._round(trace, ask_peer=failure is None))
+            peers += filter(None, (rounds[-1]["peer"],))
+            failure = next((each.failure for each in peers if each.failure), None)
         return Measurement(
             name=trace.name.removesuffix(".gz").removesuffix(".json"),
             events=rounds[0]["first"]["events"],
@@ -95,10 +101,10 @@ class Bench:
             **({} if failure or not peers else _peer_medians(peers)),
         )
 
-    def _round(self, trace: Path) -> dict[str, Any]:
+    def _round(self, trace: Path, *, ask_peer: bool) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as cold, tempfile.TemporaryDirectory() as kept:
             whole = self._ours(cold, "-m", "stepscope", "explain", "--json", str(trace))
-            peer = self._peer(trace)
+            peer = self._peer(trace) if ask_peer else None
             inside = (str(HERE / "ours_process.py"), str(trace))
             first = _said(self._ours(kept, *inside, keep_output=True))
             cached = any(Path(kept).iterdir())
@@ -148,3 +154,15 @@ def ratios(
     """One ratio, over the traces that have it and that both tools can read."""
     found = [ratio(row) for row in rows if row.peer_failure is None]
     return [each for each in found if each is not None]
+
+
+def summary(rows: Sequence[Measurement]) -> tuple[Result, ...]:
+    """The four means that have targets; those without a single measurement are left out."""
+    means = (
+        (WHOLE, lambda row: row.whole_ratio),
+        (IN_PROCESS, lambda row: row.in_process_ratio),
+        (PEAK, lambda row: row.peak_ratio),
+        (CACHED, lambda row: row.cached_ratio),
+    )
+    every = (Result(target=t, value=geometric_mean(ratios(rows, of))) for t, of in means)
+    return tuple(result for result in every if not math.isnan(result.value))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import platform
 import sys
@@ -20,18 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import table
-from measurement import HERE, Bench, Measurement, ratios
+from measurement import HERE, Bench, Measurement, summary
 from process import environment, run
-from targets import (
-    BIG_PEAK,
-    CACHED,
-    IN_PROCESS,
-    PEAK,
-    WHOLE,
-    Result,
-    Target,
-    geometric_mean,
-)
+from targets import BIG_PEAK, Result, Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,18 +55,6 @@ def main() -> None:
         chosen.json.write_text(_as_json(rows, results, big[0] if big else None))
     if chosen.check and not all(result.met for result in results):
         sys.exit(1)
-
-
-def summary(rows: Sequence[Measurement]) -> tuple[Result, ...]:
-    """The four means that have targets; those without a single measurement are left out."""
-    means = (
-        (WHOLE, lambda row: row.whole_ratio),
-        (IN_PROCESS, lambda row: row.in_process_ratio),
-        (PEAK, lambda row: row.peak_ratio),
-        (CACHED, lambda row: row.cached_ratio),
-    )
-    every = (Result(target=t, value=geometric_mean(ratios(rows, of))) for t, of in means)
-    return tuple(result for result in every if not math.isnan(result.value))
 
 
 def _measure_big(chosen: argparse.Namespace, bench: Bench) -> tuple[Measurement, Result]:

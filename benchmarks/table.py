@@ -46,7 +46,8 @@ def line(row: Measurement) -> str:
 def _seconds(value: float | None) -> str:
     if value is None:
         return _NOTHING
-    return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 100 else f"{value:.1f}"
+    decimals = 3 if value < 1 else 2 if value < 100 else 1 if value < 1000 else 0
+    return f"{value:.{decimals}f}"
 
 
 def _times(value: float | None) -> str:

@@ -20,9 +20,8 @@ class Target:
     unit: str = ""
 
     def met(self, value: float) -> bool:
-        if self.at_least is not None and value < self.at_least:
-            return False
-        return self.at_most is None or value <= self.at_most
+        enough = self.at_least is None or value >= self.at_least
+        return enough and (self.at_most is None or value <= self.at_most)
 
     @property
     def limit(self) -> str:

@@ -77,14 +77,16 @@ LAYOUTS = {
 
 
 def text_of(
-    events: Events,
+    events: Events | bytes,
     layout: str = "kineto",
     *,
     head: dict[str, Any] | None = None,
     tail: dict[str, Any] | None = None,
     bom: bool = False,
 ) -> bytes:
-    """The text of a trace file, before compression."""
+    """The text of a trace file, before compression; events that are bytes are that text."""
+    if isinstance(events, bytes):
+        return events
     text = LAYOUTS[layout](events, HEAD if head is None else head, TAIL if tail is None else tail)
     return (b"\xef\xbb\xbf" if bom else b"") + text.encode("utf-8", "surrogateescape")
 
@@ -127,6 +129,9 @@ def _kineto_event(event: Any) -> str:
         )
     ]
     if "args" in event:
-        args = ",".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in event["args"].items())
+        args = event["args"]
+        if not isinstance(args, dict):
+            return json.dumps(event)
+        args = ",".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in args.items())
         lines.append(f'"args": {{\n      {args}\n    }}')
     return "{\n    " + ",\n    ".join(filter(None, lines)) + "\n  }"

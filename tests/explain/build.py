@@ -65,9 +65,7 @@ def memset(name: str = "Memset (Device)", **kwargs: Any) -> Events:
 def graph(kernels: list[Events], *, launched_at: float, launch_dur: float = 1) -> Events:
     """Kernels that one cudaGraphLaunch launched."""
     correlation = next(_correlations)
-    out = call(
-        "cudaGraphLaunch", start=launched_at, dur=launch_dur, correlation=correlation
-    )
+    out = call("cudaGraphLaunch", start=launched_at, dur=launch_dur, correlation=correlation)
     for node, events in enumerate(kernels, 1):
         for event in events:
             args = {"correlation": correlation, "graph id": 1, "graph node id": node}
@@ -165,6 +163,7 @@ def write(
     *events: Events,
     rank: int | None = None,
     world_size: int | None = None,
+    groups: list[int] | None = None,
     device: str | None = "NVIDIA Test",
 ) -> Path:
     """A Kineto file of these events."""
@@ -174,7 +173,9 @@ def write(
         "baseTimeNanoseconds": ZERO_NS - round(_ZERO_US * 1000),
     }
     if rank is not None:
-        trace["distributedInfo"] = {"backend": "nccl", "rank": rank, "world_size": world_size}
+        info = {"backend": "nccl", "rank": rank, "world_size": world_size}
+        sizes = [{"pg_name": str(i), "pg_size": size} for i, size in enumerate(groups or [])]
+        trace["distributedInfo"] = info | ({"pg_config": sizes} if sizes else {})
     trace["traceEvents"] = [event for group in events for event in group]
     path.write_text(json.dumps(trace))
     return path

@@ -1,8 +1,7 @@
-"""Real traces by name, and tiny ones made on the spot."""
+"""Tiny traces made on the spot."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
@@ -12,10 +11,10 @@ from stepscope import explain_rank, read_trace
 from . import build
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from stepscope.records.explanation import RankExplanation
     from stepscope.records.trace import Trace
-
-TRACES = Path(__file__).parents[3] / "shared" / "traces"
 
 
 class Read(Protocol):

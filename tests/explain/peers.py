@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -175,7 +176,7 @@ def hta_idle(rows: list[HtaRow]) -> dict[int, dict[str, int]]:
             (row for row in rows if row.work and row.stream == stream), key=lambda r: r.start
         )
         split = {"host_wait": 0, "kernel_wait": 0, "other": 0}
-        for before, row in zip(mine[:-1], mine[1:], strict=True):
+        for before, row in pairwise(mine):
             gap = row.start - before.end
             if row.called is not None and row.called > before.end:
                 split["host_wait"] += gap

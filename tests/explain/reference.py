@@ -63,8 +63,10 @@ def account_for(path: Path) -> Account:
 
 def load(path: Path) -> list[dict[str, Any]]:
     """Complete events with exact times: `start` and `end` in whole nanoseconds."""
-    with gzip.open(path) as file:
-        content = json.loads(file.read(), parse_float=Decimal)
+    text = path.read_bytes()
+    if path.suffix == ".gz":
+        text = gzip.decompress(text)
+    content = json.loads(text, parse_float=Decimal)
     base = int(content.get("baseTimeNanoseconds", 0))
     events = []
     for event in content["traceEvents"]:
@@ -126,30 +128,25 @@ def host_work(
     pieces: list[Work] = []
     own: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for lane in lanes.values():
-        for event in lane:
-            around = [e for e in lane if e["start"] <= event["start"] and event["end"] <= e["end"]]
-            kind = "comm" if any(COMM_SPAN.match(e["name"]) for e in around) else "compute"
-            inside = [e for e in lane if e is not event and _encloses(event, e, lane)]
+        cuts = [event for event in lane if COMM_SPAN.match(event["name"])]
+        around: list[tuple[dict[str, Any], str]] = []
+        for event in sorted(lane, key=lambda e: (e["start"], -e["end"])):
+            while around and around[-1][0]["end"] < event["end"]:
+                around.pop()
+            kind = "comm" if event in cuts or (around and around[-1][1] == "comm") else "compute"
             own[event["name"], kind][0] += 1
             own[event["name"], kind][1] += event["end"] - event["start"]
-            own[event["name"], kind][1] -= sum(e["end"] - e["start"] for e in inside)
-            cuts = [e for e in lane if COMM_SPAN.match(e["name"])] if kind == "compute" else []
+            if around:
+                own[around[-1][0]["name"], around[-1][1]][1] -= event["end"] - event["start"]
+            around.append((event, kind))
             pieces += [
                 Work(start=start, end=end, kind=kind, name=event["name"], launched=None)
-                for start, end in _without(event["start"], event["end"], cuts)
+                for start, end in _without(
+                    event["start"], event["end"], cuts if kind == "compute" else []
+                )
             ]
     pieces.sort(key=lambda each: (each.start, each.end))
     return pieces, {key: (count, total) for key, (count, total) in own.items()}
-
-
-def _encloses(outer: dict[str, Any], inner: dict[str, Any], lane: list[dict[str, Any]]) -> bool:
-    """Whether `outer` is the tightest event around `inner`."""
-    around = [
-        e
-        for e in lane
-        if e is not inner and e["start"] <= inner["start"] and inner["end"] <= e["end"]
-    ]
-    return bool(around) and min(around, key=lambda e: e["end"] - e["start"]) is outer
 
 
 def _without(start: int, end: int, cuts: list[dict[str, Any]]) -> list[tuple[int, int]]:
@@ -203,8 +200,7 @@ def _account(
 ) -> Account:
     """One walk along all edges, with a count of what is running of each kind."""
     edges = sorted(
-        [(each.start, 1, each.kind) for each in work]
-        + [(each.end, -1, each.kind) for each in work]
+        [(each.start, 1, each.kind) for each in work] + [(each.end, -1, each.kind) for each in work]
     )
     running = {"compute": 0, "comm": 0, "memory": 0}
     time = dict.fromkeys(("compute", "exposed_comm", "exposed_memory", "idle"), 0)

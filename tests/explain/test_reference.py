@@ -4,27 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from stepscope import explain_rank, read_trace
 
-from .conftest import TRACES
 from .reference import account_for
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-FILES = sorted(TRACES.glob("*/*.json.gz"))
 
-
-@pytest.mark.skipif(not FILES, reason="no real traces beside the repository (../shared/traces)")
-def test_all_real_traces_are_compared() -> None:
-    assert len(FILES) == 28
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.split(".")[0])
-def test_every_nanosecond_is_where_the_plain_reference_puts_it(path: Path) -> None:
-    ours, theirs = explain_rank(read_trace(path, cache=False)), account_for(path)
+def test_every_nanosecond_is_where_the_plain_reference_puts_it(shared_trace: Path) -> None:
+    ours = explain_rank(read_trace(shared_trace, cache=False))
+    theirs = account_for(shared_trace)
     timeline, idle = ours.timeline, ours.idle
     assert {
         "span": timeline.span_ns,

@@ -34,7 +34,7 @@ from stepscope.errors import UnreadableInputError
 from stepscope.records.trace import DeviceKind, HostKind, Trace
 from stepscope.trace import database, links
 from stepscope.trace.nsys import read_nsys
-from stepscope.trace.nsys_words import copy_name, parse_range, sync_name
+from stepscope.trace.nsys_words import call_name, copy_name, parse_range, sync_name
 from stepscope.trace.read import read_trace
 
 if TYPE_CHECKING:
@@ -248,6 +248,13 @@ def test_odd_columns_are_read_past_and_other_spellings_found(file: Path) -> None
     trace = read_nsys(small().write(file, NEW | {KERNEL: kernel}))
     # Without globalPid the work is of an unknown process, but its launches are found.
     assert trace.device.launch[device_row(trace, "short")] == host_row(trace, "cudaLaunchKernel")
+    assert trace.quality == ()
+
+
+def test_calls_without_a_thread_are_still_linked(file: Path) -> None:
+    trace = read_nsys(small().write(file, NEW | {RUNTIME: "start end correlationId nameId"}))
+    assert "unlinked" not in notes(trace)
+    assert host_rows(trace)["cudaLaunchKernel"] == (HostKind.RUNTIME, -1, 1200, 100)
 
 
 def test_driver_calls_are_runtime_calls(file: Path) -> None:
@@ -315,6 +322,13 @@ def test_whole_graphs_are_kernels_unless_their_nodes_are_there(file: Path) -> No
     assert "unlinked" not in notes(trace)
 
 
+def test_several_processes_without_device_work_are_noted(file: Path) -> None:
+    export = Export()
+    export.range("one", (10, 20), thread(1, 1))
+    export.range("two", (10, 20), thread(2, 2))
+    assert notes(read_nsys(export.write(file))) == {"several-processes": 2}
+
+
 def two_processes() -> Export:
     export = small()
     export.call("cudaLaunchKernel_v7000", (1250, 1280), thread(200, 201), 1)
@@ -331,9 +345,22 @@ def test_processes_with_equal_ids_are_kept_apart(file: Path) -> None:
         for name in ("void gemm<float>(float*)", "other")
     ]
     assert [one.pid for one in threads] == ["100", "200"]
+    copy = trace.device.launch[device_row(trace, "Memcpy HtoD (Pageable -> Device)")]
+    assert copy == host_row(trace, "cudaMemcpyAsync")
     forward = trace.host.forward_of[host_row(trace, "AddmmBackward0")]
     assert trace.threads[trace.host.thread[forward]].pid == "100"
     assert notes(trace) == {"several-processes": 2}
+
+
+def test_work_of_an_unknown_process_is_linked_by_its_id_alone(file: Path) -> None:
+    export = Export()
+    export.call("cudaLaunchKernel_v7000", (10, 20), MAIN, 1)
+    export.call("cudaLaunchKernelExC_v11060", (10, 20), thread(200, 201), 2)
+    export.kernel("other", (30, 40), 2)
+    columns = "start end deviceId streamId correlationId demangledName"
+    trace = read_nsys(export.write(file, NEW | {KERNEL: columns}))
+    launch = trace.device.launch[device_row(trace, "other")]
+    assert launch == host_row(trace, "cudaLaunchKernelExC")
 
 
 def test_a_second_process_without_device_work_needs_no_note(file: Path) -> None:
@@ -431,6 +458,12 @@ def test_copies_are_named_as_kineto_names_them() -> None:
     assert copy_name((99, -1, 7)) == "Memcpy Unknown (Unknown -> Unknown)"
 
 
+def test_only_the_version_of_the_runtime_is_cut_from_names() -> None:
+    assert call_name("cudaLaunchKernel_ptsz_v7000") == "cudaLaunchKernel_ptsz"
+    assert call_name("cudaGraphLaunch_v10000") == "cudaGraphLaunch"
+    assert call_name("cuMemcpyHtoDAsync_v2") == "cuMemcpyHtoDAsync_v2"
+
+
 def test_waits_are_named_after_their_calls() -> None:
     calls = ("cudaStreamWaitEvent", "cudaEventSynchronize", "cudaDeviceSynchronize", "cuInit")
     assert [sync_name(call) for call in calls] == [
@@ -523,15 +556,18 @@ def long() -> Export:
     return export
 
 
-def test_a_cut_export_keeps_what_is_before_the_cut(file: Path) -> None:
+def test_a_cut_export_keeps_every_row_before_the_cut(file: Path) -> None:
     content = long().write(file, page_bytes=1024).read_bytes()
     whole = read_nsys(file)
-    file.write_bytes(content[: len(content) * 3 // 4])
-    trace = read_nsys(file)
-    assert notes(trace)["truncated"]
-    assert 400 < trace.events < whole.events
-    said = next(note.detail for note in trace.quality if note.id == "truncated")
-    assert any(table in said for table in (KERNEL, RUNTIME, NVTX))
+    kernels = set()
+    for tenths in range(3, 10):
+        file.write_bytes(content[: len(content) * tenths // 10])
+        trace = read_nsys(file)
+        said = next(note.detail for note in trace.quality if note.id == "truncated")
+        assert any(f"table {table}: " in said for table in (KERNEL, RUNTIME, NVTX))
+        assert 0 < trace.events < whole.events
+        kernels.add(int((trace.device.kind == DeviceKind.KERNEL).sum()))
+    assert any(0 < count < 402 for count in kernels)
 
 
 def test_a_cut_before_the_first_event_is_refused(file: Path) -> None:

@@ -12,12 +12,19 @@ from typing import Any
 
 import pytest
 
-EVENTS: list[dict[str, Any]] = [
-    {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 1, "tid": 1, "ts": 0, "dur": 100},
-    {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 5, "dur": 20, "args": {"External id": 1, "Input Dims": [[2, 2], [2, 2]], "Input type": ["float", "float"]}},
-    {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 8, "dur": 4, "args": {"correlation": 7, "External id": 1}},
-    {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 20, "dur": 50, "args": {"correlation": 7, "stream": 7, "device": 0}},
-]  # fmt: skip
+
+def event(cat: str, name: str, ts: int, dur: int, **args: Any) -> dict[str, Any]:
+    return {
+        "ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur, "args": args
+    }  # fmt: skip
+
+
+EVENTS = [
+    event("user_annotation", "ProfilerStep#1", 0, 100),
+    event("cpu_op", "aten::mm", 5, 20, **{"External id": 1, "Input Dims": [[2, 2], [2, 2]]}),
+    event("cuda_runtime", "cudaLaunchKernel", 8, 4, correlation=7),
+    event("kernel", "gemm", 20, 50, correlation=7, stream=7, device=0),
+]
 
 
 def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:

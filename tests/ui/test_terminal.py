@@ -1,4 +1,4 @@
-"""What the terminal shows: nothing wider than asked, bars that fill the width, words of one list."""
+"""What the terminal shows: nothing wider than asked, bars that fill the width, one vocabulary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import stepscope
 from stepscope.records.explanation import Explanation
 from stepscope.ui.terminal.explanation import COLOURS, cells_of, print_explanation
 from stepscope.ui.words import PARTS, duration, short_kernel
-
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ def _recorded(trace: Trace, work: Work) -> NDArray[np.int32]:
 def _describe(trace: Trace, work: Work, name: int, metadata: int, dtypes: int = ABSENT) -> _Key:
     kind = kind_of(trace.strings[name])
     if work.on_host:
-        ranks = trace.world_size
+        ranks = _host_group_size(trace)
         size = _host_bytes(trace, metadata, dtypes)
         if kind == "all_gather" and size is not None:
             size = size * ranks if ranks else None  # recorded is what this rank gives
@@ -103,6 +103,13 @@ def _describe(trace: Trace, work: Work, name: int, metadata: int, dtypes: int = 
         return kind, "", None, None
     args = trace.collectives[metadata]
     return kind_of(args.name), args.group, max(args.group_size, 0) or None, size_bytes(args)
+
+
+def _host_group_size(trace: Trace) -> int | None:
+    """gloo spans do not name their group: its size is known where all groups have the same."""
+    sizes = {group.get("pg_size") for group in trace.groups} or {trace.world_size}
+    size = sizes.pop()
+    return size if not sizes and isinstance(size, int) and size > 0 else None
 
 
 def size_bytes(args: CollectiveArgs) -> int | None:

@@ -69,14 +69,11 @@ def _gaps(
     work: Work, window: tuple[int, int] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Gaps of the busy line and, for each, the work that ended it (-1 at a window's end)."""
-    busy = work.busy
-    starts, ends = intervals.gaps(busy)
-    if window:
-        low, high = window
-        inside = intervals.clip(busy, low, high)
-        edges = np.concatenate(([low], inside[1])), np.concatenate((inside[0], [high]))
-        keep = edges[0] < edges[1]
-        starts, ends = edges[0][keep], edges[1][keep]
+    low, high = window or work.extent
+    inside = intervals.clip(work.busy, low, high)
+    starts, ends = np.append(low, inside[1]), np.append(inside[0], high)
+    keep = starts < ends
+    starts, ends = starts[keep], ends[keep]
     order = np.append(np.argsort(work.start_ns, kind="stable"), ABSENT)
     owner = order[np.searchsorted(work.start_ns[order[:-1]], ends)]
     return starts, ends, owner

@@ -46,9 +46,9 @@ def length(of: Set) -> int:
 
 
 def clip(of: Set, low: int, high: int) -> Set:
-    """The part between two times."""
+    """The part between two times. What has no length but a place keeps it."""
     starts, ends = np.maximum(of[0], low), np.minimum(of[1], high)
-    keep = starts < ends
+    keep = starts <= ends
     return starts[keep], ends[keep]
 
 

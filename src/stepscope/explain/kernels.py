@@ -61,6 +61,7 @@ def _own_operator_time(
     comm = comm_spans(trace)
     rows = np.flatnonzero((host.kind == HostKind.OPERATOR) | comm)
     own = host.dur_ns[rows] - children_sum(enclosing(host, rows), host.dur_ns[rows])
+    own = np.maximum(own, 0)  # in damaged files rows inside one may overlap each other
     inside_comm = nearest(host, comm)[rows] >= 0
     kind = np.where(inside_comm, Kind.COMM, Kind.COMPUTE).astype(np.int8)
     return host.name[rows], kind, own

@@ -53,6 +53,7 @@ def explain_rank(trace: Trace) -> RankExplanation:
             trace=trace,
             on_host=work.on_host,
             timeline=in_step,
+            whole=timeline,
             idle=idle_in_step,
             gaps=gaps_in_step,
             budget=budget,

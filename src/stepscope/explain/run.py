@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.errors import UnreadableInputError
+from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.explain.budget import mean_budget
 from stepscope.explain.rank import explain_rank
 from stepscope.records.explanation import Explanation
@@ -45,7 +45,9 @@ def explain_also(
     progress: Progress | None = None,
     also: Also | None = None,
 ) -> tuple[Explanation, list[Any]]:
-    """As `explain_job`; `also(trace, rank)` runs where the trace is at hand, its results returned."""
+    """As `explain_job`; `also(trace, rank)` runs where the trace is; its results are returned."""
+    if not paths:
+        raise UsageError("nothing to explain: give a trace file, a folder of them or a run folder")
     files = [file for path in paths for file in find_traces(path)]
     named = [file for path in paths if not Path(path).is_dir() for file in [Path(path)]]
     outcomes = _each(files, cache, progress, also)

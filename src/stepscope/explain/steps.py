@@ -33,7 +33,7 @@ def find_steps(trace: Trace, work: Work) -> Steps:
             for i, (a, b) in enumerate(pairwise(ends))
         )
         return _with_cycles("optimizer", steps, trace, work)
-    start, end = _extent(work)
+    start, end = work.extent
     return Steps(source="window", steps=(), cycles_ns=(), window_start_ns=start, window_end_ns=end)
 
 
@@ -62,7 +62,7 @@ def step_of(steps: tuple[Step, ...], times: NDArray[np.int64]) -> NDArray[np.int
 
 def _with_cycles(source: str, steps: tuple[Step, ...], trace: Trace, work: Work) -> Steps:
     edges = _cycle_edges(steps, trace, work)
-    start, end = (int(edges[0]), int(edges[-1])) if len(edges) >= 2 else _extent(work)
+    start, end = (int(edges[0]), int(edges[-1])) if len(edges) >= 2 else work.extent
     return Steps(
         source="profiler" if source == "profiler" else "optimizer",
         steps=steps,
@@ -73,7 +73,10 @@ def _with_cycles(source: str, steps: tuple[Step, ...], trace: Trace, work: Work)
 
 
 def _cycle_edges(steps: tuple[Step, ...], trace: Trace, work: Work) -> NDArray[np.int64]:
-    """Start of the first work of each step; on the CPU, where steps begin and the last ends."""
+    """Start of the first work of each step; on the CPU, where steps begin and the last ends.
+
+    A step at the end that launched nothing (the window closed on it) is left out.
+    """
     none = np.empty(0, np.int64)
     if work.on_host:
         last = steps[-1]
@@ -82,14 +85,11 @@ def _cycle_edges(steps: tuple[Step, ...], trace: Trace, work: Work) -> NDArray[n
     launch = launches_of(trace, work)
     linked = np.flatnonzero(launch >= 0)
     which = step_of(steps, trace.host.start_ns[launch[linked]])
-    first = np.full(len(steps), np.iinfo(np.int64).max, np.int64)
+    never = np.iinfo(np.int64).max
+    first = np.full(len(steps), never, np.int64)
     inside = which >= 0
     np.minimum.at(first, which[inside], work.start_ns[linked[inside]])
-    complete = len(steps) >= 2 and (first < np.iinfo(np.int64).max).all()
-    return first if complete and (np.diff(first) > 0).all() else none
-
-
-def _extent(work: Work) -> tuple[int, int]:
-    if not len(work):
-        return 0, 0
-    return int(work.start_ns.min()), int(work.end_ns.max())
+    working = np.flatnonzero(first < never)
+    edges = first[working]
+    unbroken = len(working) >= 2 and working[-1] - working[0] == len(working) - 1
+    return edges if unbroken and (np.diff(edges) > 0).all() else none

@@ -8,37 +8,37 @@ import numpy as np
 
 from stepscope.explain.idle import blocking_calls
 from stepscope.explain.lines import place_of, user_frames
-from stepscope.explain.tree import group, sum_by
+from stepscope.explain.tree import sum_by
 from stepscope.records.explanation import SyncCall
-from stepscope.records.trace import HostKind
+from stepscope.records.trace import ABSENT, HostKind
 from stepscope.trace.links import nearest
 
 if TYPE_CHECKING:
-    from stepscope.records.trace import Trace
+    from numpy.typing import NDArray
+
+    from stepscope.records.trace import HostEvents, Trace
 
 
 def list_syncs(trace: Trace) -> tuple[SyncCall, ...]:
-    """By call and the operator around it, longest first."""
+    """By call, the operator around it and the place in the code, longest first."""
     host = trace.host
     rows = blocking_calls(trace)
     if not len(rows):
         return ()
     operator = nearest(host, host.kind == HostKind.OPERATOR)[rows]
-    named = np.where(operator >= 0, host.name[np.maximum(operator, 0)] + 1, 0).astype(np.int64)
-    first, inverse, count = group(host.name[rows] * np.int64(len(trace.strings) + 1) + named)
+    around = (host.name[rows], _names(host, operator), _names(host, user_frames(trace, rows)))
+    told, inverse = np.unique(np.stack(around, axis=1), axis=0, return_inverse=True)
+    inverse, count = inverse.reshape(-1), len(told)
     total = sum_by(inverse, host.dur_ns[rows], count)
     calls = np.bincount(inverse, minlength=count)
-    frames = user_frames(trace, rows[first])
     out = []
     for i in np.argsort(-total, kind="stable").tolist():
-        row = int(rows[first[i]])
-        frame = int(frames[i])
-        place = place_of(trace.strings[host.name[frame]]) if frame >= 0 else None
-        inside = int(named[first[i]])
+        name, inside, frame = told[i].tolist()
+        place = place_of(trace.strings[frame]) if frame >= 0 else None
         out.append(
             SyncCall(
-                name=trace.strings[host.name[row]],
-                operator=trace.strings[inside - 1] if inside else "",
+                name=trace.strings[name],
+                operator=trace.strings[inside] if inside >= 0 else "",
                 count=int(calls[i]),
                 total_ns=int(total[i]),
                 file=place.file if place else None,
@@ -46,3 +46,7 @@ def list_syncs(trace: Trace) -> tuple[SyncCall, ...]:
             )
         )
     return tuple(out)
+
+
+def _names(host: HostEvents, rows: NDArray[np.int32]) -> NDArray[np.int32]:
+    return np.where(rows >= 0, host.name[np.maximum(rows, 0)], ABSENT).astype(np.int32)

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 def divide(work: Work, window: tuple[int, int] | None = None) -> Timeline:
     """Divide the span of all work, or a given window of it."""
-    low, high = window or (
-        (int(work.start_ns.min()), int(work.end_ns.max())) if len(work) else (0, 0)
-    )
+    low, high = window or work.extent
     sets = [intervals.clip(of, low, high) for of in (work.compute, work.comm, work.memory)]
     _, lengths, (compute, comm, memory) = intervals.sweep(sets)
     computing = int(lengths[compute].sum())

@@ -58,6 +58,13 @@ class Work:
         return len(self.start_ns)
 
     @property
+    def extent(self) -> tuple[int, int]:
+        """First start and last end."""
+        if not len(self):
+            return 0, 0
+        return int(self.start_ns.min()), int(self.end_ns.max())
+
+    @property
     def busy(self) -> Set:
         """All kinds together."""
         return intervals.union_all((self.compute, self.comm, self.memory))

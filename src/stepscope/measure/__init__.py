@@ -15,7 +15,12 @@ folder. No random number is drawn, no tensor of the training is changed, no stre
     window.py     the profiler window
     sampler.py    Python stacks of the training thread, outside the window
     memory.py     bytes by category, in one step of its own
-    comms.py      collectives: the flight recorder, DDP's buckets, groups
+    storages.py   which storages hold the model, its gradients and the optimizer's state
+    saved.py      what the autograd graph keeps for backward, by module
+    allocator.py  the caching allocator's counters, and its history of that step
+    comms.py      collectives of the window, and how the job is laid out
+    flight.py     torch's flight recorder as lines of comms.jsonl
+    parallel.py   groups, DDP replicas and their buckets, shards, stages
     clock.py      rounds that tie the ranks' clocks together
     watch.py      library use: with stepscope.watch() as run: ... run.step()
 """

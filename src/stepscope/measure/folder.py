@@ -18,6 +18,7 @@ MEMORY = "memory.json"
 COMMS = "comms.jsonl"
 CLOCK = "clock.json"
 SAMPLES = "samples.json"
+PARTS = (TRACE, STEPS, MEMORY, COMMS, CLOCK, SAMPLES)
 SCHEMA = 1
 _HOME = "stepscope-runs"
 

@@ -200,10 +200,10 @@ class _AfterImport:
     def __init__(self, name: str, action: Callable[[Any], None]) -> None:
         self.name, self.action = name, action
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:
         if name != self.name:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         import importlib.util
 
         spec = importlib.util.find_spec(name)

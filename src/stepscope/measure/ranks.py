@@ -9,7 +9,7 @@ from typing import Any
 
 
 def rank_and_world() -> tuple[int, int]:
-    """From the process group where there is one, else from the launcher's variables, else 0 of 1."""
+    """From the process group, else from the launcher's variables, else 0 of 1."""
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         return int(dist.get_rank()), int(dist.get_world_size())

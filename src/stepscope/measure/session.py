@@ -12,20 +12,24 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
 from stepscope.measure.harmless import harmless, note, problems
 from stepscope.measure.ranks import facts, rank_and_world
+from stepscope.measure.sampler import Sampler
 from stepscope.measure.steps import DeviceClock, StepClock, with_device_time
 from stepscope.measure.window import Window
 from stepscope.measure.writer import LineWriter
+
+if TYPE_CHECKING:
+    from stepscope.measure.settings import Settings
 
 
 class Session:
     """Called by hooks at every boundary; costs a few microseconds a step outside the window."""
 
-    def __init__(self, settings: Any) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.optimizer_calls = 0
         self.number = 0  # of the running step
@@ -35,6 +39,7 @@ class Session:
         self._folder: Path | None = None
         self._steps: LineWriter | None = None
         self._device: DeviceClock | None = None
+        self._sampler: Sampler | None = None
         self._window: Window | None = None
         self._windows: list[Window] = []
         self._closed = False
@@ -73,8 +78,8 @@ class Session:
         """The running step is over: write its times down, act for the next one."""
         if self._closed:
             return
-        if self._folder is None:
-            self._become_rank()
+        if self._folder is None and not self._become_rank():
+            return
         row: dict[str, Any] = {"step": self.number, **self._clock.finish()}
         row["end_unix_ns"] = time.time_ns()
         row["window"] = self._window is not None
@@ -114,9 +119,11 @@ class Session:
                 self._window = None
                 self._windows.append(window)
             window.step()
+            if self._window is None and self._sampler is not None:
+                self._sampler.resume()
             return True
         cycle, place = divmod(self.number, self.settings.cycle)
-        due = place == self.settings.wait and cycle < max(1, self.settings.repeat)
+        due: bool = place == self.settings.wait and cycle < max(1, self.settings.repeat)
         if due:
             self._open_window(cycle)
         return due
@@ -128,18 +135,28 @@ class Session:
             note("window", "the script's own profiler is running; no window was opened")
             return
         assert self._folder is not None
+        if self._sampler is not None:
+            self._sampler.pause()
         window = Window(self.settings, self.number, self._folder, repeat=cycle)
         window.start()
         self._window = window
 
     # beginning and end
 
-    def _become_rank(self) -> None:
+    def _become_rank(self) -> bool:
         self._rank = rank_and_world()
-        self._folder = layout.claim_rank_folder(Path(self.settings.folder), self._rank[0])
+        try:
+            self._folder = layout.claim_rank_folder(Path(self.settings.folder), self._rank[0])
+        except OSError as error:
+            self._closed = True  # nowhere to write: stay out of the way for good
+            note("run folder", error)
+            return False
         self._steps = LineWriter(self._folder / layout.STEPS, with_device_time)
+        if self.settings.sample_hz > 0:
+            self._sampler = Sampler(self._thread, self.settings.sample_hz)
         self._device = DeviceClock()
         self._describe("running")
+        return True
 
     def _describe(self, status: str) -> None:
         if self._folder is None:
@@ -175,6 +192,8 @@ class Session:
             window.close()
         if self._steps is not None:
             self._steps.close()
+        if self._sampler is not None and self._folder is not None:
+            layout.write_json(self._folder / layout.SAMPLES, self._sampler.close())
         self._describe("finished")
 
     def _forked(self) -> None:

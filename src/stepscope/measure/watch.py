@@ -1,9 +1,9 @@
 """Library use: capture from inside a script, with steps said by the script itself.
 
-    with stepscope.watch() as run:
-        for batch in loader:
-            train(batch)
-            run.step()
+with stepscope.watch() as run:
+    for batch in loader:
+        train(batch)
+        run.step()
 """
 
 from __future__ import annotations

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 import shutil
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.folder import TRACE
 from stepscope.measure.harmless import note
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from stepscope.measure.settings import Settings
 
 
@@ -33,9 +34,7 @@ class Window:
                 return ProfilerAction.WARMUP
             if number < self.last:
                 return ProfilerAction.RECORD
-            return (
-                ProfilerAction.RECORD_AND_SAVE if number == self.last else ProfilerAction.NONE
-            )
+            return ProfilerAction.RECORD_AND_SAVE if number == self.last else ProfilerAction.NONE
 
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available() and torch.cuda.is_initialized():

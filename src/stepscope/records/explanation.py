@@ -180,7 +180,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncCall:
-    """All blocking runtime calls of one name, with the operator that made them."""
+    """All blocking runtime calls of one name, from one operator and one place in the code."""
 
     name: str
     operator: str
@@ -231,7 +231,7 @@ class Budget:
 
     step_ms: float
     parts: tuple[Part, ...]
-    basis: Literal["cycles", "window"]
+    basis: Literal["cycles", "window", "measured"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

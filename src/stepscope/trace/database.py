@@ -91,23 +91,22 @@ class Database:
 
     def records(self, table: str, *wanted: str) -> list[tuple[Any, ...]]:
         """The rows of a small table as they are; None for columns that it lacks."""
-        have = self.tables.get(table, {})
+        have = self.tables.get(table, frozenset())
         if not any(name.lower() in have for name in wanted):
             return []
-        spelt = (have.get(name.lower()) for name in wanted)
-        select = ", ".join("NULL" if name is None else _quoted(name) for name in spelt)
+        select = ", ".join(_quoted(n) if n.lower() in have else "NULL" for n in wanted)
         return self._all(table, f"SELECT {select} FROM {_quoted(table)}")
 
     def batches(self, table: str, *wanted: str, text: str | None = None) -> Iterator[Rows]:
         """Whole numbers by column, and one column of text; what is neither is absent."""
-        have = self.tables.get(table, {})
+        have = self.tables.get(table, frozenset())
         names = [name for name in wanted if name.lower() in have]
         if not names:
             return
-        select = [f"ifnull({_quoted(have[n.lower()])}, {_missing(n)})" for n in names]
+        select = [f"ifnull({_quoted(name)}, {_missing(name)})" for name in names]
         if text is not None:
-            spelt = _quoted(have[text]) if text in have else "NULL"
-            select.append(f"CASE typeof({spelt}) WHEN 'text' THEN {spelt} END")
+            value = _quoted(text) if text.lower() in have else "NULL"
+            select.append(f"CASE typeof({value}) WHEN 'text' THEN {value} END")
         for rows in self._fetch(table, f"SELECT {', '.join(select)} FROM {_quoted(table)}"):
             values = list(zip(*rows, strict=True))
             texts = values.pop() if text is not None else ()
@@ -132,10 +131,10 @@ class Database:
                     raise
         return [name for (name,) in names]
 
-    def _columns(self, table: str) -> dict[str, str]:
-        """Names in lower case -> as the file spells them."""
+    def _columns(self, table: str) -> frozenset[str]:
+        """Names in lower case, since SQLite takes any."""
         rows = self._all(table, f"PRAGMA table_info({_quoted(table)})")
-        return {str(row[1]).lower(): str(row[1]) for row in rows}
+        return frozenset(str(row[1]).lower() for row in rows)
 
     def _all(self, table: str, query: str) -> list[tuple[Any, ...]]:
         return [row for rows in self._fetch(table, query) for row in rows]

@@ -11,16 +11,20 @@ import re
 
 EVENT_KEYS = rb"(?:ph|cat|name|pid|tid|ts|dur|id|args|bp|s|tts|cname)"
 STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-_SLIP = re.compile(
-    rb"(?P<string>" + STRING + rb")"
-    rb"|(?P<absent>(?<=[:,\[\s])(?:"
+_ABSENT = (
+    rb"(?<=[:,\[\s])(?:"
     rb"[-+]?(?:nan(?:\([^()]*\))?|inf(?:inity)?|1\.\#(?:inf|ind|qnan))"
-    rb"|-?[0-9.]+e\+?[0-9]{3,}|-?[0-9]{300,}(?:\.[0-9]*)?"
-    rb")(?=\s*[,\]}]|\s*\Z))"
-    rb"|(?P<control>[\x00-\x08\x0b\x0c\x0e-\x1f])",
+    rb"|-?[0-9.]++e\+?[0-9]{3,}|-?[0-9]{300,}+(?:\.[0-9]*)?"
+    rb")(?=\s*+(?:[,\]}]|\Z))"
+)
+_CONTROL = rb"\x00-\x08\x0b\x0c\x0e-\x1f"
+_TO_SLIP = re.compile(
+    rb'(?:"[^"\\\x00-\x1f]*+"|[^"nNiI+\-0-9' + _CONTROL + rb"]++"
+    rb"|(?!" + _ABSENT + rb")[nNiI+\-0-9]++)*+"
+    rb"(?:(?P<string>" + STRING + rb")|(?P<absent>" + _ABSENT + rb")"
+    rb"|(?P<control>[" + _CONTROL + rb"]++))",
     re.IGNORECASE | re.DOTALL,
 )
-_ODD_IN_STRING = re.compile(rb"[\x00-\x1f\\]")
 _ESCAPE = re.compile(
     rb"(?P<pair>\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     rb"|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
@@ -37,7 +41,12 @@ def mend(text: bytes) -> bytes:
     """The text with every known slip put right, except quotes."""
     if not text.isascii():
         text = text.decode("utf-8", "replace").encode()
-    return _SLIP.sub(_without_slip, text)
+    parts, position = [], 0
+    while found := _TO_SLIP.match(text, position):  # anchored: what is clean is passed over once
+        slip = found.start(found.lastgroup or 0)
+        parts += [text[position:slip], _put_right(found)]
+        position = found.end()
+    return b"".join(parts) + text[position:] if parts else text
 
 
 def escape_quotes(text: bytes) -> bytes:
@@ -56,11 +65,10 @@ def escape_quotes(text: bytes) -> bytes:
     return b"".join(parts) + text[position:]
 
 
-def _without_slip(match: re.Match[bytes]) -> bytes:
-    if match.lastgroup == "string":
-        string = match[0]
-        return _ESCAPE.sub(_escape, string) if _ODD_IN_STRING.search(string) else string
-    return b"null" if match.lastgroup == "absent" else b" "
+def _put_right(found: re.Match[bytes]) -> bytes:
+    if found.lastgroup == "string":
+        return _ESCAPE.sub(_escape, found["string"])
+    return b"null" if found.lastgroup == "absent" else b" "
 
 
 def _escape(match: re.Match[bytes]) -> bytes:

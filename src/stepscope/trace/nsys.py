@@ -233,7 +233,11 @@ class _Reader:
 
     def _scope(self, process: Int64) -> Int64:
         """Every process counts its calls and operators from one: keep those of several apart."""
-        return _by_distinct(process, self._processes.of).astype(np.int64) << 32
+
+        def codes(keys: list[int]) -> Int64:
+            return np.array([self._processes[key] if key >= 0 else 0 for key in keys], np.int64)
+
+        return _by_distinct(process, codes) << 32
 
     def _device_ids(self, rows: Rows) -> Int32:
         """The machine's numbers of GPUs; a process may see only some, counted from zero."""
@@ -318,7 +322,7 @@ def _int32(values: Int64) -> Int32:
 
 
 def _facts(database: Database, reader: _Reader) -> Facts:
-    place = _place(database) if len(reader.busy) <= 1 else {}
+    place = {} if _several_processes(reader) else _place(database)
     product = database.records("META_DATA_EXPORT", "name", "value")
     return Facts(
         kind="cuda",
@@ -455,6 +459,6 @@ def _notes(database: Database, reader: _Reader) -> list[Note]:
 
 def _several_processes(reader: _Reader) -> list[int]:
     """Pids, when more than one did device work, or none did and more than one was recorded."""
-    busy = sorted(process & 0xFFFFFF for process in reader.busy)
+    busy = sorted(process & 0xFFFFFF for process in reader.busy if process >= 0)
     pids = busy or sorted({pid for pid, _ in reader.columns.lanes})
     return pids if len(pids) > 1 else []

@@ -2,8 +2,7 @@
 
 In order, each step only for what the one before could not read: the piece as it is, odd types
 coerced; its events with the profiler's known slips mended; ever smaller runs of them, down to
-single events; a single event with its name's quotes escaped, joined with its neighbours where it
-holds a list of objects, closed where the list of events closes.
+single events; a single event ended where the list of events, or the piece, ends.
 """
 
 from __future__ import annotations
@@ -17,12 +16,13 @@ import msgspec
 from stepscope.records.trace import ABSENT
 from stepscope.trace.events import NO_ARGS, Args, Event, ExactEvent
 from stepscope.trace.mend import escape_quotes, mend
-from stepscope.trace.text import DECODE_ERRORS, boundaries, outline
+from stepscope.trace.text import ANY_BOUNDARY, DECODE_ERRORS, boundaries, outline
 
 if TYPE_CHECKING:
     from stepscope.trace.text import Piece
 
 _BETWEEN = b" \r\n\t,"
+_OBJECT = b"{"[0]
 _DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {
     Event: msgspec.json.Decoder(list[Event]),
     ExactEvent: msgspec.json.Decoder(list[ExactEvent]),
@@ -100,8 +100,7 @@ class _Recovery:
         self.losses = self.batch.losses
         self.rows: list[bytes] = []
         self.starts: list[int] = []
-        self.joined_until = 0
-        self.may_join_bytes = 4 * len(piece.text)  # keeps hopeless joins from costing squares
+        self.may_walk_bytes = len(piece.text)  # keeps hopeless walks from costing squares
 
     def run(self, text: bytes) -> Batch:
         events = self._decoded(text)
@@ -109,15 +108,12 @@ class _Recovery:
             self.batch.events, self.batch.closed_at = events, self.piece.end
             return self.batch
         self._split()
-        self.mended = list(map(mend, self.rows))
+        self.mended = [mend(escape_quotes(row)) for row in self.rows]
         changed = (old != new for old, new in zip(self.rows, self.mended, strict=True))
         self.changes = [0, *accumulate(changed)]
-        pending = [(0, len(self.rows))]
+        pending = [(0, len(self.rows))] if self.rows else []
         while pending and self.batch.closed_at is None and self.batch.resume is None:
             low, high = pending.pop()
-            low = max(low, self.joined_until)
-            if low >= high:
-                continue
             events = self._decoded(b",".join(self.mended[low:high]))
             if events is not None:
                 self.losses.mended += self.changes[high] - self.changes[low]
@@ -133,60 +129,72 @@ class _Recovery:
         return self.batch
 
     def _split(self) -> None:
+        """Rows of one event each, as far as that can be told from damaged text."""
+        text, end = self.piece.text, self.piece.end
+        bounds = boundaries(text)
+        if end is not None:
+            bounds = sorted([*bounds, (end, end)])
+        starts = [0, *(resume for _, resume in bounds)]
+        segments = list(zip(starts, [*(until for until, _ in bounds), len(text)], strict=True))
+        first = 0
+        while first < len(segments):
+            last, cuts = self._grow(segments, first)
+            begin = segments[first][0]
+            for until, resume in [*cuts, (segments[last][1], 0)]:
+                row = text[begin:until].lstrip(_BETWEEN)
+                if row:
+                    self.starts.append(until - len(row))
+                    self.rows.append(row.rstrip(_BETWEEN))
+                begin = resume
+            first = last + 1
+
+    def _grow(
+        self, segments: list[tuple[int, int]], first: int
+    ) -> tuple[int, list[tuple[int, int]]]:
+        """The segment where what begins in `first` ends, and the cuts between events on the way.
+
+        An event goes on in the next segment where it holds a list of objects, if that list ends.
+        """
         text = self.piece.text
-        cuts = boundaries(text)
-        starts = [0, *(resume for _, resume in cuts)]
-        ends = [*(end for end, _ in cuts), len(text)]
-        for start, end in zip(starts, ends, strict=True):
-            row = text[start:end].lstrip(_BETWEEN)
-            if row:
-                self.starts.append(end - len(row))
-                self.rows.append(row.rstrip(_BETWEEN))
+        if _is_plain(text[slice(*segments[first])]):
+            return first, []
+        shape = outline(text[slice(*segments[first])])
+        own = cuts = _moved(shape.cuts, segments[first][0])
+        last, final = first, len(segments) - 1
+        while shape.in_inner_list and last < final and self.may_walk_bytes > 0:
+            last += 1
+            start, end = segments[last]
+            self.may_walk_bytes -= end - start
+            shape = outline(text[start:end], shape.open_brackets)
+            cuts = cuts + _moved(shape.cuts, start) if shape.cuts else cuts
+        if last == first or shape.complete or shape.closed_at is not None:
+            return last, cuts
+        to_come = last == final and not self.piece.last
+        if shape.unfinished and (to_come or not self._is_event(segments[first + 1])):
+            return last, cuts
+        return first, own  # a bracket is missing: the next segment is an event of its own
+
+    def _is_event(self, segment: tuple[int, int]) -> bool:
+        return b'"ph"' in self.piece.text[slice(*segment)]
 
     def _single(self, row: int) -> list[Any]:
-        original = self.rows[row]
-        for text in (original, escape_quotes(original)):
-            shape = outline(text)
-            end = len(text) if shape.closed_at is None else shape.closed_at
-            if shape.unfinished or shape.mismatched:
-                continue
-            events = self._decoded(mend(text[:end].rstrip(_BETWEEN)))
-            if events is not None:
-                if shape.closed_at is not None:  # counted from the end, where nothing was escaped
-                    self.batch.closed_at = self.starts[row] + len(original) - (len(text) - end)
-                self.losses.mended += text != original
+        """The end of the list may lie inside this row, or the end of the piece."""
+        text = escape_quotes(self.rows[row])
+        shape = outline(text)
+        if shape.closed_at is not None:
+            events = self._decoded(mend(text[: shape.closed_at].rstrip(_BETWEEN)))
+            if events is not None:  # the place is counted from the end, where nothing was escaped
+                behind = len(text) - shape.closed_at
+                self.batch.closed_at = self.starts[row] + len(self.rows[row]) - behind
+                self.losses.mended += text != self.rows[row]
                 return events
-        return self._joined(row)
-
-    def _joined(self, row: int) -> list[Any]:
-        """The event goes on behind what seemed to be its end: in a list of objects, or a cut."""
-        shape = outline(self.rows[row])
-        last = row
-        while shape.open_brackets.endswith(b"[") and not shape.in_string:
-            last += 1
-            if last == len(self.rows) or self.may_join_bytes < 0:
-                break
-            self.may_join_bytes -= len(self.rows[last])
-            shape = outline(self.rows[last], shape.open_brackets)
-        if last < len(self.rows) and last > row and shape.complete:
-            events = self._decoded(b",".join(self.mended[row : last + 1]))
-            if events is not None:
-                self.joined_until = last + 1
-                return events
-        return self._lost(row, goes_on=last >= len(self.rows) - 1 and shape.unfinished)
-
-    def _lost(self, row: int, *, goes_on: bool) -> list[Any]:
-        start, end = self.starts[row], self.piece.end
-        if end is not None and start < end < start + len(self.rows[row]):
-            self.batch.closed_at = end
-        elif goes_on and self.piece.last:
-            self.losses.cut_at = self.piece.offset + start
-            self.joined_until = len(self.rows)
-            return []
+        goes_on = row == len(self.rows) - 1 and shape.unfinished
+        if goes_on and self.piece.last:
+            self.losses.cut_at = self.piece.offset + self.starts[row]
         elif goes_on:
-            self.batch.resume = start
-            return []
-        self.losses.lose(self.piece.offset + start)
+            self.batch.resume = self.starts[row]
+        else:
+            self.losses.lose(self.piece.offset + self.starts[row])
         return []
 
     def _decoded(self, text: bytes) -> list[Any] | None:
@@ -207,17 +215,28 @@ class _Recovery:
         return [event for event in events if event is not None]
 
 
+def _is_plain(segment: bytes) -> bool:
+    """Certainly one event at most: what most segments are, found out without a walk."""
+    pairs = segment.count(b"{") == segment.count(b"}") and segment.count(b"[") == segment.count(
+        b"]"
+    )
+    return pairs and not ANY_BOUNDARY.search(segment)
+
+
+def _moved(cuts: list[tuple[int, int]], by: int) -> list[tuple[int, int]]:
+    return [(end + by, resume + by) for end, resume in cuts]
+
+
 def _coerce(kind: type[Any], raw: msgspec.Raw, losses: Losses) -> Any:
     """One element whose types may not be the expected ones: take what can be taken."""
+    if memoryview(raw)[0] != _OBJECT:
+        losses.not_events += 1
+        return None
     try:
         return _ONE[kind].decode(raw)
     except msgspec.ValidationError:
         pass
-    try:
-        row = _FIELDS.decode(raw)
-    except msgspec.ValidationError:
-        losses.not_events += 1
-        return None
+    row = _FIELDS.decode(raw)
     losses.coerced += 1
     time = row.get("ts")
     return kind(

@@ -25,11 +25,14 @@ DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _BOUNDARY = re.compile(rb'\}[\s,]*+(?=\{\s*+"' + EVENT_KEYS + rb'"\s*:)')
 _KINETO_BOUNDARY = b"\n  },\n  {"
-_ANY_BOUNDARY = re.compile(rb"\}\s*+,\s*+(?=\{)")
+ANY_BOUNDARY = re.compile(rb"\}\s*+,\s*+(?=\{)")
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _ARRAY_END = re.compile(rb"\}\s*+\](?=\s*(?:,|\}|\Z))")
 _TOKEN = re.compile(STRING + rb'|["{}\[\]]', re.DOTALL)
-_QUOTE, _OPENING, _CLOSING = b'"'[0], b"{[", {b"}"[0]: b"{"[0], b"]"[0]: b"["[0]}
+_STRUCTURE = re.compile(rb'(?:[^"{}\[\]]++|' + STRING + rb')*+(\{++|\[++|\}++|\]++|")', re.DOTALL)
+_AFTER_ARRAY = re.compile(rb'\s*+(?:,\s*+"|\}|\Z)')
+_QUOTE, _ARRAY_CLOSES, _OPENING = b'"'[0], b"]"[0], b"{["
+_OPENER_OF = {b"}"[0]: b"{", b"]"[0]: b"["}
 _BLANK = re.compile(rb"\s*+(?=\S)")
 _BOM = b"\xef\xbb\xbf"
 _SEARCH_BACK = 1 << 20
@@ -42,7 +45,7 @@ _MAX_TAIL_BYTES = 64 << 20
 class Piece:
     """Comma-separated event objects and where they begin in the (decompressed) text.
 
-    The last piece is all the rest of the text; `end` is where its list of events seems to close.
+    The last piece is all the rest of the text; `end` is where the list of events seems to close.
     """
 
     text: bytes
@@ -80,6 +83,8 @@ class EventText:
                 return Piece(text=text, offset=self._offset, last=True, end=end)
             if cut := _last_boundary(self._buffer):
                 return self._take(*cut)
+            if (end := outline(self._buffer).closed_at) is not None:
+                return self._take(len(self._buffer), len(self._buffer), end)
         return None
 
     def give_back(self, piece: Piece, resume: int) -> None:
@@ -105,18 +110,32 @@ class EventText:
         first = self._buffer[skipped : skipped + 1]
         if first == b"[":
             self._bare = True
-            return self._begin(skipped + 1)
+            self._begin(skipped + 1)
+            return self._check_first_element()
         if first != b"{":
             raise UnreadableInputError(
                 f"{self._name} is not JSON: it begins with "
                 f"{_shown(self._buffer[skipped : skipped + _SHOWN_BYTES])} at byte {skipped}"
             )
         key = _KeySearch(skipped)
-        while (opens := key.look(self._buffer)) is None:
-            if not self._fill():
-                opens = self._any_events_key() or self._explain_missing_events()
+        opens = key.look(self._buffer)
+        while opens is None and self._fill():
+            opens = key.look(self._buffer)
+        if opens is None:
+            opens = self._likely_events_key()
         self._read_head(skipped, opens)
         return self._begin(opens)
+
+    def _check_first_element(self) -> None:
+        """Lists of numbers can be long: do not read them all to find that there is no event."""
+        while not (begins := _BLANK.match(self._buffer)) and self._fill():
+            pass
+        if begins and self._buffer[begins.end()] not in b"{],":
+            shown = _shown(self._buffer[begins.end() : begins.end() + _SHOWN_BYTES])
+            raise UnreadableInputError(
+                f"{self._name} is not a PyTorch trace: its list begins with {shown} at byte "
+                f"{self._offset + begins.end()}, which is no event"
+            )
 
     def _first_byte(self) -> int:
         """Where the text begins, behind a byte order mark and blanks."""
@@ -130,11 +149,6 @@ class EventText:
                 return blank.end()
         raise UnreadableInputError(f"{self._name} is empty")
 
-    def _any_events_key(self) -> int | None:
-        """Brackets or quotes before the events do not add up: take what looks like their key."""
-        match = _EVENTS_KEY.search(self._buffer)
-        return match.end() if match else None
-
     def _read_head(self, begin: int, opens: int) -> None:
         head = self._buffer[begin : self._buffer.rindex(b'"traceEvents"', 0, opens)]
         keys = _keys(head + b'"":0}') or _keys(mend(head) + b'"":0}')
@@ -142,16 +156,18 @@ class EventText:
             self.outside_lost.append("the keys before the events")
         self._keep(keys or {})
 
-    def _explain_missing_events(self) -> int:
-        found = _keys(self._buffer.removeprefix(_BOM))
-        if found is None:
+    def _likely_events_key(self) -> int:
+        """Brackets or quotes before the events do not add up: take what looks like their key."""
+        if found := _keys(self._buffer.removeprefix(_BOM)):
             raise UnreadableInputError(
-                f"{self._name} is not a readable trace: no list of events before byte "
-                f"{len(self._buffer)}, where the text ends or stops being JSON"
+                f"{self._name} is JSON but not a PyTorch trace: it has no traceEvents (found: "
+                f"{', '.join(list(found)[:6])})"
             )
-        keys = ", ".join(list(found)[:6]) or "no keys"
+        if match := _EVENTS_KEY.search(self._buffer):
+            return match.end()
         raise UnreadableInputError(
-            f"{self._name} is JSON but not a PyTorch trace: it has no traceEvents (found: {keys})"
+            f"{self._name} is not a readable trace: no list of events before byte "
+            f"{len(self._buffer)}, where the text ends or stops being JSON"
         )
 
     def _begin(self, position: int) -> None:
@@ -172,9 +188,9 @@ class EventText:
         self.size += size
         return size > 0
 
-    def _take(self, end: int, resume: int) -> Piece:
-        piece = Piece(text=self._buffer[:end], offset=self._offset)
-        self._separator = self._buffer[end:resume]
+    def _take(self, until: int, resume: int, end: int | None = None) -> Piece:
+        piece = Piece(text=self._buffer[:until], offset=self._offset, end=end)
+        self._separator = self._buffer[until:resume]
         self._buffer = self._buffer[resume:]
         self._offset += resume
         return piece
@@ -255,26 +271,35 @@ class Outline:
         """Text to come may complete it."""
         return not self.mismatched and (self.in_string or bool(self.open_brackets))
 
+    @property
+    def in_inner_list(self) -> bool:
+        """Ends between elements of a list that an event holds."""
+        return self.unfinished and not self.in_string and self.open_brackets[1:].endswith(b"[")
+
 
 def outline(text: bytes, open_brackets: bytes = b"") -> Outline:
     """Walk over brackets and strings; `open_brackets` are those open where the text begins."""
     cuts: list[tuple[int, int]] = []
     stack = bytearray(open_brackets)
-    for token in _TOKEN.finditer(text):
-        start = token.start()
-        byte = text[start]
-        if byte == _QUOTE:
-            if token.end() - start == 1:
-                return Outline(cuts=cuts, open_brackets=bytes(stack), in_string=True)
-        elif byte in _OPENING:
-            stack.append(byte)
-        elif not stack:
-            closes = start if byte == b"]"[0] else None
-            return Outline(cuts=cuts, closed_at=closes, mismatched=closes is None)
-        elif stack.pop() != _CLOSING[byte]:
-            return Outline(cuts=cuts, mismatched=True)
-        elif not stack and (cut := _ANY_BOUNDARY.match(text, start)):
-            cuts.append((start + 1, cut.end()))
+    position = 0
+    while found := _STRUCTURE.match(text, position):
+        position = found.end()
+        run = found[1]
+        if run[0] in _OPENING:
+            stack += run
+        elif run[0] == _QUOTE:
+            return Outline(cuts=cuts, open_brackets=bytes(stack), in_string=True)
+        else:
+            known = min(len(run), len(stack))
+            if stack[len(stack) - known :] != _OPENER_OF[run[0]] * known:
+                return Outline(cuts=cuts, mismatched=True)
+            if known < len(run):
+                end = position - len(run) + known
+                closes = run[0] == _ARRAY_CLOSES and _AFTER_ARRAY.match(text, end + 1)
+                return Outline(cuts=cuts, closed_at=end if closes else None, mismatched=not closes)
+            del stack[len(stack) - known :]
+            if not stack and (cut := ANY_BOUNDARY.match(text, position - 1)):
+                cuts.append((position, cut.end()))
     return Outline(cuts=cuts, open_brackets=bytes(stack))
 
 
@@ -291,7 +316,7 @@ def _last_boundary(text: bytes) -> tuple[int, int] | None:
     position = text.rfind(_KINETO_BOUNDARY)
     if position >= 0:
         return position + 4, position + len(_KINETO_BOUNDARY) - 1
-    for pattern in (_BOUNDARY, _ANY_BOUNDARY):
+    for pattern in (_BOUNDARY, ANY_BOUNDARY):
         for reach in (8 << 10, _SEARCH_BACK):
             matches = list(pattern.finditer(text, max(0, len(text) - reach)))
             if matches:

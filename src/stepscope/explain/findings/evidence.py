@@ -33,11 +33,13 @@ HIGH, MEDIUM, LOW = 0.25, 0.10, 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """One rank's numbers. Timeline, idle and gaps are those of the budget's window."""
+    """One rank's numbers. Timeline, idle and gaps are those of the budget's window; the tables
+    and `whole` cover the whole trace."""
 
     trace: Trace
     on_host: bool
     timeline: Timeline
+    whole: Timeline
     idle: Idle
     gaps: Gaps
     budget: Budget

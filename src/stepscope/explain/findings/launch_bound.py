@@ -19,9 +19,8 @@ def find(evidence: Evidence) -> Finding | None:
     sizes = gaps.end_ns - gaps.start_ns
     small = (sizes < SMALL_GAP_NS) & np.isin(gaps.cause, _CAUSES)
     share = evidence.share(int(sizes[small].sum()))
-    busy = evidence.timeline.span_ns - evidence.timeline.idle_ns
-    kernel_ns = busy / launches.kernels
-    interval_ns = evidence.timeline.span_ns / launches.kernels
+    kernel_ns = sum(each.total_ns for each in evidence.kernels) / launches.device_events
+    interval_ns = evidence.whole.span_ns / launches.device_events
     if share < MEDIUM or launches.short_kernels < launches.kernels / 2:
         return None
     return Finding(
@@ -34,7 +33,7 @@ def find(evidence: Evidence) -> Finding | None:
         evidence=(
             f"{int(small.sum())} gaps under {SMALL_GAP_NS // 1000} µs, "
             f"{evidence.step_ms(int(sizes[small].sum()))}",
-            f"a kernel runs {kernel_ns / 1000:.1f} µs on average, one starts every "
+            f"a kernel or copy runs {kernel_ns / 1000:.1f} µs on average, one starts every "
             f"{interval_ns / 1000:.1f} µs",
             f"{launches.short_kernels} of {launches.kernels} kernels are shorter than 10 µs",
             "the profiler makes every launch slower: without it this share is smaller",

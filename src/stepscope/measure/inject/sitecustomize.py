@@ -8,7 +8,7 @@ import os
 import sys
 
 
-def _users_own():
+def _users_own() -> None:
     """Run the sitecustomize that ours hides, if there is one."""
     import importlib.machinery
     import importlib.util
@@ -22,7 +22,7 @@ def _users_own():
         spec.loader.exec_module(module)
 
 
-def _attach():
+def _attach() -> None:
     if not os.environ.get("STEPSCOPE_CAPTURE"):
         return
     try:

@@ -165,11 +165,7 @@ def describe_ranks(folder: Path, settings: Settings) -> list[dict[str, Any]]:
             facts = json.loads((place / layout.RANK).read_text())
         except (OSError, ValueError):
             facts = {"rank": None, "world_size": None, "status": "unreadable", "problems": []}
-        captured = [
-            name
-            for name in (layout.TRACE, layout.STEPS, layout.MEMORY, layout.COMMS, layout.CLOCK)
-            if (place / name).exists()
-        ]
+        captured = [name for name in layout.PARTS if (place / name).exists()]
         missing = {}
         if layout.TRACE not in captured:
             missing[layout.TRACE] = _why_no_trace(facts, settings)
@@ -184,7 +180,8 @@ def _why_no_trace(facts: dict[str, Any], settings: Settings) -> str:
     if problem:
         return str(problem)
     if facts.get("steps", 0) <= settings.wait:
-        return f"only {facts.get('steps', 0)} steps were seen and the window opens after {settings.wait}"
+        seen = facts.get("steps", 0)
+        return f"only {seen} steps were seen and the window opens after {settings.wait}"
     return "not known"
 
 

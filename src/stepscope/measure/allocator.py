@@ -1,0 +1,215 @@
+"""The caching allocator's own account: its counters and its history of one step.
+
+The counters are read and never reset, so the script's own `max_memory_allocated` stays what it was.
+This step's peak comes from replaying the allocator's history, which also tells what held it: an
+address that we saw to be a gradient or an activation was one from its allocation to its release.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from stepscope.measure.storages import Key
+
+_MOST_EVENTS = 2_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The counters at one moment, summed over the devices of the model."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    requested_bytes: int
+    peak_bytes: int  # since the process began or the script's last reset
+    allocations: int  # ever made
+
+
+class Allocator:
+    """Of one kind of device; the CPU's keeps no account."""
+
+    def __init__(self, kind: str, devices: Sequence[int], notes: set[str]) -> None:
+        self.kind = kind
+        self.devices = list(devices)
+        self._notes = notes
+        self._module: Any = None if kind == "cpu" else getattr(torch, kind, None)
+        self._recording = False
+        if kind == "cpu":
+            notes.add("temporaries and other are not captured: the CPU allocator keeps no account")
+        elif len(self.devices) > 1:
+            notes.add(f"the model is on {len(self.devices)} devices: allocator figures are summed")
+
+    def read(self) -> Reading | None:
+        """None where there is no account."""
+        if self._module is None:
+            return None
+        try:
+            stats = [self._module.memory_stats_as_nested_dict(index) for index in self.devices]
+            return Reading(
+                allocated_bytes=_sum(stats, "allocated_bytes", "current"),
+                reserved_bytes=_sum(stats, "reserved_bytes", "current"),
+                requested_bytes=_sum(stats, "requested_bytes", "current"),
+                peak_bytes=_sum(stats, "allocated_bytes", "peak"),
+                allocations=_sum(stats, "allocation", "allocated"),
+            )
+        except Exception as error:
+            self._module = None
+            self._notes.add(
+                f"the allocator's counters could not be read: {type(error).__name__}: {error}"
+            )
+            return None
+
+    def allocations(self) -> int:
+        """A clock that ticks with every allocation and that the history shares."""
+        reading = self.read() if self._recording else None
+        return reading.allocations if reading is not None else 0
+
+    def start_history(self) -> None:
+        """Unless the script records for itself. No stacks: this costs next to nothing."""
+        if self.kind != "cuda" or len(self.devices) != 1 or self._module is None:
+            return
+        try:
+            if torch._C._cuda_isHistoryEnabled():
+                self._notes.add("the script records the allocator's history itself: not used")
+                return
+            torch.cuda.memory._record_memory_history(
+                enabled="all", context=None, stacks="python", max_entries=_MOST_EVENTS
+            )
+            self._recording = True
+        except Exception as error:
+            self._notes.add(f"no allocator history: {type(error).__name__}: {error}")
+
+    def stop_history(self) -> list[Mapping[str, Any]] | None:
+        """The events since start_history, or None. Recording ends in any case."""
+        if not self._recording:
+            return None
+        self._recording = False
+        events: list[Mapping[str, Any]] | None = None
+        try:
+            events = list(torch.cuda.memory._snapshot()["device_traces"][self.devices[0]])
+        except Exception as error:
+            self._notes.add(f"no allocator history: {type(error).__name__}: {error}")
+        finally:
+            self._end_recording()
+        if events is not None and len(events) >= _MOST_EVENTS:
+            self._notes.add(f"more than {_MOST_EVENTS} allocator events: history not used")
+            return None
+        return events
+
+    def _end_recording(self) -> None:
+        try:
+            torch.cuda.memory._record_memory_history(enabled=None)
+        except Exception as error:
+            self._notes.add(f"the allocator's history stays on: {type(error).__name__}: {error}")
+
+
+def _sum(stats: Iterable[Mapping[str, Any]], name: str, which: str) -> int:
+    return sum(int(stat.get(name, {}).get("all", {}).get(which, 0)) for stat in stats)
+
+
+@dataclass(slots=True)
+class Labels:
+    """What we saw at which address, and when by the allocator's clock."""
+
+    _seen: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
+
+    def add(self, keys: Iterable[Key], category: str, at: int) -> None:
+        for _, address in keys:
+            self._seen.setdefault(address, []).append((at, category))
+
+    def find(self, address: int, born: int, died: int) -> str | None:
+        """The first label given while the block lived."""
+        for at, category in self._seen.get(address, ()):
+            if born <= at <= died:
+                return category
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """The step's highest point, in requested bytes; categories add up to it."""
+
+    requested_bytes: int
+    allocations: int  # the clock then
+    categories: dict[str, int]
+
+
+def replay(
+    events: Sequence[Mapping[str, Any]],
+    *,
+    start: Mapping[str, int],
+    owners: Mapping[int, str],
+    labels: Labels,
+    clock: int,
+) -> Peak:
+    """Follow every allocation and release from the step's beginning; stop the film at the top.
+
+    `start` is bytes by category when the first event had not happened, `owners` the category of
+    addresses held then, `clock` the number of allocations made until then.
+    """
+    ends = _ends(events, clock)
+    level = dict(start)
+    total = sum(level.values())
+    best = Peak(requested_bytes=total, allocations=clock, categories=dict(level))
+    blocks: dict[int, tuple[str, int]] = {}
+    for place, event in enumerate(events):
+        address, size = int(event["addr"]), int(event["size"])
+        if event["action"] == "alloc":
+            clock += 1
+            died = ends.get(place, clock + len(events))
+            category = labels.find(address, clock, died) or "temporaries"
+            blocks[address] = (category, size)
+            level[category] = level.get(category, 0) + size
+            total += size
+            if total > best.requested_bytes:
+                best = Peak(requested_bytes=total, allocations=clock, categories=dict(level))
+        elif event["action"] == "free_requested":
+            category, size = blocks.pop(address, (owners.get(address, "other"), size))
+            level[category] = level.get(category, 0) - size
+            total -= size
+    return best
+
+
+def _ends(events: Sequence[Mapping[str, Any]], clock: int) -> dict[int, int]:
+    """For each allocation's place in the list, the clock when it was released."""
+    born: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    for place, event in enumerate(events):
+        if event["action"] == "alloc":
+            clock += 1
+            born[int(event["addr"])] = place
+        elif event["action"] == "free_requested":
+            began = born.pop(int(event["addr"]), None)
+            if began is not None:
+                ends[began] = clock
+    return ends
+
+
+@dataclass(slots=True)
+class Phases:
+    """Which phase ran at which tick of the allocator's clock."""
+
+    ticks: list[int] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+    def begin(self, name: str, tick: int) -> None:
+        self.ticks.append(tick)
+        self.names.append(name)
+
+    def at(self, tick: int) -> str:
+        """An allocation with this number was made in that phase."""
+        return self.names[max(0, bisect_left(self.ticks, tick) - 1)]
+
+
+def nearest(readings: Sequence[Reading], tick: int) -> Reading:
+    """The reading taken closest to that tick; readings are in order."""
+    place = bisect_right([reading.allocations for reading in readings], tick)
+    around = readings[max(0, place - 1) : place + 1]
+    return min(around, key=lambda reading: abs(reading.allocations - tick))

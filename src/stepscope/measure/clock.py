@@ -1,0 +1,392 @@
+"""Rounds that tie the ranks' clocks together, over sockets of our own.
+
+Rank 0 opens a port and says where through the job's own store; the others connect. In a round every
+rank says it has arrived and rank 0, once all have, lets them go: nobody leaves before everybody has
+come. That is all an all-reduce of one element would tell us, without a process group: a registered
+group would shift the names of the script's later groups wherever one rank gave up, gloo writes a
+line to the script's output in some versions of torch, and its waits cannot all be bounded. Nothing
+outlives the call: no group, no thread, no socket, no hold on the store.
+
+A rank that is dead, late or at another step costs the others about `timeout_s` to meet and as much
+again for the rounds, no more. After a broken meeting, or two that somebody missed, none is tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import struct
+import sys
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from stepscope.measure.harmless import harmless, note
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+ROUNDS = 50
+TIMEOUT_S = 5.0
+MOST_RANKS = 512  # rank 0 holds a descriptor for each; the script needs its own
+_MISSES = 2
+_POLL_S = (0.001, 0.05)  # from, to
+_HELLO = struct.Struct(">16sI")
+_HERE, _GO = b"h", b"g"
+# A key in the store is never used twice, whatever sessions come and go in this process.
+_uses: Counter[tuple[str, int | None]] = Counter()
+
+
+class _Missed(Exception):  # noqa: N818 - an outcome, not an error
+    """Not everybody came."""
+
+
+class ClockSync:
+    """One rank's side of every synchronisation, and what clock.json will say."""
+
+    def __init__(
+        self, *, now: Callable[[], int] = time.time_ns, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self._now = now
+        self._timeout_s = timeout_s
+        self._misses = 0
+        self._given_up = False
+        self._rank, self._world = 0, 1
+        self._syncs: list[dict[str, Any]] = []
+        self._notes: list[str] = []
+
+    @harmless
+    def synchronise(
+        self, label: str, step: int | None = None, rounds: int = ROUNDS
+    ) -> dict[str, Any] | None:
+        """Meet the other ranks at this label and step; None when that is not possible.
+
+        Every rank of the default group has to call it at the same labels and steps; one that does
+        not is waited for no longer than the timeout.
+        """
+        _uses[label, step] += 1
+        store = self._store()
+        if self._given_up or store is None:
+            return None
+        key = f"stepscope/clock/{label}/{step}/{_uses[label, step]}"
+        marks = self._rounds(_Meeting(store, key, self._rank, self._world, self._timeout_s), rounds)
+        if marks is None:
+            return None
+        result = {
+            "label": label,
+            "step": step,
+            "rounds": marks,
+            "clock": "unix_ns",
+            "offset_perf_to_unix_ns": _perf_to_unix(self._now),
+        }
+        self._syncs.append(result)
+        return result
+
+    def content(self) -> dict[str, Any]:
+        """The whole of clock.json."""
+        return {
+            "schema": 1,
+            "rank": self._rank,
+            "world_size": self._world,
+            "syncs": list(self._syncs),
+            "notes": list(self._notes),
+        }
+
+    def _store(self) -> Any | None:
+        """The job's store, where there are ranks to meet."""
+        dist = sys.modules.get("torch.distributed")
+        if dist is None or not dist.is_available() or not dist.is_initialized():
+            return None
+        self._rank, self._world = int(dist.get_rank()), int(dist.get_world_size())
+        if self._world < 2 or dist.get_backend() == "fake":
+            return None
+        if self._world > MOST_RANKS:
+            self._give_up(f"more than {MOST_RANKS} ranks: clocks are not synchronised")
+            return None
+        store = dist.distributed_c10d._get_default_store()
+        if store is None:
+            self._give_up("the default group has no store to meet through")
+        return store
+
+    def _rounds(self, meeting: _Meeting, rounds: int) -> list[list[int]] | None:
+        try:
+            with meeting.held() as peers:
+                turn = _lead if self._rank == 0 else _follow
+                marks = turn(peers, rounds, self._now, time.monotonic() + self._timeout_s)
+        except _Missed as reason:
+            self._missed(str(reason))
+            return None
+        except Exception as error:
+            self._give_up(f"broke off: {type(error).__name__}: {error}")
+            return None
+        self._misses = 0
+        return marks
+
+    def _missed(self, reason: str) -> None:
+        self._misses += 1
+        if self._misses >= _MISSES:
+            self._give_up(f"{reason}; not tried again")
+        else:
+            self._say(reason)
+
+    def _give_up(self, reason: str) -> None:
+        self._given_up = True
+        self._say(reason)
+
+    def _say(self, reason: str) -> None:
+        self._notes.append(reason)
+        note("clock", reason)
+
+
+class _Meeting:
+    """Where the ranks find each other: through the store first, then over sockets.
+
+    It happens in a thread, because a call to a store can block for as long as another thread holds
+    it, and a look-up of a name for as long as the resolver likes.
+    """
+
+    def __init__(self, store: Any, key: str, rank: int, world: int, timeout_s: float) -> None:
+        self._store, self._key = store, key
+        self._rank, self._world = rank, world
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._lock = threading.Lock()
+        self._over = False
+        self._peers: list[socket.socket] = []
+        self._problem: Exception | None = None
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[list[socket.socket]]:
+        """Everybody, connected; closed behind the block."""
+        thread = threading.Thread(target=self._meet, name="stepscope-clock", daemon=True)
+        thread.start()
+        try:
+            thread.join(self._timeout_s + 0.5)
+            if self._problem is not None:
+                raise self._problem
+            if thread.is_alive():
+                raise TimeoutError("the job's store did not answer")
+            yield self._peers
+        finally:
+            self._leave()
+
+    def _meet(self) -> None:
+        try:
+            if self._rank == 0:
+                self._invite()
+            else:
+                self._join()
+        except Exception as error:
+            self._problem = error
+
+    def _invite(self) -> None:
+        """Rank 0: open a port, publish it, wait for all, let them begin."""
+        token = secrets.token_bytes(16)
+        with _listener() as server:
+            where = {
+                "hosts": _hosts(self._store),
+                "host": socket.gethostname(),
+                "port": server.getsockname()[1],
+                "token": token.hex(),
+            }
+            self._store.set(f"{self._key}/where", json.dumps(where))
+            here: set[int] = set()
+            pause = _Pause()
+            while len(here) < self._world - 1:
+                if self._admit(server, token, here):
+                    continue
+                if self._store.check([f"{self._key}/left"]):
+                    raise _Missed("a rank did not wait for this one")
+                if not pause.until(self._deadline):
+                    raise _Missed(f"{self._world - 1 - len(here)} ranks did not come in time")
+        for peer in self._peers:
+            peer.sendall(_GO)
+
+    def _admit(self, server: socket.socket, token: bytes, here: set[int]) -> bool:
+        """Take one connection if one is waiting; strangers are shown out."""
+        try:
+            peer, _ = server.accept()
+        except (BlockingIOError, TimeoutError):
+            return False
+        self._keep(peer)
+        peer.settimeout(min(1.0, self._left()))
+        try:
+            said, rank = _HELLO.unpack(_receive(peer, _HELLO.size))
+        except (OSError, EOFError):
+            said, rank = b"", -1
+        if said == token and rank not in here:
+            here.add(rank)
+            peer.settimeout(self._timeout_s)
+        else:
+            self._peers.remove(peer)
+            peer.close()
+        return True
+
+    def _join(self) -> None:
+        """The others: look for rank 0's port, connect, wait to be let go."""
+        pause = _Pause()
+        while not self._store.check([f"{self._key}/where"]):
+            if not pause.until(self._deadline):
+                self._store.set(f"{self._key}/left", "1")
+                raise _Missed("rank 0 did not come in time")
+        where = json.loads(self._store.get(f"{self._key}/where"))
+        peer = _connect(where, self._deadline)
+        self._keep(peer)
+        peer.sendall(_HELLO.pack(bytes.fromhex(where["token"]), self._rank))
+        peer.settimeout(self._left())
+        try:
+            _receive(peer, 1)
+        except (OSError, EOFError) as error:
+            raise _Missed("rank 0 called it off: another rank did not come") from error
+        peer.settimeout(self._timeout_s)
+
+    def _keep(self, peer: socket.socket) -> None:
+        with self._lock:
+            if self._over:
+                peer.close()
+                raise _Missed("too late")
+            self._peers.append(peer)
+        peer.settimeout(self._timeout_s)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def _left(self) -> float:
+        return max(0.01, self._deadline - time.monotonic())
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._over = True
+            peers = list(self._peers)
+        for peer in peers:
+            peer.close()
+
+
+class _Pause:
+    """Sleeps that grow: quick when the others are near, cheap for the store when they are not."""
+
+    def __init__(self) -> None:
+        self._next_s = _POLL_S[0]
+
+    def until(self, deadline: float) -> bool:
+        """Sleep a little; False when the time is up."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        time.sleep(min(self._next_s, left))
+        self._next_s = min(self._next_s * 1.5, _POLL_S[1])
+        return True
+
+
+def _lead(
+    peers: Sequence[socket.socket], rounds: int, now: Callable[[], int], deadline: float
+) -> list[list[int]]:
+    """Rank 0's arrival and leave are one instant: all others came before it, all leave after it."""
+    marks = []
+    for _ in range(rounds):
+        for peer in peers:
+            _receive(peer, 1)
+        instant = now()
+        for peer in peers:
+            peer.sendall(_GO)
+        marks.append([instant, instant])
+        _check(deadline)
+    return marks
+
+
+def _follow(
+    peers: Sequence[socket.socket], rounds: int, now: Callable[[], int], deadline: float
+) -> list[list[int]]:
+    (lead,) = peers
+    marks = []
+    for _ in range(rounds):
+        before = now()
+        lead.sendall(_HERE)
+        _receive(lead, 1)
+        marks.append([before, now()])
+        _check(deadline)
+    return marks
+
+
+def _check(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise TimeoutError("the rounds took too long")
+
+
+def _receive(peer: socket.socket, size: int) -> bytes:
+    """Exactly `size` bytes."""
+    got = b""
+    while len(got) < size:
+        more = peer.recv(size - len(got))
+        if not more:
+            raise EOFError("a rank left")
+        got += more
+    return got
+
+
+def _listener() -> socket.socket:
+    """A port on every interface: which one the others reach, only they can tell."""
+    try:
+        server = socket.create_server(
+            ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=MOST_RANKS
+        )
+    except (OSError, ValueError):
+        server = socket.create_server(("", 0), backlog=MOST_RANKS)
+    server.setblocking(False)
+    return server
+
+
+def _hosts(store: Any) -> list[str]:
+    """Names under which this job has already reached rank 0's machine."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    names = [os.environ.get("MASTER_ADDR"), getattr(store, "host", None), socket.gethostname()]
+    return list(dict.fromkeys(name for name in names if name))
+
+
+def _connect(where: dict[str, Any], deadline: float) -> socket.socket:
+    hosts = list(where["hosts"])
+    if where["host"] == socket.gethostname():
+        hosts.insert(0, "127.0.0.1")
+    problem: OSError | None = None
+    for host in hosts:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        try:
+            return socket.create_connection((host, where["port"]), timeout=left)
+        except OSError as error:
+            problem = error
+    raise _Missed(f"rank 0 could not be reached at {', '.join(hosts)}: {problem}")
+
+
+def _perf_to_unix(now: Callable[[], int]) -> int:
+    """What to add to time.perf_counter_ns(), from the reading least disturbed."""
+
+    def reading() -> tuple[int, int]:
+        before = time.perf_counter_ns()
+        unix = now()
+        after = time.perf_counter_ns()
+        return after - before, unix - (before + after) // 2
+
+    return min(reading() for _ in range(5))[1]
+
+
+def offset_bounds(
+    rounds_a: Iterable[Sequence[int]], rounds_b: Iterable[Sequence[int]]
+) -> tuple[int, int] | None:
+    """Between which values clock B minus clock A lies; None when the rounds contradict each other.
+
+    Nobody leaves a round before everybody has come, so in every round B came before A left and A
+    came before B left.
+    """
+    low: int | None = None
+    high: int | None = None
+    for (came_a, left_a), (came_b, left_b) in zip(rounds_a, rounds_b, strict=True):
+        low = came_b - left_a if low is None else max(low, came_b - left_a)
+        high = left_b - came_a if high is None else min(high, left_b - came_a)
+    if low is None or high is None or low > high:
+        return None
+    return low, high

@@ -1,0 +1,142 @@
+"""Collectives of the profiler window, and how the job is laid out to need them.
+
+Everything is read from what torch keeps anyway (flight.py, parallel.py); nothing is hooked into the
+communication itself. A DDP bucket is ready when its all-reduce is created; its end is in the trace.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from stepscope.measure import flight, parallel
+from stepscope.measure.harmless import harmless
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_CLOCK_MOVED_NS = 1_000_000
+_NO_HOOK = (
+    "no communication hook was registered: DDP takes only one, and ours could not promise the same "
+    "bits; a bucket is ready when its all-reduce was created, and its end is in the trace"
+)
+
+
+class Comms:
+    """Collects around one profiler window after the other; describes the job when asked."""
+
+    def __init__(self, *, now: Callable[[], int] = time.time_ns) -> None:
+        self._now = now
+        self._marks: list[tuple[int, int]] = []  # when each step of the window began
+        self._unix_less_perf = 0
+        self._groups: list[dict[str, Any]] = []
+        self._replicas: list[dict[str, Any]] = []
+        self._recorders: dict[str, int] = {}
+        self._searched = False
+        self._notes: dict[str, None] = {}
+
+    @harmless
+    def attach(self) -> None:
+        """Remember DDP instances as they are made. May be called again."""
+        parallel.watch_replicas()
+
+    def window_begins(self, step: int) -> None:
+        """The window's first step is about to begin."""
+        began = self._now()
+        self._unix_less_perf = began - time.perf_counter_ns()
+        self._marks = [(began, step)]
+
+    def step_begins(self, step: int) -> None:
+        """Another step of the window begins; does nothing outside one."""
+        if self._marks:
+            self._marks.append((self._now(), step))
+
+    def window_ends(self, step: int) -> list[dict[str, Any]]:
+        """The window's last step has ended: its collectives, in the order they were created."""
+        marks, self._marks = self._marks, []
+        return (self._collect(marks, step) if marks else None) or []
+
+    @harmless
+    def group_ends(self) -> None:
+        """The process group is about to be destroyed: look while it is there."""
+        self._look()
+
+    def describe(self, parameters: Iterable[Any] = ()) -> dict[str, Any]:
+        """Groups, replicas, shards, versions; `parameters` are those that the optimizers hold."""
+        self.group_ends()
+        nccl = any("nccl" in group["backend"] for group in self._groups)
+        spread = any(group["size"] > 1 for group in self._groups)
+        return {
+            "groups": self._groups,
+            "ddp": self._replicas,
+            "placements": parallel.placements(parameters),
+            **((parallel.shards_and_stages() if spread else None) or {}),
+            "nccl_version": parallel.nccl_version() if nccl else None,
+            "flight_recorder": self._recorders,
+            "notes": list(self._notes),
+        }
+
+    @harmless
+    def _collect(self, marks: list[tuple[int, int]], last: int) -> list[dict[str, Any]]:
+        end_ns = self._now()
+        self._watch_clock()
+        self._look()
+        sizes = {group["name"]: group["size"] for group in self._groups}
+        lines = {}
+        for entry in self._entries(since_ns=marks[0][0]):
+            created_ns = entry["time_created_ns"]
+            if marks[0][0] <= created_ns <= end_ns:
+                step = min(flight.step_at(marks, created_ns), last)
+                line = flight.as_line(entry, sizes, step)
+                lines[flight.identity(line)] = line
+        ordered = sorted(lines.values(), key=lambda line: int(line["created_ns"]))
+        for replica in self._replicas:
+            flight.name_buckets(ordered, replica)
+        return ordered
+
+    def _entries(self, *, since_ns: int) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = []
+        for name, dump in flight.recorders():
+            found = json.loads(dump()).get("entries") or []
+            self._recorders[name] = len(found)
+            if found and found[0]["record_id"] > 0 and found[0]["time_created_ns"] > since_ns:
+                self._say(
+                    f"the flight recorder keeps {len(found)} entries: the window's first "
+                    "collectives are lost; TORCH_FR_BUFFER_SIZE makes it longer"
+                )
+            entries += found
+        if not entries and self._groups:
+            self._say(
+                "the flight recorder is empty or missing; where torch has one for this backend, "
+                "TORCH_FR_BUFFER_SIZE=2000 turns it on"
+            )
+        return entries
+
+    def _look(self) -> None:
+        """Keep what there is to see: by the time it is asked for, the group may be gone."""
+        groups = parallel.groups()
+        if not groups:
+            return
+        self._groups = groups
+        if any("gloo" in group["backend"] for group in groups):
+            self._say("gloo's sends and receives are not in the flight recorder")
+        replicas = parallel.replicas()
+        if not replicas and not self._searched:
+            self._searched = True
+            parallel.search_replicas()
+            replicas = parallel.replicas()
+        if replicas:
+            self._replicas = replicas
+            self._say(_NO_HOOK)
+
+    def _watch_clock(self) -> None:
+        moved = self._now() - time.perf_counter_ns() - self._unix_less_perf
+        if abs(moved) > _CLOCK_MOVED_NS:
+            self._say(
+                f"the wall clock was set {moved / 1e6:+.1f} ms in the window: "
+                "collectives may be missing or counted to the wrong step"
+            )
+
+    def _say(self, text: str) -> None:
+        self._notes.setdefault(text)

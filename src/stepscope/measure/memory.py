@@ -1,0 +1,403 @@
+"""Bytes by category, in one training step of its own, without touching the training.
+
+    step = MemoryStep(optimizers); step.begin(); ... the step runs ...; step.end() -> memory.json
+
+`categories` is how large each category gets in the step, whenever that is; `peak.categories` is
+what was held together at the highest point and adds up to it. Unmeasured is null, never zero.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stepscope.measure.allocator import Allocator, Labels, Phases, Reading, nearest, replay
+from stepscope.measure.saved import OUTSIDE, SavedTensors
+from stepscope.measure.storages import KNOWN, Held, Model, on
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from stepscope.measure.allocator import Peak
+    from stepscope.measure.saved import Saved
+    from stepscope.measure.storages import Key
+
+SCHEMA = 1
+COUNTED = (*KNOWN, "activations")
+CATEGORIES = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "buffers",
+    "temporaries",
+    "other",
+)
+_MOST_MODULES = 200
+_NOWHERE = "(outside modules)"
+_SINCE_START = "since the process began or the script's last reset"
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Moment:
+    """What was held at a phase's end."""
+
+    phase: str
+    held: Held
+    activations: int
+    reading: Reading | None
+    known: int = 0
+
+
+class MemoryStep:
+    """Begin right after an optimizer step, end right after the next one."""
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        self._notes: set[str] = set()
+        self._model = Model(optimizers, self._notes)
+        self._kind = "cpu"
+        self._allocator: Allocator | None = None
+        self._saved: SavedTensors | None = None
+        self._moments: dict[str, _Moment] = {}
+        self._readings: list[Reading] = []
+        self._labels = Labels()
+        self._phases = Phases()
+        self._depth = 0  # of backward
+        self._largest = 0  # activations alive together
+        self._by_module: dict[int, tuple[int, int]] = {}
+        self._compiled = False
+
+    def begin(self) -> None:
+        """Right before the step."""
+        self._guarded("finding modules", self._model.find_roots)
+        self._kind = self._guarded("finding the device", self._model.kind) or "cpu"
+        self._guarded("the allocator", self._watch_allocator)
+        self._guarded("the state before the step", lambda: self._keep("begin"))
+        self._mark("forward")
+        self._guarded("watching the graph", self._watch_graph)
+
+    def phase(self, name: str, *, entering: bool) -> None:
+        """A phase begins or ends; forward is what runs in between."""
+        if name == "backward":
+            self._depth = max(0, self._depth + (1 if entering else -1))
+            if self._depth != (1 if entering else 0):
+                return  # a backward pass inside another one
+            if not entering:
+                self._guarded("the state after backward", lambda: self._keep("backward"))
+        if name in ("backward", "optimizer"):
+            self._mark(name if entering else "forward")
+
+    def end(self) -> dict[str, Any]:
+        """Right after the optimizer step. Every hook is gone afterwards."""
+        try:
+            self._guarded("the state after the step", lambda: self._keep("optimizer"))
+            self._guarded("remarks", self._model.remarks)
+            return self._result()
+        finally:
+            self._guarded("leaving", self._leave)
+
+    # watching
+
+    def _watch_allocator(self) -> None:
+        devices = self._model.devices(self._kind)
+        self._allocator = Allocator(self._kind, devices, self._notes)
+        self._allocator.start_history()
+
+    def _watch_graph(self) -> None:
+        self._compiled = _uses_compiled_code()
+        if self._compiled:
+            self._notes.add(
+                "torch.compile is in use: activations are not told apart by module, and inputs "
+                "that compiled code saves count as activations"
+            )
+        self._saved = SavedTensors(
+            self._notes,
+            on_root=self._model.add_root,
+            on_backward=self._before_backward,
+            now=self._tick,
+        )
+        # Compiled code guards on module hooks: one of ours would make it compile again.
+        self._saved.install(modules=not self._compiled)
+
+    def _before_backward(self) -> None:
+        """The graph is whole: activations are at their largest, forward is over."""
+        assert self._saved is not None
+        self._model.leaves |= self._saved.leaves
+        held = self._model.held()
+        live = self._count_live(held)
+        if self._depth <= 1:
+            self._keep("forward", held=held, live=live)
+
+    def _count_live(self, held: Held) -> int:
+        """Bytes of activations alive now; a storage that is known otherwise is not one."""
+        if self._saved is None:
+            return 0
+        owner = held.owner()
+        live = {
+            key: saved
+            for key, saved in self._saved.live().items()
+            if key not in owner and on(key, self._kind)
+        }
+        for saved in live.values():
+            saved.counted = True
+        total = sum(saved.size_bytes for saved in live.values())
+        if total > self._largest:
+            self._largest, self._by_module = total, _by_module(live)
+        return total
+
+    def _keep(self, phase: str, *, held: Held | None = None, live: int | None = None) -> None:
+        """Of several forwards in a step (accumulation) the one that holds most; else the last."""
+        held = self._model.held() if held is None else held
+        live = self._count_live(held) if live is None else live
+        reading = self._allocator.read() if self._allocator is not None else None
+        if reading is not None:
+            self._readings.append(reading)
+            for category, keys in held.storages.items():
+                self._labels.add(keys, category, reading.allocations)
+        moment = _Moment(phase=phase, held=held, activations=live, reading=reading)
+        moment.known = live + sum(held.total(category, self._kind) for category in KNOWN)
+        before = self._moments.get(phase)
+        if before is None or phase != "forward" or moment.known > before.known:
+            self._moments[phase] = moment
+
+    def _mark(self, phase: str) -> None:
+        self._phases.begin(phase, self._tick())
+
+    def _tick(self) -> int:
+        return self._allocator.allocations() if self._allocator is not None else 0
+
+    def _leave(self) -> None:
+        if self._allocator is not None:
+            self._allocator.stop_history()
+        if self._saved is not None:
+            self._saved.remove()
+        self._model.forget()
+
+    def _guarded(self, what: str, act: Callable[[], T]) -> T | None:
+        """One part that fails takes nothing else with it."""
+        try:
+            return act()
+        except Exception as error:
+            self._notes.add(f"{what}: {type(error).__name__}: {error}")
+            return None
+
+    # the account
+
+    def _result(self) -> dict[str, Any]:
+        events = self._allocator.stop_history() if self._allocator is not None else None
+        moments = self._in_order()
+        levels = {moment.phase: self._levels(moment) for moment in moments}
+        peak = self._guarded("the peak", lambda: self._peak(moments, levels, events))
+        if peak is None:
+            peak = {"allocated_bytes": None, "reserved_bytes": None, "phase": None}
+            peak["categories"] = dict.fromkeys(CATEGORIES)
+        largest = {
+            name: max((level[name] or 0 for level in levels.values()), default=None)
+            for name in COUNTED
+        }
+        if self._saved is None:
+            largest["activations"] = None
+        elif largest["activations"] is not None:
+            largest["activations"] = self._largest
+        held_in = peak["categories"]
+        rest = {name: held_in[name] for name in ("temporaries", "other")}
+        return {
+            "schema": SCHEMA,
+            "device": self._kind,
+            "categories": _ordered({**largest, **rest}),
+            "phases": [
+                {
+                    "phase": moment.phase,
+                    "categories": _ordered(levels[moment.phase]),
+                    "allocated_bytes": moment.reading and moment.reading.allocated_bytes,
+                    "reserved_bytes": moment.reading and moment.reading.reserved_bytes,
+                }
+                for moment in moments
+            ],
+            "peak": peak,
+            "activations_by_module": self._guarded("module names", self._modules) or [],
+            "saved_bytes": self._saved_bytes(),
+            "inputs_bytes": self._inputs_bytes(),
+            "elsewhere_bytes": self._elsewhere(moments),
+            "storages": self._storages(moments),
+            "notes": sorted(self._notes),
+        }
+
+    def _in_order(self) -> list[_Moment]:
+        """A module that was first seen running held its parameters before, too."""
+        names = ("begin", "forward", "backward", "optimizer")
+        moments = [self._moments[name] for name in names if name in self._moments]
+        last = moments[-1].held if moments else Held()
+        for moment in moments:
+            if moment.held.roots < last.roots:
+                moment.held.storages["parameters"] = last.storages["parameters"]
+                moment.held.storages["buffers"] = last.storages["buffers"]
+        for name in names[1:]:
+            if name not in self._moments:
+                self._notes.add(f"{name} was not seen in this step")
+        return moments
+
+    def _levels(self, moment: _Moment) -> dict[str, int | None]:
+        level: dict[str, int | None] = {
+            category: moment.held.total(category, self._kind) for category in KNOWN
+        }
+        level["activations"] = moment.activations if self._saved is not None else None
+        level["temporaries"] = level["other"] = None
+        if moment.reading is not None:
+            # Between phases nothing temporary is left: the rest is the batch and other people's.
+            level["temporaries"] = 0
+            level["other"] = self._rest(moment.reading.allocated_bytes - _known(level))
+        return level
+
+    def _rest(self, left: int) -> int:
+        if left < 0:
+            self._notes.add(
+                f"{-left} bytes that the training holds did not come from torch's allocator"
+            )
+        return max(0, left)
+
+    def _peak(
+        self,
+        moments: list[_Moment],
+        levels: dict[str, dict[str, int | None]],
+        events: list[Any] | None,
+    ) -> dict[str, Any]:
+        begin = self._moments.get("begin")
+        if events is not None and begin is not None and begin.reading is not None:
+            peak = self._guarded("replaying the allocator", lambda: self._replayed(begin, events))
+            if peak is not None:
+                return peak
+        known = {moment.phase: _known(levels[moment.phase]) for moment in moments}
+        top = max(reversed(moments), key=lambda moment: known[moment.phase])
+        level = dict(levels[top.phase])
+        result: dict[str, Any] = {
+            "allocated_bytes": None,
+            "reserved_bytes": None,
+            "phase": top.phase,
+            "categories": level,
+            "known_bytes": known[top.phase],
+            "measured": "the largest sum of known categories at the end of a phase",
+        }
+        if self._readings:
+            self._from_counters(result, levels["begin"]["other"] or 0)
+        result["categories"] = _ordered(result["categories"])
+        return result
+
+    def _from_counters(self, result: dict[str, Any], other: int) -> None:
+        """Without history: the allocator's own peak, which may be an earlier step's."""
+        first, last = self._readings[0], self._readings[-1]
+        rose = last.peak_bytes > first.peak_bytes
+        left = self._rest(last.peak_bytes - result["known_bytes"])
+        result["categories"]["other"] = min(other, left)
+        result["categories"]["temporaries"] = left - min(other, left)
+        result["allocated_bytes"] = last.peak_bytes
+        result["reserved_bytes"] = max(reading.reserved_bytes for reading in self._readings)
+        result["since_start_bytes"] = last.peak_bytes
+        result["measured"] = "the allocator's counter " + (
+            "rose in this step" if rose else f"is {_SINCE_START}; this step did not exceed it"
+        )
+
+    def _replayed(self, begin: _Moment, events: list[Any]) -> dict[str, Any]:
+        assert begin.reading is not None
+        start = {name: begin.held.total(name, self._kind) for name in KNOWN}
+        start["other"] = self._rest(begin.reading.requested_bytes - sum(start.values()))
+        if self._saved is not None:
+            for key, saved in self._saved.seen:
+                if saved.counted:
+                    self._labels.add([key], "activations", saved.seen_at)
+            for key, given in self._saved.given:
+                self._labels.add([key], "other", given.seen_at)
+        top: Peak = replay(
+            events,
+            start=start,
+            owners={key[1]: name for key, name in begin.held.owner().items()},
+            labels=self._labels,
+            clock=begin.reading.allocations,
+        )
+        beside = nearest(self._readings, top.allocations)
+        rounding = max(0, beside.allocated_bytes - beside.requested_bytes)
+        level = {name: max(0, top.categories.get(name, 0)) for name in CATEGORIES}
+        level["other"] += rounding
+        return {
+            "allocated_bytes": sum(level.values()),
+            "reserved_bytes": max(reading.reserved_bytes for reading in self._readings),
+            "phase": self._phases.at(top.allocations),
+            "categories": level,
+            "known_bytes": _known(level),
+            "since_start_bytes": self._readings[-1].peak_bytes,
+            "rounding_bytes": rounding,
+            "measured": "this step, from the allocator's history",
+        }
+
+    def _modules(self) -> list[dict[str, Any]]:
+        """Largest first; they add up to the activations alive together."""
+        names = self._model.names()
+        sums: dict[str, tuple[int, int]] = {}
+        for module, (size, tensors) in self._by_module.items():
+            name = _NOWHERE if module == OUTSIDE else names.get(module, "(unnamed)")
+            before = sums.get(name, (0, 0))
+            sums[name] = (before[0] + size, before[1] + tensors)
+        ranked = sorted(sums.items(), key=lambda item: (-item[1][0], item[0]))
+        rest = ranked[_MOST_MODULES:]
+        if rest:
+            bytes_left, tensors_left = (sum(item[1][place] for item in rest) for place in (0, 1))
+            name = f"({len(rest)} more modules)"
+            ranked = [*ranked[:_MOST_MODULES], (name, (bytes_left, tensors_left))]
+        return [
+            {"module": name, "bytes": size, "tensors": tensors} for name, (size, tensors) in ranked
+        ]
+
+    def _saved_bytes(self) -> int | None:
+        """Everything saved in the step, whether or not it lived at the same time."""
+        if self._saved is None:
+            return None
+        return sum(saved.size_bytes for _, saved in self._saved.seen if saved.counted)
+
+    def _inputs_bytes(self) -> int | None:
+        if self._saved is None or self._compiled:
+            return None
+        return sum(item.size_bytes for key, item in self._saved.given if on(key, self._kind))
+
+    def _elsewhere(self, moments: list[_Moment]) -> dict[str, int]:
+        """Known storages on another kind of device, such as offloaded optimizer state."""
+        sizes: dict[str, int] = {}
+        held = moments[-1].held.storages if moments else {}
+        for keys in held.values():
+            for key, size in keys.items():
+                if not on(key, self._kind):
+                    kind = key[0].partition(":")[0]
+                    sizes[kind] = sizes.get(kind, 0) + size
+        return sizes
+
+    def _storages(self, moments: list[_Moment]) -> int:
+        """How many different ones were counted in the step."""
+        keys: set[Key] = {key for moment in moments for key in moment.held.owner()}
+        saved = self._saved.seen if self._saved is not None else []
+        return len(keys | {key for key, _ in saved})
+
+
+def _by_module(live: dict[Key, Saved]) -> dict[int, tuple[int, int]]:
+    sums: dict[int, tuple[int, int]] = {}
+    for saved in live.values():
+        size, tensors = sums.get(saved.module, (0, 0))
+        sums[saved.module] = (size + saved.size_bytes, tensors + saved.tensors)
+    return sums
+
+
+def _known(level: Mapping[str, int | None]) -> int:
+    return sum(level[name] or 0 for name in COUNTED)
+
+
+def _ordered(level: dict[str, Any]) -> dict[str, Any]:
+    return {name: level.get(name) for name in CATEGORIES}
+
+
+def _uses_compiled_code() -> bool:
+    """Has Dynamo compiled anything in this process?"""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None:
+        return False
+    return bool(sum(dynamo.utils.counters["frames"].values()))

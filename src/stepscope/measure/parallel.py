@@ -1,0 +1,212 @@
+"""How the job is laid out over its ranks: groups, replicas, shards, stages. Read, never hooked.
+
+DDP takes one communication hook, once, so one of ours would break a script that registers its own
+later; nor would its sums be DDP's to the bit, which multiplies by 1/n while it copies a gradient
+into its bucket, divides by n where the gradient already is the bucket, and has another n in Join.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import weakref
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from stepscope.measure.harmless import harmless
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_replicas: list[weakref.ref[Any]] = []  # every DDP instance since watch_replicas()
+
+
+@harmless
+def groups() -> list[dict[str, Any]]:
+    """The process groups this rank is in."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return []
+    world = dist.distributed_c10d._world
+    return [
+        {
+            "name": str(world.pg_names.get(group, "")),
+            "description": str(getattr(group, "group_desc", "")),
+            "backend": str(world.pg_backend_config.get(group) or backend),
+            "size": int(group.size()),
+            "rank": int(group.rank()),
+            "ranks": sorted(world.pg_group_ranks.get(group, {})),
+        }
+        for group, (backend, _store) in list(world.pg_map.items())
+    ]
+
+
+@harmless
+def nccl_version() -> str:
+    """Asked only where a group runs on NCCL."""
+    import torch.cuda.nccl
+
+    version = torch.cuda.nccl.version()
+    return ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
+
+
+def alive(*kinds: type | None) -> list[Any]:
+    """Objects of these classes; a few tens of milliseconds for a few hundred thousand objects.
+
+    By type, never by isinstance: a proxy object's __class__ can run the script's code.
+    """
+    wanted = tuple(kind for kind in kinds if kind is not None)
+    if not wanted:
+        return []
+    return [found for found in gc.get_objects() if issubclass(type(found), wanted)]
+
+
+# DistributedDataParallel
+
+
+def watch_replicas() -> None:
+    """Remember every DDP instance once it is made. May be called again."""
+    module = sys.modules.get("torch.nn.parallel.distributed")
+    kind: Any = getattr(module, "DistributedDataParallel", None)
+    if kind is None or getattr(kind.__init__, "_stepscope", False):
+        return
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        original(self, *args, **kwargs)
+        _replicas.append(weakref.ref(self))
+
+    __init__._stepscope = True  # type: ignore[attr-defined]
+    kind.__init__ = __init__
+
+
+@harmless
+def search_replicas() -> None:
+    """For when watch_replicas() came too late: find what was made before it."""
+    module = sys.modules.get("torch.nn.parallel.distributed")
+    known = {id(ref()) for ref in _replicas}
+    found = alive(getattr(module, "DistributedDataParallel", None))
+    _replicas.extend(weakref.ref(ddp) for ddp in found if id(ddp) not in known)
+
+
+def replicas() -> list[dict[str, Any]]:
+    """The DDP instances that live."""
+    found = [
+        _replica(index, ddp)
+        for index, ddp in enumerate(ref() for ref in _replicas)
+        if ddp is not None
+    ]
+    return [replica for replica in found if replica is not None]
+
+
+@harmless
+def _replica(index: int, ddp: Any) -> dict[str, Any]:
+    """DDP's own record of itself. Its times are averages over sampled iterations."""
+    data = ddp._get_ddp_logging_data()
+    return {
+        "index": index,
+        "module": data.get("module_name"),
+        "group": str(getattr(ddp.process_group, "group_name", "")),
+        "world_size": data.get("world_size"),
+        "comm_hook": _hook(ddp, data),
+        "parameters": data.get("num_parameter_tensors"),
+        "parameter_bytes": data.get("total_parameter_size_bytes"),
+        "unused_parameter_bytes": data.get("unused_parameter_size"),
+        "bucket_cap_bytes": data.get("bucket_cap_bytes"),
+        "buckets_rebuilt": bool(data.get("has_rebuilt_buckets")),
+        "buckets": _buckets(ddp, data),
+        "grad_ready_order": _integers(data.get("prev_iteration_grad_ready_order_indices", "")),
+        "gradient_as_bucket_view": bool(data.get("gradient_as_bucket_view")),
+        "find_unused_parameters": bool(data.get("find_unused_parameters")),
+        "static_graph": bool(getattr(ddp, "static_graph", False)),
+        "broadcast_buffers": bool(data.get("broadcast_buffers")),
+        "iteration": data.get("iteration"),
+        "average_forward_ns": data.get("avg_forward_compute_time"),
+        "average_backward_ns": data.get("avg_backward_compute_time"),
+        "average_comm_ns": data.get("avg_backward_comm_time"),
+        "average_overlap_ns": data.get("avg_backward_compute_comm_overlap_time"),
+    }
+
+
+def _hook(ddp: Any, data: dict[str, Any]) -> str | None:
+    hooks = getattr(ddp, "_comm_hooks", None)
+    if hooks:
+        return str(getattr(hooks[0][0], "__qualname__", hooks[0][0]))
+    return data.get("comm_hook") or None
+
+
+def _buckets(ddp: Any, data: dict[str, Any]) -> list[dict[str, Any]]:
+    """In the order they are reduced; DDP rebuilds them in its second iteration."""
+    rebuilt = bool(data.get("has_rebuilt_buckets"))
+    sizes = _integers(data.get("rebuilt_bucket_sizes" if rebuilt else "bucket_sizes", ""))
+    members = str(data.get("rebuilt_per_bucket_param_indices", "")).split(",") if rebuilt else []
+    if len(members) != len(sizes):
+        return [{"size_bytes": size, "parameters": None} for size in sizes]
+    names = _parameter_names(ddp, data.get("num_parameter_tensors"))
+    return [
+        {"size_bytes": size, "parameters": [names[i] for i in _integers(own)] if names else None}
+        for size, own in zip(sizes, members, strict=True)
+    ]
+
+
+def _parameter_names(ddp: Any, expected: Any) -> list[str] | None:
+    """In the order of DDP's indices, or None where that cannot be told."""
+    ignored = getattr(ddp, "parameters_to_ignore", ())
+    names = [
+        name
+        for name, parameter in ddp.module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    ]
+    return names if len(names) == expected else None
+
+
+def _integers(text: Any) -> list[int]:
+    return [int(part) for part in str(text).replace(",", " ").split() if part.isdigit()]
+
+
+# DTensor, FSDP, pipelines
+
+
+@harmless
+def placements(parameters: Iterable[Any]) -> list[dict[str, Any]]:
+    """How parameters lie on device meshes: FSDP2, tensor parallelism, or both."""
+    kind: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    count: Counter[tuple[Any, ...]] = Counter()
+    for parameter in parameters:
+        if kind is not None and issubclass(type(parameter), kind):
+            count[(parameter.device_mesh, tuple(map(str, parameter.placements)))] += 1
+    return [
+        {
+            "mesh": list(mesh.mesh_dim_names or ()),
+            "shape": list(mesh.shape),
+            # A dimension over all ranks is the default group and does not carry its name.
+            "groups": [str(group.group_name) for group in mesh.get_all_groups()],
+            "placements": list(layout),
+            "count": number,
+        }
+        for (mesh, layout), number in count.items()
+    ]
+
+
+@harmless
+def shards_and_stages() -> dict[str, Any]:
+    """Modules under FSDP (either one) by class, and pipeline stages, in one search."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    before_2_6 = sys.modules.get("torch.distributed._composable.fsdp")
+    old: Any = getattr(fsdp, "FullyShardedDataParallel", None)
+    new: Any = getattr(fsdp, "FSDPModule", None) or getattr(before_2_6, "FSDPModule", None)
+    if new is not None and not new.__subclasses__():  # fully_shard makes one for each class
+        new = None
+    stage: Any = getattr(
+        sys.modules.get("torch.distributed.pipelining.stage"), "_PipelineStageBase", None
+    )
+    modules: Counter[str] = Counter()
+    stages = []
+    for found in alive(old, new, stage):
+        if stage is not None and issubclass(type(found), stage):
+            stages.append({"stage": found.stage_index, "stages": found.num_stages})
+        else:
+            modules[type(found).__name__] += 1
+    return {"fsdp_modules": dict(modules), "pipeline_stages": stages}

@@ -1,0 +1,383 @@
+"""What the autograd graph keeps for backward, by module, read from the graph itself.
+
+`saved_tensors_hooks` would be the obvious way, and is not used: under default hooks PyTorch stops
+checking for in-place changes, hands custom functions other tensor objects than they saved (their
+attributes are gone), refuses torch.func and recompiles compiled code. Looking at the nodes, from
+the outputs of the outermost modules and from the roots of every backward call, changes none of it.
+
+A node's sequence number says when it was made, and so inside which module. Nodes made while hooks
+of the script are active (checkpointing, offloading) are not opened: that would run those hooks.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from stepscope.measure.storages import Key, Piece, pieces, tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+OUTSIDE = 0  # the module id of work that no module does
+
+
+@dataclass(slots=True)
+class Saved:
+    """One storage that the graph holds."""
+
+    size_bytes: int
+    alive: StorageWeakRef
+    number: int  # of the first node that saved it
+    module: int  # that made this node
+    tensors: int
+    seen_at: int
+    counted: bool = False  # as an activation
+
+
+@dataclass(slots=True)
+class Timeline:
+    """One thread's sequence numbers: which module ran when, and when the script had hooks."""
+
+    first: int
+    starts: list[int] = field(default_factory=list)
+    modules: list[int] = field(default_factory=list)
+    running: list[int] = field(default_factory=list)
+    hooked_from: list[int] = field(default_factory=list)
+    hooked_to: list[int | None] = field(default_factory=list)
+    depth: int = 0  # of hooks
+    forward: bool = True  # not a thread that autograd runs backward in
+    walked: set[int] = field(default_factory=set)
+
+    def mark(self, number: int) -> None:
+        """From this number on, the innermost running module makes the nodes."""
+        self.starts.append(number)
+        self.modules.append(self.running[-1] if self.running else OUTSIDE)
+
+    def module_of(self, number: int) -> int:
+        place = bisect_right(self.starts, number) - 1
+        return self.modules[place] if place >= 0 else OUTSIDE
+
+    def hooks(self, active: bool, number: int) -> None:
+        is_open = bool(self.hooked_to) and self.hooked_to[-1] is None
+        if active and not is_open:
+            self.hooked_from.append(number)
+            self.hooked_to.append(None)
+        elif is_open and not active:
+            self.hooked_to[-1] = number
+
+    def hooked(self, number: int) -> bool:
+        place = bisect_right(self.hooked_from, number) - 1
+        if place < 0:
+            return False
+        end = self.hooked_to[place]
+        return end is None or number < end
+
+
+class SavedTensors:
+    """Watches one step; calls `on_backward` before every backward pass, the graph being whole."""
+
+    def __init__(
+        self,
+        notes: set[str],
+        *,
+        on_root: Callable[[Any], None],
+        on_backward: Callable[[], None],
+        now: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.records: dict[Key, Saved] = {}
+        self.inputs: dict[Key, Saved] = {}
+        self.given: list[tuple[Key, Saved]] = []  # every input of the step
+        self.leaves: set[int] = set()
+        self.seen: list[tuple[Key, Saved]] = []  # every storage, also those freed since
+        self._notes = notes
+        self._on_root, self._on_backward, self._now = on_root, on_backward, now
+        self._lock = threading.RLock()
+        self._timelines: dict[int, Timeline] = {}
+        self._kept: dict[int, Any] = {}  # modules that ran: an id means something while it lives
+        self._undo: list[Callable[[], None]] = []
+        self._backward_depth = 0
+        self._main = threading.get_ident()
+        self._on = False
+        self._tick = 0
+
+    # being there for one step
+
+    def install(self, *, modules: bool) -> None:
+        """Begin to watch; without `modules`, only backward passes are seen."""
+        self._main = threading.get_ident()
+        line = self._timeline()
+        line.depth = int(_script_has_hooks())
+        line.hooks(line.depth > 0, line.first)
+        self._on = True
+        self._patch(torch.autograd, "_engine_run_backward", self._around_backward)
+        self._patch(torch._C._autograd, "_push_saved_tensors_default_hooks", self._around_push)
+        self._patch(torch._C._autograd, "_pop_saved_tensors_default_hooks", self._around_pop)
+        if modules:
+            self._hook_modules()
+
+    def _hook_modules(self) -> None:
+        hooks = torch.nn.modules.module
+        entering = hooks.register_module_forward_pre_hook(self._enters)
+        self._undo.append(entering.remove)
+        leaving = hooks.register_module_forward_hook(
+            self._leaves, with_kwargs=True, always_call=True
+        )
+
+        def undo() -> None:
+            leaving.remove()
+            # torch forgets this one, and would warn about global hooks ever after.
+            hooks._global_forward_hooks_with_kwargs.pop(leaving.id, None)
+
+        self._undo.append(undo)
+
+    def remove(self) -> None:
+        """Leave nothing behind."""
+        self._on = False
+        while self._undo:
+            self._undo.pop()()
+        for held in (self._timelines, self._kept, self.records, self.inputs):
+            held.clear()
+
+    def _patch(self, owner: Any, name: str, around: Callable[[Any], Any]) -> None:
+        original = getattr(owner, name)
+        replacement = around(original)
+
+        def undo() -> None:
+            # Somebody who wrapped us in the meantime keeps their wrapper; ours inside is inert.
+            if getattr(owner, name) is replacement:
+                setattr(owner, name, original)
+
+        setattr(owner, name, replacement)
+        self._undo.append(undo)
+
+    # what is seen
+
+    def _around_backward(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._on:
+                return original(outputs, *args, **kwargs)
+            self._before_backward(outputs)
+            self._backward_depth += 1
+            try:
+                return original(outputs, *args, **kwargs)
+            finally:
+                self._backward_depth -= 1
+
+        return run
+
+    def _before_backward(self, outputs: Any) -> None:
+        try:
+            self.read([outputs] if isinstance(outputs, torch.Tensor) else outputs)
+            self._on_backward()
+        except Exception as error:
+            self._failed("reading the graph", error)
+
+    def _around_push(self, original: Any) -> Any:
+        def push(*args: Any) -> Any:
+            result = original(*args)
+            self._hooks_changed(1)
+            return result
+
+        return push
+
+    def _around_pop(self, original: Any) -> Any:
+        def pop(*args: Any) -> Any:
+            result = original(*args)
+            self._hooks_changed(-1)
+            return result
+
+        return pop
+
+    def _hooks_changed(self, by: int) -> None:
+        if not self._on:
+            return
+        try:
+            line = self._timeline()
+            line.depth += by
+            line.hooks(line.depth > 0 or _script_has_hooks(), _sequence_number())
+            self._notes.add(
+                "the script uses saved-tensor hooks (checkpointing, offloading): what is saved or "
+                "recomputed under them is not counted as activations"
+            )
+        except Exception as error:
+            self._failed("following the script's hooks", error)
+
+    def _enters(self, module: Any, args: Any) -> None:
+        del args
+        if not self._on:
+            return
+        try:
+            line = self._timeline()
+            if not line.running and not self._backward_depth:
+                self._on_root(module)
+            self._kept[id(module)] = module
+            line.running.append(id(module))
+            line.mark(_sequence_number())
+        except Exception as error:
+            self._failed("entering a module", error)
+
+    def _leaves(self, module: Any, *passed: Any) -> None:
+        """Called with kwargs, except where forward raised."""
+        if not self._on:
+            return
+        try:
+            line = self._timeline()
+            while line.running and line.running.pop() != id(module):
+                pass  # a module in between was interrupted
+            line.mark(_sequence_number())
+            if not line.running and len(passed) == 3:
+                self._tick = self._now()
+                self._notice_inputs(passed[:2])
+                self.read(tensors_in(passed[2]))
+        except Exception as error:
+            self._failed("leaving a module", error)
+
+    def _notice_inputs(self, arguments: Any) -> None:
+        """The batch, not an activation: given to an outermost module, made by nobody's forward."""
+        for tensor in tensors_in(arguments):
+            if tensor.requires_grad:
+                continue
+            for piece in pieces(tensor, self._notes):
+                if any(_current(known, piece.key) for known in (self.records, self.inputs)):
+                    continue
+                self.inputs[piece.key] = self._new(piece, 0, OUTSIDE)
+                self.given.append((piece.key, self.inputs[piece.key]))
+
+    # reading the graph
+
+    def read(self, outputs: Iterable[Any]) -> None:
+        """Record every storage that the graph behind these tensors holds."""
+        if torch._C._are_functorch_transforms_active():
+            self._notes.add("torch.func transforms ran: what they saved is not counted")
+            return
+        with self._lock:
+            self._tick = self._now()
+            line = self._timeline()
+            todo = [_node(output) for output in outputs]
+            met: dict[int, Any] = {}  # a node's wrapper has one id only while it lives
+            while todo:
+                node = todo.pop()
+                if node is None or id(node) in met:
+                    continue
+                met[id(node)] = node
+                if type(node).__name__ == "AccumulateGrad":
+                    self.leaves.add(id(node.variable))
+                    continue
+                number = node._sequence_nr()
+                if number < line.first or number in line.walked:
+                    continue  # older than this step, or known
+                line.walked.add(number)
+                todo.extend(following for following, _ in node.next_functions)
+                if not self._hooked(line, number):
+                    self._open(node, number, line.module_of(number))
+
+    def _hooked(self, line: Timeline, number: int) -> bool:
+        """Numbers of another thread's forward (DataParallel) cannot be told from ours."""
+        if line.hooked(number):
+            return True
+        others = [other for other in self._timelines.values() if other is not line]
+        return any(other.forward and other.hooked(number) for other in others)
+
+    def _open(self, node: Any, number: int, module: int) -> None:
+        for tensor in _saved_by(node, self._notes):
+            if _is_parameter(tensor):
+                continue
+            for piece in pieces(tensor, self._notes):
+                known = _current(self.records, piece.key)
+                if known is not None:
+                    known.tensors += 1
+                    if number < known.number:
+                        known.number, known.module = number, module
+                elif _current(self.inputs, piece.key) is None:
+                    self.records[piece.key] = self._new(piece, number, module)
+                    self.seen.append((piece.key, self.records[piece.key]))
+
+    def _new(self, piece: Piece, number: int, module: int) -> Saved:
+        return Saved(
+            size_bytes=piece.size_bytes,
+            alive=StorageWeakRef(piece.storage),
+            number=number,
+            module=module,
+            tensors=1,
+            seen_at=self._tick,
+        )
+
+    def live(self) -> dict[Key, Saved]:
+        """What is held at this moment."""
+        with self._lock:
+            return {
+                key: saved for key in list(self.records) if (saved := _current(self.records, key))
+            }
+
+    def _timeline(self) -> Timeline:
+        ident = threading.get_ident()
+        line = self._timelines.get(ident)
+        if line is None:
+            # Only the training thread can hold graphs from before this step.
+            first = _sequence_number() if ident == self._main else 0
+            line = Timeline(first, forward=not self._backward_depth)
+            self._timelines[ident] = line
+        return line
+
+    def _failed(self, where: str, error: Exception) -> None:
+        self._notes.add(f"{where}: {type(error).__name__}: {error}")
+
+
+def _current(records: dict[Key, Saved], key: Key) -> Saved | None:
+    """The record of this storage, unless another storage had its address before."""
+    known = records.get(key)
+    if known is not None and known.alive.expired():
+        del records[key]
+        return None
+    return known
+
+
+def _sequence_number() -> int:
+    """Of the next node that this thread makes."""
+    return int(torch.autograd._get_sequence_nr())
+
+
+def _script_has_hooks() -> bool:
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is not None and top(False) is not None
+
+
+def _node(output: Any) -> Any:
+    """Of a tensor, or of a GradientEdge."""
+    return output.grad_fn if isinstance(output, torch.Tensor) else getattr(output, "node", None)
+
+
+def _is_parameter(tensor: Any) -> bool:
+    """The weight itself or a view of it, also where FSDP gathered it for a while."""
+    return isinstance(tensor, torch.nn.Parameter) or isinstance(tensor._base, torch.nn.Parameter)
+
+
+@functools.cache
+def _fields(kind: Any) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_saved_"))
+
+
+def _saved_by(node: Any, notes: set[str]) -> Iterator[Any]:
+    """The tensors a node holds, as the node gives them; nothing of the script's runs."""
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        fields: tuple[str, ...] = ("saved_tensors", "__dict__")
+    else:
+        kind: Any = type(node)
+        fields = _fields(kind)
+        if not fields and "CppNode" in node.name():
+            notes.add(f"what the C++ function {node.name()} saved cannot be seen: not counted")
+    for name in fields:
+        try:
+            value = getattr(node, name)
+        except RuntimeError:  # freed, or changed in place: backward itself will say so
+            notes.add(f"a tensor saved by {node.name()} could not be read: not counted")
+            continue
+        yield from tensors_in(value, depth=2)

@@ -1,0 +1,118 @@
+"""Interval algebra against sets of integers, where every point can be counted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.explain import intervals
+
+if TYPE_CHECKING:
+    from stepscope.explain.intervals import Set
+
+# A span covers the integers start, start + 1, .., end - 1; spans of length 0 cover none.
+spans = st.lists(
+    st.tuples(st.integers(-40, 40), st.integers(0, 12)).map(lambda at: (at[0], at[0] + at[1])),
+    max_size=12,
+)
+
+
+def columns(pairs: list[tuple[int, int]]) -> Set:
+    starts, ends = zip(*pairs, strict=True) if pairs else ((), ())
+    return np.array(starts, np.int64), np.array(ends, np.int64)
+
+
+def united(pairs: list[tuple[int, int]]) -> Set:
+    return intervals.union(*columns(pairs))
+
+
+def points(pairs: list[tuple[int, int]]) -> set[int]:
+    return {point for start, end in pairs for point in range(start, end)}
+
+
+def points_of(of: Set) -> set[int]:
+    return points(list(zip(of[0].tolist(), of[1].tolist(), strict=True)))
+
+
+def disjoint_and_sorted(of: Set) -> bool:
+    return bool((of[0] <= of[1]).all() and (of[0][1:] > of[1][:-1]).all())
+
+
+@given(spans)
+def test_union_covers_the_same_points_disjoint_and_sorted(pairs: list[tuple[int, int]]) -> None:
+    union = united(pairs)
+    assert points_of(union) == points(pairs)
+    assert disjoint_and_sorted(union)
+    assert intervals.length(union) == len(points(pairs))
+
+
+def test_union_joins_what_touches() -> None:
+    starts, ends = united([(0, 5), (5, 9), (11, 12)])
+    assert (starts.tolist(), ends.tolist()) == ([0, 11], [9, 12])
+
+
+@given(st.lists(spans, max_size=4))
+def test_union_all_covers_what_any_set_covers(sets: list[list[tuple[int, int]]]) -> None:
+    union = intervals.union_all([united(pairs) for pairs in sets])
+    assert points_of(union) == set().union(*map(points, sets))
+    assert disjoint_and_sorted(union)
+
+
+@given(spans, st.integers(-45, 45), st.integers(-45, 45))
+def test_clip_keeps_the_points_between(pairs: list[tuple[int, int]], low: int, high: int) -> None:
+    clipped = intervals.clip(united(pairs), low, high)
+    assert points_of(clipped) == points(pairs) & set(range(low, high))
+
+
+@given(spans)
+def test_gaps_are_the_points_between_first_and_last_that_nothing_covers(
+    pairs: list[tuple[int, int]],
+) -> None:
+    union = united(pairs)
+    between = set(range(min(s for s, _ in pairs), max(e for _, e in pairs))) if pairs else set()
+    assert points_of(intervals.gaps(union)) == between - points(pairs)
+
+
+@given(spans, spans)
+def test_subtract_is_set_difference(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
+    left = intervals.subtract(united(a), united(b))
+    assert points_of(left) == points(a) - points(b)
+    assert disjoint_and_sorted(left)
+
+
+@given(spans, spans)
+def test_intersect_is_set_intersection(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
+    common = intervals.intersect(united(a), united(b))
+    assert points_of(common) == points(a) & points(b)
+    assert disjoint_and_sorted(common)
+
+
+@given(spans, st.lists(st.integers(-45, 60), max_size=20))
+def test_covers_is_membership(pairs: list[tuple[int, int]], times: list[int]) -> None:
+    inside = intervals.covers(united(pairs), np.array(times, np.int64))
+    assert inside.tolist() == [time in points(pairs) for time in times]
+
+
+@given(st.lists(spans, min_size=1, max_size=3))
+def test_sweep_says_of_every_segment_which_sets_cover_it(
+    sets: list[list[tuple[int, int]]],
+) -> None:
+    starts, lengths, cover = intervals.sweep([united(pairs) for pairs in sets])
+    assert (lengths > 0).all()
+    assert (starts[1:] == (starts + lengths)[:-1]).all()  # no point is left out, none is twice
+    for row, pairs in zip(cover, sets, strict=True):
+        covered = list(zip(starts[row].tolist(), (starts + lengths)[row].tolist(), strict=True))
+        assert points(covered) == points(pairs)
+
+
+@given(spans)
+def test_times_of_today_are_exact(pairs: list[tuple[int, int]]) -> None:
+    """Nanoseconds since 1970 do not fit into a double; sums must never pass through one."""
+    today = 1_763_000_000_000_000_001
+    later = [(start + today, end + today) for start, end in pairs]
+    union, shifted = united(pairs), united(later)
+    assert (shifted[0] - today).tolist() == union[0].tolist()
+    assert (shifted[1] - today).tolist() == union[1].tolist()

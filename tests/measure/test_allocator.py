@@ -1,0 +1,355 @@
+"""The allocator's account: a replayed history against a plain simulation, and a step on a tape.
+
+The tape is a CPU stand-in for the CUDA caching allocator: it sees every storage come and go.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from stepscope.measure import memory as memory_module
+from stepscope.measure.allocator import (
+    Allocator,
+    Labels,
+    Phases,
+    Reading,
+    nearest,
+    replay,
+)
+from stepscope.measure.memory import CATEGORIES, MemoryStep
+
+
+def alloc(address: int, size: int) -> dict[str, Any]:
+    return {"action": "alloc", "addr": address, "size": size}
+
+
+def free(address: int, size: int) -> dict[str, Any]:
+    return {"action": "free_requested", "addr": address, "size": size}
+
+
+def test_replay_finds_the_top_and_who_held_it() -> None:
+    labels = Labels()
+    labels.add([("cuda:0", 1)], "activations", 11)  # seen after the first allocation
+    labels.add([("cuda:0", 1)], "gradients", 13)  # another block at the same address, later
+    events = [
+        alloc(1, 100),  # 11: an activation
+        alloc(2, 50),  # 12: nobody saw it
+        free(2, 50),
+        {"action": "segment_alloc", "addr": 9, "size": 1 << 20},
+        free(7, 30),  # a gradient from before the step
+        free(1, 100),
+        {"action": "free_completed", "addr": 1, "size": 100},
+        alloc(1, 40),  # 13: a gradient
+    ]
+    top = replay(
+        events,
+        start={"parameters": 200, "gradients": 30, "other": 5},
+        owners={7: "gradients", 8: "parameters"},
+        labels=labels,
+        clock=10,
+    )
+    assert top.requested_bytes == 200 + 30 + 5 + 100 + 50
+    assert top.allocations == 12
+    assert top.categories == {
+        "parameters": 200,
+        "gradients": 30,
+        "other": 5,
+        "activations": 100,
+        "temporaries": 50,
+    }
+    later = replay(events[2:], start={}, owners={}, labels=labels, clock=12)
+    assert later.categories == {}  # only releases of what was there before, then less
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(1, 1000)), max_size=60))
+def test_replay_agrees_with_a_plain_simulation_and_adds_up(moves: list[tuple[int, int]]) -> None:
+    """A move toggles an address: allocate it if free, else release it."""
+    events, held = [], {100: 7}
+    highest = 7
+    for address, size in moves:
+        if address in held:
+            events.append(free(address, held.pop(address)))
+        else:
+            held[address] = size
+            events.append(alloc(address, size))
+        highest = max(highest, sum(held.values()))
+    labels = Labels()
+    labels.add([("cuda:0", 3)], "gradients", 2)
+    labels.add([("cuda:0", 4)], "activations", 5)
+    top = replay(events, start={"other": 7}, owners={}, labels=labels, clock=0)
+    assert top.requested_bytes == highest
+    assert sum(top.categories.values()) == highest
+    assert min(top.categories.values()) >= 0
+
+
+def test_phases_tell_in_which_one_an_allocation_was_made() -> None:
+    phases = Phases()
+    for name, tick in (("forward", 10), ("backward", 14), ("forward", 20), ("optimizer", 20)):
+        phases.begin(name, tick)
+    found = [phases.at(tick) for tick in (10, 11, 14, 15, 20, 21)]
+    assert found == ["forward", "forward", "forward", "backward", "backward", "optimizer"]
+
+
+def reading(allocations: int, allocated: int = 0) -> Reading:
+    return Reading(
+        allocated_bytes=allocated,
+        reserved_bytes=allocated,
+        requested_bytes=allocated,
+        peak_bytes=allocated,
+        allocations=allocations,
+    )
+
+
+def test_the_nearest_reading_is_the_nearest() -> None:
+    readings = [reading(3), reading(10), reading(10), reading(20)]
+    assert [nearest(readings, tick).allocations for tick in (0, 3, 6, 7, 14, 16, 99)] == [
+        3,
+        3,
+        3,
+        10,
+        10,
+        20,
+        20,
+    ]
+
+
+def test_counters_that_cannot_be_read_are_noted_once_and_left_alone() -> None:
+    notes: set[str] = set()
+    allocator = Allocator("cuda", [0], notes)
+    allocator._module = object()
+    assert allocator.read() is None
+    assert allocator.read() is None
+    assert [note for note in notes if "could not be read" in note] == list(notes)
+
+
+class Tape(TorchDispatchMode):
+    """Sees every storage that an operator makes, and its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[dict[str, Any]] = []
+        self.alive: dict[int, int] = {}
+        self.made = self.highest = 0
+
+    @property
+    def held(self) -> int:
+        return sum(self.alive.values())
+
+    def adopt(self, tensors: Any) -> None:
+        """Storages from before the tape ran."""
+        for tensor in tensors:
+            self._see(tensor.untyped_storage(), quietly=True)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._see(leaf.untyped_storage())
+        return result
+
+    def _see(self, storage: Any, *, quietly: bool = False) -> None:
+        address, size = storage.data_ptr(), storage.nbytes()
+        if address in self.alive or not size:
+            return
+        self.alive[address] = size
+        if not quietly:
+            self.events.append(alloc(address, size))
+            self.made += 1
+        self.highest = max(self.highest, self.held)
+        weakref.finalize(storage, self._gone, address)
+
+    def _gone(self, address: int) -> None:
+        self.events.append(free(address, self.alive.pop(address)))
+
+
+class TapeAllocator(Allocator):
+    """As the CUDA one, from the tape; 512 bytes are lost to rounding."""
+
+    tape: Tape
+    history = True
+
+    def read(self) -> Reading:
+        held = self.tape.held
+        return Reading(
+            allocated_bytes=held + 512,
+            reserved_bytes=1 << 20,
+            requested_bytes=held,
+            peak_bytes=self.tape.highest + 512,
+            allocations=self.tape.made,
+        )
+
+    def start_history(self) -> None:
+        self._recording = self.history
+        self.tape.events.clear()
+
+    def stop_history(self) -> Any:
+        recorded, self._recording = self._recording, False
+        return list(self.tape.events) if recorded else None
+
+
+@pytest.fixture
+def tape(monkeypatch: pytest.MonkeyPatch) -> Tape:
+    tape = Tape()
+    allocator = type("ThisTape", (TapeAllocator,), {"tape": tape})
+    monkeypatch.setattr(memory_module, "Allocator", allocator)
+    return tape
+
+
+BATCH, WIDE, INNER = 64, 16, 32
+
+
+def one_step(tape: Tape) -> tuple[dict[str, Any], int]:
+    net = nn.Sequential(nn.Linear(WIDE, INNER), nn.Tanh(), nn.Linear(INNER, WIDE))
+    optimizer = torch.optim.Adam(net.parameters(), foreach=False)
+    x = torch.randn(BATCH, WIDE)
+
+    def step(watch: MemoryStep | None = None) -> None:
+        optimizer.zero_grad()
+        loss = net(x).pow(2).sum()
+        if watch is not None:
+            watch.phase("backward", entering=True)
+        loss.backward()
+        if watch is not None:
+            watch.phase("backward", entering=False)
+            watch.phase("optimizer", entering=True)
+        optimizer.step()
+        if watch is not None:
+            watch.phase("optimizer", entering=False)
+
+    step()
+    states = [t for state in optimizer.state.values() for t in state.values()]
+    grads = [parameter.grad for parameter in net.parameters()]
+    tape.adopt([*net.parameters(), *grads, *states, x])
+    del grads
+    with tape:
+        watch = MemoryStep([optimizer])
+        watch.begin()
+        tape.highest = tape.held  # of this step alone
+        step(watch)
+        highest = tape.highest
+        return watch.end(), highest
+
+
+def test_a_step_on_the_tape_adds_up_to_its_peak(tape: Tape) -> None:
+    result, highest = one_step(tape)
+    peak = result["peak"]
+    assert peak["allocated_bytes"] == highest + 512
+    assert sum(peak["categories"].values()) == highest + 512
+    assert tuple(peak["categories"]) == CATEGORIES
+    assert peak["measured"] == "this step, from the allocator's history"
+    count = WIDE * INNER + INNER + INNER * WIDE + WIDE
+    held = peak["categories"]
+    assert held["parameters"] == count * 4
+    assert held["optimizer"] == 2 * count * 4 + 16
+    assert held["other"] == BATCH * WIDE * 4 + 512  # the batch was there before; rounding
+    assert held["temporaries"] > 0
+    assert peak["phase"] == "backward"
+    assert held["activations"] == BATCH * INNER * 4  # pow has had its input, tanh's result waits
+    assert result["categories"]["temporaries"] == held["temporaries"]
+    for row in result["phases"]:
+        assert sum(row["categories"].values()) == row["allocated_bytes"]
+
+
+def test_without_history_the_counter_is_used_and_said_to_be_what_it_is(
+    tape: Tape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TapeAllocator, "history", False)
+    result, highest = one_step(tape)
+    peak = result["peak"]
+    assert "rose in this step" in peak["measured"]
+    assert peak["allocated_bytes"] == highest + 512
+    assert sum(peak["categories"].values()) == highest + 512
+
+
+def test_a_history_that_cannot_be_replayed_falls_back_to_the_counter(
+    tape: Tape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TapeAllocator, "stop_history", lambda _: [{"action": "alloc"}])
+    result, highest = one_step(tape)
+    assert result["peak"]["allocated_bytes"] == highest + 512
+    assert any("replaying the allocator: KeyError" in note for note in result["notes"])
+
+
+# on a device
+
+
+def big_step(optimizer: Any, net: nn.Module, watch: MemoryStep | None = None) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = net(torch.randn(256, 1024, device="cuda")).pow(2).mean()
+    if watch is not None:
+        watch.phase("backward", entering=True)
+    loss.backward()
+    if watch is not None:
+        watch.phase("backward", entering=False)
+        watch.phase("optimizer", entering=True)
+    optimizer.step()
+    if watch is not None:
+        watch.phase("optimizer", entering=False)
+    return loss.detach()
+
+
+def big() -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    layers = [part for _ in range(4) for part in (nn.Linear(1024, 1024), nn.GELU())]
+    net = nn.Sequential(*layers).cuda()
+    return net, torch.optim.Adam(net.parameters())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_the_step_adds_up_to_the_allocators_own_peak() -> None:
+    net, optimizer = big()
+    for _ in range(3):
+        big_step(optimizer, net)
+    spike = torch.empty(1 << 28, device="cuda")  # an earlier peak, higher than any step's
+    del spike
+    before = torch.cuda.max_memory_allocated()
+    watch = MemoryStep([optimizer])
+    watch.begin()
+    big_step(optimizer, net, watch)
+    result = watch.end()
+    assert torch.cuda.max_memory_allocated() == before  # not reset
+    assert not torch._C._cuda_isHistoryEnabled()
+    torch.cuda.reset_peak_memory_stats()
+    big_step(optimizer, net)
+    truth = torch.cuda.max_memory_allocated()
+    peak = result["peak"]
+    assert peak["measured"] == "this step, from the allocator's history", result["notes"]
+    assert abs(peak["allocated_bytes"] - truth) <= 0.02 * truth
+    assert sum(peak["categories"].values()) == peak["allocated_bytes"]
+    count = sum(parameter.numel() for parameter in net.parameters())
+    assert result["categories"]["parameters"] == 4 * count
+    assert result["categories"]["gradients"] == 4 * count
+    assert result["categories"]["optimizer"] == 8 * count
+    # a GELU saves its input, a layer its own; the first layer's is the batch, pow saves the last
+    assert result["categories"]["activations"] == 8 * 256 * 1024 * 4
+    assert result["inputs_bytes"] == 256 * 1024 * 4
+    for row in result["phases"]:
+        assert sum(row["categories"].values()) == row["allocated_bytes"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_losses_are_the_same_bit_for_bit() -> None:
+    def losses(*, watched: bool) -> list[torch.Tensor]:
+        net, optimizer = big()
+        seen = [big_step(optimizer, net) for _ in range(2)]
+        watch = MemoryStep([optimizer]) if watched else None
+        if watch is not None:
+            watch.begin()
+        seen.append(big_step(optimizer, net, watch))
+        if watch is not None:
+            watch.end()
+        return [*seen, *(big_step(optimizer, net) for _ in range(2))]
+
+    bare, seen = losses(watched=False), losses(watched=True)
+    assert all(torch.equal(a, b) for a, b in zip(bare, seen, strict=True))
