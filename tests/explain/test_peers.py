@@ -14,6 +14,9 @@ HTA's timeline
   * counts cuda_sync rows on a stream as busy time, and `Stream Wait Event` even as compute.
   * knows communication only as `nccl..Kernel`, and has one "non-compute" for it and for copies.
 
+  * has no figure for mi300x_resnet_checkpoint_rank0of8 (TypeError) and cpu_only_gloo_rank34
+    (IndexError).
+
 HTA's idle split goes stream by stream, by the row before on that stream: gaps of one stream count
 as idle while another one works, and overlapping rows give negative gaps. Ours is the one line of
 the whole device, so no HTA figure can be compared with it, only reproduced.
@@ -21,6 +24,8 @@ the whole device, so no HTA figure can be compared with it, only reproduced.
 TraceLens
   * drops device events to which no arrow is drawn from a launch: launched before the window, and
     all memsets on ROCm.
+    It finds "No GPU events" in older files, whose arrows have another name or are missing
+    (a100_legacy_control, both pair files), and in cpu_only_gloo_rank34.
   * counts memsets as computation.
   * adds doubles of µs since the file's base: noise of up to some ten ns in sums.
 """

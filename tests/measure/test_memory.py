@@ -313,6 +313,24 @@ def test_accumulation_reports_the_largest_forward_and_everything_saved() -> None
     adds_up(result)
 
 
+def test_a_closure_runs_backward_inside_the_optimizer() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3)
+    x = torch.randn(2, 4)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = net(x).pow(2).sum()
+        loss.backward()
+        return float(loss.detach())
+
+    result = measured(lambda: optimizer.step(closure), optimizer)
+    assert result["categories"]["activations"] == 2 * 8 * FLOAT
+    assert result["categories"]["optimizer"] > 0
+    assert len(result["phases"]) == 4
+    adds_up(result)
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointing_lowers_what_lives_together(reentrant: bool) -> None:
     blocks = nn.ModuleList(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepscope.explain.tree import children_sum, group, outermost, sum_by
+from stepscope.explain.tree import children_sum, enclosing, group, outermost, sum_by
 from stepscope.explain.work import name_mask
 from stepscope.records.explanation import Line, Place
 from stepscope.records.trace import ABSENT, HostKind
@@ -49,7 +49,7 @@ def list_lines(trace: Trace, device: DeviceTime) -> tuple[Line, ...]:
     if not len(rows):
         return ()
     own = (host.dur_ns - children_sum(host.parent, host.dur_ns))[rows]
-    outer = outermost(host.parent, host.name)[rows]
+    outer = outermost(enclosing(host, rows), host.name[rows])
     first, inverse, count = group(host.name[rows].astype(np.int64))
     calls = np.bincount(inverse, minlength=count)
     total = sum_by(inverse, np.where(outer, host.dur_ns[rows], 0), count)

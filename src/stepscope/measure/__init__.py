@@ -9,7 +9,8 @@ folder. No random number is drawn, no tensor of the training is changed, no stre
     folder.py     the run folder: names, atomic writes
     ranks.py      which rank is this process
     hooks.py      where steps and phases begin and end, seen from inside torch
-    session.py    one rank's capture: the schedule, and who acts when
+    session.py    one rank's capture: counts steps, lets each part act when it is due
+    schedule.py   which step does what
     steps.py      every step's times, measured without the profiler
     writer.py     lines to disk in the background, safe against a kill
     window.py     the profiler window

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -52,11 +51,10 @@ def claim_rank_folder(run: Path, rank: int) -> Path:
 
 def write_json(path: Path, value: Any) -> None:
     """Whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(value, file)
-        Path(temporary).replace(path)
+        temporary.write_text(json.dumps(value))
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise

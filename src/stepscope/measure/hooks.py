@@ -45,6 +45,7 @@ class Anchor:
 @harmless
 def install(session: Session) -> None:
     """Attach to torch; called once, when torch has been imported."""
+    session.torch_is_here()
     _watch_optimizers(session)
     _watch_backward(session)
     _watch_data_loader(session)

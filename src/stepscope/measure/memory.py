@@ -65,7 +65,7 @@ class MemoryStep:
         self._readings: list[Reading] = []
         self._labels = Labels()
         self._phases = Phases()
-        self._depth = 0  # of backward
+        self._running = ["forward"]
         self._largest = 0  # activations alive together
         self._by_module: dict[int, tuple[int, int]] = {}
         self._compiled = False
@@ -81,14 +81,15 @@ class MemoryStep:
 
     def phase(self, name: str, *, entering: bool) -> None:
         """A phase begins or ends; forward is what runs in between."""
-        if name == "backward":
-            self._depth = max(0, self._depth + (1 if entering else -1))
-            if self._depth != (1 if entering else 0):
-                return  # a backward pass inside another one
-            if not entering:
+        if name not in ("backward", "optimizer"):
+            return
+        if entering:
+            self._running.append(name)
+        elif self._running[-1] == name:
+            self._running.pop()
+            if name == "backward" and "backward" not in self._running:
                 self._guarded("the state after backward", lambda: self._keep("backward"))
-        if name in ("backward", "optimizer"):
-            self._mark(name if entering else "forward")
+        self._mark(self._running[-1])
 
     def end(self) -> dict[str, Any]:
         """Right after the optimizer step. Every hook is gone afterwards."""
@@ -128,7 +129,7 @@ class MemoryStep:
         self._model.leaves |= self._saved.leaves
         held = self._model.held()
         live = self._count_live(held)
-        if self._depth <= 1:
+        if self._running.count("backward") <= 1:
             self._keep("forward", held=held, live=live)
 
     def _count_live(self, held: Held) -> int:

@@ -1,4 +1,4 @@
-"""One rank's capture: counts steps, keeps the truth, opens and closes the profiler window.
+"""One rank's capture: counts steps, keeps the truth, and lets each part act when it is due.
 
 A process becomes a rank when it ends its first step. Until then nothing is created, so launchers,
 data-loader workers and helpers leave no trace in the run folder.
@@ -11,13 +11,18 @@ import os
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
+from stepscope.measure.clock import ClockSync
+from stepscope.measure.comms import Comms
 from stepscope.measure.harmless import harmless, note, problems
+from stepscope.measure.memory import MemoryStep
 from stepscope.measure.ranks import facts, rank_and_world
 from stepscope.measure.sampler import Sampler
+from stepscope.measure.schedule import Schedule
 from stepscope.measure.steps import DeviceClock, StepClock, with_device_time
 from stepscope.measure.window import Window
 from stepscope.measure.writer import LineWriter
@@ -33,38 +38,50 @@ class Session:
         self.settings = settings
         self.optimizer_calls = 0
         self.number = 0  # of the running step
+        self._schedule = Schedule.of(settings)
         self._clock = StepClock()
+        self._comms = Comms()
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._thread = threading.get_ident()
         self._pid = os.getpid()
-        self._folder: Path | None = None
-        self._steps: LineWriter | None = None
-        self._device: DeviceClock | None = None
-        self._sampler: Sampler | None = None
+        self._rank = (0, 1)
+        self._record: _Record | None = None
         self._window: Window | None = None
         self._windows: list[Window] = []
-        self._closed = False
+        self._memory: MemoryStep | None = None
         self._skipped = 0
-        self._rank = (0, 1)
+        self._closed = False
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self.close)
 
-    # what hooks report
+    @harmless
+    def torch_is_here(self) -> None:
+        """Once torch is imported."""
+        self._comms.attach()
+
+    # What hooks report. Phases count only in the thread that trains.
 
     def enter(self, phase: str) -> None:
-        if threading.get_ident() == self._thread and not self._closed:
-            self._clock.enter(phase)
+        if self._closed or threading.get_ident() != self._thread:
+            return
+        self._clock.enter(phase)
+        if self._memory is not None:
+            self._memory_phase(phase, entering=True)
 
     def leave(self, phase: str) -> None:
-        if threading.get_ident() == self._thread and not self._closed:
-            self._clock.leave(phase)
+        if self._closed or threading.get_ident() != self._thread:
+            return
+        self._clock.leave(phase)
+        if self._memory is not None:
+            self._memory_phase(phase, entering=False)
 
     def sees_optimizer(self, optimizer: Any) -> None:
-        del optimizer
         self.optimizer_calls += 1
+        self._optimizers.add(optimizer)
 
     @harmless
     def sees_batch(self) -> None:
-        if self.settings.step_on == "dataloader" and self.optimizer_calls == 0:
+        if self.settings.step_on == "dataloader":
             self.step_ends()
 
     @harmless
@@ -74,31 +91,9 @@ class Session:
             self.step_ends(skipped=True)
 
     @harmless
-    def step_ends(self, *, skipped: bool = False) -> None:
-        """The running step is over: write its times down, act for the next one."""
-        if self._closed:
-            return
-        if self._folder is None and not self._become_rank():
-            return
-        row: dict[str, Any] = {"step": self.number, **self._clock.finish()}
-        row["end_unix_ns"] = time.time_ns()
-        row["window"] = self._window is not None
-        if skipped:
-            row["skipped"] = True
-        if self.number == 0:
-            row["first"] = True  # its beginning was not seen
-        if self._device is not None:
-            row["events"] = self._device.mark()
-        if self._steps is not None:
-            self._steps.put(row)
-        self.number += 1
-        if self._act():
-            self._clock.restart()
-            if self._device is not None:
-                self._device.restart()
-
     def group_ends(self) -> None:
         """The process group is about to go."""
+        self._comms.group_ends()
 
     @harmless
     def profiler_wanted(self, other: Any) -> None:
@@ -109,61 +104,109 @@ class Session:
             note("window", "the script used the profiler itself; the window was given up")
             window.abandon()
 
-    # the schedule
+    @harmless
+    def step_ends(self, *, skipped: bool = False) -> None:
+        """The running step is over: write its times down, act for the next one."""
+        if self._closed:
+            return
+        record = self._record or self._become_rank()
+        if record is None:
+            return
+        row: dict[str, Any] = {"step": self.number, **self._clock.finish()}
+        row["end_unix_ns"] = time.time_ns()
+        row["window"] = self._window is not None
+        row["events"] = record.device.mark()
+        if skipped:
+            row["skipped"] = True
+        if self.number == 0:
+            row["first"] = True  # its beginning was not seen
+        if self._memory is not None:
+            row["memory"] = True  # its times are not the training's
+            self._end_memory_step(record)
+        record.steps.put(row)
+        self.number += 1
+        if self._act(record):
+            self._clock.restart()
+            record.device.restart()
 
-    def _act(self) -> bool:
-        """Between two steps: what does the step that now begins need? True if that took time."""
-        if self._window is not None:
-            window = self._window
-            if self.number > window.last:
-                self._window = None
-                self._windows.append(window)
-            window.step()
-            if self._window is None and self._sampler is not None:
-                self._sampler.resume()
-            return True
-        cycle, place = divmod(self.number, self.settings.cycle)
-        due: bool = place == self.settings.wait and cycle < max(1, self.settings.repeat)
-        if due:
-            self._open_window(cycle)
-        return due
+    # The schedule: what does the step that now begins need?
 
-    def _open_window(self, cycle: int) -> None:
+    def _act(self, record: _Record) -> bool:
+        """True when something of ours took time between the two steps."""
+        step = self.number
+        opens = self._schedule.opens(step)
+        if opens is not None:
+            self._open_window(record, opens)
+        elif self._schedule.closes(step):
+            self._close_window(record)
+        elif self._schedule.measures_memory(step):
+            self._memory = MemoryStep(list(self._optimizers))
+            self._memory.begin()
+        elif self._window is not None:
+            self._window.step()
+            self._comms.step_begins(step)
+        else:
+            return False
+        return True
+
+    def _open_window(self, record: _Record, number: int) -> None:
         import torch
 
+        record.sampler_pauses()
+        record.synchronise("start", self.number)  # on every rank, whatever becomes of the window
         if torch.autograd._profiler_enabled():
             note("window", "the script's own profiler is running; no window was opened")
             return
-        assert self._folder is not None
-        if self._sampler is not None:
-            self._sampler.pause()
-        window = Window(self.settings, self.number, self._folder, repeat=cycle)
+        window = Window(self.settings, self.number, record.folder, repeat=number)
         window.start()
         self._window = window
+        self._comms.window_begins(self.number)
 
-    # beginning and end
+    def _close_window(self, record: _Record) -> None:
+        window, self._window = self._window, None
+        if window is not None:
+            window.step()  # behind the last step: the trace is saved
+            self._windows.append(window)
+            record.collectives(self._comms.window_ends(self.number - 1))
+        record.synchronise("end", self.number)
+        record.sampler_resumes()
 
-    def _become_rank(self) -> bool:
+    @harmless
+    def _memory_phase(self, phase: str, *, entering: bool) -> None:
+        if self._memory is not None:
+            self._memory.phase(phase, entering=entering)
+
+    def _end_memory_step(self, record: _Record) -> None:
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            layout.write_json(record.folder / layout.MEMORY, memory.end())
+
+    # Beginning and end.
+
+    def _become_rank(self) -> _Record | None:
         self._rank = rank_and_world()
         try:
-            self._folder = layout.claim_rank_folder(Path(self.settings.folder), self._rank[0])
+            folder = layout.claim_rank_folder(Path(self.settings.folder), self._rank[0])
         except OSError as error:
             self._closed = True  # nowhere to write: stay out of the way for good
             note("run folder", error)
-            return False
-        self._steps = LineWriter(self._folder / layout.STEPS, with_device_time)
-        if self.settings.sample_hz > 0:
-            self._sampler = Sampler(self._thread, self.settings.sample_hz)
-        self._device = DeviceClock()
+            return None
+        self._record = _Record(folder, self._thread, self.settings.sample_hz)
         self._describe("running")
-        return True
+        return self._record
 
     def _describe(self, status: str) -> None:
-        if self._folder is None:
+        if self._record is None:
             return
         rank, world = self._rank
+        parameters = [
+            parameter
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
         layout.write_json(
-            self._folder / layout.RANK,
+            self._record.folder / layout.RANK,
             {
                 "schema": layout.SCHEMA,
                 "rank": rank,
@@ -172,6 +215,7 @@ class Session:
                 "steps": self.number,
                 "skipped": self._skipped,
                 "argv": sys.argv,
+                "communication": self._comms.describe(parameters),
                 "problems": problems(),
                 **facts(),
             },
@@ -183,6 +227,8 @@ class Session:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
+        if self._memory is not None:
+            self._memory.end()
         if self._window is not None:
             window, self._window = self._window, None
             note("window", f"the script ended at step {self.number}, inside the window")
@@ -190,13 +236,52 @@ class Session:
             self._windows.append(window)
         for window in self._windows:
             window.close()
-        if self._steps is not None:
-            self._steps.close()
-        if self._sampler is not None and self._folder is not None:
-            layout.write_json(self._folder / layout.SAMPLES, self._sampler.close())
+        if self._record is not None:
+            self._record.close()
         self._describe("finished")
 
     def _forked(self) -> None:
         """A child of the training is not the training."""
         self._closed = True
-        self._window = None
+        self._window = self._memory = None
+
+
+class _Record:
+    """What a rank writes, and the helpers that write it."""
+
+    def __init__(self, folder: Path, thread: int, sample_hz: float) -> None:
+        self.folder = folder
+        self.steps = LineWriter(folder / layout.STEPS, with_device_time)
+        self.device = DeviceClock()
+        self._lines: LineWriter | None = None
+        self._clocks = ClockSync()
+        self._sampler = Sampler(thread, sample_hz) if sample_hz > 0 else None
+
+    @harmless
+    def synchronise(self, label: str, step: int) -> None:
+        if self._clocks.synchronise(label, step) is not None:
+            layout.write_json(self.folder / layout.CLOCK, self._clocks.content())
+
+    @harmless
+    def collectives(self, lines: list[dict[str, Any]]) -> None:
+        if lines and self._lines is None:
+            self._lines = LineWriter(self.folder / layout.COMMS)
+        for line in lines:
+            if self._lines is not None:
+                self._lines.put(line)
+
+    def sampler_pauses(self) -> None:
+        if self._sampler is not None:
+            self._sampler.pause()
+
+    def sampler_resumes(self) -> None:
+        if self._sampler is not None:
+            self._sampler.resume()
+
+    @harmless
+    def close(self) -> None:
+        self.steps.close()
+        if self._lines is not None:
+            self._lines.close()
+        if self._sampler is not None:
+            layout.write_json(self.folder / layout.SAMPLES, self._sampler.close())

@@ -27,11 +27,6 @@ class Settings:
     step_on: str = "optimizer"  # optimizer, dataloader or forward
     nccl_debug: bool = False
 
-    @property
-    def cycle(self) -> int:
-        """Steps from one window's first waiting step to the next one's."""
-        return self.wait + self.warmup + self.active
-
     def to_environment(self) -> dict[str, str]:
         """The variable to hand down."""
         return {VARIABLE: json.dumps(asdict(self))}

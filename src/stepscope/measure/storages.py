@@ -108,14 +108,15 @@ def roots_of(parameters: Iterable[Any]) -> list[Any]:
     kinds = {kind for kind in set(map(type, living)) if issubclass(kind, torch.nn.Module)}
     modules = [item for item in living if type(item) in kinds]
     del living
-    inner = {id(child) for module in modules for child in _children(module)}
+    inner = {id(child) for module in modules for child in _children(module).values()}
     tops = [module for module in modules if id(module) not in inner]
     return [top for top in tops if any(id(p) in wanted for p in top.parameters())]
 
 
-def _children(module: Any) -> list[Any]:
+def _children(module: Any) -> dict[str, Any]:
     """Without calling the module: it may be half built."""
-    return list((module.__dict__.get("_modules") or {}).values())
+    children: Any = module.__dict__.get("_modules")
+    return dict(children.items()) if children is not None else {}
 
 
 @dataclass(slots=True)
@@ -293,7 +294,7 @@ def _unwrapped(root: Any) -> Any:
 
 def _inner(root: Any, name: str) -> Any:
     wraps = name == "_orig_mod" or "Parallel" in type(root).__name__
-    return (root.__dict__.get("_modules") or {}).get(name) if wraps else None
+    return _children(root).get(name) if wraps else None
 
 
 def _clean(name: str, root: Any) -> str:

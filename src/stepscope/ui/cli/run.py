@@ -134,7 +134,12 @@ def _record(command: tuple[str, ...], settings: Settings) -> dict[str, Any]:
 
 def _run(command: tuple[str, ...], settings: Settings) -> int:
     path = os.pathsep.join(filter(None, [str(INJECT), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, **settings.to_environment(), "PYTHONPATH": path}
+    defaults = {
+        "KINETO_LOG_LEVEL": "6",  # the profiler's own chatter is not the command's output
+        "TORCH_FR_BUFFER_SIZE": "2000",  # torch before 2.13 records no collectives without it
+    }
+    ours = {**settings.to_environment(), "PYTHONPATH": path}
+    environment = {**defaults, **os.environ, **ours}
     try:
         process = subprocess.Popen(command, env=environment)
     except FileNotFoundError:
