@@ -74,7 +74,7 @@ def _run(command: list[str], ranks: int, keep: Path | None, *, capture: bool) ->
         done = subprocess.run(
             [*how, *command], env=environment, capture_output=True, text=True, check=True
         )
-    line = [text for text in done.stdout.splitlines() if text.startswith("{")][0]
+    line = next(text for text in done.stdout.splitlines() if text.startswith("{"))
     found: dict[str, Any] = json.loads(line)
     steps = [s * 1000 for s in found["steps_s"]]
     # gap i lies between the ends of steps i and i + 1: it is the time of step i + 1

@@ -6,6 +6,7 @@ An unmodified training script: it knows nothing of stepscope. Prints one JSON li
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 
@@ -72,7 +73,7 @@ def main() -> None:
         times.append(time.perf_counter())
     if device == "cuda":
         torch.cuda.synchronize()
-    gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(times)]
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
     print(json.dumps({"loss": loss.item().hex(), "steps_s": gaps, "peak": peak}))
 

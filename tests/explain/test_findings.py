@@ -154,6 +154,18 @@ def test_host_gaps_are_shown_with_the_users_line_not_the_librarys(explained: Exp
     assert (place.file, place.line, place.function) == ("augment.py", 3, "crop")
 
 
+def test_the_costliest_place_comes_first(explained: Explain) -> None:
+    rank = explained(
+        busy(0, 300),
+        gap(300, 100),
+        gap(415, 250),
+        frame("a_cheap.py(1): f", start=300, dur=100),
+        frame("b_costly.py(2): g", start=415, dur=250),
+    )
+    places = finding(rank, "host-bound").where
+    assert [place.file for place in places] == ["b_costly.py", "a_cheap.py"]
+
+
 def test_average_times_in_the_evidence_cover_the_whole_trace(explained: Explain) -> None:
     """Also where the step's shares come from two of three steps."""
     rank = explained(

@@ -118,6 +118,16 @@ def test_work_without_a_launch_was_queued_before_the_window(explained: Explain) 
     assert split(rank.idle) == (0, 2_000, 78_000)
 
 
+def test_work_of_no_length_still_ends_a_gap(explained: Explain) -> None:
+    # z at 50 was launched too late, b behind it was queued long before
+    rank = explained(
+        kernel("a", start=0, dur=10, launched_at=-5),
+        kernel("z", start=50, dur=0, launched_at=40),
+        kernel("b", start=60, dur=10, launched_at=-4),
+    )
+    assert gaps(rank) == [(10, 50, "python"), (50, 60, "launch")]
+
+
 def test_other_streams_fill_a_streams_gap(explained: Explain) -> None:
     # stream 7  ##        ##     0-2, 10-12
     # stream 8   #######         1-8: only 8-10 is idle, ended by b
@@ -290,6 +300,17 @@ def test_without_a_device_all_idle_time_is_the_hosts(explained: Explain) -> None
     )
     assert split(rank.idle) == (20_000, 0, 0)
     assert causes(rank.idle) == {"data_loading": 10_000, "python": 10_000}
+
+
+def test_without_a_device_operators_of_no_length_bound_the_span(explained: Explain) -> None:
+    rank = explained(
+        op("aten::first", start=0, dur=0),
+        op("aten::b", start=10, dur=20),
+        op("aten::last", start=35, dur=0),
+        device=None,
+    )
+    assert (rank.timeline.span_ns, rank.timeline.idle_ns) == (35_000, 15_000)
+    assert gaps(rank) == [(0, 10, "python"), (30, 35, "python")]
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,13 @@ def test_the_gravest_rank_gives_the_verdict(tmp_path: Path) -> None:
     assert found.budget.step_ms == 0.2  # the slower rank's step
 
 
+def test_of_one_finding_on_several_ranks_the_gravest_is_shown(tmp_path: Path) -> None:
+    for rank, idle in enumerate((100, 300, 200)):
+        write(tmp_path / f"{rank}.json", *training(idle=idle), rank=rank, world_size=3)
+    (found,) = (f for f in explain_job(tmp_path).findings if f.id == "host-bound")
+    assert (found.rank, found.share) == (1, 0.75)
+
+
 def test_one_file_names_no_rank_in_the_verdict(tmp_path: Path) -> None:
     found = explain_job(write(tmp_path / "a.json", *training(idle=100), rank=3, world_size=4))
     assert found.verdict.startswith("Host-bound: ")

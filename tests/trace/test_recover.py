@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from layouts import text_of
 from made import kernel, op, ops
 
+from layouts import text_of
 from stepscope import read_trace
 from stepscope.records.quality import Note
 from stepscope.records.trace import HostKind, Trace
@@ -27,9 +27,7 @@ def names(trace: Trace) -> list[str]:
 
 
 @pytest.fixture(params=SIZES, ids=lambda size: f"pieces of {size}")
-def read(
-    request: pytest.FixtureRequest, write_trace: Any, monkeypatch: pytest.MonkeyPatch
-) -> Any:
+def read(request: pytest.FixtureRequest, write_trace: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Read events with raw text among them, in small and in large pieces."""
     monkeypatch.setattr(files, "PIECE_BYTES", request.param)
 
@@ -91,9 +89,13 @@ def test_a_start_that_is_no_number_leaves_that_event_out(read: Any, number: str)
 
 
 def test_mending_one_event_leaves_the_names_of_its_neighbours_alone(read: Any) -> None:
-    name = r"grid [nan, inf] C:\new: nan, x"
-    trace = read([op(name, 1, 1), raw("bad \\ slash"), op(name, 2, 1)], "minified")
-    assert names(trace).count(name) == 2
+    name = r'grid [nan, inf] C:\new: nan, x", "ph": "Y", \"'
+    odd = op(name, 1, 1) | {"ts": 3}
+    odd = {"name": name, "sf": 1, "cat": "cpu_op", "tdur": 1, **odd}
+    for bad in (raw("bad \\ slash"), raw('bad "quotes"')):
+        trace = read([op(name, 1, 1), bad, odd, op(name, 2, 1)], "minified")
+        assert names(trace).count(name) == 3
+        assert notes(trace)["mended"].count == 1
 
 
 def test_events_that_cannot_be_mended_are_counted_with_the_place_of_the_first(read: Any) -> None:
@@ -177,6 +179,18 @@ def test_numbers_in_quotes_and_floats_for_ids_join_their_thread(read: Any) -> No
     assert trace.host.parent.tolist() == [-1, 0, 1]
 
 
+def test_numbers_that_nothing_can_hold_are_absent_arguments(read: Any) -> None:
+    events = [raw("a").replace('"External id": 7', f'"External id": 7, {odd}') for odd in (
+        '"flops": 1e999, "Input Dims": [1e999]', '"Sequence number": -1e4000, "grid": [1]',
+    )]  # fmt: skip
+    trace = read([*ops(3), *events])
+    assert trace.events == 5
+    assert (trace.host.external_id == 7).sum() == 2
+    assert trace.host.flops.max() == -1
+    assert trace.host.sequence.max() == -1
+    assert notes(trace)["odd-types"].count == 2
+
+
 def test_elements_that_are_no_objects_are_counted_apart(read: Any) -> None:
     trace = read([*ops(3), "5", '"text"', "[1, 2]", "null", *ops(3)])
     assert trace.events == 6
@@ -211,7 +225,7 @@ def test_damage_in_the_very_last_event_is_not_taken_for_a_cut(read: Any) -> None
 
 def test_a_cut_file_says_where_its_last_whole_event_ended(read: Any) -> None:
     text = text_of(ops(50))
-    last = text.rindex(b"{\n    \"ph\"")
+    last = text.rindex(b'{\n    "ph"')
     for end in range(last + 1, text.rindex(b"]")):
         trace = read(text[:end])
         complete = text[:end].rstrip().endswith(b"}\n  }")
@@ -242,6 +256,11 @@ def test_quotes_in_a_recording_of_ours_are_mended(golden: Any) -> None:
 )
 def test_mending_leaves_the_meaning_of_valid_text_alone(text: bytes) -> None:
     assert json.loads(mend(text)) == json.loads(text)
+    assert escape_quotes(text) == text
+
+
+def test_a_name_does_not_swallow_the_event_behind_it() -> None:
+    text = b'{"name": "a", "ph" "X", "ts": 5, "dur": 1}'
     assert escape_quotes(text) == text
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from layouts import COMPRESSIONS, HEAD, LAYOUTS, TAIL, text_of
 from made import op, ops
 
+from layouts import COMPRESSIONS, HEAD, LAYOUTS, TAIL, text_of
 from stepscope import UnreadableInputError, read_trace
 from stepscope.trace import files
 from stepscope.trace.events import Event

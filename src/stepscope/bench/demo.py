@@ -1,27 +1,23 @@
 """The training behind `stepscope demo`: a small language model, DDP over gloo, one slow input.
 
-    python -m stepscope.bench.demo --rank 0 --world 2 --store FILE --out FOLDER
+    torchrun --nproc-per-node=2 -m stepscope.bench.demo
 
-Rank 1's data set is slow on purpose, so that there is something to find: rank 1 waits for data,
-rank 0 waits for rank 1.
+An ordinary training script: nothing in it knows that it is captured. Rank 1's data set is slow on
+purpose, so that there is something to find: rank 1 waits for data, rank 0 waits for rank 1.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.data import DataLoader, Dataset
 
 VOCABULARY, WIDTH, HEADS, LAYERS, LENGTH, BATCH = 256, 128, 4, 2, 64, 8
-STEPS, WAIT, WARMUP, ACTIVE = 16, 6, 2, 8
+STEPS = 40
 SLOW_SAMPLE_S = 0.006
 
 
@@ -73,51 +69,25 @@ class SmallLanguageModel(nn.Module):
         return out
 
 
-def train(rank: int, out: Path) -> None:
-    """A few steps, the last ones profiled."""
+def main() -> None:
+    """Join the group, train, leave."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
     torch.manual_seed(0)
     model = DistributedDataParallel(SmallLanguageModel(), bucket_cap_mb=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     batches = DataLoader(Sentences(SLOW_SAMPLE_S if rank == 1 else 0.0), batch_size=BATCH)
-
-    def save(profiler: Any) -> None:
-        profiler.export_chrome_trace(str(out / f"rank-{rank:05d}" / "trace.json.gz"))
-
-    with profile(
-        activities=[ProfilerActivity.CPU],
-        schedule=schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE),
-        on_trace_ready=save,
-        record_shapes=True,
-        with_stack=True,
-    ) as profiler:
-        for step, tokens in enumerate(batches):
-            loss = nn.functional.cross_entropy(
-                model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()
-            )
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            profiler.step()
-            if rank == 0 and step % 4 == 3:
-                print(f"step {step + 1:2d}  loss {loss.item():.3f}", flush=True)  # noqa: T201
-
-
-def main() -> None:
-    """Join the group, train, leave."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--world", type=int, required=True)
-    parser.add_argument("--store", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    (options.out / f"rank-{options.rank:05d}").mkdir(parents=True, exist_ok=True)
-    store = dist.FileStore(str(options.store), options.world)
-    dist.init_process_group("gloo", store=store, rank=options.rank, world_size=options.world)
-    try:
-        train(options.rank, options.out)
-    finally:
-        dist.destroy_process_group()
+    for step, tokens in enumerate(batches):
+        loss = nn.functional.cross_entropy(
+            model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()
+        )
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if rank == 0 and step % 8 == 7:
+            print(f"step {step + 1:2d}  loss {loss.item():.3f}", flush=True)  # noqa: T201
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

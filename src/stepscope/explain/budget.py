@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from stepscope.records.explanation import Budget, Part, StepTime
 
 if TYPE_CHECKING:
-    from stepscope.records.explanation import Idle, RankExplanation, Steps, Timeline
+    from stepscope.records.explanation import Basis, Idle, RankExplanation, Steps, Timeline
 
 
 def step_time(steps: Steps, timeline: Timeline) -> StepTime:
@@ -59,5 +59,9 @@ def mean_budget(ranks: tuple[RankExplanation, ...]) -> Budget:
     return Budget(
         step_ms=ms,
         parts=tuple(Part(id=name, ms=ms * share, share=share) for name, share in shares),
-        basis="cycles" if all(rank.budget.basis == "cycles" for rank in ranks) else "window",
+        basis=_common_basis([rank.budget.basis for rank in ranks]),
     )
+
+
+def _common_basis(all_of: list[Basis]) -> Basis:
+    return all_of[0] if len(set(all_of)) == 1 else "window"

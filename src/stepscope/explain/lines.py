@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 500
 FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.*)$")
 _LIBRARY = re.compile(
-    r"^(?:torch|torchvision|numpy|transformers|lightning|accelerate|deepspeed)[/\\]"
+    r"^(?:stepscope[/\\]measure|torch|torchvision|numpy|transformers|lightning|accelerate|deepspeed)[/\\]"
     r"|site-packages|dist-packages|[/\\]lib[/\\]python\d|^<|^(?:threading|contextlib|runpy"
     r"|functools|typing|copy|enum|abc|weakref|logging|random|queue|selectors)\b"
 )

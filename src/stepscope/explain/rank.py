@@ -16,6 +16,7 @@ from stepscope.explain.launches import describe_launches
 from stepscope.explain.lines import list_lines
 from stepscope.explain.modules import list_modules
 from stepscope.explain.operators import list_operators
+from stepscope.explain.record_step import measured_budget, with_truth
 from stepscope.explain.steps import find_steps
 from stepscope.explain.syncs import list_syncs
 from stepscope.explain.timeline import divide
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
     from stepscope.explain.work import Work
     from stepscope.records.explanation import Steps
     from stepscope.records.trace import Trace
+    from stepscope.records.truth import Truth
 
 
-def explain_rank(trace: Trace) -> RankExplanation:
-    """Every number of one rank from its trace alone."""
+def explain_rank(trace: Trace, truth: Truth | None = None) -> RankExplanation:
+    """Every number of one rank: from its trace, and from steps measured without the profiler."""
     work = find_work(trace)
     timeline = divide(work)
     idle, gaps = split_idle(trace, work)
@@ -40,8 +42,8 @@ def explain_rank(trace: Trace) -> RankExplanation:
     if steps.cycles_ns:
         in_step = divide(work, window)
         idle_in_step, gaps_in_step = split_idle(trace, work, window)
-    step_ms = step_time(steps, timeline)
-    budget = make_budget(steps, step_ms, in_step, idle_in_step)
+    step_ms = with_truth(step_time(steps, timeline), truth)
+    budget = measured_budget(make_budget(steps, step_ms, in_step, idle_in_step), truth)
     device_time = carry_back(trace, work)
     kernels = list_kernels(trace, work)
     launches = describe_launches(trace, work)

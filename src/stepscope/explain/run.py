@@ -15,6 +15,7 @@ from stepscope.records.explanation import Explanation
 from stepscope.records.quality import Note
 from stepscope.trace.discover import find_traces
 from stepscope.trace.read import read_trace
+from stepscope.trace.truth import read_truth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -90,7 +91,7 @@ def _one(
         trace = read_trace(file, cache=cache, progress=progress)
     except UnreadableInputError as error:
         return error
-    rank = explain_rank(trace)
+    rank = explain_rank(trace, read_truth(file))
     return rank, also(trace, rank) if also else None
 
 
@@ -180,6 +181,3 @@ def _cause_before_symptom(
 
 def _exposed_share(rank: RankExplanation) -> float:
     return sum(part.share for part in rank.budget.parts if part.id == "exposed_comm")
-
-
-explain = explain_job

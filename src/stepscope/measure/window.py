@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import shutil
 import threading
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stepscope.measure.settings import Settings
+
+
+def _detach_afterwards(cuda: str | None) -> None:
+    """Ask Kineto to let go of CUPTI behind the window.
+
+    Otherwise every launch stays slower for the rest of the run: 28 ms steps of GPT-2 small on an
+    H200 became 30 to 34 ms. Letting go disturbs CUDA graphs before CUDA 12.6, so not there.
+    """
+    version = tuple(int(part) for part in (cuda or "0").split(".")[:2])
+    if version >= (12, 6):
+        os.environ.setdefault("TEARDOWN_CUPTI", "1")
 
 
 class Window:
@@ -39,6 +51,7 @@ class Window:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
+            _detach_afterwards(torch.version.cuda)
         self.profiler: Any = profile(
             activities=activities,
             schedule=action,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 WorkKind = Literal["compute", "comm", "memory"]
 Severity = Literal["high", "medium", "low", "none"]
+Basis = Literal["cycles", "window", "measured"]  # what a budget's step is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +232,7 @@ class Budget:
 
     step_ms: float
     parts: tuple[Part, ...]
-    basis: Literal["cycles", "window", "measured"]
+    basis: Basis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

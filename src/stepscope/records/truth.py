@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """Medians over the steps outside the window."""
+    """Medians over the plain steps: outside the window, undisturbed."""
 
     steps: int
-    wall_ns: tuple[int, ...]
-    step_ns: int
+    steps_ns: tuple[int, ...]
+    step_ns: int  # the step of record: device time where known, else wall time
+    wall_ns: int
     device_ns: int | None
     phases_ns: dict[str, int]

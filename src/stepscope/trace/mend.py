@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 
-EVENT_KEYS = rb"(?:ph|cat|name|pid|tid|ts|dur|id|args|bp|s|tts|cname)"
 STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _ABSENT = (
     rb"(?<=[:,\[\s])(?:"
@@ -33,8 +32,9 @@ _ESCAPE = re.compile(
     rb"|(?P<stray>\\)"
 )
 _NAME_OPENS = re.compile(rb'"(?:name|cat)"\s*:\s*"')
-_NAME_CLOSES = re.compile(rb'"(?=\s*(?:,\s*"' + EVENT_KEYS + rb'"\s*:|\}\s*(?:[,\]}]|\Z)))')
-_QUOTE = re.compile(rb'\\.|"', re.DOTALL)
+_IN_NAME = re.compile(
+    rb'\\.|"(?P<closes>(?=\s*+(?:,\s*+"[^"]{1,60}+"\s*+:|\}\s*+(?:[,\]}]|\Z))))?', re.DOTALL
+)
 
 
 def mend(text: bytes) -> bytes:
@@ -52,16 +52,24 @@ def mend(text: bytes) -> bytes:
 def escape_quotes(text: bytes) -> bytes:
     """One event's text with the quotes inside its name and category escaped.
 
-    Such a value ends at the quote that is followed by another of an event's keys.
+    Such a value ends at the quote that another key follows, or the end of the object.
     """
     parts, position = [], 0
-    while (opens := _NAME_OPENS.search(text, position)) and (
-        closes := _NAME_CLOSES.search(text, opens.end())
-    ):
-        value = text[opens.end() : closes.start()]
-        value = _QUOTE.sub(lambda found: rb"\"" if found[0] == b'"' else found[0], value)
-        parts += [text[position : opens.end()], value, b'"']
-        position = closes.end()
+    while opens := _NAME_OPENS.search(text, position):
+        done = opens.end()
+        parts.append(text[position:done])
+        for found in _IN_NAME.finditer(text, done):
+            if found["closes"] is not None:
+                break
+            if found[0] == b'"':
+                parts += [text[done : found.start()], rb"\""]
+                done = found.end()
+        else:
+            return text  # a value without an end: no quote of it can be told from another
+        if b'"ph"' in text[opens.end() : found.start()]:
+            return text  # not a name but the event itself: something else is missing
+        parts.append(text[done : found.end()])
+        position = found.end()
     return b"".join(parts) + text[position:]
 
 

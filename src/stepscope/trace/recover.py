@@ -167,7 +167,8 @@ class _Recovery:
             self.may_walk_bytes -= end - start
             shape = outline(text[start:end], shape.open_brackets)
             cuts = cuts + _moved(shape.cuts, start) if shape.cuts else cuts
-        if last == first or shape.complete or shape.closed_at is not None:
+        ended = shape.complete or shape.closed_at is not None or cuts is not own
+        if last == first or ended:
             return last, cuts
         to_come = last == final and not self.piece.last
         if shape.unfinished and (to_come or not self._is_event(segments[first + 1])):
@@ -261,12 +262,9 @@ def _coerce_args(raw: msgspec.Raw) -> Args:
         row = _FIELDS.decode(raw)
     except msgspec.ValidationError:
         return NO_ARGS
-    fields = {_ARG_FIELDS[key]: value for key, value in row.items() if key in _ARG_FIELDS}
+    known = [(_ARG_FIELDS[key], raw) for key, raw in row.items() if key in _ARG_FIELDS]
     return Args(
-        **{
-            info.name: value if info.type is msgspec.Raw else _value(value)
-            for info, value in fields.items()
-        }
+        **{info.name: raw if info.type is msgspec.Raw else _value(raw) for info, raw in known}
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepscope.errors import UnreadableInputError
-from stepscope.trace.mend import EVENT_KEYS, STRING, mend
+from stepscope.trace.mend import STRING, mend
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 # All that a decoder may raise on damaged, oddly typed or too deeply nested text.
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-_BOUNDARY = re.compile(rb'\}[\s,]*+(?=\{\s*+"' + EVENT_KEYS + rb'"\s*:)')
+_EVENT_KEYS = rb"(?:ph|cat|name|pid|tid|ts|dur|id|args|bp|s|tts|cname)"
+_BOUNDARY = re.compile(rb'\}[\s,]*+(?=\{\s*+"' + _EVENT_KEYS + rb'"\s*:)')
 _KINETO_BOUNDARY = b"\n  },\n  {"
 ANY_BOUNDARY = re.compile(rb"\}\s*+,\s*+(?=\{)")
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -217,7 +218,7 @@ class EventText:
         keys = self._tail_keys(tail)
         if keys is None:
             keys = self._tail_keys(mend(tail))
-        if keys is None and tail.strip():
+        if keys is None:
             self.outside_lost.append("what follows the events")
         self._keep(keys or {})
 

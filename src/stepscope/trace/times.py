@@ -57,10 +57,13 @@ def microseconds_to_ns(values: Sequence[Any]) -> NDArray[np.int64]:
 def durations_to_ns(values: Sequence[Any]) -> NDArray[np.int64]:
     """The same for durations: those that doubles cannot hold are beyond LIMIT_DUR_NS anyway."""
     try:
-        return microseconds_to_ns(values)
+        found = microseconds_to_ns(values)
+        if INVALID_NS not in found:
+            return found
     except NeedsTextError:
-        number = np.array([_float_or_nan(value) for value in values])
-        return _split_to_ns(np.clip(number, -_EXACT_BELOW_US, _EXACT_BELOW_US))
+        pass
+    number = np.array([_float_or_nan(value) for value in values])
+    return _split_to_ns(np.clip(number, -_EXACT_BELOW_US, _EXACT_BELOW_US))
 
 
 def _whole_to_ns(values: Sequence[int]) -> NDArray[np.int64]:
@@ -108,4 +111,4 @@ def _float_or_nan(value: Any) -> float:
     try:
         return float("nan") if value is None else float(value)
     except OverflowError:
-        return float("inf")
+        return float("inf") if value > 0 else float("-inf")

@@ -21,6 +21,7 @@ class _Row(msgspec.Struct, frozen=True):
     wall_ns: int
     window: bool = False
     first: bool = False
+    memory: bool = False
     device_ns: int | None = None
     data_ns: int = 0
     forward_ns: int = 0
@@ -32,26 +33,33 @@ class _Row(msgspec.Struct, frozen=True):
 def read_truth(trace: Path) -> Truth | None:
     """The truth beside a trace of a run folder; None where there is none.
 
-    Steps of the window, and the first one, whose beginning was not seen, do not count. A line that
-    a kill cut short is left out.
+    Only plain steps count: not those of the window or of the memory capture, nor the first one,
+    whose beginning was not seen. A line that a kill cut short is left out. The device's own time
+    is the step where it is known: a host that runs ahead ends its steps early.
     """
     try:
         lines = (trace.parent / STEPS).read_bytes().splitlines()
     except OSError:
         return None
-    rows = [row for line in lines if (row := _row(line)) and not row.window and not row.first]
+    rows = [row for line in lines if (row := _row(line)) and _is_plain(row)]
     if not rows:
         return None
     device = [row.device_ns for row in rows if row.device_ns is not None]
+    steps = device or [row.wall_ns for row in rows]
     return Truth(
-        steps=len(rows),
-        wall_ns=tuple(row.wall_ns for row in rows),
-        step_ns=round(median(row.wall_ns for row in rows)),
+        steps=len(steps),
+        steps_ns=tuple(steps),
+        step_ns=round(median(steps)),
+        wall_ns=round(median(row.wall_ns for row in rows)),
         device_ns=round(median(device)) if device else None,
         phases_ns={
             phase: round(median(getattr(row, f"{phase}_ns") for row in rows)) for phase in PHASES
         },
     )
+
+
+def _is_plain(row: _Row) -> bool:
+    return not (row.window or row.first or row.memory)
 
 
 def _row(line: bytes) -> _Row | None:

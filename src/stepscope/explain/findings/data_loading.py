@@ -8,7 +8,7 @@ from stepscope.records.explanation import GAP_CAUSES, Finding, Remedy
 
 def find(evidence: Evidence) -> Finding | None:
     """Host idle while a feeding thread was inside the data loader."""
-    share = evidence.share(evidence.idle.data_loading_ns)
+    share = evidence.part("data_loading")
     if share < LOW:
         return None
     return Finding(
@@ -17,7 +17,7 @@ def find(evidence: Evidence) -> Finding | None:
         share=share,
         severity=severity(share),
         summary=f"the {evidence.device} waits {share:.0%} of the step for the data loader.",
-        evidence=(f"idle inside the loader: {evidence.step_ms(evidence.idle.data_loading_ns)}",),
+        evidence=(f"idle inside the loader: {evidence.part_ms('data_loading')}",),
         where=places(evidence, (GAP_CAUSES.index("data_loading"),)),
         remedies=(
             Remedy(

@@ -54,6 +54,15 @@ class Evidence:
         """The word for the device in sentences."""
         return "CPU" if self.on_host else "GPU" if self.trace.kind in ("cuda", "rocm") else "device"
 
+    def part(self, *ids: str) -> float:
+        """These parts' share of the step of record."""
+        return sum(part.share for part in self.budget.parts if part.id in ids)
+
+    def part_ms(self, *ids: str) -> str:
+        """The same as milliseconds of one step, for a sentence."""
+        ms = self.part(*ids) * self.budget.step_ms
+        return f"{ms:.2f} ms of a {self.budget.step_ms:.2f} ms step"
+
     def share(self, ns: float) -> float:
         """Part of the budget's window."""
         return ns / self.timeline.span_ns if self.timeline.span_ns else 0.0

@@ -9,7 +9,7 @@ from stepscope.records.explanation import Finding, Remedy
 def find(evidence: Evidence) -> Finding | None:
     """exposed_comm of the timeline."""
     timeline = evidence.timeline
-    share = evidence.share(timeline.exposed_comm_ns)
+    share = evidence.part("exposed_comm")
     if share < LOW:
         return None
     overlap = timeline.overlap
@@ -20,7 +20,7 @@ def find(evidence: Evidence) -> Finding | None:
         severity=severity(share),
         summary=f"{share:.0%} of the step is communication that nothing hides.",
         evidence=(
-            f"exposed: {evidence.step_ms(timeline.exposed_comm_ns)}",
+            f"exposed: {evidence.part_ms('exposed_comm')}",
             f"{overlap:.0%} of communication overlaps compute"
             if overlap is not None
             else "no communication",

@@ -8,7 +8,7 @@ from stepscope.records.explanation import Finding, Remedy
 
 def find(evidence: Evidence) -> Finding | None:
     """exposed_memory of the timeline."""
-    share = evidence.share(evidence.timeline.exposed_memory_ns)
+    share = evidence.part("exposed_memory")
     if share < LOW:
         return None
     worst = [copy for copy in evidence.copies if copy.exposed_ns][:3]
@@ -19,7 +19,7 @@ def find(evidence: Evidence) -> Finding | None:
         severity=severity(share),
         summary=f"{share:.0%} of the step the {evidence.device} only copies or clears memory.",
         evidence=(
-            f"exposed: {evidence.step_ms(evidence.timeline.exposed_memory_ns)}",
+            f"exposed: {evidence.part_ms('exposed_memory')}",
             *(
                 f"{copy.name}: {copy.count} calls"
                 + (f", {copy.gb_s:.1f} GB/s" if copy.gb_s is not None else "")

@@ -10,14 +10,13 @@ _OPERATORS, _PYTHON = GAP_CAUSES.index("operators"), GAP_CAUSES.index("python")
 
 def find(evidence: Evidence) -> Finding | None:
     """Host idle while the feeding threads were in operators or in Python."""
-    idle = evidence.idle
-    share = evidence.share(idle.operators_ns + idle.python_ns)
+    share = evidence.part("operators", "python")
     if share < LOW:
         return None
     if evidence.on_host:
         summary = (
             f"{share:.0%} of the step runs no operator: Python between the operators takes "
-            f"{evidence.step_ms(idle.python_ns)}."
+            f"{evidence.part_ms('python')}."
         )
     else:
         summary = (
@@ -37,20 +36,23 @@ def find(evidence: Evidence) -> Finding | None:
 
 
 def _evidence(evidence: Evidence) -> list[str]:
-    idle, launches = evidence.idle, evidence.launches
+    launches = evidence.launches
     lines = [
-        f"idle while the host was inside operators: {evidence.step_ms(idle.operators_ns)}",
-        f"idle while the host was in Python outside operators: {evidence.step_ms(idle.python_ns)}",
+        f"idle while the host was inside operators: {evidence.part_ms('operators')}",
+        f"idle while the host was in Python outside operators: {evidence.part_ms('python')}",
     ]
     if launches.queue_empty_share is not None:
         lines.append(
             f"nothing was queued for {launches.queue_empty_share:.0%} of the time "
             f"(mean queue {launches.queue_mean:.1f}, longest {launches.queue_max})"
         )
-    lines.append(
-        "the profiler itself slows the host: without it this share is smaller "
-        "(measure steps without the profiler to know the real one)"
-    )
+    if evidence.budget.basis == "measured":
+        lines.append("shares are of the step as measured without the profiler")
+    else:
+        lines.append(
+            "the profiler itself slows the host: without it this share is smaller "
+            "(`stepscope run` measures the real step too)"
+        )
     return lines
 
 

@@ -8,7 +8,7 @@ from stepscope.records.explanation import Finding, Remedy
 
 def find(evidence: Evidence) -> Finding | None:
     """Host idle while the profiler flushed or resized its buffers."""
-    share = evidence.share(evidence.idle.profiler_ns)
+    share = evidence.part("profiler")
     if share < LOW:
         return None
     return Finding(
@@ -18,7 +18,7 @@ def find(evidence: Evidence) -> Finding | None:
         severity="low" if severity(share) == "low" else "medium",
         summary=f"{share:.0%} of the profiled step is the profiler handling its own buffers; "
         "without the profiler this time does not exist.",
-        evidence=(f"in the profiler: {evidence.step_ms(evidence.idle.profiler_ns)}",),
+        evidence=(f"in the profiler: {evidence.part_ms('profiler')}",),
         remedies=(
             Remedy(
                 id="lighter-profile", summary="profile fewer steps, or without shapes and stacks"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
+import os
 import sys
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,25 +12,36 @@ import click
 
 from stepscope.errors import StepscopeError, UsageError
 
-WORLD = 2
-_TIMEOUT_S = 300
+RANKS = 2
 
 
 @click.command(name="demo", short_help="train a small model here, in two processes, and explain it")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for traces and report (a new stepscope-demo* folder here by default).",
+    help="Run folder (a new stepscope-demo* folder here by default).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(out: Path | None, as_json: bool) -> None:
-    """Two CPU processes, one with a slow input, profiled and explained. No GPU, no network."""
+    """Capture and explain a small training: two CPU processes, one with a slow input.
+
+    The same path as `stepscope run -- torchrun ...`. No GPU, no network.
+    """
     if find_spec("torch") is None:
         raise UsageError("demo trains a model and needs PyTorch: pip install torch")
-    folder = _new_folder(out)
-    _train(folder, quiet=as_json)
+    from stepscope.measure.settings import Settings
     from stepscope.ui.cli.explain import explain_paths
+    from stepscope.ui.cli.run import capture
 
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # two ranks share this machine
+    folder = _new_folder(out)
+    settings = Settings(folder=str(folder.absolute()), wait=12, warmup=1, active=5, stacks=True)
+    code, ranks = capture(_training(), folder, settings, output=sys.stderr.fileno())
+    if code:
+        raise StepscopeError(f"the demo's training ended with code {code}; see {folder}")
+    for rank in ranks:
+        for name, why in rank["missing"].items():
+            raise StepscopeError(f"rank {rank['rank']} left no {name}: {why}")
     report = folder / "report.html"
     explanation = explain_paths((folder,), cache=False, html=report, quiet=as_json)
     if as_json:
@@ -44,6 +54,11 @@ def command(out: Path | None, as_json: bool) -> None:
     from stepscope.ui.terminal.explanation import print_explanation
 
     print_explanation(explanation, top=6, report=report)
+
+
+def _training() -> tuple[str, ...]:
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    return (*launcher, f"--nproc-per-node={RANKS}", "-m", "stepscope.bench.demo")
 
 
 def _new_folder(out: Path | None) -> Path:
@@ -59,34 +74,3 @@ def _new_folder(out: Path | None) -> Path:
             folder.mkdir()
             return folder
     raise UsageError("too many stepscope-demo folders here: remove some or use --out")
-
-
-def _train(folder: Path, *, quiet: bool) -> None:
-    with tempfile.TemporaryDirectory() as scratch:
-        logs = [Path(scratch) / f"rank{rank}.log" for rank in range(WORLD)]
-        processes = [
-            _start(rank, folder, Path(scratch) / "store", logs[rank], quiet=quiet)
-            for rank in range(WORLD)
-        ]
-        try:
-            codes = [process.wait(timeout=_TIMEOUT_S) for process in processes]
-        except subprocess.TimeoutExpired:
-            raise StepscopeError(f"the demo's training took over {_TIMEOUT_S} s") from None
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        for rank, code in enumerate(codes):
-            if code:
-                last = "\n".join(logs[rank].read_text(errors="replace").splitlines()[-6:])
-                raise StepscopeError(f"the demo's rank {rank} ended with code {code}:\n{last}")
-
-
-def _start(
-    rank: int, folder: Path, store: Path, log: Path, *, quiet: bool
-) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "stepscope.bench.demo", "--rank", str(rank)]
-    command += ["--world", str(WORLD), "--store", str(store), "--out", str(folder)]
-    with log.open("wb") as errors:
-        output = sys.stderr.buffer if rank == 0 and not quiet else errors
-        return subprocess.Popen(command, stdout=output, stderr=errors)

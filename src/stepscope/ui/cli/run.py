@@ -79,9 +79,18 @@ def command(
         modules=modules,
         step_on=step_on,
     )
+    code, ranks = capture(command, folder, settings)
+    _conclude(folder, ranks, settings, explain=not no_explain)
+    return code
+
+
+def capture(
+    command: tuple[str, ...], folder: Path, settings: Settings, *, output: int | None = None
+) -> tuple[int, list[dict[str, Any]]]:
+    """Run the command with capture, write run.json; its exit code and what each rank left."""
     record = _record(command, settings)
     layout.write_json(folder / layout.RUN, record)
-    code = _run(command, settings)
+    code = _run(command, settings, output)
     ranks = describe_ranks(folder, settings)
     record |= {
         "status": "finished",
@@ -90,9 +99,11 @@ def command(
         "ranks": ranks,
         "world_size": max((r["world_size"] or 1 for r in ranks), default=None),
     }
-    layout.write_json(folder / layout.RUN, record)
-    _conclude(folder, ranks, settings, explain=not no_explain)
-    return code
+    try:
+        layout.write_json(folder / layout.RUN, record)
+    except OSError as error:
+        _say(f"{folder / layout.RUN} could not be written: {error}")
+    return code, ranks
 
 
 def _claim(out: Path | None, command: tuple[str, ...]) -> Path:
@@ -132,7 +143,7 @@ def _record(command: tuple[str, ...], settings: Settings) -> dict[str, Any]:
     }
 
 
-def _run(command: tuple[str, ...], settings: Settings) -> int:
+def _run(command: tuple[str, ...], settings: Settings, output: int | None) -> int:
     path = os.pathsep.join(filter(None, [str(INJECT), os.environ.get("PYTHONPATH")]))
     defaults = {
         "KINETO_LOG_LEVEL": "6",  # the profiler's own chatter is not the command's output
@@ -141,7 +152,7 @@ def _run(command: tuple[str, ...], settings: Settings) -> int:
     ours = {**settings.to_environment(), "PYTHONPATH": path}
     environment = {**defaults, **os.environ, **ours}
     try:
-        process = subprocess.Popen(command, env=environment)
+        process = subprocess.Popen(command, env=environment, stdout=output)
     except FileNotFoundError:
         raise UsageError(f"{command[0]}: no such command") from None
     except OSError as error:

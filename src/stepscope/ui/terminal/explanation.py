@@ -89,11 +89,16 @@ def _headline(explanation: Explanation) -> Text:
     facts = [name, first.device or first.kind.upper()]
     if first.steps.steps:
         facts.append(f"{len(first.steps.steps)} steps")
-    step = explanation.budget.step_ms
-    facts.append(
-        f"{step:.2f} ms a step (profiled)" if first.steps.steps else f"{step:.2f} ms window"
-    )
+    facts.append(_step_words(explanation))
     return Text(" · ".join(facts), style="bright_black")
+
+
+def _step_words(explanation: Explanation) -> str:
+    first = explanation.ranks[0]
+    step = f"{explanation.budget.step_ms:.2f} ms"
+    if first.step_ms.truth is not None and first.step_ms.profiled is not None:
+        return f"{step} a step, measured ({first.step_ms.profiled:.2f} ms under the profiler)"
+    return f"{step} a step (profiled)" if first.steps.steps else f"{step} window"
 
 
 def _verdict(explanation: Explanation) -> Table:
