@@ -150,10 +150,13 @@ def test_only_runtime_calls_launch() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=30),
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 10)), max_size=30),
+    st.sampled_from([1, 2**57]),
 )
 def test_locate_finds_the_first_row_of_that_lane_and_time(
-    rows: list[tuple[int, int]], asked: list[tuple[int, int]]
+    rows: list[tuple[int, int]], asked: list[tuple[int, int]], scale: int
 ) -> None:
+    rows = [(lane, time * scale) for lane, time in rows]
+    asked = [(lane, time * scale) for lane, time in asked]
     lane = np.array([lane for lane, _ in rows], np.int32)
     start = np.array([time for _, time in rows], np.int64)
     chosen = np.arange(len(rows))[::2]

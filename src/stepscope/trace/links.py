@@ -118,9 +118,13 @@ def locate(
     """The first of `rows` that starts on that lane at exactly that time, or -1."""
     if not len(rows) or not len(at_time):
         return np.full(len(at_time), ABSENT, dtype=np.int64)
-    times, codes = np.unique(np.concatenate((start[rows], at_time)), return_inverse=True)
     lanes = np.concatenate((lane[rows], at_lane)).astype(np.int64)
-    keys = lanes * len(times) + codes  # one number for each (lane, time)
+    times = np.concatenate((start[rows], at_time))
+    times -= times.min()
+    span = int(times.max()) + 1
+    if int(lanes.max()) >= 2**62 // span:  # then ranks instead of times
+        times, span = np.unique(times, return_inverse=True)[1], len(times)
+    keys = lanes * span + times  # one number for each (lane, time)
     here, asked = keys[: len(rows)], keys[len(rows) :]
     order = np.argsort(here, kind="stable")
     place = np.minimum(np.searchsorted(here[order], asked), len(rows) - 1)

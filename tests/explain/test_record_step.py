@@ -1,0 +1,76 @@
+"""The step of record is the measured one; the trace divides it, the profiler's cost comes off."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stepscope.explain.record_step import measured_budget, with_truth
+from stepscope.records.explanation import Budget, Part, StepTime
+from stepscope.records.truth import Truth
+from stepscope.trace.truth import read_truth
+
+
+def truth(ns: int) -> Truth:
+    return Truth(steps=3, steps_ns=(ns,) * 3, step_ns=ns, wall_ns=ns, device_ns=None, phases_ns={})
+
+
+def budget(**ms: float) -> Budget:
+    names = ("compute", "exposed_comm", "operators", "python", "profiler", "idle_launch")
+    whole = sum(ms.values())
+    parts = tuple(Part(id=n, ms=ms.get(n, 0.0), share=ms.get(n, 0.0) / whole) for n in names)
+    return Budget(step_ms=whole, parts=parts, basis="cycles")
+
+
+def ms_of(found: Budget) -> dict[str, float]:
+    return {part.id: part.ms for part in found.parts if part.ms}
+
+
+def test_what_the_profiler_added_comes_off_the_hosts_idle_time() -> None:
+    # 42 ms profiled, 32 measured: 10 ms too long, all of it from operators (15 -> 5)
+    found = measured_budget(budget(compute=25, operators=15, python=2), truth(32_000_000))
+    assert ms_of(found) == pytest.approx({"compute": 25, "operators": 5, "python": 2})
+    assert found.step_ms == 32
+    assert sum(part.share for part in found.parts) == pytest.approx(1)
+    assert found.basis == "measured"
+
+
+def test_where_there_is_no_idle_time_to_give_all_parts_shrink_alike() -> None:
+    found = measured_budget(budget(compute=90, exposed_comm=10), truth(50_000_000))
+    assert ms_of(found) == pytest.approx({"compute": 45, "exposed_comm": 5})
+
+
+def test_without_a_truth_nothing_changes() -> None:
+    bare = budget(compute=1)
+    assert measured_budget(bare, None) is bare
+    assert with_truth(StepTime(profiled=5.0), None) == StepTime(profiled=5.0)
+
+
+def test_truth_is_the_median_of_plain_steps(tmp_path: Path) -> None:
+    rows = [
+        {"step": 0, "wall_ns": 9_000, "first": True},
+        {"step": 1, "wall_ns": 10, "forward_ns": 4},
+        {"step": 2, "wall_ns": 30, "forward_ns": 6},
+        {"step": 3, "wall_ns": 20, "forward_ns": 5},
+        {"step": 4, "wall_ns": 900, "window": True},
+        {"step": 5, "wall_ns": 800, "memory": True},
+    ]
+    text = "\n".join(map(json.dumps, rows)) + '\n{"step": 6, "wall_'  # cut by a kill
+    (tmp_path / "steps.jsonl").write_text(text)
+    found = read_truth(tmp_path / "trace.json.gz")
+    assert found is not None
+    assert (found.step_ns, found.steps, found.phases_ns["forward"]) == (20, 3, 5)
+
+
+def test_the_devices_time_is_the_step_where_it_is_known(tmp_path: Path) -> None:
+    rows = [{"step": n, "wall_ns": 10, "device_ns": 25} for n in range(1, 4)]
+    (tmp_path / "steps.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = read_truth(tmp_path / "trace.json.gz")
+    assert found is not None
+    assert found.step_ns == 25
+
+
+def test_a_bare_trace_has_no_truth(tmp_path: Path) -> None:
+    assert read_truth(tmp_path / "trace.json.gz") is None
