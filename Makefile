@@ -7,12 +7,13 @@ PEERS := .venv-peers
 TORCH ?= torch==2.13.0
 SHARED_TRACES ?= ../shared/traces
 
-.PHONY: help demo test lint types imports tests format bench clean
+.PHONY: help demo test lint types imports tests format bench bench-capture clean
 
 help:
 	@echo "make demo    train a small model in two processes, explain it, write a report"
 	@echo "make test    lint, types, import contract, all tests"
 	@echo "make bench   speed and memory against HolisticTraceAnalysis"
+	@echo "make bench-capture   what capture costs: paired runs with and without it"
 	@echo "make format  format the code"
 	@echo "make clean   remove the virtual environments and caches"
 
@@ -42,6 +43,9 @@ bench: $(VENV)/installed $(PEERS)/installed
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/peers.py --ours $(BIN)/python --peer $(PEERS)/bin/python \
 		--traces $(SHARED_TRACES)
+
+bench-capture: $(VENV)/installed
+	$(BIN)/python benchmarks/capture.py --pairs 10 --ranks 2 -- benchmarks/workloads/ddp.py
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

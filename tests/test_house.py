@@ -28,6 +28,8 @@ def test_public_names_are_exactly_these() -> None:
         "explain_job",
         "explain_rank",
         "read_trace",
+        "region",
+        "watch",
     ]
     for name in stepscope.__all__:
         assert getattr(stepscope, name) is not None

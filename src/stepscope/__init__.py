@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     )
     from stepscope.explain.rank import explain_rank
     from stepscope.explain.run import explain_job
+    from stepscope.measure.watch import region, watch
     from stepscope.trace.read import read_trace
 
 __version__ = "0.1.0"
@@ -27,6 +28,8 @@ __all__ = [
     "explain_job",
     "explain_rank",
     "read_trace",
+    "region",
+    "watch",
 ]
 
 _HOME = {
@@ -37,6 +40,8 @@ _HOME = {
     "explain_job": "stepscope.explain.run",
     "explain_rank": "stepscope.explain.rank",
     "read_trace": "stepscope.trace.read",
+    "region": "stepscope.measure.watch",
+    "watch": "stepscope.measure.watch",
 }
 
 

@@ -23,5 +23,7 @@ folder. No random number is drawn, no tensor of the training is changed, no stre
     flight.py     torch's flight recorder as lines of comms.jsonl
     parallel.py   groups, DDP replicas and their buckets, shards, stages
     clock.py      rounds that tie the ranks' clocks together
+    ranges.py     NVTX ranges, for people who run Nsight around us
+    callbacks.py  for trainers that own the loop
     watch.py      library use: with stepscope.watch() as run: ... run.step()
 """

@@ -52,6 +52,8 @@ def install(session: Session) -> None:
     _watch_grad_scaler(session)
     _watch_process_groups(session)
     _watch_profilers(session)
+    if session.settings.step_on == "forward" or session.settings.nvtx:
+        _watch_modules(session)
 
 
 def _watch_optimizers(session: Session) -> None:
@@ -124,6 +126,35 @@ def _watch_grad_scaler(session: Session) -> None:
         module.GradScaler.step = step
 
     when_imported("torch.amp.grad_scaler", attach)
+
+
+def _watch_modules(session: Session) -> None:
+    """Costs a call per module: only for scripts that asked for it."""
+    from torch.nn.modules.module import (
+        register_module_forward_hook,
+        register_module_forward_pre_hook,
+    )
+
+    depth = 0
+
+    @harmless
+    def before(module: Any, args: Any) -> None:
+        nonlocal depth
+        del args
+        if depth == 0:
+            session.outermost_forward_begins()
+        depth += 1
+        session.module_begins(module)
+
+    @harmless
+    def after(module: Any, args: Any, output: Any) -> None:
+        nonlocal depth
+        del args, output
+        depth = max(0, depth - 1)
+        session.module_ends(module)
+
+    register_module_forward_pre_hook(before)
+    register_module_forward_hook(after, always_call=True)
 
 
 def _watch_profilers(session: Session) -> None:

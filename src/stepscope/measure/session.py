@@ -20,6 +20,7 @@ from stepscope.measure.clock import ClockSync
 from stepscope.measure.comms import Comms
 from stepscope.measure.harmless import harmless, note, problems
 from stepscope.measure.memory import MemoryStep
+from stepscope.measure.ranges import Ranges
 from stepscope.measure.ranks import facts, rank_and_world
 from stepscope.measure.sampler import Sampler
 from stepscope.measure.schedule import Schedule
@@ -49,6 +50,8 @@ class Session:
         self._window: Window | None = None
         self._windows: list[Window] = []
         self._memory: MemoryStep | None = None
+        self._ranges = Ranges() if settings.nvtx else None
+        self._forwards = 0
         self._skipped = 0
         self._closed = False
         os.register_at_fork(after_in_child=self._forked)
@@ -65,6 +68,8 @@ class Session:
         if self._closed or threading.get_ident() != self._thread:
             return
         self._clock.enter(phase)
+        if self._ranges is not None:
+            self._ranges.push(phase)
         if self._memory is not None:
             self._memory_phase(phase, entering=True)
 
@@ -72,6 +77,8 @@ class Session:
         if self._closed or threading.get_ident() != self._thread:
             return
         self._clock.leave(phase)
+        if self._ranges is not None:
+            self._ranges.pop()
         if self._memory is not None:
             self._memory_phase(phase, entering=False)
 
@@ -83,6 +90,21 @@ class Session:
     def sees_batch(self) -> None:
         if self.settings.step_on == "dataloader":
             self.step_ends()
+
+    @harmless
+    def outermost_forward_begins(self) -> None:
+        """With --step-on forward a step ends where the next forward pass of the model begins."""
+        if self.settings.step_on == "forward" and self._forwards:
+            self.step_ends()
+        self._forwards += 1
+
+    def module_begins(self, module: Any) -> None:
+        if self._ranges is not None:
+            self._ranges.push(type(module).__name__)
+
+    def module_ends(self, _module: Any) -> None:
+        if self._ranges is not None:
+            self._ranges.pop()
 
     @harmless
     def step_was_skipped(self) -> None:

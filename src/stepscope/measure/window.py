@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import shutil
 import threading
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.folder import TRACE
 from stepscope.measure.harmless import note
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from stepscope.measure.settings import Settings
@@ -26,6 +29,14 @@ def _detach_afterwards(cuda: str | None) -> None:
     version = tuple(int(part) for part in (cuda or "0").split(".")[:2])
     if version >= (12, 6):
         os.environ.setdefault("TEARDOWN_CUPTI", "1")
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """The profiler's warnings are not the script's, which may have made warnings errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 class Window:
@@ -66,20 +77,24 @@ class Window:
         self.saved = False
 
     def start(self) -> None:
-        self.profiler.start()
+        with _unheard():
+            self.profiler.start()
 
     def step(self) -> None:
         """A step ended; behind the last one the trace is saved."""
-        self.profiler.step()
+        with _unheard():
+            self.profiler.step()
 
     def abandon(self) -> None:
         """Stop without a trace: the script wants the profiler for itself, or ends."""
         self.profiler.on_trace_ready = None
-        self.profiler.stop()
+        with _unheard():
+            self.profiler.stop()
 
     def stop_early(self) -> None:
         """The script ends inside the window: save what there is."""
-        self.profiler.stop()
+        with _unheard():
+            self.profiler.stop()
 
     def close(self) -> None:
         """Wait for the file."""

@@ -68,6 +68,7 @@ class EventText:
         self._buffer = b""
         self._offset = 0  # of the buffer's first byte
         self._separator = b""  # between the last piece and the buffer
+        self._searched = 0  # bytes of the buffer that hold no boundary
         self._exhausted = False
         self._done = False
         self._bare = False
@@ -90,6 +91,7 @@ class EventText:
 
     def give_back(self, piece: Piece, resume: int) -> None:
         """Only what lies before `piece.text[resume]` was taken: read on from there."""
+        self._searched = len(piece.text) - resume
         self._buffer = piece.text[resume:] + self._separator + self._buffer
         self._offset = piece.offset + resume
 
@@ -172,13 +174,14 @@ class EventText:
         )
 
     def _begin(self, position: int) -> None:
+        self._searched = 0
         self._buffer = self._buffer[position:]
         self._offset = position
 
     def _fill(self) -> bool:
-        """Read as much again as is waiting: a search that finds nothing stays linear."""
+        """Read on: a piece, or as much again as was searched in vain, which keeps that linear."""
         chunks, size = [self._buffer], 0
-        while not self._exhausted and size < max(1, len(self._buffer)):
+        while not self._exhausted and size <= self._searched:
             chunk = next(self._chunks, None)
             if chunk is None:
                 self._exhausted = True
@@ -186,11 +189,13 @@ class EventText:
                 chunks.append(chunk)
                 size += len(chunk)
         self._buffer = b"".join(chunks)
+        self._searched = len(self._buffer)
         self.size += size
         return size > 0
 
     def _take(self, until: int, resume: int, end: int | None = None) -> Piece:
         piece = Piece(text=self._buffer[:until], offset=self._offset, end=end)
+        self._searched = 0
         self._separator = self._buffer[until:resume]
         self._buffer = self._buffer[resume:]
         self._offset += resume

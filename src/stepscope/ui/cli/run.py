@@ -43,11 +43,14 @@ INJECT = Path(stepscope.measure.__file__).parent / "inject"
 @click.option("--modules", is_flag=True, help="Record nn.Module names in the window.")
 @click.option(
     "--step-on",
-    type=click.Choice(["optimizer", "dataloader"]),
+    type=click.Choice(["optimizer", "dataloader", "forward"]),
     default="optimizer",
     show_default=True,
     help="What ends a step.",
 )
+@click.option("--memory/--no-memory", default=True, help="Memory by category, in one more step.")
+@click.option("--nvtx", is_flag=True, help="Emit NVTX ranges for phases and modules.")
+@click.option("--nccl-debug", is_flag=True, help="Keep NCCL's own logs in the run folder.")
 @click.option("--no-explain", is_flag=True, help="Only capture.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
@@ -60,6 +63,9 @@ def command(
     stacks: bool,
     modules: bool,
     step_on: str,
+    memory: bool,
+    nvtx: bool,
+    nccl_debug: bool,
     no_explain: bool,
     command: tuple[str, ...],
 ) -> int:
@@ -78,6 +84,9 @@ def command(
         stacks=stacks,
         modules=modules,
         step_on=step_on,
+        memory=memory,
+        nvtx=nvtx,
+        nccl_debug=nccl_debug,
     )
     code, ranks = capture(command, folder, settings)
     _conclude(folder, ranks, settings, explain=not no_explain)
@@ -150,6 +159,8 @@ def _run(command: tuple[str, ...], settings: Settings, output: int | None) -> in
         "TORCH_FR_BUFFER_SIZE": "2000",  # torch before 2.13 records no collectives without it
     }
     ours = {**settings.to_environment(), "PYTHONPATH": path}
+    if settings.nccl_debug:
+        ours |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{settings.folder}/nccl.%h.%p.log"}
     environment = {**defaults, **os.environ, **ours}
     try:
         process = subprocess.Popen(command, env=environment, stdout=output)
@@ -206,7 +217,7 @@ def _conclude(
 ) -> None:
     if not ranks:
         hint = (
-            " Does it train without a torch optimizer? Try --step-on dataloader."
+            " Does it train without a torch optimizer? Try --step-on dataloader (or forward)."
             if settings.step_on == "optimizer"
             else ""
         )

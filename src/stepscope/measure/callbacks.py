@@ -1,0 +1,76 @@
+"""Thin callbacks for trainers that own the loop: they only say where steps end.
+
+Trainer(..., callbacks=[stepscope.measure.callbacks.hugging_face("my-run")])
+lightning.Trainer(..., callbacks=[stepscope.measure.callbacks.lightning("my-run")])
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from stepscope.measure.watch import Run, watch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class _Watching:
+    """Opens the watch when training begins and closes it when training ends."""
+
+    def __init__(self, folder: str | Path | None, options: dict[str, Any]) -> None:
+        self._folder, self._options = folder, options
+        self._stack = contextlib.ExitStack()
+        self._run: Run | None = None
+
+    def begin(self) -> None:
+        self._run = self._stack.enter_context(watch(self._folder, **self._options))
+
+    def step(self) -> None:
+        if self._run is not None:
+            self._run.step()
+
+    def end(self) -> None:
+        self._run = None
+        self._stack.close()
+
+
+def hugging_face(folder: str | Path | None = None, **options: Any) -> Any:
+    """A transformers.TrainerCallback."""
+    from transformers import TrainerCallback
+
+    watching = _Watching(folder, options)
+
+    class StepscopeCallback(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            watching.begin()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            watching.step()
+
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            watching.end()
+
+    return StepscopeCallback()
+
+
+def lightning(folder: str | Path | None = None, **options: Any) -> Any:
+    """A lightning Callback."""
+    try:
+        from lightning.pytorch.callbacks import Callback
+    except ImportError:
+        from pytorch_lightning.callbacks import Callback
+
+    watching = _Watching(folder, options)
+
+    class StepscopeCallback(Callback):
+        def on_train_start(self, *_: Any, **__: Any) -> None:
+            watching.begin()
+
+        def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+            watching.step()
+
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            watching.end()
+
+    return StepscopeCallback()

@@ -1,0 +1,95 @@
+"""Library use: steps said by the script, regions named, other trainers' callbacks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope
+
+
+def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def rank_json(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "rank-00000/rank.json").read_text())
+    return found
+
+
+def test_watch_captures_the_steps_it_is_told_of_and_names_regions(tmp_path: Path) -> None:
+    done = run(
+        """
+        import sys, torch, stepscope
+        weight = torch.zeros(8, requires_grad=True)
+        with stepscope.watch(sys.argv[1], wait=3, warmup=1, active=2) as run:
+            for _ in range(12):
+                with stepscope.region("mine"):
+                    (weight - 1).square().sum().backward()
+                run.step()
+        print(run.folder)
+        """,
+        tmp_path / "run",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(tmp_path / "run")
+    rank = rank_json(tmp_path / "run")
+    assert (rank["steps"], rank["problems"], rank["status"]) == (12, [], "finished")
+    trace = stepscope.read_trace(tmp_path / "run/rank-00000/trace.json.gz")
+    assert trace.strings.index("mine") in trace.host.name
+    assert stepscope.explain_job(tmp_path / "run").ranks[0].step_ms.truth
+
+
+def test_steps_can_be_forward_passes(tmp_path: Path) -> None:
+    script = tmp_path / "infer.py"
+    script.write_text(
+        "import torch\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())\n"
+        "for _ in range(15):\n    model(torch.randn(2, 4))\n"
+    )
+    command = [sys.executable, "-m", "stepscope", "run", "--out", str(tmp_path / "run")]
+    options = ["--no-explain", "--nvtx", "--step-on", "forward", "--wait", "3"]
+    done = subprocess.run(
+        [*command, *options, "--", sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    rank = rank_json(tmp_path / "run")
+    assert (rank["steps"], rank["problems"]) == (14, [])  # the last one's end is never seen
+
+
+def test_hugging_face_callback_counts_steps(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    from stepscope.measure.callbacks import hugging_face
+
+    callback = hugging_face(tmp_path / "run", memory=False)
+    callback.on_train_begin()
+    for _ in range(3):
+        callback.on_step_end()
+    callback.on_train_end()
+    assert rank_json(tmp_path / "run")["steps"] == 3
+
+
+def test_lightning_callback_counts_steps(tmp_path: Path) -> None:
+    pytest.importorskip("lightning", reason="lightning is not installed")
+    from stepscope.measure.callbacks import lightning
+
+    callback = lightning(tmp_path / "run", memory=False)
+    callback.on_train_start()
+    for _ in range(3):
+        callback.on_train_batch_end()
+    callback.on_train_end()
+    assert rank_json(tmp_path / "run")["steps"] == 3
