@@ -4,11 +4,14 @@ python ours_process.py FILE
 """
 
 import json
+import mmap  # noqa: F401  (ours imports some on first use, HTA all at once: here both do)
 import sys
 import time
 
+import isal.isal_zlib  # noqa: F401
+
 import stepscope.trace.cache
-import stepscope.trace.kineto  # noqa: F401  (both are loaded on first use otherwise)
+import stepscope.trace.kineto  # noqa: F401
 from stepscope.explain.rank import explain_rank
 from stepscope.trace.read import read_trace
 

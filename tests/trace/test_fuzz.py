@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GOLDENS = ("cuda_step", "cpu_stack_memory", "cuda_graph", "cpu_unescaped_quotes")
-ROUNDS = int(os.environ.get("STEPSCOPE_FUZZ_ROUNDS", "130"))  # of each mutation on each golden
+ROUNDS = int(os.environ.get("STEPSCOPE_FUZZ_ROUNDS", "110"))  # of each mutation on each golden
 SECONDS = 5.0
 TOKENS = [
     *(b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"\0", b"\xff", b"\n", b" ", b"}]", b"],"),
