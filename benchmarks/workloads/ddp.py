@@ -1,4 +1,4 @@
-"""An MLP under DDP over gloo, about 10 ms a step on one core; times its own steps. One JSON line."""
+"""An MLP under DDP over gloo, about 10 ms a step on one core; times its own steps."""
 
 from __future__ import annotations
 

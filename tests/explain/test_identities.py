@@ -6,11 +6,11 @@ import copy
 import gzip
 import json
 import random
-from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from stepscope import UnreadableInputError, explain_rank, read_trace
 from stepscope.trace import links
@@ -127,7 +127,7 @@ def training(steps: int = 3) -> list[list[dict[str, Any]]]:
 
 def retimed(host: HostEvents, order: np.ndarray, **changed: np.ndarray) -> HostEvents:
     """Host rows in another selection or with other times, nested again."""
-    columns = {f.name: getattr(host, f.name)[order] for f in fields(host)} | changed
+    columns = {f: getattr(host, f)[order] for f in host.__struct_fields__} | changed
     again = links.host_order(columns)
     columns = {name: values[again] for name, values in columns.items()}
     columns["forward_of"] = np.full(len(again), -1, np.int32)
@@ -149,7 +149,7 @@ def mutate_columns(trace: Trace, chance: random.Random) -> Trace:
         start = start + np.where(moved, rng.integers(-scale, scale, len(rows)), 0)
         dur = np.where(rng.random(len(rows)) < 0.1, rng.integers(0, scale, len(rows)), dur)
         host = retimed(host, rows, start_ns=start, dur_ns=dur)
-    columns = {f.name: getattr(device, f.name) for f in fields(device)}
+    columns = {f: getattr(device, f) for f in device.__struct_fields__}
     if len(device) and chance.random() < 0.8:
         rows = rng.choice(len(device), rng.integers(0, 2 * len(device)))
         columns = {name: values[rows] for name, values in columns.items()}
@@ -163,7 +163,7 @@ def mutate_columns(trace: Trace, chance: random.Random) -> Trace:
             columns["correlation"] = rng.choice(columns["correlation"], len(rows))
         order = np.lexsort((columns["start_ns"] + columns["dur_ns"], columns["start_ns"]))
         columns = {name: values[order] for name, values in columns.items()}
-    found = {f.name: getattr(host, f.name) for f in fields(host)}
+    found = {f: getattr(host, f) for f in host.__struct_fields__}
     columns["launch"] = links.find_launches(found, columns["correlation"])
     return replace(trace, host=host, device=replace(device, **columns))
 

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +87,7 @@ def check_shape(trace: Trace) -> None:
     """What every consumer relies on."""
     host, device, memory = trace.host, trace.device, trace.memory
     for table in (host, device, memory):
-        assert {len(getattr(table, column.name)) for column in fields(table)} == {len(table)}
+        assert {len(getattr(table, column)) for column in table.__struct_fields__} == {len(table)}
     rows = len(host) + len(device) + len(memory)
     assert 0 < rows <= trace.events
     assert (host.dur_ns >= 0).all()

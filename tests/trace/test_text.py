@@ -101,7 +101,6 @@ def test_every_layout_and_compression_reads_alike(
 ) -> None:
     monkeypatch.setattr(files, "PIECE_BYTES", 3000)
     monkeypatch.setattr(files, "_READ_BYTES", 100)
-    monkeypatch.setattr(files, "_THREAD_FROM_BYTES", 500)
     events = ops(200)
     path = write_trace(events, layout, compression=compression, bom=layout == "dumped")
     trace = read_trace(path)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from statistics import fmean, median
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from stepscope.records.explanation import Budget, Part, StepTime
 
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
 def step_time(steps: Steps, timeline: Timeline) -> StepTime:
     """The profiled step: the median cycle, else the median step, else the whole window."""
     if steps.cycles_ns:
-        return StepTime(profiled=median(steps.cycles_ns) / 1e6)
+        return StepTime(profiled=float(np.median(steps.cycles_ns)) / 1e6)
     if len(steps.steps) == 1 and timeline.span_ns:
         return StepTime(profiled=max(steps.steps[0].dur_ns, timeline.span_ns) / 1e6)
     if steps.steps:
-        return StepTime(profiled=median(step.dur_ns for step in steps.steps) / 1e6)
+        return StepTime(profiled=float(np.median([step.dur_ns for step in steps.steps])) / 1e6)
     return StepTime(profiled=timeline.span_ns / 1e6 if timeline.span_ns else None)
 
 
@@ -53,7 +54,7 @@ def mean_budget(ranks: tuple[RankExplanation, ...]) -> Budget:
         return ranks[0].budget
     ms = max(rank.budget.step_ms for rank in ranks)
     shares = [
-        (part.id, fmean(rank.budget.parts[i].share for rank in ranks))
+        (part.id, sum(rank.budget.parts[i].share for rank in ranks) / len(ranks))
         for i, part in enumerate(ranks[0].budget.parts)
     ]
     return Budget(

@@ -13,7 +13,7 @@ from stepscope.explain import intervals
 from stepscope.explain.work import Kind
 from stepscope.records.explanation import Collective
 from stepscope.records.trace import ABSENT, HostKind
-from stepscope.trace.links import nearest
+from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -85,8 +85,8 @@ def _recorded(trace: Trace, work: Work) -> NDArray[np.int32]:
         return np.stack((host.name[rows], host.shapes[rows], host.dtypes[rows]), axis=1)
     own, launch = device.collective[rows], device.launch[rows]
     if len(host):
-        around = nearest(host, host.collective >= 0)[np.maximum(launch, 0)]
-        known = (launch >= 0) & (around >= 0) & (own < 0)
+        around = nearest_of(host, host.collective >= 0, launch)
+        known = (around >= 0) & (own < 0)
         own = np.where(known, host.collective[np.maximum(around, 0)], own)
     return np.stack((device.name[rows], own), axis=1)
 

@@ -9,6 +9,7 @@ import numpy as np
 from stepscope.explain import intervals
 from stepscope.explain.work import Kind
 from stepscope.records.explanation import Copy
+from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from stepscope.explain.work import Work
@@ -23,7 +24,7 @@ def list_copies(trace: Trace, work: Work) -> tuple[Copy, ...]:
     name = trace.device.name[work.rows]
     others = intervals.union_all((work.compute, work.comm))
     out = []
-    for code in np.unique(name[mine]).tolist():
+    for code in distinct(name[mine]).tolist():
         rows = np.flatnonzero(mine & (name == code))
         total = int((work.end_ns[rows] - work.start_ns[rows]).sum())
         sizes = trace.device.size_bytes[work.rows[rows]]

@@ -3,13 +3,13 @@ call, and for the backward pass to the forward operator it belongs to."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from stepscope.explain.tree import Levels
-from stepscope.trace.links import nearest
+from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from stepscope.records.trace import Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceTime:
+class DeviceTime(msgspec.Struct, frozen=True, kw_only=True):
     """Per host row, in ns."""
 
     direct: NDArray[np.int64]  # launched by exactly this call
@@ -50,8 +49,9 @@ def _of_backward(trace: Trace, direct: NDArray[np.int64], levels: Levels) -> NDA
     mine = np.zeros(len(host), np.int64)
     known = host.forward_of >= 0
     if known.any():
-        backward = nearest(host, known)
-        rows = np.flatnonzero((direct > 0) & (backward >= 0))
-        np.add.at(mine, host.forward_of[backward[rows]], direct[rows])
+        launching = np.flatnonzero(direct > 0)
+        backward = nearest_of(host, known, launching)
+        inside = backward >= 0
+        np.add.at(mine, host.forward_of[backward[inside]], direct[launching[inside]])
         return levels.inclusive(mine)
     return mine

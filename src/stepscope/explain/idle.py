@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain import intervals
-from stepscope.explain.work import launches_of, name_mask
+from stepscope.explain.work import launches_of, rows_named
 from stepscope.records.explanation import GAP_CAUSES, Gaps, Idle
 from stepscope.records.trace import ABSENT, HostKind
 
@@ -33,8 +33,8 @@ _LAUNCH, _OTHER, _DATA, _SYNC, _OPERATORS, _PYTHON, _PROFILER = range(len(GAP_CA
 
 def blocking_calls(trace: Trace) -> NDArray[np.intp]:
     """Host rows of runtime calls that wait for the device."""
-    named = name_mask(trace, BLOCKING_CALL.search)[trace.host.name]
-    return np.flatnonzero(named & (trace.host.kind == HostKind.RUNTIME))
+    calls = trace.host.kind == HostKind.RUNTIME
+    return np.flatnonzero(rows_named(trace, trace.host, calls, BLOCKING_CALL.search))
 
 
 def split_idle(
@@ -115,22 +115,21 @@ def _host_causes(
 
 
 def _overhead(trace: Trace) -> Set:
-    own = name_mask(trace, PROFILER_WORK.search)[trace.host.name]
-    return _rows_set(trace, own & (trace.host.kind == HostKind.OVERHEAD))
+    overhead = trace.host.kind == HostKind.OVERHEAD
+    return _rows_set(trace, rows_named(trace, trace.host, overhead, PROFILER_WORK.search))
 
 
 def _feeding(trace: Trace, work: Work) -> tuple[tuple[int, Set], ...]:
     """What the threads that feed the device were doing, most telling first."""
     host = trace.host
     mine = np.isin(host.thread, work.threads)
-    loading = name_mask(trace, DATA_LOADING.search)[host.name] & (
-        (host.kind == HostKind.ANNOTATION) | (host.kind == HostKind.OPERATOR)
-    )
+    named = mine & (host.kind <= HostKind.ANNOTATION)
+    loading = rows_named(trace, host, named, DATA_LOADING.search)
     blocking = np.zeros(len(host), np.bool_)
     blocking[blocking_calls(trace)] = True
     framework = (host.kind == HostKind.OPERATOR) | (host.kind == HostKind.RUNTIME)
     return (
-        (_DATA, _rows_set(trace, mine & loading)),
+        (_DATA, _rows_set(trace, loading)),
         (_SYNC, _rows_set(trace, mine & blocking)),
         (_OPERATORS, _rows_set(trace, mine & framework)),
     )

@@ -9,6 +9,7 @@ import numpy as np
 from stepscope.explain.work import launches_of
 from stepscope.records.explanation import Launches
 from stepscope.records.trace import DeviceKind
+from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,7 +27,7 @@ def describe_launches(trace: Trace, work: Work) -> Launches:
     device, host = trace.device, trace.host
     launch = launches_of(trace, work)
     linked = launch >= 0
-    calls = np.unique(launch[linked])
+    calls = distinct(launch[linked])
     dur = device.dur_ns[work.rows]
     kernel = device.kind[work.rows] == DeviceKind.KERNEL
     short = kernel & (dur < SHORT_KERNEL_NS)
@@ -88,7 +89,9 @@ def _queue(
 
 
 def _percentile(values: NDArray[np.int64], q: int) -> int | None:
-    return int(np.percentile(values, q)) if len(values) else None
+    """As np.percentile, which imports numpy.ma to find it."""
+    place = (len(values) - 1) * q / 100
+    return int(np.interp(place, np.arange(len(values)), np.sort(values))) if len(values) else None
 
 
 def _without_device() -> Launches:

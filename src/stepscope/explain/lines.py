@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepscope.explain.tree import children_sum, enclosing, group, outermost, sum_by
-from stepscope.explain.work import name_mask
+from stepscope.explain.work import rows_named
 from stepscope.records.explanation import Line, Place
 from stepscope.records.trace import ABSENT, HostKind
-from stepscope.trace.links import nearest
+from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,8 +44,7 @@ def is_library(name: str) -> bool:
 def list_lines(trace: Trace, device: DeviceTime) -> tuple[Line, ...]:
     """Longest own time first."""
     host = trace.host
-    frame = name_mask(trace, FRAME.match)[host.name] & (host.kind == HostKind.PYTHON)
-    rows = np.flatnonzero(frame)
+    rows = np.flatnonzero(rows_named(trace, host, host.kind == HostKind.PYTHON, FRAME.match))
     if not len(rows):
         return ()
     own = (host.dur_ns - children_sum(host.parent, host.dur_ns))[rows]
@@ -79,8 +78,7 @@ def user_frames(trace: Trace, rows: NDArray[Any]) -> NDArray[np.int32]:
     python = host.kind == HostKind.PYTHON
     if not python.any():
         return np.full(len(rows), ABSENT, np.int32)
-    frame = python & name_mask(trace, FRAME.match)[host.name]
-    user = frame & ~name_mask(trace, is_library)[host.name]
-    asked = np.maximum(rows, 0)
-    own, any_code = nearest(host, user)[asked], nearest(host, frame)[asked]
-    return np.where(rows < 0, ABSENT, np.where(own >= 0, own, any_code)).astype(np.int32)
+    frame = rows_named(trace, host, python, FRAME.match)
+    user = frame & ~rows_named(trace, host, frame, is_library)
+    own = nearest_of(host, user, rows)
+    return np.where(own >= 0, own, nearest_of(host, frame, rows))

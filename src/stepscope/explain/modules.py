@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.tree import children_sum, enclosing, group, outermost, sum_by
-from stepscope.explain.work import name_mask
+from stepscope.explain.work import rows_named
 from stepscope.records.explanation import Module
 from stepscope.records.trace import HostKind
 
@@ -21,10 +21,8 @@ PREFIX = "nn.Module: "
 def list_modules(trace: Trace, device: DeviceTime) -> tuple[Module, ...]:
     """Longest device time (or, on the CPU, host time) first."""
     host = trace.host
-    wanted = (host.kind == HostKind.PYTHON) & name_mask(trace, lambda s: s.startswith(PREFIX))[
-        host.name
-    ]
-    rows = np.flatnonzero(wanted)
+    python = host.kind == HostKind.PYTHON
+    rows = np.flatnonzero(rows_named(trace, host, python, lambda s: s.startswith(PREFIX)))
     if not len(rows):
         return ()
     above = enclosing(host, rows)

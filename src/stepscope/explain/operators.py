@@ -9,13 +9,13 @@ import numpy as np
 from stepscope.explain.tree import children_sum, enclosing, group, outermost, sum_by
 from stepscope.records.explanation import Operator
 from stepscope.records.trace import HostKind
-from stepscope.trace.links import nearest
+from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.device_time import DeviceTime
-    from stepscope.records.trace import Trace
+    from stepscope.records.trace import HostEvents, Trace
 
 # More distinct (operator, shapes) rows than this are of no use to a reader.
 MOST_ROWS = 1000
@@ -30,7 +30,7 @@ def list_operators(trace: Trace, device: DeviceTime) -> tuple[Operator, ...]:
         return ()
     above = enclosing(host, rows)
     own_host = host.dur_ns[rows] - children_sum(above, host.dur_ns[rows])
-    own_device = _own_device(nearest(host, is_operator), rows, device.direct)
+    own_device = _own_device(host, is_operator, device.direct)[rows]
     first, inverse, count = group(_key(trace, rows))
     outer = outermost(above, inverse)
     calls = np.bincount(inverse, minlength=count)
@@ -64,13 +64,14 @@ def list_operators(trace: Trace, device: DeviceTime) -> tuple[Operator, ...]:
 
 
 def _own_device(
-    near: NDArray[np.int32], rows: NDArray[np.intp], direct: NDArray[np.int64]
+    host: HostEvents, is_operator: NDArray[np.bool_], direct: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Device time of launches whose innermost operator is this one."""
-    total = np.zeros(len(near), np.int64)
-    launching = np.flatnonzero((direct > 0) & (near >= 0))
-    np.add.at(total, near[launching], direct[launching])
-    return total[rows]
+    """Per host row, device time of launches whose innermost operator it is."""
+    total = np.zeros(len(host), np.int64)
+    launching = np.flatnonzero(direct > 0)
+    near = nearest_of(host, is_operator, launching)
+    np.add.at(total, near[near >= 0], direct[launching[near >= 0]])
+    return total
 
 
 def _key(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int64]:

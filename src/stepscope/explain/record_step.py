@@ -7,8 +7,9 @@ operators themselves are slowed) is taken from all parts alike.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from stepscope.records.explanation import Budget, Part, StepTime
 

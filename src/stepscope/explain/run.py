@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.explain.budget import mean_budget
@@ -103,7 +104,7 @@ def _number(ranks: list[RankExplanation]) -> tuple[list[RankExplanation], list[N
             match = _RANK_IN_NAME.search(Path(rank.path).name) or _RANK_IN_NAME.search(
                 Path(rank.path).parent.name
             )
-            rank = dataclasses.replace(rank, rank=int(match[1]) if match else place)
+            rank = replace(rank, rank=int(match[1]) if match else place)
         out.append(rank)
     numbers = [rank.rank for rank in out]
     twice = sorted({n for n in numbers if n is not None and numbers.count(n) > 1})
@@ -148,7 +149,7 @@ def _merge(ranks: tuple[RankExplanation, ...]) -> tuple[Finding, ...]:
         for finding in rank.findings:
             held = worst.get(finding.id)
             if held is None or finding.share > held.share:
-                worst[finding.id] = dataclasses.replace(finding, rank=rank.rank)
+                worst[finding.id] = replace(finding, rank=rank.rank)
     found = sorted(worst.values(), key=lambda f: (_SEVERITIES.index(f.severity), -f.share))
     if any(finding.severity in ("high", "medium") for finding in found):
         found = [finding for finding in found if finding.id != "healthy"]
@@ -174,7 +175,7 @@ def _cause_before_symptom(
         own = finding.id in _OWN_TIME and finding.rank == awaited
         if own and finding.share >= waits / 2 and waits >= found[0].share / 2:
             waiting = f"rank {found[0].rank} spends {waits:.0%} more of the step waiting for it"
-            lead = dataclasses.replace(finding, evidence=(*finding.evidence, waiting))
+            lead = replace(finding, evidence=(*finding.evidence, waiting))
             return [lead, *found[:place], *found[place + 1 :]]
     return found
 

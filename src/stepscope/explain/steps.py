@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.work import launches_of, name_mask
+from stepscope.explain.work import launches_of, rows_named
 from stepscope.records.explanation import Step, Steps
+from stepscope.records.trace import HostKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,7 +40,7 @@ def find_steps(trace: Trace, work: Work) -> Steps:
 
 def _marked(trace: Trace, pattern: re.Pattern[str]) -> tuple[Step, ...]:
     host = trace.host
-    rows = np.flatnonzero(name_mask(trace, pattern.match)[host.name])
+    rows = np.flatnonzero(rows_named(trace, host, host.kind != HostKind.PYTHON, pattern.match))
     rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
     return tuple(
         Step(

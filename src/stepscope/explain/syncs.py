@@ -11,7 +11,7 @@ from stepscope.explain.lines import place_of, user_frames
 from stepscope.explain.tree import sum_by
 from stepscope.records.explanation import SyncCall
 from stepscope.records.trace import ABSENT, HostKind
-from stepscope.trace.links import nearest
+from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,7 +25,7 @@ def list_syncs(trace: Trace) -> tuple[SyncCall, ...]:
     rows = blocking_calls(trace)
     if not len(rows):
         return ()
-    operator = nearest(host, host.kind == HostKind.OPERATOR)[rows]
+    operator = nearest_of(host, host.kind == HostKind.OPERATOR, rows)
     around = (host.name[rows], _names(host, operator), _names(host, user_frames(trace, rows)))
     told, inverse = np.unique(np.stack(around, axis=1), axis=0, return_inverse=True)
     inverse, count = inverse.reshape(-1), len(told)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from stepscope.records.trace import ABSENT
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from stepscope.records.trace import HostEvents
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Levels:
+class Levels(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of a forest grouped by depth, so that a level can be handled in one operation."""
 
     parent: NDArray[np.int32]

@@ -7,15 +7,15 @@ as its device: the operators that run on the training's threads are its compute.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from stepscope.explain import intervals
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind
-from stepscope.trace.links import nearest
+from stepscope.trace.links import distinct, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.intervals import Set
-    from stepscope.records.trace import Trace
+    from stepscope.records.trace import DeviceEvents, HostEvents, Trace
 
 
 class Kind(IntEnum):
@@ -40,8 +40,7 @@ COMM_SPAN = re.compile(r"^(?:gloo:|nccl:|mpi:|ucc:|c10d::|_c10d_functional::)|^r
 _ROCM_COPY = re.compile(r"^__amd_rocclr_(?:copy|fill)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Work(msgspec.Struct, frozen=True, kw_only=True):
     """The device's events as columns, and their unions by kind."""
 
     on_host: bool  # the CPU is the device
@@ -76,22 +75,29 @@ def find_work(trace: Trace) -> Work:
     return _device_work(trace, rows) if len(rows) else _host_work(trace)
 
 
-def name_mask(trace: Trace, matches: Callable[[str], object]) -> NDArray[np.bool_]:
-    """Per string code: does the name match? Each distinct name is looked at once."""
-    # Names come before the texts of arguments, which are never asked for.
-    names = 1 + max(trace.host.name.max(initial=-1), trace.device.name.max(initial=-1))
-    return np.fromiter(map(bool, map(matches, trace.strings[:names])), np.bool_, names)
+def rows_named(
+    trace: Trace,
+    events: HostEvents | DeviceEvents,
+    among: NDArray[np.bool_],
+    matches: Callable[[str], object],
+) -> NDArray[np.bool_]:
+    """Of some rows, those whose name matches. Each distinct name among them is looked at once."""
+    found = np.zeros(len(trace.strings), np.bool_)
+    found[events.name[among]] = True
+    codes = np.flatnonzero(found).tolist()
+    found[codes] = [bool(matches(trace.strings[code])) for code in codes]
+    return among & found[events.name]
 
 
 def work_kinds(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int8]:
     """compute, comm or memory of device rows."""
     device = trace.device
-    kernel = device.kind[rows] == DeviceKind.KERNEL
-    comm = name_mask(trace, COMM_KERNEL.search)[device.name[rows]]
-    copy = name_mask(trace, _ROCM_COPY.match)[device.name[rows]]
+    kernel = device.kind == DeviceKind.KERNEL
+    comm = rows_named(trace, device, kernel, COMM_KERNEL.search)[rows]
+    copy = rows_named(trace, device, kernel, _ROCM_COPY.match)[rows]
     kind = np.full(len(rows), Kind.MEMORY, dtype=np.int8)
-    kind[kernel & ~copy] = Kind.COMPUTE
-    kind[kernel & comm] = Kind.COMM
+    kind[kernel[rows] & ~copy] = Kind.COMPUTE
+    kind[comm] = Kind.COMM
     return kind
 
 
@@ -101,7 +107,7 @@ def _device_work(trace: Trace, rows: NDArray[np.intp]) -> Work:
     start = device.start_ns[rows]
     end = start + device.dur_ns[rows]
     launch = device.launch[rows]
-    threads = np.unique(trace.host.thread[launch[launch >= 0]])
+    threads = distinct(trace.host.thread[launch[launch >= 0]])
     return Work(
         on_host=False,
         rows=rows,
@@ -111,7 +117,7 @@ def _device_work(trace: Trace, rows: NDArray[np.intp]) -> Work:
         compute=_union_of(start, end, kind == Kind.COMPUTE),
         comm=_union_of(start, end, kind == Kind.COMM),
         memory=_union_of(start, end, kind == Kind.MEMORY),
-        threads=np.union1d(threads, stepping_threads(trace)).astype(np.int32),
+        threads=distinct(np.append(threads, stepping_threads(trace))),
     )
 
 
@@ -122,7 +128,7 @@ def _host_work(trace: Trace) -> Work:
     operator = (host.kind == HostKind.OPERATOR) & (nearest(host, comm) < 0)
     top = operator & ~_below(trace, operator)
     start, end = host.start_ns, host.start_ns + host.dur_ns
-    threads = np.unique(host.thread[operator])
+    threads = distinct(host.thread[operator])
     computing = [
         intervals.subtract(
             _union_of(start, end, top & (host.thread == thread)),
@@ -140,14 +146,14 @@ def _host_work(trace: Trace) -> Work:
         compute=intervals.union_all(computing),
         comm=_union_of(start, end, comm),
         memory=intervals.EMPTY,
-        threads=np.union1d(threads, stepping_threads(trace)).astype(np.int32),
+        threads=distinct(np.append(threads, stepping_threads(trace))),
     )
 
 
 def comm_spans(trace: Trace) -> NDArray[np.bool_]:
     """Host rows that are communication. What runs inside one is part of it, not compute."""
-    named = name_mask(trace, COMM_SPAN.search)[trace.host.name]
-    return named & (trace.host.kind <= HostKind.ANNOTATION)
+    host = trace.host
+    return rows_named(trace, host, host.kind <= HostKind.ANNOTATION, COMM_SPAN.search)
 
 
 def _below(trace: Trace, wanted: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -159,9 +165,10 @@ def _below(trace: Trace, wanted: NDArray[np.bool_]) -> NDArray[np.bool_]:
 def stepping_threads(trace: Trace) -> NDArray[np.int32]:
     """Threads that carry the profiler's step marks, or the busiest Python thread."""
     host = trace.host
-    marked = name_mask(trace, lambda name: name.startswith("ProfilerStep"))[host.name]
+    said = host.kind != HostKind.PYTHON
+    marked = rows_named(trace, host, said, lambda name: name.startswith("ProfilerStep"))
     if marked.any():
-        return np.unique(host.thread[marked])
+        return distinct(host.thread[marked])
     python = host.thread[host.kind == HostKind.PYTHON]
     if len(python):
         return np.array([np.bincount(python).argmax()], dtype=np.int32)

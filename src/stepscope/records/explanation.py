@@ -5,8 +5,9 @@ Field names are the words of the JSON contract (docs/json.md); times are integer
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,8 +20,7 @@ Severity = Literal["high", "medium", "low", "none"]
 Basis = Literal["cycles", "window", "measured"]  # what a budget's step is
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """span = compute + exposed_comm + exposed_memory + idle, exactly."""
 
     start_ns: int
@@ -39,8 +39,7 @@ class Timeline:
         return self.hidden_comm_ns / self.comm_ns if self.comm_ns else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Idle:
+class Idle(msgspec.Struct, frozen=True, kw_only=True):
     """Why the device had nothing to do. host + launch + other = idle, exactly.
 
     The five causes of host idle add up to host_ns exactly.
@@ -58,8 +57,7 @@ class Idle:
     after_sync_gaps: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gaps:
+class Gaps(msgspec.Struct, frozen=True, kw_only=True):
     """Every idle gap as columns, for pictures and for places in code."""
 
     start_ns: NDArray[np.int64]
@@ -71,8 +69,7 @@ class Gaps:
 GAP_CAUSES = ("launch", "other", "data_loading", "sync", "operators", "python", "profiler")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One training step on the host's clock."""
 
     name: str
@@ -80,8 +77,7 @@ class Step:
     dur_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
+class Steps(msgspec.Struct, frozen=True, kw_only=True):
     """The steps found, where they came from, and the steady cycle the budget is taken over.
 
     A cycle runs from the first device work of one step to the first of the next, so it holds
@@ -95,8 +91,7 @@ class Steps:
     window_end_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     """All device events of one name."""
 
     name: str
@@ -107,8 +102,7 @@ class Kernel:
     max_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
+class Operator(msgspec.Struct, frozen=True, kw_only=True):
     """All calls of one operator with the same input shapes."""
 
     name: str
@@ -121,8 +115,7 @@ class Operator:
     device_self_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Module:
+class Module(msgspec.Struct, frozen=True, kw_only=True):
     """One nn.Module by name: host time of its forward, device time of forward and backward."""
 
     name: str
@@ -133,8 +126,7 @@ class Module:
     backward_device_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One Python function as the profiler names it: file, line of definition, function."""
 
     file: str
@@ -146,8 +138,7 @@ class Line:
     device_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launches:
+class Launches(msgspec.Struct, frozen=True, kw_only=True):
     """How device work got to the device."""
 
     device_events: int
@@ -167,8 +158,7 @@ class Launches:
     graph_kernels: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
+class Copy(msgspec.Struct, frozen=True, kw_only=True):
     """All copies or memsets of one name."""
 
     name: str
@@ -179,8 +169,7 @@ class Copy:
     exposed_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncCall:
+class SyncCall(msgspec.Struct, frozen=True, kw_only=True):
     """All blocking runtime calls of one name, from one operator and one place in the code."""
 
     name: str
@@ -191,8 +180,7 @@ class SyncCall:
     line: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class Collective(msgspec.Struct, frozen=True, kw_only=True):
     """All collectives of one kind, group and size on one rank."""
 
     kind: str
@@ -206,8 +194,7 @@ class Collective:
     busbw_gb_s: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
+class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     """The step in milliseconds; a bare trace knows only the profiled one."""
 
     profiled: float | None
@@ -217,8 +204,7 @@ class StepTime:
     truth: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(msgspec.Struct, frozen=True, kw_only=True):
     """One slice of the step."""
 
     id: str
@@ -226,8 +212,7 @@ class Part:
     share: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """The step, divided. Shares add up to 1."""
 
     step_ms: float
@@ -235,8 +220,7 @@ class Budget:
     basis: Basis
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(msgspec.Struct, frozen=True, kw_only=True):
     """A place in the user's code."""
 
     file: str
@@ -244,8 +228,7 @@ class Place:
     function: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remedy:
+class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     """Something that may help, with what it would buy once that is known."""
 
     id: str
@@ -255,8 +238,7 @@ class Remedy:
     high_ms: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing worth knowing about a step. `id` names its file and its docs page."""
 
     id: str
@@ -270,8 +252,7 @@ class Finding:
     rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankExplanation:
+class RankExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """One rank, fully accounted for."""
 
     path: str
@@ -298,8 +279,7 @@ class RankExplanation:
     quality: tuple[Note, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """All ranks given, and the one verdict over them."""
 
     verdict: str

@@ -9,13 +9,13 @@ rows right behind it. Device events are sorted by (start, end).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import msgspec
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from stepscope.records.quality import Note
@@ -49,8 +49,7 @@ class DeviceKind(IntEnum):
     OTHER = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostEvents:
+class HostEvents(msgspec.Struct, frozen=True, kw_only=True):
     """What ran on the CPU: operators, annotations, Python functions, runtime calls."""
 
     kind: Int8
@@ -76,8 +75,7 @@ class HostEvents:
         return len(self.start_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceEvents:
+class DeviceEvents(msgspec.Struct, frozen=True, kw_only=True):
     """What ran on the accelerator: kernels, copies, memsets, and rows that describe them."""
 
     kind: Int8
@@ -99,8 +97,7 @@ class DeviceEvents:
         return len(self.start_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryEvents:
+class MemoryEvents(msgspec.Struct, frozen=True, kw_only=True):
     """Allocator events (`[memory]` instants): a positive size allocates, a negative one frees."""
 
     time_ns: Int64
@@ -116,8 +113,7 @@ class MemoryEvents:
         return len(self.time_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thread:
+class Thread(msgspec.Struct, frozen=True, kw_only=True):
     """One host lane. Ids are text because some writers use names."""
 
     pid: str
@@ -125,8 +121,7 @@ class Thread:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveArgs:
+class CollectiveArgs(msgspec.Struct, frozen=True, kw_only=True):
     """What the profiler recorded about one collective call; lists stay as the file's text."""
 
     name: str
@@ -144,8 +139,7 @@ class CollectiveArgs:
     sequence: int = ABSENT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Device(msgspec.Struct, frozen=True, kw_only=True):
     """One accelerator as the file describes it."""
 
     id: int
@@ -154,8 +148,7 @@ class Device:
     multiprocessors: int = ABSENT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """Everything read from one file, linked. `events` counts every event object in the file."""
 
     path: str
@@ -174,12 +167,12 @@ class Trace:
     host: HostEvents
     device: DeviceEvents
     memory: MemoryEvents
-    quality: tuple[Note, ...] = field(default=())
+    quality: tuple[Note, ...] = ()
 
     @property
     def device_name(self) -> str | None:
         """The accelerator that ran this rank's events, as the driver prints it."""
-        used = set(np.unique(self.device.device).tolist())
+        used = set(self.device.device.tolist())
         for device in self.devices:
             if device.id in used:
                 return device.name or None

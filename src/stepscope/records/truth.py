@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Truth:
+class Truth(msgspec.Struct, frozen=True, kw_only=True):
     """Medians over the plain steps: outside the window, undisturbed."""
 
     steps: int

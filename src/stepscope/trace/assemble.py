@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from stepscope.records.quality import Note
@@ -76,8 +76,7 @@ _MEMORY = {
 _FLOWS = {"begins": np.bool_, "id": _I64, "lane": _I32, "time_ns": _I64}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What a file says about itself."""
 
     kind: str
@@ -180,7 +179,7 @@ def _shift_all(tables: tuple[Columns, ...], base_ns: int, notes: list[Note]) -> 
 def _number_threads(columns: Collector, host: Columns, memory: Columns) -> tuple[Thread, ...]:
     """Keep only lanes that host events use, numbered from zero in the sorted order."""
     lanes = list(columns.lanes)
-    used = np.unique(np.concatenate((host["thread"], memory["thread"])))
+    used = links.distinct(np.concatenate((host["thread"], memory["thread"])))
     renumber = np.full(len(lanes), ABSENT, dtype=_I32)
     renumber[used] = np.arange(len(used), dtype=_I32)
     host["thread"] = renumber[host["thread"]]

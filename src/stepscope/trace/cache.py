@@ -14,14 +14,13 @@ import os
 import tempfile
 import time
 import zlib
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from stepscope.records.quality import Note
+from stepscope.records.quality import Note  # noqa: TC001  (decoding needs it)
 from stepscope.records.trace import (
     CollectiveArgs,
     Device,
@@ -53,20 +52,19 @@ class _Head(msgspec.Struct, frozen=True):
     rank: int | None
     world_size: int | None
     backend: str | None
-    groups: list[dict[str, Any]]
-    devices: list[dict[str, Any]]
+    groups: tuple[dict[str, Any], ...]
+    devices: tuple[Device, ...]
     facts: dict[str, Any]
     events: int
-    strings: list[str]
-    threads: list[dict[str, str]]
-    collectives: list[dict[str, Any]]
-    quality: list[dict[str, Any]]
+    strings: tuple[str, ...]
+    threads: tuple[Thread, ...]
+    collectives: tuple[CollectiveArgs, ...]
+    quality: tuple[Note, ...]
     columns: list[tuple[str, str, str, int, int]]  # table, column, dtype, offset, count
     checksum: int  # of all columns, one after the other
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cache:
+class Cache(msgspec.Struct, frozen=True, kw_only=True):
     """A folder of entries."""
 
     folder: Path
@@ -140,9 +138,9 @@ class Cache:
 def _write(file: Any, trace: Trace) -> None:
     columns, arrays, offset, checksum = [], [], 0, 0
     for table, kind in _TABLES.items():
-        for column in fields(kind):
-            values = np.ascontiguousarray(getattr(getattr(trace, table), column.name))
-            columns.append((table, column.name, values.dtype.str, offset, len(values)))
+        for column in kind.__struct_fields__:
+            values = np.ascontiguousarray(getattr(getattr(trace, table), column))
+            columns.append((table, column, values.dtype.str, offset, len(values)))
             arrays.append(values)
             checksum = zlib.crc32(values.data, checksum)
             offset += -(-values.nbytes // _ALIGN) * _ALIGN
@@ -152,14 +150,14 @@ def _write(file: Any, trace: Trace) -> None:
         rank=trace.rank,
         world_size=trace.world_size,
         backend=trace.backend,
-        groups=list(trace.groups),
-        devices=[asdict(device) for device in trace.devices],
+        groups=trace.groups,
+        devices=trace.devices,
         facts=trace.facts,
         events=trace.events,
-        strings=list(trace.strings),
-        threads=[asdict(thread) for thread in trace.threads],
-        collectives=[asdict(call) for call in trace.collectives],
-        quality=[asdict(note) for note in trace.quality],
+        strings=trace.strings,
+        threads=trace.threads,
+        collectives=trace.collectives,
+        quality=trace.quality,
         columns=columns,
         checksum=checksum,
     )
@@ -200,15 +198,15 @@ def _load(entry: Path, path: str) -> Trace:
         rank=head.rank,
         world_size=head.world_size,
         backend=head.backend,
-        groups=tuple(head.groups),
-        devices=tuple(Device(**row) for row in head.devices),
+        groups=head.groups,
+        devices=head.devices,
         facts=head.facts,
         events=head.events,
-        strings=tuple(head.strings),
-        threads=tuple(Thread(**row) for row in head.threads),
-        collectives=tuple(CollectiveArgs(**row) for row in head.collectives),
+        strings=head.strings,
+        threads=head.threads,
+        collectives=head.collectives,
         host=HostEvents(**tables["host"]),
         device=DeviceEvents(**tables["device"]),
         memory=MemoryEvents(**tables["memory"]),
-        quality=tuple(Note(**row) for row in head.quality),
+        quality=head.quality,
     )

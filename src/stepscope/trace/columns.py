@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
@@ -253,7 +254,8 @@ class Collector:
         return np.fromiter(map(self.lanes.__getitem__, keys), dtype=INT32, count=len(events))
 
     def _text_codes(self, raws: Sequence[msgspec.Raw]) -> NDArray[np.int32]:
-        codes = self.texts.of(list(map(bytes, raws)))
+        texts = b"\0".join(raws).split(b"\0")  # faster than bytes() of each; no JSON holds a NUL
+        codes = self.texts.of(texts if len(texts) == len(raws) else list(map(bytes, raws)))
         absent = self.texts.get(b"")
         if absent is not None:
             codes[codes == absent] = ABSENT
@@ -283,9 +285,11 @@ def _scatter(where: NDArray[np.bool_], values: NDArray[Any], default: int = ABSE
 
 def _whole(values: list[Any], dtype: type[np.signedinteger[Any]] = INT64) -> NDArray[Any]:
     """A column of whole numbers; what is not one is absent, numeric text is taken."""
-    try:
-        return np.fromiter(values, dtype=dtype, count=len(values))
-    except (ValueError, TypeError, OverflowError):
+    column = np.empty(len(values), dtype)
+    try:  # half the time of np.fromiter
+        struct.pack_into(f"{len(values)}{column.dtype.char}", column.data, 0, *values)
+        return column
+    except struct.error:
         return np.array([_whole_or_absent(value, dtype) for value in values], dtype=dtype)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int], None]  # bytes of the file read so far, bytes in all
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 512 << 10
 GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
 SQLITE = b"SQLite format 3\x00"
@@ -27,7 +27,6 @@ _READ_BYTES = 128 << 10
 _SALVAGE_READ_BYTES = 4 << 10
 _SALVAGE_STEP_BYTES = 64
 _ZSTD_STEP_BYTES = 2 << 10  # its blocks may be a thousand times longer than their code
-_THREAD_FROM_BYTES = 256 << 10
 
 
 def open_file(path: Path) -> IO[bytes]:
@@ -75,19 +74,18 @@ class ByteSource:
         with open_file(self.path) as file:
             try:
                 total = os.fstat(file.fileno()).st_size
-                for piece in self._pieces(file, total):
+                for piece in self._pieces(file):
                     if self._progress:
                         self._progress(file.tell(), total)
                     yield piece
             except OSError as error:
                 raise unreadable(self.path, error) from None
 
-    def _pieces(self, file: IO[bytes], total: int) -> Iterator[bytes]:
+    def _pieces(self, file: IO[bytes]) -> Iterator[bytes]:
         head = file.read(4)
         file.seek(0)
         if head[:2] == GZIP:
-            pieces = self._gunzip(file)
-            return _one_ahead(pieces) if total >= _THREAD_FROM_BYTES else pieces
+            return self._gunzip(file)
         if head == ZSTD:
             return self._unzstd(file)
         return iter(lambda: file.read(PIECE_BYTES), b"")
@@ -171,14 +169,3 @@ def _salvage(file: IO[bytes], given: int) -> Iterator[bytes]:
                 member = zlib.decompressobj(wbits=31)
     except zlib.error:
         return
-
-
-def _one_ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Decompress the next piece in a thread while the caller works on this one."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(1) as pool:
-        ahead = pool.submit(next, pieces, None)
-        while (piece := ahead.result()) is not None:
-            ahead = pool.submit(next, pieces, None)
-            yield piece

@@ -71,6 +71,12 @@ def _walk_parents(thread: NDArray[np.int32], end: NDArray[np.int64]) -> NDArray[
     return np.array(parent, dtype=np.int32)
 
 
+def distinct(values: NDArray[Any]) -> NDArray[Any]:
+    """Each value once, sorted. np.unique does the same, but imports numpy.ma first: 14 ms."""
+    ordered = np.sort(values)
+    return ordered[np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))]
+
+
 def nearest(host: HostEvents, wanted: NDArray[np.bool_]) -> NDArray[np.int32]:
     """For every host row: itself or its nearest ancestor among the wanted rows, or -1."""
     found = np.where(wanted, np.arange(len(host), dtype=np.int32), host.parent)
@@ -78,6 +84,18 @@ def nearest(host: HostEvents, wanted: NDArray[np.bool_]) -> NDArray[np.int32]:
     while len(active):
         found[active] = found[found[active]]
         active = active[(found[active] >= 0) & ~wanted[found[active]]]
+    return found
+
+
+def nearest_of(
+    host: HostEvents, wanted: NDArray[np.bool_], rows: NDArray[Any]
+) -> NDArray[np.int32]:
+    """The same for a few rows (-1 stays -1): up from them, a level at a time."""
+    found = rows.astype(np.int32)
+    active = np.flatnonzero(found >= 0)
+    while len(active := active[~wanted[found[active]]]):
+        found[active] = host.parent[found[active]]
+        active = active[found[active] >= 0]
     return found
 
 

@@ -7,7 +7,6 @@ single events; a single event ended where the list of events, or the piece, ends
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +36,7 @@ _ARGS = msgspec.json.Decoder(Args)
 _ARG_FIELDS = {info.encode_name: info for info in msgspec.structs.fields(Args)}
 
 
-@dataclass(slots=True)
-class Losses:
+class Losses(msgspec.Struct):
     """What was wrong with a file's events, and where it began."""
 
     mended: int = 0
@@ -47,7 +45,7 @@ class Losses:
     not_events: int = 0
     cut_at: int | None = None
     first_unreadable: int | None = None
-    malformed: dict[str, int] = field(default_factory=dict)
+    malformed: dict[str, int] = msgspec.field(default_factory=dict)
 
     def lose(self, offset: int) -> None:
         self.unreadable += 1
@@ -71,12 +69,11 @@ class Losses:
             self.count(reason, rows)
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(msgspec.Struct):
     """The events of a piece, what they cost, and how far into the piece they reach."""
 
     events: list[Any]
-    losses: Losses = field(default_factory=Losses)
+    losses: Losses = msgspec.field(default_factory=Losses)
     closed_at: int | None = None  # the list of events ends at this byte of the piece
     resume: int | None = None  # from this byte on, read the piece again with what follows
 
@@ -85,7 +82,7 @@ def decode(piece: Piece, kind: type[Event | ExactEvent]) -> Batch:
     """All events that can be had from a piece."""
     text = piece.text if piece.end is None else piece.text[: piece.end]
     try:
-        events = _DECODERS[kind].decode(b"[" + text + b"]")
+        events = _DECODERS[kind].decode(b"".join((b"[", text, b"]")))
     except DECODE_ERRORS:
         return _Recovery(piece, kind).run(text)
     return Batch(events, closed_at=piece.end)

@@ -9,7 +9,6 @@ guess is always noticed; the reader then gives the end of the piece back, to be 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -42,8 +41,7 @@ _MAX_TAIL_GUESSES = 256
 _MAX_TAIL_BYTES = 64 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """Comma-separated event objects and where they begin in the (decompressed) text.
 
     The last piece is all the rest of the text; `end` is where the list of events seems to close.
@@ -257,8 +255,7 @@ class _KeySearch:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outline:
+class Outline(msgspec.Struct, frozen=True, kw_only=True):
     """What brackets and quotes alone say about comma-separated events."""
 
     cuts: list[tuple[int, int]]  # between events: where one ends, where the next begins

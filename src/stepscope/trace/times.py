@@ -7,6 +7,7 @@ are still exact, and numbers with decimals must be read from their text.
 
 from __future__ import annotations
 
+import struct
 from decimal import Decimal, InvalidOperation, Overflow
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +31,12 @@ class NeedsTextError(Exception):
 
 def microseconds_to_ns(values: Sequence[Any]) -> NDArray[np.int64]:
     """Exact conversion of ints and floats; INVALID_NS for None, NaN and what is out of range."""
-    if set(map(type, values)) == {int}:
+    if values and type(values[0]) is int and set(map(type, values)) == {int}:
         return _whole_to_ns(values)
-    try:
-        number = np.array(values, dtype=np.float64)
-    except OverflowError:
+    number = np.empty(len(values))
+    try:  # a third of the time of np.array
+        struct.pack_into(f"{len(values)}d", number.data, 0, *values)
+    except (struct.error, OverflowError):
         number = np.array([_float_or_nan(value) for value in values])
     if not len(number):
         return np.empty(0, np.int64)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from msgspec import to_builtins
 
 if TYPE_CHECKING:
     from stepscope.records.explanation import Budget, Explanation, Finding, RankExplanation
@@ -57,18 +58,18 @@ def _rank(rank: RankExplanation) -> dict[str, Any]:
             "python": idle.python_ns,
             "profiler": idle.profiler_ns,
         },
-        "steps": [asdict(step) for step in rank.steps.steps],
+        "steps": [to_builtins(step) for step in rank.steps.steps],
         "steps_from": rank.steps.source,
         "cycles_ns": list(rank.steps.cycles_ns),
-        "step_ms": asdict(rank.step_ms),
+        "step_ms": to_builtins(rank.step_ms),
         "budget": _budget(rank.budget),
-        "kernels": [asdict(kernel) for kernel in rank.kernels],
-        "operators": [asdict(operator) for operator in rank.operators],
-        "modules": [asdict(module) for module in rank.modules],
-        "lines": [asdict(line) for line in rank.lines],
-        "launches": asdict(rank.launches),
-        "copies": [asdict(copy) for copy in rank.copies],
-        "syncs": [asdict(sync) for sync in rank.syncs],
+        "kernels": [to_builtins(kernel) for kernel in rank.kernels],
+        "operators": [to_builtins(operator) for operator in rank.operators],
+        "modules": [to_builtins(module) for module in rank.modules],
+        "lines": [to_builtins(line) for line in rank.lines],
+        "launches": to_builtins(rank.launches),
+        "copies": [to_builtins(copy) for copy in rank.copies],
+        "syncs": [to_builtins(sync) for sync in rank.syncs],
         "efficiency": None,
         "memory": None,
         "quality": [_note(note) for note in rank.quality],
@@ -79,21 +80,22 @@ def _budget(budget: Budget) -> dict[str, Any]:
     return {
         "step_ms": budget.step_ms,
         "basis": budget.basis,
-        "parts": [asdict(part) for part in budget.parts],
+        "parts": [to_builtins(part) for part in budget.parts],
     }
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
-    return asdict(finding)
+    found: dict[str, Any] = to_builtins(finding)
+    return found
 
 
 def _collectives(rank: RankExplanation) -> list[dict[str, Any]]:
     """Waiting and transfer need other ranks' clocks: null until they are aligned."""
     return [
-        {**asdict(each), "rank": rank.rank, "wait_ns": None, "transfer_ns": None}
+        {**to_builtins(each), "rank": rank.rank, "wait_ns": None, "transfer_ns": None}
         for each in rank.collectives
     ]
 
 
 def _note(note: Note) -> dict[str, Any]:
-    return {key: value for key, value in asdict(note).items() if value is not None}
+    return {key: value for key, value in to_builtins(note).items() if value is not None}

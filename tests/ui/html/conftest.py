@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from stepscope.records.explanation import (
     Budget,
@@ -162,7 +162,7 @@ def _trace(host: _Host, kernels: list[Any], strings: tuple[str, ...], rank: int 
 
 
 def _fields(record: type) -> list[str]:
-    return list(record.__dataclass_fields__)  # type: ignore[attr-defined]
+    return list(record.__struct_fields__)  # type: ignore[attr-defined]
 
 
 def host_events(rows: NDArray[np.int64]) -> HostEvents:

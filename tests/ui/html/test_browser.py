@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 import statistics
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from stepscope.ui.html.picture import draw_rank
 from stepscope.ui.html.report import write_report

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from stepscope.ui.html.flame import narrowest_left_out
 from stepscope.ui.html.picture import UNLINKED, draw_rank

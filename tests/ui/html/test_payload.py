@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from stepscope.ui.html.payload import encode_rank, transpose
 from stepscope.ui.html.picture import draw_rank

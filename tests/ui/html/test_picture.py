@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from stepscope.ui.html.classes import EVENT_CLASSES
 from stepscope.ui.html.lanes import host_depth, overlap_rows

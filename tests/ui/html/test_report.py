@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from stepscope.records.explanation import Budget
 from stepscope.ui.html import report as room

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from stepscope.explain.lines import place_of, user_frames
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 HIGH, MEDIUM, LOW = 0.25, 0.10, 0.03
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's numbers. Timeline, idle and gaps are those of the budget's window; the tables
     and `whole` cover the whole trace."""
 
