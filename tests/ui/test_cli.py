@@ -72,7 +72,7 @@ def test_json_is_one_object_and_nothing_else(trace: Path) -> None:
         (b'{"traceEvents": []}', "holds no events"),
         (b'{"traceEvents": [', "before its first event"),
         (b'[{"ph": "X", "cat": "blink", "name": "x", "ts": 1, "dur": 1}]', "another tool"),
-        (gzip.compress(b"")[:10], "is empty"),
+        (gzip.compress(b"", mtime=0)[:10], "is empty"),
     ],
 )
 def test_unreadable_input_is_exit_3_with_one_message(
@@ -137,11 +137,13 @@ def test_closed_pipe_is_no_traceback(trace: Path) -> None:
 
 
 def test_doctor_says_what_works_and_exits_0() -> None:
-    done = run("doctor", "--json")
+    done = run("doctor")
     assert done.returncode == 0, done.stderr
-    names = {check["name"] for check in json.loads(done.stdout)["checks"]}
-    assert {"python", "reading traces", "cache", "torch"} <= names
-    assert "works here" in run("doctor").stdout or "work here" in run("doctor").stdout
+    first, *lines = done.stdout.splitlines()
+    assert first.endswith("here")
+    shown = "\n".join(lines)
+    for name in ("python", "reading traces", "Nsight exports", "cache", "torch", "accelerator"):
+        assert name in shown
 
 
 def test_version_is_the_package_version() -> None:
