@@ -50,6 +50,7 @@ class Session:
         self._window: Window | None = None
         self._windows: list[Window] = []
         self._memory: MemoryStep | None = None
+        self._job: dict[str, Any] | None = None
         self._ranges = Ranges() if settings.nvtx else None
         self._forwards = 0
         self._skipped = 0
@@ -190,6 +191,7 @@ class Session:
             window.step()  # behind the last step: the trace is saved
             self._windows.append(window)
             record.collectives(self._comms.window_ends(self.number - 1))
+        self._look_at_the_job()
         record.synchronise("end", self.number)
         record.sampler_resumes()
 
@@ -214,19 +216,26 @@ class Session:
             note("run folder", error)
             return None
         self._record = _Record(folder, self._thread, self.settings.sample_hz)
+        self._look_at_the_job()
         self._describe("running")
         return self._record
+
+    @harmless
+    def _look_at_the_job(self) -> None:
+        """How the job is laid out, looked at while its process groups are there."""
+        self._job = self._comms.describe(
+            [
+                parameter
+                for optimizer in self._optimizers
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+            ]
+        )
 
     def _describe(self, status: str) -> None:
         if self._record is None:
             return
         rank, world = self._rank
-        parameters = [
-            parameter
-            for optimizer in self._optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        ]
         layout.write_json(
             self._record.folder / layout.RANK,
             {
@@ -237,7 +246,7 @@ class Session:
                 "steps": self.number,
                 "skipped": self._skipped,
                 "argv": sys.argv,
-                "communication": self._comms.describe(parameters),
+                "communication": self._job,
                 "problems": problems(),
                 **facts(),
             },
