@@ -220,6 +220,61 @@ def test_spawned_ranks_are_ranks(tmp_path: Path) -> None:
     ]
 
 
+def test_a_compiled_model_is_captured_and_unchanged(tmp_path: Path) -> None:
+    path = script(tmp_path, before='model = torch.compile(model, backend="aot_eager")')
+    expected, done = call(started(path)), call(ours(path, tmp_path / "run"))
+    assert done.stdout == expected.stdout
+    assert done.returncode == 0
+    rank = rank_of(tmp_path / "run")
+    assert (rank["steps"], rank["problems"], rank["missing"]) == (16, [], {})
+
+
+def test_a_clock_that_jumps_back_changes_no_duration(tmp_path: Path) -> None:
+    path = script(
+        tmp_path,
+        before="now = time.time_ns",
+        inside="if step == 8: time.time_ns = lambda: now() - 10**12",
+    )
+    done = call(ours(path, tmp_path / "run"))
+    assert done.returncode == 0
+    rows = rows_of(tmp_path / "run")
+    assert [row["step"] for row in rows] == list(range(16))
+    assert rows[9]["end_unix_ns"] < rows[8]["end_unix_ns"]
+    assert all(0 < row["wall_ns"] < 10**11 for row in rows)
+
+
+def test_a_rank_that_dies_in_the_window_leaves_the_other_readable(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        textwrap.dedent(
+            """
+            import os, torch, torch.distributed as dist
+            from torch.nn.parallel import DistributedDataParallel
+
+            torch.set_num_threads(1)
+            dist.init_process_group("gloo")
+            model = DistributedDataParallel(torch.nn.Linear(8, 4))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for step in range(12):
+                optimizer.zero_grad()
+                model(torch.ones(2, 8)).sum().backward()
+                optimizer.step()
+                if step == 5 and dist.get_rank() == 1:
+                    os._exit(9)
+            """
+        )
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*launcher, "--nproc-per-node=2", str(path)]
+    expected = call(command)
+    done = call([*ours(path, tmp_path / "run")[:-2], *command])
+    assert done.returncode == expected.returncode != 0
+    ranks = json.loads((tmp_path / "run/run.json").read_text())["ranks"]
+    assert [rank["rank"] for rank in ranks] == [0, 1]
+    assert ranks[1]["missing"]["trace.json.gz"]
+    assert len(rows_of(tmp_path / "run")) >= 5
+
+
 def test_a_command_that_is_no_python_runs_all_the_same(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stepscope", "run", "--out", str(tmp_path / "run"), "--"]
     done = call([*command, "bash", "-c", "echo hello; exit 7"])
