@@ -1,4 +1,4 @@
-"""An MLP under DDP over gloo, about 10 ms a step on one core; times its own steps."""
+"""A small MLP under DDP over gloo; times its own steps (22 ms with two ranks on two cores)."""
 
 from __future__ import annotations
 

@@ -49,7 +49,6 @@ class Window:
 
         warm_until = first + settings.warmup
         self.last = warm_until + settings.active - 1
-        self._settings = settings
         self._path = folder / (TRACE if repeat == 0 else TRACE.replace(".", f"-{repeat}.", 1))
 
         def action(number: int) -> ProfilerAction:

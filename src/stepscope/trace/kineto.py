@@ -27,11 +27,6 @@ _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _HIP_CALL = re.compile(r"hip[A-Z]")
 
 
-def recognises(head: bytes) -> bool:
-    """Anything that is not another reader's: the text itself decides, with a clear error."""
-    return not head.startswith(b"SQLite format 3\x00")
-
-
 def read_kineto(path: Path, progress: Progress | None = None) -> Trace:
     """Read, link and describe one file. Raises UnreadableInputError when it holds no events."""
     source, text, losses, collector = _collect(path, progress, launch_flows=False)
