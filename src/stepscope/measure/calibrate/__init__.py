@@ -1,0 +1,14 @@
+"""Measures ceilings: this machine's and, with ranks, the group's. torch and the standard library.
+
+A job of its own, never inside a training: it allocates, synchronises and keeps the device busy.
+Raw times come out as plain values (`python -m stepscope.measure.calibrate` prints them as JSON);
+what they mean is decided elsewhere.
+
+    settings.py     what to measure and for how long
+    stopwatch.py    how long a call takes, on the host's clock or the device's
+    ceilings.py     matmul rates, copy rates, the cost of a launch
+    collectives.py  one call of each kind of collective
+    groups.py       the world and the groups inside it, each under a name
+    sweep.py        one collective over all sizes, in random order, pass after pass
+    job.py          join the other ranks, measure everything, leave
+"""

@@ -1,0 +1,87 @@
+"""python -m stepscope.measure.calibrate: the raw measurements as JSON, with torch alone.
+
+python -m stepscope.measure.calibrate --json machine.json
+torchrun --nproc-per-node=8 -m stepscope.measure.calibrate --json job.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepscope.errors import StepscopeError
+from stepscope.measure.calibrate.settings import KINDS, PROGRESS, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def main() -> int:
+    """Rank 0 writes; a rank that fails says why, in a file beside the answer too."""
+    options = _options()
+    try:
+        from stepscope.measure.calibrate.job import measure
+
+        found = measure(_settings(options), _teller(options.progress))
+    except Exception as error:
+        code = error.exit_code if isinstance(error, StepscopeError) else 1
+        _tell_failure(options.json, error, code)
+        return code
+    if found is not None:
+        text = json.dumps(found)
+        if options.json is None:
+            sys.stdout.write(text + "\n")
+        else:
+            options.json.write_text(text)
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m stepscope.measure.calibrate")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="stdout where none is named")
+    parser.add_argument("--backend")
+    parser.add_argument("--max-bytes", type=int)
+    parser.add_argument("--seconds", type=float, help="for each kind of collective in each group")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--kind", action="append", choices=KINDS, help="only this collective")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--progress", action="store_true", help="lines on stderr for a program")
+    return parser.parse_args()
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    return Settings(
+        backend=options.backend,
+        max_bytes=options.max_bytes,
+        seconds=options.seconds,
+        quick=options.quick,
+        kinds=tuple(options.kind or KINDS),
+        seed=options.seed,
+    )
+
+
+def _teller(wanted: bool) -> Callable[[str, float], None]:
+    def tell(what: str, share: float) -> None:
+        if wanted and os.environ.get("RANK", "0") == "0":
+            sys.stderr.write(f"{PROGRESS} {share:.3f} {what}\n")
+            sys.stderr.flush()
+
+    return tell
+
+
+def _tell_failure(answer: Path | None, error: Exception, code: int) -> None:
+    rank = os.environ.get("RANK")
+    what = f"{type(error).__name__}: {error}" if code == 1 else str(error)
+    line = what if rank is None else f"rank {rank}: {what}"
+    sys.stderr.write(f"stepscope: {line}\n")
+    if answer is not None:
+        beside = answer.with_name(f"{answer.name}.error-{rank or 0}")
+        beside.write_text(json.dumps({"message": line, "exit_code": code}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

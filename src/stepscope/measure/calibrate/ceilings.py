@@ -1,0 +1,205 @@
+"""What this machine can do at most: matmul rates, copy rates, the cost of a launch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stepscope.measure.calibrate.stopwatch import samples_ns, spread, time_call_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_DTYPES = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+}
+# The first side is small: some CPUs emulate 16-bit floats, a thousand times slower than fp32.
+_SIDES = {"cuda": (2048, 4096, 8192), "cpu": (64, 256, 512, 1024, 2048)}
+_QUICK_SIDES = {"cuda": (4096,), "cpu": (64, 256, 512)}
+_SAMPLE_NS = {"cuda": 12_000_000, "cpu": 3_000_000}
+_REST_S = {"cuda": 0.04, "cpu": 0.0}  # a ceiling is what a device does before it gets too hot
+_LONGEST_CALL_NS = {False: 150_000_000, True: 15_000_000}  # by quick
+_DEVICE_COPY_BYTES = {"cuda": 512 << 20, "cpu": 128 << 20}
+_PINNED_BYTES = 256 << 20
+_LAUNCHES = 500  # below what a stream queues before the host has to wait
+_QUEUE_CYCLES = 20_000_000  # keeps the device busy while the launches are queued
+
+
+def measure_ceilings(device: torch.device, *, quick: bool = False) -> dict[str, Any]:
+    """Every ceiling with its spread; what this device does not offer is named with the reason."""
+    with _all_cores(device) as threads:
+        matmul, refused = _matmuls(device, quick)
+        found: dict[str, Any] = {
+            "threads": threads,
+            "matmul_flops": matmul,
+            "not_offered": refused,
+            "copy_bytes_s": _copy(device, quick),
+            "tiny_op_ns": _tiny_operator(device),
+        }
+        if device.type == "cuda":
+            found |= _transfers(device, quick)
+            found |= _launches(device)
+    return found
+
+
+@contextlib.contextmanager
+def _all_cores(device: torch.device) -> Iterator[int]:
+    """Launchers give every rank one thread; a machine's ceiling is that of all its cores."""
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        with contextlib.suppress(AttributeError):  # only Linux knows a process's cores
+            torch.set_num_threads(len(os.sched_getaffinity(0)))
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+
+
+def _matmuls(device: torch.device, quick: bool) -> tuple[dict[str, Any], dict[str, str]]:
+    best: dict[str, Any] = {}
+    refused: dict[str, str] = {}
+    for name in _dtypes_of(device, quick):
+        try:
+            best[name] = _best_matmul(name, device, quick)
+        except (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError) as error:
+            refused[name] = str(error).strip().split("\n")[0][:200] or type(error).__name__
+        _release(device)
+    return best, refused
+
+
+def _dtypes_of(device: torch.device, quick: bool) -> list[str]:
+    if device.type == "cuda":
+        return ["fp32", "tf32", "fp16", "bf16", "fp8"] + ([] if quick else ["fp64"])
+    return ["fp32", "fp16", "bf16"] + ([] if quick else ["fp64"])
+
+
+def _best_matmul(name: str, device: torch.device, quick: bool) -> dict[str, float]:
+    """The best of several sizes: {"flops": per second, "spread": .., "side": ..}."""
+    best: dict[str, float] = {}
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+    try:
+        longest_side = float("inf")
+        for side in (_QUICK_SIDES if quick else _SIDES)[device.type]:
+            if side > longest_side:
+                break
+            call = _matmul_call(name, side, device)
+            call()
+            times = samples_ns(
+                call,
+                device,
+                samples=5 if quick else 9,
+                sample_ns=_SAMPLE_NS[device.type],
+                rest_s=_REST_S[device.type],
+            )
+            longest_side = side * (_LONGEST_CALL_NS[quick] / median(times)) ** (1 / 3)
+            flops = 2 * side**3 / median(times) * 1e9
+            if flops > best.get("flops", 0):
+                best = {"flops": flops, "spread": spread(times), "side": side}
+    finally:
+        torch.set_float32_matmul_precision(before)
+    return best
+
+
+def _matmul_call(name: str, side: int, device: torch.device) -> Callable[[], Any]:
+    """Random values: matrices of zeros draw less power and run faster than real ones."""
+    if name == "fp8":
+        return _fp8_call(side, device)
+    dtype = _DTYPES[name]
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    out = torch.empty(side, side, device=device, dtype=dtype)
+    return lambda: torch.mm(a, b, out=out)
+
+
+def _fp8_call(side: int, device: torch.device) -> Callable[[], Any]:
+    a, b = (torch.randn(side, side, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+    one = torch.ones((), device=device)
+    columns = b.t()  # the second matrix has to lie by columns
+    return lambda: torch._scaled_mm(
+        a, columns, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
+
+
+def _copy(device: torch.device, quick: bool) -> dict[str, float]:
+    """Bytes read plus bytes written, per second."""
+    size = _DEVICE_COPY_BYTES[device.type] // (4 if quick else 1)
+    source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
+    target = torch.empty_like(source).fill_(0)
+    return _rate(2 * size, samples_ns(lambda: target.copy_(source), device))
+
+
+def _transfers(device: torch.device, quick: bool) -> dict[str, Any]:
+    """Between pinned host memory and the device, bytes once."""
+    size = _PINNED_BYTES // (4 if quick else 1)
+    host = torch.empty(size, dtype=torch.uint8, pin_memory=True).fill_(1)
+    there = torch.empty(size, dtype=torch.uint8, device=device)
+    return {
+        "host_to_device_bytes_s": _rate(
+            size, samples_ns(lambda: there.copy_(host, non_blocking=True), device)
+        ),
+        "device_to_host_bytes_s": _rate(
+            size, samples_ns(lambda: host.copy_(there, non_blocking=True), device)
+        ),
+    }
+
+
+def _rate(size: int, times_ns: list[float]) -> dict[str, float]:
+    return {"value": size / median(times_ns) * 1e9, "spread": spread(times_ns)}
+
+
+def _tiny_operator(device: torch.device) -> dict[str, float]:
+    """What the host pays for one operator on one element."""
+    one = torch.ones(1, device=device)
+    return _cost(_host_ns_per_call(lambda: one.add_(1), device))
+
+
+def _launches(device: torch.device) -> dict[str, Any]:
+    """Empty kernels back to back: the host's cost of a launch, and from start to start on the
+    device when all of them were queued before."""
+
+    def empty() -> None:
+        torch.cuda._sleep(0)
+
+    def queued() -> None:
+        for _ in range(_LAUNCHES):
+            empty()
+
+    gaps = []
+    for _ in range(9):
+        torch.cuda._sleep(_QUEUE_CYCLES)
+        gaps.append(time_call_ns(queued, device) / _LAUNCHES)
+    return {"launch_ns": _cost(_host_ns_per_call(empty, device)), "launch_gap_ns": _cost(gaps)}
+
+
+def _host_ns_per_call(call: Callable[[], Any], device: torch.device) -> list[float]:
+    times = []
+    for _ in range(10):
+        _wait(device)
+        began = time.perf_counter_ns()
+        for _ in range(_LAUNCHES):
+            call()
+        times.append((time.perf_counter_ns() - began) / _LAUNCHES)
+    return times[1:]
+
+
+def _cost(times_ns: list[float]) -> dict[str, float]:
+    return {"value": median(times_ns), "spread": spread(times_ns)}
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _release(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,75 @@
+"""The world and the groups inside it, each under a name.
+
+All groups of a name work at the same time, as they do in a training: pairs share what they share.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from stepscope.measure.calibrate.collectives import Place
+
+_ENOUGH_FOR_PAIRS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedGroup:
+    """A name, the size of its groups, and this rank's place in one of them (if any)."""
+
+    name: str
+    size: int
+    place: Place | None
+
+
+def make_groups() -> list[NamedGroup]:
+    """world; intra-host and inter-host where there are several hosts; pairs from 4 ranks on."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    everyone = tuple(range(world))
+    found = [
+        NamedGroup(
+            name="world",
+            size=world,
+            place=Place(handle=dist.group.WORLD, ranks=everyone, rank=rank),
+        )
+    ]
+    for name, parts in partitions(_hosts(world)).items():
+        mine = None
+        for ranks in parts:
+            handle = dist.new_group(list(ranks))  # every rank has to make every group
+            if rank in ranks:
+                mine = Place(handle=handle, ranks=ranks, rank=rank)
+        found.append(NamedGroup(name=name, size=len(parts[0]), place=mine))
+    return found
+
+
+def _hosts(world: int) -> list[str]:
+    """Which host each rank is on: the launcher's number for it, else its name."""
+    mine = os.environ.get("GROUP_RANK") or socket.gethostname()
+    hosts: list[str] = [""] * world
+    dist.all_gather_object(hosts, mine)
+    return hosts
+
+
+def partitions(hosts: list[str]) -> dict[str, list[tuple[int, ...]]]:
+    """Groups by name, given every rank's host; no grouping appears under two names."""
+    world = len(hosts)
+    by_host = [
+        tuple(rank for rank in range(world) if hosts[rank] == host) for host in dict.fromkeys(hosts)
+    ]
+    found: dict[str, list[tuple[int, ...]]] = {}
+    if len(by_host) > 1 and len({len(ranks) for ranks in by_host}) == 1:
+        found["intra-host"] = by_host
+        found["inter-host"] = list(zip(*by_host, strict=True))
+    if world >= _ENOUGH_FOR_PAIRS:
+        found["pairs"] = [(rank, rank + 1) for rank in range(0, world - 1, 2)]
+    seen: list[list[tuple[int, ...]]] = [[tuple(range(world))]]
+    for name in list(found):
+        if found[name] in seen or len(found[name][0]) < 2:
+            del found[name]
+        else:
+            seen.append(found[name])
+    return found

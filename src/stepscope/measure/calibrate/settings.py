@@ -1,0 +1,56 @@
+"""What to measure and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PROGRESS = "stepscope-progress"  # starts a line on stderr: share done, what is being measured
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
+MIN_BYTES = 1 << 10
+MAX_BYTES = 256 << 20
+QUICK_MAX_BYTES = 4 << 20
+SECONDS = 20.0
+QUICK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One calibration. Every rank has the same."""
+
+    backend: str | None = None  # gloo on the CPU, nccl on CUDA, unless said
+    max_bytes: int | None = None
+    seconds: float | None = None  # for each kind in each group
+    quick: bool = False
+    kinds: tuple[str, ...] = KINDS
+    seed: int = 0
+
+    @property
+    def largest_bytes(self) -> int:
+        """The largest size of a sweep."""
+        return self.max_bytes or (QUICK_MAX_BYTES if self.quick else MAX_BYTES)
+
+    @property
+    def budget_ns(self) -> int:
+        """How long one sweep may take."""
+        return round((self.seconds or (QUICK_SECONDS if self.quick else SECONDS)) * 1e9)
+
+    def sizes(self) -> list[int]:
+        """Powers of two from 1 KB; every second one when quick."""
+        step = 2 if self.quick else 1
+        top = max(self.largest_bytes, MIN_BYTES).bit_length() - 1
+        return [1 << power for power in range(MIN_BYTES.bit_length() - 1, top + 1, step)]
+
+    def arguments(self) -> list[str]:
+        """The same settings for `python -m stepscope.measure.calibrate`."""
+        words = ["--seed", str(self.seed)]
+        words += [word for kind in self.kinds for word in ("--kind", kind)]
+        if self.quick:
+            words.append("--quick")
+        for name, value in (
+            ("--backend", self.backend),
+            ("--max-bytes", self.max_bytes),
+            ("--seconds", self.seconds),
+        ):
+            if value is not None:
+                words += [name, str(value)]
+        return words

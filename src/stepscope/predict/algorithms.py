@@ -1,0 +1,117 @@
+"""Which all-reduce algorithm is fastest: ring, tree or halving-doubling, by their alpha-beta costs.
+
+With p ranks, n bytes, alpha per hop and beta per byte of one link (docs/calibrate.md):
+
+    ring              2 (p-1) alpha      +  2 (p-1)/p n beta
+    tree              2 log2(p) alpha    +  2 n beta             (pipelined)
+    halving-doubling  2 log2(p) alpha    +  2 (p-1)/p n beta
+
+Reduce-scatter and all-gather are each half of the ring's.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stepscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from stepscope.records.profile import CollectiveFit
+
+ALGORITHMS = ("ring", "tree", "halving_doubling")
+_TIE = 1e-9
+
+
+class Crossover(msgspec.Struct, frozen=True, kw_only=True):
+    """`below` is faster up to this size, `above` from it on."""
+
+    below: str
+    above: str
+    size_bytes: float
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One all-reduce under each algorithm."""
+
+    size_bytes: int
+    ranks: int
+    alpha_ns: float
+    beta_ns_per_byte: float
+    times_ns: dict[str, float]
+    fastest: tuple[str, ...]  # several where they tie
+    crossovers: tuple[Crossover, ...]
+    reduce_scatter_ns: float
+    all_gather_ns: float
+
+
+class Hop(msgspec.Struct, frozen=True, kw_only=True):
+    """One message between neighbours: alpha + beta x bytes."""
+
+    alpha_ns: float
+    beta_ns_per_byte: float
+
+
+def compare_algorithms(
+    size_bytes: int, ranks: int, alpha_ns: float, beta_ns_per_byte: float
+) -> Comparison:
+    """Every algorithm's time, the fastest, and the sizes at which two of them change places."""
+    if ranks < 2:
+        raise UsageError(f"a collective needs at least 2 ranks, not {ranks}")
+    if size_bytes < 0 or alpha_ns < 0 or beta_ns_per_byte < 0:
+        raise UsageError("sizes, alpha and beta cannot be negative")
+    times = {
+        name: hops * alpha_ns + volume * size_bytes * beta_ns_per_byte
+        for name, (hops, volume) in _terms(ranks).items()
+    }
+    least = min(times.values())
+    return Comparison(
+        size_bytes=size_bytes,
+        ranks=ranks,
+        alpha_ns=alpha_ns,
+        beta_ns_per_byte=beta_ns_per_byte,
+        times_ns=times,
+        fastest=tuple(name for name, ns in times.items() if ns <= least * (1 + _TIE)),
+        crossovers=_crossovers(ranks, alpha_ns, beta_ns_per_byte),
+        reduce_scatter_ns=times["ring"] / 2,
+        all_gather_ns=times["ring"] / 2,
+    )
+
+
+def hop_of_ring(fit: CollectiveFit) -> Hop:
+    """alpha and beta of one hop, taking a measured all-reduce to be a ring's.
+
+    Latency comes from the first segment, the rate from the last one.
+    """
+    hops, volume = _terms(fit.group_size)["ring"]
+    return Hop(
+        alpha_ns=fit.segments[0].alpha_ns / hops,
+        beta_ns_per_byte=fit.segments[-1].beta_ns_per_byte / volume,
+    )
+
+
+def _terms(ranks: int) -> dict[str, tuple[float, float]]:
+    """How many alphas, and how many times all bytes, each algorithm costs."""
+    share = (ranks - 1) / ranks
+    rounds = math.log2(ranks)
+    return {
+        "ring": (2.0 * (ranks - 1), 2 * share),
+        "tree": (2 * rounds, 2.0),
+        "halving_doubling": (2 * rounds, 2 * share),
+    }
+
+
+def _crossovers(ranks: int, alpha_ns: float, beta_ns_per_byte: float) -> tuple[Crossover, ...]:
+    """Where fewer hops stop making up for more bytes; smallest first."""
+    terms = _terms(ranks)
+    found = []
+    for one, other in combinations(ALGORITHMS, 2):
+        below, above = sorted((one, other), key=lambda name: terms[name][0])
+        hops = (terms[above][0] - terms[below][0]) * alpha_ns
+        volume = (terms[below][1] - terms[above][1]) * beta_ns_per_byte
+        if hops > 0 and volume > 0:
+            found.append(Crossover(below=below, above=above, size_bytes=hops / volume))
+    return tuple(sorted(found, key=lambda each: each.size_bytes))

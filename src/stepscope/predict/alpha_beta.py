@@ -1,0 +1,205 @@
+"""How long a collective takes as a function of its bytes: lines fitted by relative error.
+
+A plain least-squares line is ruled by the largest sizes: its latency comes out negative and small
+messages are off by whole multiples. Here every size counts alike (errors are shares of the time),
+latencies cannot be negative, and one to three lines cover the sizes, as many as predict held-out
+passes best. Algorithms' factors stay out: this is the measured total.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.records.profile import CollectiveFit, MeasuredSize, Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    _Span = tuple[int, int]
+    _Lines = dict[_Span, tuple[float, float, float]]
+
+MAX_SEGMENTS = 3
+_MIN_SIZES = 3  # that a segment needs: a line through two is no evidence
+_SMALLEST_GAIN = 0.1  # a further segment has to lower the held-out error by this share
+_NEGLIGIBLE = 1e-4  # of the time
+_REWEIGHTINGS = 8
+
+
+def fit_sweep(
+    *,
+    kind: str,
+    group: str,
+    group_size: int,
+    sizes_bytes: Sequence[int],
+    passes_ns: Sequence[Sequence[Sequence[float]]],
+) -> CollectiveFit:
+    """Times are by pass, by size, by call. Needs two sizes and two passes."""
+    sizes = np.asarray(sizes_bytes, dtype=np.float64)
+    medians = np.array([[np.median(calls) for calls in one] for one in passes_ns])
+    by_pass = held_out_errors(sizes, medians)
+    by_size = held_out_errors(sizes, medians, sizes_too=True)
+    count = _fewest_good(by_size)
+    times = np.median(medians, axis=0)
+    return CollectiveFit(
+        kind=kind,
+        group=group,
+        group_size=group_size,
+        segments=fit_segments(sizes, times, count),
+        measured=_measured(sizes, medians),
+        passes=len(medians),
+        noise=noise_floor(medians),
+        held_out=by_pass[count - 1],
+        held_out_sizes=by_size[count - 1],
+    )
+
+
+def noise_floor(medians: Floats) -> float:
+    """How far a pass is from the other passes' median at the same size: the median share.
+
+    No model that has not seen a pass can be expected to do better on it.
+    """
+    off = [np.abs(np.median(others, axis=0) - one) / one for one, others in _each_held_out(medians)]
+    return float(np.median(off))
+
+
+def held_out_errors(sizes: Floats, medians: Floats, *, sizes_too: bool = False) -> list[float]:
+    """With one segment, two, ...: median relative error on a pass the fit has not seen.
+
+    With `sizes_too` the fit has not seen the size either, save for the smallest and the largest.
+    """
+    counts = range(1, max(1, min(MAX_SEGMENTS, len(sizes) // _MIN_SIZES)) + 1)
+    off: list[list[Floats]] = [[] for _ in counts]
+    for one, others in _each_held_out(medians):
+        known = np.median(others, axis=0)
+        predicted = _predictions(sizes, known, counts)
+        if sizes_too:
+            for place in range(1, len(sizes) - 1):
+                rest = np.arange(len(sizes)) != place
+                unseen = _predictions(sizes[rest], known[rest], counts, sizes[place : place + 1])
+                predicted[:, place] = unseen[:, 0]
+        for row, errors in zip(np.abs(predicted - one) / one, off, strict=True):
+            errors.append(row)
+    return [float(np.median(errors)) for errors in off]
+
+
+def fit_segments(sizes: Floats, times: Floats, count: int) -> tuple[Segment, ...]:
+    """The best `count` lines, by the sum of relative errors; fewer where sizes are too few."""
+    return _partition(sizes, _lines(sizes, times), count)
+
+
+def evaluate(segments: Sequence[Segment], sizes: Floats) -> Floats:
+    """Times of many sizes."""
+    which = np.searchsorted([segment.to_bytes for segment in segments[:-1]], sizes)
+    alpha = np.array([segment.alpha_ns for segment in segments])
+    beta = np.array([segment.beta_ns_per_byte for segment in segments])
+    times: Floats = alpha[which] + beta[which] * sizes
+    return times
+
+
+def _fewest_good(errors: list[float]) -> int:
+    """How many segments: few, unless more are clearly better on what they have not seen."""
+    chosen = 0
+    for more in range(1, len(errors)):
+        if errors[more] < errors[chosen] * (1 - _SMALLEST_GAIN) - _NEGLIGIBLE:
+            chosen = more
+    return chosen + 1
+
+
+def _predictions(
+    sizes: Floats, times: Floats, counts: range, asked: Floats | None = None
+) -> Floats:
+    """A row for each number of segments."""
+    lines = _lines(sizes, times)
+    asked = sizes if asked is None else asked
+    return np.array([evaluate(_partition(sizes, lines, count), asked) for count in counts])
+
+
+def _partition(sizes: Floats, lines: _Lines, count: int) -> tuple[Segment, ...]:
+    """The cheapest way to cover all sizes with `count` of the lines."""
+    count = max(1, min(count, len(sizes) // _MIN_SIZES))
+    best: dict[tuple[int, int], tuple[float, list[_Span]]] = {(0, 0): (0.0, [])}
+    for used in range(1, count + 1):
+        for (start, end), (_, _, cost) in lines.items():
+            total, before = best.get((used - 1, start), (np.inf, []))
+            if total + cost < best.get((used, end), (np.inf, []))[0]:
+                best[used, end] = (total + cost, [*before, (start, end)])
+    spans = best[count, len(sizes)][1]
+    edges = _edges(sizes, [end for _, end in spans])
+    return tuple(
+        Segment(
+            from_bytes=low, to_bytes=high, alpha_ns=lines[span][0], beta_ns_per_byte=lines[span][1]
+        )
+        for (low, high), span in zip(pairwise(edges), spans, strict=True)
+    )
+
+
+def _lines(sizes: Floats, times: Floats) -> _Lines:
+    """alpha, beta and the sum of relative errors of the line through every run of sizes.
+
+    All runs at once, a row each; reweighting brings the sum of errors near its least.
+    """
+    spans = _spans(len(sizes))
+    place = np.arange(len(sizes))
+    inside = np.array([(start <= place) & (place < end) for start, end in spans])
+    base = inside / times**2
+    weights = base
+    for _ in range(_REWEIGHTINGS):
+        alpha, beta = _least_squares(sizes, times, weights)
+        off = np.abs(alpha[:, None] + beta[:, None] * sizes - times) / times
+        weights = base / np.maximum(off, 1e-4)
+    cost = (off * inside).sum(axis=1)
+    rows = zip(alpha.tolist(), beta.tolist(), cost.tolist(), strict=True)
+    return dict(zip(spans, rows, strict=True))
+
+
+def _least_squares(sizes: Floats, times: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """Weighted, a line for each row of weights; a number that would be negative is zero."""
+    total = weights.sum(axis=1)
+    centre, level = weights @ sizes / total, weights @ times / total
+    apart = sizes - centre[:, None]
+    across = (weights * apart**2).sum(axis=1)
+    beta = np.divide((weights * apart) @ times, across, out=np.zeros_like(total), where=across > 0)
+    beta = np.maximum(beta, 0.0)
+    alpha = level - beta * centre
+    through_zero = (weights @ (sizes * times)) / (weights @ sizes**2)
+    below = alpha < 0
+    return np.where(below, 0.0, alpha), np.where(below, through_zero, beta)
+
+
+def _spans(count: int) -> list[_Span]:
+    """Runs of sizes that may be a segment, from the first to the one behind the last."""
+    return [
+        (start, end)
+        for start in range(count)
+        for end in range(start + 1, count + 1)
+        if end - start >= _MIN_SIZES or (start, end) == (0, count)
+    ]
+
+
+def _edges(sizes: Floats, ends: list[int]) -> list[int]:
+    """From the smallest size to the largest; between two segments halfway, as factors go."""
+    inner = [round(float(np.sqrt(sizes[end - 1] * sizes[end]))) for end in ends[:-1]]
+    return [int(sizes[0]), *inner, int(sizes[-1])]
+
+
+def _each_held_out(medians: Floats) -> list[tuple[Floats, Floats]]:
+    """Every pass with all the others."""
+    return [(medians[i], np.delete(medians, i, axis=0)) for i in range(len(medians))]
+
+
+def _measured(sizes: Floats, medians: Floats) -> tuple[MeasuredSize, ...]:
+    return tuple(
+        MeasuredSize(
+            size_bytes=int(size),
+            time_ns=round(float(np.median(column))),
+            low_ns=round(float(column.min())),
+            high_ns=round(float(column.max())),
+        )
+        for size, column in zip(sizes, medians.T, strict=True)
+    )

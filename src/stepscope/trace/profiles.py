@@ -1,0 +1,132 @@
+"""Profiles on disk: what `calibrate` measured, found again by host and device.
+
+A folder of JSON files, one for each host, device, backend and world size. A profile describes the
+machine it was measured on: none of another host is ever found unless its host is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from stepscope.errors import UnreadableInputError, UsageError
+from stepscope.records.profile import PROFILE_SCHEMA, Profile
+
+PREVIOUS = ".previous"
+
+
+def profiles_folder() -> Path:
+    """$STEPSCOPE_PROFILES, else the user's configuration folder."""
+    if chosen := os.environ.get("STEPSCOPE_PROFILES"):
+        return Path(chosen)
+    try:
+        base = Path(os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser())
+    except RuntimeError:  # a user without a home, as in some containers
+        base = Path(tempfile.gettempdir())
+    return base / "stepscope" / "profiles"
+
+
+def this_host() -> str:
+    """The name profiles of this machine carry."""
+    return socket.gethostname()
+
+
+def load_profiles(host: str | None = None, *, skip_broken: bool = False) -> tuple[Profile, ...]:
+    """Newest first. Those of one host; of every host, whose name each carries, for None.
+
+    A file that is not a profile is an error unless the caller would rather go without it.
+    """
+    found = []
+    for path in sorted(profiles_folder().glob("*.json")):
+        try:
+            profile = read_profile(path)
+        except UnreadableInputError:
+            if not skip_broken:
+                raise
+            continue
+        if host in (None, profile.host):
+            found.append(profile)
+    return tuple(sorted(found, key=lambda profile: -profile.when_unix))
+
+
+def find_profile(
+    host: str | None = None,
+    *,
+    kind: str | None = None,
+    device: str | None = None,
+    backend: str | None = None,
+    collective: str | None = None,
+    group_size: int | None = None,
+    skip_broken: bool = True,
+) -> Profile | None:
+    """The newest profile of `host` (this one for None) that has all that is asked for.
+
+    kind is cuda, rocm or cpu, device the name the driver prints. With a collective, a group size
+    or both, only a profile with such a fit will do.
+    """
+    for profile in load_profiles(host or this_host(), skip_broken=skip_broken):
+        told = ((kind, profile.kind), (device, profile.device), (backend, profile.backend))
+        if all(wanted in (None, has) for wanted, has in told) and _has_fit(
+            profile, collective, group_size
+        ):
+            return profile
+    return None
+
+
+def _has_fit(profile: Profile, collective: str | None, group_size: int | None) -> bool:
+    if collective is None and group_size is None:
+        return True
+    return any(
+        collective in (None, fit.kind) and group_size in (None, fit.group_size)
+        for fit in profile.fits
+    )
+
+
+def read_profile(path: Path) -> Profile:
+    """One file; anything that is not a profile we know is an UnreadableInputError."""
+    try:
+        profile = msgspec.json.decode(path.read_bytes(), type=Profile)
+    except OSError as error:
+        raise UnreadableInputError(f"{path}: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnreadableInputError(
+            f"{path} is not a profile: {error}; delete it or run stepscope calibrate again"
+        ) from None
+    if profile.schema != PROFILE_SCHEMA:
+        raise UnreadableInputError(
+            f"{path}: a profile of schema {profile.schema}, this stepscope reads {PROFILE_SCHEMA}; "
+            "run stepscope calibrate again"
+        )
+    return profile
+
+
+def save_profile(profile: Profile) -> Path:
+    """Whole or not at all; the one it replaces is kept beside it as .previous."""
+    folder = profiles_folder()
+    path = folder / _file_name(profile)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1))
+        if path.exists():
+            path.replace(path.with_name(path.name + PREVIOUS))
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise UsageError(
+            f"the profile cannot be written: {path}: {error.strerror}; "
+            "set STEPSCOPE_PROFILES to a folder you can write"
+        ) from None
+    return path
+
+
+def _file_name(profile: Profile) -> str:
+    parts = (profile.host, profile.device, profile.backend or "none", str(profile.world_size))
+    return "-".join(re.sub(r"[^A-Za-z0-9._]+", "_", part) for part in parts) + ".json"

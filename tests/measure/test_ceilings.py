@@ -1,0 +1,85 @@
+"""Choices of a calibration that need no other rank: sizes, repeats, groups, shares of a buffer."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from stepscope.measure.calibrate.ceilings import measure_ceilings
+from stepscope.measure.calibrate.collectives import Buffers, actual_bytes, elements
+from stepscope.measure.calibrate.groups import partitions
+from stepscope.measure.calibrate.settings import Settings
+from stepscope.measure.calibrate.stopwatch import spread
+from stepscope.measure.calibrate.sweep import choose_repeats
+
+
+def test_sizes_are_powers_of_two_up_to_the_largest_asked_for() -> None:
+    assert Settings().sizes() == [1 << power for power in range(10, 29)]
+    assert Settings(max_bytes=5000).sizes() == [1024, 2048, 4096]
+    assert Settings(quick=True, max_bytes=64 << 10).sizes() == [1 << 10, 1 << 12, 1 << 14, 1 << 16]
+
+
+def test_settings_travel_as_arguments() -> None:
+    words = Settings(backend="gloo", max_bytes=4096, seconds=2.5, quick=True).arguments()
+    assert words == [
+        "--seed", "0", "--quick", "--backend", "gloo", "--max-bytes", "4096", "--seconds", "2.5"
+    ]  # fmt: skip
+
+
+def test_every_rank_gets_the_same_share() -> None:
+    assert elements(1024, 2) == 256
+    assert (elements(1024, 3), actual_bytes(1024, 3)) == (255, 1020)
+    assert elements(1024, 1000) == 1000
+    buffers = Buffers.allocate(255, torch.device("cpu"))
+    assert len(buffers.first) == len(buffers.second) == 255
+
+
+def test_small_sizes_are_repeated_more_and_large_ones_go_where_time_is_short() -> None:
+    sizes = [1 << 10, 1 << 20, 1 << 26, 1 << 28]
+    pilot = [100_000, 1_000_000, 100_000_000, 1_000_000_000]
+    assert choose_repeats(sizes, pilot, 60_000_000_000) == [25, 25, 3, 3]
+    assert choose_repeats(sizes, pilot, 2_000_000_000) == [25, 25, 3]
+    assert choose_repeats(sizes, pilot, 1) == [25, 25]
+    small = [1 << 10, 1 << 12, 1 << 14]
+    assert choose_repeats(small, [10**9] * 3, 1) == [3, 3, 3]
+
+
+def test_two_ranks_have_no_groups_inside() -> None:
+    assert partitions(["a", "a"]) == {}
+
+
+def test_four_ranks_of_one_host_have_pairs() -> None:
+    assert partitions(["a"] * 4) == {"pairs": [(0, 1), (2, 3)]}
+    assert partitions(["a"] * 5) == {"pairs": [(0, 1), (2, 3)]}
+
+
+def test_several_hosts_have_groups_inside_and_between() -> None:
+    assert partitions(["a", "a", "a", "b", "b", "b"]) == {
+        "intra-host": [(0, 1, 2), (3, 4, 5)],
+        "inter-host": [(0, 3), (1, 4), (2, 5)],
+        "pairs": [(0, 1), (2, 3), (4, 5)],
+    }
+
+
+def test_the_same_grouping_has_one_name() -> None:
+    found = partitions(["a", "a", "b", "b"])
+    assert found == {"intra-host": [(0, 1), (2, 3)], "inter-host": [(0, 2), (1, 3)]}
+    assert partitions(["a", "b"]) == {}
+
+
+def test_spread_is_that_of_the_middle_half() -> None:
+    assert spread([100.0, 100.0, 100.0, 100.0, 900.0]) == 0
+    assert spread([80.0, 90.0, 100.0, 110.0, 120.0]) == pytest.approx(0.2)
+
+
+def test_ceilings_of_a_cpu() -> None:
+    before = torch.get_num_threads()
+    found = measure_ceilings(torch.device("cpu"), quick=True)
+    assert torch.get_num_threads() == before
+    assert found["matmul_flops"]["fp32"]["flops"] > 0
+    assert found["copy_bytes_s"]["value"] > 0
+    assert found["tiny_op_ns"]["value"] > 0
+    assert "launch_ns" not in found
