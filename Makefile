@@ -45,12 +45,13 @@ bench: $(VENV)/installed $(PEERS)/installed
 		--traces $(SHARED_TRACES)
 
 bench-capture: $(VENV)/installed
-	$(BIN)/python benchmarks/capture.py --pairs 10 --ranks 2 -- benchmarks/workloads/ddp.py
+	$(BIN)/python benchmarks/capture.py --slice 0.3 --pin --priority --pairs 16 --wait 500 \
+		--ranks 2 -- benchmarks/workloads/ddp.py --steps 1000
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)"
-	$(BIN)/pip install -q --disable-pip-version-check -e ".[test]"
+	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" -e ".[test,trainers]"
 	touch $@
 
 $(PEERS)/installed:

@@ -2,109 +2,348 @@
 
     python benchmarks/capture.py [--pairs 6] [--json FILE] -- SCRIPT [ARGUMENTS...]
 
-SCRIPT prints a JSON line with `steps_s`, its own step times, and `loss`. Steps outside the window
-are compared: median over the plain steps of one run, ratio within each pair of runs, and a 95%
-bootstrap interval over pairs. Works with torch and the standard library alone.
+SCRIPT prints a JSON line with `steps_s`, its own step times, and `loss`; with `--slice` also
+`ends_s`, when each step ended by the performance counter, and it may say its `cpu_s` a step.
+
+Without `--slice` the runs of a pair follow each other. With it they are alive together and take
+turns of that many seconds (SIGSTOP, SIGCONT), in an order that is drawn anew for every round: what
+else the machine does meets both alike. Steps that touch a turn's edge are left out.
+
+Compared are steps outside the window: the mean of a turn's steps without its fastest and slowest
+twentieth, the ratio of the two runs in every round, the mean of a pair's rounds without the highest
+and the lowest twentieth, and Student's 95% interval of the pairs' mean. (Whole runs are one round.)
+`--null` leaves stepscope out of both runs: what the method says where there is nothing to find.
+Works with torch and the standard library alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
 import os
 import random
+import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator, Sequence
 
 SOURCE = Path(__file__).parent.parent / "src"
-WAIT, WARMUP, ACTIVE = 20, 2, 3
+WARMUP, ACTIVE = 2, 3
+FIRST = 10  # steps before this one warm up
+BEHIND = 10  # steps after the window in which memory is measured and the trace is packed
+SETTLE_S = 0.03  # of every turn: the caches belong to the other run
+TRIM = 0.05
+ENOUGH = 5  # steps of each run in a round
+KINDS = ("bare", "captured")
+# Student's t for a 95% interval, by degrees of freedom from 1
+STUDENT = (
+    12.71,
+    4.30,
+    3.18,
+    2.78,
+    2.57,
+    2.45,
+    2.36,
+    2.31,
+    2.26,
+    2.23,
+    2.20,
+    2.18,
+    2.16,
+    2.14,
+    2.13,
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs that stand still must not stay
+    if options.priority:
+        _go_first()
+    draw = random.Random(0)
+    pairs = []
+    for number in range(options.pairs):
+        keep = options.keep if number == options.pairs - 1 else None
+        with tempfile.TemporaryDirectory() as scratch:
+            jobs = [_Job(kind, options, Path(scratch), keep) for kind in KINDS]
+            (_take_turns if options.slice else _one_by_one)(jobs, options, draw)
+            pairs.append(_compared(*jobs, options))
+        print(_line(pairs[-1]), file=sys.stderr)
+    result = {**_summary(pairs), "load": os.getloadavg(), "options": _said(options)}
+    print(json.dumps(result, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps({**result, "each": pairs}))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--wait", type=int, default=20, help="steps before the window")
+    parser.add_argument("--slice", type=float, help="seconds of a turn; else whole runs")
+    parser.add_argument("--pin", action="store_true", help="one core for each rank")
+    parser.add_argument("--priority", action="store_true", help="before other people's sessions")
+    parser.add_argument("--null", action="store_true", help="no stepscope in either run")
+    parser.add_argument("--settings", type=json.loads, default={}, help="JSON, for the capture")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--keep", type=Path, help="keep the last run folder here")
     parser.add_argument("command", nargs="+")
-    options = parser.parse_args()
-    pairs = [
-        _pair(options.command, options.ranks, i, options.keep if i == options.pairs - 1 else None)
-        for i in range(options.pairs)
-    ]
-    result = _summary(pairs)
-    print(json.dumps(result, indent=1))
-    if options.json:
-        options.json.write_text(json.dumps(result))
+    return parser.parse_args()
 
 
-def _pair(command: list[str], ranks: int, number: int, keep: Path | None) -> dict[str, Any]:
-    order = ("bare", "captured") if number % 2 == 0 else ("captured", "bare")
-    runs = {kind: _run(command, ranks, keep, capture=kind == "captured") for kind in order}
-    bare, captured = runs["bare"], runs["captured"]
-    return {
-        "bare_ms": bare["outside_ms"],
-        "captured_ms": captured["outside_ms"],
-        "window_ms": captured["window_ms"],
-        "ratio": captured["outside_ms"] / bare["outside_ms"],
-        "window_ratio": captured["window_ms"] / bare["outside_ms"],
-        "same_loss": bare["loss"] == captured["loss"],
-        "peak": captured["peak"],
-        "bare_peak": bare["peak"],
-    }
+def _said(options: argparse.Namespace) -> dict[str, Any]:
+    return {key: value for key, value in vars(options).items() if key not in ("json", "keep")}
 
 
-def _run(command: list[str], ranks: int, keep: Path | None, *, capture: bool) -> dict[str, Any]:
-    environment = dict(os.environ)
-    how = [sys.executable]
-    if ranks > 1:
-        how += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    with tempfile.TemporaryDirectory() as scratch:
-        if capture:
-            folder = keep if keep is not None else Path(scratch) / "run"
+# Runs
+
+
+@dataclass
+class _Job:
+    """One run: a process for each rank, all in one process group."""
+
+    kind: str
+    options: argparse.Namespace
+    scratch: Path
+    keep: Path | None
+    turns: list[tuple[float, float]] = field(default_factory=list)
+    ranks: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self) -> None:
+        environment = self._environment()
+        for rank in range(self.options.ranks):
+            if self.options.ranks > 1:
+                environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            group = self.ranks[0].pid if self.ranks else 0
+            self.ranks.append(self._start_rank(rank, environment, group))
+
+    def send(self, what: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.ranks[0].pid, what)
+
+    def running(self) -> bool:
+        return all(rank.poll() is None for rank in self.ranks)
+
+    def said(self) -> dict[str, Any]:
+        """What the script printed, once every rank has ended."""
+        codes = [rank.wait() for rank in self.ranks]
+        if any(codes):
+            raise SystemExit(self._output(0, "err").read_text())
+        lines = self._output(0, "out").read_text().splitlines()
+        found: dict[str, Any] = json.loads(next(line for line in lines if line.startswith("{")))
+        return found
+
+    def _environment(self) -> dict[str, str]:
+        environment = dict(os.environ)
+        if self.options.ranks > 1:  # what torchrun would set
+            environment.setdefault("OMP_NUM_THREADS", "1")
+            environment |= {
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(_free_port()),
+                "WORLD_SIZE": str(self.options.ranks),
+            }
+        if self.kind == "captured" and not self.options.null:
+            folder = self.keep or self.scratch / "run"
             folder.mkdir(parents=True, exist_ok=True)
-            settings = {"folder": str(folder), "wait": WAIT, "warmup": WARMUP, "active": ACTIVE}
+            schedule = {"wait": self.options.wait, "warmup": WARMUP, "active": ACTIVE}
+            settings = {"folder": str(folder), **schedule, **self.options.settings}
             environment["STEPSCOPE_CAPTURE"] = json.dumps(settings)
             inject = str(SOURCE / "stepscope/measure/inject")
             environment["PYTHONPATH"] = os.pathsep.join((inject, str(SOURCE)))
-        done = subprocess.run(
-            [*how, *command], env=environment, capture_output=True, text=True, check=True
-        )
-    line = next(text for text in done.stdout.splitlines() if text.startswith("{"))
-    found: dict[str, Any] = json.loads(line)
-    steps = [s * 1000 for s in found["steps_s"]]
-    # gap i lies between the ends of steps i and i + 1: it is the time of step i + 1
-    first = WAIT - 1
-    inside = steps[first + WARMUP : first + WARMUP + ACTIVE - 1]
-    outside = steps[5 : first - 1] + steps[first + WARMUP + ACTIVE + 3 :]
+        return environment
+
+    def _start_rank(
+        self, rank: int, environment: dict[str, str], group: int
+    ) -> subprocess.Popen[bytes]:
+        pin = []
+        if self.options.pin:
+            cores = sorted(os.sched_getaffinity(0))
+            pin = ["taskset", "-c", str(cores[rank % len(cores)])]
+        with self._open(rank, "out") as out, self._open(rank, "err") as err:
+            return subprocess.Popen(
+                [*pin, sys.executable, *self.options.command],
+                env=environment,
+                stdout=out,
+                stderr=err,
+                process_group=group,
+            )
+
+    def _output(self, rank: int, stream: str) -> Path:
+        return self.scratch / f"{self.kind}-{rank}.{stream}"
+
+    def _open(self, rank: int, stream: str) -> IO[bytes]:
+        return self._output(rank, stream).open("wb")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _go_first() -> None:
+    """A session of our own, which Linux then prefers to the other sessions' work."""
+    with contextlib.suppress(PermissionError):
+        os.setsid()
+    try:
+        Path("/proc/self/autogroup").write_text("-19")
+    except OSError as error:
+        print(f"no priority: {error}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _ended(jobs: Sequence[_Job]) -> Iterator[None]:
+    """No run outlives the comparison."""
+    try:
+        yield
+    except BaseException:
+        for job in jobs:
+            if job.ranks:
+                job.send(signal.SIGKILL)
+        raise
+
+
+def _one_by_one(jobs: Sequence[_Job], _: argparse.Namespace, draw: random.Random) -> None:
+    for job in draw.sample(jobs, len(jobs)):
+        with _ended([job]):
+            job.start()
+            for rank in job.ranks:
+                rank.wait()
+
+
+def _take_turns(jobs: Sequence[_Job], options: argparse.Namespace, draw: random.Random) -> None:
+    with _ended(jobs):
+        for job in draw.sample(jobs, len(jobs)):
+            job.start()
+            job.send(signal.SIGSTOP)
+        while all(job.running() for job in jobs):
+            for job in draw.sample(jobs, len(jobs)):
+                began = time.perf_counter()
+                job.send(signal.SIGCONT)
+                time.sleep(options.slice)
+                job.turns.append((began, time.perf_counter()))
+                job.send(signal.SIGSTOP)
+        for job in jobs:  # the one that has some way to go goes it alone
+            job.send(signal.SIGCONT)
+            for rank in job.ranks:
+                rank.wait()
+
+
+# Comparison
+
+
+def _compared(bare: _Job, captured: _Job, options: argparse.Namespace) -> dict[str, Any]:
+    said = {job.kind: job.said() for job in (bare, captured)}
+    opens, last = options.wait, len(said["bare"]["steps_s"])
+    before = range(FIRST, opens - 1)
+    behind = range(opens + WARMUP + ACTIVE + BEHIND, last + 1)
+    outside = {*before, *behind}
+    wall = {job.kind: _rounds(said[job.kind], job.turns) for job in (bare, captured)}
+    used = {kind: [dict(enumerate(said[kind].get("cpu_s", ()), 1))] for kind in KINDS}
+    plain = {kind: _mean([gap for _, gap in _in(wall[kind], outside)]) for kind in KINDS}
+    recorded = range(opens + WARMUP, opens + WARMUP + ACTIVE - 1)
     return {
-        "outside_ms": statistics.median(outside),
-        "window_ms": statistics.median(inside),
-        "loss": found["loss"],
-        "peak": found.get("peak"),
+        "steps": min(len(_in(wall[kind], outside)) for kind in KINDS),
+        "bare_ms": plain["bare"] * 1e3,
+        "captured_ms": plain["captured"] * 1e3,
+        "ratio": _ratio(wall, outside),
+        "before_ratio": _ratio(wall, before),
+        "behind_ratio": _ratio(wall, behind),
+        "cpu_ratio": _ratio(used, outside),
+        "window_ratio": statistics.median(said["captured"]["steps_s"][n - 1] for n in recorded)
+        / plain["bare"],
+        "same_loss": said["bare"]["loss"] == said["captured"]["loss"],
+        "peak": said["captured"].get("peak"),
+        "bare_peak": said["bare"].get("peak"),
     }
+
+
+Rounds = list[dict[int, float]]  # of every turn: the seconds of its steps, by their numbers
+
+
+def _rounds(said: dict[str, Any], turns: list[tuple[float, float]]) -> Rounds:
+    """Steps that lie whole in a turn; a whole run is one turn. Nobody knows how long step 0 was."""
+    if not turns:
+        return [dict(enumerate(said["steps_s"], 1))]
+    ends = said["ends_s"]
+    found: Rounds = []
+    step = 1
+    for began, stopped in turns:
+        while step < len(ends) and ends[step - 1] < began + SETTLE_S:
+            step += 1
+        found.append({})
+        while step < len(ends) and ends[step] < stopped:
+            found[-1][step] = ends[step] - ends[step - 1]
+            step += 1
+    return found
+
+
+def _in(rounds: Rounds, steps: Container[int]) -> list[tuple[int, float]]:
+    return [pair for gaps in rounds for pair in gaps.items() if pair[0] in steps]
+
+
+def _ratio(rounds: dict[str, Rounds], steps: Container[int]) -> float | None:
+    """Of rounds in which both runs made enough steps; None where there is none."""
+    logs = []
+    for turns in zip(*(rounds[kind] for kind in KINDS), strict=False):
+        bare, captured = ([gap for step, gap in turn.items() if step in steps] for turn in turns)
+        if min(len(bare), len(captured)) >= ENOUGH:
+            logs.append(math.log(_mean(captured) / _mean(bare)))
+    return math.exp(_mean(logs)) if logs else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Without the ends: they are other people's doing."""
+    cut = int(len(values) * TRIM)
+    return statistics.fmean(sorted(values)[cut : len(values) - cut])
 
 
 def _summary(pairs: list[dict[str, Any]]) -> dict[str, Any]:
-    ratios = [pair["ratio"] for pair in pairs]
-    draw = random.Random(0)
-    means = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2000))
+    found: dict[str, Any] = {"pairs": len(pairs), "steps": sum(pair["steps"] for pair in pairs)}
+    for name in ("bare_ms", "captured_ms", "window_ratio"):
+        found[name] = statistics.median(pair[name] for pair in pairs)
+    for name in ("ratio", "before_ratio", "behind_ratio", "cpu_ratio"):
+        ratios = [pair[name] for pair in pairs if pair[name] is not None]
+        found[name] = _interval(ratios) if ratios else None
+    found |= found["ratio"] or {}
+    found["same_loss"] = all(pair["same_loss"] for pair in pairs)
+    found |= {name: pairs[-1][name] for name in ("peak", "bare_peak")}
+    return found
+
+
+def _interval(ratios: list[float]) -> dict[str, float]:
+    """The geometric mean and where it lies with 95%, one pair of runs being one observation."""
+    logs = [math.log(ratio) for ratio in ratios]
+    middle, half = statistics.fmean(logs), math.inf
+    if len(logs) > 1:
+        student = STUDENT[min(len(logs) - 1, len(STUDENT)) - 1]
+        half = student * statistics.stdev(logs) / math.sqrt(len(logs))
     return {
-        "pairs": len(pairs),
-        "bare_ms": statistics.median(pair["bare_ms"] for pair in pairs),
-        "captured_ms": statistics.median(pair["captured_ms"] for pair in pairs),
-        "ratio": statistics.median(ratios),
-        "low": means[50],
-        "high": means[-51],
-        "window_ratio": statistics.median(pair["window_ratio"] for pair in pairs),
-        "same_loss": all(pair["same_loss"] for pair in pairs),
-        "peak": pairs[-1]["peak"],
-        "bare_peak": pairs[-1]["bare_peak"],
+        "ratio": math.exp(middle),
+        "low": math.exp(middle - half),
+        "high": math.exp(middle + half),
     }
+
+
+def _line(pair: dict[str, Any]) -> str:
+    names = ("bare_ms", "ratio", "before_ratio", "behind_ratio", "cpu_ratio")
+    values = (pair[name] for name in names)
+    shown = ("-" if value is None else f"{value:.4f}" for value in values)
+    return "  ".join(f"{name} {text}" for name, text in zip(names, shown, strict=True))
 
 
 if __name__ == "__main__":

@@ -53,6 +53,9 @@ IN_PROCESS = Target(name="load + explain, times faster", at_least=8, unit="x")
 PEAK = Target(name="peak memory, ours / peer", at_most=0.7)
 CACHED = Target(name="second open from the cache, times faster", at_least=5, unit="x")
 BIG_PEAK = Target(name="1 GB trace: peak memory", at_most=1.2, unit=" GB")
+MANY_WALL = Target(name="1024 ranks: wall time", at_most=10, unit=" min")
+MANY_WORKER = Target(name="1024 ranks: peak memory of a worker", at_most=2, unit=" GB")
+MANY_PARENT = Target(name="1024 ranks: peak memory of the parent", at_most=2, unit=" GB")
 HELP_CPU = Target(name="stepscope --help, CPU time", at_most=0.25, unit=" s")
 
 

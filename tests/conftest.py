@@ -69,9 +69,10 @@ settings.load_profile("stepscope")
 
 @pytest.fixture(autouse=True)
 def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No test reads or fills the user's cache."""
+    """No test reads or fills the user's cache, nor uses the user's calibrations."""
     folder = tmp_path / "stepscope-cache"
     monkeypatch.setenv("STEPSCOPE_CACHE_DIR", str(folder))
+    monkeypatch.setenv("STEPSCOPE_PROFILES", str(tmp_path / "stepscope-profiles"))
     return folder
 
 

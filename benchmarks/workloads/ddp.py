@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from itertools import pairwise
@@ -11,10 +12,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-STEPS, WIDTH, LAYERS, BATCH = 400, 192, 4, 64
+WIDTH, LAYERS, BATCH = 192, 4, 64
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=400)
+    options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -22,16 +26,23 @@ def main() -> None:
     model = DistributedDataParallel(nn.Sequential(*layers))
     optimizer = torch.optim.AdamW(model.parameters())
     x = torch.randn(BATCH, WIDTH)
-    times = []
-    for _ in range(STEPS):
+    ends, used = [], []
+    for _ in range(options.steps):
         loss = model(x).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        times.append(time.perf_counter())
+        ends.append(time.perf_counter())
+        used.append(time.process_time())
     if dist.get_rank() == 0:
-        gaps = [b - a for a, b in pairwise(times)]
-        print(json.dumps({"loss": loss.item().hex(), "steps_s": gaps, "peak": None}))
+        said = {
+            "loss": loss.item().hex(),
+            "steps_s": [b - a for a, b in pairwise(ends)],
+            "ends_s": ends,
+            "cpu_s": [b - a for a, b in pairwise(used)],
+            "peak": None,
+        }
+        print(json.dumps(said))
     dist.destroy_process_group()
 
 

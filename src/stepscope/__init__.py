@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         UnreadableInputError,
         UsageError,
     )
+    from stepscope.explain.in_job import explain_together
     from stepscope.explain.rank import explain_rank
     from stepscope.explain.run import explain_job
     from stepscope.measure.watch import region, watch
@@ -27,6 +28,7 @@ __all__ = [
     "__version__",
     "explain_job",
     "explain_rank",
+    "explain_together",
     "read_trace",
     "region",
     "watch",
@@ -39,6 +41,7 @@ _HOME = {
     "UsageError": "stepscope.errors",
     "explain_job": "stepscope.explain.run",
     "explain_rank": "stepscope.explain.rank",
+    "explain_together": "stepscope.explain.in_job",
     "read_trace": "stepscope.trace.read",
     "region": "stepscope.measure.watch",
     "watch": "stepscope.measure.watch",

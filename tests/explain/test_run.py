@@ -97,10 +97,10 @@ def test_the_rank_that_others_wait_for_gives_the_verdict(tmp_path: Path) -> None
     write(tmp_path / "b.json", *communicating(idle=90), rank=1, world_size=2)
     found = explain_job(tmp_path)
     assert [(f.id, f.rank) for f in found.findings[:2]] == [
-        ("host-bound", 1),
+        ("straggler", 1),
         ("exposed-communication", 0),
     ]
-    assert "rank 0 spends 45% more of the step waiting for it" in found.findings[0].evidence
+    assert "(rank 1): rank 1 takes" in found.verdict
 
 
 def test_communication_that_all_ranks_wait_in_leads_itself(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def rows_of(out: Path) -> list[dict[str, Any]]:
 def test_death_around_the_window_leaves_a_readable_folder(
     tmp_path: Path, death: str, code: int, step: int
 ) -> None:
-    path = script(tmp_path, inside=f"if step == {step}:\n    time.sleep(0.6)\n    {death}")
+    path = script(tmp_path, inside=f"if step == {step}:\n    time.sleep(1)\n    {death}")
     done = call(ours(path, tmp_path / "run"))
     assert done.returncode == code
     assert len(done.stdout.splitlines()) == step + 1

@@ -1,96 +1,161 @@
-"""Phases with a fake clock: every nanosecond belongs to one, and they add up to the step."""
+"""Phases from notes with made-up times: every nanosecond belongs to one, and they add up."""
 
 from __future__ import annotations
 
-from stepscope.measure.steps import PHASES, StepClock
+import json
+from typing import Any
+
+from stepscope.measure.steps import (
+    AGAIN,
+    ENDED,
+    ENTER,
+    LEAVE,
+    PHASES,
+    Anchor,
+    Note,
+    StepClock,
+    StepLines,
+)
 
 
-class Clock:
-    """A clock that is told the time."""
-
-    def __init__(self) -> None:
-        self.ns = 0
-
-    def __call__(self) -> int:
-        return self.ns
-
-    def at(self, ns: int) -> None:
-        self.ns = ns
+def ended(at: int, number: int = 0, events: Any = None, marks: tuple[str, ...] = ()) -> Note:
+    return (ENDED, at, (number, 1000 + at, False, events, marks))
 
 
-def made() -> tuple[Clock, StepClock]:
-    clock = Clock()
-    return clock, StepClock(clock)
+def times(*notes: Note) -> dict[str, int]:
+    """Of the last step that ended."""
+    *_, (_, wall, spent) = StepClock().read(notes)
+    assert tuple(spent) == PHASES
+    return {"wall": wall, **spent}
 
 
 def test_a_step_with_a_data_loader_is_divided_by_what_ran() -> None:
-    clock, step = made()
-    clock.at(5)
-    step.enter("data")
-    clock.at(25)
-    step.leave("data")
-    clock.at(60)  # forward: 35
-    step.enter("backward")
-    clock.at(130)
-    step.leave("backward")
-    clock.at(140)  # clipping: other
-    step.enter("optimizer")
-    clock.at(155)
-    step.leave("optimizer")
-    row = step.finish()
-    assert row == {
-        "wall_ns": 155,
-        "data_ns": 20,
-        "forward_ns": 35,
-        "backward_ns": 70,
-        "optimizer_ns": 15,
-        "other_ns": 15,
-    }
+    assert times(
+        (ENTER, 5, "data"),
+        (LEAVE, 25, "data"),
+        (ENTER, 60, "backward"),  # forward: 35
+        (LEAVE, 130, "backward"),
+        (ENTER, 140, "optimizer"),  # clipping: other
+        (LEAVE, 155, "optimizer"),
+        ended(155),
+    ) == {"wall": 155, "data": 20, "forward": 35, "backward": 70, "optimizer": 15, "other": 15}
 
 
 def test_a_closure_inside_the_optimizer_is_not_counted_twice() -> None:
-    clock, step = made()
-    step.enter("optimizer")
-    for begin, end in ((10, 20), (30, 45)):
-        clock.at(begin)
-        step.enter("backward")
-        clock.at(end)
-        step.leave("backward")
-    clock.at(50)
-    step.leave("optimizer")
-    row = step.finish()
-    assert row["backward_ns"] == 25
-    assert row["optimizer_ns"] == 25
-    assert sum(row[f"{phase}_ns"] for phase in PHASES) == row["wall_ns"] == 50
+    found = times(
+        (ENTER, 0, "optimizer"),
+        (ENTER, 10, "backward"),
+        (LEAVE, 20, "backward"),
+        (ENTER, 30, "backward"),
+        (LEAVE, 45, "backward"),
+        (LEAVE, 50, "optimizer"),
+        ended(50),
+    )
+    assert found["backward"] == 25
+    assert found["optimizer"] == 25
+    assert sum(found[phase] for phase in PHASES) == found["wall"] == 50
 
 
 def test_without_a_data_loader_what_is_neither_backward_nor_optimizer_is_forward() -> None:
-    clock, step = made()
-    step.enter("optimizer")
-    clock.at(5)
-    step.leave("optimizer")
-    step.finish()
-    clock.at(45)
-    step.enter("backward")
-    clock.at(100)
-    step.leave("backward")
-    assert step.finish()["forward_ns"] == 40
+    found = times(
+        (ENTER, 0, "optimizer"),
+        (LEAVE, 5, "optimizer"),
+        ended(5),
+        (ENTER, 45, "backward"),
+        (LEAVE, 100, "backward"),
+        ended(100, 1),
+    )
+    assert found["forward"] == 40
 
 
 def test_a_stray_end_changes_nothing() -> None:
-    clock, step = made()
-    clock.at(10)
-    step.leave("backward")
-    clock.at(30)
-    row = step.finish()
-    assert sum(row[f"{phase}_ns"] for phase in PHASES) == row["wall_ns"] == 30
+    found = times((LEAVE, 10, "backward"), ended(30))
+    assert sum(found[phase] for phase in PHASES) == found["wall"] == 30
 
 
 def test_time_of_our_own_between_steps_is_nobodys() -> None:
-    clock, step = made()
-    clock.at(10)
-    step.finish()
-    clock.at(500)
-    step.restart()
-    clock.at(520)
-    assert step.finish()["wall_ns"] == 20
+    found = times(ended(10), (AGAIN, 500, None), ended(520, 1))
+    assert sum(found[phase] for phase in PHASES) == found["wall"] == 20
+
+
+def test_a_step_may_end_in_a_later_reading_than_it_began() -> None:
+    clock = StepClock()
+    assert list(clock.read([(ENTER, 10, "backward")])) == []
+    ((_, wall, spent),) = clock.read([(LEAVE, 40, "backward"), ended(50)])
+    assert (wall, spent["backward"]) == (50, 30)
+
+
+def test_a_line_says_what_is_known_of_its_step() -> None:
+    (line,) = StepLines(0)([ended(7, 3, marks=("first", "skipped"))])
+    assert json.loads(line) == {
+        "step": 3,
+        "wall_ns": 7,
+        "data_ns": 0,
+        "forward_ns": 0,
+        "backward_ns": 0,
+        "optimizer_ns": 0,
+        "other_ns": 7,
+        "end_unix_ns": 1007,
+        "window": False,
+        "first": True,
+        "skipped": True,
+    }
+
+
+class Event:
+    """A device's event that has been reached or not."""
+
+    def __init__(self, *, reached: bool) -> None:
+        self.reached = reached
+
+    def query(self) -> bool:
+        return self.reached
+
+    def elapsed_time(self, _other: Event) -> float:
+        return 0.25
+
+
+def test_a_step_that_the_device_has_not_ended_holds_back_those_behind_it() -> None:
+    lines = StepLines(0)
+    late = Event(reached=False)
+    pair = (Event(reached=True), late)
+    assert len(lines([ended(1), ended(2, 1, pair), ended(3, 2)])) == 1
+    assert lines([]) == []
+    late.reached = True
+    rows = [json.loads(line) for line in lines([])]
+    assert [(row["step"], row.get("device_ns")) for row in rows] == [(1, 250_000), (2, None)]
+
+
+def test_at_the_end_nothing_waits_for_the_device() -> None:
+    pair = (Event(reached=True), Event(reached=False))
+    (line,) = StepLines(0)([ended(1, 0, pair)], last=True)
+    assert "device_ns" not in json.loads(line)
+
+
+def test_a_device_that_fails_costs_its_own_time_only() -> None:
+    (line,) = StepLines(0)([ended(1, 4, ("no", "events"))])
+    assert json.loads(line)["step"] == 4
+
+
+class Optimizer:
+    """Something that can be referred to weakly."""
+
+
+def test_the_first_optimizer_ends_steps_and_others_in_between_do_not() -> None:
+    anchor, first, second = Anchor(), Optimizer(), Optimizer()
+    turns = [first, second, first, second, first]
+    assert [anchor.ends_step(optimizer) for optimizer in turns] == [True, False, True, False, True]
+
+
+def test_an_optimizer_that_goes_on_alone_takes_over() -> None:
+    anchor, first, second = Anchor(), Optimizer(), Optimizer()
+    assert anchor.ends_step(first)
+    turns = [second, second, second, first, second]
+    assert [anchor.ends_step(optimizer) for optimizer in turns] == [False, True, True, False, True]
+
+
+def test_an_optimizer_that_is_gone_is_replaced() -> None:
+    anchor, first = Anchor(), Optimizer()
+    assert anchor.ends_step(first)
+    del first
+    assert anchor.ends_step(Optimizer())

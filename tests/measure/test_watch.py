@@ -1,4 +1,4 @@
-"""Library use: steps said by the script, regions named, other trainers' callbacks."""
+"""Library use: steps said by the script, regions named."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import sys
 import textwrap
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 import stepscope
 
@@ -69,27 +67,3 @@ def test_steps_can_be_forward_passes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     rank = rank_json(tmp_path / "run")
     assert (rank["steps"], rank["problems"]) == (14, [])  # the last one's end is never seen
-
-
-def test_hugging_face_callback_counts_steps(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed")
-    from stepscope.measure.callbacks import hugging_face
-
-    callback = hugging_face(tmp_path / "run", memory=False)
-    callback.on_train_begin()
-    for _ in range(3):
-        callback.on_step_end()
-    callback.on_train_end()
-    assert rank_json(tmp_path / "run")["steps"] == 3
-
-
-def test_lightning_callback_counts_steps(tmp_path: Path) -> None:
-    pytest.importorskip("lightning", reason="lightning is not installed")
-    from stepscope.measure.callbacks import lightning
-
-    callback = lightning(tmp_path / "run", memory=False)
-    callback.on_train_start()
-    for _ in range(3):
-        callback.on_train_batch_end()
-    callback.on_train_end()
-    assert rank_json(tmp_path / "run")["steps"] == 3

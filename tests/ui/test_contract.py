@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from jobs import Fault, Plan, make_job
+from jobs_files import write_job
 from stepscope.explain.run import explain_job
 from stepscope.ui.contract import explanation_json
 
@@ -31,6 +33,9 @@ TOP = {
     "collectives": list,
     "stragglers": dict,
     "clock": dict,
+    "arrivals": list,
+    "critical_path": MAYBE_OBJECT,
+    "steps_by_rank": MAYBE_OBJECT,
 }
 RANK = {
     "rank": MAYBE_INT,
@@ -82,12 +87,38 @@ COLLECTIVE = {
     "count": int,
     "algbw_gb_s": MAYBE_NUMBER,
     "busbw_gb_s": MAYBE_NUMBER,
+    "total_ns": MAYBE_INT,
     "wait_ns": MAYBE_INT,
+    "wait_error_ns": MAYBE_INT,
     "transfer_ns": MAYBE_INT,
     "exposed_ns": int,
+    "expected_ns": MAYBE_NUMBER,
+    "slowest_rank": MAYBE_INT,
+    "rank": MAYBE_INT,
 }
-STRAGGLERS = {"verdict": str, "ranks": list}
-CLOCK = {"aligned": bool, "offset_ns": dict, "error_ns": dict}
+STRAGGLERS = {"verdict": str, "ranks": list, "detail": str}
+STRAGGLER = {
+    "rank": MAYBE_INT,
+    "cause": str,
+    "slowdown": NUMBER,
+    "cost_ms": NUMBER,
+    "steps": int,
+    "of": int,
+    "group": MAYBE_TEXT,
+    "evidence": list,
+}
+CLOCK = {
+    "aligned": bool,
+    "offset_ns": dict,
+    "error_ns": dict,
+    "drift_ppm": dict,
+    "reference": MAYBE_INT,
+    "detail": str,
+}
+ARRIVAL = {"rank": int, "times_last": int, "of": int, "lead_ns": int, "waits_ns": int}
+PATH = {"step": int, "start_ns": int, "end_ns": int, "pieces": list, "share_by_rank": dict}
+PIECE = {"rank": int, "kind": str, "start_ns": int, "end_ns": int, "label": str}
+MATRICES = ("step_ns", "own_ns", "exposed_comm_ns", "input_ns")
 
 
 def assert_has(found: Any, expected: dict[str, Any], where: str) -> None:
@@ -117,7 +148,36 @@ def assert_contract(answer: dict[str, Any]) -> None:
     assert_has(answer["stragglers"], STRAGGLERS, "stragglers")
     verdicts = ("none", "found", "not resolved", "one rank only")
     assert answer["stragglers"]["verdict"] in verdicts
+    for straggler in answer["stragglers"]["ranks"]:
+        assert_has(straggler, STRAGGLER, "stragglers.ranks")
+        assert straggler["cause"] in ("compute", "input", "link")
     assert_has(answer["clock"], CLOCK, "clock")
+    for arrival in answer["arrivals"]:
+        assert_has(arrival, ARRIVAL, "arrivals")
+    if answer["critical_path"] is not None:
+        assert_path(answer["critical_path"])
+    if answer["steps_by_rank"] is not None:
+        assert_matrices(answer["steps_by_rank"])
+
+
+def assert_path(path: dict[str, Any]) -> None:
+    """Its pieces fill the step, so its shares add up to one."""
+    assert_has(path, PATH, "critical_path")
+    edges = [path["start_ns"]]
+    for piece in path["pieces"]:
+        assert_has(piece, PIECE, "critical_path.pieces")
+        assert piece["kind"] in ("work", "input", "transfer")
+        assert piece["start_ns"] == edges[-1]
+        edges.append(piece["end_ns"])
+    assert edges[-1] == path["end_ns"]
+    shares = sum(path["share_by_rank"].values()) + path["transfer_share"]
+    assert shares == pytest.approx(1)
+
+
+def assert_matrices(table: dict[str, Any]) -> None:
+    for name in MATRICES:
+        assert len(table[name]) == len(table["steps"])
+        assert all(len(row) == len(table["ranks"]) for row in table[name])
 
 
 def assert_rank(rank: dict[str, Any]) -> None:
@@ -193,7 +253,43 @@ def test_contract_holds_for_two_ranks_of_one_job(shared: Path) -> None:
     assert_contract(answer)
     assert [rank["rank"] for rank in answer["ranks"]] == [0, 1]
     assert answer["stragglers"]["verdict"] == "not resolved"
-    assert {row["rank"] for row in answer["collectives"]} == {0, 1}
+    assert answer["stragglers"]["detail"]
+    assert {row["rank"] for row in answer["collectives"]} == {None, 0, 1}  # joined, and left alone
+    assert answer["steps_by_rank"]["ranks"] == [0, 1]
+
+
+def test_ranks_of_a_job_are_joined_in_the_contract(tmp_path: Path) -> None:
+    """Four ranks of which one is slow, as files: who, by how much, on which clock."""
+    plan = Plan(
+        ranks=4, steps=6, rounds=20, fault=Fault(cause="compute", size=1.5, place=2), seed=3
+    )
+    write_job(tmp_path, make_job(plan))
+    answer = answer_for(tmp_path)
+    assert_contract(answer)
+    (straggler,) = answer["stragglers"]["ranks"]
+    assert (straggler["rank"], straggler["cause"]) == (2, "compute")
+    clock = answer["clock"]
+    assert clock["aligned"]
+    assert set(clock["offset_ns"]) == set(clock["error_ns"]) == {"0", "1", "2", "3"}
+    assert clock["offset_ns"][str(clock["reference"])] == 0
+    assert answer["arrivals"][0]["rank"] == 2
+    assert max(answer["critical_path"]["share_by_rank"].items(), key=lambda e: e[1])[0] == "2"
+    rows = answer["collectives"]
+    assert {row["rank"] for row in rows} == {None}
+    assert all(row["slowest_rank"] == 2 for row in rows)
+    assert all(row["total_ns"] == row["wait_ns"] + row["transfer_ns"] for row in rows)
+    own = answer["steps_by_rank"]["own_ns"]
+    assert all(step[2] == max(step) for step in own)
+
+
+def test_collectives_that_only_one_rank_knows_stay_in_the_contract(tmp_path: Path) -> None:
+    """Two files of different groups share nothing: each keeps its own rows."""
+    paths = write_job(tmp_path, make_job(Plan(ranks=8, form="tensor", tensor_ranks=2, steps=2)))
+    answer = answer_for(paths[0], paths[3])
+    assert_contract(answer)
+    assert {row["rank"] for row in answer["collectives"]} <= {None, 0, 3}
+    assert {0, 3} <= {row["rank"] for row in answer["collectives"]}
+    assert all(row["wait_ns"] is None for row in answer["collectives"] if row["rank"] is not None)
 
 
 def test_contract_holds_for_a_training_on_the_cpu_with_gloo(tmp_path: Path) -> None:
@@ -209,10 +305,13 @@ def test_contract_holds_for_a_training_on_the_cpu_with_gloo(tmp_path: Path) -> N
         assert rank["timeline_ns"]["compute"] == 120_000
         assert rank["timeline_ns"]["exposed_comm"] == 20_000
         assert rank["overlap"] == 0.5
-    assert [(row["kind"], row["size_bytes"], row["count"]) for row in answer["collectives"]] == [
-        ("all_reduce", 4096, 2),
-        ("all_reduce", 4096, 2),
-    ]
+    (row,) = answer["collectives"]
+    assert (row["kind"], row["size_bytes"], row["count"], row["rank"]) == (
+        "all_reduce",
+        4096,
+        2,
+        None,
+    )
 
 
 def write_cpu_training(path: Path, *, rank: int) -> None:

@@ -10,10 +10,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
+from rich.console import Group
 
 import stepscope
+from jobs import Fault, Plan, make_job, profile_of
+from stepscope.explain.job import join_ranks
 from stepscope.records.explanation import Explanation
-from stepscope.ui.terminal.explanation import COLOURS, cells_of, print_explanation
+from stepscope.records.job import Job
+from stepscope.ui.terminal.distributed import job_sections
+from stepscope.ui.terminal.explanation import COLOURS, cells_of, make_console, print_explanation
 from stepscope.ui.words import PARTS, duration, short_kernel
 
 
@@ -52,6 +58,59 @@ def test_no_line_is_wider_than_the_terminal(
     for line in shown.splitlines():
         cells = sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in line)
         assert cells <= width, line
+
+
+def shown_of(job: Job, capsys: pytest.CaptureFixture[str], width: int = 100) -> str:
+    make_console(width).print(Group(*job_sections(job, 8, width)))
+    return capsys.readouterr().out
+
+
+def test_several_ranks_get_a_line_each_for_straggler_clock_path_and_arrivals(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = make_job(Plan(ranks=4, rounds=20, fault=Fault(cause="compute", size=1.5, place=2)))
+    shown = shown_of(join_ranks(made.parts, [profile_of(made.plan)]), capsys)
+    assert "Rank 2 holds the others back" in shown
+    assert "Clocks are aligned within ±" in shown
+    assert "from collectives and rounds" in shown
+    assert "rank 2's work" in shown
+    assert "rank 2 4" in shown.split("last to come")[1]
+    assert "all_reduce" in shown
+
+
+def test_clocks_that_are_not_aligned_are_said_to_be_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = shown_of(join_ranks(make_job(Plan(ranks=4, jump=(1, 5e8))).parts), capsys)
+    assert "Clocks are not aligned" in shown
+    assert "not known: the ranks' clocks are not aligned" in shown
+    assert "critical path" not in shown
+
+
+@pytest.mark.parametrize("width", [60, 72, 84, 100, 140])
+def test_many_collectives_stay_within_the_terminal(
+    capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    made = make_job(Plan(ranks=32, form="mixed", steps=3, rounds=20))
+    shown = shown_of(join_ranks(made.parts, [profile_of(made.plan)]), capsys, width)
+    assert all(len(line) <= width for line in shown.splitlines())
+    assert "more: see --json" in shown
+    assert "…" not in shown.replace("… ", "")
+
+
+def test_of_many_ranks_the_slowest_and_the_fastest_are_listed(
+    two_ranks: Explanation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow, fast = two_ranks.ranks
+    ranks = [replace(slow if place == 700 else fast, rank=place) for place in range(1024)]
+    ranks[700] = replace(ranks[700], budget=replace(slow.budget, step_ms=9.0))
+    print_explanation(replace(two_ranks, ranks=tuple(ranks), job=None))
+    lines = capsys.readouterr().out.split("ranks, by own time")[1].split("findings")[0]
+    rows = [line.split() for line in lines.splitlines() if line.strip()][1:]
+    assert rows[0][0] == "700"
+    assert [row[0] for row in rows].index("…") == 5
+    assert rows[5][1:] == ["1016", "more"]
+    assert len(rows) == 9
 
 
 def test_every_part_has_a_word_and_a_colour(two_ranks: Explanation) -> None:

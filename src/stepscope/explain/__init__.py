@@ -7,8 +7,14 @@ idle.py         why the device waited, gap by gap
 steps.py        the steps, and the steady cycle that the budget is taken over
 tree.py         sums up and down the host's call tree
 kernels.py operators.py modules.py lines.py launches.py copies.py syncs.py collectives.py
+calls.py pace.py  one rank's collectives and steps, as other ranks' are compared to them
 budget.py       the step, divided
 findings/       one file a finding
 rank.py         all of it for one rank
-run.py          several ranks, one verdict
+file.py         the same from a file, in whatever process reads it; shorten.py cuts its tables
+engines.py      who that is: processes here, a Ray cluster (on_ray.py), a torch job (in_job.py)
+job.py          all ranks together: arrivals.py, stragglers.py, path.py (what decides a step)
+strategies/     data, sharded, tensor and pipeline parallelism, one file each
+job_findings/   findings that only several ranks show; nccl.py those of NCCL's own logs
+run.py          all files; verdict.py: what leads
 """

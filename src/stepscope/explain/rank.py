@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.explain.budget import make_budget, step_time
+from stepscope.explain.calls import list_calls
 from stepscope.explain.collectives import list_collectives
 from stepscope.explain.copies import list_copies
 from stepscope.explain.device_time import carry_back
@@ -16,23 +17,30 @@ from stepscope.explain.launches import describe_launches
 from stepscope.explain.lines import list_lines
 from stepscope.explain.modules import list_modules
 from stepscope.explain.operators import list_operators
+from stepscope.explain.pace import measure_pace
 from stepscope.explain.record_step import measured_budget, with_truth
 from stepscope.explain.steps import find_steps
+from stepscope.explain.strategies import find_strategies
 from stepscope.explain.syncs import list_syncs
 from stepscope.explain.timeline import divide
 from stepscope.explain.work import find_work
 from stepscope.records.explanation import RankExplanation
+from stepscope.records.job import RankPart
 from stepscope.records.quality import Note
 
 if TYPE_CHECKING:
     from stepscope.explain.work import Work
     from stepscope.records.explanation import Steps
+    from stepscope.records.job import RankFolder
     from stepscope.records.trace import Trace
     from stepscope.records.truth import Truth
 
 
-def explain_rank(trace: Trace, truth: Truth | None = None) -> RankExplanation:
-    """Every number of one rank: from its trace, and from steps measured without the profiler."""
+def explain_rank(
+    trace: Trace, truth: Truth | None = None, folder: RankFolder | None = None
+) -> RankExplanation:
+    """Every number of one rank: from its trace, from steps measured without the profiler, and from
+    what capture wrote beside them."""
     work = find_work(trace)
     timeline = divide(work)
     idle, gaps = split_idle(trace, work)
@@ -49,7 +57,9 @@ def explain_rank(trace: Trace, truth: Truth | None = None) -> RankExplanation:
     launches = describe_launches(trace, work)
     copies = list_copies(trace, work)
     syncs = list_syncs(trace)
-    collectives = list_collectives(trace, work)
+    calls, call_rows = list_calls(trace, work, steps, folder)
+    pace = measure_pace(trace, work, steps)
+    collectives = list_collectives(calls, work)
     findings = find_all(
         Evidence(
             trace=trace,
@@ -87,6 +97,15 @@ def explain_rank(trace: Trace, truth: Truth | None = None) -> RankExplanation:
         copies=copies,
         syncs=syncs,
         collectives=collectives,
+        part=RankPart(
+            rank=trace.rank or 0,
+            calls=calls,
+            pace=pace,
+            rounds=folder.rounds if folder else (),
+            host=folder.host if folder else None,
+            world_size=trace.world_size,
+        ),
+        strategies=find_strategies(trace, work, calls, call_rows, pace, folder),
         findings=findings,
         quality=(*trace.quality, *_notes(trace, work, steps)),
     )

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from stepscope.errors import UnreadableInputError, UsageError
-from stepscope.explain.budget import mean_budget
-from stepscope.explain.rank import explain_rank
-from stepscope.records.explanation import Explanation
+from stepscope.errors import UsageError
+from stepscope.explain.engines import Here, Pool, in_order
+from stepscope.explain.file import explain_file, explain_one_of_many
+from stepscope.explain.verdict import judge
 from stepscope.records.quality import Note
-from stepscope.trace.discover import find_traces
-from stepscope.trace.read import read_trace
-from stepscope.trace.truth import read_truth
+from stepscope.trace.discover import find_traces, named_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from stepscope.records.explanation import Finding, RankExplanation
-    from stepscope.records.trace import Trace
+    from stepscope.explain.engines import Engine
+    from stepscope.explain.file import Also, Outcome
+    from stepscope.records.explanation import Explanation, RankExplanation
+    from stepscope.records.nccl import NcclSummary
+    from stepscope.trace.discover import TraceFile
     from stepscope.trace.files import Progress
 
-    Also = Callable[[Trace, RankExplanation], Any]
-
-_SEVERITIES = ("high", "medium", "low", "none")
-_COMMUNICATION = "exposed-communication"
-_OWN_TIME = ("data-loading", "host-bound", "launch-bound", "blocking-syncs", "exposed-copies")
+# With more ranks than this the tables of each are cut to so many rows: nobody reads a thousand
+# tables to their ends, and all of them must fit in memory and in one report.
+MANY_RANKS = 64
+SHORT_ROWS = 100
+_SHORT_TABLES = (
+    f"more than {MANY_RANKS} ranks: the tables of each hold its longest {SHORT_ROWS} rows, and "
+    "what is left out is summed in rows called (others)"
+)
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)", re.IGNORECASE)
 
 
@@ -46,54 +50,91 @@ def explain_also(
     cache: bool = True,
     progress: Progress | None = None,
     also: Also | None = None,
+    also_for: int | None = None,
+    engine: Engine | None = None,
 ) -> tuple[Explanation, list[Any]]:
-    """As `explain_job`; `also(trace, rank)` runs where the trace is; its results are returned."""
-    if not paths:
-        raise UsageError("nothing to explain: give a trace file, a folder of them or a run folder")
-    files = [file for path in paths for file in find_traces(path)]
-    named = [file for path in paths if not Path(path).is_dir() for file in [Path(path)]]
-    outcomes = _each(files, cache, progress, also)
-    failures = [(file, error) for file, error in outcomes if isinstance(error, Exception)]
+    """As `explain_job`; `also(trace, rank)` runs where the trace is; its results are returned.
+
+    Of more than `also_for` ranks it is called for so many only: those the findings are about, and
+    the first ones. Their files are then read a second time.
+    """
+    engine = engine or Pool()
+    files = _find(paths, engine)
+    named = {named_file(path) for path in paths}
+    later = also is not None and also_for is not None and len(files) > also_for
+    outcomes = list(_each(files, cache, progress, None if later else also, engine))
+    failures = [(f, o) for f, o in zip(files, outcomes, strict=True) if isinstance(o, Exception)]
     for file, error in failures:
-        if file in named or len(failures) == len(files):
+        if str(file) in named or len(failures) == len(files):
             raise error
-    done = [outcome for _, outcome in outcomes if not isinstance(outcome, Exception)]
+    done = [outcome for outcome in outcomes if not isinstance(outcome, Exception)]
     ranks, notes = _number([rank for rank, _ in done])
     order = sorted(range(len(ranks)), key=lambda i: (ranks[i].rank or 0, ranks[i].path))
-    left_out = [Note(id="left-out", detail=str(error)) for _, error in failures]
-    explanation = _judge(tuple(ranks[i] for i in order), (*notes, *left_out))
+    notes += [Note(id="left-out", detail=str(error)) for _, error in failures]
+    if len(files) > MANY_RANKS:
+        notes.append(Note(id="short-tables", detail=_SHORT_TABLES))
+    explanation = judge(tuple(ranks[i] for i in order), tuple(notes), _nccl(paths))
+    if later and also and also_for:
+        return explanation, _second_look(explanation, files, cache, also, also_for, engine)
     return explanation, [done[i][1] for i in order if also]
 
 
+def explain_share(
+    paths: Sequence[str | Path],
+    *,
+    engine: Engine,
+    cache: bool = True,
+    also: Also | None = None,
+    also_for: int | None = None,
+) -> None:
+    """The part of `explain_also` of a process that takes part and does not lead."""
+    files = _find(paths, engine)
+    later = also_for is not None and len(files) > also_for
+    for _ in _each(files, cache, None, None if later else also, engine):
+        pass
+
+
+def _find(paths: Sequence[str | Path], engine: Engine) -> list[TraceFile]:
+    if not paths:
+        raise UsageError("nothing to explain: give a trace file, a folder of them or a run folder")
+    return engine.agree(lambda: [file for path in paths for file in find_traces(path)])
+
+
 def _each(
-    files: list[Path], cache: bool, progress: Progress | None, also: Also | None
-) -> list[tuple[Path, Any]]:
-    if len(files) == 1:
-        return [(files[0], _one(files[0], cache, also, progress))]
-    from concurrent.futures import ProcessPoolExecutor
-
-    total = sum(file.stat().st_size for file in files)
-    read = 0
-    out = []
-    with ProcessPoolExecutor(min(len(files), os.cpu_count() or 1)) as pool:
-        jobs = [pool.submit(_one, file, cache, also) for file in files]
-        for file, job in zip(files, jobs, strict=True):
-            out.append((file, job.result()))
-            read += file.stat().st_size
-            if progress:
-                progress(read, total)
-    return out
+    files: list[TraceFile],
+    cache: bool,
+    progress: Progress | None,
+    also: Also | None,
+    engine: Engine,
+) -> Iterable[Outcome]:
+    if len(files) == 1 and isinstance(engine, Pool):
+        return [explain_file(files[0], cache=cache, also=also, progress=progress)]
+    most_rows = SHORT_ROWS if len(files) > MANY_RANKS else None
+    work = partial(explain_one_of_many, cache=cache, also=also, most_rows=most_rows)
+    return in_order(engine, work, files, progress)
 
 
-def _one(
-    file: Path, cache: bool, also: Also | None, progress: Progress | None = None
-) -> tuple[RankExplanation, Any] | Exception:
-    try:
-        trace = read_trace(file, cache=cache, progress=progress)
-    except UnreadableInputError as error:
-        return error
-    rank = explain_rank(trace, read_truth(file))
-    return rank, also(trace, rank) if also else None
+def _second_look(
+    explanation: Explanation,
+    files: list[TraceFile],
+    cache: bool,
+    also: Also,
+    most: int,
+    engine: Engine,
+) -> list[Any]:
+    """What `also` makes of the ranks that are worth it, in their order."""
+    by_path = {str(file): file for file in files}
+    told = [finding.rank for finding in explanation.findings]
+    if explanation.job:
+        told += [straggler.rank for straggler in explanation.job.stragglers.ranks]
+    found = [rank.path for number in told for rank in explanation.ranks if rank.rank == number]
+    ordered = dict.fromkeys([*found, *(rank.path for rank in explanation.ranks)])
+    chosen = set([*ordered][:most])
+    again = [by_path[rank.path] for rank in explanation.ranks if rank.path in chosen]
+    work = partial(explain_one_of_many, cache=cache, also=also, most_rows=0)
+    # Of a job's processes only the one that leads comes here.
+    looks = in_order(Here() if engine.collective else engine, work, again)
+    return [outcome[1] for outcome in looks if not isinstance(outcome, Exception)]
 
 
 def _number(ranks: list[RankExplanation]) -> tuple[list[RankExplanation], list[Note]]:
@@ -126,59 +167,11 @@ def _number(ranks: list[RankExplanation]) -> tuple[list[RankExplanation], list[N
     return out, notes
 
 
-def _judge(ranks: tuple[RankExplanation, ...], notes: tuple[Note, ...]) -> Explanation:
-    findings = _merge(ranks)
-    top = findings[0]
-    whose = f" (rank {top.rank})" if len(ranks) > 1 and top.rank is not None else ""
-    first_remedy = top.remedies[0].summary if top.remedies else None
-    return Explanation(
-        verdict=f"{top.title}{whose}: {top.summary}",
-        why=top.evidence[0] if top.evidence else "",
-        next=first_remedy or "nothing to fix here: keep this trace to compare later runs with",
-        ranks=ranks,
-        budget=mean_budget(ranks),
-        findings=findings,
-        quality=notes,
-    )
+def _nccl(paths: Sequence[str | Path]) -> NcclSummary | None:
+    """NCCL's own logs, where one of the folders holds some."""
+    folders = [Path(path) for path in paths if Path(path).is_dir()]
+    if not any(True for folder in folders for _ in folder.glob("*.log*")):
+        return None
+    from stepscope.explain.nccl import explain_nccl
 
-
-def _merge(ranks: tuple[RankExplanation, ...]) -> tuple[Finding, ...]:
-    """One finding of each kind: the gravest rank's, with that rank's number."""
-    worst: dict[str, Finding] = {}
-    for rank in ranks:
-        for finding in rank.findings:
-            held = worst.get(finding.id)
-            if held is None or finding.share > held.share:
-                worst[finding.id] = replace(finding, rank=rank.rank)
-    found = sorted(worst.values(), key=lambda f: (_SEVERITIES.index(f.severity), -f.share))
-    if any(finding.severity in ("high", "medium") for finding in found):
-        found = [finding for finding in found if finding.id != "healthy"]
-    else:
-        found.sort(key=lambda finding: finding.id != "healthy")
-    return tuple(_cause_before_symptom(found, ranks))
-
-
-def _cause_before_symptom(
-    found: list[Finding], ranks: tuple[RankExplanation, ...]
-) -> list[Finding]:
-    """A rank that waits in a collective shows communication; the rank it waits for shows why.
-
-    When the rank with the least exposed communication loses about as much to something of its own
-    as the others wait longer, that something leads.
-    """
-    if found[0].id != _COMMUNICATION or len(ranks) < 2:
-        return found
-    exposed = {rank.rank: _exposed_share(rank) for rank in ranks}
-    awaited = min(exposed, key=lambda number: exposed[number])
-    waits = max(exposed.values()) - exposed[awaited]
-    for place, finding in enumerate(found[1:], 1):
-        own = finding.id in _OWN_TIME and finding.rank == awaited
-        if own and finding.share >= waits / 2 and waits >= found[0].share / 2:
-            waiting = f"rank {found[0].rank} spends {waits:.0%} more of the step waiting for it"
-            lead = replace(finding, evidence=(*finding.evidence, waiting))
-            return [lead, *found[:place], *found[place + 1 :]]
-    return found
-
-
-def _exposed_share(rank: RankExplanation) -> float:
-    return sum(part.share for part in rank.budget.parts if part.id == "exposed_comm")
+    return explain_nccl(*folders)

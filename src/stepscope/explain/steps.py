@@ -62,18 +62,21 @@ def step_of(steps: tuple[Step, ...], times: NDArray[np.int64]) -> NDArray[np.int
 
 
 def _with_cycles(source: str, steps: tuple[Step, ...], trace: Trace, work: Work) -> Steps:
-    edges = _cycle_edges(steps, trace, work)
+    first, edges = _cycle_edges(steps, trace, work)
     start, end = (int(edges[0]), int(edges[-1])) if len(edges) >= 2 else work.extent
     return Steps(
         source="profiler" if source == "profiler" else "optimizer",
         steps=steps,
         cycles_ns=tuple(np.diff(edges).tolist()),
+        first_cycle=first,
         window_start_ns=start,
         window_end_ns=end,
     )
 
 
-def _cycle_edges(steps: tuple[Step, ...], trace: Trace, work: Work) -> NDArray[np.int64]:
+def _cycle_edges(
+    steps: tuple[Step, ...], trace: Trace, work: Work
+) -> tuple[int, NDArray[np.int64]]:
     """Start of the first work of each step; on the CPU, where steps begin and the last ends.
 
     A step at the end that launched nothing (the window closed on it) is left out.
@@ -82,7 +85,7 @@ def _cycle_edges(steps: tuple[Step, ...], trace: Trace, work: Work) -> NDArray[n
     if work.on_host:
         last = steps[-1]
         edges = np.array([s.start_ns for s in steps] + [last.start_ns + last.dur_ns], np.int64)
-        return edges if (np.diff(edges) > 0).all() else none
+        return 0, edges if (np.diff(edges) > 0).all() else none
     launch = launches_of(trace, work)
     linked = np.flatnonzero(launch >= 0)
     which = step_of(steps, trace.host.start_ns[launch[linked]])
@@ -93,4 +96,6 @@ def _cycle_edges(steps: tuple[Step, ...], trace: Trace, work: Work) -> NDArray[n
     working = np.flatnonzero(first < never)
     edges = first[working]
     unbroken = len(working) >= 2 and working[-1] - working[0] == len(working) - 1
-    return edges if unbroken and (np.diff(edges) > 0).all() else none
+    if not unbroken or (np.diff(edges) <= 0).any():
+        return 0, none
+    return int(working[0]), edges

@@ -37,6 +37,10 @@ class Kind(IntEnum):
 KIND_NAMES = ("compute", "comm", "memory")
 COMM_KERNEL = re.compile(r"nccl|rccl|hccl|oneccl|cross_device_reduce", re.IGNORECASE)
 COMM_SPAN = re.compile(r"^(?:gloo:|nccl:|mpi:|ucc:|c10d::|_c10d_functional::)|^record_param_comms$")
+# They last from the call to the wait, on the caller's own thread: what runs inside is compute.
+_SENDING = re.compile(r"^\w+:(?:send|recv)")
+# They wait inside operators of backward, on the thread that computes.
+_WAITING = re.compile(r"^FSDP::|^FullyShardedDataParallel\.")
 _ROCM_COPY = re.compile(r"^__amd_rocclr_(?:copy|fill)")
 
 
@@ -125,17 +129,10 @@ def _host_work(trace: Trace) -> Work:
     """Top-level operators of each thread, less the communication on it; comm of any thread."""
     host = trace.host
     comm = comm_spans(trace)
-    operator = (host.kind == HostKind.OPERATOR) & (nearest(host, comm) < 0)
+    holding = comm & ~rows_named(trace, host, comm, _SENDING.match)
+    operator = (host.kind == HostKind.OPERATOR) & (nearest(host, holding) < 0)
     top = operator & ~_below(trace, operator)
     start, end = host.start_ns, host.start_ns + host.dur_ns
-    threads = distinct(host.thread[operator])
-    computing = [
-        intervals.subtract(
-            _union_of(start, end, top & (host.thread == thread)),
-            _union_of(start, end, comm & (host.thread == thread)),
-        )
-        for thread in threads.tolist()
-    ]
     rows = np.flatnonzero(top | comm)
     return Work(
         on_host=True,
@@ -143,11 +140,38 @@ def _host_work(trace: Trace) -> Work:
         kind=np.where(comm[rows], Kind.COMM, Kind.COMPUTE).astype(np.int8),
         start_ns=start[rows],
         end_ns=end[rows],
-        compute=intervals.union_all(computing),
+        compute=_computing(trace, operator, top, holding),
         comm=_union_of(start, end, comm),
         memory=intervals.EMPTY,
-        threads=distinct(np.append(threads, stepping_threads(trace))),
+        threads=distinct(np.append(distinct(host.thread[operator]), stepping_threads(trace))),
     )
+
+
+def _computing(
+    trace: Trace,
+    operator: NDArray[np.bool_],
+    top: NDArray[np.bool_],
+    holding: NDArray[np.bool_],
+) -> Set:
+    """Operators of all threads, less communication and what only waits inside them."""
+    host = trace.host
+    start, end = host.start_ns, host.start_ns + host.dur_ns
+    wait = rows_named(trace, host, host.kind == HostKind.ANNOTATION, _WAITING.match)
+    wait &= _below(trace, operator)
+    inner = np.zeros(len(host), np.bool_)  # operators right inside such a wait
+    if wait.any():
+        above = np.maximum(host.parent, 0)
+        held = nearest(host, operator | wait)[above]
+        inner = operator & (host.parent >= 0) & (held >= 0) & wait[np.maximum(held, 0)]
+    computing = []
+    for thread in distinct(host.thread[operator]).tolist():
+        mine = host.thread == thread
+        busy = _union_of(start, end, top & mine)
+        if wait.any():
+            busy = intervals.subtract(busy, _union_of(start, end, wait & mine))
+            busy = intervals.union_all((busy, _union_of(start, end, inner & mine)))
+        computing.append(intervals.subtract(busy, _union_of(start, end, holding & mine)))
+    return intervals.union_all(computing)
 
 
 def comm_spans(trace: Trace) -> NDArray[np.bool_]:

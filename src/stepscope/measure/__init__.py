@@ -26,4 +26,5 @@ folder. No random number is drawn, no tensor of the training is changed, no stre
     ranges.py     NVTX ranges, for people who run Nsight around us
     callbacks.py  for trainers that own the loop
     watch.py      library use: with stepscope.watch() as run: ... run.step()
+    calibrate/    sweeps of collectives, and the machine's ceilings
 """

@@ -1,5 +1,7 @@
 """Thin callbacks for trainers that own the loop: they only say where steps end.
 
+Batches whose gradients are gathered into one step of the optimizer are one step.
+
 Trainer(..., callbacks=[stepscope.measure.callbacks.hugging_face("my-run")])
 lightning.Trainer(..., callbacks=[stepscope.measure.callbacks.lightning("my-run")])
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from stepscope.measure.harmless import harmless
 from stepscope.measure.watch import Run, watch
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ class _Watching:
         self._stack = contextlib.ExitStack()
         self._run: Run | None = None
 
+    @harmless
     def begin(self) -> None:
         self._run = self._stack.enter_context(watch(self._folder, **self._options))
 
@@ -30,6 +34,7 @@ class _Watching:
         if self._run is not None:
             self._run.step()
 
+    @harmless
     def end(self) -> None:
         self._run = None
         self._stack.close()
@@ -64,11 +69,15 @@ def lightning(folder: str | Path | None = None, **options: Any) -> Any:
     watching = _Watching(folder, options)
 
     class StepscopeCallback(Callback):
-        def on_train_start(self, *_: Any, **__: Any) -> None:
+        def on_train_start(self, trainer: Any, *_: Any, **__: Any) -> None:
+            self._stepped = trainer.global_step
             watching.begin()
 
-        def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-            watching.step()
+        def on_train_batch_end(self, trainer: Any, module: Any, *_: Any, **__: Any) -> None:
+            # A module that steps by itself may do so unseen: there every batch is a step.
+            stepped, self._stepped = self._stepped, trainer.global_step
+            if stepped != self._stepped or not module.automatic_optimization:
+                watching.step()
 
         def on_train_end(self, *_: Any, **__: Any) -> None:
             watching.end()

@@ -1,45 +1,20 @@
-"""Where steps and phases begin and end, seen from inside torch. Nothing here changes a result.
-
-A step ends when the anchor, the first optimizer seen to step, has stepped. Other optimizers that
-step in between (a GAN's second one) belong to the same step. When another optimizer steps twice
-while the anchor does not, it becomes the anchor.
-"""
+"""Where steps and phases begin and end, seen from inside torch. Nothing here changes a result."""
 
 from __future__ import annotations
 
 import functools
 import sys
-import weakref
+from threading import get_ident
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.harmless import harmless, note
+from stepscope.measure.steps import ENTER, LEAVE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stepscope.measure.session import Session
-
-
-class Anchor:
-    """Decides which optimizer steps end a training step."""
-
-    def __init__(self) -> None:
-        self._anchor: weakref.ref[Any] | None = None
-        self._others: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-
-    def ends_step(self, optimizer: Any) -> bool:
-        """Call once for every optimizer step."""
-        anchor = self._anchor() if self._anchor else None
-        if anchor is None or anchor is optimizer:
-            self._anchor = weakref.ref(optimizer)
-            self._others.clear()
-            return True
-        self._others[optimizer] = self._others.get(optimizer, 0) + 1
-        if self._others[optimizer] >= 2:
-            self._anchor = weakref.ref(optimizer)
-            self._others.clear()
-            return True
-        return False
 
 
 @harmless
@@ -62,31 +37,8 @@ def _watch_optimizers(session: Session) -> None:
         register_optimizer_step_pre_hook,
     )
 
-    anchor = Anchor()
-    depth = 0
-
-    @harmless
-    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        nonlocal depth
-        del args, kwargs
-        depth += 1
-        if depth == 1:
-            session.sees_optimizer(optimizer)
-            session.enter("optimizer")
-
-    @harmless
-    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        nonlocal depth
-        del args, kwargs
-        depth = max(0, depth - 1)
-        if depth:  # an optimizer that wraps another one
-            return
-        session.leave("optimizer")
-        if session.settings.step_on == "optimizer" and anchor.ends_step(optimizer):
-            session.step_ends()
-
-    register_optimizer_step_pre_hook(before)
-    register_optimizer_step_post_hook(after)
+    register_optimizer_step_pre_hook(session.before_optimizer)
+    register_optimizer_step_post_hook(session.after_optimizer)
 
 
 def _watch_backward(session: Session) -> None:
@@ -97,14 +49,10 @@ def _watch_backward(session: Session) -> None:
 
 
 def _watch_data_loader(session: Session) -> None:
+    then = session.step_ends if session.settings.step_on == "dataloader" else None
+
     def attach(module: Any) -> None:
-        _around(
-            module._BaseDataLoaderIter,
-            "__next__",
-            session,
-            "data",
-            then=session.sees_batch,
-        )
+        _around(module._BaseDataLoaderIter, "__next__", session, "data", then=then)
 
     when_imported("torch.utils.data.dataloader", attach)
 
@@ -195,16 +143,27 @@ def _around(
     phase: str,
     then: Callable[[], None] | None = None,
 ) -> None:
-    """Time every call of owner.name as a phase; arguments, results and errors pass untouched."""
+    """Time every call of owner.name as a phase; arguments, results and errors pass untouched.
+
+    Flat, because what runs behind a call finds the processor's caches empty (see steps.py).
+    """
     original = getattr(owner, name)
+    notes = session.notes
 
     @functools.wraps(original)
     def timed(*args: Any, **kwargs: Any) -> Any:
-        session.enter(phase)
+        trains = get_ident() == session.thread
+        if trains:
+            notes.append((ENTER, perf_counter_ns(), phase))
+            if session.listens:
+                session.tell(phase, entering=True)
         try:
             return original(*args, **kwargs)
         finally:
-            session.leave(phase)
+            if trains:
+                notes.append((LEAVE, perf_counter_ns(), phase))
+                if session.listens:
+                    session.tell(phase, entering=False)
             if then is not None:
                 then()
 

@@ -1,7 +1,9 @@
 """Python stacks of the training thread, outside the window: where host time goes at almost no cost.
 
-A daemon thread looks at one thread's stack some times a second. It measures what a look costs and
-slows itself down to stay under BUDGET of the time.
+A daemon thread looks at one thread's stack some times a second. It counts its own processor time
+and what waking it does to the training, and slows itself down to stay under BUDGET of the time.
+Looks fall on round times of the wall clock: a job waits for whichever rank is disturbed, so ranks
+that are disturbed together lose that time once, not one after the other.
 """
 
 from __future__ import annotations
@@ -9,18 +11,24 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.harmless import note
 
 if TYPE_CHECKING:
-    from types import CodeType, FrameType
+    from types import CodeType
 
-BUDGET = 0.002
+BUDGET = 0.001
+# Where no core is free, a look also costs the training two switches and some of its caches.
+DISTURBANCE_S = 30e-6
 DEEPEST = 96
 MOST_STACKS = 5000
 
-Stack = tuple[tuple["CodeType", int], ...]
+# Of every frame, innermost first: the identity of its code, and where in it. Files, lines and names
+# are worked out once, at the end: hashing a code object means hashing all it holds.
+Stack = tuple[int, ...]
+Frame = tuple[str, int, str]  # file, line, function
 
 
 class Sampler:
@@ -30,8 +38,11 @@ class Sampler:
         self._thread_id = thread
         self._interval = 1.0 / hz
         self._counts: dict[Stack, int] = {}
-        self._paused = threading.Event()
-        self._stop = threading.Event()
+        self._codes: dict[int, CodeType] = {}  # keeps them alive, so that identities stay theirs
+        self._awake = threading.Event()
+        self._awake.set()
+        self._stop = threading.Lock()  # held until the end: waiting for it costs less than an Event
+        self._stop.acquire()
         self.samples = 0
         self.missed = 0
         self._cost_s = 0.0
@@ -40,16 +51,19 @@ class Sampler:
         self._thread.start()
 
     def pause(self) -> None:
-        self._paused.set()
+        self._awake.clear()
 
     def resume(self) -> None:
-        self._paused.clear()
+        self._awake.set()
 
     def close(self) -> dict[str, Any]:
         """Stop and give everything, JSON-ready, the commonest stack first."""
-        self._stop.set()
+        self._stop.release()
+        self._awake.set()
         self._thread.join(timeout=2)
-        stacks = sorted(self._counts.items(), key=lambda pair: -pair[1])
+        found: Counter[tuple[Frame, ...]] = Counter()
+        for stack, count in list(self._counts.items()):
+            found[self._frames(stack)] += count
         return {
             "schema": 1,
             "samples": self.samples,
@@ -57,48 +71,74 @@ class Sampler:
             "watched_s": self._watched_s,
             "cost_s": self._cost_s,
             "stacks": [
-                {
-                    "count": count,
-                    "frames": [[code.co_filename, line, code.co_qualname] for code, line in stack],
-                }
-                for stack, count in stacks
+                {"count": count, "frames": [list(frame) for frame in frames]}
+                for frames, count in found.most_common()
             ],
         }
 
     def _run(self) -> None:
-        interval = self._interval
         try:
-            while not self._stop.wait(interval):
-                if self._paused.is_set():
-                    continue
-                began = time.perf_counter()
-                self._look()
-                cost = time.perf_counter() - began
-                self._cost_s += cost
-                self._watched_s += interval
-                interval = max(self._interval, min(1.0, cost / BUDGET))
+            self._watch()
         except Exception as error:
             note("sampler", error)
 
+    def _watch(self) -> None:
+        interval = self._interval
+        usual = 0.0
+        began, spent = time.perf_counter(), time.thread_time()
+        while not self._stop.acquire(timeout=interval - time.time() % interval):
+            watching = self._awake.is_set()
+            if watching:
+                self._look()
+            else:
+                self._awake.wait()
+            now, used = time.perf_counter(), time.thread_time()
+            if watching:
+                cost = used - spent
+                self._cost_s += cost
+                self._watched_s += now - began
+                usual = cost if not usual else usual + (cost - usual) / 8
+                interval = _affordable(self._interval, usual + DISTURBANCE_S)
+            began, spent = now, used
+
     def _look(self) -> None:
         frame = sys._current_frames().get(self._thread_id)
-        stack = _walk(frame)
-        del frame
-        if not stack:
+        codes = self._codes
+        found: list[int] = []
+        while frame is not None and len(found) < 2 * DEEPEST:
+            code = frame.f_code
+            place = id(code)
+            codes[place] = code
+            found += (place, frame.f_lasti)
+            frame = frame.f_back
+        if not found:
             return
         self.samples += 1
+        stack = tuple(found)
         if stack in self._counts or len(self._counts) < MOST_STACKS:
             self._counts[stack] = self._counts.get(stack, 0) + 1
         else:
             self.missed += 1
 
+    def _frames(self, stack: Stack) -> tuple[Frame, ...]:
+        """Outermost first; frames of our own are left out."""
+        found = []
+        for place, instruction in zip(stack[-2::-2], stack[::-2], strict=True):
+            code = self._codes[place]
+            if "/stepscope/measure/" not in code.co_filename:
+                found.append((code.co_filename, _line(code, instruction), code.co_qualname))
+        return tuple(found)
 
-def _walk(frame: FrameType | None) -> Stack:
-    """Outermost first; frames of our own are left out."""
-    found: list[tuple[CodeType, int]] = []
-    while frame is not None and len(found) < DEEPEST:
-        code = frame.f_code
-        if "/stepscope/measure/" not in code.co_filename:
-            found.append((code, frame.f_lineno or 0))
-        frame = frame.f_back
-    return tuple(reversed(found))
+
+def _affordable(interval: float, cost_s: float) -> float:
+    """The interval, doubled until looks at this cost are within the budget: few values, so that
+    ranks agree on one."""
+    while interval * BUDGET < cost_s and interval < 1.0:
+        interval *= 2
+    return interval
+
+
+def _line(code: CodeType, instruction: int) -> int:
+    lines = code.co_lines()
+    found = (line for start, end, line in lines if start <= instruction < end)
+    return next(found, None) or code.co_firstlineno

@@ -7,12 +7,16 @@ data-loader workers and helpers leave no trace in the run folder.
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import sys
 import threading
 import time
 import weakref
+from collections import deque
 from pathlib import Path
+from threading import get_ident
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
@@ -24,26 +28,34 @@ from stepscope.measure.ranges import Ranges
 from stepscope.measure.ranks import facts, rank_and_world
 from stepscope.measure.sampler import Sampler
 from stepscope.measure.schedule import Schedule
-from stepscope.measure.steps import DeviceClock, StepClock, with_device_time
+from stepscope.measure.steps import AGAIN, ENDED, ENTER, LEAVE, Anchor, DeviceClock, StepLines
 from stepscope.measure.window import Window
-from stepscope.measure.writer import LineWriter
+from stepscope.measure.writer import LineWriter, append_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stepscope.measure.settings import Settings
+    from stepscope.measure.steps import Note
+
+# Kept in memory while nobody writes them down: before the first step ends, or on a disk that hangs.
+MOST_NOTES = 1 << 16
 
 
 class Session:
-    """Called by hooks at every boundary; costs a few microseconds a step outside the window."""
+    """Called by hooks at every boundary; costs tens of microseconds a step outside the window."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.optimizer_calls = 0
         self.number = 0  # of the running step
         self._schedule = Schedule.of(settings)
-        self._clock = StepClock()
+        self._began_ns = perf_counter_ns()
+        self.notes: deque[Note] = deque(maxlen=MOST_NOTES)
         self._comms = Comms()
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._thread = threading.get_ident()
+        self._optimizer: Callable[[], Any] = lambda: None  # the last one that stepped
+        self.thread = get_ident()  # the one that trains; 0 once closed
         self._pid = os.getpid()
         self._rank = (0, 1)
         self._record: _Record | None = None
@@ -52,9 +64,14 @@ class Session:
         self._memory: MemoryStep | None = None
         self._job: dict[str, Any] | None = None
         self._ranges = Ranges() if settings.nvtx else None
+        self.listens = settings.nvtx  # somebody wants to be told of phases
+        self._steps_on_optimizer = settings.step_on == "optimizer"
+        self._anchor = Anchor()
+        self._depth = 0  # of optimizers inside each other
         self._forwards = 0
         self._skipped = 0
         self._closed = False
+        self._due = _next_due(self._schedule, 0)
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self.close)
 
@@ -63,34 +80,50 @@ class Session:
         """Once torch is imported."""
         self._comms.attach()
 
-    # What hooks report. Phases count only in the thread that trains.
-
-    def enter(self, phase: str) -> None:
-        if self._closed or threading.get_ident() != self._thread:
-            return
-        self._clock.enter(phase)
-        if self._ranges is not None:
-            self._ranges.push(phase)
-        if self._memory is not None:
-            self._memory_phase(phase, entering=True)
-
-    def leave(self, phase: str) -> None:
-        if self._closed or threading.get_ident() != self._thread:
-            return
-        self._clock.leave(phase)
-        if self._ranges is not None:
-            self._ranges.pop()
-        if self._memory is not None:
-            self._memory_phase(phase, entering=False)
-
-    def sees_optimizer(self, optimizer: Any) -> None:
-        self.optimizer_calls += 1
-        self._optimizers.add(optimizer)
+    # What hooks report. Phases count only in the thread that trains; hooks note them themselves.
 
     @harmless
-    def sees_batch(self) -> None:
-        if self.settings.step_on == "dataloader":
-            self.step_ends()
+    def tell(self, phase: str, *, entering: bool) -> None:
+        """Whoever else listens, that a phase begins or ends."""
+        if self._ranges is not None:
+            if entering:
+                self._ranges.push(phase)
+            else:
+                self._ranges.pop()
+        if self._memory is not None:
+            self._memory.phase(phase, entering=entering)
+
+    def before_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """A hook as torch calls it; one optimizer may wrap another."""
+        self._depth = depth = self._depth + 1
+        if depth > 1:
+            return
+        try:
+            self.optimizer_calls += 1
+            if self._optimizer() is not optimizer:
+                self._optimizer = weakref.ref(optimizer)
+                self._optimizers.add(optimizer)
+            if get_ident() == self.thread:
+                self.notes.append((ENTER, perf_counter_ns(), "optimizer"))
+                if self.listens:
+                    self.tell("optimizer", entering=True)
+        except Exception as error:
+            note("before an optimizer's step", error)
+
+    def after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if self._depth > 1:
+            self._depth -= 1
+            return
+        self._depth = 0
+        try:
+            if get_ident() == self.thread:
+                self.notes.append((LEAVE, perf_counter_ns(), "optimizer"))
+                if self.listens:
+                    self.tell("optimizer", entering=False)
+            if self._steps_on_optimizer and self._anchor.ends_step(optimizer):
+                self._step_ends()
+        except Exception as error:
+            note("after an optimizer's step", error)
 
     @harmless
     def outermost_forward_begins(self) -> None:
@@ -109,9 +142,9 @@ class Session:
 
     @harmless
     def step_was_skipped(self) -> None:
-        if self.settings.step_on == "optimizer":
+        if self._steps_on_optimizer:
             self._skipped += 1
-            self.step_ends(skipped=True)
+            self._step_ends(skipped=True)
 
     @harmless
     def group_ends(self) -> None:
@@ -128,34 +161,47 @@ class Session:
             window.abandon()
 
     @harmless
-    def step_ends(self, *, skipped: bool = False) -> None:
-        """The running step is over: write its times down, act for the next one."""
+    def step_ends(self) -> None:
+        """The running step is over."""
+        self._step_ends()
+
+    def _step_ends(self, *, skipped: bool = False) -> None:
+        """Note its times, act for the next one."""
         if self._closed:
             return
         record = self._record or self._become_rank()
         if record is None:
             return
-        row: dict[str, Any] = {"step": self.number, **self._clock.finish()}
-        row["end_unix_ns"] = time.time_ns()
-        row["window"] = self._window is not None
-        row["events"] = record.device.mark()
-        if skipped:
-            row["skipped"] = True
-        if self.number == 0:
-            row["first"] = True  # its beginning was not seen
-        if self._memory is not None:
-            row["memory"] = True  # its times are not the training's
-            self._end_memory_step(record)
-        record.steps.put(row)
-        self.number += 1
-        if self._act(record):
-            self._clock.restart()
-            record.device.restart()
+        now, number, window = perf_counter_ns(), self.number, self._window is not None
+        events = record.device.mark() if record.device is not None else None
+        usual = number and self._memory is None and not skipped
+        marks = () if usual else self._marks(skipped=skipped)
+        self.notes.append((ENDED, now, (number, time.time_ns(), window, events, marks)))
+        self.number = number + 1
+        if number + 1 >= self._due or window or marks:
+            self._act(record)
+
+    def _marks(self, *, skipped: bool) -> tuple[str, ...]:
+        """What is unusual about the step that ends."""
+        found = {
+            "skipped": skipped,
+            "first": self.number == 0,  # its beginning was not seen
+            "memory": self._memory is not None,  # its times are not the training's
+        }
+        return tuple(mark for mark, holds in found.items() if holds)
 
     # The schedule: what does the step that now begins need?
 
-    def _act(self, record: _Record) -> bool:
-        """True when something of ours took time between the two steps."""
+    def _act(self, record: _Record) -> None:
+        """Whatever this does takes time between two steps that belongs to neither."""
+        self._due = _next_due(self._schedule, self.number + 1)
+        self._end_memory_step(record)
+        self._begin(record)
+        self.notes.append((AGAIN, perf_counter_ns(), None))
+        if record.device is not None:
+            record.device.restart()
+
+    def _begin(self, record: _Record) -> None:
         step = self.number
         opens = self._schedule.opens(step)
         if opens is not None:
@@ -164,13 +210,11 @@ class Session:
             self._close_window(record)
         elif self._schedule.measures_memory(step):
             self._memory = MemoryStep(list(self._optimizers))
+            self.listens = True
             self._memory.begin()
         elif self._window is not None:
             self._window.step()
             self._comms.step_begins(step)
-        else:
-            return False
-        return True
 
     def _open_window(self, record: _Record, number: int) -> None:
         import torch
@@ -195,13 +239,9 @@ class Session:
         record.synchronise("end", self.number)
         record.sampler_resumes()
 
-    @harmless
-    def _memory_phase(self, phase: str, *, entering: bool) -> None:
-        if self._memory is not None:
-            self._memory.phase(phase, entering=entering)
-
     def _end_memory_step(self, record: _Record) -> None:
         memory, self._memory = self._memory, None
+        self.listens = self._ranges is not None
         if memory is not None:
             layout.write_json(record.folder / layout.MEMORY, memory.end())
 
@@ -213,9 +253,12 @@ class Session:
             folder = layout.claim_rank_folder(Path(self.settings.folder), self._rank[0])
         except OSError as error:
             self._closed = True  # nowhere to write: stay out of the way for good
+            self.thread = 0
             note("run folder", error)
             return None
-        self._record = _Record(folder, self._thread, self.settings.sample_hz)
+        lines = StepLines(self._began_ns)
+        steps = LineWriter(folder / layout.STEPS, self.notes, lines)
+        self._record = _Record(folder, steps, self.thread, self.settings.sample_hz)
         self._look_at_the_job()
         self._describe("running")
         return self._record
@@ -258,6 +301,7 @@ class Session:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
+        self.thread = 0
         if self._memory is not None:
             self._memory.end()
         if self._window is not None:
@@ -274,17 +318,33 @@ class Session:
     def _forked(self) -> None:
         """A child of the training is not the training."""
         self._closed = True
+        self.thread = 0
         self._window = self._memory = None
+
+
+def _next_due(schedule: Schedule, step: int) -> int:
+    """The first step from this one on before which the schedule has something to do."""
+    cycle = schedule.cycle
+    begin = step // cycle * cycle
+    last = cycle * schedule.repeat
+    for place in sorted({begin + schedule.wait, begin, begin + cycle, last + 1}):
+        if place >= step and (
+            schedule.opens(place) is not None
+            or schedule.closes(place)
+            or schedule.measures_memory(place)
+        ):
+            return place
+    return sys.maxsize
 
 
 class _Record:
     """What a rank writes, and the helpers that write it."""
 
-    def __init__(self, folder: Path, thread: int, sample_hz: float) -> None:
+    def __init__(self, folder: Path, steps: LineWriter, thread: int, sample_hz: float) -> None:
         self.folder = folder
-        self.steps = LineWriter(folder / layout.STEPS, with_device_time)
-        self.device = DeviceClock()
-        self._lines: LineWriter | None = None
+        self._steps = steps
+        self.device = DeviceClock.here()
+        self._writing: list[threading.Thread] = []
         self._clocks = ClockSync()
         self._sampler = Sampler(thread, sample_hz) if sample_hz > 0 else None
 
@@ -295,11 +355,17 @@ class _Record:
 
     @harmless
     def collectives(self, lines: list[dict[str, Any]]) -> None:
-        if lines and self._lines is None:
-            self._lines = LineWriter(self.folder / layout.COMMS)
-        for line in lines:
-            if self._lines is not None:
-                self._lines.put(line)
+        """They come once a window: a thread that ends with them, not one that keeps waking."""
+        if lines:
+            thread = threading.Thread(
+                target=self._write_collectives, args=(lines,), name="stepscope-comms", daemon=True
+            )
+            thread.start()
+            self._writing.append(thread)
+
+    @harmless
+    def _write_collectives(self, lines: list[dict[str, Any]]) -> None:
+        append_lines(self.folder / layout.COMMS, map(json.dumps, lines))
 
     def sampler_pauses(self) -> None:
         if self._sampler is not None:
@@ -311,8 +377,8 @@ class _Record:
 
     @harmless
     def close(self) -> None:
-        self.steps.close()
-        if self._lines is not None:
-            self._lines.close()
+        self._steps.close()
+        for thread in self._writing:
+            thread.join(timeout=5)
         if self._sampler is not None:
             layout.write_json(self.folder / layout.SAMPLES, self._sampler.close())

@@ -3,61 +3,74 @@
 Each nanosecond of the training thread belongs to one phase: data (inside the data loader), backward
 (inside autograd), optimizer (inside optimizer steps), forward (from a batch's arrival to the start
 of backward), other (the rest). They add up to the step.
+
+The training thread only notes what happened when; who gets which nanosecond is worked out in the
+writer's thread, many steps at a time. Between two notes the training empties the processor's
+caches: there a line of Python costs several times what it costs in a loop of its own.
 """
 
 from __future__ import annotations
 
 import sys
-import time
+import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from stepscope.measure.harmless import note
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
+ENTER, LEAVE, ENDED, AGAIN = range(4)
+_TEXT = (
+    '"step": %d, "wall_ns": %d, '
+    + "".join(f'"{phase}_ns": %d, ' for phase in PHASES)
+    + '"end_unix_ns": %d, "window": %s'
+)
+
+# What happened, when by the performance counter, and to what: the phase, or the step that ended.
+Note = tuple[int, int, Any]
+
+
+# What only the training thread knows of a step when it ends: its number, when that was by the wall
+# clock, whether the profiler ran, the device's events around it, and words for what is unusual.
+Ended = tuple[int, int, bool, Any, tuple[str, ...]]
 
 
 class StepClock:
-    """Attributes time to the phase that is on top. A call costs well under a microsecond."""
+    """Attributes time to the phase that is on top."""
 
-    def __init__(self, now: Callable[[], int] = time.perf_counter_ns) -> None:
-        self._now = now
-        self._began = self._since = now()
+    def __init__(self, began_ns: int = 0) -> None:
+        self._began = self._since = began_ns
         self._spent = dict.fromkeys(PHASES, 0)
         self._stack = ["other"]
         self._sees_data = False
 
-    def enter(self, phase: str) -> None:
-        """A phase begins inside whatever runs."""
-        self._charge()
-        self._stack.append(phase)
+    def read(self, notes: Iterable[Note]) -> Iterator[tuple[Ended, int, dict[str, int]]]:
+        """Every step that ended, its wall time and its phases'; they add up.
 
-    def leave(self, phase: str) -> None:
-        """The phase ends; a stray end (a hook added in the middle) changes nothing."""
-        self._charge()
-        if len(self._stack) > 1 and self._stack[-1] == phase:
-            self._stack.pop()
-        if len(self._stack) == 1:
-            self._stack[0] = self._after(phase)
-
-    def finish(self) -> dict[str, int]:
-        """Close the step, return its times, begin the next one."""
-        now = self._charge()
-        row = {"wall_ns": now - self._began}
-        row |= {f"{phase}_ns": spent for phase, spent in self._spent.items()}
-        self._spent = dict.fromkeys(PHASES, 0)
-        self._began = now
-        return row
-
-    def restart(self) -> None:
-        """Time since the last step ended was ours (a window opened or closed), not the step's."""
-        self._began = self._since = self._now()
-
-    def _charge(self) -> int:
-        now = self._now()
-        self._spent[self._stack[-1]] += now - self._since
-        self._since = now
-        return now
+        The end of a phase that never began (a hook added in the middle) changes nothing. After
+        AGAIN, the time since the last step ended was ours (a window opened), not the next step's.
+        """
+        stack = self._stack
+        for what, now, it in notes:
+            if what != AGAIN:
+                self._spent[stack[-1]] += now - self._since
+            self._since = now
+            if what == ENTER:
+                stack.append(it)
+            elif what == LEAVE:
+                if len(stack) > 1 and stack[-1] == it:
+                    stack.pop()
+                if len(stack) == 1:
+                    stack[0] = self._after(it)
+            else:
+                wall, spent = now - self._began, self._spent
+                self._began = now
+                self._spent = dict.fromkeys(PHASES, 0)
+                if what == ENDED:
+                    yield it, wall, spent
 
     def _after(self, phase: str) -> str:
         """What runs between phases: a batch is followed by forward, the rest by odds and ends.
@@ -69,13 +82,90 @@ class StepClock:
         return "forward" if phase == "data" or not self._sees_data else "other"
 
 
+class StepLines:
+    """In the writer's thread: what was noted, as lines of steps.jsonl."""
+
+    def __init__(self, began_ns: int) -> None:
+        self._clock = StepClock(began_ns)
+        self._waiting: deque[tuple[str, Any]] = deque()  # for the device
+
+    def __call__(self, rows: Iterable[Note], *, last: bool = False) -> list[str]:
+        """Lines that are complete, in the order of their steps; `last`: nothing will follow."""
+        for step, wall_ns, spent in self._clock.read(rows):
+            self._waiting.append((_text(step, wall_ns, spent), step[3]))
+        return self._complete(last=last)
+
+    def _complete(self, *, last: bool) -> list[str]:
+        lines = []
+        while self._waiting:
+            text, events = self._waiting[0]
+            device = _device(events) if events is not None else ""
+            if device is None and not last:
+                break
+            self._waiting.popleft()
+            lines.append(f"{{{text}{device or ''}}}")
+        return lines
+
+
+def _text(step: Ended, wall_ns: int, spent: dict[str, int]) -> str:
+    """A JSON object without its braces: formatting costs a third of what json.dumps does."""
+    number, unix_ns, window, _, marks = step
+    profiled = "true" if window else "false"
+    text = _TEXT % (number, wall_ns, *spent.values(), unix_ns, profiled)
+    return text + "".join([f', "{mark}": true' for mark in marks]) if marks else text
+
+
+def _device(events: Any) -> str | None:
+    """None while the device has not got there; nothing where it cannot say."""
+    try:
+        if not events[1].query():
+            return None
+        return f', "device_ns": {round(events[0].elapsed_time(events[1]) * 1e6)}'
+    except Exception as error:
+        note("device time", error)
+        return ""
+
+
+class Anchor:
+    """Decides which optimizer steps end a training step.
+
+    One does when it is the anchor's, the first optimizer seen to step. Other optimizers that step
+    in between (a GAN's second one) belong to the same step. When another optimizer steps twice
+    while the anchor does not, it becomes the anchor.
+    """
+
+    def __init__(self) -> None:
+        self._anchor: Callable[[], Any] = lambda: None
+        self._others: weakref.WeakSet[Any] | None = None  # stepped once since the anchor did
+
+    def ends_step(self, optimizer: Any) -> bool:
+        """Call once for every optimizer step."""
+        anchor = self._anchor()
+        if anchor is optimizer:
+            self._others = None
+            return True
+        if anchor is None or (self._others is not None and optimizer in self._others):
+            self._anchor = weakref.ref(optimizer)
+            self._others = None
+            return True
+        if self._others is None:
+            self._others = weakref.WeakSet()
+        self._others.add(optimizer)
+        return False
+
+
 class DeviceClock:
     """Device time of steps from CUDA events: recorded on the hot path, read in the background."""
 
-    def __init__(self) -> None:
-        torch = sys.modules["torch"]
-        self._cuda: Any = torch.cuda if torch.cuda.is_available() else None
+    def __init__(self, cuda: Any) -> None:
+        self._cuda = cuda
         self._last: Any = None
+
+    @classmethod
+    def here(cls) -> DeviceClock | None:
+        """None on a machine without a device."""
+        cuda = sys.modules["torch"].cuda
+        return cls(cuda) if cuda.is_available() else None
 
     def restart(self) -> None:
         """The next step's device time begins now."""
@@ -83,8 +173,8 @@ class DeviceClock:
         self.mark()
 
     def mark(self) -> Any:
-        """The pair of events around the step that just ended, or None without a device."""
-        if self._cuda is None or not self._cuda.is_initialized():
+        """The pair of events around the step that just ended, or None where there is none."""
+        if not self._cuda.is_initialized():
             return None
         if self._cuda.is_current_stream_capturing():
             self._last = None
@@ -94,15 +184,3 @@ class DeviceClock:
         pair = (self._last, event) if self._last is not None else None
         self._last = event
         return pair
-
-
-def with_device_time(row: dict[str, Any]) -> dict[str, Any] | None:
-    """In the writer's thread: replace the events by nanoseconds once the device got there."""
-    pair = row.get("events")
-    if pair is None:
-        return {key: value for key, value in row.items() if key != "events"}
-    if not pair[1].query():
-        return None
-    done = {key: value for key, value in row.items() if key != "events"}
-    done["device_ns"] = round(pair[0].elapsed_time(pair[1]) * 1e6)
-    return done

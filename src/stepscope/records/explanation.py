@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from stepscope.records.job import Job, RankPart
+    from stepscope.records.nccl import NcclSummary
     from stepscope.records.quality import Note
+    from stepscope.records.strategies import RankStrategy, Strategy
 
 WorkKind = Literal["compute", "comm", "memory"]
 Severity = Literal["high", "medium", "low", "none"]
@@ -89,6 +92,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
     cycles_ns: tuple[int, ...]
     window_start_ns: int
     window_end_ns: int
+    first_cycle: int = 0  # the step that the first cycle belongs to
 
 
 class Kernel(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,7 +267,7 @@ class RankExplanation(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     timeline: Timeline
     idle: Idle
-    gaps: Gaps
+    gaps: Gaps | None  # None once the rank has left the process that read its trace
     steps: Steps
     step_ms: StepTime
     budget: Budget
@@ -275,6 +279,8 @@ class RankExplanation(msgspec.Struct, frozen=True, kw_only=True):
     copies: tuple[Copy, ...]
     syncs: tuple[SyncCall, ...]
     collectives: tuple[Collective, ...]
+    part: RankPart  # what it brings to the job's view
+    strategies: tuple[RankStrategy, ...]
     findings: tuple[Finding, ...]
     quality: tuple[Note, ...]
 
@@ -288,4 +294,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankExplanation, ...]
     budget: Budget
     findings: tuple[Finding, ...]
+    job: Job | None = None  # the ranks together, where there are several
+    strategies: tuple[Strategy, ...] = ()
+    nccl: NcclSummary | None = None
     quality: tuple[Note, ...] = ()  # about the set of files, such as one that was left out

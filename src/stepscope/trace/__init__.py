@@ -14,4 +14,11 @@ links.py     parent, launch, forward of backward
 assemble.py  columns of any reader -> one sorted, linked Trace
 cache.py     a Trace on disk, found again by the file's content
 read.py      read_trace: recognise the format, use the cache
+rank_folder.py truth.py profiles.py   what capture and calibrate wrote
+nccl_log.py  NCCL's own logs
+matching.py  the same collective on several ranks
+clocks.py    one clock for all ranks, with an error bar
+layout.py    names in a folder of traces
+remote.py    traces behind a URL
+discover.py  which files a path or URL stands for
 """

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from stepscope.trace.recover import Losses
 
 INT8, INT32, INT64 = np.int8, np.int32, np.int64
+_LARGEST: dict[type[np.signedinteger[Any]], int] = {
+    kind: int(np.iinfo(kind).max) for kind in (INT8, INT32, INT64)
+}
 _HEX = re.compile(r"0[xX][0-9a-fA-F]{1,15}")
 
 
@@ -307,7 +310,7 @@ def _whole_or_absent(value: Any, dtype: type[np.signedinteger[Any]]) -> int:
         number = int(value)
     except (ValueError, TypeError, OverflowError):
         return ABSENT
-    return number if abs(number) <= np.iinfo(dtype).max else ABSENT
+    return number if abs(number) <= _LARGEST[dtype] else ABSENT
 
 
 def _collective(args: Args) -> CollectiveArgs:

@@ -1,17 +1,49 @@
-"""Which trace files a path stands for: a file, a run folder, or a folder of traces."""
+"""Which trace files a path or URL stands for: a file, a run folder, or a folder of traces."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from stepscope.errors import UnreadableInputError
+from stepscope.trace.layout import ENDINGS, is_trace_name
+from stepscope.trace.remote import RemoteTrace, fetched, find_remote, is_url, local_path
 
-_ENDINGS = (".json", ".json.gz", ".json.zst", ".sqlite")
+TraceFile = Path | RemoteTrace
 
 
-def find_traces(path: str | Path) -> list[Path]:
+def find_traces(path: str | Path) -> list[TraceFile]:
     """Raises UnreadableInputError when there is nothing to read."""
-    path = Path(path)
+    here = _here(path)
+    return [*find_remote(str(path))] if here is None else [*_find(here)]
+
+
+def named_file(path: str | Path) -> str:
+    """The name that `find_traces` gives to the file, when the path is that of a file."""
+    return str(_here(path) or path)
+
+
+def _here(path: str | Path) -> Path | None:
+    """The path on this machine's disks, if that is where it is."""
+    return local_path(path) if isinstance(path, str) and is_url(path) else Path(path)
+
+
+def on_disk(file: TraceFile) -> AbstractContextManager[Path]:
+    """The file where readers can open it; one that was fetched goes with the block."""
+    return fetched(file) if isinstance(file, RemoteTrace) else nullcontext(file)
+
+
+def size_bytes(file: TraceFile) -> int:
+    """Zero where it is not known: only progress is told by it."""
+    if isinstance(file, RemoteTrace):
+        return file.size_bytes
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def _find(path: Path) -> list[Path]:
     if not path.is_dir():
         if not path.exists():
             raise UnreadableInputError(f"{path} does not exist")
@@ -22,7 +54,7 @@ def find_traces(path: str | Path) -> list[Path]:
     except PermissionError as error:
         raise UnreadableInputError(f"{error.filename}: no permission to read it") from None
     if not found:
-        endings = ", ".join(f"*{ending}" for ending in _ENDINGS)
+        endings = ", ".join(f"*{ending}" for ending in ENDINGS)
         raise UnreadableInputError(f"{path} holds no trace: looked for {endings}")
     return found
 
@@ -30,4 +62,4 @@ def find_traces(path: str | Path) -> list[Path]:
 def _traces_in(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    return sorted(file for file in folder.iterdir() if file.name.endswith(_ENDINGS))
+    return sorted(file for file in folder.iterdir() if is_trace_name(file.name))

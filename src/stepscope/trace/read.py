@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from stepscope.errors import UnreadableInputError
 from stepscope.trace.files import SQLITE, head_of
+from stepscope.trace.remote import RemoteTrace, fetched, is_url, local_path
 
 if TYPE_CHECKING:
     from stepscope.records.trace import Trace
@@ -20,8 +23,11 @@ _NSYS_REPORT = b"NVIDIA Tegra Pro"  # the head of a .nsys-rep or .qdrep file
 def read_trace(path: str | Path, *, cache: bool = True, progress: Progress | None = None) -> Trace:
     """One rank's trace from a Kineto JSON file (plain, gzip, zstd) or an Nsight SQLite export.
 
-    `progress(bytes_read, bytes_in_all)` is called now and then. Raises UnreadableInputError.
+    `path` may be a URL. `progress(bytes_read, bytes_in_all)` is called now and then. Raises
+    UnreadableInputError.
     """
+    if isinstance(path, str) and is_url(path):
+        return _read_url(path, cache, progress)
     path = Path(path)
     head = head_of(path)
     version = _version(path)
@@ -37,6 +43,14 @@ def read_trace(path: str | Path, *, cache: bool = True, progress: Progress | Non
         if _version(path) == version:  # else somebody is still writing: the key is of other bytes
             store.save(key, trace)
     return trace
+
+
+def _read_url(url: str, cache: bool, progress: Progress | None) -> Trace:
+    local = local_path(url)
+    if local:
+        return read_trace(local, cache=cache, progress=progress)
+    with fetched(RemoteTrace(url=url)) as path:
+        return replace(read_trace(path, cache=cache, progress=progress), path=url)
 
 
 def _version(path: Path) -> tuple[int, int, int] | None:

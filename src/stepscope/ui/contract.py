@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 
+from stepscope.records.job import Clock
+
 if TYPE_CHECKING:
     from stepscope.records.explanation import Budget, Explanation, Finding, RankExplanation
+    from stepscope.records.job import Job, JobCollective
     from stepscope.records.quality import Note
 
 SCHEMA = 1
@@ -15,7 +18,6 @@ SCHEMA = 1
 
 def explanation_json(explanation: Explanation) -> dict[str, Any]:
     """The whole object."""
-    one = len(explanation.ranks) == 1
     return {
         "schema": SCHEMA,
         "verdict": explanation.verdict,
@@ -24,9 +26,14 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "ranks": [_rank(rank) for rank in explanation.ranks],
         "budget": _budget(explanation.budget),
         "findings": [_finding(finding) for finding in explanation.findings],
-        "collectives": [row for rank in explanation.ranks for row in _collectives(rank)],
-        "stragglers": {"verdict": "one rank only" if one else "not resolved", "ranks": []},
-        "clock": {"aligned": False, "offset_ns": {}, "error_ns": {}},
+        "collectives": _all_collectives(explanation),
+        "stragglers": _stragglers(explanation),
+        "clock": _clock(explanation.job),
+        "arrivals": _arrivals(explanation.job),
+        "critical_path": _path(explanation.job),
+        "steps_by_rank": _steps_by_rank(explanation.job),
+        "strategies": [to_builtins(each) for each in explanation.strategies],
+        "nccl": to_builtins(explanation.nccl) if explanation.nccl else None,
         "quality": [_note(note) for note in explanation.quality],
     }
 
@@ -89,12 +96,92 @@ def _finding(finding: Finding) -> dict[str, Any]:
     return found
 
 
-def _collectives(rank: RankExplanation) -> list[dict[str, Any]]:
-    """Waiting and transfer need other ranks' clocks: null until they are aligned."""
-    return [
-        {**to_builtins(each), "rank": rank.rank, "wait_ns": None, "transfer_ns": None}
-        for each in rank.collectives
+def _all_collectives(explanation: Explanation) -> list[dict[str, Any]]:
+    """Joined across ranks where they were; what only single ranks know follows, rank by rank."""
+    joined = explanation.job.collectives if explanation.job else ()
+    known = {(row.kind, row.group, row.size_bytes) for row in joined}
+    known |= {(row.kind, row.group, None) for row in joined}  # a short table's sum of the rest
+    return [_joined(row) for row in joined] + [
+        row
+        for rank in explanation.ranks
+        for row in _collectives(rank)
+        if (row["kind"], row["group"], row["size_bytes"]) not in known
     ]
+
+
+def _joined(row: JobCollective) -> dict[str, Any]:
+    """What a rank spends inside is its wait and the transfer."""
+    total = None
+    if row.wait_ns is not None and row.transfer_ns is not None:
+        total = row.wait_ns + row.transfer_ns
+    return {**to_builtins(row), "rank": None, "total_ns": total}
+
+
+def _collectives(rank: RankExplanation) -> list[dict[str, Any]]:
+    """Waiting and transfer need other ranks: null on one."""
+    unknown = dict.fromkeys(
+        ("wait_ns", "wait_error_ns", "transfer_ns", "expected_ns", "slowest_rank")
+    )
+    return [{**to_builtins(each), "rank": rank.rank, **unknown} for each in rank.collectives]
+
+
+def _stragglers(explanation: Explanation) -> dict[str, Any]:
+    if explanation.job is not None:
+        found: dict[str, Any] = to_builtins(explanation.job.stragglers)
+        return found
+    verdict = "one rank only" if len(explanation.ranks) == 1 else "not resolved"
+    return {"verdict": verdict, "ranks": [], "detail": ""}
+
+
+def _clock(job: Job | None) -> dict[str, Any]:
+    """Keys are ranks, as text: JSON has no others."""
+    clock = job.clock if job else Clock(aligned=False, detail="one rank: nothing to align")
+    return {
+        "aligned": clock.aligned,
+        "offset_ns": _by_rank(clock.offset_ns),
+        "error_ns": _by_rank(clock.error_ns),
+        "drift_ppm": _by_rank(clock.drift_ppm),
+        "reference": clock.reference,
+        "at_ns": clock.at_ns,
+        "sources": list(clock.sources),
+        "detail": clock.detail,
+    }
+
+
+def _arrivals(job: Job | None) -> list[dict[str, Any]]:
+    return [to_builtins(row) for row in job.arrivals] if job else []
+
+
+def _path(job: Job | None) -> dict[str, Any] | None:
+    if job is None or job.path is None:
+        return None
+    found: dict[str, Any] = to_builtins(job.path)
+    return {**found, "share_by_rank": _by_rank(job.path.share_by_rank)}
+
+
+def _steps_by_rank(job: Job | None) -> dict[str, Any] | None:
+    """A row for each step, a column for each rank; null where a rank lacks the step."""
+    if job is None:
+        return None
+    matrices = {
+        "step_ns": job.step_ns,
+        "own_ns": job.own_ns,
+        "exposed_comm_ns": job.exposed_comm_ns,
+        "input_ns": job.input_ns,
+    }
+    return {
+        "ranks": list(job.ranks),
+        "hosts": _by_rank(job.hosts),
+        "steps": list(job.steps),
+        **{
+            name: [[None if ns < 0 else ns for ns in row] for row in matrix.tolist()]
+            for name, matrix in matrices.items()
+        },
+    }
+
+
+def _by_rank(values: dict[int, Any]) -> dict[str, Any]:
+    return {str(rank): value for rank, value in values.items()}
 
 
 def _note(note: Note) -> dict[str, Any]:

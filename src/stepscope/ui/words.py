@@ -38,3 +38,12 @@ def duration(ns: float) -> str:
             value = ns / size
             return f"{value:.2f} {unit}" if value < 100 else f"{value:.0f} {unit}"
     return f"{ns:.0f} ns"
+
+
+def size(size_bytes: float) -> str:
+    """Three significant digits; a GB is 1e9 bytes."""
+    for unit, one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= one:
+            value = size_bytes / one
+            return f"{value:.2f} {unit}" if value < 100 else f"{value:.0f} {unit}"
+    return f"{size_bytes:.0f} B"

@@ -34,6 +34,7 @@ from stepscope.records.explanation import (
     SyncCall,
     Timeline,
 )
+from stepscope.records.job import Calls, Job, Pace, RankPart
 from stepscope.records.quality import Note
 from stepscope.records.trace import (
     Device,
@@ -291,8 +292,21 @@ def made_explanation(trace: Trace) -> RankExplanation:
                 busbw_gb_s=26.0,
             ),
         ),
+        part=made_part(trace),
+        strategies=(),
         findings=(),
         quality=(Note(id="unlinked", detail="12 device events have no recorded launch."),),
+    )
+
+
+def made_part(trace: Trace) -> RankPart:
+    """A rank that brings nothing to the job's view."""
+    none = np.zeros(0, np.int64)
+    calls = {name: none for name in _fields(Calls) if name != "groups"}
+    return RankPart(
+        rank=trace.rank or 0,
+        calls=Calls(groups=(), **calls),
+        pace=Pace(**dict.fromkeys(_fields(Pace), none)),
     )
 
 
@@ -431,6 +445,18 @@ def explain() -> Any:
 @pytest.fixture
 def report() -> Any:
     return made_report
+
+
+def made_together(job: Job) -> Explanation:
+    """A verdict over as many ranks as the job has, all with the same trace."""
+    one = made_explanation(made_trace())
+    ranks = [replace(one, rank=rank, path=f"/runs/{rank}.json") for rank in job.ranks]
+    return replace(made_report(*ranks), job=job, quality=job.notes)
+
+
+@pytest.fixture
+def together() -> Any:
+    return made_together
 
 
 def made_empty(trace: Trace) -> Trace:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import shutil
 import statistics
 
 import pytest
 from msgspec.structs import replace
 
+from jobs import Fault, Plan, make_job, profile_of
+from stepscope.explain.job import join_ranks
 from stepscope.ui.html.picture import draw_rank
 from stepscope.ui.html.report import write_report
 
@@ -278,6 +282,125 @@ def test_ranks_can_be_picked(visit, make_trace, explain, report, tmp_path):
     wait_for(page, "rank", 1)
     assert state(page)["events"] > few
     assert page.locator(".path:visible").inner_text().startswith("/runs/1")
+
+
+@pytest.fixture
+def ranks_page(visit, together, make_trace, tmp_path):
+    """A page of several ranks; the last one is slow unless the plan says otherwise."""
+
+    def open_(ranks, **plan):
+        plan = {"fault": Fault(cause="compute", size=1.4, place=ranks - 1), **plan}
+        made = make_job(Plan(ranks=ranks, steps=6, rounds=20, offset_ns=5e6, **plan))
+        said = together(join_ranks(made.parts, [profile_of(made.plan)]))
+        picture = replace_path(draw_rank(make_trace(), said.ranks[0]), said.ranks[0].path)
+        write_report(said, [picture], tmp_path / "ranks.html")
+        return visit(tmp_path / "ranks.html")
+
+    return open_
+
+
+def replace_path(picture, path):
+    return dataclasses.replace(picture, path=path)
+
+
+def test_the_heat_map_shows_each_measure_and_marks_the_slow_rank(ranks_page):
+    page = ranks_page(4)
+    assert "Rank 3 holds the others back" in page.locator(".job-verdict").inner_text()
+    assert state(page)["metric"] == "own"
+    page.get_by_role("button", name="Data loading").click()
+    assert state(page)["metric"] == "input"
+    assert page.locator(".hm-low").inner_text() == "0"
+    assert "fed too slowly" in page.locator(".hm-about").inner_text()
+    assert state(page)["order"] == [0, 1, 2, 3]
+    page.get_by_role("button", name="Own time").click()
+    page.locator(".hm-order").select_option("value")
+    assert state(page)["order"][0] == 3
+
+
+def test_a_cell_of_the_heat_map_tells_its_exact_times_and_leads_to_the_rank(ranks_page):
+    page = ranks_page(4)
+    canvas = page.locator(".hm-canvas")
+    canvas.scroll_into_view_if_needed()
+    canvas.hover(position={"x": 138 + 40, "y": 24 + 24 * 3 + 12})
+    tip = page.locator(".hm .tip").inner_text()
+    assert tip.startswith("Rank 3 · node0 · step 10")
+    assert re.search(r"Own time: 1\d\d\.\d{3} ms", tip)
+    assert "slow compute" in tip
+    canvas.click(position={"x": 60, "y": 24 + 24 * 2 + 12})
+    wait_for(page, "rank", 2)
+    assert page.locator("#rank-picker").input_value() == "2"
+
+
+def test_a_thousand_ranks_scroll_and_the_strip_leads_to_any_of_them(ranks_page):
+    page = ranks_page(1024)
+    assert state(page)["order"][0] == 1023
+    assert page.locator(".hm-scroll").bounding_box()["height"] < 500
+    strip = page.locator(".hm-strip")
+    assert strip.is_visible()
+    page.locator(".hm-order").select_option("rank")
+    strip.click(position={"x": strip.bounding_box()["width"] * 0.6, "y": 20})
+    assert page.evaluate("document.querySelector('.hm-scroll').scrollTop") > 5000
+    assert page.locator("#rank-picker option").count() == 64
+    assert (
+        "64 of 1,024 ranks are told in detail" in page.locator("#timeline .note").first.inner_text()
+    )
+
+
+def test_lanes_begin_at_the_critical_path_and_zoom_like_the_timeline(ranks_page):
+    page = ranks_page(4)
+    first, whole = state(page)["lanesView"], state(page)["lanesSpan"]
+    assert first[1] - first[0] < 0.5 * whole
+    assert page.locator(".rl-label").all_inner_texts()[0].startswith("Critical path")
+    assert "slow compute" in page.locator(".rl-label.is-accused").inner_text()
+    assert "±" in page.locator(".rl-label").nth(2).inner_text()
+    page.locator(".rl [data-act=reset]").click()
+    begin = state(page)["lanesView"]
+    assert begin[1] - begin[0] > whole
+    canvas = page.locator(".rl-canvas")
+    canvas.scroll_into_view_if_needed()
+    page.wait_for_timeout(500)
+    canvas.hover(position={"x": 300, "y": 100})
+    page.mouse.wheel(0, -400)
+    zoomed = state(page)["lanesView"]
+    assert zoomed[1] - zoomed[0] < 0.8 * (begin[1] - begin[0])
+    page.locator(".rl-scroll").focus()
+    timeline = state(page)["view"]
+    page.keyboard.press("0")
+    assert state(page)["lanesView"] == pytest.approx(begin)
+    assert state(page)["view"] == timeline
+
+
+def test_the_last_collective_says_who_was_waited_for(ranks_page):
+    page = ranks_page(4)
+    tips = page.evaluate(
+        """() => {
+          const { lanes } = stepscope.together;
+          return Array.from({ length: lanes.scene.count }, (_, i) => lanes.aboutCall(i).join("; "));
+        }"""
+    )
+    assert any("for rank 3" in tip and "±" in tip for tip in tips)
+    assert any("the last of 4 drawn ranks to come" in tip for tip in tips)
+
+
+def test_tables_about_all_ranks_have_their_own_tabs(ranks_page):
+    page = ranks_page(4)
+    assert state(page)["jobTable"] == "job-collectives"
+    box = page.locator("#job-table-panel")
+    assert "±" in box.inner_text()
+    page.locator("#ranks").get_by_role("tab", name="Stragglers").click()
+    assert "slow compute" in box.inner_text()
+    page.locator("#ranks").get_by_role("tab", name="Clocks").click()
+    assert "ppm" in box.inner_text()
+    assert state(page)["table"] == "kernels"
+
+
+def test_clocks_that_cannot_be_aligned_leave_a_sentence_not_a_hole(ranks_page):
+    page = ranks_page(4, jump=(1, 5e8), fault=None)
+    assert not page.locator(".rl").is_visible()
+    said = page.locator("#ranks").inner_text()
+    assert "Nothing to draw on one clock: times of the ranks contradict each other" in said
+    assert "Who comes last. Not known" in said
+    assert page.locator(".hm-canvas").is_visible()
 
 
 def test_hostile_names_stay_text(visit, make_trace, explain, report, hostile, tmp_path):

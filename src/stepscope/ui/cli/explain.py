@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.errors import UsageError
+from stepscope.errors import StepscopeError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.explain.engines import Engine, EngineName
+    from stepscope.explain.file import Also
     from stepscope.records.explanation import Explanation
+    from stepscope.ui.html.picture import RankPicture
 
 
 # Each drawn rank adds up to half a megabyte to the report; the tables of all ranks are there.
@@ -19,7 +24,7 @@ _DRAWN_RANKS = 16
 
 
 @click.command(name="explain", short_help="where each training step's time went")
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.option(
     "--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a report to this file."
@@ -28,15 +33,40 @@ _DRAWN_RANKS = 16
 @click.option(
     "--top", default=8, show_default=True, type=click.IntRange(1, 100), help="Rows per table."
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["pool", "ray", "torch"]),
+    default="pool",
+    show_default=True,
+    help="Who reads the files: processes here, a Ray cluster, or the ranks torchrun started.",
+)
+@click.option(
+    "--workers", type=click.IntRange(1), help="Files read at once (default: one for each core)."
+)
 def command(
-    paths: tuple[Path, ...], as_json: bool, html: Path | None, no_cache: bool, top: int
+    paths: tuple[str, ...],
+    as_json: bool,
+    html: Path | None,
+    no_cache: bool,
+    top: int,
+    engine: EngineName,
+    workers: int | None,
 ) -> None:
     """Explain trace files, folders of traces or run folders.
 
     PATHS are PyTorch profiler traces (.json, .json.gz, .json.zst), Nsight Systems SQLite exports,
-    or folders that hold one per rank. Nothing leaves this machine.
+    or folders that hold one per rank, here or behind a URL (s3://, gs://, ...). Nothing leaves
+    this machine.
     """
-    explanation = explain_paths(paths, cache=not no_cache, html=html, quiet=as_json)
+    from stepscope.explain.engines import open_engine
+
+    with open_engine(engine, workers) as chosen:
+        if not chosen.leads:
+            _explain_share(paths, cache=not no_cache, html=html, engine=chosen)
+            return
+        explanation = explain_paths(
+            paths, cache=not no_cache, html=html, quiet=as_json, engine=chosen
+        )
     if as_json:
         import msgspec
 
@@ -50,24 +80,57 @@ def command(
 
 
 def explain_paths(
-    paths: tuple[Path, ...], *, cache: bool, html: Path | None, quiet: bool = False
+    paths: Sequence[str | Path],
+    *,
+    cache: bool,
+    html: Path | None,
+    quiet: bool = False,
+    engine: Engine | None = None,
 ) -> Explanation:
     """Read and explain with progress on stderr; write the report when one is asked for."""
     from stepscope.explain.run import explain_also
     from stepscope.ui.terminal.progress import shown_progress
 
-    if html is None:
-        with shown_progress(quiet=quiet) as progress:
-            return explain_also(paths, cache=cache, progress=progress)[0]
-    if not html.absolute().parent.is_dir():
+    if html and not html.absolute().parent.is_dir():
         raise UsageError(f"--html {html}: its folder does not exist")
+    with shown_progress(quiet=quiet) as progress:
+        explanation, pictures = explain_also(
+            paths,
+            cache=cache,
+            progress=progress,
+            also=_drawing(html),
+            also_for=_DRAWN_RANKS,
+            engine=engine,
+        )
+    if html:
+        _write(explanation, pictures, html)
+    return explanation
+
+
+def _explain_share(
+    paths: Sequence[str | Path], *, cache: bool, html: Path | None, engine: Engine
+) -> None:
+    """What a process does that takes part in a job and does not lead it: never a word."""
+    from stepscope.explain.run import explain_share
+
+    try:
+        explain_share(paths, engine=engine, cache=cache, also=_drawing(html), also_for=_DRAWN_RANKS)
+    except StepscopeError as error:  # the one that leads says it
+        sys.exit(error.exit_code)
+
+
+def _drawing(html: Path | None) -> Also | None:
+    if html is None:
+        return None
     from stepscope.ui.html.picture import draw_rank
+
+    return draw_rank
+
+
+def _write(explanation: Explanation, pictures: list[RankPicture], html: Path) -> None:
     from stepscope.ui.html.report import write_report
 
-    with shown_progress(quiet=quiet) as progress:
-        explanation, pictures = explain_also(paths, cache=cache, progress=progress, also=draw_rank)
     try:
-        write_report(explanation, pictures[:_DRAWN_RANKS], html)
+        write_report(explanation, pictures, html)
     except OSError as error:
         raise UsageError(f"--html {html} could not be written: {error.strerror}") from None
-    return explanation

@@ -19,7 +19,9 @@ from stepscope.errors import StepscopeError
 VERBS = {
     "run": "capture an unmodified training command, then explain it",
     "explain": "where each training step's time went",
+    "health": "start a training command, look at three steps of all ranks, end it",
     "demo": "train a small model here, in two processes, and explain it",
+    "calibrate": "this machine's and its ranks' ceilings: matmuls, copies, collectives",
     "doctor": "what works on this machine and what does not",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -19,8 +20,10 @@ from stepscope.measure import folder as layout
 from stepscope.measure.settings import Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
+_POLL_S, _GRACE_S = 0.2, 15.0
 INJECT = Path(stepscope.measure.__file__).parent / "inject"
 
 
@@ -73,7 +76,7 @@ def command(
 
     The command's output and exit code pass through untouched; what stepscope says goes to stderr.
     """
-    folder = _claim(out, command)
+    folder = claim(out, command)
     settings = Settings(
         folder=str(folder.absolute()),
         wait=wait,
@@ -94,12 +97,20 @@ def command(
 
 
 def capture(
-    command: tuple[str, ...], folder: Path, settings: Settings, *, output: int | None = None
+    command: tuple[str, ...],
+    folder: Path,
+    settings: Settings,
+    *,
+    output: int | None = None,
+    until: Callable[[], bool] | None = None,
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Run the command with capture, write run.json; its exit code and what each rank left."""
+    """Run the command with capture, write run.json; its exit code and what each rank left.
+
+    Where `until` says that enough was seen, the command is ended, and that is no failure.
+    """
     record = _record(command, settings)
     layout.write_json(folder / layout.RUN, record)
-    code = _run(command, settings, output)
+    code = _run(command, settings, output, until)
     ranks = describe_ranks(folder, settings)
     record |= {
         "status": "finished",
@@ -115,7 +126,7 @@ def capture(
     return code, ranks
 
 
-def _claim(out: Path | None, command: tuple[str, ...]) -> Path:
+def claim(out: Path | None, command: tuple[str, ...]) -> Path:
     try:
         if out is None:
             return layout.new_run_folder(_script(command))
@@ -152,7 +163,12 @@ def _record(command: tuple[str, ...], settings: Settings) -> dict[str, Any]:
     }
 
 
-def _run(command: tuple[str, ...], settings: Settings, output: int | None) -> int:
+def _run(
+    command: tuple[str, ...],
+    settings: Settings,
+    output: int | None,
+    until: Callable[[], bool] | None,
+) -> int:
     path = os.pathsep.join(filter(None, [str(INJECT), os.environ.get("PYTHONPATH")]))
     defaults = {
         "KINETO_LOG_LEVEL": "6",  # the profiler's own chatter is not the command's output
@@ -160,10 +176,13 @@ def _run(command: tuple[str, ...], settings: Settings, output: int | None) -> in
     }
     ours = {**settings.to_environment(), "PYTHONPATH": path}
     if settings.nccl_debug:
+        defaults["NCCL_DEBUG_SUBSYS"] = "INIT,ENV,GRAPH,COLL,TUNING"
         ours |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{settings.folder}/nccl.%h.%p.log"}
     environment = {**defaults, **os.environ, **ours}
     try:
-        process = subprocess.Popen(command, env=environment, stdout=output)
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, start_new_session=until is not None
+        )
     except FileNotFoundError:
         raise UsageError(f"{command[0]}: no such command") from None
     except OSError as error:
@@ -177,11 +196,26 @@ def _run(command: tuple[str, ...], settings: Settings, output: int | None) -> in
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, forward)
     try:
-        code = process.wait()
+        code = process.wait() if until is None else _wait_until(process, until)
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return code if code >= 0 else 128 - code
+
+
+def _wait_until(process: subprocess.Popen[bytes], enough: Callable[[], bool]) -> int:
+    """The command's exit code, or 0 when it was ended because enough was seen."""
+    signal.signal(signal.SIGINT, lambda number, _: os.killpg(process.pid, number))
+    while not enough():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(_POLL_S)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
+            break
+    return 0
 
 
 def describe_ranks(folder: Path, settings: Settings) -> list[dict[str, Any]]:

@@ -62,7 +62,17 @@ const Theme = (() => {
     $("#timeline").scrollIntoView({ block: "start" });
     timeline.find(name);
   });
+  const together = $("#ranks") ? new Together($("#ranks"), pickRank) : null;
   const state = { rank: -1, ready: false };
+
+  // Of many ranks only some have tables and a timeline in the page.
+  function pickRank(number) {
+    const option = [...$("#rank-picker").options].find((each) => Number(each.dataset.number) === number);
+    if (!option) return;
+    $("#rank-picker").value = option.value;
+    showRank(Number(option.value));
+    $("#timeline").scrollIntoView({ block: "start" });
+  }
 
   function showNothing(why) {
     $("#timeline .tl").hidden = Boolean(why);
@@ -116,6 +126,7 @@ const Theme = (() => {
     timeline.draw();
     flames.host.draw();
     flames.device.draw();
+    together?.draw();
     if (timeline.scene) timeline.showDetail();
     $("#theme").setAttribute("aria-pressed", String(Theme.current() === "dark"));
   }
@@ -124,7 +135,8 @@ const Theme = (() => {
     // The canvases keep the width they have on the screen; paper shows them smaller.
     const width = document.querySelector("main").clientWidth;
     document.documentElement.style.setProperty("--print-zoom", String(Math.min(1, 700 / width)));
-    Theme.onPaper(printing, () => [timeline, flames.host, flames.device].forEach((view) => view.drawNow()));
+    const views = [timeline, flames.host, flames.device, together].filter(Boolean);
+    Theme.onPaper(printing, () => views.forEach((view) => view.drawNow()));
   }
 
   Theme.start($("#theme"), repaint);
@@ -137,9 +149,11 @@ const Theme = (() => {
   document.querySelectorAll("[data-copy]").forEach((button) =>
     button.addEventListener("click", () => copyText(button)));
 
+  const started = showRank($("#rank-picker") ? Number($("#rank-picker").value) : 0);
   window.stepscope = {
-    ready: showRank($("#rank-picker") ? Number($("#rank-picker").value) : 0),
+    ready: Promise.all([started, together?.load()]).then(() => undefined),
     showRank,
+    together,
     find: (text) => timeline.find(text),
     // Draws at once and reads a pixel back, so that the time includes the drawing itself.
     redraw() {
@@ -160,6 +174,7 @@ const Theme = (() => {
       selected: timeline.selected >= 0 ? timeline.scene.label(timeline.selected) : null,
       lastFrameMs: timeline.frameMs,
       table: tables.table ? tables.table.id : null,
+      ...together?.state(),
     }),
   };
 })();

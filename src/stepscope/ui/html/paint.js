@@ -32,6 +32,24 @@ function fitText(text, width, letter) {
   return room < 5 ? "" : `${text.slice(0, room - 1)}…`;
 }
 
+// Stripes of a colour, made once: what is striped differs without relying on hue.
+function hatchOf(ctx, color) {
+  hatchOf.known = hatchOf.known || new Map();
+  if (hatchOf.known.has(color)) return hatchOf.known.get(color);
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 6;
+  const pen = tile.getContext("2d");
+  pen.strokeStyle = color;
+  pen.lineWidth = 1.5;
+  for (const shift of [-6, 0, 6]) {
+    pen.moveTo(shift - 1, 7);
+    pen.lineTo(shift + 7, -1);
+  }
+  pen.stroke();
+  hatchOf.known.set(color, ctx.createPattern(tile, "repeat"));
+  return hatchOf.known.get(color);
+}
+
 class Bars {
   constructor() {
     this.size = 0;
@@ -89,7 +107,6 @@ class Painter {
   constructor(canvas) {
     this.canvas = canvas;
     this.bars = new Bars();
-    this.hatch = null;
   }
 
   paint(scene, layout, view, marks) {
@@ -208,29 +225,13 @@ class Painter {
 
   // Idle is striped wherever it is drawn, so that it differs from work without relying on hue.
   paintHatch({ ctx, colors, scene, layout, view, scale }, place) {
-    ctx.fillStyle = this.pattern(ctx, colors);
+    ctx.fillStyle = hatchOf(ctx, colors.hatch);
     const row = place.lane.first_row;
     const y = layout.top(place) + layout.pad;
     for (let i = scene.firstVisible(row, view.t0); i < scene.rowStart[row + 1] && scene.start[i] < view.t1; i++) {
       const width = scene.dur[i] * scale;
       if (width >= 3 && width < 30) ctx.fillRect((scene.start[i] - view.t0) * scale, y, width, BAR);
     }
-  }
-
-  pattern(ctx, colors) {
-    if (this.hatch && this.hatch.color === colors.hatch) return this.hatch.pattern;
-    const tile = document.createElement("canvas");
-    tile.width = tile.height = 6;
-    const pen = tile.getContext("2d");
-    pen.strokeStyle = colors.hatch;
-    pen.lineWidth = 1.5;
-    for (const shift of [-6, 0, 6]) {
-      pen.moveTo(shift - 1, 7);
-      pen.lineTo(shift + 7, -1);
-    }
-    pen.stroke();
-    this.hatch = { color: colors.hatch, pattern: ctx.createPattern(tile, "repeat") };
-    return this.hatch.pattern;
   }
 
   paintSteps({ ctx, colors, scene, layout, view, scale }) {

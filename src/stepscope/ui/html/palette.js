@@ -5,6 +5,7 @@ const Palette = (() => {
   const FIRST_CAUSE = WORDS.classes.length;
   const VARIANTS = 3; // slightly different shades by name tell neighbours apart
   const LEVELS = 4; // how full a pixel is where events are narrower than one
+  const HEATS = 64; // shades of the heat map
   let current = null;
 
   function parse(color) {
@@ -18,6 +19,23 @@ const Palette = (() => {
 
   function variants(rgb, back) {
     return [rgb, mix(rgb, back, 0.09), mix(rgb, back, 0.18)];
+  }
+
+  // From --heat-0 over --heat-1 to --heat-2, each shade with an ink that can be read on it.
+  function heats(get) {
+    const stops = [0, 1, 2].map((i) => parse(get(`heat-${i}`)));
+    return Array.from({ length: HEATS }, (_, i) => {
+      const at = (2 * i) / (HEATS - 1);
+      const rgb = at < 1 ? mix(stops[0], stops[1], at) : mix(stops[1], stops[2], at - 1);
+      return { color: css(rgb), ink: luminance(rgb) > 0.5 ? "#14181f" : "#ffffff" };
+    });
+  }
+
+  function collective(rgb, back) {
+    return {
+      solid: css(rgb), pale: css(mix(back, rgb, 0.28)), band: css(rgb, 0.15), line: css(rgb, 0.55),
+      ink: luminance(rgb) > 0.5 ? "#14181f" : "#ffffff",
+    };
   }
 
   function read() {
@@ -50,6 +68,11 @@ const Palette = (() => {
       faint: KINDS.map((kind) => css(parse(get(`c-${kind}`)), 0.5)),
       hatch: css(back, 0.45),
       font: get("font").trim(),
+      high: get("high").trim(),
+      heat: heats(get),
+      stepBand: css(parse(get("c-compute")), 0.2),
+      inputBand: css(parse(get("c-data_loading"))),
+      collectives: Object.fromEntries(WORDS.collectives.map((kind) => [kind, collective(parse(get(`k-${kind}`)), back)])),
     };
   }
 
@@ -57,5 +80,5 @@ const Palette = (() => {
   const forget = () => (current = null);
   const fill = (kind, variant, level) => (kind * VARIANTS + variant) * LEVELS + level;
 
-  return { get, forget, fill, KINDS, FIRST_CAUSE, VARIANTS, LEVELS };
+  return { get, forget, fill, KINDS, FIRST_CAUSE, VARIANTS, LEVELS, HEATS };
 })();

@@ -31,7 +31,13 @@ def encode_rank(picture: RankPicture | None, tables: list[dict[str, Any]]) -> st
     if picture is not None:
         head["picture"] = _picture_head(picture)
         columns = _picture_columns(picture)
-    head["columns"] = [[name, *_shape(column)] for name, column in columns.items()]
+    return encode_block(head, columns)
+
+
+def encode_block(head: dict[str, Any], columns: dict[str, Column]) -> str:
+    """Any head and its columns as one data block."""
+    listed = [[name, *_shape(column)] for name, column in columns.items()]
+    head = {**head, "columns": listed}
     text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
     parts = [len(text).to_bytes(4, "little"), text]
     parts += [transpose(column) for column in columns.values()]

@@ -299,6 +299,8 @@ def _steps_as_one(trace: Trace, any_step: int) -> Ints:
 
 def _shades(trace: Trace, rank: RankExplanation, zero: int, end: int) -> Shades:
     gaps = rank.gaps
+    if gaps is None:
+        raise ValueError("a picture is drawn where the trace is, while the gaps are there")
     seen = (gaps.end_ns > zero) & (gaps.start_ns < end)
     start = np.maximum(gaps.start_ns[seen], zero)
     frame = gaps.frame[seen].astype(np.int64)

@@ -17,16 +17,20 @@ import jinja2
 from markupsafe import Markup
 
 from stepscope.records.explanation import GAP_CAUSES
+from stepscope.records.job import KINDS as COLLECTIVES
 from stepscope.ui.html.classes import EVENT_CLASSES
+from stepscope.ui.html.distributed import ranks_view, told_ranks
 from stepscope.ui.html.parts import Slice, gap_labels, slices
 from stepscope.ui.html.payload import encode_rank
 from stepscope.ui.html.tables import rank_tables
+from stepscope.ui.strategies import sections_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stepscope.records.explanation import Explanation, RankExplanation
     from stepscope.records.quality import Note
+    from stepscope.ui.html.distributed import RanksView
     from stepscope.ui.html.picture import RankPicture
 
 # In the order they run: each may use what the ones before it define.
@@ -40,9 +44,13 @@ SCRIPTS = (
     "ruler.js",
     "overview.js",
     "detail.js",
+    "panned.js",
     "timeline.js",
     "flame.js",
     "table.js",
+    "heat.js",
+    "rank_lanes.js",
+    "together.js",
     "keys.js",
     "main.js",
 )
@@ -53,6 +61,7 @@ class _RankView:
     """What the template prints about one rank."""
 
     label: str
+    number: int | None
     path: str
     file: str
     facts: list[tuple[str, str, str]]  # label, value, hint
@@ -68,13 +77,17 @@ def write_report(explanation: Explanation, pictures: Sequence[RankPicture], path
     Pictures are matched to ranks by their trace's path; a rank without one keeps its tables.
     """
     drawn = {picture.path: picture for picture in pictures}
+    job, notes = None, explanation.quality
+    if explanation.job is not None:
+        job, notes = ranks_view(explanation.job, notes), ()
     views = [
-        _rank_view(rank, drawn.get(rank.path), explanation.quality) for rank in explanation.ranks
+        _rank_view(rank, drawn.get(rank.path), notes)
+        for rank in told_ranks(explanation, set(drawn))
     ]
-    _write_atomically(path, _render(explanation, views))
+    _write_atomically(path, _render(explanation, views, job))
 
 
-def _render(explanation: Explanation, views: list[_RankView]) -> str:
+def _render(explanation: Explanation, views: list[_RankView], job: RanksView | None) -> str:
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -89,6 +102,10 @@ def _render(explanation: Explanation, views: list[_RankView]) -> str:
         explanation=explanation,
         slices=slices(explanation.budget),
         ranks=views,
+        told=len(views),
+        all_ranks=len(explanation.ranks),
+        job=job,
+        strategies=sections_of(explanation.strategies) if job else [],
         causes=gap_labels(),
         style=Markup(_source("report.css")),
         script=Markup(script),
@@ -102,6 +119,7 @@ def _script() -> str:
         "classes": EVENT_CLASSES,
         "causes": GAP_CAUSES,
         "causeLabels": gap_labels(),
+        "collectives": COLLECTIVES,
     }
     body = "\n".join(_source(name) for name in SCRIPTS)
     return f'(() => {{\n"use strict";\nconst WORDS = {json.dumps(words)};\n{body}\n}})();\n'
@@ -123,6 +141,7 @@ def _rank_view(
     label = "This trace" if rank.rank is None else f"Rank {rank.rank}"
     return _RankView(
         label=label,
+        number=rank.rank,
         path=rank.path,
         file=Path(rank.path).name,
         facts=_facts(rank),

@@ -2,6 +2,20 @@
 
 const FIRST_ROWS = 25;
 
+// How numbers of each type are written; "text", "code" and "kind" are not numbers.
+const TYPES = {
+  ns: Format.ns,
+  bytes: Format.bytes,
+  rate: Format.rate,
+  count: Format.count,
+  index: String,
+  offset: Format.ns,
+  error: (ns) => `±${Format.ns(ns)}`,
+  ppm: (value) => `${value.toFixed(2)} ppm`,
+  times: (value) => `${value.toFixed(2)}×`,
+  wait: ([ns, error]) => (ns > error ? `${Format.ns(ns)} ±${Format.ns(error)}` : `not resolved (±${Format.ns(error)})`),
+};
+
 class Tables {
   constructor(root, onFind) {
     this.root = root;
@@ -40,7 +54,7 @@ class Tables {
     button.type = "button";
     button.setAttribute("role", "tab");
     button.id = `tab-${table.id}`;
-    button.setAttribute("aria-controls", "table-panel");
+    button.setAttribute("aria-controls", this.box.id);
     const count = document.createElement("span");
     count.className = "tab-count";
     count.textContent = Format.count(table.rows.length);
@@ -81,8 +95,9 @@ class Tables {
     if (column < 0) return rows;
     const way = down ? -1 : 1;
     const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b) : a - b);
+    const value = (cell) => (Array.isArray(cell) ? cell[0] : cell);
     return rows.sort((a, b) => {
-      const [x, y] = [a[column], b[column]];
+      const [x, y] = [value(a[column]), value(b[column])];
       if (x === null || y === null) return (x === null) - (y === null);
       return way * compare(x, y);
     });
@@ -160,8 +175,7 @@ class Tables {
       swatch.className = `swatch bg-${value}`;
       cell.append(swatch, value);
     } else {
-      const words = { ns: Format.ns, bytes: Format.bytes, rate: Format.rate, count: Format.count };
-      cell.textContent = words[type] ? words[type](value) : value;
+      cell.textContent = TYPES[type] ? TYPES[type](value) : value;
       if (type === "ns" && column === this.sort.column && most) {
         cell.classList.add("bar");
         cell.style.setProperty("--share", `${(100 * value) / most}%`);
@@ -198,6 +212,6 @@ class Tables {
   }
 
   isNumber(type) {
-    return ["count", "ns", "bytes", "rate"].includes(type);
+    return type in TYPES;
   }
 }

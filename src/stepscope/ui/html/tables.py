@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from stepscope.records.explanation import RankExplanation
 
-Column = tuple[str, str]  # label, type: text code kind count ns bytes rate
+Column = tuple[str, str]  # label, type, one of table.js's TYPES
 
 NEEDS_STACK = "not captured: record with with_stack=True"
 NEEDS_HOST = "not captured: record with ProfilerActivity.CPU"
@@ -30,7 +30,7 @@ def rank_tables(rank: RankExplanation) -> list[dict[str, Any]]:
     ]
 
 
-def _table(
+def make_table(
     title: str,
     columns: list[Column],
     rows: Iterable[tuple[Any, ...]],
@@ -38,9 +38,10 @@ def _table(
     sort: int,
     absent: str = "",
 ) -> dict[str, Any]:
+    """One table as the page takes it; `sort` is a column, the largest first, or -1 for none."""
     found = [[_cell(value) for value in row] for row in rows]
     return {
-        "id": title.lower().replace(" ", "-"),
+        "id": title.lower().replace(",", "").replace(" ", "-"),
         "title": title,
         "columns": columns,
         "rows": found,
@@ -70,9 +71,9 @@ def _kernels(rank: RankExplanation) -> dict[str, Any]:
     )
     if rank.kind == "cpu":
         columns[0] = ("Operator", "code")
-        return _table("Work on the CPU", columns, rows, sort=3)
+        return make_table("Work on the CPU", columns, rows, sort=3)
     absent = "not captured: record the device's ProfilerActivity"
-    return _table("Kernels", columns, rows, sort=3, absent=absent)
+    return make_table("Kernels", columns, rows, sort=3, absent=absent)
 
 
 def _operators(rank: RankExplanation) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def _operators(rank: RankExplanation) -> dict[str, Any]:
         )
         for o in rank.operators
     )
-    return _table(
+    return make_table(
         "Operators",
         [columns[place] for place in shown],
         (tuple(row[place] for place in shown) for row in rows),
@@ -129,7 +130,7 @@ def _modules(rank: RankExplanation) -> dict[str, Any]:
         )
         for m in rank.modules
     )
-    return _table("Modules", columns, rows, sort=2, absent="" if rank.lines else NEEDS_STACK)
+    return make_table("Modules", columns, rows, sort=2, absent="" if rank.lines else NEEDS_STACK)
 
 
 def _lines(rank: RankExplanation) -> dict[str, Any]:
@@ -152,7 +153,7 @@ def _lines(rank: RankExplanation) -> dict[str, Any]:
         )
         for line in rank.lines
     )
-    return _table("Python lines", columns, rows, sort=3, absent=NEEDS_STACK)
+    return make_table("Python lines", columns, rows, sort=3, absent=NEEDS_STACK)
 
 
 def _copies(rank: RankExplanation) -> dict[str, Any]:
@@ -165,7 +166,7 @@ def _copies(rank: RankExplanation) -> dict[str, Any]:
         ("Rate", "rate"),
     ]
     rows = ((c.name, c.count, c.total_ns, c.exposed_ns, c.size_bytes, c.gb_s) for c in rank.copies)
-    return _table("Copies", columns, rows, sort=2)
+    return make_table("Copies", columns, rows, sort=2)
 
 
 def _syncs(rank: RankExplanation) -> dict[str, Any]:
@@ -180,7 +181,7 @@ def _syncs(rank: RankExplanation) -> dict[str, Any]:
         (s.name, s.operator, s.count, s.total_ns, f"{s.file}:{s.line}" if s.file else None)
         for s in rank.syncs
     )
-    return _table("Sync calls", columns, rows, sort=3)
+    return make_table("Sync calls", columns, rows, sort=3)
 
 
 def _collectives(rank: RankExplanation) -> dict[str, Any]:
@@ -207,11 +208,11 @@ def _collectives(rank: RankExplanation) -> dict[str, Any]:
         )
         for c in rank.collectives
     )
-    return _table("Collectives", columns, rows, sort=5)
+    return make_table("Collectives", columns, rows, sort=5)
 
 
 def _steps(rank: RankExplanation) -> dict[str, Any]:
     columns = [("Step", "text"), ("Start", "ns"), ("Host time", "ns")]
     zero = rank.steps.steps[0].start_ns if rank.steps.steps else 0
     rows = ((s.name, s.start_ns - zero, s.dur_ns) for s in rank.steps.steps)
-    return _table("Steps", columns, rows, sort=-1)
+    return make_table("Steps", columns, rows, sort=-1)

@@ -1,14 +1,9 @@
 // The timeline's state and gestures: what is in view, hovered, selected and searched for.
 
-const SHORTEST_VIEW_NS = 20;
-const WIDEST_VIEW = 1.02; // of the whole span, so that the first and last events show their ends
-const SCROLL_GUARD_MS = 350; // a page scroll that passes over the canvas must not become a zoom
-
-class Timeline {
+class Timeline extends Panned {
   constructor(root) {
+    super(root.querySelector(".tl-canvas"), root.querySelector(".tl-scroll"));
     this.root = root;
-    this.scroller = root.querySelector(".tl-scroll");
-    this.canvas = root.querySelector(".tl-canvas");
     this.ruler = root.querySelector(".tl-ruler");
     this.gutter = root.querySelector(".tl-labels");
     this.tip = root.querySelector(".tip");
@@ -18,7 +13,6 @@ class Timeline {
     this.painter = new Painter(this.canvas);
     this.overview = new Overview(root.querySelector(".tl-overview"), (a, b) => this.show(a, b));
     this.frameMs = 0;
-    this.lastPageScroll = -Infinity;
     this.listen();
   }
 
@@ -64,32 +58,6 @@ class Timeline {
 
   // ---- what is in view
 
-  reset() {
-    const margin = (this.scene.span * (WIDEST_VIEW - 1)) / 2;
-    this.show(-margin, this.scene.span + margin);
-  }
-
-  show(t0, t1) {
-    const { span } = this.scene;
-    const length = Math.min(Math.max(t1 - t0, SHORTEST_VIEW_NS), span * WIDEST_VIEW);
-    const margin = length * 0.05;
-    const from = Math.min(Math.max((t0 + t1 - length) / 2, -margin), span + margin - length);
-    this.view = { t0: from, t1: from + length };
-    this.draw();
-  }
-
-  zoom(factor, at = 0.5) {
-    const { t0, t1 } = this.view;
-    const pivot = t0 + (t1 - t0) * at;
-    const length = Math.min(Math.max((t1 - t0) * factor, SHORTEST_VIEW_NS), this.scene.span * WIDEST_VIEW);
-    this.show(pivot - length * at, pivot + length * (1 - at));
-  }
-
-  pan(share) {
-    const by = (this.view.t1 - this.view.t0) * share;
-    this.show(this.view.t0 + by, this.view.t1 + by);
-  }
-
   fit(event = this.selected) {
     if (event < 0) return;
     const length = Math.max(this.scene.dur[event] * 1.3, SHORTEST_VIEW_NS);
@@ -126,14 +94,6 @@ class Timeline {
 
   // ---- drawing
 
-  draw() {
-    if (this.pending) return;
-    this.pending = requestAnimationFrame(() => {
-      this.pending = 0;
-      this.drawNow();
-    });
-  }
-
   drawNow() {
     if (!this.scene) return;
     const began = performance.now();
@@ -158,13 +118,7 @@ class Timeline {
 
   listen() {
     const { canvas, scroller } = this;
-    canvas.addEventListener("wheel", (e) => this.wheel(e), { passive: false });
-    window.addEventListener("scroll", () => (this.lastPageScroll = performance.now()), { passive: true });
     scroller.addEventListener("scroll", () => this.draw(), { passive: true });
-    canvas.addEventListener("pointerdown", (e) => this.down(e));
-    canvas.addEventListener("pointermove", (e) => this.move(e));
-    canvas.addEventListener("pointerup", (e) => this.up(e));
-    canvas.addEventListener("pointerleave", () => this.setHover(-1));
     canvas.addEventListener("dblclick", (e) => this.fit(this.eventAt(e)));
     this.ruler.addEventListener("click", (e) => this.showStepAt(e.offsetX));
     this.search.addEventListener("input", () => this.runSearch());
@@ -189,56 +143,6 @@ class Timeline {
     const height = this.scroller.offsetHeight;
     if (height && Math.abs(height - this.givenHeight) > 1) this.resized = height;
     this.draw();
-  }
-
-  wheel(event) {
-    if (!this.scene) return;
-    const now = performance.now();
-    if (now - this.lastPageScroll < SCROLL_GUARD_MS && !event.ctrlKey) {
-      this.lastPageScroll = now;
-      return;
-    }
-    event.preventDefault();
-    const unit = event.deltaMode === 1 ? 30 : 1;
-    if (event.shiftKey) {
-      this.scroller.scrollTop += (event.deltaY || event.deltaX) * unit;
-    } else if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
-      this.pan((event.deltaX * unit) / this.layout.width);
-    } else {
-      const power = Math.max(-240, Math.min(240, event.deltaY * unit)) * (event.ctrlKey ? 3 : 1);
-      this.zoom(Math.exp(power * 0.0022), event.offsetX / this.layout.width);
-    }
-  }
-
-  down(event) {
-    if (event.button !== 0) return;
-    this.canvas.setPointerCapture(event.pointerId);
-    this.drag = { x: event.clientX, y: event.clientY, view: this.view, top: this.scroller.scrollTop, moved: false };
-    this.scroller.focus({ preventScroll: true });
-  }
-
-  move(event) {
-    if (!this.scene) return;
-    const { drag } = this;
-    if (!drag) {
-      this.setHover(this.eventAt(event), event);
-      return;
-    }
-    const [dx, dy] = [event.clientX - drag.x, event.clientY - drag.y];
-    if (!drag.moved && Math.hypot(dx, dy) < 4) return;
-    drag.moved = true;
-    this.canvas.classList.add("is-dragging");
-    this.setHover(-1);
-    const by = (-dx / this.layout.width) * (drag.view.t1 - drag.view.t0);
-    this.scroller.scrollTop = drag.top - dy;
-    this.show(drag.view.t0 + by, drag.view.t1 + by);
-  }
-
-  up(event) {
-    const { drag } = this;
-    this.drag = null;
-    this.canvas.classList.remove("is-dragging");
-    if (drag && !drag.moved) this.select(this.eventAt(event));
   }
 
   eventAt(event) {

@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from stepscope.ui.terminal.distributed import job_sections
 from stepscope.ui.words import PARTS, duration, short_kernel
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ _FILLS = dict(zip(COLOURS, "█▓▒╳≡░▪·─ ", strict=True))
 _SEVERITY = {"high": "bold red", "medium": "yellow", "low": "cyan", "none": "green"}
 _WIDTH_WITHOUT_TERMINAL = 100
 _NARROWEST = 60
+# Of more ranks than that, a few of each end.
+_MOST_RANKS = 16
+_SLOWEST, _FASTEST = 5, 3
 
 
 def print_explanation(
@@ -65,7 +69,10 @@ def _sections(explanation: Explanation, top: int, width: int) -> list[Renderable
     out: list[RenderableType] = [_headline(explanation), Text(), _verdict(explanation), Text()]
     out += [_bar(explanation.budget, width), _legend(explanation.budget, width), Text()]
     if len(explanation.ranks) > 1:
-        out += [_ranks(explanation), Text()]
+        out += [_ranks(explanation.ranks), Text()]
+    if explanation.job is not None:
+        out += job_sections(explanation.job, top, width)
+        out += _spread(explanation, top, width)
     out += [_findings(explanation.findings), Text()]
     out += [_kernels(worst, top, width), Text()]
     if worst.operators:
@@ -74,6 +81,15 @@ def _sections(explanation: Explanation, top: int, width: int) -> list[Renderable
         out += [_copies(worst, top, width), Text()]
     out += _notes(explanation)
     return out
+
+
+def _spread(explanation: Explanation, top: int, width: int) -> list[RenderableType]:
+    """Strategies and NCCL's own word; imported only where there are several ranks."""
+    from stepscope.ui.terminal.nccl import nccl_sections
+    from stepscope.ui.terminal.strategies import strategy_sections
+
+    out = strategy_sections(explanation.strategies, top=top, width=width)
+    return out + (nccl_sections(explanation.nccl, top=top, width=width) if explanation.nccl else [])
 
 
 def _rank_to_show(explanation: Explanation) -> RankExplanation:
@@ -153,30 +169,46 @@ def _legend(budget: Budget, width: int) -> Table:
     return grid
 
 
-def _ranks(explanation: Explanation) -> Table:
+def _ranks(ranks: tuple[RankExplanation, ...]) -> Table:
+    many = len(ranks) > _MOST_RANKS
     table = _table(
-        "ranks",
+        "ranks, by own time" if many else "ranks",
         ("rank", "r"),
         ("step", "r"),
+        ("own", "r"),
         ("compute", "r"),
         ("comm", "r"),
         ("idle", "r"),
         ("verdict", "l"),
     )
-    for rank in explanation.ranks[:16]:
-        share = {part.id: part.share for part in rank.budget.parts}
-        lost = 1 - share["compute"] - share["exposed_comm"] - share["exposed_memory"]
-        table.add_row(
-            str(rank.rank),
-            f"{rank.budget.step_ms:.2f} ms",
-            f"{share['compute']:.0%}",
-            f"{share['exposed_comm']:.0%}",
-            f"{lost:.0%}",
-            rank.findings[0].title,
-        )
-    if len(explanation.ranks) > 16:
-        table.add_row("…", "", "", "", "", f"{len(explanation.ranks) - 16} more: see --json")
+    by_time = sorted(ranks, key=_own_ms, reverse=True)
+    for rank in by_time[:_SLOWEST] if many else ranks:
+        table.add_row(*_rank_row(rank))
+    if many:
+        table.add_row("…", "", "", "", "", "", f"{len(ranks) - _SLOWEST - _FASTEST} more")
+        for rank in by_time[-_FASTEST:]:
+            table.add_row(*_rank_row(rank))
     return table
+
+
+def _own_ms(rank: RankExplanation) -> float:
+    """The step without exposed communication: what the rank needs when it waits for nobody."""
+    waits = sum(part.ms for part in rank.budget.parts if part.id == "exposed_comm")
+    return rank.budget.step_ms - waits
+
+
+def _rank_row(rank: RankExplanation) -> tuple[str, ...]:
+    share = {part.id: part.share for part in rank.budget.parts}
+    lost = 1 - share["compute"] - share["exposed_comm"] - share["exposed_memory"]
+    return (
+        str(rank.rank),
+        f"{rank.budget.step_ms:.2f} ms",
+        f"{_own_ms(rank):.2f} ms",
+        f"{share['compute']:.0%}",
+        f"{share['exposed_comm']:.0%}",
+        f"{max(lost, 0.0):.0%}",
+        rank.findings[0].title if rank.findings else "",
+    )
 
 
 def _findings(findings: tuple[Finding, ...]) -> Table:

@@ -1,0 +1,242 @@
+"""Collectives joined across ranks: who came when, who waited, and how long the transfer took."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from stepscope.explain.collectives import bus_factor
+from stepscope.explain.stragglers import LinkEvidence
+from stepscope.records.job import KINDS, JobCollective, LastArriver
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from stepscope.records.job import Clock, RankPart
+    from stepscope.records.profile import Profile
+    from stepscope.trace.matching import Block
+
+    Int64 = NDArray[np.int64]
+
+
+_NEVER = -(2**62)
+
+
+class Met(msgspec.Struct, frozen=True, kw_only=True):
+    """A block on the one clock. Matrices are (collectives, members); `here` says what is known."""
+
+    block: Block
+    here: NDArray[np.bool_]
+    arrival_ns: Int64
+    start_ns: Int64
+    end_ns: Int64
+    dur_ns: Int64
+    exposed_ns: Int64
+    aligned: bool
+    complete: NDArray[np.bool_]  # (collectives,): all of the group is here
+    error_ns: Int64  # (members,)
+    last: NDArray[np.intp]  # (collectives,): the member that came last
+    last_arrival_ns: Int64
+
+    @property
+    def wait_ns(self) -> Int64:
+        return np.where(self.here, self.last_arrival_ns[:, None] - self.arrival_ns, 0)
+
+    @property
+    def transfer_ns(self) -> Int64:
+        """From the last arrival to the end, as the last to come sees it: by its own clock alone.
+        Where part of the group is not here, no more than that."""
+        return self._least(self.end_ns - self.arrival_ns)
+
+    @property
+    def moving_ns(self) -> Int64:
+        """The same without what the call waited behind others before it began."""
+        return self._least(self.dur_ns)
+
+    def _least(self, spent: Int64) -> Int64:
+        least: Int64 = np.where(self.here, spent, -_NEVER).min(axis=1)
+        return least
+
+
+def meet(parts: Sequence[RankPart], block: Block, clock: Clock) -> Met:
+    """Bring a block's times to the one clock where there is one."""
+    ranks = [parts[member].rank for member in block.members.tolist()]
+    aligned = clock.aligned and all(rank in clock.offset_ns for rank in ranks)
+
+    def on_clock(name: str) -> Int64:
+        values = block.column(parts, name)
+        if aligned:
+            for place, rank in enumerate(ranks):
+                values[:, place] = clock.shift_ns(rank, values[:, place])
+        return values
+
+    here = block.row >= 0
+    arrival = on_clock("arrival_ns")
+    known = np.where(here, arrival, _NEVER)
+    size = block.group.size or (len(block.group.ranks) or None)
+    return Met(
+        block=block,
+        here=here,
+        arrival_ns=arrival,
+        start_ns=on_clock("start_ns"),
+        end_ns=on_clock("end_ns"),
+        dur_ns=block.column(parts, "end_ns") - block.column(parts, "start_ns"),
+        exposed_ns=block.column(parts, "exposed_ns"),
+        aligned=aligned,
+        complete=here.sum(axis=1) == (size or -1),
+        error_ns=np.array([clock.error_ns.get(rank, 0) for rank in ranks], np.int64),
+        last=known.argmax(axis=1),
+        last_arrival_ns=known.max(axis=1),
+    )
+
+
+def list_joined(
+    parts: Sequence[RankPart], met: Sequence[Met], profiles: Sequence[Profile] = ()
+) -> tuple[JobCollective, ...]:
+    """One row for each kind, group and size; the longest total first."""
+    rows = [row for each in met for row in _joined(parts, each, profiles)]
+    return tuple(sorted(rows, key=lambda row: -((row.transfer_ns or 0) + (row.wait_ns or 0))))
+
+
+def _sorts(block: Block) -> list[tuple[int, int, NDArray[np.intp]]]:
+    told = np.stack((block.kind.astype(np.int64), block.size_bytes), axis=1)
+    distinct, inverse = np.unique(told, axis=0, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    return [
+        (kind, size, np.flatnonzero(inverse == code))
+        for code, (kind, size) in enumerate(distinct.tolist())
+    ]
+
+
+def _joined(
+    parts: Sequence[RankPart], met: Met, profiles: Sequence[Profile]
+) -> list[JobCollective]:
+    block = met.block
+    wait, transfer, members = met.wait_ns, met.transfer_ns, met.here.sum(axis=1)
+    last = met.last
+    out = []
+    for code, size, rows in _sorts(block):
+        kind = KINDS[code]
+        moving = int(met.moving_ns[rows].sum())
+        algbw = size * len(rows) / moving if size >= 0 and moving else None
+        ranks = block.group.size
+        resolved = met.aligned and met.block.synchronising[rows].all()
+        out.append(
+            JobCollective(
+                kind=kind,
+                group=block.group.name,
+                description=block.group.description,
+                group_size=ranks,
+                ranks_seen=int(members[rows].max()),
+                size_bytes=size if size >= 0 else None,
+                count=len(rows),
+                wait_ns=int((wait[rows].sum(axis=1) / members[rows]).sum()) if resolved else None,
+                wait_error_ns=int(met.error_ns.max()) * len(rows) if resolved else None,
+                transfer_ns=int(transfer[rows].sum()),
+                exposed_ns=int((met.exposed_ns[rows].sum(axis=1) / members[rows]).sum()),
+                algbw_gb_s=algbw,
+                busbw_gb_s=algbw * bus_factor(kind, ranks) if algbw and ranks else None,
+                expected_ns=_expected(profiles, kind, ranks, size)[0],
+                slowest_rank=_most_often(parts, met, last[rows]) if resolved else None,
+            )
+        )
+    return out
+
+
+def _most_often(parts: Sequence[RankPart], met: Met, last: NDArray[np.intp]) -> int:
+    return parts[int(met.block.members[np.bincount(last).argmax()])].rank
+
+
+def _expected(
+    profiles: Sequence[Profile], kind: str, ranks: int | None, size: int
+) -> tuple[float | None, float]:
+    """One transfer by the first profile that knows such a group, and how far off it may be."""
+    for profile in profiles:
+        fit = profile.fit_for(kind, ranks) if ranks and size >= 0 else None
+        if fit is not None:
+            return fit.expected_ns(size), max(fit.noise, fit.held_out)
+    return None, 0.0
+
+
+def last_arrivers(
+    parts: Sequence[RankPart], met: Sequence[Met], steps: int
+) -> tuple[LastArriver, ...]:
+    """For whom everybody waited, where the clocks are good enough to say it."""
+    times = np.zeros(len(parts), np.int64)
+    waits = np.zeros(len(parts), np.int64)
+    leads: list[list[int]] = [[] for _ in parts]
+    looked = 0
+    for each in met:
+        if not each.aligned:
+            continue
+        rows = np.flatnonzero(each.block.synchronising & (each.here.sum(axis=1) > 1))
+        np.add.at(waits, each.block.members, each.wait_ns[rows].sum(axis=0))
+        arrival = np.where(each.here[rows], each.arrival_ns[rows], _NEVER)
+        order = np.argsort(arrival, axis=1)
+        last, second = order[:, -1], order[:, -2]
+        at = np.arange(len(rows))
+        lead = arrival[at, last] - arrival[at, second]
+        clear = lead > each.error_ns[last] + each.error_ns[second]
+        looked += len(rows)
+        np.add.at(times, each.block.members[last[clear]], 1)
+        for place, ns in zip(last[clear].tolist(), lead[clear].tolist(), strict=True):
+            leads[int(each.block.members[place])].append(ns)
+    table = [
+        LastArriver(
+            rank=part.rank,
+            times_last=int(times[place]),
+            of=looked,
+            lead_ns=int(np.median(leads[place])) if leads[place] else 0,
+            waits_ns=int(waits[place]) // max(steps, 1),
+        )
+        for place, part in enumerate(parts)
+    ]
+    return tuple(sorted(table, key=lambda row: (-row.times_last, row.waits_ns))) if looked else ()
+
+
+def link_evidence(met: Sequence[Met], profiles: Sequence[Profile] = ()) -> list[LinkEvidence]:
+    """Transfers of groups that are wholly here, beside what they should take."""
+    told: list[LinkEvidence] = []
+    for each in met:
+        transfer = each.moving_ns
+        for code, size, rows in _sorts(each.block):
+            rows = rows[each.complete[rows] & (each.block.step[rows] >= 0)]
+            if not len(rows) or size < 0:
+                continue
+            expected, error = _expected(profiles, KINDS[code], each.block.group.size, size)
+            members = each.here[rows].sum(axis=1)
+            told.append(
+                LinkEvidence(
+                    group=each.block.group.name,
+                    members=len(each.block.members),
+                    kind=KINDS[code],
+                    size_bytes=size,
+                    step=each.block.step[rows],
+                    transfer_ns=transfer[rows],
+                    exposed_ns=each.exposed_ns[rows].sum(axis=1) // members,
+                    wait_ns=each.wait_ns[rows].max(axis=1).astype(float),
+                    expected_ns=expected,
+                    expected_error=error,
+                    siblings_ns=None,
+                )
+            )
+    return _with_siblings(told)
+
+
+def _with_siblings(told: Sequence[LinkEvidence]) -> list[LinkEvidence]:
+    """Beside each the same transfer in the job's other groups of that size."""
+    alike: dict[tuple[str, int, int], dict[str, float]] = {}
+    for link in told:
+        groups = alike.setdefault((link.kind, link.size_bytes, link.members), {})
+        groups[link.group] = float(np.median(link.transfer_ns))
+    out = []
+    for link in told:
+        groups = alike[link.kind, link.size_bytes, link.members]
+        others = [typical for group, typical in groups.items() if group != link.group]
+        siblings = float(np.median(others)) if others else None
+        out.append(msgspec.structs.replace(link, siblings_ns=siblings))
+    return out

@@ -1,0 +1,68 @@
+"""One trace file, explained where it is read: in this process, a worker, or another machine.
+
+What comes back is all that is ever held of a rank, so it is small: no columns of gaps, and tables
+that are shortened where there are many ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from stepscope.errors import StepscopeError, UnreadableInputError
+from stepscope.explain.rank import explain_rank
+from stepscope.explain.shorten import shorten
+from stepscope.trace.discover import on_disk
+from stepscope.trace.rank_folder import read_rank_folder
+from stepscope.trace.read import read_trace
+from stepscope.trace.truth import read_truth
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stepscope.records.explanation import RankExplanation
+    from stepscope.records.trace import Trace
+    from stepscope.trace.discover import TraceFile
+    from stepscope.trace.files import Progress
+
+    Also = Callable[[Trace, RankExplanation], Any]
+    Outcome = tuple[RankExplanation, Any] | Exception
+
+
+def explain_file(
+    file: TraceFile,
+    *,
+    cache: bool,
+    also: Also | None = None,
+    most_rows: int | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """The rank and what `also` made of it; an error where the file cannot be read."""
+    try:
+        with on_disk(file) as path:
+            trace = replace(read_trace(path, cache=cache, progress=progress), path=str(file))
+            rank = explain_rank(trace, read_truth(path), read_rank_folder(path))
+    except UnreadableInputError as error:
+        return error
+    except MemoryError:
+        return UnreadableInputError(f"{file}: there is not enough memory to read it")
+    made = also(trace, rank) if also else None
+    rank = replace(rank, gaps=None)
+    return (rank if most_rows is None else shorten(rank, most_rows)), made
+
+
+def explain_one_of_many(
+    file: TraceFile, *, cache: bool, also: Also | None = None, most_rows: int | None = None
+) -> Outcome:
+    """As `explain_file`, but a defect of ours costs this file only."""
+    try:
+        return explain_file(file, cache=cache, also=also, most_rows=most_rows)
+    except Exception as error:
+        if os.environ.get("STEPSCOPE_DEBUG"):
+            raise
+        return StepscopeError(
+            f"{file}: a defect in stepscope: {type(error).__name__}: {error}; "
+            "set STEPSCOPE_DEBUG=1 to see where"
+        )

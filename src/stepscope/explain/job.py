@@ -1,0 +1,251 @@
+"""All ranks together: one clock, collectives joined, who waits for whom, what decides a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.explain.arrivals import last_arrivers, link_evidence, list_joined, meet
+from stepscope.explain.path import critical_path
+from stepscope.explain.stragglers import find_stragglers
+from stepscope.records.job import Job, Lanes
+from stepscope.records.quality import Note
+from stepscope.records.trace import ABSENT
+from stepscope.trace.clocks import align
+from stepscope.trace.matching import match_collectives, match_transfers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from stepscope.explain.arrivals import Met
+    from stepscope.records.job import Clock, CriticalPath, RankPart, Stragglers
+    from stepscope.records.profile import Profile
+    from stepscope.trace.matching import Block, Transfers
+
+    Int64 = NDArray[np.int64]
+
+DRAWN_RANKS = 8
+_MOST_DRAWN = 6_000
+_APART_NS = 1_000_000_000
+
+
+def join_ranks(parts: Sequence[RankPart], profiles: Sequence[Profile] = ()) -> Job:
+    """Never raises over its input: what cannot be said is a note."""
+    parts, notes = _usable(parts)
+    ranks = tuple(part.rank for part in parts)
+    steps, notes_on_steps = _common_steps(parts)
+    notes += notes_on_steps
+    matrix = {
+        name: _matrix(parts, steps, name)
+        for name in ("dur_ns", "own_ns", "input_ns", "exposed_comm_ns")
+    }
+    blocks = match_collectives(parts)
+    notes += _about_groups(parts, blocks)
+    transfers = match_transfers(parts)
+    clock = align(parts, blocks, transfers)
+    notes += _about_clock(clock)
+    met = [meet(parts, block, clock) for block in blocks]
+    stragglers = find_stragglers(
+        ranks,
+        matrix["own_ns"],
+        matrix["input_ns"],
+        matrix["dur_ns"],
+        link_evidence(met, profiles),
+    )
+    arrivals = last_arrivers(parts, met, len(steps))
+    return Job(
+        ranks=ranks,
+        hosts={part.rank: part.host for part in parts if part.host},
+        steps=steps,
+        step_ns=matrix["dur_ns"],
+        own_ns=matrix["own_ns"],
+        input_ns=matrix["input_ns"],
+        exposed_comm_ns=matrix["exposed_comm_ns"],
+        clock=clock,
+        collectives=list_joined(parts, met, profiles),
+        arrivals=arrivals,
+        stragglers=stragglers,
+        path=_typical_path(parts, met, transfers, clock, steps, matrix["dur_ns"]),
+        lanes=_lanes(parts, met, clock, _telling(ranks, matrix["own_ns"], stragglers)),
+        notes=tuple(notes),
+    )
+
+
+def _usable(parts: Sequence[RankPart]) -> tuple[list[RankPart], list[Note]]:
+    """In the order of ranks, each once, without those that recorded nothing."""
+    kept: dict[int, RankPart] = {}
+    empty, twice = [], []
+    for part in sorted(parts, key=lambda part: part.rank):
+        if not len(part.calls) and not (part.pace.dur_ns > 0).any():
+            empty.append(part.rank)
+        elif part.rank in kept:
+            twice.append(part.rank)
+        else:
+            kept[part.rank] = part
+    notes = []
+    if empty:
+        notes.append(Note(id="empty-rank", detail=f"nothing was recorded by {_named(empty)}"))
+    if twice:
+        detail = f"several files say they are {_named(sorted(set(twice)))}: only the first counts"
+        notes.append(Note(id="duplicate-ranks", detail=detail))
+    return list(kept.values()), notes
+
+
+def _named(ranks: Sequence[int]) -> str:
+    few = ", ".join(map(str, ranks[:8]))
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return f"rank {few}{more}" if len(ranks) == 1 else f"ranks {few}{more}"
+
+
+def _common_steps(parts: Sequence[RankPart]) -> tuple[tuple[int, ...], list[Note]]:
+    """Numbers of steps that any rank has; a note where they differ."""
+    numbers = [frozenset(part.pace.number.tolist()) for part in parts]
+    everybody = frozenset.intersection(*numbers) if numbers else frozenset[int]()
+    anybody = frozenset.union(*numbers) if numbers else frozenset[int]()
+    if everybody == anybody:
+        return tuple(sorted(anybody)), []
+    detail = f"ranks recorded different steps: {len(everybody)} of {len(anybody)} are on all ranks"
+    return tuple(sorted(anybody)), [Note(id="different-steps", detail=detail)]
+
+
+def _matrix(parts: Sequence[RankPart], steps: tuple[int, ...], name: str) -> Int64:
+    out = np.full((len(steps), len(parts)), ABSENT, np.int64)
+    place = np.array(steps, np.int64)
+    for column, part in enumerate(parts):
+        out[np.searchsorted(place, part.pace.number), column] = getattr(part.pace, name)
+    return out
+
+
+def _about_groups(parts: Sequence[RankPart], blocks: Sequence[Block]) -> list[Note]:
+    notes = []
+    here = {part.rank for part in parts}
+    absent = {
+        group.name or "unnamed": sorted(set(group.ranks) - here)
+        for part in parts
+        for group in part.calls.groups
+        if set(group.ranks) - here
+    }
+    if absent:
+        name, gone = next(iter(absent.items()))
+        detail = f"{len(absent)} groups have ranks that are not here (group {name}: {_named(gone)})"
+        notes.append(Note(id="partial-groups", detail=detail, count=len(absent)))
+    unmatched = sum(block.unmatched for block in blocks)
+    if unmatched:
+        detail = "collectives that only one of their ranks recorded are not joined"
+        notes.append(Note(id="unmatched-collectives", detail=detail, count=unmatched))
+    uneven = sum(int(((block.row >= 0).sum(axis=1) < len(block.members)).sum()) for block in blocks)
+    if uneven:
+        detail = "collectives that some of their group's ranks did not record"
+        notes.append(Note(id="partly-matched-collectives", detail=detail, count=uneven))
+    return notes
+
+
+def _about_clock(clock: Clock) -> list[Note]:
+    if clock.contradicts:
+        return [Note(id="clocks-contradict", detail=clock.detail)]
+    notes = []
+    far = {rank: ns for rank, ns in clock.offset_ns.items() if abs(ns) > _APART_NS}
+    if far:
+        rank, ns = max(far.items(), key=lambda pair: abs(pair[1]))
+        detail = f"clocks are {abs(ns) / 1e9:.1f} s apart (rank {rank}); they were aligned"
+        notes.append(Note(id="clocks-apart", detail=detail, count=len(far)))
+    if "nothing ties" in clock.detail:
+        notes.append(Note(id="rank-not-aligned", detail=clock.detail))
+    return notes
+
+
+def _typical_path(
+    parts: Sequence[RankPart],
+    met: Sequence[Met],
+    transfers: Transfers,
+    clock: Clock,
+    steps: tuple[int, ...],
+    step_ns: Int64,
+) -> CriticalPath | None:
+    """Of the step whose length is the median one."""
+    whole = np.flatnonzero((step_ns > 0).all(axis=1)) if len(parts) > 1 else np.empty(0, np.intp)
+    if not clock.aligned or not len(whole):
+        return None
+    length = step_ns[whole].max(axis=1)
+    typical = whole[int(np.argsort(length, kind="stable")[(len(length) - 1) // 2])]
+    return critical_path(parts, met, transfers, clock, steps[int(typical)])
+
+
+def _telling(ranks: tuple[int, ...], own_ns: Int64, stragglers: Stragglers) -> list[int]:
+    """Ranks worth drawing: the accused, the slowest and fastest, then the first ones."""
+    whole = (own_ns > 0).all(axis=1)
+    typical = np.median(own_ns[whole], axis=0) if whole.any() else np.zeros(len(ranks))
+    by_time = [ranks[i] for i in np.argsort(-typical, kind="stable").tolist()]
+    accused = [each.rank for each in stragglers.ranks if each.rank is not None]
+    wanted = dict.fromkeys([*accused[:3], *by_time[:2], *by_time[-2:], *ranks])
+    return sorted(list(wanted)[:DRAWN_RANKS])
+
+
+def _lanes(
+    parts: Sequence[RankPart], met: Sequence[Met], clock: Clock, ranks: list[int]
+) -> Lanes | None:
+    """Joined collectives of a few ranks, in the order of time."""
+    drawn = {place: part.rank for place, part in enumerate(parts) if part.rank in set(ranks)}
+    if not clock.aligned:
+        return None
+    pieces = [_drawn(each, drawn, number) for number, each in _numbered(met)]
+    table = np.concatenate(pieces) if pieces else np.empty((0, 8), np.int64)
+    table = table[np.argsort(table[:, 5], kind="stable")][:_MOST_DRAWN]
+    steps = [
+        (part.rank, number, *clock.shift_ns(part.rank, np.array([start, start + dur])).tolist())
+        for part in parts
+        if part.rank in clock.offset_ns and part.rank in set(ranks)
+        for number, start, dur in zip(
+            part.pace.number.tolist(),
+            part.pace.start_ns.tolist(),
+            part.pace.dur_ns.tolist(),
+            strict=True,
+        )
+    ]
+    of_steps = np.array(steps, np.int64).reshape(-1, 4)
+    return Lanes(
+        ranks=tuple(ranks),
+        match=table[:, 0],
+        rank=table[:, 1].astype(np.int32),
+        kind=table[:, 2].astype(np.int8),
+        size_bytes=table[:, 3],
+        arrival_ns=table[:, 4],
+        start_ns=table[:, 5],
+        end_ns=table[:, 6],
+        last_ns=table[:, 7],
+        step_rank=of_steps[:, 0].astype(np.int32),
+        step_number=of_steps[:, 1],
+        step_start_ns=of_steps[:, 2],
+        step_end_ns=of_steps[:, 3],
+    )
+
+
+def _numbered(met: Sequence[Met]) -> list[tuple[int, Met]]:
+    out, first = [], 0
+    for each in met:
+        if each.aligned:
+            out.append((first, each))
+            first += len(each.block)
+    return out
+
+
+def _drawn(met: Met, drawn: dict[int, int], first: int) -> Int64:
+    """(match, rank, kind, size, arrival, start, end, last arrival) of the drawn members."""
+    chosen = np.array([place in drawn for place in met.block.members.tolist()], np.bool_)
+    row, place = np.nonzero(met.here & chosen)
+    rank = np.array([drawn.get(i, ABSENT) for i in met.block.members.tolist()], np.int64)[place]
+    return np.column_stack(
+        (
+            first + row,
+            rank,
+            met.block.kind[row].astype(np.int64),
+            met.block.size_bytes[row],
+            met.arrival_ns[row, place],
+            met.start_ns[row, place],
+            met.end_ns[row, place],
+            met.last_arrival_ns[row],
+        )
+    )

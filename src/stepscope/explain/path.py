@@ -1,0 +1,206 @@
+"""Which rank's work and which transfer decided a step: the way back from its end to its start.
+
+Whoever ends last worked since the last collective it had to wait in. That one ended when its
+transfer was over, which began when the last rank had come, or when the one before it on the same
+group was through. So the way goes on with that rank, from the moment it came.
+"""
+
+from __future__ import annotations
+
+import bisect
+from functools import cache
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from stepscope.records.job import KINDS, CriticalPath, PathPiece
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from stepscope.explain.arrivals import Met
+    from stepscope.records.job import Clock, RankPart
+    from stepscope.trace.matching import Transfers
+
+    Int64 = NDArray[np.int64]
+
+_NEVER = -(2**62)
+_MOST_PIECES = 10_000
+_LABELS = {"work": "own work", "input": "waiting for data"}
+
+
+class _Event(NamedTuple):
+    """A collective or a receive on one rank, on the one clock."""
+
+    end_ns: int
+    last_ns: int  # when the last rank had come, or the sender had begun
+    last_part: int
+    before_ns: int  # when the one before it in the group was through, on this rank
+    blocks: bool  # the rank stood still in it
+    label: str
+
+
+def critical_path(
+    parts: Sequence[RankPart],
+    met: Sequence[Met],
+    transfers: Transfers,
+    clock: Clock,
+    step: int,
+) -> CriticalPath | None:
+    """None where clocks are not aligned or the step is not on all ranks."""
+    window = _window(parts, clock, step)
+    if window is None:
+        return None
+    starts, ends = window
+
+    @cache
+    def events_of(part: int) -> list[_Event]:
+        return sorted(
+            [*_collectives(met, part, step), *_receives(parts, transfers, clock, part, step)]
+        )
+
+    at, begin = int(ends.argmax()), int(starts.min())
+    time = end = int(ends.max())
+    pieces: list[PathPiece] = []
+    while time > begin and len(pieces) < _MOST_PIECES:
+        mine = events_of(at)
+        found = _blocking_before(mine, time)
+        since = max(begin, mine[found].end_ns) if found >= 0 else begin
+        pieces += _work(parts[at], int(starts[at]), since, time, step)
+        if found < 0:
+            break
+        at, time = _through(parts[at].rank, mine, found, begin, since, pieces, at)
+    return _path(step, begin, end, pieces)
+
+
+def _window(parts: Sequence[RankPart], clock: Clock, step: int) -> tuple[Int64, Int64] | None:
+    starts, ends = [], []
+    for part in parts:
+        row = np.flatnonzero(part.pace.number == step)
+        if not len(row) or part.rank not in clock.offset_ns:
+            return None
+        began = part.pace.start_ns[row[:1]]
+        moved = clock.shift_ns(part.rank, np.append(began, began + part.pace.dur_ns[row[:1]]))
+        starts.append(int(moved[0]))
+        ends.append(int(moved[1]))
+    return np.array(starts, np.int64), np.array(ends, np.int64)
+
+
+def _collectives(met: Sequence[Met], part: int, step: int) -> list[_Event]:
+    out = []
+    for each in met:
+        place = np.flatnonzero(each.block.members == part)
+        if not len(place) or not each.aligned:
+            continue
+        column = int(place[0])
+        rows = np.flatnonzero(each.here[:, column] & each.block.synchronising)
+        before = np.append(_NEVER, each.end_ns[rows, column])
+        for number in np.flatnonzero(each.block.step[rows] == step).tolist():
+            row = int(rows[number])
+            out.append(
+                _Event(
+                    end_ns=int(each.end_ns[row, column]),
+                    last_ns=int(each.last_arrival_ns[row]),
+                    last_part=int(each.block.members[each.last[row]]),
+                    before_ns=int(before[number]),
+                    blocks=bool(each.exposed_ns[row, column] > 0),
+                    label=KINDS[each.block.kind[row]],
+                )
+            )
+    return out
+
+
+def _receives(
+    parts: Sequence[RankPart], transfers: Transfers, clock: Clock, part: int, step: int
+) -> list[_Event]:
+    """A receive ends after its sender began."""
+    out = []
+    calls, numbers = parts[part].calls, parts[part].pace.number
+    for number in np.flatnonzero(transfers.receiver == part).tolist():
+        row, sender = transfers.recv[number], int(transfers.sender[number])
+        sent = parts[sender].calls.start_ns[transfers.send[number : number + 1]]
+        if calls.step[row] >= 0 and numbers[calls.step[row]] == step:
+            out.append(
+                _Event(
+                    end_ns=int(clock.shift_ns(parts[part].rank, calls.end_ns[row : row + 1])[0]),
+                    last_ns=int(clock.shift_ns(parts[sender].rank, sent)[0]),
+                    last_part=sender,
+                    before_ns=_NEVER,
+                    blocks=bool(calls.exposed_ns[row] > 0),
+                    label="recv",
+                )
+            )
+    return out
+
+
+def _blocking_before(events: Sequence[_Event], time: int) -> int:
+    place = bisect.bisect_right(events, time, key=lambda event: event.end_ns) - 1
+    while place >= 0 and not events[place].blocks:
+        place -= 1
+    return place
+
+
+def _through(
+    rank: int,
+    mine: Sequence[_Event],
+    found: int,
+    begin: int,
+    time: int,
+    pieces: list[PathPiece],
+    at: int,
+) -> tuple[int, int]:
+    """Back through a transfer and those it was queued behind, to whoever came last."""
+    while True:
+        event = mine[found]
+        began = max(begin, min(time, max(event.last_ns, event.before_ns)))
+        if began < time:
+            pieces.append(
+                PathPiece(
+                    rank=rank, kind="transfer", start_ns=began, end_ns=time, label=event.label
+                )
+            )
+        time = began
+        if event.last_ns >= event.before_ns:
+            return event.last_part, time
+        if found == 0 or time <= begin:
+            return at, time
+        found -= 1
+
+
+def _work(part: RankPart, step_start: int, start: int, end: int, step: int) -> list[PathPiece]:
+    """A stretch of the rank's own time, latest piece first; a step begins with its data."""
+    row = int(np.flatnonzero(part.pace.number == step)[0])
+    fed = step_start + int(part.pace.input_ns[row])
+    cuts: list[tuple[int, int, Literal["work", "input"]]] = [
+        (max(start, fed), end, "work"),
+        (max(start, step_start), min(end, fed), "input"),
+        (start, min(end, step_start), "work"),  # still busy with the step before
+    ]
+    if fed == step_start:
+        cuts = [(start, end, "work")]
+    return [
+        PathPiece(rank=part.rank, kind=kind, start_ns=a, end_ns=b, label=_LABELS[kind])
+        for a, b, kind in cuts
+        if b > a
+    ]
+
+
+def _path(step: int, begin: int, end: int, pieces: list[PathPiece]) -> CriticalPath:
+    whole = max(end - begin, 1)
+    share: dict[int, float] = {}
+    for piece in pieces:
+        if piece.kind != "transfer":
+            spent = (piece.end_ns - piece.start_ns) / whole
+            share[piece.rank] = share.get(piece.rank, 0.0) + spent
+    return CriticalPath(
+        step=step,
+        start_ns=begin,
+        end_ns=end,
+        pieces=tuple(reversed(pieces)),
+        share_by_rank=dict(sorted(share.items(), key=lambda pair: -pair[1])),
+        transfer_share=sum(
+            (piece.end_ns - piece.start_ns) / whole for piece in pieces if piece.kind == "transfer"
+        ),
+    )

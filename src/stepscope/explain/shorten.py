@@ -1,0 +1,99 @@
+"""A rank's tables cut to their longest rows, for jobs of so many ranks that all rows are too many.
+
+What is cut is summed in rows called OTHERS, so that a column still adds up to what it did.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec.structs import replace
+
+from stepscope.records.explanation import Collective, Kernel, Line, Module, Operator, SyncCall
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from stepscope.records.explanation import RankExplanation
+
+OTHERS = "(others)"
+_Row = TypeVar("_Row")
+
+
+def shorten(rank: RankExplanation, most_rows: int) -> RankExplanation:
+    """At most so many rows in each table, and the sums of those left out."""
+    return replace(
+        rank,
+        kernels=_cut(rank.kernels, most_rows, _kernels, lambda row: row.total_ns),
+        operators=_cut(rank.operators, most_rows, _operators),
+        modules=_cut(rank.modules, most_rows, _modules),
+        lines=_cut(rank.lines, most_rows, _lines),
+        syncs=_cut(rank.syncs, most_rows, _syncs),
+        collectives=_cut(rank.collectives, most_rows, _collectives),
+    )
+
+
+def _cut(
+    rows: tuple[_Row, ...],
+    most: int,
+    others: Callable[[tuple[_Row, ...]], Iterable[_Row]],
+    longest_first: Callable[[_Row], int] | None = None,
+) -> tuple[_Row, ...]:
+    if len(rows) <= most:
+        return rows
+    out = (*rows[:most], *others(rows[most:]))
+    return tuple(sorted(out, key=longest_first, reverse=True)) if longest_first else out
+
+
+def _sums(rows: Iterable[Any], *names: str) -> dict[str, Any]:
+    return {name: sum(getattr(row, name) for row in rows) for name in names}
+
+
+def _kernels(rows: tuple[Kernel, ...]) -> Iterable[Kernel]:
+    """One for each kind, since the kind decides what the time counts as."""
+    for kind in ("compute", "comm", "memory"):
+        mine = [row for row in rows if row.kind == kind]
+        if mine:
+            yield Kernel(
+                name=OTHERS,
+                kind=mine[0].kind,
+                min_ns=min(row.min_ns for row in mine),
+                max_ns=max(row.max_ns for row in mine),
+                **_sums(mine, "count", "total_ns"),
+            )
+
+
+def _operators(rows: tuple[Operator, ...]) -> Iterable[Operator]:
+    times = ("host_total_ns", "host_self_ns", "device_total_ns", "device_self_ns")
+    yield Operator(name=OTHERS, shapes="", dtypes="", **_sums(rows, "calls", *times))
+
+
+def _modules(rows: tuple[Module, ...]) -> Iterable[Module]:
+    times = ("host_total_ns", "host_self_ns", "forward_device_ns", "backward_device_ns")
+    yield Module(name=OTHERS, **_sums(rows, "calls", *times))
+
+
+def _lines(rows: tuple[Line, ...]) -> Iterable[Line]:
+    times = ("host_total_ns", "host_self_ns", "device_ns")
+    yield Line(file=OTHERS, line=-1, function="", **_sums(rows, "calls", *times))
+
+
+def _syncs(rows: tuple[SyncCall, ...]) -> Iterable[SyncCall]:
+    yield SyncCall(name=OTHERS, operator="", **_sums(rows, "count", "total_ns"))
+
+
+def _collectives(rows: tuple[Collective, ...]) -> Iterable[Collective]:
+    """One for each kind and group: sizes differ, so there is no one bandwidth."""
+    alike: dict[tuple[str, str, int | None], list[Collective]] = {}
+    for row in rows:
+        alike.setdefault((row.kind, row.group, row.group_size), []).append(row)
+    for (kind, group, group_size), mine in alike.items():
+        yield Collective(
+            kind=kind,
+            group=group,
+            group_size=group_size,
+            size_bytes=None,
+            algbw_gb_s=None,
+            busbw_gb_s=None,
+            **_sums(mine, "count", "total_ns", "exposed_ns"),
+        )

@@ -1,0 +1,55 @@
+"""How a job is spread over its ranks, one file a strategy: what it costs and why.
+
+Every file has `find(evidence, free) -> (record or None, the calls it explains)`; the surest come
+first and a call belongs to one strategy only. What is left over is told as other communication.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.explain.strategies import (
+    data_parallel,
+    fully_sharded,
+    other,
+    pipeline,
+    tensor_parallel,
+)
+from stepscope.explain.strategies.evidence import gather_evidence
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.work import Work
+    from stepscope.records.job import Calls, Pace, RankFolder
+    from stepscope.records.strategies import RankStrategy
+    from stepscope.records.trace import Trace
+
+_ALL = (pipeline, fully_sharded, tensor_parallel, data_parallel, other)
+
+
+def find_strategies(
+    trace: Trace,
+    work: Work,
+    calls: Calls,
+    rows: NDArray[np.int32],
+    pace: Pace,
+    folder: RankFolder | None,
+) -> tuple[RankStrategy, ...]:
+    """The strategies of one rank; empty where it communicates with nobody.
+
+    `rows` are the host events that made the calls (see calls.py).
+    """
+    if not len(calls):
+        return ()
+    evidence = gather_evidence(trace, work, calls, rows, pace, folder)
+    free = np.asarray(evidence.step >= 0)
+    found: list[RankStrategy] = []
+    for strategy in _ALL:
+        record, mine = strategy.find(evidence, free)
+        if record is not None:
+            found.append(record)
+            free &= ~mine
+    return tuple(found)

@@ -1,0 +1,169 @@
+"""Data parallelism: gradients summed in buckets while backward still runs; why some is exposed.
+
+DDP is known from its annotation or from the capture; a bare trace shows it as all-reduces that
+backward calls. Buckets are told apart by their place in the step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stepscope.explain.calls import covered_ns
+from stepscope.explain.strategies.evidence import backward_spans, mean
+from stepscope.explain.work import rows_named
+from stepscope.records.strategies import Bucket, RankDataParallel
+from stepscope.records.trace import HostKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.intervals import Set
+    from stepscope.explain.strategies.evidence import Bools, Evidence, Int64
+    from stepscope.records.strategies import Why
+
+_FORWARD = "DistributedDataParallel.forward"
+_MOST = 0.1  # of a bucket's time: less does not count
+
+
+def find(evidence: Evidence, free: Bools) -> tuple[RankDataParallel | None, Bools]:
+    """All-reduces of the gradients' group that backward calls; DDP's broadcasts of buffers."""
+    replicas = evidence.layout.get("ddp") or []
+    reduces = free & evidence.of_kind("all_reduce")
+    mine = reduces & evidence.backward
+    named = reduces & evidence.of_groups({str(each.get("group")) for each in replicas})
+    sizes = [bucket.get("size_bytes") for each in replicas for bucket in each.get("buckets", ())]
+    sized = named & np.isin(evidence.size_bytes, [size for size in sizes if size])
+    mine = sized if sized.any() else mine & named if named.any() else mine
+    if not mine.any():
+        return None, mine
+    buffers = evidence.inside(lambda name: name == _FORWARD) >= 0
+    every = mine | (free & buffers & evidence.of_kind("broadcast"))
+    steps, places = _grid(evidence, mine)
+    backward = _backward(evidence, steps, places)
+    names = _names(replicas, evidence.size_bytes[places[0]].tolist())
+    buckets = _buckets(evidence, places, backward, names)
+    return RankDataParallel(
+        groups=evidence.groups_of(mine),
+        evidence=_told(evidence, replicas),
+        step_ns=evidence.step_ns,
+        backward_ns=mean(backward[1] - backward[0]) if backward else None,
+        comm_ns=evidence.union_ns(every),
+        exposed_ns=evidence.exposed_union_ns(every),
+        steps=tuple(evidence.pace.number[steps].tolist()),
+        buckets=buckets,
+        arrivals_ns=tuple(map(tuple, evidence.ready_ns[places].tolist())),
+    ), every
+
+
+def _told(evidence: Evidence, replicas: list[dict[str, Any]]) -> tuple[str, ...]:
+    trace, host = evidence.trace, evidence.trace.host
+    out = [
+        f"DistributedDataParallel of {each.get('module')} over {each.get('world_size')} ranks"
+        for each in replicas
+    ]
+    named = rows_named(trace, host, host.kind == HostKind.ANNOTATION, lambda s: s == _FORWARD)
+    if not out and named.any():
+        out.append(f"{_FORWARD} is annotated")
+    return tuple(out) or ("all-reduces called by backward",)
+
+
+def _grid(evidence: Evidence, mine: Bools) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Calls as (steps, buckets): of the steps that have the usual number of them."""
+    calls = np.flatnonzero(mine)
+    step = evidence.step[calls]
+    counts = np.bincount(step, minlength=len(evidence.pace))
+    usual = int(np.bincount(counts[counts > 0]).argmax())
+    steps = np.flatnonzero(counts == usual)
+    chosen = calls[np.isin(step, steps)]
+    order = np.lexsort((evidence.made_ns[chosen], evidence.step[chosen]))
+    return steps, chosen[order].reshape(len(steps), usual)
+
+
+def _names(replicas: list[dict[str, Any]], sizes: list[int]) -> list[tuple[str, ...]]:
+    """The parameters of each bucket, where the capture knows the same buckets as were seen."""
+    buckets = [bucket for each in replicas for bucket in each.get("buckets", ())]
+    if [bucket.get("size_bytes") for bucket in buckets] != sizes:
+        return [()] * len(sizes)
+    return [tuple(bucket.get("parameters") or ()) for bucket in buckets]
+
+
+def _backward(
+    evidence: Evidence, steps: NDArray[np.intp], places: NDArray[np.intp]
+) -> tuple[Int64, Int64] | None:
+    """Per step: where the backward that fills the first bucket began, and where it ended."""
+    mine, others = backward_spans(evidence)
+    if not len(mine[0]):
+        return None
+    ends = evidence.pace.start_ns[steps] + evidence.pace.dur_ns[steps]
+    first = evidence.ready_ns[places[:, 0]]
+    forward = _last(others, first, evidence.pace.start_ns[steps])
+    begin = mine[0][np.minimum(np.searchsorted(mine[0], forward), len(mine[0]) - 1)]
+    last = np.maximum(np.searchsorted(mine[0], ends) - 1, 0)
+    return np.minimum(begin, first), np.maximum(np.minimum(mine[1][last], ends), first)
+
+
+def _last(of: Set, times: Int64, floor: Int64) -> Int64:
+    """The last end before each time, not before the floor."""
+    if not len(of[0]):
+        return floor
+    place = np.searchsorted(of[1], times, side="right") - 1
+    return np.where(place >= 0, np.maximum(of[1][np.maximum(place, 0)], floor), floor)
+
+
+def _buckets(
+    evidence: Evidence,
+    places: NDArray[np.intp],
+    backward: tuple[Int64, Int64] | None,
+    names: list[tuple[str, ...]],
+) -> tuple[Bucket, ...]:
+    start, end, ready = (
+        column[places] for column in (evidence.start_ns, evidence.end_ns, evidence.ready_ns)
+    )
+    exposed, size = evidence.exposed_ns[places], evidence.size_bytes[places]
+    begin = backward[0][:, None] if backward else ready[:, :1]
+    done = backward[1][:, None] if backward else np.maximum(ready[:, -1:], start[:, -1:])
+    left = covered_ns(
+        evidence.work.compute, start.reshape(-1), np.maximum(start, done).reshape(-1)
+    ).reshape(start.shape)
+    before = np.maximum.accumulate(end, axis=1)
+    out = []
+    for index in range(places.shape[1]):
+        free_ns = start[:, index] - before[:, index - 1] if index else None
+        out.append(
+            Bucket(
+                index=index,
+                size_bytes=int(size[0, index])
+                if (size[:, index] == size[0, index]).all() and size[0, index] >= 0
+                else None,
+                parameters=names[index],
+                ready_ns=mean((ready - begin)[:, index]) if backward else None,
+                start_ns=mean((start - begin)[:, index]) if backward else None,
+                end_ns=mean((end - begin)[:, index]) if backward else None,
+                time_ns=mean((end - start)[:, index]),
+                exposed_ns=mean(exposed[:, index]),
+                why=_why(
+                    time_ns=mean((end - start)[:, index]),
+                    exposed_ns=mean(exposed[:, index]),
+                    queued_ns=mean((start - ready)[:, index]),
+                    after_ns=None if free_ns is None else mean(free_ns),
+                    left_ns=mean(left[:, index]),
+                ),
+            )
+        )
+    return tuple(out)
+
+
+def _why(
+    *, time_ns: int, exposed_ns: int, queued_ns: int, after_ns: int | None, left_ns: int
+) -> Why:
+    """after: since the earlier buckets ended; left: compute of backward from its start on."""
+    small = _MOST * time_ns
+    if exposed_ns <= small:
+        return "hidden"
+    if after_ns is not None and after_ns <= small and queued_ns >= exposed_ns / 2:
+        return "queued"
+    if left_ns <= small:
+        return "last"
+    return "long" if left_ns < time_ns else "gaps"

@@ -1,0 +1,191 @@
+"""One rank's collectives with what tells why they were made: where they were called, when ready."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from stepscope.explain import intervals
+from stepscope.explain.work import Kind, rows_named
+from stepscope.records.job import KINDS, Group
+from stepscope.records.trace import HostKind
+from stepscope.trace.links import nearest_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from stepscope.explain.intervals import Set
+    from stepscope.explain.work import Work
+    from stepscope.records.job import Calls, Pace, RankFolder
+    from stepscope.records.trace import Trace
+
+    Bools = NDArray[np.bool_]
+    Int32 = NDArray[np.int32]
+    Int64 = NDArray[np.int64]
+
+_CODE = {name: code for code, name in enumerate(KINDS)}
+_IN_BACKWARD = re.compile(r"^autograd::engine::evaluate_function|^FSDP::.*backward|_backward_hook")
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """Columns of one rank's calls, in the order they were made."""
+
+    trace: Trace
+    work: Work
+    pace: Pace
+    layout: dict[str, Any]
+    groups: tuple[Group, ...]
+    kind: NDArray[np.int8]
+    group: Int32
+    size_bytes: Int64
+    step: Int32  # index into pace, ABSENT outside
+    row: Int32  # the host event that made it, or ABSENT
+    made_ns: Int64
+    ready_ns: Int64  # what it sends was there
+    start_ns: Int64
+    end_ns: Int64
+    exposed_ns: Int64
+    backward: Bools
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def step_ns(self) -> int:
+        return mean(self.pace.dur_ns)
+
+    def of_kind(self, *names: str) -> Bools:
+        """Calls of these kinds."""
+        return np.isin(self.kind, [_CODE[name] for name in names])
+
+    def of_groups(self, names: set[str]) -> Bools:
+        """Calls in groups of these names."""
+        chosen = [place for place, group in enumerate(self.groups) if group.name in names]
+        return np.isin(self.group, chosen)
+
+    def inside(self, matches: Callable[[str], object]) -> Int32:
+        """Per call the nearest host event around it (or itself) with such a name, or ABSENT."""
+        host = self.trace.host
+        named = rows_named(self.trace, host, host.kind <= HostKind.ANNOTATION, matches)
+        return nearest_of(host, named, self.row)
+
+    def groups_of(self, chosen: Bools) -> tuple[Group, ...]:
+        """The groups that these calls used, most used first."""
+        counts = np.bincount(self.group[chosen], minlength=len(self.groups))
+        return tuple(self.groups[i] for i in np.argsort(-counts, kind="stable") if counts[i])
+
+    def union_ns(self, chosen: Bools) -> int:
+        """Time of these calls a step, counted once."""
+        union = intervals.union(self.start_ns[chosen], self.end_ns[chosen])
+        return round(intervals.length(union) / max(1, len(self.pace)))
+
+    def exposed_union_ns(self, chosen: Bools) -> int:
+        """The part of it that no compute hides."""
+        union = intervals.union(self.start_ns[chosen], self.end_ns[chosen])
+        bare = intervals.length(intervals.subtract(union, self.work.compute))
+        return round(bare / max(1, len(self.pace)))
+
+
+def gather_evidence(
+    trace: Trace,
+    work: Work,
+    calls: Calls,
+    row: Int32,
+    pace: Pace,
+    folder: RankFolder | None,
+) -> Evidence:
+    """Join the calls to what made them."""
+    known = row >= 0
+    made = calls.start_ns
+    if len(trace.host):
+        made = np.where(known, trace.host.start_ns[np.maximum(row, 0)], made)
+    order = np.argsort(made, kind="stable")
+    ready = made if work.on_host else _ready_on_device(trace, work, calls, made, known)
+    return Evidence(
+        trace=trace,
+        work=work,
+        pace=pace,
+        layout=folder.layout if folder else {},
+        groups=calls.groups,
+        kind=calls.kind[order],
+        group=calls.group[order],
+        size_bytes=calls.size_bytes[order],
+        step=calls.step[order],
+        row=row[order],
+        made_ns=made[order],
+        ready_ns=ready[order],
+        start_ns=calls.start_ns[order],
+        end_ns=calls.end_ns[order],
+        exposed_ns=calls.exposed_ns[order],
+        backward=nearest_of(trace.host, _of_backward(trace), row[order]) >= 0,
+    )
+
+
+def _ready_on_device(trace: Trace, work: Work, calls: Calls, made: Int64, known: Bools) -> Int64:
+    """When the compute launched before it is done."""
+    compute = np.flatnonzero(work.kind == Kind.COMPUTE)
+    launch = trace.device.launch[work.rows[compute]]
+    compute, launch = compute[launch >= 0], launch[launch >= 0]
+    launched = trace.host.start_ns[launch] if len(launch) else np.empty(0, np.int64)
+    done = _last_end(launched, work.end_ns[compute], made)
+    return np.where(known, np.minimum(np.maximum(made, done), calls.start_ns), calls.start_ns)
+
+
+def _of_backward(trace: Trace) -> Bools:
+    host = trace.host
+    named = rows_named(trace, host, host.kind <= HostKind.ANNOTATION, _IN_BACKWARD.search)
+    return named | (host.forward_thread > 0)
+
+
+def mean(values: Any) -> int:
+    """Rounded; 0 of nothing."""
+    return round(float(np.mean(values))) if len(values) else 0
+
+
+def backward_spans(evidence: Evidence) -> tuple[Set, Set]:
+    """Compute of backward and all other compute, each as (starts, ends) by start."""
+    trace, work, host = evidence.trace, evidence.work, evidence.trace.host
+    engine = _of_backward(trace)
+    if work.on_host:
+        start, end = host.start_ns, host.start_ns + host.dur_ns
+        mine = _unions(start, end, engine & (host.kind == HostKind.OPERATOR), evidence.work.compute)
+        return mine, intervals.subtract(evidence.work.compute, mine)
+    rows = np.flatnonzero(work.kind == Kind.COMPUTE)
+    launch = trace.device.launch[work.rows[rows]]
+    inside = nearest_of(host, engine, launch) >= 0
+    return (
+        intervals.union(work.start_ns[rows[inside]], work.end_ns[rows[inside]]),
+        intervals.union(work.start_ns[rows[~inside]], work.end_ns[rows[~inside]]),
+    )
+
+
+def _unions(start: Int64, end: Int64, chosen: Bools, within: Set) -> Set:
+    return intervals.intersect(intervals.union(start[chosen], end[chosen]), within)
+
+
+def compute_before(evidence: Evidence, times: Int64) -> Int64:
+    """When the compute that was launched before these host times had all ended; 0 for none."""
+    trace, work = evidence.trace, evidence.work
+    if work.on_host:
+        starts, ends = evidence.work.compute
+        launched = starts
+    else:
+        rows = np.flatnonzero(work.kind == Kind.COMPUTE)
+        launch = trace.device.launch[work.rows[rows]]
+        rows, launch = rows[launch >= 0], launch[launch >= 0]
+        launched, ends = trace.host.start_ns[launch], work.end_ns[rows]
+    return _last_end(launched, ends, times)
+
+
+def _last_end(launched: Int64, ends: Int64, times: Int64) -> Int64:
+    if not len(launched):
+        return np.zeros(len(times), np.int64)
+    order = np.argsort(launched, kind="stable")
+    reach = np.maximum.accumulate(ends[order])
+    place = np.searchsorted(launched[order], times) - 1
+    return np.where(place >= 0, reach[np.maximum(place, 0)], 0)

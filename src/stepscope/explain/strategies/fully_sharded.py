@@ -1,0 +1,257 @@
+"""Sharded parameters: gathers and scatters of every block, whether they are prefetched, the memory.
+
+FSDP annotates its own work (FSDP2 with the block's name); what gathers and scatters in one group
+without an annotation is told as ZeRO. The formula counts mixed-precision Adam: 16 bytes each.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from stepscope.explain.collectives import DTYPE_BYTES, kind_of
+from stepscope.explain.strategies.evidence import compute_before, mean
+from stepscope.explain.strategies.memory import bytes_at_rest
+from stepscope.explain.work import rows_named
+from stepscope.records.job import KINDS
+from stepscope.records.strategies import Block, RankFullySharded, ShardMemory
+from stepscope.records.trace import HostKind
+from stepscope.trace.links import distinct, nearest_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.strategies.evidence import Bools, Evidence, Int32, Int64
+    from stepscope.records.strategies import Flavour, Operation
+
+_FSDP1, _FSDP2 = "FullyShardedDataParallel.", "FSDP::"
+_NAME = re.compile(r"^FSDP::\w+(?: for)? \(?(.+?)\)?$")
+_COPY_OUT = re.compile(r"^FSDP::all_gather_copy_out")
+_MIXED_ADAM = ((16, 0), (4, 12), (2, 14), (0, 16))  # bytes kept whole and split, stages 0 to 3
+_OPERATIONS: dict[str, Operation] = {
+    "all_gather": "gather",
+    "reduce_scatter": "scatter",
+    "all_reduce": "all_reduce",
+}
+ROOT = "(root)"
+
+
+def find(evidence: Evidence, free: Bools) -> tuple[RankFullySharded | None, Bools]:
+    """What FSDP's annotations hold, else groups that gather and scatter."""
+    around = evidence.inside(lambda name: name.startswith((_FSDP2, _FSDP1)))
+    functional = evidence.inside(lambda name: name.startswith("_c10d_functional::")) >= 0
+    free = free & ~functional
+    mine = free & (around >= 0) & evidence.of_kind(*_OPERATIONS)
+    annotated = bool(mine.any())
+    if not annotated:
+        mine = free & _gathering_and_scattering(evidence, free)
+        if not mine.any():
+            return None, mine
+        around = np.full(len(evidence), -1, np.int32)
+    names = _names(evidence, around, mine)
+    blocks, prefetched = _blocks(evidence, mine, names)
+    gathers = evidence.of_kind("all_gather")
+    reduces = evidence.of_kind("all_reduce")
+    groups = evidence.groups_of(mine & ~reduces) or evidence.groups_of(mine)
+    second = any(_FSDP2 in name for name in _annotations(evidence, around, mine).values())
+    flavour: Flavour = "FSDP2" if second else "FSDP1" if annotated else "ZeRO"
+    in_step = (mine & gathers).any() and (annotated or not _only_after_backward(evidence, mine))
+    shards = groups[0].size if groups else None
+    return RankFullySharded(
+        flavour=flavour,
+        stage=3 if in_step else 2 if (mine & evidence.of_kind("reduce_scatter")).any() else 1,
+        groups=groups,
+        replicate_groups=evidence.groups_of(mine & reduces) if (mine & ~reduces).any() else (),
+        evidence=_told(evidence, annotated),
+        step_ns=evidence.step_ns,
+        comm_ns=evidence.union_ns(mine),
+        exposed_ns=evidence.exposed_union_ns(mine),
+        blocks=blocks,
+        prefetched_share=prefetched,
+        memory=_memory(evidence, mine & gathers, names, shards),
+    ), mine
+
+
+def _annotations(evidence: Evidence, around: Int32, mine: Bools) -> dict[int, str]:
+    """String codes and names of what is around these calls."""
+    codes = distinct(evidence.trace.host.name[around[mine & (around >= 0)]]).tolist()
+    return {code: evidence.trace.strings[code] for code in codes}
+
+
+def _told(evidence: Evidence, annotated: bool) -> tuple[str, ...]:
+    out = [
+        f"{count} modules of class {name}"
+        for name, count in (evidence.layout.get("fsdp_modules") or {}).items()
+    ]
+    if annotated:
+        out.append("FSDP annotates its gathers and scatters")
+    return tuple(out) or ("gathers and scatters in one group",)
+
+
+def _gathering_and_scattering(evidence: Evidence, free: Bools) -> Bools:
+    """Calls in groups that do both."""
+    gathers = free & evidence.of_kind("all_gather")
+    scatters = free & evidence.of_kind("reduce_scatter")
+    both = set(evidence.group[gathers].tolist()) & set(evidence.group[scatters].tolist())
+    return (gathers | scatters) & np.isin(evidence.group, list(both))
+
+
+def _only_after_backward(evidence: Evidence, mine: Bools) -> bool:
+    """Gathers that come after the last scatter of their step: updated weights, shared again."""
+    gathers = mine & evidence.of_kind("all_gather")
+    scatters = mine & evidence.of_kind("reduce_scatter")
+    last = np.full(len(evidence.pace), -1, np.int64)
+    np.maximum.at(last, evidence.step[scatters], evidence.made_ns[scatters])
+    return bool((evidence.made_ns[gathers] > last[evidence.step[gathers]]).all())
+
+
+class _Names(msgspec.Struct, frozen=True):
+    """The block of each call, as a number into `words`."""
+
+    words: list[str]
+    code: NDArray[np.intp]
+
+
+def _names(evidence: Evidence, around: Int32, mine: Bools) -> _Names:
+    """As annotated, else by its place among calls of its kind in the step."""
+    calls = np.flatnonzero(mine)
+    code = np.zeros(len(evidence), np.intp)
+    annotations = _annotations(evidence, around, mine)
+    if any(name.startswith(_FSDP2) for name in annotations.values()):
+        words = list(dict.fromkeys(_block_name(name) for name in annotations.values()))
+        number = {key: words.index(_block_name(name)) for key, name in annotations.items()}
+        names = evidence.trace.host.name[around[calls]].tolist()
+        code[calls] = [number[name] for name in names]
+        return _Names(words, code)
+    order = np.lexsort((evidence.made_ns[calls], evidence.step[calls], evidence.kind[calls]))
+    calls = calls[order]
+    key = evidence.kind[calls].astype(np.int64) * (len(evidence.pace) + 1) + evidence.step[calls]
+    opens = np.flatnonzero(np.diff(key, prepend=key[:1] - 1))
+    place = np.arange(len(calls)) - np.repeat(opens, np.diff(np.append(opens, len(calls))))
+    code[calls] = place
+    return _Names([f"#{number}" for number in range(int(place.max()) + 1)], code)
+
+
+def _block_name(annotation: str) -> str:
+    match = _NAME.match(annotation)
+    return match[1] if match else ROOT
+
+
+def _blocks(
+    evidence: Evidence, mine: Bools, names: _Names
+) -> tuple[tuple[Block, ...], float | None]:
+    """In the order they come in the step, and the share of gathers that are prefetched."""
+    gathers = np.flatnonzero(mine & evidence.of_kind("all_gather"))
+    lead = np.zeros(len(evidence), np.int64)
+    lead[gathers] = _leads(evidence, gathers, names)
+    opening = np.zeros(len(evidence), np.bool_)
+    opening[_first_of_phase(evidence, gathers)] = True
+    calls = np.flatnonzero(mine)
+    keys = np.stack((names.code[calls], evidence.kind[calls], evidence.backward[calls]), axis=1)
+    _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    out = [
+        _block(evidence, names, calls[inverse.reshape(-1) == place], lead, opening)
+        for place in np.argsort(first, kind="stable").tolist()
+    ]
+    judged = gathers[~opening[gathers]]
+    share = float((lead[judged] > 0).mean()) if len(judged) else None
+    return tuple(out), share
+
+
+def _block(
+    evidence: Evidence, names: _Names, at: NDArray[np.intp], lead: Int64, opening: Bools
+) -> Block:
+    """Calls of one block, operation and phase."""
+    steps = max(1, len(evidence.pace))
+    operation = _OPERATIONS[KINDS[evidence.kind[at[0]]]]
+    size = evidence.size_bytes[at]
+    ahead = mean(lead[at]) if operation == "gather" else None
+    return Block(
+        name=names.words[names.code[at[0]]],
+        operation=operation,
+        phase="backward" if evidence.backward[at[0]] else "forward",
+        count=len(at) / steps,
+        size_bytes=int(size[0]) if size[0] >= 0 and (size == size[0]).all() else None,
+        time_ns=round(int((evidence.end_ns - evidence.start_ns)[at].sum()) / steps),
+        exposed_ns=round(int(evidence.exposed_ns[at].sum()) / steps),
+        lead_ns=ahead,
+        prefetched=None if ahead is None or opening[at].all() else ahead > 0,
+    )
+
+
+def _first_of_phase(evidence: Evidence, gathers: NDArray[np.intp]) -> NDArray[np.intp]:
+    """The first gather of each step's forward and backward: nothing runs that could hide it."""
+    key = evidence.step[gathers].astype(np.int64) * 2 + evidence.backward[gathers]
+    return gathers[np.flatnonzero(np.diff(key, prepend=key[:1] - 1))]
+
+
+def _leads(evidence: Evidence, gathers: NDArray[np.intp], names: _Names) -> Int64:
+    """How long before the end of the compute in front of a block its gather began.
+
+    In front of it is what was launched before the block's parameters were copied out (FSDP2 says
+    when), or before the gather was called where that is not known.
+    """
+    used = evidence.made_ns[gathers].copy()
+    trace, host = evidence.trace, evidence.trace.host
+    rows = np.flatnonzero(
+        rows_named(trace, host, host.kind == HostKind.ANNOTATION, _COPY_OUT.match)
+    )
+    rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
+    codes = host.name[rows]
+    for code in set(codes.tolist()):
+        name = _block_name(trace.strings[code])
+        number = names.words.index(name) if name in names.words else -1
+        mine = np.flatnonzero(names.code[gathers] == number)
+        times = host.start_ns[rows[codes == code]]
+        place = np.searchsorted(times, used[mine])
+        found = place < len(times)
+        used[mine[found]] = times[place[found]]
+    return compute_before(evidence, used) - evidence.start_ns[gathers]
+
+
+def _memory(
+    evidence: Evidence, gathers: Bools, names: _Names, shards: int | None
+) -> ShardMemory | None:
+    """Parameters are counted from what is gathered, each block once."""
+    width = _element_bytes(evidence, gathers)
+    sizes = evidence.size_bytes[gathers]
+    if not len(sizes) or not shards or not width or (sizes < 0).any():
+        return None
+    largest = np.zeros(len(names.words), np.int64)
+    np.maximum.at(largest, names.code[gathers], sizes)
+    parameters = int(largest.sum()) // width
+    each = formula(shards)
+    rest = bytes_at_rest(evidence.trace.path)
+    return ShardMemory(
+        parameters=parameters,
+        shards=shards,
+        bytes_per_parameter=each,
+        formula_bytes=tuple(round(value * parameters) for value in each),
+        measured_parameter_bytes=rest.get("parameters"),
+        measured_gradient_bytes=rest.get("gradients"),
+        measured_optimizer_bytes=rest.get("optimizer"),
+    )
+
+
+def formula(shards: int) -> tuple[float, ...]:
+    """Bytes a parameter at ZeRO's stages 0 to 3 with mixed-precision Adam."""
+    return tuple(kept + split / shards for kept, split in _MIXED_ADAM)
+
+
+def _element_bytes(evidence: Evidence, gathers: Bools) -> int | None:
+    """Bytes of one gathered element, as the kernels or the calls recorded its type."""
+    trace, host = evidence.trace, evidence.trace.host
+    groups = {group.name for group in evidence.groups_of(gathers)}
+    names = {
+        args.dtype.lower()
+        for args in trace.collectives
+        if kind_of(args.name) == "all_gather" and args.group in groups
+    }
+    told = nearest_of(host, host.dtypes >= 0, evidence.row[gathers])
+    for code in distinct(host.dtypes[told[told >= 0]]).tolist():
+        names |= set(re.findall(r'"([^"]+)"', trace.strings[code].lower())[:1])
+    widths = {DTYPE_BYTES[name] for name in names if name in DTYPE_BYTES}
+    return widths.pop() if len(widths) == 1 else None

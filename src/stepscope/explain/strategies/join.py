@@ -1,0 +1,386 @@
+"""The strategies of all ranks as one: means over ranks, who came late, stages in order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from msgspec.structs import replace
+
+from stepscope.explain.strategies.evidence import mean
+from stepscope.records.strategies import (
+    Block,
+    Bucket,
+    DataParallel,
+    FullySharded,
+    Layer,
+    OtherCommunication,
+    Pipeline,
+    RankDataParallel,
+    RankFullySharded,
+    RankOtherCommunication,
+    RankPipeline,
+    RankTensorParallel,
+    Stage,
+    TensorParallel,
+    Use,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from stepscope.records.job import Clock, Group, Job
+    from stepscope.records.strategies import RankStrategy, Schedule, Strategy, Why
+
+    Parts = Sequence[tuple[int, tuple[RankStrategy, ...]]]
+
+_T = TypeVar("_T")
+_ALIKE = 1.05  # stages whose compute differs less are balanced
+_LATE = 0.1  # of forward's compute: then forwards and backwards take turns
+
+
+def join_strategies(parts: Parts, job: Job) -> tuple[Strategy, ...]:
+    """One record a strategy (data parallelism: one a layout of buckets), in a fixed order."""
+    joined: list[Strategy] = [*_pipelines(_of(parts, RankPipeline))]
+    if sharded := _of(parts, RankFullySharded):
+        joined.append(_fully_sharded(sharded))
+    if tensor := _of(parts, RankTensorParallel):
+        joined.append(_tensor_parallel(tensor))
+    joined += _data_parallel(_of(parts, RankDataParallel), job.clock)
+    if others := _of(parts, RankOtherCommunication):
+        joined.append(_other(others))
+    return tuple(joined)
+
+
+def _of(parts: Parts, kind: type[_T]) -> list[tuple[int, _T]]:
+    return [(rank, each) for rank, own in parts for each in own if isinstance(each, kind)]
+
+
+def _ranks(parts: Sequence[tuple[int, object]]) -> tuple[int, ...]:
+    return tuple(sorted(rank for rank, _ in parts))
+
+
+def _distinct(items: Iterable[_T]) -> tuple[_T, ...]:
+    return tuple(dict.fromkeys(items))
+
+
+def _groups(of: Iterable[tuple[Group, ...]]) -> tuple[Group, ...]:
+    return _distinct(group for groups in of for group in groups)
+
+
+def _size(groups: Sequence[Group]) -> int | None:
+    sizes = {group.size for group in groups if group.size}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _known(values: Iterable[int | None]) -> int | None:
+    found = [value for value in values if value is not None]
+    return mean(found) if found else None
+
+
+def _share(part_ns: int, step_ns: int) -> float:
+    return part_ns / step_ns if step_ns else 0.0
+
+
+# Data parallelism
+
+
+def _data_parallel(parts: list[tuple[int, RankDataParallel]], clock: Clock) -> list[DataParallel]:
+    """Ranks of one group wait for each other; groups with the same buckets are told together."""
+    cohorts: dict[tuple[object, ...], list[tuple[int, RankDataParallel]]] = {}
+    for rank, each in parts:
+        first = each.groups[0] if each.groups else None
+        key = (first.ranks or first.name) if first else ""
+        cohorts.setdefault((key,), []).append((rank, each))
+    waited = [pair for cohort in cohorts.values() for pair in _with_waits(cohort, clock)]
+    layouts: dict[tuple[object, ...], list[tuple[int, RankDataParallel]]] = {}
+    for rank, each in waited:
+        layout = tuple((bucket.size_bytes, bucket.parameters) for bucket in each.buckets)
+        layouts.setdefault(layout, []).append((rank, each))
+    return [_replicas(same) for same in layouts.values()]
+
+
+def _with_waits(
+    cohort: list[tuple[int, RankDataParallel]], clock: Clock
+) -> list[tuple[int, RankDataParallel]]:
+    """What each bucket of each rank waited for the last to come, where the clocks can tell."""
+    shapes = {(each.steps, len(each.buckets)) for _, each in cohort}
+    size = cohort[0][1].groups[0].size if cohort[0][1].groups else None
+    if not clock.aligned or len(cohort) < 2 or len(cohort) != size or len(shapes) != 1:
+        return cohort
+    came = np.stack(
+        [clock.shift_ns(rank, np.array(each.arrivals_ns, np.int64)) for rank, each in cohort]
+    )
+    last = came.max(axis=0)
+    late = came.argmax(axis=0)
+    error = max(clock.error_ns.get(rank, 0) for rank, _ in cohort)
+    out = []
+    for place, (rank, each) in enumerate(cohort):
+        wait = (last - came[place]).mean(axis=0)
+        buckets = tuple(
+            _blame(bucket, round(float(wait[i])), cohort[_usual(late[:, i])][0], rank, error)
+            for i, bucket in enumerate(each.buckets)
+        )
+        out.append((rank, replace(each, buckets=buckets)))
+    return out
+
+
+def _usual(values: np.ndarray[tuple[int, ...], np.dtype[np.intp]]) -> int:
+    return int(np.bincount(values).argmax())
+
+
+def _blame(bucket: Bucket, wait_ns: int, late: int, rank: int, error_ns: int) -> Bucket:
+    waited = wait_ns > error_ns and wait_ns >= bucket.exposed_ns / 2 and late != rank
+    why: Why = "late rank" if waited and bucket.why != "hidden" else bucket.why
+    return replace(bucket, wait_ns=wait_ns, late_rank=late, why=why)
+
+
+def _replicas(parts: list[tuple[int, RankDataParallel]]) -> DataParallel:
+    first = parts[0][1]
+    each = [part for _, part in parts]
+    step_ns = mean([part.step_ns for part in each])
+    exposed = mean([part.exposed_ns for part in each])
+    groups = _groups(part.groups for part in each)
+    return DataParallel(
+        ranks=_ranks(parts),
+        size=_size(groups),
+        groups=groups,
+        evidence=_distinct(word for part in each for word in part.evidence),
+        step_ns=step_ns,
+        backward_ns=_known(part.backward_ns for part in each),
+        comm_ns=mean([part.comm_ns for part in each]),
+        exposed_ns=exposed,
+        exposed_share=_share(exposed, step_ns),
+        buckets=tuple(
+            _bucket([part.buckets[i] for part in each]) for i in range(len(first.buckets))
+        ),
+    )
+
+
+def _bucket(same: list[Bucket]) -> Bucket:
+    """Means; the cause is the one that costs most, over all ranks."""
+    cost: Counter[Why] = Counter()
+    for bucket in same:
+        cost[bucket.why] += bucket.exposed_ns
+    exposed = mean([bucket.exposed_ns for bucket in same])
+    time_ns = mean([bucket.time_ns for bucket in same])
+    late = Counter(bucket.late_rank for bucket in same if bucket.late_rank is not None)
+    return Bucket(
+        index=same[0].index,
+        size_bytes=same[0].size_bytes,
+        parameters=same[0].parameters,
+        ready_ns=_known(bucket.ready_ns for bucket in same),
+        start_ns=_known(bucket.start_ns for bucket in same),
+        end_ns=_known(bucket.end_ns for bucket in same),
+        time_ns=time_ns,
+        exposed_ns=exposed,
+        why="hidden" if exposed <= 0.1 * time_ns else cost.most_common(1)[0][0],
+        wait_ns=_known(bucket.wait_ns for bucket in same),
+        late_rank=late.most_common(1)[0][0] if late else None,
+    )
+
+
+# Sharded parameters
+
+
+def _fully_sharded(parts: list[tuple[int, RankFullySharded]]) -> FullySharded:
+    each = [part for _, part in parts]
+    step_ns = mean([part.step_ns for part in each])
+    exposed = mean([part.exposed_ns for part in each])
+    groups = _groups(part.groups for part in each)
+    replicate = _groups(part.replicate_groups for part in each)
+    blocks: dict[tuple[str, str, str], list[Block]] = {}
+    for part in each:
+        for block in part.blocks:
+            blocks.setdefault((block.name, block.operation, block.phase), []).append(block)
+    shares = [part.prefetched_share for part in each if part.prefetched_share is not None]
+    held = [part.memory for part in each if part.memory is not None]
+    return FullySharded(
+        flavour=each[0].flavour,
+        stage=each[0].stage,
+        ranks=_ranks(parts),
+        size=_size(groups),
+        replicas=_size(replicate) if replicate else 1,
+        groups=groups,
+        replicate_groups=replicate,
+        evidence=_distinct(word for part in each for word in part.evidence),
+        step_ns=step_ns,
+        comm_ns=mean([part.comm_ns for part in each]),
+        exposed_ns=exposed,
+        exposed_share=_share(exposed, step_ns),
+        blocks=tuple(_block(same) for same in blocks.values()),
+        prefetched_share=sum(shares) / len(shares) if shares else None,
+        memory=max(held, key=lambda memory: memory.measured_bytes or 0) if held else None,
+    )
+
+
+def _block(same: list[Block]) -> Block:
+    known = [block.prefetched for block in same if block.prefetched is not None]
+    return replace(
+        same[0],
+        count=sum(block.count for block in same) / len(same),
+        size_bytes=_known(block.size_bytes for block in same),
+        time_ns=mean([block.time_ns for block in same]),
+        exposed_ns=mean([block.exposed_ns for block in same]),
+        lead_ns=_known(block.lead_ns for block in same),
+        prefetched=sum(known) * 2 > len(known) if known else None,
+    )
+
+
+# Tensor parallelism
+
+
+def _tensor_parallel(parts: list[tuple[int, RankTensorParallel]]) -> TensorParallel:
+    each = [part for _, part in parts]
+    step_ns = mean([part.step_ns for part in each])
+    comm, exposed = (
+        mean([getattr(part, name) for part in each]) for name in ("comm_ns", "exposed_ns")
+    )
+    groups = _groups(part.groups for part in each)
+    layers: dict[str, list[Layer]] = {}
+    for part in each:
+        for layer in part.layers:
+            layers.setdefault(layer.name, []).append(layer)
+    split = [part.split_parameters for part in each if part.split_parameters is not None]
+    return TensorParallel(
+        ranks=_ranks(parts),
+        size=_size(groups),
+        groups=groups,
+        evidence=_distinct(word for part in each for word in part.evidence),
+        step_ns=step_ns,
+        forward_count=sum(part.forward_count for part in each) / len(each),
+        backward_count=sum(part.backward_count for part in each) / len(each),
+        size_bytes=_known(part.size_bytes for part in each),
+        comm_ns=comm,
+        comm_share=_share(comm, step_ns),
+        exposed_ns=exposed,
+        exposed_share=_share(exposed, step_ns),
+        split_parameters=max(split) if split else None,
+        layers=tuple(_layer(same) for same in layers.values()),
+    )
+
+
+def _layer(same: list[Layer]) -> Layer:
+    return replace(
+        same[0],
+        forward_count=sum(layer.forward_count for layer in same) / len(same),
+        backward_count=sum(layer.backward_count for layer in same) / len(same),
+        time_ns=mean([layer.time_ns for layer in same]),
+        exposed_ns=mean([layer.exposed_ns for layer in same]),
+    )
+
+
+# Pipelines
+
+
+def _pipelines(parts: list[tuple[int, RankPipeline]]) -> list[Pipeline]:
+    """One for all replicas: ranks that hold the same stages are one stage."""
+    if not parts:
+        return []
+    held: dict[tuple[int, ...], list[tuple[int, RankPipeline]]] = {}
+    for rank, part in sorted(parts, key=lambda pair: pair[0]):
+        held.setdefault(part.stage_indices or (_place(rank, part),), []).append((rank, part))
+    order = sorted(held)
+    stages = tuple(_stage(indices, held[indices]) for indices in order)
+    groups = _groups(own.groups for _, own in parts)
+    size = _size(groups) or len(stages)
+    replicas = max(len(same) for same in held.values())
+    each = [part for _, part in parts]
+    microbatches = _microbatches(each, complete=len(stages) == size)
+    compute = [stage.compute_ns for stage in stages]
+    average = sum(compute) / len(compute)
+    imbalance = max(compute) / average if average else 1.0
+    several = max(len(part.stage_indices) for part in each)
+    return [
+        Pipeline(
+            ranks=_ranks(parts),
+            size=size,
+            replicas=replicas,
+            groups=groups,
+            evidence=_distinct(word for part in each for word in part.evidence),
+            schedule=_schedule(each, several),
+            microbatches=microbatches,
+            stages=stages,
+            bubble_share=sum(stage.bubble_share for stage in stages) / len(stages),
+            bound_share=bound(size, microbatches * max(1, several)) if microbatches else None,
+            imbalance=imbalance,
+            deciding_stage=compute.index(max(compute)) if imbalance > _ALIKE else None,
+        )
+    ]
+
+
+def bound(stages: int, microbatches: int) -> float:
+    """Of the step, what filling and draining costs at the least when all stages are alike."""
+    return (stages - 1) / (microbatches + stages - 1)
+
+
+def _place(rank: int, each: RankPipeline) -> int:
+    """Where nothing says which stage a rank holds: its place in the group."""
+    ranks = each.groups[0].ranks if each.groups else ()
+    return ranks.index(rank) if rank in ranks else rank
+
+
+def _stage(indices: tuple[int, ...], same: list[tuple[int, RankPipeline]]) -> Stage:
+    each = [part for _, part in same]
+
+    def average(name: str) -> int:
+        return mean([getattr(part, name) for part in each])
+
+    return Stage(
+        stage_indices=indices,
+        ranks=_ranks(same),
+        step_ns=average("step_ns"),
+        compute_ns=average("compute_ns"),
+        other_comm_ns=average("other_comm_ns"),
+        bubble_ns=average("bubble_ns"),
+        bubble_share=_share(average("bubble_ns"), average("step_ns")),
+        receive_wait_ns=average("receive_wait_ns"),
+    )
+
+
+def _microbatches(each: list[RankPipeline], *, complete: bool) -> int | None:
+    """As annotated; else what the ends of the pipeline receive: once a micro-batch."""
+    annotated = [part.microbatches for part in each if part.microbatches]
+    if annotated:
+        return max(annotated)
+    fewest = min(part.receives for part in each)
+    return round(fewest) if complete and fewest >= 1 else None
+
+
+def _schedule(each: list[RankPipeline], several: int) -> Schedule | None:
+    if several > 1:
+        return "interleaved"
+    if max(part.late_forward_share for part in each) > _LATE:
+        return "one forward one backward"
+    return "fill and drain"
+
+
+# What is left
+
+
+def _other(parts: list[tuple[int, RankOtherCommunication]]) -> OtherCommunication:
+    each = [part for _, part in parts]
+    step_ns = mean([part.step_ns for part in each])
+    exposed = mean([part.exposed_ns for part in each])
+    uses: dict[tuple[str, str, str], list[Use]] = {}
+    for part in each:
+        for use in part.uses:
+            uses.setdefault((use.operation, use.group.name, use.caller), []).append(use)
+    merged = [
+        replace(
+            same[0],
+            count=sum(use.count for use in same) / len(each),
+            time_ns=round(sum(use.time_ns for use in same) / len(each)),
+            exposed_ns=round(sum(use.exposed_ns for use in same) / len(each)),
+        )
+        for same in uses.values()
+    ]
+    return OtherCommunication(
+        ranks=_ranks(parts),
+        step_ns=step_ns,
+        comm_ns=mean([part.comm_ns for part in each]),
+        exposed_ns=exposed,
+        exposed_share=_share(exposed, step_ns),
+        uses=tuple(sorted(merged, key=lambda use: -use.time_ns)),
+    )

@@ -1,0 +1,56 @@
+"""Communication that no strategy explains: listed, so that every call is somewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.explain.work import COMM_SPAN
+from stepscope.records.job import KINDS
+from stepscope.records.strategies import RankOtherCommunication, Use
+
+if TYPE_CHECKING:
+    from stepscope.explain.strategies.evidence import Bools, Evidence
+
+_QUIET = ("ProfilerStep", "autograd::engine::")
+
+
+def find(evidence: Evidence, free: Bools) -> tuple[RankOtherCommunication | None, Bools]:
+    """Everything left over."""
+    if not free.any():
+        return None, free
+    calls = np.flatnonzero(free)
+    callers = _callers(evidence)[calls]
+    keys = np.stack((evidence.kind[calls], evidence.group[calls], callers), axis=1)
+    distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
+    steps = max(1, len(evidence.pace))
+    uses = []
+    for place, (kind, group, caller) in enumerate(distinct.tolist()):
+        at = calls[inverse.reshape(-1) == place]
+        uses.append(
+            Use(
+                operation=KINDS[kind],
+                group=evidence.groups[group],
+                caller=evidence.trace.strings[caller] if caller >= 0 else "",
+                count=len(at) / steps,
+                time_ns=round(int((evidence.end_ns - evidence.start_ns)[at].sum()) / steps),
+                exposed_ns=round(int(evidence.exposed_ns[at].sum()) / steps),
+            )
+        )
+    return RankOtherCommunication(
+        step_ns=evidence.step_ns,
+        comm_ns=evidence.union_ns(free),
+        exposed_ns=evidence.exposed_union_ns(free),
+        uses=tuple(sorted(uses, key=lambda use: -use.time_ns)),
+    ), free
+
+
+def _callers(evidence: Evidence) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """Name of what is around each call and is not communication itself, or -1."""
+    around = evidence.inside(
+        lambda name: not COMM_SPAN.search(name) and not name.startswith(_QUIET)
+    )
+    out = np.full(len(evidence), -1, np.int64)
+    out[around >= 0] = evidence.trace.host.name[around[around >= 0]]
+    return out

@@ -1,0 +1,122 @@
+"""Tensor parallelism: layers split over ranks that have to meet inside forward and backward."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.explain.modules import PREFIX
+from stepscope.explain.work import rows_named
+from stepscope.records.strategies import Layer, RankTensorParallel
+from stepscope.records.trace import ABSENT, HostKind
+from stepscope.trace.links import nearest_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.strategies.evidence import Bools, Evidence, Int32
+
+_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_GROUP = re.compile(r"(?:^|[_\W])(?:tp|tensor|sp)(?:$|[_\W])|tensor_?(?:model_?)?parallel", re.I)
+_SPLIT = re.compile(r"S\(|Shard")
+
+
+def find(evidence: Evidence, free: Bools) -> tuple[RankTensorParallel | None, Bools]:
+    """Functional collectives, groups that say so, or one group used alike forward and backward."""
+    wanted = free & evidence.of_kind(*_KINDS)
+    functional = evidence.inside(lambda name: name.startswith("_c10d_functional::")) >= 0
+    described = [bool(_GROUP.search(group.description)) for group in evidence.groups]
+    named = np.array([*described, False])[evidence.group]
+    mine = wanted & (functional | named)
+    told = []
+    if (wanted & named).any():
+        told.append("the group's name says so")
+    if (wanted & functional).any():
+        told.append("functional collectives inside forward and backward")
+    if not mine.any():
+        mine = wanted & _alike(evidence, wanted)
+        told = ["all-reduces of the same sizes in forward and in backward"]
+    if not mine.any():
+        return None, mine
+    steps = max(1, len(evidence.pace))
+    sizes = evidence.size_bytes[mine]
+    split = _split_parameters(evidence)
+    if split:
+        told.append(f"{split} parameters are split")
+    return RankTensorParallel(
+        groups=evidence.groups_of(mine),
+        evidence=tuple(told),
+        step_ns=evidence.step_ns,
+        forward_count=int((mine & ~evidence.backward).sum()) / steps,
+        backward_count=int((mine & evidence.backward).sum()) / steps,
+        size_bytes=round(int(sizes.sum()) / steps) if (sizes >= 0).all() else None,
+        comm_ns=evidence.union_ns(mine),
+        exposed_ns=evidence.exposed_union_ns(mine),
+        split_parameters=split,
+        layers=_layers(evidence, mine),
+    ), mine
+
+
+def _alike(evidence: Evidence, wanted: Bools) -> Bools:
+    """As Megatron does it: forward and backward reduce the same sizes, as often, in one group."""
+    reduces = wanted & evidence.of_kind("all_reduce")
+    out = np.zeros(len(evidence), np.bool_)
+    for group in set(evidence.group[reduces].tolist()):
+        own = reduces & (evidence.group == group)
+        ahead = evidence.size_bytes[own & ~evidence.backward]
+        back = evidence.size_bytes[own & evidence.backward]
+        if len(ahead) >= 2 * len(evidence.pace) and set(ahead.tolist()) <= set(back.tolist()):
+            out |= own & np.isin(evidence.size_bytes, ahead)
+    return out
+
+
+def _split_parameters(evidence: Evidence) -> int | None:
+    """Parameters that are split over a dimension that tensor parallelism has."""
+    placements = evidence.layout.get("placements")
+    if not placements:
+        return None
+    count = 0
+    for each in placements:
+        names = each.get("mesh") or []
+        for name, how in zip(names, each.get("placements") or [], strict=False):
+            if _GROUP.search(str(name)) and _SPLIT.search(str(how)):
+                count += int(each.get("count") or 0)
+    return count or None
+
+
+def _layers(evidence: Evidence, mine: Bools) -> tuple[Layer, ...]:
+    """By nn.Module, where those were recorded: backward by the forward operator it belongs to."""
+    calls = np.flatnonzero(mine)
+    modules = _modules(evidence, evidence.row[calls])
+    steps = max(1, len(evidence.pace))
+    out = []
+    for code in dict.fromkeys(modules[modules >= 0].tolist()):
+        at = calls[modules == code]
+        backward = int(evidence.backward[at].sum())
+        out.append(
+            Layer(
+                name=evidence.trace.strings[code].removeprefix(PREFIX),
+                forward_count=(len(at) - backward) / steps,
+                backward_count=backward / steps,
+                time_ns=round(int((evidence.end_ns - evidence.start_ns)[at].sum()) / steps),
+                exposed_ns=round(int(evidence.exposed_ns[at].sum()) / steps),
+            )
+        )
+    return tuple(out)
+
+
+def _modules(evidence: Evidence, rows: Int32) -> NDArray[np.int32]:
+    """The module's name around each host row, as a string code, or ABSENT."""
+    trace, host = evidence.trace, evidence.trace.host
+    python = host.kind == HostKind.PYTHON
+    named = rows_named(trace, host, python, lambda name: name.startswith(PREFIX))
+    out = np.full(len(rows), ABSENT, np.int32)
+    if not named.any():
+        return out
+    linked = nearest_of(host, host.forward_of >= 0, rows)
+    forward = np.where(linked >= 0, host.forward_of[np.maximum(linked, 0)], rows)
+    around = nearest_of(host, named, forward)
+    out[around >= 0] = host.name[around[around >= 0]]
+    return out

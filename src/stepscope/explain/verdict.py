@@ -1,0 +1,106 @@
+"""All ranks, one verdict: what the ranks say together, the findings in order, and what leads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from stepscope.explain.budget import mean_budget
+from stepscope.explain.job import join_ranks
+from stepscope.explain.job_findings import find_in_job
+from stepscope.explain.strategies.join import join_strategies
+from stepscope.records.explanation import Explanation
+from stepscope.trace.profiles import load_profiles
+
+if TYPE_CHECKING:
+    from stepscope.records.explanation import Finding, RankExplanation
+    from stepscope.records.job import Job
+    from stepscope.records.nccl import NcclSummary
+    from stepscope.records.profile import Profile
+    from stepscope.records.quality import Note
+    from stepscope.records.strategies import Strategy
+
+_SEVERITIES = ("high", "medium", "low", "none")
+_STRAGGLER = "straggler"
+_SYMPTOMS = ("exposed-communication", "data-loading", "host-bound", "pipeline-bubble")
+
+
+def judge(
+    ranks: tuple[RankExplanation, ...],
+    notes: tuple[Note, ...],
+    nccl: NcclSummary | None = None,
+) -> Explanation:
+    """The gravest finding is the verdict."""
+    job = _join(ranks)
+    strategies = _strategies(ranks, job)
+    together = find_in_job(job, strategies) if len(ranks) > 1 else ()
+    findings = _merge(ranks, (*together, *(nccl.findings if nccl else ())))
+    top = findings[0]
+    whose = f" (rank {top.rank})" if len(ranks) > 1 and top.rank is not None else ""
+    first_remedy = top.remedies[0].summary if top.remedies else None
+    return Explanation(
+        verdict=f"{top.title}{whose}: {top.summary}",
+        why=top.evidence[0] if top.evidence else "",
+        next=first_remedy or "nothing to fix here: keep this trace to compare later runs with",
+        ranks=ranks,
+        budget=mean_budget(ranks),
+        findings=findings,
+        job=job if len(ranks) > 1 else None,
+        strategies=strategies,
+        nccl=nccl,
+        quality=_once((*notes, *(job.notes if len(ranks) > 1 else ()))),
+    )
+
+
+def _once(notes: tuple[Note, ...]) -> tuple[Note, ...]:
+    """Files and ranks may say the same: the first to say it is enough; files left out add up."""
+    first: dict[tuple[str, str], Note] = {}
+    for note in notes:
+        first.setdefault((note.id, note.detail if note.id == "left-out" else ""), note)
+    return tuple(first.values())
+
+
+def _join(ranks: tuple[RankExplanation, ...]) -> Job:
+    return join_ranks(
+        [replace(rank.part, rank=rank.rank or 0) for rank in ranks], _calibrations(ranks[0])
+    )
+
+
+def _strategies(ranks: tuple[RankExplanation, ...], job: Job) -> tuple[Strategy, ...]:
+    parts = [(rank.rank or 0, rank.strategies) for rank in ranks]
+    return join_strategies(parts, job)
+
+
+def _calibrations(first: RankExplanation) -> list[Profile]:
+    """Of the host that the first rank ran on; a bare trace does not say where that was."""
+    host = first.part.host
+    found = load_profiles(host, skip_broken=True) if host else ()
+    return [profile for profile in found if profile.kind == first.kind]
+
+
+def _merge(
+    ranks: tuple[RankExplanation, ...], of_job: tuple[Finding, ...] = ()
+) -> tuple[Finding, ...]:
+    """One finding of each kind: the gravest rank's, with that rank's number; then the job's."""
+    worst: dict[str, Finding] = {finding.id: finding for finding in of_job}
+    for rank in ranks:
+        for finding in rank.findings:
+            held = worst.get(finding.id)
+            if held is None or finding.share > held.share:
+                worst[finding.id] = replace(finding, rank=rank.rank)
+    found = sorted(worst.values(), key=lambda f: (_SEVERITIES.index(f.severity), -f.share))
+    if any(finding.severity in ("high", "medium") for finding in found):
+        found = [finding for finding in found if finding.id != "healthy"]
+    else:
+        found.sort(key=lambda finding: finding.id != "healthy")
+    return tuple(_cause_before_symptom(found))
+
+
+def _cause_before_symptom(found: list[Finding]) -> list[Finding]:
+    """Ranks that wait in a collective show communication, and a rank that is short of data shows
+    data loading: when one rank is behind it, that rank leads."""
+    straggler = next((finding for finding in found if finding.id == _STRAGGLER), None)
+    if straggler is None or found[0].id not in _SYMPTOMS:
+        return found
+    return [straggler, *(finding for finding in found if finding is not straggler)]

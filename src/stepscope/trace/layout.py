@@ -1,0 +1,12 @@
+"""Names in a folder of traces: which may be traces, and which lie beside one in a run folder."""
+
+from __future__ import annotations
+
+ENDINGS = (".json", ".json.gz", ".json.zst", ".sqlite")
+# What capture writes beside a rank's trace and `explain` reads.
+BESIDE = ("steps.jsonl", "clock.json", "rank.json", "comms.jsonl", "memory.json")
+_NO_TRACES = frozenset((*BESIDE, "run.json", "samples.json"))
+
+
+def is_trace_name(name: str) -> bool:
+    return name.endswith(ENDINGS) and name not in _NO_TRACES

@@ -1,0 +1,231 @@
+"""The same collective on several ranks: joined by group and sequence, else by order in a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from stepscope.records.job import KINDS, SYNCHRONISING
+from stepscope.records.trace import ABSENT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from stepscope.records.job import Calls, Group, RankPart
+
+    Int64 = NDArray[np.int64]
+    _Member = tuple[int, int, Group]  # part, its code for the group, the group
+
+SYNCHRONISING_CODES = tuple(code for code, kind in enumerate(KINDS) if kind in SYNCHRONISING)
+_ALL_TO_ALL = KINDS.index("all_to_all")
+_MOST_UNEQUAL = 4
+_MOST_BYTES = np.int64(2**60)
+_SEND, _RECV = KINDS.index("send"), KINDS.index("recv")
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """Collectives of one group: `row` is (collectives, members), each a row of a part's Calls."""
+
+    group: Group
+    members: NDArray[np.intp]  # indices of parts
+    kind: NDArray[np.int8]
+    size_bytes: Int64
+    step: Int64  # the step's number, ABSENT outside every step
+    row: NDArray[np.int32]  # ABSENT where a member does not have it
+    by: str  # "sequence" or "order"
+    unmatched: int  # calls that only one of several members has
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def column(self, parts: Sequence[RankPart], name: str) -> Int64:
+        """One column of every member's calls, as (collectives, members); 0 where absent."""
+        out = np.zeros(self.row.shape, np.int64)
+        for place, member in enumerate(self.members.tolist()):
+            values = getattr(parts[member].calls, name)
+            here = self.row[:, place] >= 0
+            out[here, place] = values[self.row[here, place]]
+        return out
+
+    @property
+    def synchronising(self) -> NDArray[np.bool_]:
+        return np.isin(self.kind, SYNCHRONISING_CODES)
+
+
+class Transfers(msgspec.Struct, frozen=True, kw_only=True):
+    """Sends joined to the receives they feed."""
+
+    sender: NDArray[np.intp]  # parts
+    send: NDArray[np.intp]  # rows of their calls
+    receiver: NDArray[np.intp]
+    recv: NDArray[np.intp]
+
+    def __len__(self) -> int:
+        return len(self.sender)
+
+
+def match_collectives(parts: Sequence[RankPart]) -> list[Block]:
+    """One block for every group that at least two of the parts call into."""
+    found: dict[tuple[str, tuple[int, ...]], list[_Member]] = {}
+    for part, each in enumerate(parts):
+        for code, group in enumerate(each.calls.groups):
+            found.setdefault((group.name, group.ranks), []).append((part, code, group))
+    return [_block(parts, members) for members in found.values() if len(members) > 1]
+
+
+def _block(parts: Sequence[RankPart], members: list[_Member]) -> Block:
+    rows = [_collective_rows(parts[part].calls, code) for part, code, _ in members]
+    sequences = [
+        parts[part].calls.sequence[row] for (part, _, _), row in zip(members, rows, strict=True)
+    ]
+    by_sequence = all((sequence >= 0).all() for sequence in sequences)
+    steps = [
+        _step_numbers(parts[part])[row] for (part, _, _), row in zip(members, rows, strict=True)
+    ]
+    keys = [
+        _collective_keys(parts[part].calls, row, None if by_sequence else step)
+        for (part, _, _), row, step in zip(members, rows, steps, strict=True)
+    ]
+    member = np.repeat(np.arange(len(members)), [len(row) for row in rows])
+    row, step = np.concatenate(rows), np.concatenate(steps)
+    key = np.concatenate(keys)
+    usable = key[:, 0] >= 0  # without a sequence, calls outside every step have no place
+    if not by_sequence:
+        usable &= _counted_alike(key[:, :-1], member, len(members))
+    distinct, inverse = np.unique(key[usable], axis=0, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    table = np.full((len(distinct), len(members)), ABSENT, np.int32)
+    table[inverse, member[usable]] = row[usable]
+    step_of = np.full(len(distinct), ABSENT, np.int64)
+    step_of[inverse] = step[usable]
+    shared = ((table >= 0).sum(axis=1) > 1) & _shares_alike(parts, members, table)
+    order = np.argsort(_first_arrival(parts, members, table[shared]), kind="stable")
+    table = table[shared][order]
+    return Block(
+        group=members[0][2],
+        members=np.array([part for part, _, _ in members], np.intp),
+        kind=distinct[shared][order, 1].astype(np.int8),
+        size_bytes=_sizes(parts, members, table),
+        step=step_of[shared][order],
+        row=table,
+        by="sequence" if by_sequence else "order",
+        unmatched=int((~shared).sum()) + int((~usable).sum()),
+    )
+
+
+def _collective_rows(calls: Calls, group: int) -> NDArray[np.intp]:
+    wanted = (calls.group == group) & (calls.kind != _SEND) & (calls.kind != _RECV)
+    return np.flatnonzero(wanted)
+
+
+def _step_numbers(part: RankPart) -> Int64:
+    """The number of each call's step; the same on every rank."""
+    step = part.calls.step
+    if not len(part.pace):
+        return np.zeros(len(step), np.int64)
+    return np.where(step >= 0, part.pace.number[np.maximum(step, 0)], ABSENT)
+
+
+def _keys(*told: NDArray[Any]) -> NDArray[np.int64]:
+    """What is told of each call, and the how-manieth of those it is: equal on all ranks."""
+    columns = [column.astype(np.int64) for column in told]
+    count = len(columns[0])
+    order = np.lexsort((np.arange(count), *reversed(columns)))
+    changes = np.ones(count, np.bool_)
+    changes[1:] = np.any([np.diff(column[order]) != 0 for column in columns], axis=0)
+    first = np.maximum.accumulate(np.where(changes, np.arange(count), 0))
+    nth = np.empty(count, np.int64)
+    nth[order] = np.arange(count) - first
+    return np.stack((*columns, nth), axis=1)
+
+
+def _collective_keys(calls: Calls, rows: NDArray[np.intp], step: Int64 | None) -> Int64:
+    """By sequence; by step, kind and bytes where there is none. Ranks may give unequal shares to an
+    all-to-all."""
+    kind = calls.kind[rows]
+    if step is None:
+        return _keys(calls.sequence[rows], kind, np.zeros(len(rows), np.int64))
+    return _keys(step, kind, np.where(kind == _ALL_TO_ALL, 0, calls.size_bytes[rows]))
+
+
+def _counted_alike(family: Int64, member: Int64, members: int) -> NDArray[np.bool_]:
+    """Which came how-manieth tells nothing where a rank lost some of them."""
+    distinct, inverse = np.unique(family, axis=0, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    counts = np.zeros((len(distinct), members), np.int64)
+    np.add.at(counts, (inverse, member), 1)
+    most = counts.max(axis=1, keepdims=True)
+    alike: NDArray[np.bool_] = ((counts == most) | (counts == 0)).all(axis=1)[inverse]
+    return alike
+
+
+def _first_arrival(
+    parts: Sequence[RankPart], members: list[_Member], table: NDArray[np.int32]
+) -> Int64:
+    """In the order of the member that has most of them."""
+    fullest = int((table >= 0).sum(axis=0).argmax()) if len(table) else 0
+    arrival = parts[members[fullest][0]].calls.arrival_ns
+    row = table[:, fullest]
+    return np.where(
+        row >= 0, arrival[np.maximum(row, 0)] if len(arrival) else 0, np.iinfo(np.int64).max
+    )
+
+
+def _shares_alike(
+    parts: Sequence[RankPart], members: list[_Member], table: NDArray[np.int32]
+) -> NDArray[np.bool_]:
+    """Whether the ranks' bytes can be shares of the same collective."""
+    least, most = np.full(len(table), _MOST_BYTES), np.zeros(len(table), np.int64)
+    for place, (part, _, _) in enumerate(members):
+        here = np.flatnonzero(table[:, place] >= 0)
+        size = parts[part].calls.size_bytes[table[here, place]]
+        here, size = here[size > 0], size[size > 0]
+        least[here], most[here] = np.minimum(least[here], size), np.maximum(most[here], size)
+    return most <= _MOST_UNEQUAL * least
+
+
+def _sizes(parts: Sequence[RankPart], members: list[_Member], table: NDArray[np.int32]) -> Int64:
+    """Ranks may give unequal shares: the largest is the collective's."""
+    out = np.full(len(table), ABSENT, np.int64)
+    for place, (part, _, _) in enumerate(members):
+        here = table[:, place] >= 0
+        out[here] = np.maximum(out[here], parts[part].calls.size_bytes[table[here, place]])
+    return out
+
+
+def match_transfers(parts: Sequence[RankPart]) -> Transfers:
+    """The nth send of a rank to another in a step feeds that one's nth receive from it."""
+    sends = [_point_to_point(part, place, _SEND) for place, part in enumerate(parts)]
+    receives = [_point_to_point(part, place, _RECV) for place, part in enumerate(parts)]
+    send, recv = (
+        np.concatenate(each) if each else np.empty((0, 6), np.int64) for each in (sends, receives)
+    )
+    known = {tuple(key): row for row, key in enumerate(recv[:, :4].tolist())}
+    pairs = [
+        (row, known[key])
+        for row, key in enumerate(map(tuple, send[:, :4].tolist()))
+        if key in known
+    ]
+    ours, theirs = (np.array([pair[i] for pair in pairs], np.intp) for i in (0, 1))
+    return Transfers(
+        sender=send[ours, 4],
+        send=send[ours, 5],
+        receiver=recv[theirs, 4],
+        recv=recv[theirs, 5],
+    )
+
+
+def _point_to_point(part: RankPart, place: int, kind: int) -> Int64:
+    """Rows of (from, to, step, nth, part, row)."""
+    calls = part.calls
+    rows = np.flatnonzero((calls.kind == kind) & (calls.peer >= 0))
+    peer = calls.peer[rows].astype(np.int64)
+    step = _step_numbers(part)[rows]
+    own = np.full(len(rows), part.rank, np.int64)
+    pair = np.stack((own, peer) if kind == _SEND else (peer, own), axis=1)
+    nth = _keys(step, peer)[:, -1]
+    return np.column_stack((pair, step, nth, np.full(len(rows), place), rows))

@@ -1,0 +1,190 @@
+"""Traces behind a URL: listed through fsspec, and on this disk only while they are read.
+
+Readers want a file that they can seek in and read twice, and capture's small files beside it; so a
+trace is fetched into a scratch folder laid out as the one it comes from. Whoever reads holds one
+trace there at a time, so the scratch space needed is that of the largest trace for each worker.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stepscope.errors import StepscopeError, UnreadableInputError, UsageError
+from stepscope.trace.layout import BESIDE, ENDINGS, is_trace_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::|://)")
+_OF_A_RUN = re.compile(r"rank-[^/]*/trace\.json[^/]*")
+
+
+class RemoteTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """A trace that a filesystem of fsspec holds, and what lies beside it."""
+
+    url: str
+    size_bytes: int = 0  # 0 where the filesystem does not say
+    beside: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.url
+
+
+def is_url(path: object) -> bool:
+    return isinstance(path, str) and _URL.match(path) is not None
+
+
+def local_path(url: str) -> Path | None:
+    """file:// is this machine's disk: no copy is needed."""
+    from urllib.parse import unquote, urlsplit
+
+    parts = urlsplit(url)
+    if parts.scheme.lower() != "file" or parts.netloc not in ("", "localhost"):
+        return None
+    return Path(unquote(parts.path))
+
+
+def find_remote(url: str) -> list[RemoteTrace]:
+    """As discover.find_traces, on a URL."""
+    filesystem, root = _open(url)
+    with _failures(url):
+        found = _Listing(filesystem, url, root).traces()
+    if not found:
+        endings = ", ".join(f"*{ending}" for ending in ENDINGS)
+        raise UnreadableInputError(f"{url} holds no trace: looked for {endings}")
+    return found
+
+
+@contextmanager
+def fetched(trace: RemoteTrace) -> Iterator[Path]:
+    """The trace and what lies beside it, on this disk for as long as the block runs."""
+    import tempfile
+
+    filesystem, source = _open(trace.url)
+    name = PurePosixPath(source)
+    with tempfile.TemporaryDirectory(prefix="stepscope-") as scratch:
+        folder = Path(scratch) / (name.parent.name or "trace")
+        folder.mkdir()
+        with _failures(trace.url):
+            filesystem.get_file(source, str(folder / name.name))
+            for other in trace.beside:
+                filesystem.get_file(str(name.with_name(other)), str(folder / other))
+        try:
+            yield folder / name.name
+        except UnreadableInputError as error:
+            said = str(error).replace(str(folder / name.name), trace.url)
+            raise UnreadableInputError(said) from None
+
+
+def _open(url: str) -> tuple[Any, str]:
+    """The filesystem, and the path in it."""
+    protocol = re.split(r"::|://", url, maxsplit=1)[0]
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise UsageError(f"{url}: reading URLs needs fsspec: pip install 'stepscope[fs]'") from None
+    try:
+        filesystem, path = url_to_fs(url)
+    except ImportError as error:  # its message names the package to install
+        raise UsageError(f"{url}: {protocol}:// needs another package: {error}") from None
+    except ValueError as error:
+        raise UsageError(f"{url}: {error}") from None
+    except Exception as error:
+        raise _unreadable(url, error) from None
+    return filesystem, str(path).rstrip("/") or str(path)
+
+
+@contextmanager
+def _failures(url: str) -> Iterator[None]:
+    """Every service has errors of its own; all of them mean that this could not be read."""
+    try:
+        yield
+    except StepscopeError:
+        raise
+    except Exception as error:
+        raise _unreadable(url, error) from None
+
+
+def _unreadable(url: str, error: Exception) -> UnreadableInputError:
+    if isinstance(error, FileNotFoundError):
+        return UnreadableInputError(f"{url} does not exist")
+    if isinstance(error, PermissionError):
+        return UnreadableInputError(f"{url}: no permission to read it")
+    why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return UnreadableInputError(f"{url}: {why}")
+
+
+class _Listing:
+    """What a URL stands for: a file, a run folder, or a folder of traces."""
+
+    def __init__(self, filesystem: Any, url: str, root: str) -> None:
+        self.filesystem, self.url, self.root = filesystem, url, root
+
+    def traces(self) -> list[RemoteTrace]:
+        if not self.filesystem.isdir(self.root):
+            info = self.filesystem.info(self.root)  # raises where there is nothing
+            return [self._trace(info, self._names_around())]
+        here = self.filesystem.ls(self.root, detail=True)
+        inner = sorted(entry["name"] for entry in here if entry["type"] == "directory")
+        found: list[RemoteTrace] = []
+        if any(PurePosixPath(name).name.startswith("rank-") for name in inner):
+            # One request for a whole run folder, however many ranks it has.
+            everything = list(self.filesystem.find(self.root, detail=True).values())
+            found = self._among(everything, lambda name: _OF_A_RUN.fullmatch(self._inside(name)))
+        return (
+            found
+            or self._among(here)
+            or [
+                trace
+                for folder in inner
+                for trace in self._among(self.filesystem.ls(folder, detail=True))
+            ]
+        )
+
+    def _among(
+        self, entries: list[dict[str, Any]], is_trace: Callable[[str], object] | None = None
+    ) -> list[RemoteTrace]:
+        is_trace = is_trace or (lambda name: is_trace_name(PurePosixPath(name).name))
+        files = sorted((e for e in entries if e["type"] == "file"), key=lambda e: str(e["name"]))
+        names: dict[PurePosixPath, set[str]] = {}
+        for entry in files:
+            path = PurePosixPath(entry["name"])
+            names.setdefault(path.parent, set()).add(path.name)
+        return [
+            self._trace(entry, names[PurePosixPath(entry["name"]).parent])
+            for entry in files
+            if is_trace(entry["name"])
+        ]
+
+    def _names_around(self) -> set[str]:
+        """Nothing where a server cannot list, as with plain http."""
+        try:
+            entries = self.filesystem.ls(str(PurePosixPath(self.root).parent), detail=False)
+        except Exception:
+            return set()
+        return {PurePosixPath(entry).name for entry in entries}
+
+    def _trace(self, info: dict[str, Any], around: set[str]) -> RemoteTrace:
+        return RemoteTrace(
+            url=self._url_of(info["name"]),
+            size_bytes=info.get("size") or 0,
+            beside=tuple(name for name in BESIDE if name in around),
+        )
+
+    def _inside(self, name: str) -> str:
+        return name.removeprefix(self.root).lstrip("/")
+
+    def _url_of(self, name: str) -> str:
+        """The given URL with the rest of the path: it may say more than the path, as a host."""
+        inside = self._inside(name)
+        if not inside:
+            return self.url
+        first, chain, others = self.url.partition("::")
+        if "://" not in first:  # as in simplecache::s3://bucket/run: the path is at the end
+            return f"{self.url.rstrip('/')}/{inside}"
+        return f"{first.rstrip('/')}/{inside}{chain}{others}"

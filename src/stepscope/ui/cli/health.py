@@ -1,0 +1,128 @@
+"""stepscope health: start a training command, look at three steps of all ranks, end it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stepscope.errors import NotCapturedError
+from stepscope.measure import folder as layout
+from stepscope.measure.settings import Settings
+from stepscope.ui.cli.run import capture, claim
+
+if TYPE_CHECKING:
+    from stepscope.ui.health import Health
+
+_STEPS = 3
+
+
+@click.command(
+    name="health",
+    short_help="start a training command, look at three steps of all ranks, end it",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Keep the capture in this run folder.",
+)
+@click.option(
+    "--wait", default=3, show_default=True, type=click.IntRange(1), help="Steps before the look."
+)
+@click.option("--let-run", is_flag=True, help="Do not end the command; wait until it ends.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.option(
+    "--step-on",
+    type=click.Choice(["optimizer", "dataloader", "forward"]),
+    default="optimizer",
+    show_default=True,
+    help="What ends a step.",
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(
+    out: Path | None,
+    wait: int,
+    let_run: bool,
+    as_json: bool,
+    step_on: str,
+    command: tuple[str, ...],
+) -> int:
+    """Start COMMAND, record three steps of every rank, end it, and say how it is doing.
+
+    The command's own output goes to stderr. Its work is lost: use `run` for training that counts.
+    """
+    with tempfile.TemporaryDirectory(prefix="stepscope-health-") as scratch:
+        folder = claim(out, command) if out else Path(scratch)
+        settings = Settings(
+            folder=str(folder.absolute()),
+            wait=wait,
+            warmup=1,
+            active=_STEPS,
+            sample_hz=0.0,
+            step_on=step_on,
+        )
+        code, _ = capture(
+            command,
+            folder,
+            settings,
+            output=sys.stderr.fileno(),
+            until=None if let_run else lambda: _all_seen(folder),
+        )
+        found = _look(folder, settings, code)
+    _print(found, as_json)
+    return code
+
+
+def _all_seen(folder: Path) -> bool:
+    """Every rank of the job has saved its trace and its memory."""
+    places = list(folder.glob("rank-*"))
+    wanted = (layout.TRACE, layout.MEMORY, layout.RANK)
+    if not places or not all((place / name).exists() for place in places for name in wanted):
+        return False
+    return len(places) >= max(_facts(place).get("world_size") or 1 for place in places)
+
+
+def _facts(place: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((place / layout.RANK).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def _look(folder: Path, settings: Settings, code: int) -> Health:
+    from stepscope.explain.run import explain_job
+    from stepscope.trace.rank_folder import read_memory
+    from stepscope.ui.health import check_health
+
+    places = sorted(folder.glob("rank-*"))
+    if not any((place / layout.TRACE).exists() for place in places):
+        needed = settings.wait + settings.warmup + settings.active
+        seen = max((_facts(place).get("steps") or 0 for place in places), default=0)
+        raise NotCapturedError(
+            f"the command ended with exit code {code} before {needed} steps were over "
+            f"({seen} were seen): nothing can be said about its health"
+        )
+    explanation = explain_job(folder, cache=False)
+    return check_health(
+        explanation,
+        [{**_facts(place), "memory": read_memory(place)} for place in places],
+    )
+
+
+def _print(found: Health, as_json: bool) -> None:
+    if as_json:
+        import msgspec
+
+        told = {"schema": 1, **msgspec.to_builtins(found)}
+        del told["lines"]
+        sys.stdout.write(json.dumps(told) + "\n")
+        return
+    for word, sentence in found.lines:
+        if sentence:
+            click.echo(f"{word:<10} {sentence}")

@@ -1,0 +1,353 @@
+"""Several ranks on one page: the sentences, the numbers and the pictures' data, and their bounds.
+
+A job of a thousand ranks must fit in a page that opens at once: what does not fit is left out here,
+and the page says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stepscope.records.job import KINDS, SYNCHRONISING
+from stepscope.ui.distributed import (
+    CAUSES,
+    NOT_ALIGNED,
+    clock_words,
+    error_words,
+    no_arrivals,
+    path_words,
+    straggler_tone,
+    straggler_words,
+    worst_error_ns,
+)
+from stepscope.ui.html.distributed_charts import Series, draw_arrivals, draw_bandwidth
+from stepscope.ui.html.distributed_tables import job_tables
+from stepscope.ui.html.lanes import overlap_rows
+from stepscope.ui.html.payload import encode_block
+from stepscope.ui.words import duration
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+    from numpy.typing import NDArray
+
+    from stepscope.records.explanation import Explanation, RankExplanation
+    from stepscope.records.job import CriticalPath, Job, Lanes
+    from stepscope.records.quality import Note
+    from stepscope.ui.html.payload import Column
+
+    Int64 = NDArray[np.int64]
+
+MOST_CELLS = 100_000  # of the heat map: steps are left out beyond
+MOST_RANKS = 64  # whose facts and tables are in the page
+_MOST_ROWS = 6  # in which a rank's overlapping collectives are drawn
+_PATH_KINDS = ("work", "input", "transfer")
+
+# id, label, what to look for
+METRICS = (
+    (
+        "own",
+        "Own time",
+        "The step less exposed communication: what a rank needs when it waits for nobody. A row of "
+        "strong colour is a rank the others wait for.",
+    ),
+    (
+        "step",
+        "Step time",
+        "Ranks that meet in collectives take about the same time. A column of strong colour is a "
+        "step that was slow for everybody.",
+    ),
+    (
+        "comm",
+        "Exposed comm",
+        "Communication that no compute hides: waiting for others, and the transfer. A faint row "
+        "among strong ones is the rank the others wait for.",
+    ),
+    (
+        "input",
+        "Data loading",
+        "Waiting for data while no work runs. A row of strong colour is a rank that is fed too "
+        "slowly.",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksView:
+    """What the template prints about the ranks together; empty sentences mean a picture."""
+
+    verdict: str
+    tone: str
+    evidence: list[str]
+    facts: list[tuple[str, str, str]]  # label, value, hint
+    clock: str
+    metrics: tuple[tuple[str, str, str], ...]
+    no_heat: str
+    steps_left_out: str
+    no_lanes: str
+    lanes_left_out: str
+    no_path: str
+    path: str
+    kinds: list[str]  # drawn in the lanes
+    queued: bool  # calls that begin later than they are made are drawn
+    arrivals: Markup
+    no_arrivals: str
+    arrivals_left_out: str
+    bandwidth: Markup
+    series: list[Series]
+    calibrated: bool
+    no_bandwidth: str
+    quality: list[tuple[str, str]]
+    payload: str
+
+
+def ranks_view(job: Job, notes: tuple[Note, ...]) -> RanksView:
+    """Everything about the ranks together."""
+    shown = _shown_steps(job)
+    arrivals, left_out = draw_arrivals(job)
+    bandwidth, series = draw_bandwidth(job)
+    lanes = job.lanes
+    return RanksView(
+        verdict=straggler_words(job.stragglers),
+        tone=straggler_tone(job.stragglers),
+        evidence=[f"{line}." for each in job.stragglers.ranks[:1] for line in each.evidence],
+        facts=_facts(job),
+        clock=clock_words(job.clock),
+        metrics=METRICS,
+        no_heat="" if job.steps else "No step was recorded that ranks could be compared in.",
+        steps_left_out=_steps_left_out(job, shown),
+        no_lanes=_no_lanes(job),
+        lanes_left_out=_lanes_left_out(job),
+        no_path="" if job.path else _no_path(job),
+        path=path_words(job.path) if job.path else "",
+        kinds=[KINDS[code] for code in np.unique(lanes.kind).tolist()] if lanes else [],
+        queued=bool(lanes and (lanes.start_ns > lanes.arrival_ns).any()),
+        arrivals=arrivals,
+        no_arrivals=no_arrivals(job),
+        arrivals_left_out=left_out,
+        bandwidth=bandwidth,
+        series=series,
+        calibrated=any(row.expected_ns for row in job.collectives),
+        no_bandwidth="" if series else _no_bandwidth(job),
+        quality=[(note.id, note.detail) for note in notes],
+        payload=_payload(job, shown),
+    )
+
+
+def told_ranks(explanation: Explanation, drawn: set[str]) -> list[RankExplanation]:
+    """Of too many ranks those worth a look each: drawn, accused, on the path, slowest, fastest."""
+    if len(explanation.ranks) <= MOST_RANKS:
+        return list(explanation.ranks)
+    job = explanation.job
+    wanted = [rank.rank for rank in explanation.ranks if rank.path in drawn]
+    wanted += [finding.rank for finding in explanation.findings]
+    if job is not None:
+        wanted += [each.rank for each in job.stragglers.ranks]
+        wanted += job.lanes.ranks if job.lanes else []
+        wanted += list(job.path.share_by_rank) if job.path else []
+        by_time = [job.ranks[i] for i in np.argsort(-typical(job.own_ns), kind="stable").tolist()]
+        wanted += by_time[:16] + by_time[-16:]
+    wanted += [rank.rank for rank in explanation.ranks]
+    known = dict.fromkeys(rank for rank in wanted if rank is not None)
+    chosen = set(list(known)[:MOST_RANKS])
+    return [rank for rank in explanation.ranks if rank.rank in chosen]
+
+
+def typical(matrix: Int64) -> NDArray[np.float64]:
+    """Each rank's median over the steps it has; NaN where it has none."""
+    known = np.where(matrix >= 0, matrix.astype(float), np.nan)
+    out = np.full(matrix.shape[1], np.nan)
+    some = ~np.isnan(known).all(axis=0)
+    if some.any():
+        out[some] = np.nanmedian(known[:, some], axis=0)
+    return out
+
+
+def _facts(job: Job) -> list[tuple[str, str, str]]:
+    hosts = len(set(job.hosts.values()))
+    where = f"on {hosts} hosts" if hosts > 1 else "on one host" if hosts else ""
+    facts = [("Ranks", f"{len(job.ranks):,}", where)]
+    whole = job.step_ns[(job.step_ns > 0).all(axis=1)]
+    if len(whole):
+        slowest = float(np.median(whole.max(axis=1)))
+        hint = f"Slowest rank of each step, median of {len(whole)}, as profiled"
+        facts.append(("Step", duration(slowest), hint))
+    own = typical(job.own_ns)
+    if np.isfinite(own).any():
+        low, high = (job.ranks[int(i)] for i in (np.nanargmin(own), np.nanargmax(own)))
+        span = f"{duration(float(np.nanmin(own)))} to {duration(float(np.nanmax(own)))}"
+        facts.append(("Own time", span, f"Rank {low} the fastest, rank {high} the slowest"))
+    if job.arrivals:
+        waits = [row.waits_ns for row in job.arrivals]
+        hint = f"A step, mean of ranks, up to {duration(max(waits))}; calls may overlap"
+        facts.append(("Waiting for others", duration(float(np.mean(waits))), hint))
+    facts.append(_clock_fact(job))
+    return facts
+
+
+def _clock_fact(job: Job) -> tuple[str, str, str]:
+    if not job.clock.aligned:
+        return ("Clocks", "not aligned", "Waits and arrivals are not known; durations are")
+    return ("Clocks within", error_words(worst_error_ns(job.clock)), job.clock.detail)
+
+
+def _shown_steps(job: Job) -> NDArray[np.intp]:
+    """Places of the steps that fit in the heat map, evenly chosen."""
+    most = max(1, MOST_CELLS // max(1, len(job.ranks)))
+    every = max(1, -(-len(job.steps) // most))
+    return np.arange(0, len(job.steps), every)
+
+
+def _steps_left_out(job: Job, shown: NDArray[np.intp]) -> str:
+    if len(shown) == len(job.steps):
+        return ""
+    every = -(-len(job.steps) // len(shown))
+    return f"{len(shown)} of {len(job.steps)} steps are shown, one in {every}."
+
+
+def _no_lanes(job: Job) -> str:
+    if not job.clock.aligned:
+        return f"Nothing to draw on one clock: {job.clock.detail or NOT_ALIGNED}."
+    if job.lanes is None or not len(job.lanes.step_rank) + len(job.lanes.match):
+        return "Nothing was recorded by several ranks that could be drawn on one clock."
+    return ""
+
+
+def _lanes_left_out(job: Job) -> str:
+    if job.lanes is None or len(job.lanes.ranks) == len(job.ranks):
+        return ""
+    return (
+        f"{len(job.lanes.ranks)} of {len(job.ranks):,} ranks are drawn: the accused, the slowest, "
+        "the fastest and the first. Waits end when the last rank came, drawn or not."
+    )
+
+
+def _no_path(job: Job) -> str:
+    if not job.clock.aligned:
+        return f"The critical path is not known: {NOT_ALIGNED}."
+    return "The critical path is not known: no step was recorded by all ranks."
+
+
+def _no_bandwidth(job: Job) -> str:
+    if not job.collectives:
+        return "No collective was recorded by two ranks of its group."
+    return "Bandwidth is not known: message sizes or group sizes were not recorded."
+
+
+def _payload(job: Job, shown: NDArray[np.intp]) -> str:
+    hosts = sorted(set(job.hosts.values()))
+    head: dict[str, Any] = {
+        "ranks": job.ranks,
+        "hosts": hosts,
+        "host": [hosts.index(job.hosts[r]) if r in job.hosts else -1 for r in job.ranks],
+        "steps": [job.steps[i] for i in shown.tolist()],
+        "metrics": METRICS,
+        "stragglers": [
+            [each.rank, CAUSES[each.cause]]
+            for each in job.stragglers.ranks
+            if each.rank is not None
+        ],
+        "tables": job_tables(job),
+    }
+    columns: dict[str, Column] = {
+        name: matrix[shown].T.reshape(-1) + 1  # rank by rank; 0 where a rank lacks the step
+        for name, matrix in (
+            ("step", job.step_ns),
+            ("comm", job.exposed_comm_ns),
+            ("input", job.input_ns),
+        )
+    }
+    if not _no_lanes(job) and job.lanes is not None:
+        zero = _first_ns(job.lanes, job.path)
+        head["lanes"] = _lanes_head(job, job.lanes, zero)
+        columns |= _lane_columns(job.lanes, zero)
+        if job.path is not None:
+            head["path"] = _path_head(job.path, zero)
+            columns |= _path_columns(job.path, zero)
+    return encode_block(head, columns)
+
+
+def _first_ns(lanes: Lanes, path: CriticalPath | None) -> int:
+    firsts = [int(times.min()) for times in (lanes.arrival_ns, lanes.step_start_ns) if len(times)]
+    return min([*firsts, *([path.start_ns] if path else [])])
+
+
+def _lanes_head(job: Job, lanes: Lanes, zero: int) -> dict[str, Any]:
+    lasts = [int(times.max()) for times in (lanes.end_ns, lanes.step_end_ns) if len(times)]
+    place = {rank: i for i, rank in enumerate(lanes.ranks)}
+    return {
+        "ranks": lanes.ranks,
+        "errors": [job.clock.error_ns.get(rank, 0) for rank in lanes.ranks],
+        "reference": job.clock.reference,
+        "kinds": KINDS,
+        "waiting": [kind in SYNCHRONISING for kind in KINDS],
+        "span": max(lasts) - zero,
+        "steps": [
+            [place[rank], number, start - zero, end - zero]
+            for rank, number, start, end in zip(
+                lanes.step_rank.tolist(),
+                lanes.step_number.tolist(),
+                lanes.step_start_ns.tolist(),
+                lanes.step_end_ns.tolist(),
+                strict=True,
+            )
+        ],
+    }
+
+
+def _lane_columns(lanes: Lanes, zero: int) -> dict[str, Column]:
+    match = np.unique(lanes.match, return_inverse=True)[1].reshape(-1)
+    last = _last_arrivals(lanes, match)
+    place = np.searchsorted(np.array(lanes.ranks), lanes.rank)
+    row = np.zeros(len(lanes.match), np.int64)
+    for lane in range(len(lanes.ranks)):
+        mine = np.flatnonzero(place == lane)
+        row[mine] = overlap_rows(lanes.arrival_ns[mine], lanes.end_ns[mine])
+    return {
+        "lane_match": match,
+        "lane_place": place,
+        "lane_row": np.minimum(row, _MOST_ROWS - 1),
+        "lane_kind": lanes.kind.astype(np.int64),
+        "lane_size": lanes.size_bytes + 1,
+        "lane_arrival": lanes.arrival_ns - zero,
+        "lane_start": np.maximum(lanes.start_ns - zero, 0),
+        "lane_end": lanes.end_ns - zero,
+        "last": last - zero,
+    }
+
+
+def _last_arrivals(lanes: Lanes, match: Int64) -> Int64:
+    """When the last rank, drawn or not, came to each match."""
+    last = np.zeros(int(match.max(initial=-1)) + 1, np.int64)
+    last[match] = lanes.last_ns
+    return last
+
+
+def _path_head(path: CriticalPath, zero: int) -> dict[str, Any]:
+    return {
+        "step": path.step,
+        "start": path.start_ns - zero,
+        "end": path.end_ns - zero,
+        "kinds": _PATH_KINDS,
+        "labels": sorted({piece.label for piece in path.pieces}),
+    }
+
+
+def _path_columns(path: CriticalPath, zero: int) -> dict[str, Column]:
+    labels = sorted({piece.label for piece in path.pieces})
+    table = np.array(
+        [
+            (p.rank, _PATH_KINDS.index(p.kind), labels.index(p.label), p.start_ns, p.end_ns)
+            for p in path.pieces
+        ],
+        np.int64,
+    ).reshape(-1, 5)
+    return {
+        "path_rank": table[:, 0],
+        "path_kind": table[:, 1],
+        "path_label": table[:, 2],
+        "path_start": table[:, 3] - zero,
+        "path_end": table[:, 4] - zero,
+    }

@@ -1,0 +1,112 @@
+"""Several ranks in a terminal: who holds the others back, how good the clock is, what they wait in.
+
+Numbers of single ranks are in the table of ranks; this is what they say together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+from rich.table import Table
+from rich.text import Text
+
+from stepscope.ui.distributed import (
+    bytes_words,
+    clock_words,
+    group_words,
+    no_arrivals,
+    path_words,
+    straggler_tone,
+    straggler_words,
+    wait_words,
+)
+from stepscope.ui.words import duration, short_kernel
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from stepscope.records.job import Job, JobCollective
+
+MOST_LAST = 5
+_STYLES = {"good": "green", "bad": "bold red", "open": "yellow"}
+
+
+def job_sections(job: Job, top: int, width: int) -> list[RenderableType]:
+    """Lines first, then the collectives that ranks share."""
+    out: list[RenderableType] = [_lines(job), Text()]
+    if job.collectives:
+        out += [_collectives(job, min(top, 6), width), Text()]
+    return out
+
+
+def _lines(job: Job) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bright_black", no_wrap=True)
+    grid.add_column()
+    verdict = Text(straggler_words(job.stragglers), style=_STYLES[straggler_tone(job.stragglers)])
+    grid.add_row("stragglers", verdict)
+    grid.add_row("clock", clock_words(job.clock))
+    if job.path is not None:
+        grid.add_row("critical path", f"step {job.path.step}: {path_words(job.path)}")
+    grid.add_row("last to come", _last(job))
+    return grid
+
+
+def _last(job: Job) -> str:
+    absent = no_arrivals(job)
+    if absent:
+        return f"not known: {absent}"
+    told = [
+        f"rank {row.rank} {row.times_last} times by {duration(row.lead_ns)}"
+        for row in job.arrivals[:MOST_LAST]
+        if row.times_last
+    ]
+    others = sum(row.times_last > 0 for row in job.arrivals[MOST_LAST:])
+    more = f", {others} ranks more" if others else ""
+    return f"{', '.join(told)}{more}; of {job.arrivals[0].of} collectives"
+
+
+def _collectives(job: Job, top: int, width: int) -> Table:
+    """The widest terminal shows all; a narrow one keeps what decides."""
+    shown = [column for column in _COLUMNS if width >= column[2]]
+    table = Table(
+        title="collectives, mean of a call",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        padding=(0, 2, 0, 0),
+        header_style="bright_black",
+    )
+    for name, side, _, _ in shown:
+        table.add_column(name, justify=side, no_wrap=True, overflow="ellipsis")
+    for row in job.collectives[:top]:
+        table.add_row(*(words(row) for _, _, _, words in shown))
+    if len(job.collectives) > top:
+        table.caption = f"… {len(job.collectives) - top} more: see --json or --html"
+        table.caption_justify = "left"
+        table.caption_style = "bright_black"
+    return table
+
+
+def _mean(total_ns: int | None, count: int) -> str:
+    return "-" if total_ns is None else duration(total_ns / count)
+
+
+def _or_dash(value: float | None, words: Callable[[float], str]) -> str:
+    return "-" if value is None else words(value)
+
+
+_Words = Callable[["JobCollective"], str]
+# name, side, the narrowest terminal that shows it, what it says
+_COLUMNS: tuple[tuple[str, Literal["left", "right"], int, _Words], ...] = (
+    ("kind", "left", 0, lambda row: row.kind),
+    ("group", "left", 96, lambda row: short_kernel(group_words(row), 12)),
+    ("size", "right", 0, lambda row: _or_dash(row.size_bytes, bytes_words)),
+    ("calls", "right", 70, lambda row: str(row.count)),
+    ("GB/s", "right", 96, lambda row: _or_dash(row.busbw_gb_s, "{:.2f}".format)),
+    ("wait", "right", 0, wait_words),
+    ("transfer", "right", 0, lambda row: _mean(row.transfer_ns, row.count)),
+    ("expected", "right", 96, lambda row: _or_dash(row.expected_ns, duration)),
+    ("exposed", "right", 80, lambda row: _mean(row.exposed_ns, row.count)),
+)

@@ -1,0 +1,175 @@
+"""NCCL's logs in a terminal: communicators, the ways between ranks, algorithms, what is odd."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from stepscope.ui.terminal.explanation import make_console
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from stepscope.records.nccl import Choice, CommunicatorRow, NcclSummary, TransportRow
+
+_SEVERITY = {"high": "bold red", "medium": "yellow", "low": "cyan", "none": "green"}
+_WRAPPED = ("what", "transports")
+_NARROW = 80
+
+
+def print_nccl(
+    summary: NcclSummary, *, top: int = 8, width: int | None = None, to_stderr: bool = False
+) -> None:
+    """Print it all; findings too, since no explanation stands around it."""
+    console = make_console(width, to_stderr=to_stderr)
+    sections = nccl_sections(summary, top=top, width=console.width)
+    if summary.findings:
+        sections[2:2] = [_findings(summary), Text()]
+    console.print(Group(*sections))
+
+
+def nccl_sections(summary: NcclSummary, *, top: int = 8, width: int = 100) -> list[RenderableType]:
+    """The same without the findings, to stand under a job's explanation."""
+    out: list[RenderableType] = [_headline(summary), Text()]
+    out += [_communicators(summary.communicators, top, width), Text()]
+    if summary.transports:
+        out += [_transports(summary, top), Text()]
+    if summary.choices:
+        out += [_choices(summary.choices, top), Text()]
+    if summary.settings:
+        out += [_settings(summary), Text()]
+    return out + [Text(f"note  {note}", style="bright_black") for note in summary.notes]
+
+
+def _headline(summary: NcclSummary) -> Text:
+    hosts = len({process.host for process in summary.processes})
+    facts = [
+        ", ".join(summary.versions) or "NCCL",
+        _counted(len(summary.processes), "process", "processes"),
+        _counted(hosts, "host", "hosts"),
+        _counted(summary.calls, "call", "calls"),
+    ]
+    return Text(" · ".join(facts), style="bright_black")
+
+
+def _communicators(rows: tuple[CommunicatorRow, ...], top: int, width: int) -> Table:
+    columns = [("id", "l"), ("ranks", "r"), ("hosts", "r"), ("channels", "r"), ("calls", "r")]
+    table = _table("communicators", *columns, ("transports", "l"))
+    for row in rows[:top]:
+        seen = "" if row.ranks_seen == row.nranks else f"{row.ranks_seen} of "
+        table.add_row(
+            _short(row.id, 12 if width < _NARROW else 20),
+            f"{seen}{'?' if row.nranks is None else row.nranks}",
+            str(row.nodes or len(row.hosts)),
+            " or ".join(map(str, row.channels)) or "-",
+            str(row.calls),
+            ", ".join(row.transports) or ("-" if row.complete else "never came up"),
+        )
+    _left_out(table, len(rows) - top)
+    return table
+
+
+def _transports(summary: NcclSummary, top: int) -> Table:
+    table = _table(
+        "ways between ranks", ("pairs", "r"), ("channels", "r"), ("where", "l"), ("way", "l")
+    )
+    merged: dict[tuple[str, str], tuple[int, int]] = {}
+    for row in summary.transports:
+        key = row.transport, _where(row)
+        pairs, channels = merged.get(key, (0, 0))
+        merged[key] = pairs + row.pairs, max(channels, row.channels)
+    rows = sorted(merged.items(), key=lambda item: -item[1][0])
+    for (transport, where), (pairs, channels) in rows[:top]:
+        table.add_row(str(pairs), str(channels), where, transport)
+    _left_out(table, len(rows) - top)
+    return table
+
+
+def _where(row: TransportRow) -> str:
+    if row.within_host is None:
+        return "-"
+    return "within a host" if row.within_host else "between hosts"
+
+
+def _choices(choices: tuple[Choice, ...], top: int) -> Table:
+    table = _table(
+        "algorithms (rank 0)",
+        ("calls", "r"),
+        ("size", "r"),
+        ("channels", "r"),
+        ("kind", "l"),
+        ("algorithm", "l"),
+    )
+    for choice in choices[:top]:
+        first, last = choice.first_channel, choice.last_channel
+        table.add_row(
+            str(choice.count),
+            _size(choice.size_bytes),
+            "-" if first is None or last is None else str(last - first + 1),
+            choice.kind or "-",
+            f"{choice.algorithm} {choice.protocol}",
+        )
+    _left_out(table, len(choices) - top)
+    return table
+
+
+def _settings(summary: NcclSummary) -> Table:
+    table = _table("environment", ("name", "l"), ("what", "l"))
+    for name, values in summary.settings.items():
+        shown = ", ".join(values[:4]) + (f" and {len(values) - 4} more" if len(values) > 4 else "")
+        table.add_row(name, shown)
+    return table
+
+
+def _findings(summary: NcclSummary) -> Table:
+    table = _table("findings", ("", "l"), ("what", "l"))
+    for finding in summary.findings:
+        text = Text(finding.summary)
+        for line in finding.evidence:
+            text.append(f"\n{line}", style="bright_black")
+        for remedy in finding.remedies[:1]:
+            text.append(f"\nnext: {remedy.summary}")
+        table.add_row(Text(finding.id, style=_SEVERITY[finding.severity]), text)
+    return table
+
+
+def _size(size_bytes: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= size:
+            return f"{size_bytes / size:.1f} {unit}"
+    return f"{size_bytes} B"
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
+
+
+def _short(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _left_out(table: Table, rows: int) -> None:
+    if rows > 0:
+        table.add_row("…", *[""] * (len(table.columns) - 2), f"{rows} more")
+
+
+def _table(title: str, *columns: tuple[str, str]) -> Table:
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        padding=(0, 2, 0, 0),
+        header_style="bright_black",
+    )
+    for name, side in columns:
+        table.add_column(
+            name,
+            justify="right" if side == "r" else "left",
+            no_wrap=name not in _WRAPPED,
+            overflow="fold" if name in _WRAPPED else "ellipsis",
+        )
+    return table

@@ -1,0 +1,47 @@
+"""How the job is spread over its ranks, in a terminal: a heading and a table a strategy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from stepscope.ui.strategies import sections_of
+from stepscope.ui.words import short_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from stepscope.records.strategies import Strategy
+    from stepscope.ui.strategies import Section
+
+_LEFT = ("what", "block", "module", "why", "group", "from", "")
+
+
+def strategy_sections(
+    strategies: Sequence[Strategy], *, top: int = 8, width: int = 100
+) -> list[RenderableType]:
+    """Nothing for a job of one rank."""
+    out: list[RenderableType] = []
+    for section in sections_of(strategies, top):
+        out.append(Text.assemble((section.title, "bold"), "  ", section.heading))
+        if section.columns:
+            out.append(_table(section, width))
+        if section.note:
+            out.append(Text(section.note, style="bright_black"))
+        out.append(Text())
+    return out
+
+
+def _table(section: Section, width: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
+    for name in section.columns:
+        justify = "left" if name in _LEFT else "right"
+        table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
+    for row in section.rows:
+        *cells, last = row
+        table.add_row(*cells, short_kernel(last, max(16, width - 60)))
+    return table

@@ -1,0 +1,105 @@
+"""From a trace (or several) to its strategies, without the rest of the explanation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stepscope.explain.calls import list_calls
+from stepscope.explain.pace import measure_pace
+from stepscope.explain.steps import find_steps
+from stepscope.explain.strategies import find_strategies
+from stepscope.explain.strategies.join import join_strategies
+from stepscope.explain.work import find_work
+from stepscope.records.job import Clock, Job, RankFolder, Stragglers
+
+from ..build import AUTOGRAD, MAIN, Events, kernel, nccl, op
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.records.strategies import RankStrategy, Strategy
+    from stepscope.records.trace import Trace
+
+US = 1_000  # build's times are microseconds
+ENGINE = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+
+
+def strategies_of(
+    trace: Trace,
+    layout: dict[str, Any] | None = None,
+    folder: RankFolder | None = None,
+) -> tuple[RankStrategy, ...]:
+    if layout is not None:
+        folder = RankFolder(layout=layout)
+    work = find_work(trace)
+    steps = find_steps(trace, work)
+    calls, rows = list_calls(trace, work, steps, folder)
+    return find_strategies(trace, work, calls, rows, measure_pace(trace, work, steps), folder)
+
+
+def job_with(clock: Clock | None = None) -> Job:
+    """A job that knows nothing but its clock."""
+    none = np.empty((0, 0), np.int64)
+    return Job(
+        ranks=(),
+        hosts={},
+        steps=(),
+        step_ns=none,
+        own_ns=none,
+        input_ns=none,
+        exposed_comm_ns=none,
+        clock=clock or Clock(aligned=False),
+        collectives=(),
+        arrivals=(),
+        stragglers=Stragglers(verdict="none"),
+        path=None,
+        lanes=None,
+    )
+
+
+def join(
+    parts: Sequence[tuple[RankStrategy, ...]], clock: Clock | None = None
+) -> tuple[Strategy, ...]:
+    return join_strategies(list(enumerate(parts)), job_with(clock))
+
+
+def compute(start: float, end: float, *, launched_at: float, backward: bool = False) -> Events:
+    """A kernel; in backward its launch is inside the engine."""
+    thread = AUTOGRAD if backward else MAIN
+    out = kernel("gemm", start=start, dur=end - start, launched_at=launched_at, thread=thread)
+    around = ENGINE if backward else "aten::mm"
+    return out + op(around, start=launched_at - 1, dur=3, thread=thread)
+
+
+def comm(
+    kind: str,
+    start: float,
+    end: float,
+    *,
+    launched_at: float,
+    thread: int = MAIN,
+    around: Sequence[str] = (),
+    elements: int = 1000,
+    group: str = "0",
+    size: int = 4,
+    description: str = "",
+) -> Events:
+    """An NCCL kernel whose launch is inside these host events, the outermost first."""
+    names = {"allreduce": "AllReduce", "_allgather_base": "AllGather"}
+    name = f"ncclDevKernel_{names.get(kind, kind)}_RING"
+    args = nccl(kind, in_elements=elements, out_elements=elements, group=group, group_size=size)
+    args["Process Group Description"] = description
+    out = kernel(
+        name,
+        start=start,
+        dur=end - start,
+        stream=20,
+        launched_at=launched_at,
+        thread=thread,
+        **args,
+    )
+    for depth, around_name in enumerate(reversed(around), 1):
+        out += op(around_name, start=launched_at - depth, dur=1 + 2 * depth, thread=thread)
+    return out

@@ -1,0 +1,87 @@
+"""`stepscope health`: three steps of all ranks, an answer, and the command is over."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from stepscope import explain_job
+from stepscope.ui.health import check_health
+
+FOREVER = """
+    import time
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range({steps}):
+        optimizer.zero_grad()
+        model(torch.ones(8, 64)).sum().backward()
+        time.sleep(0.02)
+        optimizer.step()
+    dist.destroy_process_group()
+"""
+
+
+def health(script: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    ours = [sys.executable, "-m", "stepscope", "health", *options, "--"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return subprocess.run(
+        [*ours, *launcher, "--nproc-per-node=2", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def script(tmp_path: Path, steps: int) -> Path:
+    file = tmp_path / "train.py"
+    file.write_text(textwrap.dedent(FOREVER.format(steps=steps)))
+    return file
+
+
+def test_a_job_that_would_run_for_hours_is_looked_at_and_ended(tmp_path: Path) -> None:
+    began = time.monotonic()
+    out = tmp_path / "run"
+    done = health(script(tmp_path, 10**6), "--json", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began < 150
+    told = json.loads(done.stdout)
+    assert [rank["rank"] for rank in told["ranks"]] == [0, 1]
+    assert all(rank["own_ms"] > 20 for rank in told["ranks"])  # it sleeps 20 ms a step
+    assert told["memory"][0]["categories"]["parameters"] == 4 * (64 * 64 + 64)
+    assert (out / "rank-00001/trace.json.gz").exists()
+    left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True)
+    assert left.stdout == ""
+
+
+def test_a_command_that_ends_too_early_is_said_so(tmp_path: Path) -> None:
+    done = health(script(tmp_path, 2))
+    assert done.returncode == 4
+    assert "before 7 steps were over (2 were seen)" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("reserved", "healthy"), [(95, False), (50, True)])
+def test_memory_that_is_nearly_full_is_not_healthy(
+    golden: Path, reserved: int, healthy: bool
+) -> None:
+    explanation = explain_job(golden / "h200-resnet18")
+    peak = {"reserved_bytes": reserved, "allocated_bytes": 40, "categories": {"parameters": 10}}
+    captured = {"rank": 0, "device": {"memory_bytes": 100}, "memory": {"peak": peak}}
+    found = check_health(explanation, [captured])
+    assert found.healthy is healthy
+    assert dict(found.lines)["memory"].endswith(f"({reserved}%)")
+    assert ("memory is nearly full" in found.verdict) is not healthy
