@@ -45,8 +45,8 @@ bench: $(VENV)/installed $(PEERS)/installed
 		--traces $(SHARED_TRACES)
 
 bench-capture: $(VENV)/installed
-	$(BIN)/python benchmarks/capture.py --slice 0.3 --pin --priority --pairs 16 --wait 500 \
-		--ranks 2 -- benchmarks/workloads/ddp.py --steps 1000
+	$(BIN)/python benchmarks/capture.py --slice 0.3 --pin --pairs 16 --wait 500 --ranks 2 \
+		$(CAPTURE_OPTIONS) -- benchmarks/workloads/ddp.py --steps 1000
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

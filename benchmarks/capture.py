@@ -7,7 +7,9 @@ SCRIPT prints a JSON line with `steps_s`, its own step times, and `loss`; with `
 
 Without `--slice` the runs of a pair follow each other. With it they are alive together and take
 turns of that many seconds (SIGSTOP, SIGCONT), in an order that is drawn anew for every round: what
-else the machine does meets both alike. Steps that touch a turn's edge are left out.
+else the machine does meets both alike. Steps that touch a turn's edge are left out, and so are
+rounds in which other processes took more than a tenth of the machine (Linux says): `quiet` is the
+share that is left, and a pair with fewer than ten such rounds is not counted.
 
 Compared are steps outside the window: the mean of a turn's steps without its fastest and slowest
 twentieth, the ratio of the two runs in every round, the mean of a pair's rounds without the highest
@@ -43,6 +45,8 @@ WARMUP, ACTIVE = 2, 3
 FIRST = 10  # steps before this one warm up
 BEHIND = 10  # steps after the window in which memory is measured and the trace is packed
 SETTLE_S = 0.03  # of every turn: the caches belong to the other run
+FOREIGN = 0.1  # share of the cores that others may take in a round
+QUIET = 10  # rounds without them that a pair needs
 TRIM = 0.05
 ENOUGH = 5  # steps of each run in a round
 KINDS = ("bare", "captured")
@@ -111,6 +115,15 @@ def _said(options: argparse.Namespace) -> dict[str, Any]:
 # Runs
 
 
+@dataclass(frozen=True)
+class _Turn:
+    """When a run was let go and stopped, and the share of the cores that others took meanwhile."""
+
+    began_s: float
+    stopped_s: float
+    foreign: float
+
+
 @dataclass
 class _Job:
     """One run: a process for each rank, all in one process group."""
@@ -119,7 +132,7 @@ class _Job:
     options: argparse.Namespace
     scratch: Path
     keep: Path | None
-    turns: list[tuple[float, float]] = field(default_factory=list)
+    turns: list[_Turn] = field(default_factory=list)
     ranks: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self) -> None:
@@ -136,6 +149,20 @@ class _Job:
 
     def running(self) -> bool:
         return all(rank.poll() is None for rank in self.ranks)
+
+    def used_s(self) -> float:
+        """Processor time of all ranks so far."""
+        return sum(_used_s(rank.pid) for rank in self.ranks)
+
+    def take_turn(self, seconds: float) -> None:
+        began, busy, used = time.perf_counter(), _busy_s(), self.used_s()
+        self.send(signal.SIGCONT)
+        time.sleep(seconds)
+        self.send(signal.SIGSTOP)
+        stopped = time.perf_counter()
+        others = _busy_s() - busy - (self.used_s() - used)
+        share = others / (stopped - began) / (os.cpu_count() or 1)
+        self.turns.append(_Turn(began, stopped, share))
 
     def said(self) -> dict[str, Any]:
         """What the script printed, once every rank has ended."""
@@ -195,6 +222,24 @@ def _free_port() -> int:
         return port
 
 
+def _busy_s() -> float:
+    """What all processes of this machine have used; always 0 where Linux does not say."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    except OSError:
+        return 0.0
+    user, nice, system, _idle, _wait, irq, softirq, steal = map(int, fields[:8])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _used_s(process: int) -> float:
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _go_first() -> None:
     """A session of our own, which Linux then prefers to the other sessions' work."""
     with contextlib.suppress(PermissionError):
@@ -232,11 +277,7 @@ def _take_turns(jobs: Sequence[_Job], options: argparse.Namespace, draw: random.
             job.send(signal.SIGSTOP)
         while all(job.running() for job in jobs):
             for job in draw.sample(jobs, len(jobs)):
-                began = time.perf_counter()
-                job.send(signal.SIGCONT)
-                time.sleep(options.slice)
-                job.turns.append((began, time.perf_counter()))
-                job.send(signal.SIGSTOP)
+                job.take_turn(options.slice)
         for job in jobs:  # the one that has some way to go goes it alone
             job.send(signal.SIGCONT)
             for rank in job.ranks:
@@ -252,12 +293,14 @@ def _compared(bare: _Job, captured: _Job, options: argparse.Namespace) -> dict[s
     before = range(FIRST, opens - 1)
     behind = range(opens + WARMUP + ACTIVE + BEHIND, last + 1)
     outside = {*before, *behind}
-    wall = {job.kind: _rounds(said[job.kind], job.turns) for job in (bare, captured)}
+    every = {job.kind: _rounds(said[job.kind], job.turns) for job in (bare, captured)}
+    wall = _without_others(every, (bare, captured))
     used = {kind: [dict(enumerate(said[kind].get("cpu_s", ()), 1))] for kind in KINDS}
-    plain = {kind: _mean([gap for _, gap in _in(wall[kind], outside)]) for kind in KINDS}
+    plain = {kind: _mean([gap for _, gap in _in(every[kind], outside)]) for kind in KINDS}
     recorded = range(opens + WARMUP, opens + WARMUP + ACTIVE - 1)
     return {
         "steps": min(len(_in(wall[kind], outside)) for kind in KINDS),
+        "quiet": len(wall["bare"]) / len(every["bare"]),
         "bare_ms": plain["bare"] * 1e3,
         "captured_ms": plain["captured"] * 1e3,
         "ratio": _ratio(wall, outside),
@@ -275,21 +318,33 @@ def _compared(bare: _Job, captured: _Job, options: argparse.Namespace) -> dict[s
 Rounds = list[dict[int, float]]  # of every turn: the seconds of its steps, by their numbers
 
 
-def _rounds(said: dict[str, Any], turns: list[tuple[float, float]]) -> Rounds:
+def _rounds(said: dict[str, Any], turns: list[_Turn]) -> Rounds:
     """Steps that lie whole in a turn; a whole run is one turn. Nobody knows how long step 0 was."""
     if not turns:
         return [dict(enumerate(said["steps_s"], 1))]
     ends = said["ends_s"]
     found: Rounds = []
     step = 1
-    for began, stopped in turns:
-        while step < len(ends) and ends[step - 1] < began + SETTLE_S:
+    for turn in turns:
+        while step < len(ends) and ends[step - 1] < turn.began_s + SETTLE_S:
             step += 1
         found.append({})
-        while step < len(ends) and ends[step] < stopped:
+        while step < len(ends) and ends[step] < turn.stopped_s:
             found[-1][step] = ends[step] - ends[step - 1]
             step += 1
     return found
+
+
+def _without_others(rounds: dict[str, Rounds], jobs: Sequence[_Job]) -> dict[str, Rounds]:
+    """Rounds in which both runs had the machine; whole runs as they are."""
+    if not jobs[0].turns:
+        return rounds
+    quiet = [
+        number
+        for number, turns in enumerate(zip(*(job.turns for job in jobs), strict=False))
+        if max(turn.foreign for turn in turns) <= FOREIGN
+    ]
+    return {kind: [rounds[kind][number] for number in quiet] for kind in KINDS}
 
 
 def _in(rounds: Rounds, steps: Container[int]) -> list[tuple[int, float]]:
@@ -303,7 +358,8 @@ def _ratio(rounds: dict[str, Rounds], steps: Container[int]) -> float | None:
         bare, captured = ([gap for step, gap in turn.items() if step in steps] for turn in turns)
         if min(len(bare), len(captured)) >= ENOUGH:
             logs.append(math.log(_mean(captured) / _mean(bare)))
-    return math.exp(_mean(logs)) if logs else None
+    enough = QUIET if len(rounds["bare"]) > 1 else 1
+    return math.exp(_mean(logs)) if len(logs) >= enough else None
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -313,8 +369,12 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _summary(pairs: list[dict[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {"pairs": len(pairs), "steps": sum(pair["steps"] for pair in pairs)}
-    for name in ("bare_ms", "captured_ms", "window_ratio"):
+    found: dict[str, Any] = {
+        "pairs": len(pairs),
+        "counted": sum(pair["ratio"] is not None for pair in pairs),
+        "steps": sum(pair["steps"] for pair in pairs),
+    }
+    for name in ("quiet", "bare_ms", "captured_ms", "window_ratio"):
         found[name] = statistics.median(pair[name] for pair in pairs)
     for name in ("ratio", "before_ratio", "behind_ratio", "cpu_ratio"):
         ratios = [pair[name] for pair in pairs if pair[name] is not None]
@@ -340,7 +400,7 @@ def _interval(ratios: list[float]) -> dict[str, float]:
 
 
 def _line(pair: dict[str, Any]) -> str:
-    names = ("bare_ms", "ratio", "before_ratio", "behind_ratio", "cpu_ratio")
+    names = ("bare_ms", "quiet", "ratio", "before_ratio", "behind_ratio", "cpu_ratio")
     values = (pair[name] for name in names)
     shown = ("-" if value is None else f"{value:.4f}" for value in values)
     return "  ".join(f"{name} {text}" for name, text in zip(names, shown, strict=True))

@@ -75,7 +75,8 @@ def main() -> None:
         torch.cuda.synchronize()
     gaps = [b - a for a, b in itertools.pairwise(times)]
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
-    print(json.dumps({"loss": loss.item().hex(), "steps_s": gaps, "peak": peak}))
+    said = {"loss": loss.item().hex(), "steps_s": gaps, "ends_s": times, "peak": peak}
+    print(json.dumps(said))
 
 
 main()
