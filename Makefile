@@ -7,11 +7,12 @@ PEERS := .venv-peers
 TORCH ?= torch==2.13.0
 SHARED_TRACES ?= ../shared/traces
 
-.PHONY: help demo test lint types imports tests format bench bench-capture clean
+.PHONY: help demo test lint types imports tests trainers format bench bench-capture clean
 
 help:
 	@echo "make demo    train a small model in two processes, explain it, write a report"
 	@echo "make test    lint, types, import contract, all tests"
+	@echo "make trainers  install accelerate, transformers, lightning; test capture with them"
 	@echo "make bench   speed and memory against HolisticTraceAnalysis"
 	@echo "make bench-capture   what capture costs: paired runs with and without it"
 	@echo "make format  format the code"
@@ -35,6 +36,11 @@ imports: $(VENV)/installed
 tests: $(VENV)/installed
 	$(BIN)/pytest -n 2 --dist worksteal
 
+# Accelerate, transformers and lightning take minutes to install: their tests skip without them.
+trainers: $(VENV)/installed
+	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" -e ".[test,trainers]"
+	$(BIN)/pytest tests/measure/test_trainers.py
+
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix src tests benchmarks
 	$(BIN)/ruff format src tests benchmarks
@@ -51,7 +57,7 @@ bench-capture: $(VENV)/installed
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)"
-	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" -e ".[test,trainers]"
+	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" -e ".[test]"
 	touch $@
 
 $(PEERS)/installed:

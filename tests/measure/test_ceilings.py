@@ -23,9 +23,12 @@ def test_sizes_are_powers_of_two_up_to_the_largest_asked_for() -> None:
 
 
 def test_settings_travel_as_arguments() -> None:
-    words = Settings(backend="gloo", max_bytes=4096, seconds=2.5, quick=True).arguments()
-    assert words == [
-        "--seed", "0", "--quick", "--backend", "gloo", "--max-bytes", "4096", "--seconds", "2.5"
+    settings = Settings(
+        backend="gloo", max_bytes=4096, seconds=2.5, quick=True, kinds=("all_reduce",)
+    )
+    assert settings.arguments() == [
+        "--seed", "0", "--kind", "all_reduce", "--quick", "--backend", "gloo",
+        "--max-bytes", "4096", "--seconds", "2.5",
     ]  # fmt: skip
 
 
