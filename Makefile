@@ -7,11 +7,12 @@ PEERS := .venv-peers
 TORCH ?= torch==2.13.0
 SHARED_TRACES ?= ../shared/traces
 
-.PHONY: help demo test lint types imports tests trainers format bench bench-capture clean
+.PHONY: help demo test lint types imports tests test-slow trainers format bench bench-capture clean
 
 help:
 	@echo "make demo    train a small model in two processes, explain it, write a report"
 	@echo "make test    lint, types, import contract, all tests"
+	@echo "make test-slow  variants that the ordinary tests leave out"
 	@echo "make trainers  install accelerate, transformers, lightning; test capture with them"
 	@echo "make bench   speed and memory against HolisticTraceAnalysis"
 	@echo "make bench-capture   what capture costs: paired runs with and without it"
@@ -35,6 +36,9 @@ imports: $(VENV)/installed
 
 tests: $(VENV)/installed
 	$(BIN)/pytest -n 2 --dist worksteal
+
+test-slow: $(VENV)/installed
+	$(BIN)/pytest -n 2 --dist worksteal -m slow
 
 # Accelerate, transformers and lightning take minutes to install: their tests skip without them.
 trainers: $(VENV)/installed

@@ -99,7 +99,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--wait", type=int, default=20, help="steps before the window")
     parser.add_argument("--slice", type=float, help="seconds of a turn; else whole runs")
     parser.add_argument("--pin", action="store_true", help="one core for each rank")
-    parser.add_argument("--priority", action="store_true", help="before other people's sessions")
+    parser.add_argument("--priority", action="store_true", help="before other work on this machine")
     parser.add_argument("--null", action="store_true", help="no stepscope in either run")
     parser.add_argument("--settings", type=json.loads, default={}, help="JSON, for the capture")
     parser.add_argument("--json", type=Path)
@@ -385,18 +385,16 @@ def _summary(pairs: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _interval(ratios: list[float]) -> dict[str, float]:
+def _interval(ratios: list[float]) -> dict[str, float | None]:
     """The geometric mean and where it lies with 95%, one pair of runs being one observation."""
     logs = [math.log(ratio) for ratio in ratios]
-    middle, half = statistics.fmean(logs), math.inf
-    if len(logs) > 1:
-        student = STUDENT[min(len(logs) - 1, len(STUDENT)) - 1]
-        half = student * statistics.stdev(logs) / math.sqrt(len(logs))
-    return {
-        "ratio": math.exp(middle),
-        "low": math.exp(middle - half),
-        "high": math.exp(middle + half),
-    }
+    middle = statistics.fmean(logs)
+    if len(logs) < 2:
+        return {"ratio": math.exp(middle), "low": None, "high": None}
+    student = STUDENT[min(len(logs) - 1, len(STUDENT)) - 1]
+    half = student * statistics.stdev(logs) / math.sqrt(len(logs))
+    low, high = math.exp(middle - half), math.exp(middle + half)
+    return {"ratio": math.exp(middle), "low": low, "high": high}
 
 
 def _line(pair: dict[str, Any]) -> str:

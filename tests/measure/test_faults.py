@@ -70,7 +70,11 @@ def rows_of(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "rank-00000/steps.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("step", [2, 5, 12], ids=["before", "inside", "after"])
+@pytest.mark.parametrize(
+    "step",
+    [pytest.param(2, marks=pytest.mark.slow), 5, 12],
+    ids=["before", "inside", "after"],
+)
 @pytest.mark.parametrize(
     ("death", "code"),
     [

@@ -127,6 +127,7 @@ def test_fully_sharded(tmp_path: Path) -> None:
     assert bare.size == 4
 
 
+@pytest.mark.slow
 def test_hybrid_sharding(tmp_path: Path) -> None:
     (each,) = found_in(capture(tmp_path / "run", "fully_sharded", "hybrid"))
     assert isinstance(each, FullySharded)
@@ -212,6 +213,7 @@ def _walls(run: Path) -> list[float]:
     return out
 
 
+@pytest.mark.slow
 def test_a_bare_pipeline_is_told_without_its_stages(tmp_path: Path) -> None:
     """And with two replicas of two stages: data parallelism beside it."""
     run = capture(tmp_path / "run", "pipeline", "Schedule1F1B", "4", "20,20", "40,40", "replicas")
