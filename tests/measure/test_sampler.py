@@ -16,7 +16,7 @@ def busy_place(seconds: float) -> None:
 
 def test_most_samples_name_the_function_that_ran() -> None:
     sampler = Sampler(threading.get_ident(), 200)
-    busy_place(1.0)
+    busy_place(2.0)
     found = sampler.close()
     assert found["samples"] >= 5
     named = sum(
