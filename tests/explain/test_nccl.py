@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from stepscope.errors import UnreadableInputError
-from stepscope.explain.nccl import FINDINGS, explain_nccl, join_ops, judge_nccl
+from stepscope.explain.nccl import FINDINGS, explain_nccl, judge_nccl
+from stepscope.explain.nccl_calls import join_ops
 from stepscope.records.explanation import Finding
 from stepscope.records.job import KINDS, Calls, Group
 from stepscope.records.nccl import NcclLog, NcclSummary

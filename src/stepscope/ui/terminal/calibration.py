@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from stepscope.ui.calibration import compare_words, rate, rows_of, size, words_of
+from stepscope.ui.terminal.tables import titled_table
 from stepscope.ui.words import duration
 
 if TYPE_CHECKING:
@@ -81,9 +82,7 @@ def print_comparison(comparison: Comparison, profile: Profile, *, width: int | N
     console = make_console(width)
     console.print(_words(compare_words(comparison, profile)))
     console.print()
-    table = _table(
-        "all_reduce", ("algorithm", "left"), ("time", "right"), ("against best", "right")
-    )
+    table = titled_table("all_reduce", ("algorithm", "l"), ("time", "r"), ("against best", "r"))
     least = min(comparison.times_ns.values())
     for name, ns in sorted(comparison.times_ns.items(), key=lambda pair: pair[1]):
         table.add_row(name.replace("_", "-"), duration(ns), f"x{ns / least:.2f}" if least else "-")
@@ -138,7 +137,7 @@ def machine_rows(profile: Profile) -> list[tuple[str, str, float]]:
 
 
 def _machine(profile: Profile) -> Table:
-    table = _table("machine", ("ceiling", "left"), ("measured", "right"), ("spread", "right"))
+    table = titled_table("machine", ("ceiling", "l"), ("measured", "r"), ("spread", "r"))
     for label, value, spread in machine_rows(profile):
         table.add_row(label, value, f"{spread:.1%}")
     return table
@@ -147,12 +146,12 @@ def _machine(profile: Profile) -> Table:
 def _collectives(profile: Profile, *, wide: bool) -> Table:
     rows = rows_of(profile)
     several = len({row.group for row in rows}) > 1
-    columns = [("kind", "left")]
-    columns += [("group", "left"), ("ranks", "right")] if several else []
-    columns += [("sizes", "right")] if wide else []
-    columns += [("latency", "right"), ("algbw", "right"), ("busbw", "right")]
-    columns += [("held out", "right"), ("noise", "right")]
-    table = _table("collectives, GB/s at the largest size", *columns)
+    columns = [("kind", "l")]
+    columns += [("group", "l"), ("ranks", "r")] if several else []
+    columns += [("sizes", "r")] if wide else []
+    columns += [("latency", "r"), ("algbw", "r"), ("busbw", "r")]
+    columns += [("held out", "r"), ("noise", "r")]
+    table = titled_table("collectives, GB/s at the largest size", *columns)
     for row in rows:
         cells = {
             "kind": row.kind,
@@ -166,22 +165,4 @@ def _collectives(profile: Profile, *, wide: bool) -> Table:
             "noise": f"{row.noise:.1%}",
         }
         table.add_row(*(cells[name] for name, _ in columns))
-    return table
-
-
-def _table(title: str, *columns: tuple[str, str]) -> Table:
-    from rich.table import Table
-
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        padding=(0, 2, 0, 0),
-        header_style="bright_black",
-    )
-    for name, side in columns:
-        table.add_column(
-            name, justify="right" if side == "right" else "left", no_wrap=True, overflow="ellipsis"
-        )
     return table

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepscope.ui.terminal.distributed import job_sections
+from stepscope.ui.terminal.tables import titled_table
 from stepscope.ui.words import PARTS, duration, short_kernel
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def _legend(budget: Budget, width: int) -> Table:
 
 def _ranks(ranks: tuple[RankExplanation, ...]) -> Table:
     many = len(ranks) > _MOST_RANKS
-    table = _table(
+    table = titled_table(
         "ranks, by own time" if many else "ranks",
         ("rank", "r"),
         ("step", "r"),
@@ -212,7 +213,7 @@ def _rank_row(rank: RankExplanation) -> tuple[str, ...]:
 
 
 def _findings(findings: tuple[Finding, ...]) -> Table:
-    table = _table("findings", ("", "l"), ("share", "r"), ("what", "l"))
+    table = titled_table("findings", ("", "l"), ("share", "r"), ("what", "l"))
     for finding in findings:
         text = Text(finding.summary)
         for place in finding.where:
@@ -225,7 +226,7 @@ def _findings(findings: tuple[Finding, ...]) -> Table:
 
 def _kernels(rank: RankExplanation, top: int, width: int) -> Table:
     title = "operators by own time" if rank.launches.device_events == 0 else "kernels"
-    table = _table(
+    table = titled_table(
         title, ("total", "r"), ("share", "r"), ("calls", "r"), ("kind", "l"), ("name", "l")
     )
     whole = sum(kernel.total_ns for kernel in rank.kernels) or 1
@@ -245,7 +246,7 @@ def _operators(rank: RankExplanation, top: int, width: int) -> Table:
     columns = [("device", "r"), ("host self", "r"), ("calls", "r"), ("operator", "l")]
     if width >= 90:
         columns.append(("shapes", "l"))
-    table = _table("operators", *columns[0 if on_device else 1 :])
+    table = titled_table("operators", *columns[0 if on_device else 1 :])
     rows = rank.operators if on_device else sorted(rank.operators, key=lambda o: -o.host_self_ns)
     for operator in rows[:top]:
         cells = [
@@ -261,7 +262,7 @@ def _operators(rank: RankExplanation, top: int, width: int) -> Table:
 
 
 def _copies(rank: RankExplanation, top: int, width: int) -> Table:
-    table = _table(
+    table = titled_table(
         "copies",
         ("total", "r"),
         ("exposed", "r"),
@@ -289,20 +290,3 @@ def _notes(explanation: Explanation) -> list[RenderableType]:
         whose = f"rank {rank.rank}: " if several else ""
         lines += [f"note  {whose}{note.detail}" for note in rank.quality]
     return [Text(line, style="bright_black") for line in lines]
-
-
-def _table(title: str, *columns: tuple[str, str]) -> Table:
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        padding=(0, 2, 0, 0),
-        header_style="bright_black",
-    )
-    for name, side in columns:
-        last = name in ("what", "verdict")
-        table.add_column(
-            name, justify="right" if side == "r" else "left", no_wrap=not last, overflow="ellipsis"
-        )
-    return table

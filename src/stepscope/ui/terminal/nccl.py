@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from stepscope.ui.terminal.explanation import make_console
+from stepscope.ui.terminal.tables import titled_table
+from stepscope.ui.words import size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
     from stepscope.records.nccl import Choice, CommunicatorRow, NcclSummary, TransportRow
 
 _SEVERITY = {"high": "bold red", "medium": "yellow", "low": "cyan", "none": "green"}
-_WRAPPED = ("what", "transports")
 _NARROW = 80
 
 
@@ -57,7 +58,7 @@ def _headline(summary: NcclSummary) -> Text:
 
 def _communicators(rows: tuple[CommunicatorRow, ...], top: int, width: int) -> Table:
     columns = [("id", "l"), ("ranks", "r"), ("hosts", "r"), ("channels", "r"), ("calls", "r")]
-    table = _table("communicators", *columns, ("transports", "l"))
+    table = titled_table("communicators", *columns, ("transports", "l"))
     for row in rows[:top]:
         seen = "" if row.ranks_seen == row.nranks else f"{row.ranks_seen} of "
         table.add_row(
@@ -73,7 +74,7 @@ def _communicators(rows: tuple[CommunicatorRow, ...], top: int, width: int) -> T
 
 
 def _transports(summary: NcclSummary, top: int) -> Table:
-    table = _table(
+    table = titled_table(
         "ways between ranks", ("pairs", "r"), ("channels", "r"), ("where", "l"), ("way", "l")
     )
     merged: dict[tuple[str, str], tuple[int, int]] = {}
@@ -95,7 +96,7 @@ def _where(row: TransportRow) -> str:
 
 
 def _choices(choices: tuple[Choice, ...], top: int) -> Table:
-    table = _table(
+    table = titled_table(
         "algorithms (rank 0)",
         ("calls", "r"),
         ("size", "r"),
@@ -107,7 +108,7 @@ def _choices(choices: tuple[Choice, ...], top: int) -> Table:
         first, last = choice.first_channel, choice.last_channel
         table.add_row(
             str(choice.count),
-            _size(choice.size_bytes),
+            size(choice.size_bytes),
             "-" if first is None or last is None else str(last - first + 1),
             choice.kind or "-",
             f"{choice.algorithm} {choice.protocol}",
@@ -117,7 +118,7 @@ def _choices(choices: tuple[Choice, ...], top: int) -> Table:
 
 
 def _settings(summary: NcclSummary) -> Table:
-    table = _table("environment", ("name", "l"), ("what", "l"))
+    table = titled_table("environment", ("name", "l"), ("what", "l"))
     for name, values in summary.settings.items():
         shown = ", ".join(values[:4]) + (f" and {len(values) - 4} more" if len(values) > 4 else "")
         table.add_row(name, shown)
@@ -125,7 +126,7 @@ def _settings(summary: NcclSummary) -> Table:
 
 
 def _findings(summary: NcclSummary) -> Table:
-    table = _table("findings", ("", "l"), ("what", "l"))
+    table = titled_table("findings", ("", "l"), ("what", "l"))
     for finding in summary.findings:
         text = Text(finding.summary)
         for line in finding.evidence:
@@ -134,13 +135,6 @@ def _findings(summary: NcclSummary) -> Table:
             text.append(f"\nnext: {remedy.summary}")
         table.add_row(Text(finding.id, style=_SEVERITY[finding.severity]), text)
     return table
-
-
-def _size(size_bytes: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= size:
-            return f"{size_bytes / size:.1f} {unit}"
-    return f"{size_bytes} B"
 
 
 def _counted(count: int, one: str, many: str) -> str:
@@ -154,22 +148,3 @@ def _short(text: str, width: int) -> str:
 def _left_out(table: Table, rows: int) -> None:
     if rows > 0:
         table.add_row("…", *[""] * (len(table.columns) - 2), f"{rows} more")
-
-
-def _table(title: str, *columns: tuple[str, str]) -> Table:
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        padding=(0, 2, 0, 0),
-        header_style="bright_black",
-    )
-    for name, side in columns:
-        table.add_column(
-            name,
-            justify="right" if side == "r" else "left",
-            no_wrap=name not in _WRAPPED,
-            overflow="fold" if name in _WRAPPED else "ellipsis",
-        )
-    return table
