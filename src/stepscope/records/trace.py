@@ -63,6 +63,7 @@ class HostEvents(msgspec.Struct, frozen=True, kw_only=True):
     forward_thread: Int32  # >0 on backward operators
     shapes: Int32  # string code of the JSON text of "Input Dims"
     dtypes: Int32  # string code of the JSON text of "Input type"
+    concrete: Int32  # string code of the JSON text of "Concrete Inputs": what is not a tensor
     python_id: Int32
     python_parent_id: Int32
     module_id: Int32

@@ -41,6 +41,7 @@ _HOST = {
     "forward_thread": _I32,
     "shapes": _I32,
     "dtypes": _I32,
+    "concrete": _I32,
     "flops": _I64,
     "collective": _I32,
     "python_id": _I32,
@@ -197,7 +198,7 @@ def _number_threads(columns: Collector, host: Columns, memory: Columns) -> tuple
 def _number_texts(columns: Collector, host: Columns, device: Columns) -> tuple[str, ...]:
     """One table of strings: the names, then the texts of arguments."""
     shift = len(columns.names)
-    for table, keys in ((host, ("shapes", "dtypes")), (device, ("grid", "block"))):
+    for table, keys in ((host, ("shapes", "dtypes", "concrete")), (device, ("grid", "block"))):
         for key in keys:
             table[key] = np.where(table[key] >= 0, table[key] + shift, ABSENT).astype(_I32)
     texts = (text.decode("utf-8", "replace") for text in columns.texts)

@@ -179,6 +179,7 @@ class Collector:
             forward_thread=of_operators(_whole([a.forward_thread for a in operators], INT32)),
             shapes=of_operators(self._text_codes([a.shapes for a in operators])),
             dtypes=of_operators(self._text_codes([a.dtypes for a in operators])),
+            concrete=of_operators(self._text_codes([a.concrete for a in operators])),
             flops=of_operators(_whole([a.flops for a in operators])),
             collective=of_operators(self._collective_codes(operators)),
             python_id=_scatter(python, _whole([a.python_id for a in frames], INT32)),

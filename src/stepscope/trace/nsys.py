@@ -191,7 +191,7 @@ class _Reader:
         absent = np.full(len(rows), ABSENT, dtype=np.int64)
         narrow = absent.astype(np.int32)
         wide = ("correlation", "external_id", "sequence", "flops")
-        codes = ("forward_thread", "shapes", "dtypes", "collective")
+        codes = ("forward_thread", "shapes", "dtypes", "concrete", "collective")
         python = ("python_id", "python_parent_id", "module_id")
         defaults = dict.fromkeys(wide, absent) | dict.fromkeys((*codes, *python), narrow)
         self.columns.host.add(

@@ -1,0 +1,207 @@
+"""What capture costs a step, by switching it off and on inside one training process.
+
+    python benchmarks/switched.py [--blocks 120] [--length 20] [--json FILE] -- SCRIPT [ARGUMENTS...]
+
+Two runs of one script differ by a percent or more here before anybody touches them: where memory
+lies, which core, how warm. So SCRIPT runs once, with capture attached, and blocks of its steps are
+run in pairs, one with everything of ours taken out (hooks, device events, sampler) and one with it,
+in an order drawn anew for every pair. The first steps of a block are left out: what was queued
+before the switch still runs then.
+
+    before   blocks before the window
+    behind   blocks behind it
+    left     bare blocks behind the window against bare blocks before it: what the window leaves
+             behind, mixed with whatever else drifted in that time
+
+Each is the ratio of block means (without the fastest and slowest twentieth of the pairs) with a 95%
+interval from 2000 resamplings of the pairs. Under torchrun every rank switches at the same step and
+rank 0 speaks. Works with torch and the standard library alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import math
+import os
+import random
+import runpy
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
+
+import torch
+from torch.optim import optimizer as torch_optimizer
+
+from stepscope.measure.hooks import install
+from stepscope.measure.session import Session
+from stepscope.measure.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+FIRST = 20  # steps that warm up
+WARMUP, ACTIVE = 2, 3
+BEHIND = 30  # steps behind the window: memory is measured, the trace is packed
+TRIM = 0.05
+RESAMPLINGS = 2000
+
+
+def main() -> None:
+    options = _options()
+    plan = _plan(options.blocks, options.length)
+    with tempfile.TemporaryDirectory() as scratch:
+        switch = _Switch(Settings(folder=scratch, wait=plan.opens, warmup=WARMUP, active=ACTIVE))
+        ends = _train(options.command, plan, switch)
+        switch.session.close()
+    if int(os.environ.get("RANK", "0")) == 0:
+        result = _compare(ends, plan, options.settle)
+        print(json.dumps(result, indent=1))
+        if options.json:
+            options.json.write_text(json.dumps(result))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--blocks", type=int, default=120, help="pairs of blocks on each side")
+    parser.add_argument("--length", type=int, default=20, help="steps of a block")
+    parser.add_argument("--settle", type=int, default=5, help="steps of a block left out")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("command", nargs="+")
+    return parser.parse_args()
+
+
+class _Plan:
+    """Which steps of the script are bare. Capture counts only the steps it sees."""
+
+    def __init__(self, blocks: int, length: int) -> None:
+        draw = random.Random(0)
+        self.length = length
+        self.pairs: dict[str, list[tuple[int, int]]] = {"before": [], "behind": []}  # bare, ours
+        place = FIRST
+        for side in self.pairs:
+            for _ in range(blocks):
+                first, second = place, place + length
+                bare_first = draw.random() < 0.5
+                self.pairs[side].append((first, second) if bare_first else (second, first))
+                place += 2 * length
+            if side == "before":
+                self.opens = FIRST + blocks * length  # as capture counts
+                place += WARMUP + ACTIVE + BEHIND
+        self.steps = place
+        self.bare = {
+            bare + step for pairs in self.pairs.values() for bare, _ in pairs for step in range(length)
+        }
+
+
+_plan = _Plan
+
+
+class _Switch:
+    """Takes everything of capture's out of the training's way, and puts it back."""
+
+    def __init__(self, settings: Settings) -> None:
+        bare = torch.autograd.backward
+        hooks = (
+            torch_optimizer._global_optimizer_pre_hooks,
+            torch_optimizer._global_optimizer_post_hooks,
+        )
+        before = [dict(found) for found in hooks]
+        self.session = Session(settings)
+        install(self.session)
+        self._backward = {False: bare, True: torch.autograd.backward}
+        self._ours = [
+            (found, {key: hook for key, hook in found.items() if key not in known})
+            for found, known in zip(hooks, before, strict=True)
+        ]
+        self._on = True
+
+    def turn(self, *, on: bool) -> None:
+        if on == self._on:
+            return
+        self._on = on
+        torch.autograd.backward = self._backward[on]  # type: ignore[assignment]
+        for hooks, ours in self._ours:
+            for key, hook in ours.items():
+                if on:
+                    hooks[key] = hook
+                else:
+                    hooks.pop(key, None)
+        record = self.session._record
+        if record is not None:
+            (record.sampler_resumes if on else record.sampler_pauses)()
+            if on and record.device is not None:
+                record.device.restart()
+
+
+def _train(command: Sequence[str], plan: _Plan, switch: _Switch) -> list[float]:
+    """Run the script; when each of its steps ended."""
+    ends: list[float] = []
+
+    def ended(*_: Any) -> None:
+        ends.append(time.perf_counter())
+        switching.append(len(ends) not in plan.bare)
+
+    switching: list[bool] = []
+    step: Callable[..., Any] = torch_optimizer.Optimizer.zero_grad
+
+    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Every step of the workloads calls this once: outside the optimizer's step, where hooks run
+        if switching:
+            switch.turn(on=switching.pop())
+            switching.clear()
+        return step(self, *args, **kwargs)
+
+    torch_optimizer.register_optimizer_step_post_hook(ended)
+    torch_optimizer.Optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+    sys.argv = [*command, "--steps", str(plan.steps)]
+    with contextlib.redirect_stdout(io.StringIO()):
+        runpy.run_path(command[0], run_name="__main__")
+    return ends
+
+
+def _compare(ends: list[float], plan: _Plan, settle: int) -> dict[str, Any]:
+    def mean(first: int) -> float:
+        return (ends[first + plan.length - 1] - ends[first + settle - 1]) / (plan.length - settle)
+
+    found: dict[str, Any] = {}
+    bare: dict[str, list[float]] = {}
+    for side, pairs in plan.pairs.items():
+        bare[side] = [math.log(mean(first)) for first, _ in pairs]
+        ours = [math.log(mean(second)) for _, second in pairs]
+        differences = [b - a for a, b in zip(bare[side], ours, strict=True)]
+        found[side] = _interval(differences)
+        found[f"{side}_bare_ms"] = math.exp(_middle(bare[side])) * 1e3
+    both = list(zip(bare["before"], bare["behind"], strict=True))
+    found["left"] = _interval([b - a for a, b in both])
+    found |= {"steps": len(ends), "load": os.getloadavg()}
+    return found
+
+
+def _interval(logs: list[float]) -> dict[str, float]:
+    draw = random.Random(0)
+    means = sorted(_middle(draw.choices(logs, k=len(logs))) for _ in range(RESAMPLINGS))
+    low, high = means[int(0.025 * RESAMPLINGS)], means[int(0.975 * RESAMPLINGS)]
+    return {
+        "ratio": math.exp(_middle(logs)),
+        "low": math.exp(low),
+        "high": math.exp(high),
+    }
+
+
+def _middle(values: Sequence[float]) -> float:
+    cut = int(len(values) * TRIM)
+    return statistics.fmean(sorted(values)[cut : len(values) - cut])
+
+
+if __name__ == "__main__":
+    main()
