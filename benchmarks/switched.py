@@ -1,6 +1,6 @@
 """What capture costs a step, by switching it off and on inside one training process.
 
-    python benchmarks/switched.py [--blocks 120] [--length 20] [--json FILE] -- SCRIPT [ARGUMENTS...]
+    python benchmarks/switched.py [--blocks 120] [--length 20] -- SCRIPT [ARGUMENTS...]
 
 Two runs of one script differ by a percent or more here before anybody touches them: where memory
 lies, which core, how warm. So SCRIPT runs once, with capture attached, and blocks of its steps are
@@ -56,7 +56,7 @@ RESAMPLINGS = 2000
 
 def main() -> None:
     options = _options()
-    plan = _plan(options.blocks, options.length)
+    plan = _Plan(options.blocks, options.length)
     with tempfile.TemporaryDirectory() as scratch:
         switch = _Switch(Settings(folder=scratch, wait=plan.opens, warmup=WARMUP, active=ACTIVE))
         ends = _train(options.command, plan, switch)
@@ -99,11 +99,11 @@ class _Plan:
                 place += WARMUP + ACTIVE + BEHIND
         self.steps = place
         self.bare = {
-            bare + step for pairs in self.pairs.values() for bare, _ in pairs for step in range(length)
+            bare + step
+            for pairs in self.pairs.values()
+            for bare, _ in pairs
+            for step in range(length)
         }
-
-
-_plan = _Plan
 
 
 class _Switch:
