@@ -7,7 +7,8 @@ PEERS := .venv-peers
 TORCH ?= torch==2.13.0
 SHARED_TRACES ?= ../shared/traces
 
-.PHONY: help demo test lint types imports tests test-slow trainers format bench bench-capture clean
+.PHONY: help demo test lint types imports tests test-slow trainers format bench bench-capture \
+	bench-predict clean
 
 help:
 	@echo "make demo    train a small model in two processes, explain it, write a report"
@@ -16,6 +17,7 @@ help:
 	@echo "make trainers  install accelerate, transformers, lightning; test capture with them"
 	@echo "make bench   speed and memory against HolisticTraceAnalysis"
 	@echo "make bench-capture   what capture costs: paired runs with and without it"
+	@echo "make bench-predict   predictions against what was measured on an H200"
 	@echo "make format  format the code"
 	@echo "make clean   remove the virtual environments and caches"
 
@@ -59,6 +61,9 @@ bench-capture: $(VENV)/installed
 		$(CAPTURE_OPTIONS) -- benchmarks/workloads/ddp.py --steps 1000
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 benchmarks/switched.py \
 		--blocks 200 --length 10 --settle 1 -- benchmarks/workloads/ddp.py
+
+bench-predict: $(VENV)/installed
+	$(BIN)/python benchmarks/prediction.py $(SHARED_TRACES)/h200
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

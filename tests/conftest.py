@@ -69,10 +69,11 @@ settings.load_profile("stepscope")
 
 @pytest.fixture(autouse=True)
 def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No test reads or fills the user's cache, nor uses the user's calibrations."""
+    """No test reads or fills the user's cache, nor uses the user's calibrations and promises."""
     folder = tmp_path / "stepscope-cache"
     monkeypatch.setenv("STEPSCOPE_CACHE_DIR", str(folder))
     monkeypatch.setenv("STEPSCOPE_PROFILES", str(tmp_path / "stepscope-profiles"))
+    monkeypatch.setenv("STEPSCOPE_RECORD", str(tmp_path / "stepscope-record"))
     return folder
 
 

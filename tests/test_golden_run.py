@@ -45,4 +45,5 @@ def test_memory_categories_add_up_to_the_allocators_peak() -> None:
 def test_the_trace_agrees_with_itself() -> None:
     (rank,) = stepscope.explain_job(RUN).ranks
     assert [step.name for step in rank.steps.steps] == [f"ProfilerStep#{n}" for n in (22, 23, 24)]
-    assert rank.findings[0].id == "healthy"
+    # the device is busy all the time, with convolutions that transpose every input (NCHW)
+    assert rank.findings[0].id == "layout-copies"

@@ -53,6 +53,7 @@ def test_exit_codes_are_the_documented_ones() -> None:
         "UsageError": 2,
         "UnreadableInputError": 3,
         "NotCapturedError": 4,
+        "SlowerError": 5,
     }
     for code in {0, *codes.values()}:
         assert f"| {code} |" in (ROOT / "docs/json.md").read_text()

@@ -3,7 +3,8 @@
     StepscopeError              1   a defect of ours, or anything not listed below
     ├── UsageError              2   the command was called wrongly
     ├── UnreadableInputError    3   a file could not be read as what it should be
-    └── NotCapturedError        4   the input is fine but does not hold what was asked for
+    ├── NotCapturedError        4   the input is fine but does not hold what was asked for
+    └── SlowerError             5   B is slower than --fail-on-slower allows; nothing went wrong
 
 A message says what happened, where, and what to do. They are caught once, in ui/cli.
 """
@@ -33,3 +34,9 @@ class NotCapturedError(StepscopeError):
     """The input was read, but what the question needs was never recorded."""
 
     exit_code = 4
+
+
+class SlowerError(StepscopeError):
+    """The answer was given, and it is one that the caller wanted to be stopped by."""
+
+    exit_code = 5

@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.explain.record_step import measured_budget, with_truth
+from stepscope.explain.record_step import budget_of_record, with_correction, with_truth
+from stepscope.explain.steps import find_steps
+from stepscope.explain.work import find_work
 from stepscope.records.explanation import Budget, Part, StepTime
 from stepscope.records.truth import Truth
 from stepscope.trace.truth import read_truth
+
+from .build import op
+from .conftest import Read
 
 
 def truth(ns: int) -> Truth:
@@ -30,7 +35,10 @@ def ms_of(found: Budget) -> dict[str, float]:
 
 def test_what_the_profiler_added_comes_off_the_hosts_idle_time() -> None:
     # 42 ms profiled, 32 measured: 10 ms too long, all of it from operators (15 -> 5)
-    found = measured_budget(budget(compute=25, operators=15, python=2), truth(32_000_000))
+    found = budget_of_record(
+        budget(compute=25, operators=15, python=2),
+        with_truth(StepTime(profiled=42), truth(32_000_000)),
+    )
     assert ms_of(found) == pytest.approx({"compute": 25, "operators": 5, "python": 2})
     assert found.step_ms == 32
     assert sum(part.share for part in found.parts) == pytest.approx(1)
@@ -38,14 +46,38 @@ def test_what_the_profiler_added_comes_off_the_hosts_idle_time() -> None:
 
 
 def test_where_there_is_no_idle_time_to_give_all_parts_shrink_alike() -> None:
-    found = measured_budget(budget(compute=90, exposed_comm=10), truth(50_000_000))
+    found = budget_of_record(
+        budget(compute=90, exposed_comm=10), with_truth(StepTime(profiled=100), truth(50_000_000))
+    )
     assert ms_of(found) == pytest.approx({"compute": 45, "exposed_comm": 5})
 
 
 def test_without_a_truth_nothing_changes() -> None:
     bare = budget(compute=1)
-    assert measured_budget(bare, None) is bare
+    assert budget_of_record(bare, StepTime(profiled=1.0)) is bare
     assert with_truth(StepTime(profiled=5.0), None) == StepTime(profiled=5.0)
+
+
+def test_a_corrected_step_takes_the_place_of_the_profiled_one() -> None:
+    step = StepTime(profiled=42.0, corrected=32.0, low=30.0, high=35.0)
+    found = budget_of_record(budget(compute=25, operators=15, python=2), step)
+    assert ms_of(found) == pytest.approx({"compute": 25, "operators": 5, "python": 2})
+    assert found.basis == "corrected"
+
+
+def test_a_measured_step_needs_no_correction_and_has_an_interval_of_its_own(read: Read) -> None:
+    # Ordered 1..9: the median's 95% interval is 0.98 x 3 places to either side of the fifth
+    times = tuple(range(1_000_000, 10_000_000, 1_000_000))
+    measured = Truth(
+        steps=9, steps_ns=times, step_ns=5_000_000, wall_ns=5_000_000, device_ns=None, phases_ns={}
+    )
+    found = with_truth(StepTime(profiled=8.0), measured)
+    assert (found.truth, found.corrected) == (5.0, 5.0)
+    assert found.low == pytest.approx(2.06)
+    assert found.high == pytest.approx(7.94)
+    trace = read(op("aten::mm", start=0, dur=10))
+    work = find_work(trace)
+    assert with_correction(found, trace, work, find_steps(trace, work)) is found
 
 
 def test_truth_is_the_median_of_plain_steps(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def _told_on_host(
     trace: Trace, spans: NDArray[np.intp], folder: RankFolder | None
 ) -> tuple[list[_Told], NDArray[np.int32]]:
     host = trace.host
-    row = _callers(trace, spans)
+    row = find_callers(trace, spans)
     known = row >= 0
     kinds = [
         kind_of(trace.strings[code])
@@ -201,7 +201,7 @@ def _told_on_host(
     return told, row
 
 
-def _callers(trace: Trace, spans: NDArray[np.intp]) -> NDArray[np.int32]:
+def find_callers(trace: Trace, spans: NDArray[np.intp]) -> NDArray[np.int32]:
     """The c10d:: operator behind each of gloo's spans: by kind and number of elements, in order."""
     host = trace.host
     row = np.full(len(spans), ABSENT, np.int32)
@@ -246,17 +246,17 @@ def _key(trace: Trace, name: int, shapes: int, calling: bool) -> tuple[str, int]
     except msgspec.DecodeError:
         return family, 0
     if not calling:
-        return family, _elements(inputs)
+        return family, count_elements(inputs)
     second = kind in _BY_SECOND_INPUT and len(inputs) > 1
-    return family, _elements(inputs[1] if second else inputs[0]) if inputs else 0
+    return family, count_elements(inputs[1] if second else inputs[0]) if inputs else 0
 
 
-def _elements(shape: Any) -> int:
+def count_elements(shape: Any) -> int:
     """Of a tensor's sizes, or of a list of them."""
     if not isinstance(shape, list) or not shape:
         return 0
     if any(isinstance(part, list) for part in shape):
-        return sum(_elements(part) for part in shape)
+        return sum(count_elements(part) for part in shape)
     return math.prod(part for part in shape if isinstance(part, int))
 
 

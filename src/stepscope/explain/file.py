@@ -12,17 +12,23 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from stepscope.errors import StepscopeError, UnreadableInputError
+from stepscope.explain.memory.account import look_beside
 from stepscope.explain.rank import explain_rank
 from stepscope.explain.shorten import shorten
+from stepscope.explain.snapshot_rank import explain_snapshot
 from stepscope.trace.discover import on_disk
+from stepscope.trace.profiles import find_profile
 from stepscope.trace.rank_folder import read_rank_folder
 from stepscope.trace.read import read_trace
+from stepscope.trace.snapshot import is_snapshot
 from stepscope.trace.truth import read_truth
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stepscope.records.explanation import RankExplanation
+    from stepscope.records.job import RankFolder
+    from stepscope.records.profile import Profile
     from stepscope.records.trace import Trace
     from stepscope.trace.discover import TraceFile
     from stepscope.trace.files import Progress
@@ -38,12 +44,22 @@ def explain_file(
     also: Also | None = None,
     most_rows: int | None = None,
     progress: Progress | None = None,
+    memory_limit: int | None = None,
 ) -> Outcome:
     """The rank and what `also` made of it; an error where the file cannot be read."""
     try:
         with on_disk(file) as path:
+            if is_snapshot(path):
+                return explain_snapshot(path, str(file), memory_limit), None
             trace = replace(read_trace(path, cache=cache, progress=progress), path=str(file))
-            rank = explain_rank(trace, read_truth(path), read_rank_folder(path))
+            folder = read_rank_folder(path)
+            rank = explain_rank(
+                trace,
+                read_truth(path),
+                folder,
+                _calibration(trace, folder),
+                look_beside(path, memory_limit),
+            )
     except UnreadableInputError as error:
         return error
     except MemoryError:
@@ -53,12 +69,26 @@ def explain_file(
     return (rank if most_rows is None else shorten(rank, most_rows)), made
 
 
+def _calibration(trace: Trace, folder: RankFolder | None) -> Profile | None:
+    """Of the machine that the rank ran on; a bare trace does not say which that was."""
+    if folder is None or folder.host is None:
+        return None
+    return find_profile(folder.host, kind=trace.kind, device=trace.device_name, skip_broken=True)
+
+
 def explain_one_of_many(
-    file: TraceFile, *, cache: bool, also: Also | None = None, most_rows: int | None = None
+    file: TraceFile,
+    *,
+    cache: bool,
+    also: Also | None = None,
+    most_rows: int | None = None,
+    memory_limit: int | None = None,
 ) -> Outcome:
     """As `explain_file`, but a defect of ours costs this file only."""
     try:
-        return explain_file(file, cache=cache, also=also, most_rows=most_rows)
+        return explain_file(
+            file, cache=cache, also=also, most_rows=most_rows, memory_limit=memory_limit
+        )
     except Exception as error:
         if os.environ.get("STEPSCOPE_DEBUG"):
             raise

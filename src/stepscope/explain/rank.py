@@ -9,16 +9,18 @@ from stepscope.explain.calls import list_calls
 from stepscope.explain.collectives import list_collectives
 from stepscope.explain.copies import list_copies
 from stepscope.explain.device_time import carry_back
+from stepscope.explain.efficiency import measure_efficiency
 from stepscope.explain.findings import find_all
 from stepscope.explain.findings.evidence import Evidence
 from stepscope.explain.idle import split_idle
 from stepscope.explain.kernels import list_kernels
 from stepscope.explain.launches import describe_launches
 from stepscope.explain.lines import list_lines
+from stepscope.explain.memory.account import explain_memory
 from stepscope.explain.modules import list_modules
 from stepscope.explain.operators import list_operators
 from stepscope.explain.pace import measure_pace
-from stepscope.explain.record_step import measured_budget, with_truth
+from stepscope.explain.record_step import budget_of_record, with_correction, with_truth
 from stepscope.explain.steps import find_steps
 from stepscope.explain.strategies import find_strategies
 from stepscope.explain.syncs import list_syncs
@@ -29,18 +31,24 @@ from stepscope.records.job import RankPart
 from stepscope.records.quality import Note
 
 if TYPE_CHECKING:
+    from stepscope.explain.memory.account import Beside
     from stepscope.explain.work import Work
     from stepscope.records.explanation import Steps
     from stepscope.records.job import RankFolder
+    from stepscope.records.profile import Profile
     from stepscope.records.trace import Trace
     from stepscope.records.truth import Truth
 
 
 def explain_rank(
-    trace: Trace, truth: Truth | None = None, folder: RankFolder | None = None
+    trace: Trace,
+    truth: Truth | None = None,
+    folder: RankFolder | None = None,
+    profile: Profile | None = None,
+    beside: Beside | None = None,
 ) -> RankExplanation:
-    """Every number of one rank: from its trace, from steps measured without the profiler, and from
-    what capture wrote beside them."""
+    """Every number of one rank: from its trace, from steps measured without the profiler, from what
+    capture wrote beside them, and from what calibration found that its machine can do."""
     work = find_work(trace)
     timeline = divide(work)
     idle, gaps = split_idle(trace, work)
@@ -51,7 +59,9 @@ def explain_rank(
         in_step = divide(work, window)
         idle_in_step, gaps_in_step = split_idle(trace, work, window)
     step_ms = with_truth(step_time(steps, timeline), truth)
-    budget = measured_budget(make_budget(steps, step_ms, in_step, idle_in_step), truth)
+    step_ms = with_correction(step_ms, trace, work, steps)
+    budget = budget_of_record(make_budget(steps, step_ms, in_step, idle_in_step), step_ms)
+    efficiency = measure_efficiency(trace, work, steps, step_ms, profile)
     device_time = carry_back(trace, work)
     kernels = list_kernels(trace, work)
     launches = describe_launches(trace, work)
@@ -60,6 +70,8 @@ def explain_rank(
     calls, call_rows = list_calls(trace, work, steps, folder)
     pace = measure_pace(trace, work, steps)
     collectives = list_collectives(calls, work)
+    strategies = find_strategies(trace, work, calls, call_rows, pace, folder)
+    memory = explain_memory(trace, steps, strategies, beside)
     findings = find_all(
         Evidence(
             trace=trace,
@@ -74,6 +86,8 @@ def explain_rank(
             copies=copies,
             syncs=syncs,
             collectives=collectives,
+            efficiency=efficiency,
+            memory=memory,
         )
     )
     return RankExplanation(
@@ -105,9 +119,11 @@ def explain_rank(
             host=folder.host if folder else None,
             world_size=trace.world_size,
         ),
-        strategies=find_strategies(trace, work, calls, call_rows, pace, folder),
+        strategies=strategies,
         findings=findings,
-        quality=(*trace.quality, *_notes(trace, work, steps)),
+        quality=(*trace.quality, *_notes(trace, work, steps), *(beside.notes if beside else ())),
+        efficiency=efficiency,
+        memory=memory,
     )
 
 

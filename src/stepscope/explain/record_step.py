@@ -1,4 +1,5 @@
-"""The step of record: measured without the profiler where the run has that, divided by the trace.
+"""The step of record: measured without the profiler where the run has that, else corrected for it;
+divided by the trace.
 
 The profiler makes the host slower and leaves kernels as they are. So what the profiled step is too
 long is taken from the host's idle parts first; only what they cannot give (as on the CPU, where the
@@ -9,38 +10,89 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 from msgspec.structs import replace
 
+from stepscope.errors import NotCapturedError
+from stepscope.explain.replay.overhead import correct, find_slowness
+from stepscope.explain.replay.typical import typical_step
 from stepscope.records.explanation import Budget, Part, StepTime
 
 if TYPE_CHECKING:
+    from stepscope.explain.work import Work
+    from stepscope.records.explanation import Basis, Steps
+    from stepscope.records.trace import Trace
     from stepscope.records.truth import Truth
 
 _HOST_PARTS = ("profiler", "operators", "python")
 
 
 def with_truth(step: StepTime, truth: Truth | None) -> StepTime:
-    """The measured step beside the profiled one."""
-    return step if truth is None else replace(step, truth=truth.step_ns / 1e6)
+    """The measured step beside the profiled one; nothing is left to correct then."""
+    if truth is None:
+        return step
+    low, high = _median_interval(truth.steps_ns or (truth.step_ns,))
+    ms = truth.step_ns / 1e6
+    return replace(step, truth=ms, corrected=ms, low=min(low / 1e6, ms), high=max(high / 1e6, ms))
 
 
-def measured_budget(budget: Budget, truth: Truth | None) -> Budget:
-    """The profiled budget brought to the measured step; unchanged without a truth."""
-    if truth is None or not budget.step_ms:
+def with_correction(step: StepTime, trace: Trace, work: Work, steps: Steps) -> StepTime:
+    """The profiled step freed of the profiler's cost; as it is where a truth is there already,
+    where the trace shows no steady steps, and where nothing tells how slow recording made it."""
+    if step.corrected is not None or not steps.cycles_ns or find_slowness(trace) is None:
+        return step
+    try:
+        found = correct(typical_step(trace, work, steps).graph, trace)
+    except NotCapturedError:
+        return step
+    if not 0 < found.step_ns < np.inf:
+        return step
+    return replace(
+        step,
+        corrected=found.step_ns / 1e6,
+        low=found.low_ns / 1e6,
+        high=found.high_ns / 1e6,
+    )
+
+
+def budget_of_record(budget: Budget, step: StepTime) -> Budget:
+    """The profiled budget brought to the measured step, else to the corrected one."""
+    target, basis = _target(step)
+    if target is None or not budget.step_ms:
         return budget
-    target = truth.step_ns / 1e6
     ms = {part.id: part.ms for part in budget.parts}
     excess = max(0.0, budget.step_ms - target)
     for part in _HOST_PARTS:
         taken = min(excess, ms[part])
         ms[part] -= taken
         excess -= taken
-    scale = target / (sum(ms.values()) or 1.0)
+    whole = sum(ms.values())
+    if not whole > 0:
+        return budget
+    scale = target / whole
     return Budget(
         step_ms=target,
         parts=tuple(
             Part(id=name, ms=value * scale, share=value * scale / target)
             for name, value in ms.items()
         ),
-        basis="measured",
+        basis=basis,
     )
+
+
+def _target(step: StepTime) -> tuple[float | None, Basis]:
+    if step.truth:
+        return step.truth, "measured"
+    if step.corrected and step.profiled and step.corrected < step.profiled:
+        return step.corrected, "corrected"
+    return None, "cycles"
+
+
+def _median_interval(times_ns: tuple[int, ...]) -> tuple[float, float]:
+    """Where the median lies with 95%, by the ranks of the ordered steps."""
+    ordered = np.sort(np.array(times_ns, np.float64))
+    half = 0.98 * len(ordered) ** 0.5
+    middle = (len(ordered) - 1) / 2
+    places = np.clip([middle - half, middle + half], 0, len(ordered) - 1)
+    low, high = np.interp(places, np.arange(len(ordered)), ordered)
+    return float(low), float(high)

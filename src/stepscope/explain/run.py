@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from stepscope.errors import UsageError
 from stepscope.explain.engines import Here, Pool, in_order
 from stepscope.explain.file import explain_file, explain_one_of_many
+from stepscope.explain.snapshot_rank import refuse_mixtures
 from stepscope.explain.verdict import judge
 from stepscope.records.quality import Note
 from stepscope.trace.discover import find_traces, named_file
@@ -51,23 +52,30 @@ def explain_also(
     progress: Progress | None = None,
     also: Also | None = None,
     also_for: int | None = None,
+    alone: Also | None = None,
     engine: Engine | None = None,
+    memory_limit: int | None = None,
 ) -> tuple[Explanation, list[Any]]:
     """As `explain_job`; `also(trace, rank)` runs where the trace is; its results are returned.
 
     Of more than `also_for` ranks it is called for so many only: those the findings are about, and
-    the first ones. Their files are then read a second time.
+    the first ones. Their files are then read a second time. A single file that is read in this
+    process has `alone` called instead.
     """
     engine = engine or Pool()
     files = _find(paths, engine)
+    if alone is not None and len(files) == 1 and isinstance(engine, Pool):
+        also = alone
     named = {named_file(path) for path in paths}
     later = also is not None and also_for is not None and len(files) > also_for
-    outcomes = list(_each(files, cache, progress, None if later else also, engine))
+    first = None if later else also
+    outcomes = list(_each(files, cache, progress, first, engine, memory_limit))
     failures = [(f, o) for f, o in zip(files, outcomes, strict=True) if isinstance(o, Exception)]
     for file, error in failures:
         if str(file) in named or len(failures) == len(files):
             raise error
     done = [outcome for outcome in outcomes if not isinstance(outcome, Exception)]
+    refuse_mixtures([rank for rank, _ in done])
     ranks, notes = _number([rank for rank, _ in done])
     order = sorted(range(len(ranks)), key=lambda i: (ranks[i].rank or 0, ranks[i].path))
     notes += [Note(id="left-out", detail=str(error)) for _, error in failures]
@@ -76,7 +84,7 @@ def explain_also(
     explanation = judge(tuple(ranks[i] for i in order), tuple(notes), _nccl(paths))
     if later and also and also_for:
         return explanation, _second_look(explanation, files, cache, also, also_for, engine)
-    return explanation, [done[i][1] for i in order if also]
+    return explanation, [done[i][1] for i in order if done[i][1] is not None]
 
 
 def explain_share(
@@ -86,11 +94,12 @@ def explain_share(
     cache: bool = True,
     also: Also | None = None,
     also_for: int | None = None,
+    memory_limit: int | None = None,
 ) -> None:
     """The part of `explain_also` of a process that takes part and does not lead."""
     files = _find(paths, engine)
     later = also_for is not None and len(files) > also_for
-    for _ in _each(files, cache, None, None if later else also, engine):
+    for _ in _each(files, cache, None, None if later else also, engine, memory_limit):
         pass
 
 
@@ -106,11 +115,22 @@ def _each(
     progress: Progress | None,
     also: Also | None,
     engine: Engine,
+    memory_limit: int | None,
 ) -> Iterable[Outcome]:
     if len(files) == 1 and isinstance(engine, Pool):
-        return [explain_file(files[0], cache=cache, also=also, progress=progress)]
+        return [
+            explain_file(
+                files[0], cache=cache, also=also, progress=progress, memory_limit=memory_limit
+            )
+        ]
     most_rows = SHORT_ROWS if len(files) > MANY_RANKS else None
-    work = partial(explain_one_of_many, cache=cache, also=also, most_rows=most_rows)
+    work = partial(
+        explain_one_of_many,
+        cache=cache,
+        also=also,
+        most_rows=most_rows,
+        memory_limit=memory_limit,
+    )
     return in_order(engine, work, files, progress)
 
 

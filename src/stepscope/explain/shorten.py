@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
+from stepscope.records.efficiency import Spot
 from stepscope.records.explanation import Collective, Kernel, Line, Module, Operator, SyncCall
+from stepscope.records.memory import ModuleBytes, SiteBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from stepscope.records.efficiency import Bound, Efficiency
     from stepscope.records.explanation import RankExplanation
+    from stepscope.records.memory import Memory
 
 OTHERS = "(others)"
+_MOST_SPOTS = 20
 _Row = TypeVar("_Row")
 
 
@@ -30,6 +35,8 @@ def shorten(rank: RankExplanation, most_rows: int) -> RankExplanation:
         lines=_cut(rank.lines, most_rows, _lines),
         syncs=_cut(rank.syncs, most_rows, _syncs),
         collectives=_cut(rank.collectives, most_rows, _collectives),
+        efficiency=_efficiency(rank.efficiency, most_rows),
+        memory=_memory(rank.memory, most_rows),
     )
 
 
@@ -43,6 +50,33 @@ def _cut(
         return rows
     out = (*rows[:most], *others(rows[most:]))
     return tuple(sorted(out, key=longest_first, reverse=True)) if longest_first else out
+
+
+def _efficiency(efficiency: Efficiency | None, most: int) -> Efficiency | None:
+    """The widest gaps, fewer than other rows: a spot has many fields."""
+    if efficiency is None:
+        return None
+    return replace(efficiency, spots=_cut(efficiency.spots, min(most, _MOST_SPOTS), _spots))
+
+
+def _memory(memory: Memory | None, most: int) -> Memory | None:
+    """The largest modules and places, and no timeline; bytes by category stand beside them."""
+    if memory is None:
+        return None
+    return replace(
+        memory,
+        by_module=_cut(memory.by_module, most, _module_bytes),
+        by_site=_cut(memory.by_site, most, _site_bytes),
+        timeline=None,
+    )
+
+
+def _module_bytes(rows: tuple[ModuleBytes, ...]) -> Iterable[ModuleBytes]:
+    yield ModuleBytes(module=OTHERS, **_sums(rows, "size_bytes", "tensors"))
+
+
+def _site_bytes(rows: tuple[SiteBytes, ...]) -> Iterable[SiteBytes]:
+    yield SiteBytes(operator=OTHERS, **_sums(rows, "size_bytes", "blocks"))
 
 
 def _sums(rows: Iterable[Any], *names: str) -> dict[str, Any]:
@@ -80,6 +114,35 @@ def _lines(rows: tuple[Line, ...]) -> Iterable[Line]:
 
 def _syncs(rows: tuple[SyncCall, ...]) -> Iterable[SyncCall]:
     yield SyncCall(name=OTHERS, operator="", **_sums(rows, "count", "total_ns"))
+
+
+def _spots(rows: tuple[Spot, ...]) -> Iterable[Spot]:
+    """One for each kind of time that is told apart in sums over spots."""
+    alike: dict[tuple[bool, Bound, bool], list[Spot]] = {}
+    for row in rows:
+        alike.setdefault((row.recomputed, row.bound, bool(row.flops)), []).append(row)
+    for (recomputed, bound, _), mine in alike.items():
+        yield Spot(
+            operator=OTHERS,
+            shapes="",
+            dtype="",
+            intensity=None,
+            achieved_flops=None,
+            ceiling_flops=None,
+            bound=bound,
+            phase="other",
+            recomputed=recomputed,
+            flops=_sum_if_all_known(mine, "flops"),
+            bytes_moved=_sum_if_all_known(mine, "bytes_moved"),
+            roof_ns=_sum_if_all_known(mine, "roof_ns"),
+            gap_ns=_sum_if_all_known(mine, "gap_ns"),
+            **_sums(mine, "calls", "device_ns"),
+        )
+
+
+def _sum_if_all_known(rows: Iterable[Spot], name: str) -> float | None:
+    values = [getattr(row, name) for row in rows]
+    return None if None in values else sum(values)
 
 
 def _collectives(rows: tuple[Collective, ...]) -> Iterable[Collective]:

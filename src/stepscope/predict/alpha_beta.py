@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.records.profile import CollectiveFit, MeasuredSize, Segment
+from stepscope.records.profile import CollectiveFit, Contention, MeasuredSize, Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -56,6 +56,27 @@ def fit_sweep(
         noise=noise_floor(medians),
         held_out=by_pass[count - 1],
         held_out_sizes=by_size[count - 1],
+    )
+
+
+def fit_contention(group_size: int, sizes: Sequence[Mapping[str, float]]) -> Contention | None:
+    """From the times of an all-reduce and of compute, each alone and beside the other.
+
+    The share that compute loses is taken over all sizes together: a small one's is mostly noise.
+    """
+    if not sizes:
+        return None
+    columns = {
+        name: np.array([each[f"{name}_ns"] for each in sizes], np.float64)
+        for name in ("alone", "compute", "slowed", "lasts")
+    }
+    lost = float((columns["slowed"] - columns["compute"]).sum() / columns["alone"].sum())
+    size_bytes = np.array([each["size_bytes"] for each in sizes], np.float64)
+    lasts = np.maximum(columns["lasts"], columns["alone"])
+    return Contention(
+        group_size=group_size,
+        lost=min(max(lost, 0.0), 1.5),
+        beside=fit_segments(size_bytes, lasts, 1),
     )
 
 

@@ -68,4 +68,5 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
     by_dtype: tuple[DtypeUse, ...]
     ceilings: Ceilings | None
     spots: tuple[Spot, ...]  # the widest gap first
+    devices: int = 1  # that this rank computed on
     notes: tuple[str, ...] = ()  # what was assumed, such as an unknown causal mask

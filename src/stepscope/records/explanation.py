@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from stepscope.records.efficiency import Efficiency
     from stepscope.records.job import Job, RankPart
+    from stepscope.records.memory import Memory
     from stepscope.records.nccl import NcclSummary
     from stepscope.records.quality import Note
     from stepscope.records.strategies import RankStrategy, Strategy
 
 WorkKind = Literal["compute", "comm", "memory"]
 Severity = Literal["high", "medium", "low", "none"]
-Basis = Literal["cycles", "window", "measured"]  # what a budget's step is
+Basis = Literal["cycles", "window", "measured", "corrected"]  # what a budget's step is
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,7 +201,8 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """The step in milliseconds; a bare trace knows only the profiled one."""
+    """The step in milliseconds. `corrected` is freed of the profiler's cost, with a 95% interval:
+    by the measured steps where there are any, else by calibrated constants."""
 
     profiled: float | None
     corrected: float | None = None
@@ -237,9 +240,28 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     summary: str
-    predicted_ms: float | None = None
+    predicted_ms: float | None = None  # saved of each step; below zero, the step gets longer
     low_ms: float | None = None
     high_ms: float | None = None
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """One change that was tried on a step's graph: what it would buy, or that it would not help."""
+
+    setting: str  # as `whatif --set` takes it
+    label: str
+    verdict: Literal["faster", "slower", "no difference"]
+    summary: str
+    saved_ms: float  # of each step as it is now; a larger batch is shared among its samples
+    saved_low_ms: float
+    saved_high_ms: float
+    baseline_ms: float  # the step as it is
+    predicted_ms: float  # the step with the change
+    low_ms: float
+    high_ms: float
+    throughput_factor: float
+    findings: tuple[str, ...] = ()  # those that name it as a remedy
+    rank: int | None = None
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,6 +276,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     where: tuple[Place, ...] = ()
     remedies: tuple[Remedy, ...] = ()
     rank: int | None = None
+    of: Literal["step", "memory"] = "step"  # what `share` is a share of
 
 
 class RankExplanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,6 +306,8 @@ class RankExplanation(msgspec.Struct, frozen=True, kw_only=True):
     strategies: tuple[RankStrategy, ...]
     findings: tuple[Finding, ...]
     quality: tuple[Note, ...]
+    efficiency: Efficiency | None = None
+    memory: Memory | None = None
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -298,3 +323,4 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     strategies: tuple[Strategy, ...] = ()
     nccl: NcclSummary | None = None
     quality: tuple[Note, ...] = ()  # about the set of files, such as one that was left out
+    advice: tuple[Advice, ...] = ()  # what was tried on the step, the best first

@@ -68,6 +68,14 @@ class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
         return self.segments[0].alpha_ns
 
 
+class Contention(msgspec.Struct, frozen=True, kw_only=True):
+    """What an all-reduce and compute cost each other where they share processors."""
+
+    group_size: int
+    lost: float  # compute beside it loses this share of what the all-reduce takes alone
+    beside: tuple[Segment, ...]  # how long the all-reduce lasts beside compute
+
+
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """One calibration: the machine's ceilings and, with ranks, its collectives."""
 
@@ -90,6 +98,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     spread: dict[str, float] = {}  # the middle half of the samples / median, by ceiling
     not_offered: dict[str, str] = {}  # dtype or "kind, group" -> the reason
     fits: tuple[CollectiveFit, ...] = ()
+    contention: Contention | None = None  # of the world; not measured on an accelerator
 
     def fit_for(self, kind: str, group_size: int, group: str | None = None) -> CollectiveFit | None:
         """The fit of exactly this group size, None where it was not measured.

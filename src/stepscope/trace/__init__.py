@@ -14,7 +14,8 @@ links.py     parent, launch, forward of backward
 assemble.py  columns of any reader -> one sorted, linked Trace
 cache.py     a Trace on disk, found again by the file's content
 read.py      read_trace: recognise the format, use the cache
-rank_folder.py truth.py profiles.py   what capture and calibrate wrote
+snapshot.py  a CUDA memory snapshot, snapshot_pickle.py the plain data in it: nothing is run
+rank_folder.py truth.py memory_file.py profiles.py   what capture and calibrate wrote
 nccl_log.py  NCCL's own logs
 matching.py  the same collective on several ranks
 clocks.py    one clock for all ranks, with an error bar

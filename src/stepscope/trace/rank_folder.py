@@ -48,6 +48,11 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
     )
 
 
+def read_facts(folder: Path) -> dict[str, Any]:
+    """rank.json of a rank's folder as it stands; empty where it was not captured."""
+    return _decode(folder / RANK, dict[str, Any], []) or {}
+
+
 def read_memory(folder: Path) -> dict[str, Any] | None:
     """memory.json of a rank's folder as it stands; None where it was not captured."""
     return _decode(folder / MEMORY, dict[str, Any], [])

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from stepscope.errors import UnreadableInputError
 from stepscope.trace.files import SQLITE, head_of
 from stepscope.trace.remote import RemoteTrace, fetched, is_url, local_path
+from stepscope.trace.snapshot_pickle import is_pickle
 
 if TYPE_CHECKING:
     from stepscope.records.trace import Trace
@@ -70,6 +71,11 @@ def _read(path: Path, head: bytes, progress: Progress | None) -> Trace:
         raise UnreadableInputError(
             f"{path} is an Nsight Systems report: export it first with "
             f"`nsys export --type sqlite {path}`"
+        )
+    if is_pickle(head):
+        raise UnreadableInputError(
+            f"{path} is a pickle, not a trace; a CUDA memory snapshot is read by `stepscope "
+            "explain`"
         )
     from stepscope.trace.kineto import read_kineto
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepscope.explain.collectives import bus_factor
-from stepscope.predict.alpha_beta import fit_sweep
+from stepscope.predict.alpha_beta import fit_contention, fit_sweep
 from stepscope.records.profile import Profile
 from stepscope.ui.words import duration
 
@@ -71,6 +71,7 @@ def profile_of(raw: dict[str, Any]) -> Profile:
         spread=spread | {name: one["spread"] for name, one in single.items()},
         not_offered=machine["not_offered"] | refused,
         fits=tuple(_fit(sweep) for sweep in raw["sweeps"]),
+        contention=fit_contention(raw["world_size"], raw.get("contention") or []),
     )
 
 

@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 
+from stepscope.explain.snapshot_rank import is_memory_only
 from stepscope.records.job import Clock
 
 if TYPE_CHECKING:
+    from stepscope.records.efficiency import Efficiency
     from stepscope.records.explanation import Budget, Explanation, Finding, RankExplanation
     from stepscope.records.job import Job, JobCollective
     from stepscope.records.quality import Note
 
 SCHEMA = 1
+MOST_SPOTS = 50
 
 
 def explanation_json(explanation: Explanation) -> dict[str, Any]:
@@ -24,8 +27,9 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "why": explanation.why,
         "next": explanation.next,
         "ranks": [_rank(rank) for rank in explanation.ranks],
-        "budget": _budget(explanation.budget),
+        "budget": _whole_budget(explanation),
         "findings": [_finding(finding) for finding in explanation.findings],
+        "advice": [to_builtins(each) for each in explanation.advice],
         "collectives": _all_collectives(explanation),
         "stragglers": _stragglers(explanation),
         "clock": _clock(explanation.job),
@@ -40,7 +44,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
 
 def _rank(rank: RankExplanation) -> dict[str, Any]:
     timeline, idle = rank.timeline, rank.idle
-    return {
+    found = {
         "rank": rank.rank,
         "world_size": rank.world_size,
         "path": rank.path,
@@ -77,10 +81,36 @@ def _rank(rank: RankExplanation) -> dict[str, Any]:
         "launches": to_builtins(rank.launches),
         "copies": [to_builtins(copy) for copy in rank.copies],
         "syncs": [to_builtins(sync) for sync in rank.syncs],
-        "efficiency": None,
-        "memory": None,
+        "efficiency": _efficiency(rank.efficiency),
+        "memory": to_builtins(rank.memory) if rank.memory else None,
         "quality": [_note(note) for note in rank.quality],
     }
+    return found | _without_times(found) if is_memory_only(rank) else found
+
+
+def _without_times(found: dict[str, Any]) -> dict[str, Any]:
+    """Of a memory snapshot: what it cannot tell is null, not zero."""
+    unknown = {
+        name: dict.fromkeys(found[name]) for name in ("timeline_ns", "idle_ns", "host_idle_ns")
+    }
+    nothing = dict.fromkeys(("comm_ns", "memory_ns", "overlap", "launches"))
+    return unknown | nothing | {"budget": {**found["budget"], "step_ms": None}}
+
+
+def _efficiency(efficiency: Efficiency | None) -> dict[str, Any] | None:
+    """FLOPs that nobody could count are null, not zero; of spots the widest gaps."""
+    if efficiency is None:
+        return None
+    found: dict[str, Any] = to_builtins(efficiency)
+    if not efficiency.hardware_flops:
+        found |= dict.fromkeys(("model_flops", "hardware_flops", "recomputed_flops"))
+    return found | {"spots": found["spots"][:MOST_SPOTS]}
+
+
+def _whole_budget(explanation: Explanation) -> dict[str, Any]:
+    found = _budget(explanation.budget)
+    timeless = all(is_memory_only(rank) for rank in explanation.ranks)
+    return {**found, "step_ms": None} if timeless else found
 
 
 def _budget(budget: Budget) -> dict[str, Any]:

@@ -13,11 +13,22 @@ from stepscope.explain.findings import (
     dominant_kernel,
     exposed_communication,
     exposed_copies,
+    fp32_matmuls,
+    fragmentation,
     healthy,
     host_bound,
     launch_bound,
+    layout_copies,
+    memory_bound,
+    memory_leak,
+    memory_near_limit,
+    optimizer_per_parameter,
     profiler_overhead,
+    python_overhead,
+    recomputation,
     short_kernels,
+    small_batch,
+    tensor_cores_idle,
 )
 
 if TYPE_CHECKING:
@@ -27,6 +38,7 @@ if TYPE_CHECKING:
 _ALL = (
     launch_bound,
     host_bound,
+    python_overhead,
     data_loading,
     blocking_syncs,
     exposed_communication,
@@ -34,6 +46,16 @@ _ALL = (
     profiler_overhead,
     short_kernels,
     dominant_kernel,
+    fp32_matmuls,
+    tensor_cores_idle,
+    memory_bound,
+    layout_copies,
+    small_batch,
+    optimizer_per_parameter,
+    recomputation,
+    memory_near_limit,
+    fragmentation,
+    memory_leak,
 )
 _RANK = {"high": 0, "medium": 1, "low": 2, "none": 3}
 

@@ -9,7 +9,7 @@ from stepscope.records.explanation import Finding, Place, Remedy
 def find(evidence: Evidence) -> Finding | None:
     """Idle gaps in which a blocking call returned: the queue had run dry because of it."""
     idle = evidence.idle
-    share = evidence.share(idle.after_sync_ns)
+    share = evidence.idle_share(idle.after_sync_ns)
     if evidence.on_host or share < LOW:
         return None
     calls = evidence.syncs[:3]
@@ -22,7 +22,7 @@ def find(evidence: Evidence) -> Finding | None:
         f"{evidence.device}: .item(), .cpu(), print of a tensor or an explicit synchronize.",
         evidence=(
             f"{idle.after_sync_gaps} gaps opened by a blocking call, "
-            f"{evidence.step_ms(idle.after_sync_ns)}",
+            f"{evidence.ms(share)}",
             *(
                 call.name
                 + (f" in {call.operator}" if call.operator else "")

@@ -19,8 +19,8 @@ def find(evidence: Evidence) -> Finding | None:
     if not compute or compute[0].total_ns < DOMINANT * whole or len(evidence.kernels) < 3:
         return None
     top = compute[0]
-    busy = evidence.timeline.span_ns - evidence.timeline.idle_ns
-    share = top.total_ns / whole * evidence.share(busy)
+    busy = 1 - evidence.idle_share(evidence.timeline.idle_ns)
+    share = top.total_ns / whole * busy
     word = "operator" if evidence.on_host else "kernel"
     return Finding(
         id="dominant-kernel",

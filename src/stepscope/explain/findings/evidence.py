@@ -8,11 +8,15 @@ import msgspec
 import numpy as np
 
 from stepscope.explain.lines import place_of, user_frames
+from stepscope.explain.shapes import MOST, shape_words
 from stepscope.explain.tree import group, sum_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from numpy.typing import NDArray
+
+    from stepscope.records.efficiency import Efficiency, Spot
     from stepscope.records.explanation import (
         Budget,
         Collective,
@@ -26,9 +30,11 @@ if TYPE_CHECKING:
         SyncCall,
         Timeline,
     )
+    from stepscope.records.memory import Memory
     from stepscope.records.trace import Trace
 
 HIGH, MEDIUM, LOW = 0.25, 0.10, 0.03
+_BUSY = ("compute", "exposed_comm", "exposed_memory")
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +53,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     copies: tuple[Copy, ...]
     syncs: tuple[SyncCall, ...]
     collectives: tuple[Collective, ...]
+    efficiency: Efficiency | None = None
+    memory: Memory | None = None
 
     @property
     def device(self) -> str:
@@ -72,6 +80,32 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
             f"{self.share(ns) * self.budget.step_ms:.2f} ms of a {self.budget.step_ms:.2f} ms step"
         )
 
+    def device_share(self, ns: float) -> float:
+        """Device time of the budget's window as part of the step of record: the profiler makes
+        steps longer, not kernels. Kernels side by side count once at most."""
+        computing = self.share(self.timeline.compute_ns)
+        return min(1.0, self.share(ns) * self.part("compute") / computing) if computing else 0.0
+
+    def idle_share(self, ns: float) -> float:
+        """Idle time of the budget's window as part of the step of record, which has less of it."""
+        idle = self.share(self.timeline.idle_ns)
+        now = sum(part.share for part in self.budget.parts if part.id not in _BUSY)
+        return min(1.0, self.share(ns) * now / idle) if idle else 0.0
+
+    def of_step(self, ns: float) -> float:
+        """Device time of one step, such as a Spot's, as part of the step of record."""
+        return min(1.0, ns / 1e6 / self.budget.step_ms) if self.budget.step_ms else 0.0
+
+    def ms(self, share: float) -> str:
+        """A share of the step of record as milliseconds, for a sentence."""
+        return f"{share * self.budget.step_ms:.2f} ms of a {self.budget.step_ms:.2f} ms step"
+
+
+def spot_words(evidence: Evidence, spot: Spot) -> str:
+    """An operator with its shapes, and its part of the step."""
+    part = evidence.ms(evidence.of_step(spot.device_ns))
+    return f"{spot.operator} {shape_words(spot.shapes, MOST)}: {part}"
+
 
 def severity(share: float) -> Severity:
     """How grave a share of the step is."""
@@ -82,15 +116,30 @@ def severity(share: float) -> Severity:
     return "low"
 
 
+def kernel_severity(evidence: Evidence, saved: float) -> Severity:
+    """How grave time in kernels is: while the step waits for the host, faster kernels would only
+    wait longer."""
+    found = severity(saved)
+    starved = evidence.part("operators", "python", "data_loading") >= HIGH
+    return "medium" if found == "high" and starved else found
+
+
 def places(evidence: Evidence, causes: Iterable[int], most: int = 3) -> tuple[Place, ...]:
     """Where in the user's code the gaps of these causes lie, the costliest first."""
     gaps, trace = evidence.gaps, evidence.trace
     chosen = np.flatnonzero(np.isin(gaps.cause, list(causes)) & (gaps.frame >= 0))
-    frames = user_frames(trace, gaps.frame[chosen])
+    return costliest_places(trace, gaps.frame[chosen], (gaps.end_ns - gaps.start_ns)[chosen], most)
+
+
+def costliest_places(
+    trace: Trace, rows: NDArray[np.int32], cost: NDArray[np.int64], most: int = 3
+) -> tuple[Place, ...]:
+    """The user's functions around these host rows, the costliest first; none without stacks."""
+    frames = user_frames(trace, rows)
     found = frames >= 0
     if not found.any():
         return ()
     first, inverse, count = group(trace.host.name[frames[found]].astype(np.int64))
-    cost = sum_by(inverse, (gaps.end_ns - gaps.start_ns)[chosen[found]], count)
-    names = (trace.strings[trace.host.name[frames[found][first[i]]]] for i in np.argsort(-cost))
+    total = sum_by(inverse, cost[found], count)
+    names = (trace.strings[trace.host.name[frames[found][first[i]]]] for i in np.argsort(-total))
     return tuple(place for name in names if (place := place_of(name)))[:most]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def find(evidence: Evidence) -> Finding:
     """The device is busy computing and nothing else takes a tenth of the step."""
     timeline = evidence.timeline
-    share = evidence.share(timeline.compute_ns)
+    share = evidence.part("compute")
     return Finding(
         id="healthy",
         title="Healthy",
@@ -22,8 +22,8 @@ def find(evidence: Evidence) -> Finding:
         summary=f"the {evidence.device} computes for {share:.0%} of the step and no single loss "
         "reaches a tenth of it.",
         evidence=(
-            f"idle {evidence.share(timeline.idle_ns):.1%}, exposed communication "
-            f"{evidence.share(timeline.exposed_comm_ns):.1%}, exposed copies "
-            f"{evidence.share(timeline.exposed_memory_ns):.1%}",
+            f"idle {evidence.idle_share(timeline.idle_ns):.1%}, exposed communication "
+            f"{evidence.part('exposed_comm'):.1%}, exposed copies "
+            f"{evidence.part('exposed_memory'):.1%}",
         ),
     )

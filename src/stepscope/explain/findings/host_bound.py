@@ -48,6 +48,11 @@ def _evidence(evidence: Evidence) -> list[str]:
         )
     if evidence.budget.basis == "measured":
         lines.append("shares are of the step as measured without the profiler")
+    elif evidence.budget.basis == "corrected":
+        lines.append(
+            "shares are of the step with the profiler's cost taken out "
+            "(`stepscope run` measures the real step too)"
+        )
     else:
         lines.append(
             "the profiler itself slows the host: without it this share is smaller "

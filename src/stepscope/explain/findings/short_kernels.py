@@ -13,7 +13,7 @@ def find(evidence: Evidence) -> Finding | None:
     if evidence.on_host or not launches.kernels:
         return None
     whole = sum(kernel.total_ns for kernel in evidence.kernels) or 1
-    busy = evidence.share(timeline.span_ns - timeline.idle_ns)
+    busy = 1 - evidence.idle_share(timeline.idle_ns)
     share = launches.short_kernels_ns / whole * busy
     if share < LOW or launches.short_kernels < launches.kernels / 2:
         return None

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from stepscope.errors import UsageError
+from stepscope.measure.calibrate.beside import Beside
 from stepscope.measure.calibrate.ceilings import measure_ceilings
 from stepscope.measure.calibrate.collectives import Buffers, elements
 from stepscope.measure.calibrate.groups import make_groups
@@ -68,19 +69,20 @@ def _measure_together(
         progress("machine", 0.0)
         machine = measure_ceilings(device, quick=settings.quick)
     dist.barrier()
-    sweeps, refused = _sweep_all(settings, progress, carrier, backend)
+    sweeps, refused, contention = _sweep_all(settings, progress, carrier, backend)
     if not first:
         return None
     return _facts(device, backend) | {
         "machine": machine,
         "sweeps": sweeps,
         "not_offered": refused,
+        "contention": contention,
     }
 
 
 def _sweep_all(
     settings: Settings, progress: Progress, device: torch.device, backend: str
-) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+) -> tuple[list[dict[str, Any]], list[dict[str, str]], list[dict[str, Any]]]:
     sweeps: list[dict[str, Any]] = []
     refused: list[dict[str, str]] = []
     groups = make_groups()
@@ -102,7 +104,11 @@ def _sweep_all(
             refused.append(
                 {"kind": kind, "group": group.name, "backend": backend, "why": str(error)}
             )
-    return sweeps, refused
+    contention: list[dict[str, Any]] = []
+    world = groups[0].place
+    if device.type == "cpu" and "all_reduce" in settings.kinds and world is not None:
+        contention = Beside(world, buffers).run(sizes[-1], quick=settings.quick)
+    return sweeps, refused, contention
 
 
 def _sizes_that_fit(sizes: list[int], device: torch.device) -> list[int]:

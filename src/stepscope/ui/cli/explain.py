@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.ui.sizes import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stepscope.explain.engines import Engine, EngineName
     from stepscope.explain.file import Also
-    from stepscope.records.explanation import Explanation
+    from stepscope.records.explanation import Explanation, RankExplanation
+    from stepscope.records.trace import Trace
+    from stepscope.ui.advice import Foresight
     from stepscope.ui.html.picture import RankPicture
 
 
@@ -43,6 +47,11 @@ _DRAWN_RANKS = 16
 @click.option(
     "--workers", type=click.IntRange(1), help="Files read at once (default: one for each core)."
 )
+@click.option(
+    "--memory-limit",
+    metavar="SIZE",
+    help="What may be used of a device's memory, such as 24GB (default: all of it).",
+)
 def command(
     paths: tuple[str, ...],
     as_json: bool,
@@ -51,21 +60,28 @@ def command(
     top: int,
     engine: EngineName,
     workers: int | None,
+    memory_limit: str | None,
 ) -> None:
     """Explain trace files, folders of traces or run folders.
 
     PATHS are PyTorch profiler traces (.json, .json.gz, .json.zst), Nsight Systems SQLite exports,
-    or folders that hold one per rank, here or behind a URL (s3://, gs://, ...). Nothing leaves
-    this machine.
+    CUDA memory snapshots, or folders that hold one per rank, here or behind a URL (s3://, gs://,
+    ...). Nothing leaves this machine.
     """
     from stepscope.explain.engines import open_engine
 
+    limit = parse_size(memory_limit, "--memory-limit") if memory_limit else None
     with open_engine(engine, workers) as chosen:
         if not chosen.leads:
-            _explain_share(paths, cache=not no_cache, html=html, engine=chosen)
+            _explain_share(paths, cache=not no_cache, html=html, engine=chosen, memory_limit=limit)
             return
         explanation = explain_paths(
-            paths, cache=not no_cache, html=html, quiet=as_json, engine=chosen
+            paths,
+            cache=not no_cache,
+            html=html,
+            quiet=as_json,
+            engine=chosen,
+            memory_limit=limit,
         )
     if as_json:
         import msgspec
@@ -86,6 +102,7 @@ def explain_paths(
     html: Path | None,
     quiet: bool = False,
     engine: Engine | None = None,
+    memory_limit: int | None = None,
 ) -> Explanation:
     """Read and explain with progress on stderr; write the report when one is asked for."""
     from stepscope.explain.run import explain_also
@@ -100,21 +117,36 @@ def explain_paths(
             progress=progress,
             also=_drawing(html),
             also_for=_DRAWN_RANKS,
+            alone=partial(_look_ahead, draw=html is not None),
             engine=engine,
+            memory_limit=memory_limit,
         )
+        explanation, pictures, foresight = _advised(explanation, pictures, cache, html)
     if html:
-        _write(explanation, pictures, html)
+        _write(explanation, pictures, foresight, html)
     return explanation
 
 
 def _explain_share(
-    paths: Sequence[str | Path], *, cache: bool, html: Path | None, engine: Engine
+    paths: Sequence[str | Path],
+    *,
+    cache: bool,
+    html: Path | None,
+    engine: Engine,
+    memory_limit: int | None,
 ) -> None:
     """What a process does that takes part in a job and does not lead it: never a word."""
     from stepscope.explain.run import explain_share
 
     try:
-        explain_share(paths, engine=engine, cache=cache, also=_drawing(html), also_for=_DRAWN_RANKS)
+        explain_share(
+            paths,
+            engine=engine,
+            cache=cache,
+            also=_drawing(html),
+            also_for=_DRAWN_RANKS,
+            memory_limit=memory_limit,
+        )
     except StepscopeError as error:  # the one that leads says it
         sys.exit(error.exit_code)
 
@@ -127,10 +159,42 @@ def _drawing(html: Path | None) -> Also | None:
     return draw_rank
 
 
-def _write(explanation: Explanation, pictures: list[RankPicture], html: Path) -> None:
+def _look_ahead(trace: Trace, rank: RankExplanation, *, draw: bool) -> _Look:
+    """Of a single rank, while its trace is here: its picture, and what changes would buy."""
+    from stepscope.ui.advice import foresee
+    from stepscope.ui.html.picture import draw_rank
+
+    return _Look(draw_rank(trace, rank) if draw else None, foresee(trace, rank, draw=draw))
+
+
+class _Look(NamedTuple):
+    picture: RankPicture | None
+    foresight: Foresight
+
+
+def _advised(
+    explanation: Explanation, made: list[Any], cache: bool, html: Path | None
+) -> tuple[Explanation, list[RankPicture], Foresight | None]:
+    """The explanation with advice, the pictures, and what was foreseen."""
+    from stepscope.ui.advice import advise, foresee_again
+
+    if made and isinstance(made[0], _Look):
+        look = made[0]
+        pictures = [look.picture] if look.picture else []
+        return advise(explanation, look.foresight), pictures, look.foresight
+    foresight = foresee_again(explanation, cache=cache, draw=html is not None)
+    return advise(explanation, foresight), made, foresight
+
+
+def _write(
+    explanation: Explanation,
+    pictures: list[RankPicture],
+    foresight: Foresight | None,
+    html: Path,
+) -> None:
     from stepscope.ui.html.report import write_report
 
     try:
-        write_report(explanation, pictures, html)
+        write_report(explanation, pictures, html, whatif=foresight.page if foresight else None)
     except OSError as error:
         raise UsageError(f"--html {html} could not be written: {error.strerror}") from None

@@ -19,6 +19,10 @@ from stepscope.errors import StepscopeError
 VERBS = {
     "run": "capture an unmodified training command, then explain it",
     "explain": "where each training step's time went",
+    "whatif": "what a change would buy, before anybody tries it",
+    "compare": "did the step really change: A against B, with an interval",
+    "ab": "run two training commands in turns and compare their steps",
+    "record": "what was promised and what was delivered",
     "health": "start a training command, look at three steps of all ranks, end it",
     "demo": "train a small model here, in two processes, and explain it",
     "calibrate": "this machine's and its ranks' ceilings: matmuls, copies, collectives",

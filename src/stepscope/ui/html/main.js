@@ -63,6 +63,7 @@ const Theme = (() => {
     timeline.find(name);
   });
   const together = $("#ranks") ? new Together($("#ranks"), pickRank) : null;
+  const whatif = WhatIf.start();
   const state = { rank: -1, ready: false };
 
   // Of many ranks only some have tables and a timeline in the page.
@@ -154,6 +155,7 @@ const Theme = (() => {
     ready: Promise.all([started, together?.load()]).then(() => undefined),
     showRank,
     together,
+    whatif,
     find: (text) => timeline.find(text),
     // Draws at once and reads a pixel back, so that the time includes the drawing itself.
     redraw() {

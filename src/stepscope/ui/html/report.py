@@ -16,23 +16,30 @@ from typing import TYPE_CHECKING
 import jinja2
 from markupsafe import Markup
 
+from stepscope.explain.snapshot_rank import is_memory_only
 from stepscope.records.explanation import GAP_CAUSES
 from stepscope.records.job import KINDS as COLLECTIVES
 from stepscope.ui.html.classes import EVENT_CLASSES
 from stepscope.ui.html.distributed import ranks_view, told_ranks
+from stepscope.ui.html.efficiency import MOST_RANKS, efficiency_view
+from stepscope.ui.html.memory import MOST_DRAWN, memory_page
 from stepscope.ui.html.parts import Slice, gap_labels, slices
 from stepscope.ui.html.payload import encode_rank
 from stepscope.ui.html.tables import rank_tables
+from stepscope.ui.html.whatif import whatif_page
 from stepscope.ui.strategies import sections_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stepscope.records.explanation import Explanation, RankExplanation
+    from stepscope.records.explanation import Explanation, RankExplanation, Remedy
     from stepscope.records.quality import Note
     from stepscope.ui.html.distributed import RanksView
+    from stepscope.ui.html.efficiency import EfficiencyView
     from stepscope.ui.html.picture import RankPicture
+    from stepscope.ui.html.whatif_grid import WhatIfGrid
 
+STYLES = ("report.css", "roofline.css", "memory.css", "whatif.css")
 # In the order they run: each may use what the ones before it define.
 SCRIPTS = (
     "format.js",
@@ -51,6 +58,8 @@ SCRIPTS = (
     "heat.js",
     "rank_lanes.js",
     "together.js",
+    "memory.js",
+    "whatif.js",
     "keys.js",
     "main.js",
 )
@@ -69,9 +78,17 @@ class _RankView:
     step_ms: float
     quality: list[tuple[str, str]]
     payload: str
+    efficiency: EfficiencyView | None
+    memory: Markup
 
 
-def write_report(explanation: Explanation, pictures: Sequence[RankPicture], path: Path) -> None:
+def write_report(
+    explanation: Explanation,
+    pictures: Sequence[RankPicture],
+    path: Path,
+    *,
+    whatif: WhatIfGrid | None = None,
+) -> None:
     """Write the report, all of it or none: a reader never meets half a file.
 
     Pictures are matched to ranks by their trace's path; a rank without one keeps its tables.
@@ -81,13 +98,16 @@ def write_report(explanation: Explanation, pictures: Sequence[RankPicture], path
     if explanation.job is not None:
         job, notes = ranks_view(explanation.job, notes), ()
     views = [
-        _rank_view(rank, drawn.get(rank.path), notes)
-        for rank in told_ranks(explanation, set(drawn))
+        _rank_view(rank, drawn.get(rank.path), notes, place)
+        for place, rank in enumerate(told_ranks(explanation, set(drawn)))
     ]
-    _write_atomically(path, _render(explanation, views, job))
+    page = whatif_page(whatif, several=len(explanation.ranks) > 1) if whatif else Markup("")
+    _write_atomically(path, _render(explanation, views, job, page))
 
 
-def _render(explanation: Explanation, views: list[_RankView], job: RanksView | None) -> str:
+def _render(
+    explanation: Explanation, views: list[_RankView], job: RanksView | None, whatif: Markup
+) -> str:
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -97,6 +117,7 @@ def _render(explanation: Explanation, views: list[_RankView], job: RanksView | N
     environment.filters["ms"] = format_ms
     environment.filters["sentence"] = sentence
     environment.filters["percent"] = format_percent
+    environment.filters["saving"] = format_saving
     script = _script()
     return environment.from_string(_source("report.html.j2")).render(
         explanation=explanation,
@@ -107,7 +128,11 @@ def _render(explanation: Explanation, views: list[_RankView], job: RanksView | N
         job=job,
         strategies=sections_of(explanation.strategies) if job else [],
         causes=gap_labels(),
-        style=Markup(_source("report.css")),
+        efficient=any(view.efficiency for view in views),
+        remembered=any(view.memory for view in views),
+        timeless=all(is_memory_only(rank) for rank in explanation.ranks),
+        whatif=whatif,
+        style=Markup("".join(map(_source, STYLES))),
         script=Markup(script),
         script_hash=_csp_hash(script),
     )
@@ -136,7 +161,10 @@ def _csp_hash(script: str) -> str:
 
 
 def _rank_view(
-    rank: RankExplanation, picture: RankPicture | None, about_all: tuple[Note, ...]
+    rank: RankExplanation,
+    picture: RankPicture | None,
+    about_all: tuple[Note, ...],
+    place: int,
 ) -> _RankView:
     label = "This trace" if rank.rank is None else f"Rank {rank.rank}"
     return _RankView(
@@ -144,11 +172,13 @@ def _rank_view(
         number=rank.rank,
         path=rank.path,
         file=Path(rank.path).name,
-        facts=_facts(rank),
+        facts=_facts(rank) if not is_memory_only(rank) else [],
         slices=slices(rank.budget),
         step_ms=rank.budget.step_ms,
         quality=[(note.id, note.detail) for note in (*about_all, *rank.quality)],
         payload=encode_rank(picture, rank_tables(rank)),
+        efficiency=efficiency_view(rank, drawn=place < MOST_RANKS),
+        memory=memory_page(rank, drawn=place < MOST_DRAWN),
     )
 
 
@@ -188,7 +218,7 @@ def _step_time_facts(rank: RankExplanation) -> list[tuple[str, str, str]]:
     facts: list[tuple[str, str, str]] = []
     if times.truth is not None:
         facts.append(("Step", format_ms(times.truth), "Measured without the profiler"))
-    if times.corrected is not None:
+    if times.corrected is not None and times.truth is None:
         span = ""
         if times.low is not None and times.high is not None:
             span = f", between {format_ms(times.low)} and {format_ms(times.high)}"
@@ -207,6 +237,23 @@ def format_ms(ms: float) -> str:
     if ms >= 0.1 or ms == 0:
         return f"{_three_figures(ms)} ms"
     return f"{_three_figures(ms * 1000)} µs"
+
+
+def format_saving(remedy: Remedy) -> tuple[str, str]:
+    """What a remedy would save of each step, or that the step would be longer; and the interval."""
+    saved, low, high = remedy.predicted_ms, remedy.low_ms, remedy.high_ms
+    if saved is None:
+        return "", ""
+    sign = 1 if saved >= 0 else -1
+    words = f"saves {format_ms(saved)}" if saved >= 0 else f"{format_ms(-saved)} longer"
+    if low is None or high is None:
+        return words, ""
+    ends = sorted((sign * low, sign * high))
+    return words, f"{_signed_ms(ends[0])} to {_signed_ms(ends[1])}"
+
+
+def _signed_ms(ms: float) -> str:
+    return format_ms(ms) if ms >= 0 else f"-{format_ms(-ms)}"
 
 
 def _three_figures(value: float) -> str:

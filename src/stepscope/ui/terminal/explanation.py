@@ -12,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from stepscope.ui.terminal.distributed import job_sections
+from stepscope.ui.terminal.efficiency import efficiency_sections
+from stepscope.ui.terminal.memory import memory_sections
 from stepscope.ui.terminal.tables import titled_table
 from stepscope.ui.words import PARTS, duration, short_kernel
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from stepscope.records.explanation import Budget, Explanation, Finding, RankExplanation
+    from stepscope.records.memory import Memory
 
 COLOURS = {
     "compute": "green",
@@ -67,6 +70,8 @@ def make_console(width: int | None = None, *, to_stderr: bool = False) -> Consol
 
 def _sections(explanation: Explanation, top: int, width: int) -> list[RenderableType]:
     worst = _rank_to_show(explanation)
+    if worst.memory is not None and worst.memory.source == "snapshot":
+        return _of_memory(explanation, worst.memory, top, width)
     out: list[RenderableType] = [_headline(explanation), Text(), _verdict(explanation), Text()]
     out += [_bar(explanation.budget, width), _legend(explanation.budget, width), Text()]
     if len(explanation.ranks) > 1:
@@ -75,6 +80,14 @@ def _sections(explanation: Explanation, top: int, width: int) -> list[Renderable
         out += job_sections(explanation.job, top, width)
         out += _spread(explanation, top, width)
     out += [_findings(explanation.findings), Text()]
+    if explanation.advice:
+        from stepscope.ui.terminal.advice import advice_table
+
+        out += [advice_table(explanation.advice), Text()]
+    if worst.efficiency is not None:
+        out += efficiency_sections(worst.efficiency, width=width)
+    if worst.memory is not None:
+        out += memory_sections(worst.memory, top=top, width=width)
     out += [_kernels(worst, top, width), Text()]
     if worst.operators:
         out += [_operators(worst, top, width), Text()]
@@ -82,6 +95,25 @@ def _sections(explanation: Explanation, top: int, width: int) -> list[Renderable
         out += [_copies(worst, top, width), Text()]
     out += _notes(explanation)
     return out
+
+
+def _of_memory(
+    explanation: Explanation, memory: Memory, top: int, width: int
+) -> list[RenderableType]:
+    """A file that tells of memory alone: no step, no bar of time."""
+    first = explanation.ranks[0]
+    title = Text(f"{Path(first.path).name} · memory snapshot · {first.events:,} events")
+    title.stylize("bright_black")
+    return [
+        title,
+        Text(),
+        _verdict(explanation),
+        Text(),
+        *memory_sections(memory, top=top, width=width),
+        _findings(explanation.findings),
+        Text(),
+        *_notes(explanation),
+    ]
 
 
 def _spread(explanation: Explanation, top: int, width: int) -> list[RenderableType]:
@@ -115,6 +147,11 @@ def _step_words(explanation: Explanation) -> str:
     step = f"{explanation.budget.step_ms:.2f} ms"
     if first.step_ms.truth is not None and first.step_ms.profiled is not None:
         return f"{step} a step, measured ({first.step_ms.profiled:.2f} ms under the profiler)"
+    if first.budget.basis == "corrected":
+        times = first.step_ms
+        sure = f"{times.low:.2f}" == f"{times.high:.2f}"
+        span = "" if sure else f" ({times.low:.2f} to {times.high:.2f})"
+        return f"{step} a step{span} without the profiler's cost, {times.profiled:.2f} under it"
     return f"{step} a step (profiled)" if first.steps.steps else f"{step} window"
 
 
@@ -218,10 +255,15 @@ def _findings(findings: tuple[Finding, ...]) -> Table:
         text = Text(finding.summary)
         for place in finding.where:
             text.append(f"\n{place.file}:{place.line} {place.function}", style="bright_black")
-        table.add_row(
-            Text(finding.id, style=_SEVERITY[finding.severity]), f"{finding.share:.0%}", text
-        )
+        table.add_row(Text(finding.id, style=_SEVERITY[finding.severity]), _share(finding), text)
     return table
+
+
+def _share(finding: Finding) -> str:
+    """Of the step, unless it says of what."""
+    if finding.of == "step":
+        return f"{finding.share:.0%}"
+    return f"{finding.share:.0%} {finding.of}" if finding.share >= 0.005 else ""
 
 
 def _kernels(rank: RankExplanation, top: int, width: int) -> Table:

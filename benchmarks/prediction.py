@@ -1,0 +1,255 @@
+"""How right predictions are: steps corrected for the profiler, and what-ifs, against the truth.
+
+    python benchmarks/prediction.py [FOLDER ...] [--json FILE] [--fit]
+
+A FOLDER holds traces and a truth.json with the steps measured without the profiler in the same
+process (../shared/traces/h200, or what record_models.py writes). Two tables: the corrected step
+with the naive answer (what the trace says) beside it, and every what-if whose outcome was measured,
+from the bare trace and from the trace with its measured step, as a run folder has it. `--fit` fits
+the three constants of explain/replay/overhead.py anew with each model left out in turn and prints
+the error on that model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from stepscope.explain.replay.overhead import (
+    WITH_SHAPES,
+    Rates,
+    find_slowness,
+    scale_host,
+    without_profiler,
+)
+from stepscope.explain.replay.schedule import STEPS, replay, step_ns
+from stepscope.explain.replay.typical import typical_step
+from stepscope.explain.steps import find_steps
+from stepscope.explain.work import find_work
+from stepscope.predict.whatif import Bench, parse
+from stepscope.predict.whatifs import WHATIFS
+from stepscope.records.truth import Truth
+from stepscope.trace.read import read_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stepscope.records.trace import Trace
+
+SHARED = Path(__file__).parent.parent.parent / "shared/traces/h200"
+# From, what-ifs, to; `other` where the two were recorded on two machines of one kind.
+CASES = (
+    ("gpt2s_b8_fp32", "precision=tf32", "gpt2s_b8_tf32"),
+    ("gpt2s_b8_fp32", "precision=bf16", "gpt2s_b8_bf16"),
+    ("vitb16_b64_fp32", "precision=bf16", "vitb16_b64_bf16"),
+    ("gpt2s_b8_bf16", "optimizer=fused", "gpt2s_b8_bf16_fused"),
+    ("mlp_b32_fp32_loop", "optimizer=fused", "mlp_b32_fp32_fused"),
+    ("gpt2s_b4_fp32", "batch=8", "gpt2s_b8_fp32"),
+    ("gpt2s_b4_fp32", "batch=16", "gpt2s_b16_fp32"),
+    ("gpt2s_b8_fp32", "batch=4", "gpt2s_b4_fp32"),
+    ("gpt2s_b8_fp32", "batch=16", "gpt2s_b16_fp32"),
+    ("gpt2s_b16_fp32", "batch=4", "gpt2s_b4_fp32"),
+    ("gpt2s_b16_fp32", "batch=8", "gpt2s_b8_fp32"),
+    ("gpt2s_b4_fp32", "batch=2", "gpt2s_b2_fp32"),
+    ("gpt2s_b8_bf16", "cuda-graphs", "gpt2s_b8_bf16_graph"),
+    ("mlp_b32_fp32_fused", "cuda-graphs", "mlp_b32_fp32_graph"),
+    ("gpt2s_b8_bf16", "checkpoint=blocks", "gpt2s_b8_bf16_ckpt"),
+)
+# What record_models.py's configurations are to its baseline.
+OF_CONFIGURATION = {
+    "tf32": "precision=tf32",
+    "bf16": "precision=bf16",
+    "fused": "optimizer=fused",
+    "x2": "batch=x2",
+    "graph": "cuda-graphs",
+}
+TASKS, REPLAYS = 50_000, 20
+SIGN = 0.05  # a measured change above this must have the predicted sign
+
+
+class Recorded(NamedTuple):
+    name: str
+    file: Path | None
+    truth: dict[str, Any]
+
+    @property
+    def model(self) -> str:
+        return self.name.partition("_")[0]
+
+    @property
+    def ms(self) -> float:
+        """Steps back to back; synchronised ones where the script synchronises itself."""
+        kind = "synced" if self.truth.get("sync_each") else "pipelined"
+        return float(self.truth[f"step_ms_{kind}"])
+
+    def measured(self) -> Truth:
+        ns = round(self.ms * 1e6)
+        return Truth(steps=20, steps_ns=(ns,), step_ns=ns, wall_ns=ns, device_ns=None, phases_ns={})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="*", type=Path, default=[SHARED])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--fit", action="store_true")
+    options = parser.parse_args()
+    recorded = {one.name: one for folder in options.folders for one in _read(folder)}
+    if not recorded:
+        sys.exit(f"no truth.json in {', '.join(map(str, options.folders))}")
+    traces = {name: read_trace(one.file) for name, one in recorded.items() if one.file}
+    result = {"steps": _steps(recorded, traces), "whatifs": _whatifs(recorded, traces)}
+    result["replay"] = _speed(traces)
+    if options.fit:
+        result["left_out"] = _left_out(recorded, traces)
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1))
+
+
+def _read(folder: Path) -> Iterator[Recorded]:
+    file = folder / "truth.json"
+    for name, truth in json.loads(file.read_text()).items() if file.exists() else ():
+        trace = folder / f"{name}.json.gz"
+        yield Recorded(name, trace if trace.exists() else None, truth)
+
+
+# The corrected step
+
+
+def _steps(recorded: dict[str, Recorded], traces: dict[str, Trace]) -> list[dict[str, Any]]:
+    print(f"{'trace':28} {'profiled':>9} {'corrected':>10} {'95%':>16} {'truth':>8}   naive   ours")
+    rows = []
+    for name, trace in traces.items():
+        bench = Bench(trace)
+        found, truth = bench.corrected, recorded[name].ms
+        naive, ours = bench.profiled_ns / 1e6 / truth - 1, found.step_ns / 1e6 / truth - 1
+        rows.append({"name": name, "naive": naive, "ours": ours})
+        span = f"{found.low_ns / 1e6:.1f} to {found.high_ns / 1e6:.1f}"
+        print(
+            f"{name:28} {bench.profiled_ns / 1e6:9.2f} {found.step_ns / 1e6:10.2f} {span:>16} "
+            f"{truth:8.2f} {naive:+7.1%} {ours:+6.1%}"
+        )
+    _means(rows, "naive", "ours")
+    return rows
+
+
+# What-ifs
+
+
+def _whatifs(recorded: dict[str, Recorded], traces: dict[str, Trace]) -> list[dict[str, Any]]:
+    print(f"\n{'from':20} {'what-if':20} {'truth':>8} {'bare':>8} {'error':>7} {'95%':>16}", end="")
+    print(f" {'measured':>9} {'error':>7}   no change")
+    rows = []
+    for source, setting, target in _cases(recorded):
+        if source not in traces or target not in recorded:
+            continue
+        truth, before = recorded[target].ms, recorded[source].ms
+        bare = Bench(traces[source]).predict([parse(setting)])
+        known = Bench(traces[source], truth=recorded[source].measured()).predict([parse(setting)])
+        errors = [found.predicted_ms / truth - 1 for found in (bare, known)]
+        change = truth / before - 1
+        wrong = abs(change) > SIGN and (change > 0) != (known.predicted_ms > known.baseline_ms)
+        rows.append({"from": source, "whatif": setting, "bare": errors[0], "measured": errors[1]})
+        rows[-1] |= {"no_change": before / truth - 1, "wrong_sign": wrong}
+        rows[-1] |= {"inside": bare.low_ms <= truth <= bare.high_ms}
+        span = f"{bare.low_ms:.1f} to {bare.high_ms:.1f}"
+        print(
+            f"{source:20} {setting:20} {truth:8.2f} {bare.predicted_ms:8.2f} {errors[0]:+7.1%} "
+            f"{span:>16} {known.predicted_ms:9.2f} {errors[1]:+7.1%}   {before / truth - 1:+.0%}"
+            f"{'  WRONG SIGN' if wrong else ''}{'  ' + bare.refused[0] if bare.refused else ''}"
+        )
+    _means(rows, "bare", "measured", "no_change")
+    inside = sum(row["inside"] for row in rows)
+    print(f"{inside} of {len(rows)} outcomes inside the bare trace's interval")
+    return rows
+
+
+def _cases(recorded: dict[str, Recorded]) -> Iterator[tuple[str, str, str]]:
+    yield from CASES
+    for name in recorded:
+        model, _, words = name.partition("_")
+        if words in OF_CONFIGURATION:
+            yield f"{model}_fp32", OF_CONFIGURATION[words], name
+
+
+def _means(rows: list[dict[str, Any]], *names: str) -> None:
+    for name in names:
+        errors = np.abs([row[name] for row in rows])
+        print(f"{name:10} mean error {errors.mean():.1%}, worst {errors.max():.1%} of {len(rows)}")
+
+
+# The scheduler
+
+
+def _speed(traces: dict[str, Trace]) -> dict[str, float]:
+    """A step of 50,000 calls and tasks: micro-batches of the largest one until it is as large."""
+    bench = max((Bench(trace) for trace in traces.values()), key=lambda one: one.scene.graph.size)
+    graph, times = bench.scene.graph, 1
+    while graph.size < TASKS:
+        times *= 2
+        graph = WHATIFS["accumulate"](bench.scene, str(times)).scene.graph
+    found: dict[str, float] = {"tasks": graph.size}
+    for name, run, steps in (("every task", replay, 1), ("the step alone", step_ns, STEPS)):
+        took = []
+        for _ in range(REPLAYS):
+            began = time.perf_counter()
+            run(graph)
+            took.append(time.perf_counter() - began)
+        found[name] = steps / statistics.median(took)
+        print(f"{graph.size:,} calls and tasks replayed {found[name]:.0f} times a second: {name}")
+    return found
+
+
+# The constants
+
+
+def _left_out(recorded: dict[str, Recorded], traces: dict[str, Trace]) -> list[dict[str, Any]]:
+    cases = []
+    for name, trace in traces.items():
+        work = find_work(trace)
+        graph = typical_step(trace, work, find_steps(trace, work)).graph
+        slow = find_slowness(trace)
+        if slow:
+            floor = step_ns(scale_host(graph, 0.0))
+            host = graph.host_ns, float(graph.calls.frames.sum())
+            cases.append((recorded[name], graph, slow, floor, host))
+    rows = []
+    print("\nconstants fitted without a model, and the error on its traces")
+    for model in sorted({one.model for one, *_ in cases}):
+        rates = _fit([case for case in cases if case[0].model != model])
+        for one, graph, slow, *_ in cases:
+            if one.model == model:
+                found = step_ns(without_profiler(graph, rates, slow)) / 1e6
+                rows.append({"name": one.name, "error": found / one.ms - 1})
+        print(f"{model:10} host {rates.host:.3f}, power {rates.slowness:.2f}")
+    _means(rows, "error")
+    rates = _fit(cases)
+    print(f"all        host {rates.host:.3f}, power {rates.slowness:.2f}")
+    return rows
+
+
+def _fit(cases: list[Any]) -> Rates:
+    """Least squares of the logarithm over a grid; what the device decides says nothing."""
+    best, found = np.inf, WITH_SHAPES
+    for host in np.arange(0.5, 0.9, 0.01):
+        for power in np.arange(-1.0, 0.01, 0.05):
+            errors = []
+            for one, _, slow, floor, (host_ns, frames) in cases:
+                step = slow**power * (host * host_ns - WITH_SHAPES.frame_ns * frames)
+                errors.append(np.log(max(step, floor) / 1e6 / one.ms))
+            loss = float(np.sum(np.square(errors)))
+            if loss < best:
+                best, found = loss, Rates(host=float(host), slowness=float(power))
+    return found
+
+
+if __name__ == "__main__":
+    main()

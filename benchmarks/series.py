@@ -1,0 +1,97 @@
+"""Step times with a known truth: made ones, and real lists drawn again in blocks.
+
+A maker takes (random generator, rows, steps) and gives a table, each row one run of the same
+workload: every difference between two rows is chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Maker = Callable[[np.random.Generator, int, int], Floats]
+LISTS = Path(__file__).parent.parent / "tests/verify/steps"
+NOISE = 0.02
+BLOCK = 25
+
+
+def independent(rng: np.random.Generator, rows: int, steps: int) -> Floats:
+    return np.exp(NOISE * rng.standard_normal((rows, steps)))
+
+
+def correlated(weight: float) -> Maker:
+    """Each step leans on the one before: an autoregression with this weight."""
+
+    def make(rng: np.random.Generator, rows: int, steps: int) -> Floats:
+        noise = rng.standard_normal((rows, steps)) * np.sqrt(1 - weight**2)
+        noise[:, 0] = rng.standard_normal(rows)
+        for step in range(1, steps):
+            noise[:, step] += weight * noise[:, step - 1]
+        return np.exp(NOISE * noise)
+
+    return make
+
+
+def heavy_tails(rng: np.random.Generator, rows: int, steps: int) -> Floats:
+    """Student's t with 1.5 degrees of freedom: no variance."""
+    return np.exp(NOISE * np.clip(rng.standard_t(1.5, (rows, steps)), -100, 100))
+
+
+def spikes(rng: np.random.Generator, rows: int, steps: int) -> Floats:
+    """One step in twenty takes twice as long."""
+    return independent(rng, rows, steps) * np.where(rng.random((rows, steps)) < 0.05, 2.0, 1.0)
+
+
+def every_tenth(rng: np.random.Generator, rows: int, steps: int) -> Floats:
+    """One step in ten, regularly, takes half as long again."""
+    place = (np.arange(steps) + rng.integers(0, 10, (rows, 1))) % 10
+    return independent(rng, rows, steps) * np.where(place == 0, 1.5, 1.0)
+
+
+def spells(slow: float, fast: float) -> Maker:
+    """Slow spells, 5% longer, and fast ones, so many steps long on average."""
+
+    def make(rng: np.random.Generator, rows: int, steps: int) -> Floats:
+        is_slow = np.empty((rows, steps), np.bool_)
+        is_slow[:, 0] = rng.random(rows) < slow / (slow + fast)
+        draws = rng.random((rows, steps))
+        for step in range(1, steps):
+            before = is_slow[:, step - 1]
+            is_slow[:, step] = np.where(
+                before, draws[:, step] >= 1 / slow, draws[:, step] < 1 / fast
+            )
+        return np.exp(NOISE / 2 * rng.standard_normal((rows, steps))) * np.where(is_slow, 1.05, 1.0)
+
+    return make
+
+
+def drawn_again(steps_ms: Floats, block: int = BLOCK) -> Maker:
+    """Blocks of a real list in random order: what neighbours have in common stays."""
+
+    def make(rng: np.random.Generator, rows: int, steps: int) -> Floats:
+        starts = rng.integers(0, len(steps_ms), (rows, -(-steps // block)))
+        places = (starts[:, :, None] + np.arange(block)) % len(steps_ms)
+        return steps_ms[places.reshape(rows, -1)[:, :steps]]
+
+    return make
+
+
+MADE: dict[str, Maker] = {
+    "independent": independent,
+    "correlated 0.5": correlated(0.5),
+    "correlated 0.9": correlated(0.9),
+    "heavy tails": heavy_tails,
+    "spikes": spikes,
+    "every tenth": every_tenth,
+    "spells 15/35": spells(15, 35),
+    "spells 25/25": spells(25, 25),
+}
+
+
+def real_lists() -> dict[str, Floats]:
+    """By name, in milliseconds."""
+    return {path.stem: np.loadtxt(path) for path in sorted(LISTS.glob("*.txt"))}

@@ -1,0 +1,233 @@
+"""How much of the device's ability a step used: MFU, HFU, dtypes, tensor cores.
+
+MFU is model FLOPs / (step x devices x peak); HFU adds what was computed twice. The step is the step
+of record: measured without the profiler where that is known. Only what multiplies matrices counts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.explain.flops import count_costs
+from stepscope.explain.flops.attention import CAUSAL
+from stepscope.explain.flops.compiled import PREFIX
+from stepscope.explain.flops.cost import MATMUL_LIKE
+from stepscope.explain.flops.dtypes import DTYPES
+from stepscope.explain.flops.kernel_names import read_name
+from stepscope.explain.flops.pieces import choose, cut
+from stepscope.explain.roofline import find_ceilings, list_spots
+from stepscope.records.efficiency import DtypeUse, Efficiency
+from stepscope.records.trace import HostKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.flops.call import Call
+    from stepscope.explain.flops.costs import Costs
+    from stepscope.explain.flops.pieces import Chosen, Pieces
+    from stepscope.explain.work import Work
+    from stepscope.records.efficiency import Ceilings
+    from stepscope.records.explanation import Steps, StepTime
+    from stepscope.records.profile import Profile
+    from stepscope.records.trace import Trace
+
+__all__ = ["find_ceilings", "measure_efficiency"]
+
+_HALF = ("fp16", "bf16", "fp8", "fp4")
+_WORTH_SAYING = 0.01
+
+
+def measure_efficiency(
+    trace: Trace, work: Work, steps: Steps, step_ms: StepTime, profile: Profile | None = None
+) -> Efficiency | None:
+    """None where the device did nothing that could be measured."""
+    costs = count_costs(trace, work, steps)
+    chosen = choose(steps)
+    pieces = cut(trace, work, costs, chosen)
+    if not pieces.compute.any():
+        return None
+    rows = np.flatnonzero(costs.counted)
+    rows = rows[chosen.holds(trace.host.start_ns[rows])]
+    hardware, model = (
+        round(int(column[rows].sum()) / chosen.count) for column in (costs.flops, costs.model_flops)
+    )
+    ceilings = find_ceilings(trace, profile)
+    uses = _by_dtype(trace, costs, pieces, rows, ceilings, on_host=work.on_host)
+    dtype = max(uses, key=lambda use: use.flops).dtype if uses else None
+    peak = ceilings.flops.get(dtype) if ceilings and dtype else None
+    step = _step_of_record(step_ms)
+    possible = peak * pieces.devices * step / 1e3 if peak and step and hardware else None
+    unknown = _unknown_share(trace, costs, pieces, on_host=work.on_host)
+    return Efficiency(
+        mfu=model / possible if possible else None,
+        hfu=hardware / possible if possible else None,
+        model_flops=model,
+        hardware_flops=hardware,
+        recomputed_flops=hardware - model,
+        peak_flops=peak,
+        peak_source=ceilings.flops_source[dtype] if ceilings and dtype and peak else None,
+        dtype=dtype,
+        unknown_share=unknown,
+        tensor_core_share=_tensor_core_share(uses, on_host=work.on_host),
+        step_ms=step,
+        devices=pieces.devices,
+        by_dtype=uses,
+        ceilings=ceilings,
+        spots=list_spots(trace, costs, pieces, ceilings),
+        notes=tuple(_notes(trace, costs, pieces, rows, chosen, unknown)),
+    )
+
+
+def _step_of_record(step: StepTime) -> float | None:
+    for ms in (step.truth, step.corrected, step.profiled):
+        if ms:
+            return ms
+    return None
+
+
+def _by_dtype(
+    trace: Trace,
+    costs: Costs,
+    pieces: Pieces,
+    rows: NDArray[np.intp],
+    ceilings: Ceilings | None,
+    *,
+    on_host: bool,
+) -> tuple[DtypeUse, ...]:
+    """Products by the dtype they were computed in, most FLOPs first."""
+    flops, total, on_tensor = (np.zeros(len(DTYPES) + 1, np.int64) for _ in range(3))
+    np.add.at(flops, costs.dtype[rows], costs.flops[rows])  # -1 is the last place
+    products = np.flatnonzero((pieces.operator >= 0) & pieces.compute)
+    products = products[costs.counted[pieces.operator[products]]]
+    dtype = costs.dtype[pieces.operator[products]]
+    if not on_host:
+        codes = pieces.name[products].tolist()
+        names = {code: read_name(trace.strings[code]) for code in set(codes)}
+        helps = np.array([names[code].harmless for code in codes], np.bool_)
+        products, dtype = products[~helps], dtype[~helps]
+        cores = [names[code].cores for code in pieces.name[products].tolist()]
+        half = np.isin(dtype, [DTYPES.index(name) for name in _HALF])
+        tensor = np.array([each == "tensor" for each in cores], np.bool_)
+        tensor |= half & np.array([each == "unknown" for each in cores], np.bool_)
+        np.add.at(on_tensor, dtype[tensor], pieces.dur_ns[products[tensor]])
+    np.add.at(total, dtype, pieces.dur_ns[products])
+    uses = [
+        DtypeUse(
+            dtype=name,
+            flops=round(int(flops[code]) / pieces.steps),
+            device_ns=round(int(total[code]) / pieces.steps),
+            tensor_core_ns=round(int(on_tensor[code]) / pieces.steps),
+            peak_flops=ceilings.flops.get(name) if ceilings else None,
+        )
+        for code, name in enumerate(DTYPES)
+        if flops[code] or total[code]
+    ]
+    return tuple(sorted(uses, key=lambda use: -use.flops))
+
+
+def _tensor_core_share(uses: tuple[DtypeUse, ...], *, on_host: bool) -> float | None:
+    total = sum(use.device_ns for use in uses)
+    return sum(use.tensor_core_ns for use in uses) / total if total and not on_host else None
+
+
+def _unknown_share(trace: Trace, costs: Costs, pieces: Pieces, *, on_host: bool) -> float:
+    """Of compute time: kernels that may multiply matrices, and nobody can tell how many FLOPs.
+
+    Such a kernel's operator is matmul-like without shapes, or is not PyTorch's, or is not recorded;
+    and the kernel's name does not say that it is harmless.
+    """
+    total = int(pieces.dur_ns[pieces.compute].sum())
+    chosen = np.flatnonzero(pieces.compute)
+    row = pieces.operator[chosen]
+    told = row >= 0
+    told[told] = costs.flops[row[told]] >= 0
+    if not on_host:
+        own = _pytorchs(trace)[trace.host.name]
+        told[told] = costs.answering[row[told]] | own[row[told]]
+        codes = pieces.name[chosen].tolist()
+        harmless = {code: read_name(trace.strings[code]).harmless for code in set(codes)}
+        told |= np.array([harmless[code] for code in codes], np.bool_)
+    return int(pieces.dur_ns[chosen[~told]].sum()) / total if total else 0.0
+
+
+def _pytorchs(trace: Trace) -> NDArray[np.bool_]:
+    """Per string: the name of one of PyTorch's own operators."""
+    own = np.zeros(len(trace.strings), np.bool_)
+    codes = set(trace.host.name[trace.host.kind == HostKind.OPERATOR].tolist())
+    own[[code for code in codes if trace.strings[code].startswith("aten::")]] = True
+    return own
+
+
+def _notes(
+    trace: Trace,
+    costs: Costs,
+    pieces: Pieces,
+    rows: NDArray[np.intp],
+    chosen: Chosen,
+    unknown: float,
+) -> list[str]:
+    """What was assumed, in sentences."""
+    notes = []
+    if not chosen.steps.steps:
+        notes.append("no steps in the trace: the figures are of the whole window")
+    if unknown >= _WORTH_SAYING:
+        notes.append(
+            f"{unknown:.0%} of compute time is in kernels whose FLOPs the trace does not tell"
+            f"{_why_untold(trace, costs)}: the FLOPs counted are a lower bound"
+        )
+    written = _share_named(trace, pieces, PREFIX)
+    if written >= _WORTH_SAYING:
+        notes.append(
+            f"{written:.0%} of compute time is in kernels that torch.compile wrote; those that "
+            "multiply matrices count as unknown, the others have no FLOPs that are counted"
+        )
+    again = int((costs.flops - costs.model_flops)[rows][~costs.recomputed[rows]].sum())
+    if again > 0:
+        notes.append(
+            f"fused attention computes its scores again in backward: {again / chosen.count:.3g} "
+            "FLOPs a step that HFU counts and MFU does not"
+        )
+    notes += _causal(costs, rows)
+    return notes
+
+
+def _why_untold(trace: Trace, costs: Costs) -> str:
+    if _has_graphs(trace):
+        return " (kernels of a CUDA graph belong to no operator)"
+    products = [call for call in costs.calls if call.name in MATMUL_LIKE]
+    if products and not any(len(call) for call in products):
+        return " (shapes were not recorded: profile with record_shapes=True)"
+    return ""
+
+
+def _has_graphs(trace: Trace) -> bool:
+    launch = trace.device.launch
+    codes = set(trace.host.name[launch[launch >= 0]].tolist())
+    return any("GraphLaunch" in trace.strings[code] for code in codes)
+
+
+def _share_named(trace: Trace, pieces: Pieces, prefix: str) -> float:
+    codes = set(pieces.name.tolist())
+    named = np.zeros(len(trace.strings), np.bool_)
+    named[[code for code in codes if trace.strings[code].startswith(prefix)]] = True
+    chosen = named[pieces.name] & pieces.compute
+    return float(pieces.dur_ns[chosen].sum() / max(1, pieces.dur_ns[pieces.compute].sum()))
+
+
+def _causal(costs: Costs, rows: NDArray[np.intp]) -> list[str]:
+    """Attention is counted in full: with a causal mask half of it would do."""
+    numbers = set(costs.signature[rows].tolist()) - {-1}
+    calls = [costs.calls[number] for number in numbers if costs.calls[number].name in CAUSAL]
+    said = [_is_causal(call) for call in calls]
+    if any(said):
+        return ["attention is counted in full, though a causal mask needs about half of it"]
+    if said and None in said:
+        return ["whether attention is causal was not recorded; it is counted in full"]
+    return []
+
+
+def _is_causal(call: Call) -> bool | None:
+    place = CAUSAL[call.name]
+    return call.text(place) not in ("False", "0") if call.said(place) else None

@@ -1,0 +1,114 @@
+"""Device time that goes to moving bytes: kernels whose roof is the memory."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.explain.findings.evidence import (
+    LOW,
+    Evidence,
+    costliest_places,
+    kernel_severity,
+    spot_words,
+)
+from stepscope.explain.launched import by_kernel, by_operator, callers, launched_in
+from stepscope.records.explanation import Finding, Remedy
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.launched import Launched
+    from stepscope.records.efficiency import Efficiency, Spot
+
+MOSTLY = 0.25  # of the step: with less than that, memory is not what binds it
+# Already one kernel for many tensors, or one for many operators.
+JOINED = re.compile(r"_foreach|_fused|multi_tensor|^triton_|embedding|index")
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """What joining neighbours would save, where operators bound by memory take much of a step."""
+    efficiency = evidence.efficiency
+    if efficiency is None or evidence.on_host:
+        return None
+    spots = [spot for spot in efficiency.spots if spot.bound == "memory" and not spot.flops]
+    moving = evidence.of_step(sum(spot.device_ns for spot in spots))
+    if moving < MOSTLY:
+        return None
+    trace, timeline = evidence.trace, evidence.timeline
+    launched = launched_in(trace, timeline.start_ns, timeline.start_ns + timeline.span_ns)
+    chosen = _fusible(evidence, launched, spots)
+    saved_ns, runs = _saved(evidence, launched, chosen)
+    saved = evidence.device_share(saved_ns)
+    if saved < LOW:
+        return None
+    return Finding(
+        id="memory-bound",
+        title="Bound by memory",
+        share=saved,
+        severity=kernel_severity(evidence, saved),
+        summary=f"{moving:.0%} of the step moves data rather than computes; joining neighbouring "
+        f"kernels would save up to {saved:.0%} of it.",
+        evidence=(
+            f"operators bound by memory: {evidence.ms(moving)}",
+            f"{runs} runs of neighbours: all but the longest of each is {evidence.ms(saved)}",
+            *(_line(evidence, spot) for spot in _costliest(spots)),
+            *_bandwidth(efficiency),
+        ),
+        where=costliest_places(trace, callers(trace, launched)[chosen], launched.dur_ns[chosen]),
+        remedies=(
+            Remedy(id="compile", summary="torch.compile joins neighbours: data is read once"),
+            Remedy(id="bf16", summary="half the bytes where tensors are still fp32"),
+        ),
+    )
+
+
+def _fusible(evidence: Evidence, launched: Launched, spots: list[Spot]) -> NDArray[np.bool_]:
+    names = {spot.operator for spot in spots if not JOINED.search(spot.operator)}
+    names -= {spot.operator for spot in _computing(evidence)}
+    bound = by_operator(evidence.trace, launched, names.__contains__)
+    return bound & ~by_kernel(evidence.trace, launched, JOINED.search)
+
+
+def _computing(evidence: Evidence) -> list[Spot]:
+    """Operators that other shapes make bound by arithmetic: products stay what they are."""
+    assert evidence.efficiency is not None
+    return [spot for spot in evidence.efficiency.spots if spot.bound == "compute"]
+
+
+def _saved(evidence: Evidence, launched: Launched, chosen: NDArray[np.bool_]) -> tuple[int, int]:
+    """Over runs of such kernels on one stream: their time less the longest of each, and the runs.
+
+    The kernel that joins a run still moves what its largest member moves.
+    """
+    if not chosen.any():
+        return 0, 0
+    stream = evidence.trace.device.stream[launched.rows]
+    order = np.argsort(stream, kind="stable")  # rows are in order of start
+    fits, lane, dur = chosen[order], stream[order], launched.dur_ns[order]
+    begins = np.ones(len(order), np.bool_)
+    begins[1:] = (fits[1:] != fits[:-1]) | (lane[1:] != lane[:-1])
+    starts = np.flatnonzero(begins)
+    total, longest = np.add.reduceat(dur, starts), np.maximum.reduceat(dur, starts)
+    length = np.diff(np.append(starts, len(order)))
+    runs = fits[starts] & (length > 1)
+    return int((total - longest)[runs].sum()), int(runs.sum())
+
+
+def _costliest(spots: list[Spot]) -> list[Spot]:
+    return sorted(spots, key=lambda spot: -spot.device_ns)[:3]
+
+
+def _line(evidence: Evidence, spot: Spot) -> str:
+    rate = ""
+    if spot.bytes_moved and spot.device_ns:
+        rate = f", {spot.bytes_moved / spot.device_ns / 1e3:.2f} TB/s"
+    return f"{spot_words(evidence, spot)}{rate}"
+
+
+def _bandwidth(efficiency: Efficiency) -> tuple[str, ...]:
+    if efficiency.ceilings is None or not efficiency.ceilings.bytes_s:
+        return ()
+    return (f"the memory moves at most {efficiency.ceilings.bytes_s / 1e12:.2f} TB/s",)

@@ -1,0 +1,99 @@
+"""An optimizer that launches its kernels for one parameter after the other."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.explain.findings.evidence import LOW, Evidence, costliest_places, severity
+from stepscope.explain.launched import by_operator, launched_in
+from stepscope.explain.tree import group
+from stepscope.explain.work import rows_named
+from stepscope.records.explanation import Finding, Remedy
+from stepscope.records.trace import HostKind
+from stepscope.trace.links import nearest_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.launched import Launched
+
+FEWEST_PARAMETERS = 20
+STEP_MARK = re.compile(r"^Optimizer\.step#")
+# Operators of one tensor; `_foreach_` and `_fused_` ones take a list of them.
+ONE_TENSOR = re.compile(r"^aten::(?!_foreach|_fused)")
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """Kernels under `Optimizer.step#` that operators of one tensor launched."""
+    if evidence.on_host:
+        return None
+    trace, timeline = evidence.trace, evidence.timeline
+    launched = launched_in(trace, timeline.start_ns, timeline.start_ns + timeline.span_ns)
+    step = _steps_of(evidence, launched)
+    inside = step >= 0
+    single = inside & by_operator(trace, launched, ONE_TENSOR.match)
+    steps = len(np.unique(step[single]))
+    parameters = _parameters(evidence, launched, single) / max(1, steps)
+    if parameters < FEWEST_PARAMETERS or 2 * single.sum() < inside.sum():
+        return None
+    span_ns = _span_ns(evidence, launched, step)
+    worked_ns = min(span_ns, int(launched.dur_ns[inside].sum()))
+    share = evidence.device_share(worked_ns) + evidence.idle_share(span_ns - worked_ns)
+    share = min(1.0, share)
+    if share < LOW:
+        return None
+    kernels = int(inside.sum()) / steps
+    return Finding(
+        id="optimizer-per-parameter",
+        title="Optimizer loops over parameters",
+        share=share,
+        severity=severity(share),
+        summary=f"the optimizer launches {kernels:,.0f} kernels a step, one parameter after the "
+        f"other, and takes {share:.0%} of the step.",
+        evidence=(
+            f"from its first kernel to its last: {evidence.ms(share)}, of which "
+            f"{evidence.device_share(worked_ns) * evidence.budget.step_ms:.2f} ms is work",
+            f"about {parameters:,.0f} parameters, {kernels / parameters:.1f} kernels for each",
+            f"a kernel runs {launched.dur_ns[inside].mean() / 1000:.1f} µs on average",
+        ),
+        where=costliest_places(trace, step[inside], launched.dur_ns[inside]),
+        remedies=(
+            Remedy(
+                id="fused-optimizer",
+                summary="fused=True (or foreach=True) updates many parameters with one kernel",
+            ),
+            Remedy(id="cuda-graphs", summary="replay the step as one CUDA graph: one launch"),
+        ),
+    )
+
+
+def _steps_of(evidence: Evidence, launched: Launched) -> NDArray[np.int32]:
+    """The optimizer step's mark around each launch, or -1."""
+    host = evidence.trace.host
+    marks = rows_named(evidence.trace, host, host.kind == HostKind.ANNOTATION, STEP_MARK.match)
+    return nearest_of(host, marks, evidence.trace.device.launch[launched.rows])
+
+
+def _parameters(evidence: Evidence, launched: Launched, single: NDArray[np.bool_]) -> int:
+    """How often an operator that every parameter needs was called: the least of the frequent."""
+    if not single.any():
+        return 0
+    host = evidence.trace.host
+    calls = np.unique(launched.operator[single])
+    _, inverse, _ = group(host.name[calls].astype(np.int64))
+    counts = np.bincount(inverse)
+    return int(counts[2 * counts >= counts.max()].min())
+
+
+def _span_ns(evidence: Evidence, launched: Launched, step: NDArray[np.int32]) -> int:
+    """First start to last end of each optimizer step's work, summed."""
+    rows = launched.rows[step >= 0]
+    start = evidence.trace.device.start_ns[rows]
+    first, which, count = group(step[step >= 0].astype(np.int64))
+    begins, ends = start[first].copy(), start[first].copy()
+    np.minimum.at(begins, which, start)
+    np.maximum.at(ends, which, start + launched.dur_ns[step >= 0])
+    return int((ends - begins).sum()) if count else 0

@@ -1,0 +1,85 @@
+"""Kernels with too little work to give every multiprocessor some."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.explain.findings.evidence import LOW, Evidence, kernel_severity
+from stepscope.explain.launched import launched_in
+from stepscope.explain.work import Kind, work_kinds
+from stepscope.records.explanation import Finding, Remedy
+
+SHORT_NS = 20_000  # a longer kernel with few blocks is built so: a larger batch adds none
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.launched import Launched
+    from stepscope.records.trace import Trace
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """Most kernel time is short kernels with fewer blocks than the device has multiprocessors."""
+    trace, timeline = evidence.trace, evidence.timeline
+    units = _multiprocessors(trace)
+    if evidence.on_host or units is None:
+        return None
+    launched = launched_in(trace, timeline.start_ns, timeline.start_ns + timeline.span_ns)
+    blocks = _blocks(trace, launched)
+    known = (blocks > 0) & (work_kinds(trace, launched.rows) == Kind.COMPUTE)
+    filled = np.minimum(1.0, blocks / units)
+    small = known & (filled < 1) & (launched.dur_ns < SHORT_NS)
+    busy = int(launched.dur_ns[known].sum())
+    lost = evidence.device_share(float((launched.dur_ns * (1 - filled))[small].sum()))
+    if lost < LOW or 2 * launched.dur_ns[small].sum() < busy:
+        return None
+    return Finding(
+        id="small-batch",
+        title="Too little work for the device",
+        share=lost,
+        severity=kernel_severity(evidence, lost),
+        summary=f"{lost:.0%} of the step is lost to multiprocessors without work: most kernels are "
+        f"short and have fewer blocks than the {evidence.device} has multiprocessors ({units}).",
+        evidence=(
+            f"{int(small.sum())} of {int(known.sum())} kernels fill less than one wave, "
+            f"{launched.dur_ns[small].sum() / busy:.0%} of kernel time",
+            f"while they run, {_mean(filled[small], launched.dur_ns[small]):.0%} of the "
+            "multiprocessors have a block",
+            f"the median kernel runs {np.median(launched.dur_ns[known]) / 1000:.1f} µs in "
+            f"{int(np.median(blocks[known]))} blocks",
+            f"idle between kernels: {evidence.part_ms('idle_launch', 'operators', 'python')}",
+        ),
+        remedies=(
+            Remedy(id="batch", summary="a larger batch: more blocks in the same time"),
+            Remedy(id="compile", summary="torch.compile joins small kernels into fewer"),
+            Remedy(id="cuda-graphs", summary="one launch a step, where the batch cannot grow"),
+        ),
+    )
+
+
+def _multiprocessors(trace: Trace) -> int | None:
+    """Of the device used. AMD's profiler counts grids in threads, so only CUDA's are read."""
+    used = set(trace.device.device.tolist())
+    known = [each.multiprocessors for each in trace.devices if each.id in used]
+    return known[0] if trace.kind == "cuda" and known and known[0] > 0 else None
+
+
+def _blocks(trace: Trace, launched: Launched) -> NDArray[np.int64]:
+    """Blocks of each grid; 0 where not recorded. Each distinct grid is read once."""
+    codes, inverse = np.unique(trace.device.grid[launched.rows], return_inverse=True)
+    sizes = [_size(trace.strings[code]) if code >= 0 else 0 for code in codes.tolist()]
+    return np.array(sizes, np.int64)[inverse.reshape(-1)] if sizes else np.empty(0, np.int64)
+
+
+def _size(grid: str) -> int:
+    try:
+        return int(np.prod([int(side) for side in json.loads(grid)]))
+    except (TypeError, ValueError):
+        return 0
+
+
+def _mean(values: NDArray[np.float64], weights: NDArray[np.int64]) -> float:
+    return float((values * weights).sum() / max(1, weights.sum()))

@@ -1,0 +1,39 @@
+"""Kernels that torch.compile writes. Their names say what was fused, their calls what they touch.
+
+`triton_poi`, `triton_red` and `triton_per` are loops over elements and reductions: they multiply no
+matrices unless a product so small that it became a sum was fused in, and then the name has it.
+`triton_tem` is a template for products or attention: how much it computes nobody records.
+"""
+
+from __future__ import annotations
+
+import re
+
+from stepscope.explain.flops.call import Call, Unknown
+from stepscope.explain.flops.cost import UNKNOWN, Cost
+
+PREFIX = "triton_"
+_LOOP = re.compile(r"triton_(?:poi|red|per|for|mix|split_scan)_")
+_PRODUCT = re.compile(
+    r"_(?:mm|bmm|addmm|baddbmm|mv|addmv|dot|vdot|matmul|linear|einsum|convolution|attention|"
+    r"scaled_dot_product\w*|flex_attention\w*)(?=_)"
+)
+# They read a few rows of a table whose whole shape is recorded.
+_LOOKUP = re.compile(r"_(?:embedding|index|index_select|gather|scatter|index_put)(?=_)")
+
+
+def compiled(call: Call) -> Cost:
+    """Every tensor it is given is read or written once, as nobody records which."""
+    if not _LOOP.match(call.name) or _PRODUCT.search(call.name):
+        return Cost(flops=UNKNOWN)
+    if _LOOKUP.search(call.name):
+        return Cost()
+    tensors = call.tensors()
+    if not tensors:
+        raise Unknown
+    return Cost(moved=sum(each.size_bytes for each in tensors))
+
+
+def may_multiply(name: str) -> bool:
+    """Whether such a kernel could hide matrix products."""
+    return not _LOOP.match(name) or _PRODUCT.search(name) is not None

@@ -1,0 +1,168 @@
+"""Convolutions of any number of dimensions, with stride, padding, dilation, groups, transposed.
+
+Each point of the output (of the input, when transposed) meets the whole filter of its group once:
+2 x batch x points x elements of the weight, whose shape already is that of one group. Padding is
+counted as if it were data, as torch's own counter does.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stepscope.explain.flops.call import Call, Dims, Tensor, Unknown
+from stepscope.explain.flops.cost import Cost, matmul_like
+from stepscope.explain.flops.matmul import moved_by
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Places(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an operator's arguments are; None where it has no such argument."""
+
+    stride: int | None
+    padding: int | None
+    dilation: int | None = None
+    output_padding: int | None = None
+    groups: int | None = None
+    transposed: int | bool = False
+    bias: int | None = 2
+
+
+_PLACES = {
+    "aten::convolution": Places(
+        stride=3, padding=4, dilation=5, transposed=6, output_padding=7, groups=8
+    ),
+    "aten::conv1d": Places(stride=3, padding=4, dilation=5, groups=6),
+    "aten::conv_transpose1d": Places(
+        stride=3, padding=4, output_padding=5, groups=6, dilation=7, transposed=True
+    ),
+    "aten::cudnn_convolution": Places(padding=2, stride=3, dilation=4, groups=5, bias=None),
+    "aten::cudnn_convolution_transpose": Places(
+        padding=2, output_padding=3, stride=4, dilation=5, groups=6, transposed=True, bias=None
+    ),
+    "aten::cudnn_convolution_relu": Places(stride=3, padding=4, dilation=5, groups=6),
+    "aten::cudnn_convolution_add_relu": Places(bias=4, stride=5, padding=6, dilation=7, groups=8),
+    "aten::miopen_convolution": Places(padding=3, stride=4, dilation=5, groups=6),
+    "aten::miopen_convolution_transpose": Places(
+        padding=3, output_padding=4, stride=5, dilation=6, groups=7, transposed=True
+    ),
+    "aten::mkldnn_convolution": Places(padding=3, stride=4, dilation=5, groups=6),
+    "aten::_nnpack_spatial_convolution": Places(padding=3, stride=4),
+    "aten::_slow_conv2d_forward": Places(bias=3, stride=4, padding=5),
+    "aten::_conv_depthwise2d": Places(bias=3, stride=4, padding=5, dilation=6),
+    "aten::slow_conv_transpose2d": Places(
+        bias=3, stride=4, padding=5, output_padding=6, dilation=7, transposed=True
+    ),
+}
+_SAME = {
+    "aten::convolution": ("aten::_convolution", "aten::convolution_overrideable"),
+    "aten::conv1d": ("aten::conv2d", "aten::conv3d"),
+    "aten::conv_transpose1d": ("aten::conv_transpose2d", "aten::conv_transpose3d"),
+    "aten::cudnn_convolution_relu": ("aten::miopen_convolution_relu",),
+    "aten::cudnn_convolution_add_relu": ("aten::miopen_convolution_add_relu",),
+    "aten::miopen_convolution": ("aten::miopen_depthwise_convolution",),
+    "aten::mkldnn_convolution": ("mkldnn::_convolution_pointwise", "aten::_mps_convolution"),
+    "aten::_slow_conv2d_forward": (
+        "aten::thnn_conv2d",
+        "aten::slow_conv3d",
+        "aten::slow_conv3d_forward",
+    ),
+    "aten::_conv_depthwise2d": (
+        "aten::conv_depthwise3d",
+        "aten::slow_conv_dilated2d",
+        "aten::slow_conv_dilated3d",
+    ),
+    "aten::slow_conv_transpose2d": ("aten::slow_conv_transpose3d",),
+}
+
+
+def _formula(places: Places) -> Callable[[Call], Cost]:
+    return lambda call: _forward(call, places)
+
+
+def _forward(call: Call, places: Places) -> Cost:
+    given, weight = call.tensor(0), call.tensor(1)
+    if len(given.dims) == len(weight.dims) - 1:  # without a batch
+        given = Tensor((1, *given.dims), given.dtype)
+    transposed = places.transposed
+    if transposed is not True and places.transposed is not False:
+        transposed = call.flag(places.transposed)
+    out = _output(call, places, given.dims, weight.dims, transposed=bool(transposed))
+    points = given.dims[2:] if transposed else out[2:]
+    has_bias = places.bias is not None and call.has_tensor(places.bias)
+    read = [given, weight] + ([call.tensor(places.bias)] if has_bias and places.bias else [])
+    return Cost(
+        flops=2 * given.dims[0] * math.prod(points) * weight.elements,
+        moved=moved_by(read, math.prod(out)),
+    )
+
+
+def _output(
+    call: Call, places: Places, given: Dims, weight: Dims, *, transposed: bool
+) -> tuple[int, ...]:
+    """Shape of the output."""
+    space = len(weight) - 2
+
+    def each(place: int | None, default: int) -> list[int]:
+        values = [default] if place is None else call.numbers(place)
+        return values * space if len(values) == 1 else values
+
+    if places.stride is None:
+        raise Unknown
+    stride, dilation = each(places.stride, 1), each(places.dilation, 1)
+    kernel, batch = weight[2:], given[0]
+    if places.padding is not None and call.text(places.padding) == "same":
+        return (batch, weight[0], *given[2:])
+    padding = [0] * space
+    if places.padding is None or call.text(places.padding) != "valid":
+        padding = each(places.padding, 0)
+    sizes = list(zip(given[2:], kernel, stride, padding, dilation, strict=True))
+    if transposed:
+        more = each(places.output_padding, 0)
+        groups = 1 if places.groups is None else call.number(places.groups)
+        points = [
+            (size - 1) * step - 2 * pad + wide * (k - 1) + extra + 1
+            for (size, k, step, pad, wide), extra in zip(sizes, more, strict=True)
+        ]
+        return (batch, weight[1] * groups, *points)
+    points = [
+        (size + 2 * pad - wide * (k - 1) - 1) // step + 1 for size, k, step, pad, wide in sizes
+    ]
+    return (batch, weight[0], *points)
+
+
+for _name, _places in _PLACES.items():
+    matmul_like(_name, *_SAME.get(_name, ()))(_formula(_places))
+
+
+@matmul_like("aten::conv_tbc")
+def time_batch_channels(call: Call) -> Cost:
+    """Input [time, batch, channels], weight [width, channels in, channels out]."""
+    given, weight = call.tensor(0), call.tensor(1)
+    time = given.dims[0] + 2 * call.number(3) - weight.dims[0] + 1
+    points = time * given.dims[1]
+    return Cost(
+        flops=2 * points * weight.elements,
+        moved=moved_by((given, weight), points * weight.dims[2]),
+    )
+
+
+@matmul_like("aten::convolution_backward", "aten::convolution_backward_overrideable")
+def backward(call: Call) -> Cost:
+    """Gradients of input and weight cost as much as the forward pass each."""
+    gradient, given, weight = call.tensor(0), call.tensor(1), call.tensor(2)
+    named = call.name == "aten::convolution_backward"
+    transposed = call.flag(7 if named else 6)
+    mask = call.flags(10 if named else 9)
+    points = given.dims[2:] if transposed else gradient.dims[2:]
+    once = 2 * given.dims[0] * math.prod(points) * weight.elements
+    wanted = [given, weight]
+    written = sum(each.elements for each, asked in zip(wanted, mask, strict=False) if asked)
+    return Cost(
+        flops=once * sum(mask[:2]),
+        moved=moved_by((gradient, given, weight), written),
+    )

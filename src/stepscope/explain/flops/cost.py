@@ -1,0 +1,52 @@
+"""What one call costs, and the table of who knows it for which operator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stepscope.explain.flops.call import Call
+
+    Formula = Callable[[Call], "Cost"]
+
+UNKNOWN = -1
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one call. -1 is unknown."""
+
+    flops: int = 0  # all that the device does, as torch's own counter counts
+    again: int = 0  # the part of it that computes what the forward pass had computed already
+    moved: int = UNKNOWN  # bytes: every input read once, every output written once
+    list_elements: int = 0  # read and written in lists of tensors, whose dtype nobody recorded
+    list_passes: int = 0  # whole lists read or written that were too long to be recorded
+
+
+# Operators that multiply matrices, in one way or another. Of nested ones the innermost counts.
+MATMUL_LIKE: dict[str, Formula] = {}
+# All others whose bytes we know; their FLOPs are not counted, as nobody else counts them.
+OTHER: dict[str, Formula] = {}
+
+
+def matmul_like(*names: str) -> Callable[[Formula], Formula]:
+    """Register a formula for operators that multiply matrices."""
+
+    def register(formula: Formula) -> Formula:
+        MATMUL_LIKE.update(dict.fromkeys(names, formula))
+        return formula
+
+    return register
+
+
+def memory_bound(*names: str) -> Callable[[Formula], Formula]:
+    """Register a formula for operators that only move bytes."""
+
+    def register(formula: Formula) -> Formula:
+        OTHER.update(dict.fromkeys(names, formula))
+        return formula
+
+    return register

@@ -1,0 +1,232 @@
+"""FLOPs and bytes of every operator of a trace, and the operator behind every device event."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from stepscope.explain.flops.compiled import PREFIX
+from stepscope.explain.flops.cost import MATMUL_LIKE, OTHER, UNKNOWN
+from stepscope.explain.flops.dtypes import FP32, TF32
+from stepscope.explain.flops.kernel_names import read_name
+from stepscope.explain.flops.lists import list_bytes
+from stepscope.explain.flops.memory_bound import VIEWS
+from stepscope.explain.flops.phases import find_phases, find_recomputed
+from stepscope.explain.flops.signatures import price
+from stepscope.explain.steps import find_steps
+from stepscope.explain.work import find_work, rows_named
+from stepscope.records.trace import ABSENT, DeviceKind, HostKind
+from stepscope.trace.links import nearest_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.flops.call import Call
+    from stepscope.explain.flops.signatures import Signatures
+    from stepscope.explain.work import Work
+    from stepscope.records.explanation import Steps
+    from stepscope.records.trace import Trace
+
+# Nothing of their own: they hold other operators.
+_CONTAINER = re.compile(
+    r"^autograd::|^torch::autograd::|Backward\d*$|^CompiledFunction|^Torch-Compiled Region|"
+    r"^## Call CompiledFxGraph|^(?:detach|detach_)$|^TorchDynamo |^AOTDispatcher |^Pregraph|"
+    r"^(?:nccl|gloo|mpi|ucc):|^c10d::|^_c10d_functional::|^record_param_comms$|^ProfilerStep|"
+    r"^torch::distributed::|^torch\.distributed\."
+)
+# Autograd's nodes of functions outside PyTorch: FLOPs by those of the forward pass, and the part of
+# it that computes again what that had. Attention: five products for two, one of them again.
+BACKWARD_OF = {
+    "FlashAttnFuncBackward": (2.5, 0.5),
+    "FlashAttnQKVPackedFuncBackward": (2.5, 0.5),
+    "_LinearBackward": (2.0, 0.0),
+    "_LayerNormLinearBackward": (2.0, 0.0),
+    "_LayerNormMLPBackward": (2.0, 0.0),
+}
+# PyTorch's own, and made of products that are not recorded.
+_UNTOLD = re.compile(
+    r"aten::(?:_fft_|_?cholesky|_?lu_|triangular_solve|(?:_?linalg_)?(?:svd|qr|eig|inv|solve|lu|ldl|"
+    r"lstsq|pinv|det|slogdet|matrix_exp|householder)|geqrf|ormqr|orgqr|_cdist)"
+)
+
+
+class Costs(msgspec.Struct, frozen=True, kw_only=True):
+    """Columns of host rows, and one of device events. -1 is unknown, 0 is none."""
+
+    flops: NDArray[np.int64]  # of matrix products and what is made of them
+    model_flops: NDArray[np.int64]  # the same without what the forward pass had computed already
+    bytes_moved: NDArray[np.int64]  # inputs read once, outputs written once
+    counted: NDArray[np.bool_]  # of nested operators, the one whose FLOPs count
+    answering: NDArray[np.bool_]  # answers for what is launched inside it
+    dtype: NDArray[np.int8]  # code of flops.dtypes.DTYPES, as computed, -1 where unknown
+    recomputed: NDArray[np.bool_]  # a forward operator run again in the backward pass
+    phase: NDArray[np.int8]  # code of flops.phases.PHASES
+    signature: NDArray[np.int32]  # number of the distinct call in `calls`, -1 where not looked at
+    calls: tuple[Call, ...]
+    operator: NDArray[np.int32]  # per device event: the host row that answers for it, or -1
+
+
+def count_costs(trace: Trace, work: Work | None = None, steps: Steps | None = None) -> Costs:
+    """Each distinct call is parsed and priced once."""
+    host = trace.host
+    work = work or find_work(trace)
+    steps = steps or find_steps(trace, work)
+    is_operator = host.kind == HostKind.OPERATOR
+    families = _families(trace, is_operator)
+    rows = np.flatnonzero(families == _PRICED)
+    priced = price(trace, rows)
+    flops = np.where(families == _FOREIGN, np.int64(UNKNOWN), np.int64(0))
+    moved = np.where(families == _NOTHING, np.int64(0), np.int64(UNKNOWN))
+    signature = np.full(len(host), ABSENT, np.int32)
+    signature[rows] = priced.of
+    flops[rows], moved[rows] = priced.flops[priced.of], priced.moved[priced.of]
+    dtype = np.full(len(host), ABSENT, np.int8)
+    dtype[rows] = priced.dtype[priced.of]
+    again = np.zeros(len(host), np.int64)
+    again[rows] = priced.again[priced.of]
+    like = _matmul_like(trace, rows, priced)
+    like |= _backward_by_forward(trace, is_operator, flops, again)
+    counted, answering = _counted(trace, families, like, flops)
+    operator = _behind(trace, is_operator, answering)
+    counted &= _ran(trace, operator)
+    phases = find_phases(trace, steps)
+    recomputed = np.zeros(len(host), np.bool_)
+    recomputed[rows] = find_recomputed(trace, phases, rows, priced.of, counted)
+    _tell_tf32(trace, operator, counted, dtype)
+    moved[rows] = list_bytes(trace, rows, priced, phases, operator)
+    return Costs(
+        flops=flops,
+        model_flops=np.where(recomputed & (flops > 0), 0, flops - again),
+        bytes_moved=moved,
+        counted=counted,
+        answering=answering,
+        dtype=dtype,
+        recomputed=recomputed,
+        phase=phases.phase,
+        signature=signature,
+        calls=priced.calls,
+        operator=operator,
+    )
+
+
+_PLAIN, _PRICED, _NOTHING, _FOREIGN = range(4)
+
+
+def _families(trace: Trace, is_operator: NDArray[np.bool_]) -> NDArray[np.int8]:
+    """Per host row, from its name: priced by a table, moving nothing, PyTorch's other operators,
+    and those of others, of which nobody knows what they do."""
+    family = np.zeros(len(trace.strings), np.int8)
+    used = np.zeros(len(trace.strings), np.bool_)
+    used[trace.host.name[is_operator]] = True
+    for code in np.flatnonzero(used).tolist():
+        family[code] = _family(trace.strings[code])
+    found: NDArray[np.int8] = np.where(is_operator, family[trace.host.name], np.int8(_PLAIN))
+    return found
+
+
+def _family(name: str) -> int:
+    if name in VIEWS:
+        return _NOTHING
+    if name in MATMUL_LIKE or name in OTHER or name.startswith(PREFIX):
+        return _PRICED
+    if name.startswith("aten::"):
+        return _FOREIGN if _UNTOLD.match(name) else _PLAIN
+    return _PLAIN if _CONTAINER.search(name) else _FOREIGN
+
+
+def _matmul_like(trace: Trace, rows: NDArray[np.intp], priced: Signatures) -> NDArray[np.bool_]:
+    multiplies = np.array([call.name in MATMUL_LIKE for call in priced.calls], np.bool_)
+    like = np.zeros(len(trace.host), np.bool_)
+    like[rows[multiplies[priced.of]]] = True
+    return like
+
+
+def _backward_by_forward(
+    trace: Trace,
+    is_operator: NDArray[np.bool_],
+    flops: NDArray[np.int64],
+    again: NDArray[np.int64],
+) -> NDArray[np.bool_]:
+    """Functions whose backward is recorded with nothing but gradients cost what their forward does,
+    times a factor. Fills `flops` and `again` of such rows, and says which they are."""
+    host = trace.host
+    found = rows_named(trace, host, is_operator, BACKWARD_OF.__contains__)
+    rows = np.flatnonzero(found & (host.forward_of >= 0))
+    if len(rows):
+        names = [BACKWARD_OF[trace.strings[code]] for code in host.name[rows].tolist()]
+        times, twice = np.array(names, np.float64).T
+        forward = flops[host.forward_of[rows]]
+        flops[rows] = np.where(forward > 0, forward * times, UNKNOWN).astype(np.int64)
+        again[rows] = np.where(forward > 0, forward * twice, 0).astype(np.int64)
+    return found
+
+
+def _counted(
+    trace: Trace,
+    families: NDArray[np.int8],
+    like: NDArray[np.bool_],
+    flops: NDArray[np.int64],
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Rows whose FLOPs count, and rows that answer for device events launched inside them."""
+    host = trace.host
+    known = like & (flops >= 0)
+    outer = np.zeros(len(host), np.bool_)
+    inner = np.flatnonzero(like)
+    around = nearest_of(host, known, host.parent[inner])
+    outer[around[(around >= 0) & known[inner]]] = True
+    counted = known & ~outer
+    answering = families == _PRICED
+    answering[like] = counted[like]
+    unknown = np.flatnonzero(like & ~known)
+    if len(unknown):  # those that no known operator holds or fills
+        answering[unknown] = nearest_of(host, counted, unknown) < 0
+        holds = nearest_of(host, like & ~known, np.flatnonzero(counted))
+        answering[holds[holds >= 0]] = False
+    return counted, answering
+
+
+def _behind(
+    trace: Trace, is_operator: NDArray[np.bool_], answering: NDArray[np.bool_]
+) -> NDArray[np.int32]:
+    """Of the operators around a launch: the nearest that answers, else the nearest."""
+    device, host = trace.device, trace.host
+    launch = np.where(device.kind <= DeviceKind.MEMSET, device.launch, ABSENT)
+    found = nearest_of(host, answering, launch)
+    lost = np.flatnonzero((found < 0) & (launch >= 0))
+    found[lost] = nearest_of(host, is_operator, launch[lost])
+    return found
+
+
+def _ran(trace: Trace, operator: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Rows that answer for device events; all where the trace links none.
+
+    Others ran on the host, or never: a checkpoint stops at the first operator it does not need.
+    """
+    if not (trace.device.launch >= 0).any():
+        return np.ones(len(trace.host), np.bool_)
+    ran = np.zeros(len(trace.host), np.bool_)
+    ran[operator[operator >= 0]] = True
+    return ran
+
+
+def _tell_tf32(
+    trace: Trace,
+    operator: NDArray[np.int32],
+    counted: NDArray[np.bool_],
+    dtype: NDArray[np.int8],
+) -> None:
+    """fp32 inputs may be multiplied as tf32: only the kernel's name tells."""
+    full = counted & (dtype == FP32)
+    if not full.any():
+        return
+    device = trace.device
+    said = rows_named(
+        trace,
+        device,
+        (device.kind == DeviceKind.KERNEL) & (operator >= 0) & full[operator],
+        lambda name: read_name(name).dtype == "tf32",
+    )
+    dtype[operator[said]] = TF32

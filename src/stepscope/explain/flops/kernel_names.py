@@ -1,0 +1,105 @@
+"""What the name of a kernel says: whether it multiplies matrices, in what dtype, on which cores.
+
+Names come from cuBLAS (nvjet, xmma, cutlass, ampere_sgemm), cuDNN, PyTorch's attention, Triton, and
+on AMD from hipBLASLt (Cijk), Composable Kernel (xdl) and MIOpen (igemm). A name that says nothing
+is not guessed at.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Literal
+
+import msgspec
+
+from stepscope.explain.flops.compiled import PREFIX, may_multiply
+
+Cores = Literal["tensor", "plain", "unknown"]
+
+_LONGEST = 400  # what matters is in the beginning; template arguments go on for thousands
+
+_PRODUCT = re.compile(
+    r"(?<!fb)gemm|gemv|nvjet|cutlass|xmma|wgrad|dgrad|fprop|bprop|sdpa|fmha|flash|attn|attention|conv|"
+    r"Cijk_|xdl|winograd|matmul|_mm_|dot_kernel|fft2d|scudnn|grouped_mm",
+    re.IGNORECASE,
+)
+# Parts of a product that are not the product itself.
+_HELPER = re.compile(
+    r"splitK_?reduce|nchwToNhwc|nhwcToNchw|computeOffsets|transpose|SubTensorOp|epilogue::|"
+    r"convert_dq|dot_do_o|postprocess|im2col|col2im|cudnn::ops|convertTensor|tensorTransform|"
+    r"CastTensor|reduce_1Block|combine_kernel|reduce_wgrad|scal_kernel|^Mem(?:cpy|set)"
+)
+# PyTorch's and its libraries' kernels that surely multiply no matrices.
+_HARMLESS = re.compile(
+    r"at::native::|at::cuda::|at_cuda_detail::|cub::|thrust::|elementwise|multi_tensor_apply|reduce_kernel|"
+    r"softmax|layer_?norm|batch_?norm|rms_?norm|embedding|permute_|rotary|radix_?sort|::bn_[bf]w|"
+    r"__amd_rocclr_(?:copy|fill)|^Mem(?:cpy|set)",
+    re.IGNORECASE,
+)
+_NATIVE_PRODUCT = re.compile(r"at::native::.*(?:conv_depthwise|(?<!fb)gemm|flash|attention|fmha)")
+
+# The first that matches. hipBLASLt's letters: what comes in, what goes out, what is summed.
+_DTYPES: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("fp8", re.compile(r"e4m3|e5m2|fp8|_F8|_f8|nvjet_(?:sm\d+_)?[qr]{2}")),
+    ("int8", re.compile(r"imma_|i16832|i8816|int8|_s8_|i8i8|Bljk_I8|_I8")),
+    ("bf16", re.compile(r"bf16|BFloat16|bfloat16|Cijk_\w+?_B_?B?S_|nvjet_(?:sm\d+_)?t")),
+    ("tf32", re.compile(r"tf32|tensorop_s1688(?:gemm|fprop|dgrad|wgrad)|_XF32|_x1_.*xf32")),
+    (
+        "fp16",
+        re.compile(r"fp16|f16|half|[hs]884|h1688|h16816|Cijk_\w+?_H_?H?S_|nvjet_(?:sm\d+_)?h"),
+    ),
+    ("fp64", re.compile(r"dgemm|d884|f64|double|Cijk_\w+?_D_?B")),
+    ("fp32", re.compile(r"sgemm|f32|float|scudnn|Cijk_\w+?_S_?B|gcgemm|nvjet_(?:sm\d+_)?s")),
+)
+_TENSOR = re.compile(
+    r"tensorop|TensorOp|nvjet|hmma|imma|wgmma|gmma|tf32|[sh]1688|[sh]16816|s161616|[sh]884|d884|i16832|i8816|"
+    r"tensor\d+x\d+x\d+|sm\d+_xmma|flash|mfma|xdl|_MI\d+x\d+|gtcx|attn_fwd|attn_bwd|"
+    r"fmha_cutlass[FB]_\w+?_sm(?:[789]\d|1\d\d)|sdpa_sm"
+)
+_PLAIN = re.compile(
+    r"simt|ffma|sgemm|dgemm|hgemm|scudnn|gemv|gemmSN|gemmk1|dot_kernel|gcgemm|fft2d|winograd|"
+    r"naive_conv|conv_depthwise|Sp3AsmConv",
+    re.IGNORECASE,
+)
+
+
+class KernelName(msgspec.Struct, frozen=True):
+    """What a name tells."""
+
+    product: bool  # it multiplies matrices or convolves
+    harmless: bool  # it surely does not
+    dtype: str | None
+    cores: Cores
+
+
+@lru_cache(maxsize=4096)
+def read_name(name: str) -> KernelName:
+    """Only what the name says."""
+    name = name[:_LONGEST]
+    if name.startswith(PREFIX):
+        product = may_multiply(name)
+        return KernelName(product=product, harmless=not product, dtype=None, cores="unknown")
+    harmless = not _NATIVE_PRODUCT.search(name) and bool(
+        _HARMLESS.search(name) or _HELPER.search(name)
+    )
+    product = not harmless and _PRODUCT.search(name) is not None
+    return KernelName(
+        product=product,
+        harmless=harmless,
+        dtype=_dtype(name) if product else None,
+        cores=_cores(name) if product else "unknown",
+    )
+
+
+def _dtype(name: str) -> str | None:
+    for dtype, pattern in _DTYPES:
+        if pattern.search(name):
+            return dtype
+    return None
+
+
+def _cores(name: str) -> Cores:
+    if _PLAIN.search(name):
+        return "plain"
+    return "tensor" if _TENSOR.search(name) else "unknown"

@@ -1,0 +1,172 @@
+"""Bytes of operators on lists of tensors, filled in from what surrounds the call.
+
+A list's dtype is not recorded: the kernel's name says how large an element is, else the dtype of
+the nearest operator around it, else (of an optimizer) that of the gradients. A list of more than 30
+tensors is not recorded at all: one that an optimizer hands to one operator once a step is taken to
+be all parameters, whose shapes autograd's accumulation of gradients told. Lists of step counters
+look the same, but launch nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from stepscope.explain.flops.call import ITEM_BYTES
+from stepscope.explain.flops.cost import UNKNOWN
+from stepscope.explain.work import rows_named
+from stepscope.records.trace import HostKind
+from stepscope.trace.links import nearest_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.flops.phases import Phases
+    from stepscope.explain.flops.signatures import Signatures
+    from stepscope.records.trace import Trace
+
+_OPAQUE = re.compile(r"OpaqueType<(\d+)")
+_TYPED = re.compile(r"(?:Functor|Math\w*|Op)<(c10::BFloat16|c10::Half|float|double)")
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+_SHARDED = ("reduce_scatter", "FullyShardedDataParallel", "FSDP::", "ZeroRedundancy", "DeepSpeed")
+
+
+def list_bytes(
+    trace: Trace,
+    rows: NDArray[np.intp],
+    priced: Signatures,
+    phases: Phases,
+    operator: NDArray[np.int32],
+) -> NDArray[np.int64]:
+    """Bytes moved by the priced rows, lists included."""
+    moved = priced.moved[priced.of]
+    elements, passes = priced.list_elements[priced.of], priced.list_passes[priced.of]
+    lists = np.flatnonzero((elements > 0) | (passes > 0))
+    if not len(lists):
+        return moved
+    item = _item_bytes(trace, rows[lists], operator)
+    step = nearest_of(trace.host, phases.stepping, rows[lists])
+    parameters = _accumulated(trace, step)
+    item[(item < 0) & (step >= 0)] = parameters.item_bytes
+    whole = _whole_lists(trace, step, priced.of[lists], parameters.elements)
+    whole[~_launching(rows[lists], operator) & ~_fused(priced)[priced.of[lists]]] = UNKNOWN
+    total = elements[lists] + passes[lists] * np.maximum(whole, 0)
+    known = (item > 0) & ((passes[lists] == 0) | (whole > 0)) & (moved[lists] >= 0)
+    moved[lists] = np.where(known, moved[lists] + total * item, UNKNOWN)
+    return moved
+
+
+def _launching(rows: NDArray[np.intp], operator: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Rows that answer for device events."""
+    return np.isin(rows, operator)
+
+
+def _fused(priced: Signatures) -> NDArray[np.bool_]:
+    """Distinct calls of optimizers that are one operator."""
+    return np.array([call.name.startswith("aten::_fused_") for call in priced.calls], np.bool_)
+
+
+def _item_bytes(
+    trace: Trace, rows: NDArray[np.intp], operator: NDArray[np.int32]
+) -> NDArray[np.int64]:
+    """Of an element of each row's lists, or -1."""
+    host, device = trace.host, trace.device
+    place = np.full(len(host), -1, np.int64)
+    place[rows] = np.arange(len(rows))
+    item = np.full(len(rows), UNKNOWN, np.int64)
+    launched = np.flatnonzero((operator >= 0) & (place[np.maximum(operator, 0)] >= 0))
+    by_name = {code: _in_name(trace.strings[code]) for code in set(device.name[launched].tolist())}
+    said = np.array([by_name[code] for code in device.name[launched].tolist()], np.int64)
+    np.maximum.at(item, place[operator[launched]], said)
+    lost = np.flatnonzero(item < 0)
+    if len(lost):
+        item[lost] = _around(trace, rows[lost])
+    return item
+
+
+def _in_name(name: str) -> int:
+    """Bytes of an element, from the template arguments of PyTorch's kernels."""
+    if match := _OPAQUE.search(name):
+        return int(match[1])
+    match = _TYPED.search(name)
+    return ITEM_BYTES[match[1]] if match else UNKNOWN
+
+
+def _around(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    """From the nearest operator above that was given single tensors."""
+    host = trace.host
+    sizes: dict[int, int] = {-1: UNKNOWN}
+    found = np.full(len(rows), UNKNOWN, np.int64)
+    above, open_places = host.parent[rows], np.arange(len(rows))
+    while len(open_places):
+        going = above[open_places] >= 0
+        open_places = open_places[going]
+        codes = host.dtypes[above[open_places]].tolist()
+        for code in set(codes) - sizes.keys():
+            sizes[code] = _first_size(trace.strings[code])
+        found[open_places] = [sizes[code] for code in codes]
+        open_places = open_places[found[open_places] < 0]
+        above[open_places] = host.parent[above[open_places]]
+    return found
+
+
+def _first_size(text: str) -> int:
+    try:
+        dtypes = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return UNKNOWN
+    known = [ITEM_BYTES[each] for each in dtypes if isinstance(each, str) and each in ITEM_BYTES]
+    return known[0] if known else UNKNOWN
+
+
+class _Parameters(msgspec.Struct, frozen=True):
+    """What one step accumulates gradients of; -1 where nobody can tell."""
+
+    elements: int = UNKNOWN
+    item_bytes: int = UNKNOWN
+
+
+def _accumulated(trace: Trace, step: NDArray[np.int32]) -> _Parameters:
+    """From the gradients that were accumulated between as many optimizer steps as are here."""
+    host, steps = trace.host, len(set(step[step >= 0].tolist()))
+    rows = np.flatnonzero(
+        rows_named(trace, host, host.kind == HostKind.OPERATOR, lambda name: name == _ACCUMULATE)
+    )
+    codes, counts = np.unique(host.shapes[rows], return_counts=True)
+    if not steps or not len(codes) or (codes < 0).any():
+        return _Parameters()
+    sizes = {_first_size(trace.strings[code]) for code in set(host.dtypes[rows].tolist())}
+    item = sizes.pop() if len(sizes) == 1 else UNKNOWN
+    if (counts % steps).any():
+        return _Parameters(UNKNOWN, item)
+    shapes = [msgspec.json.decode(trace.strings[code]) for code in codes.tolist()]
+    total = sum(
+        count // steps * math.prod(dims[0])
+        for dims, count in zip(shapes, counts.tolist(), strict=True)
+    )
+    return _Parameters(total, item)
+
+
+def _whole_lists(
+    trace: Trace, step: NDArray[np.int32], signature: NDArray[np.intp], elements: int
+) -> NDArray[np.int64]:
+    """All parameters, for rows that are the only call of their kind in an optimizer's step; -1 for
+    others, and where parameters are divided among ranks."""
+    none = np.full(len(step), UNKNOWN, np.int64)
+    inside = step >= 0
+    if not inside.any() or _sharded(trace):
+        return none
+    key = step.astype(np.int64) * (int(signature.max()) + 1) + signature
+    _, of, count = np.unique(key, return_inverse=True, return_counts=True)
+    return np.where(inside & (count[of.reshape(-1)] == 1), elements, none)
+
+
+def _sharded(trace: Trace) -> bool:
+    host = trace.host
+    said = host.kind <= HostKind.ANNOTATION
+    marks = rows_named(trace, host, said, lambda name: any(word in name for word in _SHARDED))
+    return bool(marks.any())

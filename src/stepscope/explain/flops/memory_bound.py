@@ -1,0 +1,240 @@
+"""Operators bound by memory other than element by element: reductions, norms, lookups, pools."""
+
+from __future__ import annotations
+
+import math
+
+from stepscope.explain.flops.call import Call, Dims, Tensor, Unknown
+from stepscope.explain.flops.cost import Cost, memory_bound
+
+_FLOAT_BYTES = 4
+_INDEX_BYTES = 8
+_REDUCTIONS = "sum mean amax amin prod nansum logsumexp count_nonzero norm std var any all max min"
+_WITH_INDEX = {"aten::max", "aten::min"}
+_INDEX_ONLY = {"aten::argmax", "aten::argmin"}
+_DIMS_AT = {"aten::norm": 2, "aten::linalg_vector_norm": 2}
+# Views and bookkeeping: nothing moves.
+_VIEWS = (
+    "_conj _reshape_alias _unsafe_view alias as_strided as_strided_ chunk conj detach "
+    "detach_ diagonal empty empty_like empty_strided expand expand_as flatten is_nonzero "
+    "lift_fresh movedim narrow new_empty new_empty_strided numpy_T permute real record_stream "
+    "requires_grad_ resize_ resolve_conj resolve_neg result_type select set_ slice split "
+    "split_with_sizes squeeze squeeze_ swapaxes t t_ transpose transpose_ unbind unflatten unfold "
+    "unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze unsqueeze_ view view_as "
+    "view_as_complex view_as_real _has_compatible_shallow_copy_type"
+)
+VIEWS = frozenset(f"aten::{word}" for word in _VIEWS.split())
+
+
+@memory_bound(*VIEWS)
+def nothing(_: Call) -> Cost:
+    """No bytes move."""
+    return Cost(moved=0)
+
+
+@memory_bound(*(f"aten::{word}" for word in _REDUCTIONS.split()))
+@memory_bound("aten::linalg_vector_norm", "aten::argmax", "aten::argmin")
+def reduced(call: Call) -> Cost:
+    """All of it is read; what is left of its dimensions is written."""
+    given = call.tensor(0)
+    extra = call.tensors()[1:]
+    if call.name in _WITH_INDEX and extra and len(call) == 2:  # the larger of two tensors
+        return Cost(moved=given.size_bytes + 2 * extra[0].size_bytes)
+    if extra:
+        return Cost(moved=given.size_bytes + sum(each.size_bytes for each in extra))
+    out = _left(call, given.dims)
+    item = _INDEX_BYTES if call.name in _INDEX_ONLY else given.item_bytes
+    if call.name in _WITH_INDEX and len(call) > 1:
+        item += _INDEX_BYTES
+    return Cost(moved=given.size_bytes + out * item)
+
+
+def _left(call: Call, dims: Dims) -> int:
+    """Elements that remain."""
+    place = _DIMS_AT.get(call.name, 1)
+    if len(call) <= place or not call.said(place):
+        if len(call) <= place or _dtype_follows(call, place):
+            return 1
+        raise Unknown
+    gone = {place % len(dims) for place in call.numbers(place)} if dims else set()
+    if not gone:
+        return 1
+    return math.prod(size for place, size in enumerate(dims) if place not in gone)
+
+
+def _dtype_follows(call: Call, place: int) -> bool:
+    """`sum(x, dtype)`: nothing was said where a reduction over dimensions says them."""
+    return len(call) == place + 1
+
+
+@memory_bound("aten::native_layer_norm")
+def layer_norm(call: Call) -> Cost:
+    """Mean and deviation of every row are written too."""
+    given = call.tensor(0)
+    read = sum(each.size_bytes for each in call.tensors())
+    rows = given.elements // max(1, math.prod(call.numbers(1)) if call.said(1) else given.dims[-1])
+    return Cost(moved=read + given.size_bytes + 2 * rows * _FLOAT_BYTES)
+
+
+@memory_bound("aten::_fused_rms_norm")
+def rms_norm(call: Call) -> Cost:
+    """One number for every row is written too."""
+    given = call.tensor(0)
+    read = sum(each.size_bytes for each in call.tensors())
+    rows = given.elements // max(1, math.prod(call.numbers(1)) if call.said(1) else given.dims[-1])
+    return Cost(moved=read + given.size_bytes + rows * _FLOAT_BYTES)
+
+
+@memory_bound("aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward")
+@memory_bound("aten::native_group_norm_backward")
+def norm_backward(call: Call) -> Cost:
+    """Gradient, input, statistics and weights in; gradients of input and weights out."""
+    given = call.tensors()
+    weights = [each for each in given[2:] if len(each.dims) == 1]
+    written = given[1].size_bytes + sum(each.size_bytes for each in weights[:2])
+    return Cost(moved=sum(each.size_bytes for each in given) + written)
+
+
+@memory_bound("aten::native_group_norm")
+def group_norm(call: Call) -> Cost:
+    """Input, weight, bias; statistics of each group are small."""
+    given = call.tensor(0)
+    return Cost(moved=sum(each.size_bytes for each in call.tensors()) + given.size_bytes)
+
+
+@memory_bound("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")
+@memory_bound("aten::_native_batch_norm_legit", "aten::_batch_norm_with_update")
+def batch_norm(call: Call) -> Cost:
+    """Input in and out, statistics of every channel in and out."""
+    given, *channels = call.tensors()
+    return Cost(moved=2 * given.size_bytes + 2 * sum(each.size_bytes for each in channels))
+
+
+@memory_bound("aten::native_batch_norm_backward", "aten::cudnn_batch_norm_backward")
+@memory_bound("aten::miopen_batch_norm_backward", "aten::batch_norm_backward")
+def batch_norm_backward(call: Call) -> Cost:
+    """Two large tensors in, one out; the rest is a number for each channel."""
+    first, second, *channels = call.tensors()
+    large = first.size_bytes + 2 * second.size_bytes
+    return Cost(moved=large + sum(each.size_bytes for each in channels))
+
+
+@memory_bound("aten::embedding")
+def embedding(call: Call) -> Cost:
+    """Rows that are asked for are read and written."""
+    table, index = call.tensor(0), call.tensor(1)
+    out = index.elements * table.dims[-1] * table.item_bytes
+    return Cost(moved=index.size_bytes + 2 * out)
+
+
+@memory_bound("aten::embedding_dense_backward")
+def embedding_backward(call: Call) -> Cost:
+    """Gradients and indices in, a table out."""
+    gradient, index = call.tensor(0), call.tensor(1)
+    table = call.number(2) * gradient.dims[-1] * gradient.item_bytes
+    return Cost(moved=gradient.size_bytes + index.size_bytes + table)
+
+
+@memory_bound("aten::index_select")
+def index_select(call: Call) -> Cost:
+    """Slices that are asked for are read and written."""
+    table, index = call.tensor(0), call.tensor(2)
+    wide = table.dims[call.number(1)] if table.dims else 1
+    out = table.size_bytes // max(1, wide) * index.elements
+    return Cost(moved=index.size_bytes + 2 * out)
+
+
+@memory_bound("aten::gather")
+def gathered(call: Call) -> Cost:
+    """One element for each index is read and written."""
+    given, index = call.tensor(0), call.tensor(2)
+    return Cost(moved=index.size_bytes + 2 * index.elements * given.item_bytes)
+
+
+@memory_bound("aten::scatter_", "aten::scatter_add_")
+def scattered(call: Call) -> Cost:
+    """One element for each index is read and written; adding reads the target too."""
+    target, index = call.tensor(0), call.tensor(2)
+    times = 3 if "add" in call.name else 2
+    return Cost(moved=index.size_bytes + times * index.elements * target.item_bytes)
+
+
+@memory_bound("aten::nll_loss_forward", "aten::nll_loss2d_forward")
+def nll_loss(call: Call) -> Cost:
+    """One element for each target."""
+    given, target = call.tensor(0), call.tensor(1)
+    return Cost(moved=target.size_bytes + target.elements * given.item_bytes)
+
+
+@memory_bound("aten::nll_loss_backward", "aten::nll_loss2d_backward")
+def nll_loss_backward(call: Call) -> Cost:
+    """One element for each target is written; the zeros around are another operator's."""
+    given, target = call.tensor(1), call.tensor(2)
+    return Cost(moved=target.size_bytes + target.elements * given.item_bytes)
+
+
+@memory_bound("aten::max_pool2d_with_indices", "aten::max_pool3d_with_indices")
+def max_pool(call: Call) -> Cost:
+    """The largest of each window and where it was."""
+    given = call.tensor(0)
+    out = _pooled(given.dims, call, ceil_at=5, dilation_at=4)
+    return Cost(moved=given.size_bytes + out * (given.item_bytes + _INDEX_BYTES))
+
+
+@memory_bound("aten::avg_pool2d", "aten::avg_pool3d")
+def avg_pool(call: Call) -> Cost:
+    """The mean of each window."""
+    given = call.tensor(0)
+    out = _pooled(given.dims, call, ceil_at=4, dilation_at=None)
+    return Cost(moved=given.size_bytes + out * given.item_bytes)
+
+
+def _pooled(dims: Dims, call: Call, *, ceil_at: int, dilation_at: int | None) -> int:
+    """Elements of the output; strides are the window's own size unless said."""
+    window = call.numbers(1)
+    space = len(window)
+    stride = (call.numbers(2) if call.said(2) else []) or window
+    padding = call.numbers(3)
+    dilation = [1] * space if dilation_at is None else call.numbers(dilation_at)
+    up = call.said(ceil_at) and call.flag(ceil_at)
+    out = math.prod(dims[:-space])
+    for size, wide, step, pad, apart in zip(
+        dims[-space:], window, stride, padding, dilation, strict=True
+    ):
+        room = size + 2 * pad - apart * (wide - 1) - 1
+        out *= (-(-room // step) if up else room // step) + 1
+    return out
+
+
+@memory_bound("aten::max_pool2d_with_indices_backward", "aten::max_pool3d_with_indices_backward")
+def max_pool_backward(call: Call) -> Cost:
+    """Gradient and places in, gradient of the input out."""
+    tensors = call.tensors()
+    gradient, given, index = tensors[0], tensors[1], tensors[-1]
+    return Cost(moved=gradient.size_bytes + index.size_bytes + given.size_bytes)
+
+
+@memory_bound("aten::avg_pool2d_backward", "aten::avg_pool3d_backward")
+@memory_bound("aten::_adaptive_avg_pool2d_backward", "aten::_adaptive_avg_pool3d_backward")
+def avg_pool_backward(call: Call) -> Cost:
+    """Gradient in, gradient of the input out."""
+    return Cost(moved=call.tensor(0).size_bytes + call.tensor(1).size_bytes)
+
+
+@memory_bound("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d")
+def adaptive_pool(call: Call) -> Cost:
+    """The size of the output is an argument."""
+    given = call.tensor(0)
+    return Cost(moved=given.size_bytes + _resized(given, call.numbers(1)))
+
+
+@memory_bound("aten::upsample_nearest2d", "aten::upsample_bilinear2d", "aten::upsample_bicubic2d")
+def upsampled(call: Call) -> Cost:
+    """The size of the output is an argument."""
+    given = call.tensor(0)
+    return Cost(moved=given.size_bytes + _resized(given, call.numbers(1)))
+
+
+def _resized(given: Tensor, size: list[int]) -> int:
+    kept = math.prod(given.dims[: -len(size)])
+    return kept * math.prod(size) * given.item_bytes

@@ -1,0 +1,115 @@
+"""Which part of a step an operator belongs to, and which operators run for the second time."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from stepscope.explain.steps import step_of
+from stepscope.explain.work import rows_named
+from stepscope.records.trace import HostKind
+from stepscope.trace.links import nearest_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.records.explanation import Steps
+    from stepscope.records.trace import HostEvents, Trace
+
+PHASES = ("forward", "backward", "optimizer", "other")
+FORWARD, BACKWARD, OPTIMIZER, OTHER = range(4)
+_OPTIMIZER = re.compile(r"Optimizer\.(?:step|zero_grad)#")
+
+
+class Phases(msgspec.Struct, frozen=True, kw_only=True):
+    """Per host row."""
+
+    phase: NDArray[np.int8]
+    node: NDArray[np.bool_]  # a node of the backward pass
+    stepping: NDArray[np.bool_]  # an optimizer's own annotation
+
+
+def is_backward(name: str) -> bool:
+    """Autograd's own names of nodes of the backward pass."""
+    return (
+        name.startswith("autograd::engine::evaluate_function")
+        or name.rstrip("0123456789").endswith("Backward")
+        or name == "<backward op>"
+    )
+
+
+def find_phases(trace: Trace, steps: Steps) -> Phases:
+    """By what is around a row; what follows a step's last backward is neither."""
+    host = trace.host
+    operator = host.kind == HostKind.OPERATOR
+    node = rows_named(trace, host, operator, is_backward) | (operator & (host.forward_thread > 0))
+    stepping = rows_named(trace, host, host.kind == HostKind.ANNOTATION, _OPTIMIZER.match)
+    phase = np.full(len(host), FORWARD, np.int8)
+    phase[_after_backward(host, steps, node)] = OTHER
+    phase[_inside(host, node)] = BACKWARD
+    phase[_inside(host, stepping)] = OPTIMIZER
+    return Phases(phase=phase, node=node, stepping=stepping)
+
+
+def _inside(host: HostEvents, marked: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Marked rows and all rows below them. Rows are in the order of records/trace.py, so that one
+    above is an earlier one of the same thread that does not end before."""
+    if not marked.any():
+        return marked
+    end = host.start_ns + host.dur_ns
+    end = end - end.min()
+    if int(end.max()) >= 2**62 // (int(host.thread.max()) + 1):  # then ranks instead of times
+        end = np.unique(end, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    end += host.thread * (end.max() + 1)
+    found: NDArray[np.bool_] = np.maximum.accumulate(np.where(marked, end, -1)) >= end
+    return found
+
+
+def _after_backward(host: HostEvents, steps: Steps, node: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Rows of a step that begin after all of its backward nodes have begun."""
+    nodes = np.flatnonzero(node)
+    if not len(nodes) or not steps.steps:
+        return np.zeros(len(host), np.bool_)
+    never = np.iinfo(np.int64).max
+    where = step_of(steps.steps, host.start_ns[nodes])
+    last = np.full(len(steps.steps) + 1, -1, np.int64)
+    np.maximum.at(last, where, host.start_ns[nodes])
+    last[-1] = -1  # in no step
+    last[last < 0] = never
+    found: NDArray[np.bool_] = host.start_ns > last[step_of(steps.steps, host.start_ns)]
+    return found
+
+
+def find_recomputed(
+    trace: Trace,
+    phases: Phases,
+    rows: NDArray[np.intp],
+    signature: NDArray[np.intp],
+    counted: NDArray[np.bool_],
+) -> NDArray[np.bool_]:
+    """Of some rows: what the forward pass has done with the same shapes, done again in backward.
+
+    Backward runs without recording for autograd. What carries a sequence number inside it was run
+    by a checkpoint, or the graph of gradients is kept (create_graph): where no product of the
+    backward pass is without a number, it is the latter, and nothing is told.
+    """
+    host = trace.host
+    none = np.zeros(len(rows), np.bool_)
+    numbered = (host.kind == HostKind.OPERATOR) & (host.sequence >= 0) & ~phases.node
+    numbered &= phases.phase == BACKWARD
+    if not numbered.any():
+        return none
+    backward = phases.phase[rows] == BACKWARD
+    places = np.flatnonzero(backward)
+    near = nearest_of(host, numbered | phases.node, rows[places])
+    like_forward = none.copy()
+    like_forward[places] = (near >= 0) & numbered[np.maximum(near, 0)]
+    if not (counted[rows] & backward & ~like_forward).any():
+        return none
+    before = np.zeros(int(signature.max(initial=-1)) + 1, np.bool_)
+    before[signature[~backward]] = True
+    found: NDArray[np.bool_] = like_forward & before[signature]
+    return found

@@ -1,0 +1,92 @@
+"""Recurrent layers that a library runs as one operator.
+
+Every row of the input (time x batch) meets every weight matrix once. Layers that PyTorch runs step
+by step are made of matrix products, which count as such.
+"""
+
+from __future__ import annotations
+
+import math
+
+from stepscope.explain.flops.call import Call, Dims, Tensor, Unknown
+from stepscope.explain.flops.cost import Cost, matmul_like
+from stepscope.explain.flops.matmul import moved_by
+
+_GATES = {0: 1, 1: 1, 2: 4, 3: 3}  # relu, tanh, lstm, gru, as cuDNN and MIOpen number them
+
+
+def _rows(given: Tensor) -> int:
+    """Time x batch, packed or not."""
+    return math.prod(given.dims[:-1])
+
+
+def _weights(call: Call, given: Tensor, mode_at: int, *, projects: bool) -> int:
+    """Elements of all weight matrices: from their shapes, else by mode, width and depth."""
+    shapes = call.tensor_list(1)
+    if shapes and any(len(dims) == 2 for dims in shapes):
+        return sum(math.prod(dims) for dims in shapes if len(dims) == 2)
+    mode, hidden = call.number(mode_at), call.number(mode_at + 1)
+    shift = 1 if projects else 0
+    projected = call.number(mode_at + 2) if projects else 0
+    layers, both = call.number(mode_at + 2 + shift), call.flag(mode_at + 6 + shift)
+    if mode not in _GATES:
+        raise Unknown
+    sides, out = 1 + both, projected or hidden
+    wide = [given.dims[-1], *([sides * out] * (layers - 1))]
+    one_side = sum(_GATES[mode] * hidden * (width + out) for width in wide)
+    return sides * (one_side + layers * projected * hidden)
+
+
+def _whole(call: Call, mode_at: int, *, projects: bool, times: int) -> Cost:
+    given = call.tensor(0)
+    return Cost(flops=times * 2 * _rows(given) * _weights(call, given, mode_at, projects=projects))
+
+
+@matmul_like("aten::_cudnn_rnn")
+def cudnn(call: Call) -> Cost:
+    """Input, weights, stride of weights, buffer, hx, cx, mode, hidden, projection, layers, ..."""
+    return _whole(call, 6, projects=True, times=1)
+
+
+@matmul_like("aten::_cudnn_rnn_backward")
+def cudnn_backward(call: Call) -> Cost:
+    """Gradients of what came in, and of the weights."""
+    return _whole(call, 10, projects=True, times=2)
+
+
+@matmul_like("aten::miopen_rnn")
+def miopen(call: Call) -> Cost:
+    """Input, weights, stride of weights, hx, cx, mode, hidden, layers, ..."""
+    return _whole(call, 5, projects=False, times=1)
+
+
+@matmul_like("aten::miopen_rnn_backward")
+def miopen_backward(call: Call) -> Cost:
+    """Input, weights, stride of weights, buffer, hx, cx, output, three gradients, mode, ..."""
+    return _whole(call, 10, projects=False, times=2)
+
+
+def _one_layer(call: Call, times: int) -> Cost:
+    given, below, before = call.tensor(0), call.tensor(1), call.tensor(2)
+    if below.dims[-1] != given.dims[-1]:
+        raise Unknown
+    hidden: Dims = before.dims
+    rows = _rows(given)
+    matrices = below.elements + before.elements
+    out = rows * hidden[-1]
+    return Cost(
+        flops=times * 2 * rows * matrices,
+        moved=times * moved_by((given, below, before), out),
+    )
+
+
+@matmul_like("aten::mkldnn_rnn_layer")
+def mkldnn(call: Call) -> Cost:
+    """One layer in one direction: input, weight of the input, weight of the state, biases."""
+    return _one_layer(call, 1)
+
+
+@matmul_like("aten::mkldnn_rnn_layer_backward")
+def mkldnn_backward(call: Call) -> Cost:
+    """The same, and gradients."""
+    return _one_layer(call, 2)

@@ -1,0 +1,109 @@
+"""Every distinct call of a trace, parsed and priced once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from stepscope.explain.flops import (  # noqa: F401  # noqa: F401
+    attention,
+    convolution,
+    elementwise,
+    matmul,
+    memory_bound,
+    recurrent,
+    tensor_lists,
+)
+from stepscope.explain.flops.call import Call, Unknown
+from stepscope.explain.flops.compiled import PREFIX, compiled
+from stepscope.explain.flops.cost import MATMUL_LIKE, OTHER, UNKNOWN, Cost
+from stepscope.explain.flops.dtypes import dtype_code
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from stepscope.records.trace import Trace
+
+_LARGEST = 1 << 62
+_NOT_SAID = (Unknown, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError)
+
+
+class Signatures(msgspec.Struct, frozen=True, kw_only=True):
+    """Distinct calls as columns; `of` is the number of each row that was asked for."""
+
+    of: NDArray[np.intp]
+    flops: NDArray[np.int64]
+    again: NDArray[np.int64]
+    moved: NDArray[np.int64]
+    list_elements: NDArray[np.int64]
+    list_passes: NDArray[np.int64]
+    dtype: NDArray[np.int8]
+    calls: tuple[Call, ...]
+
+
+def price(trace: Trace, rows: NDArray[np.intp]) -> Signatures:
+    """The cost of host rows whose operators are in the tables."""
+    host = trace.host
+    columns = [each[rows] for each in (host.shapes, host.dtypes, host.concrete, host.name)]
+    first, of = _number(columns, len(trace.strings))
+    texts: dict[int, Any] = {-1: None}
+    calls, costs, dtypes = [], [], []
+    for *codes, name in zip(*(column[first].tolist() for column in columns), strict=True):
+        shapes, kinds, concrete = (_decoded(trace.strings, code, texts) for code in codes)
+        call = Call(trace.strings[name], shapes, kinds, concrete)
+        calls.append(call)
+        costs.append(_cost(call))
+        dtypes.append(dtype_code(kinds))
+    return Signatures(
+        of=of,
+        **{
+            field: np.array([getattr(cost, field) for cost in costs], np.int64)
+            for field in ("flops", "again", "moved", "list_elements", "list_passes")
+        },
+        dtype=np.array(dtypes, np.int8),
+        calls=tuple(calls),
+    )
+
+
+def _number(
+    columns: Sequence[NDArray[np.int32]], width: int
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """A representative of each distinct combination, and the combination of each row."""
+    key, distinct = np.zeros(len(columns[0]), np.int64), 1
+    first = np.empty(0, np.intp)
+    for column in columns:
+        if distinct > _LARGEST // (width + 1):
+            _, key = np.unique(key, return_inverse=True)
+            key, distinct = key.reshape(-1).astype(np.int64), len(key)
+        key = key * (width + 1) + (column + np.int64(1))
+        distinct *= width + 1
+    _, first, of = np.unique(key, return_index=True, return_inverse=True)
+    return first, of.reshape(-1)
+
+
+def _decoded(strings: Sequence[str], code: int, known: dict[int, Any]) -> Any:
+    if code not in known:
+        try:
+            known[code] = msgspec.json.decode(strings[code])
+        except msgspec.DecodeError:
+            known[code] = None
+    return known[code]
+
+
+def _cost(call: Call) -> Cost:
+    multiplies = call.name in MATMUL_LIKE
+    formula = MATMUL_LIKE.get(call.name) or OTHER.get(call.name)
+    if formula is None and call.name.startswith(PREFIX):
+        formula = compiled
+    try:
+        cost = formula(call) if formula else Cost(flops=UNKNOWN)
+    except _NOT_SAID:
+        return Cost(flops=UNKNOWN if multiplies else 0)
+    amounts = (cost.flops, cost.moved, cost.list_elements)
+    if max(amounts) >= _LARGEST or min(amounts) < UNKNOWN:  # damaged shapes
+        return Cost(flops=UNKNOWN if multiplies else 0)
+    return cost

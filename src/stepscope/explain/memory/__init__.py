@@ -1,0 +1,21 @@
+"""What filled the memory: from a capture, from a trace's allocator events, or from a snapshot.
+
+captured.py   memory.json of a run folder
+lifetimes.py  allocator events of a trace: each block's life, and what it was for
+traced.py     the two ends joined: a trace's peak, timeline and categories
+sites.py      where what is held was allocated
+timeline.py   thinned so that it can be drawn
+growth.py     does memory grow from step to step
+model.py      what operators' shapes tell of the model: batch, casts, a transformer
+batch.py      memory against batch size: predict_peak, the largest batch that fits
+theory.py     arithmetic: ZeRO stages, a transformer's activations
+snapshot.py   CUDA memory snapshots
+words.py      bytes in sentences
+account.py    explain_memory: all of it for one rank
+"""
+
+from __future__ import annotations
+
+from stepscope.explain.memory.batch import predict_peak
+
+__all__ = ["predict_peak"]

@@ -1,0 +1,156 @@
+"""One rank's memory: the best account there is, with theory and the largest batch beside it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from stepscope.explain.memory.batch import find_largest
+from stepscope.explain.memory.captured import capture_lines, memory_of_capture
+from stepscope.explain.memory.growth import growth_of_steps
+from stepscope.explain.memory.model import find_batch, find_transformer, read_calls
+from stepscope.explain.memory.theory import make_theory, transformer_activations
+from stepscope.explain.memory.traced import memory_of_trace
+from stepscope.records.memory import CapturedMemory
+from stepscope.records.quality import Note
+from stepscope.records.strategies import RankFullySharded
+from stepscope.trace.memory_file import read_captured, read_step_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from stepscope.explain.memory.model import StepCalls
+    from stepscope.records.explanation import Steps
+    from stepscope.records.memory import BatchLine, LargestBatch, LimitFrom, Memory, Theory
+    from stepscope.records.strategies import RankStrategy
+    from stepscope.records.trace import Trace
+
+
+class Beside(msgspec.Struct, frozen=True, kw_only=True):
+    """What lies beside a trace about memory, and the limit the user gave."""
+
+    captured: CapturedMemory | Note | None = None
+    step_bytes: tuple[tuple[int, int], ...] = ()
+    limit_bytes: int | None = None
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """A file that could not be read."""
+        return (self.captured,) if isinstance(self.captured, Note) else ()
+
+
+def look_beside(trace: Path, limit_bytes: int | None = None) -> Beside:
+    """Read what capture wrote about memory."""
+    return Beside(
+        captured=read_captured(trace.parent),
+        step_bytes=read_step_bytes(trace.parent),
+        limit_bytes=limit_bytes,
+    )
+
+
+def explain_memory(
+    trace: Trace,
+    steps: Steps,
+    strategies: Iterable[RankStrategy] = (),
+    beside: Beside | None = None,
+) -> Memory | None:
+    """None where neither a capture nor the trace says anything about memory."""
+    beside = beside or Beside()
+    captured = beside.captured if isinstance(beside.captured, CapturedMemory) else None
+    traced = memory_of_trace(trace, steps)
+    calls = read_calls(trace, steps) if captured is not None or traced is not None else None
+    cast_bytes = calls.cast_bytes if calls else 0
+    if captured is not None:
+        memory = memory_of_capture(captured)
+        lines = capture_lines(captured, cast_bytes)
+        if traced is not None:
+            memory = replace(
+                memory,
+                timeline=traced.memory.timeline,
+                by_site=traced.memory.by_site,
+                growth=traced.memory.growth or memory.growth,
+            )
+    elif traced is not None:
+        memory, lines = traced.memory, traced.lines(cast_bytes)
+    else:
+        return None
+    limit, limit_from = _limit(trace, memory, beside)
+    return replace(
+        memory,
+        growth=growth_of_steps(beside.step_bytes) or memory.growth,
+        limit_bytes=limit,
+        theory=_theory(memory, captured, calls, strategies),
+        largest_batch=_largest(lines, calls, limit, limit_from, _held_back(memory)),
+    )
+
+
+def _limit(trace: Trace, memory: Memory, beside: Beside) -> tuple[int | None, LimitFrom | None]:
+    """What the user said, else the device's memory; a CPU's is not in a trace."""
+    if beside.limit_bytes is not None:
+        return beside.limit_bytes, "given"
+    if memory.device == "cpu":
+        return None, None
+    used = set(trace.device.device.tolist()) or {0}
+    sizes = [each.memory_bytes for each in trace.devices if each.id in used]
+    known = [size for size in sizes if size > 0]
+    return (min(known), "device") if known else (None, None)
+
+
+def _largest(
+    lines: tuple[BatchLine, ...],
+    calls: StepCalls | None,
+    limit: int | None,
+    limit_from: LimitFrom | None,
+    held_back: float,
+) -> LargestBatch | None:
+    if not any(line.scaling_bytes for line in lines):
+        return None
+    found = find_batch(calls) if calls else None
+    return find_largest(
+        lines,
+        batch=found[0] if found else None,
+        batch_from=found[1] if found else None,
+        limit_bytes=limit,
+        limit_from=limit_from,
+        held_back=held_back,
+    )
+
+
+def _held_back(memory: Memory) -> float:
+    if not memory.peak_bytes or not memory.reserved_bytes:
+        return 0.0
+    return max(0.0, 1 - memory.peak_bytes / memory.reserved_bytes)
+
+
+def _theory(
+    memory: Memory,
+    captured: CapturedMemory | None,
+    calls: StepCalls | None,
+    strategies: Iterable[RankStrategy],
+) -> Theory | None:
+    """Only of a model whose parameters are known, in a step that trains it."""
+    largest = captured.categories if captured else memory.categories
+    parameters, gradients, optimizer = (
+        largest.get(name) for name in ("parameters", "gradients", "optimizer")
+    )
+    if not captured and gradients is not None:
+        gradients = parameters  # at a trace's peak they may just have been released
+    if not parameters or gradients is None or optimizer is None:
+        return None
+    model = find_transformer(calls) if calls else None
+    measured = largest.get("activations")
+    return make_theory(
+        (parameters, gradients, optimizer),
+        sharding=_sharding(strategies),
+        activations=transformer_activations(model, measured) if model and measured else None,
+    )
+
+
+def _sharding(strategies: Iterable[RankStrategy]) -> tuple[int, int] | None:
+    for each in strategies:
+        if isinstance(each, RankFullySharded) and each.groups and each.groups[0].size:
+            return each.stage, each.groups[0].size
+    return None

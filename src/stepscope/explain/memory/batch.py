@@ -1,0 +1,167 @@
+"""Memory against batch size: a straight line for each moment of the step, and what still fits.
+
+Parameters, gradients, optimizer state, buffers and casts of weights are fixed; activations,
+temporaries of forward and backward, and the batch itself grow with it. Which is highest may change
+with the batch, so the peak is the highest line. What one measurement cannot tell apart is in the
+range: a part of the temporaries may be workspace of fixed size, and what else is held may be
+outputs that grow.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from stepscope.errors import NotCapturedError
+from stepscope.records.memory import STATES, BatchLine, LargestBatch
+
+if TYPE_CHECKING:
+    from stepscope.records.memory import Categories, LimitFrom, Memory
+
+# Of temporaries, what may be workspace; of what scales, what rounding and padding may add or take.
+UNSURE_TEMPORARIES = 0.15
+UNSURE_SCALING = 0.01
+# Of a whole device the driver and the libraries take some (787 MB on an H200 with torch 2.11).
+CONTEXT_BYTES = 800_000_000
+# Of any limit the allocator's segments hold back a share that no tensor gets: as much as was seen,
+# but this at least, and this at most, as it gives back what it can when memory runs out. At other
+# batches up to so many times as much was seen.
+SEGMENTS_SHARE = 0.02
+MOST_SEGMENTS_SHARE, MOST_LOW_SHARE = 0.12, 0.3
+LOW_SEGMENTS_SHARE = 0.08
+MORE_SEGMENTS = 2.5
+_MOST_SAMPLES = 2**40
+
+
+def line_of(
+    moment: str,
+    categories: Categories,
+    *,
+    inputs_bytes: int = 0,
+    cast_bytes: int = 0,
+    in_optimizer: bool = False,
+    other_scales: bool = False,
+) -> BatchLine:
+    """One moment's bytes divided. `other_scales`: what is in other came with this batch."""
+    held = {name: size or 0 for name, size in categories.items()}
+    states = sum(held.get(name, 0) for name in STATES)
+    temporaries, other = held.get("temporaries", 0), held.get("other", 0)
+    activations = held.get("activations", 0)
+    cast = min(cast_bytes, activations)
+    inputs = other if other_scales else min(inputs_bytes, other)
+    fixed = states + cast + other - inputs
+    scaling = activations - cast + inputs
+    unsure = 0.0
+    if in_optimizer:
+        fixed += temporaries
+    else:
+        scaling += temporaries
+        unsure = UNSURE_TEMPORARIES * temporaries
+    margin = round(UNSURE_SCALING * scaling)
+    return BatchLine(
+        moment=moment,
+        fixed_bytes=fixed,
+        scaling_bytes=scaling,
+        maybe_fixed_bytes=min(scaling, round(unsure) + margin),
+        maybe_scaling_bytes=min(fixed, other - inputs + margin),
+    )
+
+
+def predict_peak(memory: Memory, batch_factor: float) -> tuple[int, int, int]:
+    """Peak bytes, lowest and highest, at so many times the batch of this measurement."""
+    if memory.largest_batch is None:
+        raise NotCapturedError(
+            "memory by category was not captured: record with `stepscope run`, or with "
+            "profile_memory=True"
+        )
+    return peak_at(memory.largest_batch.lines, batch_factor)
+
+
+def peak_at(lines: tuple[BatchLine, ...], factor: float) -> tuple[int, int, int]:
+    """The highest line, and the same with the least and the most that may scale."""
+    middle = max(line.fixed_bytes + line.scaling_bytes * factor for line in lines)
+    ends = [
+        max(_flattest(line, factor) for line in lines),
+        max(_steepest(line, factor) for line in lines),
+    ]
+    return round(middle), math.floor(min(middle, *ends)), math.ceil(max(middle, *ends))
+
+
+def _flattest(line: BatchLine, factor: float) -> float:
+    moved = line.maybe_fixed_bytes
+    return line.fixed_bytes + moved + (line.scaling_bytes - moved) * factor
+
+
+def _steepest(line: BatchLine, factor: float) -> float:
+    moved = line.maybe_scaling_bytes
+    return line.fixed_bytes - moved + (line.scaling_bytes + moved) * factor
+
+
+def find_largest(
+    lines: tuple[BatchLine, ...],
+    *,
+    batch: int | None,
+    batch_from: str | None,
+    limit_bytes: int | None,
+    limit_from: LimitFrom | None,
+    held_back: float = 0.0,
+) -> LargestBatch:
+    """The largest batch that fits under the limit, and how sure that is.
+
+    `held_back`: the share of what was reserved that was not allocated at the peak.
+    """
+    factors: tuple[float | None, float | None, float | None] = (None, None, None)
+    reserve = 0
+    if limit_bytes is not None:
+        context = CONTEXT_BYTES if limit_from == "device" else 0
+        room = max(0, limit_bytes - context)
+        share = min(MOST_SEGMENTS_SHARE, max(SEGMENTS_SHARE, held_back))
+        low_share = min(MOST_LOW_SHARE, max(LOW_SEGMENTS_SHARE, MORE_SEGMENTS * held_back))
+        reserve = context + round(share * room)
+        factors = (
+            _fits(lines, room * (1 - share), moved=0),
+            _fits(lines, room * (1 - low_share), moved=1),
+            _fits(lines, room, moved=-1),
+        )
+    steepest = max(line.scaling_bytes for line in lines)
+    largest, low, high = (_samples(batch, factor) for factor in factors)
+    return LargestBatch(
+        lines=lines,
+        batch=batch,
+        batch_from=batch_from,
+        per_sample_bytes=round(steepest / batch) if batch else None,
+        limit_bytes=limit_bytes,
+        limit_from=limit_from,
+        reserve_bytes=reserve,
+        factor=factors[0],
+        factor_low=factors[1],
+        factor_high=factors[2],
+        largest=largest,
+        low=low,
+        high=high,
+    )
+
+
+def _fits(lines: tuple[BatchLine, ...], room: float, *, moved: int) -> float | None:
+    """The factor at which the first line reaches the room; None where none ever does.
+
+    `moved`: 1 has all that may scale scale, -1 has all that may be fixed fixed. Above the batch
+    now the steepest lines are the cautious ones, below it the flattest: the worse of both counts.
+    """
+    found = []
+    for line in lines:
+        shifts = (line.maybe_scaling_bytes, -line.maybe_fixed_bytes) if moved else (0,)
+        ends = []
+        for shift in shifts:
+            scaling = line.scaling_bytes + shift
+            left = room - (line.fixed_bytes - shift)
+            ends.append(max(0.0, left / scaling) if scaling > 0 else (math.inf if left >= 0 else 0))
+        found.append(max(ends) if moved < 0 else min(ends))
+    least = min(found)
+    return least if math.isfinite(least) else None
+
+
+def _samples(batch: int | None, factor: float | None) -> int | None:
+    if batch is None or factor is None:
+        return None
+    return min(_MOST_SAMPLES, math.floor(batch * factor + 1e-9))

@@ -1,0 +1,72 @@
+"""Does memory grow from step to step? A leak is growth that is there every time, by about as much.
+
+Bytes alive are compared where one step ends and the next begins. The first steps of a run are left
+out: they make optimizer state, caches and workspaces. Less than three steps of growth prove
+nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from statistics import median
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from stepscope.records.memory import Growth
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.explain.memory.lifetimes import Lifetimes
+    from stepscope.records.explanation import Steps
+
+FIRST_STEPS = 3
+LEAST_INCREASES = 3
+_ALIKE = 0.5  # an increase may be this much smaller or larger than the median
+_NUMBER = re.compile(r"#(\d+)$")
+
+
+def growth_of(
+    source: Literal["steps", "trace", "capture"], ends_bytes: Sequence[int], skipped: int = 0
+) -> Growth | None:
+    """None of fewer than two ends."""
+    if len(ends_bytes) < 2:
+        return None
+    increases = np.diff(np.array(ends_bytes, np.int64)).tolist()
+    typical = median(increases)
+    steady = len(increases) >= LEAST_INCREASES and all(
+        each > 0 and abs(each - typical) <= _ALIKE * typical for each in increases
+    )
+    return Growth(
+        source=source,
+        ends_bytes=tuple(ends_bytes),
+        bytes_per_step=round(typical),
+        steady=steady,
+        skipped=skipped,
+    )
+
+
+def growth_of_steps(rows: Sequence[tuple[int, int]]) -> Growth | None:
+    """From (step, bytes at its end) of steps.jsonl."""
+    kept = [size for step, size in rows if step >= FIRST_STEPS]
+    return growth_of("steps", kept, skipped=len(rows) - len(kept))
+
+
+def growth_of_trace(lifetimes: Lifetimes, steps: Steps) -> Growth | None:
+    """From allocator events: what is allocated where each marked step ends."""
+    if steps.source == "window":
+        return None
+    counted = [step for step in steps.steps if _number(step.name) >= FIRST_STEPS]
+    ends = np.array([step.start_ns + step.dur_ns for step in counted], np.int64)
+    place = np.searchsorted(lifetimes.time_ns, ends, side="right") - 1
+    if len(place) and place[0] < 0:
+        return None
+    sizes = lifetimes.allocated_bytes[place].tolist()
+    return growth_of("trace", sizes, skipped=len(steps.steps) - len(counted))
+
+
+def _number(name: str) -> int:
+    """Of ProfilerStep#7; a step without a number counts as a late one."""
+    match = _NUMBER.search(name)
+    return int(match[1]) if match else FIRST_STEPS

@@ -1,0 +1,232 @@
+"""What the shapes of a step's operators tell of the model: its batch, its casts, a transformer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from stepscope.explain.memory.lifetimes import BACKWARD
+from stepscope.explain.memory.theory import Transformer
+from stepscope.explain.tree import enclosing, outermost
+from stepscope.explain.work import rows_named
+from stepscope.records.trace import HostKind
+from stepscope.trace.links import nearest, nearest_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.records.explanation import Steps
+    from stepscope.records.trace import Trace
+
+    Rows = NDArray[np.intp]
+
+ATTENTION = "aten::scaled_dot_product_attention"
+_SOFTMAX = ("aten::softmax", "aten::_softmax")
+_LINEAR = "aten::linear"
+_CONVOLUTIONS = tuple(
+    f"aten::{kind}{dims}d" for kind in ("conv", "conv_transpose") for dims in (1, 2, 3)
+)
+_FED = ("aten::embedding", _LINEAR, *_CONVOLUTIONS)  # one of them meets the batch first
+_BYTES = {
+    "float": 4,
+    "double": 8,
+    "c10::Half": 2,
+    "c10::BFloat16": 2,
+}
+_NARROW = ("c10::Half", "c10::BFloat16")
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One operator's name, input shapes and input types."""
+
+    name: str
+    shapes: tuple[Any, ...]
+    dtypes: tuple[str, ...]
+
+    def dims(self, place: int) -> list[int]:
+        """Of one input; empty where it is no tensor."""
+        dims = self.shapes[place] if place < len(self.shapes) else []
+        whole = isinstance(dims, list) and all(isinstance(size, int) for size in dims)
+        return dims if whole else []
+
+    def width(self, place: int) -> int | None:
+        """Bytes of an element of one input."""
+        return _BYTES.get(self.dtypes[place]) if place < len(self.dtypes) else None
+
+
+class StepCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """Operators with shapes of one step's forward, outermost of each name, in order."""
+
+    calls: tuple[Call, ...]
+    cast_bytes: int
+
+
+def read_calls(trace: Trace, steps: Steps) -> StepCalls | None:
+    """Of the last marked step, or of the whole trace; None where shapes were not recorded."""
+    host = trace.host
+    wanted = (*_FED, ATTENTION, *_SOFTMAX, "aten::layer_norm", "aten::native_dropout")
+    shaped = (host.kind == HostKind.OPERATOR) & (host.shapes >= 0)
+    named = rows_named(trace, host, shaped, lambda name: name in wanted)
+    if steps.steps:
+        last = steps.steps[-1]
+        named &= (host.start_ns >= last.start_ns) & (host.start_ns < last.start_ns + last.dur_ns)
+    rows = np.flatnonzero(named)
+    backward = rows_named(
+        trace, host, host.kind == HostKind.OPERATOR, lambda name: name.startswith(BACKWARD)
+    )
+    rows = rows[nearest_of(host, backward, rows) < 0]
+    if not len(rows):
+        return None
+    cast = _cast_bytes(trace, rows)
+    rows = rows[outermost(enclosing(host, rows), host.name[rows])]
+    rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
+    return StepCalls(calls=_decode(trace, rows), cast_bytes=cast)
+
+
+def _decode(trace: Trace, rows: Rows) -> tuple[Call, ...]:
+    """Each distinct name with its shapes and types is read once."""
+    host = trace.host
+    keys = list(
+        zip(
+            host.name[rows].tolist(),
+            host.shapes[rows].tolist(),
+            host.dtypes[rows].tolist(),
+            strict=True,
+        )
+    )
+    known: dict[tuple[int, int, int], Call | None] = {}
+    for key in dict.fromkeys(keys):
+        known[key] = _call(trace.strings, *key)
+    return tuple(call for key in keys if (call := known[key]) is not None)
+
+
+def _call(strings: tuple[str, ...], name: int, shapes: int, dtypes: int) -> Call | None:
+    try:
+        dims = msgspec.json.decode(strings[shapes], type=list[Any])
+        types = msgspec.json.decode(strings[dtypes], type=list[Any]) if dtypes >= 0 else []
+    except msgspec.DecodeError:
+        return None
+    return Call(strings[name], tuple(dims), tuple(str(each) for each in types))
+
+
+def _cast_bytes(trace: Trace, rows: Rows) -> int:
+    """Weights that autocast copies to a narrower type for linear layers and convolutions.
+
+    Such a copy is made inside the layer and has the shape of its weight or bias; autograd keeps
+    it, and it is as large at every batch.
+    """
+    host = trace.host
+    layers = np.zeros(len(host), np.bool_)
+    layers[rows] = True
+    layers &= rows_named(trace, host, layers, lambda name: name in (_LINEAR, *_CONVOLUTIONS))
+    copies = rows_named(
+        trace,
+        host,
+        (host.kind == HostKind.OPERATOR) & (host.shapes >= 0),
+        lambda name: name == "aten::copy_",
+    )
+    inside = np.flatnonzero(copies & (nearest(host, layers) >= 0))
+    around = nearest_of(host, layers, inside)
+    pairs = Counter(
+        zip(
+            host.shapes[inside].tolist(),
+            host.dtypes[inside].tolist(),
+            host.shapes[around].tolist(),
+            strict=True,
+        )
+    )
+    return sum(many * _cast(trace.strings, *pair) for pair, many in pairs.items())
+
+
+def _cast(strings: tuple[str, ...], shapes: int, dtypes: int, layer: int) -> int:
+    copy = _call(strings, shapes, shapes, dtypes)
+    around = _call(strings, layer, layer, -1)
+    if copy is None or around is None or len(copy.dtypes) < 2:
+        return 0
+    to, source = copy.dtypes[:2]
+    of_weight = copy.dims(0) and copy.dims(0) in (around.dims(1), around.dims(2))
+    narrows = to in _NARROW and source == "float"
+    return int(np.prod(copy.dims(0))) * _BYTES[to] if of_weight and narrows else 0
+
+
+def find_batch(step: StepCalls) -> tuple[int, str] | None:
+    """The batch and the operator that it was read from: the first one the inputs meet."""
+    for call in step.calls:
+        if call.name == "aten::embedding":
+            dims = call.dims(1)
+            if len(dims) < 2:
+                continue  # positions, most likely
+        elif call.name in _FED:
+            dims = call.dims(0)
+        else:
+            continue
+        if dims and dims[0] > 0:
+            return dims[0], f"the first {call.name}, whose input is {dims}"
+    return None
+
+
+def find_transformer(step: StepCalls) -> Transformer | None:
+    """None where the step is not one of equal attention blocks with two norms each."""
+    attention = [call for call in step.calls if call.name == ATTENTION]
+    fused = bool(attention)
+    scores = attention or [
+        call for call in step.calls if call.name in _SOFTMAX and _is_square(call.dims(0))
+    ]
+    norms = [call for call in step.calls if call.name == "aten::layer_norm"]
+    alike = all(call == scores[0] for call in scores)
+    if not scores or not alike or len(norms) < 2 * len(scores):
+        return None
+    dims, width = scores[0].dims(0), (norms[0].dims(0) or [0])[-1]
+    if len(dims) != 4 or not width or dims[1] == 0:
+        return None
+    batch, heads, length, last = dims
+    head_width = last if fused else width // heads
+    middle = _feedforward(step, width, len(scores))
+    compute = scores[0].width(0)
+    residual = norms[0].width(0)
+    if middle is None or compute is None or residual is None:
+        return None
+    keys = scores[0].dims(1) if fused else dims
+    return Transformer(
+        layers=len(scores),
+        width=width,
+        heads=heads,
+        key_heads=keys[1] if len(keys) == 4 else heads,
+        head_width=head_width,
+        length=length,
+        batch=batch,
+        feedforward=middle[0],
+        gated=middle[1],
+        vocabulary=_vocabulary(step, width),
+        compute_bytes=compute,
+        residual_bytes=residual,
+        fused_attention=fused,
+        dropout_bytes=sum(
+            int(np.prod(call.dims(0))) for call in step.calls if call.name == "aten::native_dropout"
+        ),
+        cast_bytes=step.cast_bytes,
+    )
+
+
+def _is_square(dims: list[int]) -> bool:
+    return len(dims) == 4 and dims[-1] == dims[-2]
+
+
+def _feedforward(step: StepCalls, width: int, layers: int) -> tuple[int, bool] | None:
+    """The inner width, and whether two projections lead up to it."""
+    weights = Counter(tuple(c.dims(1)) for c in step.calls if c.name == _LINEAR)
+    for (out, into), many in ((k, v) for k, v in weights.items() if len(k) == 2):
+        if into == width and out != width and weights.get((into, out), 0) >= layers:
+            return out, many >= 2 * layers
+    return None
+
+
+def _vocabulary(step: StepCalls, width: int) -> int | None:
+    """The last linear layer's outputs, where an embedding has as many rows."""
+    rows = {c.dims(0)[0] for c in step.calls if c.name == "aten::embedding" and c.dims(0)}
+    linear = [c for c in step.calls if c.name == _LINEAR]
+    last = linear[-1].dims(1) if linear else []
+    return last[0] if len(last) == 2 and last[1] == width and last[0] in rows else None

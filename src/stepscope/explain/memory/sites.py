@@ -1,0 +1,137 @@
+"""Where what is held at the peak was allocated: operator, module, line of the user's code.
+
+Backward runs without Python around it: its blocks are put where the forward operator was called.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.explain.lines import place_of, user_frames
+from stepscope.explain.memory.lifetimes import BACKWARD
+from stepscope.explain.modules import PREFIX
+from stepscope.explain.work import rows_named
+from stepscope.records.memory import CATEGORIES, ModuleBytes, SiteBytes
+from stepscope.records.trace import HostKind
+from stepscope.trace.links import nearest, nearest_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from stepscope.explain.memory.lifetimes import Lifetimes
+    from stepscope.records.trace import Trace
+
+    Int32 = NDArray[np.int32]
+    Int64 = NDArray[np.int64]
+    Rows = NDArray[np.intp]
+
+MOST_SITES = 300
+MOST_MODULES = 200
+OUTSIDE = "(outside modules)"
+UNKNOWN = "(unknown)"
+OTHERS = "(others)"
+BEFORE = "(before the trace began)"
+_ACTIVATIONS = CATEGORIES.index("activations")
+
+
+def sites_at(trace: Trace, lifetimes: Lifetimes, row: int) -> tuple[SiteBytes, ...]:
+    """Largest first, and what was there before the window as a row of its own."""
+    alive = lifetimes.alive_at(row)
+    around = lifetimes.host[alive]
+    operator = _names(trace, _operators(trace, around))
+    frame = _names(trace, _user_frames(trace, around))
+    rows = _grouped(operator, frame, lifetimes.category[alive], lifetimes.size_bytes[alive])
+    out = []
+    for (code, place, category), (size, blocks) in rows:
+        told = place_of(trace.strings[place]) if place >= 0 else None
+        out.append(
+            SiteBytes(
+                operator=trace.strings[code].removeprefix(f"{BACKWARD}: ")
+                if code >= 0
+                else UNKNOWN,
+                size_bytes=size,
+                blocks=blocks,
+                category=CATEGORIES[category],
+                file=told.file if told else None,
+                line=told.line if told else None,
+                function=told.function if told else "",
+            )
+        )
+    before = int(lifetimes.allocated_bytes[row]) - int(lifetimes.size_bytes[alive].sum())
+    if before > 0:
+        out.append(SiteBytes(operator=BEFORE, size_bytes=before, blocks=0))
+    return largest_sites(out)
+
+
+def largest_sites(sites: Iterable[SiteBytes], most: int = MOST_SITES) -> tuple[SiteBytes, ...]:
+    """Largest first; those beyond the most are one row, so that all still add up."""
+    ranked = sorted(sites, key=lambda site: -site.size_bytes)
+    rest = ranked[most:]
+    if not rest:
+        return tuple(ranked)
+    size, blocks = sum(site.size_bytes for site in rest), sum(site.blocks for site in rest)
+    return (*ranked[:most], SiteBytes(operator=OTHERS, size_bytes=size, blocks=blocks))
+
+
+def modules_at(trace: Trace, lifetimes: Lifetimes, row: int) -> tuple[ModuleBytes, ...]:
+    """Activations held at the peak by the innermost module; empty without recorded modules."""
+    host = trace.host
+    python = host.kind == HostKind.PYTHON
+    module = rows_named(trace, host, python, lambda name: name.startswith(PREFIX))
+    if not module.any():
+        return ()
+    alive = lifetimes.alive_at(row)
+    alive = alive[lifetimes.category[alive] == _ACTIVATIONS]
+    codes = _names(trace, nearest_of(host, module, lifetimes.host[alive]))
+    none = np.full(len(codes), -1, np.int32)
+    rows = _grouped(codes, none, none.astype(np.int8), lifetimes.size_bytes[alive])
+    return tuple(
+        ModuleBytes(
+            module=trace.strings[code].removeprefix(PREFIX) if code >= 0 else OUTSIDE,
+            size_bytes=size,
+            tensors=blocks,
+        )
+        for (code, _, _), (size, blocks) in rows[:MOST_MODULES]
+    )
+
+
+def _operators(trace: Trace, rows: Int32) -> Int32:
+    """The outermost operator around each row: aten::linear rather than aten::empty."""
+    host = trace.host
+    operator = host.kind == HostKind.OPERATOR
+    parent = np.maximum(host.parent, 0)
+    below = (host.parent >= 0) & (nearest(host, operator)[parent] >= 0)
+    return nearest_of(host, operator & ~below, rows)
+
+
+def _user_frames(trace: Trace, rows: Int32) -> Int32:
+    host = trace.host
+    linked = nearest_of(host, host.forward_of >= 0, rows)
+    forward = np.where(linked >= 0, host.forward_of[np.maximum(linked, 0)], -1)
+    own = user_frames(trace, rows)
+    return np.where(own >= 0, own, user_frames(trace, forward))
+
+
+def _names(trace: Trace, rows: Int32) -> Int32:
+    return np.where(rows >= 0, trace.host.name[np.maximum(rows, 0)], -1).astype(np.int32)
+
+
+def _grouped(
+    first: Int32, second: Int32, third: NDArray[np.int8], sizes: Int64
+) -> list[tuple[tuple[int, int, int], tuple[int, int]]]:
+    """(codes, (bytes, blocks)) of every distinct triple, the largest first."""
+    table = np.stack((first.astype(np.int64), second.astype(np.int64), third.astype(np.int64)))
+    keys, inverse = np.unique(table, axis=1, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    total = np.zeros(keys.shape[1], np.int64)
+    np.add.at(total, inverse, sizes)
+    blocks = np.bincount(inverse, minlength=keys.shape[1])
+    order = np.argsort(-total, kind="stable").tolist()
+    return [
+        ((int(keys[0, i]), int(keys[1, i]), int(keys[2, i])), (int(total[i]), int(blocks[i])))
+        for i in order
+    ]

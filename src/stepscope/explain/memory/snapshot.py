@@ -1,0 +1,284 @@
+"""A CUDA memory snapshot explained: its state at the end, its history played back, who allocated.
+
+The history is a ring that may have lost its beginning, but never its end: levels are counted
+backwards from the state the snapshot shows. The allocator notes what was asked for; blocks are
+multiples of 512 bytes, so that is what an allocation counts as.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from stepscope.explain.lines import is_library
+from stepscope.explain.memory.captured import fragmentation_of
+from stepscope.explain.memory.sites import largest_sites
+from stepscope.explain.memory.timeline import thinned
+from stepscope.records.memory import (
+    ACTIONS,
+    BLOCK_STATES,
+    CATEGORIES,
+    Fragmentation,
+    Memory,
+    MemoryTimeline,
+    OutOfMemory,
+    SiteBytes,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.records.memory import Categories, History, Snapshot
+
+    Int64 = NDArray[np.int64]
+    Rows = NDArray[np.intp]
+
+_ALLOC, _FREE = ACTIONS.index("alloc"), ACTIONS.index("free_requested")
+_TAKES = [ACTIONS.index(name) for name in ("segment_alloc", "segment_map")]
+_GIVES = [ACTIONS.index(name) for name in ("segment_free", "segment_unmap")]
+_OOM = ACTIONS.index("oom")
+_ALLOCATED, _INACTIVE = BLOCK_STATES.index("active_allocated"), BLOCK_STATES.index("inactive")
+_ROUNDING = 512
+BEFORE = "(before the history began)"
+UNKNOWN = "(no stack recorded)"
+NO_CATEGORIES = (
+    "a snapshot does not say what a block is for: all of it is in other, and by_site tells who "
+    "allocated it"
+)
+NO_STACKS = (
+    "the snapshot has no stacks: record with "
+    "torch.cuda.memory._record_memory_history(stacks='python')"
+)
+NO_HISTORY = (
+    "the snapshot has no history: its last state is told, not its peak (call "
+    "torch.cuda.memory._record_memory_history() before the steps)"
+)
+
+
+class _Played(msgspec.Struct, frozen=True, kw_only=True):
+    """A device's history with levels right after every event."""
+
+    history: History
+    allocated: Int64
+    reserved: Int64
+    allocates: Rows
+    released: Int64  # for each of `allocates`: the row of its release, or the history's length
+    freed_from_before: Rows  # releases of what the history did not see allocated
+    peak: int
+
+
+def memory_of_snapshot(snapshot: Snapshot, limit_bytes: int | None = None) -> Memory:
+    """Of the device that most was reserved on."""
+    device, others = _device(snapshot)
+    here = snapshot.segments.device == device
+    mine = here[snapshot.blocks.segment]
+    held = mine & (snapshot.blocks.state == _ALLOCATED)
+    free = mine & (snapshot.blocks.state == _INACTIVE)
+    size = snapshot.blocks.size_bytes
+    allocated, reserved = int(size[held].sum()), int(snapshot.segments.total_bytes[here].sum())
+    history = next((each for each in snapshot.histories if each.device == device), None)
+    played = _play(history, allocated, reserved) if history is not None else None
+    peak, at_peak = (allocated, reserved) if played is None else _top(played)
+    at_end = _at_end(allocated, reserved, size[free])
+    notes = [NO_CATEGORIES]
+    if played is None:
+        notes.append(NO_HISTORY)
+    if not snapshot.stacks:
+        notes.append(NO_STACKS)
+    if others:
+        notes.append(f"other devices are in the snapshot too and are not told: {others}")
+    if snapshot.unknown_actions:
+        notes.append(f"actions that are not known: {', '.join(snapshot.unknown_actions[:5])}")
+    categories: Categories = dict.fromkeys(CATEGORIES)
+    return Memory(
+        source="snapshot",
+        device="cuda",
+        peak_bytes=peak,
+        reserved_bytes=at_peak,
+        phase=None,
+        measured="the last state"
+        if played is None
+        else "the highest point of the recorded history",
+        categories={**categories, "other": peak},
+        by_site=_sites(snapshot, held, played, peak),
+        timeline=_timeline(played) if played is not None else None,
+        fragmentation=fragmentation_of(peak, at_peak) if played is not None else at_end,
+        at_end=at_end,
+        out_of_memory=_failures(snapshot, played),
+        limit_bytes=_limit(limit_bytes, played),
+        notes=tuple(notes),
+    )
+
+
+def _device(snapshot: Snapshot) -> tuple[int, list[int]]:
+    reserved: dict[int, int] = {each.device: 0 for each in snapshot.histories if len(each)}
+    for device, size in zip(
+        snapshot.segments.device.tolist(), snapshot.segments.total_bytes.tolist(), strict=True
+    ):
+        reserved[device] = reserved.get(device, 0) + size
+    if not reserved:
+        return 0, []
+    chosen = max(reserved, key=lambda device: reserved[device])
+    return chosen, sorted(device for device in reserved if device != chosen)
+
+
+def _play(history: History, allocated_end: int, reserved_end: int) -> _Played | None:
+    if not len(history):
+        return None
+    action, size = history.action, history.size_bytes
+    rounded = -(-size // _ROUNDING) * _ROUNDING
+    moves = np.flatnonzero((action == _ALLOC) | (action == _FREE))
+    allocates, released, strangers = _pair(history, moves)
+    delta = np.zeros(len(history), np.int64)
+    delta[allocates] = rounded[allocates]
+    matched = released < len(history)
+    delta[released[matched]] = -rounded[allocates[matched]]
+    delta[strangers] = -rounded[strangers]
+    taken = np.where(np.isin(action, _TAKES), size, 0) - np.where(np.isin(action, _GIVES), size, 0)
+    level = allocated_end - (delta.sum() - np.cumsum(delta))
+    return _Played(
+        history=history,
+        allocated=level,
+        reserved=reserved_end - (taken.sum() - np.cumsum(taken)),
+        allocates=allocates,
+        released=released,
+        freed_from_before=strangers,
+        peak=int(level.argmax()),
+    )
+
+
+def _pair(history: History, moves: Rows) -> tuple[Rows, Int64, Rows]:
+    """Allocations, the release of each, and releases without an allocation."""
+    order = moves[np.argsort(history.address[moves], kind="stable")]
+    first, second = order[:-1], order[1:]
+    joined = history.address[first] == history.address[second]
+    joined &= (history.action[first] == _ALLOC) & (history.action[second] == _FREE)
+    released = np.full(len(history), len(history), np.int64)
+    released[first[joined]] = second[joined]
+    known = np.zeros(len(history), np.bool_)
+    known[second[joined]] = True
+    allocates = np.flatnonzero(history.action == _ALLOC)
+    strangers = np.flatnonzero((history.action == _FREE) & ~known)
+    return allocates, released[allocates], strangers
+
+
+def _top(played: _Played) -> tuple[int, int]:
+    return int(played.allocated[played.peak]), int(played.reserved[played.peak])
+
+
+def _at_end(allocated: int, reserved: int, free: Int64) -> Fragmentation | None:
+    if not reserved:
+        return None
+    return Fragmentation(
+        at="end",
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        share=max(0.0, 1 - allocated / reserved),
+        largest_free_bytes=int(free.max(initial=0)),
+        free_blocks=len(free),
+    )
+
+
+def _limit(given: int | None, played: _Played | None) -> int | None:
+    """What the user said; else what the device turned out to hold when it had no more."""
+    if given is not None or played is None:
+        return given
+    failures = np.flatnonzero(played.history.action == _OOM)
+    if not len(failures):
+        return None
+    whole = played.reserved[failures] + np.maximum(played.history.address[failures], 0)
+    return int(whole.max())
+
+
+def _timeline(played: _Played) -> MemoryTimeline:
+    time = played.history.time_us * 1000
+    if (time < 0).any() or (np.diff(time) < 0).any():
+        time = np.arange(len(played.history), dtype=np.int64)  # then by event
+    rows = thinned(time, played.allocated)
+    start = int(time[0])
+    return MemoryTimeline(
+        of="the recorded history",
+        start_ns=start,
+        time_ns=tuple((time[rows] - start).tolist()),
+        allocated_bytes=tuple(played.allocated[rows].tolist()),
+        reserved_bytes=tuple(played.reserved[rows].tolist()),
+        categories={},
+    )
+
+
+def _sites(
+    snapshot: Snapshot, held: NDArray[np.bool_], played: _Played | None, peak: int
+) -> tuple[SiteBytes, ...]:
+    """What is held at the peak, by who allocated it; they add up to the peak."""
+    stacks, sizes = _held_at_end(snapshot, held, played)
+    if played is not None:
+        alive = (played.allocates <= played.peak) & (played.released > played.peak)
+        rows = played.allocates[alive]
+        asked = played.history.size_bytes[rows]
+        stacks = np.append(stacks, played.history.stack[rows])
+        sizes = np.append(sizes, -(-asked // _ROUNDING) * _ROUNDING)
+    codes = stacks.astype(np.int64) + 1
+    total = np.zeros(len(snapshot.stacks) + 1, np.int64)
+    np.add.at(total, codes, sizes)
+    blocks = np.bincount(codes, minlength=len(total))
+    merged: dict[tuple[str, str | None, int | None, str], list[int]] = {}
+    for code in np.flatnonzero(blocks).tolist():
+        site = _site(snapshot.stacks[code - 1]) if code else (UNKNOWN, None, None, "")
+        sums = merged.setdefault(site, [0, 0])
+        sums[0] += int(total[code])
+        sums[1] += int(blocks[code])
+    left = peak - sum(size for size, _ in merged.values())
+    if left > 0:
+        merged[(BEFORE, None, None, "")] = [left, 0]
+    return largest_sites(
+        SiteBytes(operator=what, file=file, line=line, function=name, size_bytes=size, blocks=many)
+        for (what, file, line, name), (size, many) in merged.items()
+    )
+
+
+def _held_at_end(
+    snapshot: Snapshot, held: NDArray[np.bool_], played: _Played | None
+) -> tuple[NDArray[np.int32], Int64]:
+    """Blocks alive at the end that the history did not see allocated: they were there all along."""
+    rows = np.flatnonzero(held)
+    if played is not None:
+        alive = played.released == len(played.history)
+        seen = played.history.address[played.allocates[alive]]
+        rows = rows[~np.isin(snapshot.blocks.address[rows], seen)]
+    return snapshot.blocks.stack[rows], snapshot.blocks.size_bytes[rows]
+
+
+def _site(stack: tuple[tuple[str, int, str], ...]) -> tuple[str, str | None, int | None, str]:
+    """The innermost frame of the user's own code; of any Python else; else the innermost."""
+    python = [frame for frame in stack if frame[0].endswith(".py")]
+    own = [frame for frame in python if not is_library(f"{frame[0]}({frame[1]}): {frame[2]}")]
+    file, line, name = (own or python or list(stack))[0]
+    inner = stack[0]
+    what = inner[2] if inner[0] != file or inner[2] != name else ""
+    told = file.endswith(".py") and line > 0
+    return what or name or UNKNOWN, file if told else None, line if told else None, name
+
+
+def _failures(snapshot: Snapshot, played: _Played | None) -> tuple[OutOfMemory, ...]:
+    if played is None:
+        return ()
+    history = played.history
+    out = []
+    for row in np.flatnonzero(history.action == _OOM).tolist():
+        code = int(history.stack[row])
+        _, file, line, name = _site(snapshot.stacks[code]) if code >= 0 else ("", None, None, "")
+        free = int(history.address[row])
+        out.append(
+            OutOfMemory(
+                asked_bytes=int(history.size_bytes[row]),
+                device_free_bytes=free if free > 0 else None,
+                allocated_bytes=int(played.allocated[row]),
+                reserved_bytes=int(played.reserved[row]),
+                file=file,
+                line=line,
+                function=name,
+            )
+        )
+    return tuple(out)

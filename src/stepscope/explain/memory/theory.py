@@ -1,0 +1,166 @@
+"""Arithmetic on bytes: what a rank holds at each ZeRO stage, what a transformer keeps for backward.
+
+Pure functions. Sizes are bytes; P is the number of ranks that share.
+
+ZeRO divides optimizer state (stage 1), gradients too (2), parameters too (3). With mixed-precision
+Adam a parameter takes 2 + 2 + 12 bytes: 16, 4 + 12/P, 2 + 14/P, 16/P. Communication is that of
+plain data parallelism in stages 1 and 2, and 1.5 times it in stage 3, which gathers parameters
+twice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stepscope.records.memory import ActivationTheory, Theory, ZeroRow
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STAGES = (0, 1, 2, 3)
+RANKS = tuple(2**power for power in range(11))  # 1 to 1024
+VOLUME = (1.0, 1.0, 1.0, 1.5)
+MIXED_ADAM = (2, 2, 12)  # bytes of a parameter, its gradient, its optimizer state
+
+
+def zero_bytes(stage: int, ranks: int, *, parameters: int, gradients: int, optimizer: int) -> int:
+    """What each rank holds; what does not divide evenly is padded."""
+    whole = (parameters, gradients, optimizer)
+    divided = (stage >= 3, stage >= 2, stage >= 1)
+    return sum(
+        -(-size // ranks) if shared else size for size, shared in zip(whole, divided, strict=True)
+    )
+
+
+def bytes_per_parameter(
+    stage: int, ranks: int, each: tuple[float, float, float] = MIXED_ADAM
+) -> float:
+    """The same of one parameter."""
+    divided = (stage >= 3, stage >= 2, stage >= 1)
+    return sum(size / ranks if shared else size for size, shared in zip(each, divided, strict=True))
+
+
+def zero_table(
+    *, parameters: int, gradients: int, optimizer: int, ranks: Sequence[int] = RANKS
+) -> tuple[ZeroRow, ...]:
+    """Every stage with every number of ranks."""
+    return tuple(
+        ZeroRow(
+            stage=stage,
+            ranks=many,
+            size_bytes=zero_bytes(
+                stage, many, parameters=parameters, gradients=gradients, optimizer=optimizer
+            ),
+            volume=VOLUME[stage],
+        )
+        for stage in STAGES
+        for many in ranks
+    )
+
+
+def whole_model(measured: tuple[int, int, int], *, stage: int, shards: int) -> tuple[int, int, int]:
+    """Parameters, gradients and optimizer state before they were divided over `shards` ranks."""
+    parameters, gradients, optimizer = measured
+    return (
+        parameters * (shards if stage >= 3 else 1),
+        gradients * (shards if stage >= 2 else 1),
+        optimizer * (shards if stage >= 1 else 1),
+    )
+
+
+class Transformer(msgspec.Struct, frozen=True, kw_only=True):
+    """A transformer as the shapes of its operators tell it."""
+
+    layers: int
+    width: int
+    heads: int
+    key_heads: int  # as many, or fewer where queries share keys and values
+    head_width: int
+    length: int
+    batch: int
+    feedforward: int
+    gated: bool  # two projections up, multiplied
+    vocabulary: int | None  # None: no head over a vocabulary
+    compute_bytes: int  # of an element in matrix products
+    residual_bytes: int  # of an element between blocks
+    fused_attention: bool  # scores are never stored
+    dropout_bytes: int = 0  # masks of a whole step
+    cast_bytes: int = 0  # weights cast to the compute type: they do not grow with the batch
+
+
+def token_bytes(model: Transformer) -> int:
+    """Kept for backward, for one token of the sequence.
+
+    A block keeps: the inputs of both norms (residual type); the outputs of both norms, queries,
+    keys, values and the attention's output; what goes into and comes out of the activation (a
+    gated one keeps both projections, the activation and their product); of attention either one
+    log-sum for each head or the scores. After the blocks: the last norm's input and output, and
+    of the loss the log-probabilities in fp32 (under autocast once more in the compute type).
+    """
+    e, r, h = model.compute_bytes, model.residual_bytes, model.width
+    attention = model.heads * model.head_width
+    keys = 2 * model.key_heads * model.head_width
+    middle = (4 if model.gated else 2) * model.feedforward
+    scores = model.heads * (4 if model.fused_attention else model.length * e)
+    block = 2 * r * h + (2 * h + 2 * attention + keys + middle) * e + scores
+    head = 0
+    if model.vocabulary is not None:
+        head = (r + e) * h + model.vocabulary * (4 + (e if e < 4 else 0))
+    return model.layers * block + head
+
+
+def formula_words(model: Transformer) -> str:
+    """The same as a formula with this model's sizes put in."""
+    per_block = f"2rh + (2h + 2ad + 2kd + {4 if model.gated else 2}f)e + "
+    per_block += "4a" if model.fused_attention else "ase"
+    head = ""
+    if model.vocabulary is not None:
+        head = " + (r + e)h + " + ("(4 + e)V" if model.compute_bytes < 4 else "4V")
+    sizes = (
+        f"L={model.layers}, h={model.width}, a={model.heads}, k={model.key_heads}, "
+        f"d={model.head_width}, f={model.feedforward}, s={model.length}, b={model.batch}, "
+        f"V={model.vocabulary or 0}, e={model.compute_bytes}, r={model.residual_bytes}"
+    )
+    cast = " + cast weights" if model.cast_bytes else ""
+    dropout = " + dropout masks" if model.dropout_bytes else ""
+    return f"b·s·[L·({per_block}){head}]{dropout}{cast} with {sizes}"
+
+
+def transformer_activations(model: Transformer, measured_bytes: int | None) -> ActivationTheory:
+    """The formula's answer for the batch at hand."""
+    per_sample = token_bytes(model) * model.length + model.dropout_bytes // max(model.batch, 1)
+    return ActivationTheory(
+        model=f"transformer of {model.layers} blocks, nothing recomputed",
+        formula=formula_words(model),
+        per_sample_bytes=per_sample,
+        total_bytes=per_sample * model.batch + model.cast_bytes,
+        measured_bytes=measured_bytes,
+    )
+
+
+def make_theory(
+    measured: tuple[int, int, int],
+    *,
+    sharding: tuple[int, int] | None,
+    activations: ActivationTheory | None,
+) -> Theory:
+    """`measured` is a rank's parameters, gradients and optimizer state; `sharding` (stage, P)."""
+    stage, shards = sharding or (0, 1)
+    parameters, gradients, optimizer = whole_model(measured, stage=stage, shards=shards)
+    notes = []
+    if shards > 1:
+        notes.append(
+            f"the model is already sharded over {shards} ranks (ZeRO stage {stage}): the whole is "
+            "what this rank holds times that"
+        )
+    return Theory(
+        parameters_bytes=parameters,
+        gradients_bytes=gradients,
+        optimizer_bytes=optimizer,
+        shards=shards,
+        zero=zero_table(parameters=parameters, gradients=gradients, optimizer=optimizer),
+        activations=activations,
+        notes=tuple(notes),
+    )

@@ -1,0 +1,170 @@
+"""Memory from a trace's allocator events alone: a step's timeline, its peak, what was for what.
+
+What was there before the window and stays is told apart only where gradients come and go: every
+trained parameter has a gradient of its size, and the optimizer's name says what it keeps for each.
+What cannot be told is "other", and a note says so.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from stepscope.explain.memory.batch import line_of
+from stepscope.explain.memory.captured import fragmentation_of
+from stepscope.explain.memory.growth import growth_of_trace
+from stepscope.explain.memory.lifetimes import OPTIMIZER, Phase, find_lifetimes
+from stepscope.explain.memory.sites import modules_at, sites_at
+from stepscope.explain.memory.timeline import step_timeline
+from stepscope.explain.work import rows_named
+from stepscope.records.memory import CATEGORIES, Memory
+from stepscope.records.trace import HostKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.memory.lifetimes import Lifetimes
+    from stepscope.records.explanation import Steps
+    from stepscope.records.memory import BatchLine, Categories
+    from stepscope.records.trace import Trace
+
+    Int64 = NDArray[np.int64]
+
+# Values that an optimizer keeps for each parameter, of its size.
+KEPT = {
+    "Adam": 2,
+    "AdamW": 2,
+    "NAdam": 2,
+    "RAdam": 2,
+    "Adamax": 2,
+    "Adadelta": 2,
+    "Adagrad": 1,
+    "RMSprop": 1,
+    "Lion": 1,
+}
+_OPTIMIZER_NAME = re.compile(r"^Optimizer\.step#(\w+)\.step$")
+_PHASES = {
+    Phase.FORWARD: "forward",
+    Phase.BACKWARD: "backward",
+    Phase.OPTIMIZER: "optimizer",
+    Phase.ZERO_GRAD: "zero_grad",
+}
+_PARAMETERS, _GRADIENTS, _OPTIMIZER, _OTHER = (
+    CATEGORIES.index(name) for name in ("parameters", "gradients", "optimizer", "other")
+)
+
+
+class TracedMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """The account, and its lines against the batch."""
+
+    memory: Memory
+    peak: Categories
+    kept_other_bytes: int  # of "other" at the peak, what was there before the window
+    in_optimizer: bool
+
+    def lines(self, cast_bytes: int) -> tuple[BatchLine, ...]:
+        """What the window did not allocate is fixed, whatever it is."""
+        held = {name: size or 0 for name, size in self.peak.items()}
+        held["other"] -= self.kept_other_bytes
+        held["buffers"] = held.get("buffers", 0) + self.kept_other_bytes
+        return (
+            line_of(
+                "peak",
+                {**held},
+                cast_bytes=cast_bytes,
+                in_optimizer=self.in_optimizer,
+                other_scales=True,
+            ),
+        )
+
+
+def memory_of_trace(trace: Trace, steps: Steps) -> TracedMemory | None:
+    """None where no allocator events were recorded."""
+    lifetimes = find_lifetimes(trace)
+    if lifetimes is None:
+        return None
+    levels = lifetimes.levels()
+    kept, notes = _told_apart(trace, lifetimes, levels)
+    levels += kept[:, None]
+    # The last of equal peaks: what its step allocated is in the window from the start.
+    peak = int(np.flatnonzero(lifetimes.allocated_bytes == lifetimes.allocated_bytes.max())[-1])
+    allocated = int(lifetimes.allocated_bytes[peak])
+    levels[_OTHER] += lifetimes.allocated_bytes - levels.sum(axis=0)
+    reserved = None if lifetimes.on_cpu else int(lifetimes.reserved_bytes[peak])
+    timeline = step_timeline(lifetimes, levels, peak, steps)
+    categories = _categories(levels[:, peak], kept, levels)
+    memory = Memory(
+        source="trace",
+        device="cpu" if lifetimes.on_cpu else trace.kind,
+        peak_bytes=allocated,
+        reserved_bytes=reserved,
+        phase=_PHASES[Phase(int(lifetimes.phase[peak]))],
+        measured="the window's highest point, from the allocator events of the trace",
+        categories=categories,
+        by_module=modules_at(trace, lifetimes, peak),
+        by_site=sites_at(trace, lifetimes, peak),
+        timeline=timeline,
+        fragmentation=fragmentation_of(allocated, reserved),
+        growth=growth_of_trace(lifetimes, steps),
+        notes=tuple(notes),
+    )
+    return TracedMemory(
+        memory=memory,
+        peak=categories,
+        kept_other_bytes=int(kept[_OTHER]),
+        in_optimizer=int(lifetimes.phase[peak]) == Phase.OPTIMIZER,
+    )
+
+
+def _told_apart(
+    trace: Trace, lifetimes: Lifetimes, levels: Int64
+) -> tuple[NDArray[np.int64], list[str]]:
+    """What was kept all along, by category."""
+    kept = np.zeros(len(CATEGORIES), np.int64)
+    notes = []
+    if not lifetimes.agrees and not lifetimes.on_cpu:
+        notes.append("allocator events are missing from the trace: what they moved is in other")
+    if lifetimes.on_cpu:
+        notes.append("what was allocated before the window is not known on the CPU: not counted")
+        return kept, notes
+    whole, gradients = lifetimes.kept_bytes, int(levels[_GRADIENTS].max(initial=0))
+    name = optimizer_name(trace)
+    values = KEPT.get(name or "", 0)
+    if gradients and whole >= (1 + values) * gradients:
+        kept[_PARAMETERS], kept[_OPTIMIZER] = gradients, values * gradients
+        how = f"{name} keeps {values} values for each" if values else "its state is in other"
+        notes.append(
+            "parameters are taken to be as large as their gradients; the optimizer: "
+            + (how if name else "not marked in the trace, its state is in other")
+        )
+    elif whole:
+        notes.append(
+            "a trace does not say what was allocated before it began: parameters, gradients and "
+            "optimizer state are in other (`stepscope run` tells them apart)"
+        )
+    kept[_OTHER] = whole - int(kept.sum())
+    return kept, notes
+
+
+def optimizer_name(trace: Trace) -> str | None:
+    """AdamW of `Optimizer.step#AdamW.step`; None where steps are not marked, or by several."""
+    host = trace.host
+    rows = rows_named(
+        trace, host, host.kind != HostKind.PYTHON, lambda name: name.startswith(OPTIMIZER)
+    )
+    codes = np.flatnonzero(np.bincount(host.name[rows], minlength=1))
+    names = {match[1] for code in codes if (match := _OPTIMIZER_NAME.match(trace.strings[code]))}
+    return names.pop() if len(names) == 1 else None
+
+
+def _categories(peak: Int64, kept: NDArray[np.int64], levels: Int64) -> Categories:
+    """At the peak; a category that never shows in the trace is not known."""
+    found: Categories = {}
+    for code, name in enumerate(CATEGORIES):
+        told = name in ("activations", "temporaries", "other")
+        told = told or bool(kept[code]) or bool(levels[code].any())
+        found[name] = int(peak[code]) if told else None
+    return found

@@ -1,0 +1,390 @@
+"""A trace -> the graph of it. Replaying the graph unchanged gives the trace back."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec.structs import replace
+
+from stepscope.explain import intervals
+from stepscope.explain.idle import DATA_LOADING, blocking_calls
+from stepscope.explain.replay.beside import communicate
+from stepscope.explain.replay.graph import QUEUE_DEPTH, CallKind, Calls, Phase, StepGraph, Tasks
+from stepscope.explain.work import Kind, launches_of, rows_named
+from stepscope.records.trace import ABSENT, DeviceKind, HostKind
+from stepscope.trace.links import nearest
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.work import Work
+    from stepscope.records.trace import Trace
+
+    Floats = NDArray[np.float64]
+
+_OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
+_THROTTLED_NS = 50_000  # a launch that took longer stood before a full queue
+_LOOKED_AT = 64  # tasks that ended before one that waited for something
+_UNEXPLAINED_NS = 2_000
+_LONGEST_LATENCY_NS = 20_000.0
+_AWAITED_NS = 5_000  # a blocking call may return this much before the device's clock says so
+
+
+def build_graph(trace: Trace, work: Work) -> StepGraph:
+    """The whole trace."""
+    trace, work = _from_zero(trace, work)
+    if work.on_host:
+        return _host_graph(trace, work)
+    launch = launches_of(trace, work)
+    rows, kind = _call_rows(trace, work, launch)
+    place = np.full(len(trace.host) + 1, ABSENT, np.int32)
+    place[rows] = np.arange(len(rows), dtype=np.int32)
+    call = _with_unlinked(work, place[launch])  # launch -1 reads the last place, which is absent
+    order = np.lexsort((work.start_ns, call))
+    call = call[order]
+    begin = _origin(trace, work, rows)
+    tasks = _tasks(trace, work, order, call, rows, begin)
+    calls, depth = _calls(trace, work, rows, kind, begin, order, call)
+    calls = _awaiting(trace, work, calls, rows, tasks.stream, order, call)
+    return StepGraph(
+        calls=calls,
+        tasks=tasks,
+        streams=int(tasks.stream.max(initial=-1)) + 1,
+        end_ns=0.0,
+        queue_depth=depth,
+    )
+
+
+def _from_zero(trace: Trace, work: Work) -> tuple[Trace, Work]:
+    """Times from the first event: nanoseconds since 1970 are more than a float can hold."""
+    first = [int(times.min()) for times in (trace.host.start_ns, work.start_ns) if len(times)]
+    begin = min(first, default=0)
+    host = replace(trace.host, start_ns=trace.host.start_ns - begin)
+    return replace(trace, host=host), replace(
+        work, start_ns=work.start_ns - begin, end_ns=work.end_ns - begin
+    )
+
+
+# The host's lane
+
+
+def _call_rows(
+    trace: Trace, work: Work, launch: NDArray[np.int32]
+) -> tuple[NDArray[np.intp], NDArray[np.int8]]:
+    """Runtime calls that launch or wait, in order of their start."""
+    host = trace.host
+    kinds = np.zeros(len(host), np.int8)
+    waiting = blocking_calls(trace)
+    kinds[waiting[np.isin(host.thread[waiting], work.threads)]] = CallKind.WAIT
+    kinds[launch[launch >= 0]] = CallKind.LAUNCH
+    rows = np.flatnonzero(kinds)
+    rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
+    return rows, kinds[rows]
+
+
+def _origin(trace: Trace, work: Work, rows: NDArray[np.intp]) -> int:
+    first = [int(work.start_ns.min())] if len(work) else []
+    if len(rows):
+        first.append(int(trace.host.start_ns[rows[0]]))
+    return min(first, default=0)
+
+
+def _calls(
+    trace: Trace,
+    work: Work,
+    rows: NDArray[np.intp],
+    kind: NDArray[np.int8],
+    begin: int,
+    chosen: NDArray[np.intp],
+    call: NDArray[np.int32],
+) -> tuple[Calls, int]:
+    host = trace.host
+    start = host.start_ns[rows].astype(np.float64) - begin
+    own = host.dur_ns[rows].astype(np.float64)
+    end = np.maximum.accumulate(start + own) if len(rows) else start
+    before = np.append(0.0, end[:-1])
+    gap = np.maximum(start - before, 0.0)
+    own = np.maximum(end - np.maximum(start, before), 0.0)
+    own, depth = _unthrottled(work, kind, own, start + begin, chosen, call)
+    operator = _outermost_operator(trace, rows)
+    inside, runtime = _inside(trace, work, before + begin, start + begin)
+    calls = Calls(
+        kind=kind,
+        gap_ns=gap,
+        operators_ns=inside,
+        runtime_ns=runtime,
+        call_ns=own,
+        tail_ns=np.zeros(len(rows)),
+        phase=_phases(trace, rows),
+        row=rows.astype(np.int32),
+        operator=operator,
+        frames=_frames_between(trace, work, before + begin, start + begin),
+        awaits=((),) * len(rows),
+    )
+    return calls, depth
+
+
+def _unthrottled(
+    work: Work,
+    kind: NDArray[np.int8],
+    own: Floats,
+    called: Floats,
+    chosen: NDArray[np.intp],
+    call: NDArray[np.int32],
+) -> tuple[Floats, int]:
+    """Launches without what they waited at a full queue, and how deep that queue is."""
+    launching = np.flatnonzero(kind == CallKind.LAUNCH)
+    if not len(launching):
+        return own, QUEUE_DEPTH
+    usual = float(np.median(own[launching]))
+    slow = launching[own[launching] > max(_THROTTLED_NS, 5 * usual)]
+    if not len(slow):
+        return own, QUEUE_DEPTH
+    launched = np.searchsorted(call, slow)
+    started = np.searchsorted(np.sort(work.start_ns[chosen]), called[slow])
+    ahead = launched - started
+    full = ahead > QUEUE_DEPTH // 4
+    own = own.copy()
+    own[slow[full]] = usual
+    return own, int(np.median(ahead[full])) if full.any() else QUEUE_DEPTH
+
+
+def _outermost_operator(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int32]:
+    host = trace.host
+    operator = host.kind == HostKind.OPERATOR
+    found = nearest(host, operator)[rows]
+    above = np.where(found >= 0, host.parent[np.maximum(found, 0)], ABSENT)
+    up = nearest(host, operator)
+    while True:
+        outer = np.where(above >= 0, up[np.maximum(above, 0)], ABSENT)
+        if not (outer >= 0).any():
+            return found.astype(np.int32)
+        found = np.where(outer >= 0, outer, found)
+        above = np.where(outer >= 0, host.parent[np.maximum(found, 0)], ABSENT)
+
+
+def _phases(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int8]:
+    host = trace.host
+    named = host.kind <= HostKind.ANNOTATION
+    phase = np.full(len(rows), Phase.FORWARD, np.int8)
+    backward = (host.forward_thread > 0) | rows_named(
+        trace, host, named, lambda name: name.startswith("autograd::engine")
+    )
+    phase[nearest(host, backward)[rows] >= 0] = Phase.BACKWARD
+    for code, pattern in ((Phase.OPTIMIZER, _OPTIMIZER), (Phase.DATA, DATA_LOADING)):
+        inside = nearest(host, rows_named(trace, host, named, pattern.search))[rows] >= 0
+        phase[inside] = code
+    return phase
+
+
+def _inside(trace: Trace, work: Work, start: Floats, end: Floats) -> tuple[Floats, Floats]:
+    """Of each gap: what passed inside operators, and inside runtime calls."""
+    host = trace.host
+    mine = np.isin(host.thread, work.threads)
+    runtime = _covered(trace, mine & (host.kind == HostKind.RUNTIME), start, end)
+    both = mine & ((host.kind == HostKind.RUNTIME) | (host.kind == HostKind.OPERATOR))
+    return np.maximum(_covered(trace, both, start, end) - runtime, 0.0), runtime
+
+
+def _covered(trace: Trace, rows: NDArray[np.bool_], start: Floats, end: Floats) -> Floats:
+    """How much of each stretch the rows' union covers."""
+    begun = trace.host.start_ns[rows]
+    starts, ends = intervals.union(begun, begun + trace.host.dur_ns[rows])
+    if not len(starts):
+        return np.zeros(len(start))
+    edges = np.stack((starts, ends), axis=1).reshape(-1)
+    total = np.cumsum(np.stack((np.zeros(len(starts)), ends - starts), axis=1).reshape(-1))
+    found: Floats = np.interp(end, edges, total) - np.interp(start, edges, total)
+    return np.maximum(found, 0.0)
+
+
+def _frames_between(trace: Trace, work: Work, start: Floats, end: Floats) -> Floats:
+    host = trace.host
+    frame = (host.kind == HostKind.PYTHON) & np.isin(host.thread, work.threads)
+    begun = np.sort(host.start_ns[frame])
+    return (np.searchsorted(begun, end) - np.searchsorted(begun, start)).astype(np.float64)
+
+
+def _awaiting(
+    trace: Trace,
+    work: Work,
+    calls: Calls,
+    rows: NDArray[np.intp],
+    stream_of: NDArray[np.int32],
+    chosen: NDArray[np.intp],
+    call: NDArray[np.int32],
+) -> Calls:
+    """Which streams a blocking call waits for: those whose last task had ended when it returned."""
+    host = trace.host
+    waiting = np.flatnonzero(calls.kind == CallKind.WAIT)
+    if not len(waiting):
+        return calls
+    awaits, own, tail = list(calls.awaits), calls.call_ns.copy(), calls.tail_ns.copy()
+    streams = int(stream_of.max(initial=-1)) + 1
+    ends = work.end_ns[chosen]
+    by_stream = [np.flatnonzero(stream_of == stream) for stream in range(streams)]
+    for number in waiting.tolist():
+        start = int(host.start_ns[rows[number]])
+        returned = start + int(host.dur_ns[rows[number]])
+        last = 0
+        awaited = []
+        for stream, mine in enumerate(by_stream):
+            place = int(np.searchsorted(call[mine], number)) - 1
+            if place < 0:
+                continue
+            end = int(ends[mine[place]])
+            if end <= returned + _AWAITED_NS:
+                awaited.append(stream)
+                last = max(last, end)
+        awaits[number] = tuple(awaited)
+        if last > start:
+            tail[number] = max(0, returned - last)
+            own[number] = min(own[number], tail[number])
+    return replace(calls, call_ns=own, tail_ns=tail, awaits=tuple(awaits))
+
+
+# The device
+
+
+def _with_unlinked(work: Work, call: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Tasks whose launch was not recorded go with the call before them on the device's clock."""
+    lost = np.flatnonzero(call < 0)
+    if not len(lost):
+        return call
+    linked = np.flatnonzero(call >= 0)
+    order = linked[np.argsort(work.start_ns[linked], kind="stable")]
+    place = np.searchsorted(work.start_ns[order], work.start_ns[lost], side="right") - 1
+    call = call.copy()
+    call[lost] = call[order[np.maximum(place, 0)]] if len(order) else 0
+    return call
+
+
+def _tasks(
+    trace: Trace,
+    work: Work,
+    chosen: NDArray[np.intp],
+    call: NDArray[np.int32],
+    rows: NDArray[np.intp],
+    begin: int,
+) -> Tasks:
+    device = trace.device
+    start = work.start_ns[chosen].astype(np.float64) - begin
+    end = work.end_ns[chosen].astype(np.float64) - begin
+    lane = (
+        device.device[work.rows[chosen]].astype(np.int64) << 32
+        | device.stream[work.rows[chosen]].astype(np.int64) & 0xFFFFFFFF
+    )
+    stream = np.unique(lane, return_inverse=True)[1].astype(np.int32).reshape(-1)
+    called = (
+        trace.host.start_ns[rows[call]].astype(np.float64) - begin
+        if len(rows)
+        else np.zeros(len(call))
+    )
+    before = _previous_end(stream, end)
+    spacing, latency = start - before, start - called
+    free = before <= called
+    # A free stream may wait for another one: only the shortest latencies are the launch's own.
+    usual_latency = min(_low(latency[free & (latency > 0)], 0.05, 5_000.0), _LONGEST_LATENCY_NS)
+    usual_spacing = _low(spacing[~free & (spacing >= 0)], 0.25, 1_000.0)
+    after = _awaited_tasks(trace, work, chosen, stream, start, end, spacing, latency, usual_latency)
+    elsewhere = after >= 0
+    return Tasks(
+        call=call,
+        stream=stream,
+        dur_ns=end - start,
+        spacing_ns=np.where(free | elsewhere, np.minimum(spacing, usual_spacing), spacing),
+        latency_ns=np.where(free & ~elsewhere, latency, np.minimum(latency, usual_latency)),
+        kind=work.kind[chosen],
+        row=work.rows[chosen].astype(np.int32),
+        after=after,
+        after_ns=np.where(elsewhere, np.maximum(start - end[after], 0.0), 0.0),
+    )
+
+
+def _previous_end(stream: NDArray[np.int32], end: Floats) -> Floats:
+    """End of the task before it on its stream; long ago for the first."""
+    before = np.full(len(end), -1e15)
+    for each in range(int(stream.max(initial=-1)) + 1):
+        mine = np.flatnonzero(stream == each)
+        before[mine[1:]] = end[mine[:-1]]
+    return before
+
+
+def _low(values: Floats, share: float, default: float) -> float:
+    return float(np.quantile(values, share)) if len(values) else default
+
+
+def _awaited_tasks(
+    trace: Trace,
+    work: Work,
+    chosen: NDArray[np.intp],
+    stream: NDArray[np.int32],
+    start: Floats,
+    end: Floats,
+    spacing: Floats,
+    latency: Floats,
+    usual_latency: float,
+) -> NDArray[np.int32]:
+    """A task that neither its stream nor its launch held back waited for another stream.
+
+    Communication also waits for what its own stream's events say: the compute launched before it.
+    """
+    after = np.full(len(start), ABSENT, np.int32)
+    if int(stream.max(initial=0)) == 0:
+        return after
+    unexplained = np.minimum(spacing, latency - usual_latency)
+    order = np.argsort(end, kind="stable")
+    ended = end[order]
+    for task in np.flatnonzero(unexplained > _UNEXPLAINED_NS).tolist():
+        place = int(np.searchsorted(ended, start[task], side="right")) - 1
+        for other in order[max(0, place - _LOOKED_AT) : place + 1][::-1].tolist():
+            if start[task] - end[other] >= unexplained[task]:
+                break
+            if stream[other] != stream[task] and other < task:
+                after[task] = other
+                break
+    comm = (work.kind[chosen] == Kind.COMM) & (after < 0)
+    compute = np.flatnonzero(
+        (work.kind[chosen] == Kind.COMPUTE)
+        & (trace.device.kind[work.rows[chosen]] == DeviceKind.KERNEL)
+    )
+    for task in np.flatnonzero(comm).tolist():
+        place = int(np.searchsorted(compute, task)) - 1
+        if place >= 0 and end[compute[place]] <= start[task]:
+            after[task] = compute[place]
+    return after
+
+
+# The CPU as the device
+
+
+def _host_graph(trace: Trace, work: Work) -> StepGraph:
+    """Operators are the host's own calls; what communication threads do are tasks beside them."""
+    host = trace.host
+    mine = np.isin(host.thread[work.rows], work.threads)
+    own = np.flatnonzero(mine)
+    own = own[np.argsort(work.start_ns[own], kind="stable")]
+    begin = work.extent[0]
+    start = (work.start_ns[own] - begin).astype(np.float64)
+    end = np.maximum.accumulate((work.end_ns[own] - begin).astype(np.float64))
+    before = np.append(0.0, end[:-1]) if len(own) else end
+    rows = work.rows[own]
+    calls = Calls(
+        kind=np.full(len(own), CallKind.PLAIN, np.int8),
+        gap_ns=np.maximum(start - before, 0.0),
+        operators_ns=np.zeros(len(own)),
+        runtime_ns=np.zeros(len(own)),
+        call_ns=np.maximum(end - np.maximum(start, before), 0.0),
+        tail_ns=np.zeros(len(own)),
+        phase=_phases(trace, rows),
+        row=rows.astype(np.int32),
+        operator=rows.astype(np.int32),
+        frames=_frames_between(trace, work, before + begin, start + begin),
+        awaits=((),) * len(own),
+    )
+    beside = np.flatnonzero(~mine)
+    beside = beside[np.argsort(work.start_ns[beside], kind="stable")]
+    calls, tasks, streams = communicate(trace, work, calls, start + begin, beside)
+    return StepGraph(calls=calls, tasks=tasks, streams=streams, end_ns=0.0)

@@ -1,0 +1,82 @@
+"""What the profiler cost a training on the CPU: so much for every operator and Python function.
+
+On a CPU operators are long and their own time is real work, so no factor fits all of them; what
+recording costs is the same for each event. How much shows in operators that only call another (see
+overhead.find_slowness): an event costs 1.8 µs where those take as long as usual, with shapes or
+without, and in proportion. Fitted to five models (two MLPs, a convolution net, a transformer, an
+LSTM) timed with and without the profiler; docs/scale-out.md has the table.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec.structs import replace
+
+from stepscope.explain.replay.graph import CallKind
+from stepscope.records.trace import DeviceKind, HostKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.replay.graph import StepGraph
+    from stepscope.records.trace import Trace
+
+OPERATOR_NS = 1_800.0
+FRAME_NS = 1_500.0
+# Of a trace that does not tell: recording shapes makes such operators slower themselves.
+_SLOWNESS = {True: 1.3, False: 0.82}
+_SPREAD, _SPREAD_UNTOLD = 0.22, 0.4  # of the cost, one standard deviation
+_MOST = 0.8  # of a call's or a gap's time
+
+
+def runs_on_host(trace: Trace) -> bool:
+    """The CPU is the device: no kernel, copy or memset was recorded."""
+    return not bool((trace.device.kind <= DeviceKind.MEMSET).any())
+
+
+def without_profiler_on_cpu(
+    graph: StepGraph, trace: Trace, slowness: float | None
+) -> tuple[StepGraph, float]:
+    """The step without what recording cost, and the spread of the logarithm of the host's time."""
+    shapes = bool(trace.facts.get("record_shapes", True))
+    slow = slowness or _SLOWNESS[shapes]
+    calls = graph.calls
+    if not len(calls):
+        return graph, 0.0
+    operators, frames = (
+        _events_of(trace, graph, kind) for kind in (HostKind.OPERATOR, HostKind.PYTHON)
+    )
+    cost = slow * (OPERATOR_NS * operators + FRAME_NS * frames)
+    own = np.minimum(cost, _MOST * calls.call_ns)
+    before = np.minimum(cost - own, _MOST * calls.gap_ns)
+    lighter = replace(
+        graph,
+        calls=replace(
+            calls,
+            call_ns=calls.call_ns - own,
+            gap_ns=calls.gap_ns - before,
+            frames=np.zeros(len(calls)),
+        ),
+    )
+    spread = _SPREAD if slowness else _SPREAD_UNTOLD
+    taken = float(own.sum() + before.sum())
+    return lighter, spread * taken / max(lighter.host_ns, 1.0)
+
+
+def _events_of(trace: Trace, graph: StepGraph, kind: HostKind) -> NDArray[np.float64]:
+    """Events that began between each call and the next; the last call has those inside it."""
+    host, calls = trace.host, graph.calls
+    real = np.flatnonzero((calls.row >= 0) & (calls.kind != CallKind.WAIT))
+    out = np.zeros(len(calls))
+    if not len(real):
+        return out
+    rows = calls.row[real]
+    start = host.start_ns[rows]
+    last = start[-1] + host.dur_ns[rows[-1]]
+    chosen = (host.kind == kind) & np.isin(host.thread, np.unique(host.thread[rows]))
+    begun = np.sort(host.start_ns[chosen])
+    place = np.searchsorted(begun, np.append(start, last))
+    out[real] = np.diff(place)
+    return out

@@ -1,0 +1,186 @@
+"""The length of a step in the steady state, by running maxima instead of a loop over the tasks.
+
+It gives what `schedule.replay` gives. Between two calls that wait for the device, the host's lane
+and each stream are running maxima; where a full queue holds the host back, or a stream waits for
+another, they are taken again until nothing moves.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from stepscope.explain.replay.graph import CallKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.replay.graph import StepGraph
+
+    Floats = NDArray[np.float64]
+    Places = NDArray[np.intp]
+
+# A stretch between two waits costs as much as so many turns of the loop.
+_TASKS_A_WAIT = 100
+_MOST_PASSES = 32  # of one stretch: streams that take turns more often are left to the loop
+
+
+def step_ends(graph: StepGraph, steps: int) -> list[float] | None:
+    """Host and device both done, by step, of the same graph `steps` times over.
+
+    None where the loop is faster.
+    """
+    calls = graph.calls
+    waits = [
+        number
+        for number in np.flatnonzero(calls.kind == CallKind.WAIT).tolist()
+        if calls.awaits[number]
+    ]
+    if not len(calls) or len(waits) * _TASKS_A_WAIT > graph.size:
+        return None
+    stretches = _stretches(graph, waits)
+    run = _Run(graph, steps)
+    ends = []
+    for step in range(steps):
+        for stretch in stretches:
+            if not run.through(stretch, step):
+                return None
+        run.now += graph.end_ns
+        ends.append(max(run.now, max(run.free, default=0.0)))
+    return ends
+
+
+class _Lane(NamedTuple):
+    """The tasks of one stream in a stretch, by their numbers in the step."""
+
+    stream: int
+    tasks: Places
+    call: Places  # of each, counted from the stretch's first
+    ready: Floats  # from its call to its end on a free stream, less all before it on the stream
+    busy: Floats  # of all up to it
+    dur: Floats
+    waiting: Places  # those that wait for a task of another stream,
+    other: Places  # which,
+    beyond: Floats  # and from its start to this one's end, less all before it
+
+
+class _Stretch(NamedTuple):
+    """Calls that do not wait for the device, and perhaps one at their end that does."""
+
+    first_task: int
+    end_task: int
+    spent: Floats  # by the host, from the stretch's beginning to each call
+    last_ns: float  # inside the last call
+    behind: Places  # of each launch: the task that must have started; or hopelessly far behind
+    lanes: list[_Lane]
+    again: bool  # whether what is found may move what was found before
+    awaits: tuple[int, ...]
+    tail_ns: float
+
+
+def _stretches(graph: StepGraph, waits: list[int]) -> list[_Stretch]:
+    calls, tasks = graph.calls, graph.tasks
+    first_task = np.searchsorted(tasks.call, np.arange(len(calls) + 1))
+    launching = calls.kind == CallKind.LAUNCH
+    behind = np.where(launching, first_task[:-1] - graph.queue_depth, -(1 << 60))
+    bounds = [0, *(number + 1 for number in waits), len(calls)]
+    found = []
+    for first, last in pairwise(bounds):
+        if first == last:
+            continue
+        low, high = int(first_task[first]), int(first_task[last])
+        spent = np.cumsum(calls.gap_ns[first:last])
+        spent[1:] += np.cumsum(calls.call_ns[first : last - 1])
+        waited = last - 1 in waits
+        mine = behind[first:last]
+        found.append(
+            _Stretch(
+                first_task=low,
+                end_task=high,
+                spent=spent,
+                last_ns=float(calls.call_ns[last - 1]),
+                behind=mine,
+                lanes=_lanes(graph, low, high, first),
+                again=bool((mine >= low).any() or (tasks.after[low:high] >= low).any()),
+                awaits=calls.awaits[last - 1] if waited else (),
+                tail_ns=float(calls.tail_ns[last - 1]),
+            )
+        )
+    return found
+
+
+def _lanes(graph: StepGraph, low: int, high: int, first_call: int) -> list[_Lane]:
+    tasks = graph.tasks
+    lanes = []
+    streams = tasks.stream[low:high]
+    for stream in np.unique(streams).tolist() if graph.streams > 1 else streams[:1].tolist():
+        mine = low + np.flatnonzero(streams == stream)
+        dur = tasks.dur_ns[mine]
+        busy = np.cumsum(tasks.spacing_ns[mine] + dur)
+        waiting = np.flatnonzero(tasks.after[mine] >= 0)
+        other = tasks.after[mine[waiting]].astype(np.intp)
+        delay = tasks.dur_ns[other] + tasks.after_ns[mine[waiting]]
+        lanes.append(
+            _Lane(
+                stream=stream,
+                tasks=mine,
+                call=(tasks.call[mine] - first_call).astype(np.intp),
+                ready=tasks.latency_ns[mine] + dur - busy,
+                busy=busy,
+                dur=dur,
+                waiting=waiting,
+                other=other,
+                beyond=delay + dur[waiting] - busy[waiting],
+            )
+        )
+    return lanes
+
+
+class _Run:
+    """Where the host and the streams have got to."""
+
+    def __init__(self, graph: StepGraph, steps: int) -> None:
+        self.now = 0.0
+        self.free = [0.0] * graph.streams
+        self.count = len(graph.tasks)
+        self.starts = np.zeros(steps * self.count)
+
+    def through(self, stretch: _Stretch, step: int) -> bool:
+        """One stretch further. False: it takes too many turns."""
+        base = step * self.count
+        starts = self.starts[base : base + self.count]
+        low, high = stretch.first_task, stretch.end_task
+        behind = stretch.behind + base
+        limited = behind >= 0
+        held = bool(limited.any())
+        for _ in range(_MOST_PASSES):
+            before = starts[low:high].copy() if stretch.again else None
+            called = self.now + stretch.spent
+            if held:
+                full = np.where(
+                    limited, self.starts[np.maximum(behind, 0)] - stretch.spent, -np.inf
+                )
+                called = np.maximum(called, np.maximum.accumulate(full) + stretch.spent)
+            free = [(lane.stream, self._run(lane, called, starts)) for lane in stretch.lanes]
+            if before is None or np.array_equal(before, starts[low:high]):
+                break
+        else:
+            return False
+        for stream, end in free:
+            self.free[stream] = end
+        self.now = float(called[-1] + stretch.last_ns)
+        if stretch.awaits:
+            done = max(self.free[stream] for stream in stretch.awaits)
+            self.now = max(self.now, done + stretch.tail_ns)
+        return True
+
+    def _run(self, lane: _Lane, called: Floats, starts: Floats) -> float:
+        ends = called[lane.call] + lane.ready
+        if len(lane.waiting):
+            later = starts[lane.other] + lane.beyond
+            ends[lane.waiting] = np.maximum(ends[lane.waiting], later)
+        ends = np.maximum(np.maximum.accumulate(ends), self.free[lane.stream]) + lane.busy
+        starts[lane.tasks] = ends - lane.dur
+        return float(ends[-1])

@@ -1,0 +1,116 @@
+"""One step that stands for all of the trace's: the median of what they share, call by call.
+
+Steps of one training make the same calls in the same order, so each call and each task has a time
+in every step, and the median of those is freed of what happened in one step only. Where the steps
+differ, the one of median length stands for all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from stepscope.errors import NotCapturedError
+from stepscope.explain.replay.build import build_graph
+from stepscope.explain.replay.graph import Calls, StepGraph, Tasks
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.work import Work
+    from stepscope.records.explanation import Steps
+    from stepscope.records.trace import Trace
+
+_CALL_TIMES = ("gap_ns", "operators_ns", "runtime_ns", "call_ns", "tail_ns", "frames")
+_TASK_TIMES = ("dur_ns", "spacing_ns", "latency_ns", "after_ns")
+
+
+class Typical(msgspec.Struct, frozen=True, kw_only=True):
+    """The step, and how it was come by."""
+
+    graph: StepGraph
+    steps: int  # that it stands for
+    alike: bool  # they made the same calls
+
+
+def typical_step(trace: Trace, work: Work, steps: Steps) -> Typical:
+    """Raises NotCapturedError for a trace that holds no work."""
+    whole = build_graph(trace, work)
+    if not whole.size:
+        raise NotCapturedError(
+            f"{trace.path}: there is no operator and no device event to replay; "
+            "record with ProfilerActivity.CPU and CUDA"
+        )
+    start = trace.host.start_ns[whole.calls.row]
+    windows = [(step.start_ns, step.start_ns + step.dur_ns) for step in steps.steps]
+    pieces = [_piece(trace, whole, start, window) for window in windows]
+    pieces = [piece for piece in pieces if len(piece.calls)]
+    if not pieces:
+        return Typical(graph=whole, steps=1, alike=True)
+    # A step at the window's end may be cut off; one that did far less is no step.
+    most = max(piece.size for piece in pieces)
+    pieces = [piece for piece in pieces if piece.size > most / 2]
+    if all(_alike(trace, piece, pieces[-1]) for piece in pieces):
+        return Typical(graph=_median(pieces), steps=len(pieces), alike=True)
+    order = sorted(pieces, key=lambda piece: piece.host_ns)
+    return Typical(graph=order[(len(order) - 1) // 2], steps=len(pieces), alike=False)
+
+
+def _piece(
+    trace: Trace, whole: StepGraph, start: NDArray[np.int64], window: tuple[int, int]
+) -> StepGraph:
+    """The calls of one step with the tasks they launched."""
+    first, last = np.searchsorted(start, window).tolist()
+    calls = Calls(
+        **{name: getattr(whole.calls, name)[first:last] for name in whole.calls.__struct_fields__}
+    )
+    if not len(calls):
+        return replace(whole, calls=calls, tasks=_some(whole.tasks, np.zeros(0, np.intp)))
+    gaps = calls.gap_ns.copy()
+    gaps[0] = min(gaps[0], float(start[first] - window[0]))
+    ended = start[last - 1] + trace.host.dur_ns[calls.row[-1]]
+    launched = np.flatnonzero((whole.tasks.call >= first) & (whole.tasks.call < last))
+    if len(trace.device):
+        launched = launched[trace.device.launch[whole.tasks.row[launched]] >= 0]
+    tasks = _some(whole.tasks, launched)
+    place = np.full(len(whole.tasks) + 1, -1, np.int32)
+    place[launched] = np.arange(len(launched), dtype=np.int32)
+    return replace(
+        whole,
+        calls=replace(calls, gap_ns=gaps),
+        tasks=replace(tasks, call=tasks.call - np.int32(first), after=place[tasks.after]),
+        end_ns=float(max(0, window[1] - ended)),
+    )
+
+
+def _some(tasks: Tasks, chosen: NDArray[np.intp]) -> Tasks:
+    return Tasks(**{name: getattr(tasks, name)[chosen] for name in tasks.__struct_fields__})
+
+
+def _alike(trace: Trace, one: StepGraph, other: StepGraph) -> bool:
+    if len(one.calls) != len(other.calls) or len(one.tasks) != len(other.tasks):
+        return False
+    host = trace.host.name
+    same = np.array_equal(host[one.calls.row], host[other.calls.row])
+    return same and np.array_equal(one.tasks.call, other.tasks.call)
+
+
+def _median(pieces: list[StepGraph]) -> StepGraph:
+    last = pieces[-1]
+    calls = {
+        name: np.median([getattr(piece.calls, name) for piece in pieces], axis=0)
+        for name in _CALL_TIMES
+    }
+    tasks = {
+        name: np.median([getattr(piece.tasks, name) for piece in pieces], axis=0)
+        for name in _TASK_TIMES
+    }
+    return replace(
+        last,
+        calls=replace(last.calls, **calls),
+        tasks=replace(last.tasks, **tasks),
+        end_ns=float(np.median([piece.end_ns for piece in pieces])),
+    )

@@ -1,0 +1,177 @@
+"""Operators under the roof that arithmetic and memory give them: how far below, and its cost.
+
+The roof of a call is the longer of FLOPs / peak and bytes / bandwidth, every byte counted once. A
+spot below zero gap is possible: data that stays in a cache is not read from memory again.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.explain.flops.dtypes import DTYPES
+from stepscope.explain.flops.phases import PHASES
+from stepscope.explain.tree import group, sum_by
+from stepscope.records.efficiency import Ceilings, Spot
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.flops.costs import Costs
+    from stepscope.explain.flops.pieces import Pieces
+    from stepscope.records.devices import DeviceSpec
+    from stepscope.records.efficiency import Bound, PeakSource
+    from stepscope.records.profile import Profile
+    from stepscope.records.trace import Trace
+
+
+def find_ceilings(trace: Trace, profile: Profile | None) -> Ceilings | None:
+    """By data sheet, and over it what was measured; None where neither knows the device."""
+    spec = _spec(trace)
+    flops: dict[str, float] = dict(spec.peaks) if spec else {}
+    said: dict[str, PeakSource] = dict.fromkeys(flops, "table")
+    moved = spec.bandwidth_bytes_s if spec else None
+    moved_said: PeakSource | None = "table" if spec else None
+    source = [spec.source] if spec else []
+    if profile:
+        flops |= profile.matmul_flops
+        said |= dict.fromkeys(profile.matmul_flops, "calibrated")
+        if profile.copy_bytes_s:
+            moved, moved_said = profile.copy_bytes_s, "calibrated"
+        source = [f"measured by stepscope calibrate on {profile.host}", *source]
+    if not flops and moved is None:
+        return None
+    return Ceilings(
+        device=trace.device_name or (profile.device if profile else "") or trace.kind,
+        flops=flops,
+        bytes_s=moved,
+        flops_source=said,
+        bytes_source=moved_said,
+        source="; for the rest: ".join(source),
+    )
+
+
+def _spec(trace: Trace) -> DeviceSpec | None:
+    name = trace.device_name
+    if name is None:
+        return None
+    device = next(each for each in trace.devices if each.name == name)
+    return _device(
+        name,
+        device.memory_bytes if device.memory_bytes > 0 else None,
+        device.multiprocessors if device.multiprocessors > 0 else None,
+    )
+
+
+@lru_cache(maxsize=64)  # of a job's ranks most say the same
+def _device(name: str, memory_bytes: int | None, multiprocessors: int | None) -> DeviceSpec | None:
+    from stepscope.records.devices import find_device
+
+    return find_device(name, memory_bytes, multiprocessors)
+
+
+def list_spots(
+    trace: Trace, costs: Costs, pieces: Pieces, ceilings: Ceilings | None
+) -> tuple[Spot, ...]:
+    """One for each operator, shapes, dtype and phase with device time; the widest gap first."""
+    host = trace.host
+    worked = pieces.operator >= 0
+    rows, place = np.unique(pieces.operator[worked], return_inverse=True)
+    if not len(rows):
+        return ()
+    time = np.zeros(len(rows), np.int64)
+    np.add.at(time, place.reshape(-1), pieces.dur_ns[worked])
+    first, inverse, count = group(_key(host.name[rows], costs, rows))
+    calls = np.bincount(inverse, minlength=count) / pieces.steps
+    sample = rows[first]
+    outer = (costs.flops[rows] > 0) & ~costs.counted[rows]  # its FLOPs are those inside it
+    columns = zip(
+        sample.tolist(),
+        calls.tolist(),
+        (sum_by(inverse, time, count) / pieces.steps).tolist(),
+        _amounts(np.where(outer, 0, costs.flops[rows]), inverse, count, pieces.steps),
+        _amounts(np.where(outer, -1, costs.bytes_moved[rows]), inverse, count, pieces.steps),
+        strict=True,
+    )
+    spots = [_spot(trace, costs, ceilings, *each) for each in columns]
+    return tuple(sorted(spots, key=_widest))
+
+
+def _key(name: NDArray[np.int32], costs: Costs, rows: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Distinct calls; of operators that no table has, their names."""
+    signature = costs.signature[rows].astype(np.int64)
+    what = np.where(signature >= 0, signature, len(costs.calls) + name.astype(np.int64))
+    kind = costs.dtype[rows].astype(np.int64) + 1
+    return ((what * (len(DTYPES) + 1) + kind) * 4 + costs.phase[rows]) * 2 + costs.recomputed[rows]
+
+
+def _amounts(
+    amount: NDArray[np.int64],
+    inverse: NDArray[np.intp],
+    count: int,
+    steps: int,
+) -> list[float | None]:
+    """Sums of one step; None where one of the calls is unknown."""
+    total = sum_by(inverse, np.maximum(amount, 0), count) / steps
+    unknown = np.bincount(inverse, weights=amount < 0, minlength=count) > 0
+    return [
+        None if untold else value
+        for value, untold in zip(total.tolist(), unknown.tolist(), strict=True)
+    ]
+
+
+def _spot(
+    trace: Trace,
+    costs: Costs,
+    ceilings: Ceilings | None,
+    row: int,
+    calls: float,
+    device_ns: float,
+    flops: float | None,
+    moved: float | None,
+) -> Spot:
+    host, code = trace.host, int(costs.dtype[row])
+    dtype = DTYPES[code] if code >= 0 else ""
+    peak = ceilings.flops.get(dtype) if ceilings else None
+    wide = ceilings.bytes_s if ceilings else None
+    by_flops = flops / peak * 1e9 if flops and peak else None
+    by_bytes = moved / wide * 1e9 if moved and wide else None
+    roof = _roof(flops, by_flops, by_bytes)
+    return Spot(
+        operator=trace.strings[host.name[row]],
+        shapes=" ".join(trace.strings[host.shapes[row]].split()) if host.shapes[row] >= 0 else "",
+        dtype=dtype,
+        calls=calls,
+        device_ns=device_ns,
+        flops=flops,
+        bytes_moved=moved,
+        intensity=flops / moved if flops and moved else None,
+        achieved_flops=flops / device_ns * 1e9 if flops and device_ns else None,
+        ceiling_flops=flops / roof * 1e9 if flops and roof else None,
+        roof_ns=roof,
+        gap_ns=device_ns - roof if roof is not None else None,
+        bound=_bound(flops, by_flops, by_bytes),
+        phase=PHASES[costs.phase[row]],  # type: ignore[arg-type]
+        recomputed=bool(costs.recomputed[row]),
+    )
+
+
+def _roof(flops: float | None, by_flops: float | None, by_bytes: float | None) -> float | None:
+    """The longer of both; none where FLOPs are unknown, or there are some and no peak is known."""
+    if flops is None or (flops and by_flops is None):
+        return None
+    return max((each for each in (by_flops, by_bytes) if each is not None), default=None)
+
+
+def _bound(flops: float | None, by_flops: float | None, by_bytes: float | None) -> Bound:
+    if flops == 0:
+        return "memory" if by_bytes is not None else "unknown"
+    if flops is None or by_flops is None:
+        return "unknown"
+    return "memory" if by_bytes is not None and by_bytes > by_flops else "compute"
+
+
+def _widest(spot: Spot) -> tuple[bool, float, float]:
+    return spot.gap_ns is None, -(spot.gap_ns or 0.0), -spot.device_ns

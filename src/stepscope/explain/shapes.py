@@ -1,0 +1,27 @@
+"""Shapes as people write them."""
+
+from __future__ import annotations
+
+import json
+
+MOST = 3  # shapes in a sentence
+
+
+def shape_words(shapes: str, most: int | None = None) -> str:
+    """`8192×768, 768×2304` of the profiler's JSON; arguments without a shape are left out."""
+    try:
+        given = json.loads(shapes)
+    except ValueError:
+        return shapes
+    if not isinstance(given, list):
+        return shapes
+    words = [word for each in given if isinstance(each, list) and each and (word := _dims(each))]
+    if most is not None and len(words) > most:
+        words = [*words[:most], "…"]
+    return ", ".join(words)
+
+
+def _dims(dims: list[object]) -> str:
+    if any(isinstance(each, list) for each in dims):
+        return f"{len(dims)} tensors"
+    return "×".join(str(each) for each in dims)

@@ -1,0 +1,208 @@
+"""Gradients become ready in backward, fill buckets as DDP fills them, and are summed beside it.
+
+DDP puts gradients into buckets in the order in which they became ready (its buckets are rebuilt
+after the first step) and closes a bucket when it holds its limit or more. Buckets are summed one
+after the other, each when its last gradient is there; the optimizer waits for the last.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from stepscope.explain.collectives import DTYPE_BYTES
+from stepscope.explain.replay.graph import Phase
+from stepscope.explain.steps import step_of
+from stepscope.explain.work import rows_named
+from stepscope.records.trace import HostKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.replay.graph import Floats, Ints, StepGraph
+    from stepscope.predict.scene import Scene
+
+    Sizes = NDArray[np.int64]
+
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+CAP_BYTES = 25 << 20
+FIRST_BYTES = 1 << 20  # DDP's first bucket, unless the script sets a limit
+_PASSES = 100
+
+
+class Gradients(msgspec.Struct, frozen=True, kw_only=True):
+    """In the order in which they become ready."""
+
+    ready: Ints  # the call of the graph that comes right behind
+    size_bytes: Sizes
+    dtype: Ints  # a code; buckets hold one type
+
+    def __len__(self) -> int:
+        return len(self.ready)
+
+
+class Buckets(msgspec.Struct, frozen=True, kw_only=True):
+    """In the order in which they are summed."""
+
+    ready: Ints  # the call right behind the last gradient
+    size_bytes: Sizes
+    tensors: Ints
+
+    def __len__(self) -> int:
+        return len(self.ready)
+
+
+def step_window(scene: Scene) -> tuple[int, int]:
+    """The step of the trace that the graph's calls were taken from."""
+    host, rows = scene.trace.host, scene.graph.calls.row
+    rows = rows[rows >= 0]
+    start = host.start_ns[rows]
+    steps = scene.steps.steps
+    if steps and len(rows):
+        at = int(step_of(steps, start.max(keepdims=True))[0])
+        if at >= 0:
+            return steps[at].start_ns, steps[at].start_ns + steps[at].dur_ns
+    if not len(rows):
+        return 0, 0
+    return int(start.min()), int((start + host.dur_ns[rows]).max())
+
+
+def rows_in_step(scene: Scene, names: tuple[str, ...]) -> NDArray[np.intp]:
+    """Operators of the step with these names, by start."""
+    host = scene.trace.host
+    begin, end = step_window(scene)
+    among = (host.kind == HostKind.OPERATOR) & (host.start_ns >= begin) & (host.start_ns < end)
+    rows = np.flatnonzero(rows_named(scene.trace, host, among, lambda name: name in names))
+    return rows[np.argsort(host.start_ns[rows], kind="stable")]
+
+
+def places_behind(scene: Scene, graph: StepGraph, times_ns: NDArray[np.int64]) -> Ints:
+    """Of host times in backward: the call of the graph right behind what began before them.
+
+    Where what-ifs have repeated calls, the last pass counts.
+    """
+    calls = graph.calls
+    known = np.flatnonzero((calls.row >= 0) & (calls.phase == Phase.BACKWARD))
+    if not len(known):
+        known = np.flatnonzero(calls.row >= 0)
+    if not len(known):
+        return np.zeros(len(times_ns), np.int32)
+    start = scene.trace.host.start_ns[calls.row[known]]
+    order = np.argsort(start, kind="stable")
+    reach = np.maximum.accumulate(known[order])
+    place = np.searchsorted(start[order], times_ns, side="right") - 1
+    return np.where(place >= 0, reach[np.maximum(place, 0)] + 1, known.min()).astype(np.int32)
+
+
+def find_gradients(scene: Scene, graph: StepGraph) -> Gradients | None:
+    """From backward's accumulation of gradients; None without it or without shapes."""
+    host = scene.trace.host
+    rows = rows_in_step(scene, (ACCUMULATE,))
+    if not len(rows) or (host.shapes[rows] < 0).any():
+        return None
+    ready = places_behind(scene, graph, host.start_ns[rows] + host.dur_ns[rows])
+    last = _last_pass(graph, ready, host.shapes[rows])
+    rows, ready = rows[last], ready[last]
+    size, dtype = _sizes(scene, rows)
+    if (size <= 0).all():
+        return None
+    return Gradients(ready=np.maximum.accumulate(ready), size_bytes=size, dtype=dtype)
+
+
+def _last_pass(graph: StepGraph, ready: Ints, shapes: Ints) -> slice:
+    """With micro-batches the same gradients come again behind each forward; the last are summed."""
+    forward = np.append(0, np.cumsum(graph.calls.phase == Phase.FORWARD))[ready]
+    edges = np.flatnonzero(np.diff(forward)) + 1
+    passes = np.split(shapes, edges)
+    alike = all(np.array_equal(each, passes[-1]) for each in passes)
+    return slice(int(edges[-1]) if alike and len(edges) else 0, None)
+
+
+def _sizes(scene: Scene, rows: NDArray[np.intp]) -> tuple[Sizes, Ints]:
+    """Bytes of each gradient and its type; each distinct pair of shapes and types is read once."""
+    host, strings = scene.trace.host, scene.trace.strings
+    pairs = np.stack((host.shapes[rows], host.dtypes[rows]), axis=1)
+    distinct, of = np.unique(pairs, axis=0, return_inverse=True)
+    found = [_tensor_bytes(strings, *pair) for pair in distinct.tolist()]
+    of = of.reshape(-1)
+    names = sorted({name for _, name in found})
+    sizes = np.array([size for size, _ in found], np.int64)[of]
+    codes = np.array([names.index(name) for _, name in found], np.int32)[of]
+    return sizes, codes
+
+
+def _tensor_bytes(strings: tuple[str, ...], shapes: int, dtypes: int) -> tuple[int, str]:
+    """Of the first input; four bytes an element where its type was not recorded."""
+    try:
+        dims = msgspec.json.decode(strings[shapes])
+        names = msgspec.json.decode(strings[dtypes]) if dtypes >= 0 else []
+    except msgspec.DecodeError:
+        return 0, ""
+    first = dims[0] if dims else None
+    name = str(names[0]) if names else ""
+    if not isinstance(first, list) or not all(isinstance(size, int) for size in first):
+        return 0, name
+    return math.prod(first) * DTYPE_BYTES.get(name.lower(), 4), name
+
+
+def plan_buckets(
+    gradients: Gradients, cap_bytes: int = CAP_BYTES, first_bytes: int | None = None
+) -> Buckets:
+    """As torch's Reducer does: a bucket of one type closes once it holds its limit."""
+    first = min(FIRST_BYTES, cap_bytes) if first_bytes is None else first_bytes
+    limit = dict.fromkeys(np.unique(gradients.dtype).tolist(), first)
+    held: dict[int, list[int]] = {code: [] for code in limit}
+    filled = dict.fromkeys(limit, 0)
+    closed: list[list[int]] = []
+    for number, (size, code) in enumerate(
+        zip(gradients.size_bytes.tolist(), gradients.dtype.tolist(), strict=True)
+    ):
+        held[code].append(number)
+        filled[code] += size
+        if filled[code] >= limit[code]:
+            closed.append(held[code])
+            held[code], filled[code], limit[code] = [], 0, cap_bytes
+    closed += [rest for rest in held.values() if rest]
+    return Buckets(
+        ready=np.maximum.accumulate(
+            np.array([gradients.ready[members].max() for members in closed], np.int32)
+        ),
+        size_bytes=np.array([gradients.size_bytes[members].sum() for members in closed], np.int64),
+        tensors=np.array([len(members) for members in closed], np.int32),
+    )
+
+
+class Chain(msgspec.Struct, frozen=True, kw_only=True):
+    """Buckets one after the other: how long each lasts, and what compute loses to it."""
+
+    dur_ns: Floats
+    lost_ns: Floats
+
+
+def chain_buckets(
+    ready_ns: Floats, compute_end_ns: float, alone_ns: Floats, beside_ns: Floats, lost: float
+) -> Chain:
+    """Beside compute a collective takes `beside_ns` and compute loses `lost` of `alone_ns`; what is
+    left when compute has ended goes at its own speed. What compute loses moves all that follows.
+    """
+    taken = now_taken = np.zeros(len(ready_ns))
+    lasting = alone_ns.copy()
+    for _ in range(_PASSES):
+        end, spent = 0.0, 0.0
+        compute_end = compute_end_ns + float(taken.sum())
+        now_taken = np.zeros(len(ready_ns))
+        for number in range(len(ready_ns)):
+            start = max(float(ready_ns[number]) + spent, end)
+            room = max(0.0, compute_end - start)
+            share = min(1.0, room / beside_ns[number]) if beside_ns[number] > 0 else 1.0
+            lasting[number] = share * beside_ns[number] + (1 - share) * alone_ns[number]
+            now_taken[number] = lost * alone_ns[number] * share
+            end = start + lasting[number]
+            spent += now_taken[number]
+        if np.abs(now_taken - taken).max(initial=0.0) < 1.0:
+            break
+        taken = (taken + now_taken) / 2
+    return Chain(dur_ns=lasting, lost_ns=now_taken)

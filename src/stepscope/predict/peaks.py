@@ -1,0 +1,90 @@
+"""Peak memory with another batch or with blocks recomputed.
+
+From what was measured where it was; else, for a transformer that Adam trains, by arithmetic: the
+peak stands where backward begins, with parameters, optimizer state, everything kept for backward,
+and the loss's gradient, but no gradients of parameters yet.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from stepscope.explain.memory.batch import predict_peak
+from stepscope.explain.memory.model import find_transformer, read_calls
+from stepscope.explain.memory.theory import token_bytes, transformer_activations
+from stepscope.records.prediction import Peak
+
+if TYPE_CHECKING:
+    from stepscope.explain.memory.theory import Transformer
+    from stepscope.predict.scene import Scene
+
+_STATE_BYTES = 12  # of a parameter in fp32 and Adam's two moments
+_UNSURE = 0.05  # of what arithmetic says
+
+
+class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes at the peak, by what they depend on."""
+
+    fixed_bytes: int
+    blocks_bytes: int  # kept by the blocks for backward
+    inputs_bytes: int  # of those, what goes into each block
+    outside_bytes: int  # of embedding, head and loss
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.fixed_bytes + self.blocks_bytes + self.outside_bytes
+
+
+def peak_at_batch(scene: Scene, factor: float) -> Peak | None:
+    """At so many times the present batch; None where nothing tells."""
+    if scene.memory is not None and scene.memory.largest_batch is not None:
+        size, low, high = predict_peak(scene.memory, factor)
+        return Peak(size_bytes=size, low_bytes=low, high_bytes=high)
+    found = _arithmetic(scene)
+    if found is None:
+        return None
+    scaling = found.blocks_bytes + found.outside_bytes
+    return _around(found.fixed_bytes + scaling * factor)
+
+
+def peak_with_checkpoints(scene: Scene) -> Peak | None:
+    """With every block's inputs kept and the rest of it recomputed."""
+    found = _arithmetic(scene)
+    if found is None:
+        return None
+    saved = found.blocks_bytes - found.inputs_bytes
+    measured = scene.memory.peak_bytes if scene.memory is not None else found.peak_bytes
+    return _around(measured - saved)
+
+
+def _arithmetic(scene: Scene) -> Arithmetic | None:
+    calls = read_calls(scene.trace, scene.steps)
+    model = find_transformer(calls) if calls else None
+    if model is None or scene.parameters is None:
+        return None
+    tokens = model.batch * model.length
+    outside = token_bytes(replace(model, layers=0)) * tokens
+    kept = transformer_activations(model, None).total_bytes - model.cast_bytes
+    return Arithmetic(
+        fixed_bytes=_STATE_BYTES * scene.parameters.elements + model.cast_bytes,
+        blocks_bytes=kept - outside,
+        inputs_bytes=model.layers * tokens * model.width * model.residual_bytes,
+        outside_bytes=outside + _of_loss(model, tokens),
+    )
+
+
+def _of_loss(model: Transformer, tokens: int) -> int:
+    """The gradient of the logits in fp32; without autocast the logits themselves are alive too."""
+    logits = tokens * (model.vocabulary or 0) * 4
+    return logits if model.compute_bytes < 4 else 2 * logits
+
+
+def _around(size: float) -> Peak:
+    return Peak(
+        size_bytes=round(size),
+        low_bytes=round(size * (1 - _UNSURE)),
+        high_bytes=round(size * (1 + _UNSURE)),
+    )

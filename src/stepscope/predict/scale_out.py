@@ -1,0 +1,396 @@
+"""More workers: a step's own work, the slowest of them, and the gradients they exchange.
+
+What is asked for together (how many workers, how large the buckets, what link, what is sharded) is
+one plan, and the step is planned anew from what one worker computes whenever part of it changes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from stepscope.explain.replay.graph import Phase
+from stepscope.explain.replay.schedule import step_ns
+from stepscope.explain.work import Kind
+from stepscope.predict import exchange
+from stepscope.predict.buckets import find_gradients, plan_buckets
+from stepscope.predict.edit import scale_calls, scale_tasks
+from stepscope.predict.norms import find_statistics
+from stepscope.predict.slowest import ENOUGH_STEPS, find_straggling, own_steps, slower
+from stepscope.predict.traced import find_traced
+from stepscope.predict.transfers import find_transfers
+from stepscope.predict.whatifs import batch
+from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
+from stepscope.records.devices import find_device
+from stepscope.records.prediction import ScalingCurve, ScalingPoint, Setting
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.explain.replay.graph import Floats, StepGraph
+    from stepscope.predict.buckets import Buckets
+    from stepscope.predict.scene import Scene
+    from stepscope.predict.traced import Traced
+    from stepscope.predict.transfers import Transfers
+    from stepscope.predict.whatif import Bench
+
+_OF_STRAGGLING = 0.5  # of what the slowest adds, one standard deviation
+_OF_MODEL = {True: 0.06, False: 0.03}  # of the step, by whether compute and links share cores
+_LEAST = 0.98
+WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_MB = 1 << 20
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for about workers."""
+
+    ranks: int
+    strong: bool = False  # the batch of all workers together stays
+    bucket_mb: float | None = None  # as traced, else DDP's own
+    bandwidth: float = 1.0
+    latency: float = 1.0
+    stage: int = 0  # of ZeRO
+
+
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it."""
+
+    ranks: int
+    before: int  # workers of the trace
+    basis: str
+    buckets: int
+    size_bytes: int
+    comm_ns: float  # collectives one after the other
+    exposed_ns: float  # what they add to the step
+    least_ns: float  # no link makes the step shorter
+    straggling: float  # the slowest worker's step over a usual one
+    said: str = ""
+
+
+def replan(scene: Scene, **wanted: Any) -> Outcome:
+    """The step under the plan so far and what is wanted now. Refuses what nobody can know."""
+    bare = scene.bare or scene.graph
+    first = scene.plan is None
+    traced = find_traced(scene, bare)
+    before = traced.ranks if traced else 1
+    old = scene.plan or Plan(ranks=before)
+    plan = replace(old, **wanted)
+    if traced and traced.otherwise:
+        raise Refused(f"only replicas can be added and changed here, and {traced.otherwise}")
+    transfers = _transfers(scene, plan, traced)
+    straggling = find_straggling(scene, plan.ranks, before)
+    planned = _Planned(scene, bare, plan, traced, before)
+    graph = planned.step(transfers, straggling)
+    step, without = step_ns(graph), step_ns(_without_comm(graph))
+    own = without if planned.retimed else min(without, step_ns(planned.graph))
+    told = Exchange(
+        ranks=plan.ranks,
+        before=before,
+        basis=transfers.basis if transfers else "none",
+        buckets=planned.count,
+        size_bytes=planned.size_bytes,
+        comm_ns=_comm_ns(graph),
+        exposed_ns=max(0.0, step - without),
+        least_ns=_LEAST * min(step, own),
+        straggling=straggling,
+    )
+    told = replace(told, said=_about_exchange(plan, told, traced))
+    said = _assumptions(scene, plan, told, transfers, planned)
+    return Outcome(
+        scene=changed(replace(scene, bare=bare, plan=plan, exchange=told), graph),
+        assumptions=said if first else (),
+        spread=0.0,
+        doubt=planned.doubt(graph, transfers, straggling) if first else 0.0,
+        samples=_samples(plan, old),
+    )
+
+
+def _samples(plan: Plan, old: Plan) -> float:
+    def share(each: Plan) -> float:
+        return 1.0 if each.strong else float(each.ranks)
+
+    return share(plan) / (share(old) if not plan.strong else 1.0)
+
+
+class _Planned:
+    """One step under one plan; links and stragglers can still vary."""
+
+    def __init__(
+        self, scene: Scene, bare: StepGraph, plan: Plan, traced: Traced | None, before: int
+    ) -> None:
+        self.scene, self.plan, self.traced, self.before = scene, plan, traced, before
+        self.toll = traced is None
+        self.statistics = find_statistics(scene) if self.toll else None
+        graph = bare
+        self.grown = 1.0
+        if plan.strong and plan.ranks != before:
+            self.grown = before / plan.ranks
+            graph = _share_of_batch(scene, graph, self.grown)
+        keeps = traced is not None and len(traced.tasks) > 0
+        self.retimed = keeps and plan.bucket_mb is None and not plan.stage
+        self.graph = graph
+        if self.retimed or plan.ranks < 2:
+            self.buckets = traced.buckets if traced else None
+        else:
+            self.buckets = self._find_buckets(graph)
+        self.waiting_ns = 0.0
+        if keeps and not self.retimed and traced is not None:
+            if traced.buckets:
+                durations = graph.tasks.dur_ns[traced.tasks]
+                self.waiting_ns = float(self._waiting(durations, traced.buckets)[0].sum())
+            self.graph = exchange.without_traced(graph, traced)
+
+    @property
+    def count(self) -> int:
+        return len(self.buckets) if self.buckets else 0
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.buckets.size_bytes.sum()) if self.buckets else 0
+
+    def _find_buckets(self, graph: StepGraph) -> Buckets:
+        traced, plan = self.traced, self.plan
+        if traced and traced.buckets and plan.bucket_mb is None:
+            return traced.buckets
+        gradients = find_gradients(self.scene, graph)
+        if gradients is None:
+            raise Refused(
+                "the trace does not tell the gradients' sizes: record a step with backward in it "
+                "and record_shapes=True"
+            )
+        if plan.bucket_mb is None:
+            return plan_buckets(gradients)
+        cap = round(plan.bucket_mb * _MB)
+        return plan_buckets(gradients, cap, cap)
+
+    def step(self, transfers: Transfers | None, straggling: float) -> StepGraph:
+        """The graph of it."""
+        graph, plan = slower(self.graph, straggling), self.plan
+        if self.retimed and self.traced is not None:
+            return self._retime(graph, self.traced, transfers)
+        if transfers is None or self.buckets is None:
+            return graph
+        on_host, ceilings = self.scene.on_host, self.scene.ceilings
+        if plan.stage:
+            return exchange.shard(
+                graph,
+                self.buckets,
+                transfers,
+                plan.stage,
+                on_host=on_host,
+                toll=self.toll,
+                ceilings=ceilings,
+                waiting_ns=self.waiting_ns,
+            )
+        return exchange.sum_gradients(
+            graph,
+            self.buckets,
+            transfers,
+            on_host=on_host,
+            toll=self.toll,
+            ceilings=ceilings,
+            statistics=self.statistics,
+            waiting_ns=self.waiting_ns,
+        )
+
+    def _retime(self, graph: StepGraph, traced: Traced, transfers: Transfers | None) -> StepGraph:
+        """Only what moves bytes changes; what a rank waits for others inside stays."""
+        durations = graph.tasks.dur_ns[traced.tasks]
+        if transfers is None:
+            return exchange.retime_traced(graph, traced, np.zeros(len(durations)))
+        if traced.buckets is None:
+            raise Refused("the trace does not tell how many bytes its all-reduces move")
+        waiting, share = self._waiting(durations, traced.buckets)
+        expected = transfers.expected_ns(traced.buckets.size_bytes.astype(np.float64))
+        return exchange.retime_traced(graph, traced, waiting + share * expected)
+
+    def _waiting(self, durations: Floats, buckets: Buckets) -> tuple[Floats, Floats]:
+        """Of the traced collectives: what is not their transfer, and their transfer over the one
+        expected, where they were quicker."""
+        sizes = buckets.size_bytes.astype(np.float64)
+        now = _transfers(self.scene, Plan(ranks=self.before), self.traced)
+        expected = now.expected_ns(sizes) if now else np.zeros(len(sizes))
+        moving = np.minimum(durations, expected)
+        return durations - moving, moving / np.maximum(expected, 1.0)
+
+    def doubt(self, graph: StepGraph, transfers: Transfers | None, straggling: float) -> float:
+        """Of the logarithm of the step: the link's, and whether slow steps meet."""
+        if transfers is None:
+            return 0.0
+        factor = math.exp(1.96 * transfers.spread)
+        low, high = (
+            step_ns(self.step(transfers.scaled(each), straggling)) for each in (1 / factor, factor)
+        )
+        link = math.log(max(high, 1.0) / max(low, 1.0)) / (2 * 1.96)
+        usual = step_ns(self.step(transfers, 1.0)) if straggling != 1.0 else step_ns(graph)
+        slow = _OF_STRAGGLING * abs(math.log(max(step_ns(graph), 1.0) / max(usual, 1.0)))
+        return math.hypot(link, slow, _OF_MODEL[self.scene.on_host])
+
+
+def _transfers(scene: Scene, plan: Plan, traced: Traced | None) -> Transfers | None:
+    if plan.ranks < 2:
+        if (plan.bandwidth, plan.latency, plan.stage, plan.bucket_mb) != (1.0, 1.0, 0, None):
+            raise Refused("nothing is exchanged in this step: ask for workers=N together with it")
+        return None
+    trace = scene.trace
+    found = find_transfers(
+        plan.ranks,
+        trace=trace,
+        profiles=scene.profiles,
+        seen=traced.seen if traced else None,
+        device=find_device(trace.device_name or ""),
+        on_host=scene.on_host,
+    )
+    if found is None:
+        raise Refused(
+            f"how long an all-reduce over {plan.ranks} workers takes is not known: run "
+            f"`stepscope calibrate --ranks {plan.ranks}` where the training runs, or `stepscope "
+            "calibrate` under its launcher (a bare trace does not say its host)"
+        )
+    return replace(found, bandwidth=plan.bandwidth, latency=plan.latency)
+
+
+def _share_of_batch(scene: Scene, graph: StepGraph, factor: float) -> StepGraph:
+    """Each worker's share of the batch. On a CPU forward and backward shrink with it."""
+    scene = replace(scene, graph=graph)
+    if not scene.on_host:
+        return batch.apply(changed(scene, graph), f"x{factor:.10f}").scene.graph
+    phase = graph.calls.phase
+    passes = (phase == Phase.FORWARD) | (phase == Phase.BACKWARD)
+    return scale_calls(graph, passes & (graph.calls.row >= 0), factor)
+
+
+def _comm_ns(graph: StepGraph) -> float:
+    return float(graph.tasks.dur_ns[graph.tasks.kind == Kind.COMM].sum())
+
+
+def _without_comm(graph: StepGraph) -> StepGraph:
+    """Collectives that take no time, and nothing from compute."""
+    moving = graph.tasks.kind == Kind.COMM
+    calls = graph.calls
+    ours = np.zeros(len(calls), np.bool_)
+    ours[graph.tasks.call[moving & (graph.tasks.row < 0)]] = True
+    graph = replace(graph, calls=replace(calls, call_ns=np.where(ours, 0.0, calls.call_ns)))
+    return scale_tasks(graph, moving, 0.0)
+
+
+# In words
+
+
+def _assumptions(
+    scene: Scene,
+    plan: Plan,
+    told: Exchange,
+    transfers: Transfers | None,
+    planned: _Planned,
+) -> tuple[str, ...]:
+    said = []
+    if plan.ranks != told.before:
+        kept = "their batch together stays" if plan.strong else "each keeps its batch"
+        own = "cores" if scene.on_host else "a device"
+        said.append(f"{told.before} -> {plan.ranks} workers, {kept}; each has {own} of its own")
+        said.append(_about_straggling(scene, told))
+    if transfers:
+        said.append(transfers.said)
+        if scene.on_host and transfers.contention:
+            said.append(
+                "as many cores as workers: communication takes "
+                f"{transfers.contention.lost:.0%} of its time from compute beside it"
+            )
+        if planned.statistics and not plan.stage:
+            said.append(
+                f"statistics of {planned.statistics.norms} batch norms are sent before forward, as "
+                "DDP does unless broadcast_buffers=False"
+            )
+        if not scene.on_host and not planned.retimed:
+            said.append("communication and compute do not slow each other on the device")
+    return tuple(said)
+
+
+def _about_straggling(scene: Scene, told: Exchange) -> str:
+    steps = len(own_steps(scene))
+    if steps < ENOUGH_STEPS:
+        return f"all workers alike: {steps} steps do not tell how much they differ"
+    return (
+        f"the slowest of {told.ranks} needs {told.straggling:.3f} of a usual step (expected "
+        f"maximum over {steps} measured steps, drawn independently)"
+    )
+
+
+def _about_exchange(plan: Plan, told: Exchange, traced: Traced | None) -> str:
+    if plan.ranks < 2:
+        return ""
+    kind = f"ZeRO stage {plan.stage}" if plan.stage else "DDP"
+    how = "as traced" if traced and traced.buckets else "of DDP's usual size (1 MiB, then 25)"
+    if plan.bucket_mb is not None:
+        how = f"of {plan.bucket_mb:g} MiB"
+    link = ""
+    if plan.bandwidth != 1.0:
+        link += f" at {plan.bandwidth:g} times the bandwidth"
+    if plan.latency != 1.0:
+        link += f" at {plan.latency:g} times the latency"
+    buckets = "1 bucket" if told.buckets == 1 else f"{told.buckets} buckets"
+    return (
+        f"{kind} exchanges {told.size_bytes / 1e6:.1f} MB in {buckets} {how}{link}: "
+        f"{told.comm_ns / 1e6:.2f} ms, of which {told.exposed_ns / 1e6:.2f} ms lengthen the step"
+    )
+
+
+# Curves
+
+
+def curve(bench: Bench, workers: Sequence[int] = WORKERS, *, strong: bool = False) -> ScalingCurve:
+    """Steps and throughput by number of workers; what cannot be said is left out, and why."""
+    points: list[ScalingPoint] = []
+    refused: list[str] = []
+    said: tuple[str, ...] = ()
+    present = _present(bench)
+    for count in sorted(set(workers)):
+        if strong and bench.scene.batch and count > bench.scene.batch * present:
+            refused.append(f"{count} workers: a batch of {bench.scene.batch * present} has fewer")
+            continue
+        setting = Setting(name="workers", value=f"{count}:strong" if strong else str(count))
+        trial = bench.begin()
+        if count != present:
+            trial = bench.change(trial, setting)
+        if trial.refused:
+            refused.append(f"{count} workers: {trial.refused[-1]}")
+            continue
+        found = bench.tell(trial, (setting,))
+        told = trial.scene.exchange
+        ideal = count / present
+        points.append(
+            ScalingPoint(
+                workers=count,
+                step_ms=found.predicted_ms,
+                low_ms=found.low_ms,
+                high_ms=found.high_ms,
+                throughput=found.throughput_factor,
+                throughput_low=found.throughput_factor * found.predicted_ms / found.high_ms,
+                throughput_high=found.throughput_factor * found.predicted_ms / found.low_ms,
+                efficiency=found.throughput_factor / ideal,
+                comm_ms=told.comm_ns / 1e6 if told else None,
+                exposed_ms=told.exposed_ns / 1e6 if told else None,
+                straggling=told.straggling if told else 1.0,
+                basis=told.basis if told else "measured",
+            )
+        )
+        if told:
+            said = trial.assumptions
+    return ScalingCurve(
+        strong=strong,
+        present=present,
+        batch=bench.scene.batch,
+        points=tuple(points),
+        assumptions=tuple(said),
+        refused=tuple(refused),
+    )
+
+
+def _present(bench: Bench) -> int:
+    traced = find_traced(bench.scene, bench.scene.graph)
+    return traced.ranks if traced else 1

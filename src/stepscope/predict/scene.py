@@ -1,0 +1,159 @@
+"""What a what-if looks at: the step's graph, and what is known about each of its tasks."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from stepscope.explain.flops import DTYPES
+from stepscope.explain.work import rows_named
+from stepscope.predict.kernels import Family, family_of
+from stepscope.records.trace import HostKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.flops import Costs
+    from stepscope.explain.replay.graph import Flags, Floats, Ints, StepGraph
+    from stepscope.explain.work import Work
+    from stepscope.predict.scale_out import Exchange, Plan
+    from stepscope.records.efficiency import Ceilings
+    from stepscope.records.explanation import Steps
+    from stepscope.records.job import Job, RankFolder
+    from stepscope.records.memory import Memory
+    from stepscope.records.profile import Profile
+    from stepscope.records.trace import Trace
+
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+USUAL_MULTIPROCESSORS = 108
+
+
+class Parameters(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the model, as backward's accumulation of gradients tells."""
+
+    tensors: int
+    elements: int
+    shapes: tuple[tuple[int, ...], ...]
+    item_bytes: int = 4
+
+    @property
+    def size_bytes(self) -> int:
+        return self.elements * self.item_bytes
+
+
+class Operators(msgspec.Struct, frozen=True, kw_only=True):
+    """Of every task: the operator that answers for it, and its work. Inserted tasks have none."""
+
+    row: Ints  # host row, -1 where nobody knows
+    flops: Floats  # of the whole operator, 0 none, -1 unknown
+    bytes_moved: Floats  # of the whole operator, -1 unknown
+    dtype: tuple[str, ...]
+    family: NDArray[np.int8]
+    recomputed: Flags
+    share: Floats  # of the operator's device time that this task is
+
+
+class Scene(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's typical step, without the profiler's cost."""
+
+    trace: Trace
+    work: Work
+    steps: Steps
+    graph: StepGraph
+    costs: Costs
+    operators: Operators
+    parameters: Parameters | None
+    ceilings: Ceilings | None
+    memory: Memory | None = None
+    profile: Profile | None = None
+    batch: int | None = None
+    host_spread: float = 0.0
+    multiprocessors: int = USUAL_MULTIPROCESSORS
+    # What more workers are predicted from, and the exchange as it was planned last.
+    profiles: tuple[Profile, ...] = ()
+    folder: RankFolder | None = None
+    job: Job | None = None
+    steps_ns: tuple[int, ...] = ()  # as measured, without the profiler where a run tells
+    bare: StepGraph | None = None  # the step before an exchange was planned
+    plan: Plan | None = None
+    exchange: Exchange | None = None
+
+    @property
+    def on_host(self) -> bool:
+        return self.work.on_host
+
+    @property
+    def task_phase(self) -> NDArray[np.int8]:
+        return self.graph.calls.phase[self.graph.tasks.call]
+
+    def names(self) -> list[str]:
+        """Of the tasks' operators."""
+        host, strings = self.trace.host, self.trace.strings
+        return [strings[host.name[row]] if row >= 0 else "" for row in self.operators.row.tolist()]
+
+
+def look_at_tasks(trace: Trace, graph: StepGraph, costs: Costs, *, on_host: bool) -> Operators:
+    """Tasks of the graph joined to the operators that launched them."""
+    tasks = graph.tasks
+    known = tasks.row >= 0
+    row = np.full(len(tasks), -1, np.int32)
+    if not on_host and len(trace.device):
+        row[known] = costs.operator[tasks.row[known]]
+    told = row >= 0
+    at = np.maximum(row, 0)
+    none = np.zeros(len(tasks))
+    flops = np.where(told, costs.flops[at], -1).astype(np.float64) if len(trace.host) else none
+    moved = (
+        np.where(told, costs.bytes_moved[at], -1).astype(np.float64) if len(trace.host) else none
+    )
+    counted = told & costs.counted[at] if len(trace.host) else none.astype(bool)
+    flops = np.where(told & ~counted & (flops > 0), 0.0, flops)
+    codes = np.where(told, costs.dtype[at], -1) if len(trace.host) else none.astype(int)
+    group = np.where(told, row, len(trace.host) + np.arange(len(tasks)))
+    _, of = np.unique(group, return_inverse=True)
+    of = of.reshape(-1)
+    total = np.bincount(of, tasks.dur_ns)
+    return Operators(
+        row=row,
+        flops=flops,
+        bytes_moved=moved,
+        dtype=tuple(DTYPES[code] if code >= 0 else "" for code in codes.tolist()),
+        family=_families(trace, row, flops),
+        recomputed=told & costs.recomputed[at] if len(trace.host) else none.astype(bool),
+        share=np.divide(tasks.dur_ns, total[of], out=np.ones(len(tasks)), where=total[of] > 0),
+    )
+
+
+def _families(trace: Trace, row: Ints, flops: Floats) -> NDArray[np.int8]:
+    """Each name is looked at once for each sign of its FLOPs: some, none, not known."""
+    told = row >= 0
+    out = np.full(len(row), Family.OTHER, np.int8)
+    key = trace.host.name[row[told]].astype(np.int64) * 3 + np.sign(flops[told]).astype(int) + 1
+    distinct, of = np.unique(key, return_inverse=True)
+    found = [family_of(trace.strings[each // 3], each % 3 - 1) for each in distinct.tolist()]
+    out[told] = np.array(found, np.int8)[of.reshape(-1)]
+    return out
+
+
+def find_parameters(trace: Trace, steps: int) -> Parameters | None:
+    """Each parameter's gradient is accumulated once a step (or once a micro-batch)."""
+    host = trace.host
+    rows = np.flatnonzero(
+        rows_named(trace, host, host.kind == HostKind.OPERATOR, lambda name: name == _ACCUMULATE)
+    )
+    if not len(rows) or not steps:
+        return None
+    codes, counts = np.unique(host.shapes[rows], return_counts=True)
+    if (codes < 0).any():
+        return None
+    shapes = []
+    for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+        dims = msgspec.json.decode(trace.strings[code])
+        if dims and isinstance(dims[0], list):
+            shapes += [tuple(dims[0])] * max(1, round(count / steps))
+    return Parameters(
+        tensors=len(shapes), elements=sum(map(math.prod, shapes)), shapes=tuple(shapes)
+    )

@@ -1,0 +1,241 @@
+"""A trace and some what-ifs -> a prediction with an interval."""
+
+from __future__ import annotations
+
+import math
+from difflib import get_close_matches
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from stepscope.errors import UsageError
+from stepscope.explain.flops import count_costs
+from stepscope.explain.memory.model import find_batch, read_calls
+from stepscope.explain.replay.overhead import correct
+from stepscope.explain.replay.schedule import step_ns
+from stepscope.explain.replay.typical import typical_step
+from stepscope.explain.roofline import find_ceilings
+from stepscope.explain.steps import find_steps
+from stepscope.explain.work import find_work
+from stepscope.predict.order import SAME_PEAK, in_order
+from stepscope.predict.scene import Scene, find_parameters, look_at_tasks
+from stepscope.predict.whatifs import WHATIFS
+from stepscope.predict.whatifs.outcome import Refused, WrongValue
+from stepscope.records.devices import find_device
+from stepscope.records.prediction import Peak, Prediction, Setting
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.explain.replay.overhead import Corrected
+    from stepscope.predict.whatifs import Apply
+    from stepscope.records.explanation import Steps
+    from stepscope.records.job import Job, RankFolder
+    from stepscope.records.memory import Memory
+    from stepscope.records.profile import Profile
+    from stepscope.records.trace import Trace
+    from stepscope.records.truth import Truth
+
+# Of a change twice as large the error is about twice as large.
+_OF_CHANGE = 0.08
+_LEAST = 0.01  # nobody knows a step better than this
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """A step with some what-ifs made."""
+
+    scene: Scene
+    step_ns: float
+    samples: float = 1.0
+    variance: float = 0.0
+    peak: Peak | None = None
+    peak_changes: int = 0
+    assumptions: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    applied: tuple[Setting, ...] = ()
+
+
+class Bench:
+    """A step that changes can be tried on, read and corrected once."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        *,
+        truth: Truth | None = None,
+        memory: Memory | None = None,
+        profile: Profile | None = None,
+        profiles: Sequence[Profile] = (),
+        folder: RankFolder | None = None,
+        job: Job | None = None,
+    ) -> None:
+        work = find_work(trace)
+        steps = find_steps(trace, work)
+        typical = typical_step(trace, work, steps)
+        self.profiled_ns = step_ns(typical.graph)
+        self.corrected: Corrected = correct(
+            typical.graph,
+            trace,
+            measured_ns=float(truth.step_ns) if truth else None,
+        )
+        costs = count_costs(trace, work, steps)
+        graph = self.corrected.graph
+        device = find_device(trace.device_name or "")
+        self.scene = Scene(
+            trace=trace,
+            work=work,
+            steps=steps,
+            graph=graph,
+            costs=costs,
+            operators=look_at_tasks(trace, graph, costs, on_host=work.on_host),
+            parameters=find_parameters(trace, typical.steps),
+            ceilings=find_ceilings(trace, profile),
+            memory=memory,
+            profile=profile,
+            batch=_batch(trace, steps),
+            multiprocessors=device.multiprocessors if device else 108,
+            profiles=tuple(profiles) or ((profile,) if profile else ()),
+            folder=folder,
+            job=job,
+            steps_ns=truth.steps_ns if truth else steps.cycles_ns,
+        )
+
+    @cached_property
+    def peak_now(self) -> Peak | None:
+        """As measured, else by arithmetic."""
+        from stepscope.predict.peaks import peak_at_batch
+
+        memory = self.scene.memory
+        if memory is None:
+            return peak_at_batch(self.scene, 1.0)
+        return Peak(**dict.fromkeys(Peak.__struct_fields__, memory.peak_bytes))
+
+    def predict(self, settings: Sequence[Setting]) -> Prediction:
+        """All what-ifs together; one that refuses leaves the step as it is."""
+        trial = self.begin()
+        for setting in in_order(settings):
+            trial = self.change(trial, setting)
+        return self.tell(trial, settings)
+
+    def begin(self) -> Trial:
+        """The step as it is."""
+        return Trial(scene=self.scene, step_ns=self.corrected.step_ns)
+
+    def change(self, trial: Trial, setting: Setting) -> Trial:
+        """One more what-if; asked for in the order of `predict.order`."""
+        try:
+            outcome = _find(setting)(trial.scene, setting.value)
+        except WrongValue as reason:
+            raise UsageError(str(reason)) from None
+        except Refused as reason:
+            return replace(trial, refused=(*trial.refused, str(reason)))
+        after = step_ns(outcome.scene.graph)
+        moved = abs(math.log(max(after, 1.0) / max(trial.step_ns, 1.0)))
+        variance = (outcome.spread * min(1.0, moved)) ** 2 + (_OF_CHANGE * moved) ** 2
+        variance += outcome.doubt**2
+        changes_peak = setting.name not in SAME_PEAK
+        return Trial(
+            scene=outcome.scene,
+            step_ns=after,
+            samples=trial.samples * outcome.samples,
+            variance=trial.variance + variance,
+            peak=outcome.peak or trial.peak,
+            peak_changes=trial.peak_changes + changes_peak,
+            assumptions=(*trial.assumptions, *outcome.assumptions),
+            refused=trial.refused,
+            applied=(*trial.applied, setting),
+        )
+
+    def tell(self, trial: Trial, settings: Sequence[Setting]) -> Prediction:
+        """What came of it."""
+        scene, base, memory = trial.scene, self.corrected, self.scene.memory
+        predicted = trial.step_ns
+        low, high = _interval(scene, base, predicted, trial.variance)
+        least = scene.exchange.least_ns * base.low_ns / base.step_ns if scene.exchange else 0.0
+        if least < predicted:  # links only add to what a worker does by itself
+            low = max(low, least)
+        speedup = base.step_ns / predicted if predicted else 1.0
+        half = _half_of_speedup(self.scene, trial, base)
+        # What two changes of the peak do to each other is not known.
+        peak = trial.peak if trial.peak_changes == 1 else None
+        if not trial.peak_changes:
+            peak = self.peak_now
+        return Prediction(
+            settings=tuple(settings),
+            baseline_ms=base.step_ns / 1e6,
+            baseline_low_ms=base.low_ns / 1e6,
+            baseline_high_ms=base.high_ns / 1e6,
+            baseline_from=base.basis,
+            profiled_ms=self.profiled_ns / 1e6,
+            predicted_ms=predicted / 1e6,
+            low_ms=low / 1e6,
+            high_ms=high / 1e6,
+            host_ms=scene.graph.host_ns / 1e6,
+            device_ms=scene.graph.device_ns / 1e6,
+            peak_bytes=peak.size_bytes if peak else None,
+            peak_low_bytes=peak.low_bytes if peak else None,
+            peak_high_bytes=peak.high_bytes if peak else None,
+            baseline_peak_bytes=memory.peak_bytes if memory else None,
+            throughput_factor=trial.samples * speedup,
+            speedup_low=speedup * math.exp(-half),
+            speedup_high=speedup * math.exp(half),
+            assumptions=(*trial.assumptions, *_exchanged(scene)),
+            refused=trial.refused,
+            applied=tuple(each for each in settings if each in trial.applied),
+        )
+
+
+def _exchanged(scene: Scene) -> tuple[str, ...]:
+    """Planned by several what-ifs together, told once."""
+    return (scene.exchange.said,) if scene.exchange and scene.exchange.said else ()
+
+
+def _batch(trace: Trace, steps: Steps) -> int | None:
+    calls = read_calls(trace, steps)
+    found = find_batch(calls) if calls else None
+    return found[0] if found else None
+
+
+def parse(text: str) -> Setting:
+    """NAME or NAME=VALUE, as on the command line."""
+    name, _, value = text.partition("=")
+    setting = Setting(name=name.strip(), value=value.strip())
+    _find(setting)
+    return setting
+
+
+def _find(setting: Setting) -> Apply:
+    found = WHATIFS.get(setting.name)
+    if found is None:
+        near = get_close_matches(setting.name, WHATIFS, 1)
+        meant = f", did you mean {near[0]}?" if near else ";"
+        raise UsageError(
+            f"there is no what-if {setting.name!r}{meant} there are {', '.join(sorted(WHATIFS))}"
+        )
+    return found
+
+
+def _interval(
+    scene: Scene, base: Corrected, predicted: float, variance: float
+) -> tuple[float, float]:
+    """The baseline's doubt where the host still decides, and the what-ifs' own."""
+    doubt = _host_doubt(scene, base, predicted)
+    half = 1.96 * math.sqrt(doubt**2 + variance + _LEAST**2)
+    return predicted * math.exp(-half), predicted * math.exp(half)
+
+
+def _half_of_speedup(before: Scene, trial: Trial, base: Corrected) -> float:
+    """As a logarithm. The doubt about the host is one and the same before and after."""
+    now, then = (
+        _host_doubt(scene, base, step)
+        for scene, step in ((before, base.step_ns), (trial.scene, trial.step_ns))
+    )
+    return 1.96 * math.sqrt((now - then) ** 2 + trial.variance + _LEAST**2)
+
+
+def _host_doubt(scene: Scene, base: Corrected, step: float) -> float:
+    if base.basis != "calibrated" or not step:
+        return 0.0
+    return base.spread * min(1.0, max(0.0, scene.graph.host_ns / step)) ** 4

@@ -1,0 +1,57 @@
+"""accumulate=N: N micro-batches of the present size before each optimizer step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec.structs import replace
+
+from stepscope.explain.replay.graph import Calls, Phase, Tasks
+from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, changed
+
+if TYPE_CHECKING:
+    from stepscope.predict.scene import Scene
+
+HELP = "so many micro-batches for one optimizer step"
+
+
+def apply(scene: Scene, value: str) -> Outcome:
+    """Refuses where there is no optimizer step to save."""
+    try:
+        times = int(value)
+    except ValueError:
+        times = 0
+    if times < 2:
+        raise WrongValue(f"accumulate={value}: give the number of micro-batches, 2 or more")
+    graph = scene.graph
+    stepping = graph.calls.phase == Phase.OPTIMIZER
+    if not stepping.any():
+        raise Refused("accumulate: the trace shows no optimizer step")
+    passes = np.flatnonzero(~stepping)
+    order = np.concatenate([*[passes] * times, np.flatnonzero(stepping)])
+    calls = Calls(
+        **{
+            name: getattr(graph.calls, name)[order]
+            for name in graph.calls.__struct_fields__
+            if name != "awaits"
+        },
+        awaits=tuple(graph.calls.awaits[i] for i in order.tolist()),
+    )
+    by_call = [np.flatnonzero(graph.tasks.call == call) for call in range(len(graph.calls))]
+    pieces = [by_call[call] for call in order.tolist()]
+    chosen = np.concatenate(pieces) if pieces else np.zeros(0, np.intp)
+    number = np.repeat(np.arange(len(order), dtype=np.int32), [len(piece) for piece in pieces])
+    tasks = Tasks(
+        **{name: getattr(graph.tasks, name)[chosen] for name in graph.tasks.__struct_fields__}
+    )
+    tasks = replace(tasks, call=number, after=np.full(len(chosen), -1, np.int32))
+    return Outcome(
+        scene=changed(scene, replace(graph, calls=calls, tasks=tasks)),
+        assumptions=(
+            f"{times} forward and backward passes of the present batch, then one optimizer step; "
+            "gradients are added up in place (zero_grad once)",
+        ),
+        spread=0.05,
+        samples=float(times),
+    )

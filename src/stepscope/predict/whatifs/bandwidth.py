@@ -1,0 +1,20 @@
+"""bandwidth=FACTOR: links that move so many times as many bytes a second."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.predict import scale_out
+from stepscope.predict.whatifs.factor import parse_positive
+
+if TYPE_CHECKING:
+    from stepscope.predict.scene import Scene
+    from stepscope.predict.whatifs.outcome import Outcome
+
+HELP = "links with so many times the bandwidth (bandwidth=2)"
+
+
+def apply(scene: Scene, value: str) -> Outcome:
+    """Refuses where nothing is exchanged."""
+    factor = parse_positive("bandwidth", value, "a factor, such as bandwidth=2")
+    return scale_out.replan(scene, bandwidth=factor)

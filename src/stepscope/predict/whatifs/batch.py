@@ -1,0 +1,133 @@
+"""batch=N (or batch=x2): more samples a step. Kernels grow by their shapes, host time stays."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from stepscope.explain.replay.graph import Phase
+from stepscope.predict.kernels import FLOOR_NS
+from stepscope.predict.peaks import peak_at_batch
+from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, changed
+
+if TYPE_CHECKING:
+    from stepscope.explain.replay.graph import Flags, Floats
+    from stepscope.predict.scene import Scene
+
+HELP = "another batch size, as a number or a factor (x2)"
+_TAIL = 0.5  # of a wave: the last one is half empty on average
+_FACTOR = re.compile(r"^x(\d+(?:\.\d+)?)$")
+
+
+def apply(scene: Scene, value: str) -> Outcome:
+    """Refuses where the batch of the trace is not known and a number was asked for."""
+    factor = batch_factor(scene, value)
+    if scene.on_host:
+        raise Refused("batch: the trace has no accelerator; how a CPU's time grows is not known")
+    scales = scaling_tasks(scene)
+    if not scales.any():
+        raise Refused("batch: no task's shapes depend on the batch")
+    tasks = scene.graph.tasks
+    new = np.where(scales, _grown(scene, factor), tasks.dur_ns)
+    graph = replace(scene.graph, tasks=replace(tasks, dur_ns=new))
+    known = f"{scene.batch} -> {round(scene.batch * factor)}" if scene.batch else f"x{factor:g}"
+    return Outcome(
+        scene=replace(
+            changed(scene, graph), batch=round(scene.batch * factor) if scene.batch else None
+        ),
+        assumptions=(
+            f"batch {known}: {int(scales.sum())} of {len(tasks)} tasks grow with it, the host's "
+            "time and the optimizer stay",
+            "a kernel that does not fill the device grows only once it does",
+        ),
+        spread=0.05,
+        samples=factor,
+        peak=peak_at_batch(scene, factor),
+    )
+
+
+def batch_factor(scene: Scene, value: str) -> float:
+    """New batch over old."""
+    match = _FACTOR.match(value)
+    if match and float(match[1]) > 0:
+        return float(match[1])
+    try:
+        wanted = int(value)
+    except ValueError:
+        raise WrongValue(
+            f"batch={value}: give a number of samples, or a factor such as x2"
+        ) from None
+    if wanted < 1:
+        raise WrongValue(f"batch={value}: at least one sample")
+    if not scene.batch:
+        raise Refused(f"batch={value}: the trace does not tell its batch; give a factor such as x2")
+    return wanted / scene.batch
+
+
+def scaling_tasks(scene: Scene) -> Flags:
+    """Tasks of forward and backward that touch something besides parameters."""
+    phase = scene.task_phase
+    in_pass = (phase == Phase.FORWARD) | (phase == Phase.BACKWARD) | (phase == Phase.DATA)
+    known = set(scene.parameters.shapes) if scene.parameters else set()
+    known |= {shape[::-1] for shape in known}
+    host, strings = scene.trace.host, scene.trace.strings
+    only_parameters: dict[int, bool] = {}
+    out = np.zeros(len(phase), np.bool_)
+    for task, row in enumerate(scene.operators.row.tolist()):
+        if not in_pass[task]:
+            continue
+        code = int(host.shapes[row]) if row >= 0 else -1
+        if code < 0:
+            out[task] = True
+            continue
+        if code not in only_parameters:
+            only_parameters[code] = _all_in(strings[code], known)
+        out[task] = not only_parameters[code]
+    return out
+
+
+def _all_in(text: str, known: set[tuple[int, ...]]) -> bool:
+    try:
+        told = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return False
+    shapes = [tuple(each) for each in told if isinstance(each, list) and each]
+    flat = [s for s in shapes if all(isinstance(size, int) for size in s)]
+    return bool(flat) and len(flat) == len(shapes) and all(shape in known for shape in flat)
+
+
+def _grown(scene: Scene, factor: float) -> Floats:
+    """A start-up that stays, and the rest by how many waves of blocks the device has to run."""
+    tasks = scene.graph.tasks
+    blocks = task_blocks(scene)
+    wave = float(scene.multiprocessors)
+    before = np.maximum(1.0, blocks / wave + _TAIL)
+    after = np.maximum(1.0, blocks * factor / wave + _TAIL)
+    growth = np.where(blocks > 0, after / before, factor)
+    start = np.minimum(tasks.dur_ns, FLOOR_NS)
+    found: Floats = start + (tasks.dur_ns - start) * growth
+    return found
+
+
+def task_blocks(scene: Scene) -> Floats:
+    """Thread blocks of every task's kernel, 0 where the trace does not say."""
+    device, strings = scene.trace.device, scene.trace.strings
+    if not len(device):
+        return np.zeros(len(scene.graph.tasks))
+    rows = scene.graph.tasks.row
+    codes = np.where(rows >= 0, device.grid[np.maximum(rows, 0)], -1)
+    distinct, of = np.unique(codes, return_inverse=True)
+    sizes = [_blocks(strings[code]) if code >= 0 else 0.0 for code in distinct.tolist()]
+    return np.array(sizes)[of.reshape(-1)]
+
+
+def _blocks(text: str) -> float:
+    try:
+        return float(math.prod(msgspec.json.decode(text, type=list[int])))
+    except msgspec.DecodeError:
+        return 0.0

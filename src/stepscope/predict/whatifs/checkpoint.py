@@ -1,0 +1,132 @@
+"""checkpoint=blocks|none: forward run again inside backward for memory, or no longer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.explain.replay.graph import CallKind, Phase
+from stepscope.predict.edit import Selection, insert, remove, scale_calls
+from stepscope.predict.peaks import peak_with_checkpoints
+from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, changed
+
+if TYPE_CHECKING:
+    from stepscope.explain.replay.graph import StepGraph
+    from stepscope.predict.scene import Scene
+
+HELP = "recompute blocks in backward (blocks), or stop doing so (none)"
+# The first and last layers (embedding, head, loss) are outside the blocks: what blocks hold of the
+# forward pass is what runs between the first and the last repetition of the commonest product.
+# torch.utils.checkpoint itself, for each block: random state saved and restored, and Python's way
+# in and out (GPT-2 small on an H200).
+_FEWEST_PRODUCTS = 2  # of a block: a single layer is nobody's block
+_FORWARD_NS, _BACKWARD_NS = 700_000.0, 150_000.0
+
+
+def apply(scene: Scene, value: str) -> Outcome:
+    """Refuses to add what is there already, and to remove what is not."""
+    if value == "none":
+        return _none(scene)
+    if value == "blocks":
+        return _blocks(scene)
+    raise WrongValue(f"checkpoint={value}: choose blocks or none")
+
+
+def _none(scene: Scene) -> Outcome:
+    again = scene.operators.recomputed & (scene.task_phase == Phase.BACKWARD)
+    if not again.any():
+        raise Refused("checkpoint=none: nothing is recomputed in this step")
+    graph = scene.graph
+    launched = np.bincount(graph.tasks.call, minlength=len(graph.calls))
+    hit = np.bincount(graph.tasks.call[again], minlength=len(graph.calls))
+    calls = (launched > 0) & (hit == launched)
+    saved = float(graph.tasks.dur_ns[again].sum())
+    new = remove(graph, Selection(calls=calls, tasks=again))
+    blocks = _repetitions(scene)
+    new = _host_less(new, Phase.FORWARD, blocks * _FORWARD_NS)
+    new = _host_less(new, Phase.BACKWARD, blocks * _BACKWARD_NS)
+    return Outcome(
+        scene=changed(scene, new),
+        assumptions=(
+            f"{int(again.sum())} recomputed tasks ({saved / 1e6:.2f} ms) removed with their "
+            "launches; memory grows by what they did not keep",
+        ),
+        spread=0.06,
+    )
+
+
+def _blocks(scene: Scene) -> Outcome:
+    graph = scene.graph
+    if (scene.operators.recomputed & (scene.task_phase == Phase.BACKWARD)).any():
+        raise Refused("checkpoint=blocks: the step recomputes already")
+    first, last = _inside_blocks(scene)
+    forward = np.flatnonzero(
+        (graph.calls.phase == Phase.FORWARD) & (graph.calls.kind == CallKind.LAUNCH)
+    )
+    inside = forward[(forward >= first) & (forward <= last)]
+    backward = np.flatnonzero(graph.calls.phase == Phase.BACKWARD)
+    if not len(inside) or not len(backward):
+        raise Refused("checkpoint=blocks: no repeated blocks were found in the forward pass")
+    calls, tasks = graph.calls, graph.tasks
+    durations = np.bincount(tasks.call, tasks.dur_ns, len(calls)).astype(np.float64)[inside]
+    # A block runs again right before its own backward: last block first.
+    place = backward[np.linspace(0, len(backward) - 1, len(inside)).astype(int)]
+    order = np.arange(len(inside))[::-1]
+    stream = int(tasks.stream[0]) if len(tasks) else 0
+    blocks = _repetitions(scene)
+    new = insert(
+        graph,
+        place.astype(np.int32),
+        gap_ns=calls.gap_ns[inside][order] + blocks * _BACKWARD_NS / len(inside),
+        call_ns=calls.call_ns[inside][order],
+        dur_ns=durations[order],
+        stream=stream,
+    )
+    new = _host_less(new, Phase.FORWARD, -blocks * _FORWARD_NS)
+    return Outcome(
+        scene=changed(scene, new),
+        assumptions=(
+            f"{len(inside)} launches of the blocks' forward pass ({durations.sum() / 1e6:.2f} ms) "
+            "run again inside backward; embedding, head and loss do not",
+        ),
+        spread=0.08,
+        peak=peak_with_checkpoints(scene),
+    )
+
+
+def _host_less(graph: StepGraph, phase: Phase, saved_ns: float) -> StepGraph:
+    """The gaps of a phase shorter by so much together, none by more than half."""
+    mine = graph.calls.phase == phase
+    total = float(graph.calls.gap_ns[mine].sum())
+    if not total:
+        return graph
+    return scale_calls(graph, mine, max(0.5, 1.0 - saved_ns / total))
+
+
+def _inside_blocks(scene: Scene) -> tuple[int, int]:
+    """First and last call between repetitions of the commonest product of the forward pass."""
+    of, calls = scene.operators, scene.graph.tasks.call
+    product = (of.flops > 0) & (scene.task_phase == Phase.FORWARD)
+    rows = of.row[product]
+    if not len(rows):
+        return 0, -1
+    host = scene.trace.host
+    key = host.name[rows].astype(np.int64) << 32 | host.shapes[rows].astype(np.int64)
+    names, counts = np.unique(key, return_counts=True)
+    if (counts >= max(2, counts.max() // 2)).sum() < _FEWEST_PRODUCTS:
+        return 0, -1
+    repeated = np.isin(key, names[counts >= max(2, counts.max() // 2)])
+    mine = calls[product][repeated]
+    return int(mine.min()), int(mine.max())
+
+
+def _repetitions(scene: Scene) -> int:
+    of = scene.operators
+    product = (of.flops > 0) & (scene.task_phase == Phase.FORWARD)
+    rows = of.row[product]
+    if not len(rows):
+        return 1
+    host = scene.trace.host
+    key = host.name[rows].astype(np.int64) << 32 | host.shapes[rows].astype(np.int64)
+    return int(np.unique(key, return_counts=True)[1].max())

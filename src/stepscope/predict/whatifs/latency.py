@@ -1,0 +1,20 @@
+"""latency=FACTOR: collectives that take so many times as long to get going."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.predict import scale_out
+from stepscope.predict.whatifs.factor import parse_positive
+
+if TYPE_CHECKING:
+    from stepscope.predict.scene import Scene
+    from stepscope.predict.whatifs.outcome import Outcome
+
+HELP = "collectives with so many times the latency (latency=0.5)"
+
+
+def apply(scene: Scene, value: str) -> Outcome:
+    """Refuses where nothing is exchanged."""
+    factor = parse_positive("latency", value, "a factor, such as latency=0.5")
+    return scale_out.replan(scene, latency=factor)

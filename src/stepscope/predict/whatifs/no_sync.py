@@ -1,0 +1,34 @@
+"""no-sync: blocking calls removed; the host runs ahead as far as the queue lets it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.explain.replay.graph import CallKind
+from stepscope.predict.edit import Selection, remove
+from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
+
+if TYPE_CHECKING:
+    from stepscope.predict.scene import Scene
+
+HELP = "remove calls that wait for the device (.item(), .cpu(), synchronize)"
+
+
+def apply(scene: Scene, value: str) -> Outcome:
+    """Refuses where nothing waits."""
+    del value
+    if scene.on_host:
+        raise Refused("no-sync: the trace has no accelerator to wait for")
+    graph = scene.graph
+    waiting = graph.calls.kind == CallKind.WAIT
+    if not waiting.any():
+        raise Refused("no-sync: no call of this step waits for the device")
+    none = np.zeros(len(graph.tasks), np.bool_)
+    new = remove(graph, Selection(calls=waiting, tasks=none), with_gaps=False)
+    return Outcome(
+        scene=changed(scene, new),
+        assumptions=(f"{int(waiting.sum())} blocking calls a step removed, all else as it was",),
+        spread=0.05,
+    )

@@ -1,0 +1,49 @@
+"""remove=REGEX: without the kernels and operators of these names, and the host's time for them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.explain.work import rows_named
+from stepscope.predict import edit
+from stepscope.predict.host_time import shorten_gaps
+from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.records.trace import HostKind
+
+if TYPE_CHECKING:
+    from stepscope.predict.scene import Scene
+
+HELP = "without kernels and operators whose name matches"
+
+
+def apply(scene: Scene, value: str) -> Outcome:
+    """Refuses a pattern that matches nothing."""
+    matches = pattern(value).search
+    chosen = edit.select(scene.graph, scene.trace, matches)
+    host = scene.trace.host
+    said = host.kind <= HostKind.PYTHON
+    graph, saved = shorten_gaps(scene, np.flatnonzero(rows_named(scene.trace, host, said, matches)))
+    if not chosen.tasks.any() and not chosen.calls.any() and saved <= 0:
+        raise Refused(f"remove={value}: no kernel, operator or annotation has such a name")
+    tasks = float(scene.graph.tasks.dur_ns[chosen.tasks].sum())
+    return Outcome(
+        scene=changed(scene, edit.remove(graph, chosen)),
+        assumptions=(
+            f"{int(chosen.tasks.sum())} tasks ({tasks / 1e6:.2f} ms) and "
+            f"{int(chosen.calls.sum())} calls removed with the host's time that led to them",
+        ),
+        spread=0.03,
+    )
+
+
+def pattern(text: str) -> re.Pattern[str]:
+    """Refuses what is no regular expression."""
+    if not text:
+        raise WrongValue("give a regular expression that matches names")
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise WrongValue(f"{text!r} is no regular expression: {error}") from None

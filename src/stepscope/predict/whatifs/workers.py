@@ -1,0 +1,28 @@
+"""workers=N: so many replicas of the model, gradients summed by DDP; workers=N:strong divides the
+batch among them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.predict import scale_out
+from stepscope.predict.whatifs.outcome import WrongValue
+
+if TYPE_CHECKING:
+    from stepscope.predict.scene import Scene
+    from stepscope.predict.whatifs.outcome import Outcome
+
+HELP = "so many data-parallel workers, each with its batch (N:strong divides the batch)"
+_MOST = 1 << 20
+
+
+def apply(scene: Scene, value: str) -> Outcome:
+    """Refuses where nobody knows what an all-reduce costs, or the gradients' sizes."""
+    number, _, how = value.partition(":")
+    try:
+        count = int(number)
+    except ValueError:
+        count = 0
+    if not 1 <= count <= _MOST or how not in ("", "strong", "weak"):
+        raise WrongValue(f"workers={value}: give their number, such as 8, or 8:strong")
+    return scale_out.replan(scene, ranks=count, strong=how == "strong")

@@ -1,0 +1,312 @@
+"""What filled the memory of one rank: bytes by category, where they came from, and what would fit.
+
+Bytes are counted once a storage. None is not known, never zero; where `categories` know the peak
+they add up to it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Int8 = NDArray[np.int8]
+    Int32 = NDArray[np.int32]
+    Int64 = NDArray[np.int64]
+
+CATEGORIES = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "buffers",
+    "temporaries",
+    "other",
+)
+# What a step needs whatever its batch.
+STATES = ("parameters", "gradients", "optimizer", "buffers")
+
+Source = Literal["capture", "trace", "snapshot"]
+LimitFrom = Literal["device", "given"]
+Categories = dict[str, int | None]
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """What was held at one moment of a step, such as the end of forward."""
+
+    name: str
+    categories: Categories
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+
+
+class ModuleBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """What one module keeps for backward."""
+
+    module: str
+    size_bytes: int
+    tensors: int
+
+
+class SiteBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """What was allocated at one place and held at the peak."""
+
+    operator: str
+    size_bytes: int
+    blocks: int
+    category: str | None = None
+    file: str | None = None
+    line: int | None = None
+    function: str = ""
+
+
+class PhaseSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """A phase of the step that a timeline shows; times count from the timeline's start."""
+
+    name: str
+    start_ns: int
+    dur_ns: int
+
+
+class MemoryTimeline(msgspec.Struct, frozen=True, kw_only=True):
+    """Thinned: of every stretch its highest and its lowest point, so the peak is exact."""
+
+    of: str  # the step, or what else it shows
+    start_ns: int
+    time_ns: tuple[int, ...]  # since start
+    allocated_bytes: tuple[int, ...]
+    reserved_bytes: tuple[int, ...] | None
+    categories: dict[str, tuple[int, ...]]  # only those that can be told
+    phases: tuple[PhaseSpan, ...] = ()
+
+
+class Fragmentation(msgspec.Struct, frozen=True, kw_only=True):
+    """Reserved from the device and not allocated."""
+
+    at: Literal["peak", "end"]
+    allocated_bytes: int
+    reserved_bytes: int
+    share: float  # 1 - allocated / reserved
+    largest_free_bytes: int | None = None  # the largest block that could be given
+    free_blocks: int | None = None
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes alive where one step ends and the next begins."""
+
+    source: Literal["steps", "trace", "capture"]
+    ends_bytes: tuple[int, ...]
+    bytes_per_step: int  # median
+    steady: bool  # in every step, by about the same: a leak
+    skipped: int = 0  # first steps, in which state is still being made
+
+
+class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that the device could not meet."""
+
+    asked_bytes: int
+    device_free_bytes: int | None
+    allocated_bytes: int
+    reserved_bytes: int
+    file: str | None = None
+    line: int | None = None
+    function: str = ""
+
+
+class BatchLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One moment of the step as a straight line: fixed + scaling x (batch / batch now).
+
+    `maybe_fixed_bytes` of the scaling may be fixed, `maybe_scaling_bytes` of the fixed may scale.
+    """
+
+    moment: str
+    fixed_bytes: int
+    scaling_bytes: int
+    maybe_fixed_bytes: int = 0
+    maybe_scaling_bytes: int = 0
+
+
+class LargestBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the batch can grow until memory is full; the moment that fills first decides."""
+
+    lines: tuple[BatchLine, ...]
+    batch: int | None  # now, from the shapes of the step's inputs
+    batch_from: str | None
+    per_sample_bytes: int | None
+    limit_bytes: int | None
+    limit_from: LimitFrom | None
+    reserve_bytes: int  # of the limit, what is left to the driver and to rounding
+    factor: float | None  # of the batch now
+    factor_low: float | None
+    factor_high: float | None
+    largest: int | None
+    low: int | None
+    high: int | None
+
+
+class ActivationTheory(msgspec.Struct, frozen=True, kw_only=True):
+    """What a formula says a step keeps for backward, beside what was measured."""
+
+    model: str
+    formula: str
+    per_sample_bytes: int
+    total_bytes: int
+    measured_bytes: int | None
+
+
+class ZeroRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Parameters, gradients and optimizer state a rank holds at one ZeRO stage."""
+
+    stage: int
+    ranks: int
+    size_bytes: int
+    volume: float  # communication, in units of plain data parallelism's
+
+
+class Theory(msgspec.Struct, frozen=True, kw_only=True):
+    """Arithmetic beside the measurement."""
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    shards: int  # that the measured bytes were already divided into
+    zero: tuple[ZeroRow, ...]
+    activations: ActivationTheory | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's memory in one step."""
+
+    source: Source
+    device: str  # cuda, cpu, ...
+    peak_bytes: int
+    reserved_bytes: int | None  # at the peak or, from a capture, the most in the step
+    phase: str | None  # that the peak is in
+    measured: str  # how, in words
+    categories: Categories  # at the peak
+    moments: tuple[Moment, ...] = ()
+    by_module: tuple[ModuleBytes, ...] = ()
+    by_site: tuple[SiteBytes, ...] = ()
+    timeline: MemoryTimeline | None = None
+    fragmentation: Fragmentation | None = None  # at the peak, or where that is not known, the end
+    at_end: Fragmentation | None = None  # of a snapshot
+    growth: Growth | None = None
+    out_of_memory: tuple[OutOfMemory, ...] = ()
+    theory: Theory | None = None
+    largest_batch: LargestBatch | None = None
+    limit_bytes: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+class CapturedPhase(msgspec.Struct, frozen=True):
+    """The end of a phase, as capture wrote it."""
+
+    phase: str
+    categories: Categories
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+
+
+class CapturedPeak(msgspec.Struct, frozen=True):
+    """The highest point of the step, as capture wrote it."""
+
+    categories: Categories
+    phase: str | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    known_bytes: int | None = None
+    since_start_bytes: int | None = None
+    rounding_bytes: int | None = None
+    measured: str = ""
+
+
+class CapturedModule(msgspec.Struct, frozen=True):
+    """Activations of one module, as capture wrote them."""
+
+    module: str
+    bytes: int
+    tensors: int = 0
+
+
+class CapturedMemory(msgspec.Struct, frozen=True):
+    """memory.json of a rank's folder."""
+
+    device: str
+    peak: CapturedPeak
+    categories: Categories = {}  # how large each gets in the step, whenever that is
+    phases: list[CapturedPhase] = []
+    activations_by_module: list[CapturedModule] = []
+    inputs_bytes: int | None = None
+    elsewhere_bytes: dict[str, int] = {}
+    notes: list[str] = []
+
+
+class Segments(msgspec.Struct, frozen=True, kw_only=True):
+    """What the allocator took from the device, one row each."""
+
+    device: Int32
+    address: Int64
+    total_bytes: Int64
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+
+class Blocks(msgspec.Struct, frozen=True, kw_only=True):
+    """The pieces of segments."""
+
+    segment: Int32
+    address: Int64
+    size_bytes: Int64
+    requested_bytes: Int64
+    state: Int8  # index into BLOCK_STATES
+    stack: Int32  # index into Snapshot.stacks, -1 where none was recorded
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """What one device's allocator did, in order."""
+
+    device: int
+    action: Int8  # index into ACTIONS
+    address: Int64  # of "oom": the bytes that the device had free
+    size_bytes: Int64
+    time_us: Int64  # -1 where it was not recorded
+    stack: Int32
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+
+ACTIONS = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "oom",
+    "snapshot",
+    "unknown",
+)
+BLOCK_STATES = ("active_allocated", "active_pending_free", "inactive", "unknown")
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A CUDA memory snapshot as columns."""
+
+    path: str
+    segments: Segments
+    blocks: Blocks
+    histories: tuple[History, ...]
+    stacks: tuple[tuple[tuple[str, int, str], ...], ...]  # frames, innermost first
+    settings: dict[str, Any]
+    unknown_actions: tuple[str, ...] = ()

@@ -1,0 +1,88 @@
+"""What a change would buy, as promised before anybody tried it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """One what-if as the user wrote it: precision=bf16."""
+
+    name: str
+    value: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}" if self.value else self.name
+
+
+class Peak(msgspec.Struct, frozen=True, kw_only=True):
+    """Peak memory with the change."""
+
+    size_bytes: int
+    low_bytes: int
+    high_bytes: int
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """A step with the change, beside the step without it."""
+
+    settings: tuple[Setting, ...]
+    baseline_ms: float
+    baseline_low_ms: float
+    baseline_high_ms: float
+    baseline_from: str  # measured or calibrated: how the profiler's cost was taken out
+    profiled_ms: float
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+    host_ms: float  # what the host alone would need
+    device_ms: float  # what the device alone would need
+    peak_bytes: int | None = None
+    peak_low_bytes: int | None = None
+    peak_high_bytes: int | None = None
+    baseline_peak_bytes: int | None = None
+    throughput_factor: float = 1.0  # samples a second, times this over the baseline's
+    # Of the speedup: narrower than that of the two steps, whose doubt is partly the same.
+    speedup_low: float = 1.0
+    speedup_high: float = 1.0
+    assumptions: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    applied: tuple[Setting, ...] = ()  # the settings that did not refuse
+
+    @property
+    def speedup(self) -> float:
+        """Step time before over after."""
+        return self.baseline_ms / self.predicted_ms if self.predicted_ms else 1.0
+
+    @property
+    def saved_ms(self) -> float:
+        """Of one step; negative where the change makes it longer."""
+        return self.baseline_ms - self.predicted_ms
+
+
+class ScalingPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """So many workers."""
+
+    workers: int
+    step_ms: float
+    low_ms: float
+    high_ms: float
+    throughput: float  # samples a second of all workers, over the present job's
+    throughput_low: float
+    throughput_high: float
+    efficiency: float  # of what as many times the workers would do at best
+    comm_ms: float | None  # collectives one after the other; None: as measured
+    exposed_ms: float | None  # what they add to the step
+    straggling: float  # the slowest worker's own step over a usual one
+    basis: str  # measured, or what the collectives' times are from
+
+
+class ScalingCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps by number of workers. Strong: all workers' batch together stays; weak: each one's."""
+
+    strong: bool
+    present: int  # workers of the trace
+    batch: int | None  # of each, where the trace tells
+    points: tuple[ScalingPoint, ...]
+    assumptions: tuple[str, ...] = ()  # of the last point
+    refused: tuple[str, ...] = ()

@@ -1,0 +1,110 @@
+"""Promises that `whatif` made, and what became of them: the lines of the track record."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stepscope.records.prediction import Setting  # noqa: TC001  (decoded at run time)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+RECORD_SCHEMA = 1
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """What a training step is known by; None where that was not captured."""
+
+    script: str | None = None  # the file's name, without its folder
+    world_size: int | None = None
+    device: str | None = None
+    signature: str | None = None  # of the operators and their shapes
+
+    def may_be(self, other: Workload) -> bool:
+        """Nothing known of both contradicts, and at least one thing beside the device agrees."""
+        agreed = False
+        for name in ("script", "world_size", "device", "signature"):
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if ours is None or theirs is None:
+                continue
+            if ours != theirs:
+                return False
+            agreed |= name in ("script", "signature")
+        return agreed
+
+
+class Promise(msgspec.Struct, frozen=True, kw_only=True, tag="promise", tag_field="kind"):
+    """What one prediction said, before anybody tried it."""
+
+    id: str
+    when_unix: float
+    host: str
+    settings: tuple[Setting, ...]
+    baseline_ms: float
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+    workload: Workload = Workload()
+    path: str | None = None  # of the run or trace that the baseline is
+    schema: int = RECORD_SCHEMA
+
+    @property
+    def name(self) -> str:
+        """The what-ifs without their values: predictions of one name share a history."""
+        return promise_name(setting.name for setting in self.settings)
+
+    @property
+    def words(self) -> str:
+        """As the user wrote it."""
+        return " ".join(str(setting) for setting in self.settings)
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True, tag="delivery", tag_field="kind"):
+    """What a comparison measured of a promise."""
+
+    promise: str
+    when_unix: float
+    a_ms: float
+    b_ms: float
+    change: float
+    low: float
+    high: float
+    confidence: float
+    verdict: str
+    named: bool = False  # the user said which promise it was
+    schema: int = RECORD_SCHEMA
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """A promise and, once it was tried, its newest delivery."""
+
+    promise: Promise
+    delivery: Delivery | None = None
+
+    @property
+    def delivered_ms(self) -> float | None:
+        """The promise's baseline, changed as the measured step changed."""
+        if self.delivery is None:
+            return None
+        return self.promise.baseline_ms * self.delivery.b_ms / self.delivery.a_ms
+
+    @property
+    def error(self) -> float | None:
+        """Delivered over predicted, less one: above zero, the step is longer than promised."""
+        delivered = self.delivered_ms
+        return None if delivered is None else delivered / self.promise.predicted_ms - 1
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether the delivered step lies in the promised interval."""
+        delivered = self.delivered_ms
+        if delivered is None:
+            return None
+        return self.promise.low_ms <= delivered <= self.promise.high_ms
+
+
+def promise_name(names: Iterable[str]) -> str:
+    """One word for several what-ifs, whatever their order."""
+    return "+".join(sorted(names))

@@ -1,0 +1,197 @@
+"""A pickle of plain data, read without running anything.
+
+Every opcode is looked at before one is carried out. Only those that make dicts, lists, tuples,
+strings, bytes, numbers, booleans and None may be there; whatever names, calls or builds anything
+else is refused, and so are lengths and indices that the file itself does not bear out. What is
+left is loaded by an unpickler that would refuse the same once more. Memory stays within about ten
+times the file's size: nothing is copied when a part is referred to again.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import pickle
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from stepscope.errors import UnreadableInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Of a thousand million bytes of empty lists nobody needs the lists.
+MOST_CONTAINERS = 30_000_000
+_LONGEST_LINE = 4096  # of a number or an index written as text
+_LONGEST_INT = 9  # bytes: 64 bits and a sign
+
+_PLAIN = b"(.012Nadelstu)}]\x85\x86\x87\x88\x89\x94"  # opcodes without an argument
+_ARGUMENT = {  # opcode -> bytes of its argument
+    b"K": 1, b"h": 1, b"q": 1, b"\x80": 1,
+    b"M": 2,
+    b"J": 4, b"j": 4,
+    b"G": 8, b"\x95": 8,
+}  # fmt: skip
+_COUNTED = {  # opcode -> bytes of the length in front of its argument
+    b"U": 1, b"C": 1, b"\x8c": 1, b"\x8a": 1,
+    b"T": 4, b"B": 4, b"X": 4, b"\x8b": 4,
+    b"\x8e": 8, b"\x8d": 8,
+}  # fmt: skip
+_SHORT_LINES = b"ILFgp"  # numbers and indices as text
+_LONG_LINES = b"SV"
+_CONTAINERS = b"dlt}]\x85\x86\x87"
+_DICTS = b"d}"
+_STOP, _LONG_BINPUT, _PUT, _LONG4 = ord("."), ord("r"), ord("p"), 0x8B
+_SHORT = -1
+_PUTS = b"qrp\x94"
+_NAMED = {
+    ord("c"): "GLOBAL",
+    0x93: "STACK_GLOBAL",
+    ord("i"): "INST",
+    ord("o"): "OBJ",
+    ord("R"): "REDUCE",
+    ord("b"): "BUILD",
+    0x81: "NEWOBJ",
+    0x92: "NEWOBJ_EX",
+    ord("P"): "PERSID",
+    ord("Q"): "BINPERSID",
+    0x82: "EXT1",
+    0x83: "EXT2",
+    0x84: "EXT4",
+}
+# Protocols 2 and later begin with their number; the older ones with what JSON never begins with.
+_HEAD = re.compile(rb"\x80[\x02-\x08]|\([dl]|[}\]]q|c[\w.]+\n[\w.]+\n")
+
+
+def _steps() -> list[int]:
+    """By opcode: how far on the next is; _SHORT: the next byte says; 0: it must be looked at."""
+    table = [0] * 256
+    for opcode in _PLAIN:
+        table[opcode] = 1
+    for code, size in _ARGUMENT.items():
+        table[code[0]] = 1 + size
+    for code, size in _COUNTED.items():
+        if size == 1:
+            table[code[0]] = _SHORT
+    table[_STOP] = 0
+    return table
+
+
+_STEP = _steps()
+_LENGTH = {code[0]: size for code, size in _COUNTED.items()}
+
+
+def is_pickle(head: bytes) -> bool:
+    """Told from a file's first bytes."""
+    return _HEAD.match(head) is not None
+
+
+def load_plain(data: bytes, name: str) -> tuple[Any, int]:
+    """What the pickle holds, and how many dicts it makes. Raises UnreadableInputError."""
+    seen = _scan(data, name)
+    if sum(seen[code] for code in _CONTAINERS) > MOST_CONTAINERS:
+        raise UnreadableInputError(
+            f"{name} holds more than {MOST_CONTAINERS:,} dicts and lists: record a shorter history "
+            "(max_entries)"
+        )
+    with _no_collector():
+        try:
+            return _Plain(io.BytesIO(data)).load(), sum(seen[code] for code in _DICTS)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise UnreadableInputError(f"{name} is a damaged pickle: {error}") from None
+
+
+class _Plain(pickle.Unpickler):
+    """Nothing that the scan lets through comes here."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+    def persistent_load(self, _pid: Any) -> NoReturn:
+        raise pickle.UnpicklingError("it asks for something outside it")
+
+
+def _scan(data: bytes, name: str) -> list[int]:
+    """How often each opcode occurs; refuses the file where one may not."""
+    seen = [0] * 256
+    at, step = 0, _STEP
+    try:
+        while True:
+            opcode = data[at]
+            seen[opcode] += 1
+            further = step[opcode]
+            if further > 0:
+                at += further
+            elif further == _SHORT:
+                at += 2 + data[at + 1]
+            elif opcode == _STOP:
+                return seen
+            else:
+                at = _after(data, at, opcode, seen, name)
+    except IndexError:
+        raise UnreadableInputError(
+            f"{name} is a pickle that ends early (byte {len(data):,}): was it copied whole?"
+        ) from None
+
+
+def _after(data: bytes, at: int, opcode: int, seen: list[int], name: str) -> int:
+    """Where the next opcode is."""
+    size = _LENGTH.get(opcode)
+    if size is not None:
+        length = int.from_bytes(data[at + 1 : at + 1 + size], "little")
+        if opcode == _LONG4 and length > _LONGEST_INT:
+            raise _refused(name, at, "it holds an integer of more than 64 bits")
+        if at + 1 + size + length > len(data):
+            raise IndexError
+        return at + 1 + size + length
+    if opcode == _LONG_BINPUT:
+        _check_put(int.from_bytes(data[at + 1 : at + 5], "little"), seen, name, at)
+        return at + 5
+    if opcode in _SHORT_LINES or opcode in _LONG_LINES:
+        end = data.find(b"\n", at)
+        if end < 0:
+            raise IndexError
+        line = data[at + 1 : end]
+        if opcode in _SHORT_LINES and len(line) > _LONGEST_LINE:
+            raise _refused(name, at, "it holds a number of thousands of digits")
+        if opcode == _PUT:
+            _check_put(int(line) if line.isdigit() else -1, seen, name, at)
+        return end + 1
+    raise _refused(name, at, _asks_for(data, at, opcode))
+
+
+def _check_put(index: int, seen: list[int], name: str, at: int) -> None:
+    """A memo grows one by one; a place far out would only be there to fill memory."""
+    if not 0 <= index <= sum(seen[code] for code in _PUTS):
+        raise _refused(name, at, f"it keeps a part at place {index:,}, which no writer does")
+
+
+def _asks_for(data: bytes, at: int, opcode: int) -> str:
+    if opcode not in _NAMED:
+        return f"it holds something that is not plain data (opcode {opcode:#04x})"
+    if opcode == ord("c"):
+        words = data[at + 1 : at + 200].split(b"\n")[:2]
+        return f"it asks for {b'.'.join(words).decode('ascii', 'replace')}"
+    return f"it asks for code ({_NAMED[opcode]})"
+
+
+def _refused(name: str, at: int, why: str) -> UnreadableInputError:
+    return UnreadableInputError(
+        f"{name} is a pickle that is not plain data: {why} (byte {at:,}). Nothing of it was run. "
+        "Memory snapshots are written by torch.cuda.memory._dump_snapshot"
+    )
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Millions of dicts and no cycle: looking for some would take most of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

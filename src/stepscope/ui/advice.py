@@ -1,0 +1,246 @@
+"""Findings meet predictions: what each remedy would buy, and what would not help.
+
+One rank is looked at, the one that decides the step. Nothing here may fail an explanation: what
+goes wrong is a note.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from stepscope.errors import NotCapturedError, StepscopeError
+from stepscope.records.explanation import Advice
+from stepscope.records.prediction import Setting
+from stepscope.records.quality import Note
+from stepscope.ui.whatif import (
+    WORTH,
+    bench_of,
+    figures,
+    judge,
+    labels,
+    saved_ms,
+    try_each,
+    usual,
+    verdict,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from stepscope.predict.whatif import Bench
+    from stepscope.records.explanation import Explanation, Finding, RankExplanation, Remedy
+    from stepscope.records.job import Job
+    from stepscope.records.prediction import Prediction
+    from stepscope.records.trace import Trace
+    from stepscope.ui.html.whatif_grid import WhatIfGrid
+
+# Remedies that a what-if can try, the better of two where there are two. Others have no number.
+REMEDIES = {
+    "activation-checkpointing": ("checkpoint=blocks",),
+    "bandwidth": ("bandwidth=2",),
+    "batch": ("batch=x2",),
+    "bf16": ("precision=bf16",),
+    "bucket-mb": ("bucket-mb=5", "bucket-mb=100"),
+    "compile": ("compile",),
+    "cuda-graphs": ("cuda-graphs",),
+    "fp16": ("precision=fp16",),
+    "fused-optimizer": ("optimizer=fused",),
+    "no-checkpoint": ("checkpoint=none",),
+    "no-data-wait": ("no-data-wait",),
+    "no-straggler": ("no-straggler",),
+    "no-sync": ("no-sync",),
+    "optimizer": ("optimizer=fused",),
+    "precision": ("precision=bf16",),
+    "tf32": ("precision=tf32",),
+}
+# These buy memory, not time: told where a finding asks for them.
+_FOR_MEMORY = frozenset({"checkpoint=blocks"})
+
+
+class Foresight(msgspec.Struct, frozen=True, kw_only=True):
+    """What was made of one rank's step while its trace was there."""
+
+    path: str
+    advice: tuple[Advice, ...] = ()
+    page: WhatIfGrid | None = None  # for the report, where one is asked for
+    note: Note | None = None
+
+
+def foresee(
+    trace: Trace, rank: RankExplanation, job: Job | None = None, *, draw: bool = False
+) -> Foresight:
+    """Never raises: a step that cannot be predicted has no advice."""
+    try:
+        return _foresee(trace, rank, job, draw)
+    except NotCapturedError:
+        return Foresight(path=rank.path)
+    except Exception as error:
+        if os.environ.get("STEPSCOPE_DEBUG"):
+            raise
+        return Foresight(path=rank.path, note=_not_predicted(error))
+
+
+def foresee_again(explanation: Explanation, *, cache: bool, draw: bool = False) -> Foresight | None:
+    """Of several ranks the one that decides the step: its trace is read once more."""
+    from stepscope.explain.snapshot_rank import is_memory_only
+    from stepscope.trace.discover import find_traces, on_disk
+    from stepscope.trace.read import read_trace
+
+    rank = deciding_rank(explanation)
+    if is_memory_only(rank):
+        return None
+    try:
+        with on_disk(find_traces(rank.path)[0]) as path:
+            trace = read_trace(path, cache=cache)
+    except Exception as error:
+        if os.environ.get("STEPSCOPE_DEBUG") and not isinstance(error, StepscopeError):
+            raise
+        return Foresight(path=rank.path, note=_not_predicted(error))
+    return foresee(trace, rank, explanation.job, draw=draw)
+
+
+def deciding_rank(explanation: Explanation) -> RankExplanation:
+    """The one that needs the most time of its own: the others wait for it."""
+    return max(explanation.ranks, key=_own_ms)
+
+
+def _own_ms(rank: RankExplanation) -> float:
+    waits = sum(part.ms for part in rank.budget.parts if part.id == "exposed_comm")
+    return rank.budget.step_ms - waits
+
+
+def _foresee(trace: Trace, rank: RankExplanation, job: Job | None, draw: bool) -> Foresight:
+    from stepscope.verify.track_record import history
+
+    bench = bench_of(trace, rank, job)
+    kept = history()
+    tried = try_each(bench, _worth_trying(bench, rank.findings), kept)
+    page = None
+    if draw:
+        from stepscope.ui.html.whatif_grid import lay_out
+
+        page = lay_out(bench, tried, kept, rank)
+    advice = tuple(_advice(prediction, rank) for prediction in tried.predictions)
+    return Foresight(path=rank.path, advice=advice, page=page)
+
+
+def _worth_trying(bench: Bench, findings: Iterable[Finding]) -> list[Setting]:
+    """The usual ones, and what the findings name besides."""
+    asked = {
+        setting
+        for finding in findings
+        for remedy in finding.remedies
+        for setting in REMEDIES.get(remedy.id, ())
+    }
+    found = [each for each in usual(bench) if str(each) not in _FOR_MEMORY]
+    known = {str(each) for each in found}
+    return [*found, *(_setting(text) for text in sorted(asked - known))]
+
+
+def _setting(text: str) -> Setting:
+    name, _, value = text.partition("=")
+    return Setting(name=name, value=value)
+
+
+def _advice(prediction: Prediction, rank: RankExplanation) -> Advice:
+    saved, low, high = saved_ms(prediction)
+    setting = str(prediction.settings[0])
+    named = [
+        finding.id
+        for finding in rank.findings
+        if any(setting in REMEDIES.get(remedy.id, ()) for remedy in finding.remedies)
+    ]
+    return Advice(
+        setting=setting,
+        label=labels(prediction.settings),
+        verdict=judge(prediction),
+        summary=verdict(prediction),
+        saved_ms=saved,
+        saved_low_ms=low,
+        saved_high_ms=high,
+        baseline_ms=prediction.baseline_ms,
+        predicted_ms=prediction.predicted_ms,
+        low_ms=prediction.low_ms,
+        high_ms=prediction.high_ms,
+        throughput_factor=prediction.throughput_factor,
+        findings=tuple(named),
+        rank=rank.rank,
+    )
+
+
+def advise(explanation: Explanation, foresight: Foresight | None) -> Explanation:
+    """Remedies with their numbers, the best first; the advice; and what to do next."""
+    if foresight is None:
+        return explanation
+    if foresight.note is not None:
+        return replace(explanation, quality=(*explanation.quality, foresight.note))
+    if not foresight.advice:
+        return explanation
+    told = {each.setting: each for each in foresight.advice}
+    whose = next(rank.rank for rank in explanation.ranks if rank.path == foresight.path)
+    findings = tuple(
+        _with_numbers(finding, told) if finding.rank in (None, whose) else finding
+        for finding in explanation.findings
+    )
+    return replace(
+        explanation,
+        findings=findings,
+        advice=tuple(replace(each, rank=whose) for each in foresight.advice),
+        next=_next(explanation.next, findings[0], foresight.advice[0].baseline_ms),
+    )
+
+
+def _with_numbers(finding: Finding, told: dict[str, Advice]) -> Finding:
+    remedies = [_with_number(remedy, told) for remedy in finding.remedies]
+    remedies.sort(key=lambda remedy: -(remedy.predicted_ms or 0.0))
+    return replace(finding, remedies=tuple(remedies))
+
+
+def _with_number(remedy: Remedy, told: dict[str, Advice]) -> Remedy:
+    found = [told[each] for each in REMEDIES.get(remedy.id, ()) if each in told]
+    if not found:
+        return remedy
+    best = max(found, key=lambda each: each.saved_ms)
+    return replace(
+        remedy,
+        predicted_ms=best.saved_ms,
+        low_ms=best.saved_low_ms,
+        high_ms=best.saved_high_ms,
+    )
+
+
+def _next(said: str, top: Finding, step_ms: float) -> str:
+    """The leading finding's best remedy, with what it would save; one that would not help is not
+    what to do next."""
+    best = top.remedies[0] if top.remedies else None
+    if best is None or best.predicted_ms is None or best.predicted_ms < WORTH * step_ms:
+        return said
+    saved = f"{figures(best.predicted_ms)} of {figures(step_ms)} ms"
+    return f"{best.summary} (predicted to save {saved})"
+
+
+def not_helping(advice: Iterable[Advice]) -> list[str]:
+    """What was tried in vain, in a line or two."""
+    lines = []
+    for found, words in (("no difference", "no difference worth having"), ("slower", "slower")):
+        names = [each.label for each in advice if each.verdict == found]
+        if names:
+            lines.append(f"{words}: {', '.join(names)}")
+    return lines
+
+
+def _not_predicted(error: Exception) -> Note:
+    return Note(
+        id="not-predicted",
+        detail=f"what changes would buy could not be predicted: {_words(error)}",
+    )
+
+
+def _words(error: Exception) -> str:
+    """A defect of ours is named; what is wrong with the input says it itself."""
+    known = isinstance(error, StepscopeError)
+    return str(error) if known else f"a defect in stepscope: {type(error).__name__}: {error}"

@@ -1,0 +1,151 @@
+"""stepscope ab: run two commands in turns and compare their steps."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stepscope.errors import UsageError
+from stepscope.ui.cli.compare import AB, check_report, comparing_options, conclude
+
+if TYPE_CHECKING:
+    from stepscope.verify.pairs import Turns
+
+_BETWEEN = "---"
+
+
+@click.command(
+    name="ab",
+    short_help="run two training commands in turns and compare their steps",
+    context_settings={"allow_interspersed_args": False},
+)
+@click.option(
+    "--pairs", default=5, show_default=True, type=click.IntRange(1), help="Runs of each command."
+)
+@click.option("--seed", default=0, show_default=True, help="Draws who comes first.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of all runs (default: stepscope-runs/<time>-ab).",
+)
+@click.option(
+    "--wait",
+    default=10,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Steps before the trace of the last pair.",
+)
+@click.option("--no-trace", is_flag=True, help="No trace in the last pair: only steps.")
+@click.option(
+    "--step-on",
+    type=click.Choice(["optimizer", "dataloader", "forward"]),
+    default="optimizer",
+    show_default=True,
+    help="What ends a step.",
+)
+@comparing_options
+@click.argument("commands", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(
+    pairs: int,
+    seed: int,
+    out: Path | None,
+    wait: int,
+    no_trace: bool,
+    step_on: str,
+    as_json: bool,
+    html: Path | None,
+    fail_on_slower: float | None,
+    promise: str | None,
+    no_promise: bool,
+    top: int,
+    commands: tuple[str, ...],
+) -> None:
+    """Run COMMAND_A --- COMMAND_B in turns (A B, B A, ...), then compare them pair by pair.
+
+    Each must end by itself; some hundred steps a run are plenty. Their output goes to files.
+    """
+    from stepscope.verify.compare import compare
+    from stepscope.verify.pairs import Turns, plan_pairs, read_pairs
+
+    check_report(html)
+    a, b = _split(commands)
+    turns = Turns(command_a=a, command_b=b, pairs=plan_pairs(pairs, seed), seed=seed)
+    folder = _claim(out)
+    _take_turns(turns, folder, step_on, None if no_trace else wait)
+    found = compare(*read_pairs(folder), paired=True)
+    conclude(
+        found,
+        as_json=as_json,
+        html=html,
+        fail_on_slower=fail_on_slower,
+        promise=promise,
+        no_promise=no_promise,
+        top=top,
+    )
+
+
+def _split(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if words.count(_BETWEEN) != 1:
+        raise UsageError(
+            f"two commands with {_BETWEEN} between them: "
+            f"stepscope ab -- python a.py {_BETWEEN} python b.py"
+        )
+    place = words.index(_BETWEEN)
+    a, b = words[:place], words[place + 1 :]
+    if not a or not b:
+        raise UsageError(f"there is no command {'before' if not a else 'behind'} {_BETWEEN}")
+    return a, b
+
+
+def _claim(out: Path | None) -> Path:
+    from stepscope.measure import folder as layout
+
+    try:
+        if out is None:
+            return layout.new_run_folder("ab")
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise UsageError(f"{out} is not empty: a run folder is never written over")
+    except OSError as error:
+        raise UsageError(f"the run folder cannot be made: {error}") from None
+    return out
+
+
+def _take_turns(turns: Turns, folder: Path, step_on: str, window: int | None) -> None:
+    """Every pair that is finished is written down at once: `compare FOLDER` reads what is there."""
+    from msgspec import structs
+
+    from stepscope.ui.turns import capture_turn
+
+    _write(turns, folder)
+    _say(f"run folder {folder}")
+    done = list(turns.pairs)
+    for number, pair in enumerate(turns.pairs):
+        last = number == len(turns.pairs) - 1
+        for side in (pair.first, "b" if pair.first == "a" else "a"):
+            words = turns.command_a if side == "a" else turns.command_b
+            _say(f"pair {number + 1} of {len(turns.pairs)}, {side.upper()}: {shlex.join(words)}")
+            capture_turn(
+                words,
+                folder / (pair.a if side == "a" else pair.b),
+                step_on=step_on,
+                window=window if last else None,
+            )
+        done[number] = structs.replace(pair, done=True)
+        _write(structs.replace(turns, pairs=tuple(done)), folder)
+
+
+def _write(turns: Turns, folder: Path) -> None:
+    import msgspec
+
+    file = folder / AB
+    temporary = file.with_name(f".{AB}.tmp")
+    temporary.write_bytes(msgspec.json.encode(turns))
+    temporary.replace(file)
+
+
+def _say(message: str) -> None:
+    click.echo(f"stepscope: {message}", err=True)

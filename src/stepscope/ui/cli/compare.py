@@ -1,0 +1,221 @@
+"""stepscope compare: did the step really change, and did it keep what was promised?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stepscope.errors import SlowerError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from stepscope.records.comparison import Comparison
+
+AB = "ab.json"
+
+
+def share(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """3% or 0.03."""
+    del ctx
+    if value is None:
+        return None
+    text = value.strip()
+    try:
+        found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < 1:
+        raise click.BadParameter(f"{value!r}: write 3% or 0.03", param=param)
+    return found
+
+
+def comparing_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What `compare` and `ab` have in common."""
+    for option in (
+        click.option(
+            "--json", "as_json", is_flag=True, help="Print one JSON object, else nothing."
+        ),
+        click.option(
+            "--html",
+            type=click.Path(path_type=Path, dir_okay=False),
+            help="Write a page with both distributions and what moved.",
+        ),
+        click.option(
+            "--fail-on-slower",
+            callback=share,
+            metavar="SHARE",
+            help="Exit with 5 when B is surely slower by more than this (3%).",
+        ),
+        click.option(
+            "--promise", metavar="ID", help="The promise that B tries (stepscope record)."
+        ),
+        click.option("--no-promise", is_flag=True, help="Do not look for a promise."),
+        click.option(
+            "--top", default=6, show_default=True, type=click.IntRange(1, 100), help="Rows a table."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+class _Sides(click.Command):
+    """All paths behind --against are B's, so that shells can fill them in: a-* --against b-*."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        out: list[str] = []
+        against = False
+        for word in args:
+            if word == "--against":
+                against = True
+                continue
+            if word.startswith("-") and word != "-":
+                against = False
+            out += ["--against", word] if against else [word]
+        if args and args[-1] == "--against":
+            raise UsageError("--against: name B's runs behind it")
+        return super().parse_args(ctx, out)
+
+
+@click.command(cls=_Sides, name="compare", short_help="did the step really change, A against B")
+@click.argument("paths", nargs=-1, required=True)
+@click.option("--against", multiple=True, metavar="B...", help="B's runs; then PATHS are all A's.")
+@click.option("--pairs", is_flag=True, help="Runs took turns: A's first with B's first, and so on.")
+@click.option(
+    "--unit",
+    type=click.Choice(["ns", "us", "ms", "s"]),
+    default="ms",
+    show_default=True,
+    help="Of step lists that do not say it.",
+)
+@click.option("--column", metavar="NAME", help="Of step lists with several columns.")
+@click.option(
+    "--between-starts",
+    callback=share,
+    default="0.5%",
+    show_default=True,
+    metavar="SHARE",
+    help="What a start changes by chance, where there is one run on each side.",
+)
+@click.option("--steps-only", is_flag=True, help="Read no trace: only step times and phases.")
+@click.option("--no-cache", is_flag=True, help="Neither use nor write the cache of traces.")
+@comparing_options
+def command(
+    paths: tuple[str, ...],
+    against: tuple[str, ...],
+    pairs: bool,
+    unit: str,
+    column: str | None,
+    between_starts: float,
+    steps_only: bool,
+    no_cache: bool,
+    as_json: bool,
+    html: Path | None,
+    fail_on_slower: float | None,
+    promise: str | None,
+    no_promise: bool,
+    top: int,
+) -> None:
+    """Compare A and B: run folders, traces, or lists of step times.
+
+    compare A B, or several runs a side: compare A1 A2 --against B1 B2. A folder of run folders
+    stands for all of them; the folder that `stepscope ab` left stands for both sides.
+    """
+    from stepscope.ui.terminal.progress import shown_progress
+    from stepscope.verify.compare import compare
+
+    a, b, paired = _sides(paths, against, pairs)
+    check_report(html)
+    with shown_progress(quiet=as_json) as progress:
+        found = compare(
+            a,
+            b,
+            paired=paired,
+            unit=unit,
+            column=column,
+            between_starts=between_starts,
+            explain=not steps_only,
+            cache=not no_cache,
+            progress=progress,
+        )
+    conclude(
+        found,
+        as_json=as_json,
+        html=html,
+        fail_on_slower=fail_on_slower,
+        promise=promise,
+        no_promise=no_promise,
+        top=top,
+    )
+
+
+def check_report(html: Path | None) -> None:
+    """Before anything is measured."""
+    if html and not html.absolute().parent.is_dir():
+        raise UsageError(f"--html {html}: its folder does not exist")
+
+
+def conclude(
+    found: Comparison,
+    *,
+    as_json: bool,
+    html: Path | None,
+    fail_on_slower: float | None,
+    promise: str | None,
+    no_promise: bool,
+    top: int,
+) -> None:
+    """Say it, write it down, and end as asked."""
+    if promise is not None and no_promise:
+        raise UsageError("--promise and --no-promise contradict each other")
+    if not no_promise:
+        from stepscope.verify.compare import with_promise
+
+        found = with_promise(found, promise)
+    if html:
+        _write_report(found, html)
+    if as_json:
+        import msgspec
+
+        from stepscope.ui.comparison import comparison_json
+
+        sys.stdout.write(msgspec.json.encode(comparison_json(found)).decode() + "\n")
+    else:
+        from stepscope.ui.terminal.comparison import print_comparison
+
+        print_comparison(found, top=top, report=html)
+    if fail_on_slower is not None and found.low > fail_on_slower:
+        sys.stdout.flush()
+        raise SlowerError(
+            f"B is slower by {found.change:.1%}, at least {found.low:.1%}: more than the "
+            f"{fail_on_slower:.1%} that --fail-on-slower allows"
+        )
+
+
+def _write_report(found: Comparison, html: Path) -> None:
+    from stepscope.ui.html.comparison import write_comparison
+
+    try:
+        write_comparison(found, html)
+    except OSError as error:
+        raise UsageError(f"--html {html} could not be written: {error.strerror}") from None
+
+
+def _sides(
+    paths: Sequence[str], against: Sequence[str], pairs: bool
+) -> tuple[Sequence[str], Sequence[str], bool]:
+    if against:
+        return paths, against, pairs
+    if len(paths) == 2:
+        return paths[:1], paths[1:], pairs
+    if len(paths) == 1 and (Path(paths[0]) / AB).is_file():
+        from stepscope.verify.pairs import read_pairs
+
+        return (*read_pairs(Path(paths[0])), True)
+    raise UsageError(
+        f"two sides are compared, and {len(paths)} path{'s' if len(paths) > 1 else ''} came: "
+        "compare A B, or several runs a side with compare A1 A2 --against B1 B2"
+    )

@@ -1,0 +1,223 @@
+"""stepscope whatif: what a change would buy, before anybody tries it."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stepscope.errors import NotCapturedError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.predict.whatif import Bench
+    from stepscope.records.explanation import RankExplanation
+    from stepscope.records.prediction import Prediction, Setting
+    from stepscope.trace.files import Progress
+    from stepscope.ui.whatif import Tried
+
+_AGAIN = ("remove", "scale")  # these may be given more than once
+
+
+@click.command(name="whatif", short_help="what a change would buy, before anybody tries it")
+@click.argument("path", required=False)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="A change, such as precision=bf16; several combine. Without any, the usual ones are tried "
+    "one at a time.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.option(
+    "--remember", is_flag=True, help="Keep the prediction, to be checked by compare and ab."
+)
+@click.option("--list", "as_list", is_flag=True, help="The changes that can be asked about.")
+@click.option("--no-cache", is_flag=True, help="Neither use nor write the cache.")
+def command(
+    path: str | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+    remember: bool,
+    as_list: bool,
+    no_cache: bool,
+) -> None:
+    """Predict a training step with a change made, from a trace of the step without it.
+
+    PATH is a run folder, a trace or a folder of traces. With several ranks the one that needs the
+    most time of its own is changed: it decides the step.
+    """
+    if as_list:
+        _print_list(as_json)
+        return
+    if path is None:
+        raise UsageError("give a trace or a run folder, or --list to see what can be changed")
+    if remember and not settings:
+        raise UsageError("--remember keeps one prediction: say which with --set")
+    wanted = parse_settings(settings)
+    bench, rank, about = open_bench(path, cache=not no_cache, quiet=as_json)
+    if wanted:
+        _tell(bench, wanted, rank, about, path=path, as_json=as_json, keep=remember)
+    else:
+        _try(bench, rank, about, path=path, as_json=as_json)
+
+
+def parse_settings(texts: Sequence[str]) -> list[Setting]:
+    """As on the command line; the same name twice would be two answers to one question."""
+    from stepscope.predict.whatif import parse
+
+    wanted = [parse(text) for text in texts]
+    names = [setting.name for setting in wanted if setting.name not in _AGAIN]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(f"--set {twice[0]} is given twice: a step has one")
+    return wanted
+
+
+def open_bench(
+    path: str, *, cache: bool, quiet: bool = False
+) -> tuple[Bench, RankExplanation, str]:
+    """The rank that decides the step, on the bench, and a word about which one that is."""
+    from stepscope.ui.terminal.progress import shown_progress
+
+    with shown_progress(quiet=quiet) as progress:
+        return _open(path, cache, progress)
+
+
+def _open(path: str, cache: bool, progress: Progress | None) -> tuple[Bench, RankExplanation, str]:
+    from stepscope.explain.file import explain_file
+    from stepscope.explain.run import explain_also
+    from stepscope.explain.snapshot_rank import is_memory_only
+    from stepscope.trace.discover import find_traces
+    from stepscope.ui.advice import deciding_rank
+    from stepscope.ui.whatif import bench_of
+
+    files = find_traces(path)
+    chosen, about, job = files[0], Path(str(files[0])).name, None
+    if len(files) > 1:
+        explanation, _ = explain_also([path], cache=cache, progress=progress)
+        slowest = deciding_rank(explanation)
+        chosen, job = next(file for file in files if str(file) == slowest.path), explanation.job
+        about = f"rank {slowest.rank} of {len(explanation.ranks)}, which decides the step"
+    found = explain_file(chosen, cache=cache, also=partial(bench_of, job=job), progress=progress)
+    if isinstance(found, Exception):
+        raise found
+    rank, bench = found
+    if bench is None or is_memory_only(rank):
+        raise NotCapturedError(f"{chosen} is a memory snapshot: it tells no step to change")
+    return bench, rank, about
+
+
+def _tell(
+    bench: Bench,
+    wanted: list[Setting],
+    rank: RankExplanation,
+    about: str,
+    *,
+    path: str,
+    as_json: bool,
+    keep: bool,
+) -> None:
+    from msgspec.structs import replace
+
+    from stepscope.ui.whatif import adjusted, headline, prediction_json, why
+    from stepscope.verify.track_record import history
+
+    before, raw = bench.predict([]), bench.predict(wanted)
+    if not raw.applied:
+        raise NotCapturedError("; ".join(raw.refused))
+    raw = replace(raw, settings=raw.applied)
+    after = adjusted(raw, history())
+    promise = _remember(raw, bench, path) if keep else None
+    if as_json:
+        body = prediction_json(after, before) | {
+            "rank": rank.rank,
+            "raw_ms": raw.predicted_ms,
+            "promise": promise,
+        }
+        _write(body)
+        return
+    from stepscope.ui.terminal.whatif import print_prediction
+
+    print_prediction(
+        before,
+        after,
+        headline=headline(rank, before, about),
+        why=why(before, after, on_host=bench.scene.on_host),
+        next_=_next(after, promise),
+    )
+
+
+def _try(bench: Bench, rank: RankExplanation, about: str, *, path: str, as_json: bool) -> None:
+    from stepscope.ui.whatif import headline, prediction_json, try_each, usual, why
+    from stepscope.verify.track_record import history
+
+    tried = try_each(bench, usual(bench), history())
+    if not tried.predictions:
+        raise NotCapturedError(f"{path}: nothing can be predicted: {'; '.join(tried.refused)}")
+    if as_json:
+        body = prediction_json(tried.before, tried.before) | {"rank": rank.rank}
+        body["refused"] = list(tried.refused)
+        body["tried"] = [prediction_json(each, tried.before) for each in tried.predictions]
+        _write(body)
+        return
+    from stepscope.ui.terminal.whatif import print_tried
+
+    print_tried(
+        tried,
+        headline=headline(rank, tried.before, about),
+        why=why(tried.before, tried.predictions[0], on_host=bench.scene.on_host),
+        next_=_ask(tried, path),
+    )
+
+
+def _next(after: Prediction, promise: str | None) -> str:
+    from stepscope.ui.whatif import judge
+
+    if promise:
+        return f"try it, then `stepscope compare BEFORE AFTER`: it will answer promise {promise}"
+    if judge(after) == "faster":
+        return "try it, then `stepscope compare BEFORE AFTER`; --remember keeps this promise for it"
+    return "leave it; `stepscope whatif` without --set tries the usual changes"
+
+
+def _ask(tried: Tried, path: str) -> str:
+    from stepscope.ui.whatif import judge
+
+    if judge(tried.predictions[0]) != "faster":
+        return "several together may do more: give --set more than once"
+    best = tried.predictions[0].settings[0]
+    return f"stepscope whatif {path} --set {best} tells what it assumes; several --set combine"
+
+
+def _remember(raw: Prediction, bench: Bench, path: str) -> str:
+    """What the model itself says is kept: later predictions are adjusted by how that fared."""
+    from stepscope.trace.rank_folder import read_facts
+    from stepscope.verify.track_record import make_promise, remember
+    from stepscope.verify.workload import workload_of_trace
+
+    trace = bench.scene.trace
+    workload = workload_of_trace(trace, read_facts(Path(trace.path).parent))
+    return remember(make_promise(raw, workload, path)).id
+
+
+def _print_list(as_json: bool) -> None:
+    from stepscope.predict.whatifs import HELP
+
+    if as_json:
+        _write({"schema": 1, "whatifs": [{"name": n, "help": h} for n, h in HELP.items()]})
+        return
+    width = max(map(len, HELP))
+    for name, words in HELP.items():
+        click.echo(f"{name:<{width}}  {words}")
+
+
+def _write(body: dict[str, Any]) -> None:
+    import msgspec
+
+    sys.stdout.write(msgspec.json.encode(body).decode() + "\n")

@@ -1,0 +1,153 @@
+"""A comparison in sentences, and as JSON (schema 1) for other programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import to_builtins
+
+from stepscope.ui.words import PARTS
+
+if TYPE_CHECKING:
+    from stepscope.records.comparison import Comparison, Side
+    from stepscope.records.promise import Kept
+
+SCHEMA = 1
+_TOLD_PARTS = 3
+_WORTH_TELLING = 0.005  # of the step
+
+
+class Words(msgspec.Struct, frozen=True, kw_only=True):
+    """Verdict, why, next."""
+
+    verdict: str
+    why: str
+    next: str
+
+
+def words_of(comparison: Comparison) -> Words:
+    return Words(verdict=_verdict(comparison), why=_why(comparison), next=_next(comparison))
+
+
+def percent(share: float, *, sign: bool = False) -> str:
+    """Two digits that count, never more than two behind the point."""
+    size = abs(share * 100)
+    digits = 0 if size >= 20 else 1 if size >= 2 else 2
+    return f"{share * 100:{'+' if sign else ''}.{digits}f}%"
+
+
+def interval(low: float, high: float) -> str:
+    return f"{percent(low, sign=True)} to {percent(high, sign=True)}"
+
+
+def steps_words(comparison: Comparison) -> str:
+    """How much each side knows."""
+    told = [_side_words(side) for side in (comparison.a, comparison.b)]
+    kind = {"profiled": " under the profiler", "measured": "", "listed": ""}
+    return f"A {told[0]}, B {told[1]}{kind[comparison.steps_are]}"
+
+
+def promise_words(kept: Kept) -> str:
+    """What was promised, what came of it."""
+    promise, delivered = kept.promise, kept.delivered_ms
+    said = (
+        f"{promise.words} was promised to give {promise.predicted_ms:.2f} ms "
+        f"({promise.low_ms:.2f} to {promise.high_ms:.2f})"
+    )
+    if delivered is None or kept.error is None:
+        return f"{said}; not tried yet"
+    place = "inside the interval" if kept.inside else "outside the interval"
+    return f"{said} and gave {delivered:.2f} ms: {percent(kept.error, sign=True)}, {place}"
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    """`compare --json` and `ab --json`."""
+    words = words_of(comparison)
+    found: dict[str, Any] = to_builtins(comparison)
+    found |= {
+        "schema": SCHEMA,
+        "sentence": words.verdict,
+        "why": words.why,
+        "next": words.next,
+        "promise": _promise(comparison.promise),
+    }
+    return {"schema": SCHEMA, **found}
+
+
+def _promise(kept: Kept | None) -> dict[str, Any] | None:
+    if kept is None:
+        return None
+    return {
+        **to_builtins(kept),
+        "delivered_ms": kept.delivered_ms,
+        "error": kept.error,
+        "inside": kept.inside,
+    }
+
+
+def _verdict(comparison: Comparison) -> str:
+    sure = f"{comparison.confidence:.0%} interval {interval(comparison.low, comparison.high)}"
+    a, b = comparison.a_ms, comparison.b_ms
+    if comparison.verdict == "no difference seen":
+        change = percent(comparison.change, sign=True)
+        return f"No difference seen: {a:.2f} and {b:.2f} ms a step, {change} ({sure})."
+    more = "less" if comparison.verdict == "faster" else "more"
+    size = percent(abs(comparison.change))
+    return f"B is {comparison.verdict}: {a:.2f} -> {b:.2f} ms a step, {size} {more} ({sure})."
+
+
+def _why(comparison: Comparison) -> str:
+    told = []
+    if comparison.verdict == "no difference seen":
+        seen = percent(comparison.smallest_detectable)
+        told.append(f"a change of {seen} would have been found four times out of five")
+        if not comparison.steps_low <= 0 <= comparison.steps_high:
+            told.append(
+                "these runs' own steps differ by "
+                f"{interval(comparison.steps_low, comparison.steps_high)}, which two starts of one "
+                "command may do as well"
+            )
+    moved = _moved_words(comparison)
+    if moved and comparison.verdict != "no difference seen":
+        told.append(moved)
+    told.append(steps_words(comparison))
+    return "; ".join(told)
+
+
+def _moved_words(comparison: Comparison) -> str:
+    """The parts of the budget that moved most; phases where there is no budget."""
+    rows = [(PARTS[row.id][0].lower(), row.change_ms) for row in comparison.budget]
+    if not rows:
+        rows = [
+            (row.id, row.change_ms)
+            for row in comparison.phases
+            if not row.low_ms <= 0 <= row.high_ms
+        ]
+    worth = [row for row in rows if abs(row[1]) >= _WORTH_TELLING * comparison.a_ms]
+    worth.sort(key=lambda row: -abs(row[1]))
+    return ", ".join(f"{name} {change:+.2f} ms" for name, change in worth[:_TOLD_PARTS])
+
+
+def _next(comparison: Comparison) -> str:
+    if comparison.steps_are == "profiled":
+        return "capture both with stepscope run: steps without the profiler decide"
+    once = comparison.runs == 1
+    if comparison.verdict == "no difference seen":
+        more = "more starts (stepscope ab --pairs N)" if once else "more pairs or longer runs"
+        return f"keep whichever is simpler; to see smaller changes: {more}"
+    if comparison.verdict == "slower":
+        return "go back to A, or see what grew: stepscope explain on B's run folder"
+    return (
+        "make sure with several starts: stepscope ab -- COMMAND_A --- COMMAND_B"
+        if once
+        else "keep B"
+    )
+
+
+def _side_words(side: Side) -> str:
+    steps = sum(run.steps for run in side.runs)
+    runs = f" in {len(side.runs)} runs" if len(side.runs) > 1 else ""
+    worth = sum(run.effective_steps for run in side.runs)
+    alike = f" worth {worth:.0f}" if len(side.runs) == 1 and worth < 0.8 * steps else ""
+    return f"{steps} steps{alike}{runs}"

@@ -1,0 +1,72 @@
+"""The track record in sentences and as JSON."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from msgspec import to_builtins
+
+from stepscope.ui.comparison import SCHEMA, Words, percent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from stepscope.records.promise import Kept
+    from stepscope.verify.track_record import Summary
+
+
+def words_of(kept: Sequence[Kept]) -> Words:
+    errors = [abs(each.error) for each in kept if each.error is not None]
+    waiting = len(kept) - len(errors)
+    compare = "stepscope compare BEFORE AFTER, or stepscope ab -- COMMAND --- COMMAND"
+    if not kept:
+        return Words(
+            verdict="Nothing was promised on this host yet.",
+            why="stepscope whatif --remember writes down what it predicts",
+            next="stepscope whatif PATH --set NAME=VALUE --remember",
+        )
+    if not errors:
+        return Words(
+            verdict=f"{_count(waiting, 'promise')}, none of them tried yet.",
+            why="no comparison has had one of them as its baseline",
+            next=f"make the change, then {compare}",
+        )
+    inside = sum(bool(each.inside) for each in kept if each.inside is not None)
+    return Words(
+        verdict=(
+            f"{_count(len(errors), 'promise')} tried: half of them came within "
+            f"{percent(median(errors))} of what was promised."
+        ),
+        why=f"{inside} of {len(errors)} lie inside the promised interval; {waiting} still open",
+        next=f"try the open ones: {compare}" if waiting else "ask stepscope whatif for more",
+    )
+
+
+def record_json(kept: Sequence[Kept], rows: Sequence[Summary], folder: Path) -> dict[str, Any]:
+    """`record --json`."""
+    words = words_of(kept)
+    return {
+        "schema": SCHEMA,
+        "verdict": words.verdict,
+        "why": words.why,
+        "next": words.next,
+        "folder": str(folder),
+        "what_ifs": [to_builtins(row) for row in rows],
+        "promises": [
+            {
+                **to_builtins(each.promise),
+                "name": each.promise.name,
+                "delivery": to_builtins(each.delivery),
+                "delivered_ms": each.delivered_ms,
+                "error": each.error,
+                "inside": each.inside,
+            }
+            for each in kept
+        ],
+    }
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,37 @@
+"""What was tried on the step, in a few lines: what helps, with numbers, and what does not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from stepscope.ui.advice import not_helping
+from stepscope.ui.terminal.tables import titled_table
+from stepscope.ui.whatif import figures, interval
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from stepscope.records.explanation import Advice
+
+_MOST = 5
+
+
+def advice_table(advice: Sequence[Advice]) -> Table:
+    """The best first; `whatif` tells more of each."""
+    helping = [each for each in advice if each.verdict == "faster"]
+    table = titled_table("advice, predicted", ("saves", "r"), ("a step of", "r"), ("what", "l"))
+    for each in helping[:_MOST]:
+        text = Text(each.label)
+        text.append(f"  --set {each.setting}", style="bright_black")
+        table.add_row(
+            f"{figures(each.saved_ms)} ms",
+            f"{figures(each.predicted_ms)} ms ({interval(each.low_ms, each.high_ms)})",
+            text,
+        )
+    for line in not_helping(advice):
+        table.add_row("", "", Text(line, style="bright_black"))
+    return table

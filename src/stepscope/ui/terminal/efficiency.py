@@ -1,0 +1,106 @@
+"""Efficiency in a terminal: MFU, the dtypes that did the work, and the widest gaps to the roof."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from stepscope.explain.shapes import shape_words
+from stepscope.ui.efficiency import (
+    MFU_WORDS,
+    against_fastest,
+    amount,
+    gaps,
+    headline,
+    of_roof,
+    rate,
+)
+from stepscope.ui.terminal.tables import titled_table
+from stepscope.ui.words import duration, short_kernel
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from stepscope.records.efficiency import Efficiency
+
+MOST_GAPS = 5
+_WIDE = 80
+_FIXED = 52  # columns taken by everything but names and shapes
+
+
+def efficiency_sections(efficiency: Efficiency, *, width: int) -> list[RenderableType]:
+    """The line about MFU always; the tables where there is something to show."""
+    out: list[RenderableType] = [_headline(efficiency)]
+    if efficiency.by_dtype:
+        out.append(_dtypes(efficiency, width))
+    out.append(Text())
+    if gaps(efficiency, 1):
+        out += [_gaps(efficiency, width), Text()]
+    return out
+
+
+def _headline(efficiency: Efficiency) -> Text:
+    text = Text("efficiency  ", style="bold")
+    text.append(headline(efficiency), style="")
+    if efficiency.hfu is not None and efficiency.recomputed_flops:
+        text.append(f", HFU {efficiency.hfu:.1%} with what is computed twice")
+    if efficiency.mfu is not None:
+        text.append(f"\n{MFU_WORDS} {against_fastest(efficiency)}".rstrip(), style="bright_black")
+    if efficiency.unknown_share >= 0.05:
+        text.append(
+            f" {efficiency.unknown_share:.0%} of device time is kernels whose FLOPs are not known.",
+            style="bright_black",
+        )
+    return text
+
+
+def _dtypes(efficiency: Efficiency, width: int) -> Table:
+    columns = [("dtype", "l"), ("time", "r"), ("rate", "r"), ("of peak", "r")]
+    if width >= _WIDE:
+        columns += [("FLOPs a step", "r"), ("tensor cores", "r")]
+    table = titled_table("", *columns)
+    table.title = None
+    for use in efficiency.by_dtype:
+        reached = use.flops / (use.device_ns / 1e9) if use.device_ns else None
+        known = use.device_ns and efficiency.tensor_core_share is not None
+        cells = [
+            use.dtype,
+            duration(use.device_ns),
+            "-" if reached is None else rate(reached),
+            "-" if reached is None or not use.peak_flops else f"{reached / use.peak_flops:.0%}",
+            amount(use.flops),
+            f"{use.tensor_core_ns / use.device_ns:.0%}" if known else "-",
+        ]
+        table.add_row(*cells[: len(columns)])
+    return table
+
+
+def _gaps(efficiency: Efficiency, width: int) -> Table:
+    columns = [
+        ("gap", "r"),
+        ("time", "r"),
+        ("of roof", "r"),
+        ("bound", "l"),
+        ("dtype", "l"),
+        ("operator", "l"),
+    ]
+    if width >= 90:
+        columns.append(("shapes", "l"))
+    table = titled_table("widest gaps to the roof, a step", *columns)
+    room = max(28, width - _FIXED)
+    for spot in gaps(efficiency, MOST_GAPS):
+        near = of_roof(spot)
+        cells = [
+            duration(spot.gap_ns or 0.0),
+            duration(spot.device_ns),
+            "-" if near is None else f"{near:.0%}",
+            spot.bound,
+            spot.dtype or "-",
+            short_kernel(spot.operator, room * 4 // 7),
+        ]
+        if width >= 90:
+            cells.append(short_kernel(shape_words(spot.shapes), room * 3 // 7))
+        table.add_row(*cells)
+    return table

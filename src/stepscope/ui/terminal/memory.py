@@ -1,0 +1,149 @@
+"""Memory in a terminal: the peak as one bar, who holds it, what would fit, ZeRO's arithmetic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from stepscope.ui.memory import (
+    LABELS,
+    batch_words,
+    headline,
+    place_words,
+    shown_categories,
+    size,
+    theory_words,
+    unknown_categories,
+    zero_rows,
+)
+from stepscope.ui.terminal.tables import titled_table
+from stepscope.ui.words import short_kernel
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from stepscope.records.memory import Memory, Theory
+
+_COLOURS = {
+    "parameters": "blue",
+    "gradients": "magenta",
+    "optimizer": "cyan",
+    "activations": "green",
+    "buffers": "bright_blue",
+    "temporaries": "yellow",
+    "other": "bright_black",
+}
+_FILLS = dict(zip(_COLOURS, "█▓≡▒▪░·", strict=True))
+_RANKS = (1, 2, 8, 64, 512)
+_MOST_ROWS = 5
+
+
+def memory_sections(memory: Memory, *, top: int = 8, width: int = 100) -> list[RenderableType]:
+    """What was measured first, then arithmetic on it."""
+    out: list[RenderableType] = [Text.assemble(("memory  ", "bold"), headline(memory))]
+    shown = shown_categories(memory)
+    if len(shown) > 1:
+        out += [_bar(shown, width), _legend(shown, width)]
+    out.append(_remarks(memory))
+    out.append(Text())
+    rows = min(top, _MOST_ROWS)
+    if memory.by_site:
+        out += [_sites(memory, rows, width), Text()]
+    if memory.by_module and memory.source != "snapshot":
+        out += [_modules(memory, rows, width), Text()]
+    if memory.theory is not None and memory.theory.parameters_bytes:
+        out += [_zero(memory.theory), Text()]
+    return out
+
+
+def _bar(shown: list[tuple[str, int]], width: int) -> Text:
+    from stepscope.ui.terminal.explanation import cells_of
+
+    whole = sum(held for _, held in shown)
+    cells = cells_of([held / whole for _, held in shown], width)
+    text = Text()
+    for (name, _), many in zip(shown, cells, strict=True):
+        text.append(_FILLS[name] * many, style=_COLOURS[name])
+    return text
+
+
+def _legend(shown: list[tuple[str, int]], width: int) -> Table:
+    columns = max(1, (width + 2) // 36)
+    whole = sum(held for _, held in shown)
+    grid = Table.grid(padding=(0, 2))
+    for _ in range(columns):
+        grid.add_column(no_wrap=True)
+    cells = [
+        Text.assemble(
+            (f"{_FILLS[name]} ", _COLOURS[name]),
+            f"{LABELS[name]:<15}",
+            (f"{size(held):>10}{held / whole:>6.1%}", "bold" if held >= 0.1 * whole else ""),
+        )
+        for name, held in shown
+    ]
+    for i in range(0, len(cells), columns):
+        grid.add_row(*cells[i : i + columns])
+    return grid
+
+
+def _remarks(memory: Memory) -> Text:
+    lines = []
+    if memory.largest_batch is not None:
+        lines.append(batch_words(memory.largest_batch))
+    if memory.theory is not None and (words := theory_words(memory.theory)):
+        lines.append(words)
+    unknown = unknown_categories(memory)
+    if unknown and memory.source != "snapshot":
+        lines.append(f"not told: {', '.join(unknown)}")
+    lines += memory.notes
+    return Text("\n".join(lines), style="bright_black")
+
+
+def _sites(memory: Memory, most: int, width: int) -> Table:
+    table = titled_table(
+        "held at the peak, by who allocated it",
+        ("size", "r"),
+        ("share", "r"),
+        ("blocks", "r"),
+        ("for", "l"),
+        ("operator", "l"),
+        ("where", "l"),
+    )
+    for site in memory.by_site[:most]:
+        table.add_row(
+            size(site.size_bytes),
+            f"{site.size_bytes / memory.peak_bytes:.0%}" if memory.peak_bytes else "",
+            str(site.blocks) if site.blocks else "",
+            LABELS[site.category] if site.category else "",
+            short_kernel(site.operator, 30),
+            short_kernel(place_words(site), max(16, width - 76)),
+        )
+    return table
+
+
+def _modules(memory: Memory, most: int, width: int) -> Table:
+    table = titled_table("activations", ("size", "r"), ("share", "r"), ("by module", "l"))
+    whole = sum(each.size_bytes for each in memory.by_module) or 1
+    for each in memory.by_module[:most]:
+        table.add_row(
+            size(each.size_bytes),
+            f"{each.size_bytes / whole:.0%}",
+            short_kernel(each.module, max(16, width - 24)),
+        )
+    return table
+
+
+def _zero(theory: Theory) -> Table:
+    columns = [(f"{many} ranks" if many > 1 else "1 rank", "r") for many in _RANKS]
+    table = titled_table(
+        "parameters, gradients and optimizer state a rank, by formula",
+        ("ZeRO", "l"),
+        *columns,
+        ("traffic", "r"),
+    )
+    for stage, rows in zero_rows(theory, _RANKS):
+        cells = [size(row.size_bytes) for row in rows]
+        table.add_row("none" if stage == 0 else f"stage {stage}", *cells, f"{rows[0].volume:g}x")
+    return table

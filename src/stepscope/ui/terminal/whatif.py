@@ -1,0 +1,124 @@
+"""Predictions in a terminal: verdict, why, next; the step without and with the change."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from stepscope.ui.terminal.explanation import make_console
+from stepscope.ui.terminal.tables import titled_table
+from stepscope.ui.whatif import (
+    decides,
+    figures,
+    interval,
+    judge,
+    memory_words,
+    verdict,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import RenderableType
+
+    from stepscope.records.prediction import Prediction
+    from stepscope.ui.whatif import Tried
+
+_STYLES = {"faster": "bold green", "slower": "bold red", "no difference": "bold yellow"}
+
+
+def print_prediction(
+    before: Prediction,
+    after: Prediction,
+    *,
+    headline: str,
+    why: str,
+    next_: str,
+    width: int | None = None,
+) -> None:
+    """One or several changes together."""
+    console = make_console(width)
+    console.print(Text(headline, style="bright_black"))
+    console.print()
+    console.print(_sentences(verdict(after), why, next_, _STYLES[judge(after)]))
+    console.print()
+    console.print(_beside(before, [after]))
+    for section in _said(after.assumptions, after.refused):
+        console.print()
+        console.print(section)
+
+
+def print_tried(
+    tried: Tried, *, headline: str, why: str, next_: str, width: int | None = None
+) -> None:
+    """Several changes, one at a time, the best first."""
+    console = make_console(width)
+    best = tried.predictions[0]
+    console.print(Text(headline, style="bright_black"))
+    console.print()
+    worth = judge(best) == "faster"
+    words = verdict(best) if worth else "nothing that was tried would make this step faster"
+    style = _STYLES["faster" if worth else "no difference"]
+    console.print(_sentences(words, why, next_, style))
+    console.print()
+    console.print(_beside(tried.before, tried.predictions))
+    for section in _said((), tried.refused):
+        console.print()
+        console.print(section)
+
+
+def _sentences(verdict_: str, why_: str, next_: str, style: str) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bright_black", no_wrap=True)
+    grid.add_column()
+    grid.add_row("verdict", Text(verdict_, style=style))
+    grid.add_row("why", why_)
+    grid.add_row("next", next_)
+    return grid
+
+
+def _beside(before: Prediction, changed: Sequence[Prediction]) -> Table:
+    """No change first: what a prediction has to be better than."""
+    columns = [("", "l"), ("step", "r"), ("95%", "r"), ("samples/s", "r"), ("host", "r")]
+    columns += [("device", "r"), ("decides", "l")]
+    with_memory = any(each.peak_bytes is not None for each in (before, *changed))
+    if with_memory:
+        columns.append(("peak memory", "r"))
+    table = titled_table("one change at a time" if len(changed) > 1 else "the step", *columns)
+    for prediction in (before, *changed):
+        cells = [
+            _name(prediction),
+            f"{figures(prediction.predicted_ms)} ms",
+            interval(prediction.low_ms, prediction.high_ms),
+            f"{prediction.throughput_factor:.2f}x",
+            figures(prediction.host_ms),
+            figures(prediction.device_ms),
+            decides(prediction.predicted_ms, prediction.host_ms, prediction.device_ms),
+        ]
+        if with_memory:
+            cells.append(memory_words(prediction))
+        style = "bright_black" if prediction is before else None
+        table.add_row(*cells, style=style)
+    return table
+
+
+def _name(prediction: Prediction) -> str:
+    if len(prediction.settings) > 1:
+        return "all of it"
+    return str(prediction.settings[0]) if prediction.settings else "no change"
+
+
+def _said(assumptions: Iterable[str], refused: Iterable[str]) -> list[RenderableType]:
+    sections: list[RenderableType] = []
+    for title, lines in (("assumed", list(assumptions)), ("does not apply here", list(refused))):
+        if lines:
+            grid = Table.grid(padding=(0, 1))
+            grid.add_column(style="bright_black", no_wrap=True)
+            grid.add_column()
+            for line in lines:
+                grid.add_row("-", line)
+            sections.append(Group(Text(title, style="bold"), grid))
+    return sections

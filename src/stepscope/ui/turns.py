@@ -1,0 +1,197 @@
+"""Runs a command for `ab`, with its steps captured, and leaves no process behind.
+
+The command gets a session of its own. However we end, its processes are ended too: its group, and
+whoever else carries this run's folder in its environment (a launcher's workers have other groups).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import stepscope
+from stepscope.errors import NotCapturedError, UsageError
+from stepscope.measure import folder as layout
+from stepscope.measure.settings import Settings
+from stepscope.ui.cli.run import INJECT, describe_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import FrameType
+
+OUTPUT = "output.txt"
+NEVER = 1_000_000_000  # a step that no training gets to
+_GRACE_S, _GRACE_ALONE_S, _LOOK_S = 5.0, 0.5, 0.05
+_LAST_LINES = 5
+
+
+def capture_turn(command: Sequence[str], folder: Path, *, step_on: str, window: int | None) -> None:
+    """Run it to its end into a new run folder; raises NotCapturedError where that came to nothing.
+
+    Only steps are captured; with `window`, also a trace after so many of them, and memory.
+    """
+    folder.mkdir(parents=True)
+    settings = Settings(
+        folder=str(folder.absolute()),
+        wait=NEVER if window is None else window,
+        memory=window is not None,
+        sample_hz=0.0,
+        step_on=step_on,
+    )
+    began = time.time()
+    code = _run(command, settings, folder)
+    ranks = describe_ranks(folder, settings)
+    if window is None:
+        for rank in ranks:
+            rank["missing"] = {layout.TRACE: "only steps were captured"}
+    layout.write_json(folder / layout.RUN, _record(command, settings, began, code, ranks))
+    _check(command, folder, code, ranks)
+
+
+def _run(command: Sequence[str], settings: Settings, folder: Path) -> int:
+    path = os.pathsep.join(filter(None, [str(INJECT), os.environ.get("PYTHONPATH")]))
+    defaults = {"KINETO_LOG_LEVEL": "6", "TORCH_FR_BUFFER_SIZE": "2000"}
+    ours = {**settings.to_environment(), "PYTHONPATH": path}
+    with (folder / OUTPUT).open("wb") as output, _stopped_by_signals():
+        try:
+            process = subprocess.Popen(
+                command,
+                env={**defaults, **os.environ, **ours},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            raise UsageError(f"{command[0]}: no such command") from None
+        except OSError as error:
+            raise UsageError(f"{shlex.join(command)}: {error.strerror}") from None
+        try:
+            code = process.wait()
+        finally:
+            _end(process, settings.folder)
+    return code if code >= 0 else 128 - code
+
+
+@contextlib.contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """A signal that would end us raises instead, so that the command is ended first."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        del frame
+        raise SystemExit(128 + number)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(process: subprocess.Popen[bytes], folder: str) -> None:
+    """First what Ctrl-C would do, then more firmly; nothing where all have ended by themselves."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+            if not _alive(process, folder):
+                return
+            _signal(process, folder, number)
+            _wait_for_end(process, folder)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _wait_for_end(process: subprocess.Popen[bytes], folder: str) -> None:
+    """Whoever is left when the command itself has gone was not told by it: they get less time."""
+    until, alone = time.monotonic() + _GRACE_S, False
+    while time.monotonic() < until and _alive(process, folder):
+        if not alone and process.poll() is not None:
+            until, alone = min(until, time.monotonic() + _GRACE_ALONE_S), True
+        time.sleep(_LOOK_S)
+
+
+def _alive(process: subprocess.Popen[bytes], folder: str) -> bool:
+    return process.poll() is None or _group_lives(process.pid) or bool(_carriers(folder))
+
+
+def _group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _signal(process: subprocess.Popen[bytes], folder: str, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+    if process.poll() is not None or number == signal.SIGKILL:
+        for pid in _carriers(folder):  # a launcher that lives ends its workers itself
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+
+def _carriers(folder: str) -> list[int]:
+    """Processes with this run's folder in their environment, where the system tells (Linux)."""
+    mark = f'"folder": "{folder}"'.encode()
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        if int(place.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if mark in (place / "environ").read_bytes():
+                found.append(int(place.name))
+    return found
+
+
+def _record(
+    command: Sequence[str],
+    settings: Settings,
+    began: float,
+    code: int,
+    ranks: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """As `run` writes it."""
+    return {
+        "schema": layout.SCHEMA,
+        "stepscope": stepscope.__version__,
+        "command": list(command),
+        "folder": str(Path.cwd()),
+        "started_unix": began,
+        "status": "finished",
+        "step_on": settings.step_on,
+        "exit_code": code,
+        "ended_unix": time.time(),
+        "ranks": ranks,
+        "world_size": max((rank["world_size"] or 1 for rank in ranks), default=None),
+    }
+
+
+def _check(command: Sequence[str], folder: Path, code: int, ranks: list[dict[str, Any]]) -> None:
+    output = folder / OUTPUT
+    if code:
+        raise NotCapturedError(
+            f"{shlex.join(command)} ended with exit code {code}: nothing was compared. "
+            f"Its output is in {output}{_last_lines(output)}"
+        )
+    if not ranks:
+        raise NotCapturedError(
+            f"{shlex.join(command)}: no training step was seen. Does it train without a torch "
+            f"optimizer? Try --step-on dataloader (or forward). Its output is in {output}"
+        )
+
+
+def _last_lines(output: Path) -> str:
+    try:
+        lines = output.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+    except OSError:
+        return ""
+    return "".join(f"\n  {line}" for line in lines)

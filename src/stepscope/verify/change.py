@@ -1,0 +1,152 @@
+"""From A's and B's runs to one change with its interval, and the smallest that would be seen."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from stepscope.verify.spread import quantile_spread, student_quantile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.verify.spread import Floats, Spread
+
+CONFIDENCE = 0.95
+POWER = 0.8  # the smallest detectable change is found this often
+FEW = 8  # with fewer steps on both sides ranks say nothing: there a normal distribution is assumed
+_MEDIAN_OVER_MEAN = 1.2  # a few values' median spreads so much more than their mean
+_Z_LOW, _Z_POWER = 1.959964, 0.841621
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """A difference of B from A, its interval, and what would be found with POWER."""
+
+    value: float
+    low: float
+    high: float
+    smallest: float
+
+
+def ratio_of_runs(a: Sequence[Floats], b: Sequence[Floats], *, paired: bool = False) -> Estimate:
+    """ln(B / A) of the runs' median steps: each side's runs, each the steps of a run in order."""
+    return quantile_ratio(a, b, 0.5, paired=paired)
+
+
+def quantile_ratio(
+    a: Sequence[Floats], b: Sequence[Floats], level: float, *, paired: bool = False
+) -> Estimate:
+    """ln(B / A) of the runs' quantiles at one level."""
+    logs = [[np.log(run) for run in side] for side in (a, b)]
+    return _difference(logs[0], logs[1], level, paired=paired)
+
+
+def median_difference(
+    a: Sequence[Floats], b: Sequence[Floats], *, paired: bool = False
+) -> Estimate:
+    """B - A of the runs' medians."""
+    return _difference(a, b, 0.5, paired=paired)
+
+
+def allow_for_starts(found: Estimate, share: float, of: float = 1.0) -> Estimate:
+    """Wider by what two starts of one command differ: `share` is the standard deviation of one.
+
+    `of` is what the share is of: 1 for logarithms of ratios, else a number of milliseconds.
+    """
+    deviation = share * of * math.sqrt(2)
+    reach = _Z_LOW * deviation
+    return Estimate(
+        value=found.value,
+        low=found.value - math.hypot(found.value - found.low, reach),
+        high=found.value + math.hypot(found.high - found.value, reach),
+        smallest=math.hypot(found.smallest, (_Z_LOW + _Z_POWER) * deviation),
+    )
+
+
+def typical(runs: Sequence[Floats]) -> tuple[float, float, float]:
+    """One side's step and its interval: the geometric mean of its runs' medians."""
+    logs = [np.log(run) for run in runs]
+    medians = np.array([np.median(run) for run in logs])
+    value, tail = float(medians.mean()), (1 - CONFIDENCE) / 2
+    if len(runs) == 1 and len(logs[0]) >= FEW:
+        low, high = np.quantile(quantile_spread(logs[0]).draws, (tail, 1 - tail))
+    else:
+        draws = medians if len(runs) > 1 else logs[0]
+        reach = student_quantile(len(draws) - 1, 1 - tail) * float(draws.std(ddof=1))
+        low, high = (value + sign * reach / math.sqrt(len(draws)) for sign in (-1, 1))
+    return math.exp(value), math.exp(min(low, value)), math.exp(max(high, value))
+
+
+def _difference(
+    a: Sequence[Floats], b: Sequence[Floats], level: float, *, paired: bool
+) -> Estimate:
+    if len(a) == len(b) == 1:
+        if max(len(a[0]), len(b[0])) < FEW:
+            return _of_few_steps(a[0], b[0])
+        return _of_two_runs(quantile_spread(a[0], level), quantile_spread(b[0], level))
+    spreads = [[quantile_spread(run, level) for run in side] for side in (a, b)]
+    if paired:
+        return _of_pairs(*spreads)
+    return _of_many_runs(*spreads)
+
+
+def _of_two_runs(a: Spread, b: Spread) -> Estimate:
+    """Every likely B against every likely A."""
+    differences = (b.draws[:, None] - a.draws[None, :]).ravel()
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(differences, (tail, 1 - tail))
+    half = (high - low) / 2
+    value = b.value - a.value
+    return Estimate(
+        value=value,
+        low=min(float(low), value),
+        high=max(float(high), value),
+        smallest=half * (_Z_LOW + _Z_POWER) / _Z_LOW,
+    )
+
+
+def _of_few_steps(a: Floats, b: Floats) -> Estimate:
+    """Student's interval with one variance for both sides."""
+    freedom = len(a) + len(b) - 2
+    variance = float(((a - a.mean()) ** 2).sum() + ((b - b.mean()) ** 2).sum()) / freedom
+    deviation = _MEDIAN_OVER_MEAN * math.sqrt(variance * (1 / len(a) + 1 / len(b)))
+    return _student_interval(float(np.median(b) - np.median(a)), deviation, freedom)
+
+
+def _of_pairs(a: Sequence[Spread], b: Sequence[Spread]) -> Estimate:
+    """What is between the runs of a pair counts; what changes from pair to pair falls out."""
+    differences = np.array([y.value - x.value for x, y in zip(a, b, strict=True)])
+    n = len(differences)
+    variance = max(float(differences.var(ddof=1)), 2 * _rounding_variance(a, b))
+    return _student_interval(float(differences.mean()), math.sqrt(variance / n), n - 1)
+
+
+def _of_many_runs(a: Sequence[Spread], b: Sequence[Spread]) -> Estimate:
+    """Runs are what is drawn: one variance between runs, of both sides together.
+
+    What chance within runs does to their medians is already in it.
+    """
+    sides = [np.array([run.value for run in side]) for side in (a, b)]
+    freedom = len(a) + len(b) - 2
+    between = sum(float(((side - side.mean()) ** 2).sum()) for side in sides) / freedom
+    variance = max(between, _rounding_variance(a, b))
+    deviation = math.sqrt(variance * (1 / len(a) + 1 / len(b)))
+    return _student_interval(float(sides[1].mean() - sides[0].mean()), deviation, freedom)
+
+
+def _rounding_variance(a: Sequence[Spread], b: Sequence[Spread]) -> float:
+    """Runs that a coarse clock makes equal are not."""
+    return float(max(run.rounding for run in (*a, *b))) ** 2 / 12
+
+
+def _student_interval(value: float, deviation: float, freedom: int) -> Estimate:
+    reach = student_quantile(freedom, 1 - (1 - CONFIDENCE) / 2)
+    return Estimate(
+        value=value,
+        low=value - reach * deviation,
+        high=value + reach * deviation,
+        smallest=(reach + student_quantile(freedom, POWER)) * deviation,
+    )

@@ -1,0 +1,94 @@
+"""What moved between two explanations: parts of the budget, kernels, operators. Per step, in ms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.records.comparison import MovedName, MovedPart
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from stepscope.records.explanation import Explanation, RankExplanation
+
+    # name -> (ns, calls) of all steps
+    Table = dict[str, tuple[float, float]]
+
+MOST_ROWS = 100
+
+
+def moved_parts(a: Explanation, b: Explanation) -> tuple[MovedPart, ...]:
+    """In the budget's order; all of them, so that they add up to the step on both sides."""
+    sides = [{part.id: part.ms for part in each.budget.parts} for each in (a, b)]
+    return tuple(
+        MovedPart(
+            id=name,
+            a_ms=sides[0].get(name, 0.0),
+            b_ms=sides[1].get(name, 0.0),
+            change_ms=sides[1].get(name, 0.0) - sides[0].get(name, 0.0),
+        )
+        for name in dict.fromkeys((*sides[0], *sides[1]))
+    )
+
+
+def moved_kernels(a: Explanation, b: Explanation) -> tuple[MovedName, ...]:
+    """By name, the largest change first: those that came, went, or take another time."""
+    return _moved(_each(a, _kernels), _each(b, _kernels))
+
+
+def moved_operators(a: Explanation, b: Explanation) -> tuple[MovedName, ...]:
+    """By name, whatever the shapes: own device time; own host time where nothing has a device."""
+    on_device = any(rank.launches.device_events for each in (a, b) for rank in each.ranks)
+
+    def table(rank: RankExplanation) -> Table:
+        out: Table = {}
+        for row in rank.operators:
+            ns, calls = out.get(row.name, (0.0, 0.0))
+            own = row.device_self_ns if on_device else row.host_self_ns
+            out[row.name] = (ns + own, calls + row.calls)
+        return out
+
+    return _moved(_each(a, table), _each(b, table))
+
+
+def _kernels(rank: RankExplanation) -> Table:
+    out: Table = {}
+    for row in rank.kernels:
+        ns, calls = out.get(row.name, (0.0, 0.0))
+        out[row.name] = (ns + row.total_ns, calls + row.count)
+    return out
+
+
+def _each(explanation: Explanation, table: Callable[[RankExplanation], Table]) -> Table:
+    """A step of a mean rank."""
+    out: Table = {}
+    for rank in explanation.ranks:
+        share = 1 / (len(explanation.ranks) * max(1, len(rank.steps.steps)))
+        for name, (ns, calls) in table(rank).items():
+            known = out.get(name, (0.0, 0.0))
+            out[name] = (known[0] + ns * share, known[1] + calls * share)
+    return out
+
+
+def _moved(a: Table, b: Table) -> tuple[MovedName, ...]:
+    rows = (_row(name, a.get(name), b.get(name)) for name in dict.fromkeys((*a, *b)))
+    return _largest(row for row in rows if row.change_ms)
+
+
+def _row(
+    name: str, before: tuple[float, float] | None, after: tuple[float, float] | None
+) -> MovedName:
+    a_ms = before[0] / 1e6 if before else None
+    b_ms = after[0] / 1e6 if after else None
+    return MovedName(
+        name=name,
+        a_ms=a_ms,
+        b_ms=b_ms,
+        change_ms=(b_ms or 0.0) - (a_ms or 0.0),
+        a_calls=before[1] if before else None,
+        b_calls=after[1] if after else None,
+    )
+
+
+def _largest(rows: Iterable[MovedName]) -> tuple[MovedName, ...]:
+    return tuple(sorted(rows, key=lambda row: -abs(row.change_ms))[:MOST_ROWS])

@@ -1,0 +1,66 @@
+"""Runs that took turns: which of A's belongs to which of B's, as `ab` writes it down."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from stepscope.errors import NotCapturedError, UnreadableInputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+AB = "ab.json"
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """Folders inside the one that holds them all."""
+
+    a: str
+    b: str
+    first: str  # a or b: who ran first
+    done: bool = False
+
+
+class Turns(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of ab.json."""
+
+    command_a: tuple[str, ...]
+    command_b: tuple[str, ...]
+    pairs: tuple[Pair, ...]
+    seed: int = 0
+    schema: int = 1
+
+
+def plan_pairs(pairs: int, seed: int = 0) -> tuple[Pair, ...]:
+    """A and B, then B and A, so that a steady drift of the machine meets both alike.
+
+    Which of the two comes first is drawn for every two pairs.
+    """
+    draws = np.random.default_rng(seed).integers(0, 2, -(-pairs // 2)).tolist()
+    digits = max(2, len(str(pairs)))
+    return tuple(
+        Pair(
+            a=f"a-{number + 1:0{digits}d}",
+            b=f"b-{number + 1:0{digits}d}",
+            first="ab"[(number + draws[number // 2]) % 2],
+        )
+        for number in range(pairs)
+    )
+
+
+def read_pairs(folder: Path) -> tuple[list[str], list[str]]:
+    """A's and B's run folders of the pairs that were finished, in the same order."""
+    file = folder / AB
+    try:
+        turns = msgspec.json.decode(file.read_bytes(), type=Turns)
+    except OSError as error:
+        raise UnreadableInputError(f"{file}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise UnreadableInputError(f"{file} is not what stepscope ab writes: {error}") from None
+    done = [pair for pair in turns.pairs if pair.done]
+    if not done:
+        raise NotCapturedError(f"{folder}: not one pair of runs was finished")
+    return [str(folder / pair.a) for pair in done], [str(folder / pair.b) for pair in done]

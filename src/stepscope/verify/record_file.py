@@ -1,0 +1,112 @@
+"""The track record on disk: JSON lines, one file a host, only ever appended to.
+
+Several processes may write at once: each line goes out in one write, under a lock. A line that a
+kill cut short is closed by the next writer and left out by every reader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stepscope.errors import UsageError
+from stepscope.records.promise import RECORD_SCHEMA, Delivery, Promise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+try:
+    import fcntl
+except ImportError:  # Windows: whole lines still go out in one write
+    fcntl = None  # type: ignore[assignment]
+
+Line = Promise | Delivery
+_LINES: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+
+
+def record_folder() -> Path:
+    """$STEPSCOPE_RECORD, else the user's configuration folder."""
+    if chosen := os.environ.get("STEPSCOPE_RECORD"):
+        return Path(chosen)
+    try:
+        base = Path(os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser())
+    except RuntimeError:  # a user without a home, as in some containers
+        base = Path(tempfile.gettempdir())
+    return base / "stepscope" / "record"
+
+
+def this_host() -> str:
+    """The name that lines of this machine carry."""
+    return socket.gethostname()
+
+
+def append(line: Line) -> None:
+    """Whole, at the end of this host's file."""
+    path = record_folder() / f"{_file_name(this_host())}.jsonl"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            with _locked(handle):
+                _write(handle, msgspec.json.encode(line) + b"\n")
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise UsageError(
+            f"the track record cannot be written: {path}: {error.strerror}; "
+            "set STEPSCOPE_RECORD to a folder you can write"
+        ) from None
+
+
+def read_lines() -> list[Line]:
+    """Of every host that shares the folder, each file's in the order they were written.
+
+    What is not a line of ours, or of a schema we do not know, is left out.
+    """
+    found = []
+    for path in sorted(record_folder().glob("*.jsonl")):
+        try:
+            text = path.read_bytes()
+        except OSError:
+            continue
+        for row in text.split(b"\n"):
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                line = _LINES.decode(row)
+                if line.schema == RECORD_SCHEMA:
+                    found.append(line)
+    return found
+
+
+def _write(handle: int, line: bytes) -> None:
+    size = os.lseek(handle, 0, os.SEEK_END)
+    if size:
+        os.lseek(handle, size - 1, os.SEEK_SET)
+        if os.read(handle, 1) != b"\n":
+            line = b"\n" + line
+    if os.write(handle, line) != len(line):
+        raise OSError(28, "No space left on device")
+
+
+@contextlib.contextmanager
+def _locked(handle: int) -> Iterator[None]:
+    """Some network disks have no locks: there a single write has to do."""
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if fcntl is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def _file_name(host: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", host) or "host"

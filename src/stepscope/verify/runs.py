@@ -1,0 +1,228 @@
+"""What a path stands for: one run or several, each with its steps, phases and facts.
+
+A job's step is its slowest rank's, as everywhere: the rank whose median step is longest. Ranks that
+train in step all take equally long; where one does not, the job waits for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from stepscope.errors import NotCapturedError, UnreadableInputError
+from stepscope.trace.layout import is_trace_name
+from stepscope.trace.rank_folder import read_memory
+from stepscope.trace.remote import is_url
+from stepscope.trace.truth import PHASES, STEPS
+from stepscope.verify.step_lists import is_step_list, read_step_list
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.records.comparison import StepsAre
+    from stepscope.records.explanation import Explanation
+
+    Floats = NDArray[np.float64]
+
+RUN, RANK = "run.json", "rank.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of one side. Steps are in the order they ran, in milliseconds."""
+
+    path: str
+    steps_are: StepsAre
+    step_ms: Floats
+    rank: int | None = None
+    phases: dict[str, Floats] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)  # of rank.json, and run.json's command
+    peak_bytes: int | None = None
+    has_trace: bool = False
+    notes: tuple[str, ...] = ()
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """As `trace.truth` reads it; rows of no plain step are left out here too."""
+
+    wall_ns: int
+    window: bool = False
+    first: bool = False
+    memory: bool = False
+    device_ns: int | None = None
+    data_ns: int = 0
+    forward_ns: int = 0
+    backward_ns: int = 0
+    optimizer_ns: int = 0
+    other_ns: int = 0
+
+
+def find_runs(path: str, *, unit: str = "ms", column: str | None = None) -> list[Run]:
+    """One for a run folder, a step list, a trace or a folder of traces; more for a folder of runs.
+
+    The steps of a trace are not read yet: `profiled_run` does that.
+    """
+    if is_url(path):
+        return [_of_traces(path)]
+    here = Path(path)
+    if not here.exists():
+        raise UnreadableInputError(f"{path} does not exist")
+    if here.is_dir():
+        return _in_folder(here)
+    if here.name == STEPS:
+        return [_of_ranks(here.parent, [here.parent])]
+    if is_step_list(here):
+        steps = read_step_list(here, unit, column)
+        return [Run(path=path, steps_are="listed", step_ms=steps)]
+    return [_of_traces(path)]
+
+
+def profiled_run(run: Run, explanation: Explanation) -> Run:
+    """The same run with the steps of its trace: those of the rank that takes longest."""
+    ranks = [rank for rank in explanation.ranks if rank.steps.cycles_ns or rank.steps.steps]
+    if not ranks:
+        raise NotCapturedError(f"{run.path}: the trace has no step")
+    slowest = max(ranks, key=lambda rank: rank.step_ms.profiled or 0.0)
+    cycles = slowest.steps.cycles_ns
+    steps_ns = cycles if len(cycles) > 1 else [step.dur_ns for step in slowest.steps.steps]
+    return Run(
+        path=run.path,
+        steps_are="profiled",
+        step_ms=np.array(steps_ns, np.float64) / 1e6,
+        rank=slowest.rank if len(explanation.ranks) > 1 else None,
+        facts=run.facts,
+        peak_bytes=run.peak_bytes,
+        has_trace=True,
+        notes=run.notes,
+    )
+
+
+def _in_folder(folder: Path) -> list[Run]:
+    if (folder / STEPS).exists():
+        return [_of_ranks(folder, [folder])]
+    ranks = _rank_folders(folder)
+    if ranks or (folder / RUN).exists():
+        return [_of_ranks(folder, ranks)]
+    inner = [each for each in sorted(folder.iterdir()) if each.is_dir()]
+    runs = [each for each in inner if _rank_folders(each)]
+    if runs and not any(is_trace_name(each.name) for each in folder.iterdir()):
+        return [_of_ranks(each, _rank_folders(each)) for each in runs]
+    return [_of_traces(str(folder))]
+
+
+def _rank_folders(run: Path) -> list[Path]:
+    """Without those of a second process that said it was the same rank (`rank-00000.2`)."""
+    return [
+        each
+        for each in sorted(run.glob("rank-*"))
+        if "." not in each.name and ((each / STEPS).exists() or (each / RANK).exists())
+    ]
+
+
+def _of_traces(path: str) -> Run:
+    return Run(path=path, steps_are="profiled", step_ms=np.empty(0), has_trace=True)
+
+
+def _of_ranks(folder: Path, ranks: list[Path]) -> Run:
+    has_trace = any(is_trace_name(file.name) for rank in ranks for file in rank.iterdir())
+    read = {rank: rows for rank in ranks if (rows := _plain_rows(rank / STEPS))}
+    facts = _facts(folder, ranks)
+    peaks = [peak for rank in ranks if (peak := _peak_bytes(rank)) is not None]
+    peak = max(peaks, default=None)
+    path = str(folder)
+    if not read:
+        if not has_trace:
+            raise NotCapturedError(
+                f"{folder} holds no step to compare: its capture saw none outside the window"
+            )
+        why = f"{folder}: no step was measured outside the profiler's window"
+        return Run(
+            path=path,
+            steps_are="profiled",
+            step_ms=np.empty(0),
+            facts=facts,
+            peak_bytes=peak,
+            has_trace=True,
+            notes=(why,),
+        )
+    steps = {rank: _steps_of(rows) for rank, rows in read.items()}
+    slowest = max(steps, key=lambda rank: float(np.median(steps[rank][0])))
+    step_ms, phases = steps[slowest]
+    number = _decoded(slowest / RANK).get("rank")
+    return Run(
+        path=path,
+        steps_are="measured",
+        step_ms=step_ms,
+        rank=number if len(ranks) > 1 else None,
+        phases=phases,
+        facts=facts,
+        peak_bytes=peak,
+        has_trace=has_trace,
+        notes=_about_ranks(folder, ranks, len(read), facts),
+    )
+
+
+def _about_ranks(
+    folder: Path, ranks: list[Path], read: int, facts: dict[str, Any]
+) -> tuple[str, ...]:
+    world = facts.get("world_size") or len(ranks)
+    if read == world:
+        return ()
+    return (f"{folder}: steps of {read} of {world} ranks are here",)
+
+
+def _plain_rows(file: Path) -> list[_Row]:
+    """Not the first step, the window's or memory's; a line that was cut short is left out."""
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError:
+        return []
+    rows = []
+    for line in lines:
+        try:
+            row = msgspec.json.decode(line, type=_Row)
+        except msgspec.DecodeError:
+            continue
+        if not (row.window or row.first or row.memory) and row.wall_ns > 0:
+            rows.append(row)
+    return rows
+
+
+def _steps_of(rows: list[_Row]) -> tuple[Floats, dict[str, Floats]]:
+    """The device's own time where it is known: a host that runs ahead ends its steps early."""
+    timed = [row for row in rows if row.device_ns]
+    rows = timed or rows
+    steps = np.array([row.device_ns if timed else row.wall_ns for row in rows], np.float64) / 1e6
+    phases = {
+        phase: np.array([getattr(row, f"{phase}_ns") for row in rows], np.float64) / 1e6
+        for phase in PHASES
+    }
+    return steps, phases
+
+
+def _facts(folder: Path, ranks: list[Path]) -> dict[str, Any]:
+    """The first rank's, with what the whole run knows."""
+    found = _decoded(ranks[0] / RANK) if ranks else {}
+    whole = _decoded(folder / RUN)
+    found["command"] = whole.get("command")
+    found["world_size"] = whole.get("world_size") or found.get("world_size")
+    return found
+
+
+def _peak_bytes(rank: Path) -> int | None:
+    """What the allocator held at most in the captured step."""
+    memory = read_memory(rank) or {}
+    peak = memory.get("peak") or {}
+    value = peak.get("allocated_bytes")
+    return value if isinstance(value, int) else None
+
+
+def _decoded(file: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError):
+        return {}

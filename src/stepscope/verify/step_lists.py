@@ -1,0 +1,179 @@
+"""Step times that somebody wrote down: a text file, CSV, JSON or JSON lines, as milliseconds.
+
+A unit is told by a name that ends in _ns, _us, _ms or _s, or is itself a unit; else by the caller.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from stepscope.errors import UnreadableInputError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+UNITS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
+ENDINGS = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson")
+_LARGEST_JSON = 8 << 20  # a JSON file beyond is a trace
+_UNIT_OF_NAME = re.compile(r"(?:^|_)(ns|us|ms|s)$", re.IGNORECASE)
+_NUMBER = re.compile(r"([-+.\w]+?)\s*(ns|us|µs|ms|s)?", re.IGNORECASE)
+
+
+def is_step_list(path: Path) -> bool:
+    """By its name; a .json file by its content, which may be a trace as well."""
+    if path.name.endswith(ENDINGS):
+        return True
+    if not path.name.endswith(".json") or path.stat().st_size > _LARGEST_JSON:
+        return False
+    try:
+        return _is_list(msgspec.json.decode(path.read_bytes()))
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return False
+
+
+def read_step_list(path: Path, unit: str = "ms", column: str | None = None) -> Floats:
+    """In the order of the file; raises UnreadableInputError for anything that is no step time."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UnreadableInputError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UnreadableInputError(f"{path} is not text: a step list was expected") from None
+    if path.name.endswith(".json"):
+        rows = _json_rows(path, msgspec.json.decode(text))
+    elif path.name.endswith((".jsonl", ".ndjson")):
+        rows = _json_lines(path, text)
+    else:
+        rows = _text_rows(text, path.name.endswith((".csv", ".tsv")))
+    values = _values(path, rows, unit, column)
+    if not len(values):
+        raise UnreadableInputError(f"{path} holds no step times")
+    return values
+
+
+def _is_list(content: Any) -> bool:
+    if isinstance(content, dict):
+        return "traceEvents" not in content and any(
+            isinstance(value, list) and value and _is_number(value[0]) for value in content.values()
+        )
+    if not isinstance(content, list) or not content:
+        return False
+    first = content[0]
+    return _is_number(first) or (isinstance(first, dict) and "ph" not in first)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _json_rows(path: Path, content: Any) -> list[tuple[int, Any]]:
+    if isinstance(content, dict):
+        lists = {
+            name: value
+            for name, value in content.items()
+            if isinstance(value, list) and value and _is_number(value[0])
+        }
+        chosen = _choose(path, list(lists), None)
+        return [(place, {chosen: value}) for place, value in enumerate(lists[chosen], 1)]
+    return list(enumerate(content, 1))
+
+
+def _json_lines(path: Path, text: str) -> list[tuple[int, Any]]:
+    """A last line that a kill cut short is left out."""
+    rows = []
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append((number, msgspec.json.decode(line)))
+        except msgspec.DecodeError as error:
+            if number == len(lines):
+                break
+            raise UnreadableInputError(f"{path}, line {number}: {error}") from None
+    return rows
+
+
+def _text_rows(text: str, is_csv: bool) -> list[tuple[int, Any]]:
+    lines = [
+        (number, line.strip())
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+    if not is_csv:
+        return [(number, word) for number, line in lines for word in _words(line)]
+    if not lines:
+        return []
+    mark = max(",;\t", key=lines[0][1].count)
+    cells = [
+        (number, [cell.strip() for cell in next(csv.reader([line], delimiter=mark))])
+        for number, line in lines
+    ]
+    head = cells[0][1]
+    if any(_as_number(cell) is None for cell in head):
+        return [(number, dict(zip(head, row, strict=False))) for number, row in cells[1:]]
+    if len(head) == 1:
+        return [(number, row[0]) for number, row in cells]
+    names = [str(place) for place in range(1, len(head) + 1)]
+    return [(number, dict(zip(names, row, strict=False))) for number, row in cells]
+
+
+def _words(line: str) -> list[str]:
+    """Numbers between spaces or commas; a unit stays with its number."""
+    return re.findall(r"[^\s,;]+(?:\s+(?:ns|us|µs|ms|s)\b)?", line)
+
+
+def _values(path: Path, rows: Sequence[tuple[int, Any]], unit: str, column: str | None) -> Floats:
+    names = list(dict.fromkeys(name for _, row in rows if isinstance(row, dict) for name in row))
+    if names:
+        timed = [name for name in names if _UNIT_OF_NAME.search(name)]
+        chosen = _choose(path, names if column or not timed else timed, column)
+        told = _UNIT_OF_NAME.search(chosen)
+        unit = told[1].lower() if told else unit
+        rows = [(number, row[chosen]) for number, row in rows if chosen in row]
+    elif column is not None:
+        raise UsageError(f"--column {column}: {path} has no columns")
+    out = np.empty(len(rows))
+    for place, (number, cell) in enumerate(rows):
+        found = _as_number(cell)
+        if found is None or not math.isfinite(found[0]) or found[0] <= 0:
+            raise UnreadableInputError(f"{path}, line {number}: {cell!r} is not a step time")
+        out[place] = found[0] * UNITS[found[1] or unit]
+    return out
+
+
+def _choose(path: Path, names: Sequence[str], column: str | None) -> str:
+    if column is not None:
+        if column in names:
+            return column
+        raise UsageError(f"{path} has no column {column}: there are {', '.join(names)}")
+    if len(names) == 1:
+        return names[0]
+    steps = [name for name in names if name.lower().startswith("step")]
+    timed = [name for name in steps if _UNIT_OF_NAME.search(name)] or steps
+    if len(timed) == 1:
+        return timed[0]
+    raise UsageError(f"{path}: which column are the step times? --column {'|'.join(names)}")
+
+
+def _as_number(cell: Any) -> tuple[float, str | None] | None:
+    if _is_number(cell):
+        return float(cell), None
+    found = _NUMBER.fullmatch(cell.strip()) if isinstance(cell, str) else None
+    if not found:
+        return None
+    try:
+        return float(found[1]), (found[2] or "").lower().replace("µ", "u") or None
+    except ValueError:
+        return None

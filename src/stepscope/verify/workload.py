@@ -1,0 +1,144 @@
+"""What a run is known by: to find its promises again, and to say what else differs from A to B."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stepscope.records.comparison import Difference
+from stepscope.records.promise import Workload
+from stepscope.records.trace import HostKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from stepscope.records.explanation import Explanation, Operator
+    from stepscope.records.trace import Trace
+
+# Operators that say what model it is; others come and go with versions of torch.
+_TELLING = frozenset(
+    f"aten::{name}"
+    for name in ("mm", "addmm", "bmm", "baddbmm", "convolution", "embedding", "native_layer_norm")
+)
+# Facts of rank.json that are worth a line where they differ.
+SHAPES = "shapes"
+_FACTS = ("command", "world_size", "host", "device", "torch", "cuda", "hip", "python")
+
+
+def workload_of(facts: dict[str, Any], explanation: Explanation | None = None) -> Workload:
+    """From what capture wrote beside the trace, and the trace's operators."""
+    rank = explanation.ranks[0] if explanation else None
+    return Workload(
+        script=_script(facts),
+        world_size=facts.get("world_size") or (rank.world_size if rank else None),
+        device=_device(facts) or (rank.device if rank else None),
+        signature=signature((each.name, each.shapes) for each in rank.operators) if rank else None,
+    )
+
+
+def workload_of_trace(trace: Trace, facts: dict[str, Any] | None = None) -> Workload:
+    """The same, for whoever has the trace's columns and no explanation."""
+    facts = facts or {}
+    host = trace.host
+    rows = np.flatnonzero(host.kind == HostKind.OPERATOR)
+    pairs = np.unique(np.stack((host.name[rows], host.shapes[rows]), axis=1), axis=0).tolist()
+    return Workload(
+        script=_script(facts),
+        world_size=facts.get("world_size") or trace.world_size,
+        device=_device(facts) or trace.device_name,
+        signature=signature(
+            (trace.strings[name], trace.strings[shapes] if shapes >= 0 else "")
+            for name, shapes in pairs
+        ),
+    )
+
+
+def signature(operators: Iterable[tuple[str, str]]) -> str | None:
+    """Of the matrix products, convolutions and the like with their shapes; None without any."""
+    telling = sorted({f"{name} {shapes}" for name, shapes in operators if name in _TELLING})
+    if not telling:
+        return None
+    return hashlib.sha256("\n".join(telling).encode()).hexdigest()[:16]
+
+
+def differences(
+    a: dict[str, Any], b: dict[str, Any], explained: tuple[Explanation, Explanation] | None
+) -> tuple[Difference, ...]:
+    """Facts that both sides have and that are not the same."""
+    ours, theirs = _words(a), _words(b)
+    out = [
+        Difference(name=name, a=ours.get(name), b=theirs.get(name))
+        for name in (dict.fromkeys((*ours, *theirs)) if ours and theirs else ())
+        if ours.get(name) != theirs.get(name)
+    ]
+    if explained:
+        known = {row.name for row in out}
+        out += [row for row in _of_traces(*explained) if row.name not in known]
+    return tuple(out)
+
+
+def _words(facts: dict[str, Any]) -> dict[str, str]:
+    out = {}
+    for name in _FACTS:
+        value = _device(facts) if name == "device" else facts.get(name)
+        if name == "command":
+            value = " ".join(map(str, value or facts.get("argv") or ()))
+        if value:
+            out[name] = str(value)
+    return out
+
+
+def _of_traces(a: Explanation, b: Explanation) -> list[Difference]:
+    ranks = a.ranks[0], b.ranks[0]
+    pairs: dict[str, tuple[Any, Any]] = {
+        "device": (ranks[0].device, ranks[1].device),
+        "world_size": (ranks[0].world_size, ranks[1].world_size),
+    }
+    heavy = _counterparts(ranks[0].operators, ranks[1].operators)
+    if heavy:
+        before, after = heavy
+        pairs[SHAPES] = f"{before.name} {before.shapes}", f"{after.name} {after.shapes}"
+        pairs["dtypes"] = before.dtypes, after.dtypes
+    return [
+        Difference(name=name, a=str(before), b=str(after))
+        for name, (before, after) in pairs.items()
+        if before and after and before != after
+    ]
+
+
+def _counterparts(a: Iterable[Operator], b: Iterable[Operator]) -> tuple[Operator, Operator] | None:
+    """The heaviest matrix product or convolution with shapes of its own on each side.
+
+    Where both sides have the same shapes, the heaviest of all, on both sides.
+    """
+    tables = [
+        {(row.name, row.shapes): row for row in reversed([*side]) if row.name in _TELLING}
+        for side in (a, b)
+    ]
+    own = [[tables[i][key] for key in tables[i].keys() - tables[1 - i].keys()] for i in (0, 1)]
+    if all(own):
+        return max(own[0], key=_weight), max(own[1], key=_weight)
+    common = tables[0].keys() & tables[1].keys()
+    if any(own) or not common:
+        return None
+    key = max(common, key=lambda key: _weight(tables[0][key]))
+    return tables[0][key], tables[1][key]
+
+
+def _weight(operator: Operator) -> tuple[int, int, str]:
+    return operator.device_self_ns, operator.host_self_ns, operator.shapes
+
+
+def _script(facts: dict[str, Any]) -> str | None:
+    """The file that trains: argv of the process, not the launcher's."""
+    argv = facts.get("argv") or ()
+    return Path(str(argv[0])).name or None if argv else None
+
+
+def _device(facts: dict[str, Any]) -> str | None:
+    device = facts.get("device")
+    name = device.get("name") if isinstance(device, dict) else device
+    return str(name) if name else None

@@ -1,0 +1,163 @@
+"""Batch, casts and a transformer, read from the shapes of a step's operators."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from stepscope.explain.memory.model import find_batch, find_transformer, read_calls
+from stepscope.explain.steps import find_steps
+from stepscope.explain.work import find_work
+
+from .. import build
+
+
+def _calls(read, *events):
+    trace = read(*events)
+    return read_calls(trace, find_steps(trace, find_work(trace)))
+
+
+def _linear(start, inputs, weight, dtype="float", weight_dtype="float"):
+    shapes = [inputs, weight, weight[:1]]
+    types = [dtype, weight_dtype, weight_dtype]
+    return build.op("aten::linear", start=start, dur=8, shapes=shapes, dtypes=types)
+
+
+def _block(start, *, scores="fused", shape=(2, 4, 16, 8)):
+    batch, heads, length, width = shape
+    wide = heads * width
+    stream = [batch, length, wide]
+    norm = {"dur": 1, "shapes": [stream, [], [wide], [wide]], "dtypes": ["float"] * 4}
+    attention = {
+        "fused": build.op(
+            "aten::scaled_dot_product_attention",
+            start=start + 20,
+            dur=5,
+            shapes=[list(shape)] * 3,
+            dtypes=["float"] * 3,
+        ),
+        "stored": build.op(
+            "aten::softmax",
+            start=start + 20,
+            dur=5,
+            shapes=[[batch, heads, length, length]],
+            dtypes=["float"],
+        ),
+    }[scores]
+    return [
+        build.op("aten::layer_norm", start=start, **norm),
+        _linear(start + 10, stream, [3 * wide, wide]),
+        attention,
+        _linear(start + 30, stream, [wide, wide]),
+        build.op("aten::layer_norm", start=start + 40, **norm),
+        _linear(start + 50, stream, [4 * wide, wide]),
+        _linear(start + 60, [batch, length, 4 * wide], [wide, 4 * wide]),
+    ]
+
+
+def _embedding(start, rows, index):
+    return build.op(
+        "aten::embedding",
+        start=start,
+        dur=1,
+        shapes=[[rows, 32], index],
+        dtypes=["float", "long int"],
+    )
+
+
+def _transformer(**kinds):
+    return [
+        _embedding(1, 16, [16]),  # positions come first here, and are not the batch
+        _embedding(3, 100, [2, 16]),
+        *_block(100, **kinds),
+        *_block(200, **kinds),
+        _linear(300, [2, 16, 32], [100, 32]),
+    ]
+
+
+def test_a_transformer_is_told_by_its_blocks(read):
+    calls = _calls(read, *_transformer())
+    assert find_batch(calls) == (2, "the first aten::embedding, whose input is [2, 16]")
+    model = find_transformer(calls)
+    assert model is not None
+    assert (model.layers, model.width, model.heads, model.head_width) == (2, 32, 4, 8)
+    assert (model.length, model.batch, model.feedforward, model.gated) == (16, 2, 128, False)
+    assert model.vocabulary == 100
+    assert model.fused_attention
+
+
+def test_stored_scores_are_told_from_softmax(read):
+    model = find_transformer(_calls(read, *_transformer(scores="stored")))
+    assert model is not None
+    assert not model.fused_attention
+    assert (model.heads, model.head_width) == (4, 8)
+
+
+def test_blocks_of_different_shapes_are_no_transformer_that_the_formula_knows(read):
+    calls = _calls(read, *_block(100), *_block(200, shape=(2, 2, 16, 16)))
+    assert find_transformer(calls) is None
+
+
+def test_a_plain_network_has_a_batch_and_is_no_transformer(read):
+    convolution = build.op(
+        "aten::conv2d",
+        start=1,
+        dur=3,
+        shapes=[[128, 3, 224, 224], [64, 3, 7, 7]],
+        dtypes=["float"] * 2,
+    )
+    calls = _calls(read, convolution, _linear(10, [128, 512], [1000, 512]))
+    assert find_batch(calls)[0] == 128
+    assert find_transformer(calls) is None
+
+
+def test_weights_that_autocast_copies_are_counted_and_activations_are_not(read):
+    def copy(start, shape, to="c10::BFloat16"):
+        return build.op(
+            "aten::copy_", start=start, dur=1, shapes=[shape, shape], dtypes=[to, "float"]
+        )
+
+    calls = _calls(
+        read,
+        build.op(
+            "aten::linear",
+            start=0,
+            dur=20,
+            shapes=[[8, 16], [32, 16], [32]],
+            dtypes=["float"] * 3,
+        ),
+        copy(1, [32]),
+        copy(3, [32, 16]),
+        copy(5, [8, 16]),  # the input: grows with the batch
+        copy(30, [32, 16]),  # not inside a layer
+    )
+    assert calls is not None
+    assert calls.cast_bytes == 2 * (32 + 32 * 16)
+
+
+def test_only_the_last_step_and_only_forward_are_read(read):
+    backward = "autograd::engine::evaluate_function: Linear"
+    calls = _calls(
+        read,
+        build.step(1, start=0, dur=100),
+        build.step(2, start=100, dur=100),
+        _linear(10, [4, 16], [32, 16]),
+        _linear(110, [8, 16], [32, 16]),
+        build.op(backward, start=150, dur=30),
+        _linear(160, [9, 16], [32, 16]),
+    )
+    assert calls is not None
+    assert [call.dims(0) for call in calls.calls] == [[8, 16]]
+
+
+def test_without_shapes_nothing_is_read(read):
+    assert _calls(read, build.op("aten::linear", start=0, dur=5)) is None
+
+
+def test_odd_shapes_are_no_stumbling_block(read):
+    calls = _calls(
+        read,
+        build.op("aten::linear", start=0, dur=5, shapes=[], dtypes=[]),
+        build.op("aten::embedding", start=6, dur=5, shapes=[[[3]], "x"], dtypes=["float"]),
+    )
+    assert find_batch(calls) is None
+    assert find_transformer(replace(calls, calls=())) is None

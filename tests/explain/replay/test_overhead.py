@@ -1,0 +1,133 @@
+"""What the profiler cost, taken out: by constants, or by steps measured without it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from graphs import Call, Task, make
+from stepscope import read_trace
+from stepscope.explain.replay.overhead import (
+    WITH_SHAPES,
+    correct,
+    find_slowness,
+    scale_host,
+    without_profiler,
+)
+from stepscope.explain.replay.schedule import step_ns
+from stepscope.explain.replay.typical import typical_step
+from stepscope.explain.steps import find_steps
+from stepscope.explain.work import find_work
+
+from ..build import kernel, op, step
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stepscope.explain.replay.graph import StepGraph
+    from stepscope.records.trace import Trace
+
+    from ..conftest import Read
+
+
+def typical(trace: Trace) -> StepGraph:
+    work = find_work(trace)
+    return typical_step(trace, work, find_steps(trace, work)).graph
+
+
+def test_the_hosts_time_shrinks_by_one_factor_and_the_devices_stays() -> None:
+    graph = make(Call(1000, own=100, tasks=(Task(70, latency=5),)), end=400)
+    found = without_profiler(graph)
+    assert found.calls.gap_ns.tolist() == pytest.approx([680])
+    assert found.calls.call_ns.tolist() == pytest.approx([68])
+    assert found.end_ns == pytest.approx(272)
+    assert found.tasks.dur_ns.tolist() == [70]
+
+
+def test_the_slower_recording_made_the_host_the_more_is_taken_out() -> None:
+    graph = make(Call(1000, tasks=(Task(70),)))
+    found = without_profiler(graph, WITH_SHAPES, 1.5)
+    assert found.calls.gap_ns[0] == pytest.approx(680 * 1.5**-0.4)
+
+
+def transposes(took_ns: float) -> list[dict[str, object]]:
+    events = []
+    for number in range(10):
+        at = 100.0 * number
+        events += op("aten::t", start=at, dur=50)
+        events += op("aten::transpose", start=at + took_ns / 1e3, dur=20)
+    return events
+
+
+def test_slowness_is_what_operators_took_that_only_call_another(read: Read) -> None:
+    assert find_slowness(read(transposes(1391))) == pytest.approx(1.0, abs=1e-3)
+    assert find_slowness(read(transposes(1391 * 1.3))) == pytest.approx(1.3, abs=1e-3)
+    assert find_slowness(read(transposes(9e3))) == 1.6  # no more than was ever seen
+
+
+def test_a_trace_may_not_tell_it(read: Read) -> None:
+    assert find_slowness(read(op("aten::mm", start=0, dur=5))) is None
+
+
+def steps(read: Read, host_us: float, device_us: float) -> Trace:
+    events = []
+    for number in range(3):
+        at = number * max(host_us, device_us)
+        events += step(number, start=number * host_us, dur=host_us)
+        launched = number * host_us + host_us / 2
+        events += kernel("k", start=max(at, launched) + 8, dur=device_us - 2, launched_at=launched)
+    return read(events)
+
+
+def test_a_measured_step_decides_where_the_host_does(read: Read) -> None:
+    trace = steps(read, host_us=1000, device_us=100)
+    found = correct(typical(trace), trace, measured_ns=600_000)
+    assert found.step_ns == pytest.approx(600_000, rel=1e-3)
+    assert found.basis == "measured"
+
+
+def test_a_measured_step_that_the_device_decides_says_nothing_about_the_host(read: Read) -> None:
+    trace = steps(read, host_us=400, device_us=1000)
+    graph = typical(trace)
+    found = correct(graph, trace, measured_ns=990_000)
+    assert found.step_ns == pytest.approx(990_000, rel=0.01)
+    assert found.graph.host_ns == pytest.approx(without_profiler(graph).host_ns)
+
+
+def test_an_interval_is_wide_where_the_host_decides_and_narrow_where_it_does_not(
+    read: Read,
+) -> None:
+    trace = steps(read, host_us=1000, device_us=100)
+    found = correct(typical(trace), trace)
+    assert found.low_ns < 0.9 * found.step_ns
+    assert found.high_ns > 1.1 * found.step_ns
+    busy = steps(read, host_us=300, device_us=1000)
+    found = correct(typical(busy), busy)
+    assert found.low_ns == pytest.approx(found.high_ns)
+
+
+def test_scaling_the_host_to_nothing_leaves_the_device(read: Read) -> None:
+    trace = steps(read, host_us=1000, device_us=100)
+    assert step_ns(scale_host(typical(trace), 0.0)) == pytest.approx(100_000, rel=0.05)
+
+
+def test_steps_measured_on_an_h200_are_met(shared: Path) -> None:
+    """Mean error at most 6%, worst 15%, where the traces themselves are off by 29% (mean)."""
+    folder = shared / "traces/h200"
+    ours, naive = [], []
+    for name, truth in json.loads((folder / "truth.json").read_text()).items():
+        file = folder / f"{name}.json.gz"
+        if file.exists():
+            trace = read_trace(file)
+            graph = typical(trace)
+            kind = "synced" if truth["sync_each"] else "pipelined"
+            ms = truth[f"step_ms_{kind}"]
+            ours.append(correct(graph, trace).step_ns / 1e6 / ms - 1)
+            naive.append(step_ns(graph) / 1e6 / ms - 1)
+    assert len(ours) == 17
+    assert np.abs(ours).mean() < 0.06
+    assert np.abs(ours).max() < 0.15
+    assert np.abs(naive).mean() > 0.25

@@ -1,0 +1,199 @@
+"""What-ifs on real traces of an H200 whose outcome was measured, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from stepscope import UsageError, read_trace
+from stepscope.predict.whatif import Bench, parse
+from stepscope.predict.whatifs import HELP, WHATIFS
+from stepscope.records.truth import Truth
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stepscope.records.prediction import Prediction
+
+# From, what-if, to, and how far off it may be: 20%, and 10% more from one machine to another.
+MEASURED = (
+    ("gpt2s_b8_fp32", "precision=tf32", "gpt2s_b8_tf32", 0.20),
+    ("gpt2s_b8_fp32", "precision=bf16", "gpt2s_b8_bf16", 0.20),
+    ("vitb16_b64_fp32", "precision=bf16", "vitb16_b64_bf16", 0.20),
+    ("gpt2s_b8_bf16", "optimizer=fused", "gpt2s_b8_bf16_fused", 0.20),
+    ("mlp_b32_fp32_loop", "optimizer=fused", "mlp_b32_fp32_fused", 0.20),
+    ("gpt2s_b4_fp32", "batch=8", "gpt2s_b8_fp32", 0.20),
+    ("gpt2s_b4_fp32", "batch=16", "gpt2s_b16_fp32", 0.20),
+    ("gpt2s_b8_fp32", "batch=4", "gpt2s_b4_fp32", 0.20),
+    ("gpt2s_b8_fp32", "batch=16", "gpt2s_b16_fp32", 0.20),
+    ("gpt2s_b16_fp32", "batch=4", "gpt2s_b4_fp32", 0.20),
+    ("gpt2s_b16_fp32", "batch=8", "gpt2s_b8_fp32", 0.20),
+    ("gpt2s_b4_fp32", "batch=2", "gpt2s_b2_fp32", 0.20),
+    ("gpt2s_b8_bf16", "cuda-graphs", "gpt2s_b8_bf16_graph", 0.30),
+    ("mlp_b32_fp32_fused", "cuda-graphs", "mlp_b32_fp32_graph", 0.30),
+    ("gpt2s_b8_bf16", "checkpoint=blocks", "gpt2s_b8_bf16_ckpt", 0.30),
+)
+
+
+class H200:
+    """The shared recordings, each read once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.truth: dict[str, Any] = json.loads((folder / "truth.json").read_text())
+        self._benches: dict[tuple[str, bool], Bench] = {}
+
+    def ms(self, name: str) -> float:
+        return float(self.truth[name]["step_ms_pipelined"])
+
+    def bench(self, name: str, *, measured: bool = True) -> Bench:
+        """With the step measured in the same process, as a run folder has it."""
+        if (name, measured) not in self._benches:
+            ns = round(self.ms(name) * 1e6)
+            truth = Truth(
+                steps=20, steps_ns=(ns,), step_ns=ns, wall_ns=ns, device_ns=None, phases_ns={}
+            )
+            trace = read_trace(self.folder / f"{name}.json.gz")
+            self._benches[name, measured] = Bench(trace, truth=truth if measured else None)
+        return self._benches[name, measured]
+
+    def predict(self, name: str, *settings: str, measured: bool = True) -> Prediction:
+        found = self.bench(name, measured=measured)
+        return found.predict([parse(setting) for setting in settings])
+
+
+@pytest.fixture(scope="module")
+def h200(shared: Path) -> H200:
+    return H200(shared / "traces/h200")
+
+
+@pytest.mark.parametrize(("source", "setting", "target", "within"), MEASURED)
+def test_the_promise_is_near_what_was_measured(
+    h200: H200, source: str, setting: str, target: str, within: float
+) -> None:
+    found = h200.predict(source, setting)
+    assert found.predicted_ms == pytest.approx(h200.ms(target), rel=within)
+    assert not found.refused
+    assert found.assumptions
+    assert found.low_ms < found.predicted_ms < found.high_ms
+
+
+def test_on_average_promises_are_off_by_less_than_eight_percent(h200: H200) -> None:
+    errors = [
+        abs(h200.predict(source, setting).predicted_ms / h200.ms(target) - 1)
+        for source, setting, target, _ in MEASURED
+    ]
+    assert sum(errors) / len(errors) < 0.08
+
+
+@pytest.mark.parametrize(
+    ("source", "setting", "target"),
+    [(a, s, b) for a, s, b, _ in MEASURED if s.startswith(("batch", "checkpoint"))],
+)
+def test_peak_memory_is_within_five_percent_of_the_allocators(
+    h200: H200, source: str, setting: str, target: str
+) -> None:
+    found = h200.predict(source, setting)
+    assert found.peak_bytes == pytest.approx(h200.truth[target]["peak_alloc"], rel=0.05)
+    assert found.peak_low_bytes < h200.truth[target]["peak_alloc"] < found.peak_high_bytes
+
+
+def test_a_launch_bound_step_gets_slower_with_bf16(h200: H200) -> None:
+    found = h200.predict("mlp_b32_fp32_fused", "precision=bf16")
+    assert found.predicted_ms > found.baseline_ms * 1.05
+    assert found.host_ms > found.device_ms
+
+
+def test_graphs_help_a_launch_bound_step_and_not_a_busy_one(h200: H200) -> None:
+    assert h200.predict("mlp_b32_fp32_fused", "cuda-graphs").speedup > 4
+    assert h200.predict("gpt2s_b16_fp32", "cuda-graphs").speedup < 1.03
+
+
+def test_without_any_setting_the_baseline_is_predicted(h200: H200) -> None:
+    found = h200.predict("gpt2s_b8_bf16")
+    assert found.predicted_ms == found.baseline_ms
+    assert found.speedup == 1
+
+
+def test_settings_combine(h200: H200) -> None:
+    both = h200.predict("gpt2s_b8_fp32", "precision=bf16", "batch=16")
+    assert both.predicted_ms > h200.predict("gpt2s_b8_fp32", "precision=bf16").predicted_ms * 1.4
+    assert both.predicted_ms < h200.predict("gpt2s_b8_fp32", "batch=16").predicted_ms / 3
+    assert both.throughput_factor == pytest.approx(2 * both.baseline_ms / both.predicted_ms)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "word"),
+    [
+        ("gpt2s_b8_bf16", "precision=bf16", "wider"),
+        ("gpt2s_b8_bf16_fused", "optimizer=fused", "already"),
+        ("gpt2s_b8_bf16_graph", "cuda-graphs", "already"),
+        ("gpt2s_b8_bf16_compile", "compile", "already"),
+        ("gpt2s_b8_bf16", "checkpoint=none", "nothing is recomputed"),
+        ("gpt2s_b8_bf16_ckpt", "checkpoint=blocks", "already"),
+        ("gpt2s_b8_bf16", "no-data-wait", "no data loading"),
+        ("gpt2s_b8_bf16", "no-sync", "waits"),
+        ("gpt2s_b8_bf16", "remove=nothing_is_called_so", "no kernel"),
+    ],
+)
+def test_a_what_if_refuses_where_there_is_nothing_to_change(
+    h200: H200, name: str, setting: str, word: str
+) -> None:
+    found = h200.predict(name, setting)
+    assert word in found.refused[0]
+    assert found.predicted_ms == pytest.approx(found.baseline_ms)
+
+
+def test_an_unknown_what_if_is_wrong_use() -> None:
+    with pytest.raises(UsageError, match="precision"):
+        parse("precison=bf16")
+
+
+@pytest.mark.parametrize(
+    ("setting", "word"),
+    [
+        ("precision=fp99", "choose"),
+        ("remove=(", "regular expression"),
+        ("scale=gemm", "REGEX:FACTOR"),
+        ("batch=many", "number"),
+        ("accumulate=1", "2 or more"),
+    ],
+)
+def test_so_is_a_value_that_makes_no_sense(h200: H200, setting: str, word: str) -> None:
+    with pytest.raises(UsageError, match=word):
+        h200.predict("gpt2s_b8_bf16", setting)
+
+
+def test_every_what_if_says_what_it_does() -> None:
+    assert set(HELP) == set(WHATIFS)
+    assert all(HELP.values())
+
+
+def test_removing_the_optimizer_saves_what_it_takes(h200: H200) -> None:
+    found = h200.predict("gpt2s_b8_fp32", "remove=^Optimizer\\.step|_foreach_|multi_tensor")
+    assert found.saved_ms == pytest.approx(3.6, abs=0.3)  # its kernels' time: a busy device
+
+
+def test_kernels_twice_as_fast_save_half_their_time(h200: H200) -> None:
+    bench = h200.bench("gpt2s_b8_fp32")
+    graph = bench.scene.graph
+    names = [bench.scene.trace.strings[bench.scene.trace.device.name[r]] for r in graph.tasks.row]
+    spent = sum(d for n, d in zip(names, graph.tasks.dur_ns.tolist(), strict=True) if "sgemm" in n)
+    assert spent > 0
+    found = h200.predict("gpt2s_b8_fp32", "scale=sgemm:0.5")
+    assert found.saved_ms == pytest.approx(spent / 2e6, rel=0.01)
+
+
+def test_gradients_accumulated_share_one_optimizer_step(h200: H200) -> None:
+    found = h200.predict("gpt2s_b8_fp32", "accumulate=4")
+    optimizer = 3.63  # ms of its kernels in a step
+    assert found.predicted_ms == pytest.approx(4 * found.baseline_ms - 3 * optimizer, rel=0.01)
+    assert found.throughput_factor == pytest.approx(4 * found.baseline_ms / found.predicted_ms)
+
+
+def test_blocking_calls_are_removed(h200: H200) -> None:
+    found = h200.predict("gpt2s_b1_bf16_loop_sync", "no-sync")
+    assert not found.refused
+    assert found.predicted_ms <= found.baseline_ms

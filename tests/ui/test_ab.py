@@ -1,0 +1,200 @@
+"""`stepscope ab`: real commands in turns, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+TRAIN = """
+    import sys, time
+    import torch
+
+    torch.set_num_threads(1)
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=0.01)
+    for step in range(int(sys.argv[2])):
+        optimizer.zero_grad()
+        (weight * weight).sum().backward()
+        time.sleep(float(sys.argv[1]) / 1e3)
+        optimizer.step()
+    print("trained")
+"""
+# A grandchild in a session of its own, as a launcher's workers have; all of them sleep for long.
+FOREVER = """
+    import subprocess, sys, time
+
+    if len(sys.argv) == 1:
+        subprocess.Popen([sys.executable, __file__, "child"], start_new_session=True)
+    open(__file__ + ".up." + sys.argv[-1].rpartition("/")[2], "w").close()
+    time.sleep(600)
+"""
+
+
+def ab(*arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "stepscope", "ab", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def done(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def script(folder: Path, name: str, text: str) -> Path:
+    file = folder / name
+    file.write_text(textwrap.dedent(text))
+    return file
+
+
+def take_turns(folder: Path, pairs: int, a_ms: int, b_ms: int) -> tuple[Path, str, str]:
+    """The folder, what was printed and what was said meanwhile."""
+    train = script(folder, "train.py", TRAIN)
+    out = folder / "out"
+    a, b = ((sys.executable, train, ms, 60) for ms in (a_ms, b_ms))
+    options = ("--pairs", pairs, "--out", out, "--wait", 30, "--json")
+    code, said, told = done(ab(*options, "--", *a, "---", *b))
+    assert code == 0, told
+    return out, said, told
+
+
+@pytest.fixture(scope="module")
+def turns(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """Steps of 5 ms against steps of 15 ms: far enough apart for any machine."""
+    return take_turns(tmp_path_factory.mktemp("ab"), 1, 5, 15)
+
+
+def test_the_slower_command_is_found(turns: tuple[Path, str, str]) -> None:
+    body = json.loads(turns[1])
+    assert body["verdict"] == "slower"
+    assert body["low"] > 0.3
+    assert body["b_ms"] > 15
+    assert [row["name"] for row in body["config"]] == ["command"]
+
+
+def test_both_commands_are_told_before_they_run(turns: tuple[Path, str, str]) -> None:
+    told = [line for line in turns[2].splitlines() if "pair 1 of 1" in line]
+    assert {line.partition(", ")[2][0] for line in told} == {"A", "B"}
+
+
+def test_the_last_pair_has_traces_that_say_what_moved(turns: tuple[Path, str, str]) -> None:
+    traced = sorted(path.parts[-3] for path in turns[0].glob("*/rank-00000/trace.json.gz"))
+    assert traced == ["a-01", "b-01"]
+    change = {part["id"]: part["change_ms"] for part in json.loads(turns[1])["budget"]}
+    assert max(change, key=lambda name: change[name]) == "python"  # it sleeps in no operator
+
+
+def test_output_of_the_commands_is_in_files(turns: tuple[Path, str, str]) -> None:
+    assert (turns[0] / "a-01/output.txt").read_text() == "trained\n"
+    assert "trained" not in turns[1] + turns[2]
+
+
+def test_the_folder_can_be_compared_again(turns: tuple[Path, str, str]) -> None:
+    from stepscope.verify.compare import compare
+    from stepscope.verify.pairs import read_pairs
+
+    found = compare(*read_pairs(turns[0]), paired=True)
+    assert found.change == json.loads(turns[1])["change"]
+
+
+@pytest.mark.slow
+def test_six_milliseconds_are_more_than_five(tmp_path: Path) -> None:
+    """In one of three tries: other work on the machine may hide a millisecond."""
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+        out, said, _ = take_turns(tmp_path / str(number), 4, 5, 6)
+        body = json.loads(said)
+        assert body["paired"]
+        traced = sorted(path.parts[-3] for path in out.glob("*/rank-00000/trace.json.gz"))
+        assert traced == ["a-04", "b-04"]
+        if body["verdict"] == "slower":
+            return
+        assert body["verdict"] == "no difference seen"
+    pytest.fail(f"not found: {body['change']:.1%} ({body['low']:.1%} to {body['high']:.1%})")
+
+
+@pytest.mark.slow
+def test_the_same_command_twice_is_no_difference(tmp_path: Path) -> None:
+    """In one of two tries: one in twenty is wrong, both only one in four hundred times."""
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        body = json.loads(take_turns(tmp_path / str(number), 3, 5, 5)[1])
+        if body["verdict"] == "no difference seen":
+            return
+    pytest.fail(f"a difference: {body['change']:.1%} ({body['low']:.1%} to {body['high']:.1%})")
+
+
+def test_a_failing_command_is_refused_with_its_code_and_its_log(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    fails = (sys.executable, "-c", "print('oh no'); raise SystemExit(7)")
+    code, said, told = done(ab("--out", out, "--", *fails, "---", *fails))
+    assert code == 4
+    assert said == ""
+    assert "ended with exit code 7" in told
+    assert "output.txt" in told
+    assert "oh no" in told
+    assert "Traceback" not in told
+
+
+def test_a_command_without_training_steps_is_refused(tmp_path: Path) -> None:
+    quiet = (sys.executable, "-c", "pass")
+    code, _, told = done(ab("--out", tmp_path / "out", "--", *quiet, "---", *quiet))
+    assert code == 4
+    assert "no training step was seen" in told
+    assert "--step-on dataloader" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--", "a"], "two commands with ---"),
+        (["--", "a", "---", "b", "---", "c"], "two commands with ---"),
+        (["--", "---", "b"], "no command before ---"),
+        (["--", "a", "---"], "no command behind ---"),
+        (["--", "/no/such/program", "---", "b"], "no such command"),
+        (["--pairs", "0", "--", "a", "---", "b"], "--pairs"),
+        (["--what", "--", "a", "---", "b"], "--what"),
+    ],
+)
+def test_wrong_use_is_exit_2(tmp_path: Path, arguments: list[str], says: str) -> None:
+    out = ["--out", str(tmp_path / "out"), "--seed", "1"]
+    code, _, told = done(ab(*out, *arguments))
+    assert (code, "Traceback" in told) == (2, False)
+    assert says in told
+
+
+def test_a_folder_with_something_in_it_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("")
+    code, _, told = done(ab("--out", tmp_path, "--", "a", "---", "b"))
+    assert code == 2
+    assert "is not empty" in told
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_ab_leaves_no_process_behind(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    forever = script(tmp_path, "forever.py", FOREVER)
+    command = (sys.executable, forever)
+    process = ab("--out", tmp_path / "out", "--", *command, "---", *command)
+    up = [tmp_path / "forever.py.up.child", tmp_path / "forever.py.up.forever.py"]
+    deadline = time.monotonic() + 60
+    while not all(file.exists() for file in up) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(number)
+    assert done(process)[0] == code
+    left = subprocess.run(["pgrep", "-f", str(forever)], capture_output=True, text=True)
+    assert left.stdout == ""

@@ -1,0 +1,255 @@
+"""Findings with predictions: numbers for remedies, what will not help, and no harm done."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from rich.console import Console
+
+import stepscope
+from stepscope.errors import NotCapturedError
+from stepscope.explain.run import explain_also
+from stepscope.predict.whatif import parse
+from stepscope.records.explanation import Advice, Explanation, Finding, Remedy
+from stepscope.records.quality import Note
+from stepscope.trace.read import read_trace
+from stepscope.ui import advice as advice_room
+from stepscope.ui.advice import (
+    REMEDIES,
+    Foresight,
+    advise,
+    deciding_rank,
+    foresee,
+    foresee_again,
+    not_helping,
+)
+from stepscope.ui.cli.explain import command, explain_paths
+from stepscope.ui.contract import explanation_json
+from stepscope.ui.terminal.advice import advice_table
+from stepscope.ui.whatif import bench_of, saved_ms
+
+SOURCE = Path(stepscope.__file__).parent
+RUN = Path(__file__).parent.parent / "golden/h200-resnet18"
+TRACE = RUN / "rank-00000/trace.json.gz"
+
+
+@pytest.fixture(scope="module")
+def explained() -> Explanation:
+    return explain_also([TRACE], cache=False)[0]
+
+
+@pytest.fixture
+def foresight(explained: Explanation) -> Foresight:
+    return foresee(read_trace(TRACE, cache=False), explained.ranks[0])
+
+
+def advised(setting: str, saved: float, verdict: Any = "faster") -> Advice:
+    return Advice(
+        setting=setting, label=setting, verdict=verdict, summary="", saved_ms=saved,
+        saved_low_ms=saved - 1, saved_high_ms=saved + 1, baseline_ms=24.9,
+        predicted_ms=24.9 - saved,
+        low_ms=23.9 - saved, high_ms=25.9 - saved, throughput_factor=1.0,
+    )  # fmt: skip
+
+
+def with_remedies(explained: Explanation, *ids: str, rank: int | None = 0) -> Explanation:
+    finding = Finding(
+        id="host-bound", title="Host-bound", share=0.5, severity="high", summary="", evidence=(),
+        remedies=tuple(Remedy(id=each, summary=f"do {each}") for each in ids), rank=rank,
+    )  # fmt: skip
+    return replace(explained, findings=(finding,))
+
+
+def seen_by(explained: Explanation, *advice: Advice) -> Foresight:
+    return Foresight(path=explained.ranks[0].path, advice=advice)
+
+
+# The map
+
+
+def test_every_mapped_remedy_is_one_that_some_finding_offers() -> None:
+    source = "".join(file.read_text() for file in (SOURCE / "explain").rglob("*.py"))
+    assert [each for each in REMEDIES if f'id="{each}"' not in source] == []
+
+
+def test_every_mapped_what_if_exists() -> None:
+    for settings in REMEDIES.values():
+        assert [str(parse(each)) for each in settings] == list(settings)
+
+
+# Numbers
+
+
+def test_a_remedy_is_told_in_milliseconds_saved_of_each_step(
+    explained: Explanation, foresight: Foresight
+) -> None:
+    after = advise(explained, foresight)
+    numbers = {
+        remedy.id: remedy
+        for finding in after.findings
+        for remedy in finding.remedies
+        if remedy.predicted_ms is not None
+    }
+    bench = bench_of(read_trace(TRACE, cache=False), explained.ranks[0])
+    assert "bf16" in numbers
+    for name, remedy in numbers.items():
+        (setting,) = REMEDIES[name]
+        expected = saved_ms(bench.predict([parse(setting)]))
+        assert (remedy.predicted_ms, remedy.low_ms, remedy.high_ms) == pytest.approx(expected)
+
+
+def test_the_remedy_that_saves_most_comes_first_and_is_next(explained: Explanation) -> None:
+    plain = with_remedies(explained, "check-host", "compile", "cuda-graphs")
+    after = advise(plain, seen_by(plain, advised("cuda-graphs", 9.0), advised("compile", 2.0)))
+    assert [remedy.id for remedy in after.findings[0].remedies] == [
+        "cuda-graphs", "compile", "check-host",
+    ]  # fmt: skip
+    assert after.next == "do cuda-graphs (predicted to save 9.00 of 24.9 ms)"
+
+
+def test_a_remedy_that_makes_it_worse_goes_behind_those_nobody_can_predict(
+    explained: Explanation,
+) -> None:
+    plain = with_remedies(explained, "bf16", "check-host")
+    after = advise(plain, seen_by(plain, advised("precision=bf16", -1.3, "slower")))
+    assert [(each.id, each.predicted_ms) for each in after.findings[0].remedies] == [
+        ("check-host", None),
+        ("bf16", -1.3),
+    ]
+    assert after.next == plain.next
+
+
+def test_of_two_ways_to_do_a_remedy_the_better_one_counts(explained: Explanation) -> None:
+    plain = with_remedies(explained, "bucket-mb")
+    small, large = REMEDIES["bucket-mb"]
+    after = advise(plain, seen_by(plain, advised(small, -2.0, "slower"), advised(large, 3.0)))
+    assert after.findings[0].remedies[0].predicted_ms == 3.0
+
+
+def test_a_finding_of_another_rank_keeps_its_remedies_as_they_are(explained: Explanation) -> None:
+    other = with_remedies(explained, "compile", rank=5)
+    after = advise(other, seen_by(other, advised("compile", 9.0)))
+    assert after.findings[0].remedies[0].predicted_ms is None
+    assert after.next == other.next
+
+
+def test_what_was_tried_is_ranked_and_names_the_findings_it_answers(
+    explained: Explanation, foresight: Foresight
+) -> None:
+    saved = [each.saved_ms for each in foresight.advice]
+    assert saved == sorted(saved, reverse=True)
+    by_setting = {each.setting: each for each in foresight.advice}
+    assert by_setting["precision=bf16"].verdict == "faster"
+    assert by_setting["cuda-graphs"].verdict == "no difference"
+    offering = [
+        finding.id
+        for finding in explained.ranks[0].findings
+        if any("precision=bf16" in REMEDIES.get(remedy.id, ()) for remedy in finding.remedies)
+    ]
+    assert list(by_setting["precision=bf16"].findings) == offering != []
+
+
+def test_a_host_bound_step_is_told_that_bf16_makes_it_slower(shared: Path) -> None:
+    path = shared / "traces/h200/mlp_b32_fp32_loop.json.gz"
+    if not path.is_file():
+        pytest.skip(f"{path} is not on this machine")
+    found = {each.setting: each for each in explain_paths([path], cache=False, html=None).advice}
+    assert found["precision=bf16"].verdict == "slower"
+    assert found["precision=bf16"].saved_high_ms < 0
+    assert found["cuda-graphs"].verdict == "faster"
+    assert not_helping(found.values())[-1] == "slower: bf16"
+
+
+# Surfaces
+
+
+def test_json_and_terminal_show_the_advice(explained: Explanation, foresight: Foresight) -> None:
+    after = advise(explained, foresight)
+    body = explanation_json(after)
+    assert [each["setting"] for each in body["advice"]] == [
+        each.setting for each in foresight.advice
+    ]
+    screen = io.StringIO()
+    Console(file=screen, width=100).print(advice_table(after.advice))
+    printed = screen.getvalue()
+    assert "--set precision=bf16" in printed
+    assert "no difference worth having: " in printed
+
+
+def test_explain_prints_advice_from_the_trace_it_has_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command.main([str(TRACE), "--json"], standalone_mode=False)
+    body = json.loads(capsys.readouterr().out)
+    assert body["advice"][0]["setting"] == "precision=bf16"
+    assert "(predicted to save" in body["next"]
+    assert body["quality"] == []
+
+
+# No harm
+
+
+def test_a_defect_in_prediction_is_a_note_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("STEPSCOPE_DEBUG", raising=False)
+    monkeypatch.setattr(advice_room, "bench_of", broken)
+    command.main([str(TRACE), "--json"], standalone_mode=False)
+    body = json.loads(capsys.readouterr().out)
+    assert [note["id"] for note in body["quality"]] == ["not-predicted"]
+    assert "ZeroDivisionError: oh" in body["quality"][0]["detail"]
+    assert body["advice"] == []
+    assert body["findings"]
+
+
+def broken(*_: Any) -> Any:
+    raise ZeroDivisionError("oh")
+
+
+def test_a_step_that_cannot_be_replayed_has_no_advice_and_no_note(
+    monkeypatch: pytest.MonkeyPatch, explained: Explanation
+) -> None:
+    def untold(*_: Any) -> Any:
+        raise NotCapturedError("no steps")
+
+    monkeypatch.setattr(advice_room, "bench_of", untold)
+    seen = foresee(read_trace(TRACE, cache=False), explained.ranks[0])
+    assert seen == Foresight(path=explained.ranks[0].path)
+    assert advise(explained, seen) == explained
+
+
+def test_without_foresight_an_explanation_stays_as_it_is(explained: Explanation) -> None:
+    assert advise(explained, None) is explained
+    noted = advise(explained, Foresight(path="x", note=Note(id="not-predicted", detail="why")))
+    assert [note.id for note in noted.quality] == ["not-predicted"]
+
+
+def test_of_several_ranks_the_one_with_the_most_time_of_its_own_is_looked_at(
+    explained: Explanation,
+) -> None:
+    """Rank 1's step is longer, but it waits for rank 0."""
+    rank = explained.ranks[0]
+
+    def made(number: int, step_ms: float, waits_ms: float) -> Any:
+        parts = tuple(
+            replace(part, ms=waits_ms if part.id == "exposed_comm" else 0.0)
+            for part in rank.budget.parts
+        )
+        budget = replace(rank.budget, step_ms=step_ms, parts=parts)
+        return replace(rank, rank=number, budget=budget)
+
+    both = replace(explained, ranks=(made(0, 100.0, 0.0), made(1, 101.0, 30.0)))
+    assert deciding_rank(both).rank == 0
+
+
+def test_a_trace_that_is_gone_since_is_a_note(explained: Explanation) -> None:
+    gone = replace(explained, ranks=(replace(explained.ranks[0], path="/nowhere/trace.json"),))
+    seen = foresee_again(gone, cache=False)
+    assert seen is not None
+    assert seen.note is not None
+    assert "does not exist" in seen.note.detail

@@ -1,0 +1,220 @@
+"""`stepscope compare` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "verify"))
+
+from folders import noisy, write_run
+
+from stepscope.errors import SlowerError, StepscopeError, UsageError
+from stepscope.records.prediction import Setting
+from stepscope.records.promise import Promise, Workload
+from stepscope.ui.cli.compare import command
+from stepscope.ui.comparison import percent
+from stepscope.ui.terminal.comparison import draw_interval
+from stepscope.verify.record_file import this_host
+from stepscope.verify.track_record import remember
+
+CONTRACT = {
+    "schema", "a_ms", "b_ms", "change", "low", "high", "confidence", "verdict",
+    "smallest_detectable",
+}  # fmt: skip
+
+
+def invoke(*arguments: object) -> Result:
+    """In this process: what a verb raises is looked at, not printed."""
+    return CliRunner().invoke(command, [*map(str, arguments)], standalone_mode=False)
+
+
+def told(*arguments: object) -> str:
+    done = invoke(*arguments)
+    if done.exception:
+        raise done.exception
+    return done.output
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    """20 ms before, 18 ms after."""
+    a = write_run(tmp_path / "a", noisy(20, seed=1), peak_bytes=4_000_000_000)
+    b = write_run(tmp_path / "b", noisy(18, seed=2), peak_bytes=3_000_000_000, torch="2.14")
+    return a, b
+
+
+def test_verdict_why_and_next_come_first(runs: tuple[Path, Path]) -> None:
+    lines = told(*runs).splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["verdict", "why", "next"]
+    assert "B is faster: 20.00 -> 17.99 ms a step, 10.1% less" in lines[0]
+    shown = "\n".join(lines)
+    for words in (
+        "stepscope ab -- COMMAND_A --- COMMAND_B",
+        "95th percentile",
+        "peak 4.00 GB -> 3.00 GB, -25%",
+        "phases on the host",
+        "torch",
+        "one run on each side",
+    ):
+        assert words in shown
+
+
+def test_json_keeps_the_contract_and_prints_nothing_else(runs: tuple[Path, Path]) -> None:
+    body = json.loads(told(*runs, "--json"))
+    assert body.keys() >= CONTRACT
+    assert body["schema"] == 1
+    assert body["verdict"] == "faster"
+    assert body["change"] == pytest.approx(-0.1, abs=0.01)
+    assert body["low"] < body["change"] < body["high"] < 0
+    assert 0 < body["smallest_detectable"] < 0.05
+    assert body["confidence"] == 0.95
+
+
+def test_same_against_same_is_no_difference(runs: tuple[Path, Path]) -> None:
+    assert "No difference seen" in told(runs[0], runs[0])
+
+
+def test_several_runs_a_side(tmp_path: Path) -> None:
+    a = [write_run(tmp_path / f"a{i}", noisy(20, seed=i)) for i in range(3)]
+    b = [write_run(tmp_path / f"b{i}", noisy(22, seed=10 + i)) for i in range(2)]
+    body = json.loads(told(*a, "--against", *b, "--json"))
+    assert (len(body["a"]["runs"]), len(body["b"]["runs"])) == (3, 2)
+    assert body["verdict"] == "slower"
+    assert body["between_starts"] is None
+    shown = told("--against", *b, "--top", "3", *a[:0], "--", *a)
+    assert "runs" in shown
+
+
+def test_exit_5_only_where_it_is_surely_slower_by_more(tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", noisy(20, seed=1))
+    b = write_run(tmp_path / "b", noisy(22, seed=2))
+    done = invoke(a, b, "--fail-on-slower", "3%")
+    assert isinstance(done.exception, SlowerError)
+    assert done.exception.exit_code == 5
+    assert "B is slower" in done.output  # the answer is there all the same
+    assert invoke(a, b, "--fail-on-slower", "9.5%").exception is None  # 10%, but not surely 9.5%
+    assert invoke(b, a, "--fail-on-slower", "0.03").exception is None
+    assert invoke(a, a, "--fail-on-slower", "0%").exception is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["a"], "two sides are compared"),
+        (["a", "b", "c"], "--against B1 B2"),
+        (["a", "--against"], "name B's runs behind it"),
+        (["a", "b", "--html", "no/such/folder/x.html"], "its folder does not exist"),
+        (["a", "b", "--promise", "x", "--no-promise"], "contradict"),
+        (["a", "b", "--promise", "x"], "no promise has that id"),
+    ],
+)
+def test_wrong_use_says_what_to_do(
+    runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
+) -> None:
+    monkeypatch.chdir(runs[0].parent)
+    done = invoke(*arguments)
+    assert isinstance(done.exception, UsageError)
+    assert says in str(done.exception)
+
+
+def test_a_share_is_a_percentage_or_a_fraction(runs: tuple[Path, Path]) -> None:
+    done = invoke(*runs, "--fail-on-slower", "300%")
+    assert "write 3% or 0.03" in str(done.exception)
+
+
+def test_step_lists_with_their_unit(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x_s,y_s\n" + "\n".join(f"1,{ms / 1e3}" for ms in noisy(20)))
+    (tmp_path / "b.csv").write_text("x_s,y_s\n" + "\n".join(f"1,{ms / 1e3}" for ms in noisy(24)))
+    files = (tmp_path / "a.csv", tmp_path / "b.csv")
+    assert "which column" in str(invoke(*files).exception)
+    body = json.loads(told(*files, "--column", "y_s", "--json"))
+    assert body["a_ms"] == pytest.approx(20, rel=0.01)
+    assert body["steps_are"] == "listed"
+
+
+def test_the_page_has_both_distributions(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    told(*runs, "--html", page)
+    text = page.read_text()
+    assert "B is faster" in text
+    assert text.count("<svg") == 3  # the mark, the change, the steps
+    assert "http://" not in text.replace("http-equiv", "")
+    assert "https://" not in text
+
+
+def test_a_promise_is_answered_and_told(runs: tuple[Path, Path]) -> None:
+    remember(
+        Promise(
+            id="abc",
+            when_unix=1.0,
+            host=this_host(),
+            settings=(Setting(name="precision", value="bf16"),),
+            baseline_ms=20.0,
+            predicted_ms=17.0,
+            low_ms=16.0,
+            high_ms=17.5,
+            workload=Workload(script="train.py"),
+        )
+    )
+    assert "promise" not in told(*runs, "--no-promise")
+    shown = " ".join(told(*runs).split())
+    assert (
+        "precision=bf16 was promised to give 17.00 ms (16.00 to 17.50) and gave 17.99 ms" in shown
+    )
+    assert "outside the interval" in shown
+    assert json.loads(told(*runs, "--json"))["promise"] is None  # it is answered
+    again = json.loads(told(*runs, "--json", "--promise", "abc"))["promise"]
+    assert again["inside"] is False
+    assert again["error"] == pytest.approx(18 / 17 - 1, abs=0.01)
+
+
+def test_a_narrow_terminal_is_wide_enough(
+    runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stepscope.ui.terminal import comparison
+    from stepscope.ui.terminal.explanation import make_console
+
+    narrow = make_console(60)
+    monkeypatch.setattr(comparison, "make_console", lambda _: narrow)
+    for line in told(*runs).splitlines():
+        assert len(line) <= 60
+
+
+def test_the_picture_of_an_interval_by_hand() -> None:
+    # from -0.045 to 0.345 in 40 spaces: zero lies 0.045 / 0.39 x 40 = 4.6 from the left
+    line, labels = draw_interval(0.1, 0.2, 0.3, 41)
+    assert line == "·····│·········├─────────●─────────┤·····"
+    assert labels.split() == ["0", "+10.0%", "+20%", "+30%"]
+
+
+@pytest.mark.parametrize("share", [-0.2, 0.0, 0.3])
+def test_an_interval_without_width_is_one_mark(share: float) -> None:
+    line, _ = draw_interval(share, share, share, 40)
+    assert len(line) == 40
+    assert line.count("●") == 1
+
+
+def test_percentages_have_two_digits_that_count() -> None:
+    assert [percent(x) for x in (0.5, 0.123, 0.0123, 0.00123)] == ["50%", "12.3%", "1.23%", "0.12%"]
+    assert percent(-0.05, sign=True) == "-5.0%"
+    assert percent(0.05, sign=True) == "+5.0%"
+
+
+def test_as_a_process_it_ends_with_documented_codes(runs: tuple[Path, Path]) -> None:
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", "stepscope", "compare", *map(str, arguments)]
+        return subprocess.run(words, capture_output=True, text=True, timeout=60, env={**os.environ})
+
+    slower = run(runs[1], runs[0], "--json", "--fail-on-slower", "3%")
+    assert slower.returncode == 5
+    assert json.loads(slower.stdout)["verdict"] == "slower"
+    assert "more than the 3.0%" in slower.stderr
+    assert run(runs[0], runs[0] / "nothing").returncode == 3
+    assert issubclass(SlowerError, StepscopeError)

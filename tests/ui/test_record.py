@@ -1,0 +1,71 @@
+"""`stepscope record`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "verify"))
+
+from test_track_record import kept, promise
+
+from stepscope.ui.cli.record import command
+from stepscope.verify.record_file import append
+
+
+def told(*arguments: str) -> str:
+    done = CliRunner().invoke(command, [*arguments], standalone_mode=False)
+    if done.exception:
+        raise done.exception
+    return done.output
+
+
+def write(delivered_ms: float, **changes: Any) -> None:
+    each = kept(delivered_ms, **changes)
+    append(each.promise)
+    assert each.delivery is not None
+    append(each.delivery)
+
+
+def test_an_empty_record_says_how_to_begin() -> None:
+    shown = told()
+    assert "Nothing was promised" in shown
+    assert "stepscope whatif" in shown
+    body = json.loads(told("--json"))
+    assert body["what_ifs"] == body["promises"] == []
+
+
+def test_promises_that_nobody_tried_are_open() -> None:
+    append(promise(id="aa"))
+    shown = told()
+    assert "1 promise, none of them tried yet" in shown
+    assert "open" in shown
+
+
+def test_promised_against_delivered_by_what_if() -> None:
+    write(16.8, id="aa")
+    write(14.4, id="bb")
+    write(16.0, id="cc")
+    append(promise("batch=16", id="dd"))
+    shown = told()
+    assert "3 promises tried: half of them came within 5.0%" in shown
+    assert "2 of 3 lie inside" in shown
+    body = json.loads(told("--json"))
+    assert body["schema"] == 1
+    rows = {row["name"]: row for row in body["what_ifs"]}
+    assert rows["precision"]["delivered"] == 3
+    assert round(rows["precision"]["median_error"], 6) == 0.05
+    assert rows["batch"]["median_error"] is None
+    found = {row["id"]: row for row in body["promises"]}
+    assert found["bb"]["inside"] is False
+    assert found["dd"]["delivery"] is None
+
+
+def test_other_hosts_are_listed_on_request() -> None:
+    append(promise(id="aa", host="elsewhere"))
+    assert "Nothing was promised" in told()
+    assert "aa" in told("--every-host")

@@ -1,0 +1,378 @@
+"""`stepscope whatif`: what it says, what it prints, how it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+import snapshots
+from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputError, UsageError
+from stepscope.predict.whatif import Bench
+from stepscope.predict.whatifs import HELP
+from stepscope.records.prediction import Prediction, Setting
+from stepscope.records.promise import Delivery, Promise, Workload
+from stepscope.trace.read import read_trace
+from stepscope.trace.truth import read_truth
+from stepscope.ui.cli.whatif import command
+from stepscope.ui.whatif import (
+    USUAL,
+    adjusted,
+    decides,
+    figures,
+    judge,
+    label,
+    labels,
+    saved_ms,
+    times,
+    verdict,
+    why,
+)
+from stepscope.verify import record_file, track_record
+
+RUN = Path(__file__).parent.parent / "golden/h200-resnet18"
+TRACE = RUN / "rank-00000/trace.json.gz"
+CONTRACT = (
+    "schema", "baseline_ms", "predicted_ms", "low_ms", "high_ms", "speedup", "peak_bytes",
+    "assumptions", "refused",
+)  # fmt: skip
+
+
+@pytest.fixture
+def whatif(capsys: pytest.CaptureFixture[str]) -> Any:
+    """The command with these words; gives what it printed."""
+
+    def call(*words: object) -> str:
+        command.main([str(word) for word in words], standalone_mode=False)
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        return printed.out
+
+    return call
+
+
+def predicted(ms: float, *settings: str, many: float = 1.0, **said: Any) -> Prediction:
+    """Of a step of 100 ms, exact to 10% unless told otherwise."""
+    given: dict[str, Any] = {
+        "settings": tuple(_setting(each) for each in settings),
+        "baseline_ms": 100.0,
+        "baseline_low_ms": 90.0,
+        "baseline_high_ms": 110.0,
+        "baseline_from": "calibrated",
+        "profiled_ms": 120.0,
+        "predicted_ms": ms,
+        "low_ms": ms / 1.1,
+        "high_ms": ms * 1.1,
+        "host_ms": 40.0,
+        "device_ms": ms,
+        "throughput_factor": many * 100.0 / ms,
+        "speedup_low": 100.0 / ms / 1.1,
+        "speedup_high": 100.0 / ms * 1.1,
+    }
+    return Prediction(**given | said)
+
+
+def _setting(text: str) -> Setting:
+    name, _, value = text.partition("=")
+    return Setting(name=name, value=value)
+
+
+# Words
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("precision=bf16", "bf16"),
+        ("optimizer=fused", "a fused optimizer"),
+        ("cuda-graphs", "CUDA graphs"),
+        ("compile", "torch.compile"),
+        ("batch=x2", "twice the batch"),
+        ("batch=64", "batch 64"),
+        ("checkpoint=none", "no checkpointing"),
+        ("workers=8", "8 workers"),
+        ("workers=8:strong", "8 workers (the same batch among them)"),
+        ("latency=0.5", "half the latency"),
+        ("bandwidth=4", "4 times the bandwidth"),
+        ("bandwidth=x2", "twice the bandwidth"),
+        ("something=new", "something=new"),
+    ],
+)
+def test_changes_have_names_that_people_use(setting: str, words: str) -> None:
+    assert label(_setting(setting)) == words
+
+
+def test_changes_together_are_joined_and_none_is_no_change() -> None:
+    assert labels([_setting("precision=bf16"), _setting("cuda-graphs")]) == "bf16 + CUDA graphs"
+    assert labels([]) == "no change"
+
+
+def test_numbers_have_three_figures() -> None:
+    assert [figures(each) for each in (0.0, 0.064, 2.371, 19.28, 161.8, 12345.6)] == [
+        "0", "0.06", "2.37", "19.3", "162", "12,346",
+    ]  # fmt: skip
+    assert [times(each) for each in (1.05, 5.4, 37.2)] == ["1.05", "5.4", "37"]
+
+
+def test_a_much_shorter_step_is_so_many_times_faster() -> None:
+    said = verdict(predicted(20.0, "precision=bf16"))
+    assert said == "bf16 would make this step 5.0 times faster: 100 -> 20.0 ms (18.2 to 22.0)"
+
+
+def test_a_little_shorter_and_a_little_longer_are_shares() -> None:
+    assert "make this step 20% shorter" in verdict(predicted(80.0, "compile"))
+    assert "make this step 30% longer" in verdict(predicted(130.0, "compile"))
+    assert "make this step 3.0 times as long" in verdict(predicted(300.0, "checkpoint=blocks"))
+
+
+def test_a_gain_within_its_own_doubt_is_only_probable() -> None:
+    unsure = predicted(95.0, "compile", speedup_low=0.97, speedup_high=1.14)
+    assert verdict(unsure).startswith("torch.compile would probably make this step 5% shorter")
+    assert "probably" not in verdict(predicted(50.0, "compile"))
+
+
+def test_less_than_two_percent_is_no_difference_worth_having() -> None:
+    assert judge(predicted(98.5, "cuda-graphs")) == "no difference"
+    assert verdict(predicted(98.5, "cuda-graphs")) == (
+        "CUDA graphs would make no difference worth having: 100 -> 98.5 ms (89.5 to 108)"
+    )
+    assert judge(predicted(97.0, "cuda-graphs")) == "faster"
+
+
+def test_a_larger_batch_is_judged_by_its_samples() -> None:
+    """150 ms for two batches: 75 ms for what now takes 100."""
+    double = predicted(150.0, "batch=x2", many=2.0)
+    assert saved_ms(double)[0] == pytest.approx(25.0)
+    assert judge(double) == "faster"
+    assert verdict(double) == (
+        "twice the batch would give 1.3 times as many samples a second: "
+        "a step of 100 -> 150 ms (136 to 165)"
+    )
+
+
+def test_saved_time_has_the_speedups_ends() -> None:
+    """Twice as fast, between 1.6 and 2.5 times: saves 50, between 37.5 and 60."""
+    saved = saved_ms(predicted(50.0, "compile", speedup_low=1.6, speedup_high=2.5))
+    assert saved == pytest.approx((50.0, 37.5, 60.0))
+
+
+def test_who_needs_the_whole_step_decides_it() -> None:
+    assert decides(100.0, host_ms=40.0, device_ms=99.0) == "device"
+    assert decides(100.0, host_ms=98.0, device_ms=40.0) == "host"
+    assert decides(100.0, host_ms=70.0, device_ms=60.0) == "both"
+
+
+def test_why_tells_who_decides_before_and_after() -> None:
+    before = predicted(100.0, host_ms=40.0, device_ms=100.0)
+    after = predicted(45.0, "precision=bf16", host_ms=44.0, device_ms=30.0)
+    assert why(before, after) == (
+        "now the device decides: 100 ms of work, the host has 40.0; "
+        "then the host decides: 44.0 ms of work, the device has 30.0"
+    )
+
+
+def test_a_host_bound_step_that_gets_more_to_do_is_told_so() -> None:
+    before = predicted(100.0, host_ms=100.0, device_ms=20.0)
+    after = predicted(107.0, "precision=bf16", host_ms=107.0, device_ms=18.0)
+    assert why(before, after).endswith("it is host-bound, and this gives the host more to do")
+    assert why(before, after, on_host=True) == "all of it runs on the host: 100 -> 107 ms of work"
+
+
+# The history of earlier promises
+
+
+def kept(name: str, promised: float, delivered: float) -> track_record.Kept:
+    promise = Promise(
+        id="a", when_unix=0.0, host="h", settings=(_setting(name),), baseline_ms=100.0,
+        predicted_ms=promised, low_ms=promised / 1.2, high_ms=promised * 1.2, workload=Workload(),
+    )  # fmt: skip
+    delivery = Delivery(
+        promise="a", when_unix=1.0, a_ms=100.0, b_ms=delivered, change=0.0, low=0.0, high=0.0,
+        confidence=0.95, verdict="faster",
+    )  # fmt: skip
+    return track_record.Kept(promise=promise, delivery=delivery)
+
+
+def test_promises_that_came_out_slower_make_the_next_one_slower_and_it_says_so() -> None:
+    history = [kept("precision=bf16", 50.0, 60.0)] * 4
+    raw = predicted(50.0, "precision=bf16")
+    moved = adjusted(raw, history)
+    expected = track_record.adjust("precision", 50.0, raw.low_ms, raw.high_ms, history)
+    assert (moved.predicted_ms, moved.low_ms, moved.high_ms) == expected
+    assert moved.predicted_ms > 50.0
+    assert moved.throughput_factor == pytest.approx(100.0 / moved.predicted_ms)
+    assert moved.speedup_low < moved.speedup < moved.speedup_high
+    assert moved.assumptions[-1].startswith("4 earlier predictions of this kind")
+
+
+def test_a_history_of_other_changes_moves_nothing() -> None:
+    raw = predicted(50.0, "precision=bf16")
+    assert adjusted(raw, [kept("compile", 50.0, 60.0)]) == raw
+
+
+# The command
+
+
+def test_json_has_the_agreed_names_first_and_the_benchs_numbers(whatif: Any) -> None:
+    body = json.loads(whatif(TRACE, "--set", "precision=bf16", "--json"))
+    assert tuple(body)[: len(CONTRACT)] == CONTRACT
+    bench = Bench(read_trace(TRACE), truth=read_truth(TRACE))
+    expected = bench.predict([_setting("precision=bf16")])
+    assert body["schema"] == 1
+    assert body["baseline_ms"] == pytest.approx(expected.baseline_ms, rel=1e-6)
+    assert body["predicted_ms"] == pytest.approx(expected.predicted_ms, rel=1e-6)
+    assert body["low_ms"] < body["predicted_ms"] < body["high_ms"]
+    assert body["speedup"] == pytest.approx(body["baseline_ms"] / body["predicted_ms"])
+    assert body["refused"] == []
+    assert body["assumptions"]
+    assert body["baseline_from"] == "measured"
+
+
+def test_a_run_folder_gives_the_measured_step_and_its_memory(whatif: Any) -> None:
+    body = json.loads(whatif(RUN, "--set", "batch=x2", "--json"))
+    truth = read_truth(TRACE)
+    assert truth is not None
+    assert body["baseline_ms"] == pytest.approx(truth.step_ns / 1e6, rel=1e-3)
+    assert body["peak_bytes"] > body["baseline_peak_bytes"] > 0
+    assert body["peak_low_bytes"] <= body["peak_bytes"] <= body["peak_high_bytes"]
+
+
+def test_the_first_lines_are_verdict_why_next_and_no_change_stands_beside(whatif: Any) -> None:
+    printed = whatif(RUN, "--set", "precision=bf16")
+    first = [line.split()[0] for line in printed.splitlines() if line[:1].strip()]
+    assert first[1:4] == ["verdict", "why", "next"]
+    assert re.search(r"^no change +24\.9 ms", printed, re.M)
+    assert re.search(r"^precision=bf16 ", printed, re.M)
+    assert "assumed" in printed
+
+
+def test_changes_combine_whatever_their_order(whatif: Any) -> None:
+    ways = (
+        ("precision=bf16", "cuda-graphs", "batch=x2"),
+        ("batch=x2", "cuda-graphs", "precision=bf16"),
+    )
+    bodies = [
+        json.loads(whatif(RUN, "--json", *(w for each in way for w in ("--set", each))))
+        for way in ways
+    ]
+    assert bodies[0]["predicted_ms"] == bodies[1]["predicted_ms"]
+    alone = json.loads(whatif(RUN, "--json", "--set", "batch=x2"))
+    assert bodies[0]["predicted_ms"] < alone["predicted_ms"]
+
+
+def test_what_refuses_is_told_and_the_others_are_predicted(whatif: Any) -> None:
+    both = json.loads(whatif(RUN, "--json", "--set", "no-sync", "--set", "precision=bf16"))
+    alone = json.loads(whatif(RUN, "--json", "--set", "precision=bf16"))
+    assert both["predicted_ms"] == alone["predicted_ms"]
+    assert both["refused"] == ["no-sync: no call of this step waits for the device"]
+    assert both["settings"] == ["precision=bf16"]
+    printed = whatif(RUN, "--set", "no-sync", "--set", "precision=bf16")
+    assert "bf16 would make" in printed
+    assert "does not apply here\n- no-sync" in printed
+
+
+def test_where_all_refuse_nothing_was_captured_to_answer() -> None:
+    refuses(NotCapturedError, "no call of this step waits", RUN, "--set", "no-sync")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--set", "presision=bf16"), "did you mean precision"),
+        (("--set", "precision=bf17"), "choose one of"),
+        (("--set", "batch=lots"), "number of samples"),
+        (("--set", "batch=x0"), "number of samples"),
+        (("--set", "batch=x2", "--set", "batch=x4"), "batch is given twice"),
+        (("--set", "remove=("), "no regular expression"),
+        (("--remember",), "say which with --set"),
+    ],
+)
+def test_wrong_use_says_what_is_right(words: tuple[str, ...], message: str) -> None:
+    refuses(UsageError, message, RUN, *words)
+
+
+def test_an_unknown_name_lists_all_there_are() -> None:
+    refuses(UsageError, ", ".join(sorted(HELP)), RUN, "--set", "xyz")
+
+
+def test_without_a_path_there_is_nothing_to_change() -> None:
+    refuses(UsageError, "--list")
+
+
+def test_a_missing_file_is_unreadable() -> None:
+    refuses(UnreadableInputError, "does not exist", "nowhere", "--set", "compile")
+
+
+def test_a_memory_snapshot_has_no_step_to_change(tmp_path: Path) -> None:
+    path = snapshots.write(tmp_path / "memory.pickle", snapshots.training().snapshot())
+    refuses(NotCapturedError, "memory snapshot", path, "--set", "compile")
+
+
+def test_a_step_without_an_accelerator_takes_few_changes(whatif: Any) -> None:
+    cpu = RUN.parent / "cpu_step.json.gz"
+    refuses(NotCapturedError, "no accelerator", cpu, "--set", "batch=x2")
+    assert "all of it runs on the host" in whatif(cpu, "--set", "optimizer=fused")
+
+
+def refuses(kind: type[StepscopeError], message: str, *words: object) -> None:
+    with pytest.raises(kind, match=re.escape(message)):
+        command.main([str(word) for word in words], standalone_mode=False)
+
+
+def test_without_a_change_the_usual_ones_are_tried_and_ranked(whatif: Any) -> None:
+    body = json.loads(whatif(RUN, "--json"))
+    assert tuple(body)[: len(CONTRACT)] == CONTRACT
+    assert body["speedup"] == 1.0
+    factors = [each["throughput_factor"] for each in body["tried"]]
+    assert factors == sorted(factors, reverse=True)
+    tried = {each["settings"][0] for each in body["tried"]}
+    assert {"precision=bf16", "compile", "cuda-graphs", "batch=x2"} <= tried
+    assert len(tried) + len(body["refused"]) == len(USUAL)
+    printed = whatif(RUN)
+    assert "verdict  bf16 would make this step" in printed
+    names = [line.split()[0] for line in printed.splitlines() if " ms " in line and "x " in line]
+    assert names[1:] == [each["settings"][0] for each in body["tried"]]
+
+
+def test_list_names_every_what_if(whatif: Any) -> None:
+    printed = whatif("--list")
+    assert [line.split()[0] for line in printed.splitlines()] == list(HELP)
+    body = json.loads(whatif("--list", "--json"))
+    assert {each["name"]: each["help"] for each in body["whatifs"]} == HELP
+
+
+def test_of_several_ranks_the_one_that_decides_is_changed_and_named(
+    whatif: Any, tmp_path: Path
+) -> None:
+    for rank in (0, 1):
+        shutil.copytree(RUN / "rank-00000", tmp_path / f"rank-{rank:05d}")
+    printed = whatif(tmp_path, "--set", "precision=bf16", "--no-cache")
+    assert printed.startswith("rank 0 of 2, which decides the step")
+
+
+def test_remember_keeps_the_promise_that_compare_will_answer(whatif: Any) -> None:
+    printed = whatif(RUN, "--set", "precision=bf16", "--remember")
+    (promise,) = track_record.open_promises()
+    assert f"answer promise {promise.id}" in printed
+    assert promise.settings == (_setting("precision=bf16"),)
+    assert promise.workload.script == "resnet18.py"
+    assert promise.workload.signature
+    body = json.loads(whatif(RUN, "--set", "precision=bf16", "--remember", "--json"))
+    assert body["promise"] in {each.id for each in track_record.open_promises()}
+
+
+def test_a_promise_is_the_models_own_word_not_the_adjusted_one(whatif: Any) -> None:
+    first = json.loads(whatif(RUN, "--set", "precision=bf16", "--remember", "--json"))
+    promise = track_record.open_promises()[0]
+    record_file.append(
+        replace(kept("precision", 1.0, 1.0).delivery, promise=promise.id, a_ms=100.0, b_ms=90.0)
+    )
+    second = json.loads(whatif(RUN, "--set", "precision=bf16", "--remember", "--json"))
+    assert second["raw_ms"] == first["predicted_ms"] == track_record.open_promises()[0].predicted_ms
+    assert second["predicted_ms"] > second["raw_ms"]
+    assert "1 earlier prediction of this kind that was tried" in second["assumptions"][-1]

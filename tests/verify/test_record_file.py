@@ -1,0 +1,90 @@
+"""The track record on disk: many writers, torn lines, strangers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+from test_track_record import promise
+
+from stepscope.errors import UsageError
+from stepscope.verify.record_file import append, read_lines, record_folder, this_host
+
+_WRITERS, _LINES = 4, 25
+
+
+def _write_many(writer: int) -> None:
+    for number in range(_LINES):
+        append(promise(id=f"{writer}-{number}", path="x" * 5000))
+
+
+def test_lines_of_several_writers_are_all_whole() -> None:
+    with multiprocessing.get_context("spawn").Pool(_WRITERS) as pool:
+        pool.map(_write_many, range(_WRITERS))
+    lines = read_lines()
+    expected = {f"{writer}-{number}" for writer in range(_WRITERS) for number in range(_LINES)}
+    assert len(lines) == _WRITERS * _LINES
+    assert {line.id for line in lines} == expected  # type: ignore[union-attr]
+
+
+def the_file() -> Path:
+    (file,) = record_folder().glob("*.jsonl")
+    return file
+
+
+def test_a_torn_last_line_costs_only_itself() -> None:
+    append(promise(id="one"))
+    append(promise(id="two"))
+    file = the_file()
+    file.write_bytes(file.read_bytes()[:-20])
+    assert [line.id for line in read_lines()] == ["one"]  # type: ignore[union-attr]
+    append(promise(id="three"))
+    assert [line.id for line in read_lines()] == ["one", "three"]  # type: ignore[union-attr]
+
+
+def test_what_is_not_ours_is_left_out() -> None:
+    append(promise(id="one"))
+    file = the_file()
+    with file.open("ab") as handle:
+        handle.write(b'hello\n{"kind": "else"}\n\xff\xfe\n{"kind": "promise", "id": 3}\n')
+    newer = file.read_bytes().splitlines()[0].replace(b'"schema":1', b'"schema":2')
+    with file.open("ab") as handle:
+        handle.write(newer + b"\n")
+    assert len(read_lines()) == 1
+
+
+def test_nothing_written_is_nothing_read() -> None:
+    assert read_lines() == []
+
+
+def test_each_host_has_its_own_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    append(promise(id="one"))
+    monkeypatch.setattr("stepscope.verify.record_file.socket.gethostname", lambda: "node/7")
+    append(promise(id="two", host=this_host()))
+    assert len([*record_folder().glob("*.jsonl")]) == 2
+    assert (record_folder() / "node_7.jsonl").exists()
+    assert len(read_lines()) == 2
+
+
+def test_folder_is_the_variable_else_the_users_configuration(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert record_folder() == tmp_path / "stepscope-record"
+    monkeypatch.delenv("STEPSCOPE_RECORD")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    assert record_folder() == tmp_path / "config/stepscope/record"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_is_said_with_what_to_do(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(UsageError, match="set STEPSCOPE_RECORD"):
+        append(promise())
+
+
+def test_a_file_in_the_folders_place_is_said_too(tmp_path: Path) -> None:
+    (tmp_path / "stepscope-record").write_text("")
+    with pytest.raises(UsageError, match="the track record cannot be written"):
+        append(promise())
