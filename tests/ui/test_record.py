@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "verify"))
 
-from test_track_record import kept, promise
+from promises import kept, promise
 
 from stepscope.ui.cli.record import command
 from stepscope.verify.record_file import append

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from test_track_record import promise
+from promises import promise
 
 from stepscope.errors import UsageError
 from stepscope.verify.record_file import append, read_lines, record_folder, this_host

@@ -49,6 +49,13 @@ def test_a_rank_that_left_nothing_is_said(tmp_path: Path) -> None:
     assert run.notes == (f"{folder}: steps of 1 of 2 ranks are here",)
 
 
+def test_a_command_that_failed_is_said(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [10, 11])
+    (folder / "run.json").write_text('{"exit_code": 9}')
+    (run,) = find_runs(str(folder))
+    assert run.notes == (f"{folder}: its command ended with exit code 9",)
+
+
 def test_a_second_process_of_the_same_rank_is_left_out(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [10, 11])
     write_run(tmp_path / "other", [90, 91])

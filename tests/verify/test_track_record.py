@@ -10,13 +10,12 @@ import pytest
 from folders import noisy, write_run
 from hypothesis import given
 from hypothesis import strategies as st
+from promises import kept, promise
 
 from stepscope.errors import UsageError
 from stepscope.records.comparison import Comparison
-from stepscope.records.prediction import Setting
-from stepscope.records.promise import Delivery, Kept, Promise, Workload
+from stepscope.records.promise import Kept, Workload
 from stepscope.verify.compare import compare, with_promise
-from stepscope.verify.record_file import this_host
 from stepscope.verify.track_record import (
     adjust,
     deliver,
@@ -27,44 +26,6 @@ from stepscope.verify.track_record import (
     summarise,
 )
 from stepscope.verify.workload import signature
-
-WORKLOAD = Workload(script="train.py", world_size=1)
-
-
-def promise(name: str = "precision=bf16", **changes: Any) -> Promise:
-    settings = tuple(
-        Setting(name=n, value=v) for n, _, v in (w.partition("=") for w in name.split())
-    )
-    values = {
-        "id": f"id{changes.get('when_unix', 1.0)}",
-        "when_unix": 1.0,
-        "host": this_host(),
-        "settings": settings,
-        "baseline_ms": 20.0,
-        "predicted_ms": 16.0,
-        "low_ms": 15.0,
-        "high_ms": 17.0,
-        "workload": WORKLOAD,
-    }
-    return Promise(**(values | changes))
-
-
-def kept(delivered_ms: float, **changes: Any) -> Kept:
-    made = promise(**changes)
-    return Kept(
-        promise=made,
-        delivery=Delivery(
-            promise=made.id,
-            when_unix=2.0,
-            a_ms=made.baseline_ms,
-            b_ms=delivered_ms,
-            change=delivered_ms / made.baseline_ms - 1,
-            low=0,
-            high=0,
-            confidence=0.95,
-            verdict="faster",
-        ),
-    )
 
 
 @pytest.fixture
@@ -150,6 +111,19 @@ def test_which_of_several_what_ifs_was_tried_the_user_has_to_say(tried: Comparis
     only = with_promise(tried).promise
     assert only is not None
     assert only.promise.id == "one"
+
+
+def test_a_run_that_is_a_again_answers_nothing(tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", noisy(20, seed=1))
+    b = write_run(tmp_path / "b", noisy(20, seed=2))
+    remember(promise())
+    found = with_promise(compare([str(a)], [str(b)]))
+    assert found.promise is None
+    assert any("B looks like A run again" in note for note in found.notes)
+    other = write_run(tmp_path / "c", noisy(20, seed=2), command=("python", "train.py", "--bf16"))
+    answered = with_promise(compare([str(a)], [str(other)])).promise
+    assert answered is not None  # it was tried, and did nothing
+    assert answered.inside is False
 
 
 def test_profiled_steps_answer_no_promise(golden: Path) -> None:

@@ -34,9 +34,10 @@ def words_of(kept: Sequence[Kept]) -> Words:
             next=f"make the change, then {compare}",
         )
     inside = sum(bool(each.inside) for each in kept if each.inside is not None)
+    who = "half of them" if len(errors) > 1 else "it"
     return Words(
         verdict=(
-            f"{_count(len(errors), 'promise')} tried: half of them came within "
+            f"{_count(len(errors), 'promise')} tried: {who} came within "
             f"{percent(median(errors))} of what was promised."
         ),
         why=f"{inside} of {len(errors)} lie inside the promised interval; {waiting} still open",

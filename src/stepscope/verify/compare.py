@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from stepscope.records.comparison import StepsAre, Verdict
     from stepscope.records.explanation import Explanation
+    from stepscope.records.promise import Promise
     from stepscope.trace.files import Progress
     from stepscope.verify.change import Estimate
     from stepscope.verify.runs import Run
@@ -333,16 +334,34 @@ def _about_side(name: str, side: Side) -> list[str]:
 def with_promise(comparison: Comparison, promise_id: str | None = None) -> Comparison:
     """The promise this comparison answers, written down and kept beside it.
 
-    Without an id only where the open promises that fit are all of the same what-if: which of
-    several was tried, the user has to say.
+    Without an id only where it is clear: B is something else than A, and the open promises that fit
+    are all of the same what-if. Else a note says what to do.
     """
     from stepscope.verify.track_record import deliver, matching_promises
 
     if promise_id is None and comparison.steps_are != "profiled":
         fitting = matching_promises(comparison)
-        if len({promise.words for promise in fitting}) > 1:
-            told = ", ".join(f"{promise.id} ({promise.words})" for promise in fitting[:5])
-            note = f"several promises are open for A: say which one B tried with --promise: {told}"
+        note = _unclear(comparison, fitting)
+        if note:
             return msgspec.structs.replace(comparison, notes=(*comparison.notes, note))
     kept = deliver(comparison, promise_id)
     return comparison if kept is None else msgspec.structs.replace(comparison, promise=kept)
+
+
+def _unclear(comparison: Comparison, fitting: Sequence[Promise]) -> str | None:
+    told = ", ".join(f"{promise.id} ({promise.words})" for promise in fitting[:5])
+    if len({promise.words for promise in fitting}) > 1:
+        return f"several promises are open for A: say which one B tried with --promise: {told}"
+    if fitting and not _differs(comparison):
+        return f"B looks like A run again, so no promise is answered; --promise answers one: {told}"
+    return None
+
+
+def _differs(comparison: Comparison) -> bool:
+    """Something about B is not A's: its facts, its kernels or operators, or its step."""
+    rows = (*comparison.kernels, *comparison.operators)
+    return (
+        comparison.verdict != "no difference seen"
+        or bool(comparison.config)
+        or any(row.a_ms is None or row.b_ms is None for row in rows)
+    )

@@ -170,9 +170,12 @@ def _about_ranks(
     folder: Path, ranks: list[Path], read: int, facts: dict[str, Any]
 ) -> tuple[str, ...]:
     world = facts.get("world_size") or len(ranks)
-    if read == world:
-        return ()
-    return (f"{folder}: steps of {read} of {world} ranks are here",)
+    notes = []
+    if read != world:
+        notes.append(f"{folder}: steps of {read} of {world} ranks are here")
+    if facts.get("exit_code"):
+        notes.append(f"{folder}: its command ended with exit code {facts['exit_code']}")
+    return tuple(notes)
 
 
 def _plain_rows(file: Path) -> list[_Row]:
@@ -208,7 +211,7 @@ def _facts(folder: Path, ranks: list[Path]) -> dict[str, Any]:
     """The first rank's, with what the whole run knows."""
     found = _decoded(ranks[0] / RANK) if ranks else {}
     whole = _decoded(folder / RUN)
-    found["command"] = whole.get("command")
+    found["command"], found["exit_code"] = whole.get("command"), whole.get("exit_code")
     found["world_size"] = whole.get("world_size") or found.get("world_size")
     return found
 

@@ -77,6 +77,22 @@ def test_a_shorter_all_reduce_shortens_the_step_until_compute_decides(read: Read
     assert step_ns(scale_tasks(graph, every, 0.0)) == pytest.approx(67_000)
 
 
+def test_a_span_that_ends_after_the_host_went_on_had_ended_before(read: Read) -> None:
+    """The thread that ends it got its turn late: the host waited from 42 to 380 for it."""
+    graph = graph_of(
+        read(
+            op("c10d::allreduce_", start=10, dur=2, **REDUCE),
+            note("gloo:all_reduce", start=15, dur=600, thread=WORKER, shapes=[[100]],
+                 dtypes=["float"]),
+            op("aten::mm", start=12, dur=30),
+            op("aten::add_", start=380, dur=20),
+        )
+    )  # fmt: skip
+    assert graph.tasks.dur_ns.tolist() == [365_000]
+    assert graph.calls.kind.tolist()[2] == CallKind.WAIT
+    assert replay(graph).host_ends_ns[-1] == pytest.approx(390_000)
+
+
 def test_compute_that_hides_it_is_no_wait(read: Read) -> None:
     graph = graph_of(
         read(

@@ -97,6 +97,12 @@ def test_a_measured_step_that_the_device_decides_says_nothing_about_the_host(rea
     assert found.graph.host_ns == pytest.approx(without_profiler(graph).host_ns)
 
 
+def test_a_window_in_which_all_was_slower_is_brought_to_the_measured_step(read: Read) -> None:
+    trace = steps(read, host_us=900, device_us=1000)
+    found = correct(typical(trace), trace, measured_ns=400_000)
+    assert found.step_ns == pytest.approx(400_000, rel=0.01)
+
+
 def test_an_interval_is_wide_where_the_host_decides_and_narrow_where_it_does_not(
     read: Read,
 ) -> None:

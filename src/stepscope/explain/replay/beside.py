@@ -1,7 +1,8 @@
 """Communication of a CPU's trace: tasks beside the host's lane, and where the host waits for them.
 
-gloo's spans lie on threads of their own. What starts one is the c10d:: call with as many elements;
-a gap in the host's lane in which a span ends is a wait for it.
+gloo's spans lie on threads of their own. What starts one is the c10d:: call with as many elements.
+A gap in the host's lane in which a span ends is a wait for it. So is a long gap that one spans: the
+result is there, the host goes on, and only then does the thread get to end its span.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int32]
 
 _SHORTEST_WAIT_NS = 20_000
+_LONG_GAP_NS = 200_000
+_SPANNED = 0.8  # of the gap
 
 
 def communicate(
@@ -58,6 +61,8 @@ def communicate(
     kind[call] = CallKind.LAUNCH
     calls = replace(calls, kind=kind)
     streams = int(tasks.stream.max(initial=-1)) + 1
+    end = _really_ended(calls, tasks, start_ns, begun, end)
+    tasks = replace(tasks, dur_ns=end - begun)
     return *_with_waits(calls, tasks, start_ns, end), streams
 
 
@@ -73,6 +78,19 @@ def _launching(
     caller[spans] = find_callers(trace, work.rows[beside[spans]])
     known = place[caller]  # caller -1 reads the last place, which is absent
     return np.maximum(np.where(known >= 0, known, call), 0).astype(np.int32)
+
+
+def _really_ended(
+    calls: Calls, tasks: Tasks, start_ns: Floats, begun: Floats, end: Floats
+) -> Floats:
+    """Ends of the tasks, those that the host had waited for no later than it went on."""
+    ended = end.copy()
+    for number in np.flatnonzero(calls.gap_ns > _LONG_GAP_NS).tolist():
+        gap, resumed = calls.gap_ns[number], start_ns[number]
+        running = (tasks.call < number) & (ended > resumed)
+        running &= begun <= resumed - _SPANNED * gap
+        ended[running] = resumed
+    return ended
 
 
 def _with_waits(

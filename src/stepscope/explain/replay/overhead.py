@@ -59,6 +59,7 @@ WITH_SHAPES = Rates()
 WITHOUT_SHAPES = Rates(host=0.83, spread=0.1)
 # A step this close to what the device alone needs is the device's.
 _DEVICE_BOUND, _SURELY_DEVICE = 1.02, 1.1
+_SAME = 1.005
 _MOST_SCALE, _HALVINGS = 64.0, 20
 # Traces that tell nothing about the host's speed.
 UNTOLD = 0.1
@@ -169,7 +170,10 @@ def _fitted(graph: StepGraph, measured_ns: float) -> Corrected:
     floor = step_ns(scale_host(graph, 0.0))
     decided = step_ns(graph) <= floor * 1.01  # by the device, as calibrated
     if measured_ns <= floor * (_SURELY_DEVICE if decided else _DEVICE_BOUND):
-        fitted, scale = _with_device(graph, max(measured_ns / floor, 0.8)), 1.0
+        fitted, scale = _with_device(graph, measured_ns / floor), 1.0
+        if step_ns(fitted) > measured_ns * _SAME:  # the host was slower than it can have been
+            scale = _host_scale(fitted, measured_ns)
+            fitted = scale_host(fitted, scale)
     else:
         scale = _host_scale(graph, measured_ns)
         fitted = scale_host(graph, scale)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stepscope.predict.scene import Scene
 
 HELP = "the slowest rank takes as long as the median one"
-_LEAST = 0.005  # of the step: less is no straggler
+_LEAST = 0.02  # of the step: less is no straggler
 _HALVINGS = 30
 
 

@@ -72,9 +72,10 @@ def _sections(comparison: Comparison, top: int, width: int) -> list[RenderableTy
     out: list[RenderableType] = [_words(comparison), Text()]
     picture = draw_interval(comparison.low, comparison.change, comparison.high, min(width, _WIDEST))
     out += [*map(Text, picture), Text()]
+    if comparison.budget:
+        out += [_budget_title(comparison), _budget(comparison), Text()]
     for table in (
         _runs(comparison, width),
-        _budget(comparison),
         _phases(comparison),
         _names("kernels", comparison.kernels, comparison.a_ms, top, width),
         _names("operators", comparison.operators, comparison.a_ms, top, width),
@@ -144,15 +145,18 @@ def _runs(comparison: Comparison, width: int) -> Table | None:
     return table
 
 
-def _budget(comparison: Comparison) -> Table:
-    whole = [sum(row.a_ms for row in comparison.budget), sum(r.b_ms for r in comparison.budget)]
-    table = titled_table(
-        f"parts of the step as explain divides it, {whole[0]:.2f} -> {whole[1]:.2f} ms",
-        ("part", "l"),
-        ("A", "r"),
-        ("B", "r"),
-        ("change", "r"),
+def _budget_title(comparison: Comparison) -> Text:
+    """A line of its own: a table's title is no wider than the table."""
+    a, b = (sum(getattr(row, name) for row in comparison.budget) for name in ("a_ms", "b_ms"))
+    return Text.assemble(
+        ("parts of the step", "bold"),
+        (f"  {a:.2f} -> {b:.2f} ms, divided by a few profiled steps: no interval", "bright_black"),
     )
+
+
+def _budget(comparison: Comparison) -> Table:
+    table = titled_table("", ("part", "l"), ("A", "r"), ("B", "r"), ("change", "r"))
+    table.title = None
     for row in sorted(comparison.budget, key=lambda row: -abs(row.change_ms)):
         if max(row.a_ms, row.b_ms) >= _WORTH_A_ROW * comparison.a_ms:
             table.add_row(

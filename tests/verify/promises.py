@@ -1,0 +1,47 @@
+"""Promises and deliveries of our choosing: 20 ms before, 16 ms promised, 15 to 17."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepscope.records.prediction import Setting
+from stepscope.records.promise import Delivery, Kept, Promise, Workload
+from stepscope.verify.record_file import this_host
+
+WORKLOAD = Workload(script="train.py", world_size=1)
+
+
+def promise(name: str = "precision=bf16", **changes: Any) -> Promise:
+    settings = tuple(
+        Setting(name=n, value=v) for n, _, v in (w.partition("=") for w in name.split())
+    )
+    values = {
+        "id": f"id{changes.get('when_unix', 1.0)}",
+        "when_unix": 1.0,
+        "host": this_host(),
+        "settings": settings,
+        "baseline_ms": 20.0,
+        "predicted_ms": 16.0,
+        "low_ms": 15.0,
+        "high_ms": 17.0,
+        "workload": WORKLOAD,
+    }
+    return Promise(**(values | changes))
+
+
+def kept(delivered_ms: float, **changes: Any) -> Kept:
+    made = promise(**changes)
+    return Kept(
+        promise=made,
+        delivery=Delivery(
+            promise=made.id,
+            when_unix=2.0,
+            a_ms=made.baseline_ms,
+            b_ms=delivered_ms,
+            change=delivered_ms / made.baseline_ms - 1,
+            low=0,
+            high=0,
+            confidence=0.95,
+            verdict="faster",
+        ),
+    )
