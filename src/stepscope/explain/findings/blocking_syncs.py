@@ -21,8 +21,7 @@ def find(evidence: Evidence) -> Finding | None:
         summary=f"{share:.0%} of the step is idle right after the host waited for the "
         f"{evidence.device}: .item(), .cpu(), print of a tensor or an explicit synchronize.",
         evidence=(
-            f"{idle.after_sync_gaps} gaps opened by a blocking call, "
-            f"{evidence.ms(share)}",
+            f"{idle.after_sync_gaps} gaps opened by a blocking call, {evidence.ms(share)}",
             *(
                 call.name
                 + (f" in {call.operator}" if call.operator else "")

@@ -31,8 +31,7 @@ def find(evidence: Evidence) -> Finding | None:
         summary=f"{share:.0%} of the step is lost in small gaps between kernels: launching a "
         "kernel takes longer than running it.",
         evidence=(
-            f"{int(small.sum())} gaps under {SMALL_GAP_NS // 1000} µs, "
-            f"{evidence.ms(share)}",
+            f"{int(small.sum())} gaps under {SMALL_GAP_NS // 1000} µs, {evidence.ms(share)}",
             f"a kernel or copy runs {kernel_ns / 1000:.1f} µs on average, one starts every "
             f"{interval_ns / 1000:.1f} µs",
             f"{launches.short_kernels} of {launches.kernels} kernels are shorter than 10 µs",

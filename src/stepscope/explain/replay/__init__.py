@@ -6,5 +6,5 @@ beside.py     communication of a CPU's trace, and where the host waits for it
 typical.py    one step that stands for all
 schedule.py   when each task would run
 overhead.py   the profiler's own cost, taken out
-cpu_overhead.py  the same where the CPU is the device
+cpu_overhead.py  the same, operator by operator, where the CPU is the device
 """

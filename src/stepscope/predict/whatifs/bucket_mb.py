@@ -1,4 +1,4 @@
-"""bucket-mb=N: DDP's buckets_cap_mb, in MiB: how many gradients are summed at once."""
+"""bucket-mb=N: DDP's bucket_cap_mb, in MiB: how many gradients are summed at once."""
 
 from __future__ import annotations
 
