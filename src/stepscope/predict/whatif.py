@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 # Of a change twice as large the error is about twice as large.
 _OF_CHANGE = 0.08
+_HIDDEN_HOST, _UNSEEN_HOST = 0.9, 0.1
 _LEAST = 0.01  # nobody knows a step better than this
 
 
@@ -236,6 +237,12 @@ def _half_of_speedup(before: Scene, trial: Trial, base: Corrected) -> float:
 
 
 def _host_doubt(scene: Scene, base: Corrected, step: float) -> float:
-    if base.basis != "calibrated" or not step:
+    if not step:
         return 0.0
-    return base.spread * min(1.0, max(0.0, scene.graph.host_ns / step)) ** 4
+    return _spread(base) * min(1.0, max(0.0, scene.graph.host_ns / step)) ** 4
+
+
+def _spread(base: Corrected) -> float:
+    """Of the host's time. A step that the device decides does not show how fast its host is."""
+    hidden = base.graph.host_ns < _HIDDEN_HOST * base.step_ns
+    return math.hypot(base.spread, _UNSEEN_HOST if hidden else 0.0)
