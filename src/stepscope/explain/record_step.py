@@ -39,10 +39,12 @@ def with_truth(step: StepTime, truth: Truth | None) -> StepTime:
 def with_correction(step: StepTime, trace: Trace, work: Work, steps: Steps) -> StepTime:
     """The profiled step freed of the profiler's cost; as it is where a truth is there already,
     where the trace shows no steady steps, and where nothing tells how slow recording made it."""
-    if step.corrected is not None or not steps.cycles_ns or find_slowness(trace) is None:
+    slow = find_slowness(trace) if step.corrected is None and steps.cycles_ns else None
+    if slow is None:
         return step
     try:
-        found = correct(typical_step(trace, work, steps).graph, trace)
+        graph = typical_step(trace, work, steps, described=False).graph
+        found = correct(graph, trace, slowness=slow)
     except NotCapturedError:
         return step
     if not 0 < found.step_ns < np.inf:

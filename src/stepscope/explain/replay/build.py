@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stepscope.records.trace import Trace
 
     Floats = NDArray[np.float64]
+    Rows = NDArray[np.intp] | NDArray[np.int32]
 
 _OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
 _THROTTLED_NS = 50_000  # a launch that took longer stood before a full queue
@@ -32,8 +33,8 @@ _LONGEST_LATENCY_NS = 20_000.0
 _AWAITED_NS = 5_000  # a blocking call may return this much before the device's clock says so
 
 
-def build_graph(trace: Trace, work: Work) -> StepGraph:
-    """The whole trace."""
+def build_graph(trace: Trace, work: Work, *, described: bool = True) -> StepGraph:
+    """The whole trace; not `described`, without phases and operators, which what-ifs ask for."""
     trace, work = _from_zero(trace, work)
     if work.on_host:
         return _host_graph(trace, work)
@@ -47,6 +48,8 @@ def build_graph(trace: Trace, work: Work) -> StepGraph:
     begin = _origin(trace, work, rows)
     tasks = _tasks(trace, work, order, call, rows, begin)
     calls, depth = _calls(trace, work, rows, kind, begin, order, call)
+    if described:
+        calls = _described(trace, work, calls)
     calls = _awaiting(trace, work, calls, rows, tasks.stream, order, call)
     return StepGraph(
         calls=calls,
@@ -108,22 +111,34 @@ def _calls(
     gap = np.maximum(start - before, 0.0)
     own = np.maximum(end - np.maximum(start, before), 0.0)
     own, depth = _unthrottled(work, kind, own, start + begin, chosen, call)
-    operator = _outermost_operator(trace, rows)
-    inside, runtime = _inside(trace, work, before + begin, start + begin)
     calls = Calls(
         kind=kind,
         gap_ns=gap,
-        operators_ns=inside,
-        runtime_ns=runtime,
+        operators_ns=np.zeros(len(rows)),
+        runtime_ns=np.zeros(len(rows)),
         call_ns=own,
         tail_ns=np.zeros(len(rows)),
-        phase=_phases(trace, rows),
+        phase=np.full(len(rows), Phase.OTHER, np.int8),
         row=rows.astype(np.int32),
-        operator=operator,
+        operator=np.full(len(rows), ABSENT, np.int32),
         frames=_frames_between(trace, work, before + begin, start + begin),
         awaits=((),) * len(rows),
     )
     return calls, depth
+
+
+def _described(trace: Trace, work: Work, calls: Calls) -> Calls:
+    """With the phase and the operator of every call, and what its gap holds."""
+    rows = calls.row
+    start = trace.host.start_ns[rows].astype(np.float64)
+    inside, runtime = _inside(trace, work, start - calls.gap_ns, start)
+    return replace(
+        calls,
+        operators_ns=inside,
+        runtime_ns=runtime,
+        phase=_phases(trace, rows),
+        operator=_outermost_operator(trace, rows),
+    )
 
 
 def _unthrottled(
@@ -151,7 +166,7 @@ def _unthrottled(
     return own, int(np.median(ahead[full])) if full.any() else QUEUE_DEPTH
 
 
-def _outermost_operator(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int32]:
+def _outermost_operator(trace: Trace, rows: Rows) -> NDArray[np.int32]:
     host = trace.host
     operator = host.kind == HostKind.OPERATOR
     found = nearest(host, operator)[rows]
@@ -165,7 +180,7 @@ def _outermost_operator(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int3
         above = np.where(outer >= 0, host.parent[np.maximum(found, 0)], ABSENT)
 
 
-def _phases(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int8]:
+def _phases(trace: Trace, rows: Rows) -> NDArray[np.int8]:
     host = trace.host
     named = host.kind <= HostKind.ANNOTATION
     phase = np.full(len(rows), Phase.FORWARD, np.int8)

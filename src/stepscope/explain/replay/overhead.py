@@ -82,11 +82,13 @@ def correct(
     trace: Trace,
     *,
     measured_ns: float | None = None,
+    slowness: float | None = None,
 ) -> Corrected:
-    """By the measured step where there is one, else by the calibrated constants."""
+    """By the measured step where there is one, else by the calibrated constants. `slowness` is
+    looked for in the trace unless it is given."""
     shapes = bool(trace.facts.get("record_shapes", True))
     rates = WITH_SHAPES if shapes else WITHOUT_SHAPES
-    slow = find_slowness(trace)
+    slow = slowness or find_slowness(trace)
     if runs_on_host(trace):
         lighter, spread = without_profiler_on_cpu(graph, trace, slow)
     else:

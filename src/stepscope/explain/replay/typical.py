@@ -36,9 +36,9 @@ class Typical(msgspec.Struct, frozen=True, kw_only=True):
     alike: bool  # they made the same calls
 
 
-def typical_step(trace: Trace, work: Work, steps: Steps) -> Typical:
-    """Raises NotCapturedError for a trace that holds no work."""
-    whole = build_graph(trace, work)
+def typical_step(trace: Trace, work: Work, steps: Steps, *, described: bool = True) -> Typical:
+    """Raises NotCapturedError for a trace that holds no work; `described` as for `build_graph`."""
+    whole = build_graph(trace, work, described=described)
     if not whole.size:
         raise NotCapturedError(
             f"{trace.path}: there is no operator and no device event to replay; "
