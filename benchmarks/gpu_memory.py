@@ -27,10 +27,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from torch import nn
 from torch.nn import functional
+
+from workloads.gpt2 import GPT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,44 +42,15 @@ WAIT, WARMUP, ACTIVE, STEPS = 6, 1, 1, 14
 MOST_TRIES = 6  # batches above or below a prediction that was off
 
 
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        b, t, w = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(b, t, w))
-        return x + self.down(functional.gelu(self.up(self.norm2(x))))
-
-
-class GPT(nn.Module):
-    def __init__(self, layers: int, width: int, length: int, vocabulary: int) -> None:
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width, width // 64) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(ids) + self.places.weight[: ids.shape[1]]
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
-
-
 class Training:
     """One model, one optimizer, the same batch again and again."""
 
     def __init__(self, options: argparse.Namespace, batch: int, dtype: str) -> None:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.manual_seed(0)
-        sizes = (options.layers, options.width, options.length, options.vocabulary)
-        self.model = GPT(*sizes).to(self.device)
+        width = options.width
+        model = GPT(options.layers, width, width // 64, options.length, options.vocabulary)
+        self.model = model.to(self.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4)
         self._ids = torch.randint(
             0, options.vocabulary, (batch, options.length + 1), device=self.device

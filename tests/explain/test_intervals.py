@@ -116,3 +116,11 @@ def test_times_of_today_are_exact(pairs: list[tuple[int, int]]) -> None:
     union, shifted = united(pairs), united(later)
     assert (shifted[0] - today).tolist() == union[0].tolist()
     assert (shifted[1] - today).tolist() == union[1].tolist()
+
+
+def test_length_before_a_time_is_exact_however_late_the_clock_is() -> None:
+    late = 1_700_000_000_000_000_000  # a float is off by 256 here
+    of = (np.array([late + 10, late + 40]), np.array([late + 30, late + 41]))
+    times = np.array([late, late + 10, late + 15, late + 35, late + 41, late + 99])
+    assert intervals.length_before(of, times).tolist() == [0, 0, 5, 20, 21, 21]
+    assert intervals.length_before(intervals.EMPTY, times).tolist() == [0] * 6

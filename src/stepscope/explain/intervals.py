@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Times = NDArray[np.int64]
+    Floats = NDArray[np.float64]
     Set = tuple[Times, Times]
 
 EMPTY: Set = (np.empty(0, np.int64), np.empty(0, np.int64))
@@ -50,6 +51,17 @@ def clip(of: Set, low: int, high: int) -> Set:
     starts, ends = np.maximum(of[0], low), np.minimum(of[1], high)
     keep = starts <= ends
     return starts[keep], ends[keep]
+
+
+def length_before(of: Set, times: NDArray[np.int64] | Floats) -> Floats:
+    """How much of a disjoint set lies before each time. Counted from the set's own start: a float
+    cannot hold nanoseconds since 1970."""
+    starts, ends = of
+    if not len(starts):
+        return np.zeros(len(times))
+    edges = np.stack((starts, ends), axis=1).reshape(-1) - starts[0]
+    total = np.cumsum(np.stack((np.zeros(len(starts)), ends - starts), axis=1).reshape(-1))
+    return np.asarray(np.interp(times - starts[0], edges, total))
 
 
 def gaps(of: Set) -> Set:

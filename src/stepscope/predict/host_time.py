@@ -38,7 +38,7 @@ def shorten_gaps(
     before = np.append(begin, end[:-1])
     begun = host.start_ns[rows]
     covered = intervals.union(begun, begun + host.dur_ns[rows])
-    inside = _measure(covered, start) - _measure(covered, before)
+    inside = intervals.length_before(covered, start) - intervals.length_before(covered, before)
     profiled = np.maximum(start - before, 1)
     share = np.clip(inside / profiled, 0.0, 1.0)
     keep = np.ones(len(calls))
@@ -52,13 +52,3 @@ def shorten_gaps(
         runtime_ns=calls.runtime_ns * keep,
     )
     return replace(graph, calls=changed), saved
-
-
-def _measure(of: intervals.Set, times: NDArray[np.int64]) -> NDArray[np.float64]:
-    """How much of a set lies before each time."""
-    starts, ends = of
-    if not len(starts):
-        return np.zeros(len(times))
-    edges = np.stack((starts, ends), axis=1).reshape(-1)
-    total = np.cumsum(np.stack((np.zeros(len(starts)), ends - starts), axis=1).reshape(-1))
-    return np.asarray(np.interp(times, edges, total))

@@ -22,14 +22,19 @@ PREVIOUS = ".previous"
 
 
 def profiles_folder() -> Path:
-    """$STEPSCOPE_PROFILES, else the user's configuration folder."""
-    if chosen := os.environ.get("STEPSCOPE_PROFILES"):
+    """$STEPSCOPE_PROFILES, else in the user's configuration folder."""
+    return user_folder("STEPSCOPE_PROFILES", "profiles")
+
+
+def user_folder(variable: str, name: str) -> Path:
+    """Where an environment variable says, else in the user's configuration folder."""
+    if chosen := os.environ.get(variable):
         return Path(chosen)
     try:
         base = Path(os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser())
     except RuntimeError:  # a user without a home, as in some containers
         base = Path(tempfile.gettempdir())
-    return base / "stepscope" / "profiles"
+    return base / "stepscope" / name
 
 
 def this_host() -> str:

@@ -16,7 +16,9 @@ STEPS = "steps.jsonl"
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 
 
-class _Row(msgspec.Struct, frozen=True):
+class StepRow(msgspec.Struct, frozen=True):
+    """A line of steps.jsonl."""
+
     step: int
     wall_ns: int
     window: bool = False
@@ -37,11 +39,7 @@ def read_truth(trace: Path) -> Truth | None:
     whose beginning was not seen. A line that a kill cut short is left out. The device's own time
     is the step where it is known: a host that runs ahead ends its steps early.
     """
-    try:
-        lines = (trace.parent / STEPS).read_bytes().splitlines()
-    except OSError:
-        return None
-    rows = [row for line in lines if (row := _row(line)) and _is_plain(row)]
+    rows = plain_steps(trace.parent / STEPS)
     if not rows:
         return None
     device = [row.device_ns for row in rows if row.device_ns is not None]
@@ -58,12 +56,18 @@ def read_truth(trace: Path) -> Truth | None:
     )
 
 
-def _is_plain(row: _Row) -> bool:
-    return not (row.window or row.first or row.memory)
-
-
-def _row(line: bytes) -> _Row | None:
+def plain_steps(file: Path) -> list[StepRow]:
+    """Not the first step, the window's or memory's; a line that was cut short is left out."""
     try:
-        return msgspec.json.decode(line, type=_Row)
+        lines = file.read_bytes().splitlines()
+    except OSError:
+        return []
+    rows = (row for line in lines if (row := _row(line)))
+    return [row for row in rows if not (row.window or row.first or row.memory)]
+
+
+def _row(line: bytes) -> StepRow | None:
+    try:
+        return msgspec.json.decode(line, type=StepRow)
     except msgspec.DecodeError:
         return None

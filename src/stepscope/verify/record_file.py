@@ -9,18 +9,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from stepscope.errors import UsageError
 from stepscope.records.promise import RECORD_SCHEMA, Delivery, Promise
+from stepscope.trace.profiles import this_host, user_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 try:
     import fcntl
@@ -32,19 +31,8 @@ _LINES: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
 def record_folder() -> Path:
-    """$STEPSCOPE_RECORD, else the user's configuration folder."""
-    if chosen := os.environ.get("STEPSCOPE_RECORD"):
-        return Path(chosen)
-    try:
-        base = Path(os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser())
-    except RuntimeError:  # a user without a home, as in some containers
-        base = Path(tempfile.gettempdir())
-    return base / "stepscope" / "record"
-
-
-def this_host() -> str:
-    """The name that lines of this machine carry."""
-    return socket.gethostname()
+    """$STEPSCOPE_RECORD, else in the user's configuration folder."""
+    return user_folder("STEPSCOPE_RECORD", "record")
 
 
 def append(line: Line) -> None:

@@ -17,7 +17,7 @@ from stepscope.errors import NotCapturedError, UnreadableInputError
 from stepscope.trace.layout import is_trace_name
 from stepscope.trace.rank_folder import read_memory
 from stepscope.trace.remote import is_url
-from stepscope.trace.truth import PHASES, STEPS
+from stepscope.trace.truth import PHASES, STEPS, plain_steps
 from stepscope.verify.step_lists import is_step_list, read_step_list
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from stepscope.records.comparison import StepsAre
     from stepscope.records.explanation import Explanation
+    from stepscope.trace.truth import StepRow
 
     Floats = NDArray[np.float64]
 
@@ -44,21 +45,6 @@ class Run:
     peak_bytes: int | None = None
     has_trace: bool = False
     notes: tuple[str, ...] = ()
-
-
-class _Row(msgspec.Struct, frozen=True):
-    """As `trace.truth` reads it; rows of no plain step are left out here too."""
-
-    wall_ns: int
-    window: bool = False
-    first: bool = False
-    memory: bool = False
-    device_ns: int | None = None
-    data_ns: int = 0
-    forward_ns: int = 0
-    backward_ns: int = 0
-    optimizer_ns: int = 0
-    other_ns: int = 0
 
 
 def find_runs(path: str, *, unit: str = "ms", column: str | None = None) -> list[Run]:
@@ -178,24 +164,11 @@ def _about_ranks(
     return tuple(notes)
 
 
-def _plain_rows(file: Path) -> list[_Row]:
-    """Not the first step, the window's or memory's; a line that was cut short is left out."""
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError:
-        return []
-    rows = []
-    for line in lines:
-        try:
-            row = msgspec.json.decode(line, type=_Row)
-        except msgspec.DecodeError:
-            continue
-        if not (row.window or row.first or row.memory) and row.wall_ns > 0:
-            rows.append(row)
-    return rows
+def _plain_rows(file: Path) -> list[StepRow]:
+    return [row for row in plain_steps(file) if row.wall_ns > 0]
 
 
-def _steps_of(rows: list[_Row]) -> tuple[Floats, dict[str, Floats]]:
+def _steps_of(rows: list[StepRow]) -> tuple[Floats, dict[str, Floats]]:
     """The device's own time where it is known: a host that runs ahead ends its steps early."""
     timed = [row for row in rows if row.device_ns]
     rows = timed or rows

@@ -18,7 +18,8 @@ import msgspec
 
 from stepscope.errors import UsageError
 from stepscope.records.promise import Delivery, Kept, Promise, Workload
-from stepscope.verify.record_file import append, read_lines, this_host
+from stepscope.trace.profiles import this_host
+from stepscope.verify.record_file import append, read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -206,12 +206,8 @@ def _inside(trace: Trace, work: Work, start: Floats, end: Floats) -> tuple[Float
 def _covered(trace: Trace, rows: NDArray[np.bool_], start: Floats, end: Floats) -> Floats:
     """How much of each stretch the rows' union covers."""
     begun = trace.host.start_ns[rows]
-    starts, ends = intervals.union(begun, begun + trace.host.dur_ns[rows])
-    if not len(starts):
-        return np.zeros(len(start))
-    edges = np.stack((starts, ends), axis=1).reshape(-1)
-    total = np.cumsum(np.stack((np.zeros(len(starts)), ends - starts), axis=1).reshape(-1))
-    found: Floats = np.interp(end, edges, total) - np.interp(start, edges, total)
+    covered = intervals.union(begun, begun + trace.host.dur_ns[rows])
+    found: Floats = intervals.length_before(covered, end) - intervals.length_before(covered, start)
     return np.maximum(found, 0.0)
 
 
