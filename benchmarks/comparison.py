@@ -1,10 +1,13 @@
 """Is the interval of `compare` as wide as it says? Same against same, and true changes.
 
-    python benchmarks/comparison.py [--comparisons 500] [--bootstrap] [--block 25] [--only NAME]
+    python benchmarks/comparison.py [--comparisons 500] [--seed 0] [--only NAME]
+                                    [--bootstrap] [--block 25]
 
 Every number of the first table is the share of comparisons of two runs of one workload that say "no
 difference seen": 95 is right, below 93 the interval is too narrow, above 97 too wide. Marked cells
-are outside that band. `--bootstrap` adds the ordinary block bootstrap's percentile interval.
+are outside that band; one standard deviation of a cell is 1 with 500 comparisons. Nothing was
+chosen by the lists called "unseen". `--bootstrap` adds the ordinary block bootstrap's percentile
+interval.
 """
 
 from __future__ import annotations
@@ -19,9 +22,19 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
-from series import BLOCK, MADE, Floats, Maker, correlated, drawn_again, independent, real_lists
+from series import (
+    BLOCK,
+    MADE,
+    Floats,
+    Maker,
+    correlated,
+    drawn_again,
+    independent,
+    real_lists,
+    unseen_lists,
+)
 from stepscope.verify.change import Estimate, ratio_of_runs
-from stepscope.verify.spread import correlation_time
+from stepscope.verify.correlation import correlation_times
 from stepscope.verify.steady import settled
 
 LENGTHS = (50, 100, 200, 500, 1000)
@@ -31,7 +44,7 @@ Method = Callable[[Floats, Floats], tuple[float, float]]
 
 def main() -> None:
     options = _options()
-    lists = real_lists()
+    lists = real_lists() | {f"unseen: {name}": steps for name, steps in unseen_lists().items()}
     makers = MADE | {name: drawn_again(steps, options.block) for name, steps in lists.items()}
     makers = {name: make for name, make in makers.items() if (options.only or "") in name}
     methods: dict[str, Method] = {"compare": by_compare}
@@ -39,17 +52,15 @@ def main() -> None:
         methods["block bootstrap"] = by_bootstrap
     for name, method in methods.items():
         print(f"\nno difference seen, % of {options.comparisons} same against same: {name}")
-        print(f"{'':20}" + "".join(f"{steps:>8}" for steps in LENGTHS) + f"{'its own':>9}")
+        print(f"{'':27}" + "".join(f"{steps:>8}" for steps in LENGTHS) + f"{'its own':>9}")
         for number, (kind, make) in enumerate(makers.items()):
             lengths = [*LENGTHS, *([len(lists[kind])] if kind in lists else [])]
-            cells = [
-                _cell(_unchanged(make, steps, options.comparisons, method, number))
-                for steps in lengths
-            ]
-            print(f"{kind:20}" + "".join(cells), flush=True)
+            seeds = [(options.seed, number, steps) for steps in lengths]
+            cells = [_cell(_unchanged(make, options.comparisons, method, seed)) for seed in seeds]
+            print(f"{kind:27}" + "".join(cells), flush=True)
     if not options.only:
-        _print_changes(options.comparisons)
-        _print_starts(options.comparisons)
+        _print_changes(options.comparisons, options.seed)
+        _print_starts(options.comparisons, options.seed)
     print(f"\n{time.process_time():.0f} s of processor time")
 
 
@@ -58,6 +69,7 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--comparisons", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--block", type=int, default=BLOCK, help="in which real lists are drawn")
     parser.add_argument("--only", help="series with this in their name, and only the first table")
     parser.add_argument("--bootstrap", action="store_true")
@@ -79,7 +91,7 @@ def by_bootstrap(a: Floats, b: Floats, draws: int = 400) -> tuple[float, float]:
     medians = []
     for steps in (np.log(a), np.log(b)):
         n = len(steps)
-        tau = correlation_time(np.sign(steps - np.median(steps)))
+        tau = float(correlation_times(np.sign(steps - np.median(steps))[None])[0][0])
         block = int(min(max(1, round((1.5 * n) ** (1 / 3) * max(tau - 1, 0) ** (2 / 3))), n // 3))
         starts = rng.integers(0, n, (draws, -(-n // block)))
         places = ((starts[:, :, None] + np.arange(block)) % n).reshape(draws, -1)[:, :n]
@@ -88,9 +100,9 @@ def by_bootstrap(a: Floats, b: Floats, draws: int = 400) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _unchanged(make: Maker, steps: int, comparisons: int, method: Method, seed: int) -> float:
-    """Percent of intervals with no change in them."""
-    rng = np.random.default_rng((seed, steps))
+def _unchanged(make: Maker, comparisons: int, method: Method, seed: tuple[int, int, int]) -> float:
+    """Percent of intervals with no change in them; the seed ends with the number of steps."""
+    rng, steps = np.random.default_rng(seed), seed[-1]
     a, b = make(rng, comparisons, steps), make(rng, comparisons, steps)
     inside = [low <= 0 <= high for low, high in map(method, a, b)]
     return 100 * float(np.mean(inside))
@@ -101,35 +113,35 @@ def _cell(percent: float) -> str:
     return f"{percent:>7.1f}{mark}"
 
 
-def _print_changes(comparisons: int) -> None:
+def _print_changes(comparisons: int, seed: int) -> None:
     print(f"\na true change is found, % of {comparisons}; 200 steps on each side, 2% noise")
     shares = (0.005, 0.01, 0.02, 0.03, 0.05)
     print(
-        f"{'':20}" + "".join(f"{share:>8.1%}" for share in shares) + f"{'smallest':>10}{'of it':>8}"
+        f"{'':27}" + "".join(f"{share:>8.1%}" for share in shares) + f"{'smallest':>10}{'of it':>8}"
     )
     for name, make in (
         ("independent", independent),
         ("correlated 0.5", correlated(0.5)),
         ("correlated 0.9", correlated(0.9)),
     ):
-        rng = np.random.default_rng(1)
+        rng = np.random.default_rng((seed, 1))
         a, b = make(rng, comparisons, 200), make(rng, comparisons, 200)
         cells = [_found(a, b * (1 + share)) for share in shares]
         smallest = float(np.median([_compared(x, y).smallest for x, y in zip(a, b, strict=True)]))
         cells.append(_found(a, b * np.exp(smallest)))
         told = "".join(f"{cell:>8.1f}" for cell in cells[:-1])
-        print(f"{name:20}{told}{smallest:>10.2%}{cells[-1]:>8.1f}", flush=True)
+        print(f"{name:27}{told}{smallest:>10.2%}{cells[-1]:>8.1f}", flush=True)
 
 
 def _found(a: Floats, b: Floats) -> float:
     return 100 * float(np.mean([low > 0 for low, _ in map(by_compare, a, b)]))
 
 
-def _print_starts(comparisons: int) -> None:
+def _print_starts(comparisons: int, seed: int) -> None:
     print(f"\nno difference seen, % of {comparisons}: several starts a side, 100 steps each")
-    print(f"{'between starts':20}" + "".join(f"{runs:>4} runs{'paired':>8}" for runs in (2, 3, 5)))
+    print(f"{'between starts':27}" + "".join(f"{runs:>4} runs{'paired':>8}" for runs in (2, 3, 5)))
     for between in (0.0, 0.005, 0.02):
-        rng = np.random.default_rng(2)
+        rng = np.random.default_rng((seed, 2))
         cells = []
         for runs in (2, 3, 5):
             a, b = (_starts(rng, comparisons, runs, between) for _ in range(2))
@@ -138,7 +150,7 @@ def _print_starts(comparisons: int) -> None:
                     ratio_of_runs([*x], [*y], paired=paired) for x, y in zip(a, b, strict=True)
                 ]
                 cells.append(_cell(100 * float(np.mean([e.low <= 0 <= e.high for e in found]))))
-        print(f"{between:<20.1%}" + "".join(cells), flush=True)
+        print(f"{between:<27.1%}" + "".join(cells), flush=True)
 
 
 def _starts(rng: np.random.Generator, rows: int, runs: int, between: float) -> Floats:

@@ -6,13 +6,14 @@ A FOLDER holds traces and a truth.json with the steps measured without the profi
 process (../shared/traces/h200, or what record_models.py writes). Two tables: the corrected step
 with the naive answer (what the trace says) beside it, and every what-if whose outcome was measured,
 from the bare trace and from the trace with its measured step, as a run folder has it. `--fit` fits
-the three constants of explain/replay/overhead.py anew with each model left out in turn and prints
+the constants of explain/replay/overhead.py anew with each model left out in turn and prints
 the error on that model.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -22,11 +23,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from stepscope.explain.replay.graph import Phase
+from stepscope.explain.replay.measured import scale_host
 from stepscope.explain.replay.overhead import (
     WITH_SHAPES,
     Rates,
     find_slowness,
-    scale_host,
+    launch_slowness,
     without_profiler,
 )
 from stepscope.explain.replay.schedule import STEPS, replay, step_ns
@@ -41,6 +44,7 @@ from stepscope.trace.read import read_trace
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from stepscope.explain.replay.graph import StepGraph
     from stepscope.records.trace import Trace
 
 SHARED = Path(__file__).parent.parent.parent / "shared/traces/h200"
@@ -69,6 +73,7 @@ OF_CONFIGURATION = {
     "fused": "optimizer=fused",
     "x2": "batch=x2",
     "graph": "cuda-graphs",
+    "ckpt": "checkpoint=blocks",
 }
 TASKS, REPLAYS = 50_000, 20
 SIGN = 0.05  # a measured change above this must have the predicted sign
@@ -90,8 +95,18 @@ class Recorded(NamedTuple):
         return float(self.truth[f"step_ms_{kind}"])
 
     def measured(self) -> Truth:
+        """As a run folder has it, with what the host needed where that was recorded."""
         ns = round(self.ms * 1e6)
-        return Truth(steps=20, steps_ns=(ns,), step_ns=ns, wall_ns=ns, device_ns=None, phases_ns={})
+        host = {name: round(ms * 1e6) for name, ms in (self.truth.get("host_ms") or {}).items()}
+        return Truth(
+            steps=20,
+            steps_ns=(ns,),
+            step_ns=ns,
+            wall_ns=ns,
+            device_ns=None,
+            phases_ns={},
+            host_ns=host,
+        )
 
 
 def main() -> None:
@@ -160,6 +175,7 @@ def _whatifs(recorded: dict[str, Recorded], traces: dict[str, Trace]) -> list[di
         rows.append({"from": source, "whatif": setting, "bare": errors[0], "measured": errors[1]})
         rows[-1] |= {"no_change": before / truth - 1, "wrong_sign": wrong}
         rows[-1] |= {"inside": bare.low_ms <= truth <= bare.high_ms}
+        rows[-1] |= {"measured_inside": known.low_ms <= truth <= known.high_ms}
         span = f"{bare.low_ms:.1f} to {bare.high_ms:.1f}"
         print(
             f"{source:20} {setting:20} {truth:8.2f} {bare.predicted_ms:8.2f} {errors[0]:+7.1%} "
@@ -167,8 +183,9 @@ def _whatifs(recorded: dict[str, Recorded], traces: dict[str, Trace]) -> list[di
             f"{'  WRONG SIGN' if wrong else ''}{'  ' + bare.refused[0] if bare.refused else ''}"
         )
     _means(rows, "bare", "measured", "no_change")
-    inside = sum(row["inside"] for row in rows)
-    print(f"{inside} of {len(rows)} outcomes inside the bare trace's interval")
+    inside, known = (sum(row[name] for row in rows) for name in ("inside", "measured_inside"))
+    print(f"{inside} of {len(rows)} outcomes inside the bare trace's interval, {known} inside the")
+    print("one from the measured step")
     return rows
 
 
@@ -178,6 +195,10 @@ def _cases(recorded: dict[str, Recorded]) -> Iterator[tuple[str, str, str]]:
         model, _, words = name.partition("_")
         if words in OF_CONFIGURATION:
             yield f"{model}_fp32", OF_CONFIGURATION[words], name
+            if words == "fused" and f"{model}_loop" in recorded:
+                yield f"{model}_loop", "optimizer=fused", name
+        elif words.removeprefix("bf16-") in OF_CONFIGURATION:
+            yield f"{model}_bf16", OF_CONFIGURATION[words.removeprefix("bf16-")], name
 
 
 def _means(rows: list[dict[str, Any]], *names: str) -> None:
@@ -211,43 +232,70 @@ def _speed(traces: dict[str, Trace]) -> dict[str, float]:
 # The constants
 
 
+class Case(NamedTuple):
+    """A trace as the fit sees it: the host's time by phase, and what the device needs alone."""
+
+    recorded: Recorded
+    graph: StepGraph
+    slow: float
+    launches: tuple[float, ...]
+    host_ms: Any
+    floor_ms: float
+
+
 def _left_out(recorded: dict[str, Recorded], traces: dict[str, Trace]) -> list[dict[str, Any]]:
-    cases = []
-    for name, trace in traces.items():
-        work = find_work(trace)
-        graph = typical_step(trace, work, find_steps(trace, work)).graph
-        slow = find_slowness(trace)
-        if slow:
-            floor = step_ns(scale_host(graph, 0.0))
-            host = graph.host_ns, float(graph.calls.frames.sum())
-            cases.append((recorded[name], graph, slow, floor, host))
+    cases = [case for name, trace in traces.items() if (case := _case(recorded[name], trace))]
     rows = []
     print("\nconstants fitted without a model, and the error on its traces")
-    for model in sorted({one.model for one, *_ in cases}):
-        rates = _fit([case for case in cases if case[0].model != model])
-        for one, graph, slow, *_ in cases:
-            if one.model == model:
-                found = step_ns(without_profiler(graph, rates, slow)) / 1e6
-                rows.append({"name": one.name, "error": found / one.ms - 1})
-        print(f"{model:10} host {rates.host:.3f}, power {rates.slowness:.2f}")
+    for model in sorted({case.recorded.model for case in cases}):
+        rates = _fit([case for case in cases if case.recorded.model != model])
+        for case in cases:
+            if case.recorded.model == model:
+                graph = without_profiler(case.graph, rates, case.slow, case.launches)
+                error = step_ns(graph) / 1e6 / case.recorded.ms - 1
+                rows.append({"name": case.recorded.name, "error": error})
+        print(f"{model:10} {_told(rates)}")
     _means(rows, "error")
-    rates = _fit(cases)
-    print(f"all        host {rates.host:.3f}, power {rates.slowness:.2f}")
+    print(f"all        {_told(_fit(cases))}")
     return rows
 
 
-def _fit(cases: list[Any]) -> Rates:
-    """Least squares of the logarithm over a grid; what the device decides says nothing."""
+def _told(rates: Rates) -> str:
+    return f"host {rates.host:.2f}, slowness {rates.slowness:.1f}, launch {rates.launch:.1f}"
+
+
+def _case(one: Recorded, trace: Trace) -> Case | None:
+    work = find_work(trace)
+    graph = typical_step(trace, work, find_steps(trace, work)).graph
+    slow = find_slowness(trace)
+    if not slow:
+        return None
+    calls = graph.calls
+    light = calls.gap_ns + calls.call_ns - WITH_SHAPES.frame_ns / WITH_SHAPES.host * calls.frames
+    host = np.bincount(calls.phase, light, len(Phase)) / 1e6
+    floor = step_ns(scale_host(graph, 0.0)) / 1e6
+    return Case(one, graph, slow, launch_slowness(graph, trace), host, floor)
+
+
+def _fit(cases: list[Case]) -> Rates:
+    """Least squares of the logarithm over a grid; what the device decides says nothing, and no
+    single trace much."""
     best, found = np.inf, WITH_SHAPES
-    for host in np.arange(0.5, 0.9, 0.01):
-        for power in np.arange(-1.0, 0.01, 0.05):
-            errors = []
-            for one, _, slow, floor, (host_ns, frames) in cases:
-                step = slow**power * (host * host_ns - WITH_SHAPES.frame_ns * frames)
-                errors.append(np.log(max(step, floor) / 1e6 / one.ms))
-            loss = float(np.sum(np.square(errors)))
-            if loss < best:
-                best, found = loss, Rates(host=float(host), slowness=float(power))
+    truth = np.log([case.recorded.ms for case in cases])
+    floor = np.array([case.floor_ms for case in cases])
+    slow, launches, host_ms = (
+        np.array(column)
+        for column in zip(*((c.slow, c.launches, c.host_ms) for c in cases), strict=True)
+    )
+    for host, power, launch in itertools.product(
+        np.arange(0.5, 0.85, 0.01), np.arange(-0.8, 0.01, 0.1), np.arange(-1.0, 0.01, 0.1)
+    ):
+        steps = host * slow**power * (host_ms * launches**launch).sum(axis=1)
+        errors = np.log(np.maximum(steps, floor)) - truth
+        loss = float(np.minimum(errors**2, 0.3**2).sum())
+        if loss < best:
+            best = loss
+            found = Rates(host=float(host), slowness=float(power), launch=float(launch))
     return found
 
 

@@ -1,10 +1,13 @@
-"""Record models of workloads/zoo.py as ../shared/traces/h200 was recorded: traces, and the truth.
+"""Record models of workloads/zoo as ../shared/traces/h200 was recorded: traces, and the truth.
 
     python benchmarks/record_models.py --out DIR MODEL:CONFIG[,CONFIG...] ...
 
-A config is words joined by "-": fp32, tf32 or bf16; foreach, fused or loop; graph; x2 (twice the
-batch). Words left out are fp32, foreach. `+` behind it also records a trace of three steps. Writes
-DIR/truth.json and DIR/<model>_<config>.json.gz. Works with torch and the standard library alone.
+A config is words joined by "-": fp32, tf32 or bf16; foreach, fused or loop; graph; ckpt (every
+block computed twice); x2 (twice the batch). Words left out are fp32, foreach. `+` behind it also
+records a trace of three steps. All configurations of a model live in one process and take turns,
+block by block, so that what a host does in one process and not in another cannot be taken for a
+difference between them. Writes DIR/truth.json and DIR/<model>_<config>.json.gz. Works with torch
+and the standard library alone.
 """
 
 from __future__ import annotations
@@ -16,93 +19,204 @@ import json
 import statistics
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from workloads.zoo import BATCHES, Workload, build, parameters
+from workloads.zoo import MODELS, build
+from workloads.zoo.workload import parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-WARMUP, STEPS = 8, 20
+    from workloads.zoo.workload import Workload
+
+WARMUP, ROUNDS, BLOCK, SYNCED = 6, 6, 8, 4
+PHASES = ("forward", "backward", "optimizer")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("wanted", nargs="+")
     options = parser.parse_args()
     truth: dict[str, Any] = {}
     for wanted in options.wanted:
         model, _, configs = wanted.partition(":")
-        for config in configs.split(","):
-            name = f"{model}_{config.rstrip('+')}"
-            trace = options.out / f"{name}.json.gz" if config.endswith("+") else None
-            truth[name] = _record(model, set(config.rstrip("+").split("-")), trace)
-            print(name, json.dumps(truth[name]), flush=True)
-            (options.out / "truth.json").write_text(json.dumps(truth, indent=1))
-            gc.collect()
+        began = time.perf_counter()
+        truth |= _record(model, configs.split(","), options.out)
+        (options.out / "truth.json").write_text(json.dumps(truth, indent=1))
+        print(f"{model}: {time.perf_counter() - began:.0f} s", flush=True)
+        gc.collect()
+        if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
-def _record(model: str, words: set[str], trace: Path | None) -> dict[str, Any]:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    batch = BATCHES[model] * (2 if "x2" in words else 1)
-    tf32 = "tf32" in words
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-    workload = build(model, device, batch)
-    step = _step(workload, device, words)
-    if "graph" in words:
-        step = _graphed(step)
-    for _ in range(WARMUP):
-        step()
-    synced, pipelined = _timed(step, device)
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        step()
-    if trace is not None:
-        _profile(step, trace)
-    return {
-        "step_ms_synced": synced,
-        "step_ms_pipelined": pipelined,
-        "peak_alloc": torch.cuda.max_memory_allocated() if device == "cuda" else None,
-        "params": sum(p.numel() for group in parameters(workload.modules) for p in group),
-        "batch": batch,
-        "amp": "bf16" in words,
-        "tf32": tf32,
-        "opt": next((word for word in ("fused", "loop") if word in words), "foreach"),
-        "graph": "graph" in words,
-    }
+def _record(model: str, configs: list[str], out: Path) -> dict[str, Any]:
+    made = []
+    for config in configs:
+        try:
+            made.append(Configuration(model, config.rstrip("+")))
+        except (RuntimeError, AttributeError) as problem:
+            print(f"{model} {config}: left out: {problem}", flush=True)
+    for _ in range(ROUNDS):
+        for each in made:
+            each.measure()
+    # Traces last: the profiler leaves the driver slower than it was.
+    for each in made:
+        if f"{each.words}+" in configs:
+            each.profile(out / f"{model}_{each.words}.json.gz")
+    return {f"{model}_{each.words}": each.told() for each in made}
 
 
-def _step(workload: Workload, device: str, words: set[str]) -> Callable[[], None]:
-    kind: dict[str, Any] = {"capturable": True} if "graph" in words else {}
-    if "fused" in words:
-        kind["fused"] = True
-    elif "loop" in words:
-        kind["foreach"] = False
-    optimizers = [torch.optim.AdamW(group, **kind) for group in parameters(workload.modules)]
-    bf16 = "bf16" in words
+@dataclass
+class Timed:
+    """Seconds, of all rounds."""
 
-    def step() -> None:
-        for loss, optimizer in zip(workload.passes, optimizers, strict=True):
-            optimizer.zero_grad()
-            context: Any = contextlib.nullcontext()
-            if bf16:
-                context = torch.autocast(device, torch.bfloat16, cache_enabled="graph" not in words)
-            with context:
-                value = loss()
-            value.backward()
-            optimizer.step()
-
-    return step
+    synced: list[float] = field(default_factory=list)
+    back_to_back: list[float] = field(default_factory=list)  # means of blocks
+    phases: list[tuple[float, ...]] = field(default_factory=list)  # of the host alone
 
 
-def _graphed(step: Callable[[], None]) -> Callable[[], None]:
+class Configuration:
+    """A model that is ready to step in one way."""
+
+    def __init__(self, model: str, words: str) -> None:
+        self.words, self.timed = words, Timed()
+        chosen = set(words.split("-"))
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.batch = MODELS[model].batch * (2 if "x2" in chosen else 1)
+        self.tf32, self.bf16, self.graph = (w in chosen for w in ("tf32", "bf16", "graph"))
+        self.kind = next((w for w in ("fused", "loop") if w in chosen), "foreach")
+        before = self._allocated()
+        self._set()
+        workload = build(model, self.device, self.batch)
+        if "ckpt" in chosen:
+            _checkpoint_blocks(workload.modules[0])
+        self.params = sum(p.numel() for group in parameters(workload.modules) for p in group)
+        self.step = self._made(workload)
+        if self.graph:
+            self.step = _graphed(self.step)
+        for _ in range(WARMUP):
+            self.step()
+        self.peak = None
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            self.step()
+            torch.cuda.synchronize()
+            self.peak = torch.cuda.max_memory_allocated() - before
+
+    def _allocated(self) -> int:
+        return torch.cuda.memory_allocated() if self.device == "cuda" else 0
+
+    def _set(self) -> None:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.tf32
+
+    def _made(self, workload: Workload) -> Callable[[], tuple[float, ...] | None]:
+        kind: dict[str, Any] = {"capturable": True} if self.graph else {}
+        if self.kind == "fused":
+            kind["fused"] = True
+        elif self.kind == "loop":
+            kind["foreach"] = False
+        optimizers = [torch.optim.AdamW(group, **kind) for group in parameters(workload.modules)]
+
+        def step() -> tuple[float, ...]:
+            spent = [0.0, 0.0, 0.0]
+            for loss, optimizer in zip(workload.passes, optimizers, strict=True):
+                times = [time.perf_counter()]
+                optimizer.zero_grad()
+                context: Any = contextlib.nullcontext()
+                if self.bf16:
+                    context = torch.autocast(
+                        self.device, torch.bfloat16, cache_enabled=not self.graph
+                    )
+                with context:
+                    value = loss()
+                times.append(time.perf_counter())
+                value.backward()
+                times.append(time.perf_counter())
+                optimizer.step()
+                times.append(time.perf_counter())
+                spent = [s + b - a for s, a, b in zip(spent, times, times[1:], strict=False)]
+            return tuple(spent)
+
+        return step
+
+    def measure(self) -> None:
+        """One round."""
+        wait = torch.cuda.synchronize if self.device == "cuda" else lambda: None
+        self._set()
+        for _ in range(2):
+            self.step()
+        for _ in range(SYNCED):
+            wait()
+            began = time.perf_counter()
+            phases = self.step()
+            wait()
+            self.timed.synced.append(time.perf_counter() - began)
+            if not self.graph and phases:
+                self.timed.phases.append(phases)
+        began = time.perf_counter()
+        for _ in range(BLOCK):
+            self.step()
+        wait()
+        self.timed.back_to_back.append((time.perf_counter() - began) / BLOCK)
+
+    def profile(self, file: Path) -> None:
+        self._set()
+        plan = torch.profiler.schedule(wait=0, warmup=2, active=3)
+        with torch.profiler.profile(
+            schedule=plan,
+            record_shapes=True,
+            on_trace_ready=lambda found: found.export_chrome_trace(str(file)),
+        ) as profiler:
+            for _ in range(5):
+                self.step()
+                profiler.step()
+
+    def told(self) -> dict[str, Any]:
+        timed = self.timed
+        phases = [statistics.median(each) * 1e3 for each in zip(*timed.phases, strict=True)]
+        return {
+            "step_ms_synced": statistics.median(timed.synced) * 1e3,
+            "step_ms_pipelined": statistics.median(timed.back_to_back) * 1e3,
+            "blocks_ms": [round(each * 1e3, 4) for each in timed.back_to_back],
+            "host_ms": dict(zip(PHASES, phases, strict=False)) or None,
+            "peak_alloc": self.peak,
+            "params": self.params,
+            "batch": self.batch,
+            "amp": self.bf16,
+            "tf32": self.tf32,
+            "opt": self.kind,
+            "graph": self.graph,
+        }
+
+
+class _Twice(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *given: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = checkpoint(self.inner, *given, use_reentrant=False)
+        return found
+
+
+def _checkpoint_blocks(model: Any) -> None:
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = _Twice(block)
+
+
+def _graphed(step: Callable[[], Any]) -> Callable[[], None]:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -112,35 +226,11 @@ def _graphed(step: Callable[[], None]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
 
+    def replayed(_held: object = step) -> None:  # its tensors must outlive the capture
+        graph.replay()
 
-def _timed(step: Callable[[], None], device: str) -> tuple[float, float]:
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    each = []
-    for _ in range(STEPS):
-        wait()
-        began = time.perf_counter()
-        step()
-        wait()
-        each.append(time.perf_counter() - began)
-    began = time.perf_counter()
-    for _ in range(STEPS):
-        step()
-    wait()
-    return statistics.median(each) * 1e3, (time.perf_counter() - began) / STEPS * 1e3
-
-
-def _profile(step: Callable[[], None], file: Path) -> None:
-    plan = torch.profiler.schedule(wait=0, warmup=2, active=3)
-    with torch.profiler.profile(
-        schedule=plan,
-        record_shapes=True,
-        on_trace_ready=lambda found: found.export_chrome_trace(str(file)),
-    ) as profiler:
-        for _ in range(5):
-            step()
-            profiler.step()
+    return replayed
 
 
 if __name__ == "__main__":

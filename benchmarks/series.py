@@ -93,5 +93,14 @@ MADE: dict[str, Maker] = {
 
 
 def real_lists() -> dict[str, Floats]:
-    """By name, in milliseconds."""
-    return {path.stem: np.loadtxt(path) for path in sorted(LISTS.glob("*.txt"))}
+    """By name, in milliseconds: those that the method was chosen by."""
+    return _lists(LISTS)
+
+
+def unseen_lists() -> dict[str, Floats]:
+    """Recorded when the method had its shape: nothing was chosen by them."""
+    return _lists(LISTS / "unseen")
+
+
+def _lists(folder: Path) -> dict[str, Floats]:
+    return {path.stem: np.loadtxt(path) for path in sorted(folder.glob("*.txt"))}

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepscope.explain.replay.graph import CallKind, Calls, Phase, StepGraph, Tasks
+from stepscope.records.truth import Truth
 
 
 class Task(NamedTuple):
@@ -42,8 +43,6 @@ def make(*calls: Call, end: float = 0.0, depth: int = 1024) -> StepGraph:
         calls=Calls(
             kind=np.array(kinds, np.int8),
             gap_ns=floats([call.gap for call in calls]),
-            operators_ns=np.zeros(count),
-            runtime_ns=np.zeros(count),
             call_ns=floats([call.own for call in calls]),
             tail_ns=floats([call.tail for call in calls]),
             phase=np.array([call.phase for call in calls], np.int8),
@@ -66,4 +65,19 @@ def make(*calls: Call, end: float = 0.0, depth: int = 1024) -> StepGraph:
         streams=max((task.stream for _, task in tasks), default=-1) + 1,
         end_ns=end,
         queue_depth=depth,
+    )
+
+
+def measured(
+    step: int, *, host: dict[str, int] | None = None, phases: dict[str, int] | None = None
+) -> Truth:
+    """A run's steps without the profiler."""
+    return Truth(
+        steps=1,
+        steps_ns=(step,),
+        step_ns=step,
+        wall_ns=step,
+        device_ns=None,
+        phases_ns=phases or {},
+        host_ns=host or {},
     )

@@ -14,9 +14,13 @@ import series
 def test_a_table_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["comparison.py", "--comparisons", "2", "--only", "resnet"])
+    monkeypatch.setattr(
+        sys, "argv", ["comparison.py", "--comparisons", "2", "--only", "resnet18-again"]
+    )
     comparison.main()
-    (row,) = [line for line in capsys.readouterr().out.splitlines() if "h200-resnet18" in line]
+    (row,) = [
+        line for line in capsys.readouterr().out.splitlines() if "h200-resnet18-again" in line
+    ]
     assert len(row.split()) == 1 + len(comparison.LENGTHS) + 1  # and its own length
 
 
@@ -38,3 +42,11 @@ def test_made_series_have_the_size_asked_for_and_no_nonsense(name: str) -> None:
     assert made.shape == (3, 70)
     assert np.isfinite(made).all()
     assert (made > 0).all()
+
+
+def test_unseen_lists_are_apart_from_those_the_method_was_chosen_by() -> None:
+    seen, unseen = series.real_lists(), series.unseen_lists()
+    assert len(seen) >= 12
+    assert len(unseen) >= 4
+    assert not set(seen) & set(unseen)
+    assert all(len(steps) > 100 for steps in (seen | unseen).values())

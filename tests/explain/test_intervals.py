@@ -84,6 +84,18 @@ def test_subtract_is_set_difference(a: list[tuple[int, int]], b: list[tuple[int,
 
 
 @given(spans, spans)
+def test_what_a_set_covers_of_intervals_is_counted_for_each(
+    a: list[tuple[int, int]], b: list[tuple[int, int]]
+) -> None:
+    of = united(b)
+    asked = [pair for pair in a if pair[0] <= pair[1]]
+    starts, ends = np.array(asked, np.int64).reshape(-1, 2).T
+    found = intervals.covered(of, starts, ends).tolist()
+    assert found == [len(points(b) & set(range(*pair))) for pair in asked]
+    assert intervals.length_outside(united(a), of) == len(points(a) - points(b))
+
+
+@given(spans, spans)
 def test_intersect_is_set_intersection(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
     common = intervals.intersect(united(a), united(b))
     assert points_of(common) == points(a) & points(b)

@@ -104,5 +104,28 @@ def test_the_devices_time_is_the_step_where_it_is_known(tmp_path: Path) -> None:
     assert found.step_ns == 25
 
 
+def test_steps_whose_host_ran_ahead_tell_what_the_host_needs(tmp_path: Path) -> None:
+    """The queue is empty at first, and again behind the window; else the device holds the host."""
+    rows = [
+        {"step": 1, "wall_ns": 20, "device_ns": 160, "forward_ns": 8, "backward_ns": 12},
+        {"step": 2, "wall_ns": 98, "device_ns": 161, "forward_ns": 8, "backward_ns": 90},
+        {"step": 3, "wall_ns": 162, "device_ns": 162, "forward_ns": 30, "backward_ns": 132},
+        {"step": 4, "wall_ns": 161, "device_ns": 161, "forward_ns": 30, "backward_ns": 131},
+        {"step": 5, "wall_ns": 24, "device_ns": 163, "forward_ns": 10, "backward_ns": 14},
+    ]
+    (tmp_path / "steps.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = read_truth(tmp_path / "trace.json.gz")
+    assert found is not None
+    assert (found.host_ns["forward"], found.host_ns["backward"]) == (9, 13)
+
+
+def test_without_the_devices_time_nobody_knows_whose_host_ran_ahead(tmp_path: Path) -> None:
+    rows = [{"step": n, "wall_ns": wall} for n, wall in enumerate((20, 100, 100, 100), 1)]
+    (tmp_path / "steps.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = read_truth(tmp_path / "trace.json.gz")
+    assert found is not None
+    assert found.host_ns == {}
+
+
 def test_a_bare_trace_has_no_truth(tmp_path: Path) -> None:
     assert read_truth(tmp_path / "trace.json.gz") is None

@@ -37,8 +37,6 @@ def made_graph(
         calls=Calls(
             kind=kinds,
             gap_ns=times(calls, 900),
-            operators_ns=np.zeros(calls),
-            runtime_ns=np.zeros(calls),
             call_ns=times(calls, 300),
             tail_ns=times(calls, 50),
             phase=np.zeros(calls, np.int8),

@@ -16,7 +16,9 @@ def busy_place(seconds: float) -> None:
 
 def test_most_samples_name_the_function_that_ran() -> None:
     sampler = Sampler(threading.get_ident(), 200)
-    busy_place(2.0)
+    gives_up = time.monotonic() + 60
+    while sampler.samples < 5 and time.monotonic() < gives_up:  # its budget is a share of the time
+        busy_place(0.2)
     found = sampler.close()
     assert found["samples"] >= 5
     named = sum(

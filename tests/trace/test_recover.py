@@ -41,7 +41,7 @@ def raw(name_text: str, ts: int = 55) -> str:
     """An event whose name is put between the quotes as it stands."""
     return (
         f'{{"ph": "X", "cat": "cpu_op", "name": "{name_text}", "pid": 1, "tid": 1, '
-        f'"ts": {ts}, "dur": 1, "args": {{"External id": 7}}}}'
+        f'"ts": {ts}, "dur": 1, "args": {{"Sequence number": 7}}}}'
     )
 
 
@@ -71,11 +71,13 @@ def test_slips_in_a_name_are_mended_and_cost_no_event(read: Any, written: str, m
 
 @pytest.mark.parametrize("bare", ["nan", "NaN", "-nan", "inf", "-inf", "Infinity", "-nan(ind)"])
 def test_bare_nan_and_inf_in_arguments_cost_no_event(read: Any, bare: str) -> None:
-    event = raw("a").replace('"External id": 7', f'"External id": 7, "loss": {bare}, "l": [{bare}]')
+    event = raw("a").replace(
+        '"Sequence number": 7', f'"Sequence number": 7, "loss": {bare}, "l": [{bare}]'
+    )
     trace = read([*ops(5), event, *ops(5)])
     assert trace.events == 11
     assert len(trace.host) == 11
-    assert 7 in trace.host.external_id
+    assert 7 in trace.host.sequence
     assert notes(trace)["mended"].count == 1
 
 
@@ -180,14 +182,13 @@ def test_numbers_in_quotes_and_floats_for_ids_join_their_thread(read: Any) -> No
 
 
 def test_numbers_that_nothing_can_hold_are_absent_arguments(read: Any) -> None:
-    events = [raw("a").replace('"External id": 7', f'"External id": 7, {odd}') for odd in (
-        '"flops": 1e999, "Input Dims": [1e999]', '"Sequence number": -1e4000, "grid": [1]',
+    events = [raw("a").replace('"Sequence number": 7', f'"Sequence number": 7, {odd}') for odd in (
+        '"Fwd thread id": 1e999, "Input Dims": [1e999]', '"Fwd thread id": -1e4000, "grid": [1]',
     )]  # fmt: skip
     trace = read([*ops(3), *events])
     assert trace.events == 5
-    assert (trace.host.external_id == 7).sum() == 2
-    assert trace.host.flops.max() == -1
-    assert trace.host.sequence.max() == -1
+    assert (trace.host.sequence == 7).sum() == 2
+    assert trace.host.forward_thread.max() == -1
     assert notes(trace)["odd-types"].count == 2
 
 
@@ -237,7 +238,7 @@ def test_a_cut_file_says_where_its_last_whole_event_ended(read: Any) -> None:
 
 
 def test_nesting_beyond_any_limit_costs_only_that_event(read: Any) -> None:
-    deep = raw("a").replace('"External id": 7', '"deep": ' + "[" * 100_000 + "]" * 100_000)
+    deep = raw("a").replace('"Sequence number": 7', '"deep": ' + "[" * 100_000 + "]" * 100_000)
     trace = read([*ops(3), deep, *ops(3)])
     assert trace.events == 6
     assert notes(trace)["unreadable-events"].count == 1

@@ -14,7 +14,16 @@ import pytest
 
 from stepscope.records.profile import Profile
 from stepscope.trace.profiles import load_profiles, this_host
-from stepscope.ui.calibration import calibration_json, profile_of, rate, rows_of, size, words_of
+from stepscope.ui.calibration import (
+    beside_compute,
+    calibration_json,
+    profile_of,
+    rate,
+    rows_of,
+    size,
+    words_of,
+)
+from stepscope.ui.html.calibration import write_calibration
 from stepscope.ui.terminal.calibration import print_calibration
 
 KINDS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"]
@@ -154,7 +163,7 @@ def test_alone_it_measures_the_machine(tmp_path: Path) -> None:
     ("words", "code", "says"),
     [
         (["--world", "4"], 2, "--compare"),
-        (["--max-bytes", "many"], 2, "25MB"),
+        (["--max-bytes", "many"], 2, "--max-bytes 'many': write 8GB"),
         (["--max-bytes", "1KiB"], 2, "at least 4KiB"),
         (["--ranks", "1"], 2, "ranks"),
         (["--backend", "gloo"], 2, "needs ranks"),
@@ -224,6 +233,50 @@ def test_words_name_the_device_and_the_collective(profile: Profile, tmp_path: Pa
     assert words.verdict.startswith("NVIDIA H200: 790 TFLOP/s in bf16 matmuls, 4.3 TB/s copied")
     assert "nccl" in words.verdict
     assert calibration_json(profile, tmp_path)["verdict"] == words.verdict
+
+
+@pytest.fixture
+def beside(raw: dict[str, Any]) -> Profile:
+    """Alone 20 us + 0.5 ns a byte; compute of 1 ms takes half of that longer beside it."""
+    rows = []
+    for size_bytes in (16384, 65536):
+        alone = 20_000 + 0.5 * size_bytes
+        rows.append(
+            {"size_bytes": size_bytes, "alone_ns": alone, "compute_ns": 1e6,
+             "slowed_ns": 1e6 + alone / 2, "lasts_ns": 2 * alone}
+        )  # fmt: skip
+    return profile_of(raw | {"contention": rows})
+
+
+def test_what_an_all_reduce_takes_from_compute_is_said(
+    beside: Profile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = beside_compute(beside)
+    assert told == (
+        "compute beside an all_reduce over 2 ranks loses 50% of the time that the all_reduce takes "
+        "alone; one of 64 KiB then lasts 106 µs instead of 52.77 µs"
+    )
+    print_calibration(beside, saved=Path("p.json"), width=200)
+    assert f"overlap  {told}" in capsys.readouterr().out
+    write_calibration(beside, tmp_path / "page.html")
+    assert "loses 50% of the time" in (tmp_path / "page.html").read_text()
+    assert calibration_json(beside, tmp_path)["profile"]["contention"]["lost"] == pytest.approx(0.5)
+
+
+def test_where_it_was_not_measured_nothing_is_said(
+    profile: Profile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert beside_compute(profile) is None
+    print_calibration(profile, saved=Path("p.json"))
+    assert "beside" not in capsys.readouterr().out
+
+
+def test_sizes_that_the_sweep_did_not_reach_are_not_compared(raw: dict[str, Any]) -> None:
+    row = {"alone_ns": 1e6, "compute_ns": 1e6, "slowed_ns": 1.25e6, "lasts_ns": 2e6}
+    rows = [{"size_bytes": 1 << 20, **row}, {"size_bytes": 4 << 20, **row}]
+    told = beside_compute(profile_of(raw | {"contention": rows}))
+    assert told is not None
+    assert told.endswith("loses 25% of the time that the all_reduce takes alone")
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

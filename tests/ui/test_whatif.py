@@ -334,7 +334,7 @@ def test_without_a_change_the_usual_ones_are_tried_and_ranked(whatif: Any) -> No
     assert {"precision=bf16", "compile", "cuda-graphs", "batch=x2"} <= tried
     assert len(tried) + len(body["refused"]) == len(USUAL)
     printed = whatif(RUN)
-    assert "verdict  bf16 would make this step" in printed
+    assert "verdict  torch.compile would make this step" in printed
     names = [line.split()[0] for line in printed.splitlines() if " ms " in line and "x " in line]
     assert names[1:] == [each["settings"][0] for each in body["tried"]]
 

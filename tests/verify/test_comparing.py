@@ -255,3 +255,12 @@ def test_the_recorded_run_against_a_slower_copy_of_itself(golden: Path, tmp_path
     assert found.workload.script == "resnet18.py"
     assert found.workload.device == "NVIDIA H200"
     assert found.workload.signature
+
+
+@pytest.mark.parametrize(("steps", "said"), [(60, True), (100, False)])
+def test_below_a_hundred_steps_a_note_warns_of_spells(
+    tmp_path: Path, steps: int, said: bool
+) -> None:
+    run = str(write_run(tmp_path / "a", noisy(20, steps=steps)))
+    notes = compare([run], [run]).notes
+    assert any(f"has only {steps} steps" in note for note in notes) is said

@@ -15,6 +15,6 @@ file.py         the same from a file, in whatever process reads it; shorten.py c
 engines.py      who that is: processes here, a Ray cluster (on_ray.py), a torch job (in_job.py)
 job.py          all ranks together: arrivals.py, stragglers.py, path.py (what decides a step)
 strategies/     data, sharded, tensor and pipeline parallelism, one file each
-job_findings/   findings that only several ranks show; nccl.py, nccl_calls.py: NCCL's own logs
+job_findings/   findings that only several ranks show; nccl/, nccl_calls.py: NCCL's own logs
 run.py          all files; verdict.py: what leads
 """

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from stepscope.explain.quantiles import median
 from stepscope.records.explanation import Budget, Part, StepTime
 
 if TYPE_CHECKING:
@@ -15,11 +14,11 @@ if TYPE_CHECKING:
 def step_time(steps: Steps, timeline: Timeline) -> StepTime:
     """The profiled step: the median cycle, else the median step, else the whole window."""
     if steps.cycles_ns:
-        return StepTime(profiled=float(np.median(steps.cycles_ns)) / 1e6)
+        return StepTime(profiled=median(steps.cycles_ns) / 1e6)
     if len(steps.steps) == 1 and timeline.span_ns:
         return StepTime(profiled=max(steps.steps[0].dur_ns, timeline.span_ns) / 1e6)
     if steps.steps:
-        return StepTime(profiled=float(np.median([step.dur_ns for step in steps.steps])) / 1e6)
+        return StepTime(profiled=median([step.dur_ns for step in steps.steps]) / 1e6)
     return StepTime(profiled=timeline.span_ns / 1e6 if timeline.span_ns else None)
 
 

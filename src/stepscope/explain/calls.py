@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from stepscope.explain import intervals, tree
 from stepscope.explain.collectives import DTYPE_BYTES, kind_of, size_bytes
 from stepscope.explain.steps import step_of
 from stepscope.explain.work import Kind, rows_named
@@ -19,7 +20,6 @@ from stepscope.trace.links import nearest_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.explain.intervals import Set
     from stepscope.explain.work import Work
     from stepscope.records.explanation import Steps
     from stepscope.records.job import RankFolder
@@ -79,24 +79,9 @@ def list_calls(
         arrival_ns=arrival[order],
         start_ns=start[order],
         end_ns=end[order],
-        exposed_ns=(end - start - covered_ns(work.compute, start, end))[order],
+        exposed_ns=(end - start - intervals.covered(work.compute, start, end))[order],
     )
     return calls, row[order]
-
-
-def covered_ns(of: Set, start: Int64, end: Int64) -> Int64:
-    """How much of each interval a disjoint set covers."""
-    if not len(of[0]):
-        return np.zeros(len(start), np.int64)
-    before = np.concatenate(([0], np.cumsum(of[1] - of[0])))
-
-    def until(times: Int64) -> Int64:
-        place = np.searchsorted(of[0], times, side="right") - 1
-        at = np.maximum(place, 0)
-        inside = np.minimum(times, of[1][at]) - of[0][at]
-        return np.where(place >= 0, before[at] + inside, 0)
-
-    return until(end) - until(start)
 
 
 def _steps_of(steps: Steps, made: Int64) -> NDArray[np.int32]:
@@ -122,10 +107,10 @@ def _told_on_device(trace: Trace, at: NDArray[np.intp]) -> tuple[list[_Told], ND
         call = nearest_of(host, calling, launch)
         for row, column in enumerate((host.name, host.shapes, host.dtypes)):
             said[row] = np.where(call >= 0, column[np.maximum(call, 0)], ABSENT)
-    recorded = np.stack((device.name[at], own, *said), axis=1)
-    distinct, inverse = np.unique(recorded, axis=0, return_inverse=True)
-    told = [_from_kernel(trace, *each) for each in distinct.tolist()]
-    return [told[i] for i in inverse.reshape(-1).tolist()], launch.astype(np.int32)
+    recorded = np.stack((device.name[at], own, *said))
+    first, inverse, _ = tree.group(*recorded)
+    told = [_from_kernel(trace, *each) for each in recorded[:, first].T.tolist()]
+    return [told[i] for i in inverse.tolist()], launch.astype(np.int32)
 
 
 def _tells_kind(name: str) -> bool:
@@ -229,11 +214,11 @@ def _keys(
 ) -> NDArray[np.intp]:
     """A number for kind and elements; each distinct way to record them is looked at once."""
     host = trace.host
-    pairs = np.stack((host.name[rows], host.shapes[rows]), axis=1)
-    distinct_pairs, inverse = np.unique(pairs, axis=0, return_inverse=True)
-    told = [_key(trace, name, shapes, calling) for name, shapes in distinct_pairs.tolist()]
+    pairs = np.stack((host.name[rows], host.shapes[rows]))
+    first, inverse, _ = tree.group(*pairs)
+    told = [_key(trace, name, shapes, calling) for name, shapes in pairs[:, first].T.tolist()]
     numbers = [keys.setdefault(key, len(keys)) for key in told]
-    return np.array(numbers, np.intp)[inverse.reshape(-1)]
+    return np.array(numbers, np.intp)[inverse]
 
 
 def _key(trace: Trace, name: int, shapes: int, calling: bool) -> tuple[str, int]:

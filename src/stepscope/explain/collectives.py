@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain import intervals
+from stepscope.explain import intervals, tree
 from stepscope.records.explanation import Collective
 from stepscope.records.job import KINDS
 
@@ -57,12 +57,8 @@ def list_collectives(calls: Calls, work: Work) -> tuple[Collective, ...]:
     """Longest total first."""
     if not len(calls):
         return ()
-    told = np.stack((calls.kind, calls.group, calls.size_bytes), axis=1)
-    distinct, inverse = np.unique(told, axis=0, return_inverse=True)
-    out = [
-        _summarise(calls, work, kind, group, size, np.flatnonzero(inverse.reshape(-1) == code))
-        for code, (kind, group, size) in enumerate(distinct.tolist())
-    ]
+    _, inverse, count = tree.group(calls.kind, calls.group, calls.size_bytes)
+    out = [_summarise(calls, work, np.flatnonzero(inverse == code)) for code in range(count)]
     return tuple(sorted(out, key=lambda each: -each.total_ns))
 
 
@@ -73,22 +69,22 @@ def size_bytes(args: CollectiveArgs) -> int | None:
     return elements * width if width and elements >= 0 else None
 
 
-def _summarise(
-    calls: Calls, work: Work, kind: int, group: int, size: int, rows: NDArray[np.intp]
-) -> Collective:
+def _summarise(calls: Calls, work: Work, rows: NDArray[np.intp]) -> Collective:
+    """Of calls of one kind, group and size."""
+    one = rows[0]
+    kind, size = KINDS[calls.kind[one]], int(calls.size_bytes[one])
+    told = calls.groups[calls.group[one]]
     start, end = calls.start_ns[rows], calls.end_ns[rows]
     total = int((end - start).sum())
-    exposed = intervals.subtract(intervals.union(start, end), work.compute)
-    ranks = calls.groups[group].size
     algbw = size * len(rows) / total if size >= 0 and total else None
     return Collective(
-        kind=KINDS[kind],
-        group=calls.groups[group].name,
-        group_size=ranks,
+        kind=kind,
+        group=told.name,
+        group_size=told.size,
         size_bytes=size if size >= 0 else None,
         count=len(rows),
         total_ns=total,
-        exposed_ns=intervals.length(exposed),
+        exposed_ns=intervals.length_outside(intervals.union(start, end), work.compute),
         algbw_gb_s=algbw,
-        busbw_gb_s=algbw * bus_factor(KINDS[kind], ranks) if algbw is not None and ranks else None,
+        busbw_gb_s=algbw * bus_factor(kind, told.size) if algbw is not None and told.size else None,
     )

@@ -37,7 +37,7 @@ def list_copies(trace: Trace, work: Work) -> tuple[Copy, ...]:
                 total_ns=total,
                 size_bytes=size,
                 gb_s=size / total if size is not None and total else None,
-                exposed_ns=intervals.length(intervals.subtract(covered, others)),
+                exposed_ns=intervals.length_outside(covered, others),
             )
         )
     return tuple(sorted(out, key=lambda copy: -copy.total_ns))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from stepscope.explain import intervals
@@ -37,17 +38,43 @@ def blocking_calls(trace: Trace) -> NDArray[np.intp]:
     return np.flatnonzero(rows_named(trace, trace.host, calls, BLOCKING_CALL.search))
 
 
+class HostTime(msgspec.Struct, frozen=True, kw_only=True):
+    """What the threads that feed the device were doing."""
+
+    blocking: NDArray[np.intp]  # host rows that wait for the device
+    layers: tuple[tuple[int, Set], ...]  # by cause, the most telling first
+
+
+def watch_host(trace: Trace, work: Work) -> HostTime:
+    """Of the whole trace, for all windows of it."""
+    host = trace.host
+    blocking = blocking_calls(trace)
+    mine = np.isin(host.thread, work.threads)
+    named = mine & (host.kind <= HostKind.ANNOTATION)
+    framework = (host.kind == HostKind.OPERATOR) | (host.kind == HostKind.RUNTIME)
+    overhead = host.kind == HostKind.OVERHEAD
+    layers = (
+        (_PROFILER, rows_named(trace, host, overhead, PROFILER_WORK.search)),
+        (_DATA, rows_named(trace, host, named, DATA_LOADING.search)),
+        (_SYNC, blocking[mine[blocking]]),
+        (_OPERATORS, mine & framework),
+    )
+    return HostTime(
+        blocking=blocking, layers=tuple((code, _rows_set(trace, rows)) for code, rows in layers)
+    )
+
+
 def split_idle(
-    trace: Trace, work: Work, window: tuple[int, int] | None = None
+    trace: Trace, work: Work, host: HostTime, window: tuple[int, int] | None = None
 ) -> tuple[Idle, Gaps]:
     """Split the idle time of the span, or of a window, to the ns; and list the gaps."""
     starts, ends, owner = _gaps(work, window)
     fed = _queued_late(trace, work, starts, owner)
     short = ends - starts < LAUNCH_LATENCY_NS
     cause = np.where(fed, _PYTHON, np.where(short, _LAUNCH, _OTHER))
-    table = _host_causes(trace, work, starts, ends, fed)
+    table = _host_causes(host, starts, ends, fed)
     cause = np.where(fed, table.argmax(axis=0), cause).astype(np.int8)
-    opened = fed & _holds_end_of(blocking_calls(trace), trace, starts, ends)
+    opened = fed & _holds_end_of(host.blocking, trace, starts, ends)
     sizes = ends - starts
     idle = Idle(
         host_ns=int(sizes[fed].sum()),
@@ -91,8 +118,7 @@ def _queued_late(
 
 
 def _host_causes(
-    trace: Trace,
-    work: Work,
+    host: HostTime,
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
     fed: NDArray[np.bool_],
@@ -103,39 +129,17 @@ def _host_causes(
     if not len(rows):
         return table
     gap_set = starts[rows], ends[rows]
-    layers = ((_PROFILER, _overhead(trace)), *_feeding(trace, work))
-    at, lengths, cover = intervals.sweep((gap_set, *(of for _, of in layers)))
+    at, lengths, cover = intervals.sweep((gap_set, *(of for _, of in host.layers)))
     inside = cover[0]
     cause = np.full(len(at), _PYTHON, np.int8)
-    for (code, _), covered in reversed(list(zip(layers, cover[1:], strict=True))):
+    for (code, _), covered in reversed(list(zip(host.layers, cover[1:], strict=True))):
         cause[covered] = code
     gap = rows[np.searchsorted(gap_set[0], at[inside], side="right") - 1]
     np.add.at(table, (cause[inside], gap), lengths[inside])
     return table
 
 
-def _overhead(trace: Trace) -> Set:
-    overhead = trace.host.kind == HostKind.OVERHEAD
-    return _rows_set(trace, rows_named(trace, trace.host, overhead, PROFILER_WORK.search))
-
-
-def _feeding(trace: Trace, work: Work) -> tuple[tuple[int, Set], ...]:
-    """What the threads that feed the device were doing, most telling first."""
-    host = trace.host
-    mine = np.isin(host.thread, work.threads)
-    named = mine & (host.kind <= HostKind.ANNOTATION)
-    loading = rows_named(trace, host, named, DATA_LOADING.search)
-    blocking = np.zeros(len(host), np.bool_)
-    blocking[blocking_calls(trace)] = True
-    framework = (host.kind == HostKind.OPERATOR) | (host.kind == HostKind.RUNTIME)
-    return (
-        (_DATA, _rows_set(trace, loading)),
-        (_SYNC, _rows_set(trace, mine & blocking)),
-        (_OPERATORS, _rows_set(trace, mine & framework)),
-    )
-
-
-def _rows_set(trace: Trace, chosen: NDArray[np.bool_]) -> Set:
+def _rows_set(trace: Trace, chosen: NDArray[Any]) -> Set:
     start = trace.host.start_ns[chosen]
     return intervals.union(start, start + trace.host.dur_ns[chosen])
 

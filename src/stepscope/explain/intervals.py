@@ -53,6 +53,26 @@ def clip(of: Set, low: int, high: int) -> Set:
     return starts[keep], ends[keep]
 
 
+def covered(of: Set, starts: Times, ends: Times) -> Times:
+    """How much of each interval a disjoint set covers."""
+    if not len(of[0]):
+        return np.zeros(len(starts), np.int64)
+    before = np.concatenate(([0], np.cumsum(of[1] - of[0])))
+
+    def until(times: Times) -> Times:
+        place = np.searchsorted(of[0], times, side="right") - 1
+        at = np.maximum(place, 0)
+        inside = np.minimum(times, of[1][at]) - of[0][at]
+        return np.where(place >= 0, before[at] + inside, 0)
+
+    return until(ends) - until(starts)
+
+
+def length_outside(a: Set, b: Set) -> int:
+    """How much of a b does not cover."""
+    return length(a) - int(covered(b, *a).sum())
+
+
 def length_before(of: Set, times: NDArray[np.int64] | Floats) -> Floats:
     """How much of a disjoint set lies before each time. Counted from the set's own start: a float
     cannot hold nanoseconds since 1970."""

@@ -34,7 +34,7 @@ def _by_name(
 ) -> tuple[Kernel, ...]:
     if not len(name):
         return ()
-    first, inverse, count = group(name.astype(np.int64) * 4 + kind)
+    first, inverse, count = group(name, kind)
     total = sum_by(inverse, dur, count)
     shortest, longest = np.full(count, np.iinfo(np.int64).max), np.zeros(count, np.int64)
     np.minimum.at(shortest, inverse, dur)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from stepscope.records.trace import DeviceKind, HostKind
+from stepscope.explain.work import named
+from stepscope.records.trace import HostKind
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from stepscope.explain.work import Work
     from stepscope.records.trace import Trace
 
 
@@ -22,6 +24,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels, copies and memsets that began in the window, in order of their start."""
 
     rows: NDArray[np.intp]  # of Trace.device
+    kind: NDArray[np.int8]
     dur_ns: NDArray[np.int64]
     operator: NDArray[np.int32]  # host row of the innermost operator around the launch, or -1
 
@@ -29,16 +32,15 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.rows)
 
 
-def launched_in(trace: Trace, start_ns: int, end_ns: int) -> Launched:
-    """Everything that began between these times."""
+def launched_in(trace: Trace, work: Work, start_ns: int, end_ns: int) -> Launched:
+    """Everything that began between these times; nothing where the CPU is the device."""
     device, host = trace.device, trace.host
-    rows = np.flatnonzero(
-        (device.kind <= DeviceKind.MEMSET)
-        & (device.start_ns >= start_ns)
-        & (device.start_ns < end_ns)
-    )
+    began = (work.start_ns >= start_ns) & (work.start_ns < end_ns)
+    chosen = np.flatnonzero(began & (not work.on_host))
+    rows = work.rows[chosen]
     return Launched(
         rows=rows,
+        kind=work.kind[chosen],
         dur_ns=device.dur_ns[rows],
         operator=nearest_of(host, host.kind == HostKind.OPERATOR, device.launch[rows]),
     )
@@ -51,7 +53,7 @@ def by_operator(
     known = launched.operator >= 0
     if not known.any():
         return known
-    return _matching(trace, trace.host.name[launched.operator], known, matches)
+    return named(trace, trace.host.name[launched.operator], known, matches)
 
 
 def by_kernel(
@@ -59,19 +61,7 @@ def by_kernel(
 ) -> NDArray[np.bool_]:
     """Pieces whose own name matches; each name is looked at once."""
     every = np.ones(len(launched), np.bool_)
-    return _matching(trace, trace.device.name[launched.rows], every, matches)
-
-
-def _matching(
-    trace: Trace,
-    names: NDArray[np.int32],
-    among: NDArray[np.bool_],
-    matches: Callable[[str], object],
-) -> NDArray[np.bool_]:
-    found = np.zeros(len(trace.strings), np.bool_)
-    codes = np.unique(names[among]).tolist()
-    found[codes] = [bool(matches(trace.strings[code])) for code in codes]
-    return among & found[names]
+    return named(trace, trace.device.name[launched.rows], every, matches)
 
 
 def callers(trace: Trace, launched: Launched) -> NDArray[np.int32]:

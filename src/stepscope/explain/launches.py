@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope.explain.quantiles import quantile
 from stepscope.explain.work import launches_of
 from stepscope.records.explanation import Launches
 from stepscope.records.trace import DeviceKind
@@ -40,8 +41,8 @@ def describe_launches(trace: Trace, work: Work) -> Launches:
         unlinked_ns=int(dur[~linked].sum()),
         calls=len(calls),
         call_ns=int(host.dur_ns[calls].sum()),
-        latency_p50_ns=_percentile(latency, 50),
-        latency_p90_ns=_percentile(latency, 90),
+        latency_p50_ns=_quantile(latency, 0.5),
+        latency_p90_ns=_quantile(latency, 0.9),
         queue_mean=mean,
         queue_max=most,
         queue_empty_share=empty,
@@ -88,10 +89,8 @@ def _queue(
     )
 
 
-def _percentile(values: NDArray[np.int64], q: int) -> int | None:
-    """As np.percentile, which imports numpy.ma to find it."""
-    place = (len(values) - 1) * q / 100
-    return int(np.interp(place, np.arange(len(values)), np.sort(values))) if len(values) else None
+def _quantile(values: NDArray[np.int64], share: float) -> int | None:
+    return int(quantile(values, share)) if len(values) else None
 
 
 def _without_device() -> Launches:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from stepscope.records.trace import Trace
 
 MOST_ROWS = 500
-FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.*)$")
+_NAMES = 1 << 14  # remembered: many ask for the same few
+_FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.*)$")
 _LIBRARY = re.compile(
     r"^(?:stepscope[/\\]measure|torch|torchvision|numpy|transformers|lightning|accelerate|deepspeed)[/\\]"
     r"|site-packages|dist-packages|[/\\]lib[/\\]python\d|^<|^(?:threading|contextlib|runpy"
@@ -28,28 +30,30 @@ _LIBRARY = re.compile(
 )
 
 
+@lru_cache(maxsize=_NAMES)
 def place_of(name: str) -> Place | None:
     """`train.py(12): main` as a place; None for built-ins and modules."""
-    match = FRAME.match(name)
+    match = _FRAME.match(name)
     if not match:
         return None
     return Place(file=match["file"], line=int(match["line"]), function=match["function"])
 
 
+@lru_cache(maxsize=_NAMES)
 def is_library(name: str) -> bool:
     """Whether a frame's name belongs to an installed library rather than to the user's code."""
-    return bool(_LIBRARY.search(name)) or not FRAME.match(name)
+    return bool(_LIBRARY.search(name)) or not place_of(name)
 
 
 def list_lines(trace: Trace, device: DeviceTime) -> tuple[Line, ...]:
     """Longest own time first."""
     host = trace.host
-    rows = np.flatnonzero(rows_named(trace, host, host.kind == HostKind.PYTHON, FRAME.match))
+    rows = np.flatnonzero(rows_named(trace, host, host.kind == HostKind.PYTHON, place_of))
     if not len(rows):
         return ()
     own = (host.dur_ns - children_sum(host.parent, host.dur_ns))[rows]
     outer = outermost(enclosing(host, rows), host.name[rows])
-    first, inverse, count = group(host.name[rows].astype(np.int64))
+    first, inverse, count = group(host.name[rows])
     calls = np.bincount(inverse, minlength=count)
     total = sum_by(inverse, np.where(outer, host.dur_ns[rows], 0), count)
     on_device = sum_by(inverse, np.where(outer, device.inclusive[rows], 0), count)
@@ -78,7 +82,7 @@ def user_frames(trace: Trace, rows: NDArray[Any]) -> NDArray[np.int32]:
     python = host.kind == HostKind.PYTHON
     if not python.any():
         return np.full(len(rows), ABSENT, np.int32)
-    frame = rows_named(trace, host, python, FRAME.match)
+    frame = rows_named(trace, host, python, place_of)
     user = frame & ~rows_named(trace, host, frame, is_library)
     own = nearest_of(host, user, rows)
     return np.where(own >= 0, own, nearest_of(host, frame, rows))

@@ -28,7 +28,7 @@ def list_modules(trace: Trace, device: DeviceTime) -> tuple[Module, ...]:
     above = enclosing(host, rows)
     own = host.dur_ns[rows] - children_sum(above, host.dur_ns[rows])
     outer = outermost(above, host.name[rows])
-    first, inverse, count = group(host.name[rows].astype(np.int64))
+    first, inverse, count = group(host.name[rows])
     calls = np.bincount(inverse, minlength=count)
     total = sum_by(inverse, np.where(outer, host.dur_ns[rows], 0), count)
     forward = sum_by(inverse, np.where(outer, device.inclusive[rows], 0), count)

@@ -31,7 +31,7 @@ def list_operators(trace: Trace, device: DeviceTime) -> tuple[Operator, ...]:
     above = enclosing(host, rows)
     own_host = host.dur_ns[rows] - children_sum(above, host.dur_ns[rows])
     own_device = _own_device(host, is_operator, device.direct)[rows]
-    first, inverse, count = group(_key(trace, rows))
+    first, inverse, count = group(host.name[rows], host.shapes[rows], host.dtypes[rows])
     outer = outermost(above, inverse)
     calls = np.bincount(inverse, minlength=count)
     sums = {
@@ -72,13 +72,3 @@ def _own_device(
     near = nearest_of(host, is_operator, launching)
     np.add.at(total, near[near >= 0], direct[launching[near >= 0]])
     return total
-
-
-def _key(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int64]:
-    host, width = trace.host, np.int64(len(trace.strings) + 1)
-    _, signature = np.unique(
-        (host.shapes[rows] + np.int64(1)) * width + host.dtypes[rows] + 1, return_inverse=True
-    )
-    key: NDArray[np.int64] = host.name[rows].astype(np.int64) * (len(rows) + 1)
-    key += signature.reshape(-1)
-    return key

@@ -12,8 +12,9 @@ from stepscope.explain.device_time import carry_back
 from stepscope.explain.efficiency import measure_efficiency
 from stepscope.explain.findings import find_all
 from stepscope.explain.findings.evidence import Evidence
-from stepscope.explain.idle import split_idle
+from stepscope.explain.idle import split_idle, watch_host
 from stepscope.explain.kernels import list_kernels
+from stepscope.explain.launched import launched_in
 from stepscope.explain.launches import describe_launches
 from stepscope.explain.lines import list_lines
 from stepscope.explain.memory.account import explain_memory
@@ -51,13 +52,14 @@ def explain_rank(
     capture wrote beside them, and from what calibration found that its machine can do."""
     work = find_work(trace)
     timeline = divide(work)
-    idle, gaps = split_idle(trace, work)
+    host = watch_host(trace, work)
+    idle, gaps = split_idle(trace, work, host)
     steps = find_steps(trace, work)
     window = (steps.window_start_ns, steps.window_end_ns)
     in_step, idle_in_step, gaps_in_step = timeline, idle, gaps
     if steps.cycles_ns:
         in_step = divide(work, window)
-        idle_in_step, gaps_in_step = split_idle(trace, work, window)
+        idle_in_step, gaps_in_step = split_idle(trace, work, host, window)
     step_ms = with_truth(step_time(steps, timeline), truth)
     step_ms = with_correction(step_ms, trace, work, steps)
     budget = budget_of_record(make_budget(steps, step_ms, in_step, idle_in_step), step_ms)
@@ -83,6 +85,7 @@ def explain_rank(
             budget=budget,
             kernels=kernels,
             launches=launches,
+            launched=launched_in(trace, work, in_step.start_ns, in_step.start_ns + in_step.span_ns),
             copies=copies,
             syncs=syncs,
             collectives=collectives,

@@ -14,6 +14,7 @@ import numpy as np
 from stepscope.explain.flops.dtypes import DTYPES
 from stepscope.explain.flops.phases import PHASES
 from stepscope.explain.tree import group, sum_by
+from stepscope.records.devices import DeviceSpec, find_device
 from stepscope.records.efficiency import Ceilings, Spot
 
 if TYPE_CHECKING:
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
 
     from stepscope.explain.flops.costs import Costs
     from stepscope.explain.flops.pieces import Pieces
-    from stepscope.records.devices import DeviceSpec
     from stepscope.records.efficiency import Bound, PeakSource
     from stepscope.records.profile import Profile
     from stepscope.records.trace import Trace
+
+_known_device = lru_cache(maxsize=64)(find_device)  # of a job's ranks most say the same
 
 
 def find_ceilings(trace: Trace, profile: Profile | None) -> Ceilings | None:
@@ -58,18 +60,11 @@ def _spec(trace: Trace) -> DeviceSpec | None:
     if name is None:
         return None
     device = next(each for each in trace.devices if each.name == name)
-    return _device(
+    return _known_device(
         name,
         device.memory_bytes if device.memory_bytes > 0 else None,
         device.multiprocessors if device.multiprocessors > 0 else None,
     )
-
-
-@lru_cache(maxsize=64)  # of a job's ranks most say the same
-def _device(name: str, memory_bytes: int | None, multiprocessors: int | None) -> DeviceSpec | None:
-    from stepscope.records.devices import find_device
-
-    return find_device(name, memory_bytes, multiprocessors)
 
 
 def list_spots(
@@ -78,12 +73,16 @@ def list_spots(
     """One for each operator, shapes, dtype and phase with device time; the widest gap first."""
     host = trace.host
     worked = pieces.operator >= 0
-    rows, place = np.unique(pieces.operator[worked], return_inverse=True)
-    if not len(rows):
+    first, place, count = group(pieces.operator[worked])
+    if not count:
         return ()
-    time = np.zeros(len(rows), np.int64)
-    np.add.at(time, place.reshape(-1), pieces.dur_ns[worked])
-    first, inverse, count = group(_key(host.name[rows], costs, rows))
+    rows = pieces.operator[worked][first]
+    time = sum_by(place, pieces.dur_ns[worked], count)
+    signature = costs.signature[rows]
+    what = np.where(signature >= 0, signature, len(costs.calls) + host.name[rows])
+    first, inverse, count = group(
+        what, costs.dtype[rows], costs.phase[rows], costs.recomputed[rows]
+    )
     calls = np.bincount(inverse, minlength=count) / pieces.steps
     sample = rows[first]
     outer = (costs.flops[rows] > 0) & ~costs.counted[rows]  # its FLOPs are those inside it
@@ -97,14 +96,6 @@ def list_spots(
     )
     spots = [_spot(trace, costs, ceilings, *each) for each in columns]
     return tuple(sorted(spots, key=_widest))
-
-
-def _key(name: NDArray[np.int32], costs: Costs, rows: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Distinct calls; of operators that no table has, their names."""
-    signature = costs.signature[rows].astype(np.int64)
-    what = np.where(signature >= 0, signature, len(costs.calls) + name.astype(np.int64))
-    kind = costs.dtype[rows].astype(np.int64) + 1
-    return ((what * (len(DTYPES) + 1) + kind) * 4 + costs.phase[rows]) * 2 + costs.recomputed[rows]
 
 
 def _amounts(

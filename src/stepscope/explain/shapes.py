@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import msgspec
 
 MOST = 3  # shapes in a sentence
 
@@ -10,8 +10,8 @@ MOST = 3  # shapes in a sentence
 def shape_words(shapes: str, most: int | None = None) -> str:
     """`8192×768, 768×2304` of the profiler's JSON; arguments without a shape are left out."""
     try:
-        given = json.loads(shapes)
-    except ValueError:
+        given = msgspec.json.decode(shapes)
+    except msgspec.DecodeError:
         return shapes
     if not isinstance(given, list):
         return shapes

@@ -8,7 +8,7 @@ import numpy as np
 
 from stepscope.explain.idle import blocking_calls
 from stepscope.explain.lines import place_of, user_frames
-from stepscope.explain.tree import sum_by
+from stepscope.explain.tree import group, sum_by
 from stepscope.records.explanation import SyncCall
 from stepscope.records.trace import ABSENT, HostKind
 from stepscope.trace.links import nearest_of
@@ -27,13 +27,12 @@ def list_syncs(trace: Trace) -> tuple[SyncCall, ...]:
         return ()
     operator = nearest_of(host, host.kind == HostKind.OPERATOR, rows)
     around = (host.name[rows], _names(host, operator), _names(host, user_frames(trace, rows)))
-    told, inverse = np.unique(np.stack(around, axis=1), axis=0, return_inverse=True)
-    inverse, count = inverse.reshape(-1), len(told)
+    first, inverse, count = group(*around)
     total = sum_by(inverse, host.dur_ns[rows], count)
     calls = np.bincount(inverse, minlength=count)
     out = []
     for i in np.argsort(-total, kind="stable").tolist():
-        name, inside, frame = told[i].tolist()
+        name, inside, frame = (int(codes[first[i]]) for codes in around)
         place = place_of(trace.strings[frame]) if frame >= 0 else None
         out.append(
             SyncCall(

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from stepscope.records.trace import HostEvents
 
 
+_CLOSE = 16  # times as wide as there are values
+
+
 class Levels(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of a forest grouped by depth, so that a level can be handled in one operation."""
 
@@ -26,8 +29,10 @@ class Levels(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, parent: NDArray[np.int32]) -> Levels:
         depth = depth_of(parent)
-        order = np.argsort(depth, kind="stable")
-        bounds = np.searchsorted(depth[order], np.arange(int(depth.max(initial=0)) + 2))
+        deepest = int(depth.max(initial=0))
+        # numpy counts small numbers instead of comparing them
+        order = np.argsort(depth.astype(np.min_scalar_type(deepest)), kind="stable")
+        bounds = np.searchsorted(depth[order], np.arange(deepest + 2))
         return cls(parent=parent, order=order, bounds=bounds)
 
     def inclusive(self, own: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -69,10 +74,28 @@ def outermost(parent: NDArray[np.int32], label: NDArray[Any]) -> NDArray[np.bool
     return outer
 
 
-def group(codes: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp], int]:
-    """Distinct codes: a representative row of each, the group of every row, how many groups."""
-    _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-    return first, inverse.reshape(-1), len(first)
+def group(*columns: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp], int]:
+    """Distinct combinations, sorted: the first row of each, the group of every row, how many."""
+    first, inverse = _ranked(columns[0])
+    for column in columns[1:]:
+        again, rank = _ranked(column)
+        first, inverse = _ranked(inverse * len(again) + rank)
+    return first, inverse, len(first)
+
+
+def _ranked(values: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The first row of each distinct value, and the rank of every row's. Values that lie close
+    together, as codes do, need no sorting."""
+    low = int(values.min(initial=0))
+    width = int(values.max(initial=0)) - low + 1
+    if width > _CLOSE * len(values):
+        _, first, rank = np.unique(values, return_index=True, return_inverse=True)
+        return first, rank.reshape(-1)
+    values = values.astype(np.intp) - low
+    place = np.full(width, ABSENT, np.intp)
+    place[values[::-1]] = np.arange(len(values))[::-1]  # of equal ones the last written stays
+    used = place >= 0
+    return place[used], (np.cumsum(used) - 1)[values]
 
 
 def sum_by(inverse: NDArray[np.intp], amount: NDArray[np.int64], count: int) -> NDArray[np.int64]:

@@ -34,8 +34,20 @@ class Kind(IntEnum):
     MEMORY = 2
 
 
+def one_of(words: str) -> Callable[[str], bool]:
+    """Whether a name holds one of these lower-case words, in any case. The names of kernels go on
+    for thousands of letters: a pattern takes ten times as long."""
+    each = words.split()
+
+    def matches(name: str) -> bool:
+        lower = name.lower()
+        return any(word in lower for word in each)
+
+    return matches
+
+
 KIND_NAMES = ("compute", "comm", "memory")
-COMM_KERNEL = re.compile(r"nccl|rccl|hccl|oneccl|cross_device_reduce", re.IGNORECASE)
+_COMM_KERNEL = one_of("nccl rccl hccl oneccl cross_device_reduce")
 COMM_SPAN = re.compile(r"^(?:gloo:|nccl:|mpi:|ucc:|c10d::|_c10d_functional::)|^record_param_comms$")
 # They last from the call to the wait, on the caller's own thread: what runs inside is compute.
 _SENDING = re.compile(r"^\w+:(?:send|recv)")
@@ -86,18 +98,28 @@ def rows_named(
     matches: Callable[[str], object],
 ) -> NDArray[np.bool_]:
     """Of some rows, those whose name matches. Each distinct name among them is looked at once."""
+    return named(trace, events.name, among, matches)
+
+
+def named(
+    trace: Trace,
+    names: NDArray[np.int32],
+    among: NDArray[np.bool_],
+    matches: Callable[[str], object],
+) -> NDArray[np.bool_]:
+    """The same of any column of names."""
     found = np.zeros(len(trace.strings), np.bool_)
-    found[events.name[among]] = True
+    found[names[among]] = True
     codes = np.flatnonzero(found).tolist()
     found[codes] = [bool(matches(trace.strings[code])) for code in codes]
-    return among & found[events.name]
+    return among & found[names]
 
 
-def work_kinds(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int8]:
+def _work_kinds(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int8]:
     """compute, comm or memory of device rows."""
     device = trace.device
     kernel = device.kind == DeviceKind.KERNEL
-    comm = rows_named(trace, device, kernel, COMM_KERNEL.search)[rows]
+    comm = rows_named(trace, device, kernel, _COMM_KERNEL)[rows]
     copy = rows_named(trace, device, kernel, _ROCM_COPY.match)[rows]
     kind = np.full(len(rows), Kind.MEMORY, dtype=np.int8)
     kind[kernel[rows] & ~copy] = Kind.COMPUTE
@@ -107,7 +129,7 @@ def work_kinds(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int8]:
 
 def _device_work(trace: Trace, rows: NDArray[np.intp]) -> Work:
     device = trace.device
-    kind = work_kinds(trace, rows)
+    kind = _work_kinds(trace, rows)
     start = device.start_ns[rows]
     end = start + device.dur_ns[rows]
     launch = device.launch[rows]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Flags, Floats, Ints, StepGraph
     from stepscope.records.trace import Trace
 
-_HOST_TIMES = ("gap_ns", "operators_ns", "runtime_ns", "call_ns")
+_HOST_TIMES = ("gap_ns", "call_ns")
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,8 +140,6 @@ def insert(
     new = {
         "kind": CallKind.LAUNCH,
         "gap_ns": _spread(gap_ns, order),
-        "operators_ns": _spread(gap_ns, order),
-        "runtime_ns": 0.0,
         "call_ns": _spread(call_ns, order),
         "tail_ns": 0.0,
         "phase": phase,

@@ -45,10 +45,4 @@ def shorten_gaps(
     keep[known] = 1.0 - share * (1.0 - factor)
     gaps = calls.gap_ns * keep
     saved = float((calls.gap_ns - gaps).sum())
-    changed = replace(
-        calls,
-        gap_ns=gaps,
-        operators_ns=calls.operators_ns * keep,
-        runtime_ns=calls.runtime_ns * keep,
-    )
-    return replace(graph, calls=changed), saved
+    return replace(graph, calls=replace(calls, gap_ns=gaps)), saved

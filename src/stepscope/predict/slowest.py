@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.replay.overhead import scale_host
+from stepscope.explain.replay.measured import scale_host
 from stepscope.explain.work import Kind
 from stepscope.predict.edit import scale_tasks
 

@@ -76,11 +76,7 @@ class Bench:
         steps = find_steps(trace, work)
         typical = typical_step(trace, work, steps)
         self.profiled_ns = step_ns(typical.graph)
-        self.corrected: Corrected = correct(
-            typical.graph,
-            trace,
-            measured_ns=float(truth.step_ns) if truth else None,
-        )
+        self.corrected: Corrected = correct(typical.graph, trace, truth=truth)
         costs = count_costs(trace, work, steps)
         graph = self.corrected.graph
         device = find_device(trace.device_name or "")
@@ -243,6 +239,7 @@ def _host_doubt(scene: Scene, base: Corrected, step: float) -> float:
 
 
 def _spread(base: Corrected) -> float:
-    """Of the host's time. A step that the device decides does not show how fast its host is."""
-    hidden = base.graph.host_ns < _HIDDEN_HOST * base.step_ns
+    """Of the host's time. A step that the device decides does not show how fast its host is,
+    unless the run told that by steps whose host ran ahead."""
+    hidden = base.graph.host_ns < _HIDDEN_HOST * base.step_ns and not base.host_measured
     return math.hypot(base.spread, _UNSEEN_HOST if hidden else 0.0)

@@ -1,15 +1,13 @@
 """What devices can do at most, by their data sheets: dense peaks, memory, links, each with source.
 
 Data sheets promise, `calibrate` measures: where both exist, the measured figure wins. The rows are
-in devices.toml beside this file.
+in devices.json beside this file.
 """
 
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -23,7 +21,9 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     vendor: str
-    peaks: dict[str, float]  # dtype -> dense FLOP/s; fp32 in full precision, without tensor cores
+    # dtype -> dense FLOP/s. fp32 in full precision: on NVIDIA without tensor cores, AMD's matrix
+    # cores do full fp32. fp64 with tensor or matrix cores where they do fp64.
+    peaks: dict[str, float]
     bandwidth_bytes_s: float
     memory_bytes: int
     multiprocessors: int
@@ -68,27 +68,43 @@ def _plain(name: str) -> str:
     return " ".join(words)
 
 
-def _spec(row: dict[str, Any]) -> DeviceSpec:
-    peaks = {dtype: rate * 1e12 for dtype, rate in row["tflops"].items()}
+class _Row(msgspec.Struct, frozen=True, kw_only=True):
+    """As the file has it, in the units of data sheets."""
+
+    name: str
+    printed: tuple[str, ...]
+    vendor: str
+    tflops: dict[str, float]  # dense: data sheets often print twice as much, "with sparsity"
+    bandwidth_gb_s: float
+    memory_gib: int  # what data sheets call GB
+    multiprocessors: int
+    tensor_cores: bool = True
+    link: str
+    link_gb_s: float
+    source: str
+    note: str = ""
+
+
+def _spec(row: _Row) -> DeviceSpec:
     return DeviceSpec(
-        name=row["name"],
-        vendor=row["vendor"],
-        peaks=peaks,
-        bandwidth_bytes_s=row["bandwidth_gb_s"] * 1e9,
-        memory_bytes=row["memory_gib"] << 30,
-        multiprocessors=row["multiprocessors"],
-        tensor_cores=row.get("tensor_cores", True),
-        link=row["link"],
-        link_bytes_s=row["link_gb_s"] * 1e9,
-        source=row["source"],
-        note=row.get("note", ""),
-        printed=tuple(row["printed"]),
+        name=row.name,
+        vendor=row.vendor,
+        peaks={dtype: rate * 1e12 for dtype, rate in row.tflops.items()},
+        bandwidth_bytes_s=row.bandwidth_gb_s * 1e9,
+        memory_bytes=row.memory_gib << 30,
+        multiprocessors=row.multiprocessors,
+        tensor_cores=row.tensor_cores,
+        link=row.link,
+        link_bytes_s=row.link_gb_s * 1e9,
+        source=row.source,
+        note=row.note,
+        printed=row.printed,
     )
 
 
 def _read() -> tuple[DeviceSpec, ...]:
-    text = Path(__file__).with_name("devices.toml").read_text(encoding="utf-8")
-    return tuple(_spec(row) for row in tomllib.loads(text)["device"])
+    text = Path(__file__).with_name("devices.json").read_bytes()
+    return tuple(map(_spec, msgspec.json.decode(text, type=tuple[_Row, ...])))
 
 
 DEVICES = _read()

@@ -58,16 +58,11 @@ class HostEvents(msgspec.Struct, frozen=True, kw_only=True):
     start_ns: Int64
     dur_ns: Int64
     correlation: Int64  # joins a runtime call to its device events
-    external_id: Int64  # joins an operator to the runtime calls it made
     sequence: Int64  # autograd's sequence number
     forward_thread: Int32  # >0 on backward operators
     shapes: Int32  # string code of the JSON text of "Input Dims"
     dtypes: Int32  # string code of the JSON text of "Input type"
     concrete: Int32  # string code of the JSON text of "Concrete Inputs": what is not a tensor
-    python_id: Int32
-    python_parent_id: Int32
-    module_id: Int32
-    flops: Int64
     collective: Int32  # index into Trace.collectives
     parent: Int32  # nearest enclosing host event of the same thread
     forward_of: Int32  # a backward operator's forward operator
@@ -86,10 +81,8 @@ class DeviceEvents(msgspec.Struct, frozen=True, kw_only=True):
     start_ns: Int64
     dur_ns: Int64
     correlation: Int64
-    external_id: Int64
     size_bytes: Int64
-    grid: Int32  # string code of the JSON text, as are block and below
-    block: Int32
+    grid: Int32  # string code of the JSON text
     graph_node: Int64  # CUDA graph node id
     collective: Int32
     launch: Int32  # the host event that launched it

@@ -14,3 +14,4 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True):
     wall_ns: int
     device_ns: int | None
     phases_ns: dict[str, int]
+    host_ns: dict[str, int] = {}  # of steps whose host ran ahead; empty where none did

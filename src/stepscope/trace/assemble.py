@@ -36,17 +36,12 @@ _HOST = {
     "start_ns": _I64,
     "dur_ns": _I64,
     "correlation": _I64,
-    "external_id": _I64,
     "sequence": _I64,
     "forward_thread": _I32,
     "shapes": _I32,
     "dtypes": _I32,
     "concrete": _I32,
-    "flops": _I64,
     "collective": _I32,
-    "python_id": _I32,
-    "python_parent_id": _I32,
-    "module_id": _I32,
 }
 _DEVICE = {
     "kind": _I8,
@@ -57,10 +52,8 @@ _DEVICE = {
     "start_ns": _I64,
     "dur_ns": _I64,
     "correlation": _I64,
-    "external_id": _I64,
     "size_bytes": _I64,
     "grid": _I32,
-    "block": _I32,
     "graph_node": _I64,
     "collective": _I32,
 }
@@ -198,7 +191,7 @@ def _number_threads(columns: Collector, host: Columns, memory: Columns) -> tuple
 def _number_texts(columns: Collector, host: Columns, device: Columns) -> tuple[str, ...]:
     """One table of strings: the names, then the texts of arguments."""
     shift = len(columns.names)
-    for table, keys in ((host, ("shapes", "dtypes", "concrete")), (device, ("grid", "block"))):
+    for table, keys in ((host, ("shapes", "dtypes", "concrete")), (device, ("grid",))):
         for key in keys:
             table[key] = np.where(table[key] >= 0, table[key] + shift, ABSENT).astype(_I32)
     texts = (text.decode("utf-8", "replace") for text in columns.texts)

@@ -33,7 +33,7 @@ from stepscope.records.trace import (
 from stepscope.trace.files import open_file, unreadable
 
 # Raise it whenever readers or links change what a Trace holds.
-VERSION = 3
+VERSION = 4
 LIMIT_BYTES = 4 << 30
 _MAGIC = b"stepscope-columns\n"
 _ALIGN = 64

@@ -23,23 +23,17 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     Numbers are `Any` because writers differ (ROCm quotes some); `columns` makes them whole.
     """
 
-    external_id: Any = msgspec.field(default=ABSENT, name="External id")
     correlation: Any = ABSENT
     sequence: Any = msgspec.field(default=ABSENT, name="Sequence number")
     forward_thread: Any = msgspec.field(default=ABSENT, name="Fwd thread id")
     dtypes: msgspec.Raw = msgspec.field(default=NOTHING, name="Input type")
     shapes: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
     concrete: msgspec.Raw = msgspec.field(default=NOTHING, name="Concrete Inputs")
-    flops: Any = ABSENT
     device: Any = ABSENT
     stream: Any = ABSENT
     size_bytes: Any = msgspec.field(default=ABSENT, name="bytes")
     grid: msgspec.Raw = NOTHING
-    block: msgspec.Raw = NOTHING
     graph_node: Any = msgspec.field(default=ABSENT, name="graph node id")
-    python_id: Any = msgspec.field(default=ABSENT, name="Python id")
-    python_parent_id: Any = msgspec.field(default=ABSENT, name="Python parent id")
-    module_id: Any = msgspec.field(default=ABSENT, name="Python module id")
     allocated: Any = msgspec.field(default=ABSENT, name="Total Allocated")
     reserved: Any = msgspec.field(default=ABSENT, name="Total Reserved")
     memory_bytes: Any = msgspec.field(default=0, name="Bytes")

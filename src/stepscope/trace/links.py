@@ -20,14 +20,15 @@ _MAX_ROUNDS = 512
 
 def host_order(columns: dict[str, NDArray[Any]]) -> NDArray[np.intp]:
     """The order of records/trace.py: by thread, start, longest first, outer kind first."""
-    return np.lexsort(
-        (
-            _NESTING[columns["kind"]],
-            -columns["dur_ns"],
-            columns["start_ns"],
-            columns["thread"],
-        )
-    )
+    thread, start = columns["thread"], columns["start_ns"]
+    order = np.lexsort((start, thread))  # nearly the file's own; only what begins at once is left
+    same = np.zeros(len(order) + 1, np.bool_)
+    same[1:-1] = (np.diff(start[order]) == 0) & (np.diff(thread[order]) == 0)
+    places = np.flatnonzero(same[1:] | same[:-1])
+    rows = order[places]
+    keys = (_NESTING[columns["kind"][rows]], -columns["dur_ns"][rows], start[rows], thread[rows])
+    order[places] = rows[np.lexsort(keys)]
+    return order
 
 
 def find_parents(

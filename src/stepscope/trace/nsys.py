@@ -46,7 +46,7 @@ _KERNEL_NAMES = ("demangledName", "shortName", "mangledName")
 _DEVICE_COLUMNS = (
     *(*TIMES, "globalPid", "deviceId", "streamId", "correlationId", "graphNodeId", "graphId"),
     *(*_KERNEL_NAMES, "bytes", "copyKind", "srcKind", "dstKind", "memKind"),
-    *("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
+    *("gridX", "gridY", "gridZ"),
 )
 _PRODUCT = ("EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION")
 _PLACE = re.compile(r'(RANK|WORLD_SIZE)="?(\d{1,9})"?')
@@ -140,10 +140,8 @@ class _Reader:
             start_ns=rows["start"],
             dur_ns=rows["end"] - rows["start"],
             correlation=rows["correlation"],
-            external_id=absent,
             size_bytes=rows["bytes"],
             grid=self._extent_codes(rows, "gridX", "gridY", "gridZ"),
-            block=self._extent_codes(rows, "blockX", "blockY", "blockZ"),
             graph_node=rows["graphNodeId"],
             collective=absent.astype(np.int32),
         )
@@ -190,10 +188,9 @@ class _Reader:
     def _add_host(self, rows: Rows, **columns: NDArray[Any]) -> None:
         absent = np.full(len(rows), ABSENT, dtype=np.int64)
         narrow = absent.astype(np.int32)
-        wide = ("correlation", "external_id", "sequence", "flops")
+        wide = ("correlation", "sequence")
         codes = ("forward_thread", "shapes", "dtypes", "concrete", "collective")
-        python = ("python_id", "python_parent_id", "module_id")
-        defaults = dict.fromkeys(wide, absent) | dict.fromkeys((*codes, *python), narrow)
+        defaults = dict.fromkeys(wide, absent) | dict.fromkeys(codes, narrow)
         self.columns.host.add(
             **{**defaults, **columns},
             thread=self._lane_codes(rows["globalTid"]),

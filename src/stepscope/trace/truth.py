@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STEPS = "steps.jsonl"
+_AHEAD = 0.93  # of the device's time for that step
+_FREELY = 1.4  # times the quickest one: a longer one was held up inside
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 
 
@@ -50,10 +52,24 @@ def read_truth(trace: Path) -> Truth | None:
         step_ns=round(median(steps)),
         wall_ns=round(median(row.wall_ns for row in rows)),
         device_ns=round(median(device)) if device else None,
-        phases_ns={
-            phase: round(median(getattr(row, f"{phase}_ns") for row in rows)) for phase in PHASES
-        },
+        phases_ns=_phases(rows),
+        host_ns=_phases(_ran_ahead(rows)),
     )
+
+
+def _phases(rows: list[StepRow]) -> dict[str, int]:
+    if not rows:
+        return {}
+    return {phase: round(median(getattr(row, f"{phase}_ns") for row in rows)) for phase in PHASES}
+
+
+def _ran_ahead(rows: list[StepRow]) -> list[StepRow]:
+    """Steps that the host was through with before the device: nothing held it up. The queue of
+    launches fills up in a run of them, so most steps of a device-bound training are not such; the
+    first ones and those behind the window are."""
+    ahead = [row for row in rows if row.wall_ns < _AHEAD * (row.device_ns or 0)]
+    least = min((row.wall_ns for row in ahead), default=0)
+    return [row for row in ahead if row.wall_ns < _FREELY * least]
 
 
 def plain_steps(file: Path) -> list[StepRow]:

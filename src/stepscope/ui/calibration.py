@@ -155,6 +155,25 @@ def _next(profile: Profile) -> str:
     return "choose an algorithm: stepscope calibrate --compare 25MB --world 8"
 
 
+def beside_compute(profile: Profile) -> str | None:
+    """What an all-reduce and compute cost each other, in a sentence; None where not measured."""
+    found = profile.contention
+    if found is None:
+        return None
+    told = (
+        f"compute beside an all_reduce over {found.group_size} ranks loses "
+        f"{found.lost:.0%} of the time that the all_reduce takes alone"
+    )
+    fit, line = profile.fit_for("all_reduce", found.group_size), found.beside[-1]
+    largest = min(fit.measured[-1].size_bytes, line.to_bytes) if fit else 0
+    if fit is None or largest < found.beside[0].from_bytes:
+        return told
+    lasts, alone = line.at(largest), fit.expected_ns(largest)
+    return (
+        f"{told}; one of {size(largest)} then lasts {duration(lasts)} instead of {duration(alone)}"
+    )
+
+
 def calibration_json(profile: Profile, saved: Path) -> dict[str, Any]:
     """`calibrate --json`, schema 1 (docs/json.md)."""
     return {

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from stepscope.verify.spread import quantile_spread, student_quantile
+from stepscope.verify.spread import quantile_spread
+from stepscope.verify.student import student_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +21,9 @@ POWER = 0.8  # the smallest detectable change is found this often
 FEW = 8  # with fewer steps on both sides ranks say nothing: there a normal distribution is assumed
 _MEDIAN_OVER_MEAN = 1.2  # a few values' median spreads so much more than their mean
 _Z_LOW, _Z_POWER = 1.959964, 0.841621
+_TAIL = (1 - CONFIDENCE) / 2
+_COUNTS = 0.75
+_ONE_OF_TWO = _Z_LOW / math.sqrt(2)  # how far each of two equal sides goes
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,12 +74,12 @@ def typical(runs: Sequence[Floats]) -> tuple[float, float, float]:
     """One side's step and its interval: the geometric mean of its runs' medians."""
     logs = [np.log(run) for run in runs]
     medians = np.array([np.median(run) for run in logs])
-    value, tail = float(medians.mean()), (1 - CONFIDENCE) / 2
+    value = float(medians.mean())
     if len(runs) == 1 and len(logs[0]) >= FEW:
-        low, high = np.quantile(quantile_spread(logs[0]).draws, (tail, 1 - tail))
+        low, high = _ends(quantile_spread(logs[0]))
     else:
         draws = medians if len(runs) > 1 else logs[0]
-        reach = student_quantile(len(draws) - 1, 1 - tail) * float(draws.std(ddof=1))
+        reach = student_quantile(len(draws) - 1, 1 - _TAIL) * float(draws.std(ddof=1))
         low, high = (value + sign * reach / math.sqrt(len(draws)) for sign in (-1, 1))
     return math.exp(value), math.exp(min(low, value)), math.exp(max(high, value))
 
@@ -94,18 +98,46 @@ def _difference(
 
 
 def _of_two_runs(a: Spread, b: Spread) -> Estimate:
-    """Every likely B against every likely A."""
-    differences = (b.draws[:, None] - a.draws[None, :]).ravel()
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(differences, (tail, 1 - tail))
-    half = (high - low) / 2
+    """Both sides as far off as together is just likely, A one way and B the other.
+
+    How far each of them goes is an angle: 45 degrees where both are known equally well.
+    """
+    angle = _angle(a, b)
+    ends, sizes = [], []
+    for sign in (-1, 1):
+        of_a, of_b = -sign * math.cos(angle), sign * math.sin(angle)
+        freedom = 1 / (of_a**4 / a.freedom(2 * of_a) + of_b**4 / b.freedom(2 * of_b))  # Welch's
+        reach = student_quantile(freedom, 1 - _TAIL)
+        ends.append(b.at(reach * of_b) - a.at(reach * of_a))
+        sizes.append(1 + student_quantile(freedom, POWER) / reach)
     value = b.value - a.value
     return Estimate(
         value=value,
-        low=min(float(low), value),
-        high=max(float(high), value),
-        smallest=half * (_Z_LOW + _Z_POWER) / _Z_LOW,
+        low=min(ends[0], value),
+        high=max(ends[1], value),
+        smallest=(ends[1] - ends[0]) / 2 * max(sizes),
     )
+
+
+def _angle(a: Spread, b: Spread) -> float:
+    """By how well shares are known and how far apart steps lie there.
+
+    The latter is noisy where few steps lie near the quantile, and is often the same on both sides:
+    it counts by three quarters, which makes the interval 0.5% too narrow at most.
+    """
+    widths = [run.at(_ONE_OF_TWO) - run.at(-_ONE_OF_TWO) for run in (a, b)]
+    deviations = [run.deviation for run in (a, b)]
+    if min(widths) <= 0:
+        widths = deviations
+    known, apart = deviations[1] / deviations[0], widths[1] / widths[0]
+    return math.atan(known * (apart / known) ** _COUNTS)
+
+
+def _ends(run: Spread) -> tuple[float, float]:
+    low, high = (
+        run.at(sign * student_quantile(run.freedom(2 * sign), 1 - _TAIL)) for sign in (-1, 1)
+    )
+    return low, high
 
 
 def _of_few_steps(a: Floats, b: Floats) -> Estimate:
@@ -143,7 +175,7 @@ def _rounding_variance(a: Sequence[Spread], b: Sequence[Spread]) -> float:
 
 
 def _student_interval(value: float, deviation: float, freedom: int) -> Estimate:
-    reach = student_quantile(freedom, 1 - (1 - CONFIDENCE) / 2)
+    reach = student_quantile(freedom, 1 - _TAIL)
     return Estimate(
         value=value,
         low=value - reach * deviation,

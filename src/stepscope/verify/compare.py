@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _PERCENTS = np.arange(101) / 100
 _SLOW = 0.95
 _ENOUGH_FOR_SLOW = 100  # steps of every run: five of them are the slow ones
-FEWEST_STEADY = 50  # with fewer steps the interval may be too narrow
+FEWEST_STEADY = 100  # with fewer steps the interval may be too narrow
 # What the median step changes from one start of a command to the next, as a standard deviation,
 # where it cannot be seen: one run on each side. docs/compare.md says where it comes from.
 BETWEEN_STARTS = 0.005

@@ -1,8 +1,9 @@
 """How far a quantile of one run's steps may be off, given that steps follow each other.
 
-A quantile is known as well as the share of steps below it (Woodruff's interval). Neighbouring steps
-are alike, so n of them say as much as n / tau independent ones. tau is that of an autoregression
-fitted to the signs, below or above the quantile, which neither tails nor outliers reach.
+A quantile is known as well as the share of steps below it (Woodruff's interval), and that share is
+known as well as the run's signs, below or above, average out. Neither tails nor outliers reach
+signs. Where the quantile lies between slow and fast spells, signs at the quantile of this run say
+little about the signs at the true one, so they are looked at on both sides of it too.
 
 docs/compare.md has the formulas; benchmarks/comparison.py is what they were chosen by.
 """
@@ -10,81 +11,98 @@ docs/compare.md has the formulas; benchmarks/comparison.py is what they were cho
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+
+from stepscope.verify.correlation import correlation_times
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
 
-# Equally likely values that stand for a distribution.
-LEVELS = (np.arange(200) + 0.5) / 200
-_MOST_FREEDOM = 500.0  # Student's distribution is the normal one from there on
-_SHORTEST = 0.2  # steps that take turns may say more than independent ones, but not much more
-_ANGLES = np.linspace(-math.pi / 2, math.pi / 2, 20001)
+# Where signs are looked at, as logarithms of odds from the quantile: 33%, 41%, 50%, 59%, 67%.
+_AROUND = np.array([-0.7, -0.35, 0.0, 0.35, 0.7])
+_MIDDLE = 2
+_HALF_GRID = np.linspace(0.0, 1.0, 201)
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """A quantile of a run's steps, and equally likely values of it in a run without end."""
+    """A quantile of a run's steps, and which values it may have in a run without end."""
 
     value: float
-    draws: Floats
     steps: int
     effective: float  # independent steps that would say as much
+    deviation: float  # of the share of steps below the quantile
     rounding: float = 0.0  # what the steps are rounded to, where that shows
+    ordered: Floats
+    shares: Floats  # of steps below, and how many deviations off it would be were it the true one
+    scores: Floats
+    freedoms: Floats  # degrees of freedom that the deviation there is known with
+
+    def at(self, score: float) -> float:
+        """The value that lies so many deviations above the quantile."""
+        share = float(np.interp(score, self.scores, self.shares))
+        value = quantile(self.ordered, share)
+        if self.rounding:  # the true length lies anywhere between two marks of the clock
+            unknown = self.rounding * math.erf(abs(score) / math.sqrt(2)) / 2
+            off = math.hypot(value - self.value, unknown)
+            return self.value + math.copysign(off, score)
+        return value
+
+    def freedom(self, score: float) -> float:
+        return float(np.interp(score, self.scores, self.freedoms))
 
 
 def quantile_spread(values: Floats, level: float = 0.5) -> Spread:
     """Of steps in the order they ran; two at least."""
     n = len(values)
     ordered = np.sort(values)
-    value = float(np.quantile(values, level))
-    below = np.where(values < value, 1.0, 0.0) + np.where(values == value, level, 0.0)
-    tau = correlation_time(below - level)
-    freedom = max(1.0, n / max(1.0, 3 * tau - 2))
-    shares = level + student(freedom) * math.sqrt(tau * level * (1 - level) / n)
-    draws = np.interp(shares * n - 0.5, np.arange(n), ordered)
-    step = resolution(ordered)
-    if step:  # the true length lies anywhere between two marks of the clock
-        draws = np.sort(draws + step * (_shuffled() - 0.5))
-    return Spread(value=value, draws=draws, steps=n, effective=n / tau, rounding=step)
+    odds = level / (1 - level) * np.exp(_AROUND)
+    looked_at = odds / (1 + odds)
+    tau, freedom = correlation_times(_below(values, ordered, looked_at))
+    shares = np.concatenate((level * _HALF_GRID, level + (1 - level) * _HALF_GRID[1:]))
+    deviations = np.sqrt(tau * level * (1 - level) / n)
+    scores = (shares - level) / np.interp(shares, looked_at, deviations)
+    return Spread(
+        value=float(np.quantile(values, level)),
+        steps=n,
+        effective=n / float(tau[_MIDDLE]),
+        deviation=float(deviations[_MIDDLE]),
+        rounding=resolution(ordered),
+        ordered=ordered,
+        shares=shares,
+        scores=_outermost(scores),
+        freedoms=np.interp(shares, looked_at, freedom),
+    )
 
 
-def correlation_time(signs: Floats) -> float:
-    """How many steps say as much as one independent step would.
-
-    The variance of a long average over that of independent values: the spectrum at zero of an
-    autoregression, its order chosen by Akaike's criterion.
-    """
-    n = len(signs)
-    centred = signs - signs.mean()
-    most = min(n // 5, math.ceil(10 * math.log10(n)))
-    power = float(centred @ centred)
-    if not power or most < 1:
-        return 1.0
-    lags = np.array([centred[: n - k] @ centred[k:] for k in range(most + 1)]) / power
-    order, weights, left = _autoregression(lags, n)
-    tau = left / max(1 - float(weights.sum()), 0.02) ** 2 * n / (n - order - 1)
-    return min(max(tau, _SHORTEST), n / 2)
+def quantile(ordered: Floats, share: float) -> float:
+    """Each of n values stands in the middle of its nth."""
+    n = len(ordered)
+    place = min(max(share * n - 0.5, 0.0), n - 1.0)
+    first = int(place)
+    second = min(first + 1, n - 1)
+    return float(ordered[first] + (place - first) * (ordered[second] - ordered[first]))
 
 
-def _autoregression(lags: Floats, n: int) -> tuple[int, Floats, float]:
-    """Order, weights and the share of variance left, by Levinson's recursion."""
-    weights = np.zeros(0)
-    left, best, found = 1.0, 0.0, (0, weights, 1.0)
-    for order in range(1, len(lags)):
-        reflected = (lags[order] - weights @ lags[order - 1 : 0 : -1]) / left
-        reflected = min(max(float(reflected), -0.999), 0.999)
-        weights = np.append(weights - reflected * weights[::-1], reflected)
-        left *= 1 - reflected**2
-        worth = n * math.log(left) + 2 * order
-        if worth < best:
-            best, found = worth, (order, weights, left)
-    return found
+def _below(values: Floats, ordered: Floats, shares: Floats) -> Floats:
+    """A row for each share: 1 below its quantile, 0 above; equal ones make up the share."""
+    marks = np.array([quantile(ordered, float(share)) for share in shares])[:, None]
+    first = np.searchsorted(ordered, marks[:, 0], "left")
+    equal = np.searchsorted(ordered, marks[:, 0], "right") - first
+    rest = np.clip((shares * len(values) - first) / np.maximum(equal, 1), 0.0, 1.0)
+    return np.where(values < marks, 1.0, np.where(values == marks, rest[:, None], 0.0))
+
+
+def _outermost(scores: Floats) -> Floats:
+    """Never falling: of several shares with one score the one farthest from the quantile."""
+    low = np.maximum.accumulate(np.minimum(scores, 0.0))
+    high = np.minimum.accumulate(np.maximum(scores, 0.0)[::-1])[::-1]
+    out: Floats = low + high
+    return out
 
 
 def resolution(ordered: Floats) -> float:
@@ -104,36 +122,3 @@ def _last_digit(value: float) -> float:
         return 0.0
     digits = len(text.partition(".")[2])
     return 10.0**-digits
-
-
-@lru_cache(maxsize=1)
-def _shuffled() -> Floats:
-    """LEVELS in an order that has nothing to do with theirs, the same every time."""
-    return np.random.default_rng(0).permutation(LEVELS)
-
-
-def student(freedom: float) -> Floats:
-    """Student's t at LEVELS; for many degrees of freedom the normal distribution."""
-    return _student_at_levels(_known(freedom))
-
-
-def student_quantile(freedom: float, level: float) -> float:
-    """Student's t at one level."""
-    return float(_student(_known(freedom), np.array(level)))
-
-
-def _known(freedom: float) -> float:
-    return round(min(max(freedom, 1.0), _MOST_FREEDOM), 2)
-
-
-@lru_cache(maxsize=256)
-def _student_at_levels(freedom: float) -> Floats:
-    return _student(freedom, LEVELS)
-
-
-def _student(freedom: float, levels: Floats) -> Floats:
-    """With t = sqrt(freedom) tan(angle), the angle's density is a power of its cosine."""
-    density = np.maximum(np.cos(_ANGLES), 0.0) ** (freedom - 1)
-    shares = np.concatenate(([0.0], np.cumsum(density[1:] + density[:-1])))
-    values: Floats = math.sqrt(freedom) * np.tan(np.interp(levels, shares / shares[-1], _ANGLES))
-    return values

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from graphs import measured
 from stepscope.explain.replay.build import build_graph
 from stepscope.explain.replay.cpu_overhead import (
     FRAME_NS,
@@ -169,7 +170,7 @@ def test_a_bare_cpu_trace_is_corrected_with_an_interval(read: Read) -> None:
 
 def test_a_measured_step_decides_over_the_constants(read: Read) -> None:
     trace = read(nested(10, start=0, dur=1000))
-    found = correct(graph_of(trace), trace, measured_ns=900_000.0)
+    found = correct(graph_of(trace), trace, truth=measured(900_000))
     assert found.step_ns == pytest.approx(900_000, rel=0.001)
 
 

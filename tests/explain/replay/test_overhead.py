@@ -1,4 +1,4 @@
-"""What the profiler cost, taken out: by constants, or by steps measured without it."""
+"""What the profiler cost, taken out by constants."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 
 from graphs import Call, Task, make
 from stepscope import read_trace
+from stepscope.explain.replay.graph import Phase
 from stepscope.explain.replay.overhead import (
     WITH_SHAPES,
     correct,
     find_slowness,
-    scale_host,
+    launch_slowness,
     without_profiler,
 )
 from stepscope.explain.replay.schedule import step_ns
@@ -41,16 +42,46 @@ def typical(trace: Trace) -> StepGraph:
 def test_the_hosts_time_shrinks_by_one_factor_and_the_devices_stays() -> None:
     graph = make(Call(1000, own=100, tasks=(Task(70, latency=5),)), end=400)
     found = without_profiler(graph)
-    assert found.calls.gap_ns.tolist() == pytest.approx([680])
-    assert found.calls.call_ns.tolist() == pytest.approx([68])
-    assert found.end_ns == pytest.approx(272)
+    assert found.calls.gap_ns.tolist() == pytest.approx([660])
+    assert found.calls.call_ns.tolist() == pytest.approx([66])
+    assert found.end_ns == pytest.approx(264)
     assert found.tasks.dur_ns.tolist() == [70]
 
 
 def test_the_slower_recording_made_the_host_the_more_is_taken_out() -> None:
     graph = make(Call(1000, tasks=(Task(70),)))
     found = without_profiler(graph, WITH_SHAPES, 1.5)
-    assert found.calls.gap_ns[0] == pytest.approx(680 * 1.5**-0.4)
+    assert found.calls.gap_ns[0] == pytest.approx(660 * 1.5**-0.2)
+
+
+def test_a_phase_whose_launches_were_slow_loses_more() -> None:
+    graph = make(Call(1000, tasks=(Task(70),)), Call(1000, tasks=(Task(70),), phase=Phase.BACKWARD))
+    found = without_profiler(graph, WITH_SHAPES, 1.0, (2.0, 1.0, 1.0, 1.0, 1.0))
+    assert found.calls.gap_ns.tolist() == pytest.approx([660 * 2**-0.4, 660])
+
+
+def launches(count: int, *, start: float, took: float) -> list[dict[str, object]]:
+    return [
+        event
+        for number in range(count)
+        for event in kernel(
+            "k",
+            start=start + 60 * number + 40,
+            dur=5,
+            launched_at=start + 60 * number,
+            launch_dur=took,
+        )
+    ]
+
+
+def test_launches_are_slow_beside_the_usual_7_us(read: Read) -> None:
+    trace = read(launches(20, start=0, took=14))
+    assert launch_slowness(typical(trace), trace)[Phase.FORWARD] == pytest.approx(2.0)
+
+
+def test_few_launches_tell_nothing(read: Read) -> None:
+    trace = read(launches(19, start=0, took=14))
+    assert launch_slowness(typical(trace), trace) == (1.0,) * len(Phase)
 
 
 def transposes(took_ns: float) -> list[dict[str, object]]:
@@ -82,27 +113,6 @@ def steps(read: Read, host_us: float, device_us: float) -> Trace:
     return read(events)
 
 
-def test_a_measured_step_decides_where_the_host_does(read: Read) -> None:
-    trace = steps(read, host_us=1000, device_us=100)
-    found = correct(typical(trace), trace, measured_ns=600_000)
-    assert found.step_ns == pytest.approx(600_000, rel=1e-3)
-    assert found.basis == "measured"
-
-
-def test_a_measured_step_that_the_device_decides_says_nothing_about_the_host(read: Read) -> None:
-    trace = steps(read, host_us=400, device_us=1000)
-    graph = typical(trace)
-    found = correct(graph, trace, measured_ns=990_000)
-    assert found.step_ns == pytest.approx(990_000, rel=0.01)
-    assert found.graph.host_ns == pytest.approx(without_profiler(graph).host_ns)
-
-
-def test_a_window_in_which_all_was_slower_is_brought_to_the_measured_step(read: Read) -> None:
-    trace = steps(read, host_us=900, device_us=1000)
-    found = correct(typical(trace), trace, measured_ns=400_000)
-    assert found.step_ns == pytest.approx(400_000, rel=0.01)
-
-
 def test_an_interval_is_wide_where_the_host_decides_and_narrow_where_it_does_not(
     read: Read,
 ) -> None:
@@ -113,11 +123,6 @@ def test_an_interval_is_wide_where_the_host_decides_and_narrow_where_it_does_not
     busy = steps(read, host_us=300, device_us=1000)
     found = correct(typical(busy), busy)
     assert found.low_ns == pytest.approx(found.high_ns)
-
-
-def test_scaling_the_host_to_nothing_leaves_the_device(read: Read) -> None:
-    trace = steps(read, host_us=1000, device_us=100)
-    assert step_ns(scale_host(typical(trace), 0.0)) == pytest.approx(100_000, rel=0.05)
 
 
 def test_steps_measured_on_an_h200_are_met(shared: Path) -> None:

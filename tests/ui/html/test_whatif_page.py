@@ -1,4 +1,4 @@
-"""The page "What if": every number was predicted beforehand, and a control only picks one."""
+"""The page "What if": numbers predicted beforehand, and what workers and links make of them."""
 
 from __future__ import annotations
 
@@ -12,28 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from stepscope.explain.run import explain_also
+from stepscope.predict.crew_step import Local, Plan, predict_together
 from stepscope.predict.whatif import Bench, parse
 from stepscope.records.explanation import Explanation, Remedy
 from stepscope.records.prediction import Setting
+from stepscope.records.promise import Delivery, Kept
 from stepscope.trace.read import read_trace
 from stepscope.ui.html.report import format_saving, write_report
 from stepscope.ui.html.whatif import whatif_page
-from stepscope.ui.html.whatif_charts import Point, draw_band
-from stepscope.ui.html.whatif_grid import (
-    COLUMNS,
-    MOST_CELLS,
-    WORKERS,
-    Axis,
-    Option,
-    Series,
-    WhatIfGrid,
-    _fitting,
-    lay_out,
-)
-from stepscope.ui.whatif import bench_of, figures, try_each, usual
+from stepscope.ui.html.whatif_axes import Axis, Option
+from stepscope.ui.html.whatif_crew import lay_out_crew
+from stepscope.ui.html.whatif_grid import COLUMNS, MOST_CELLS, WhatIfGrid, _fitting, lay_out
+from stepscope.ui.whatif import adjusted, bench_of, figures, try_each, usual
+from stepscope.verify.track_record import make_promise
 
 TRACE = Path(__file__).parents[2] / "golden/h200-resnet18/rank-00000/trace.json.gz"
 CPU = Path(__file__).parents[2] / "golden/cpu_step.json.gz"
@@ -142,7 +137,7 @@ def test_controls_that_would_be_too_many_are_left_out_and_told() -> None:
 
 def test_a_page_is_small_and_its_data_cannot_end_its_element(grid: WhatIfGrid) -> None:
     page = str(whatif_page(changed(grid, path=HOSTILE)))
-    assert len(page) < 50_000
+    assert len(page) < 100_000
     data = page.partition('id="whatif-data">')[2].partition("</script>")[0]
     body = json.loads(data)
     assert HOSTILE in body["path"]
@@ -160,41 +155,32 @@ def test_of_several_ranks_the_page_says_which(grid: WhatIfGrid) -> None:
     assert "the step of rank 3, which decides the step" in page
 
 
-def test_a_change_by_degrees_is_a_chart_with_a_band(
-    explained: tuple[Explanation, Bench, WhatIfGrid],
-) -> None:
-    _, bench, grid = explained
-    points = tuple(bench.predict([parse(f"batch={each}")]) for each in ("x2", "x4"))
-    series = Series(label="Turned up", across="times", points=points)
-    page = str(whatif_page(changed(grid, series=(series,), scaling=None)))
-    assert "<h3>Turned up</h3>" in page
-    assert page.count('class="band" d="M') == 1
-    assert f"times 4: {figures(points[1].predicted_ms)} ms" in page
-
-
-def test_more_workers_are_a_chart_with_their_efficiency(grid: WhatIfGrid) -> None:
-    curve = grid.scaling
-    assert curve is not None
-    assert [each.workers for each in curve.points] == list(WORKERS)
-    page = str(whatif_page(changed(grid, series=())))
-    assert "<h3>More workers</h3>" in page
-    last = curve.points[-1]
-    assert f": {figures(last.step_ms)} ms ({figures(last.low_ms)}" in page
-    assert f">{last.efficiency:.0%}</text>" in page
-    assert ">1 now</text>" in page
-
-
-def test_a_chart_puts_its_points_where_they_belong() -> None:
-    points = [
-        Point(label="1", value=100.0, low=80.0, high=120.0),
-        Point(label="2", value=50.0, low=40.0, high=60.0),
+def test_workers_links_and_buckets_are_controls_too(grid: WhatIfGrid) -> None:
+    assert grid.crew is not None
+    workers, bandwidth, buckets = grid.crew.axes
+    assert [option.label for option in workers.options] == [
+        "1 (now)", "2", "4", "8", "16", "32", "64", "128", "256",
+    ]  # fmt: skip
+    assert [option.setting for option in bandwidth.options] == [
+        "bandwidth=0.25", "bandwidth=0.5", "", "bandwidth=2", "bandwidth=4", "bandwidth=8",
+    ]  # fmt: skip
+    assert [option.label for option in buckets.options][:4] == [
+        "1 MiB",
+        "5 MiB",
+        "10 MiB",
+        "25 MiB (now)",
     ]
-    drawn = str(draw_band(points, title="t", across="a", unit="ms", now=100.0))
-    heights = [float(each) for each in re.findall(r'class="dot" cx="[\d.]+" cy="([\d.]+)"', drawn)]
-    top = 120.0 * 1.05
-    assert heights == pytest.approx([188 - 172 * 100 / top, 188 - 172 * 50 / top], abs=0.06)
-    assert f'class="now" d="M62 {188 - 172 * 100 / top:.1f}H548"' in drawn
-    assert 'class="band" d="M88.0 24.2L' in drawn
+    assert not any(axis.why for axis in grid.crew.axes)
+
+
+def test_where_links_are_not_known_their_controls_say_what_to_do() -> None:
+    _, _, grid = laid_out(CPU)
+    assert grid.crew is not None
+    assert grid.crew.crew is None
+    page = str(whatif_page(grid))
+    assert "run <code>stepscope calibrate --ranks 2</code>" in page
+    assert re.search(r'id="wi-workers"[^>]* disabled>', page)
+    assert 'id="whatif-crew"' not in page
 
 
 def test_a_remedy_tells_what_it_saves_or_costs() -> None:
@@ -388,6 +374,151 @@ def test_a_cpu_traces_page_works_too(open_page: Any) -> None:
     assert page.locator('[data-out="decides"]').inner_text() == "the host"
 
 
+# Workers and links, in a browser
+
+CREW = (
+    ("workers=8",),
+    ("workers=2", "bandwidth=0.25"),
+    ("precision=bf16", "workers=64", "bucket-mb=1"),
+    ("cuda-graphs", "compile", "workers=256", "bandwidth=0.5", "bucket-mb=50"),
+    ("batch=x2", "optimizer=fused", "workers=16", "bandwidth=8"),
+)
+
+
+def number(text: str) -> float:
+    found = re.search(r"[\d,]+(\.\d+)?", text)
+    assert found, text
+    return float(found[0].replace(",", ""))
+
+
+@pytest.mark.browser
+def test_workers_links_and_buckets_move_all_numbers_beside_the_other_controls(
+    explained: tuple[Explanation, Bench, WhatIfGrid], open_page: Any
+) -> None:
+    explanation, bench, grid = explained
+    page = open_page(explanation, grid)
+    for settings in CREW:
+        told = bench.predict([parse(each) for each in settings])
+        assert not told.refused
+        page.evaluate("wanted => window.stepscope.whatif.set(wanted)", list(settings))
+        assert number(shown(page)) == pytest.approx(told.predicted_ms, rel=0.01)
+        low, high = re.findall(r"[\d.,]+\d", page.locator('[data-out="interval"]').inner_text())[:2]
+        assert number(low) == pytest.approx(told.low_ms, rel=0.03)
+        assert number(high) == pytest.approx(told.high_ms, rel=0.03)
+        assert grid.batch is not None
+        pace = grid.batch * 1000 / grid.before.baseline_ms * told.throughput_factor
+        assert number(page.locator('[data-out="pace"]').inner_text()) == pytest.approx(
+            pace, rel=0.01
+        )
+        bars = page.locator('[data-out="bars"] svg').get_attribute("aria-label")
+        host, device = (number(bars.partition(f"{who} then ")[2]) for who in ("Host", "Device"))
+        assert host == pytest.approx(told.host_ms, rel=0.01, abs=0.006)
+        assert device == pytest.approx(told.device_ms, rel=0.01)
+        command = page.locator('[data-out="command"]').inner_text()
+        assert all(f"--set {each}" in command for each in settings)
+        memory = page.locator('[data-out="peak"]').inner_text()
+        assert (memory == "not known") == (told.peak_bytes is None)
+
+
+@pytest.mark.browser
+def test_the_page_computes_what_python_does_to_the_last_shown_figure(
+    explained: tuple[Explanation, Bench, WhatIfGrid], open_page: Any
+) -> None:
+    """Workers, links and bucket sizes of one cell, and of the same as a CUDA graph."""
+    explanation, _, grid = explained
+    page = open_page(explanation, grid)
+    assert grid.crew is not None
+    crew, doubts = grid.crew.crew, grid.crew.doubts
+    assert crew is not None
+    assert doubts is not None
+    places = places_with(grid, "precision=bf16")
+    bare = combinations(grid).index(places)
+    graphed = combinations(grid).index(places_with(grid, "precision=bf16", "cuda-graphs"))
+    plain, made = grid.crew_cells[bare], grid.crew_cells[graphed]
+    assert plain is not None
+    assert made is not None
+    every = itertools.product(range(1, 9, 2), range(len(crew.ways)), (0.25, 1.0))
+    plans = [Plan(link=link, way=way, bandwidth=pace) for link, way, pace in every]
+    for at, step in ((bare, None), (graphed, made.sketch)):
+        known = Local(
+            sketch=plain.sketch, step_ns=plain.step_ns, variance=plain.variance,
+            graphed=step, spread=made.spread,
+        )  # fmt: skip
+        computed = page.evaluate(
+            """([at, bare, plans]) =>
+                plans.map((plan) => window.stepscope.whatif.crew.predict(at, bare, plan))""",
+            [at, bare, [to_builtins(plan) for plan in plans]],
+        )
+        for plan, found in zip(plans, computed, strict=True):
+            told = predict_together(crew, doubts, known, plan)
+            expected = (told.done.step_ns, told.low_ns, told.high_ns, told.done.comm_ns)
+            numbers = (found["step"], found["low"], found["high"], found["comm"])
+            assert numbers == pytest.approx(expected, rel=5e-4)
+            assert found["exposed"] == pytest.approx(told.exposed_ns, abs=1e-3 * told.done.step_ns)
+
+
+@pytest.mark.browser
+def test_one_worker_exchanges_nothing_and_its_links_cannot_be_moved(
+    explained: tuple[Explanation, Bench, WhatIfGrid], open_page: Any
+) -> None:
+    explanation, _, grid = explained
+    page = open_page(explanation, grid)
+    link = page.locator("#wi-bandwidth")
+    assert link.is_disabled()
+    assert page.locator('[data-out="exposed"]').inner_text() == "none"
+    page.locator("#wi-workers").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    assert page.locator('[data-output="workers"]').inner_text() == "8"
+    assert link.is_enabled()
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowLeft")
+    command = page.locator('[data-out="command"]')
+    assert "--set workers=8 --set bandwidth=0.5" in command.inner_text()
+    # Back to one: what is set for the link no longer counts, and comes back with the workers.
+    page.locator("#wi-workers").fill("0")
+    assert "bandwidth" not in command.inner_text()
+    assert shown(page) == words(grid.before.baseline_ms)
+    page.get_by_role("button", name="Back to now").click()
+    assert page.locator("#wi-bandwidth").input_value() == "2"
+
+
+@pytest.mark.browser
+def test_the_scaling_chart_is_that_of_the_other_controls(
+    explained: tuple[Explanation, Bench, WhatIfGrid], open_page: Any
+) -> None:
+    explanation, bench, grid = explained
+    page = open_page(explanation, grid)
+    page.evaluate("window.stepscope.whatif.set(['precision=bf16', 'workers=4', 'bandwidth=0.25'])")
+    dots = page.locator('[data-out="workers"] .dot title').all_text_contents()
+    assert len(dots) == 9
+    same = [parse("precision=bf16"), parse("bandwidth=0.25")]
+    told = bench.predict([*same, parse("workers=256")])
+    assert number(dots[-1].partition("a step of ")[2]) == pytest.approx(told.predicted_ms, rel=0.01)
+    alone = bench.predict([parse("precision=bf16")])
+    efficiency = told.throughput_factor / alone.throughput_factor / 256
+    assert number(dots[-1].partition("efficiency ")[2]) == pytest.approx(100 * efficiency, abs=0.6)
+    chosen = page.locator('[data-out="workers"] .dot.is-chosen title').text_content()
+    assert chosen.startswith("4 workers")
+
+
+@pytest.mark.browser
+def test_moving_a_control_moves_no_other(
+    explained: tuple[Explanation, Bench, WhatIfGrid], open_page: Any
+) -> None:
+    """Numbers change, what stands where does not."""
+    explanation, _, grid = explained
+    page = open_page(explanation, grid)
+    where = """() => [...document.querySelectorAll('[data-wi] form *:not(output), [data-wi] h3')]
+        .filter((part) => part.offsetParent)
+        .map((part) => part.getBoundingClientRect())
+        .map((box) => [box.x, box.y + scrollY])"""
+    before = page.evaluate(where)
+    for place in (1, 5, 8):
+        page.locator("#wi-workers").fill(str(place))
+        assert page.evaluate(where) == before
+
+
 @pytest.mark.browser
 def test_several_ranks_share_one_page(
     explained: tuple[Explanation, Bench, WhatIfGrid], open_page: Any
@@ -397,3 +528,30 @@ def test_several_ranks_share_one_page(
     both = replace(explanation, ranks=(one, replace(one, rank=1, path="/runs/1.json")))
     page = open_page(both, grid)
     assert page.locator("#whatif").count() == 1
+
+
+@pytest.mark.browser
+def test_earlier_predictions_of_the_same_changes_move_those_with_workers_too(
+    explained: tuple[Explanation, Bench, WhatIfGrid], open_page: Any
+) -> None:
+    """Twice a step with workers and bf16 took 10% longer than promised."""
+    explanation, bench, grid = explained
+    settings = (parse("precision=bf16"), parse("workers=8"))
+    told = bench.predict(settings)
+    promise = make_promise(told)
+    ms = 1.1 * told.predicted_ms
+    delivery = Delivery(
+        promise=promise.id, when_unix=0.0, a_ms=told.baseline_ms, b_ms=ms,
+        change=ms / told.baseline_ms - 1, low=0.0, high=0.0, confidence=0.95, verdict="faster",
+        named=False,
+    )  # fmt: skip
+    history = (Kept(promise=promise, delivery=delivery),) * 2
+    expected = adjusted(told, history)
+    assert expected.predicted_ms > 1.02 * told.predicted_ms
+    page = open_page(explanation, changed(grid, crew=lay_out_crew(bench, history)))
+    page.evaluate("window.stepscope.whatif.set(['precision=bf16', 'workers=8'])")
+    found = page.evaluate("window.stepscope.whatif.state(window.stepscope.whatif.places)")
+    assert found["step"] == pytest.approx(expected.predicted_ms, rel=1e-3)
+    assert found["low"] == pytest.approx(expected.low_ms, rel=1e-3)
+    assert found["high"] == pytest.approx(expected.high_ms, rel=1e-3)
+    assert found["factor"] == pytest.approx(expected.throughput_factor, rel=1e-3)

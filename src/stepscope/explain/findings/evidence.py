@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from stepscope.explain.launched import Launched
     from stepscope.records.efficiency import Efficiency, Spot
     from stepscope.records.explanation import (
         Budget,
@@ -38,8 +39,8 @@ _BUSY = ("compute", "exposed_comm", "exposed_memory")
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's numbers. Timeline, idle and gaps are those of the budget's window; the tables
-    and `whole` cover the whole trace."""
+    """One rank's numbers. Timeline, idle, gaps and what was launched are those of the budget's
+    window; the tables and `whole` cover the whole trace."""
 
     trace: Trace
     on_host: bool
@@ -50,6 +51,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     budget: Budget
     kernels: tuple[Kernel, ...]
     launches: Launches
+    launched: Launched
     copies: tuple[Copy, ...]
     syncs: tuple[SyncCall, ...]
     collectives: tuple[Collective, ...]
@@ -139,7 +141,7 @@ def costliest_places(
     found = frames >= 0
     if not found.any():
         return ()
-    first, inverse, count = group(trace.host.name[frames[found]].astype(np.int64))
+    first, inverse, count = group(trace.host.name[frames[found]])
     total = sum_by(inverse, cost[found], count)
     names = (trace.strings[trace.host.name[frames[found][first[i]]]] for i in np.argsort(-total))
     return tuple(place for name in names if (place := place_of(name)))[:most]

@@ -12,7 +12,7 @@ from stepscope.explain.findings.evidence import (
     costliest_places,
     kernel_severity,
 )
-from stepscope.explain.launched import by_operator, callers, launched_in
+from stepscope.explain.launched import by_operator, callers
 from stepscope.records.explanation import Finding, Remedy
 
 if TYPE_CHECKING:
@@ -129,7 +129,6 @@ def _evidence(
 
 def _places(evidence: Evidence, efficiency: Efficiency) -> tuple[Place, ...]:
     names = {spot.operator for spot in efficiency.spots if _is_product(spot)}
-    trace, timeline = evidence.trace, evidence.timeline
-    launched = launched_in(trace, timeline.start_ns, timeline.start_ns + timeline.span_ns)
+    trace, launched = evidence.trace, evidence.launched
     chosen = by_operator(trace, launched, names.__contains__)
     return costliest_places(trace, callers(trace, launched)[chosen], launched.dur_ns[chosen])

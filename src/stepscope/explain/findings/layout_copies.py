@@ -13,8 +13,9 @@ from stepscope.explain.findings.evidence import (
     costliest_places,
     kernel_severity,
 )
-from stepscope.explain.launched import by_kernel, by_operator, callers, launched_in
+from stepscope.explain.launched import by_kernel, by_operator, callers
 from stepscope.explain.tree import group, sum_by
+from stepscope.explain.work import named, one_of, rows_named
 from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.trace import HostKind
 from stepscope.trace.links import nearest_of
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from stepscope.explain.launched import Launched
     from stepscope.records.trace import Trace
 
-TRANSPOSING = re.compile(r"(?:nchw|nhwc)To|batched_transpose|transpose_readWrite", re.IGNORECASE)
+TRANSPOSING = one_of("nchwto nhwcto batched_transpose transpose_readwrite")
 COPYING = re.compile(r"^aten::(?:copy_|clone)$")
 LAYING_OUT = re.compile(r"^aten::(?:contiguous|reshape)$")
 
@@ -34,10 +35,10 @@ def find(evidence: Evidence) -> Finding | None:
     """Transposing kernels, and the copies that `contiguous` and `reshape` make."""
     if evidence.on_host:
         return None
-    trace, timeline = evidence.trace, evidence.timeline
-    launched = launched_in(trace, timeline.start_ns, timeline.start_ns + timeline.span_ns)
-    in_convolution = by_kernel(trace, launched, TRANSPOSING.search)
-    chosen = in_convolution | _laid_out(trace, launched)
+    trace, launched = evidence.trace, evidence.launched
+    in_convolution = by_kernel(trace, launched, TRANSPOSING)
+    around = _around(trace, launched)
+    chosen = in_convolution | _laid_out(trace, launched, around)
     share = evidence.device_share(int(launched.dur_ns[chosen].sum()))
     if share < LOW:
         return None
@@ -50,46 +51,42 @@ def find(evidence: Evidence) -> Finding | None:
         "dimensions; no value changes.",
         evidence=(
             f"{int(chosen.sum())} such kernels in the trace's steps, {evidence.ms(share)}",
-            *_reasons(evidence, launched, chosen),
+            *_reasons(evidence, chosen, around),
         ),
         where=costliest_places(trace, callers(trace, launched)[chosen], launched.dur_ns[chosen]),
         remedies=_remedies(bool(in_convolution.any())),
     )
 
 
-def _laid_out(trace: Trace, launched: Launched) -> NDArray[np.bool_]:
+def _around(trace: Trace, launched: Launched) -> NDArray[np.int32]:
+    """The nearest operator around each piece that is not itself a copy, or -1."""
+    return nearest_of(trace.host, _operators_but(trace, COPYING), launched.operator)
+
+
+def _operators_but(trace: Trace, these: re.Pattern[str]) -> NDArray[np.bool_]:
+    operator: NDArray[np.bool_] = trace.host.kind == HostKind.OPERATOR
+    return operator & ~rows_named(trace, trace.host, operator, these.match)
+
+
+def _laid_out(trace: Trace, launched: Launched, around: NDArray[np.int32]) -> NDArray[np.bool_]:
     """Copies made by an operator that asks for another layout."""
-    around = _around(trace, launched)
     known = by_operator(trace, launched, COPYING.match) & (around >= 0)
     if not known.any():
         return known
-    names = trace.host.name[np.maximum(around, 0)]
-    codes = np.unique(names[known]).tolist()
-    laying = [code for code in codes if LAYING_OUT.match(trace.strings[code])]
-    return known & np.isin(names, laying)
+    return named(trace, trace.host.name[around], known, LAYING_OUT.match)
 
 
-def _around(trace: Trace, launched: Launched) -> NDArray[np.int32]:
-    """The nearest operator around each piece that is not itself a copy, or -1."""
-    host = trace.host
-    plain = [code for code, name in enumerate(trace.strings) if COPYING.match(name)]
-    wanted = (host.kind == HostKind.OPERATOR) & ~np.isin(host.name, plain)
-    return nearest_of(host, wanted, launched.operator)
-
-
-def _reasons(evidence: Evidence, launched: Launched, chosen: NDArray[np.bool_]) -> list[str]:
+def _reasons(evidence: Evidence, chosen: NDArray[np.bool_], around: NDArray[np.int32]) -> list[str]:
     """The operators that asked for it, the costliest first."""
     trace, host = evidence.trace, evidence.trace.host
-    around = _around(trace, launched)
     asks = chosen & (around >= 0)
     if not asks.any():
         return []
-    laying = [code for code, name in enumerate(trace.strings) if LAYING_OUT.match(name)]
-    outer = (host.kind == HostKind.OPERATOR) & ~np.isin(host.name, laying)
+    outer = _operators_but(trace, LAYING_OUT)
     asking = nearest_of(host, outer, np.where(asks, around, -1))
     asking = np.where(asking >= 0, asking, around)[asks]
-    first, inverse, count = group(host.name[asking].astype(np.int64))
-    total = sum_by(inverse, launched.dur_ns[asks], count)
+    first, inverse, count = group(host.name[asking])
+    total = sum_by(inverse, evidence.launched.dur_ns[asks], count)
     calls = np.bincount(inverse, minlength=count)
     return [
         f"for {_words(trace.strings[host.name[asking[first[i]]]])}: {calls[i]} kernels, "

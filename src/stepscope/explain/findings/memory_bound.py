@@ -14,7 +14,7 @@ from stepscope.explain.findings.evidence import (
     kernel_severity,
     spot_words,
 )
-from stepscope.explain.launched import by_kernel, by_operator, callers, launched_in
+from stepscope.explain.launched import by_kernel, by_operator, callers
 from stepscope.records.explanation import Finding, Remedy
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ def find(evidence: Evidence) -> Finding | None:
     moving = evidence.of_step(sum(spot.device_ns for spot in spots))
     if moving < MOSTLY:
         return None
-    trace, timeline = evidence.trace, evidence.timeline
-    launched = launched_in(trace, timeline.start_ns, timeline.start_ns + timeline.span_ns)
+    trace, launched = evidence.trace, evidence.launched
     chosen = _fusible(evidence, launched, spots)
     saved_ns, runs = _saved(evidence, launched, chosen)
     saved = evidence.device_share(saved_ns)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.findings.evidence import LOW, Evidence, costliest_places, severity
-from stepscope.explain.launched import by_operator, launched_in
+from stepscope.explain.launched import by_operator
 from stepscope.explain.tree import group
 from stepscope.explain.work import rows_named
 from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.trace import HostKind
-from stepscope.trace.links import nearest_of
+from stepscope.trace.links import distinct, nearest_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,12 +30,11 @@ def find(evidence: Evidence) -> Finding | None:
     """Kernels under `Optimizer.step#` that operators of one tensor launched."""
     if evidence.on_host:
         return None
-    trace, timeline = evidence.trace, evidence.timeline
-    launched = launched_in(trace, timeline.start_ns, timeline.start_ns + timeline.span_ns)
+    trace, launched = evidence.trace, evidence.launched
     step = _steps_of(evidence, launched)
     inside = step >= 0
     single = inside & by_operator(trace, launched, ONE_TENSOR.match)
-    steps = len(np.unique(step[single]))
+    steps = len(distinct(step[single]))
     parameters = _parameters(evidence, launched, single) / max(1, steps)
     if parameters < FEWEST_PARAMETERS or 2 * single.sum() < inside.sum():
         return None
@@ -82,8 +81,8 @@ def _parameters(evidence: Evidence, launched: Launched, single: NDArray[np.bool_
     if not single.any():
         return 0
     host = evidence.trace.host
-    calls = np.unique(launched.operator[single])
-    _, inverse, _ = group(host.name[calls].astype(np.int64))
+    calls = distinct(launched.operator[single])
+    _, inverse, _ = group(host.name[calls])
     counts = np.bincount(inverse)
     return int(counts[2 * counts >= counts.max()].min())
 
@@ -92,7 +91,7 @@ def _span_ns(evidence: Evidence, launched: Launched, step: NDArray[np.int32]) ->
     """First start to last end of each optimizer step's work, summed."""
     rows = launched.rows[step >= 0]
     start = evidence.trace.device.start_ns[rows]
-    first, which, count = group(step[step >= 0].astype(np.int64))
+    first, which, count = group(step[step >= 0])
     begins, ends = start[first].copy(), start[first].copy()
     np.minimum.at(begins, which, start)
     np.maximum.at(ends, which, start + launched.dur_ns[step >= 0])

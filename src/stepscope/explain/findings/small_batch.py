@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import math
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from stepscope.explain.findings.evidence import LOW, Evidence, kernel_severity
-from stepscope.explain.launched import launched_in
-from stepscope.explain.work import Kind, work_kinds
+from stepscope.explain.quantiles import median
+from stepscope.explain.tree import group
+from stepscope.explain.work import Kind
 from stepscope.records.explanation import Finding, Remedy
 
+_TOO_MANY = 1 << 62  # of a damaged file
 SHORT_NS = 20_000  # a longer kernel with few blocks is built so: a larger batch adds none
 
 if TYPE_CHECKING:
@@ -23,13 +26,12 @@ if TYPE_CHECKING:
 
 def find(evidence: Evidence) -> Finding | None:
     """Most kernel time is short kernels with fewer blocks than the device has multiprocessors."""
-    trace, timeline = evidence.trace, evidence.timeline
+    trace, launched = evidence.trace, evidence.launched
     units = _multiprocessors(trace)
     if evidence.on_host or units is None:
         return None
-    launched = launched_in(trace, timeline.start_ns, timeline.start_ns + timeline.span_ns)
     blocks = _blocks(trace, launched)
-    known = (blocks > 0) & (work_kinds(trace, launched.rows) == Kind.COMPUTE)
+    known = (blocks > 0) & (launched.kind == Kind.COMPUTE)
     filled = np.minimum(1.0, blocks / units)
     small = known & (filled < 1) & (launched.dur_ns < SHORT_NS)
     busy = int(launched.dur_ns[known].sum())
@@ -48,8 +50,8 @@ def find(evidence: Evidence) -> Finding | None:
             f"{launched.dur_ns[small].sum() / busy:.0%} of kernel time",
             f"while they run, {_mean(filled[small], launched.dur_ns[small]):.0%} of the "
             "multiprocessors have a block",
-            f"the median kernel runs {np.median(launched.dur_ns[known]) / 1000:.1f} µs in "
-            f"{int(np.median(blocks[known]))} blocks",
+            f"the median kernel runs {median(launched.dur_ns[known]) / 1000:.1f} µs in "
+            f"{int(median(blocks[known]))} blocks",
             f"idle between kernels: {evidence.part_ms('idle_launch', 'operators', 'python')}",
         ),
         remedies=(
@@ -69,16 +71,18 @@ def _multiprocessors(trace: Trace) -> int | None:
 
 def _blocks(trace: Trace, launched: Launched) -> NDArray[np.int64]:
     """Blocks of each grid; 0 where not recorded. Each distinct grid is read once."""
-    codes, inverse = np.unique(trace.device.grid[launched.rows], return_inverse=True)
-    sizes = [_size(trace.strings[code]) if code >= 0 else 0 for code in codes.tolist()]
-    return np.array(sizes, np.int64)[inverse.reshape(-1)] if sizes else np.empty(0, np.int64)
+    grid = trace.device.grid[launched.rows]
+    first, inverse, _ = group(grid)
+    sizes = [_size(trace.strings[code]) if code >= 0 else 0 for code in grid[first].tolist()]
+    return np.array(sizes, np.int64)[inverse]
 
 
 def _size(grid: str) -> int:
     try:
-        return int(np.prod([int(side) for side in json.loads(grid)]))
-    except (TypeError, ValueError):
+        blocks = math.prod(int(side) for side in msgspec.json.decode(grid))
+    except (TypeError, ValueError, msgspec.DecodeError):
         return 0
+    return blocks if blocks < _TOO_MANY else 0
 
 
 def _mean(values: NDArray[np.float64], weights: NDArray[np.int64]) -> float:

@@ -65,6 +65,7 @@ _SCALAR_TYPE_BYTES = {
     29: 8,
 }
 _NOT_TENSORS = frozenset({"", "Scalar", "ScalarList", "TensorList", "GenericList", "Device"})
+_WHOLE = frozenset({int})
 _INTEGER = re.compile(r"-?\d+")
 
 Dims = tuple[int, ...]
@@ -116,11 +117,13 @@ class Call:
         if place >= len(self._shapes):
             raise Unknown
         dims = self._shapes[place]
-        if not self._dtypes and dims and all(isinstance(size, int) for size in dims):
-            return Tensor(tuple(dims), "")
-        if not self.has_tensor(place) or not all(isinstance(size, int) for size in dims):
+        if not _WHOLE.issuperset(map(type, dims)):
             raise Unknown
-        return Tensor(tuple(dims), self._dtypes[place])
+        if self.has_tensor(place):
+            return Tensor(tuple(dims), self._dtypes[place])
+        if self._dtypes or not dims:
+            raise Unknown
+        return Tensor(tuple(dims), "")
 
     def tensors(self) -> list[Tensor]:
         """All single tensors, in order."""

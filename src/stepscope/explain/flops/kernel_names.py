@@ -14,30 +14,31 @@ from typing import Literal
 import msgspec
 
 from stepscope.explain.flops.compiled import PREFIX, may_multiply
+from stepscope.explain.work import one_of
 
 Cores = Literal["tensor", "plain", "unknown"]
 
 _LONGEST = 400  # what matters is in the beginning; template arguments go on for thousands
 
-_PRODUCT = re.compile(
-    r"(?<!fb)gemm|gemv|nvjet|cutlass|xmma|wgrad|dgrad|fprop|bprop|sdpa|fmha|flash|attn|attention|conv|"
-    r"Cijk_|xdl|winograd|matmul|_mm_|dot_kernel|fft2d|scudnn|grouped_mm",
-    re.IGNORECASE,
+_GEMM_LIBRARY = "fbgemm"  # it has kernels that multiply nothing
+_PRODUCT = one_of(
+    "gemm gemv nvjet cutlass xmma wgrad dgrad fprop bprop sdpa fmha flash attn attention conv "
+    "cijk_ xdl winograd matmul _mm_ dot_kernel fft2d scudnn grouped_mm"
 )
 # Parts of a product that are not the product itself.
 _HELPER = re.compile(
     r"splitK_?reduce|nchwToNhwc|nhwcToNchw|computeOffsets|transpose|SubTensorOp|epilogue::|"
     r"convert_dq|dot_do_o|postprocess|im2col|col2im|cudnn::ops|convertTensor|tensorTransform|"
-    r"CastTensor|reduce_1Block|combine_kernel|reduce_wgrad|scal_kernel|^Mem(?:cpy|set)"
+    r"CastTensor|reduce_1Block|combine_kernel|reduce_wgrad|scal_kernel"
 )
 # PyTorch's and its libraries' kernels that surely multiply no matrices.
-_HARMLESS = re.compile(
-    r"at::native::|at::cuda::|at_cuda_detail::|cub::|thrust::|elementwise|multi_tensor_apply|reduce_kernel|"
-    r"softmax|layer_?norm|batch_?norm|rms_?norm|embedding|permute_|rotary|radix_?sort|::bn_[bf]w|"
-    r"__amd_rocclr_(?:copy|fill)|^Mem(?:cpy|set)",
-    re.IGNORECASE,
+_HARMLESS = one_of(
+    "at::native:: at::cuda:: at_cuda_detail:: cub:: thrust:: elementwise multi_tensor_apply "
+    "reduce_kernel softmax layernorm layer_norm batchnorm batch_norm rmsnorm rms_norm embedding "
+    "permute_ rotary radixsort radix_sort ::bn_bw ::bn_fw __amd_rocclr_copy __amd_rocclr_fill"
 )
-_NATIVE_PRODUCT = re.compile(r"at::native::.*(?:conv_depthwise|(?<!fb)gemm|flash|attention|fmha)")
+_COPY = ("memcpy", "memset")  # a name begins so
+_NATIVE_PRODUCT = one_of("conv_depthwise gemm flash attention fmha")
 
 # The first that matches. hipBLASLt's letters: what comes in, what goes out, what is summed.
 _DTYPES: tuple[tuple[str, re.Pattern[str]], ...] = (
@@ -57,10 +58,9 @@ _TENSOR = re.compile(
     r"tensor\d+x\d+x\d+|sm\d+_xmma|flash|mfma|xdl|_MI\d+x\d+|gtcx|attn_fwd|attn_bwd|"
     r"fmha_cutlass[FB]_\w+?_sm(?:[789]\d|1\d\d)|sdpa_sm"
 )
-_PLAIN = re.compile(
-    r"simt|ffma|sgemm|dgemm|hgemm|scudnn|gemv|gemmSN|gemmk1|dot_kernel|gcgemm|fft2d|winograd|"
-    r"naive_conv|conv_depthwise|Sp3AsmConv",
-    re.IGNORECASE,
+_PLAIN = one_of(
+    "simt ffma sgemm dgemm hgemm scudnn gemv gemmsn gemmk1 dot_kernel gcgemm fft2d winograd "
+    "naive_conv conv_depthwise sp3asmconv"
 )
 
 
@@ -76,20 +76,24 @@ class KernelName(msgspec.Struct, frozen=True):
 @lru_cache(maxsize=4096)
 def read_name(name: str) -> KernelName:
     """Only what the name says."""
-    name = name[:_LONGEST]
+    name = name[:_LONGEST].replace(_GEMM_LIBRARY, "")
     if name.startswith(PREFIX):
         product = may_multiply(name)
         return KernelName(product=product, harmless=not product, dtype=None, cores="unknown")
-    harmless = not _NATIVE_PRODUCT.search(name) and bool(
-        _HARMLESS.search(name) or _HELPER.search(name)
-    )
-    product = not harmless and _PRODUCT.search(name) is not None
+    harmless = _is_harmless(name)
+    product = not harmless and _PRODUCT(name)
     return KernelName(
         product=product,
         harmless=harmless,
         dtype=_dtype(name) if product else None,
         cores=_cores(name) if product else "unknown",
     )
+
+
+def _is_harmless(name: str) -> bool:
+    if _NATIVE_PRODUCT(name.partition("at::native::")[2]):
+        return False
+    return _HARMLESS(name) or name.lower().startswith(_COPY) or bool(_HELPER.search(name))
 
 
 def _dtype(name: str) -> str | None:
@@ -100,6 +104,6 @@ def _dtype(name: str) -> str | None:
 
 
 def _cores(name: str) -> Cores:
-    if _PLAIN.search(name):
+    if _PLAIN(name):
         return "plain"
     return "tensor" if _TENSOR.search(name) else "unknown"

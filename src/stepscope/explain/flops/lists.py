@@ -53,16 +53,18 @@ def list_bytes(
     parameters = _accumulated(trace, step)
     item[(item < 0) & (step >= 0)] = parameters.item_bytes
     whole = _whole_lists(trace, step, priced.of[lists], parameters.elements)
-    whole[~_launching(rows[lists], operator) & ~_fused(priced)[priced.of[lists]]] = UNKNOWN
+    whole[~_launching(trace, operator)[rows[lists]] & ~_fused(priced)[priced.of[lists]]] = UNKNOWN
     total = elements[lists] + passes[lists] * np.maximum(whole, 0)
     known = (item > 0) & ((passes[lists] == 0) | (whole > 0)) & (moved[lists] >= 0)
     moved[lists] = np.where(known, moved[lists] + total * item, UNKNOWN)
     return moved
 
 
-def _launching(rows: NDArray[np.intp], operator: NDArray[np.int32]) -> NDArray[np.bool_]:
+def _launching(trace: Trace, operator: NDArray[np.int32]) -> NDArray[np.bool_]:
     """Rows that answer for device events."""
-    return np.isin(rows, operator)
+    launching = np.zeros(len(trace.host), np.bool_)
+    launching[operator[operator >= 0]] = True
+    return launching
 
 
 def _fused(priced: Signatures) -> NDArray[np.bool_]:

@@ -20,6 +20,7 @@ from stepscope.explain.flops.call import Call, Unknown
 from stepscope.explain.flops.compiled import PREFIX, compiled
 from stepscope.explain.flops.cost import MATMUL_LIKE, OTHER, UNKNOWN, Cost
 from stepscope.explain.flops.dtypes import dtype_code
+from stepscope.explain.tree import group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +50,7 @@ def price(trace: Trace, rows: NDArray[np.intp]) -> Signatures:
     """The cost of host rows whose operators are in the tables."""
     host = trace.host
     columns = [each[rows] for each in (host.shapes, host.dtypes, host.concrete, host.name)]
-    first, of = _number(columns, len(trace.strings))
+    first, of, _ = group(*columns)
     texts: dict[int, Any] = {-1: None}
     calls, costs, dtypes = [], [], []
     for *codes, name in zip(*(column[first].tolist() for column in columns), strict=True):
@@ -67,22 +68,6 @@ def price(trace: Trace, rows: NDArray[np.intp]) -> Signatures:
         dtype=np.array(dtypes, np.int8),
         calls=tuple(calls),
     )
-
-
-def _number(
-    columns: Sequence[NDArray[np.int32]], width: int
-) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """A representative of each distinct combination, and the combination of each row."""
-    key, distinct = np.zeros(len(columns[0]), np.int64), 1
-    first = np.empty(0, np.intp)
-    for column in columns:
-        if distinct > _LARGEST // (width + 1):
-            _, key = np.unique(key, return_inverse=True)
-            key, distinct = key.reshape(-1).astype(np.int64), len(key)
-        key = key * (width + 1) + (column + np.int64(1))
-        distinct *= width + 1
-    _, first, of = np.unique(key, return_index=True, return_inverse=True)
-    return first, of.reshape(-1)
 
 
 def _decoded(strings: Sequence[str], code: int, known: dict[int, Any]) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from stepscope.explain.lines import place_of, user_frames
 from stepscope.explain.memory.lifetimes import BACKWARD
 from stepscope.explain.modules import PREFIX
+from stepscope.explain.tree import group, sum_by
 from stepscope.explain.work import rows_named
 from stepscope.records.memory import CATEGORIES, ModuleBytes, SiteBytes
 from stepscope.records.trace import HostKind
@@ -124,14 +125,10 @@ def _grouped(
     first: Int32, second: Int32, third: NDArray[np.int8], sizes: Int64
 ) -> list[tuple[tuple[int, int, int], tuple[int, int]]]:
     """(codes, (bytes, blocks)) of every distinct triple, the largest first."""
-    table = np.stack((first.astype(np.int64), second.astype(np.int64), third.astype(np.int64)))
-    keys, inverse = np.unique(table, axis=1, return_inverse=True)
-    inverse = inverse.reshape(-1)
-    total = np.zeros(keys.shape[1], np.int64)
-    np.add.at(total, inverse, sizes)
-    blocks = np.bincount(inverse, minlength=keys.shape[1])
-    order = np.argsort(-total, kind="stable").tolist()
-    return [
-        ((int(keys[0, i]), int(keys[1, i]), int(keys[2, i])), (int(total[i]), int(blocks[i])))
-        for i in order
-    ]
+    sample, inverse, count = group(first, second, third)
+    total = sum_by(inverse, sizes, count)
+    blocks = np.bincount(inverse, minlength=count)
+    order = np.argsort(-total, kind="stable")
+    codes = (column[sample[order]].tolist() for column in (first, second, third))
+    sums = zip(total[order].tolist(), blocks[order].tolist(), strict=True)
+    return list(zip(zip(*codes, strict=True), sums, strict=True))

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from stepscope.explain.calls import find_callers
 from stepscope.explain.replay.graph import CallKind, Calls, Tasks
 from stepscope.records.trace import ABSENT, HostKind
+from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -119,12 +120,12 @@ def _with_waits(
         if name not in ("awaits", "gap_ns")
     }
     columns["gap_ns"] = gaps[source]
-    for name in ("gap_ns", "operators_ns", "runtime_ns", "call_ns", "tail_ns", "frames"):
+    for name in ("gap_ns", "call_ns", "tail_ns", "frames"):
         columns[name][new] = 0.0
     columns["kind"][new] = CallKind.WAIT
     awaits: list[tuple[int, ...]] = [()] * len(source)
     for place, number in zip(np.flatnonzero(new).tolist(), waits.tolist(), strict=True):
         launched = (tasks.call < number) & (end_ns <= start_ns[number])
-        awaits[place] = tuple(np.unique(tasks.stream[launched]).tolist())
+        awaits[place] = tuple(distinct(tasks.stream[launched]).tolist())
     places = np.flatnonzero(~new).astype(np.int32)
     return Calls(**columns, awaits=tuple(awaits)), replace(tasks, call=places[tasks.call])

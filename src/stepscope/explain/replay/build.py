@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain import intervals
 from stepscope.explain.idle import DATA_LOADING, blocking_calls
+from stepscope.explain.quantiles import median, quantile
 from stepscope.explain.replay.beside import communicate
 from stepscope.explain.replay.graph import QUEUE_DEPTH, CallKind, Calls, Phase, StepGraph, Tasks
 from stepscope.explain.work import Kind, launches_of, rows_named
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind
-from stepscope.trace.links import nearest
+from stepscope.trace.links import nearest, nearest_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 _OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
 _THROTTLED_NS = 50_000  # a launch that took longer stood before a full queue
-_LOOKED_AT = 64  # tasks that ended before one that waited for something
+_LOOKED_AT = 65  # tasks that ended before one that waited for something
 _UNEXPLAINED_NS = 2_000
 _LONGEST_LATENCY_NS = 20_000.0
 _AWAITED_NS = 5_000  # a blocking call may return this much before the device's clock says so
 
 
 def build_graph(trace: Trace, work: Work, *, described: bool = True) -> StepGraph:
-    """The whole trace; not `described`, without phases and operators, which what-ifs ask for."""
+    """The whole trace; not `described`, without the calls' operators, which what-ifs ask for."""
     trace, work = _from_zero(trace, work)
     if work.on_host:
         return _host_graph(trace, work)
@@ -49,7 +49,7 @@ def build_graph(trace: Trace, work: Work, *, described: bool = True) -> StepGrap
     tasks = _tasks(trace, work, order, call, rows, begin)
     calls, depth = _calls(trace, work, rows, kind, begin, order, call)
     if described:
-        calls = _described(trace, work, calls)
+        calls = replace(calls, operator=_outermost_operator(trace, rows))
     calls = _awaiting(trace, work, calls, rows, tasks.stream, order, call)
     return StepGraph(
         calls=calls,
@@ -114,31 +114,15 @@ def _calls(
     calls = Calls(
         kind=kind,
         gap_ns=gap,
-        operators_ns=np.zeros(len(rows)),
-        runtime_ns=np.zeros(len(rows)),
         call_ns=own,
         tail_ns=np.zeros(len(rows)),
-        phase=np.full(len(rows), Phase.OTHER, np.int8),
+        phase=_phases(trace, rows),
         row=rows.astype(np.int32),
         operator=np.full(len(rows), ABSENT, np.int32),
         frames=_frames_between(trace, work, before + begin, start + begin),
         awaits=((),) * len(rows),
     )
     return calls, depth
-
-
-def _described(trace: Trace, work: Work, calls: Calls) -> Calls:
-    """With the phase and the operator of every call, and what its gap holds."""
-    rows = calls.row
-    start = trace.host.start_ns[rows].astype(np.float64)
-    inside, runtime = _inside(trace, work, start - calls.gap_ns, start)
-    return replace(
-        calls,
-        operators_ns=inside,
-        runtime_ns=runtime,
-        phase=_phases(trace, rows),
-        operator=_outermost_operator(trace, rows),
-    )
 
 
 def _unthrottled(
@@ -153,7 +137,7 @@ def _unthrottled(
     launching = np.flatnonzero(kind == CallKind.LAUNCH)
     if not len(launching):
         return own, QUEUE_DEPTH
-    usual = float(np.median(own[launching]))
+    usual = median(own[launching])
     slow = launching[own[launching] > max(_THROTTLED_NS, 5 * usual)]
     if not len(slow):
         return own, QUEUE_DEPTH
@@ -163,15 +147,14 @@ def _unthrottled(
     full = ahead > QUEUE_DEPTH // 4
     own = own.copy()
     own[slow[full]] = usual
-    return own, int(np.median(ahead[full])) if full.any() else QUEUE_DEPTH
+    return own, int(median(ahead[full])) if full.any() else QUEUE_DEPTH
 
 
 def _outermost_operator(trace: Trace, rows: Rows) -> NDArray[np.int32]:
     host = trace.host
-    operator = host.kind == HostKind.OPERATOR
-    found = nearest(host, operator)[rows]
+    up = nearest(host, host.kind == HostKind.OPERATOR)
+    found = up[rows]
     above = np.where(found >= 0, host.parent[np.maximum(found, 0)], ABSENT)
-    up = nearest(host, operator)
     while True:
         outer = np.where(above >= 0, up[np.maximum(above, 0)], ABSENT)
         if not (outer >= 0).any():
@@ -187,28 +170,11 @@ def _phases(trace: Trace, rows: Rows) -> NDArray[np.int8]:
     backward = (host.forward_thread > 0) | rows_named(
         trace, host, named, lambda name: name.startswith("autograd::engine")
     )
-    phase[nearest(host, backward)[rows] >= 0] = Phase.BACKWARD
+    phase[nearest_of(host, backward, rows) >= 0] = Phase.BACKWARD
     for code, pattern in ((Phase.OPTIMIZER, _OPTIMIZER), (Phase.DATA, DATA_LOADING)):
-        inside = nearest(host, rows_named(trace, host, named, pattern.search))[rows] >= 0
-        phase[inside] = code
+        marked = rows_named(trace, host, named, pattern.search)
+        phase[nearest_of(host, marked, rows) >= 0] = code
     return phase
-
-
-def _inside(trace: Trace, work: Work, start: Floats, end: Floats) -> tuple[Floats, Floats]:
-    """Of each gap: what passed inside operators, and inside runtime calls."""
-    host = trace.host
-    mine = np.isin(host.thread, work.threads)
-    runtime = _covered(trace, mine & (host.kind == HostKind.RUNTIME), start, end)
-    both = mine & ((host.kind == HostKind.RUNTIME) | (host.kind == HostKind.OPERATOR))
-    return np.maximum(_covered(trace, both, start, end) - runtime, 0.0), runtime
-
-
-def _covered(trace: Trace, rows: NDArray[np.bool_], start: Floats, end: Floats) -> Floats:
-    """How much of each stretch the rows' union covers."""
-    begun = trace.host.start_ns[rows]
-    covered = intervals.union(begun, begun + trace.host.dur_ns[rows])
-    found: Floats = intervals.length_before(covered, end) - intervals.length_before(covered, start)
-    return np.maximum(found, 0.0)
 
 
 def _frames_between(trace: Trace, work: Work, start: Floats, end: Floats) -> Floats:
@@ -228,31 +194,26 @@ def _awaiting(
     call: NDArray[np.int32],
 ) -> Calls:
     """Which streams a blocking call waits for: those whose last task had ended when it returned."""
-    host = trace.host
     waiting = np.flatnonzero(calls.kind == CallKind.WAIT)
     if not len(waiting):
         return calls
-    awaits, own, tail = list(calls.awaits), calls.call_ns.copy(), calls.tail_ns.copy()
-    streams = int(stream_of.max(initial=-1)) + 1
+    start = trace.host.start_ns[rows[waiting]]
+    returned = start + trace.host.dur_ns[rows[waiting]]
     ends = work.end_ns[chosen]
-    by_stream = [np.flatnonzero(stream_of == stream) for stream in range(streams)]
-    for number in waiting.tolist():
-        start = int(host.start_ns[rows[number]])
-        returned = start + int(host.dur_ns[rows[number]])
-        last = 0
-        awaited = []
-        for stream, mine in enumerate(by_stream):
-            place = int(np.searchsorted(call[mine], number)) - 1
-            if place < 0:
-                continue
-            end = int(ends[mine[place]])
-            if end <= returned + _AWAITED_NS:
-                awaited.append(stream)
-                last = max(last, end)
-        awaits[number] = tuple(awaited)
-        if last > start:
-            tail[number] = max(0, returned - last)
-            own[number] = min(own[number], tail[number])
+    last = np.zeros(len(waiting), np.int64)
+    awaited = np.zeros((int(stream_of.max(initial=-1)) + 1, len(waiting)), np.bool_)
+    for stream, over in enumerate(awaited):
+        mine = np.flatnonzero(stream_of == stream)
+        place = np.searchsorted(call[mine], waiting) - 1
+        end = ends[mine[place]]
+        over[:] = (place >= 0) & (end <= returned + _AWAITED_NS)
+        last = np.where(over, np.maximum(last, end), last)
+    awaits, own, tail = list(calls.awaits), calls.call_ns.copy(), calls.tail_ns.copy()
+    for number, over in zip(waiting.tolist(), awaited.T, strict=True):
+        awaits[number] = tuple(np.flatnonzero(over).tolist())
+    late = last > start
+    tail[waiting[late]] = np.maximum(returned - last, 0)[late]
+    own[waiting[late]] = np.minimum(own, tail)[waiting[late]]
     return replace(calls, call_ns=own, tail_ns=tail, awaits=tuple(awaits))
 
 
@@ -324,7 +285,7 @@ def _previous_end(stream: NDArray[np.int32], end: Floats) -> Floats:
 
 
 def _low(values: Floats, share: float, default: float) -> float:
-    return float(np.quantile(values, share)) if len(values) else default
+    return quantile(values, share) if len(values) else default
 
 
 def _awaited_tasks(
@@ -347,24 +308,26 @@ def _awaited_tasks(
         return after
     unexplained = np.minimum(spacing, latency - usual_latency)
     order = np.argsort(end, kind="stable")
-    ended = end[order]
-    for task in np.flatnonzero(unexplained > _UNEXPLAINED_NS).tolist():
-        place = int(np.searchsorted(ended, start[task], side="right")) - 1
-        for other in order[max(0, place - _LOOKED_AT) : place + 1][::-1].tolist():
-            if start[task] - end[other] >= unexplained[task]:
-                break
-            if stream[other] != stream[task] and other < task:
-                after[task] = other
-                break
+    task = np.flatnonzero(unexplained > _UNEXPLAINED_NS)
+    place = np.searchsorted(end[order], start[task], side="right")
+    for _ in range(_LOOKED_AT):
+        place -= 1
+        task, place = task[place >= 0], place[place >= 0]
+        other = order[place]
+        near = start[task] - end[other] < unexplained[task]
+        found = near & (stream[other] != stream[task]) & (other < task)
+        after[task[found]] = other[found]
+        task, place = task[near & ~found], place[near & ~found]
     comm = (work.kind[chosen] == Kind.COMM) & (after < 0)
     compute = np.flatnonzero(
         (work.kind[chosen] == Kind.COMPUTE)
         & (trace.device.kind[work.rows[chosen]] == DeviceKind.KERNEL)
     )
-    for task in np.flatnonzero(comm).tolist():
-        place = int(np.searchsorted(compute, task)) - 1
-        if place >= 0 and end[compute[place]] <= start[task]:
-            after[task] = compute[place]
+    task = np.flatnonzero(comm)
+    place = np.searchsorted(compute, task) - 1
+    task, other = task[place >= 0], compute[place[place >= 0]]
+    over = end[other] <= start[task]
+    after[task[over]] = other[over]
     return after
 
 
@@ -385,8 +348,6 @@ def _host_graph(trace: Trace, work: Work) -> StepGraph:
     calls = Calls(
         kind=np.full(len(own), CallKind.PLAIN, np.int8),
         gap_ns=np.maximum(start - before, 0.0),
-        operators_ns=np.zeros(len(own)),
-        runtime_ns=np.zeros(len(own)),
         call_ns=np.maximum(end - np.maximum(start, before), 0.0),
         tail_ns=np.zeros(len(own)),
         phase=_phases(trace, rows),

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from stepscope.explain.replay.graph import CallKind
 from stepscope.records.trace import DeviceKind, HostKind
+from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,7 +76,7 @@ def _events_of(trace: Trace, graph: StepGraph, kind: HostKind) -> NDArray[np.flo
     rows = calls.row[real]
     start = host.start_ns[rows]
     last = start[-1] + host.dur_ns[rows[-1]]
-    chosen = (host.kind == kind) & np.isin(host.thread, np.unique(host.thread[rows]))
+    chosen = (host.kind == kind) & np.isin(host.thread, distinct(host.thread[rows]))
     begun = np.sort(host.start_ns[chosen])
     place = np.searchsorted(begun, np.append(start, last))
     out[real] = np.diff(place)

@@ -49,8 +49,6 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: NDArray[np.int8]
     gap_ns: Floats  # host time since the call before
-    operators_ns: Floats  # of the gap, inside operators
-    runtime_ns: Floats  # of the gap, inside other calls of the device's runtime
     call_ns: Floats  # its own time, without waiting
     tail_ns: Floats  # of a WAIT: from the last awaited task's end to its return
     phase: NDArray[np.int8]

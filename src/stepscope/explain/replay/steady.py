@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from stepscope.explain.replay.graph import CallKind
+from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -115,7 +116,7 @@ def _lanes(graph: StepGraph, low: int, high: int, first_call: int) -> list[_Lane
     tasks = graph.tasks
     lanes = []
     streams = tasks.stream[low:high]
-    for stream in np.unique(streams).tolist() if graph.streams > 1 else streams[:1].tolist():
+    for stream in distinct(streams).tolist() if graph.streams > 1 else streams[:1].tolist():
         mine = low + np.flatnonzero(streams == stream)
         dur = tasks.dur_ns[mine]
         busy = np.cumsum(tasks.spacing_ns[mine] + dur)

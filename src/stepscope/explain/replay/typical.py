@@ -14,6 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.errors import NotCapturedError
+from stepscope.explain.quantiles import median, medians
 from stepscope.explain.replay.build import build_graph
 from stepscope.explain.replay.graph import Calls, StepGraph, Tasks
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Steps
     from stepscope.records.trace import Trace
 
-_CALL_TIMES = ("gap_ns", "operators_ns", "runtime_ns", "call_ns", "tail_ns", "frames")
+_CALL_TIMES = ("gap_ns", "call_ns", "tail_ns", "frames")
 _TASK_TIMES = ("dur_ns", "spacing_ns", "latency_ns", "after_ns")
 
 
@@ -101,16 +102,14 @@ def _alike(trace: Trace, one: StepGraph, other: StepGraph) -> bool:
 def _median(pieces: list[StepGraph]) -> StepGraph:
     last = pieces[-1]
     calls = {
-        name: np.median([getattr(piece.calls, name) for piece in pieces], axis=0)
-        for name in _CALL_TIMES
+        name: medians([getattr(piece.calls, name) for piece in pieces]) for name in _CALL_TIMES
     }
     tasks = {
-        name: np.median([getattr(piece.tasks, name) for piece in pieces], axis=0)
-        for name in _TASK_TIMES
+        name: medians([getattr(piece.tasks, name) for piece in pieces]) for name in _TASK_TIMES
     }
     return replace(
         last,
         calls=replace(last.calls, **calls),
         tasks=replace(last.tasks, **tasks),
-        end_ns=float(np.median([piece.end_ns for piece in pieces])),
+        end_ns=median([piece.end_ns for piece in pieces]),
     )

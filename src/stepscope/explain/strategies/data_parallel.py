@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepscope.explain.calls import covered_ns
+from stepscope.explain import intervals
 from stepscope.explain.strategies.evidence import backward_spans, mean
 from stepscope.explain.work import rows_named
 from stepscope.records.strategies import Bucket, RankDataParallel
@@ -124,7 +124,7 @@ def _buckets(
     exposed, size = evidence.exposed_ns[places], evidence.size_bytes[places]
     begin = backward[0][:, None] if backward else ready[:, :1]
     done = backward[1][:, None] if backward else np.maximum(ready[:, -1:], start[:, -1:])
-    left = covered_ns(
+    left = intervals.covered(
         evidence.work.compute, start.reshape(-1), np.maximum(start, done).reshape(-1)
     ).reshape(start.shape)
     before = np.maximum.accumulate(end, axis=1)

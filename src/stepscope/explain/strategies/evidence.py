@@ -87,7 +87,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     def exposed_union_ns(self, chosen: Bools) -> int:
         """The part of it that no compute hides."""
         union = intervals.union(self.start_ns[chosen], self.end_ns[chosen])
-        bare = intervals.length(intervals.subtract(union, self.work.compute))
+        bare = intervals.length_outside(union, self.work.compute)
         return round(bare / max(1, len(self.pace)))
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain import intervals
-from stepscope.explain.calls import covered_ns
 from stepscope.explain.strategies.evidence import backward_spans
 from stepscope.explain.work import rows_named
 from stepscope.records.job import Group
@@ -65,7 +64,7 @@ def find(evidence: Evidence, free: Bools) -> tuple[RankPipeline | None, Bools]:
         compute_ns=round(intervals.length(compute) / steps),
         other_comm_ns=round(intervals.length(other) / steps),
         bubble_ns=round((span - busy) / steps),
-        receive_wait_ns=round(intervals.length(intervals.subtract(waits, other)) / steps),
+        receive_wait_ns=round(intervals.length_outside(waits, other) / steps),
         microbatches=microbatches,
         receives=_bursts(evidence, receiving) / steps,
         late_forward_share=_late_forward(evidence),
@@ -113,7 +112,7 @@ def _bursts(evidence: Evidence, receiving: Bools) -> int:
     made = np.sort((evidence.made_ns if evidence.work.on_host else evidence.start_ns)[receiving])
     if len(made) < 2:
         return len(made)
-    between = covered_ns(evidence.work.compute, made[:-1], made[1:])
+    between = intervals.covered(evidence.work.compute, made[:-1], made[1:])
     return 1 + int((between > _SOME_COMPUTE_NS).sum())
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.replay.graph import Phase
-from stepscope.predict.kernels import FLOOR_NS
+from stepscope.predict.kernels import FLOOR_NS, Family
 from stepscope.predict.peaks import peak_at_batch
 from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, changed
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stepscope.predict.scene import Scene
 
 HELP = "another batch size, as a number or a factor (x2)"
-_TAIL = 0.5  # of a wave: the last one is half empty on average
+_TAIL = 0.4  # of a wave: what the last one leaves idle
 _FACTOR = re.compile(r"^x(\d+(?:\.\d+)?)$")
 
 
@@ -102,13 +102,15 @@ def _all_in(text: str, known: set[tuple[int, ...]]) -> bool:
 
 
 def _grown(scene: Scene, factor: float) -> Floats:
-    """A start-up that stays, and the rest by how many waves of blocks the device has to run."""
+    """A start-up that stays, and the rest: of products by how many waves of blocks the device has
+    to run; other kernels move bytes, or have their blocks loop over the samples (batch norms)."""
     tasks = scene.graph.tasks
     blocks = task_blocks(scene)
     wave = float(scene.multiprocessors)
     before = np.maximum(1.0, blocks / wave + _TAIL)
     after = np.maximum(1.0, blocks * factor / wave + _TAIL)
-    growth = np.where(blocks > 0, after / before, factor)
+    product = (blocks > 0) & (scene.operators.family != Family.OTHER)
+    growth = np.where(product, after / before, factor)
     start = np.minimum(tasks.dur_ns, FLOOR_NS)
     found: Floats = start + (tasks.dur_ns - start) * growth
     return found

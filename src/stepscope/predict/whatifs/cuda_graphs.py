@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HELP = "launch the whole step as one CUDA graph"
 # Between kernels of a graph, as measured (H200); a launch costs the host this much.
-SPACING_NS = 700.0
+SPACING_NS = 1_000.0
 _LAUNCH_NS = 30_000.0
 _PER_NODE_NS = 60.0
 
@@ -37,8 +37,6 @@ def apply(scene: Scene, value: str) -> Outcome:
     one = Calls(
         kind=np.array([CallKind.LAUNCH], np.int8),
         gap_ns=np.array([_LAUNCH_NS]),
-        operators_ns=np.zeros(1),
-        runtime_ns=np.zeros(1),
         call_ns=np.array([_PER_NODE_NS * len(tasks)]),
         tail_ns=np.zeros(1),
         phase=np.zeros(1, np.int8),
@@ -48,11 +46,10 @@ def apply(scene: Scene, value: str) -> Outcome:
         awaits=((),),
     )
     tasks = _in_a_row(scene)
-    spacing = np.minimum(tasks.spacing_ns, SPACING_NS)
     inside = replace(
         tasks,
         call=np.zeros(len(tasks), np.int32),
-        spacing_ns=np.maximum(spacing, 0.0),
+        spacing_ns=np.full(len(tasks), SPACING_NS),
         latency_ns=np.full(len(tasks), 5_000.0),
     )
     said = [

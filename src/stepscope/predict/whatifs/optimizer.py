@@ -22,23 +22,27 @@ VALUES = ("foreach", "fused")
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """Adam's update: what the host pays for each tensor, and the bytes moved for each parameter.
+    """Adam's update: what the host pays for it, and the bytes moved for each parameter.
 
     Host times are shares of one another, so a slow host stays slow. Measured on an H200 with GPT-2
     small, the models of benchmarks/workloads and a stack of linear layers (docs/accuracy.md).
     """
 
-    host_us: float  # for each tensor
+    step_us: float  # of the host, once a step
+    tensor_us: float  # and for each tensor
     bytes_each: float  # for each parameter, at the full bandwidth
     launches: float  # for each million parameters, and a few at least
     fewest: int
     order: int
 
+    def host_us(self, tensors: int) -> float:
+        return self.step_us + self.tensor_us * tensors
+
 
 KINDS = {
-    "loop": Kind(host_us=108.0, bytes_each=109.0, launches=0.0, fewest=8, order=0),
-    "foreach": Kind(host_us=26.0, bytes_each=93.0, launches=0.42, fewest=8, order=1),
-    "fused": Kind(host_us=9.4, bytes_each=36.0, launches=0.06, fewest=4, order=2),
+    "loop": Kind(step_us=700, tensor_us=107.0, bytes_each=109.0, launches=0.0, fewest=8, order=0),
+    "foreach": Kind(step_us=890, tensor_us=17.0, bytes_each=93.0, launches=0.42, fewest=8, order=1),
+    "fused": Kind(step_us=470, tensor_us=6.0, bytes_each=36.0, launches=0.06, fewest=4, order=2),
 }
 _FUSED = re.compile(r"_fused_(?:adam|adamw|sgd|adagrad)", re.IGNORECASE)
 _FOREACH = re.compile(r"_foreach_")
@@ -62,7 +66,7 @@ def apply(scene: Scene, value: str) -> Outcome:
     graph = scene.graph
     mine = stepping[graph.tasks.call]
     host = float((graph.calls.gap_ns + graph.calls.call_ns)[stepping].sum())
-    host_new = host * new.host_us / old.host_us
+    host_new = host * new.host_us(parameters.tensors) / old.host_us(parameters.tensors)
     ceilings = scene.ceilings
     rate = ceilings.bytes_s if ceilings and ceilings.bytes_s else None
     device = float(graph.tasks.dur_ns[mine].sum())

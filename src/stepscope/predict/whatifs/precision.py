@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -35,12 +36,16 @@ _STAYS_FP32 = re.compile(
 )
 _NORM = re.compile(r"^aten::(?:native_)?(?:layer|group|rms)_norm$|^aten::_?fused_rms_norm$")
 _LOSS = re.compile(r"^aten::_?log_softmax$|^aten::cross_entropy|^aten::nll_loss_forward$")
-# A cast is four operators and one launch: so much of the step's mean host time for a launch.
-_CAST_HOST = 0.42
-# cuDNN turns layouts around for narrow convolutions: what that costs the host for each of them.
-_CONVOLUTION_HOST = 2.8
-_THIN = 8.0  # FLOPs a byte
-_MIXED = 0.75  # fp32 and half-width inputs together
+# What autocast costs the host for every product of the forward pass, there and in backward: casts
+# and the search for them, as so many times the step's mean host time for a launch.
+_PRODUCT_HOST, _CONVOLUTION_HOST = 2.3, 1.8
+_DEPTHWISE = 4  # channels that each output of a convolution looks at, at most
+# Recurrent layers are many small products one behind another: they gain this much, whatever their
+# FLOPs say.
+_RECURRENT_GAIN = {"tf32": 2.0}
+_NARROW_RECURRENT_GAIN = 3.5
+_ACTIVATION = re.compile(r"gelu|silu|relu|glu|tanh|sigmoid|hardswish|mish", re.I)
+_OWN_BATCH_NORM = {"aten::cudnn_batch_norm": 1.45, "aten::cudnn_batch_norm_backward": 1.1}
 
 
 def apply(scene: Scene, value: str) -> Outcome:
@@ -55,10 +60,7 @@ def apply(scene: Scene, value: str) -> Outcome:
         raise Refused(f"precision={value}: no {value} rate is known for {device}")
     wide = np.array([dtype in _WIDER[value] for dtype in scene.operators.dtype], np.bool_)
     product = wide & (scene.operators.flops > 0)
-    # Convolutions that move more than they multiply (depthwise) have no kernels for narrow dtypes.
-    thin = (scene.operators.family == Family.CONVOLUTION) & (
-        scene.operators.flops < _THIN * np.maximum(scene.operators.bytes_moved, 1.0)
-    )
+    thin = _depthwise(scene)
     product &= ~thin
     if value == "tf32":
         product &= scene.operators.family != Family.ATTENTION
@@ -71,13 +73,34 @@ def apply(scene: Scene, value: str) -> Outcome:
     if value != "tf32":
         narrow = wide & ~product & ~thin & _halved(scene)
         graph = _narrower(scene, graph, narrow)
-        graph, casts = _with_casts(scene, graph, ceilings)
-        graph = _slower_convolutions(scene, graph, product)
+        graph, casts = _with_casts(scene, graph, product, ceilings)
         said.append(
-            f"autocast: elementwise work in half the bytes, norms and losses in fp32, {casts} "
-            "casts added with their launches"
+            "autocast: what follows a product in half the bytes, norms and losses in fp32; "
+            f"{casts} casts added with their launches"
         )
     return Outcome(scene=changed(scene, graph), assumptions=tuple(said), spread=0.12)
+
+
+def _depthwise(scene: Scene) -> Flags:
+    """Convolutions of a channel or few at a time: they move more than they multiply, and take as
+    long in a narrow dtype."""
+    host, strings = scene.trace.host, scene.trace.strings
+    out = np.zeros(len(scene.operators.row), np.bool_)
+    mine = np.flatnonzero(scene.operators.family == Family.CONVOLUTION)
+    codes = host.shapes[scene.operators.row[mine]]
+    distinct, of = np.unique(codes, return_inverse=True)
+    found = [code >= 0 and _few_channels(_shapes(strings[code])) for code in distinct.tolist()]
+    out[mine] = np.array(found, np.bool_)[of.reshape(-1)]
+    return out
+
+
+def _few_channels(shapes: list[tuple[int, ...]]) -> bool:
+    """Of input and weight, as a convolution has them first; its backward has a gradient before."""
+    wide = [shape for shape in shapes if len(shape) >= 3]
+    return any(
+        len(given) == len(weight) and 0 < weight[1] <= _DEPTHWISE and given[1] > weight[1]
+        for given, weight in pairwise(wide)
+    )
 
 
 def _faster_products(scene: Scene, product: Flags, dtype: str, ceilings: Ceilings) -> StepGraph:
@@ -86,6 +109,8 @@ def _faster_products(scene: Scene, product: Flags, dtype: str, ceilings: Ceiling
     new = tasks.dur_ns.copy()
     half = 0.5 if dtype != "tf32" else 1.0
     backward = scene.task_phase == Phase.BACKWARD
+    # No product gains more than the peak does.
+    most = np.array([ceilings.flops[dtype] / ceilings.flops.get(each, 1.0) for each in of.dtype])
     for family in (Family.MATMUL, Family.ATTENTION, Family.CONVOLUTION, Family.RECURRENT):
         for way in (False, True):
             mine = product & (of.family == family) & (backward == way)
@@ -99,48 +124,48 @@ def _faster_products(scene: Scene, product: Flags, dtype: str, ceilings: Ceiling
                     backward=way,
                 )
                 new[mine] = np.minimum(whole * of.share[mine], tasks.dur_ns[mine] * 1.5)
+                new[mine] = np.maximum(new[mine], tasks.dur_ns[mine] / most[mine])
+                if family == Family.RECURRENT:
+                    gain = _RECURRENT_GAIN.get(dtype, _NARROW_RECURRENT_GAIN)
+                    new[mine] = np.maximum(new[mine], tasks.dur_ns[mine] / gain)
     return replace(scene.graph, tasks=replace(tasks, dur_ns=new))
 
 
 def _halved(scene: Scene) -> Flags:
-    """Tasks that autocast runs in the narrow dtype, because what feeds them is."""
+    """Tasks that autocast runs in the narrow dtype, because what feeds them is: all elementwise
+    work, or, where norms give fp32 back and with them what is added up along the blocks, only what
+    follows a product."""
     phase = scene.task_phase
     names = scene.names()
-    stays = np.array([bool(_STAYS_FP32.search(name)) for name in names], np.bool_)
-    found: Flags = ~stays & ((phase == Phase.FORWARD) | (phase == Phase.BACKWARD))
+    fp32 = any(_NORM.search(name) for name in set(names))
+    stays = [
+        bool(_STAYS_FP32.search(name)) or (fp32 and not _ACTIVATION.search(name)) for name in names
+    ]
+    found: Flags = ~np.array(stays, np.bool_) & (
+        (phase == Phase.FORWARD) | (phase == Phase.BACKWARD)
+    )
     return found
 
 
 def _narrower(scene: Scene, graph: StepGraph, narrow: Flags) -> StepGraph:
-    names = scene.names()
-    added = np.array(["add" in name for name in names], np.bool_)
-    factor: Floats = np.where(added, _MIXED, 0.5)
     dur = graph.tasks.dur_ns
-    shorter = np.minimum(dur, FLOOR_NS) + np.maximum(dur - FLOOR_NS, 0.0) * factor
-    return replace(graph, tasks=replace(graph.tasks, dur_ns=np.where(narrow, shorter, dur)))
+    shorter = np.minimum(dur, FLOOR_NS) + np.maximum(dur - FLOOR_NS, 0.0) * 0.5
+    dur = np.where(narrow, shorter, dur)
+    # cuDNN has no batch norm from bf16 to fp32 statistics; PyTorch's own takes this much longer.
+    for name, slower in _OWN_BATCH_NORM.items():
+        dur = np.where([each == name for each in scene.names()], slower * dur, dur)
+    return replace(graph, tasks=replace(graph.tasks, dur_ns=dur))
 
 
-def _slower_convolutions(scene: Scene, graph: StepGraph, product: Flags) -> StepGraph:
-    of = scene.operators
-    mine = product & (of.family == Family.CONVOLUTION) & (scene.task_phase == Phase.FORWARD)
-    if not mine.any():
-        return graph
-    launching = int((scene.graph.calls.kind == CallKind.LAUNCH).sum())
-    each = _CONVOLUTION_HOST * scene.graph.host_ns / max(1, launching)
-    _, first = np.unique(of.row[mine], return_index=True)
-    rows = scene.graph.calls.row[scene.graph.tasks.call[mine][first]]
-    gaps = graph.calls.gap_ns + each * np.isin(graph.calls.row, rows[rows >= 0])
-    return replace(graph, calls=replace(graph.calls, gap_ns=gaps))
-
-
-def _with_casts(scene: Scene, graph: StepGraph, ceilings: Ceilings) -> tuple[StepGraph, int]:
+def _with_casts(
+    scene: Scene, graph: StepGraph, product: Flags, ceilings: Ceilings
+) -> tuple[StepGraph, int]:
     """Launches before the products they feed; in backward the gradients' way back."""
     elements = _cast_elements(scene)
     if not len(elements):
         return graph, 0
     calls = graph.calls
     launching = np.flatnonzero(calls.kind == CallKind.LAUNCH)
-    per_launch = graph.host_ns / max(1, len(launching))
     every: list[int] = []
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         mine = launching[calls.phase[launching] == phase]
@@ -148,8 +173,8 @@ def _with_casts(scene: Scene, graph: StepGraph, ceilings: Ceilings) -> tuple[Ste
             mine = launching
         # Casts come all along the pass.
         every += mine[np.linspace(0, len(mine) - 1, len(elements)).astype(int)].tolist()
-    host = _CAST_HOST * per_launch
     both = np.concatenate((elements, elements))
+    host = _autocast_ns(scene, product) / len(both)
     return insert(
         graph,
         np.array(every, np.int32),
@@ -158,6 +183,17 @@ def _with_casts(scene: Scene, graph: StepGraph, ceilings: Ceilings) -> tuple[Ste
         dur_ns=copy_ns(both * 6.0, ceilings),
         stream=int(graph.tasks.stream[0]) if len(graph.tasks) else 0,
     ), len(both)
+
+
+def _autocast_ns(scene: Scene, product: Flags) -> float:
+    """Of the host, for all products of the step."""
+    of, graph = scene.operators, scene.graph
+    forward = product & (scene.task_phase == Phase.FORWARD)
+    convolution = of.family == Family.CONVOLUTION
+    launches = max(1, int((graph.calls.kind == CallKind.LAUNCH).sum()))
+    costs = _PRODUCT_HOST * len(np.unique(of.row[forward & ~convolution]))
+    costs += _CONVOLUTION_HOST * len(np.unique(of.row[forward & convolution]))
+    return costs * graph.host_ns / launches
 
 
 def _cast_elements(scene: Scene) -> Floats:
@@ -185,10 +221,15 @@ def _cast_elements(scene: Scene) -> Floats:
 
 
 def _weights(scene: Scene, shapes: list[tuple[int, ...]]) -> list[float]:
-    """The inputs that are parameters: also transposed, as linear layers give them."""
-    known = set(scene.parameters.shapes) if scene.parameters else set()
-    found = [s for s in shapes if s and (s in known or s[::-1] in known)]
-    return [float(math.prod(shape)) for shape in found]
+    """The inputs that are parameters: also transposed, as linear layers give them, and with a
+    dimension of one more, as convolutions along time do."""
+    known = {_squeezed(s) for s in scene.parameters.shapes} if scene.parameters else set()
+    told = [(_squeezed(s), _squeezed(s[::-1])) for s in shapes if s]
+    return [float(math.prod(s)) for s, turned in told if s in known or turned in known]
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
 
 
 def _shapes(text: str) -> list[tuple[int, ...]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -17,25 +16,19 @@ import click
 
 from stepscope.errors import NotCapturedError, StepscopeError, UsageError
 from stepscope.measure.calibrate.settings import KINDS, Settings
+from stepscope.ui.sizes import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Shown = Callable[[str, float], None]
 
-_UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 _KEPT_LINES = 12  # of what a failing launcher said
 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """25MB, 4MiB, 1024."""
     del ctx
-    if value is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]i?)?B?", value.strip(), re.I)
-    if not found:
-        raise click.BadParameter(f"{value!r}: write 25MB, 4MiB or a number of bytes", param=param)
-    return round(float(found[1]) * _UNITS[(found[2] or "").capitalize()])
+    return None if value is None else parse_size(value, param.opts[0])
 
 
 @click.command(name="calibrate", short_help="this machine's and its ranks' ceilings")

@@ -110,14 +110,15 @@ def explain_paths(
 
     if html and not html.absolute().parent.is_dir():
         raise UsageError(f"--html {html}: its folder does not exist")
+    draw = _drawing(html)
     with shown_progress(quiet=quiet) as progress:
         explanation, pictures = explain_also(
             paths,
             cache=cache,
             progress=progress,
-            also=_drawing(html),
+            also=draw,
             also_for=_DRAWN_RANKS,
-            alone=partial(_look_ahead, draw=html is not None),
+            alone=partial(_look_ahead, draw=draw),
             engine=engine,
             memory_limit=memory_limit,
         )
@@ -159,12 +160,12 @@ def _drawing(html: Path | None) -> Also | None:
     return draw_rank
 
 
-def _look_ahead(trace: Trace, rank: RankExplanation, *, draw: bool) -> _Look:
+def _look_ahead(trace: Trace, rank: RankExplanation, *, draw: Also | None) -> _Look:
     """Of a single rank, while its trace is here: its picture, and what changes would buy."""
     from stepscope.ui.advice import foresee
-    from stepscope.ui.html.picture import draw_rank
 
-    return _Look(draw_rank(trace, rank) if draw else None, foresee(trace, rank, draw=draw))
+    picture = draw(trace, rank) if draw else None
+    return _Look(picture, foresee(trace, rank, draw=draw is not None))
 
 
 class _Look(NamedTuple):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import jinja2
 from markupsafe import Markup
 
-from stepscope.ui.calibration import rows_of, size, words_of
+from stepscope.ui.calibration import beside_compute, rows_of, size, words_of
 from stepscope.ui.html.report import _source, _write_atomically, format_percent, sentence
 from stepscope.ui.terminal.calibration import machine_rows
 from stepscope.ui.words import duration
@@ -98,6 +98,7 @@ def write_calibration(profile: Profile, path: Path) -> None:
         machine=machine_rows(profile),
         charts=draw_charts(profile.fits),
         rows=rows_of(profile),
+        beside=beside_compute(profile),
         refused=list(profile.not_offered.items()),
         style=Markup(style),
     )

@@ -152,7 +152,7 @@ const Theme = (() => {
 
   const started = showRank($("#rank-picker") ? Number($("#rank-picker").value) : 0);
   window.stepscope = {
-    ready: Promise.all([started, together?.load()]).then(() => undefined),
+    ready: Promise.all([started, together?.load(), whatif?.ready]).then(() => undefined),
     showRank,
     together,
     whatif,

@@ -59,6 +59,8 @@ SCRIPTS = (
     "rank_lanes.js",
     "together.js",
     "memory.js",
+    "whatif_charts.js",
+    "whatif_crew.js",
     "whatif.js",
     "keys.js",
     "main.js",

@@ -1,51 +1,58 @@
-// What if: every position of the controls is a cell that was predicted beforehand.
+// What if: every position of the controls is a cell that was predicted beforehand; workers, links and
+// buckets are put into the cell's outline here.
 
 const WhatIf = (() => {
-  const NS = "http://www.w3.org/2000/svg";
   const ALONE = 0.92; // whoever needs this much of the step alone decides it
   const WORTH = 0.02;
-
-  function figures(value) {
-    const size = Math.abs(value);
-    return value.toLocaleString("en-US", {
-      minimumFractionDigits: size >= 99.95 || size === 0 ? 0 : size >= 9.995 ? 1 : 2,
-      maximumFractionDigits: size >= 99.95 || size === 0 ? 0 : size >= 9.995 ? 1 : 2,
-    });
-  }
-
-  const ms = (value) => `${figures(value)} ms`;
-  const times = (value) => value.toFixed(value >= 9.95 ? 0 : value >= 1.15 ? 1 : 2);
-
-  function make(name, attributes, ...children) {
-    const part = document.createElementNS(NS, name);
-    Object.entries(attributes).forEach(([key, value]) => part.setAttribute(key, value));
-    part.append(...children);
-    return part;
-  }
-
-  const text = (name, x, y, words) => make("text", { class: name, x: x.toFixed(1), y: y.toFixed(1) }, words);
-
-  // 1, 2 or 5 times a power of ten, up to the most.
-  function ticks(most, many) {
-    const rough = most / many;
-    const power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 5, 10].map((s) => s * power).find((s) => s >= rough);
-    return Array.from({ length: Math.floor(most / step + 1e-9) + 1 }, (_, i) => i * step);
-  }
+  const NARROWEST = 0.01;
+  const { figures, ms, times, percent } = WhatIfCharts;
 
   class Page {
     constructor(root, data) {
       this.root = root;
       this.data = data;
       this.form = root.querySelector("form");
-      this.places = data.axes.map((axis) => axis.now);
+      this.crew = null;
+      this.axes = [...data.axes, ...data.crewAxes];
+      this.places = this.axes.map((axis) => axis.now);
       this.strides = data.axes.map((_, i) => data.axes.slice(i + 1).reduce((n, a) => n * a.labels.length, 1));
       this.form.addEventListener("input", () => this.read());
       this.form.addEventListener("reset", (event) => {
         event.preventDefault();
         this.set([]);
       });
+      this.stick();
       this.show();
+      this.ready = this.load();
+      addEventListener("resize", () => {
+        this.stick();
+        this.show();
+      });
+    }
+
+    // Until the outlines are unpacked, workers and links cannot be moved.
+    async load() {
+      const block = document.querySelector("#whatif-crew");
+      if (!block) return;
+      try {
+        this.crew = new Crew(await Payload.load(block));
+      } catch (error) {
+        this.why(`This browser could not unpack the report's data (${error.message}).`);
+        return;
+      }
+      this.show();
+    }
+
+    // Controls stay in sight beside the charts where all of them fit.
+    stick() {
+      this.form.classList.toggle("is-sticky", this.form.offsetHeight < innerHeight - 70);
+      this.room = this.out("workers")?.clientWidth; // asking makes the browser lay out: not while drawing
+    }
+
+    why(words) {
+      const place = this.root.querySelector(".wi-why");
+      place.hidden = false;
+      place.textContent = words;
     }
 
     out(name) {
@@ -57,9 +64,13 @@ const WhatIf = (() => {
       if (place) place.textContent = words;
     }
 
+    parts(axis) {
+      return [...this.form.querySelectorAll(`[data-axis="${axis.id}"]`)];
+    }
+
     read() {
-      this.data.axes.forEach((axis, i) => {
-        const parts = [...this.form.querySelectorAll(`[data-axis="${axis.id}"]`)];
+      this.axes.forEach((axis, i) => {
+        const parts = this.parts(axis);
         const [part] = parts;
         if (part.type === "radio") this.places[i] = Number(parts.find((each) => each.checked).value);
         else this.places[i] = part.type === "checkbox" ? Number(part.checked) : Number(part.value);
@@ -69,10 +80,10 @@ const WhatIf = (() => {
 
     // The controls as these settings want them, all others as now.
     set(settings) {
-      this.data.axes.forEach((axis, i) => {
+      this.axes.forEach((axis, i) => {
         const found = axis.settings.findIndex((each) => each && settings.includes(each));
         const place = found >= 0 ? found : axis.now;
-        this.form.querySelectorAll(`[data-axis="${axis.id}"]`).forEach((part) => {
+        this.parts(axis).forEach((part) => {
           if (part.type === "radio") part.checked = Number(part.value) === place;
           else if (part.type === "checkbox") part.checked = place === 1;
           else part.value = place;
@@ -82,92 +93,192 @@ const WhatIf = (() => {
       this.show();
     }
 
-    index(places) {
-      return places.reduce((sum, place, i) => sum + place * this.strides[i], 0);
+    place(id) {
+      return this.axes.findIndex((axis) => axis.id === id);
     }
 
-    cell(places) {
+    // The same places with one control elsewhere.
+    with(id, value, places = this.places) {
+      const found = places.slice();
+      const at = this.place(id);
+      if (at >= 0) found[at] = value;
+      return found;
+    }
+
+    index(places) {
+      return this.strides.reduce((sum, stride, i) => sum + places[i] * stride, 0);
+    }
+
+    setting(id, places) {
+      const at = this.place(id);
+      return at < 0 ? "" : this.axes[at].settings[places[at]];
+    }
+
+    plan(places) {
+      const link = places[this.place("workers")];
+      if (this.crew.data.links[link].ranks < 2) return { link, way: 0, bandwidth: 1 };
+      const value = (id) => Number(this.setting(id, places).split("=")[1] || 0);
+      const way = this.crew.data.ways.findIndex((each) => each.bucket_mb === (value("bucket-mb") || null));
+      return { link, way: Math.max(0, way), bandwidth: value("bandwidth") || 1 };
+    }
+
+    // All numbers for these places of the controls.
+    state(places) {
       const at = this.index(places);
-      return Object.fromEntries(Object.entries(this.data.cells).map(([name, column]) => [name, column[at]]));
+      const cell = Object.fromEntries(Object.entries(this.data.cells).map(([name, column]) => [name, column[at]]));
+      const found = { ...cell, comm: 0, exposed: 0, efficiency: 1 };
+      if (!this.crew || cell.step === null || !this.crew.data.cells[at]) return found;
+      const plan = this.plan(places);
+      const bare = this.index(this.with("cuda-graphs", 0, places));
+      const then = this.crew.predict(at, bare, plan);
+      Object.assign(found, { comm: then.comm / 1e6, exposed: then.exposed / 1e6 });
+      if (this.crew.changes(plan).length) Object.assign(found, this.together(cell, then, plan, places));
+      const { links, before } = this.crew.data;
+      const ranks = links[plan.link].ranks;
+      if (ranks !== before) found.efficiency = (found.factor * before) / ranks / this.state(this.with("workers", this.crew.now, places)).factor;
+      return found;
+    }
+
+    together(cell, then, plan, places) {
+      const { links, before, adjusted } = this.crew.data;
+      const name = this.settings(places).map((each) => each.split("=")[0]).sort().join("+");
+      const [shift, stretch] = adjusted[name] || [0, 0];
+      const step = (then.step / 1e6) * Math.exp(shift);
+      const far = (ratio) => (stretch ? Math.max(Math.log(ratio), NARROWEST) * stretch : Math.log(ratio));
+      const samples = (cell.factor * cell.step) / this.now.step;
+      return {
+        step,
+        low: step * Math.exp(-far(then.step / then.low)),
+        high: step * Math.exp(far(then.high / then.step)),
+        host: then.host / 1e6,
+        device: then.device / 1e6,
+        factor: (samples * (links[plan.link].ranks / before) * this.now.step) / step,
+      };
     }
 
     get now() {
-      return this.cell(this.data.axes.map((axis) => axis.now));
+      if (this.kept?.crew !== this.crew) this.kept = { crew: this.crew, now: this.state(this.axes.map((axis) => axis.now)) };
+      return this.kept.now;
     }
 
-    settings() {
-      return this.data.axes.map((axis, i) => axis.settings[this.places[i]]).filter(Boolean);
+    get workers() {
+      return this.crew ? this.crew.data.links[this.places[this.place("workers")]].ranks : 1;
+    }
+
+    // What has an effect: one worker exchanges nothing.
+    settings(places = this.places) {
+      const alone = this.crew && this.crew.data.links[places[this.place("workers")]].ranks < 2;
+      return this.axes
+        .map((axis, i) => (alone && (axis.id === "bandwidth" || axis.id === "bucket-mb") ? "" : axis.settings[places[i]]))
+        .filter(Boolean);
     }
 
     show() {
-      const then = this.cell(this.places);
+      const then = this.state(this.places);
+      const now = this.now;
       const settings = this.settings();
       this.root.dataset.cell = this.index(this.places);
-      this.form.querySelector("[type=reset]").disabled = !settings.length;
-      this.data.axes.forEach((axis, i) => this.label(axis, this.places[i]));
+      this.form.querySelector("[type=reset]").disabled = this.places.every((place, i) => place === this.axes[i].now);
+      this.axes.forEach((axis, i) => this.label(axis, this.places[i]));
       const command = ["stepscope whatif", this.data.path, ...settings.map((each) => `--set ${each}`)].join(" ");
       this.say("command", command);
       this.root.querySelector("[data-copy]").dataset.copy = command;
-      this.assume(settings);
+      this.assume(settings, then);
       this.root.classList.toggle("is-unknown", then.step === null);
       if (then.step === null) {
         this.unknown();
         return;
       }
-      this.numbers(this.now, then, settings);
-      this.out("scale").replaceChildren(scale(this.now, then, this.widest(), settings.length > 0));
-      this.out("bars").replaceChildren(bars(this.now, then, this.data.onHost));
-      this.drawBatches();
+      this.numbers(now, then, settings);
+      this.out("scale").replaceChildren(WhatIfCharts.scale(now, then, settings.length > 0));
+      this.out("bars").replaceChildren(WhatIfCharts.bars(now, then, { onHost: this.data.onHost, links: Boolean(this.crew) }));
+      this.curves();
     }
 
     label(axis, place) {
       const output = this.root.querySelector(`[data-output="${axis.id}"]`);
       if (!output) return;
+      const [part] = this.parts(axis);
+      const alone = this.workers < 2 && (axis.id === "bandwidth" || axis.id === "bucket-mb");
       output.textContent = axis.labels[place];
-      this.form.querySelector(`[data-axis="${axis.id}"]`).setAttribute("aria-valuetext", axis.labels[place]);
+      part.setAttribute("aria-valuetext", axis.labels[place]);
+      if (axis.why === undefined) return;
+      part.disabled = Boolean(axis.why) || !this.crew || alone;
+      const hint = this.root.querySelector(`[data-hint="${axis.id}"]`);
+      hint.textContent = !axis.why && this.crew && alone ? "Takes effect from 2 workers on" : hint.dataset.words;
     }
 
     unknown() {
+      this.root.dataset.tone = "none";
       this.say("step", "Not known");
-      ["interval", "pace", "pace-now", "peak", "peak-now", "decides", "decides-why"].forEach((name) => this.say(name, ""));
-      this.say("verdict", "These changes cannot be predicted together.");
-      ["scale", "bars", "batches"].forEach((name) => this.out(name)?.replaceChildren());
+      this.say("interval", "one of these changes does not go with the others");
+      this.say("verdict", "");
+      ["pace", "pace-now", "efficiency", "efficiency-why", "exposed", "exposed-why", "peak", "peak-now", "decides", "decides-why"].forEach((name) => this.say(name, ""));
+      ["scale", "bars", "batches", "workers", "bandwidths", "buckets"].forEach((name) => this.out(name)?.replaceChildren());
+    }
+
+    // Samples a second of the whole job, where the batch is known.
+    get rate() {
+      const { batch } = this.data;
+      return batch ? (batch * (this.crew ? this.crew.data.before : 1) * 1000) / this.now.step : 1;
     }
 
     numbers(now, then, settings) {
       const changed = settings.length > 0;
+      const change = 1 - 1 / then.factor;
+      this.root.dataset.tone = !changed || Math.abs(change) < WORTH ? "none" : change > 0 ? "good" : "bad";
       this.say("step", ms(then.step));
-      this.say("interval", `a step, between ${figures(then.low)} and ${figures(then.high)} (95%)`);
-      this.say("verdict", changed ? verdict(now, then) : "The step as it is. Move a control to see what it would do.");
-      const tone = !changed || Math.abs(1 - 1 / then.factor) < WORTH ? "none" : then.factor > 1 ? "good" : "bad";
-      this.root.dataset.tone = tone;
-      this.pace(now, then, changed);
-      this.peak(now, then, changed);
+      this.say("interval", `a step, between ${figures(then.low)} and ${figures(then.high)} with 95%`);
+      this.say("verdict", changed ? verdict(now, then) : "The step as it is: move a control");
+      const { batch } = this.data;
+      this.say("pace", batch ? figures(this.rate * then.factor) : `${times(then.factor)}×`);
+      const whose = this.crew ? "of all workers; " : "";
+      this.say("pace-now", batch && changed ? `${whose}${figures(this.rate)} now` : batch ? "" : `${whose}over now`);
+      this.exchange(then);
+      this.memory(now, then, changed);
       const [who, why] = decides(then, this.data.onHost);
       this.say("decides", who);
       this.say("decides-why", why);
     }
 
-    pace(now, then, changed) {
-      const { batch, step } = this.data;
-      const base = batch ? (batch * 1000) / step : null;
-      this.say("pace", base ? figures(base * then.factor) : `${times(then.factor)}×`);
-      this.say("pace-now", changed ? (base ? `${figures(base)} now, ${times(then.factor)} times as many` : "of now, for each sample") : "");
+    exchange(then) {
+      if (!this.crew) return;
+      const { before } = this.crew.data;
+      const many = this.workers;
+      this.say("efficiency", percent(then.efficiency));
+      this.say("efficiency-why", many === before ? `of ${many === 1 ? "one worker" : `${many} workers`} as now`
+        : `of ${Number((many / before).toFixed(2))} times the throughput of ${before === 1 ? "one worker" : `${before} workers`}`);
+      this.say("exposed", many < 2 ? "none" : ms(then.exposed < 0.005 ? 0 : then.exposed));
+      this.say("exposed-why", many < 2 ? "one worker exchanges nothing" : `of ${ms(then.comm)} between workers`);
     }
 
-    peak(now, then, changed) {
+    memory(now, then, changed) {
       if (!this.out("peak")) return;
-      const { limit } = this.data;
-      const known = then.peak !== null;
-      this.say("peak", known ? Format.bytes(then.peak) : "not known");
-      const range = known && then.peak_high > then.peak_low ? `${Format.bytes(then.peak_low)} to ${Format.bytes(then.peak_high)}; ` : "";
-      const beyond = known && limit && then.peak > limit ? `more than the ${Format.bytes(limit)} there are; ` : "";
+      const limit = this.data.limit;
+      if (then.peak === null) {
+        this.say("peak", "not known");
+        this.say("peak-now", now.peak === null ? "" : `${Format.bytes(now.peak)} now`);
+        this.out("peak").classList.remove("is-beyond");
+        return;
+      }
+      this.say("peak", Format.bytes(then.peak));
+      const range = then.peak_high > then.peak_low ? `${Format.bytes(then.peak_low)} to ${Format.bytes(then.peak_high)}; ` : "";
+      const beyond = limit && then.peak > limit ? `more than the ${Format.bytes(limit)} there are; ` : "";
       this.say("peak-now", changed && now.peak !== null ? `${beyond}${range}${Format.bytes(now.peak)} now` : beyond);
       this.out("peak").classList.toggle("is-beyond", Boolean(beyond));
     }
 
-    assume(settings) {
+    assume(settings, then) {
       const lines = settings.flatMap((each) => this.data.assumptions[each] || []);
+      if (this.crew && this.workers > 1 && then.step !== null) {
+        const plan = this.plan(this.places);
+        const { links, ways } = this.crew.data;
+        if (plan.link !== this.crew.now) lines.push(...links[plan.link].said);
+        const way = ways[plan.way];
+        const size = way.size_bytes.reduce((sum, each) => sum + each, 0);
+        const many = way.size_bytes.length === 1 ? "1 bucket" : `${way.size_bytes.length} buckets`;
+        lines.push(`gradients of ${(size / 1e6).toFixed(1)} MB are summed in ${many}: ${ms(then.comm)}, of which ${ms(then.exposed)} lengthen the step`);
+      }
       this.out("assumed-box").hidden = !lines.length;
       this.out("assumed").replaceChildren(...lines.map((line) => {
         const item = document.createElement("li");
@@ -176,21 +287,24 @@ const WhatIf = (() => {
       }));
     }
 
-    // One scale for all positions of the batch: bars do not jump when other controls move.
-    widest() {
-      return Math.max(this.now.high, this.cell(this.places).high);
+    // The step, or the job's throughput, at every position of one control.
+    points(id) {
+      const at = this.place(id);
+      const axis = this.axes[at];
+      return axis.labels
+        .map((label, i) => ({ label: label.replace(" (now)", "").replace(" MiB", "").replace("as traced", "traced"), now: i === axis.now, chosen: i === this.places[at], ...this.state(this.with(id, i)) }))
+        .filter((point) => point.step !== null);
     }
 
-    drawBatches() {
-      const place = this.data.axes.findIndex((axis) => axis.id === "batch");
-      if (place < 0) return;
-      const axis = this.data.axes[place];
-      const points = axis.labels.map((label, i) => {
-        const places = this.places.slice();
-        places[place] = i;
-        return { label: label.replace(" (now)", ""), now: i === axis.now, chosen: i === this.places[place], ...this.cell(places) };
-      });
-      this.out("batches").replaceChildren(batches(points.filter((point) => point.step !== null), this.data.batch));
+    curves() {
+      if (this.out("batches")) this.out("batches").replaceChildren(WhatIfCharts.curve(this.points("batch"), this.data.batch ? "batch" : "times"));
+      if (!this.crew) return;
+      this.out("workers").replaceChildren(WhatIfCharts.scaling(this.points("workers"), this.rate, this.data.batch ? "samples a second" : "times now", this.room));
+      const link = this.crew.data.links[this.places[this.place("workers")]];
+      this.say("workers-from", link.all_reduce.length ? ` Links: ${link.basis}.` : "");
+      this.out("links").classList.toggle("is-alone", this.workers < 2);
+      this.out("bandwidths").replaceChildren(WhatIfCharts.curve(this.points("bandwidth"), "times"));
+      this.out("buckets")?.replaceChildren(WhatIfCharts.curve(this.points("bucket-mb"), "MiB"));
     }
   }
 
@@ -212,80 +326,13 @@ const WhatIf = (() => {
   function decides(cell, onHost) {
     const host = figures(cell.host);
     const device = figures(cell.device);
-    if (onHost) return ["the host", `there is no device in this trace; it has ${host} ms of work`];
-    if (Math.max(cell.host, cell.device) < ALONE * cell.step) {
-      return ["neither alone", `they wait for each other: the host has ${host} ms of work, the device ${device}`];
-    }
+    const both = onHost ? `the host has ${host} ms of work` : `the host has ${host} ms of work, the device ${device}`;
+    if (cell.exposed > (1 - ALONE) * cell.step) return ["the links", `nothing hides ${ms(cell.exposed)} of them; ${both}`];
+    if (onHost) return ["the host", `it has ${host} ms of work; there is no device`];
+    if (Math.max(cell.host, cell.device) < ALONE * cell.step) return ["neither alone", `they wait for each other: ${both}`];
     return cell.device >= cell.host
       ? ["the device", `it has ${device} ms of work, the host ${host}`]
       : ["the host", `it has ${host} ms of work, the device ${device}`];
-  }
-
-  // Now and then on one line, with the band around what is predicted.
-  function scale(now, then, most, changed) {
-    const [width, height, left, right] = [760, 62, 6, 754];
-    const top = most * 1.04;
-    const x = (value) => left + ((right - left) * value) / top;
-    const parts = [make("path", { class: "axis", d: `M${left} 40H${right}` })];
-    ticks(top, 8).forEach((tick) => {
-      parts.push(make("path", { class: "tick", d: `M${x(tick).toFixed(1)} 40v5` }));
-      if (x(tick) < right - 24) parts.push(text("level", Math.max(x(tick), left + 4), 58, tick ? `${tick.toLocaleString("en-US")}` : "0 ms"));
-    });
-    parts.push(make("rect", { class: "band", x: x(then.low).toFixed(1), y: 14, width: Math.max(2, x(then.high) - x(then.low)).toFixed(1), height: 22, rx: 4 }));
-    if (changed) parts.push(make("path", { class: "was", d: `M${x(now.step).toFixed(1)} 8V40` }));
-    parts.push(make("path", { class: "is", d: `M${x(then.step).toFixed(1)} 10V40` }));
-    if (changed && Math.abs(x(now.step) - x(then.step)) > 46) {
-      parts.push(text(x(now.step) > right - 30 ? "word is-end" : "word", x(now.step) + (x(now.step) > right - 30 ? -6 : 5), 10, "now"));
-    }
-    return make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `A step of ${ms(then.step)}, between ${figures(then.low)} and ${figures(then.high)}; now ${ms(now.step)}` }, ...parts);
-  }
-
-  // What host and device need, before and after.
-  function bars(now, then, onHost) {
-    const device = onHost ? "Comm" : "Device";
-    const rows = [["Host now", now.host, "host is-now"], ["Host then", then.host, "host"], [`${device} now`, now.device, "device is-now"], [`${device} then`, then.device, "device"]]
-      .filter((row) => !onHost || now.device || row[2].startsWith("host"));
-    const [width, left, right, row] = [420, 84, 352, 26];
-    const most = Math.max(...rows.map((each) => each[1]), then.step, now.step) || 1;
-    const x = (value) => left + ((right - left) * value) / most;
-    const parts = rows.flatMap(([name, value, kind], i) => {
-      const y = 10 + i * row + (i > 1 ? 8 : 0);
-      return [
-        text("who", left - 8, y + 9, name),
-        make("rect", { class: kind, x: left, y, width: Math.max(1.5, x(value) - left).toFixed(1), height: 18, rx: 3 }),
-        text("value", x(value) + 6, y + 9, ms(value)),
-      ];
-    });
-    const end = 10 + rows.length * row + 8;
-    parts.unshift(make("path", { class: "step", d: `M${x(then.step).toFixed(1)} 4V${end}` }));
-    parts.push(text(x(then.step) > right - 40 ? "word is-end" : "word", x(then.step), end + 12, `step ${ms(then.step)}`));
-    return make("svg", { viewBox: `0 0 ${width} ${end + 18}`, role: "img", "aria-label": rows.map(([name, value]) => `${name} ${ms(value)}`).join(", ") }, ...parts);
-  }
-
-  function batches(points, batch) {
-    const [width, height, left, right, top, bottom] = [420, 200, 58, 408, 16, 154];
-    const most = Math.max(...points.map((point) => point.high)) * 1.05;
-    const x = (i) => (points.length > 1 ? left + 26 + ((right - left - 44) * i) / (points.length - 1) : (left + right) / 2);
-    const y = (value) => bottom - ((bottom - top) * value) / most;
-    const line = (list) => list.map(([a, b]) => `${a.toFixed(1)} ${b.toFixed(1)}`).join("L");
-    const parts = ticks(most, 4).flatMap((tick) => [
-      make("path", { class: "grid", d: `M${left} ${y(tick).toFixed(1)}H${right}` }),
-      text("level is-side", left - 8, y(tick), tick ? tick.toLocaleString("en-US") : "0 ms"),
-    ]);
-    const high = points.map((point, i) => [x(i), y(point.high)]);
-    const low = points.map((point, i) => [x(i), y(point.low)]).reverse();
-    parts.push(make("path", { class: "band", d: `M${line([...high, ...low])}Z` }));
-    parts.push(make("path", { class: "curve", d: `M${line(points.map((point, i) => [x(i), y(point.step)]))}` }));
-    points.forEach((point, i) => {
-      const dot = make("circle", { class: `dot${point.chosen ? " is-chosen" : ""}`, cx: x(i).toFixed(1), cy: y(point.step).toFixed(1), r: point.chosen ? 6 : 4 });
-      dot.append(make("title", {}, `batch ${point.label}: ${ms(point.step)} (${figures(point.low)} to ${figures(point.high)}), ${times(point.factor)} times the samples a second`));
-      parts.push(dot);
-      parts.push(text(point.chosen ? "level is-strong" : "level", x(i), bottom + 22, point.now ? `${point.label} now` : point.label));
-      parts.push(text("pace", x(i), bottom + 38, `${times(point.factor)}×`));
-    });
-    parts.push(text("level is-side", left - 8, bottom + 22, batch ? "batch" : "times"));
-    parts.push(text("level is-side", left - 8, bottom + 38, "pace"));
-    return make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": points.map((point) => `batch ${point.label}: ${ms(point.step)}`).join(", ") }, ...parts);
   }
 
   function start() {

@@ -8,25 +8,18 @@ import shlex
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
-from stepscope.ui.html.whatif_charts import Point, draw_band
+from stepscope.ui.html.whatif_crew import encode_crew
 from stepscope.ui.whatif import BASIS, figures, interval, judge, label, saved_ms, verdict
 
 if TYPE_CHECKING:
-    from stepscope.records.prediction import Prediction, ScalingCurve
-    from stepscope.ui.html.whatif_grid import Axis, Series, WhatIfGrid
-
-
-_LINKS = {
-    "carried over": "as calibrated for another number of workers",
-    "data sheet": "from the device's data sheet; `stepscope calibrate` measures it",
-    "trace": "as seen in this trace",
-    "calibrated": "as calibrated",
-}
+    from stepscope.records.prediction import Prediction
+    from stepscope.ui.html.whatif_axes import Axis
+    from stepscope.ui.html.whatif_grid import WhatIfGrid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,26 +38,21 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """A change by degrees."""
-
-    title: str
-    svg: Markup
-    caption: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfView:
     """What the template prints."""
 
     about: str
     axes: tuple[Axis, ...]
+    crew_axes: tuple[Axis, ...]
+    why: Markup  # workers and links cannot be moved
+    crew: str  # what the page computes with, where they can
+    has_buckets: bool
+    who: str
     batch: int | None
     has_batch: bool
     on_host: bool
     memory: bool
     singles: list[Row]
-    charts: list[Chart]
     notes: list[tuple[str, str]]  # which change, and why not
     data: Markup
 
@@ -84,15 +72,21 @@ def _template() -> jinja2.Template:
 
 
 def _view(grid: WhatIfGrid, several: bool) -> WhatIfView:
+    crew = grid.crew
+    crew_axes = crew.axes if crew and (grid.axes or crew.crew) else ()
     return WhatIfView(
         about=_about(grid, several),
         axes=grid.axes,
+        crew_axes=crew_axes,
+        why=_commands(_sentence(crew.why)) if crew else Markup(""),
+        crew=encode_crew(crew, grid.crew_cells) if crew and crew.crew else "",
+        has_buckets=any(axis.id == "bucket-mb" and not axis.why for axis in crew_axes),
+        who=_who(grid),
         batch=grid.batch,
         has_batch=any(axis.id == "batch" for axis in grid.axes),
         on_host=grid.on_host,
         memory=any(peak is not None for peak in grid.cells["peak"]),
         singles=_rows(grid),
-        charts=_charts(grid),
         notes=[_split(each) for each in grid.refused] + _left_out(grid),
         data=Markup(_data(grid)),
     )
@@ -108,60 +102,16 @@ def _about(grid: WhatIfGrid, several: bool) -> str:
     )
 
 
-def _charts(grid: WhatIfGrid) -> list[Chart]:
-    """More workers first, where the curve is more than the step as it is."""
-    now = grid.before.baseline_ms
-    found = [_chart(each, now) for each in grid.series]
-    if grid.scaling and len(grid.scaling.points) > 2:
-        found.insert(0, _scaling(grid.scaling, now))
-    return found
-
-
-def _scaling(curve: ScalingCurve, now_ms: float) -> Chart:
-    points = [
-        Point(
-            label=f"{each.workers} now" if each.workers == curve.present else str(each.workers),
-            value=each.step_ms,
-            low=each.low_ms,
-            high=each.high_ms,
-            under=f"{each.efficiency:.0%}",
-        )
-        for each in curve.points
-    ]
-    title = "More workers, the same batch together" if curve.strong else "More workers"
-    svg = draw_band(
-        points, title=title, across="workers, and the pace of each", unit="ms", now=now_ms
-    )
-    link = curve.points[-1].basis
-    return Chart(
-        title=title,
-        svg=svg,
-        caption="The step with so many replicas, each with its batch, gradients summed by DDP. "
-        "Pace: a worker's samples a second, over now. "
-        f"What links can do: {_LINKS.get(link, link)}.",
-    )
-
-
-def _chart(series: Series, now_ms: float) -> Chart:
-    points = [
-        Point(
-            label=each.settings[0].value.removeprefix("x"),
-            value=each.predicted_ms,
-            low=each.low_ms,
-            high=each.high_ms,
-        )
-        for each in series.points
-    ]
-    svg = draw_band(points, title=series.label, across=series.across, unit="ms", now=now_ms)
-    return Chart(
-        title=series.label,
-        svg=svg,
-        caption="The step with this change alone. The band is where it lies with 95%.",
-    )
+def _who(grid: WhatIfGrid) -> str:
+    links = grid.crew is not None and grid.crew.crew is not None
+    if grid.on_host:
+        return "Host and links" if links else "Host and communication"
+    return "Host, device and links" if links else "Host and device"
 
 
 def _rows(grid: WhatIfGrid) -> list[Row]:
-    known = {option.setting for axis in grid.axes for option in axis.options if option.setting}
+    axes = (*grid.axes, *(grid.crew.axes if grid.crew and grid.crew.crew else ()))
+    known = {option.setting for axis in axes for option in axis.options if option.setting}
     most = max((abs(saved_ms(each)[0]) for each in grid.singles), default=0.0) or 1.0
     return [_row(each, known, most) for each in grid.singles]
 
@@ -200,14 +150,9 @@ def _data(grid: WhatIfGrid) -> str:
     """The cells for the script; no character that could end its element."""
     before = grid.before
     body = {
-        "axes": [
-            {
-                "id": axis.id,
-                "now": axis.now,
-                "labels": [option.label for option in axis.options],
-                "settings": [option.setting for option in axis.options],
-            }
-            for axis in grid.axes
+        "axes": [_axis(axis) for axis in grid.axes],
+        "crewAxes": [
+            _axis(axis) | {"why": axis.why} for axis in (grid.crew.axes if grid.crew else ())
         ],
         "cells": grid.cells,
         "step": before.baseline_ms,
@@ -219,6 +164,22 @@ def _data(grid: WhatIfGrid) -> str:
     }
     text = json.dumps(body, separators=(",", ":"), ensure_ascii=False)
     return text.replace("<", "\\u003c").replace("&", "\\u0026")
+
+
+def _axis(axis: Axis) -> dict[str, Any]:
+    return {
+        "id": axis.id,
+        "now": axis.now,
+        "labels": [option.label for option in axis.options],
+        "settings": [option.setting for option in axis.options],
+    }
+
+
+def _commands(text: str) -> Markup:
+    """What stands between backticks is typed."""
+    parts = [escape(part) for part in text.split("`")]
+    pieces = [Markup("<code>{}</code>").format(p) if i % 2 else p for i, p in enumerate(parts)]
+    return Markup("").join(pieces)
 
 
 def _sentence(text: str) -> str:

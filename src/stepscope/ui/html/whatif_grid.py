@@ -1,6 +1,7 @@
 """Every combination of the changes that this step takes, predicted once for the report's page.
 
-It runs where the trace is. The page itself computes nothing: a switch picks a cell.
+It runs where the trace is. On the page a switch picks a cell; workers, links and buckets are put
+into the cell's outline there (whatif_crew.py).
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepscope.predict.order import in_order
-from stepscope.predict.scale_out import curve
+from stepscope.predict.whatifs import cuda_graphs
 from stepscope.predict.whatifs.optimizer import current_kind
 from stepscope.records.prediction import Setting
+from stepscope.ui.html.whatif_axes import Axis, Option
+from stepscope.ui.html.whatif_crew import cell_of, lay_out_crew
 from stepscope.ui.whatif import adjusted, try_each
 
 if TYPE_CHECKING:
@@ -20,55 +23,17 @@ if TYPE_CHECKING:
 
     from stepscope.predict.whatif import Bench, Trial
     from stepscope.records.explanation import RankExplanation
-    from stepscope.records.prediction import Prediction, ScalingCurve
+    from stepscope.records.prediction import Prediction
     from stepscope.records.promise import Kept
+    from stepscope.ui.html.whatif_crew import CrewCell, CrewGrid
     from stepscope.ui.whatif import Tried
 
-# Cells and tasks: a cell of a step with a thousand tasks takes some 3 ms.
+# Cells and tasks: a cell of a step with a thousand tasks takes some 7 ms, half of it its outline.
 MOST_CELLS = 240
 _MOST_WORK = 300_000
 _BATCHES = ("x0.5", "", "x2", "x4", "x8")
 _DIGITS = 5  # significant, in the file
-# What can be turned up and down by itself: name, title, axis, and the values that are tried.
-_SERIES = (
-    ("bandwidth", "Faster or slower links", "times the bandwidth", ("0.5", "2", "4", "8")),
-    ("bucket-mb", "DDP's bucket size", "MiB a bucket", ("5", "10", "50", "100")),
-)
-WORKERS = (1, 2, 4, 8, 16, 64, 256)
 COLUMNS = ("step", "low", "high", "host", "device", "factor", "peak", "peak_low", "peak_high")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """A position of a control; an empty setting leaves the step as it is."""
-
-    label: str
-    setting: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
-    """A control: a choice, a switch (two options, the first is now) or a slider."""
-
-    id: str
-    label: str
-    hint: str
-    kind: str
-    options: tuple[Option, ...]
-
-    @property
-    def now(self) -> int:
-        """The option that changes nothing."""
-        return next(i for i, option in enumerate(self.options) if not option.setting)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """A change by degrees, alone: not combined with the controls."""
-
-    label: str
-    across: str
-    points: tuple[Prediction, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +52,8 @@ class WhatIfGrid:
     limit_bytes: int | None
     on_host: bool = False  # a CPU alone: nothing but communication runs beside it
     left_out: tuple[str, ...] = ()  # controls that would have been too many
-    series: tuple[Series, ...] = ()
-    scaling: ScalingCurve | None = None
+    crew: CrewGrid | None = None
+    crew_cells: tuple[CrewCell | None, ...] = ()
 
 
 def lay_out(
@@ -102,11 +67,13 @@ def lay_out(
     more = try_each(bench, untried, history).predictions
     known = singles | {str(each.settings[0]): each for each in more}
     axes, left_out = _fitting(_axes(bench, set(known), rank), _work(bench))
+    crew = lay_out_crew(bench, history)
+    cells, crew_cells = _cells(bench, axes, history, crew)
     return WhatIfGrid(
         path=rank.path,
         rank=rank.rank,
         axes=axes,
-        cells=_cells(bench, axes, history),
+        cells=cells,
         before=tried.before,
         singles=tried.predictions,
         refused=tried.refused,
@@ -115,22 +82,9 @@ def lay_out(
         limit_bytes=rank.memory.limit_bytes if rank.memory else None,
         on_host=bench.scene.on_host,
         left_out=left_out,
-        series=tuple(_series(bench, history)),
-        scaling=curve(bench, WORKERS),
+        crew=crew,
+        crew_cells=crew_cells,
     )
-
-
-def _series(bench: Bench, history: Sequence[Kept]) -> list[Series]:
-    """Those that this step takes at two values or more."""
-    found = []
-    for name, title, across, values in _SERIES:
-        wanted = [Setting(name=name, value=value) for value in values]
-        tried = try_each(bench, wanted, history).predictions
-        known = {each.settings[0]: each for each in tried}
-        points = tuple(known[each] for each in wanted if each in known)
-        if len(points) > 1:
-            found.append(Series(label=title, across=across, points=points))
-    return found
 
 
 def _axes(bench: Bench, known: set[str], rank: RankExplanation) -> list[Axis]:
@@ -236,16 +190,23 @@ def _fitting(axes: list[Axis], work: int) -> tuple[tuple[Axis, ...], tuple[str, 
 
 
 def _cells(
-    bench: Bench, axes: tuple[Axis, ...], history: Sequence[Kept]
-) -> dict[str, list[float | None]]:
-    """What combinations share is predicted once: they are a tree."""
+    bench: Bench, axes: tuple[Axis, ...], history: Sequence[Kept], crew: CrewGrid
+) -> tuple[dict[str, list[float | None]], tuple[CrewCell | None, ...]]:
+    """What combinations share is predicted once: they are a tree. A CUDA graph is made last."""
     order = _order(axes)
     found: dict[int, tuple[float | None, ...]] = {}
+    crews: dict[int, CrewCell | None] = {}
     strides = [math.prod(len(axis.options) for axis in axes[i + 1 :]) for i in range(len(axes))]
 
-    def grow(trial: Trial, settings: tuple[Setting, ...], level: int, cell: int) -> None:
+    def grow(
+        trial: Trial, local: Trial, settings: tuple[Setting, ...], level: int, cell: int
+    ) -> None:
         if level == len(order):
             found[cell] = _numbers(adjusted(bench.tell(trial, settings), history))
+            crews[cell] = None
+            if crew.crew is not None and not trial.refused:
+                spread = cuda_graphs.apply(local.scene, "").spread if trial is not local else 0.0
+                crews[cell] = cell_of(crew.crew, local, trial, spread)
             return
         place = order[level]
         for number, option in enumerate(axes[place].options):
@@ -253,13 +214,16 @@ def _cells(
             if option.setting:
                 setting = _setting(option.setting)
                 after, said = bench.change(trial, setting), (*settings, setting)
-            grow(after, said, level + 1, cell + number * strides[place])
+            single = trial if option.setting == "cuda-graphs" else after
+            grow(after, single, said, level + 1, cell + number * strides[place])
 
-    grow(bench.begin(), (), 0, 0)
-    return {
+    start = bench.begin()
+    grow(start, start, (), 0, 0)
+    cells = {
         name: [found[cell][column] for cell in range(len(found))]
         for column, name in enumerate(COLUMNS)
     }
+    return cells, tuple(crews[cell] for cell in range(len(crews)))
 
 
 def _order(axes: tuple[Axis, ...]) -> list[int]:

@@ -6,7 +6,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from stepscope.ui.calibration import compare_words, rate, rows_of, size, words_of
+from stepscope.ui.calibration import beside_compute, compare_words, rate, rows_of, size, words_of
 from stepscope.ui.terminal.tables import titled_table
 from stepscope.ui.words import duration
 
@@ -66,6 +66,9 @@ def print_calibration(
     if profile.fits:
         console.print()
         console.print(_collectives(profile, wide=console.width >= _WIDE))
+    if beside := beside_compute(profile):
+        console.print()
+        console.print(Text(f"overlap  {beside}"))
     for what, why in profile.not_offered.items():
         by = profile.backend if ", " in what else profile.device
         console.print(Text(f"note  {what}: not offered by {by}: {why}", style="bright_black"))

@@ -1,0 +1,102 @@
+"""One communicator over the logs of its ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from stepscope.records.explanation import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from stepscope.records.nccl import Communicator, Link, NcclLog, NcclProcess
+
+    Node = tuple[str, str]  # host name, NCCL_HOSTID
+
+
+class Member(NamedTuple):
+    """One rank's side of a communicator."""
+
+    log: NcclLog
+    comm: Communicator
+    process: NcclProcess
+
+    def at(self, line: int) -> str:
+        return f"{Path(self.log.path).name}:{line}"
+
+    def place(self, line: int) -> Place:
+        return Place(file=self.log.path, line=line)
+
+    @property
+    def node(self) -> Node:
+        return self.process.host, self.process.settings.get("NCCL_HOSTID", "")
+
+
+class Group:
+    """All ranks of a communicator whose logs are at hand."""
+
+    def __init__(self, name: str, members: list[Member]) -> None:
+        self.id = name
+        self.members = members
+
+    @cached_property
+    def nranks(self) -> int | None:
+        return max((m.comm.nranks for m in self.members if m.comm.nranks), default=None)
+
+    @cached_property
+    def nodes(self) -> int | None:
+        return max((m.comm.nodes for m in self.members if m.comm.nodes), default=None)
+
+    @cached_property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(member.process.host for member in self.members))
+
+    @cached_property
+    def _node_of(self) -> dict[int | None, Node]:
+        return {member.comm.rank: member.node for member in self.members}
+
+    @cached_property
+    def _believed(self) -> set[Node]:
+        """Containers often share a host name: it does not stand for one machine when NCCL counts
+        fewer ranks there than there are logs with that name."""
+        logs = Counter(member.node for member in self.members)
+        told = ((m.node, m.comm.local_ranks) for m in self.members)
+        return set(logs) - {node for node, ranks in told if ranks and logs[node] > ranks}
+
+    def links(self) -> Iterator[tuple[Member, Link]]:
+        return ((member, link) for member in self.members for link in member.comm.links)
+
+    def within(self, link: Link) -> bool | None:
+        """Whether both ranks are on one machine; None where the logs do not tell."""
+        if link.family == "SHM" or self.nodes == 1:
+            return True
+        one, other = self._node_of.get(link.from_rank), self._node_of.get(link.to_rank)
+        if one is None or other is None:
+            return None
+        if one != other:
+            return False
+        return True if one in self._believed else None
+
+    def words(self) -> str:
+        size = "?" if self.nranks is None else self.nranks
+        return f"communicator {self.id} ({size} ranks)"
+
+
+def groups_of(logs: Iterable[NcclLog]) -> list[Group]:
+    """By the id that all ranks print; where there is none, by size and the order of creation."""
+    members: dict[str, list[Member]] = {}
+    for log in logs:
+        unnamed: Counter[tuple[int, int | None]] = Counter()
+        for comm in log.communicators:
+            key = comm.id
+            if not key:
+                unnamed[comm.process, comm.nranks] += 1
+                key = f"{comm.nranks or '?'}-ranks-{unnamed[comm.process, comm.nranks]}"
+            member = Member(log, comm, log.processes[comm.process])
+            members.setdefault(key, []).append(member)
+    return [
+        Group(key, sorted(found, key=lambda m: m.comm.rank or 0)) for key, found in members.items()
+    ]

@@ -1,0 +1,102 @@
+"""A step brought to what the same run measured without the profiler.
+
+First the host's time, phase by phase, where the run tells it: steps whose host ran ahead of the
+device show how long the host needs when nothing holds it up, even if the device decides the step.
+Then the step as a whole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec.structs import replace
+
+from stepscope.explain.replay.graph import CallKind, Phase
+from stepscope.explain.replay.schedule import step_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from stepscope.explain.replay.graph import StepGraph
+    from stepscope.records.truth import Truth
+
+# A step this close to what the device alone needs is the device's.
+_DEVICE_BOUND = 1.02
+# A longer one is the host's, if the host may be so much slower than thought, or if the device would
+# have to be slower than kernels are from one step to the next.
+_SLOWER_MEASURED, _SLOWER_CALIBRATED, _SLOWER_DEVICE = 1.1, 1.25, 1.1
+_SAME = 1.005
+_MOST_SCALE, _HALVINGS = 64.0, 20
+# The main thread's parts are told together: scripts differ in what they do where.
+_PARTS = (
+    (("backward",), (Phase.BACKWARD,)),
+    (("optimizer",), (Phase.OPTIMIZER,)),
+    (("forward", "data", "other"), (Phase.FORWARD, Phase.DATA, Phase.OTHER)),
+)
+_LEAST_FACTOR, _MOST_FACTOR = 0.15, 3.0  # a phase further off was cut elsewhere by the trace
+
+
+def fit_to(graph: StepGraph, truth: Truth) -> tuple[StepGraph, float]:
+    """The step as measured, and what the host's time was multiplied with besides its phases.
+
+    Where the device alone needs about that long, the step says nothing about the host: its time
+    stays, and the device's is brought to the measured step.
+    """
+    measured = float(truth.step_ns)
+    graph = _phase_by_phase(graph, truth.host_ns)
+    floor = step_ns(scale_host(graph, 0.0))
+    if measured > floor * _DEVICE_BOUND:
+        fitted = graph if truth.host_ns else _phase_by_phase(graph, truth.phases_ns)
+        scale = _host_scale(fitted, measured)
+        likely = scale < (_SLOWER_MEASURED if truth.host_ns else _SLOWER_CALIBRATED)
+        if likely or measured > floor * _SLOWER_DEVICE:
+            return scale_host(fitted, scale), scale
+    fitted = _with_device(graph, measured / floor)
+    if step_ns(fitted) <= measured * _SAME:
+        return fitted, 1.0
+    scale = _host_scale(fitted, measured * _SAME)  # the host cannot have been slower than this
+    return scale_host(fitted, scale), scale
+
+
+def scale_host(graph: StepGraph, factor: float) -> StepGraph:
+    """All of the host's time by one factor."""
+    calls = graph.calls
+    scaled = replace(calls, gap_ns=factor * calls.gap_ns, call_ns=factor * calls.call_ns)
+    return replace(graph, calls=scaled, end_ns=factor * graph.end_ns)
+
+
+def _phase_by_phase(graph: StepGraph, told_ns: Mapping[str, int]) -> StepGraph:
+    """Nothing is told about a host that computes itself: it waits for others inside its phases."""
+    calls = graph.calls
+    if not (calls.kind == CallKind.LAUNCH).any():
+        return graph
+    now = calls.gap_ns + calls.call_ns
+    factor = np.ones(len(calls))
+    for names, phases in _PARTS:
+        mine = np.isin(calls.phase, phases)
+        target, have = sum(told_ns.get(name, 0) for name in names), float(now[mine].sum())
+        if target and have and _LEAST_FACTOR < target / have < _MOST_FACTOR:
+            factor[mine] = target / have
+    scaled = replace(calls, gap_ns=factor * calls.gap_ns, call_ns=factor * calls.call_ns)
+    return replace(graph, calls=scaled)
+
+
+def _with_device(graph: StepGraph, factor: float) -> StepGraph:
+    tasks = graph.tasks
+    shorter = replace(tasks, dur_ns=tasks.dur_ns * factor, spacing_ns=tasks.spacing_ns * factor)
+    return replace(graph, tasks=shorter)
+
+
+def _host_scale(graph: StepGraph, measured_ns: float) -> float:
+    """The smallest factor of the host's time that makes the step as long."""
+    low, high = 0.0, 1.0
+    while step_ns(scale_host(graph, high)) < measured_ns and high < _MOST_SCALE:
+        low, high = high, 2 * high
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if step_ns(scale_host(graph, middle)) < measured_ns:
+            low = middle
+        else:
+            high = middle
+    return high

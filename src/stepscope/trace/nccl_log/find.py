@@ -1,0 +1,43 @@
+"""Which files of a folder are NCCL's logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stepscope.errors import UnreadableInputError
+from stepscope.trace.files import ByteSource
+from stepscope.trace.nccl_log.lines import ANSI, PREFIX, SEARCHED_BYTES
+
+_ENDINGS = (".log", ".txt", ".out", ".err", ".log.gz", ".log.zst", ".txt.gz")
+
+
+def find_nccl_logs(path: str | Path) -> list[Path]:
+    """Logs of a run folder or of any folder; a file stands for itself. Empty where there is none.
+
+    In a folder a file counts when its first half megabyte has a line of NCCL's.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        if not path.exists():
+            raise UnreadableInputError(f"{path} does not exist")
+        return [path]
+    try:
+        files = [*path.iterdir(), *path.glob("rank-*/*")]
+    except PermissionError as error:
+        raise UnreadableInputError(f"{error.filename}: no permission to read it") from None
+    return sorted(file for file in files if _may_be_log(file) and is_nccl_log(file))
+
+
+def _may_be_log(file: Path) -> bool:
+    name = file.name.lower()
+    return file.is_file() and (name.startswith(("nccl", "rccl")) or name.endswith(_ENDINGS))
+
+
+def is_nccl_log(file: Path) -> bool:
+    """Whether NCCL's own lines show at the file's beginning."""
+    try:
+        head = next(iter(ByteSource(file)), b"")
+    except UnreadableInputError:
+        return False
+    lines = (ANSI.sub(b"", line) for line in head.split(b"\n") if b"CCL" in line)
+    return any(PREFIX.search(line, 0, SEARCHED_BYTES) for line in lines)

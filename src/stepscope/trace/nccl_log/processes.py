@@ -1,0 +1,183 @@
+"""Processes and communicators while their lines come in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from stepscope.records.nccl import Communicator, Fact, Link, NcclProcess
+from stepscope.trace.nccl_log.lines import NET
+
+if TYPE_CHECKING:
+    from stepscope.records.nccl import Family, Ring, Tree
+
+    _LinkKey = tuple[int, int | None, int, str]  # from, to, own rank, transport
+
+_FAMILIES: tuple[Family, ...] = ("P2P", "SHM", "NET", "COLLNET")
+
+
+class Comm:
+    """A communicator while its lines come in."""
+
+    def __init__(self, process: int, line: int, address: str = "") -> None:
+        self.process = process
+        self.line = line
+        self.address = address
+        self.id = ""
+        self.rank: int | None = None
+        self.nranks: int | None = None
+        self.device: int | None = None
+        self.bus_id: str | None = None
+        self.parent: str | None = None
+        self.complete = False
+        self.nodes: int | None = None
+        self.local_ranks: int | None = None
+        self.counts: tuple[int | None, ...] = (None, None, None, None)
+        self.rings: dict[int, Ring] = {}
+        self.trees: dict[int, Tree] = {}
+        self.links: dict[_LinkKey, tuple[int, set[int]]] = {}  # first line, channels
+        self.guessed = 0
+
+    def fits(self, own: int | None, peer: int | None = None) -> bool:
+        """Whether a line about these two ranks can be this one's."""
+        ranks_fit = own is None or self.own_rank() in (own, None)
+        return ranks_fit and (peer is None or self.nranks is None or peer < self.nranks)
+
+    def own_rank(self) -> int | None:
+        return self.rank if self.rank is not None else next((k[2] for k in self.links), None)
+
+    def absorb(self, other: Comm) -> None:
+        """What was read before anybody said whose it is."""
+        self.links = other.links | self.links
+        self.rings = other.rings | self.rings
+        self.trees = other.trees | self.trees
+        self.counts = other.counts if self.counts[0] is None else self.counts
+        self.guessed += other.guessed
+        other.links = {}
+
+    def record(self) -> Communicator:
+        channels, nvls, p2p, per_peer = self.counts
+        return Communicator(
+            process=self.process,
+            address=self.address,
+            id=self.id,
+            rank=self.own_rank(),
+            nranks=self.nranks,
+            line=self.line,
+            complete=self.complete,
+            device=self.device,
+            bus_id=self.bus_id,
+            parent=self.parent,
+            nodes=self.nodes,
+            local_ranks=self.local_ranks,
+            channels=channels,
+            nvls_channels=nvls,
+            p2p_channels=p2p,
+            p2p_channels_per_peer=per_peer,
+            rings=tuple(self.rings[channel] for channel in sorted(self.rings)),
+            trees=tuple(self.trees[channel] for channel in sorted(self.trees)),
+            links=tuple(_link(key, *found) for key, found in self.links.items()),
+            guessed_lines=self.guessed,
+        )
+
+
+class Process:
+    """A process while its lines come in."""
+
+    def __init__(self, index: int, host: str, pid: int, device: int) -> None:
+        self.index = index
+        self.host = host
+        self.pid = pid
+        self.device = device
+        self.words: dict[str, str] = {}  # version, network, plugin, tuner
+        self.interfaces: dict[str, None] = {}
+        self.adapters: dict[str, None] = {}
+        self.settings: dict[str, str] = {}
+        self.facts: dict[str, int] = {}
+        self.comms: list[Comm] = []  # in the order of their first line
+        self.by_address: dict[str, Comm] = {}
+        self.opened: dict[bytes, Comm] = {}  # thread -> the one it initialises
+        self.unnamed: dict[bytes, Comm] = {}  # thread -> lines that nobody claimed yet
+        self.says_start = False  # before 2.18.3 only the end of an initialisation is logged
+        self.last_used: Comm | None = None
+        self.splits: Counter[str] = Counter()
+
+    def settle(self) -> None:
+        """Lines that no communicator claimed go to the latest one they fit."""
+        for unnamed in self.unnamed.values():
+            named = (comm for comm in reversed(self.comms) if comm.address)
+            home = next((comm for comm in named if comm.fits(unnamed.own_rank())), None)
+            if home is not None:
+                home.absorb(unnamed)
+
+    def record(self) -> NcclProcess:
+        return NcclProcess(
+            host=self.host,
+            pid=self.pid,
+            version=self.words.get("version"),
+            device=next((c.device for c in self.comms if c.device is not None), self.device),
+            bus_id=next((c.bus_id for c in self.comms if c.bus_id), None),
+            network=self.words.get("network"),
+            plugin=self.words.get("plugin"),
+            tuner=self.words.get("tuner"),
+            interfaces=tuple(self.interfaces),
+            adapters=tuple(self.adapters),
+            settings=self.settings,
+            facts=tuple(Fact(text=text, line=line) for text, line in self.facts.items()),
+            ranks={c.id: c.rank for c in self.comms if c.id and c.rank is not None},
+        )
+
+
+class At(NamedTuple):
+    """Where a line stands."""
+
+    process: Process
+    thread: bytes
+    line: int
+
+
+def claimed(at: At, rank: int, address: str) -> Comm | None:
+    """What this thread wrote before it said which communicator it makes."""
+    process = at.process
+    unnamed = process.unnamed.get(at.thread)
+    if process.says_start or unnamed is None or not unnamed.fits(rank):
+        return None
+    del process.unnamed[at.thread]
+    unnamed.address = address
+    process.by_address[address] = unnamed
+    return unnamed
+
+
+def comm_id_of(
+    process: Process, comm_id: str | None, parent: str | None, split: str | None, color: str | None
+) -> str:
+    """The same text on every rank. Since 2.23 a split names its parent instead of an id."""
+    if comm_id or not parent:
+        return comm_id or ""
+    count = split or str(process.splits[parent])
+    process.splits[parent] += 1
+    origin = process.by_address.get(parent)
+    return f"{origin.id}/{count}.{color}" if origin and origin.id else ""
+
+
+def _link(key: _LinkKey, line: int, channels: set[int]) -> Link:
+    source, target, own, transport = key
+    net = NET.match(transport)
+    return Link(
+        from_rank=source,
+        to_rank=target,
+        own_rank=own,
+        channels=tuple(sorted(channels)),
+        transport=transport,
+        family=_family(transport),
+        network=net[1] if net else "",
+        gdrdma="/GDRDMA" in transport,
+        line=line,
+    )
+
+
+def _family(transport: str) -> Family:
+    for family in _FAMILIES:
+        if transport.startswith(f"{family}/"):
+            return family
+    return "SHM" if "shared memory" in transport else "other"  # so until 2.12

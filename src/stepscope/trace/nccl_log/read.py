@@ -1,0 +1,283 @@
+"""Takes lines, keeps what they say: each goes to the process and communicator it is about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.records.nccl import NcclLog, NcclWarning, Ring, Tree
+from stepscope.records.trace import ABSENT
+from stepscope.trace.files import ByteSource
+from stepscope.trace.nccl_log import lines as forms
+from stepscope.trace.nccl_log.calls import Calls
+from stepscope.trace.nccl_log.lines import lines_of, text_of
+from stepscope.trace.nccl_log.processes import At, Comm, Process, claimed, comm_id_of
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Callable
+
+    from stepscope.trace.files import Progress
+
+_MOST_WARNINGS = 512
+_MOST_FACTS = 64
+
+
+def read_nccl_log(path: str | Path, progress: Progress | None = None) -> NcclLog:
+    """Everything this file says. Raises UnreadableInputError when it cannot be opened."""
+    source = ByteSource(Path(path), progress)
+    reader = _Reader()
+    for number, line, whole in lines_of(source):
+        reader.take(number, line, whole)
+    return reader.finish(str(path), source.ended_early)
+
+
+class _Reader:
+    """Takes lines, keeps what they say."""
+
+    def __init__(self) -> None:
+        self._processes: dict[tuple[bytes, bytes], Process] = {}
+        self._comms: list[Comm] = []
+        self._place: dict[Comm, int] = {}
+        self._calls = Calls()
+        self._warnings: dict[tuple[int, str, str], list[int]] = {}
+        self._warnings_left_out = 0
+        self._versions: dict[str, None] = {}
+        self._lines = self._foreign = self._unread = self._damaged = 0
+        self._handlers: tuple[tuple[re.Pattern[str], Callable[..., None]], ...] = (
+            (forms.LINK, self._link),
+            (forms.RING, self._ring),
+            (forms.TREES, self._trees),
+            (forms.ORDER, self._order),
+            (forms.COUNTS, self._counts),
+            (forms.INIT, self._init),
+            (forms.NODES, self._nodes),
+            (forms.COLLNET, self._collnet),
+            (forms.ENV, self._setting),
+            (forms.PLUGIN_ENV, self._setting),
+            (forms.VERSION, self._version),
+            (forms.WORDS, self._words),
+            (forms.ADAPTERS, self._devices),
+            (forms.SOCKETS, self._devices),
+            (forms.PLAIN, self._nothing),
+        )
+
+    def take(self, number: int, line: bytes, whole: bool) -> None:
+        self._lines += 1
+        if b"CCL" not in line:
+            self._foreign += 1
+            return
+        if b"\x1b" in line:
+            line = forms.ANSI.sub(b"", line)
+        found = forms.PREFIX.search(line, 0, forms.SEARCHED_BYTES)
+        if found is None:
+            self._without_prefix(line)
+            return
+        host, pid, thread, device, source, level, text = found.groups(b"")
+        process = self._processes.get((host, pid)) or self._new_process(host, pid, device)
+        if not whole:  # half a number looks like a number
+            self._damaged += 1
+        elif level == b"WARN":
+            self._warning(process, number, text_of(source), text_of(text).strip())
+        elif forms.CALL_MARK in text:
+            self._damaged += not self._call(process, number, text)
+        elif forms.CHOICE_MARK in text:
+            self._damaged += not self._calls.choose(process.index, text)
+        else:
+            self._other(At(process, thread, number), text_of(text).rstrip())
+
+    def _new_process(self, host: bytes, pid: bytes, device: bytes) -> Process:
+        made = Process(len(self._processes), text_of(host), int(pid), int(device))
+        self._processes[host, pid] = made
+        return made
+
+    def _without_prefix(self, line: bytes) -> None:
+        """At NCCL_DEBUG=VERSION, and in older ones, the version stands alone."""
+        if found := forms.VERSION.match(text_of(line[: forms.SEARCHED_BYTES]).strip()):
+            self._versions[_version(found)] = None
+        elif b"NCCL INFO" in line or b"NCCL WARN" in line:
+            self._damaged += 1
+        else:
+            self._foreign += 1
+
+    def _warning(self, process: Process, number: int, source: str, text: str) -> None:
+        key = (process.index, source, text)
+        if key in self._warnings:
+            self._warnings[key][1] += 1
+        elif len(self._warnings) < _MOST_WARNINGS:
+            self._warnings[key] = [number, 1]
+        else:
+            self._warnings_left_out += 1
+
+    def _other(self, at: At, text: str) -> None:
+        handled = False
+        for pattern, handle in self._handlers:
+            if found := pattern.match(text):
+                handle(at, found)
+                handled = True
+                break
+        facts = at.process.facts
+        if forms.FACT.match(text) and (text in facts or len(facts) < _MOST_FACTS):
+            facts.setdefault(text, at.line)
+        elif not handled:
+            self._unread += 1
+
+    def _call(self, process: Process, number: int, text: bytes) -> bool:
+        found = forms.CALL.match(text)
+        if found is None:
+            return False
+        address, ranks = text_of(found[7]), int(found[8])
+        comm = process.by_address.get(address)
+        if comm is None:  # its beginning is not in this file
+            comm = self._new_comm(At(process, b"", number), address)
+            comm.nranks = ranks
+        process.last_used = comm
+        says_algorithm = comm.rank in (0, None)
+        place = self._place[comm]
+        return self._calls.add(process.index, place, says_algorithm, ranks, number, found)
+
+    # Communicators
+
+    def _new_comm(self, at: At, address: str = "") -> Comm:
+        comm = Comm(at.process.index, at.line, address)
+        self._place[comm] = len(self._comms)
+        self._comms.append(comm)
+        at.process.comms.append(comm)
+        if address:
+            at.process.by_address[address] = comm
+        return comm
+
+    def _init(self, at: At, found: re.Match[str]) -> None:
+        address, rank, nranks, device, bus_id, parent, split, color, comm_id, what = found.groups()
+        process = at.process
+        if not what.startswith("Init"):  # destroyed: the address may serve another one later
+            process.by_address.pop(address, None)
+            return
+        comm = process.by_address.get(address)
+        if comm is None or (what == "Init START" and comm.complete):
+            comm = claimed(at, int(rank), address) or self._new_comm(at, address)
+        comm.id = comm.id or comm_id_of(process, comm_id, parent, split, color)
+        comm.rank, comm.nranks, comm.device = int(rank), int(nranks), int(device)
+        comm.bus_id, comm.parent = bus_id, parent
+        if what == "Init START":
+            process.says_start = True
+            process.opened[at.thread] = comm
+        else:
+            comm.complete = True
+            process.opened.pop(at.thread, None)
+
+    def _owner(
+        self, at: At, address: str | None, own: int | None = None, peer: int | None = None
+    ) -> Comm:
+        """Whose line it is: it says so, its thread initialises one, or ranks and recency decide."""
+        process = at.process
+        if address in process.by_address:
+            return process.by_address[address]
+        if at.thread in process.opened:
+            return process.opened[at.thread]
+        likely = [process.last_used, *reversed(process.comms)] if process.says_start else []
+        for comm in likely:
+            if comm is not None and comm.address and comm.fits(own, peer):
+                comm.guessed += 1
+                return comm
+        if at.thread not in process.unnamed:
+            process.unnamed[at.thread] = self._new_comm(at)
+        process.unnamed[at.thread].guessed += 1
+        return process.unnamed[at.thread]
+
+    def _nodes(self, at: At, found: re.Match[str]) -> None:
+        comm = at.process.by_address.get(found[1]) or self._new_comm(at, found[1])
+        comm.rank, comm.nranks = int(found[2]), int(found[3])
+        comm.nodes, comm.local_ranks = int(found[4]), int(found[5])
+
+    def _link(self, at: At, found: re.Match[str]) -> None:
+        channel, source, target, direction, transport, address = found.groups()
+        own, peer = int(source), int(target)
+        if direction == "receive":
+            own, peer = peer, own
+        links = self._owner(at, address, own, peer).links
+        key = (int(source), int(target), own, transport)
+        links.setdefault(key, (at.line, set()))[1].add(int(channel))
+
+    def _collnet(self, at: At, found: re.Match[str]) -> None:
+        channel, rank, transport, address = found.groups()
+        links = self._owner(at, address, int(rank)).links
+        key = (int(rank), None, int(rank), transport)
+        links.setdefault(key, (at.line, set()))[1].add(int(channel))
+
+    def _ring(self, at: At, found: re.Match[str]) -> None:
+        channel, previous, after = int(found[1]), int(found[2]), int(found[3])
+        rings = self._owner(at, found[4]).rings
+        rings[channel] = Ring(channel=channel, previous=previous, next=after)
+
+    def _trees(self, at: At, found: re.Match[str]) -> None:
+        trees = self._owner(at, found[2]).trees
+        for channel, down, up in forms.TREE.findall(found[1]):
+            children = tuple(int(child) for child in down.split("/"))
+            trees[int(channel)] = Tree(channel=int(channel), up=int(up), down=children)
+
+    def _order(self, at: At, found: re.Match[str]) -> None:
+        comm = self._owner(at, None)
+        if comm.counts[0] is None:
+            comm.counts = (int(found[1]), *comm.counts[1:])
+
+    def _counts(self, at: At, found: re.Match[str]) -> None:
+        counts = tuple(None if each is None else int(each) for each in found.groups())
+        self._owner(at, None).counts = counts
+
+    # Processes
+
+    def _setting(self, at: At, found: re.Match[str]) -> None:
+        number = found[2].removesuffix(".")  # some end as a sentence, some do not
+        at.process.settings[found[1]] = number if number.lstrip("-").isdigit() else found[2]
+
+    def _words(self, at: At, found: re.Match[str]) -> None:
+        for name, value in found.groupdict().items():
+            if value and not value.startswith("internal"):
+                at.process.words[name.rstrip("_")] = value
+
+    def _version(self, at: At, found: re.Match[str]) -> None:
+        at.process.words["version"] = _version(found)
+        self._versions[_version(found)] = None
+
+    def _devices(self, at: At, found: re.Match[str]) -> None:
+        if found.lastgroup == "provider":
+            at.process.adapters[found["provider"]] = None
+            return
+        kept = at.process.interfaces if found.lastgroup == "sockets" else at.process.adapters
+        kept |= dict.fromkeys(forms.LISTED.findall(found[1]))
+
+    def _nothing(self, at: At, found: re.Match[str]) -> None:
+        pass
+
+    def finish(self, path: str, ended_early: str | None) -> NcclLog:
+        for process in self._processes.values():
+            process.settle()
+        kept = [comm for comm in self._comms if comm.address or comm.links]
+        place = {comm: index for index, comm in enumerate(kept)}
+        moved = np.array([place.get(comm, ABSENT) for comm in self._comms], dtype=np.int32)
+        return NcclLog(
+            path=path,
+            processes=tuple(process.record() for process in self._processes.values()),
+            communicators=tuple(comm.record() for comm in kept),
+            ops=self._calls.columns(moved),
+            choices=self._calls.choices(),
+            choices_unmatched=self._calls.unmatched,
+            warnings=tuple(
+                NcclWarning(process=process, source=source, text=text, line=line, count=count)
+                for (process, source, text), (line, count) in self._warnings.items()
+            ),
+            warnings_left_out=self._warnings_left_out,
+            versions=tuple(self._versions),
+            lines=self._lines,
+            foreign_lines=self._foreign,
+            unread_lines=self._unread,
+            damaged_lines=self._damaged,
+            ended_early=ended_early,
+        )
+
+
+def _version(found: re.Match[str]) -> str:
+    return f"{found[1]} {found[2]}"

@@ -1,0 +1,30 @@
+"""A control of the page "What if" and its positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A position of a control; an empty setting leaves the step as it is."""
+
+    label: str
+    setting: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """A control: a choice, a switch (two options, the first is now) or a slider."""
+
+    id: str
+    label: str
+    hint: str
+    kind: str
+    options: tuple[Option, ...]
+    why: str = ""  # it cannot be moved
+
+    @property
+    def now(self) -> int:
+        """The option that changes nothing."""
+        return next(i for i, option in enumerate(self.options) if not option.setting)

@@ -1,0 +1,72 @@
+"""How many steps of a run say as much as one independent step would: tau.
+
+n values average out as n / tau independent ones do, where tau is the variance of a long average
+over that of independent values: the spectrum at frequency zero. It is read from the slowest
+cosines in the values. Each of those is one degree of freedom, so the answer comes with how well it
+is known. Few cosines stay near zero but know little, many know more but leave it: 0.2 n^(2/3) are
+taken, and down to half of that where neighbours have much in common for long.
+
+docs/compare.md has the formulas; benchmarks/comparison.py is what they were chosen by.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+_MOST_COSINES, _FEWEST_COSINES, _OF_EFFECTIVE = 0.2, 0.1, 0.15
+_LONGEST_LAG = 0.1  # of the run
+_SHORTEST = 0.2  # steps that take turns may say more than independent ones, but not much more
+_ROUNDS = 3
+
+
+def correlation_times(rows: Floats) -> tuple[Floats, Floats]:
+    """tau of each row, and the degrees of freedom it is known with."""
+    n = rows.shape[1]
+    centred = rows - rows.mean(axis=1, keepdims=True)
+    power = (centred**2).mean(axis=1)
+    waves = np.fft.rfft(centred, 2 * n)
+    lags = min(2 * max(1, int(_LONGEST_LAG * n / 2)), n)
+    rough = _sum_of_correlations(np.fft.irfft(np.abs(waves) ** 2, 2 * n)[:, :lags], n)
+    fewest, most = (
+        min(max(share * n ** (2 / 3), least), n - 1)
+        for share, least in ((_FEWEST_COSINES, 2), (_MOST_COSINES, 3))
+    )
+    used = np.rint(np.clip(_OF_EFFECTIVE * n / rough, fewest, most)).astype(np.int64)
+    numbers = np.arange(1, int(used.max()) + 1)
+    turned = waves[:, numbers] * np.exp(-0.5j * math.pi * numbers / n)
+    spectrum = 2 * turned.real**2 / n
+    falls = 1 / (1 + (math.pi / 2 * numbers * rough[:, None] / n) ** 2)
+    last = (np.arange(len(rows)), used - 1)
+    at_zero = np.cumsum(spectrum, axis=1)[last] / np.cumsum(falls, axis=1)[last]
+    varies = power > 0
+    tau = np.clip(at_zero / np.where(varies, power, 1.0), _SHORTEST, n / 2)
+    return np.where(varies, tau, 1.0), used.astype(np.float64)
+
+
+def _sum_of_correlations(products: Floats, n: int) -> Floats:
+    """A rough tau of each row: one, and twice the correlations at all lags.
+
+    Lags come in pairs, added up as long as pairs are positive and never growing (Geyer's sequence);
+    the mean of so few values takes tau / n off each correlation, which is given back.
+    """
+    power = products[:, :1]
+    found = products / np.where(power > 0, power, 1.0)
+    longer = n / (n - np.arange(found.shape[1]))
+    tau = np.ones((len(found), 1))
+    for _ in range(_ROUNDS):
+        lost = np.minimum(tau / n, 0.5)
+        lags = (found * (1 - lost) + lost) * longer
+        lags[:, 0] = 1.0
+        pairs = np.minimum.accumulate(lags[:, 0::2] + lags[:, 1::2], axis=1)
+        tau = 2 * np.maximum(pairs, 0.0).sum(axis=1, keepdims=True) - 1
+        tau = np.clip(tau, 1.0, n / 2)
+    out: Floats = tau[:, 0]
+    return out
