@@ -10,6 +10,13 @@ import time
 
 import isal.isal_zlib  # noqa: F401
 
+import stepscope.explain.memory.captured
+import stepscope.explain.memory.traced
+import stepscope.explain.strategies.data_parallel
+import stepscope.explain.strategies.fully_sharded
+import stepscope.explain.strategies.other
+import stepscope.explain.strategies.pipeline
+import stepscope.explain.strategies.tensor_parallel
 import stepscope.trace.cache
 import stepscope.trace.kineto  # noqa: F401
 from stepscope.explain.rank import explain_rank

@@ -89,6 +89,7 @@ def op(
     thread: int = MAIN,
     shapes: list[Any] | None = None,
     dtypes: list[str] | None = None,
+    concrete: list[str] | None = None,
     sequence: int | None = None,
     forward_thread: int | None = None,
 ) -> Events:
@@ -96,6 +97,7 @@ def op(
     args = {
         "Input Dims": shapes,
         "Input type": dtypes,
+        "Concrete Inputs": concrete,
         "Sequence number": sequence,
         "Fwd thread id": forward_thread,
     }

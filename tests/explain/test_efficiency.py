@@ -9,10 +9,9 @@ import pytest
 
 from stepscope import explain_rank, read_trace
 from stepscope.explain.efficiency import measure_efficiency
+from stepscope.explain.groundwork import Groundwork
 from stepscope.explain.shorten import shorten
-from stepscope.explain.steps import find_steps
 from stepscope.explain.verdict import judge
-from stepscope.explain.work import find_work
 from stepscope.records.devices import find_device
 from stepscope.records.explanation import StepTime
 from stepscope.records.profile import Profile
@@ -116,8 +115,7 @@ def test_the_step_is_the_measured_else_the_corrected_else_the_profiled_one(
     read: Read, step_ms: StepTime, expected: float
 ) -> None:
     trace = read(*steps_of(product), device="NVIDIA H200")
-    work = find_work(trace)
-    found = measure_efficiency(trace, work, find_steps(trace, work), step_ms)
+    found = measure_efficiency(Groundwork(trace), step_ms)
     assert found is not None
     assert found.step_ms == expected
     assert found.mfu == pytest.approx(FLOPS / (expected / 1e3 * PEAK))

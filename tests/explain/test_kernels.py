@@ -66,3 +66,22 @@ def test_without_a_device_all_inside_a_communication_span_is_communication(
         ("gloo:all_gather", "comm"): 5_000,
         ("aten::copy_", "comm"): 3_000,
     }
+
+
+def test_kernels_of_the_steps_leave_out_what_the_window_opened_on(explained: Explain) -> None:
+    # gemm at 0: left over by an earlier step, its launch not recorded; the step is 90-200, and the
+    # kernel behind it was launched outside of it; one without a launch ran among the step's
+    rank = explained(
+        kernel("gemm", start=0, dur=50, launched_at=None),
+        note("ProfilerStep#3", start=90, dur=110),
+        kernel("gemm", start=110, dur=20, launched_at=100),
+        kernel("relu", start=130, dur=7, launched_at=None),
+        kernel("gemm", start=220, dur=30, launched_at=210),
+    )
+    rows = {k.name: (k.count, k.total_ns, k.steps_count, k.steps_ns) for k in rank.kernels}
+    assert rows == {"gemm": (3, 100_000, 1, 20_000), "relu": (1, 7_000, 1, 7_000)}
+
+
+def test_without_steps_nobody_knows_which_kernels_are_theirs(explained: Explain) -> None:
+    rank = explained(kernel("gemm", start=110, dur=20, launched_at=100))
+    assert (rank.kernels[0].steps_count, rank.kernels[0].steps_ns) == (None, None)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.explain.groundwork import Groundwork
 from stepscope.explain.record_step import budget_of_record, with_correction, with_truth
-from stepscope.explain.steps import find_steps
-from stepscope.explain.work import find_work
 from stepscope.records.explanation import Budget, Part, StepTime
 from stepscope.records.truth import Truth
 from stepscope.trace.truth import read_truth
@@ -76,8 +75,7 @@ def test_a_measured_step_needs_no_correction_and_has_an_interval_of_its_own(read
     assert found.low == pytest.approx(2.06)
     assert found.high == pytest.approx(7.94)
     trace = read(op("aten::mm", start=0, dur=10))
-    work = find_work(trace)
-    assert with_correction(found, trace, work, find_steps(trace, work)) is found
+    assert with_correction(found, Groundwork(trace)) is found
 
 
 def test_truth_is_the_median_of_plain_steps(tmp_path: Path) -> None:

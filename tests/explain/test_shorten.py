@@ -46,6 +46,7 @@ def rank(tmp_path: Path) -> RankExplanation:
 
 def sums(rows: tuple[Any, ...]) -> dict[str, int]:
     names = [n for n in rows[0].__struct_fields__ if n.endswith("_ns") or n in ("count", "calls")]
+    names = [n for n in names if getattr(rows[0], n) is not None]
     return {n: sum(getattr(row, n) for row in rows) for n in names if n not in ("min_ns", "max_ns")}
 
 

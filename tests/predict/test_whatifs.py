@@ -197,3 +197,27 @@ def test_blocking_calls_are_removed(h200: H200) -> None:
     found = h200.predict("gpt2s_b1_bf16_loop_sync", "no-sync")
     assert not found.refused
     assert found.predicted_ms <= found.baseline_ms
+
+
+def test_of_one_name_the_order_does_not_matter_either(h200: H200) -> None:
+    words = ("scale=.*:2", "scale=sgemm:0.5", "remove=copy", "remove=Memset")
+    one = h200.predict("gpt2s_b8_fp32", *words)
+    other = h200.predict("gpt2s_b8_fp32", *reversed(words))
+    assert one.predicted_ms == other.predicted_ms
+    assert (one.low_ms, one.high_ms) == (other.low_ms, other.high_ms)
+
+
+def test_more_of_the_same_is_not_less_certain(h200: H200) -> None:
+    few, many = (h200.predict("gpt2s_b8_fp32", f"accumulate={n}") for n in (4, 64))
+    assert many.high_ms / many.low_ms == pytest.approx(few.high_ms / few.low_ms, rel=0.02)
+    assert few.high_ms / few.low_ms < 1.15
+
+
+def test_more_micro_batches_than_can_be_replayed_are_refused(h200: H200) -> None:
+    found = h200.predict("gpt2s_b8_fp32", "accumulate=1000000")
+    assert "micro-batches are, and more take as long for a sample" in found.refused[0]
+
+
+def test_a_batch_divided_among_workers_has_a_peak_that_is_not_known(h200: H200) -> None:
+    assert h200.predict("gpt2s_b8_fp32", "workers=8").peak_bytes is not None
+    assert h200.predict("gpt2s_b8_fp32", "workers=8:strong").peak_bytes is None

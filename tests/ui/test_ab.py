@@ -163,7 +163,9 @@ def test_a_command_without_training_steps_is_refused(tmp_path: Path) -> None:
         (["--", "a", "---", "b", "---", "c"], "two commands with ---"),
         (["--", "---", "b"], "no command before ---"),
         (["--", "a", "---"], "no command behind ---"),
-        (["--", "/no/such/program", "---", "b"], "no such command"),
+        (["--", "/no/such/program", "---", sys.executable], "no such command"),
+        (["--", sys.executable, "---", "/no/such/program"], "no such command"),
+        (["--", sys.executable, "---", "LR=1", "python", "a b.py"], "env LR=1 python 'a b.py'"),
         (["--pairs", "0", "--", "a", "---", "b"], "--pairs"),
         (["--what", "--", "a", "---", "b"], "--what"),
     ],
@@ -173,11 +175,12 @@ def test_wrong_use_is_exit_2(tmp_path: Path, arguments: list[str], says: str) ->
     code, _, told = done(ab(*out, *arguments))
     assert (code, "Traceback" in told) == (2, False)
     assert says in told
+    assert not (tmp_path / "out").exists()  # neither command has run for nothing
 
 
 def test_a_folder_with_something_in_it_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("")
-    code, _, told = done(ab("--out", tmp_path, "--", "a", "---", "b"))
+    code, _, told = done(ab("--out", tmp_path, "--", sys.executable, "---", sys.executable))
     assert code == 2
     assert "is not empty" in told
 

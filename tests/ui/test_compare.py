@@ -10,17 +10,20 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "verify"))
 
 from folders import noisy, write_run
 
 from stepscope.errors import SlowerError, StepscopeError, UsageError
+from stepscope.records.comparison import Difference, MovedName
 from stepscope.records.prediction import Setting
 from stepscope.records.promise import Promise, Workload
 from stepscope.ui.cli.compare import command
-from stepscope.ui.comparison import percent
-from stepscope.ui.terminal.comparison import draw_interval
+from stepscope.ui.comparison import milliseconds, percent, words_of
+from stepscope.ui.terminal.comparison import draw_interval, print_comparison
+from stepscope.verify.compare import compare
 from stepscope.verify.record_file import this_host
 from stepscope.verify.track_record import remember
 
@@ -185,6 +188,17 @@ def test_a_narrow_terminal_is_wide_enough(
     monkeypatch.setattr(comparison, "make_console", lambda _: narrow)
     for line in told(*runs).splitlines():
         assert len(line) <= 60
+        assert "…" not in line  # no number is cut
+
+
+def test_of_two_long_commands_the_words_that_differ_are_shown(
+    tmp_path: Path,
+) -> None:
+    rest = [f"--option-{n}" for n in range(20)]
+    a = write_run(tmp_path / "a", noisy(20, seed=1), command=["python", "--lr", "1", *rest])
+    b = write_run(tmp_path / "b", noisy(20, seed=2), command=["python", "--lr", "22", *rest])
+    (line,) = [line for line in told(a, b).splitlines() if line.startswith("command")]
+    assert line.split() == ["command", "…", "1", "…", "…", "22", "…"]
 
 
 def test_the_picture_of_an_interval_by_hand() -> None:
@@ -199,6 +213,49 @@ def test_an_interval_without_width_is_one_mark(share: float) -> None:
     line, _ = draw_interval(share, share, share, 40)
     assert len(line) == 40
     assert line.count("●") == 1
+
+
+def test_what_rounds_to_nothing_is_no_signed_zero(tmp_path: Path) -> None:
+    assert [percent(x, sign=True) for x in (0.0, -0.00004, 0.00004)] == ["0%"] * 3
+    same = tmp_path / "same.txt"
+    same.write_text("10\n" * 100)
+    printed = told(same, same)
+    assert "a change of less than 0.01% would have been found" in " ".join(printed.split())
+    assert "0.00%" not in printed
+
+
+def test_steps_below_a_millisecond_keep_their_digits() -> None:
+    assert [milliseconds(x) for x in (162.171, 1.0, 0.98765, 0.0123456)] == [
+        "162.17",
+        "1.00",
+        "0.9877",
+        "0.01235",
+    ]
+
+
+def test_what_next_fits_what_was_compared(tmp_path: Path) -> None:
+    a, b = tmp_path / "a.txt", tmp_path / "b.txt"
+    a.write_text("\n".join(map(str, noisy(10, seed=1))))
+    b.write_text("\n".join(map(str, noisy(12, seed=2))))
+    printed = told(a, b)
+    assert "run folder" not in printed  # lists have none
+    assert "capture both with stepscope run" in printed
+    found = compare([str(a)], [str(b)])
+    other = replace(found, config=(Difference(name="shapes", a="[8]", b="[16]"),))
+    assert "compare samples a second" in words_of(other).next
+
+
+def test_on_a_cpu_operators_are_not_listed_twice(
+    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = MovedName(name="aten::mm", a_ms=1.0, b_ms=2.0, change_ms=1.0, a_calls=1, b_calls=1)
+    found = compare([str(runs[0])], [str(runs[1])])
+    print_comparison(replace(found, kernels=(row,), operators=(row,)))
+    printed = capsys.readouterr().out
+    assert "operators, ms a step" in printed
+    assert "kernels, ms a step" not in printed
+    print_comparison(replace(found, kernels=(replace(row, name="gemm"),), operators=(row,)))
+    assert "kernels, ms a step" in capsys.readouterr().out
 
 
 def test_percentages_have_two_digits_that_count() -> None:

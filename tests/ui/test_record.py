@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "verify"))
 from promises import kept, promise
 
 from stepscope.ui.cli.record import command
-from stepscope.verify.record_file import append
+from stepscope.verify.record_file import append, record_folder
 
 
 def told(*arguments: str) -> str:
@@ -69,3 +69,14 @@ def test_other_hosts_are_listed_on_request() -> None:
     append(promise(id="aa", host="elsewhere"))
     assert "Nothing was promised" in told()
     assert "aa" in told("--every-host")
+
+
+def test_lines_that_cannot_be_read_are_told_and_kept() -> None:
+    write(16.5)
+    (file,) = record_folder().glob("*.jsonl")
+    file.write_bytes(b"\xff\x00 not ours\n" + file.read_bytes() + b"{}\n")
+    before = file.read_bytes()
+    assert "2 lines of the record cannot be read" in " ".join(told().split())
+    body = json.loads(told("--json"))
+    assert (body["unread_lines"], len(body["promises"])) == (2, 1)
+    assert file.read_bytes() == before

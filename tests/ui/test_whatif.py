@@ -20,6 +20,7 @@ from stepscope.records.promise import Delivery, Promise, Workload
 from stepscope.trace.read import read_trace
 from stepscope.trace.truth import read_truth
 from stepscope.ui.cli.whatif import command
+from stepscope.ui.terminal.explanation import make_console
 from stepscope.ui.whatif import (
     USUAL,
     adjusted,
@@ -96,6 +97,8 @@ def _setting(text: str) -> Setting:
         ("batch=64", "batch 64"),
         ("checkpoint=none", "no checkpointing"),
         ("workers=8", "8 workers"),
+        ("workers=1", "1 worker"),
+        ("workers=8:weak", "8 workers"),
         ("workers=8:strong", "8 workers (the same batch among them)"),
         ("latency=0.5", "half the latency"),
         ("bandwidth=4", "4 times the bandwidth"),
@@ -251,6 +254,19 @@ def test_the_first_lines_are_verdict_why_next_and_no_change_stands_beside(whatif
     assert "assumed" in printed
 
 
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_no_number_is_cut_in_a_narrow_terminal(
+    whatif: Any, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    console = make_console(width)
+    monkeypatch.setattr("stepscope.ui.terminal.whatif.make_console", lambda _: console)
+    printed = whatif(RUN)
+    assert "…" not in printed
+    assert "samples/s" in printed
+    assert ("decides" in printed.partition("one change at a time")[2]) == (width > 60)
+    assert ("peak memory" in printed) == (width > 60)
+
+
 def test_changes_combine_whatever_their_order(whatif: Any) -> None:
     ways = (
         ("precision=bf16", "cuda-graphs", "batch=x2"),
@@ -289,6 +305,8 @@ def test_where_all_refuse_nothing_was_captured_to_answer() -> None:
         (("--set", "batch=x0"), "number of samples"),
         (("--set", "batch=x2", "--set", "batch=x4"), "batch is given twice"),
         (("--set", "remove=("), "no regular expression"),
+        (("--set", "no-data-wait=0"), "takes no value"),
+        (("--set", "compile=1"), "takes no value"),
         (("--remember",), "say which with --set"),
     ],
 )
@@ -316,7 +334,25 @@ def test_a_memory_snapshot_has_no_step_to_change(tmp_path: Path) -> None:
 def test_a_step_without_an_accelerator_takes_few_changes(whatif: Any) -> None:
     cpu = RUN.parent / "cpu_step.json.gz"
     refuses(NotCapturedError, "no accelerator", cpu, "--set", "batch=x2")
-    assert "all of it runs on the host" in whatif(cpu, "--set", "optimizer=fused")
+    printed = whatif(cpu, "--set", "optimizer=fused")
+    assert "all of it runs on the host" in printed
+    assert "decides" not in printed
+    assert "of the device" not in printed
+
+
+@pytest.mark.parametrize("setting", ["remove=.*", "scale=.*:0"])
+def test_a_change_that_leaves_nothing_of_the_step_is_refused(setting: str) -> None:
+    cpu = RUN.parent / "cpu_step.json.gz"
+    refuses(
+        NotCapturedError, f"{setting}: nothing of the step would be left", cpu, "--set", setting
+    )
+
+
+def test_a_refusal_names_its_change_and_is_told_once(whatif: Any) -> None:
+    words = ("--set", "bandwidth=2", "--set", "remove=xyz", "--set", "remove=xyz")
+    reasons = "remove=xyz: no kernel, operator or annotation has such a name; bandwidth=2: nothing"
+    refuses(NotCapturedError, reasons, RUN, *words)
+    assert whatif(RUN, *words, "--set", "compile").count("remove=xyz") == 1
 
 
 def refuses(kind: type[StepscopeError], message: str, *words: object) -> None:
@@ -363,7 +399,8 @@ def test_remember_keeps_the_promise_that_compare_will_answer(whatif: Any) -> Non
     assert promise.workload.script == "resnet18.py"
     assert promise.workload.signature
     body = json.loads(whatif(RUN, "--set", "precision=bf16", "--remember", "--json"))
-    assert body["promise"] in {each.id for each in track_record.open_promises()}
+    assert body["promise"] == promise.id  # the same once more
+    assert track_record.open_promises() == (promise,)
 
 
 def test_a_promise_is_the_models_own_word_not_the_adjusted_one(whatif: Any) -> None:

@@ -29,19 +29,23 @@ def promise(name: str = "precision=bf16", **changes: Any) -> Promise:
     return Promise(**(values | changes))
 
 
+def delivery(**changes: Any) -> Delivery:
+    values = {
+        "promise": "id1.0",
+        "when_unix": 2.0,
+        "a_ms": 20.0,
+        "b_ms": 16.0,
+        "change": -0.2,
+        "low": 0,
+        "high": 0,
+        "confidence": 0.95,
+        "verdict": "faster",
+    }
+    return Delivery(**(values | changes))
+
+
 def kept(delivered_ms: float, **changes: Any) -> Kept:
     made = promise(**changes)
-    return Kept(
-        promise=made,
-        delivery=Delivery(
-            promise=made.id,
-            when_unix=2.0,
-            a_ms=made.baseline_ms,
-            b_ms=delivered_ms,
-            change=delivered_ms / made.baseline_ms - 1,
-            low=0,
-            high=0,
-            confidence=0.95,
-            verdict="faster",
-        ),
-    )
+    change = delivered_ms / made.baseline_ms - 1
+    told = delivery(promise=made.id, a_ms=made.baseline_ms, b_ms=delivered_ms, change=change)
+    return Kept(promise=made, delivery=told)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from folders import noisy, write_run
 
-from stepscope.errors import NotCapturedError, UsageError
+from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
 from stepscope.records.comparison import Comparison
 from stepscope.verify.compare import compare
 
@@ -231,7 +231,7 @@ def test_a_run_folder_with_a_trace_meets_a_bare_trace_under_the_profiler(golden:
 
 def test_a_trace_without_several_steps_is_not_captured(write_trace: Callable[..., Path]) -> None:
     one = write_trace(trace_of([1000], {"gemm": 600}))
-    with pytest.raises(NotCapturedError, match="has one step"):
+    with pytest.raises(NotCapturedError, match="has one profiled step"):
         compare([str(one)], [str(one)])
 
 
@@ -264,3 +264,33 @@ def test_below_a_hundred_steps_a_note_warns_of_spells(
     run = str(write_run(tmp_path / "a", noisy(20, steps=steps)))
     notes = compare([run], [run]).notes
     assert any(f"has only {steps} steps" in note for note in notes) is said
+
+
+def test_kernels_of_earlier_steps_are_no_part_of_a_step(write_trace: Callable[..., Path]) -> None:
+    """A window opens while the device still works on what was launched before it."""
+    events = trace_of([1000, 1001, 999], {"gemm": 600})
+    left = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7}
+    more = {"correlation": 9000, "stream": 7, "device": 0}
+    a = write_trace([left | {"ts": -900, "dur": 600, "args": more}, *events])
+    b = write_trace(trace_of([800, 801, 799], {"gemm": 500}))
+    (row,) = compare([str(a)], [str(b)]).kernels
+    assert (row.a_ms, row.a_calls) == (pytest.approx(0.6), 1)
+
+
+def test_a_file_that_is_no_trace_is_said_before_its_steps_are_called_profiled(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "steps.txt").write_text("1\n2\n")
+    (tmp_path / "other.json").write_text('{"what": "ever"}')
+    with pytest.raises(UnreadableInputError, match=r"other\.json"):
+        compare([str(tmp_path / "steps.txt")], [str(tmp_path / "other.json")])
+
+
+def test_two_steps_against_hundreds_raise_no_alarm(tmp_path: Path) -> None:
+    """They lie close to each other by chance, within one standard deviation of the others."""
+    many, two = tmp_path / "many.txt", tmp_path / "two.txt"
+    many.write_text("\n".join(map(str, noisy(10, steps=300))))
+    two.write_text("10.15\n10.16\n")
+    found = compare([str(many)], [str(two)])
+    assert found.verdict == "no difference seen"
+    assert any("B has only 2 steps" in note for note in found.notes)

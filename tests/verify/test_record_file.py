@@ -7,10 +7,17 @@ import os
 from pathlib import Path
 
 import pytest
-from promises import promise
+from promises import delivery, promise
 
 from stepscope.errors import UsageError
-from stepscope.verify.record_file import append, read_lines, record_folder, this_host
+from stepscope.verify.record_file import (
+    Line,
+    append,
+    count_unread,
+    read_lines,
+    record_folder,
+    this_host,
+)
 
 _WRITERS, _LINES = 4, 25
 
@@ -61,7 +68,7 @@ def test_nothing_written_is_nothing_read() -> None:
 
 def test_each_host_has_its_own_file(monkeypatch: pytest.MonkeyPatch) -> None:
     append(promise(id="one"))
-    monkeypatch.setattr("stepscope.trace.profiles.socket.gethostname", lambda: "node/7")
+    monkeypatch.setattr("stepscope.trace.profiles.platform.node", lambda: "node/7")
     append(promise(id="two", host=this_host()))
     assert len([*record_folder().glob("*.jsonl")]) == 2
     assert (record_folder() / "node_7.jsonl").exists()
@@ -88,3 +95,25 @@ def test_a_file_in_the_folders_place_is_said_too(tmp_path: Path) -> None:
     (tmp_path / "stepscope-record").write_text("")
     with pytest.raises(UsageError, match="the track record cannot be written"):
         append(promise())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        delivery(a_ms=0.0),
+        delivery(b_ms=0.0),
+        delivery(b_ms=-3.0),
+        promise(predicted_ms=0.0, low_ms=0.0),
+        promise(baseline_ms=-1.0),
+        promise(low_ms=18.0),
+    ],
+)
+def test_numbers_that_no_step_has_are_left_out_counted_and_kept(line: Line) -> None:
+    """Somebody edited the file: nothing can be reckoned with such a line, and it stays there."""
+    append(promise(id="good"))
+    append(line)
+    before = the_file().read_bytes()
+    assert [each.id for each in read_lines()] == ["good"]  # type: ignore[union-attr]
+    assert count_unread() == 1
+    append(promise(id="later"))
+    assert the_file().read_bytes().startswith(before)

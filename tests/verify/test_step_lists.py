@@ -96,3 +96,28 @@ def test_a_trace_is_no_step_list(tmp_path: Path) -> None:
     path.write_text("{broken")
     assert not is_step_list(path)
     assert not is_step_list(Path(__file__))
+
+
+def test_a_list_of_numbers_is_one_however_long_or_marked(tmp_path: Path) -> None:
+    """A JSON list beyond 8 MiB is not taken for a trace, nor is one with a byte order mark."""
+    path = tmp_path / "long.json"
+    path.write_text("[" + ",".join(["12.34567890123"] * 700_000) + "]")
+    assert path.stat().st_size > 8 << 20
+    assert is_step_list(path)
+    assert len(read_step_list(path)) == 700_000
+    path.write_text("\ufeff[12.5, 13]", encoding="utf-8")
+    assert is_step_list(path)
+    assert read_step_list(path).tolist() == [12.5, 13]
+
+
+def test_a_list_that_was_cut_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "cut.json"
+    path.write_text("[12.5, 13, 12.")
+    assert is_step_list(path)
+    with pytest.raises(UnreadableInputError, match="is not whole"):
+        read_step_list(path)
+
+
+def test_a_step_of_thousands_of_years_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableInputError, match="line 2: '1e300' is not a step time"):
+        read(tmp_path, "a.txt", "1\n1e300\n")

@@ -50,9 +50,8 @@ def test_a_promise_is_open_until_a_comparison_has_it_as_its_baseline(tried: Comp
 
 
 def test_the_newest_matching_promise_is_answered(tried: Comparison) -> None:
-    remember(promise(when_unix=1.0))
-    remember(promise(when_unix=3.0))
-    remember(promise(when_unix=2.0))
+    for when in (1.0, 3.0, 2.0):
+        remember(promise(when_unix=when, path=f"run-{when}"))
     answered = deliver(tried)
     assert answered is not None
     assert answered.promise.id == "id3.0"
@@ -93,7 +92,7 @@ def test_a_name_nobody_has_is_wrong_use(tried: Comparison) -> None:
     with pytest.raises(UsageError, match="no promise has that id"):
         deliver(tried, "zzz")
     remember(promise(id="abc1"))
-    remember(promise(id="abc2"))
+    remember(promise(id="abc2", path="another run"))
     with pytest.raises(UsageError, match="more than one promise"):
         deliver(tried, "abc")
 
@@ -237,3 +236,13 @@ def test_trace_and_explanation_give_the_same_workload(golden: Path) -> None:
     explained = workload_of({}, stepscope.explain_job(path, cache=False))
     assert explained.signature is not None
     assert workload_of_trace(stepscope.read_trace(path)) == explained
+
+
+def test_the_same_promise_is_made_once_until_it_is_answered(tried: Comparison) -> None:
+    """Else one trial, compared twice, would count twice."""
+    assert remember(promise(id="first")).id == "first"
+    assert remember(promise(id="again", when_unix=5.0)).id == "first"
+    assert [each.id for each in open_promises()] == ["first"]
+    assert deliver(tried) is not None
+    assert deliver(tried) is None
+    assert remember(promise(id="once more")).id == "once more"

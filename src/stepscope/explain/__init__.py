@@ -10,6 +10,7 @@ kernels.py operators.py modules.py lines.py launches.py copies.py syncs.py colle
 calls.py pace.py  one rank's collectives and steps, as other ranks' are compared to them
 budget.py       the step, divided
 findings/       one file a finding
+groundwork.py   what explaining a rank and predicting its step both start from
 rank.py         all of it for one rank
 file.py         the same from a file, in whatever process reads it; shorten.py cuts its tables
 engines.py      who that is: processes here, a Ray cluster (on_ray.py), a torch job (in_job.py)

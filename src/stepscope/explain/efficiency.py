@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.flops import count_costs
 from stepscope.explain.flops.attention import CAUSAL
 from stepscope.explain.flops.compiled import PREFIX
 from stepscope.explain.flops.cost import MATMUL_LIKE
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     from stepscope.explain.flops.call import Call
     from stepscope.explain.flops.costs import Costs
     from stepscope.explain.flops.pieces import Chosen, Pieces
-    from stepscope.explain.work import Work
+    from stepscope.explain.groundwork import Groundwork
     from stepscope.records.efficiency import Ceilings
-    from stepscope.records.explanation import Steps, StepTime
+    from stepscope.records.explanation import StepTime
     from stepscope.records.profile import Profile
     from stepscope.records.trace import Trace
 
@@ -40,10 +39,10 @@ _WORTH_SAYING = 0.01
 
 
 def measure_efficiency(
-    trace: Trace, work: Work, steps: Steps, step_ms: StepTime, profile: Profile | None = None
+    ground: Groundwork, step_ms: StepTime, profile: Profile | None = None
 ) -> Efficiency | None:
     """None where the device did nothing that could be measured."""
-    costs = count_costs(trace, work, steps)
+    trace, work, steps, costs = ground.trace, ground.work, ground.steps, ground.costs
     chosen = choose(steps)
     pieces = cut(trace, work, costs, chosen)
     if not pieces.compute.any():

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -193,6 +192,8 @@ def _pool(workers: int) -> Any:
 
 def _begin_worker() -> None:
     """Ctrl-C ends a worker without a word; what is loaded so far is never searched for cycles."""
+    import signal
+
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()
     gc.freeze()

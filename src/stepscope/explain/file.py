@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from stepscope.errors import StepscopeError, UnreadableInputError
+from stepscope.explain.groundwork import Groundwork
 from stepscope.explain.memory.account import look_beside
 from stepscope.explain.rank import explain_rank
 from stepscope.explain.shorten import shorten
-from stepscope.explain.snapshot_rank import explain_snapshot
 from stepscope.trace.discover import on_disk
+from stepscope.trace.files import head_of
 from stepscope.trace.profiles import find_profile
 from stepscope.trace.rank_folder import read_rank_folder
 from stepscope.trace.read import read_trace
-from stepscope.trace.snapshot import is_snapshot
+from stepscope.trace.snapshot_pickle import is_pickle
 from stepscope.trace.truth import read_truth
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from stepscope.trace.files import Progress
 
     Also = Callable[[Trace, RankExplanation], Any]
+    Alone = Callable[[Groundwork, RankExplanation], Any]
     Outcome = tuple[RankExplanation, Any] | Exception
 
 
@@ -42,29 +44,33 @@ def explain_file(
     *,
     cache: bool,
     also: Also | None = None,
+    alone: Alone | None = None,
     most_rows: int | None = None,
     progress: Progress | None = None,
     memory_limit: int | None = None,
 ) -> Outcome:
-    """The rank and what `also` made of it; an error where the file cannot be read."""
+    """The rank and what `also` or `alone` made of it; an error where the file cannot be read."""
     try:
         with on_disk(file) as path:
-            if is_snapshot(path):
+            if is_pickle(head_of(path)):
+                from stepscope.explain.snapshot_rank import explain_snapshot
+
                 return explain_snapshot(path, str(file), memory_limit), None
             trace = replace(read_trace(path, cache=cache, progress=progress), path=str(file))
-            folder = read_rank_folder(path)
+            folder, ground = read_rank_folder(path), Groundwork(trace)
             rank = explain_rank(
                 trace,
                 read_truth(path),
                 folder,
                 _calibration(trace, folder),
                 look_beside(path, memory_limit),
+                ground,
             )
     except UnreadableInputError as error:
         return error
     except MemoryError:
         return UnreadableInputError(f"{file}: there is not enough memory to read it")
-    made = also(trace, rank) if also else None
+    made = alone(ground, rank) if alone else also(trace, rank) if also else None
     rank = replace(rank, gaps=None)
     return (rank if most_rows is None else shorten(rank, most_rows)), made
 

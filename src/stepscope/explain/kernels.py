@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope.explain.steps import step_of
 from stepscope.explain.tree import children_sum, enclosing, group, sum_by
-from stepscope.explain.work import KIND_NAMES, Kind, comm_spans
+from stepscope.explain.work import KIND_NAMES, Kind, comm_spans, launches_of
 from stepscope.records.explanation import Kernel
 from stepscope.records.trace import HostKind
 from stepscope.trace.links import nearest
@@ -16,21 +17,39 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.work import Work
+    from stepscope.records.explanation import Steps
     from stepscope.records.trace import Trace
 
 
-def list_kernels(trace: Trace, work: Work) -> tuple[Kernel, ...]:
+def list_kernels(trace: Trace, work: Work, steps: Steps) -> tuple[Kernel, ...]:
     """Longest total first."""
     if work.on_host:
-        name, kind, dur = _own_operator_time(trace)
-    else:
-        name, kind = trace.device.name[work.rows], work.kind
-        dur = trace.device.dur_ns[work.rows]
-    return _by_name(trace, name, kind, dur)
+        return _by_name(trace, *_own_operator_time(trace))
+    name, dur = trace.device.name[work.rows], trace.device.dur_ns[work.rows]
+    return _by_name(trace, name, work.kind, dur, _of_steps(trace, work, steps))
+
+
+def _of_steps(trace: Trace, work: Work, steps: Steps) -> NDArray[np.bool_] | None:
+    """Without what earlier steps left to the device: it began before the steps' first work, and its
+    launch was not recorded."""
+    launch = launches_of(trace, work)
+    linked = launch >= 0
+    if not steps.steps or not linked.any():
+        return None
+    mine = np.zeros(len(launch), np.bool_)
+    mine[linked] = step_of(steps.steps, trace.host.start_ns[launch[linked]]) >= 0
+    if not mine.any():
+        return None
+    mine[~linked] = work.start_ns[~linked] >= work.start_ns[mine].min()
+    return mine
 
 
 def _by_name(
-    trace: Trace, name: NDArray[np.int32], kind: NDArray[np.int8], dur: NDArray[np.int64]
+    trace: Trace,
+    name: NDArray[np.int32],
+    kind: NDArray[np.int8],
+    dur: NDArray[np.int64],
+    of_steps: NDArray[np.bool_] | None = None,
 ) -> tuple[Kernel, ...]:
     if not len(name):
         return ()
@@ -40,6 +59,9 @@ def _by_name(
     np.minimum.at(shortest, inverse, dur)
     np.maximum.at(longest, inverse, dur)
     calls = np.bincount(inverse, minlength=count)
+    known = of_steps is not None
+    inside = np.bincount(inverse[of_steps], minlength=count) if known else calls
+    inside_ns = sum_by(inverse[of_steps], dur[of_steps], count) if known else total
     return tuple(
         Kernel(
             name=trace.strings[name[first[i]]],
@@ -48,6 +70,8 @@ def _by_name(
             total_ns=int(total[i]),
             min_ns=int(shortest[i]),
             max_ns=int(longest[i]),
+            steps_count=int(inside[i]) if known else None,
+            steps_ns=int(inside_ns[i]) if known else None,
         )
         for i in np.argsort(-total, kind="stable").tolist()
     )

@@ -34,20 +34,21 @@ def list_operators(trace: Trace, device: DeviceTime) -> tuple[Operator, ...]:
     first, inverse, count = group(host.name[rows], host.shapes[rows], host.dtypes[rows])
     outer = outermost(above, inverse)
     calls = np.bincount(inverse, minlength=count)
-    sums = {
-        "host_total_ns": sum_by(inverse, np.where(outer, host.dur_ns[rows], 0), count),
-        "host_self_ns": sum_by(inverse, own_host, count),
-        "device_total_ns": sum_by(inverse, np.where(outer, device.inclusive[rows], 0), count),
-        "device_self_ns": sum_by(inverse, own_device, count),
-    }
-    order = np.lexsort((-sums["host_self_ns"], -sums["device_self_ns"]))[:MOST_ROWS]
+    host_total = sum_by(inverse, np.where(outer, host.dur_ns[rows], 0), count)
+    host_self = sum_by(inverse, own_host, count)
+    device_total = sum_by(inverse, np.where(outer, device.inclusive[rows], 0), count)
+    device_self = sum_by(inverse, own_device, count)
+    order = np.lexsort((-host_self, -device_self))[:MOST_ROWS]
     sample = rows[first[order]]
     columns: list[NDArray[Any]] = [
         host.name[sample],
         host.shapes[sample],
         host.dtypes[sample],
         calls[order],
-        *(values[order] for values in sums.values()),
+        host_total[order],
+        host_self[order],
+        device_total[order],
+        device_self[order],
     ]
     return tuple(
         Operator(
@@ -55,9 +56,12 @@ def list_operators(trace: Trace, device: DeviceTime) -> tuple[Operator, ...]:
             shapes=trace.strings[shapes] if shapes >= 0 else "",
             dtypes=trace.strings[dtypes] if dtypes >= 0 else "",
             calls=count,
-            **dict(zip(sums, amounts, strict=True)),
+            host_total_ns=in_all,
+            host_self_ns=own,
+            device_total_ns=on_device,
+            device_self_ns=own_on_device,
         )
-        for name, shapes, dtypes, count, *amounts in zip(
+        for name, shapes, dtypes, count, in_all, own, on_device, own_on_device in zip(
             *(column.tolist() for column in columns), strict=True
         )
     )

@@ -12,6 +12,7 @@ from stepscope.explain.device_time import carry_back
 from stepscope.explain.efficiency import measure_efficiency
 from stepscope.explain.findings import find_all
 from stepscope.explain.findings.evidence import Evidence
+from stepscope.explain.groundwork import Groundwork
 from stepscope.explain.idle import split_idle, watch_host
 from stepscope.explain.kernels import list_kernels
 from stepscope.explain.launched import launched_in
@@ -22,11 +23,9 @@ from stepscope.explain.modules import list_modules
 from stepscope.explain.operators import list_operators
 from stepscope.explain.pace import measure_pace
 from stepscope.explain.record_step import budget_of_record, with_correction, with_truth
-from stepscope.explain.steps import find_steps
 from stepscope.explain.strategies import find_strategies
 from stepscope.explain.syncs import list_syncs
 from stepscope.explain.timeline import divide
-from stepscope.explain.work import find_work
 from stepscope.records.explanation import RankExplanation
 from stepscope.records.job import RankPart
 from stepscope.records.quality import Note
@@ -47,25 +46,27 @@ def explain_rank(
     folder: RankFolder | None = None,
     profile: Profile | None = None,
     beside: Beside | None = None,
+    ground: Groundwork | None = None,
 ) -> RankExplanation:
     """Every number of one rank: from its trace, from steps measured without the profiler, from what
-    capture wrote beside them, and from what calibration found that its machine can do."""
-    work = find_work(trace)
+    capture wrote beside them, and from what calibration found that its machine can do. What was
+    found for others already, or will be asked for again, is in the groundwork."""
+    ground = ground or Groundwork(trace)
+    work, steps = ground.work, ground.steps
     timeline = divide(work)
     host = watch_host(trace, work)
     idle, gaps = split_idle(trace, work, host)
-    steps = find_steps(trace, work)
     window = (steps.window_start_ns, steps.window_end_ns)
     in_step, idle_in_step, gaps_in_step = timeline, idle, gaps
     if steps.cycles_ns:
         in_step = divide(work, window)
         idle_in_step, gaps_in_step = split_idle(trace, work, host, window)
     step_ms = with_truth(step_time(steps, timeline), truth)
-    step_ms = with_correction(step_ms, trace, work, steps)
+    step_ms = with_correction(step_ms, ground)
     budget = budget_of_record(make_budget(steps, step_ms, in_step, idle_in_step), step_ms)
-    efficiency = measure_efficiency(trace, work, steps, step_ms, profile)
+    efficiency = measure_efficiency(ground, step_ms, profile)
     device_time = carry_back(trace, work)
-    kernels = list_kernels(trace, work)
+    kernels = list_kernels(trace, work, steps)
     launches = describe_launches(trace, work)
     copies = list_copies(trace, work)
     syncs = list_syncs(trace)

@@ -14,14 +14,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.errors import NotCapturedError
-from stepscope.explain.replay.overhead import correct, find_slowness
-from stepscope.explain.replay.typical import typical_step
 from stepscope.records.explanation import Budget, Part, StepTime
 
 if TYPE_CHECKING:
-    from stepscope.explain.work import Work
-    from stepscope.records.explanation import Basis, Steps
-    from stepscope.records.trace import Trace
+    from stepscope.explain.groundwork import Groundwork
+    from stepscope.records.explanation import Basis
     from stepscope.records.truth import Truth
 
 _HOST_PARTS = ("profiler", "operators", "python")
@@ -36,15 +33,13 @@ def with_truth(step: StepTime, truth: Truth | None) -> StepTime:
     return replace(step, truth=ms, corrected=ms, low=min(low / 1e6, ms), high=max(high / 1e6, ms))
 
 
-def with_correction(step: StepTime, trace: Trace, work: Work, steps: Steps) -> StepTime:
+def with_correction(step: StepTime, ground: Groundwork) -> StepTime:
     """The profiled step freed of the profiler's cost; as it is where a truth is there already,
     where the trace shows no steady steps, and where nothing tells how slow recording made it."""
-    slow = find_slowness(trace) if step.corrected is None and steps.cycles_ns else None
-    if slow is None:
+    if step.corrected is not None or not ground.steps.cycles_ns or ground.slowness is None:
         return step
     try:
-        graph = typical_step(trace, work, steps, described=False).graph
-        found = correct(graph, trace, slowness=slow)
+        found = ground.corrected
     except NotCapturedError:
         return step
     if not 0 < found.step_ns < np.inf:

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from stepscope.errors import UsageError
 from stepscope.explain.engines import Here, Pool, in_order
 from stepscope.explain.file import explain_file, explain_one_of_many
-from stepscope.explain.snapshot_rank import refuse_mixtures
 from stepscope.explain.verdict import judge
 from stepscope.records.quality import Note
 from stepscope.trace.discover import find_traces, named_file
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from stepscope.explain.engines import Engine
-    from stepscope.explain.file import Also, Outcome
+    from stepscope.explain.file import Alone, Also, Outcome
     from stepscope.records.explanation import Explanation, RankExplanation
     from stepscope.records.nccl import NcclSummary
     from stepscope.trace.discover import TraceFile
@@ -52,7 +51,7 @@ def explain_also(
     progress: Progress | None = None,
     also: Also | None = None,
     also_for: int | None = None,
-    alone: Also | None = None,
+    alone: Alone | None = None,
     engine: Engine | None = None,
     memory_limit: int | None = None,
 ) -> tuple[Explanation, list[Any]]:
@@ -60,22 +59,23 @@ def explain_also(
 
     Of more than `also_for` ranks it is called for so many only: those the findings are about, and
     the first ones. Their files are then read a second time. A single file that is read in this
-    process has `alone` called instead.
+    process has `alone(groundwork, rank)` called instead.
     """
     engine = engine or Pool()
     files = _find(paths, engine)
-    if alone is not None and len(files) == 1 and isinstance(engine, Pool):
-        also = alone
     named = {named_file(path) for path in paths}
     later = also is not None and also_for is not None and len(files) > also_for
     first = None if later else also
-    outcomes = list(_each(files, cache, progress, first, engine, memory_limit))
+    outcomes = list(_each(files, cache, progress, first, engine, memory_limit, alone))
     failures = [(f, o) for f, o in zip(files, outcomes, strict=True) if isinstance(o, Exception)]
     for file, error in failures:
         if str(file) in named or len(failures) == len(files):
             raise error
     done = [outcome for outcome in outcomes if not isinstance(outcome, Exception)]
-    refuse_mixtures([rank for rank, _ in done])
+    if len(done) > 1:
+        from stepscope.explain.snapshot_rank import refuse_mixtures
+
+        refuse_mixtures([rank for rank, _ in done])
     ranks, notes = _number([rank for rank, _ in done])
     order = sorted(range(len(ranks)), key=lambda i: (ranks[i].rank or 0, ranks[i].path))
     notes += [Note(id="left-out", detail=str(error)) for _, error in failures]
@@ -116,11 +116,17 @@ def _each(
     also: Also | None,
     engine: Engine,
     memory_limit: int | None,
+    alone: Alone | None = None,
 ) -> Iterable[Outcome]:
     if len(files) == 1 and isinstance(engine, Pool):
         return [
             explain_file(
-                files[0], cache=cache, also=also, progress=progress, memory_limit=memory_limit
+                files[0],
+                cache=cache,
+                also=also,
+                alone=alone,
+                progress=progress,
+                memory_limit=memory_limit,
             )
         ]
     most_rows = SHORT_ROWS if len(files) > MANY_RANKS else None

@@ -94,6 +94,11 @@ def _kernels(rows: tuple[Kernel, ...]) -> Iterable[Kernel]:
                 min_ns=min(row.min_ns for row in mine),
                 max_ns=max(row.max_ns for row in mine),
                 **_sums(mine, "count", "total_ns"),
+                **(
+                    _sums(mine, "steps_count", "steps_ns")
+                    if mine[0].steps_count is not None
+                    else {}
+                ),
             )
 
 

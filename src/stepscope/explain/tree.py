@@ -65,11 +65,11 @@ def outermost(parent: NDArray[np.int32], label: NDArray[Any]) -> NDArray[np.bool
     """Rows without an ancestor of the same label: recursion counts once."""
     outer = np.ones(len(parent), np.bool_)
     rows = np.flatnonzero(parent >= 0)
-    above = parent[rows]
+    above = parent[rows].astype(np.intp)
     while len(rows):
         same = label[above] == label[rows]
         outer[rows[same]] = False
-        rows, above = rows[~same], parent[above[~same]]
+        rows, above = rows[~same], parent[above[~same]].astype(np.intp)
         rows, above = rows[above >= 0], above[above >= 0]
     return outer
 

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.explain.budget import mean_budget
-from stepscope.explain.job import join_ranks
-from stepscope.explain.job_findings import find_in_job
-from stepscope.explain.strategies.join import join_strategies
 from stepscope.records.explanation import Explanation
 from stepscope.trace.profiles import load_profiles
 
@@ -32,9 +29,7 @@ def judge(
     nccl: NcclSummary | None = None,
 ) -> Explanation:
     """The gravest finding is the verdict."""
-    job = _join(ranks)
-    strategies = _strategies(ranks, job)
-    together = find_in_job(job, strategies) if len(ranks) > 1 else ()
+    job, strategies, together = _together(ranks)
     findings = _merge(ranks, (*together, *(nccl.findings if nccl else ())))
     top = findings[0]
     whose = f" (rank {top.rank})" if len(ranks) > 1 and top.rank is not None else ""
@@ -46,10 +41,10 @@ def judge(
         ranks=ranks,
         budget=mean_budget(ranks),
         findings=findings,
-        job=job if len(ranks) > 1 else None,
+        job=job,
         strategies=strategies,
         nccl=nccl,
-        quality=_once((*notes, *(job.notes if len(ranks) > 1 else ()))),
+        quality=_once((*notes, *(job.notes if job else ()))),
     )
 
 
@@ -61,15 +56,21 @@ def _once(notes: tuple[Note, ...]) -> tuple[Note, ...]:
     return tuple(first.values())
 
 
-def _join(ranks: tuple[RankExplanation, ...]) -> Job:
-    return join_ranks(
-        [replace(rank.part, rank=rank.rank or 0) for rank in ranks], _calibrations(ranks[0])
-    )
+def _together(
+    ranks: tuple[RankExplanation, ...],
+) -> tuple[Job | None, tuple[Strategy, ...], tuple[Finding, ...]]:
+    """The job, how it is spread over its ranks, and what only several of them show."""
+    alone = len(ranks) == 1
+    if alone and not ranks[0].strategies:
+        return None, (), ()
+    from stepscope.explain.job import join_ranks
+    from stepscope.explain.job_findings import find_in_job
+    from stepscope.explain.strategies.join import join_strategies
 
-
-def _strategies(ranks: tuple[RankExplanation, ...], job: Job) -> tuple[Strategy, ...]:
-    parts = [(rank.rank or 0, rank.strategies) for rank in ranks]
-    return join_strategies(parts, job)
+    parts = [replace(rank.part, rank=rank.rank or 0) for rank in ranks]
+    job = join_ranks(parts, _calibrations(ranks[0]))
+    strategies = join_strategies([(rank.rank or 0, rank.strategies) for rank in ranks], job)
+    return (None, strategies, ()) if alone else (job, strategies, find_in_job(job, strategies))
 
 
 def _calibrations(first: RankExplanation) -> list[Profile]:

@@ -54,6 +54,7 @@ _SENDING = re.compile(r"^\w+:(?:send|recv)")
 # They wait inside operators of backward, on the thread that computes.
 _WAITING = re.compile(r"^FSDP::|^FullyShardedDataParallel\.")
 _ROCM_COPY = re.compile(r"^__amd_rocclr_(?:copy|fill)")
+_FEW = 8  # names
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,10 +110,18 @@ def named(
 ) -> NDArray[np.bool_]:
     """The same of any column of names."""
     found = np.zeros(len(trace.strings), np.bool_)
-    found[names[among]] = True
+    found[names[among].astype(np.intp)] = True
     codes = np.flatnonzero(found).tolist()
-    found[codes] = [bool(matches(trace.strings[code])) for code in codes]
-    return among & found[names]
+    hits = [code for code in codes if matches(trace.strings[code])]
+    if len(hits) <= _FEW:  # then comparing is quicker than looking up
+        rows = np.zeros(len(names), np.bool_)
+        for code in hits:
+            rows |= names == code
+    else:
+        found[:] = False
+        found[hits] = True
+        rows = found.take(names)
+    return among & rows
 
 
 def _work_kinds(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int8]:

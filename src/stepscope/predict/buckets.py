@@ -18,6 +18,7 @@ from stepscope.explain.replay.graph import Phase
 from stepscope.explain.steps import step_of
 from stepscope.explain.work import rows_named
 from stepscope.records.trace import HostKind
+from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -125,8 +126,8 @@ def _sizes(scene: Scene, rows: NDArray[np.intp]) -> tuple[Sizes, Ints]:
     """Bytes of each gradient and its type; each distinct pair of shapes and types is read once."""
     host, strings = scene.trace.host, scene.trace.strings
     pairs = np.stack((host.shapes[rows], host.dtypes[rows]), axis=1)
-    distinct, of = np.unique(pairs, axis=0, return_inverse=True)
-    found = [_tensor_bytes(strings, *pair) for pair in distinct.tolist()]
+    told, of = np.unique(pairs, axis=0, return_inverse=True)
+    found = [_tensor_bytes(strings, *pair) for pair in told.tolist()]
     of = of.reshape(-1)
     names = sorted({name for _, name in found})
     sizes = np.array([size for size, _ in found], np.int64)[of]
@@ -153,7 +154,7 @@ def plan_buckets(
 ) -> Buckets:
     """As torch's Reducer does: a bucket of one type closes once it holds its limit."""
     first = min(FIRST_BYTES, cap_bytes) if first_bytes is None else first_bytes
-    limit = dict.fromkeys(np.unique(gradients.dtype).tolist(), first)
+    limit = dict.fromkeys(distinct(gradients.dtype).tolist(), first)
     held: dict[int, list[int]] = {code: [] for code in limit}
     filled = dict.fromkeys(limit, 0)
     closed: list[list[int]] = []

@@ -36,8 +36,8 @@ SAME_PEAK = frozenset(
 
 
 def in_order(settings: Iterable[Setting]) -> list[Setting]:
-    """The same settings, the first to make first."""
-    return sorted(settings, key=lambda setting: _place(setting.name))
+    """The same settings, the first to make first; of one name, by their values."""
+    return sorted(settings, key=lambda setting: (_place(setting.name), setting.value))
 
 
 def _place(name: str) -> int:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.explain.memory.batch import predict_peak
-from stepscope.explain.memory.model import find_transformer, read_calls
+from stepscope.explain.memory.model import find_transformer
 from stepscope.explain.memory.theory import token_bytes, transformer_activations
 from stepscope.records.prediction import Peak
 
@@ -61,8 +61,7 @@ def peak_with_checkpoints(scene: Scene) -> Peak | None:
 
 
 def _arithmetic(scene: Scene) -> Arithmetic | None:
-    calls = read_calls(scene.trace, scene.steps)
-    model = find_transformer(calls) if calls else None
+    model = find_transformer(scene.calls) if scene.calls else None
     if model is None or scene.parameters is None:
         return None
     tokens = model.batch * model.length

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from stepscope.explain.flops import DTYPES
 from stepscope.explain.work import rows_named
 from stepscope.predict.kernels import Family, family_of
 from stepscope.records.trace import HostKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from stepscope.explain.flops import Costs
+    from stepscope.explain.memory.model import StepCalls
     from stepscope.explain.replay.graph import Flags, Floats, Ints, StepGraph
     from stepscope.explain.work import Work
     from stepscope.predict.scale_out import Exchange, Plan
@@ -50,13 +53,13 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
     row: Ints  # host row, -1 where nobody knows
     flops: Floats  # of the whole operator, 0 none, -1 unknown
     bytes_moved: Floats  # of the whole operator, -1 unknown
-    dtype: tuple[str, ...]
+    dtype: NDArray[np.int8]  # code of explain.flops.DTYPES, -1 where nobody knows
     family: NDArray[np.int8]
     recomputed: Flags
     share: Floats  # of the operator's device time that this task is
 
 
-class Scene(msgspec.Struct, frozen=True, kw_only=True):
+class Scene(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One rank's typical step, without the profiler's cost."""
 
     trace: Trace
@@ -64,11 +67,11 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     steps: Steps
     graph: StepGraph
     costs: Costs
-    operators: Operators
     parameters: Parameters | None
     ceilings: Ceilings | None
     memory: Memory | None = None
     profile: Profile | None = None
+    calls: StepCalls | None = None  # of a step's forward, where shapes were recorded
     batch: int | None = None
     host_spread: float = 0.0
     multiprocessors: int = USUAL_MULTIPROCESSORS
@@ -89,10 +92,20 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     def task_phase(self) -> NDArray[np.int8]:
         return self.graph.calls.phase[self.graph.tasks.call]
 
-    def names(self) -> list[str]:
-        """Of the tasks' operators."""
-        host, strings = self.trace.host, self.trace.strings
-        return [strings[host.name[row]] if row >= 0 else "" for row in self.operators.row.tolist()]
+    @cached_property
+    def operators(self) -> Operators:
+        """Of the graph's tasks: looked for where a what-if asks."""
+        return look_at_tasks(self.trace, self.graph, self.costs, on_host=self.on_host)
+
+    def named(self, matches: Callable[[str], object]) -> Flags:
+        """Tasks whose operator's name matches; that of an unknown one is empty."""
+        row, names = self.operators.row, self.trace.host.name
+        codes = np.full(len(row), -1, np.int32)
+        codes[row >= 0] = names[row[row >= 0]]
+        told, of = np.unique(codes, return_inverse=True)
+        strings = self.trace.strings
+        found = [bool(matches(strings[code] if code >= 0 else "")) for code in told.tolist()]
+        return np.array(found, np.bool_)[of.reshape(-1)]
 
 
 def look_at_tasks(trace: Trace, graph: StepGraph, costs: Costs, *, on_host: bool) -> Operators:
@@ -111,7 +124,7 @@ def look_at_tasks(trace: Trace, graph: StepGraph, costs: Costs, *, on_host: bool
     )
     counted = told & costs.counted[at] if len(trace.host) else none.astype(bool)
     flops = np.where(told & ~counted & (flops > 0), 0.0, flops)
-    codes = np.where(told, costs.dtype[at], -1) if len(trace.host) else none.astype(int)
+    dtype = np.where(told, costs.dtype[at], -1) if len(trace.host) else none - 1
     group = np.where(told, row, len(trace.host) + np.arange(len(tasks)))
     _, of = np.unique(group, return_inverse=True)
     of = of.reshape(-1)
@@ -120,7 +133,7 @@ def look_at_tasks(trace: Trace, graph: StepGraph, costs: Costs, *, on_host: bool
         row=row,
         flops=flops,
         bytes_moved=moved,
-        dtype=tuple(DTYPES[code] if code >= 0 else "" for code in codes.tolist()),
+        dtype=dtype.astype(np.int8),
         family=_families(trace, row, flops),
         recomputed=told & costs.recomputed[at] if len(trace.host) else none.astype(bool),
         share=np.divide(tasks.dur_ns, total[of], out=np.ones(len(tasks)), where=total[of] > 0),

@@ -21,7 +21,7 @@ from stepscope.records.strategies import (
     RankTensorParallel,
 )
 from stepscope.records.trace import HostKind
-from stepscope.trace.links import nearest_of
+from stepscope.trace.links import distinct, nearest_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -90,7 +90,7 @@ def _of_backward(scene: Scene, row: NDArray[np.int32]) -> Flags:
 
 
 def _group_size(calls: Calls, mine: Flags) -> int | None:
-    sizes = [calls.groups[group].size for group in np.unique(calls.group[mine]).tolist()]
+    sizes = [calls.groups[group].size for group in distinct(calls.group[mine]).tolist()]
     known = [size for size in sizes if size]
     return max(known, default=None)
 

@@ -248,8 +248,8 @@ def lower_line(size_bytes: Floats, dur_ns: Floats) -> tuple[float, float]:
     at the quickest one.
     """
     beta = float(np.min(dur_ns / np.maximum(size_bytes, 1.0)))
-    if len(np.unique(size_bytes)) > 1:
-        small, large = size_bytes.min(), size_bytes.max()
+    small, large = size_bytes.min(), size_bytes.max()
+    if small < large:
         quickest, longest = (dur_ns[size_bytes == size].min() for size in (small, large))
         slope = float((longest - quickest) / (large - small))
         beta = min(beta, slope) if slope > 0 else beta

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,17 +10,15 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.errors import UsageError
-from stepscope.explain.flops import count_costs
-from stepscope.explain.memory.model import find_batch, read_calls
+from stepscope.explain.groundwork import Groundwork
+from stepscope.explain.memory.model import find_batch
+from stepscope.explain.replay.build import describe
 from stepscope.explain.replay.overhead import correct
 from stepscope.explain.replay.schedule import step_ns
-from stepscope.explain.replay.typical import typical_step
 from stepscope.explain.roofline import find_ceilings
-from stepscope.explain.steps import find_steps
-from stepscope.explain.work import find_work
 from stepscope.predict.order import SAME_PEAK, in_order
-from stepscope.predict.scene import Scene, find_parameters, look_at_tasks
-from stepscope.predict.whatifs import WHATIFS
+from stepscope.predict.scene import Scene, find_parameters
+from stepscope.predict.whatifs import WHATIFS, WITHOUT_VALUE
 from stepscope.predict.whatifs.outcome import Refused, WrongValue
 from stepscope.records.devices import find_device
 from stepscope.records.prediction import Peak, Prediction, Setting
@@ -29,9 +26,9 @@ from stepscope.records.prediction import Peak, Prediction, Setting
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from stepscope.explain.memory.model import StepCalls
     from stepscope.explain.replay.overhead import Corrected
     from stepscope.predict.whatifs import Apply
-    from stepscope.records.explanation import Steps
     from stepscope.records.job import Job, RankFolder
     from stepscope.records.memory import Memory
     from stepscope.records.profile import Profile
@@ -71,14 +68,18 @@ class Bench:
         profiles: Sequence[Profile] = (),
         folder: RankFolder | None = None,
         job: Job | None = None,
+        ground: Groundwork | None = None,
     ) -> None:
-        work = find_work(trace)
-        steps = find_steps(trace, work)
-        typical = typical_step(trace, work, steps)
+        ground = ground or Groundwork(trace)
+        work, steps, costs, typical = ground.work, ground.steps, ground.costs, ground.typical
         self.profiled_ns = step_ns(typical.graph)
-        self.corrected: Corrected = correct(typical.graph, trace, truth=truth)
-        costs = count_costs(trace, work, steps)
-        graph = self.corrected.graph
+        corrected = (
+            ground.corrected
+            if truth is None
+            else correct(typical.graph, trace, truth=truth, slowness=ground.slowness)
+        )
+        graph = describe(trace, work, corrected.graph)
+        self.corrected: Corrected = replace(corrected, graph=graph)
         device = find_device(trace.device_name or "")
         self.scene = Scene(
             trace=trace,
@@ -86,12 +87,12 @@ class Bench:
             steps=steps,
             graph=graph,
             costs=costs,
-            operators=look_at_tasks(trace, graph, costs, on_host=work.on_host),
             parameters=find_parameters(trace, typical.steps),
             ceilings=find_ceilings(trace, profile),
             memory=memory,
             profile=profile,
-            batch=_batch(trace, steps),
+            calls=ground.calls,
+            batch=_batch(ground.calls),
             multiprocessors=device.multiprocessors if device else 108,
             profiles=tuple(profiles) or ((profile,) if profile else ()),
             folder=folder,
@@ -127,12 +128,15 @@ class Bench:
         except WrongValue as reason:
             raise UsageError(str(reason)) from None
         except Refused as reason:
-            return replace(trial, refused=(*trial.refused, str(reason)))
+            return replace(trial, refused=(*trial.refused, _told(setting, str(reason))))
         after = step_ns(outcome.scene.graph)
-        moved = abs(math.log(max(after, 1.0) / max(trial.step_ns, 1.0)))
+        if after <= 0:
+            nothing = f"{setting}: nothing of the step would be left"
+            return replace(trial, refused=(*trial.refused, nothing))
+        moved = abs(math.log(max(after, 1.0) / max(trial.step_ns * outcome.repeats, 1.0)))
         variance = (outcome.spread * min(1.0, moved)) ** 2 + (_OF_CHANGE * moved) ** 2
         variance += outcome.doubt**2
-        changes_peak = setting.name not in SAME_PEAK
+        changes_peak = setting.name not in SAME_PEAK or setting.value.endswith(":strong")
         return Trial(
             scene=outcome.scene,
             step_ns=after,
@@ -189,8 +193,7 @@ def _exchanged(scene: Scene) -> tuple[str, ...]:
     return (scene.exchange.said,) if scene.exchange and scene.exchange.said else ()
 
 
-def _batch(trace: Trace, steps: Steps) -> int | None:
-    calls = read_calls(trace, steps)
+def _batch(calls: StepCalls | None) -> int | None:
     found = find_batch(calls) if calls else None
     return found[0] if found else None
 
@@ -200,12 +203,21 @@ def parse(text: str) -> Setting:
     name, _, value = text.partition("=")
     setting = Setting(name=name.strip(), value=value.strip())
     _find(setting)
+    if setting.value and setting.name in WITHOUT_VALUE:
+        raise UsageError(f"{setting}: {setting.name} takes no value; leave it out to go without it")
     return setting
+
+
+def _told(setting: Setting, reason: str) -> str:
+    """Which change it is that refuses; most say it themselves."""
+    return reason if reason.startswith(setting.name) else f"{setting}: {reason}"
 
 
 def _find(setting: Setting) -> Apply:
     found = WHATIFS.get(setting.name)
     if found is None:
+        from difflib import get_close_matches
+
         near = get_close_matches(setting.name, WHATIFS, 1)
         meant = f", did you mean {near[0]}?" if near else ";"
         raise UsageError(

@@ -106,6 +106,9 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     total_ns: int
     min_ns: int
     max_ns: int
+    # Of those that the steps launched; None where launches or steps are not known.
+    steps_count: int | None = None
+    steps_ns: int | None = None
 
 
 class Operator(msgspec.Struct, frozen=True, kw_only=True):

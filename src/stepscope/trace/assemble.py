@@ -130,7 +130,7 @@ def _frozen(columns: Columns) -> Columns:
 def _sorted(columns: Columns, order_of: Any) -> Columns:
     order = order_of(columns)
     for name in columns:
-        columns[name] = columns[name][order]
+        columns[name] = columns[name].take(order)
     return columns
 
 
@@ -176,8 +176,8 @@ def _number_threads(columns: Collector, host: Columns, memory: Columns) -> tuple
     used = links.distinct(np.concatenate((host["thread"], memory["thread"])))
     renumber = np.full(len(lanes), ABSENT, dtype=_I32)
     renumber[used] = np.arange(len(used), dtype=_I32)
-    host["thread"] = renumber[host["thread"]]
-    memory["thread"] = renumber[memory["thread"]]
+    host["thread"] = renumber.take(host["thread"])
+    memory["thread"] = renumber.take(memory["thread"])
     return tuple(
         Thread(
             pid=str(lanes[code][0]),

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 import time
 import zlib
 from pathlib import Path
@@ -77,6 +76,8 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
         try:
             base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
         except RuntimeError:  # a user without a home, as in some containers
+            import tempfile
+
             base = Path(tempfile.gettempdir())
         return cls(folder=base / "stepscope")
 
@@ -103,18 +104,17 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
 
     def save(self, key: str, trace: Trace) -> None:
         """Write the entry; a full or unwritable disk only means that nothing is cached."""
-        temporary: str | None = None
+        temporary = self.folder / f"{os.urandom(8).hex()}.tmp"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
-            with os.fdopen(handle, "wb") as file:
+            temporary.touch(0o600, exist_ok=False)
+            with temporary.open("wb") as file:
                 _write(file, trace)
-            Path(temporary).replace(self._entry(key))
+            temporary.replace(self._entry(key))
             self._make_room()
         except (OSError, ValueError, RecursionError):  # also: facts that JSON cannot hold
-            if temporary:
-                with contextlib.suppress(OSError):
-                    Path(temporary).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
     def _entry(self, key: str) -> Path:
         return self.folder / f"{key}.columns"

@@ -8,7 +8,6 @@ from pathlib import Path
 from stepscope.errors import UnreadableInputError
 from stepscope.trace.layout import ENDINGS, is_trace_name
 from stepscope.trace.remote import RemoteTrace, fetched, find_remote, is_url, local_path
-from stepscope.trace.snapshot import snapshots_in
 
 TraceFile = Path | RemoteTrace
 
@@ -54,7 +53,10 @@ def _find(path: Path) -> list[Path]:
         found = found or [trace for inner in sorted(path.iterdir()) for trace in _traces_in(inner)]
     except PermissionError as error:
         raise UnreadableInputError(f"{error.filename}: no permission to read it") from None
-    found = found or snapshots_in(path)
+    if not found:
+        from stepscope.trace.snapshot import snapshots_in
+
+        found = snapshots_in(path)
     if not found:
         endings = ", ".join(f"*{ending}" for ending in ENDINGS)
         raise UnreadableInputError(f"{path} holds no trace: looked for {endings}")

@@ -42,10 +42,10 @@ def find_parents(
     what is nested deeper than any program is walked row by row.
     """
     count = len(start)
-    guess = np.arange(-1, count - 1, dtype=np.int32)
+    guess = np.arange(-1, count - 1)
     if count:
         guess[np.flatnonzero(np.diff(thread, prepend=thread[:1] - 1))] = ABSENT
-    active = np.flatnonzero(guess >= 0).astype(np.int32)
+    active = np.flatnonzero(guess >= 0)
     for _ in range(_MAX_ROUNDS):
         above = guess[active]
         wrong = end[above] < end[active]
@@ -53,7 +53,7 @@ def find_parents(
         guess[active] = guess[above]
         active = active[guess[active] >= 0]
         if not len(active):
-            return guess
+            return guess.astype(np.int32)
     return _walk_parents(thread, end)
 
 
@@ -80,35 +80,41 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
 
 def nearest(host: HostEvents, wanted: NDArray[np.bool_]) -> NDArray[np.int32]:
     """For every host row: itself or its nearest ancestor among the wanted rows, or -1."""
-    found = np.where(wanted, np.arange(len(host), dtype=np.int32), host.parent)
+    found = np.where(wanted, np.arange(len(host)), host.parent)
     active = np.flatnonzero((found >= 0) & ~wanted[found])
     while len(active):
-        found[active] = found[found[active]]
-        active = active[(found[active] >= 0) & ~wanted[found[active]]]
-    return found
+        above = found[active] = found[found[active]]
+        active = active[(above >= 0) & ~wanted[above]]
+    return found.astype(np.int32)
 
 
 def nearest_of(
     host: HostEvents, wanted: NDArray[np.bool_], rows: NDArray[Any]
 ) -> NDArray[np.int32]:
     """The same for a few rows (-1 stays -1): up from them, a level at a time."""
-    found = rows.astype(np.int32)
+    found = rows.astype(np.intp)  # numpy looks up by these three times as fast as by int32
     active = np.flatnonzero(found >= 0)
-    while len(active := active[~wanted[found[active]]]):
-        found[active] = host.parent[found[active]]
-        active = active[found[active] >= 0]
-    return found
+    here = found[active]
+    while len(active):
+        on = ~wanted[here]
+        active = active[on]
+        here = host.parent[here[on]].astype(np.intp)
+        found[active] = here
+        inside = here >= 0
+        active, here = active[inside], here[inside]
+    return found.astype(np.int32)
 
 
 def depth_of(parent: NDArray[np.int32]) -> NDArray[np.int32]:
     """How many ancestors each row has. The reach of `above` doubles each round."""
     depth = (parent >= 0).astype(np.int32)  # levels between a row and what it has above
-    above = parent.copy()
+    above = parent.astype(np.intp)
     active = np.flatnonzero(above >= 0)
     while len(active):
-        depth[active] += depth[above[active]]
-        above[active] = above[above[active]]
-        active = active[above[active] >= 0]
+        here = above[active]
+        depth[active] += depth[here]
+        above[active] = here = above[here]
+        active = active[here >= 0]
     return depth
 
 

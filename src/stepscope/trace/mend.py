@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 
-STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+from stepscope.trace.text import STRING
+
 _ABSENT = (
     rb"(?<=[:,\[\s])(?:"
     rb"[-+]?(?:nan(?:\([^()]*\))?|inf(?:inity)?|1\.\#(?:inf|ind|qnan))"

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import re
-import socket
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -33,13 +32,15 @@ def user_folder(variable: str, name: str) -> Path:
     try:
         base = Path(os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser())
     except RuntimeError:  # a user without a home, as in some containers
+        import tempfile
+
         base = Path(tempfile.gettempdir())
     return base / "stepscope" / name
 
 
 def this_host() -> str:
     """The name profiles of this machine carry."""
-    return socket.gethostname()
+    return platform.node()
 
 
 def load_profiles(host: str | None = None, *, skip_broken: bool = False) -> tuple[Profile, ...]:

@@ -7,6 +7,7 @@ single events; a single event ended where the list of events, or the piece, ends
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ import msgspec
 
 from stepscope.records.trace import ABSENT
 from stepscope.trace.events import NO_ARGS, Args, Event, ExactEvent
-from stepscope.trace.mend import escape_quotes, mend
 from stepscope.trace.text import ANY_BOUNDARY, DECODE_ERRORS, boundaries, outline
 
 if TYPE_CHECKING:
@@ -22,18 +22,8 @@ if TYPE_CHECKING:
 
 _BETWEEN = b" \r\n\t,"
 _OBJECT = b"{"[0]
-_DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {
-    Event: msgspec.json.Decoder(list[Event]),
-    ExactEvent: msgspec.json.Decoder(list[ExactEvent]),
-}
-_ONE: dict[type[Any], msgspec.json.Decoder[Any]] = {
-    Event: msgspec.json.Decoder(Event),
-    ExactEvent: msgspec.json.Decoder(ExactEvent),
-}
 _RAWS = msgspec.json.Decoder(list[msgspec.Raw])
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_ARGS = msgspec.json.Decoder(Args)
-_ARG_FIELDS = {info.encode_name: info for info in msgspec.structs.fields(Args)}
 
 
 class Losses(msgspec.Struct):
@@ -78,13 +68,18 @@ class Batch(msgspec.Struct):
     resume: int | None = None  # from this byte on, read the piece again with what follows
 
 
+@cache
+def _decoder(kind: type[Event | ExactEvent]) -> msgspec.json.Decoder[list[Any]]:
+    return msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
+
+
 def decode(piece: Piece, kind: type[Event | ExactEvent]) -> Batch:
     """All events that can be had from a piece."""
     text = piece.text if piece.end is None else piece.text[: piece.end]
     try:
-        events = _DECODERS[kind].decode(b"".join((b"[", text, b"]")))
+        events = _decoder(kind).decode(b"".join((b"[", text, b"]")))
     except DECODE_ERRORS:
-        return _Recovery(piece, kind).run(text)
+        return _Recovery(piece, kind).run()
     return Batch(events, closed_at=piece.end)
 
 
@@ -93,17 +88,20 @@ class _Recovery:
 
     def __init__(self, piece: Piece, kind: type[Event | ExactEvent]) -> None:
         self.piece, self.kind = piece, kind
+        self.text = bytes(piece.text)
         self.batch = Batch([])
         self.losses = self.batch.losses
         self.rows: list[bytes] = []
         self.starts: list[int] = []
-        self.may_walk_bytes = len(piece.text)  # keeps hopeless walks from costing squares
+        self.may_walk_bytes = len(self.text)  # keeps hopeless walks from costing squares
 
-    def run(self, text: bytes) -> Batch:
-        events = self._decoded(text)
+    def run(self) -> Batch:
+        events = self._decoded(self.text[: self.piece.end])
         if events is not None:
             self.batch.events, self.batch.closed_at = events, self.piece.end
             return self.batch
+        from stepscope.trace.mend import escape_quotes, mend
+
         self._split()
         self.mended = [mend(escape_quotes(row)) for row in self.rows]
         changed = (old != new for old, new in zip(self.rows, self.mended, strict=True))
@@ -127,7 +125,7 @@ class _Recovery:
 
     def _split(self) -> None:
         """Rows of one event each, as far as that can be told from damaged text."""
-        text, end = self.piece.text, self.piece.end
+        text, end = self.text, self.piece.end
         bounds = boundaries(text)
         if end is not None:
             bounds = sorted([*bounds, (end, end)])
@@ -152,7 +150,7 @@ class _Recovery:
 
         An event goes on in the next segment where it holds a list of objects, if that list ends.
         """
-        text = self.piece.text
+        text = self.text
         if _is_plain(text[slice(*segments[first])]):
             return first, []
         shape = outline(text[slice(*segments[first])])
@@ -173,10 +171,12 @@ class _Recovery:
         return first, own  # a bracket is missing: the next segment is an event of its own
 
     def _is_event(self, segment: tuple[int, int]) -> bool:
-        return b'"ph"' in self.piece.text[slice(*segment)]
+        return b'"ph"' in self.text[slice(*segment)]
 
     def _single(self, row: int) -> list[Any]:
         """The end of the list may lie inside this row, or the end of the piece."""
+        from stepscope.trace.mend import escape_quotes, mend
+
         text = escape_quotes(self.rows[row])
         shape = outline(text)
         if shape.closed_at is not None:
@@ -198,8 +198,7 @@ class _Recovery:
     def _decoded(self, text: bytes) -> list[Any] | None:
         """Events of text that is valid JSON, whatever its types; None where it is not."""
         try:
-            events: list[Any] = _DECODERS[self.kind].decode(b"[" + text + b"]")
-            return events
+            return _decoder(self.kind).decode(b"[" + text + b"]")
         except msgspec.ValidationError:
             pass
         except DECODE_ERRORS:
@@ -231,7 +230,7 @@ def _coerce(kind: type[Any], raw: msgspec.Raw, losses: Losses) -> Any:
         losses.not_events += 1
         return None
     try:
-        return _ONE[kind].decode(raw)
+        return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError:
         pass
     row = _FIELDS.decode(raw)
@@ -252,17 +251,23 @@ def _coerce(kind: type[Any], raw: msgspec.Raw, losses: Losses) -> Any:
 
 def _coerce_args(raw: msgspec.Raw) -> Args:
     try:
-        return _ARGS.decode(raw)
+        return msgspec.json.decode(raw, type=Args)
     except msgspec.ValidationError:
         pass
     try:
         row = _FIELDS.decode(raw)
     except msgspec.ValidationError:
         return NO_ARGS
-    known = [(_ARG_FIELDS[key], raw) for key, raw in row.items() if key in _ARG_FIELDS]
+    fields = _arg_fields()
+    known = [(fields[key], raw) for key, raw in row.items() if key in fields]
     return Args(
         **{info.name: raw if info.type is msgspec.Raw else _value(raw) for info, raw in known}
     )
+
+
+@cache
+def _arg_fields() -> dict[str, msgspec.structs.FieldInfo]:
+    return {info.encode_name: info for info in msgspec.structs.fields(Args)}
 
 
 def _value(raw: msgspec.Raw | None) -> Any:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepscope.errors import UnreadableInputError
-from stepscope.trace.mend import STRING, mend
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 # All that a decoder may raise on damaged, oddly typed or too deeply nested text.
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 
 _EVENT_KEYS = rb"(?:ph|cat|name|pid|tid|ts|dur|id|args|bp|s|tts|cname)"
 _BOUNDARY = re.compile(rb'\}[\s,]*+(?=\{\s*+"' + _EVENT_KEYS + rb'"\s*:)')
@@ -47,7 +48,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     The last piece is all the rest of the text; `end` is where the list of events seems to close.
     """
 
-    text: bytes
+    text: bytes | memoryview
     offset: int
     last: bool = False
     end: int | None = None
@@ -90,7 +91,7 @@ class EventText:
     def give_back(self, piece: Piece, resume: int) -> None:
         """Only what lies before `piece.text[resume]` was taken: read on from there."""
         self._searched = len(piece.text) - resume
-        self._buffer = piece.text[resume:] + self._separator + self._buffer
+        self._buffer = b"".join((piece.text[resume:], self._separator, self._buffer))
         self._offset = piece.offset + resume
 
     def close(self, piece: Piece, end: int) -> None:
@@ -152,7 +153,7 @@ class EventText:
 
     def _read_head(self, begin: int, opens: int) -> None:
         head = self._buffer[begin : self._buffer.rindex(b'"traceEvents"', 0, opens)]
-        keys = _keys(head + b'"":0}') or _keys(mend(head) + b'"":0}')
+        keys = _keys(head + b'"":0}') or _keys(_mended(head) + b'"":0}')
         if keys is None:
             self.outside_lost.append("the keys before the events")
         self._keep(keys or {})
@@ -192,7 +193,7 @@ class EventText:
         return size > 0
 
     def _take(self, until: int, resume: int, end: int | None = None) -> Piece:
-        piece = Piece(text=self._buffer[:until], offset=self._offset, end=end)
+        piece = Piece(text=memoryview(self._buffer)[:until], offset=self._offset, end=end)
         self._searched = 0
         self._separator = self._buffer[until:resume]
         self._buffer = self._buffer[resume:]
@@ -220,7 +221,7 @@ class EventText:
     def _read_tail(self, tail: bytes) -> None:
         keys = self._tail_keys(tail)
         if keys is None:
-            keys = self._tail_keys(mend(tail))
+            keys = self._tail_keys(_mended(tail))
         if keys is None:
             self.outside_lost.append("what follows the events")
         self._keep(keys or {})
@@ -325,6 +326,12 @@ def _last_boundary(text: bytes) -> tuple[int, int] | None:
             if matches:
                 return matches[-1].start() + 1, matches[-1].end()
     return None
+
+
+def _mended(text: bytes) -> bytes:
+    from stepscope.trace.mend import mend
+
+    return mend(text)
 
 
 def _keys(text: bytes) -> dict[str, Any] | None:

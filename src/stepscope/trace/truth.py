@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -44,6 +43,8 @@ def read_truth(trace: Path) -> Truth | None:
     rows = plain_steps(trace.parent / STEPS)
     if not rows:
         return None
+    from statistics import median  # 4 ms, and most traces have no such file
+
     device = [row.device_ns for row in rows if row.device_ns is not None]
     steps = device or [row.wall_ns for row in rows]
     return Truth(
@@ -60,6 +61,8 @@ def read_truth(trace: Path) -> Truth | None:
 def _phases(rows: list[StepRow]) -> dict[str, int]:
     if not rows:
         return {}
+    from statistics import median
+
     return {phase: round(median(getattr(row, f"{phase}_ns") for row in rows)) for phase in PHASES}
 
 

@@ -31,6 +31,7 @@ from stepscope.ui.whatif import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from stepscope.explain.groundwork import Groundwork
     from stepscope.predict.whatif import Bench
     from stepscope.records.explanation import Explanation, Finding, RankExplanation, Remedy
     from stepscope.records.job import Job
@@ -71,11 +72,16 @@ class Foresight(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def foresee(
-    trace: Trace, rank: RankExplanation, job: Job | None = None, *, draw: bool = False
+    trace: Trace,
+    rank: RankExplanation,
+    job: Job | None = None,
+    *,
+    draw: bool = False,
+    ground: Groundwork | None = None,
 ) -> Foresight:
     """Never raises: a step that cannot be predicted has no advice."""
     try:
-        return _foresee(trace, rank, job, draw)
+        return _foresee(bench_of(trace, rank, job, ground), rank, draw)
     except NotCapturedError:
         return Foresight(path=rank.path)
     except Exception as error:
@@ -113,10 +119,9 @@ def _own_ms(rank: RankExplanation) -> float:
     return rank.budget.step_ms - waits
 
 
-def _foresee(trace: Trace, rank: RankExplanation, job: Job | None, draw: bool) -> Foresight:
+def _foresee(bench: Bench, rank: RankExplanation, draw: bool) -> Foresight:
     from stepscope.verify.track_record import history
 
-    bench = bench_of(trace, rank, job)
     kept = history()
     tried = try_each(bench, _worth_trying(bench, rank.findings), kept)
     page = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 _TOLD_PARTS = 3
 _WORTH_TELLING = 0.005  # of the step
+_LEAST_TOLD = 0.0001  # a change that nobody asks about
 
 
 class Words(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,8 +35,15 @@ def words_of(comparison: Comparison) -> Words:
 def percent(share: float, *, sign: bool = False) -> str:
     """Two digits that count, never more than two behind the point."""
     size = abs(share * 100)
+    if size < 0.005:
+        return "0%"
     digits = 0 if size >= 20 else 1 if size >= 2 else 2
     return f"{share * 100:{'+' if sign else ''}.{digits}f}%"
+
+
+def milliseconds(ms: float) -> str:
+    """Two digits behind the point, and below a millisecond as many as make four that count."""
+    return f"{ms:.{2 if ms >= 1 else min(12, 3 - math.floor(math.log10(ms)))}f}" if ms else "0.00"
 
 
 def interval(low: float, high: float) -> str:
@@ -88,19 +97,19 @@ def _promise(kept: Kept | None) -> dict[str, Any] | None:
 
 def _verdict(comparison: Comparison) -> str:
     sure = f"{comparison.confidence:.0%} interval {interval(comparison.low, comparison.high)}"
-    a, b = comparison.a_ms, comparison.b_ms
+    a, b = milliseconds(comparison.a_ms), milliseconds(comparison.b_ms)
     if comparison.verdict == "no difference seen":
         change = percent(comparison.change, sign=True)
-        return f"No difference seen: {a:.2f} and {b:.2f} ms a step, {change} ({sure})."
+        return f"No difference seen: {a} and {b} ms a step, {change} ({sure})."
     more = "less" if comparison.verdict == "faster" else "more"
     size = percent(abs(comparison.change))
-    return f"B is {comparison.verdict}: {a:.2f} -> {b:.2f} ms a step, {size} {more} ({sure})."
+    return f"B is {comparison.verdict}: {a} -> {b} ms a step, {size} {more} ({sure})."
 
 
 def _why(comparison: Comparison) -> str:
     told = []
     if comparison.verdict == "no difference seen":
-        seen = percent(comparison.smallest_detectable)
+        seen = _smallest(comparison.smallest_detectable)
         told.append(f"a change of {seen} would have been found four times out of five")
         if not comparison.steps_low <= 0 <= comparison.steps_high:
             told.append(
@@ -113,6 +122,10 @@ def _why(comparison: Comparison) -> str:
         told.append(moved)
     told.append(steps_words(comparison))
     return "; ".join(told)
+
+
+def _smallest(share: float) -> str:
+    return percent(share) if share >= _LEAST_TOLD else f"less than {percent(_LEAST_TOLD)}"
 
 
 def _moved_words(comparison: Comparison) -> str:
@@ -132,11 +145,17 @@ def _moved_words(comparison: Comparison) -> str:
 def _next(comparison: Comparison) -> str:
     if comparison.steps_are == "profiled":
         return "capture both with stepscope run: steps without the profiler decide"
+    from stepscope.verify.workload import SHAPES
+
     once = comparison.runs == 1
+    if any(row.name == SHAPES for row in comparison.config):
+        return "a step of B is other work than one of A (see shapes): compare samples a second"
     if comparison.verdict == "no difference seen":
         more = "more starts (stepscope ab --pairs N)" if once else "more pairs or longer runs"
         return f"keep whichever is simpler; to see smaller changes: {more}"
     if comparison.verdict == "slower":
+        if comparison.steps_are == "listed":
+            return "go back to A, or capture both with stepscope run: it tells what grew"
         return "go back to A, or see what grew: stepscope explain on B's run folder"
     return (
         "make sure with several starts: stepscope ab -- COMMAND_A --- COMMAND_B"

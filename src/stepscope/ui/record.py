@@ -45,7 +45,14 @@ def words_of(kept: Sequence[Kept]) -> Words:
     )
 
 
-def record_json(kept: Sequence[Kept], rows: Sequence[Summary], folder: Path) -> dict[str, Any]:
+def unread_words(unread: int) -> str:
+    """Of lines in the record that nobody can read any more."""
+    return f"{_count(unread, 'line')} of the record cannot be read: left out here, kept in the file"
+
+
+def record_json(
+    kept: Sequence[Kept], rows: Sequence[Summary], folder: Path, unread: int = 0
+) -> dict[str, Any]:
     """`record --json`."""
     words = words_of(kept)
     return {
@@ -54,6 +61,7 @@ def record_json(kept: Sequence[Kept], rows: Sequence[Summary], folder: Path) -> 
         "why": words.why,
         "next": words.next,
         "folder": str(folder),
+        "unread_lines": unread,
         "what_ifs": [to_builtins(row) for row in rows],
         "promises": [
             {

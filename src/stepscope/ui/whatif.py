@@ -22,6 +22,7 @@ from stepscope.verify.track_record import adjust
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from stepscope.explain.groundwork import Groundwork
     from stepscope.records.explanation import RankExplanation
     from stepscope.records.job import Job
     from stepscope.records.profile import Profile
@@ -69,7 +70,6 @@ _TEMPLATES = {
     "optimizer": "a {} optimizer",
     "accumulate": "{} micro-batches a step",
     "batch": "batch {}",
-    "workers": "{} workers",
     "bucket-mb": "DDP buckets of {} MB",
     "zero": "ZeRO stage {}",
     "remove": "no {}",
@@ -79,7 +79,12 @@ _OF = {"batch": "the batch", "bandwidth": "the bandwidth", "latency": "the laten
 _FACTORS = {0.5: "half", 2.0: "twice"}
 
 
-def bench_of(trace: Trace, rank: RankExplanation, job: Job | None = None) -> Bench:
+def bench_of(
+    trace: Trace,
+    rank: RankExplanation,
+    job: Job | None = None,
+    ground: Groundwork | None = None,
+) -> Bench:
     """A rank's step on the bench, with what else is known about the rank and its job."""
     profiles = _profiles(rank)
     return Bench(
@@ -90,6 +95,7 @@ def bench_of(trace: Trace, rank: RankExplanation, job: Job | None = None) -> Ben
         profiles=profiles,
         folder=read_rank_folder(Path(rank.path)),
         job=job,
+        ground=ground,
     )
 
 
@@ -116,8 +122,10 @@ def label(setting: Setting) -> str:
     fixed = _LABELS.get(str(setting)) or _LABELS.get(name)
     if fixed:
         return fixed
-    if name == "workers" and value.endswith(":strong"):
-        return f"{value.removesuffix(':strong')} workers (the same batch among them)"
+    if name == "workers":
+        among = " (the same batch among them)" if value.endswith(":strong") else ""
+        count = value.partition(":")[0]
+        return f"{count} worker{'' if count == '1' else 's'}{among}"
     if name in _OF and (name != "batch" or value.startswith("x")):
         return f"{_factor(value)} {_OF[name]}"
     template = _TEMPLATES.get(name)

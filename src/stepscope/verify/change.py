@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 POWER = 0.8  # the smallest detectable change is found this often
-FEW = 8  # with fewer steps on both sides ranks say nothing: there a normal distribution is assumed
+FEW = 8  # with fewer steps on a side ranks say nothing: there a normal distribution is assumed
 _MEDIAN_OVER_MEAN = 1.2  # a few values' median spreads so much more than their mean
 _Z_LOW, _Z_POWER = 1.959964, 0.841621
 _TAIL = (1 - CONFIDENCE) / 2
@@ -88,7 +88,7 @@ def _difference(
     a: Sequence[Floats], b: Sequence[Floats], level: float, *, paired: bool
 ) -> Estimate:
     if len(a) == len(b) == 1:
-        if max(len(a[0]), len(b[0])) < FEW:
+        if min(len(a[0]), len(b[0])) < FEW:
             return _of_few_steps(a[0], b[0])
         return _of_two_runs(quantile_spread(a[0], level), quantile_spread(b[0], level))
     spreads = [[quantile_spread(run, level) for run in side] for side in (a, b)]

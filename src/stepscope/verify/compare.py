@@ -77,7 +77,7 @@ def compare(
         for paths in (a, b)
     ]
     explained = _Explained(cache, progress)
-    steps_are, notes = _same_kind(sides)
+    steps_are, notes = _same_kind(sides, explained)
     if steps_are == "profiled":
         sides = [[profiled_run(run, explained(run)) for run in side] for side in sides]
     _check(sides, paired)
@@ -104,7 +104,7 @@ class _Explained:
         return self._known[run.path]
 
 
-def _same_kind(sides: Sequence[Sequence[Run]]) -> tuple[StepsAre, list[str]]:
+def _same_kind(sides: Sequence[Sequence[Run]], explained: _Explained) -> tuple[StepsAre, list[str]]:
     """Profiled steps are compared with profiled ones only."""
     runs = [run for side in sides for run in side]
     notes = [note for run in runs for note in run.notes]
@@ -113,6 +113,8 @@ def _same_kind(sides: Sequence[Sequence[Run]]) -> tuple[StepsAre, list[str]]:
         return ("listed" if any(run.steps_are == "listed" for run in runs) else "measured"), notes
     bare = next((run for run in runs if not run.has_trace), None)
     if bare is not None:
+        for run in profiled:
+            explained(run)  # what is no trace at all is said first
         raise UsageError(
             f"{profiled[0].path} has only profiled steps and {bare.path} only steps without the "
             "profiler, which slows what it records: the difference would be the profiler's. "
@@ -130,7 +132,8 @@ def _check(sides: Sequence[Sequence[Run]], paired: bool) -> None:
     for run in (run for side in sides for run in side):
         if len(run.step_ms) < 2:
             raise NotCapturedError(
-                f"{run.path} has one step: nothing tells a change from noise. Record several steps"
+                f"{run.path} has one {'profiled ' if run.steps_are == 'profiled' else ''}step: "
+                "nothing tells a change from noise. Record several steps"
             )
         if not (run.step_ms > 0).all():
             raise NotCapturedError(f"{run.path} has a step that takes no time")
@@ -327,6 +330,11 @@ def _about_side(name: str, side: Side) -> list[str]:
             notes.append(
                 f"{whose} has only {run.steps} steps: where steps come in slow and fast spells the "
                 "interval is too narrow"
+            )
+        if len(side.runs) == 1 and run.steps < FEW:
+            notes.append(
+                f"{whose} has only {run.steps} steps: the interval takes each for a fair draw, "
+                "which steps that follow each other seldom are"
             )
     return notes
 

@@ -52,10 +52,14 @@ def moved_operators(a: Explanation, b: Explanation) -> tuple[MovedName, ...]:
 
 
 def _kernels(rank: RankExplanation) -> Table:
+    """Those that the steps launched, where that is known: a window opens on others' leftovers."""
     out: Table = {}
     for row in rank.kernels:
         ns, calls = out.get(row.name, (0.0, 0.0))
-        out[row.name] = (ns + row.total_ns, calls + row.count)
+        of_steps = row.steps_count is not None and row.steps_ns is not None
+        own, count = (row.steps_ns, row.steps_count) if of_steps else (row.total_ns, row.count)
+        if count:
+            out[row.name] = (ns + (own or 0), calls + count)
     return out
 
 

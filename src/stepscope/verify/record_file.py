@@ -56,20 +56,39 @@ def append(line: Line) -> None:
 def read_lines() -> list[Line]:
     """Of every host that shares the folder, each file's in the order they were written.
 
-    What is not a line of ours, or of a schema we do not know, is left out.
+    What is not a line of ours, or of a schema we do not know, is left out: see `count_unread`.
     """
-    found = []
+    return [line for line in map(_parse, _rows()) if line is not None]
+
+
+def count_unread() -> int:
+    """Lines that are left out. They stay in the file: nothing is ever written over."""
+    return sum(_parse(row) is None for row in _rows())
+
+
+def _rows() -> Iterator[bytes]:
     for path in sorted(record_folder().glob("*.jsonl")):
         try:
             text = path.read_bytes()
         except OSError:
             continue
-        for row in text.split(b"\n"):
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-                line = _LINES.decode(row)
-                if line.schema == RECORD_SCHEMA:
-                    found.append(line)
-    return found
+        yield from filter(None, text.split(b"\n"))
+
+
+def _parse(row: bytes) -> Line | None:
+    try:
+        line = _LINES.decode(row)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return line if line.schema == RECORD_SCHEMA and _is_sound(line) else None
+
+
+def _is_sound(line: Line) -> bool:
+    """Steps take time. What somebody edited may say otherwise, and cannot be reckoned with."""
+    if isinstance(line, Promise):
+        ends = 0 <= line.low_ms <= line.predicted_ms <= line.high_ms
+        return ends and line.predicted_ms > 0 and line.baseline_ms > 0
+    return line.a_ms > 0 and line.b_ms > 0
 
 
 def _write(handle: int, line: bytes) -> None:

@@ -6,7 +6,6 @@ A unit is told by a name that ends in _ns, _us, _ms or _s, or is itself a unit; 
 from __future__ import annotations
 
 import csv
-import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,10 @@ if TYPE_CHECKING:
 
 UNITS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
 ENDINGS = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson")
-_LARGEST_JSON = 8 << 20  # a JSON file beyond is a trace
+_LARGEST_JSON = 8 << 20  # a JSON file beyond is a trace, unless it begins with a number
+_LONGEST_MS = 1e15
+_BOM = b"\xef\xbb\xbf"
+_BARE_NUMBERS = re.compile(rb"\s*\[\s*[-\d]")
 _UNIT_OF_NAME = re.compile(r"(?:^|_)(ns|us|ms|s)$", re.IGNORECASE)
 _NUMBER = re.compile(r"([-+.\w]+?)\s*(ns|us|µs|ms|s)?", re.IGNORECASE)
 
@@ -34,10 +36,15 @@ def is_step_list(path: Path) -> bool:
     """By its name; a .json file by its content, which may be a trace as well."""
     if path.name.endswith(ENDINGS):
         return True
-    if not path.name.endswith(".json") or path.stat().st_size > _LARGEST_JSON:
+    if not path.name.endswith(".json"):
         return False
     try:
-        return _is_list(msgspec.json.decode(path.read_bytes()))
+        with path.open("rb") as file:
+            if _BARE_NUMBERS.match(file.read(256).removeprefix(_BOM)):
+                return True
+        if path.stat().st_size > _LARGEST_JSON:
+            return False
+        return _is_list(msgspec.json.decode(path.read_bytes().removeprefix(_BOM)))
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return False
 
@@ -51,7 +58,7 @@ def read_step_list(path: Path, unit: str = "ms", column: str | None = None) -> F
     except UnicodeDecodeError:
         raise UnreadableInputError(f"{path} is not text: a step list was expected") from None
     if path.name.endswith(".json"):
-        rows = _json_rows(path, msgspec.json.decode(text))
+        rows = _json_rows(path, _decoded(path, text))
     elif path.name.endswith((".jsonl", ".ndjson")):
         rows = _json_lines(path, text)
     else:
@@ -60,6 +67,13 @@ def read_step_list(path: Path, unit: str = "ms", column: str | None = None) -> F
     if not len(values):
         raise UnreadableInputError(f"{path} holds no step times")
     return values
+
+
+def _decoded(path: Path, text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise UnreadableInputError(f"{path} is not whole: {error}") from None
 
 
 def _is_list(content: Any) -> bool:
@@ -144,13 +158,28 @@ def _values(path: Path, rows: Sequence[tuple[int, Any]], unit: str, column: str 
         rows = [(number, row[chosen]) for number, row in rows if chosen in row]
     elif column is not None:
         raise UsageError(f"--column {column}: {path} has no columns")
+    plain = _plain_numbers([cell for _, cell in rows])
+    if plain is not None:
+        return plain * UNITS[unit]
     out = np.empty(len(rows))
     for place, (number, cell) in enumerate(rows):
         found = _as_number(cell)
-        if found is None or not math.isfinite(found[0]) or found[0] <= 0:
+        if found is None or not 0 < found[0] <= _LONGEST_MS:
             raise UnreadableInputError(f"{path}, line {number}: {cell!r} is not a step time")
         out[place] = found[0] * UNITS[found[1] or unit]
     return out
+
+
+def _plain_numbers(cells: Sequence[Any]) -> Floats | None:
+    """All at once, where no cell has a unit and each is a step time; a million take no while."""
+    kinds = set(map(type, cells))
+    if not kinds or (not kinds <= {int, float} and kinds != {str}):
+        return None
+    try:
+        out = np.array(cells, np.float64)
+    except (ValueError, OverflowError):
+        return None
+    return out if ((out > 0) & (out <= _LONGEST_MS)).all() else None
 
 
 def _choose(path: Path, names: Sequence[str], column: str | None) -> str:

@@ -9,9 +9,7 @@ deliver(comparison)                                   # in `compare` and `ab`
 from __future__ import annotations
 
 import math
-import secrets
 import time
-from statistics import median
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -53,6 +51,8 @@ def make_promise(
     prediction: Prediction, workload: Workload | None = None, path: str | None = None
 ) -> Promise:
     """As it will be remembered: with a name of its own, now, on this host."""
+    import secrets
+
     return Promise(
         id=secrets.token_hex(4),
         when_unix=time.time(),
@@ -68,11 +68,21 @@ def make_promise(
 
 
 def remember(promise: Promise) -> Promise:
-    """Write it down; raises UsageError where that is not possible."""
+    """Write it down; raises UsageError where that is not possible.
+
+    The same promise, still open, is not made twice: one trial would answer it twice.
+    """
     if not (promise.settings and promise.predicted_ms > 0 and promise.baseline_ms > 0):
         raise UsageError("a promise needs a what-if, a baseline and a predicted step")
+    known = next((each for each in open_promises() if _is_same(each, promise)), None)
+    if known is not None:
+        return known
     append(promise)
     return promise
+
+
+def _is_same(one: Promise, other: Promise) -> bool:
+    return msgspec.structs.replace(one, id=other.id, when_unix=other.when_unix) == other
 
 
 def history(host: str | None = None, *, every_host: bool = False) -> tuple[Kept, ...]:
@@ -159,6 +169,8 @@ def adjust(
     told = [each for each in history if each.promise.name == name and each.delivered_ms is not None]
     if not told or not 0 < low <= predicted_ms <= high:
         return predicted_ms, low, high
+    from statistics import median
+
     errors = [math.log((each.delivered_ms or 0.0) / each.promise.predicted_ms) for each in told]
     shift = len(told) / (len(told) + PRIOR) * median(errors)
     missed = [
@@ -200,6 +212,8 @@ def _named(promise_id: str) -> Promise:
 
 
 def _summary(name: str, kept: Sequence[Kept]) -> Summary:
+    from statistics import median
+
     errors = [each.error for each in kept if each.error is not None]
     inside = [each.inside for each in kept if each.inside is not None]
     return Summary(

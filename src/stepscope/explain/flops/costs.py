@@ -120,10 +120,10 @@ def _families(trace: Trace, is_operator: NDArray[np.bool_]) -> NDArray[np.int8]:
     and those of others, of which nobody knows what they do."""
     family = np.zeros(len(trace.strings), np.int8)
     used = np.zeros(len(trace.strings), np.bool_)
-    used[trace.host.name[is_operator]] = True
+    used[trace.host.name[is_operator].astype(np.intp)] = True
     for code in np.flatnonzero(used).tolist():
         family[code] = _family(trace.strings[code])
-    found: NDArray[np.int8] = np.where(is_operator, family[trace.host.name], np.int8(_PLAIN))
+    found: NDArray[np.int8] = np.where(is_operator, family.take(trace.host.name), np.int8(_PLAIN))
     return found
 
 

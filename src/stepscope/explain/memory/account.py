@@ -8,11 +8,9 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.explain.memory.batch import find_largest
-from stepscope.explain.memory.captured import capture_lines, memory_of_capture
 from stepscope.explain.memory.growth import growth_of_steps
 from stepscope.explain.memory.model import find_batch, find_transformer, read_calls
 from stepscope.explain.memory.theory import make_theory, transformer_activations
-from stepscope.explain.memory.traced import memory_of_trace
 from stepscope.records.memory import CapturedMemory
 from stepscope.records.quality import Note
 from stepscope.records.strategies import RankFullySharded
@@ -60,6 +58,11 @@ def explain_memory(
     """None where neither a capture nor the trace says anything about memory."""
     beside = beside or Beside()
     captured = beside.captured if isinstance(beside.captured, CapturedMemory) else None
+    if captured is None and not len(trace.memory):
+        return None
+    from stepscope.explain.memory.captured import capture_lines, memory_of_capture
+    from stepscope.explain.memory.traced import memory_of_trace
+
     traced = memory_of_trace(trace, steps)
     calls = read_calls(trace, steps) if captured is not None or traced is not None else None
     cast_bytes = calls.cast_bytes if calls else 0

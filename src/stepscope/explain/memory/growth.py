@@ -8,11 +8,11 @@ nothing.
 from __future__ import annotations
 
 import re
-from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from stepscope.explain.quantiles import median
 from stepscope.records.memory import Growth
 
 if TYPE_CHECKING:

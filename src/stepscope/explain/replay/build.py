@@ -14,7 +14,7 @@ from stepscope.explain.replay.beside import communicate
 from stepscope.explain.replay.graph import QUEUE_DEPTH, CallKind, Calls, Phase, StepGraph, Tasks
 from stepscope.explain.work import Kind, launches_of, rows_named
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind
-from stepscope.trace.links import nearest, nearest_of
+from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,16 +48,23 @@ def build_graph(trace: Trace, work: Work, *, described: bool = True) -> StepGrap
     begin = _origin(trace, work, rows)
     tasks = _tasks(trace, work, order, call, rows, begin)
     calls, depth = _calls(trace, work, rows, kind, begin, order, call)
-    if described:
-        calls = replace(calls, operator=_outermost_operator(trace, rows))
     calls = _awaiting(trace, work, calls, rows, tasks.stream, order, call)
-    return StepGraph(
+    graph = StepGraph(
         calls=calls,
         tasks=tasks,
         streams=int(tasks.stream.max(initial=-1)) + 1,
         end_ns=0.0,
         queue_depth=depth,
     )
+    return describe(trace, work, graph) if described else graph
+
+
+def describe(trace: Trace, work: Work, graph: StepGraph) -> StepGraph:
+    """The graph with its calls' operators; where the CPU is the device the calls are those."""
+    if work.on_host:
+        return graph
+    outermost = _outermost_operator(trace, graph.calls.row)
+    return replace(graph, calls=replace(graph.calls, operator=outermost))
 
 
 def _from_zero(trace: Trace, work: Work) -> tuple[Trace, Work]:
@@ -152,15 +159,14 @@ def _unthrottled(
 
 def _outermost_operator(trace: Trace, rows: Rows) -> NDArray[np.int32]:
     host = trace.host
-    up = nearest(host, host.kind == HostKind.OPERATOR)
-    found = up[rows]
-    above = np.where(found >= 0, host.parent[np.maximum(found, 0)], ABSENT)
-    while True:
-        outer = np.where(above >= 0, up[np.maximum(above, 0)], ABSENT)
-        if not (outer >= 0).any():
-            return found.astype(np.int32)
-        found = np.where(outer >= 0, outer, found)
-        above = np.where(outer >= 0, host.parent[np.maximum(found, 0)], ABSENT)
+    operator = host.kind == HostKind.OPERATOR
+    found = nearest_of(host, operator, rows)
+    inner = np.flatnonzero(found >= 0)
+    while len(inner):
+        outer = nearest_of(host, operator, host.parent[found[inner]])
+        inner, outer = inner[outer >= 0], outer[outer >= 0]
+        found[inner] = outer
+    return found
 
 
 def _phases(trace: Trace, rows: Rows) -> NDArray[np.int8]:

@@ -58,12 +58,12 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     slowness: float = -0.2  # power of how slow such operators were
     launch: float = -0.4  # power of how slow a phase's launches were
     frame_ns: float = 1_500.0  # a recorded Python function
-    spread: float = 0.08  # of the logarithm of the host's time, one standard deviation
+    spread: float = 0.1  # of the logarithm of the host's time, one standard deviation
 
 
 WITH_SHAPES = Rates()
 # Recording without shapes costs about half (1.2 instead of 1.4 on a CPU). Not fitted on a GPU.
-WITHOUT_SHAPES = Rates(host=0.81, spread=0.12)
+WITHOUT_SHAPES = Rates(host=0.81, spread=0.14)
 USUAL_LAUNCH_NS = 7_000.0
 _ENOUGH_LAUNCHES = 20
 _SLOWEST_LAUNCH = 3.0

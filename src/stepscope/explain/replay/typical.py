@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from stepscope.errors import NotCapturedError
 from stepscope.explain.quantiles import median, medians
-from stepscope.explain.replay.build import build_graph
+from stepscope.explain.replay.build import build_graph, describe
 from stepscope.explain.replay.graph import Calls, StepGraph, Tasks
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Typical(msgspec.Struct, frozen=True, kw_only=True):
 
 def typical_step(trace: Trace, work: Work, steps: Steps, *, described: bool = True) -> Typical:
     """Raises NotCapturedError for a trace that holds no work; `described` as for `build_graph`."""
-    whole = build_graph(trace, work, described=described)
+    whole = build_graph(trace, work, described=False)
     if not whole.size:
         raise NotCapturedError(
             f"{trace.path}: there is no operator and no device event to replay; "
@@ -49,8 +49,13 @@ def typical_step(trace: Trace, work: Work, steps: Steps, *, described: bool = Tr
     windows = [(step.start_ns, step.start_ns + step.dur_ns) for step in steps.steps]
     pieces = [_piece(trace, whole, start, window) for window in windows]
     pieces = [piece for piece in pieces if len(piece.calls)]
+    found = _one_of(trace, pieces) or Typical(graph=whole, steps=1, alike=True)
+    return replace(found, graph=describe(trace, work, found.graph)) if described else found
+
+
+def _one_of(trace: Trace, pieces: list[StepGraph]) -> Typical | None:
     if not pieces:
-        return Typical(graph=whole, steps=1, alike=True)
+        return None
     # A step at the window's end may be cut off; one that did far less is no step.
     most = max(piece.size for piece in pieces)
     pieces = [piece for piece in pieces if piece.size > most / 2]

@@ -10,15 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.strategies import (
-    data_parallel,
-    fully_sharded,
-    other,
-    pipeline,
-    tensor_parallel,
-)
-from stepscope.explain.strategies.evidence import gather_evidence
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -26,8 +17,6 @@ if TYPE_CHECKING:
     from stepscope.records.job import Calls, Pace, RankFolder
     from stepscope.records.strategies import RankStrategy
     from stepscope.records.trace import Trace
-
-_ALL = (pipeline, fully_sharded, tensor_parallel, data_parallel, other)
 
 
 def find_strategies(
@@ -44,10 +33,19 @@ def find_strategies(
     """
     if not len(calls):
         return ()
+    from stepscope.explain.strategies import (  # most traces show no other rank
+        data_parallel,
+        fully_sharded,
+        other,
+        pipeline,
+        tensor_parallel,
+    )
+    from stepscope.explain.strategies.evidence import gather_evidence
+
     evidence = gather_evidence(trace, work, calls, rows, pace, folder)
     free = np.asarray(evidence.step >= 0)
     found: list[RankStrategy] = []
-    for strategy in _ALL:
+    for strategy in (pipeline, fully_sharded, tensor_parallel, data_parallel, other):
         record, mine = strategy.find(evidence, free)
         if record is not None:
             found.append(record)

@@ -1,32 +1,14 @@
 """What could be changed, one file a what-if; a what-if's name is its file's.
 
 Each file has `HELP` and `apply(scene, value) -> Outcome`, which raises Refused where there is
-nothing to change or the trace does not tell enough.
+nothing to change or the trace does not tell enough. A file is imported when it is asked for.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from stepscope.predict.whatifs import (
-    accumulate,
-    bandwidth,
-    batch,
-    bucket_mb,
-    checkpoint,
-    cuda_graphs,
-    latency,
-    no_data_wait,
-    no_straggler,
-    no_sync,
-    optimizer,
-    precision,
-    remove,
-    scale,
-    workers,
-    zero,
-)
-from stepscope.predict.whatifs import compile as compile_
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,31 +17,43 @@ if TYPE_CHECKING:
     from stepscope.predict.whatifs.outcome import Outcome
 
     Apply = Callable[[Scene, str], Outcome]
+    HELP: dict[str, str]
 
-_ALL = (
-    precision,
-    optimizer,
-    cuda_graphs,
-    compile_,
-    batch,
-    accumulate,
-    checkpoint,
-    no_sync,
-    no_data_wait,
-    remove,
-    scale,
-    workers,
-    zero,
-    bucket_mb,
-    bandwidth,
-    latency,
-    no_straggler,
+_NAMES = (
+    "precision",
+    "optimizer",
+    "cuda-graphs",
+    "compile",
+    "batch",
+    "accumulate",
+    "checkpoint",
+    "no-sync",
+    "no-data-wait",
+    "remove",
+    "scale",
+    "workers",
+    "zero",
+    "bucket-mb",
+    "bandwidth",
+    "latency",
+    "no-straggler",
 )
 
 
-def _name(module: object) -> str:
-    return getattr(module, "__name__", "").rpartition(".")[2].replace("_", "-")
+def _file(name: str) -> Any:
+    return import_module(f"{__name__}.{name.replace('-', '_')}")
 
 
-WHATIFS: dict[str, Apply] = {_name(module): module.apply for module in _ALL}
-HELP: dict[str, str] = {_name(module): module.HELP for module in _ALL}
+def _apply(name: str, scene: Scene, value: str) -> Outcome:
+    outcome: Outcome = _file(name).apply(scene, value)
+    return outcome
+
+
+WHATIFS: dict[str, Apply] = {name: partial(_apply, name) for name in _NAMES}
+WITHOUT_VALUE = frozenset(("compile", "cuda-graphs", "no-sync", "no-data-wait", "no-straggler"))
+
+
+def __getattr__(name: str) -> Any:
+    if name != "HELP":
+        raise AttributeError(name)
+    return {each: _file(each).HELP for each in _NAMES}

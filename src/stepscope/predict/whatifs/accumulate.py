@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stepscope.predict.scene import Scene
 
 HELP = "so many micro-batches for one optimizer step"
+_MOST_CALLS = 1_000_000  # a step with more is not replayed
 
 
 def apply(scene: Scene, value: str) -> Outcome:
@@ -28,6 +29,12 @@ def apply(scene: Scene, value: str) -> Outcome:
     stepping = graph.calls.phase == Phase.OPTIMIZER
     if not stepping.any():
         raise Refused("accumulate: the trace shows no optimizer step")
+    if times * len(graph.calls) > _MOST_CALLS:
+        most = max(2, _MOST_CALLS // len(graph.calls))
+        raise Refused(
+            f"accumulate={value}: {len(graph.calls)} calls so many times are not replayed; "
+            f"{most} micro-batches are, and more take as long for a sample"
+        )
     passes = np.flatnonzero(~stepping)
     order = np.concatenate([*[passes] * times, np.flatnonzero(stepping)])
     calls = Calls(
@@ -53,5 +60,7 @@ def apply(scene: Scene, value: str) -> Outcome:
             "gradients are added up in place (zero_grad once)",
         ),
         spread=0.05,
+        doubt=0.03,  # gradients that are added to, not written
         samples=float(times),
+        repeats=float(times),
     )

@@ -75,20 +75,14 @@ def scaling_tasks(scene: Scene) -> Flags:
     in_pass = (phase == Phase.FORWARD) | (phase == Phase.BACKWARD) | (phase == Phase.DATA)
     known = set(scene.parameters.shapes) if scene.parameters else set()
     known |= {shape[::-1] for shape in known}
-    host, strings = scene.trace.host, scene.trace.strings
-    only_parameters: dict[int, bool] = {}
-    out = np.zeros(len(phase), np.bool_)
-    for task, row in enumerate(scene.operators.row.tolist()):
-        if not in_pass[task]:
-            continue
-        code = int(host.shapes[row]) if row >= 0 else -1
-        if code < 0:
-            out[task] = True
-            continue
-        if code not in only_parameters:
-            only_parameters[code] = _all_in(strings[code], known)
-        out[task] = not only_parameters[code]
-    return out
+    row, strings = scene.operators.row, scene.trace.strings
+    codes = np.full(len(row), -1, np.int32)
+    told = in_pass & (row >= 0)
+    codes[told] = scene.trace.host.shapes[row[told]]
+    distinct, of = np.unique(codes, return_inverse=True)
+    others = [code < 0 or not _all_in(strings[code], known) for code in distinct.tolist()]
+    found: Flags = in_pass & np.array(others, np.bool_)[of.reshape(-1)]
+    return found
 
 
 def _all_in(text: str, known: set[tuple[int, ...]]) -> bool:

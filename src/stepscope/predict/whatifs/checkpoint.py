@@ -10,6 +10,7 @@ from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.predict.edit import Selection, insert, remove, scale_calls
 from stepscope.predict.peaks import peak_with_checkpoints
 from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Ints, StepGraph
@@ -43,7 +44,7 @@ def _none(scene: Scene) -> Outcome:
     calls = (launched > 0) & (hit == launched)
     saved = float(graph.tasks.dur_ns[again].sum())
     new = remove(graph, Selection(calls=calls, tasks=again))
-    blocks = _repetitions(scene)
+    blocks = repetitions(scene)
     new = _host_less(new, Phase.FORWARD, blocks * _FORWARD_NS)
     new = _host_less(new, Phase.BACKWARD, blocks * _BACKWARD_NS)
     return Outcome(
@@ -74,7 +75,7 @@ def _blocks(scene: Scene) -> Outcome:
     place = backward[np.linspace(0, len(backward) - 1, len(inside)).astype(int)]
     order = np.arange(len(inside))[::-1]
     stream = int(tasks.stream[0]) if len(tasks) else 0
-    blocks = _repetitions(scene)
+    blocks = repetitions(scene)
     new = insert(
         graph,
         place.astype(np.int32),
@@ -114,7 +115,7 @@ def _inside_blocks(scene: Scene) -> tuple[int, int]:
     return int(mine.min()), int(mine.max())
 
 
-def _repetitions(scene: Scene) -> int:
+def repetitions(scene: Scene) -> int:
     """How many blocks: some products run twice in each of them."""
     _, counts = _repeated(scene)
     return int(counts.min()) if len(counts) else 1
@@ -124,7 +125,7 @@ def _repeated(scene: Scene) -> tuple[list[Ints], Ints]:
     """The operators of every product that runs at least half as often as the commonest, and how
     often."""
     of, host = scene.operators, scene.trace.host
-    rows = np.unique(of.row[(of.flops > 0) & (scene.task_phase == Phase.FORWARD)])
+    rows = distinct(of.row[(of.flops > 0) & (scene.task_phase == Phase.FORWARD)])
     if not len(rows):
         return [], np.zeros(0, np.int32)
     key = host.name[rows].astype(np.int64) << 32 | host.shapes[rows].astype(np.int64)

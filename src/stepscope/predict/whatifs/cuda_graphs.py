@@ -12,6 +12,7 @@ from stepscope.explain import intervals
 from stepscope.explain.replay.graph import CallKind, Calls
 from stepscope.explain.work import Kind
 from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
+from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Tasks
@@ -74,7 +75,7 @@ def _in_a_row(scene: Scene) -> Tasks:
     """
     tasks = scene.graph.tasks
     compute = tasks.kind == Kind.COMPUTE
-    streams = np.unique(tasks.stream[compute])
+    streams = distinct(tasks.stream[compute])
     if len(streams) < 2:
         return tasks
     work = scene.work

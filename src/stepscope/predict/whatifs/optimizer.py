@@ -90,12 +90,13 @@ def apply(scene: Scene, value: str) -> Outcome:
     # The new calls stand before the first old one and have its phase.
     chosen = np.concatenate((stepping[: place[0]], np.zeros(count, np.bool_), stepping[place[0] :]))
     graph = remove(graph, Selection(calls=chosen, tasks=chosen[graph.tasks.call]))
+    on_device = f", {device / 1e6:.2f} -> {device_new / 1e6:.2f} ms of the device"
     return Outcome(
         scene=changed(scene, graph),
         assumptions=(
             f"{now} -> {value} for {parameters.tensors} tensors of {parameters.elements:,} "
-            f"parameters: {host / 1e6:.2f} -> {host_new / 1e6:.2f} ms of the host, "
-            f"{device / 1e6:.2f} -> {device_new / 1e6:.2f} ms of the device",
+            f"parameters: {host / 1e6:.2f} -> {host_new / 1e6:.2f} ms of the host"
+            f"{'' if scene.on_host else on_device}",
             "as an Adam of this kind does; other optimizers move other bytes",
         ),
         spread=0.2,

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from stepscope.predict.scene import look_at_tasks
-
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import StepGraph
     from stepscope.predict.scene import Scene
@@ -32,10 +30,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     spread: float
     doubt: float = 0.0  # of the logarithm of the whole step, where the what-if knows it itself
     samples: float = 1.0  # a step's samples, times this
+    repeats: float = 1.0  # so often the same work: that much longer adds no doubt
     peak: Peak | None = None
 
 
 def changed(scene: Scene, graph: StepGraph) -> Scene:
-    """The scene with another graph, its tasks looked at again."""
-    operators = look_at_tasks(scene.trace, graph, scene.costs, on_host=scene.on_host)
-    return replace(scene, graph=graph, operators=operators)
+    """The scene with another graph, whose tasks are looked at anew."""
+    return replace(scene, graph=graph)

@@ -17,10 +17,12 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.explain.flops import DTYPES
 from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.predict.edit import insert
 from stepscope.predict.kernels import FLOOR_NS, Family, copy_ns, roofline_ns
 from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Flags, Floats, StepGraph
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from stepscope.records.efficiency import Ceilings
 
 HELP = "matrix products in tf32, bf16, fp16 (autocast) or fp8"
+_DTYPES = (*DTYPES, "")  # of code -1 nobody knows which
 VALUES = ("tf32", "bf16", "fp16", "fp8")
 _WIDER = {"tf32": ("fp32",), "bf16": ("fp32", "tf32"), "fp16": ("fp32", "tf32")}
 _WIDER["fp8"] = ("fp32", "tf32", "bf16", "fp16")
@@ -58,7 +61,7 @@ def apply(scene: Scene, value: str) -> Outcome:
     if ceilings is None or value not in ceilings.flops:
         device = ceilings.device if ceilings else scene.trace.device_name or "this device"
         raise Refused(f"precision={value}: no {value} rate is known for {device}")
-    wide = np.array([dtype in _WIDER[value] for dtype in scene.operators.dtype], np.bool_)
+    wide = np.array([dtype in _WIDER[value] for dtype in _DTYPES])[scene.operators.dtype]
     product = wide & (scene.operators.flops > 0)
     thin = _depthwise(scene)
     product &= ~thin
@@ -88,8 +91,8 @@ def _depthwise(scene: Scene) -> Flags:
     out = np.zeros(len(scene.operators.row), np.bool_)
     mine = np.flatnonzero(scene.operators.family == Family.CONVOLUTION)
     codes = host.shapes[scene.operators.row[mine]]
-    distinct, of = np.unique(codes, return_inverse=True)
-    found = [code >= 0 and _few_channels(_shapes(strings[code])) for code in distinct.tolist()]
+    told, of = np.unique(codes, return_inverse=True)
+    found = [code >= 0 and _few_channels(_shapes(strings[code])) for code in told.tolist()]
     out[mine] = np.array(found, np.bool_)[of.reshape(-1)]
     return out
 
@@ -110,7 +113,8 @@ def _faster_products(scene: Scene, product: Flags, dtype: str, ceilings: Ceiling
     half = 0.5 if dtype != "tf32" else 1.0
     backward = scene.task_phase == Phase.BACKWARD
     # No product gains more than the peak does.
-    most = np.array([ceilings.flops[dtype] / ceilings.flops.get(each, 1.0) for each in of.dtype])
+    gains = [ceilings.flops[dtype] / ceilings.flops.get(each, 1.0) for each in _DTYPES]
+    most = np.array(gains)[of.dtype]
     for family in (Family.MATMUL, Family.ATTENTION, Family.CONVOLUTION, Family.RECURRENT):
         for way in (False, True):
             mine = product & (of.family == family) & (backward == way)
@@ -136,14 +140,10 @@ def _halved(scene: Scene) -> Flags:
     work, or, where norms give fp32 back and with them what is added up along the blocks, only what
     follows a product."""
     phase = scene.task_phase
-    names = scene.names()
-    fp32 = any(_NORM.search(name) for name in set(names))
-    stays = [
-        bool(_STAYS_FP32.search(name)) or (fp32 and not _ACTIVATION.search(name)) for name in names
-    ]
-    found: Flags = ~np.array(stays, np.bool_) & (
-        (phase == Phase.FORWARD) | (phase == Phase.BACKWARD)
-    )
+    stays = scene.named(_STAYS_FP32.search)
+    if scene.named(_NORM.search).any():
+        stays |= ~scene.named(_ACTIVATION.search)
+    found: Flags = ~stays & ((phase == Phase.FORWARD) | (phase == Phase.BACKWARD))
     return found
 
 
@@ -153,7 +153,7 @@ def _narrower(scene: Scene, graph: StepGraph, narrow: Flags) -> StepGraph:
     dur = np.where(narrow, shorter, dur)
     # cuDNN has no batch norm from bf16 to fp32 statistics; PyTorch's own takes this much longer.
     for name, slower in _OWN_BATCH_NORM.items():
-        dur = np.where([each == name for each in scene.names()], slower * dur, dur)
+        dur = np.where(scene.named(name.__eq__), slower * dur, dur)
     return replace(graph, tasks=replace(graph.tasks, dur_ns=dur))
 
 
@@ -191,39 +191,43 @@ def _autocast_ns(scene: Scene, product: Flags) -> float:
     forward = product & (scene.task_phase == Phase.FORWARD)
     convolution = of.family == Family.CONVOLUTION
     launches = max(1, int((graph.calls.kind == CallKind.LAUNCH).sum()))
-    costs = _PRODUCT_HOST * len(np.unique(of.row[forward & ~convolution]))
-    costs += _CONVOLUTION_HOST * len(np.unique(of.row[forward & convolution]))
+    costs = _PRODUCT_HOST * len(distinct(of.row[forward & ~convolution]))
+    costs += _CONVOLUTION_HOST * len(distinct(of.row[forward & convolution]))
     return costs * graph.host_ns / launches
 
 
 def _cast_elements(scene: Scene) -> Floats:
     """Of every tensor that autocast would cast on the way forward: weights and biases of products,
     what norms give to products, and what a loss takes."""
-    host, strings = scene.trace.host, scene.trace.strings
+    host, strings, of = scene.trace.host, scene.trace.strings, scene.operators
+    forward = np.flatnonzero((of.row >= 0) & (scene.task_phase == Phase.FORWARD))
+    _, first = np.unique(of.row[forward], return_index=True)
+    tasks = forward[np.sort(first)]  # an operator's first, in the step's order
+    rows = of.row[tasks]
+    product = np.isin(of.family[tasks], (Family.MATMUL, Family.CONVOLUTION))
+    weights = {_squeezed(s) for s in set(scene.parameters.shapes)} if scene.parameters else set()
+    known: dict[tuple[int, int, bool], list[float]] = {}
     out: list[float] = []
-    seen: set[int] = set()
-    for row, family, phase in zip(
-        scene.operators.row.tolist(),
-        scene.operators.family.tolist(),
-        scene.task_phase.tolist(),
-        strict=True,
+    for key in zip(
+        host.name[rows].tolist(), host.shapes[rows].tolist(), product.tolist(), strict=True
     ):
-        if row < 0 or row in seen or phase != Phase.FORWARD:
-            continue
-        seen.add(row)
-        name = strings[host.name[row]]
-        shapes = _shapes(strings[host.shapes[row]]) if host.shapes[row] >= 0 else []
-        if family in (Family.MATMUL, Family.CONVOLUTION):
-            out += _weights(scene, shapes)
-        elif (_NORM.search(name) or _LOSS.search(name)) and shapes:
-            out.append(math.prod(shapes[0]))
+        if key not in known:
+            name, shapes, multiplies = key
+            told = _shapes(strings[shapes]) if shapes >= 0 else []
+            known[key] = _weights(told, weights) if multiplies else _given_to(strings[name], told)
+        out += known[key]
     return np.array(out, np.float64)
 
 
-def _weights(scene: Scene, shapes: list[tuple[int, ...]]) -> list[float]:
+def _given_to(name: str, shapes: list[tuple[int, ...]]) -> list[float]:
+    """What a norm or a loss takes."""
+    meant = shapes and (_NORM.search(name) or _LOSS.search(name))
+    return [float(math.prod(shapes[0]))] if meant else []
+
+
+def _weights(shapes: list[tuple[int, ...]], known: set[tuple[int, ...]]) -> list[float]:
     """The inputs that are parameters: also transposed, as linear layers give them, and with a
     dimension of one more, as convolutions along time do."""
-    known = {_squeezed(s) for s in scene.parameters.shapes} if scene.parameters else set()
     told = [(_squeezed(s), _squeezed(s[::-1])) for s in shapes if s]
     return [float(math.prod(s)) for s, turned in told if s in known or turned in known]
 

@@ -29,12 +29,15 @@ def apply(scene: Scene, value: str) -> Outcome:
     if not chosen.tasks.any() and not chosen.calls.any() and saved <= 0:
         raise Refused(f"remove={value}: no kernel, operator or annotation has such a name")
     tasks = float(scene.graph.tasks.dur_ns[chosen.tasks].sum())
+    told = (
+        f"{int(chosen.tasks.sum())} tasks ({tasks / 1e6:.2f} ms) and "
+        f"{int(chosen.calls.sum())} calls removed with the host's time that led to them"
+    )
+    if not chosen.calls.any():
+        told = f"{saved / 1e6:.3g} ms of the host's time removed; no call or kernel has such a name"
     return Outcome(
         scene=changed(scene, edit.remove(graph, chosen)),
-        assumptions=(
-            f"{int(chosen.tasks.sum())} tasks ({tasks / 1e6:.2f} ms) and "
-            f"{int(chosen.calls.sum())} calls removed with the host's time that led to them",
-        ),
+        assumptions=(told,),
         spread=0.03,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,7 +98,23 @@ def _split(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     a, b = words[:place], words[place + 1 :]
     if not a or not b:
         raise UsageError(f"there is no command {'before' if not a else 'behind'} {_BETWEEN}")
+    for command in (a, b):
+        _check_command(command)
     return a, b
+
+
+def _check_command(command: tuple[str, ...]) -> None:
+    """Before the other one has run for nothing."""
+    from shutil import which
+
+    word = command[0]
+    if which(word) is not None:
+        return
+    if re.match(r"[A-Za-z_]\w*=", word):
+        raise UsageError(
+            f"{word}: no such command; to set a variable for one of them: env {shlex.join(command)}"
+        )
+    raise UsageError(f"{word}: no such command")
 
 
 def _claim(out: Path | None) -> Path:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from stepscope.explain.engines import Engine, EngineName
     from stepscope.explain.file import Also
+    from stepscope.explain.groundwork import Groundwork
     from stepscope.records.explanation import Explanation, RankExplanation
-    from stepscope.records.trace import Trace
     from stepscope.ui.advice import Foresight
     from stepscope.ui.html.picture import RankPicture
 
@@ -160,12 +160,12 @@ def _drawing(html: Path | None) -> Also | None:
     return draw_rank
 
 
-def _look_ahead(trace: Trace, rank: RankExplanation, *, draw: Also | None) -> _Look:
+def _look_ahead(ground: Groundwork, rank: RankExplanation, *, draw: Also | None) -> _Look:
     """Of a single rank, while its trace is here: its picture, and what changes would buy."""
     from stepscope.ui.advice import foresee
 
-    picture = draw(trace, rank) if draw else None
-    return _Look(picture, foresee(trace, rank, draw=draw is not None))
+    picture = draw(ground.trace, rank) if draw else None
+    return _Look(picture, foresee(ground.trace, rank, draw=draw is not None, ground=ground))
 
 
 class _Look(NamedTuple):

@@ -18,7 +18,7 @@ def command(as_json: bool, every_host: bool, top: int) -> None:
 
     `whatif` writes promises down, `compare` and `ab` answer them. Nothing leaves this machine.
     """
-    from stepscope.verify.record_file import record_folder
+    from stepscope.verify.record_file import count_unread, record_folder
     from stepscope.verify.track_record import history, summarise
 
     kept = history(every_host=every_host)
@@ -28,9 +28,9 @@ def command(as_json: bool, every_host: bool, top: int) -> None:
 
         from stepscope.ui.record import record_json
 
-        sys.stdout.write(msgspec.json.encode(record_json(kept, rows, record_folder())).decode())
-        sys.stdout.write("\n")
+        body = record_json(kept, rows, record_folder(), count_unread())
+        sys.stdout.write(msgspec.json.encode(body).decode() + "\n")
         return
     from stepscope.ui.terminal.record import print_record
 
-    print_record(kept, rows, record_folder(), top=top)
+    print_record(kept, rows, record_folder(), top=top, unread=count_unread())

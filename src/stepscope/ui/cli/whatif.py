@@ -130,7 +130,7 @@ def _tell(
 
     before, raw = bench.predict([]), bench.predict(wanted)
     if not raw.applied:
-        raise NotCapturedError("; ".join(raw.refused))
+        raise NotCapturedError("; ".join(dict.fromkeys(raw.refused)))
     raw = replace(raw, settings=raw.applied)
     after = adjusted(raw, history())
     promise = _remember(raw, bench, path) if keep else None
@@ -150,6 +150,7 @@ def _tell(
         headline=headline(rank, before, about),
         why=why(before, after, on_host=bench.scene.on_host),
         next_=_next(after, promise),
+        on_host=bench.scene.on_host,
     )
 
 
@@ -173,6 +174,7 @@ def _try(bench: Bench, rank: RankExplanation, about: str, *, path: str, as_json:
         headline=headline(rank, tried.before, about),
         why=why(tried.before, tried.predictions[0], on_host=bench.scene.on_host),
         next_=_ask(tried, path),
+        on_host=bench.scene.on_host,
     )
 
 

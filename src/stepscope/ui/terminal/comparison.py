@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.ui.comparison import interval, percent, promise_words, words_of
+from stepscope.ui.comparison import interval, milliseconds, percent, promise_words, words_of
 from stepscope.ui.terminal.explanation import make_console
-from stepscope.ui.terminal.tables import titled_table
+from stepscope.ui.terminal.tables import fitting_table, titled_table
 from stepscope.ui.words import PARTS, short_kernel, size
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from stepscope.records.comparison import Comparison, MovedName
+    from stepscope.ui.terminal.tables import Row
 
 _STYLES = {"faster": "bold green", "slower": "bold red", "no difference seen": "bold"}
 _MARGIN = 0.15  # of the picture, left and right of what is drawn
@@ -76,8 +77,8 @@ def _sections(comparison: Comparison, top: int, width: int) -> list[RenderableTy
         out += [_budget_title(comparison), _budget(comparison), Text()]
     for table in (
         _runs(comparison, width),
-        _phases(comparison),
-        _names("kernels", comparison.kernels, comparison.a_ms, top, width),
+        _phases(comparison, width),
+        _names("kernels", _kernels(comparison), comparison.a_ms, top, width),
         _names("operators", comparison.operators, comparison.a_ms, top, width),
         _config(comparison, width),
     ):
@@ -99,7 +100,7 @@ def _words(comparison: Comparison) -> Table:
         slow = comparison.slow_steps
         grid.add_row(
             "slow steps",
-            f"95th percentile {slow.a_ms:.2f} -> {slow.b_ms:.2f} ms, "
+            f"95th percentile {milliseconds(slow.a_ms)} -> {milliseconds(slow.b_ms)} ms, "
             f"{percent(slow.change, sign=True)} ({interval(slow.low, slow.high)})",
         )
     if comparison.a_peak_bytes is not None and comparison.b_peak_bytes is not None:
@@ -135,7 +136,7 @@ def _runs(comparison: Comparison, width: int) -> Table | None:
             rank = f" rank {run.rank}" if run.rank is not None else ""
             table.add_row(
                 name,
-                f"{run.median_ms:.2f} ms",
+                f"{milliseconds(run.median_ms)} ms",
                 str(run.steps),
                 f"{run.effective_steps:.0f}",
                 str(run.warm_up) if run.warm_up else "",
@@ -168,27 +169,16 @@ def _budget(comparison: Comparison) -> Table:
     return table
 
 
-def _phases(comparison: Comparison) -> Table:
-    table = titled_table(
-        "phases on the host",
-        ("phase", "l"),
-        ("A", "r"),
-        ("B", "r"),
-        ("change", "r"),
-        (f"{comparison.confidence:.0%} interval", "r"),
-        ("", "l"),
-    )
+def _phases(comparison: Comparison, width: int) -> Table:
+    columns = [("phase", "l"), ("A", "r"), ("B", "r"), ("change", "r")]
+    columns += [(f"{comparison.confidence:.0%} interval", "r"), ("", "l")]
+    rows: list[Row] = []
     for row in comparison.phases:
         moved = not row.low_ms <= 0 <= row.high_ms
-        table.add_row(
-            row.id,
-            f"{row.a_ms:.2f} ms",
-            f"{row.b_ms:.2f} ms",
-            f"{row.change_ms:+.2f} ms",
-            f"{row.low_ms:+.2f} to {row.high_ms:+.2f} ms",
-            "moved" if moved else "",
-        )
-    return table
+        numbers = [f"{row.a_ms:.2f}", f"{row.b_ms:.2f}", f"{row.change_ms:+.2f}"]
+        between = f"{row.low_ms:+.2f} to {row.high_ms:+.2f}"
+        rows.append(([row.id, *numbers, between, "moved" if moved else ""], None))
+    return fitting_table("phases on the host, ms", columns, rows, width=width, spare=("B", "A"))
 
 
 def _names(title: str, rows: tuple[MovedName, ...], step_ms: float, top: int, width: int) -> Table:
@@ -211,6 +201,13 @@ def _names(title: str, rows: tuple[MovedName, ...], step_ms: float, top: int, wi
     return table
 
 
+def _kernels(comparison: Comparison) -> tuple[MovedName, ...]:
+    """None where they are the operators once more: on a CPU."""
+    names = {row.name for row in comparison.operators}
+    mine = [row.name for row in comparison.kernels]
+    return () if mine and names.issuperset(mine) else comparison.kernels
+
+
 def _calls(row: MovedName) -> str:
     a, b = (f"{calls:.4g}" if calls else "0" for calls in (row.a_calls, row.b_calls))
     return a if a == b else f"{a} -> {b}"
@@ -220,14 +217,32 @@ def _config(comparison: Comparison, width: int) -> Table:
     table = titled_table("what else differs", ("", "l"), ("A", "l"), ("B", "l"))
     room = max(16, (width - 24) // 2)
     for row in comparison.config:
-        table.add_row(
-            row.name.replace("_", " "), _middle(row.a or "-", room), _middle(row.b or "-", room)
-        )
+        a, b = row.a or "-", row.b or "-"
+        if max(len(a), len(b)) > room:
+            a, b = _without_common(a, b)
+        table.add_row(row.name.replace("_", " "), _middle(a, room), _middle(b, room))
     return table
 
 
+def _without_common(a: str, b: str) -> tuple[str, str]:
+    """Only the words that differ, where both are too long: what is alike at the ends goes."""
+    ours, theirs = a.split(), b.split()
+    shorter = min(len(ours), len(theirs))
+    front = 0
+    while front < shorter and ours[front] == theirs[front]:
+        front += 1
+    back = 0
+    while back < shorter - front and ours[-1 - back] == theirs[-1 - back]:
+        back += 1
+    first, second = (
+        " ".join(["…"] * bool(front) + side[front : len(side) - back] + ["…"] * bool(back))
+        for side in (ours, theirs)
+    )
+    return first, second
+
+
 def _middle(text: str, room: int) -> str:
-    """Both ends: what differs in a command is mostly at its end."""
+    """Both ends: what differs in a word is mostly at its end."""
     if len(text) <= room:
         return text
     front = room // 3

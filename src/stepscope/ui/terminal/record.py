@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from stepscope.ui.comparison import percent
-from stepscope.ui.record import words_of
+from stepscope.ui.record import unread_words, words_of
 from stepscope.ui.terminal.explanation import make_console
-from stepscope.ui.terminal.tables import titled_table
+from stepscope.ui.terminal.tables import fitting_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +29,7 @@ def print_record(
     folder: Path,
     *,
     top: int,
+    unread: int = 0,
     width: int | None = None,
 ) -> None:
     """Everything, to stdout."""
@@ -43,55 +44,59 @@ def print_record(
     console.print(grid)
     console.print()
     if rows:
-        console.print(_summaries(rows))
+        console.print(_summaries(rows, console.width))
         console.print()
-        console.print(_promises(kept, top))
+        console.print(_promises(kept, top, console.width))
         console.print()
+    if unread:
+        console.print(Text(f"note  {unread_words(unread)}", style="bright_black"))
     console.print(Text.assemble("record  ", (str(folder), "bold")), soft_wrap=True)
 
 
-def _summaries(rows: Sequence[Summary]) -> Table:
-    table = titled_table(
-        "promised against delivered",
-        ("what-if", "l"),
-        ("promised", "r"),
-        ("delivered", "r"),
-        ("median error", "r"),
-        ("bias", "r"),
-        ("inside", "r"),
-    )
-    for row in rows:
-        table.add_row(
+def _summaries(rows: Sequence[Summary], width: int) -> Table:
+    columns = [("what-if", "l"), ("promised", "r"), ("delivered", "r"), ("median error", "r")]
+    columns += [("bias", "r"), ("inside", "r")]
+    cells = [
+        [
             row.name,
             str(row.promised),
             str(row.delivered),
             _DASH if row.median_error is None else percent(row.median_error),
             _DASH if row.median_bias is None else percent(row.median_bias, sign=True),
             _DASH if row.inside is None else f"{row.inside:.0%}",
-        )
-    return table
-
-
-def _promises(kept: Sequence[Kept], top: int) -> Table:
-    table = titled_table(
-        "newest promises",
-        ("id", "l"),
-        ("when", "l"),
-        ("what-if", "l"),
-        ("before", "r"),
-        ("promised", "r"),
-        ("delivered", "r"),
-        ("error", "r"),
+        ]
+        for row in rows
+    ]
+    return fitting_table(
+        "promised against delivered",
+        columns,
+        [(each, None) for each in cells],
+        width=width,
+        spare=("bias",),
     )
-    for each in sorted(kept, key=lambda each: -each.promise.when_unix)[:top]:
-        promise, delivered, error = each.promise, each.delivered_ms, each.error
-        table.add_row(
-            promise.id,
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(promise.when_unix)),
-            promise.words,
-            f"{promise.baseline_ms:.2f} ms",
-            f"{promise.predicted_ms:.2f} ({promise.low_ms:.2f} to {promise.high_ms:.2f})",
-            "open" if delivered is None else f"{delivered:.2f} ms",
-            _DASH if error is None else percent(error, sign=True),
-        )
-    return table
+
+
+def _promises(kept: Sequence[Kept], top: int, width: int) -> Table:
+    columns = [("id", "l"), ("when", "l"), ("what-if", "l"), ("before", "r"), ("promised", "r")]
+    columns += [("delivered", "r"), ("error", "r")]
+    newest = sorted(kept, key=lambda each: -each.promise.when_unix)[:top]
+    return fitting_table(
+        "newest promises",
+        columns,
+        [(_cells(each), None) for each in newest],
+        width=width,
+        spare=("when", "before", "error"),
+    )
+
+
+def _cells(kept: Kept) -> list[str]:
+    promise, delivered, error = kept.promise, kept.delivered_ms, kept.error
+    return [
+        promise.id,
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(promise.when_unix)),
+        promise.words,
+        f"{promise.baseline_ms:.2f} ms",
+        f"{promise.predicted_ms:.2f} ({promise.low_ms:.2f} to {promise.high_ms:.2f})",
+        "open" if delivered is None else f"{delivered:.2f} ms",
+        _DASH if error is None else percent(error, sign=True),
+    ]

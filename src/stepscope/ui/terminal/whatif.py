@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepscope.ui.terminal.explanation import make_console
-from stepscope.ui.terminal.tables import titled_table
+from stepscope.ui.terminal.tables import fitting_table
 from stepscope.ui.whatif import (
     decides,
     figures,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from stepscope.records.prediction import Prediction
+    from stepscope.ui.terminal.tables import Row
     from stepscope.ui.whatif import Tried
 
 _STYLES = {"faster": "bold green", "slower": "bold red", "no difference": "bold yellow"}
@@ -37,6 +38,7 @@ def print_prediction(
     headline: str,
     why: str,
     next_: str,
+    on_host: bool = False,
     width: int | None = None,
 ) -> None:
     """One or several changes together."""
@@ -45,14 +47,20 @@ def print_prediction(
     console.print()
     console.print(_sentences(verdict(after), why, next_, _STYLES[judge(after)]))
     console.print()
-    console.print(_beside(before, [after]))
+    console.print(_beside(before, [after], console.width, on_host=on_host))
     for section in _said(after.assumptions, after.refused):
         console.print()
         console.print(section)
 
 
 def print_tried(
-    tried: Tried, *, headline: str, why: str, next_: str, width: int | None = None
+    tried: Tried,
+    *,
+    headline: str,
+    why: str,
+    next_: str,
+    on_host: bool = False,
+    width: int | None = None,
 ) -> None:
     """Several changes, one at a time, the best first."""
     console = make_console(width)
@@ -64,7 +72,7 @@ def print_tried(
     style = _STYLES["faster" if worth else "no difference"]
     console.print(_sentences(words, why, next_, style))
     console.print()
-    console.print(_beside(tried.before, tried.predictions))
+    console.print(_beside(tried.before, tried.predictions, console.width, on_host=on_host))
     for section in _said((), tried.refused):
         console.print()
         console.print(section)
@@ -80,29 +88,38 @@ def _sentences(verdict_: str, why_: str, next_: str, style: str) -> Table:
     return grid
 
 
-def _beside(before: Prediction, changed: Sequence[Prediction]) -> Table:
+def _beside(
+    before: Prediction, changed: Sequence[Prediction], width: int, *, on_host: bool
+) -> Table:
     """No change first: what a prediction has to be better than."""
-    columns = [("", "l"), ("step", "r"), ("95%", "r"), ("samples/s", "r"), ("host", "r")]
-    columns += [("device", "r"), ("decides", "l")]
+    columns = [("", "l"), ("step", "r"), ("95%", "r"), ("samples/s", "r")]
+    if not on_host:
+        columns += [("host", "r"), ("device", "r"), ("decides", "l")]
     with_memory = any(each.peak_bytes is not None for each in (before, *changed))
     if with_memory:
         columns.append(("peak memory", "r"))
-    table = titled_table("one change at a time" if len(changed) > 1 else "the step", *columns)
+    rows: list[Row] = []
     for prediction in (before, *changed):
         cells = [
             _name(prediction),
             f"{figures(prediction.predicted_ms)} ms",
             interval(prediction.low_ms, prediction.high_ms),
             f"{prediction.throughput_factor:.2f}x",
-            figures(prediction.host_ms),
-            figures(prediction.device_ms),
-            decides(prediction.predicted_ms, prediction.host_ms, prediction.device_ms),
         ]
+        if not on_host:
+            host, device = prediction.host_ms, prediction.device_ms
+            cells += [figures(host), figures(device)]
+            cells.append(decides(prediction.predicted_ms, host, device))
         if with_memory:
             cells.append(memory_words(prediction))
-        style = "bright_black" if prediction is before else None
-        table.add_row(*cells, style=style)
-    return table
+        rows.append((cells, "bright_black" if prediction is before else None))
+    return fitting_table(
+        "one change at a time" if len(changed) > 1 else "the step",
+        columns,
+        rows,
+        width=width,
+        spare=("host", "device", "decides", "peak memory"),
+    )
 
 
 def _name(prediction: Prediction) -> str:
@@ -113,7 +130,8 @@ def _name(prediction: Prediction) -> str:
 
 def _said(assumptions: Iterable[str], refused: Iterable[str]) -> list[RenderableType]:
     sections: list[RenderableType] = []
-    for title, lines in (("assumed", list(assumptions)), ("does not apply here", list(refused))):
+    told = (("assumed", assumptions), ("does not apply here", refused))
+    for title, lines in ((title, list(dict.fromkeys(lines))) for title, lines in told):
         if lines:
             grid = Table.grid(padding=(0, 1))
             grid.add_column(style="bright_black", no_wrap=True)

@@ -1,0 +1,163 @@
+"""What-ifs on steps written down event by event, so that every number can be worked out by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from explain.build import kernel, op, step, write
+from stepscope import read_trace
+from stepscope.predict.whatif import Bench
+from stepscope.predict.whatifs import WHATIFS
+from stepscope.predict.whatifs.optimizer import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+STEP_US, STEPS = 6000.0, 3
+IMAGES = [32, 96, 56, 56]
+Made = tuple[str, list[list[int]], float]  # operator, shapes, microseconds of its kernel
+# What follows a convolution's tensors: padding, stride, dilation, groups; of backward also sizes of
+# the bias, whether it is transposed, and what is asked for.
+ARGUMENTS = {
+    "aten::cudnn_convolution": ["[1, 1]", "[1, 1]", "[1, 1]", "1"],
+    "aten::convolution_backward": [
+        "", "[1, 1]", "[3, 3]", "[1, 1]", "False", "[0, 0]", "96", "[True, True, False]",
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Callable[..., Bench]:
+    def made(*operators: Made) -> Bench:
+        events: list[dict[str, Any]] = []
+        for number in range(STEPS):
+            at = number * STEP_US
+            events += step(number, start=at, dur=STEP_US)
+            for name, shapes, dur in operators:
+                more = ARGUMENTS.get(name, [])
+                events += op(
+                    name,
+                    start=at,
+                    dur=40,
+                    shapes=[*shapes, *([] for _ in more)],
+                    dtypes=["float"] * len(shapes) + ["ScalarList"] * len(more),
+                    concrete=[""] * len(shapes) + more,
+                )
+                events += kernel("k", start=at + 20, dur=dur, launched_at=at + 5, grid=[64, 1, 1])
+                at += 200 + dur
+        return Bench(read_trace(write(tmp_path / "made.json", events, device="NVIDIA H200")))
+
+    return made
+
+
+def us(bench: Bench, name: str, value: str) -> list[float]:
+    """Of every kernel of the trace, after the change."""
+    tasks = WHATIFS[name](bench.scene, value).scene.graph.tasks
+    found: list[float] = (tasks.dur_ns[tasks.row >= 0] / 1e3).tolist()
+    return found
+
+
+def test_a_product_is_as_fast_as_its_share_of_the_new_peak(bench: Callable[..., Bench]) -> None:
+    """4096^3 x 2 FLOPs at 0.8 of 989.5 TFLOP/s, behind a start of 3.5 us: 177.1 us."""
+    found = us(bench(("aten::mm", [[4096, 4096], [4096, 4096]], 1500)), "precision", "bf16")
+    assert found == pytest.approx([2 * 4096**3 / (0.8 * 989.5e12) * 1e6 + 3.5], rel=1e-3)
+
+
+def test_no_product_gains_more_than_the_peak(bench: Callable[..., Bench]) -> None:
+    """A hundredth of fp32's peak then is no more than a hundredth of bf16's."""
+    found = us(bench(("aten::mm", [[512, 512], [512, 512]], 600)), "precision", "bf16")
+    assert found == pytest.approx([600 * 67 / 989.5], rel=0.01)
+
+
+def test_a_depthwise_convolution_gains_nothing(bench: Callable[..., Bench]) -> None:
+    wide = ("aten::cudnn_convolution", [IMAGES, [96, 96, 3, 3]], 400.0)
+    deep = ("aten::cudnn_convolution", [IMAGES, [96, 1, 7, 7]], 300.0)
+    back = ("aten::convolution_backward", [IMAGES, IMAGES, [96, 1, 7, 7]], 900.0)
+    found = us(bench(wide, deep, back), "precision", "bf16")
+    assert found[0] < 200
+    assert found[1:] == pytest.approx([300, 900])
+
+
+def test_batch_norms_of_images_get_slower_and_activations_take_half(
+    bench: Callable[..., Bench],
+) -> None:
+    found = us(
+        bench(
+            ("aten::cudnn_convolution", [IMAGES, [96, 96, 3, 3]], 400.0),
+            ("aten::cudnn_batch_norm", [IMAGES, [96], [96]], 100.0),
+            ("aten::relu", [IMAGES], 102.0),
+        ),
+        "precision",
+        "bf16",
+    )
+    assert found[1:] == pytest.approx([145, 52])  # 2 us of a kernel are its start
+
+
+def test_where_layer_norms_give_fp32_back_sums_stay_as_they_are(
+    bench: Callable[..., Bench],
+) -> None:
+    words = [16, 512, 768]
+    found = us(
+        bench(
+            ("aten::mm", [[8192, 768], [768, 768]], 300.0),
+            ("aten::native_layer_norm", [words, [768], [768]], 50.0),
+            ("aten::add", [words, words], 100.0),
+            ("aten::gelu", [words], 102.0),
+        ),
+        "precision",
+        "bf16",
+    )
+    assert found[1:] == pytest.approx([50, 100, 52])
+
+
+def test_twice_the_batch_doubles_what_moves_bytes_and_fills_idle_cores_with_products(
+    bench: Callable[..., Bench],
+) -> None:
+    """64 blocks leave half of 132 multiprocessors idle: 128 take hardly longer."""
+    found = us(
+        bench(
+            ("aten::mm", [[512, 768], [768, 768]], 102.0),
+            ("aten::cudnn_batch_norm", [IMAGES, [96], [96]], 102.0),
+        ),
+        "batch",
+        "x2",
+    )
+    assert found == pytest.approx([2 + 100 * (128 / 132 + 0.4), 202], rel=1e-3)
+
+
+def test_a_cuda_graphs_kernels_are_a_microsecond_apart(bench: Callable[..., Bench]) -> None:
+    many = [("aten::relu", [IMAGES], 50.0)] * 5
+    graph = WHATIFS["cuda-graphs"](bench(*many).scene, "").scene.graph
+    assert graph.tasks.spacing_ns.tolist() == [1000.0] * 5
+    assert len(graph.calls) == 1
+
+
+def test_a_fused_optimizer_takes_so_much_of_the_hosts_time() -> None:
+    """Once a step and for each tensor, in microseconds."""
+    assert KINDS["foreach"].host_us(100) == 890 + 17 * 100
+    assert KINDS["fused"].host_us(100) / KINDS["foreach"].host_us(100) == pytest.approx(
+        0.413, abs=0.001
+    )
+    assert KINDS["fused"].host_us(100) / KINDS["loop"].host_us(100) == pytest.approx(
+        0.094, abs=0.001
+    )
+
+
+def test_blocks_are_counted_by_operators_not_kernels(bench: Callable[..., Bench]) -> None:
+    """Three blocks of two products; one runs twice in each."""
+    block = [("aten::mm", [[512, 768], [768, 3072]], 50.0)] * 2 + [
+        ("aten::mm", [[512, 3072], [3072, 768]], 50.0)
+    ]
+    from stepscope.predict.whatifs.checkpoint import repetitions
+
+    assert repetitions(bench(*block * 3).scene) == 3
+
+
+def test_what_was_not_changed_is_there_again(bench: Callable[..., Bench]) -> None:
+    found = bench(("aten::relu", [IMAGES], 50.0), ("aten::mm", [[64, 64], [64, 64]], 10.0))
+    same = WHATIFS["scale"](found.scene, ".*:1").scene.graph
+    assert np.array_equal(same.tasks.dur_ns, found.scene.graph.tasks.dur_ns)
