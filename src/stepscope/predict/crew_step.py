@@ -278,13 +278,13 @@ class Doubts(msgspec.Struct, frozen=True, kw_only=True):
 def find_doubts(bench: Bench) -> Doubts:
     base = bench.corrected
     return Doubts(
-        of_change=whatif._OF_CHANGE,
-        least=whatif._LEAST,
-        of_model=scale_out._OF_MODEL[bench.scene.on_host],
-        of_straggling=scale_out._OF_STRAGGLING,
-        of_host=whatif._spread(base),
+        of_change=whatif.OF_CHANGE,
+        least=whatif.LEAST,
+        of_model=scale_out.OF_MODEL[bench.scene.on_host],
+        of_straggling=scale_out.OF_STRAGGLING,
+        of_host=whatif.host_spread(base),
         lowest=base.low_ns / base.step_ns,
-        reached=scale_out._LEAST,
+        reached=scale_out.LEAST,
     )
 
 

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from stepscope.predict.transfers import Transfers
     from stepscope.predict.whatif import Bench
 
-_OF_STRAGGLING = 0.5  # of what the slowest adds, one standard deviation
-_OF_MODEL = {True: 0.06, False: 0.03}  # of the step, by whether compute and links share cores
-_LEAST = 0.98
+OF_STRAGGLING = 0.5  # of what the slowest adds, one standard deviation
+OF_MODEL = {True: 0.06, False: 0.03}  # of the step, by whether compute and links share cores
+LEAST = 0.98  # of what a worker takes by itself: links only add
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _MB = 1 << 20
 
@@ -95,7 +95,7 @@ def replan(scene: Scene, **wanted: Any) -> Outcome:
         size_bytes=planned.size_bytes,
         comm_ns=_comm_ns(graph),
         exposed_ns=max(0.0, step - without),
-        least_ns=_LEAST * min(step, own),
+        least_ns=LEAST * min(step, own),
         straggling=straggling,
     )
     told = replace(told, said=_about_exchange(plan, told, traced))
@@ -227,8 +227,8 @@ class _Planned:
         )
         link = math.log(max(high, 1.0) / max(low, 1.0)) / (2 * 1.96)
         usual = step_ns(self.step(transfers, 1.0)) if straggling != 1.0 else step_ns(graph)
-        slow = _OF_STRAGGLING * abs(math.log(max(step_ns(graph), 1.0) / max(usual, 1.0)))
-        return math.hypot(link, slow, _OF_MODEL[self.scene.on_host])
+        slow = OF_STRAGGLING * abs(math.log(max(step_ns(graph), 1.0) / max(usual, 1.0)))
+        return math.hypot(link, slow, OF_MODEL[self.scene.on_host])
 
 
 def _transfers(scene: Scene, plan: Plan, traced: Traced | None) -> Transfers | None:

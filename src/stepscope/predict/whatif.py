@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from stepscope.records.truth import Truth
 
 # Of a change twice as large the error is about twice as large.
-_OF_CHANGE = 0.08
+OF_CHANGE = 0.08
 _HIDDEN_HOST, _UNSEEN_HOST = 0.9, 0.1
-_LEAST = 0.01  # nobody knows a step better than this
+LEAST = 0.01  # nobody knows a step better than this
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +134,7 @@ class Bench:
             nothing = f"{setting}: nothing of the step would be left"
             return replace(trial, refused=(*trial.refused, nothing))
         moved = abs(math.log(max(after, 1.0) / max(trial.step_ns * outcome.repeats, 1.0)))
-        variance = (outcome.spread * min(1.0, moved)) ** 2 + (_OF_CHANGE * moved) ** 2
+        variance = (outcome.spread * min(1.0, moved)) ** 2 + (OF_CHANGE * moved) ** 2
         variance += outcome.doubt**2
         changes_peak = setting.name not in SAME_PEAK or setting.value.endswith(":strong")
         return Trial(
@@ -231,7 +231,7 @@ def _interval(
 ) -> tuple[float, float]:
     """The baseline's doubt where the host still decides, and the what-ifs' own."""
     doubt = _host_doubt(scene, base, predicted)
-    half = 1.96 * math.sqrt(doubt**2 + variance + _LEAST**2)
+    half = 1.96 * math.sqrt(doubt**2 + variance + LEAST**2)
     return predicted * math.exp(-half), predicted * math.exp(half)
 
 
@@ -241,16 +241,16 @@ def _half_of_speedup(before: Scene, trial: Trial, base: Corrected) -> float:
         _host_doubt(scene, base, step)
         for scene, step in ((before, base.step_ns), (trial.scene, trial.step_ns))
     )
-    return 1.96 * math.sqrt((now - then) ** 2 + trial.variance + _LEAST**2)
+    return 1.96 * math.sqrt((now - then) ** 2 + trial.variance + LEAST**2)
 
 
 def _host_doubt(scene: Scene, base: Corrected, step: float) -> float:
     if not step:
         return 0.0
-    return _spread(base) * min(1.0, max(0.0, scene.graph.host_ns / step)) ** 4
+    return host_spread(base) * min(1.0, max(0.0, scene.graph.host_ns / step)) ** 4
 
 
-def _spread(base: Corrected) -> float:
+def host_spread(base: Corrected) -> float:
     """Of the host's time. A step that the device decides does not show how fast its host is,
     unless the run told that by steps whose host ran ahead."""
     hidden = base.graph.host_ns < _HIDDEN_HOST * base.step_ns and not base.host_measured
