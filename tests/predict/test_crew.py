@@ -12,11 +12,14 @@ from ddp_steps import calibration, cpu_trace, ddp_trace, gpu_trace
 from msgspec.structs import replace
 
 from stepscope import read_trace
-from stepscope.predict.crew import CannotScale, find_crew, sketch
+from stepscope.predict.crew import CannotScale, find_crew
 from stepscope.predict.crew_step import Local, Plan, find_doubts, predict_together
 from stepscope.predict.order import in_order
+from stepscope.predict.scale_out import share_of_batch
+from stepscope.predict.sketch import sketch
 from stepscope.predict.whatif import Bench, parse
 from stepscope.predict.whatifs import cuda_graphs
+from stepscope.predict.whatifs.outcome import Refused
 
 if TYPE_CHECKING:
     from stepscope.predict.crew import Crew
@@ -30,8 +33,8 @@ LOCALS: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 
 
-def local(bench: Bench, crew: Crew, settings: tuple[str, ...]) -> Local | None:
-    """None where a change refuses."""
+def local(bench: Bench, crew: Crew, settings: tuple[str, ...], share: float = 1.0) -> Local | None:
+    """With a share of the batch; None where a change refuses."""
     wanted = in_order([parse(each) for each in settings])
     trial = bench.begin()
     for setting in wanted:
@@ -40,23 +43,27 @@ def local(bench: Bench, crew: Crew, settings: tuple[str, ...]) -> Local | None:
     if bench.predict(wanted).refused:
         return None
     graphed = any(setting.name == "cuda-graphs" for setting in wanted)
+    try:
+        scene = share_of_batch(trial.scene, crew.before, share)
+    except Refused:
+        return None
     return Local(
-        sketch=sketch(crew, trial.scene),
+        sketch=sketch(crew, scene),
         step_ns=trial.step_ns,
         variance=trial.variance,
-        graphed=sketch(crew, trial.scene, graphed=True) if graphed else None,
+        graphed=sketch(crew, scene, graphed=True) if graphed else None,
         spread=cuda_graphs.apply(trial.scene, "").spread if graphed else 0.0,
     )
 
 
 def both(
-    bench: Bench, crew: Crew, known: Local, settings: tuple[str, ...], plan: Plan
+    bench: Bench, crew: Crew, known: Local, settings: tuple[str, ...], plan: Plan, how: str
 ) -> tuple[Together, Prediction] | None:
     """From the outline, and replayed; None where nothing is changed."""
     link, way = crew.links[plan.link], crew.ways[plan.way]
     asked = list(settings)
     if link.ranks != crew.before:
-        asked.append(f"workers={link.ranks}")
+        asked.append(f"workers={link.ranks}{how}")
     if way.bucket_mb is not None:
         asked.append(f"bucket-mb={way.bucket_mb:g}")
     if plan.bandwidth != 1.0:
@@ -68,23 +75,27 @@ def both(
     return predict_together(crew, find_doubts(bench), known, plan), told
 
 
-def agree(bench: Bench, *, many: int = 6, locals_: Any = LOCALS, within: float = 0.01) -> int:
+def agree(
+    bench: Bench, *, many: int = 6, locals_: Any = LOCALS, within: float = 0.01, how: str = ""
+) -> int:
     """Combinations drawn at random: the step within a percent, its interval within three."""
     rng = random.Random(7)
     crew = find_crew(bench)
     compared = 0
     for settings in locals_:
-        known = local(bench, crew, settings)
-        for _ in range(many if known else 0):
+        for _ in range(many):
             link = rng.randrange(len(crew.links))
+            share = crew.before / crew.links[link].ranks if how else 1.0
+            known = local(bench, crew, settings, share)
+            if known is None:
+                continue
             alone = crew.links[link].ranks < 2
             plan = Plan(
                 link=link,
                 way=0 if alone else rng.randrange(len(crew.ways)),
                 bandwidth=1.0 if alone else rng.choice(BANDWIDTHS),
             )
-            assert known is not None
-            pair = both(bench, crew, known, settings, plan)
+            pair = both(bench, crew, known, settings, plan, how)
             if pair is None:
                 continue
             found, told = pair
@@ -102,6 +113,7 @@ def test_a_real_step_on_one_gpu(golden: Path) -> None:
     bench = Bench(read_trace(golden / "h200-resnet18/rank-00000/trace.json.gz", cache=False))
     assert find_crew(bench).sent_bytes
     assert agree(bench) > 15
+    assert agree(bench, how=":strong") > 12
 
 
 def test_workers_that_differ(golden: Path) -> None:
@@ -120,6 +132,7 @@ def test_a_cpu_whose_cores_are_shared(lost: float | None, tmp_path: Path) -> Non
     bench = Bench(trace, profiles=(calibration(2, lost=lost),))
     assert find_crew(bench).links[3].beside
     assert agree(bench, many=20, locals_=((),)) > 10
+    assert agree(bench, many=20, locals_=((),), how=":strong") > 10
 
 
 def test_a_gpu_with_calibrated_links(tmp_path: Path) -> None:
@@ -137,6 +150,7 @@ def test_a_job_that_exchanges_already(tmp_path: Path) -> None:
     crew = find_crew(bench)
     assert (crew.before, crew.retimed) == (2, True)
     assert agree(bench, many=20, locals_=((), ("batch=x2",))) > 10
+    assert agree(bench, many=20, locals_=((), ("batch=x2",)), how=":strong") > 10
 
 
 @pytest.mark.slow
@@ -152,6 +166,7 @@ def test_steps_of_every_kind(name: str, shared: Path) -> None:
     """One GPU, DDP over one rank, waits every step, several streams that wait for one another."""
     bench = Bench(read_trace(shared / f"traces/{name}.json.gz", cache=False))
     assert agree(bench) > 15
+    assert agree(bench, how=":strong") > 5
 
 
 def test_what_cannot_be_known_says_what_to_do(tmp_path: Path) -> None:

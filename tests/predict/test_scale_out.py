@@ -14,7 +14,7 @@ from stepscope import read_trace
 from stepscope.errors import UsageError
 from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.work import Kind
-from stepscope.predict import scale_out
+from stepscope.predict import scaling_curve
 from stepscope.predict.algorithms import compare_algorithms
 from stepscope.predict.slowest import expected_maximum
 from stepscope.predict.transfers import Seen, by_data_sheet, by_trace, find_transfers, lower_line
@@ -395,7 +395,7 @@ def test_ranks_of_a_job_tell_how_much_workers_differ(tmp_path: Path) -> None:
 
 
 def test_a_curve_starts_at_what_was_measured_and_loses_efficiency(tmp_path: Path) -> None:
-    found = scale_out.curve(cpu_bench(tmp_path), (1, 2, 4, 8))
+    found = scaling_curve.curve(cpu_bench(tmp_path), (1, 2, 4, 8))
     assert [point.workers for point in found.points] == [1, 2, 4, 8]
     first, *rest = found.points
     assert (first.step_ms, first.efficiency, first.basis) == (pytest.approx(4.5), 1.0, "measured")
@@ -415,13 +415,13 @@ def test_a_strong_curve_ends_where_a_worker_has_less_than_a_sample(tmp_path: Pat
         **{name: getattr(bench.scene, name) for name in bench.scene.__struct_fields__}
         | {"batch": 4}
     )
-    found = scale_out.curve(bench, (1, 4, 8), strong=True)
+    found = scaling_curve.curve(bench, (1, 4, 8), strong=True)
     assert [point.workers for point in found.points] == [1, 4]
-    assert found.refused == ("8 workers: a batch of 4 has fewer",)
+    assert found.refused == ("workers=8:strong: a batch of 4 is too small for 8 workers",)
 
 
 def test_a_curve_says_why_it_has_no_points(tmp_path: Path) -> None:
-    found = scale_out.curve(Bench(cpu_trace(tmp_path, [512, 512]), truth=truth(4500)), (1, 2))
+    found = scaling_curve.curve(Bench(cpu_trace(tmp_path, [512, 512]), truth=truth(4500)), (1, 2))
     assert [point.workers for point in found.points] == [1]
     assert "calibrate" in found.refused[0]
 
@@ -440,7 +440,7 @@ def test_resnet_on_an_h200_scales_by_its_data_sheet(golden: Path) -> None:
     assert "20 batch norms" in said
     faster = ask(bench, "workers=8", "bandwidth=2")
     assert found.predicted_ms >= faster.predicted_ms >= found.baseline_ms
-    points = scale_out.curve(bench).points
+    points = scaling_curve.curve(bench).points
     assert points[-1].workers == 1024
     assert points[-1].efficiency > 0.5
 

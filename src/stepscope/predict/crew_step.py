@@ -18,8 +18,9 @@ from stepscope.predict.outline import HOST, slowed, times_after
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Floats
-    from stepscope.predict.crew import Crew, Line, Link, Sketch, Way
+    from stepscope.predict.crew import Crew, Line, Link, Way
     from stepscope.predict.outline import Outline
+    from stepscope.predict.sketch import Sketch
     from stepscope.predict.whatif import Bench
 
 _STEPS = 4

@@ -186,6 +186,8 @@ class _Lanes:
             at for at in np.flatnonzero(calls.kind == CallKind.WAIT).tolist() if calls.awaits[at]
         }
         single = set(graph.tasks.call[self.special].tolist())
+        if not waits and not single:
+            return self._nobody_waits(cuts)
         edges = {0, len(calls), *cuts, *(at + 1 for at in waits)}
         bounds = sorted(edges | single | {at + 1 for at in single})
         tables = _stretches(graph, np.array(bounds))
@@ -204,6 +206,13 @@ class _Lanes:
         self.now[HOST] += graph.end_ns
         self._cut(len(graph.tasks))
         return _trimmed(np.array(self.tables), 1 + self.streams)
+
+    def _nobody_waits(self, cuts: list[int]) -> Floats:
+        """Every stretch is a running sum."""
+        graph = self.graph
+        found = _stretches(graph, np.array([0, *cuts, len(graph.calls)]))
+        found[-1, HOST, HOST] += graph.end_ns
+        return found
 
     def _begin(self) -> None:
         self.now: Floats = np.where(np.eye(self.size, dtype=bool), 0.0, _NEVER)

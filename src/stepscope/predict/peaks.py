@@ -2,7 +2,8 @@
 
 From what was measured where it was; else, for a transformer that Adam trains, by arithmetic: the
 peak stands where backward begins, with parameters, optimizer state, everything kept for backward,
-and the loss's gradient, but no gradients of parameters yet.
+and the loss's gradient, but no gradients of parameters yet. With few samples it stands in the
+optimizer's step, which keeps gradients, and whose foreach form makes one copy more.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from stepscope.explain.memory.batch import predict_peak
 from stepscope.explain.memory.model import find_transformer
 from stepscope.explain.memory.theory import token_bytes, transformer_activations
+from stepscope.predict.whatifs.optimizer import current_kind
 from stepscope.records.prediction import Peak
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from stepscope.predict.scene import Scene
 
 _STATE_BYTES = 12  # of a parameter in fp32 and Adam's two moments
+_STEP_BYTES, _FOREACH_BYTES = 16, 20  # of a parameter inside the optimizer's step
 _UNSURE = 0.05  # of what arithmetic says
 
 
@@ -32,22 +35,22 @@ class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
     blocks_bytes: int  # kept by the blocks for backward
     inputs_bytes: int  # of those, what goes into each block
     outside_bytes: int  # of embedding, head and loss
+    optimizer_bytes: int  # the optimizer's own peak
 
-    @property
-    def peak_bytes(self) -> int:
-        return self.fixed_bytes + self.blocks_bytes + self.outside_bytes
+    def peak_bytes(self, scaling_bytes: float) -> float:
+        """With so much kept for backward."""
+        return max(self.fixed_bytes + scaling_bytes, self.optimizer_bytes)
 
 
 def peak_at_batch(scene: Scene, factor: float) -> Peak | None:
-    """At so many times the present batch; None where nothing tells."""
+    """At so many times the trace's batch; None where nothing tells."""
     if scene.memory is not None and scene.memory.largest_batch is not None:
         size, low, high = predict_peak(scene.memory, factor)
         return Peak(size_bytes=size, low_bytes=low, high_bytes=high)
     found = _arithmetic(scene)
     if found is None:
         return None
-    scaling = found.blocks_bytes + found.outside_bytes
-    return _around(found.fixed_bytes + scaling * factor)
+    return _around(found.peak_bytes(factor * (found.blocks_bytes + found.outside_bytes)))
 
 
 def peak_with_checkpoints(scene: Scene) -> Peak | None:
@@ -55,9 +58,10 @@ def peak_with_checkpoints(scene: Scene) -> Peak | None:
     found = _arithmetic(scene)
     if found is None:
         return None
-    saved = found.blocks_bytes - found.inputs_bytes
-    measured = scene.memory.peak_bytes if scene.memory is not None else found.peak_bytes
-    return _around(measured - saved)
+    kept = found.peak_bytes(found.inputs_bytes + found.outside_bytes)
+    now = found.peak_bytes(found.blocks_bytes + found.outside_bytes)
+    measured = scene.memory.peak_bytes if scene.memory is not None else now
+    return _around(measured - (now - kept))
 
 
 def _arithmetic(scene: Scene) -> Arithmetic | None:
@@ -72,7 +76,12 @@ def _arithmetic(scene: Scene) -> Arithmetic | None:
         blocks_bytes=kept - outside,
         inputs_bytes=model.layers * tokens * model.width * model.residual_bytes,
         outside_bytes=outside + _of_loss(model, tokens),
+        optimizer_bytes=_optimizer_bytes(scene) * scene.parameters.elements,
     )
+
+
+def _optimizer_bytes(scene: Scene) -> int:
+    return _FOREACH_BYTES if current_kind(scene) == "foreach" else _STEP_BYTES
 
 
 def _of_loss(model: Transformer, tokens: int) -> int:

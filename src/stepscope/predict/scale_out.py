@@ -20,28 +20,24 @@ from stepscope.predict import exchange
 from stepscope.predict.buckets import find_gradients, plan_buckets
 from stepscope.predict.edit import scale_calls, scale_tasks
 from stepscope.predict.norms import find_statistics
+from stepscope.predict.peaks import peak_at_batch
 from stepscope.predict.slowest import ENOUGH_STEPS, find_straggling, own_steps, slower
 from stepscope.predict.traced import find_traced
 from stepscope.predict.transfers import find_transfers
 from stepscope.predict.whatifs import batch
 from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
 from stepscope.records.devices import find_device
-from stepscope.records.prediction import ScalingCurve, ScalingPoint, Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from stepscope.explain.replay.graph import Floats, StepGraph
     from stepscope.predict.buckets import Buckets
     from stepscope.predict.scene import Scene
     from stepscope.predict.traced import Traced
     from stepscope.predict.transfers import Transfers
-    from stepscope.predict.whatif import Bench
 
 OF_STRAGGLING = 0.5  # of what the slowest adds, one standard deviation
 OF_MODEL = {True: 0.06, False: 0.03}  # of the step, by whether compute and links share cores
 LEAST = 0.98  # of what a worker takes by itself: links only add
-WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _MB = 1 << 20
 
 
@@ -68,6 +64,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     exposed_ns: float  # what they add to the step
     least_ns: float  # no link makes the step shorter
     straggling: float  # the slowest worker's step over a usual one
+    held_bytes: int = 0  # of DDP's buckets, where the trace has none yet
     said: str = ""
 
 
@@ -97,6 +94,7 @@ def replan(scene: Scene, **wanted: Any) -> Outcome:
         exposed_ns=max(0.0, step - without),
         least_ns=LEAST * min(step, own),
         straggling=straggling,
+        held_bytes=planned.held_bytes,
     )
     told = replace(told, said=_about_exchange(plan, told, traced))
     said = _assumptions(scene, plan, told, transfers, planned)
@@ -106,6 +104,7 @@ def replan(scene: Scene, **wanted: Any) -> Outcome:
         spread=0.0,
         doubt=planned.doubt(graph, transfers, straggling) if first else 0.0,
         samples=_samples(plan, old),
+        peak=peak_at_batch(scene, scene.grown * planned.share) if plan.strong else None,
     )
 
 
@@ -125,11 +124,8 @@ class _Planned:
         self.scene, self.plan, self.traced, self.before = scene, plan, traced, before
         self.toll = traced is None
         self.statistics = find_statistics(scene) if self.toll else None
-        graph = bare
-        self.grown = 1.0
-        if plan.strong and plan.ranks != before:
-            self.grown = before / plan.ranks
-            graph = _share_of_batch(scene, graph, self.grown)
+        self.share = before / plan.ranks if plan.strong else 1.0
+        graph = share_of_batch(replace(scene, graph=bare), before, self.share).graph
         keeps = traced is not None and len(traced.tasks) > 0
         self.retimed = keeps and plan.bucket_mb is None and not plan.stage
         self.graph = graph
@@ -151,6 +147,11 @@ class _Planned:
     @property
     def size_bytes(self) -> int:
         return int(self.buckets.size_bytes.sum()) if self.buckets else 0
+
+    @property
+    def held_bytes(self) -> int:
+        plain = self.toll and not self.plan.stage
+        return self.size_bytes if plain and self.plan.ranks > 1 else 0
 
     def _find_buckets(self, graph: StepGraph) -> Buckets:
         traced, plan = self.traced, self.plan
@@ -254,14 +255,23 @@ def _transfers(scene: Scene, plan: Plan, traced: Traced | None) -> Transfers | N
     return replace(found, bandwidth=plan.bandwidth, latency=plan.latency)
 
 
-def _share_of_batch(scene: Scene, graph: StepGraph, factor: float) -> StepGraph:
-    """Each worker's share of the batch. On a CPU forward and backward shrink with it."""
-    scene = replace(scene, graph=graph)
+def share_of_batch(scene: Scene, workers: int, factor: float) -> Scene:
+    """The step with so many times the samples. On a CPU forward and backward grow with them.
+
+    Refuses less than one sample for each worker; `workers` have the batch together now.
+    """
+    if factor == 1.0:
+        return scene
+    if scene.batch and round(scene.batch * factor, 6) < 1:
+        many = round(workers / factor)
+        raise Refused(f"a batch of {scene.batch * workers} is too small for {many} workers")
     if not scene.on_host:
-        return batch.apply(changed(scene, graph), f"x{factor:.10f}").scene.graph
+        return batch.grow(scene, factor).scene
+    graph = scene.graph
     phase = graph.calls.phase
     passes = (phase == Phase.FORWARD) | (phase == Phase.BACKWARD)
-    return scale_calls(graph, passes & (graph.calls.row >= 0), factor)
+    shared = scale_calls(graph, passes & (graph.calls.row >= 0), factor)
+    return replace(changed(scene, shared), grown=scene.grown * factor)
 
 
 def _comm_ns(graph: StepGraph) -> float:
@@ -306,6 +316,10 @@ def _assumptions(
                 f"statistics of {planned.statistics.norms} batch norms are sent before forward, as "
                 "DDP does unless broadcast_buffers=False"
             )
+        if told.held_bytes:
+            said.append(
+                f"DDP's buckets take {told.held_bytes / 1e6:.1f} MB of every worker's memory"
+            )
         if not scene.on_host and not planned.retimed:
             said.append("communication and compute do not slow each other on the device")
     return tuple(said)
@@ -338,59 +352,3 @@ def _about_exchange(plan: Plan, told: Exchange, traced: Traced | None) -> str:
         f"{kind} exchanges {told.size_bytes / 1e6:.1f} MB in {buckets} {how}{link}: "
         f"{told.comm_ns / 1e6:.2f} ms, of which {told.exposed_ns / 1e6:.2f} ms lengthen the step"
     )
-
-
-# Curves
-
-
-def curve(bench: Bench, workers: Sequence[int] = WORKERS, *, strong: bool = False) -> ScalingCurve:
-    """Steps and throughput by number of workers; what cannot be said is left out, and why."""
-    points: list[ScalingPoint] = []
-    refused: list[str] = []
-    said: tuple[str, ...] = ()
-    present = _present(bench)
-    for count in sorted(set(workers)):
-        if strong and bench.scene.batch and count > bench.scene.batch * present:
-            refused.append(f"{count} workers: a batch of {bench.scene.batch * present} has fewer")
-            continue
-        setting = Setting(name="workers", value=f"{count}:strong" if strong else str(count))
-        trial = bench.begin()
-        if count != present:
-            trial = bench.change(trial, setting)
-        if trial.refused:
-            refused.append(f"{count} workers: {trial.refused[-1]}")
-            continue
-        found = bench.tell(trial, (setting,))
-        told = trial.scene.exchange
-        ideal = count / present
-        points.append(
-            ScalingPoint(
-                workers=count,
-                step_ms=found.predicted_ms,
-                low_ms=found.low_ms,
-                high_ms=found.high_ms,
-                throughput=found.throughput_factor,
-                throughput_low=found.throughput_factor * found.predicted_ms / found.high_ms,
-                throughput_high=found.throughput_factor * found.predicted_ms / found.low_ms,
-                efficiency=found.throughput_factor / ideal,
-                comm_ms=told.comm_ns / 1e6 if told else None,
-                exposed_ms=told.exposed_ns / 1e6 if told else None,
-                straggling=told.straggling if told else 1.0,
-                basis=told.basis if told else "measured",
-            )
-        )
-        if told:
-            said = trial.assumptions
-    return ScalingCurve(
-        strong=strong,
-        present=present,
-        batch=bench.scene.batch,
-        points=tuple(points),
-        assumptions=tuple(said),
-        refused=tuple(refused),
-    )
-
-
-def _present(bench: Bench) -> int:
-    traced = find_traced(bench.scene, bench.scene.graph)
-    return traced.ranks if traced else 1

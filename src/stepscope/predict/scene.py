@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from stepscope.explain.work import rows_named
 from stepscope.predict.kernels import Family, family_of
-from stepscope.records.trace import HostKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +19,7 @@ if TYPE_CHECKING:
     from stepscope.explain.memory.model import StepCalls
     from stepscope.explain.replay.graph import Flags, Floats, Ints, StepGraph
     from stepscope.explain.work import Work
+    from stepscope.predict.parameters import Parameters
     from stepscope.predict.scale_out import Exchange, Plan
     from stepscope.records.efficiency import Ceilings
     from stepscope.records.explanation import Steps
@@ -30,21 +28,7 @@ if TYPE_CHECKING:
     from stepscope.records.profile import Profile
     from stepscope.records.trace import Trace
 
-_ACCUMULATE = "torch::autograd::AccumulateGrad"
 USUAL_MULTIPROCESSORS = 108
-
-
-class Parameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the model, as backward's accumulation of gradients tells."""
-
-    tensors: int
-    elements: int
-    shapes: tuple[tuple[int, ...], ...]
-    item_bytes: int = 4
-
-    @property
-    def size_bytes(self) -> int:
-        return self.elements * self.item_bytes
 
 
 class Operators(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +57,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     profile: Profile | None = None
     calls: StepCalls | None = None  # of a step's forward, where shapes were recorded
     batch: int | None = None
+    grown: float = 1.0  # samples of a step over those of the trace
     host_spread: float = 0.0
     multiprocessors: int = USUAL_MULTIPROCESSORS
     # What more workers are predicted from, and the exchange as it was planned last.
@@ -149,24 +134,3 @@ def _families(trace: Trace, row: Ints, flops: Floats) -> NDArray[np.int8]:
     found = [family_of(trace.strings[each // 3], each % 3 - 1) for each in distinct.tolist()]
     out[told] = np.array(found, np.int8)[of.reshape(-1)]
     return out
-
-
-def find_parameters(trace: Trace, steps: int) -> Parameters | None:
-    """Each parameter's gradient is accumulated once a step (or once a micro-batch)."""
-    host = trace.host
-    rows = np.flatnonzero(
-        rows_named(trace, host, host.kind == HostKind.OPERATOR, lambda name: name == _ACCUMULATE)
-    )
-    if not len(rows) or not steps:
-        return None
-    codes, counts = np.unique(host.shapes[rows], return_counts=True)
-    if (codes < 0).any():
-        return None
-    shapes = []
-    for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
-        dims = msgspec.json.decode(trace.strings[code])
-        if dims and isinstance(dims[0], list):
-            shapes += [tuple(dims[0])] * max(1, round(count / steps))
-    return Parameters(
-        tensors=len(shapes), elements=sum(map(math.prod, shapes)), shapes=tuple(shapes)
-    )

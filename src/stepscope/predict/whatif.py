@@ -17,7 +17,8 @@ from stepscope.explain.replay.overhead import correct
 from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.roofline import find_ceilings
 from stepscope.predict.order import SAME_PEAK, in_order
-from stepscope.predict.scene import Scene, find_parameters
+from stepscope.predict.parameters import find_parameters
+from stepscope.predict.scene import Scene
 from stepscope.predict.whatifs import WHATIFS, WITHOUT_VALUE
 from stepscope.predict.whatifs.outcome import Refused, WrongValue
 from stepscope.records.devices import find_device
@@ -49,7 +50,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     samples: float = 1.0
     variance: float = 0.0
     peak: Peak | None = None
-    peak_changes: int = 0
+    peak_changes: frozenset[str] = frozenset()  # by what: the batch, or a what-if's name
     assumptions: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     applied: tuple[Setting, ...] = ()
@@ -87,7 +88,7 @@ class Bench:
             steps=steps,
             graph=graph,
             costs=costs,
-            parameters=find_parameters(trace, typical.steps),
+            parameters=find_parameters(ground),
             ceilings=find_ceilings(trace, profile),
             memory=memory,
             profile=profile,
@@ -136,14 +137,13 @@ class Bench:
         moved = abs(math.log(max(after, 1.0) / max(trial.step_ns * outcome.repeats, 1.0)))
         variance = (outcome.spread * min(1.0, moved)) ** 2 + (OF_CHANGE * moved) ** 2
         variance += outcome.doubt**2
-        changes_peak = setting.name not in SAME_PEAK or setting.value.endswith(":strong")
         return Trial(
             scene=outcome.scene,
             step_ns=after,
             samples=trial.samples * outcome.samples,
             variance=trial.variance + variance,
             peak=outcome.peak or trial.peak,
-            peak_changes=trial.peak_changes + changes_peak,
+            peak_changes=trial.peak_changes | _moves_peak(setting),
             assumptions=(*trial.assumptions, *outcome.assumptions),
             refused=trial.refused,
             applied=(*trial.applied, setting),
@@ -160,9 +160,11 @@ class Bench:
         speedup = base.step_ns / predicted if predicted else 1.0
         half = _half_of_speedup(self.scene, trial, base)
         # What two changes of the peak do to each other is not known.
-        peak = trial.peak if trial.peak_changes == 1 else None
+        peak = trial.peak if len(trial.peak_changes) == 1 else None
         if not trial.peak_changes:
             peak = self.peak_now
+        if peak and scene.exchange:
+            peak = peak.plus(scene.exchange.held_bytes)
         return Prediction(
             settings=tuple(settings),
             baseline_ms=base.step_ns / 1e6,
@@ -186,6 +188,12 @@ class Bench:
             refused=trial.refused,
             applied=tuple(each for each in settings if each in trial.applied),
         )
+
+
+def _moves_peak(setting: Setting) -> frozenset[str]:
+    if setting.value.endswith(":strong"):
+        return frozenset({"batch"})
+    return frozenset({setting.name}) - SAME_PEAK
 
 
 def _exchanged(scene: Scene) -> tuple[str, ...]:

@@ -22,6 +22,13 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
     low_bytes: int
     high_bytes: int
 
+    def plus(self, more_bytes: int) -> Peak:
+        return Peak(
+            size_bytes=self.size_bytes + more_bytes,
+            low_bytes=self.low_bytes + more_bytes,
+            high_bytes=self.high_bytes + more_bytes,
+        )
+
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """A step with the change, beside the step without it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import shutil
 import statistics
 
 import pytest
@@ -15,53 +14,19 @@ from stepscope.explain.job import join_ranks
 from stepscope.ui.html.picture import draw_rank
 from stepscope.ui.html.report import write_report
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-)
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH"),
-]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-        yield browser
-        browser.close()
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
-def visit(browser):
-    """Open a file; at the end there must have been no error and no request beyond it."""
-    seen: list[str] = []
-    pages = []
+def visit(visit):
+    """As everywhere, and the timeline was drawn."""
 
-    def visit(path, **options):
-        page = browser.new_page(viewport={"width": 1280, "height": 800}, **options)
-        pages.append(page)
-        page.on("pageerror", lambda error: seen.append(f"error: {error}"))
-        page.on("console", lambda message: seen.append(f"console: {message.text}"))
-        page.on("request", lambda request: seen.append(request.url))
-        page.goto(path.as_uri())
-        page.evaluate("window.stepscope.ready")
+    def open_file(path, **options):
+        page = visit(path, **options)
         assert state(page)["lastFrameMs"] > 0
         return page
 
-    yield visit
-    for page in pages:
-        page.close()
-    assert [line for line in seen if not line.startswith(("file://", "data:"))] == []
+    return open_file
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 
 import pytest
 from msgspec.structs import replace
@@ -17,9 +16,6 @@ from stepscope.ui.html.picture import draw_rank
 from stepscope.ui.html.report import write_report
 from stepscope.ui.terminal.explanation import print_explanation
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 
@@ -127,25 +123,14 @@ def test_the_terminal_tells_a_snapshot_without_a_step(snapshot, capsys):
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
-def test_in_a_browser_the_page_draws_follows_the_pointer_and_stays_silent(snapshot, tmp_path):
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+def test_in_a_browser_the_page_draws_follows_the_pointer_and_stays_silent(
+    snapshot, visit, tmp_path
+):
     path = tmp_path / "r.html"
     write_report(*snapshot, path)
-    seen: list[str] = []
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 800})
-        page.on("pageerror", lambda error: seen.append(str(error)))
-        page.on("console", lambda message: seen.append(message.text))
-        page.on("request", lambda request: seen.append(request.url))
-        page.goto(path.as_uri())
-        page.evaluate("window.stepscope.ready")
-        svg = page.locator(".mem-line svg[data-memory]")
-        svg.hover()
-        tip = page.locator(".mem-line .tip")
-        assert tip.is_visible()
-        assert "reserved 10.5 MB" in tip.inner_text()
-        assert page.locator("#timeline").is_hidden()
-        browser.close()
-    assert seen == [path.as_uri()]
+    page = visit(path)
+    page.locator(".mem-line svg[data-memory]").hover()
+    tip = page.locator(".mem-line .tip")
+    assert tip.is_visible()
+    assert "reserved 10.5 MB" in tip.inner_text()
+    assert page.locator("#timeline").is_hidden()

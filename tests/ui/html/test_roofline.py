@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import re
-import shutil
 from typing import Any
 
 import pytest
@@ -32,9 +31,6 @@ from stepscope.ui.html.roofline import LEAST_TIME, draw_roofline
 from stepscope.ui.terminal.efficiency import efficiency_sections
 
 PEAK, SLOPE = 100e12, 1e12  # a device of 100 TFLOP/s in bf16 and 1 TB/s: they meet at 100
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 
 
 def spot(**said: Any) -> Spot:
@@ -358,37 +354,24 @@ def test_the_terminal_shows_mfu_dtypes_and_gaps_within_its_width(width: int) -> 
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+@pytest.mark.parametrize("theme", ["light", "dark"])
 def test_in_a_browser_every_dot_is_inside_its_picture_and_nothing_is_fetched(
-    golden_report,
+    golden_report, visit, theme
 ) -> None:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    seen: list[str] = []
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        for theme in ("light", "dark"):
-            page = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme=theme)
-            page.on("pageerror", lambda error: seen.append(f"error: {error}"))
-            page.on("console", lambda message: seen.append(f"console: {message.text}"))
-            page.on("request", lambda request: seen.append(request.url))
-            page.goto(golden_report.as_uri())
-            page.evaluate("window.stepscope.ready")
-            outside = page.evaluate(
-                """() => [...document.querySelectorAll(".roofline svg")].map((svg) => {
-                  const box = svg.getBoundingClientRect();
-                  const parts = [...svg.querySelectorAll("circle, text")];
-                  return parts.filter((part) => {
-                    const at = part.getBoundingClientRect();
-                    return at.left < box.left - 1 || at.right > box.right + 1
-                      || at.top < box.top - 1 || at.bottom > box.bottom + 1;
-                  }).map((part) => part.textContent);
-                })"""
-            )
-            assert outside == [[], []]
-            wide = page.evaluate("document.documentElement.scrollWidth")
-            assert wide <= 1280
-        browser.close()
-    assert [line for line in seen if not line.startswith(("file://", "data:"))] == []
+    page = visit(golden_report, color_scheme=theme)
+    outside = page.evaluate(
+        """() => [...document.querySelectorAll(".roofline svg")].map((svg) => {
+          const box = svg.getBoundingClientRect();
+          const parts = [...svg.querySelectorAll("circle, text")];
+          return parts.filter((part) => {
+            const at = part.getBoundingClientRect();
+            return at.left < box.left - 1 || at.right > box.right + 1
+              || at.top < box.top - 1 || at.bottom > box.bottom + 1;
+          }).map((part) => part.textContent);
+        })"""
+    )
+    assert outside == [[], []]
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280
 
 
 @pytest.fixture

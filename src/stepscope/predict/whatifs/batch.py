@@ -26,7 +26,11 @@ _FACTOR = re.compile(r"^x(\d+(?:\.\d+)?)$")
 
 def apply(scene: Scene, value: str) -> Outcome:
     """Refuses where the batch of the trace is not known and a number was asked for."""
-    factor = batch_factor(scene, value)
+    return grow(scene, batch_factor(scene, value))
+
+
+def grow(scene: Scene, factor: float) -> Outcome:
+    """So many times the samples."""
     if scene.on_host:
         raise Refused("batch: the trace has no accelerator; how a CPU's time grows is not known")
     scales = scaling_tasks(scene)
@@ -38,7 +42,9 @@ def apply(scene: Scene, value: str) -> Outcome:
     known = f"{scene.batch} -> {round(scene.batch * factor)}" if scene.batch else f"x{factor:g}"
     return Outcome(
         scene=replace(
-            changed(scene, graph), batch=round(scene.batch * factor) if scene.batch else None
+            changed(scene, graph),
+            batch=round(scene.batch * factor) if scene.batch else None,
+            grown=scene.grown * factor,
         ),
         assumptions=(
             f"batch {known}: {int(scales.sum())} of {len(tasks)} tasks grow with it, the host's "
@@ -47,7 +53,7 @@ def apply(scene: Scene, value: str) -> Outcome:
         ),
         spread=0.05,
         samples=factor,
-        peak=peak_at_batch(scene, factor),
+        peak=peak_at_batch(scene, scene.grown * factor),
     )
 
 
@@ -99,7 +105,7 @@ def _grown(scene: Scene, factor: float) -> Floats:
     """A start-up that stays, and the rest: of products by how many waves of blocks the device has
     to run; other kernels move bytes, or have their blocks loop over the samples (batch norms)."""
     tasks = scene.graph.tasks
-    blocks = task_blocks(scene)
+    blocks = task_blocks(scene) * scene.grown
     wave = float(scene.multiprocessors)
     before = np.maximum(1.0, blocks / wave + _TAIL)
     after = np.maximum(1.0, blocks * factor / wave + _TAIL)
@@ -111,7 +117,7 @@ def _grown(scene: Scene, factor: float) -> Floats:
 
 
 def task_blocks(scene: Scene) -> Floats:
-    """Thread blocks of every task's kernel, 0 where the trace does not say."""
+    """Thread blocks of every task's kernel as traced, 0 where the trace does not say."""
     device, strings = scene.trace.device, scene.trace.strings
     if not len(device):
         return np.zeros(len(scene.graph.tasks))

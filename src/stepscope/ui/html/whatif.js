@@ -46,7 +46,7 @@ const WhatIf = (() => {
     // Controls stay in sight beside the charts where all of them fit.
     stick() {
       this.form.classList.toggle("is-sticky", this.form.offsetHeight < innerHeight - 70);
-      this.room = this.out("workers")?.clientWidth; // asking makes the browser lay out: not while drawing
+      this.room = this.out("weak")?.clientWidth; // asking makes the browser lay out: not while drawing
     }
 
     why(words) {
@@ -81,7 +81,7 @@ const WhatIf = (() => {
     // The controls as these settings want them, all others as now.
     set(settings) {
       this.axes.forEach((axis, i) => {
-        const found = axis.settings.findIndex((each) => each && settings.includes(each));
+        const found = axis.settings.findIndex((each) => each && settings.some((wanted) => asks(wanted, each)));
         const place = found >= 0 ? found : axis.now;
         this.parts(axis).forEach((part) => {
           if (part.type === "radio") part.checked = Number(part.value) === place;
@@ -116,10 +116,11 @@ const WhatIf = (() => {
 
     plan(places) {
       const link = places[this.place("workers")];
-      if (this.crew.data.links[link].ranks < 2) return { link, way: 0, bandwidth: 1 };
+      const strong = Boolean(places[this.place("share")]) && link !== this.crew.now;
+      if (this.crew.data.links[link].ranks < 2) return { link, way: 0, bandwidth: 1, strong };
       const value = (id) => Number(this.setting(id, places).split("=")[1] || 0);
       const way = this.crew.data.ways.findIndex((each) => each.bucket_mb === (value("bucket-mb") || null));
-      return { link, way: Math.max(0, way), bandwidth: value("bandwidth") || 1 };
+      return { link, way: Math.max(0, way), bandwidth: value("bandwidth") || 1, strong };
     }
 
     // All numbers for these places of the controls.
@@ -129,6 +130,7 @@ const WhatIf = (() => {
       const found = { ...cell, comm: 0, exposed: 0, efficiency: 1 };
       if (!this.crew || cell.step === null || !this.crew.data.cells[at]) return found;
       const plan = this.plan(places);
+      if (this.crew.sketch(at, plan) === null) return { ...found, step: null };
       const bare = this.index(this.with("cuda-graphs", 0, places));
       const then = this.crew.predict(at, bare, plan);
       Object.assign(found, { comm: then.comm / 1e6, exposed: then.exposed / 1e6 });
@@ -140,7 +142,7 @@ const WhatIf = (() => {
     }
 
     together(cell, then, plan, places) {
-      const { links, before, adjusted } = this.crew.data;
+      const { adjusted } = this.crew.data;
       const name = this.settings(places).map((each) => each.split("=")[0]).sort().join("+");
       const [shift, stretch] = adjusted[name] || [0, 0];
       const step = (then.step / 1e6) * Math.exp(shift);
@@ -152,8 +154,23 @@ const WhatIf = (() => {
         high: step * Math.exp(far(then.high / then.step)),
         host: then.host / 1e6,
         device: then.device / 1e6,
-        factor: (samples * (links[plan.link].ranks / before) * this.now.step) / step,
+        factor: (samples * this.more(plan) * this.now.step) / step,
+        ...this.held(cell, plan, places),
       };
+    }
+
+    // So many times the samples, for being more workers.
+    more({ link, strong }) {
+      const { links, before } = this.crew.data;
+      return strong ? 1 : links[link].ranks / before;
+    }
+
+    // Memory of a worker, with DDP's buckets where the trace has none.
+    held(cell, plan, places) {
+      const { links, held, cells } = this.crew.data;
+      const peaks = plan.strong ? cells[this.index(places)].peaks[plan.link] : cell;
+      const more = links[plan.link].ranks > 1 ? held : 0;
+      return Object.fromEntries(["peak", "peak_low", "peak_high"].map((name) => [name, peaks && peaks[name] !== null ? peaks[name] + more : null]));
     }
 
     get now() {
@@ -165,11 +182,15 @@ const WhatIf = (() => {
       return this.crew ? this.crew.data.links[this.places[this.place("workers")]].ranks : 1;
     }
 
-    // What has an effect: one worker exchanges nothing.
+    // What has an effect: one worker exchanges nothing, and has nobody to share a batch with.
     settings(places = this.places) {
       const alone = this.crew && this.crew.data.links[places[this.place("workers")]].ranks < 2;
+      const strong = this.crew && this.plan(places).strong;
       return this.axes
-        .map((axis, i) => (alone && (axis.id === "bandwidth" || axis.id === "bucket-mb") ? "" : axis.settings[places[i]]))
+        .map((axis, i) => {
+          if (axis.id === "share" || (alone && (axis.id === "bandwidth" || axis.id === "bucket-mb"))) return "";
+          return axis.id === "workers" && strong ? `${axis.settings[places[i]]}:strong` : axis.settings[places[i]];
+        })
         .filter(Boolean);
     }
 
@@ -186,7 +207,9 @@ const WhatIf = (() => {
       this.assume(settings, then);
       this.root.classList.toggle("is-unknown", then.step === null);
       if (then.step === null) {
-        this.unknown();
+        const refused = this.data.cells.step[this.index(this.places)] === null;
+        this.unknown(refused);
+        if (!refused) this.curves();
         return;
       }
       this.numbers(now, then, settings);
@@ -197,24 +220,25 @@ const WhatIf = (() => {
 
     label(axis, place) {
       const output = this.root.querySelector(`[data-output="${axis.id}"]`);
-      if (!output) return;
       const [part] = this.parts(axis);
-      const alone = this.workers < 2 && (axis.id === "bandwidth" || axis.id === "bucket-mb");
-      output.textContent = axis.labels[place];
-      part.setAttribute("aria-valuetext", axis.labels[place]);
+      if (output) {
+        output.textContent = axis.labels[place];
+        part.setAttribute("aria-valuetext", axis.labels[place]);
+      }
       if (axis.why === undefined) return;
-      part.disabled = Boolean(axis.why) || !this.crew || alone;
+      const alone = this.workers < 2 && (axis.id === "bandwidth" || axis.id === "bucket-mb");
+      (part.type === "radio" ? part.closest("fieldset") : part).disabled = Boolean(axis.why) || !this.crew || alone;
       const hint = this.root.querySelector(`[data-hint="${axis.id}"]`);
       hint.textContent = !axis.why && this.crew && alone ? "Takes effect from 2 workers on" : hint.dataset.words;
     }
 
-    unknown() {
+    unknown(refused) {
       this.root.dataset.tone = "none";
       this.say("step", "Not known");
-      this.say("interval", "one of these changes does not go with the others");
+      this.say("interval", refused ? "one of these changes does not go with the others" : "there are fewer samples than workers");
       this.say("verdict", "");
       ["pace", "pace-now", "efficiency", "efficiency-why", "exposed", "exposed-why", "peak", "peak-now", "decides", "decides-why"].forEach((name) => this.say(name, ""));
-      ["scale", "bars", "batches", "workers", "bandwidths", "buckets"].forEach((name) => this.out(name)?.replaceChildren());
+      ["scale", "bars", "batches", "weak", "strong", "bandwidths", "buckets"].forEach((name) => this.out(name)?.replaceChildren());
     }
 
     // Samples a second of the whole job, where the batch is known.
@@ -288,25 +312,41 @@ const WhatIf = (() => {
     }
 
     // The step, or the job's throughput, at every position of one control.
-    points(id) {
+    points(id, places = this.places) {
       const at = this.place(id);
       const axis = this.axes[at];
       return axis.labels
-        .map((label, i) => ({ label: label.replace(" (now)", "").replace(" MiB", "").replace("as traced", "traced"), now: i === axis.now, chosen: i === this.places[at], ...this.state(this.with(id, i)) }))
+        .map((label, i) => ({ label: label.replace(" (now)", "").replace(" MiB", "").replace("as traced", "traced"), now: i === axis.now, chosen: i === places[at], ...this.state(this.with(id, i, places)) }))
         .filter((point) => point.step !== null);
+    }
+
+    // Throughput by workers, each with its batch (0) or all with one (1).
+    scaling(name, share) {
+      const at = this.place("share");
+      const why = share ? this.axes[at].why : "";
+      const points = why ? [] : this.points("workers", this.with("share", share));
+      if (share !== this.places[at]) points.forEach((point) => (point.chosen = false));
+      const words = why || (points.length < 2 ? "There are fewer samples than workers." : "");
+      this.out(name).replaceChildren(words || WhatIfCharts.scaling(points, this.rate, this.data.batch ? "samples a second" : "times now", this.room));
     }
 
     curves() {
       if (this.out("batches")) this.out("batches").replaceChildren(WhatIfCharts.curve(this.points("batch"), this.data.batch ? "batch" : "times"));
       if (!this.crew) return;
-      this.out("workers").replaceChildren(WhatIfCharts.scaling(this.points("workers"), this.rate, this.data.batch ? "samples a second" : "times now", this.room));
-      const link = this.crew.data.links[this.places[this.place("workers")]];
-      this.say("workers-from", link.all_reduce.length ? ` Links: ${link.basis}.` : "");
+      this.scaling("weak", 0);
+      this.scaling("strong", 1);
+      const { links } = this.crew.data;
+      const chosen = links[this.places[this.place("workers")]];
+      const link = chosen.all_reduce.length ? chosen : links.find((each) => each.all_reduce.length);
+      this.say("workers-from", link ? ` Links: ${link.basis}.` : "");
       this.out("links").classList.toggle("is-alone", this.workers < 2);
       this.out("bandwidths").replaceChildren(WhatIfCharts.curve(this.points("bandwidth"), "times"));
       this.out("buckets")?.replaceChildren(WhatIfCharts.curve(this.points("bucket-mb"), "MiB"));
     }
   }
+
+  // `workers=8:strong` asks for eight workers and for one batch among them.
+  const asks = (wanted, setting) => (setting === "strong" ? wanted.endsWith(":strong") : wanted.replace(/:strong$/, "") === setting);
 
   function verdict(now, then) {
     const before = `now ${ms(now.step)}`;

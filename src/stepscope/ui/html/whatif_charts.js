@@ -108,6 +108,7 @@ const WhatIfCharts = (() => {
 
   // Step time against one control.
   function curve(points, name) {
+    if (!points.length) return "";
     const [top, bottom] = [14, 150];
     const most = Math.max(...points.map((point) => point.high)) * 1.05;
     return plot(points, {

@@ -1,5 +1,6 @@
 // A step with so many workers, such links and such buckets, from its outline; predict/crew_step.py
-// in the reader's browser. Times are ns. A plan is { link, way, bandwidth }: places in the lists.
+// in the reader's browser. Times are ns. A plan is { link, way, bandwidth, strong }: places in the
+// lists, and whether workers share one batch. `at` is a place among the sketches.
 
 const Crew = (() => {
   const STEPS = 4;
@@ -42,15 +43,15 @@ const Crew = (() => {
       this.known = new Map();
     }
 
-    // A cell's tables for a worker so many times as slow: [stretch][to * times + from].
+    // A sketch's tables for a worker so many times as slow: [stretch][to * times + from].
     tables(at, name, pace) {
       return this.once(`${at} ${name} ${pace}`, () => this.unfold(at, name, pace));
     }
 
     unfold(at, name, pace) {
-      const { unit, columns, shapes, cells } = this.data;
+      const { unit, columns, shapes, sketches } = this.data;
       const { times, stretches, sloped } = shapes[name];
-      const own = cells[at][name].own;
+      const own = sketches[at][name].own;
       const found = Array.from({ length: stretches }, () => new Float64Array(times * times).fill(-Infinity));
       for (let to = 0; to < times; to++) {
         for (let from = 0; from < times; from++) {
@@ -70,7 +71,7 @@ const Crew = (() => {
     run(at, plan, { slower = null, times = 1 } = {}) {
       const pace = slower ?? this.data.links[plan.link].straggling;
       const key = [at, plan.link, plan.way, times ? plan.bandwidth : 1, pace, times].join();
-      const traced = this.data.cells[at].traced && !plan.way;
+      const traced = this.data.sketches[at].traced && !plan.way;
       return this.once(key, () => (traced ? this.retimed(at, plan, pace, times) : this.planned(at, plan, pace, times)));
     }
 
@@ -103,17 +104,17 @@ const Crew = (() => {
     }
 
     host(at, name, pace) {
-      const cell = this.data.cells[at];
+      const cell = this.data.sketches[at];
       return cell[name].host * (cell.task === null ? pace : 1);
     }
 
     busy(at, name, pace) {
-      const shape = this.data.cells[at][name];
+      const shape = this.data.sketches[at][name];
       return shape.busy.map((each, i) => each * (1 + (pace - 1) * shape.own[1 + i]));
     }
 
     retimed(at, plan, pace, times) {
-      const cell = this.data.cells[at];
+      const cell = this.data.sketches[at];
       const link = this.data.links[plan.link];
       const sizes = this.data.ways[0].size_bytes;
       const marked = cell.traced.marked;
@@ -129,7 +130,7 @@ const Crew = (() => {
 
     planned(at, plan, pace, times) {
       const { onHost, moments, forward } = this.data;
-      const cell = this.data.cells[at];
+      const cell = this.data.sketches[at];
       const link = this.data.links[plan.link];
       const way = this.data.ways[plan.way];
       const shape = this.tables(at, "planned", pace);
@@ -201,31 +202,37 @@ const Crew = (() => {
       return chain(begun, ended[this.data.moments - 1] + spent, alone, beside, link.lost);
     }
 
-    // The step, its interval and what of it is the exchange. `at` is the cell, `bare` the same one
-    // before a CUDA graph is made of it: the exchange comes between.
-    predict(at, bare, plan) {
-      return this.once(`${at} with ${plan.link} ${plan.way} ${plan.bandwidth}`, () => this.together(at, bare, plan));
+    // Which sketch a cell's step is: its own, or that of a share of the batch.
+    sketch(cell, { link, strong }) {
+      return strong ? this.data.cells[cell].shared[link] : this.data.cells[cell].sketch;
     }
 
-    together(at, bare, plan) {
-      const doubts = this.data.doubts;
-      const cell = this.data.cells[at];
-      let { step, variance } = this.data.cells[bare];
+    // The step, its interval and what of it is the exchange, of a cell; `bare` is the same one before
+    // a CUDA graph is made of it: the exchange comes between.
+    predict(cell, bare, plan) {
+      return this.once(`${cell} with ${plan.link} ${plan.way} ${plan.bandwidth} ${plan.strong}`, () => this.together(cell, bare, plan));
+    }
+
+    together(cell, bare, plan) {
+      const { doubts, cells } = this.data;
+      const at = this.sketch(bare, plan);
+      let { step, variance } = cells[bare];
       let done = null;
       this.changes(plan).forEach((each, i) => {
-        done = this.run(bare, each);
+        done = this.run(at, each);
         variance += (doubts.of_change * ratio(done.step, step)) ** 2;
-        if (!i) variance += this.doubt(bare, each, done) ** 2;
+        if (!i) variance += this.doubt(at, each, done) ** 2;
         step = done.step;
       });
-      if (!done) done = this.run(bare, plan);
-      let without = this.without(bare, plan);
-      const least = this.least(bare, plan, done, without);
-      if (at !== bare) {
-        done = this.run(at, plan);
-        without = this.without(at, plan);
+      if (!done) done = this.run(at, plan);
+      let without = this.without(at, plan);
+      const least = this.least(at, plan, done, without);
+      if (cell !== bare) {
+        const graphed = this.sketch(cell, plan);
+        done = this.run(graphed, plan);
+        without = this.without(graphed, plan);
         const moved = ratio(done.step, step);
-        variance += (cell.spread * Math.min(1, moved)) ** 2 + (doubts.of_change * moved) ** 2;
+        variance += (cells[cell].spread * Math.min(1, moved)) ** 2 + (doubts.of_change * moved) ** 2;
       }
       const host = doubts.of_host * Math.min(1, done.host / done.step) ** 4;
       const half = 1.96 * Math.sqrt(host ** 2 + variance + doubts.least ** 2);
@@ -259,7 +266,7 @@ const Crew = (() => {
 
     // If no collective took any time.
     without(at, plan) {
-      const cell = this.data.cells[at];
+      const cell = this.data.sketches[at];
       const silent = plan.way ? cell.quiet : cell.silent;
       if (cell.traced && silent !== null) return this.data.links[plan.link].straggling * silent;
       return this.run(at, plan, { times: 0 }).step;
@@ -268,7 +275,7 @@ const Crew = (() => {
     // No link makes the step shorter than what a worker needs by itself.
     least(at, plan, done, without) {
       const { reached, lowest } = this.data.doubts;
-      const cell = this.data.cells[at];
+      const cell = this.data.sketches[at];
       let own = without;
       if (cell.planned && (!cell.traced || plan.way)) {
         own = Math.min(own, this.once(`${at} alone`, () => steady(this.replay(this.tables(at, "planned", 1), () => {}))));

@@ -2,7 +2,8 @@
 
 A step for every number of workers, link and bucket size beside every other change would be too many
 to predict beforehand. The page gets each step's outline instead (predict/outline.py) and puts the
-exchange of gradients into it itself, by the same arithmetic and with the same result.
+exchange of gradients into it itself, by the same arithmetic and with the same result. Workers that
+share one batch have steps of their own, for each number of samples one.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from stepscope.predict.crew import WORKERS, CannotScale, find_crew, sketch
+from stepscope.predict.crew import WORKERS, CannotScale, find_crew
 from stepscope.predict.crew_step import find_doubts
+from stepscope.predict.peaks import peak_at_batch
+from stepscope.predict.scale_out import share_of_batch
+from stepscope.predict.sketch import sketch
+from stepscope.predict.whatifs.outcome import Refused
 from stepscope.ui.html.payload import encode_block
 from stepscope.ui.html.whatif_axes import Axis, Option
 from stepscope.verify.track_record import adjust
@@ -23,10 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stepscope.explain.replay.graph import Floats
-    from stepscope.predict.crew import Crew, Link, Sketch
+    from stepscope.predict.crew import Crew, Link
     from stepscope.predict.crew_step import Doubts
     from stepscope.predict.outline import Outline
+    from stepscope.predict.scene import Scene
+    from stepscope.predict.sketch import Sketch
     from stepscope.predict.whatif import Bench, Trial
+    from stepscope.records.prediction import Peak, Setting
     from stepscope.records.promise import Kept
     from stepscope.ui.html.payload import Column
 
@@ -42,6 +50,14 @@ _BASIS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The step of a worker that has only some of the batch."""
+
+    sketch: Sketch
+    peak: Peak | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CrewCell:
     """One combination of the other controls."""
 
@@ -49,6 +65,7 @@ class CrewCell:
     step_ns: float  # before a CUDA graph is made of it
     variance: float
     spread: float  # of the CUDA graph
+    shared: tuple[Share | None, ...] = ()  # by link: the batch of all workers stays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +96,48 @@ def lay_out_crew(bench: Bench, history: Sequence[Kept]) -> CrewGrid:
     )
 
 
-def cell_of(crew: Crew, local: Trial, trial: Trial, spread: float) -> CrewCell:
-    """`local` is the trial before a CUDA graph was made of it."""
-    return CrewCell(
-        sketch=sketch(crew, local.scene, graphed=trial is not local),
-        step_ns=local.step_ns,
-        variance=local.variance,
-        spread=spread,
-    )
+class Sketches:
+    """Steps of all cells. Twice the batch among twice the workers is the step of one: each is
+    sketched once."""
+
+    def __init__(self, crew: Crew) -> None:
+        self.crew = crew
+        self.known: dict[tuple[object, ...], Sketch] = {}
+
+    def cell_of(
+        self, local: Trial, settings: Sequence[Setting], spread: float, *, graphed: bool
+    ) -> CrewCell:
+        """`local` is the trial before a CUDA graph was made of it."""
+        others = frozenset(each for each in settings if each.name != "batch")
+        return CrewCell(
+            sketch=self._of(local.scene, 1.0, others, graphed),
+            step_ns=local.step_ns,
+            variance=local.variance,
+            spread=spread,
+            shared=tuple(
+                self._share(local, link.ranks, others, graphed) for link in self.crew.links
+            ),
+        )
+
+    def _share(
+        self, local: Trial, ranks: int, others: frozenset[Setting], graphed: bool
+    ) -> Share | None:
+        scene, share = local.scene, self.crew.before / ranks
+        same = not graphed and local.peak_changes <= {"batch"}
+        try:
+            return Share(
+                sketch=self._of(scene, share, others, graphed),
+                peak=peak_at_batch(scene, scene.grown * share) if same else None,
+            )
+        except Refused:
+            return None
+
+    def _of(self, scene: Scene, share: float, others: frozenset[Setting], graphed: bool) -> Sketch:
+        key = (others, graphed, round(scene.grown * share, 9))
+        if key not in self.known:
+            scene = share_of_batch(scene, self.crew.before, share)
+            self.known[key] = sketch(self.crew, scene, graphed=graphed)
+        return self.known[key]
 
 
 def _adjusted(history: Sequence[Kept]) -> dict[str, tuple[float, float]]:
@@ -105,6 +156,7 @@ def _axes(crew: Crew | None, why: str) -> tuple[Axis, ...]:
     before = crew.before if crew else 1
     return (
         _workers(before, [link.ranks for link in crew.links] if crew else WORKERS, why),
+        _share(crew, why),
         _bandwidth(why),
         _buckets(crew, why),
     )
@@ -114,7 +166,7 @@ def _workers(before: int, known: Sequence[int], why: str) -> Axis:
     return Axis(
         id="workers",
         label="Workers",
-        hint="DDP replicas, each with its own batch",
+        hint="DDP replicas of the model",
         kind="slider",
         options=tuple(
             Option(label=f"{many:,} (now)", setting="")
@@ -123,6 +175,21 @@ def _workers(before: int, known: Sequence[int], why: str) -> Axis:
             for many in known
         ),
         why=why,
+    )
+
+
+def _share(crew: Crew | None, why: str) -> Axis:
+    """Said with the number of workers: workers=8:strong."""
+    return Axis(
+        id="share",
+        label="Their batch",
+        hint="Weak scaling, or strong: with more workers fewer samples for each",
+        kind="choice",
+        options=(
+            Option(label="each its own", setting=""),
+            Option(label="shared", setting="strong"),
+        ),
+        why=why or (crew.no_share if crew else ""),
     )
 
 
@@ -176,11 +243,15 @@ def encode_crew(grid: CrewGrid, cells: Sequence[CrewCell | None]) -> str:
     assert crew is not None
     assert grid.doubts is not None
     columns: dict[str, Column] = {}
+    there = [cell for cell in cells if cell]
+    every = [cell.sketch for cell in there]
+    every += [share.sketch for cell in there for share in cell.shared if share]
+    sketches = list({id(step): step for step in every}.values())
+    place = {id(step): number for number, step in enumerate(sketches)}
     shapes = {
-        name: _tables(name, [getattr(cell.sketch, name) if cell else None for cell in cells],
-                      grid.unit_ns, columns)
+        name: _tables(name, [getattr(step, name) for step in sketches], grid.unit_ns, columns)
         for name in ("planned", "traced")
-    }  # fmt: skip
+    }
     head = {
         "unit": grid.unit_ns,
         "before": crew.before,
@@ -196,7 +267,9 @@ def encode_crew(grid: CrewGrid, cells: Sequence[CrewCell | None]) -> str:
         "doubts": msgspec.to_builtins(grid.doubts),
         "adjusted": grid.adjusted or {},
         "shapes": shapes,
-        "cells": [_cell(cell) if cell else None for cell in cells],
+        "held": crew.held_bytes,
+        "sketches": [_sketch(step) for step in sketches],
+        "cells": [_cell(cell, place) if cell else None for cell in cells],
     }
     return encode_block(_rounded(head), columns)
 
@@ -206,13 +279,27 @@ def _link(link: Link) -> dict[str, Any]:
     return found | {"basis": _BASIS.get(link.basis, link.basis)}
 
 
-def _cell(cell: CrewCell) -> dict[str, Any]:
-    step = cell.sketch
+def _cell(cell: CrewCell, place: dict[int, int]) -> dict[str, Any]:
     return {
-        "compute": step.compute,
         "step": cell.step_ns,
         "variance": cell.variance,
         "spread": cell.spread,
+        "sketch": place[id(cell.sketch)],
+        "shared": [place[id(share.sketch)] if share else None for share in cell.shared],
+        "peaks": [_peak(share) for share in cell.shared],
+    }
+
+
+def _peak(share: Share | None) -> dict[str, int] | None:
+    if share is None or share.peak is None:
+        return None
+    peak = share.peak
+    return {"peak": peak.size_bytes, "peak_low": peak.low_bytes, "peak_high": peak.high_bytes}
+
+
+def _sketch(step: Sketch) -> dict[str, Any]:
+    return {
+        "compute": step.compute,
         "task": step.task_ns,
         "waiting": step.waiting_ns,
         "wait": step.wait_ns,
@@ -238,7 +325,7 @@ def _tables(
     unit_ns: float,
     columns: dict[str, Column],
 ) -> dict[str, Any] | None:
-    """Each place of the tables is a column over cells and stretches; 0 is never, else one more."""
+    """Each place of the tables is a column over steps and stretches; 0 is never, else one more."""
     known = [shape for shape in shapes if shape is not None]
     if not known:
         return None

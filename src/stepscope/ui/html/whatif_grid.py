@@ -15,7 +15,7 @@ from stepscope.predict.whatifs import cuda_graphs
 from stepscope.predict.whatifs.optimizer import current_kind
 from stepscope.records.prediction import Setting
 from stepscope.ui.html.whatif_axes import Axis, Option
-from stepscope.ui.html.whatif_crew import cell_of, lay_out_crew
+from stepscope.ui.html.whatif_crew import Sketches, lay_out_crew
 from stepscope.ui.whatif import adjusted, try_each
 
 if TYPE_CHECKING:
@@ -196,6 +196,7 @@ def _cells(
     order = _order(axes)
     found: dict[int, tuple[float | None, ...]] = {}
     crews: dict[int, CrewCell | None] = {}
+    sketches = Sketches(crew.crew) if crew.crew else None
     strides = [math.prod(len(axis.options) for axis in axes[i + 1 :]) for i in range(len(axes))]
 
     def grow(
@@ -204,9 +205,10 @@ def _cells(
         if level == len(order):
             found[cell] = _numbers(adjusted(bench.tell(trial, settings), history))
             crews[cell] = None
-            if crew.crew is not None and not trial.refused:
-                spread = cuda_graphs.apply(local.scene, "").spread if trial is not local else 0.0
-                crews[cell] = cell_of(crew.crew, local, trial, spread)
+            if sketches and not trial.refused:
+                graphed = trial is not local
+                spread = cuda_graphs.apply(local.scene, "").spread if graphed else 0.0
+                crews[cell] = sketches.cell_of(local, settings, spread, graphed=graphed)
             return
         place = order[level]
         for number, option in enumerate(axes[place].options):

@@ -103,10 +103,11 @@ def test_of_several_ranks_the_page_says_which(grid: WhatIfGrid) -> None:
 
 def test_workers_links_and_buckets_are_controls_too(grid: WhatIfGrid) -> None:
     assert grid.crew is not None
-    workers, bandwidth, buckets = grid.crew.axes
+    workers, share, bandwidth, buckets = grid.crew.axes
     assert [option.label for option in workers.options] == [
         "1 (now)", "2", "4", "8", "16", "32", "64", "128", "256",
     ]  # fmt: skip
+    assert [option.label for option in share.options] == ["each its own", "shared"]
     assert [option.setting for option in bandwidth.options] == [
         "bandwidth=0.25", "bandwidth=0.5", "", "bandwidth=2", "bandwidth=4", "bandwidth=8",
     ]  # fmt: skip
@@ -117,6 +118,33 @@ def test_workers_links_and_buckets_are_controls_too(grid: WhatIfGrid) -> None:
         "25 MiB (now)",
     ]
     assert not any(axis.why for axis in grid.crew.axes)
+
+
+def test_each_number_of_samples_is_sketched_once(grid: WhatIfGrid) -> None:
+    """Twice the batch among twice the workers is the step of one."""
+    cells = [
+        each
+        for each, places in zip(grid.crew_cells, combinations(grid), strict=True)
+        if all(
+            place == axis.now
+            for place, axis in zip(places, grid.axes, strict=True)
+            if axis.id != "batch"
+        )
+    ]
+    assert len(cells) == 5  # 64, 128, 256, 512 and 1,024 samples
+    half, now, twice = cells[:3]
+    assert half is not None
+    assert now is not None
+    assert twice is not None
+    one, two = now.shared[0], now.shared[1]
+    assert one is not None
+    assert one.sketch is now.sketch
+    assert two is not None
+    assert two.sketch is half.sketch
+    assert twice.shared[1] is not None
+    assert twice.shared[1].sketch is now.sketch
+    assert now.shared[7] is not None  # 128 samples among 128 workers, but not among 256
+    assert now.shared[8] is None
 
 
 def test_where_links_are_not_known_their_controls_say_what_to_do() -> None:

@@ -13,21 +13,22 @@ from msgspec.structs import replace
 from whatif_pages import CPU, cell, combinations, laid_out, pick, places_with, shown, words
 
 from stepscope.predict.crew_step import Local, Plan, predict_together
+from stepscope.predict.sketch import Sketch
 from stepscope.predict.whatif import Bench, parse
 from stepscope.records.explanation import Explanation
 from stepscope.records.promise import Delivery, Kept
-from stepscope.ui.html.whatif_crew import lay_out_crew
+from stepscope.ui.html.whatif_crew import CrewCell, lay_out_crew
 from stepscope.ui.html.whatif_grid import WhatIfGrid
 from stepscope.ui.whatif import adjusted, figures
+from stepscope.ui.words import size
 from stepscope.verify.track_record import make_promise
 
+pytestmark = pytest.mark.browser
 
-@pytest.mark.browser
+
 def test_each_control_moves_the_number_to_exactly_the_predicted_one(
-    explained: tuple[Explanation, Bench, WhatIfGrid], open_page: Any
+    page: Any, grid: WhatIfGrid
 ) -> None:
-    explanation, _, grid = explained
-    page = open_page(explanation, grid)
     assert shown(page) == words(grid.before.baseline_ms)
     made: list[str] = []
     for setting in ("precision=bf16", "batch=x4", "cuda-graphs", "compile", "optimizer=fused"):
@@ -44,12 +45,7 @@ def test_each_control_moves_the_number_to_exactly_the_predicted_one(
     assert page.locator('[data-axis="compile"]').is_checked() is False
 
 
-@pytest.mark.browser
-def test_throughput_memory_and_who_decides_follow(
-    explained: tuple[Explanation, Bench, WhatIfGrid], open_page: Any
-) -> None:
-    explanation, _, grid = explained
-    page = open_page(explanation, grid)
+def test_throughput_memory_and_who_decides_follow(page: Any, grid: WhatIfGrid) -> None:
     pick(page, grid, "batch=x2")
     expected = cell(grid, places_with(grid, "batch=x2"))
     assert grid.batch is not None
@@ -64,12 +60,7 @@ def test_throughput_memory_and_who_decides_follow(
     assert page.locator('[data-out="peak"]').inner_text() == "not known"
 
 
-@pytest.mark.browser
-def test_the_keyboard_reaches_every_control(
-    explained: tuple[Explanation, Bench, WhatIfGrid], open_page: Any
-) -> None:
-    explanation, _, grid = explained
-    page = open_page(explanation, grid)
+def test_the_keyboard_reaches_every_control(page: Any, grid: WhatIfGrid) -> None:
     page.locator('[data-axis="precision"]').first.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
@@ -84,7 +75,6 @@ def test_the_keyboard_reaches_every_control(
     assert shown(page) == words(cell(grid, every)["step"])
 
 
-@pytest.mark.browser
 def test_a_row_of_the_table_sets_the_controls(
     explained: tuple[Explanation, Bench, WhatIfGrid], open_page: Any
 ) -> None:
@@ -96,7 +86,6 @@ def test_a_row_of_the_table_sets_the_controls(
     assert page.locator("[data-wi]").get_attribute("data-tone") == "good"
 
 
-@pytest.mark.browser
 def test_combinations_that_cannot_be_predicted_say_so(
     explained: tuple[Explanation, Bench, WhatIfGrid], open_page: Any
 ) -> None:
@@ -112,7 +101,6 @@ def test_combinations_that_cannot_be_predicted_say_so(
     assert shown(page) == words(grid.before.baseline_ms)
 
 
-@pytest.mark.browser
 def test_a_cpu_traces_page_works_too(open_page: Any) -> None:
     explanation, _, grid = laid_out(CPU)
     page = open_page(explanation, grid)
@@ -129,6 +117,9 @@ CREW = (
     ("precision=bf16", "workers=64", "bucket-mb=1"),
     ("cuda-graphs", "compile", "workers=256", "bandwidth=0.5", "bucket-mb=50"),
     ("batch=x2", "optimizer=fused", "workers=16", "bandwidth=8"),
+    ("workers=8:strong",),
+    ("batch=x4", "workers=64:strong", "bandwidth=0.25"),
+    ("precision=bf16", "cuda-graphs", "batch=x0.5", "workers=16:strong", "bucket-mb=5"),
 )
 
 
@@ -138,12 +129,9 @@ def number(text: str) -> float:
     return float(found[0].replace(",", ""))
 
 
-@pytest.mark.browser
 def test_workers_links_and_buckets_move_all_numbers_beside_the_other_controls(
-    explained: tuple[Explanation, Bench, WhatIfGrid], open_page: Any
+    page: Any, bench: Bench, grid: WhatIfGrid
 ) -> None:
-    explanation, bench, grid = explained
-    page = open_page(explanation, grid)
     for settings in CREW:
         told = bench.predict([parse(each) for each in settings])
         assert not told.refused
@@ -164,16 +152,20 @@ def test_workers_links_and_buckets_move_all_numbers_beside_the_other_controls(
         command = page.locator('[data-out="command"]').inner_text()
         assert all(f"--set {each}" in command for each in settings)
         memory = page.locator('[data-out="peak"]').inner_text()
-        assert (memory == "not known") == (told.peak_bytes is None)
+        expected = "not known" if told.peak_bytes is None else size(told.peak_bytes)
+        assert memory == expected
 
 
-@pytest.mark.browser
+def sketched(cell: CrewCell, plan: Plan, strong: bool) -> Sketch:
+    share = cell.shared[plan.link]
+    assert share is not None
+    return share.sketch if strong else cell.sketch
+
+
 def test_the_page_computes_what_python_does_to_the_last_shown_figure(
-    explained: tuple[Explanation, Bench, WhatIfGrid], open_page: Any
+    page: Any, grid: WhatIfGrid
 ) -> None:
     """Workers, links and bucket sizes of one cell, and of the same as a CUDA graph."""
-    explanation, _, grid = explained
-    page = open_page(explanation, grid)
     assert grid.crew is not None
     crew, doubts = grid.crew.crew, grid.crew.doubts
     assert crew is not None
@@ -186,17 +178,18 @@ def test_the_page_computes_what_python_does_to_the_last_shown_figure(
     assert made is not None
     every = itertools.product(range(1, 9, 2), range(len(crew.ways)), (0.25, 1.0))
     plans = [Plan(link=link, way=way, bandwidth=pace) for link, way, pace in every]
-    for at, step in ((bare, None), (graphed, made.sketch)):
-        known = Local(
-            sketch=plain.sketch, step_ns=plain.step_ns, variance=plain.variance,
-            graphed=step, spread=made.spread,
-        )  # fmt: skip
+    for at, strong in itertools.product((bare, graphed), (False, True)):
         computed = page.evaluate(
-            """([at, bare, plans]) =>
-                plans.map((plan) => window.stepscope.whatif.crew.predict(at, bare, plan))""",
-            [at, bare, [to_builtins(plan) for plan in plans]],
+            """([at, bare, plans, strong]) => plans.map((plan) =>
+                window.stepscope.whatif.crew.predict(at, bare, { ...plan, strong }))""",
+            [at, bare, [to_builtins(plan) for plan in plans], strong],
         )
         for plan, found in zip(plans, computed, strict=True):
+            step, one = (sketched(each, plan, strong) for each in (plain, made))
+            known = Local(
+                sketch=step, step_ns=plain.step_ns, variance=plain.variance,
+                graphed=one if at == graphed else None, spread=made.spread,
+            )  # fmt: skip
             told = predict_together(crew, doubts, known, plan)
             expected = (told.done.step_ns, told.low_ns, told.high_ns, told.done.comm_ns)
             numbers = (found["step"], found["low"], found["high"], found["comm"])
@@ -204,12 +197,9 @@ def test_the_page_computes_what_python_does_to_the_last_shown_figure(
             assert found["exposed"] == pytest.approx(told.exposed_ns, abs=1e-3 * told.done.step_ns)
 
 
-@pytest.mark.browser
 def test_one_worker_exchanges_nothing_and_its_links_cannot_be_moved(
-    explained: tuple[Explanation, Bench, WhatIfGrid], open_page: Any
+    page: Any, grid: WhatIfGrid
 ) -> None:
-    explanation, _, grid = explained
-    page = open_page(explanation, grid)
     link = page.locator("#wi-bandwidth")
     assert link.is_disabled()
     assert page.locator('[data-out="exposed"]').inner_text() == "none"
@@ -218,6 +208,7 @@ def test_one_worker_exchanges_nothing_and_its_links_cannot_be_moved(
         page.keyboard.press("ArrowRight")
     assert page.locator('[data-output="workers"]').inner_text() == "8"
     assert link.is_enabled()
+    page.keyboard.press("Tab")  # whose batch
     page.keyboard.press("Tab")
     page.keyboard.press("ArrowLeft")
     command = page.locator('[data-out="command"]')
@@ -230,32 +221,41 @@ def test_one_worker_exchanges_nothing_and_its_links_cannot_be_moved(
     assert page.locator("#wi-bandwidth").input_value() == "2"
 
 
-@pytest.mark.browser
-def test_the_scaling_chart_is_that_of_the_other_controls(
-    explained: tuple[Explanation, Bench, WhatIfGrid], open_page: Any
+@pytest.mark.parametrize(("name", "how", "most"), [("weak", "", 256), ("strong", ":strong", 128)])
+def test_both_scaling_charts_are_those_of_the_other_controls(
+    page: Any, bench: Bench, name: str, how: str, most: int
 ) -> None:
-    explanation, bench, grid = explained
-    page = open_page(explanation, grid)
-    page.evaluate("window.stepscope.whatif.set(['precision=bf16', 'workers=4', 'bandwidth=0.25'])")
-    dots = page.locator('[data-out="workers"] .dot title').all_text_contents()
-    assert len(dots) == 9
+    """The batch of 128 cannot be shared by more."""
+    wanted = ["precision=bf16", f"workers=4{how}", "bandwidth=0.25"]
+    page.evaluate("wanted => window.stepscope.whatif.set(wanted)", wanted)
+    dots = page.locator(f'[data-out="{name}"] .dot title').all_text_contents()
+    assert dots[-1].startswith(f"{most} workers")
     same = [parse("precision=bf16"), parse("bandwidth=0.25")]
-    told = bench.predict([*same, parse("workers=256")])
+    told = bench.predict([*same, parse(f"workers={most}{how}")])
     assert number(dots[-1].partition("a step of ")[2]) == pytest.approx(told.predicted_ms, rel=0.01)
+    low, high = re.findall(r"[\d.,]+\d", dots[-1].partition("(")[2])[:2]
+    assert number(high) / number(low) == pytest.approx(told.high_ms / told.low_ms, rel=0.03)
     alone = bench.predict([parse("precision=bf16")])
-    efficiency = told.throughput_factor / alone.throughput_factor / 256
+    efficiency = told.throughput_factor / alone.throughput_factor / most
     assert number(dots[-1].partition("efficiency ")[2]) == pytest.approx(100 * efficiency, abs=0.6)
-    chosen = page.locator('[data-out="workers"] .dot.is-chosen title').text_content()
-    assert chosen.startswith("4 workers")
+    chosen = page.locator(".wi-charts .dot.is-chosen title").all_text_contents()
+    (point,) = [each for each in chosen if "workers" in each]  # the other chart has none
+    assert point.startswith("4 workers")
 
 
-@pytest.mark.browser
-def test_moving_a_control_moves_no_other(
-    explained: tuple[Explanation, Bench, WhatIfGrid], open_page: Any
-) -> None:
+def test_more_workers_than_samples_are_not_known_and_the_curves_stay(page: Any) -> None:
+    page.locator("#wi-workers").fill("8")
+    page.locator('[data-axis="share"]').nth(1).check()
+    assert shown(page) == "Not known"
+    assert "fewer samples than workers" in page.locator('[data-out="interval"]').inner_text()
+    assert page.locator('[data-out="strong"] .dot').count() == 8
+    page.locator("#wi-workers").fill("7")
+    assert shown(page) != "Not known"
+    assert "--set workers=128:strong" in page.locator('[data-out="command"]').inner_text()
+
+
+def test_moving_a_control_moves_no_other(page: Any) -> None:
     """Numbers change, what stands where does not."""
-    explanation, _, grid = explained
-    page = open_page(explanation, grid)
     where = """() => [...document.querySelectorAll('[data-wi] form *:not(output), [data-wi] h3')]
         .filter((part) => part.offsetParent)
         .map((part) => part.getBoundingClientRect())
@@ -266,7 +266,6 @@ def test_moving_a_control_moves_no_other(
         assert page.evaluate(where) == before
 
 
-@pytest.mark.browser
 def test_several_ranks_share_one_page(
     explained: tuple[Explanation, Bench, WhatIfGrid], open_page: Any
 ) -> None:
@@ -277,7 +276,6 @@ def test_several_ranks_share_one_page(
     assert page.locator("#whatif").count() == 1
 
 
-@pytest.mark.browser
 def test_earlier_predictions_of_the_same_changes_move_those_with_workers_too(
     explained: tuple[Explanation, Bench, WhatIfGrid], open_page: Any
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,6 @@ GOLDEN = Path(__file__).parents[3] / "golden"
 TRACE = GOLDEN / "h200-resnet18/rank-00000/trace.json.gz"
 CPU = GOLDEN / "cpu_step.json.gz"
 HOSTILE = "</script><img src=x onerror=alert(1)>&{{ 7 * 7 }}"
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 
 
 def laid_out(path: Path) -> tuple[Explanation, Bench, WhatIfGrid]:
