@@ -2,6 +2,7 @@
 
     python benchmarks/ddp_prediction.py                        2 ranks, three bucket sizes
     python benchmarks/ddp_prediction.py --ranks 4 --sleep 0.005
+    python benchmarks/ddp_prediction.py --strong               the batch shared by the ranks
 
 A 1-rank trace, its steps without the profiler and a calibration give the prediction; the same
 processes then run under DDP (see workloads/replicas.py). What is not known here is passed on to
@@ -56,6 +57,7 @@ class Row:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--strong", action="store_true", help="one batch among all ranks")
     parser.add_argument("--keep", type=Path, help="keep trace and measurements in this folder")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--check", action="store_true", help="exit with 1 when a promise fails")
@@ -63,8 +65,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         out = options.keep or Path(scratch)
         out.mkdir(parents=True, exist_ok=True)
-        measured = measure(options.ranks, out, rest)
-        rows = compare(options.ranks, out, measured)
+        measured = measure(options.ranks, out, [*rest, *["--strong"] * options.strong])
+        rows = compare(options.ranks, out, measured, strong=options.strong)
     show(options.ranks, measured, rows)
     if options.json:
         options.json.write_text(json.dumps([as_plain(row) for row in rows], indent=1))
@@ -97,7 +99,7 @@ def measure(ranks: int, out: Path, rest: list[str]) -> dict[str, Any]:
     return found
 
 
-def compare(ranks: int, out: Path, measured: dict[str, Any]) -> list[Row]:
+def compare(ranks: int, out: Path, measured: dict[str, Any], *, strong: bool = False) -> list[Row]:
     trace = read_trace(out / "trace.json", cache=False)
     profile = profile_of(raw_calibration(ranks, measured))
     steps = [round(ns * 1e9) for block in measured["alone"] for ns in block]
@@ -114,7 +116,7 @@ def compare(ranks: int, out: Path, measured: dict[str, Any]) -> list[Row]:
     rows = []
     for name, blocks in measured["together"].items():
         wanted = [
-            Setting(name="workers", value=str(ranks)),
+            Setting(name="workers", value=f"{ranks}:strong" if strong else str(ranks)),
             Setting(name="bucket-mb", value=name),
         ]
         rows.append(

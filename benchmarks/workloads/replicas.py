@@ -3,8 +3,8 @@
 One process starts the ranks by forking, so that torch is imported once. A round has, in an order
 drawn anew: steps of rank 0 alone, steps under DDP with each bucket size, a sweep of all-reduces. So
 a machine that slows down slows all of them. At the end rank 0 records its own steps with the
-profiler. With --sleep compute is sleep of that many seconds a layer (twice that in backward), so
-that ranks need no cores to compute.
+profiler. With --strong the ranks share the batch of the one. With --sleep compute is sleep of that
+many seconds a layer (twice that in backward), so that ranks need no cores to compute.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def run(options: argparse.Namespace) -> None:
     dist.init_process_group("gloo")
     first = dist.get_rank() == 0
     alone = Training(options, None)
-    together = {mb: Training(options, mb) for mb in options.buckets}
+    together = {mb: Training(shared(options), mb) for mb in options.buckets}
     for training in ([alone] if first else []) + list(together.values()):
         training.timed(WARM)
     found = run_rounds(options, alone, together)
@@ -138,6 +138,13 @@ def run(options: argparse.Namespace) -> None:
         (Path(options.out) / "measured.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def shared(options: argparse.Namespace) -> argparse.Namespace:
+    """What each rank has under DDP."""
+    many = options.ranks if options.strong else 1
+    given = vars(options) | {"batch": options.batch // many, "sleep": options.sleep / many}
+    return argparse.Namespace(**given)
 
 
 def run_rounds(
@@ -198,6 +205,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--strong", action="store_true", help="share the batch under DDP")
     parser.add_argument("--sleep", type=float, default=0.0, help="seconds a layer")
     parser.add_argument("--buckets", type=float, nargs="+", default=[1.0, 5.0, 25.0])
     parser.add_argument("--rounds", type=int, default=4)

@@ -51,6 +51,7 @@ def local(bench: Bench, crew: Crew, settings: tuple[str, ...], share: float = 1.
         sketch=sketch(crew, scene),
         step_ns=trial.step_ns,
         variance=trial.variance,
+        whole=sketch(crew, trial.scene) if share != 1.0 else None,
         graphed=sketch(crew, scene, graphed=True) if graphed else None,
         spread=cuda_graphs.apply(trial.scene, "").spread if graphed else 0.0,
     )

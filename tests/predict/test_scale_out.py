@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from stepscope import read_trace
 from stepscope.errors import UsageError
 from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.work import Kind
-from stepscope.predict import scaling_curve
+from stepscope.predict import scale_out, scaling_curve
 from stepscope.predict.algorithms import compare_algorithms
 from stepscope.predict.slowest import expected_maximum
 from stepscope.predict.transfers import Seen, by_data_sheet, by_trace, find_transfers, lower_line
@@ -228,10 +229,22 @@ def test_twice_the_bandwidth_halves_what_bytes_take_and_half_the_latency_the_res
 
 
 def test_strong_scaling_divides_forward_and_backward(tmp_path: Path) -> None:
+    """Of 4 ms a quarter stays on a CPU, and half of the rest goes."""
     bench = cpu_bench(tmp_path, calibration(2, alpha_us=0, us_per_mb=0, lost=0.0))
     weak, strong = (ask(bench, f"workers=2{how}") for how in ("", ":strong"))
-    assert weak.predicted_ms - strong.predicted_ms == pytest.approx(2.0, rel=0.01)
+    assert weak.predicted_ms - strong.predicted_ms == pytest.approx(1.5, rel=0.01)
     assert strong.throughput_factor == pytest.approx(4.5 / strong.predicted_ms, rel=0.001)
+
+
+def test_what_a_share_of_the_batch_takes_on_a_cpu_is_a_guess_and_shows_it(tmp_path: Path) -> None:
+    bench = cpu_bench(tmp_path, calibration(2, alpha_us=0, us_per_mb=0, lost=0.0))
+    weak, strong = (ask(bench, f"workers=2{how}") for how in ("", ":strong"))
+    assert strong.high_ms / strong.low_ms > 1.2 * weak.high_ms / weak.low_ms
+    assert any("a quarter" in said for said in strong.assumptions)
+    # 0.4 of what the share takes away, of the part of the step that is a worker's own.
+    found = scale_out.doubt_of_share(4.5e6, 3.0e6, 4.0e6, on_host=True)
+    assert found == pytest.approx(0.4 * math.log(1.5) * 0.75)
+    assert scale_out.doubt_of_share(4.5e6, 4.5e6, 5e6, on_host=True) == 0.0
 
 
 def test_without_a_calibration_a_cpu_is_refused_and_told_what_to_do(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from stepscope.predict import exchange
 from stepscope.predict.buckets import CAP_BYTES, find_gradients, plan_buckets
 from stepscope.predict.kernels import FLOOR_NS, copy_ns
 from stepscope.predict.norms import find_statistics
-from stepscope.predict.scale_out import share_of_batch
+from stepscope.predict.scale_out import about_batch, share_of_batch
 from stepscope.predict.slowest import find_straggling
 from stepscope.predict.traced import find_traced
 from stepscope.predict.transfers import find_transfers
@@ -131,14 +131,15 @@ def find_crew(bench: Bench) -> Crew:
 
 
 def _tried(bench: Bench, before: int) -> dict[int, tuple[str, ...]]:
-    """What is assumed about each number of workers."""
+    """What is assumed about each number of workers, whatever their batch."""
     found: dict[int, tuple[str, ...]] = {before: ()}
+    own = about_batch(on_host=bench.scene.on_host, strong=False)
     # The fewest that exchange something first: a reason names their number.
     for ranks in sorted({*WORKERS} - {before}, key=lambda ranks: (ranks < 2, ranks)):
         trial = bench.change(bench.begin(), Setting(name="workers", value=str(ranks)))
         if trial.refused:
             raise CannotScale(trial.refused[-1])
-        found[ranks] = trial.assumptions
+        found[ranks] = tuple(line for line in trial.assumptions if line != own)
     return found
 
 

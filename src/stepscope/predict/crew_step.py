@@ -295,6 +295,7 @@ class Local(msgspec.Struct, frozen=True, kw_only=True):
     sketch: Sketch
     step_ns: float
     variance: float
+    whole: Sketch | None = None  # with the whole batch, where `sketch` has a share of it
     graphed: Sketch | None = None  # and then a CUDA graph is made of it
     spread: float = 0.0
 
@@ -317,9 +318,10 @@ def predict_together(crew: Crew, doubts: Doubts, local: Local, plan: Plan) -> To
         variance += (doubts.of_change * log_ratio(done.step_ns, step)) ** 2
         if first:
             variance += _doubt(crew, doubts, local.sketch, each, done) ** 2
+            variance += _doubt_of_share(crew, local, done) ** 2
         step, first = done.step_ns, False
     without = _without(crew, local.sketch, plan)
-    least = _least(doubts, local.sketch, plan, done, without)
+    least = 0.0 if local.whole else _least(doubts, local.sketch, plan, done, without)
     if local.graphed is not None:
         done = run(crew, local.graphed, plan)
         without = _without(crew, local.graphed, plan)
@@ -360,6 +362,21 @@ def _doubt(crew: Crew, doubts: Doubts, step: Sketch, plan: Plan, done: Done) -> 
     usual = run(crew, step, plan, slower=1.0).step_ns
     slow = doubts.of_straggling * log_ratio(done.step_ns, usual)
     return math.hypot(of_link, slow, doubts.of_model)
+
+
+def _doubt_of_share(crew: Crew, local: Local, done: Done) -> float:
+    if local.whole is None:
+        return 0.0
+    own = (_own(local.whole), _own(local.sketch))
+    return scale_out.doubt_of_share(*own, done.step_ns, on_host=crew.on_host)
+
+
+def _own(step: Sketch) -> float:
+    """What a worker needs by itself."""
+    if step.traced is not None:
+        return step.silent_ns
+    assert step.planned is not None
+    return _alone(step.planned.tables, 0.0, np.zeros(0)).step_ns
 
 
 def _without(crew: Crew, step: Sketch, plan: Plan) -> float:

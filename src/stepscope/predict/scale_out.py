@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 OF_STRAGGLING = 0.5  # of what the slowest adds, one standard deviation
 OF_MODEL = {True: 0.06, False: 0.03}  # of the step, by whether compute and links share cores
 LEAST = 0.98  # of what a worker takes by itself: links only add
+OF_SHARE = {True: 0.4, False: batch.SPREAD}  # of what a share of the batch takes away, likewise
+# On a CPU this much of forward and backward does not shrink with the samples: the median of seven
+# models (0.12 to 0.94), whose libraries repack weights for every product (docs/scale-out.md).
+_STAYS = 0.25
 _MB = 1 << 20
 
 
@@ -92,7 +96,7 @@ def replan(scene: Scene, **wanted: Any) -> Outcome:
         size_bytes=planned.size_bytes,
         comm_ns=_comm_ns(graph),
         exposed_ns=max(0.0, step - without),
-        least_ns=LEAST * min(step, own),
+        least_ns=0.0 if plan.strong else LEAST * min(step, own),
         straggling=straggling,
         held_bytes=planned.held_bytes,
     )
@@ -126,6 +130,7 @@ class _Planned:
         self.statistics = find_statistics(scene) if self.toll else None
         self.share = before / plan.ranks if plan.strong else 1.0
         graph = share_of_batch(replace(scene, graph=bare), before, self.share).graph
+        self.own_ns = (silent_ns(bare), silent_ns(graph)) if plan.strong else (0.0, 0.0)
         keeps = traced is not None and len(traced.tasks) > 0
         self.retimed = keeps and plan.bucket_mb is None and not plan.stage
         self.graph = graph
@@ -219,9 +224,10 @@ class _Planned:
         return durations - moving, moving / np.maximum(expected, 1.0)
 
     def doubt(self, graph: StepGraph, transfers: Transfers | None, straggling: float) -> float:
-        """Of the logarithm of the step: the link's, and whether slow steps meet."""
+        """Of the logarithm of the step: of the share, of the link, and whether slow steps meet."""
+        share = doubt_of_share(*self.own_ns, step_ns(graph), on_host=self.scene.on_host)
         if transfers is None:
-            return 0.0
+            return share
         factor = math.exp(1.96 * transfers.spread)
         low, high = (
             step_ns(self.step(transfers.scaled(each), straggling)) for each in (1 / factor, factor)
@@ -229,7 +235,7 @@ class _Planned:
         link = math.log(max(high, 1.0) / max(low, 1.0)) / (2 * 1.96)
         usual = step_ns(self.step(transfers, 1.0)) if straggling != 1.0 else step_ns(graph)
         slow = OF_STRAGGLING * abs(math.log(max(step_ns(graph), 1.0) / max(usual, 1.0)))
-        return math.hypot(link, slow, OF_MODEL[self.scene.on_host])
+        return math.hypot(share, link, slow, OF_MODEL[self.scene.on_host])
 
 
 def _transfers(scene: Scene, plan: Plan, traced: Traced | None) -> Transfers | None:
@@ -256,7 +262,7 @@ def _transfers(scene: Scene, plan: Plan, traced: Traced | None) -> Transfers | N
 
 
 def share_of_batch(scene: Scene, workers: int, factor: float) -> Scene:
-    """The step with so many times the samples. On a CPU forward and backward grow with them.
+    """The step with so many times the samples. On a CPU most of forward and backward grows.
 
     Refuses less than one sample for each worker; `workers` have the batch together now.
     """
@@ -270,8 +276,21 @@ def share_of_batch(scene: Scene, workers: int, factor: float) -> Scene:
     graph = scene.graph
     phase = graph.calls.phase
     passes = (phase == Phase.FORWARD) | (phase == Phase.BACKWARD)
-    shared = scale_calls(graph, passes & (graph.calls.row >= 0), factor)
+    shared = scale_calls(graph, passes & (graph.calls.row >= 0), _STAYS + (1 - _STAYS) * factor)
     return replace(changed(scene, shared), grown=scene.grown * factor)
+
+
+def doubt_of_share(whole_ns: float, share_ns: float, step: float, *, on_host: bool) -> float:
+    """Of the logarithm of the step. A worker's own time with the whole batch and with its share."""
+    if not share_ns or not step:
+        return 0.0
+    moved = abs(math.log(max(whole_ns, 1.0) / share_ns))
+    return OF_SHARE[on_host] * min(1.0, moved) * min(1.0, share_ns / step)
+
+
+def silent_ns(graph: StepGraph) -> float:
+    """The step if no collective took any time."""
+    return step_ns(scale_tasks(graph, graph.tasks.kind == Kind.COMM, 0.0))
 
 
 def _comm_ns(graph: StepGraph) -> float:
@@ -300,9 +319,9 @@ def _assumptions(
 ) -> tuple[str, ...]:
     said = []
     if plan.ranks != told.before:
-        kept = "their batch together stays" if plan.strong else "each keeps its batch"
         own = "cores" if scene.on_host else "a device"
-        said.append(f"{told.before} -> {plan.ranks} workers, {kept}; each has {own} of its own")
+        said.append(f"{told.before} -> {plan.ranks} workers, each with {own} of its own")
+        said.append(about_batch(on_host=scene.on_host, strong=plan.strong))
         said.append(_about_straggling(scene, told))
     if transfers:
         said.append(transfers.said)
@@ -323,6 +342,14 @@ def _assumptions(
         if not scene.on_host and not planned.retimed:
             said.append("communication and compute do not slow each other on the device")
     return tuple(said)
+
+
+def about_batch(*, on_host: bool, strong: bool) -> str:
+    if not strong:
+        return "each worker keeps its batch"
+    if on_host:
+        return "the batch stays and is shared; a quarter of forward and backward stays too, a guess"
+    return "the batch stays and is shared; host time and the shortest kernels stay too"
 
 
 def _about_straggling(scene: Scene, told: Exchange) -> str:

@@ -8,13 +8,12 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.work import Kind
 from stepscope.predict import exchange
 from stepscope.predict.buckets import find_gradients
 from stepscope.predict.crew import find_links, first_of_forward
-from stepscope.predict.edit import scale_tasks
 from stepscope.predict.outline import outline, split_call, with_slope
+from stepscope.predict.scale_out import silent_ns
 from stepscope.predict.slowest import slower
 from stepscope.predict.traced import find_traced
 from stepscope.predict.whatifs import cuda_graphs
@@ -71,16 +70,12 @@ def sketch(crew: Crew, scene: Scene, *, graphed: bool = False) -> Sketch:
     return replace(
         known,
         traced=_outline(crew, whole, (), tasks.tolist()),
-        silent_ns=_silent(whole),
-        quiet_ns=_silent(one or bare) if (bare.tasks.kind == Kind.COMM).any() else None,
+        silent_ns=silent_ns(whole),
+        quiet_ns=silent_ns(one or bare) if (bare.tasks.kind == Kind.COMM).any() else None,
         waiting_ns=float(waiting.sum()) if traced.buckets else 0.0,
         wait_ns=tuple(waiting.tolist()),
         share=tuple(share.tolist()),
     )
-
-
-def _silent(graph: StepGraph) -> float:
-    return step_ns(scale_tasks(graph, graph.tasks.kind == Kind.COMM, 0.0))
 
 
 def _graphed(scene: Scene, graph: StepGraph) -> StepGraph:

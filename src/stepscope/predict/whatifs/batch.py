@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stepscope.predict.scene import Scene
 
 HELP = "another batch size, as a number or a factor (x2)"
+SPREAD = 0.05
 _TAIL = 0.4  # of a wave: what the last one leaves idle
 _FACTOR = re.compile(r"^x(\d+(?:\.\d+)?)$")
 
@@ -51,7 +52,7 @@ def grow(scene: Scene, factor: float) -> Outcome:
             "time and the optimizer stay",
             "a kernel that does not fill the device grows only once it does",
         ),
-        spread=0.05,
+        spread=SPREAD,
         samples=factor,
         peak=peak_at_batch(scene, scene.grown * factor),
     )

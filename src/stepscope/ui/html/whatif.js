@@ -296,8 +296,8 @@ const WhatIf = (() => {
       const lines = settings.flatMap((each) => this.data.assumptions[each] || []);
       if (this.crew && this.workers > 1 && then.step !== null) {
         const plan = this.plan(this.places);
-        const { links, ways } = this.crew.data;
-        if (plan.link !== this.crew.now) lines.push(...links[plan.link].said);
+        const { links, ways, batch } = this.crew.data;
+        if (plan.link !== this.crew.now) lines.push(...links[plan.link].said, batch[Number(plan.strong)]);
         const way = ways[plan.way];
         const size = way.size_bytes.reduce((sum, each) => sum + each, 0);
         const many = way.size_bytes.length === 1 ? "1 bucket" : `${way.size_bytes.length} buckets`;

@@ -222,11 +222,12 @@ const Crew = (() => {
         done = this.run(at, each);
         variance += (doubts.of_change * ratio(done.step, step)) ** 2;
         if (!i) variance += this.doubt(at, each, done) ** 2;
+        if (!i && plan.strong) variance += this.doubtOfShare(cells[bare].sketch, at, done) ** 2;
         step = done.step;
       });
       if (!done) done = this.run(at, plan);
       let without = this.without(at, plan);
-      const least = this.least(at, plan, done, without);
+      const least = plan.strong ? 0 : this.least(at, plan, done, without);
       if (cell !== bare) {
         const graphed = this.sketch(cell, plan);
         done = this.run(graphed, plan);
@@ -272,13 +273,29 @@ const Crew = (() => {
       return this.run(at, plan, { times: 0 }).step;
     }
 
+    // Of what a share of the batch takes away from a worker's own time.
+    doubtOfShare(whole, at, done) {
+      const own = this.own(at);
+      return this.data.ofShare * Math.min(1, ratio(this.own(whole), own)) * Math.min(1, own / done.step);
+    }
+
+    // What a worker needs by itself.
+    own(at) {
+      const { traced, silent } = this.data.sketches[at];
+      return traced ? silent : this.alone(at);
+    }
+
+    alone(at) {
+      return this.once(`${at} alone`, () => steady(this.replay(this.tables(at, "planned", 1), () => {})));
+    }
+
     // No link makes the step shorter than what a worker needs by itself.
     least(at, plan, done, without) {
       const { reached, lowest } = this.data.doubts;
       const cell = this.data.sketches[at];
       let own = without;
       if (cell.planned && (!cell.traced || plan.way)) {
-        own = Math.min(own, this.once(`${at} alone`, () => steady(this.replay(this.tables(at, "planned", 1), () => {}))));
+        own = Math.min(own, this.alone(at));
       }
       return reached * lowest * Math.min(done.step, own);
     }

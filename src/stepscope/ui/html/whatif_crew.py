@@ -17,7 +17,7 @@ import numpy as np
 from stepscope.predict.crew import WORKERS, CannotScale, find_crew
 from stepscope.predict.crew_step import find_doubts
 from stepscope.predict.peaks import peak_at_batch
-from stepscope.predict.scale_out import share_of_batch
+from stepscope.predict.scale_out import OF_SHARE, about_batch, share_of_batch
 from stepscope.predict.sketch import sketch
 from stepscope.predict.whatifs.outcome import Refused
 from stepscope.ui.html.payload import encode_block
@@ -268,6 +268,8 @@ def encode_crew(grid: CrewGrid, cells: Sequence[CrewCell | None]) -> str:
         "adjusted": grid.adjusted or {},
         "shapes": shapes,
         "held": crew.held_bytes,
+        "ofShare": OF_SHARE[crew.on_host],
+        "batch": [about_batch(on_host=crew.on_host, strong=each) for each in (False, True)],
         "sketches": [_sketch(step) for step in sketches],
         "cells": [_cell(cell, place) if cell else None for cell in cells],
     }

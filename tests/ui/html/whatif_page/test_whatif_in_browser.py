@@ -188,6 +188,7 @@ def test_the_page_computes_what_python_does_to_the_last_shown_figure(
             step, one = (sketched(each, plan, strong) for each in (plain, made))
             known = Local(
                 sketch=step, step_ns=plain.step_ns, variance=plain.variance,
+                whole=plain.sketch if strong else None,
                 graphed=one if at == graphed else None, spread=made.spread,
             )  # fmt: skip
             told = predict_together(crew, doubts, known, plan)
