@@ -228,6 +228,16 @@ def test_twice_the_bandwidth_halves_what_bytes_take_and_half_the_latency_the_res
     assert steps[0] - steps[2] == pytest.approx(50, rel=0.001)  # one all-reduce of 100 µs
 
 
+@pytest.mark.parametrize("setting", ["workers=2", "workers=2:strong", "bandwidth=1", "latency=1"])
+def test_workers_and_links_as_they_are_change_nothing(setting: str, tmp_path: Path) -> None:
+    bench = Bench(ddp_trace(tmp_path, elements=1 << 20, dur=900))
+    now, same = ask(bench), ask(bench, setting)
+    assert not same.refused
+    assert (same.predicted_ms, same.low_ms, same.high_ms) == (
+        now.predicted_ms, now.low_ms, now.high_ms,
+    )  # fmt: skip
+
+
 def test_strong_scaling_divides_forward_and_backward(tmp_path: Path) -> None:
     """Of 4 ms a quarter stays on a CPU, and half of the rest goes."""
     bench = cpu_bench(tmp_path, calibration(2, alpha_us=0, us_per_mb=0, lost=0.0))

@@ -284,7 +284,7 @@ def find_doubts(bench: Bench) -> Doubts:
         of_model=scale_out.OF_MODEL[bench.scene.on_host],
         of_straggling=scale_out.OF_STRAGGLING,
         of_host=whatif.host_spread(base),
-        lowest=base.low_ns / base.step_ns,
+        lowest=bench.lowest,
         reached=scale_out.LEAST,
     )
 

@@ -80,6 +80,9 @@ def replan(scene: Scene, **wanted: Any) -> Outcome:
     before = traced.ranks if traced else 1
     old = scene.plan or Plan(ranks=before)
     plan = replace(old, **wanted)
+    plan = replace(plan, strong=plan.strong and plan.ranks != before)
+    if plan == old:
+        return Outcome(scene=scene, assumptions=("workers and links stay as they are",), spread=0.0)
     if traced and traced.otherwise:
         raise Refused(f"only replicas can be added and changed here, and {traced.otherwise}")
     transfers = _transfers(scene, plan, traced)

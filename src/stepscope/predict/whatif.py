@@ -111,6 +111,12 @@ class Bench:
             return peak_at_batch(self.scene, 1.0)
         return Peak(**dict.fromkeys(Peak.__struct_fields__, memory.peak_bytes))
 
+    @cached_property
+    def lowest(self) -> float:
+        """The low end of the step as it is, over the step."""
+        base = self.corrected
+        return _interval(self.scene, base, base.step_ns, 0.0)[0] / base.step_ns
+
     def predict(self, settings: Sequence[Setting]) -> Prediction:
         """All what-ifs together; one that refuses leaves the step as it is."""
         trial = self.begin()
@@ -154,7 +160,7 @@ class Bench:
         scene, base, memory = trial.scene, self.corrected, self.scene.memory
         predicted = trial.step_ns
         low, high = _interval(scene, base, predicted, trial.variance)
-        least = scene.exchange.least_ns * base.low_ns / base.step_ns if scene.exchange else 0.0
+        least = scene.exchange.least_ns * self.lowest if scene.exchange else 0.0
         if least < predicted:  # links only add to what a worker does by itself
             low = max(low, least)
         speedup = base.step_ns / predicted if predicted else 1.0
