@@ -11,6 +11,7 @@ from explain.build import kernel, op, step, write
 from stepscope import read_trace
 from stepscope.predict.whatif import Bench
 from stepscope.predict.whatifs import WHATIFS
+from stepscope.predict.whatifs.checkpoint import repetitions
 from stepscope.predict.whatifs.optimizer import KINDS
 
 if TYPE_CHECKING:
@@ -24,10 +25,18 @@ Made = tuple[str, list[list[int]], float]  # operator, shapes, microseconds of i
 # the bias, whether it is transposed, and what is asked for.
 ARGUMENTS = {
     "aten::cudnn_convolution": ["[1, 1]", "[1, 1]", "[1, 1]", "1"],
+    "aten::_convolution": [
+        "", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1", "False", "False", "True", "True",
+    ],
     "aten::convolution_backward": [
         "", "[1, 1]", "[3, 3]", "[1, 1]", "False", "[0, 0]", "96", "[True, True, False]",
     ],
 }  # fmt: skip
+
+KERNELS = {
+    "aten::convolution_backward": "sm80_xmma_wgrad_implicit_gemm_indexed",
+    "aten::_convolution": "void DSE::regular_fft_pad<0, 1, 128, 16, 32, 1, float>",
+}
 
 
 @pytest.fixture
@@ -47,7 +56,13 @@ def bench(tmp_path: Path) -> Callable[..., Bench]:
                     dtypes=["float"] * len(shapes) + ["ScalarList"] * len(more),
                     concrete=[""] * len(shapes) + more,
                 )
-                events += kernel("k", start=at + 20, dur=dur, launched_at=at + 5, grid=[64, 1, 1])
+                events += kernel(
+                    KERNELS.get(name, "k"),
+                    start=at + 20,
+                    dur=dur,
+                    launched_at=at + 5,
+                    grid=[64, 1, 1],
+                )
                 at += 200 + dur
         return Bench(read_trace(write(tmp_path / "made.json", events, device="NVIDIA H200")))
 
@@ -80,6 +95,24 @@ def test_a_depthwise_convolution_gains_nothing(bench: Callable[..., Bench]) -> N
     found = us(bench(wide, deep, back), "precision", "bf16")
     assert found[0] < 200
     assert found[1:] == pytest.approx([300, 900])
+
+
+def test_a_first_layer_of_three_channels_is_not_depthwise(bench: Callable[..., Bench]) -> None:
+    """In its backward the image stands where a weight does in forward."""
+    image, weight = [32, 3, 56, 56], [96, 3, 3, 3]
+    found = us(
+        bench(("aten::convolution_backward", [IMAGES, image, weight], 900.0)), "precision", "bf16"
+    )
+    assert found == pytest.approx([900 * 67 / 989.5], rel=0.01)  # as much as the peak gains
+
+
+def test_a_convolution_by_fourier_transforms_goes_another_way_in_bf16(
+    bench: Callable[..., Bench],
+) -> None:
+    """However slow the transforms were: 22% of the peak, behind a start of 8 us."""
+    found = us(bench(("aten::_convolution", [IMAGES, [96, 96, 3, 3]], 5000.0)), "precision", "bf16")
+    flops = 2 * 32 * 96 * 96 * 9 * 56 * 56
+    assert found == pytest.approx([flops / (0.22 * 989.5e12) * 1e6 + 8], rel=0.01)
 
 
 def test_batch_norms_of_images_get_slower_and_activations_take_half(
@@ -129,6 +162,14 @@ def test_twice_the_batch_doubles_what_moves_bytes_and_fills_idle_cores_with_prod
     assert found == pytest.approx([2 + 100 * (128 / 132 + 0.4), 202], rel=1e-3)
 
 
+def test_a_convolutions_gradient_of_weights_sums_over_twice_the_samples(
+    bench: Callable[..., Bench],
+) -> None:
+    """Its blocks are those of the weight: as many as before, each twice as long."""
+    back = ("aten::convolution_backward", [IMAGES, IMAGES, [96, 96, 3, 3]], 902.0)
+    assert us(bench(back), "batch", "x2") == pytest.approx([1802], rel=1e-3)
+
+
 def test_a_cuda_graphs_kernels_are_a_microsecond_apart(bench: Callable[..., Bench]) -> None:
     many = [("aten::relu", [IMAGES], 50.0)] * 5
     graph = WHATIFS["cuda-graphs"](bench(*many).scene, "").scene.graph
@@ -152,9 +193,23 @@ def test_blocks_are_counted_by_operators_not_kernels(bench: Callable[..., Bench]
     block = [("aten::mm", [[512, 768], [768, 3072]], 50.0)] * 2 + [
         ("aten::mm", [[512, 3072], [3072, 768]], 50.0)
     ]
-    from stepscope.predict.whatifs.checkpoint import repetitions
-
     assert repetitions(bench(*block * 3).scene) == 3
+
+
+def test_a_product_that_runs_many_times_in_a_block_does_not_hide_the_block(
+    bench: Callable[..., Bench],
+) -> None:
+    """Three blocks of two layers, and five small products of one shape in each."""
+    block = [
+        ("aten::mm", [[512, 768], [768, 3072]], 50.0),
+        *[("aten::bmm", [[96, 64, 64], [96, 64, 64]], 10.0)] * 5,
+        ("aten::mm", [[512, 3072], [3072, 768]], 50.0),
+    ]
+    head = ("aten::mm", [[512, 768], [768, 1000]], 50.0)
+    made = bench(*block * 3, head)
+    assert repetitions(made.scene) == 3
+    # Fifteen times the same layer is nobody's block.
+    assert repetitions(bench(*[block[1]] * 15, head).scene) == 15
 
 
 def test_what_was_not_changed_is_there_again(bench: Callable[..., Bench]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from workloads.zoo import convolutions, sequences, tables, transformers
+from workloads.zoo import convolutions, more, sequences, tables, transformers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +46,12 @@ MODELS = {
     "dlrm": Model(tables.dlrm, 2048),
     "graph": Model(tables.graph, 4),
     "points": Model(tables.points, 32),
+    "efficient": Model(more.efficient, 64),
+    "volumes": Model(more.volumes, 8),
+    "detector": Model(more.detector, 16),
+    "linear": Model(more.linear, 8),
+    "reader": Model(more.reader, 64),
+    "rows": Model(more.rows, 4096),
 }
 
 

@@ -104,17 +104,27 @@ def _all_in(text: str, known: set[tuple[int, ...]]) -> bool:
 
 def _grown(scene: Scene, factor: float) -> Floats:
     """A start-up that stays, and the rest: of products by how many waves of blocks the device has
-    to run; other kernels move bytes, or have their blocks loop over the samples (batch norms)."""
+    to run; other kernels move bytes, or have their blocks loop over the samples (batch norms, and
+    products whose result is a weight's gradient)."""
     tasks = scene.graph.tasks
     blocks = task_blocks(scene) * scene.grown
     wave = float(scene.multiprocessors)
     before = np.maximum(1.0, blocks / wave + _TAIL)
     after = np.maximum(1.0, blocks * factor / wave + _TAIL)
-    product = (blocks > 0) & (scene.operators.family != Family.OTHER)
+    product = (blocks > 0) & (scene.operators.family != Family.OTHER) & ~_over_samples(scene)
     growth = np.where(product, after / before, factor)
     start = np.minimum(tasks.dur_ns, FLOOR_NS)
     found: Floats = start + (tasks.dur_ns - start) * growth
     return found
+
+
+def _over_samples(scene: Scene) -> Flags:
+    """Convolutions' gradients of weights, by their kernels' names, which say so."""
+    rows, names, strings = scene.graph.tasks.row, scene.trace.device.name, scene.trace.strings
+    codes = np.where(rows >= 0, names[np.maximum(rows, 0)], -1) if len(names) else rows
+    distinct, of = np.unique(codes, return_inverse=True)
+    found = [code >= 0 and "wgrad" in strings[code] for code in distinct.tolist()]
+    return np.array(found, np.bool_)[of.reshape(-1)]
 
 
 def task_blocks(scene: Scene) -> Floats:

@@ -13,7 +13,7 @@ from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, chan
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
-    from stepscope.explain.replay.graph import Ints, StepGraph
+    from stepscope.explain.replay.graph import Flags, Ints, StepGraph
     from stepscope.predict.scene import Scene
 
 HELP = "recompute blocks in backward (blocks), or stop doing so (none)"
@@ -122,13 +122,26 @@ def repetitions(scene: Scene) -> int:
 
 
 def _repeated(scene: Scene) -> tuple[list[Ints], Ints]:
-    """The operators of every product that runs at least half as often as the commonest, and how
-    often."""
+    """The operators of every product that blocks are made of, and how often each runs."""
     of, host = scene.operators, scene.trace.host
     rows = distinct(of.row[(of.flops > 0) & (scene.task_phase == Phase.FORWARD)])
     if not len(rows):
         return [], np.zeros(0, np.int32)
     key = host.name[rows].astype(np.int64) << 32 | host.shapes[rows].astype(np.int64)
     _, place, counts = np.unique(key, return_inverse=True, return_counts=True)
-    often = np.flatnonzero(counts >= max(2, counts.max() // 2))
+    often = np.flatnonzero(_in_blocks(counts))
     return [rows[place.reshape(-1) == each] for each in often], counts[often].astype(np.int32)
+
+
+def _in_blocks(counts: Ints) -> Flags:
+    """Products that run at least half as often as the commonest. If that one runs many times in a
+    block, it is alone: then those whose number it is a multiple of."""
+    most = int(counts.max())
+    often: Flags = counts >= max(2, most // 2)
+    if often.sum() >= _FEWEST_PRODUCTS:
+        return often
+    for blocks in distinct(counts[counts > 1]).tolist():
+        inside: Flags = counts % blocks == 0
+        if most % blocks == 0 and (counts == blocks).sum() >= _FEWEST_PRODUCTS:
+            return inside
+    return often

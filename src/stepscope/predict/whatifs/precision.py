@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -42,6 +41,7 @@ _LOSS = re.compile(r"^aten::_?log_softmax$|^aten::cross_entropy|^aten::nll_loss_
 # What autocast costs the host for every product of the forward pass, there and in backward: casts
 # and the search for them, as so many times the step's mean host time for a launch.
 _PRODUCT_HOST, _CONVOLUTION_HOST = 2.3, 1.8
+_FOURIER = re.compile(r"fft|_complex")
 _DEPTHWISE = 4  # channels that each output of a convolution looks at, at most
 # Recurrent layers are many small products one behind another: they gain this much, whatever their
 # FLOPs say.
@@ -100,10 +100,10 @@ def _depthwise(scene: Scene) -> Flags:
 def _few_channels(shapes: list[tuple[int, ...]]) -> bool:
     """Of input and weight, as a convolution has them first; its backward has a gradient before."""
     wide = [shape for shape in shapes if len(shape) >= 3]
-    return any(
-        len(given) == len(weight) and 0 < weight[1] <= _DEPTHWISE and given[1] > weight[1]
-        for given, weight in pairwise(wide)
-    )
+    if len(wide) < 2:
+        return False
+    given, weight = wide[-2:]
+    return 0 < weight[1] <= _DEPTHWISE and given[1] > weight[1]
 
 
 def _faster_products(scene: Scene, product: Flags, dtype: str, ceilings: Ceilings) -> StepGraph:
@@ -114,7 +114,7 @@ def _faster_products(scene: Scene, product: Flags, dtype: str, ceilings: Ceiling
     backward = scene.task_phase == Phase.BACKWARD
     # No product gains more than the peak does.
     gains = [ceilings.flops[dtype] / ceilings.flops.get(each, 1.0) for each in _DTYPES]
-    most = np.array(gains)[of.dtype]
+    most = np.where(_transformed(scene), np.inf, np.array(gains)[of.dtype])
     for family in (Family.MATMUL, Family.ATTENTION, Family.CONVOLUTION, Family.RECURRENT):
         for way in (False, True):
             mine = product & (of.family == family) & (backward == way)
@@ -133,6 +133,16 @@ def _faster_products(scene: Scene, product: Flags, dtype: str, ceilings: Ceiling
                     gain = _RECURRENT_GAIN.get(dtype, _NARROW_RECURRENT_GAIN)
                     new[mine] = np.maximum(new[mine], tasks.dur_ns[mine] / gain)
     return replace(scene.graph, tasks=replace(tasks, dur_ns=new))
+
+
+def _transformed(scene: Scene) -> Flags:
+    """Convolutions by Fourier transforms, which only fp32 has: a narrow one goes another way."""
+    tasks, of, trace = scene.graph.tasks, scene.operators, scene.trace
+    mine = np.flatnonzero((of.family == Family.CONVOLUTION) & (tasks.row >= 0))
+    told, place = np.unique(trace.device.name[tasks.row[mine]], return_inverse=True)
+    found = [_FOURIER.search(trace.strings[code]) is not None for code in told.tolist()]
+    fourier = mine[np.array(found, np.bool_)[place.reshape(-1)]]
+    return np.isin(of.row, of.row[fourier])
 
 
 def _halved(scene: Scene) -> Flags:

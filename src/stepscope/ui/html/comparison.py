@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import jinja2
 from markupsafe import Markup
 
-from stepscope.ui.comparison import interval, percent, promise_words, words_of
+from stepscope.ui.comparison import interval, percent, promise_words, whole_steps, words_of
 from stepscope.ui.html.report import _source, _write_atomically, sentence
 from stepscope.ui.words import PARTS, size
 
@@ -145,6 +145,10 @@ def _tables(comparison: Comparison) -> list[Rows]:
         for row in comparison.budget
         if row.a_ms or row.b_ms
     ]
+    if parts:
+        a, b = whole_steps(comparison)
+        parts.append(("The step", f"{a:.3f}", f"{b:.3f}", f"{b - a:+.3f}"))
+    profiled = "profiled " if comparison.steps_are == "profiled" else ""
     phases = [
         (
             row.id,
@@ -158,7 +162,7 @@ def _tables(comparison: Comparison) -> list[Rows]:
     config = [(row.name, row.a or "-", row.b or "-") for row in comparison.config]
     named = (*columns, "calls A", "calls B")
     return [
-        Rows(title="Parts of the step", columns=columns, rows=parts),
+        Rows(title=f"Parts of the {profiled}step", columns=columns, rows=parts),
         Rows(title="Phases on the host", columns=(*columns, "interval, ms"), rows=phases),
         Rows(title="Kernels", columns=named, rows=_named(comparison.kernels)),
         Rows(title="Operators", columns=named, rows=_named(comparison.operators)),
