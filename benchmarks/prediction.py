@@ -197,8 +197,11 @@ def _cases(recorded: dict[str, Recorded]) -> Iterator[tuple[str, str, str]]:
             yield f"{model}_fp32", OF_CONFIGURATION[words], name
             if words == "fused" and f"{model}_loop" in recorded:
                 yield f"{model}_loop", "optimizer=fused", name
-        elif words.removeprefix("bf16-") in OF_CONFIGURATION:
-            yield f"{model}_bf16", OF_CONFIGURATION[words.removeprefix("bf16-")], name
+        base, _, change = words.partition("-")
+        if base in ("bf16", "sgd") and change in OF_CONFIGURATION:
+            yield f"{model}_{base}", OF_CONFIGURATION[change], name
+            if change == "fused" and f"{model}_{base}-loop" in recorded:
+                yield f"{model}_{base}-loop", "optimizer=fused", name
 
 
 def _means(rows: list[dict[str, Any]], *names: str) -> None:

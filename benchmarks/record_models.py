@@ -2,8 +2,9 @@
 
     python benchmarks/record_models.py --out DIR MODEL:CONFIG[,CONFIG...] ...
 
-A config is words joined by "-": fp32, tf32 or bf16; foreach, fused or loop; graph; ckpt (every
-block computed twice); x2 (twice the batch). Words left out are fp32, foreach. `+` behind it also
+A config is words joined by "-": fp32, tf32 or bf16; foreach, fused or loop; sgd (with momentum);
+graph; ckpt (every block computed twice); x2 (twice the batch). Words left out are fp32, foreach,
+AdamW. `+` behind it also
 records a trace of three steps. All configurations of a model live in one process and take turns,
 block by block, so that what a host does in one process and not in another cannot be taken for a
 difference between them. Writes DIR/truth.json and DIR/<model>_<config>.json.gz. Works with torch
@@ -96,6 +97,7 @@ class Configuration:
         self.batch = MODELS[model].batch * (2 if "x2" in chosen else 1)
         self.tf32, self.bf16, self.graph = (w in chosen for w in ("tf32", "bf16", "graph"))
         self.kind = next((w for w in ("fused", "loop") if w in chosen), "foreach")
+        self.sgd = "sgd" in chosen
         before = self._allocated()
         self._set()
         workload = build(model, self.device, self.batch)
@@ -127,7 +129,10 @@ class Configuration:
             kind["fused"] = True
         elif self.kind == "loop":
             kind["foreach"] = False
-        optimizers = [torch.optim.AdamW(group, **kind) for group in parameters(workload.modules)]
+        make: Any = torch.optim.AdamW
+        if self.sgd:
+            make, kind = torch.optim.SGD, kind | {"momentum": 0.9, "weight_decay": 5e-4}
+        optimizers = [make(group, **kind) for group in parameters(workload.modules)]
 
         def step() -> tuple[float, ...]:
             spent = [0.0, 0.0, 0.0]

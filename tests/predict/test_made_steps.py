@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from explain.build import kernel, op, step, write
+from explain.build import kernel, note, op, step, write
 from stepscope import read_trace
-from stepscope.predict.whatif import Bench
+from stepscope.predict.updates import ADAM, MOMENTUM, PLAIN, Rule, current_kind
+from stepscope.predict.whatif import Bench, parse
 from stepscope.predict.whatifs import WHATIFS
 from stepscope.predict.whatifs.checkpoint import repetitions
-from stepscope.predict.whatifs.optimizer import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -179,13 +179,57 @@ def test_a_cuda_graphs_kernels_are_a_microsecond_apart(bench: Callable[..., Benc
 
 def test_a_fused_optimizer_takes_so_much_of_the_hosts_time() -> None:
     """Once a step and for each tensor, in microseconds."""
-    assert KINDS["foreach"].host_us(100) == 890 + 17 * 100
-    assert KINDS["fused"].host_us(100) / KINDS["foreach"].host_us(100) == pytest.approx(
+    kinds = ADAM.kinds
+    assert kinds["foreach"].host_us(100) == 890 + 17 * 100
+    assert kinds["fused"].host_us(100) / kinds["foreach"].host_us(100) == pytest.approx(
         0.413, abs=0.001
     )
-    assert KINDS["fused"].host_us(100) / KINDS["loop"].host_us(100) == pytest.approx(
+    assert kinds["fused"].host_us(100) / kinds["loop"].host_us(100) == pytest.approx(
         0.094, abs=0.001
     )
+
+
+def stepped(folder: Path, optimizer: str, *operators: str) -> Bench:
+    """A product, and behind it an optimizer's step of these operators."""
+    events: list[dict[str, Any]] = []
+    for number in range(STEPS):
+        at = number * STEP_US
+        events += step(number, start=at, dur=STEP_US)
+        events += op("aten::mm", start=at, dur=40, shapes=[[64, 64], [64, 64]])
+        events += kernel("k", start=at + 20, dur=50, launched_at=at + 5)
+        events += note(f"Optimizer.step#{optimizer}.step", start=at + 500, dur=2000)
+        for place, name in enumerate(operators):
+            events += op(name, start=at + 520 + 100 * place, dur=60)
+            events += kernel("k", start=at + 540 + 100 * place, dur=50,
+                             launched_at=at + 530 + 100 * place)  # fmt: skip
+    return Bench(read_trace(write(folder / "stepped.json", events, device="NVIDIA H200")))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "operators", "rule"),
+    [
+        ("AdamW", ("aten::_foreach_mul_", "aten::_foreach_addcdiv_"), ADAM),
+        ("SGD", ("aten::_foreach_mul_", "aten::_foreach_add_"), MOMENTUM),
+        ("SGD", ("aten::_foreach_add_",), PLAIN),
+    ],
+)
+def test_an_optimizers_rule_is_known_by_its_name_and_what_it_runs(
+    optimizer: str, operators: tuple[str, ...], rule: Rule, tmp_path: Path
+) -> None:
+    made = stepped(tmp_path, optimizer, *operators)
+    assert made.scene.rule == rule
+    assert current_kind(made.scene) == "foreach"
+
+
+def test_what_has_no_fused_form_is_refused(tmp_path: Path) -> None:
+    made = stepped(tmp_path, "RMSprop", "aten::_foreach_mul_", "aten::_foreach_addcdiv_")
+    found = made.predict([parse("optimizer=fused")])
+    assert found.refused == ("optimizer=fused: PyTorch has no fused form of RMSprop",)
+
+
+def test_sgd_keeps_less_than_adam() -> None:
+    """Parameter and moments, in fp32."""
+    assert [rule.state_bytes for rule in (ADAM, MOMENTUM, PLAIN)] == [12, 8, 4]
 
 
 def test_blocks_are_counted_by_operators_not_kernels(bench: Callable[..., Bench]) -> None:

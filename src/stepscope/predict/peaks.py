@@ -1,9 +1,9 @@
 """Peak memory with another batch or with blocks recomputed.
 
-From what was measured where it was; else, for a transformer that Adam trains, by arithmetic: the
-peak stands where backward begins, with parameters, optimizer state, everything kept for backward,
-and the loss's gradient, but no gradients of parameters yet. With few samples it stands in the
-optimizer's step, which keeps gradients, and whose foreach form makes one copy more.
+From what was measured where it was; else, for a transformer that Adam or SGD trains, by arithmetic:
+the peak stands where backward begins, with parameters, optimizer state, everything kept for
+backward, and the loss's gradient, but no gradients of parameters yet. With few samples it stands in
+the optimizer's step, which keeps gradients, and whose foreach form makes one copy more.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from msgspec.structs import replace
 from stepscope.explain.memory.batch import predict_peak
 from stepscope.explain.memory.model import find_transformer
 from stepscope.explain.memory.theory import token_bytes, transformer_activations
-from stepscope.predict.whatifs.optimizer import current_kind
+from stepscope.predict.updates import current_kind
 from stepscope.records.prediction import Peak
 
 if TYPE_CHECKING:
     from stepscope.explain.memory.theory import Transformer
     from stepscope.predict.scene import Scene
+    from stepscope.predict.updates import Rule
 
-_STATE_BYTES = 12  # of a parameter in fp32 and Adam's two moments
-_STEP_BYTES, _FOREACH_BYTES = 16, 20  # of a parameter inside the optimizer's step
+_FLOAT = 4
 _UNSURE = 0.05  # of what arithmetic says
 
 
@@ -68,20 +68,25 @@ def _arithmetic(scene: Scene) -> Arithmetic | None:
     model = find_transformer(scene.calls) if scene.calls else None
     if model is None or scene.parameters is None:
         return None
+    rule = scene.rule
+    if not rule.fused:  # what another one keeps is not known
+        return None
     tokens = model.batch * model.length
     outside = token_bytes(replace(model, layers=0)) * tokens
     kept = transformer_activations(model, None).total_bytes - model.cast_bytes
     return Arithmetic(
-        fixed_bytes=_STATE_BYTES * scene.parameters.elements + model.cast_bytes,
+        fixed_bytes=rule.state_bytes * scene.parameters.elements + model.cast_bytes,
         blocks_bytes=kept - outside,
         inputs_bytes=model.layers * tokens * model.width * model.residual_bytes,
         outside_bytes=outside + _of_loss(model, tokens),
-        optimizer_bytes=_optimizer_bytes(scene) * scene.parameters.elements,
+        optimizer_bytes=_in_step(scene, rule) * scene.parameters.elements,
     )
 
 
-def _optimizer_bytes(scene: Scene) -> int:
-    return _FOREACH_BYTES if current_kind(scene) == "foreach" else _STEP_BYTES
+def _in_step(scene: Scene, rule: Rule) -> int:
+    """Of a parameter: with its gradient, and a copy that foreach makes."""
+    copied = current_kind(scene) == "foreach" and rule.state_bytes > _FLOAT
+    return rule.state_bytes + _FLOAT + (_FLOAT if copied else 0)
 
 
 def _of_loss(model: Transformer, tokens: int) -> int:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from stepscope.predict.kernels import Family, family_of
+from stepscope.predict.updates import ADAM
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from stepscope.explain.work import Work
     from stepscope.predict.parameters import Parameters
     from stepscope.predict.scale_out import Exchange, Plan
+    from stepscope.predict.updates import Rule
     from stepscope.records.efficiency import Ceilings
     from stepscope.records.explanation import Steps
     from stepscope.records.job import Job, RankFolder
@@ -57,6 +59,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     profile: Profile | None = None
     calls: StepCalls | None = None  # of a step's forward, where shapes were recorded
     batch: int | None = None
+    rule: Rule = ADAM  # of the optimizer
     grown: float = 1.0  # samples of a step over those of the trace
     host_spread: float = 0.0
     multiprocessors: int = USUAL_MULTIPROCESSORS

@@ -19,6 +19,7 @@ from stepscope.explain.roofline import find_ceilings
 from stepscope.predict.order import SAME_PEAK, in_order
 from stepscope.predict.parameters import find_parameters
 from stepscope.predict.scene import Scene
+from stepscope.predict.updates import find_rule
 from stepscope.predict.whatifs import WHATIFS, WITHOUT_VALUE
 from stepscope.predict.whatifs.outcome import Refused, WrongValue
 from stepscope.records.devices import find_device
@@ -82,7 +83,7 @@ class Bench:
         graph = describe(trace, work, corrected.graph)
         self.corrected: Corrected = replace(corrected, graph=graph)
         device = find_device(trace.device_name or "")
-        self.scene = Scene(
+        scene = Scene(
             trace=trace,
             work=work,
             steps=steps,
@@ -100,6 +101,7 @@ class Bench:
             job=job,
             steps_ns=truth.steps_ns if truth else steps.cycles_ns,
         )
+        self.scene = replace(scene, rule=find_rule(scene))
 
     @cached_property
     def peak_now(self) -> Peak | None:

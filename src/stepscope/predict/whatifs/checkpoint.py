@@ -129,7 +129,7 @@ def _repeated(scene: Scene) -> tuple[list[Ints], Ints]:
         return [], np.zeros(0, np.int32)
     key = host.name[rows].astype(np.int64) << 32 | host.shapes[rows].astype(np.int64)
     _, place, counts = np.unique(key, return_inverse=True, return_counts=True)
-    often = np.flatnonzero(_in_blocks(counts))
+    often = np.flatnonzero(_in_blocks(counts.astype(np.int32)))
     return [rows[place.reshape(-1) == each] for each in often], counts[often].astype(np.int32)
 
 

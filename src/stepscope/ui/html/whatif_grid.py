@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepscope.predict.order import in_order
+from stepscope.predict.updates import current_kind
 from stepscope.predict.whatifs import cuda_graphs
-from stepscope.predict.whatifs.optimizer import current_kind
 from stepscope.records.prediction import Setting
 from stepscope.ui.html.whatif_axes import Axis, Option
 from stepscope.ui.html.whatif_crew import Sketches, lay_out_crew
