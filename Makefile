@@ -6,6 +6,8 @@ PEERS := .venv-peers
 # A pinned torch keeps gigabytes of CUDA packages away from machines without a GPU.
 TORCH ?= torch==2.13.0
 SHARED_TRACES ?= ../shared/traces
+# Code is compiled once, not by each of the hundreds of processes that the tests start.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test lint types imports tests test-slow trainers format bench bench-capture \
 	bench-predict clean

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 REPO = Path(__file__).parent.parent
 GOLDEN = REPO / "tests" / "golden"
 SHARED = REPO.parent / "shared"
-# The files are listed by name so that a missing one is a skipped test, not one fewer.
+# The files are listed by name so that a missing one is a skipped test, not one fewer. The variants
+# differ from another one only by batch or precision.
+VARIANTS = ("gpt2s_b16_fp32", "gpt2s_b4_fp32", "gpt2s_b8_tf32", "vitb16_b64_fp32")
 SHARED_TRACES = [
     *(
         f"h200/{name}"
@@ -86,9 +88,16 @@ def shared() -> Path:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes `shared_trace` runs once for each of the shared recordings."""
-    if "shared_trace" in metafunc.fixturenames:
-        metafunc.parametrize("shared_trace", SHARED_TRACES, indirect=True)
+    """A test that takes `shared_trace` runs once for each of the shared recordings; one that takes
+    long may take `unlike_trace`, which leaves variants of another to `make test-slow`."""
+    if "shared_trace" not in metafunc.fixturenames:
+        return
+    long = "unlike_trace" in metafunc.fixturenames
+    traces = [
+        pytest.param(name, marks=pytest.mark.slow if long and name.endswith(VARIANTS) else ())
+        for name in SHARED_TRACES
+    ]
+    metafunc.parametrize("shared_trace", traces, indirect=True)
 
 
 @pytest.fixture
@@ -98,6 +107,12 @@ def shared_trace(shared: Path, request: pytest.FixtureRequest) -> Path:
     if not path.is_file():
         pytest.skip(f"{path} is not on this machine")
     return path
+
+
+@pytest.fixture
+def unlike_trace(shared_trace: Path) -> Path:
+    """The same, of recordings that differ by more than their batch or precision."""
+    return shared_trace
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 import stepscope
 from stepscope import errors
 from stepscope.explain import findings, job_findings, nccl
-from stepscope.ui.cli.main import VERBS
+from stepscope.ui.cli.verbs import VERBS
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src/stepscope"

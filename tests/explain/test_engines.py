@@ -276,7 +276,7 @@ def test_explain_together_tells_the_first_rank_and_breaks_nothing(
     of the processes is in trouble alone."""
     pytest.importorskip("torch")
     paths = (job, job / "rank-0000{rank}", "/does/not/exist", f"trouble:{job}")
-    done = torchrun(SCRIPTS / "together.py", tmp_path, *paths)
+    done = call(SCRIPTS / "start_ranks.py", 2, SCRIPTS / "together.py", tmp_path, *paths)
     assert done.returncode == 0, done.stderr
     ranks = [[n, f"{job}/rank-{n:05d}/trace.json"] for n in range(5)]
     told = [json.loads((tmp_path / f"told-{rank}.json").read_text()) for rank in (0, 1)]

@@ -21,9 +21,11 @@ from stepscope.measure.clock import offset_bounds
 from stepscope.records.job import KINDS, SYNCHRONISING, Calls, RankPart
 from stepscope.records.job import Job as Joined
 
-# How many jobs of each size; thresholds hold for the jobs of a size together.
-FAULTY = {2: 50, 4: 50, 8: 50, 64: 10, 1024: 2}
-HEALTHY = {2: 50, 4: 50, 8: 50, 64: 10, 1024: 2}
+# How many jobs of each size a block has; thresholds hold for its jobs of a size together. Other
+# blocks are other draws of the same: `make test-slow` has them.
+FAULTY = {2: 50, 4: 50, 8: 50, 64: 10, 1024: 1}
+HEALTHY = {2: 25, 4: 25, 8: 25, 64: 5, 1024: 1}
+BLOCKS = [0, pytest.param(1, marks=pytest.mark.slow)]
 
 
 def join(parts: Sequence[RankPart], profiles: Sequence[Any] = ()) -> Joined:
@@ -205,19 +207,25 @@ def test_a_fault_shows_where_it_should(cause: Any) -> None:
 # What is said about them
 
 
+def seeds(block: int, count: int) -> range:
+    return range(block * count, (block + 1) * count)
+
+
 @pytest.mark.parametrize("ranks", FAULTY)
-def test_the_right_rank_and_cause_are_found(ranks: int) -> None:
-    plans = [draw_plan(seed, ranks, faulty=True) for seed in range(FAULTY[ranks])]
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_right_rank_and_cause_are_found(ranks: int, block: int) -> None:
+    plans = [draw_plan(seed, ranks, faulty=True) for seed in seeds(block, FAULTY[ranks])]
     counts, lines = tally(plans, join)
     assert counts["right"] >= 0.98 * FAULTY[ranks], "\n".join(lines)
 
 
 @pytest.mark.parametrize("ranks", HEALTHY)
-def test_nobody_is_accused_in_healthy_jobs(ranks: int) -> None:
+@pytest.mark.parametrize("block", BLOCKS)
+def test_nobody_is_accused_in_healthy_jobs(ranks: int, block: int) -> None:
     plans = [
         draw_plan(seed + 10_000, ranks, noise=noise)
         for noise in (0.01, 0.05)
-        for seed in range(HEALTHY[ranks])
+        for seed in seeds(block, HEALTHY[ranks])
     ]
     counts, lines = tally(plans, join)
     assert counts["accused"] <= 0.01 * len(plans), "\n".join(lines)
@@ -251,10 +259,13 @@ def test_a_hiccup_is_no_straggler(ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [4, 8, 64])
 @pytest.mark.parametrize("cause", ["stage", "link"])
-def test_where_as_many_are_slow_as_not_nobody_is_accused_wrongly(ranks: int, cause: Any) -> None:
+@pytest.mark.parametrize("block", BLOCKS)
+def test_where_as_many_are_slow_as_not_nobody_is_accused_wrongly(
+    ranks: int, cause: Any, block: int
+) -> None:
     """One of two stages, or of two groups: to find it is welcome, to find another one is not."""
-    count = 30 if ranks < 64 else 8
-    plans = [draw_plan(seed, ranks, cause=cause, halves=True) for seed in range(count)]
+    drawn = seeds(block, 15 if ranks < 64 else 4)
+    plans = [draw_plan(seed, ranks, cause=cause, halves=True) for seed in drawn]
     counts, lines = tally(plans, join)
     assert counts["wrong"] == 0, "\n".join(lines)
 
@@ -275,10 +286,11 @@ def test_a_link_without_siblings_is_slow_only_beside_a_calibration(ranks: int) -
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 64])
-def test_a_calibration_accuses_no_healthy_link(ranks: int) -> None:
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_calibration_accuses_no_healthy_link(ranks: int, block: int) -> None:
     counts: Counter[str] = Counter()
     lines = []
-    for seed in range(40 if ranks < 64 else 10):
+    for seed in seeds(block, 20 if ranks < 64 else 5):
         job = make_job(draw_plan(seed + 10_000, ranks))
         found = join(job.parts, [profile_of(job.plan)]).stragglers
         counts[judge(job, found)] += 1

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_every_nanosecond_is_where_the_plain_reference_puts_it(shared_trace: Path) -> None:
-    ours = explain_rank(read_trace(shared_trace, cache=False))
-    theirs = account_for(shared_trace)
+def test_every_nanosecond_is_where_the_plain_reference_puts_it(unlike_trace: Path) -> None:
+    ours = explain_rank(read_trace(unlike_trace, cache=False))
+    theirs = account_for(unlike_trace)
     timeline, idle = ours.timeline, ours.idle
     assert {
         "span": timeline.span_ns,

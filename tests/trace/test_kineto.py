@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from made import call, flow, kernel, memory, op, ops, span, thread_name
 
 from stepscope import read_trace
 from stepscope.records.trace import DeviceKind, HostKind, Trace
+from stepscope.trace import columns, files
 
 
 @pytest.fixture
@@ -222,6 +224,34 @@ def test_operators_keep_shapes_types_and_sequence(read: Any) -> None:
     assert host.shapes[1] == host.dtypes[1] == -1
     assert host.sequence.tolist() == [17, -1]
     assert host.forward_thread.tolist() == [1, -1]
+
+
+@pytest.mark.parametrize("piece_bytes", [500, 512 << 10])
+def test_inputs_are_those_of_each_call_however_alike_calls_are(
+    read: Any, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    monkeypatch.setattr(files, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(columns, "_MOST_SIGNATURES", 20)
+    inputs = [
+        (shapes, dtypes, concrete)
+        for shapes in (None, "[[2, 3]]", "[[3, 2]]")
+        for dtypes in (None, '["float"]', '["double"]')
+        for concrete in (None, '["1"]', '["float"]')
+    ] * 2
+    keys = ("Input Dims", "Input type", "Concrete Inputs")
+    events = [
+        op(
+            "aten::x",
+            start,
+            1,
+            **{key: json.loads(text) for key, text in zip(keys, each, strict=True) if text},
+        )
+        for start, each in enumerate(inputs)
+    ]
+    trace = read(events)
+    found = (trace.host.shapes, trace.host.dtypes, trace.host.concrete)
+    told = [[trace.strings[code] if code >= 0 else None for code in column] for column in found]
+    assert list(zip(*told, strict=True)) == inputs
 
 
 def test_memory_instants_keep_the_order_of_one_instant(read: Any) -> None:

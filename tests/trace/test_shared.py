@@ -58,9 +58,9 @@ def check(path: Path) -> None:
 
 
 def test_a_shared_trace_has_the_spans_and_times_that_json_and_decimal_see(
-    shared_trace: Path,
+    unlike_trace: Path,
 ) -> None:
-    check(shared_trace)
+    check(unlike_trace)
 
 
 def test_golden_traces_have_the_spans_and_times_that_json_and_decimal_see(
@@ -70,8 +70,8 @@ def test_golden_traces_have_the_spans_and_times_that_json_and_decimal_see(
         check(golden / f"{name}.json.gz")
 
 
-def test_a_shared_trace_cut_and_damaged_loses_little(shared_trace: Path, tmp_path: Path) -> None:
-    text = gzip.decompress(shared_trace.read_bytes())[: 3 << 20]
+def test_a_shared_trace_cut_and_damaged_loses_little(unlike_trace: Path, tmp_path: Path) -> None:
+    text = gzip.decompress(unlike_trace.read_bytes())[: 3 << 20]
     at = text.rindex(b'"ph"', 0, len(text) * 3 // 4)
     damaged = tmp_path / "damaged.json"
     damaged.write_bytes(text[:at] + text[at:].replace(b":", b" ", 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -243,6 +244,22 @@ def test_what_next_fits_what_was_compared(tmp_path: Path) -> None:
     found = compare([str(a)], [str(b)])
     other = replace(found, config=(Difference(name="shapes", a="[8]", b="[16]"),))
     assert "compare samples a second" in words_of(other).next
+
+
+def test_the_parts_table_has_the_verdicts_steps_as_its_total(golden: Path, tmp_path: Path) -> None:
+    traces = [
+        shutil.copy(golden / "h200-resnet18/rank-00000/trace.json.gz", tmp_path / f"{name}.json.gz")
+        for name in "ab"
+    ]
+    page = tmp_path / "page.html"
+    printed = told(*traces, "--html", page)
+    found = compare([str(traces[0])], [str(traces[1])])
+    step = milliseconds(found.a_ms)
+    assert f"No difference seen: {step} and {step} ms a step" in " ".join(printed.split())
+    assert f"parts of the profiled step  {step} -> {step} ms" in printed
+    text = page.read_text()
+    assert "Parts of the profiled step" in text
+    assert f'<td>The step</td><td class="number">{found.a_ms:.3f}</td>' in text
 
 
 def test_on_a_cpu_operators_are_not_listed_twice(

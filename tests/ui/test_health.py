@@ -15,6 +15,7 @@ import pytest
 from stepscope import explain_job
 from stepscope.ui.health import check_health
 
+Done = subprocess.CompletedProcess[str]
 FOREVER = """
     import time
     import torch
@@ -25,7 +26,7 @@ FOREVER = """
     dist.init_process_group("gloo")
     model = DistributedDataParallel(torch.nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range({steps}):
+    for step in range(10**6):
         optimizer.zero_grad()
         model(torch.ones(8, 64)).sum().backward()
         time.sleep(0.02)
@@ -34,11 +35,22 @@ FOREVER = """
 """
 
 
-def health(script: Path, *options: str) -> subprocess.CompletedProcess[str]:
+BRIEF = """
+    import torch
+
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(2):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+"""
+TWO_RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+
+def health(script: Path, *options: str, launcher: tuple[str, ...] = ()) -> Done:
     ours = [sys.executable, "-m", "stepscope", "health", *options, "--"]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     return subprocess.run(
-        [*ours, *launcher, "--nproc-per-node=2", str(script)],
+        [*ours, sys.executable, *launcher, str(script)],
         capture_output=True,
         text=True,
         timeout=170,
@@ -46,16 +58,17 @@ def health(script: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def script(tmp_path: Path, steps: int) -> Path:
+def script(tmp_path: Path, text: str) -> Path:
     file = tmp_path / "train.py"
-    file.write_text(textwrap.dedent(FOREVER.format(steps=steps)))
+    file.write_text(textwrap.dedent(text))
     return file
 
 
 def test_a_job_that_would_run_for_hours_is_looked_at_and_ended(tmp_path: Path) -> None:
     began = time.monotonic()
     out = tmp_path / "run"
-    done = health(script(tmp_path, 10**6), "--json", "--out", str(out))
+    train = script(tmp_path, FOREVER)
+    done = health(train, "--json", "--out", str(out), launcher=TWO_RANKS)
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - began < 150
     told = json.loads(done.stdout)
@@ -68,7 +81,7 @@ def test_a_job_that_would_run_for_hours_is_looked_at_and_ended(tmp_path: Path) -
 
 
 def test_a_command_that_ends_too_early_is_said_so(tmp_path: Path) -> None:
-    done = health(script(tmp_path, 2))
+    done = health(script(tmp_path, BRIEF))
     assert done.returncode == 4
     assert "before 7 steps were over (2 were seen)" in done.stderr
     assert done.stdout == ""

@@ -96,6 +96,8 @@ def _steps_of(steps: Steps, made: Int64) -> NDArray[np.int32]:
 
 
 def _told_on_device(trace: Trace, at: NDArray[np.intp]) -> tuple[list[_Told], NDArray[np.int32]]:
+    if not len(at):
+        return [], np.empty(0, np.int32)
     device, host = trace.device, trace.host
     own, launch = device.collective[at], device.launch[at]
     said = np.full((3, len(at)), ABSENT, np.int32)  # name, shapes, dtypes of the call around it

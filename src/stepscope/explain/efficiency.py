@@ -17,14 +17,18 @@ from stepscope.explain.flops.dtypes import DTYPES
 from stepscope.explain.flops.kernel_names import read_name
 from stepscope.explain.flops.pieces import choose, cut
 from stepscope.explain.roofline import find_ceilings, list_spots
+from stepscope.explain.work import named, rows_named
 from stepscope.records.efficiency import DtypeUse, Efficiency
 from stepscope.records.trace import HostKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from stepscope.explain.flops.call import Call
     from stepscope.explain.flops.costs import Costs
+    from stepscope.explain.flops.kernel_names import KernelName
     from stepscope.explain.flops.pieces import Chosen, Pieces
     from stepscope.explain.groundwork import Groundwork
     from stepscope.records.efficiency import Ceilings
@@ -102,14 +106,12 @@ def _by_dtype(
     products = products[costs.counted[pieces.operator[products]]]
     dtype = costs.dtype[pieces.operator[products]]
     if not on_host:
-        codes = pieces.name[products].tolist()
-        names = {code: read_name(trace.strings[code]) for code in set(codes)}
-        helps = np.array([names[code].harmless for code in codes], np.bool_)
+        helps = _of_kernels(trace, pieces, products, lambda kernel: kernel.harmless)
         products, dtype = products[~helps], dtype[~helps]
-        cores = [names[code].cores for code in pieces.name[products].tolist()]
         half = np.isin(dtype, [DTYPES.index(name) for name in _HALF])
-        tensor = np.array([each == "tensor" for each in cores], np.bool_)
-        tensor |= half & np.array([each == "unknown" for each in cores], np.bool_)
+        tensor = _of_kernels(trace, pieces, products, lambda kernel: kernel.cores == "tensor")
+        untold = _of_kernels(trace, pieces, products, lambda kernel: kernel.cores == "unknown")
+        tensor |= half & untold
         np.add.at(on_tensor, dtype[tensor], pieces.dur_ns[products[tensor]])
     np.add.at(total, dtype, pieces.dur_ns[products])
     uses = [
@@ -143,20 +145,27 @@ def _unknown_share(trace: Trace, costs: Costs, pieces: Pieces, *, on_host: bool)
     told = row >= 0
     told[told] = costs.flops[row[told]] >= 0
     if not on_host:
-        own = _pytorchs(trace)[trace.host.name]
-        told[told] = costs.answering[row[told]] | own[row[told]]
-        codes = pieces.name[chosen].tolist()
-        harmless = {code: read_name(trace.strings[code]).harmless for code in set(codes)}
-        told |= np.array([harmless[code] for code in codes], np.bool_)
+        told[told] = (costs.answering | _pytorchs(trace))[row[told]]
+        told |= _of_kernels(trace, pieces, chosen, lambda kernel: kernel.harmless)
     return int(pieces.dur_ns[chosen[~told]].sum()) / total if total else 0.0
 
 
+def _of_kernels(
+    trace: Trace,
+    pieces: Pieces,
+    chosen: NDArray[np.intp],
+    matches: Callable[[KernelName], bool],
+) -> NDArray[np.bool_]:
+    """Of some pieces, those whose kernel's name says so."""
+    among = np.ones(len(chosen), np.bool_)
+    return named(trace, pieces.name[chosen], among, lambda name: matches(read_name(name)))
+
+
 def _pytorchs(trace: Trace) -> NDArray[np.bool_]:
-    """Per string: the name of one of PyTorch's own operators."""
-    own = np.zeros(len(trace.strings), np.bool_)
-    codes = set(trace.host.name[trace.host.kind == HostKind.OPERATOR].tolist())
-    own[[code for code in codes if trace.strings[code].startswith("aten::")]] = True
-    return own
+    """Host rows that are PyTorch's own operators."""
+    host = trace.host
+    operator = host.kind == HostKind.OPERATOR
+    return rows_named(trace, host, operator, lambda name: name.startswith("aten::"))
 
 
 def _notes(
@@ -208,10 +217,7 @@ def _has_graphs(trace: Trace) -> bool:
 
 
 def _share_named(trace: Trace, pieces: Pieces, prefix: str) -> float:
-    codes = set(pieces.name.tolist())
-    named = np.zeros(len(trace.strings), np.bool_)
-    named[[code for code in codes if trace.strings[code].startswith(prefix)]] = True
-    chosen = named[pieces.name] & pieces.compute
+    chosen = named(trace, pieces.name, pieces.compute, lambda name: name.startswith(prefix))
     return float(pieces.dur_ns[chosen].sum() / max(1, pieces.dur_ns[pieces.compute].sum()))
 
 

@@ -49,7 +49,7 @@ def watch_host(trace: Trace, work: Work) -> HostTime:
     """Of the whole trace, for all windows of it."""
     host = trace.host
     blocking = blocking_calls(trace)
-    mine = np.isin(host.thread, work.threads)
+    mine = work.feeds(host.thread)
     named = mine & (host.kind <= HostKind.ANNOTATION)
     framework = (host.kind == HostKind.OPERATOR) | (host.kind == HostKind.RUNTIME)
     overhead = host.kind == HostKind.OVERHEAD
@@ -154,7 +154,7 @@ def _holds_end_of(
 def frames_at(trace: Trace, work: Work, times: NDArray[np.int64]) -> NDArray[np.int32]:
     """The innermost Python function that ran at each time on the busiest feeding thread."""
     host = trace.host
-    python = np.flatnonzero((host.kind == HostKind.PYTHON) & np.isin(host.thread, work.threads))
+    python = np.flatnonzero((host.kind == HostKind.PYTHON) & work.feeds(host.thread))
     out = np.full(len(times), ABSENT, np.int32)
     if not len(python):
         return out

@@ -82,7 +82,10 @@ def user_frames(trace: Trace, rows: NDArray[Any]) -> NDArray[np.int32]:
     python = host.kind == HostKind.PYTHON
     if not python.any():
         return np.full(len(rows), ABSENT, np.int32)
-    frame = rows_named(trace, host, python, place_of)
-    user = frame & ~rows_named(trace, host, frame, is_library)
-    own = nearest_of(host, user, rows)
-    return np.where(own >= 0, own, nearest_of(host, frame, rows))
+    user = rows_named(trace, host, python, lambda name: not is_library(name))
+    found = nearest_of(host, user, rows)
+    lost = np.flatnonzero(found < 0)
+    if len(lost):
+        frame = rows_named(trace, host, python, place_of)
+        found[lost] = nearest_of(host, frame, rows[lost])
+    return found

@@ -70,7 +70,7 @@ def step_edges(steps: Steps, work: Work) -> tuple[NDArray[np.int64], NDArray[np.
 def _loading(trace: Trace, work: Work) -> Set:
     host = trace.host
     named = rows_named(trace, host, host.kind == HostKind.ANNOTATION, DATA_LOADING.search)
-    named &= np.isin(host.thread, work.threads)
+    named &= work.feeds(host.thread)
     return intervals.union(
         *(times[named] for times in (host.start_ns, host.start_ns + host.dur_ns))
     )

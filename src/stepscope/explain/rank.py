@@ -63,7 +63,8 @@ def explain_rank(
         idle_in_step, gaps_in_step = split_idle(trace, work, host, window)
     step_ms = with_truth(step_time(steps, timeline), truth)
     step_ms = with_correction(step_ms, ground)
-    budget = budget_of_record(make_budget(steps, step_ms, in_step, idle_in_step), step_ms)
+    profiled_budget = make_budget(steps, step_ms, in_step, idle_in_step)
+    budget = budget_of_record(profiled_budget, step_ms)
     efficiency = measure_efficiency(ground, step_ms, profile)
     device_time = carry_back(trace, work)
     kernels = list_kernels(trace, work, steps)
@@ -128,6 +129,7 @@ def explain_rank(
         quality=(*trace.quality, *_notes(trace, work, steps), *(beside.notes if beside else ())),
         efficiency=efficiency,
         memory=memory,
+        profiled_budget=profiled_budget,
     )
 
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from stepscope.errors import UsageError
 from stepscope.explain.findings import fragmentation, memory_leak, memory_near_limit
-from stepscope.explain.memory.snapshot import memory_of_snapshot
 from stepscope.explain.memory.words import biggest, held_words, size
 from stepscope.records.explanation import (
     Budget,
@@ -23,7 +22,6 @@ from stepscope.records.explanation import (
 )
 from stepscope.records.job import Calls, Pace, RankPart
 from stepscope.records.quality import Note
-from stepscope.trace.snapshot import read_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +34,9 @@ _SEVERITIES = ("high", "medium", "low", "none")
 
 def explain_snapshot(path: Path, name: str, limit_bytes: int | None) -> RankExplanation:
     """`path` is where the file can be read, `name` what the user calls it."""
+    from stepscope.explain.memory.snapshot import memory_of_snapshot
+    from stepscope.trace.snapshot import read_snapshot
+
     snapshot = read_snapshot(path)
     memory = memory_of_snapshot(snapshot, limit_bytes)
     return RankExplanation(

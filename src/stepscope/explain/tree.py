@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from stepscope.records.trace import HostEvents
 
 
-_CLOSE = 16  # times as wide as there are values
-
-
 class Levels(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of a forest grouped by depth, so that a level can be handled in one operation."""
 
@@ -76,26 +73,47 @@ def outermost(parent: NDArray[np.int32], label: NDArray[Any]) -> NDArray[np.bool
 
 def group(*columns: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp], int]:
     """Distinct combinations, sorted: the first row of each, the group of every row, how many."""
-    first, inverse = _ranked(columns[0])
+    keys, width = _codes(columns[0])
     for column in columns[1:]:
-        again, rank = _ranked(column)
-        first, inverse = _ranked(inverse * len(again) + rank)
+        codes, wide = _codes(column)
+        if width * wide > _room(keys):
+            keys, width = _dense(keys, width)
+        if width * wide > _room(keys):
+            codes, wide = _dense(codes, wide)
+        keys, width = keys * wide + codes, width * wide
+        if width > _room(keys):
+            keys, width = _codes(keys)
+    first, inverse = _ranked(keys, width)
     return first, inverse, len(first)
 
 
-def _ranked(values: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The first row of each distinct value, and the rank of every row's. Values that lie close
-    together, as codes do, need no sorting."""
+def _room(values: NDArray[Any]) -> int:
+    """How far apart values may lie so that a place for each costs less than sorting them."""
+    return 4 * len(values) + 1024
+
+
+def _codes(values: NDArray[Any]) -> tuple[NDArray[np.intp], int]:
+    """Numbers from zero in the same order, and how many there may be of them."""
     low = int(values.min(initial=0))
     width = int(values.max(initial=0)) - low + 1
-    if width > _CLOSE * len(values):
-        _, first, rank = np.unique(values, return_index=True, return_inverse=True)
-        return first, rank.reshape(-1)
-    values = values.astype(np.intp) - low
+    if width > _room(values):
+        distinct, ranks = np.unique(values, return_inverse=True)
+        return ranks.reshape(-1), len(distinct)
+    return values.astype(np.intp) - low, width
+
+
+def _dense(codes: NDArray[np.intp], width: int) -> tuple[NDArray[np.intp], int]:
+    """The same with no number left out."""
+    first, ranks = _ranked(codes, width)
+    return ranks, len(first)
+
+
+def _ranked(codes: NDArray[np.intp], width: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The first row of each distinct code, and the rank of every row's."""
     place = np.full(width, ABSENT, np.intp)
-    place[values[::-1]] = np.arange(len(values))[::-1]  # of equal ones the last written stays
+    place[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)  # of equal ones the last written stays
     used = place >= 0
-    return place[used], (np.cumsum(used) - 1)[values]
+    return place[used], (np.cumsum(used) - 1)[codes]
 
 
 def sum_by(inverse: NDArray[np.intp], amount: NDArray[np.int64], count: int) -> NDArray[np.int64]:

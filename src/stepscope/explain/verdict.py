@@ -63,14 +63,18 @@ def _together(
     alone = len(ranks) == 1
     if alone and not ranks[0].strategies:
         return None, (), ()
+    from stepscope.explain.strategies.join import join_strategies
+
+    spread = [(rank.rank or 0, rank.strategies) for rank in ranks]
+    if alone:
+        return None, join_strategies(spread), ()
     from stepscope.explain.job import join_ranks
     from stepscope.explain.job_findings import find_in_job
-    from stepscope.explain.strategies.join import join_strategies
 
     parts = [replace(rank.part, rank=rank.rank or 0) for rank in ranks]
     job = join_ranks(parts, _calibrations(ranks[0]))
-    strategies = join_strategies([(rank.rank or 0, rank.strategies) for rank in ranks], job)
-    return (None, strategies, ()) if alone else (job, strategies, find_in_job(job, strategies))
+    strategies = join_strategies(spread, job.clock)
+    return job, strategies, find_in_job(job, strategies)
 
 
 def _calibrations(first: RankExplanation) -> list[Profile]:

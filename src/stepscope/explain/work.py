@@ -80,6 +80,12 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
             return 0, 0
         return int(self.start_ns.min()), int(self.end_ns.max())
 
+    def feeds(self, thread: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Whether each of these is one of the threads that feed the device."""
+        mine = np.zeros(max(int(of.max(initial=-1)) for of in (thread, self.threads)) + 1, np.bool_)
+        mine[self.threads] = True
+        return mine.take(thread)
+
     @property
     def busy(self) -> Set:
         """All kinds together."""

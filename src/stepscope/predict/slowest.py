@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope.explain.quantiles import median
 from stepscope.explain.replay.measured import scale_host
 from stepscope.explain.work import Kind
 from stepscope.predict.edit import scale_tasks
@@ -48,7 +49,7 @@ def own_steps(scene: Scene) -> list[float]:
         steps = own[(own > 0).all(axis=1)].reshape(-1).astype(np.float64)
     if not len(steps):
         return []
-    return [float(ns) for ns in steps[steps <= _SAME_ON_ALL * np.median(steps)].tolist()]
+    return [float(ns) for ns in steps[steps <= _SAME_ON_ALL * median(steps)].tolist()]
 
 
 def _from_job(scene: Scene) -> bool:

@@ -6,11 +6,11 @@ in devices.json beside this file.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import msgspec
 
+_APART = str.maketrans("_/-", "   ")
 _VENDOR_WORDS = frozenset({"nvidia", "amd", "tesla", "instinct", "geforce"})
 # Drivers keep some memory for themselves (ECC alone takes a sixteenth), and print no more than is.
 _LEAST_MEMORY, _MOST_MEMORY = 0.90, 1.03
@@ -62,7 +62,7 @@ def _holds(row: DeviceSpec, memory_bytes: int) -> bool:
 
 def _plain(name: str) -> str:
     """Lower case words without vendors: "NVIDIA A100-SXM4-80GB" -> "a100 sxm4 80gb"."""
-    words = re.split(r"[\s_/-]+", name.lower().split(":")[0].replace("(tm)", "").strip())
+    words = name.lower().split(":")[0].replace("(tm)", "").translate(_APART).split()
     while words and words[0] in _VENDOR_WORDS:
         words = words[1:]
     return " ".join(words)

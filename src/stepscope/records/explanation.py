@@ -311,6 +311,7 @@ class RankExplanation(msgspec.Struct, frozen=True, kw_only=True):
     quality: tuple[Note, ...]
     efficiency: Efficiency | None = None
     memory: Memory | None = None
+    profiled_budget: Budget | None = None  # of the step as it was recorded, nothing taken off
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):

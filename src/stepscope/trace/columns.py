@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from itertools import compress
+from itertools import compress, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +31,7 @@ INT8, INT32, INT64 = np.int8, np.int32, np.int64
 _LARGEST: dict[type[np.signedinteger[Any]], int] = {
     kind: int(np.iinfo(kind).max) for kind in (INT8, INT32, INT64)
 }
+_MOST_SIGNATURES = 1 << 16  # remembered: where no two calls are alike, memory must not follow
 _HEX = re.compile(r"0[xX][0-9a-fA-F]{1,15}")
 
 
@@ -89,6 +90,8 @@ class Collector:
         self.host, self.device, self.memory = Table(), Table(), Table()
         self.launch_flows, self.backward_flows = Table(), Table()
         self._roles = _Roles()
+        self._signatures = Codes()  # shapes, dtypes and concrete inputs of a call, as one text
+        self._signature_texts = np.empty((3, 0), INT32)  # the codes of these, by signature
         self._losses = losses
         # Arrows from launch to device event repeat what correlation ids say: most files need none.
         self._flow_tables = {Role.BACKWARD_FLOW: self.backward_flows}
@@ -168,6 +171,7 @@ class Collector:
         def of_operators(values: NDArray[Any], default: int = ABSENT) -> NDArray[Any]:
             return _scatter(operator, values, default)
 
+        shapes, dtypes, concrete = self._input_codes(operators)
         self.host.add(
             kind=kinds,
             name=self.names.of([e.name for e in rows]),
@@ -177,9 +181,9 @@ class Collector:
             correlation=_scatter(runtime, _whole([a.correlation for a in calls])),
             sequence=of_operators(_whole([a.sequence for a in operators])),
             forward_thread=of_operators(_whole([a.forward_thread for a in operators], INT32)),
-            shapes=of_operators(self._text_codes([a.shapes for a in operators])),
-            dtypes=of_operators(self._text_codes([a.dtypes for a in operators])),
-            concrete=of_operators(self._text_codes([a.concrete for a in operators])),
+            shapes=of_operators(shapes),
+            dtypes=of_operators(dtypes),
+            concrete=of_operators(concrete),
             collective=of_operators(self._collective_codes(operators)),
         )
 
@@ -205,7 +209,7 @@ class Collector:
             dur_ns=dur,
             correlation=_whole([a.correlation for a in args]),
             size_bytes=_whole([a.size_bytes for a in args]),
-            grid=self._text_codes([a.grid for a in args]),
+            grid=self._text_codes(_texts([a.grid for a in args])),
             graph_node=_whole([a.graph_node for a in args]),
             collective=self._collective_codes(args),
         )
@@ -245,9 +249,24 @@ class Collector:
         keys = zip([e.pid for e in events], [e.tid for e in events], strict=True)
         return _packed(map(self.lanes.__getitem__, keys), len(events), INT32)
 
-    def _text_codes(self, raws: Sequence[msgspec.Raw]) -> NDArray[np.int32]:
-        texts = b"\0".join(raws).split(b"\0")  # faster than bytes() of each; no JSON holds a NUL
-        codes = self.texts.of(texts if len(texts) == len(raws) else list(map(bytes, raws)))
+    def _input_codes(self, args: Sequence[Args]) -> NDArray[np.int32]:
+        """Three rows: shapes, dtypes, concrete inputs. The same few calls come again and again, so
+        these are looked up together, and one by one only the first time."""
+        if len(self._signatures) > _MOST_SIGNATURES:
+            self._signatures.clear()
+            self._signature_texts = self._signature_texts[:, :0]
+        known = len(self._signatures)
+        inputs = [b"\0".join((a.shapes, a.dtypes, a.concrete)) for a in args]  # no JSON holds a NUL
+        of = self._signatures.of(inputs)
+        if new := len(self._signatures) - known:
+            latest = [*islice(reversed(self._signatures), new)][::-1]
+            texts = zip(*(signature.split(b"\0") for signature in latest), strict=True)
+            codes = np.stack([self._text_codes(each) for each in texts])
+            self._signature_texts = np.concatenate((self._signature_texts, codes), axis=1)
+        return self._signature_texts.take(of, axis=1)
+
+    def _text_codes(self, texts: Sequence[bytes]) -> NDArray[np.int32]:
+        codes = self.texts.of(texts)
         absent = self.texts.get(b"")
         if absent is not None:
             codes[codes == absent] = ABSENT
@@ -258,6 +277,11 @@ class Collector:
         for row in [row for row, arg in enumerate(args) if arg.collective is not None]:
             codes[row] = self.collectives[_collective(args[row])]
         return codes
+
+
+def _texts(raws: Sequence[msgspec.Raw]) -> list[bytes]:
+    """Faster than bytes() of each. No JSON holds a NUL."""
+    return b"\0".join(raws).split(b"\0") if raws else []
 
 
 def _starts(events: Sequence[Any]) -> NDArray[np.int64]:

@@ -80,6 +80,8 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
 
 def nearest(host: HostEvents, wanted: NDArray[np.bool_]) -> NDArray[np.int32]:
     """For every host row: itself or its nearest ancestor among the wanted rows, or -1."""
+    if not wanted.any():
+        return np.full(len(host), ABSENT, np.int32)
     found = np.where(wanted, np.arange(len(host)), host.parent)
     active = np.flatnonzero((found >= 0) & ~wanted[found])
     while len(active):
@@ -92,6 +94,8 @@ def nearest_of(
     host: HostEvents, wanted: NDArray[np.bool_], rows: NDArray[Any]
 ) -> NDArray[np.int32]:
     """The same for a few rows (-1 stays -1): up from them, a level at a time."""
+    if not wanted.any():
+        return np.full(len(rows), ABSENT, np.int32)
     found = rows.astype(np.intp)  # numpy looks up by these three times as fast as by int32
     active = np.flatnonzero(found >= 0)
     here = found[active]

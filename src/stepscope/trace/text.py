@@ -119,14 +119,27 @@ class EventText:
                 f"{self._name} is not JSON: it begins with "
                 f"{_shown(self._buffer[skipped : skipped + _SHOWN_BYTES])} at byte {skipped}"
             )
-        key = _KeySearch(skipped)
+        opens = self._plain_events_key(skipped)
+        if opens is None:
+            opens = self._searched_events_key(skipped)
+            self._read_head(skipped, opens)
+        return self._begin(opens)
+
+    def _plain_events_key(self, begin: int) -> int | None:
+        """Where all before the first such key is valid, it is one of the outermost keys."""
+        key = _EVENTS_KEY.search(self._buffer, begin)
+        keys = _keys(self._buffer[begin : key.start()] + b'"":0}') if key else None
+        if key is None or keys is None:
+            return None
+        self._keep(keys)
+        return key.end()
+
+    def _searched_events_key(self, begin: int) -> int:
+        key = _KeySearch(begin)
         opens = key.look(self._buffer)
         while opens is None and self._fill():
             opens = key.look(self._buffer)
-        if opens is None:
-            opens = self._likely_events_key()
-        self._read_head(skipped, opens)
-        return self._begin(opens)
+        return self._likely_events_key() if opens is None else opens
 
     def _check_first_element(self) -> None:
         """Lists of numbers can be long: do not read them all to find that there is no event."""

@@ -57,6 +57,11 @@ def steps_words(comparison: Comparison) -> str:
     return f"A {told[0]}, B {told[1]}{kind[comparison.steps_are]}"
 
 
+def whole_steps(comparison: Comparison) -> tuple[float, float]:
+    """What the parts of each side add up to: the steps that the verdict names."""
+    return sum(row.a_ms for row in comparison.budget), sum(row.b_ms for row in comparison.budget)
+
+
 def promise_words(kept: Kept) -> str:
     """What was promised, what came of it."""
     promise, delivered = kept.promise, kept.delivered_ms

@@ -53,6 +53,12 @@ FEWEST_STEADY = 100  # with fewer steps the interval may be too narrow
 # What the median step changes from one start of a command to the next, as a standard deviation,
 # where it cannot be seen: one run on each side. docs/compare.md says where it comes from.
 BETWEEN_STARTS = 0.005
+_BASES = {
+    "corrected": "estimated",
+    "measured": "measured",
+    "cycles": "as recorded",
+    "window": "whole window",
+}
 _OTHER_SHAPES = (
     "shapes of operators differ: where a step of B holds more or fewer samples, compare "
     "samples a second, not steps"
@@ -195,14 +201,14 @@ def _compared(
         b=b,
         slow_steps=_slow_steps(steps, paired, starts),
         phases=_phases(sides, dropped, paired, starts),
-        budget=moved_parts(*both) if both else (),
+        budget=moved_parts(both, (a, b), steps_are) if both else (),
         kernels=moved_kernels(*both) if both else (),
         operators=moved_operators(*both) if both else (),
         a_peak_bytes=_peak(sides[0]),
         b_peak_bytes=_peak(sides[1]),
         config=config,
         workload=workload_of(last[0].facts, both[0] if both else None),
-        notes=(*notes, *_about(a, b, steps_are, starts)),
+        notes=(*notes, *_about(a, b, steps_are, starts, both)),
     )
 
 
@@ -292,13 +298,20 @@ def _peak(runs: Sequence[Run]) -> int | None:
     return max((run.peak_bytes for run in runs if run.peak_bytes is not None), default=None)
 
 
-def _about(a: Side, b: Side, steps_are: StepsAre, starts: float) -> list[str]:
+def _about(
+    a: Side,
+    b: Side,
+    steps_are: StepsAre,
+    starts: float,
+    both: tuple[Explanation, Explanation] | None,
+) -> list[str]:
     notes = []
     if steps_are == "profiled":
         notes.append(
             f"profiled steps, {_steps(a)} and {_steps(b)}: the profiler slows the host, and so few "
             "steps say little; stepscope run measures steps without it"
         )
+        notes += _about_cost(*both) if both else []
     elif starts:
         notes.append(
             "one run on each side: what two starts of one command differ cannot be seen; a "
@@ -311,6 +324,18 @@ def _about(a: Side, b: Side, steps_are: StepsAre, starts: float) -> list[str]:
             "not in the interval"
         )
     return notes + [note for name, side in (("A", a), ("B", b)) for note in _about_side(name, side)]
+
+
+def _about_cost(*both: Explanation) -> list[str]:
+    """What `explain` says of the same traces, where that is another step than the verdict's."""
+    budgets = [each.budget for each in both]
+    if all(budget.basis == "cycles" for budget in budgets):
+        return []
+    a, b = (f"{budget.step_ms:.2f} ms ({_BASES[budget.basis]})" for budget in budgets)
+    return [
+        f"stepscope explain, which takes off what the profiler costs, says {a} for a step of A and "
+        f"{b} for one of B; the verdict and the parts here are about profiled steps"
+    ]
 
 
 def _steps(side: Side) -> int:

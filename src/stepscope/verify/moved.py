@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from stepscope.explain.budget import mean_budget
 from stepscope.records.comparison import MovedName, MovedPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from stepscope.records.explanation import Explanation, RankExplanation
+    from stepscope.records.comparison import Side, StepsAre
+    from stepscope.records.explanation import Budget, Explanation, RankExplanation
 
     # name -> (ns, calls) of all steps
     Table = dict[str, tuple[float, float]]
@@ -17,18 +21,33 @@ if TYPE_CHECKING:
 MOST_ROWS = 100
 
 
-def moved_parts(a: Explanation, b: Explanation) -> tuple[MovedPart, ...]:
-    """In the budget's order; all of them, so that they add up to the step on both sides."""
-    sides = [{part.id: part.ms for part in each.budget.parts} for each in (a, b)]
+def moved_parts(
+    explained: tuple[Explanation, Explanation], sides: tuple[Side, Side], steps_are: StepsAre
+) -> tuple[MovedPart, ...]:
+    """Each side's step, divided as its trace says; in the budget's order, and all of them, so that
+    they add up to the steps that are compared.
+
+    Steps that were profiled are divided as they were recorded, with what the profiler added.
+    """
+    budgets = [_as_recorded(x) if steps_are == "profiled" else x.budget for x in explained]
+    parts = [
+        {part.id: part.share * side.ms for part in budget.parts}
+        for budget, side in zip(budgets, sides, strict=True)
+    ]
     return tuple(
         MovedPart(
             id=name,
-            a_ms=sides[0].get(name, 0.0),
-            b_ms=sides[1].get(name, 0.0),
-            change_ms=sides[1].get(name, 0.0) - sides[0].get(name, 0.0),
+            a_ms=parts[0].get(name, 0.0),
+            b_ms=parts[1].get(name, 0.0),
+            change_ms=parts[1].get(name, 0.0) - parts[0].get(name, 0.0),
         )
-        for name in dict.fromkeys((*sides[0], *sides[1]))
+        for name in dict.fromkeys((*parts[0], *parts[1]))
     )
+
+
+def _as_recorded(explanation: Explanation) -> Budget:
+    ranks = (replace(x, budget=x.profiled_budget or x.budget) for x in explanation.ranks)
+    return mean_budget(tuple(ranks))
 
 
 def moved_kernels(a: Explanation, b: Explanation) -> tuple[MovedName, ...]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stepscope.explain.engines import in_order
 from stepscope.explain.on_ray import ray_cluster
-from stepscope.ui.cli.main import cli
+from stepscope.ui.cli.verbs import cli
 
 
 def work(file):

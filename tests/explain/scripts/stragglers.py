@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-WIDTH, LAYERS, STEPS = 512, 4, 26
+WIDTH, LAYERS = 512, 4
 FORWARD_S, BACKWARD_S, DATA_S = 0.006, 0.012, 0.004
 
 
@@ -42,21 +42,22 @@ class Layer(nn.Module):
 
 
 class Batches(Dataset[Tensor]):
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: float, steps: int) -> None:
+        self.seconds, self.steps = seconds, steps
 
     def __len__(self) -> int:
-        return STEPS
+        return self.steps
 
     def __getitem__(self, index: int) -> Tensor:
         time.sleep(self.seconds)
-        return torch.full((WIDTH,), index / STEPS)
+        return torch.full((WIDTH,), index / self.steps)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--slow-compute", type=int, default=-1)
     parser.add_argument("--slow-input", type=int, default=-1)
+    parser.add_argument("--steps", type=int, default=26)
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -66,7 +67,8 @@ def main() -> None:
     layers = [Layer(factor) for _ in range(LAYERS)]
     model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for batch in DataLoader(Batches(0.04 if rank == given.slow_input else DATA_S)):
+    seconds = 0.04 if rank == given.slow_input else DATA_S
+    for batch in DataLoader(Batches(seconds, given.steps)):
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         optimizer.step()

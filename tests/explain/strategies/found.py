@@ -39,8 +39,8 @@ def strategies_of(
     return find_strategies(trace, work, calls, rows, measure_pace(trace, work, steps), folder)
 
 
-def job_with(clock: Clock | None = None) -> Job:
-    """A job that knows nothing but its clock."""
+def job_with() -> Job:
+    """A job that knows nothing."""
     none = np.empty((0, 0), np.int64)
     return Job(
         ranks=(),
@@ -50,7 +50,7 @@ def job_with(clock: Clock | None = None) -> Job:
         own_ns=none,
         input_ns=none,
         exposed_comm_ns=none,
-        clock=clock or Clock(aligned=False),
+        clock=Clock(aligned=False),
         collectives=(),
         arrivals=(),
         stragglers=Stragglers(verdict="none"),
@@ -62,7 +62,7 @@ def job_with(clock: Clock | None = None) -> Job:
 def join(
     parts: Sequence[tuple[RankStrategy, ...]], clock: Clock | None = None
 ) -> tuple[Strategy, ...]:
-    return join_strategies(list(enumerate(parts)), job_with(clock))
+    return join_strategies(list(enumerate(parts)), clock or Clock(aligned=False))
 
 
 def compute(start: float, end: float, *, launched_at: float, backward: bool = False) -> Events:

@@ -88,7 +88,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        return self.elements * self.item_bytes
+        return math.prod(self.dims) * ITEM_BYTES[self.dtype]
 
 
 class Unknown(Exception):  # noqa: N818 - it is an answer, not a failure

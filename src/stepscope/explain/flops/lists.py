@@ -18,6 +18,7 @@ import numpy as np
 
 from stepscope.explain.flops.call import ITEM_BYTES
 from stepscope.explain.flops.cost import UNKNOWN
+from stepscope.explain.tree import group
 from stepscope.explain.work import rows_named
 from stepscope.records.trace import HostKind
 from stepscope.trace.links import nearest_of
@@ -81,8 +82,9 @@ def _item_bytes(
     place[rows] = np.arange(len(rows))
     item = np.full(len(rows), UNKNOWN, np.int64)
     launched = np.flatnonzero((operator >= 0) & (place[np.maximum(operator, 0)] >= 0))
-    by_name = {code: _in_name(trace.strings[code]) for code in set(device.name[launched].tolist())}
-    said = np.array([by_name[code] for code in device.name[launched].tolist()], np.int64)
+    first, which, _ = group(device.name[launched])
+    names = device.name[launched[first]].tolist()
+    said = np.array([_in_name(trace.strings[code]) for code in names], np.int64)[which]
     np.maximum.at(item, place[operator[launched]], said)
     lost = np.flatnonzero(item < 0)
     if len(lost):

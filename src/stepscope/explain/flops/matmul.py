@@ -35,6 +35,8 @@ def _product(a: Dims, b: Dims) -> tuple[int, int]:
 
 def broadcast(*shapes: Dims) -> Dims:
     """The common shape, as torch broadcasts."""
+    if len(set(shapes)) == 1:
+        return shapes[0]
     length = max(map(len, shapes), default=0)
     padded = [(1,) * (length - len(shape)) + shape for shape in shapes]
     out = tuple(

@@ -51,21 +51,22 @@ def price(trace: Trace, rows: NDArray[np.intp]) -> Signatures:
     host = trace.host
     columns = [each[rows] for each in (host.shapes, host.dtypes, host.concrete, host.name)]
     first, of, _ = group(*columns)
+    distinct = [column[first].tolist() for column in columns]
     texts: dict[int, Any] = {-1: None}
-    calls, costs, dtypes = [], [], []
-    for *codes, name in zip(*(column[first].tolist() for column in columns), strict=True):
+    calls, costs = [], []
+    for *codes, name in zip(*distinct, strict=True):
         shapes, kinds, concrete = (_decoded(trace.strings, code, texts) for code in codes)
         call = Call(trace.strings[name], shapes, kinds, concrete)
         calls.append(call)
         costs.append(_cost(call))
-        dtypes.append(dtype_code(kinds))
+    dtypes = {code: dtype_code(texts[code]) for code in set(distinct[1])}
     return Signatures(
         of=of,
         **{
             field: np.array([getattr(cost, field) for cost in costs], np.int64)
             for field in ("flops", "again", "moved", "list_elements", "list_passes")
         },
-        dtype=np.array(dtypes, np.int8),
+        dtype=np.array([dtypes[code] for code in distinct[1]], np.int8),
         calls=tuple(calls),
     )
 

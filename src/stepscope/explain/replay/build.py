@@ -87,7 +87,7 @@ def _call_rows(
     host = trace.host
     kinds = np.zeros(len(host), np.int8)
     waiting = blocking_calls(trace)
-    kinds[waiting[np.isin(host.thread[waiting], work.threads)]] = CallKind.WAIT
+    kinds[waiting[work.feeds(host.thread[waiting])]] = CallKind.WAIT
     kinds[launch[launch >= 0]] = CallKind.LAUNCH
     rows = np.flatnonzero(kinds)
     rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
@@ -185,7 +185,7 @@ def _phases(trace: Trace, rows: Rows) -> NDArray[np.int8]:
 
 def _frames_between(trace: Trace, work: Work, start: Floats, end: Floats) -> Floats:
     host = trace.host
-    frame = (host.kind == HostKind.PYTHON) & np.isin(host.thread, work.threads)
+    frame = (host.kind == HostKind.PYTHON) & work.feeds(host.thread)
     begun = np.sort(host.start_ns[frame])
     return (np.searchsorted(begun, end) - np.searchsorted(begun, start)).astype(np.float64)
 
@@ -343,7 +343,7 @@ def _awaited_tasks(
 def _host_graph(trace: Trace, work: Work) -> StepGraph:
     """Operators are the host's own calls; what communication threads do are tasks beside them."""
     host = trace.host
-    mine = np.isin(host.thread[work.rows], work.threads)
+    mine = work.feeds(host.thread[work.rows])
     own = np.flatnonzero(mine)
     own = own[np.argsort(work.start_ns[own], kind="stable")]
     begin = work.extent[0]

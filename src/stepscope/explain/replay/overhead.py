@@ -179,13 +179,12 @@ def find_slowness(trace: Trace) -> float | None:
     host = trace.host
     rows = np.flatnonzero((host.kind == HostKind.OPERATOR) & (host.parent >= 0))
     first = rows[rows == host.parent[rows] + 1]  # a first child is the next row
+    name, name_above = host.name[first], host.name[host.parent[first]]
     codes = {name: code for code, name in enumerate(trace.strings)}
     found = []
     for (outer, inner), usual in USUAL_NS.items():
         if outer in codes and inner in codes:
-            mine = first[
-                (host.name[first] == codes[inner]) & (host.name[host.parent[first]] == codes[outer])
-            ]
+            mine = first[(name == codes[inner]) & (name_above == codes[outer])]
             if len(mine) >= _ENOUGH:
                 took = host.start_ns[mine] - host.start_ns[host.parent[mine]]
                 found.append(float(np.log(max(median(took), 1.0) / usual)))

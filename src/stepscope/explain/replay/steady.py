@@ -8,8 +8,9 @@ another, they are taken again until nothing moves.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from stepscope.explain.replay.graph import CallKind
@@ -53,7 +54,7 @@ def step_ends(graph: StepGraph, steps: int) -> list[float] | None:
     return ends
 
 
-class _Lane(NamedTuple):
+class _Lane(msgspec.Struct, frozen=True, kw_only=True):
     """The tasks of one stream in a stretch, by their numbers in the step."""
 
     stream: int
@@ -67,7 +68,7 @@ class _Lane(NamedTuple):
     beyond: Floats  # and from its start to this one's end, less all before it
 
 
-class _Stretch(NamedTuple):
+class _Stretch(msgspec.Struct, frozen=True, kw_only=True):
     """Calls that do not wait for the device, and perhaps one at their end that does."""
 
     first_task: int

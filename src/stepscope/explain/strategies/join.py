@@ -9,6 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.strategies.evidence import mean
+from stepscope.records.job import Clock
 from stepscope.records.strategies import (
     Block,
     Bucket,
@@ -30,24 +31,26 @@ from stepscope.records.strategies import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from stepscope.records.job import Clock, Group, Job
+    from stepscope.records.job import Group
     from stepscope.records.strategies import RankStrategy, Schedule, Strategy, Why
 
     Parts = Sequence[tuple[int, tuple[RankStrategy, ...]]]
 
 _T = TypeVar("_T")
 _ALIKE = 1.05  # stages whose compute differs less are balanced
+_NO_CLOCK = Clock(aligned=False)
 _LATE = 0.1  # of forward's compute: then forwards and backwards take turns
 
 
-def join_strategies(parts: Parts, job: Job) -> tuple[Strategy, ...]:
-    """One record a strategy (data parallelism: one a layout of buckets), in a fixed order."""
+def join_strategies(parts: Parts, clock: Clock = _NO_CLOCK) -> tuple[Strategy, ...]:
+    """One record a strategy (data parallelism: one a layout of buckets), in a fixed order. A rank
+    alone needs no clock."""
     joined: list[Strategy] = [*_pipelines(_of(parts, RankPipeline))]
     if sharded := _of(parts, RankFullySharded):
         joined.append(_fully_sharded(sharded))
     if tensor := _of(parts, RankTensorParallel):
         joined.append(_tensor_parallel(tensor))
-    joined += _data_parallel(_of(parts, RankDataParallel), job.clock)
+    joined += _data_parallel(_of(parts, RankDataParallel), clock)
     if others := _of(parts, RankOtherCommunication):
         joined.append(_other(others))
     return tuple(joined)

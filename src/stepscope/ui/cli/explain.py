@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.ui.sizes import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +69,7 @@ def command(
     """
     from stepscope.explain.engines import open_engine
 
-    limit = parse_size(memory_limit, "--memory-limit") if memory_limit else None
+    limit = _bytes(memory_limit) if memory_limit else None
     with open_engine(engine, workers) as chosen:
         if not chosen.leads:
             _explain_share(paths, cache=not no_cache, html=html, engine=chosen, memory_limit=limit)
@@ -93,6 +92,12 @@ def command(
     from stepscope.ui.terminal.explanation import print_explanation
 
     print_explanation(explanation, top=top, report=html)
+
+
+def _bytes(memory_limit: str) -> int:
+    from stepscope.ui.sizes import parse_size
+
+    return parse_size(memory_limit, "--memory-limit")
 
 
 def explain_paths(

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.ui.comparison import interval, milliseconds, percent, promise_words, words_of
+from stepscope.ui.comparison import (
+    interval,
+    milliseconds,
+    percent,
+    promise_words,
+    whole_steps,
+    words_of,
+)
 from stepscope.ui.terminal.explanation import make_console
 from stepscope.ui.terminal.tables import fitting_table, titled_table
 from stepscope.ui.words import PARTS, short_kernel, size
@@ -148,10 +155,11 @@ def _runs(comparison: Comparison, width: int) -> Table | None:
 
 def _budget_title(comparison: Comparison) -> Text:
     """A line of its own: a table's title is no wider than the table."""
-    a, b = (sum(getattr(row, name) for row in comparison.budget) for name in ("a_ms", "b_ms"))
+    a, b = (milliseconds(ms) for ms in whole_steps(comparison))
+    profiled = "profiled " if comparison.steps_are == "profiled" else ""
     return Text.assemble(
-        ("parts of the step", "bold"),
-        (f"  {a:.2f} -> {b:.2f} ms, divided by a few profiled steps: no interval", "bright_black"),
+        (f"parts of the {profiled}step", "bold"),
+        (f"  {a} -> {b} ms, divided by a few profiled steps: no interval", "bright_black"),
     )
 
 
