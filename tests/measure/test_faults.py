@@ -120,6 +120,31 @@ def test_a_forked_child_is_not_a_rank(tmp_path: Path) -> None:
     assert rank_of(tmp_path / "run")["steps"] == 16
 
 
+@pytest.mark.parametrize(
+    "step", [pytest.param(5, marks=pytest.mark.slow), 12], ids=["inside", "after"]
+)
+def test_a_forked_child_ends_like_any_program(tmp_path: Path, step: int) -> None:
+    path = script(
+        tmp_path,
+        inside=f"""
+        if step == {step}:
+            child = os.fork()
+            if child == 0:
+                import atexit, ctypes
+                signal.alarm(30)
+                atexit.register(print, "the child said goodbye")
+                ctypes.CDLL(None).puts(b"the child spoke C")
+                sys.exit(7)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """,
+    )
+    expected, done = call(started(path)), call(ours(path, tmp_path / "run"))
+    assert sorted(done.stdout.splitlines()) == sorted(expected.stdout.splitlines())
+    assert {"7", "the child said goodbye", "the child spoke C"} <= set(done.stdout.splitlines())
+    assert done.returncode == 0
+    assert rank_of(tmp_path / "run")["steps"] == 16
+
+
 def test_the_scripts_own_profiler_comes_first(tmp_path: Path) -> None:
     path = script(
         tmp_path,

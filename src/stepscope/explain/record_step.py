@@ -2,8 +2,9 @@
 divided by the trace.
 
 The profiler makes the host slower and leaves kernels as they are. So what the profiled step is too
-long is taken from the host's idle parts first; only what they cannot give (as on the CPU, where the
-operators themselves are slowed) is taken from all parts alike.
+long is taken from its own work, then from the host's idle parts, operators and Python alike: whose
+it was nobody knows. Only what they cannot give (as on the CPU, where the operators themselves are
+slowed) is taken from all parts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Basis
     from stepscope.records.truth import Truth
 
-_HOST_PARTS = ("profiler", "operators", "python")
+_HOST_PARTS = (("profiler",), ("operators", "python"))
 
 
 def with_truth(step: StepTime, truth: Truth | None) -> StepTime:
@@ -59,10 +60,11 @@ def budget_of_record(budget: Budget, step: StepTime) -> Budget:
         return budget
     ms = {part.id: part.ms for part in budget.parts}
     excess = max(0.0, budget.step_ms - target)
-    for part in _HOST_PARTS:
-        taken = min(excess, ms[part])
-        ms[part] -= taken
-        excess -= taken
+    for parts in _HOST_PARTS:
+        there = sum(ms[part] for part in parts)
+        left = 1 - min(excess, there) / there if there else 1.0
+        ms |= {part: ms[part] * left for part in parts}
+        excess -= (1 - left) * there
     whole = sum(ms.values())
     if not whole > 0:
         return budget

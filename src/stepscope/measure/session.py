@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.measure import folder as layout
 from stepscope.measure.clock import ClockSync
 from stepscope.measure.comms import Comms
+from stepscope.measure.forked import end_without_destructors
 from stepscope.measure.harmless import harmless, note, problems
 from stepscope.measure.memory import MemoryStep
 from stepscope.measure.ranges import Ranges
@@ -61,6 +62,7 @@ class Session:
         self._record: _Record | None = None
         self._window: Window | None = None
         self._windows: list[Window] = []
+        self._profiled = False  # ever
         self._memory: MemoryStep | None = None
         self._job: dict[str, Any] | None = None
         self._ranges = Ranges() if settings.nvtx else None
@@ -212,6 +214,8 @@ class Session:
             self._memory = MemoryStep(list(self._optimizers))
             self.listens = True
             self._memory.begin()
+        elif self._window is not None and self._window.over:
+            self._finish_late(self._window)
         elif self._window is not None:
             self._window.step()
             self._comms.step_begins(step)
@@ -221,23 +225,41 @@ class Session:
 
         record.sampler_pauses()
         record.synchronise("start", self.number)  # on every rank, whatever becomes of the window
+        if self._window is not None:
+            self._finish(self._window)
+        if self._window is not None:
+            note("window", "collectives of the last window are under way; no other was opened")
+            return
         if torch.autograd._profiler_enabled():
             note("window", "the script's own profiler is running; no window was opened")
             return
         window = Window(self.settings, self.number, record.folder, repeat=number)
+        self._profiled = True
         window.start()
         self._window = window
         self._comms.window_begins(self.number)
 
     def _close_window(self, record: _Record) -> None:
-        window, self._window = self._window, None
+        window = self._window
         if window is not None:
-            window.step()  # behind the last step: the trace is saved
-            self._windows.append(window)
+            self._finish(window)
             record.collectives(self._comms.window_ends(self.number - 1))
         self._look_at_the_job()
         record.synchronise("end", self.number)
         record.sampler_resumes()
+
+    def _finish(self, window: Window) -> None:
+        self._window = None
+        if window.finish():
+            self._windows.append(window)
+        else:
+            self._window = window
+
+    def _finish_late(self, window: Window) -> None:
+        """Asked again ever more rarely: behind the 1st, 2nd, 4th, 8th... step too late."""
+        late = self.number - window.last - 1
+        if late & (late - 1) == 0:
+            self._finish(window)
 
     def _end_memory_step(self, record: _Record) -> None:
         memory, self._memory = self._memory, None
@@ -306,8 +328,9 @@ class Session:
             self._memory.end()
         if self._window is not None:
             window, self._window = self._window, None
-            note("window", f"the script ended at step {self.number}, inside the window")
-            window.stop_early()
+            if not window.over:
+                note("window", f"the script ended at step {self.number}, inside the window")
+            window.stop()
             self._windows.append(window)
         for window in self._windows:
             window.close()
@@ -320,6 +343,8 @@ class Session:
         self._closed = True
         self.thread = 0
         self._window = self._memory = None
+        if self._profiled:
+            end_without_destructors()
 
 
 def _next_due(schedule: Schedule, step: int) -> int:

@@ -7,11 +7,13 @@ import gzip
 import os
 import shutil
 import threading
+import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.folder import TRACE
-from stepscope.measure.harmless import note
+from stepscope.measure.harmless import harmless, note
+from stepscope.measure.quiet import PATIENCE_S, collectives_ended
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,26 +76,61 @@ class Window:
         self.profiler.current_action = action(first)
         self._compressing: threading.Thread | None = None
         self.saved = False
+        self.over = False  # the last step has ended, but the trace is not saved yet
+        self._until_ns: int | None = None  # nothing later is recorded
 
     def start(self) -> None:
         with _unheard():
             self.profiler.start()
 
     def step(self) -> None:
-        """A step ended; behind the last one the trace is saved."""
+        """A step ended, and it was not the last one."""
         with _unheard():
             self.profiler.step()
 
-    def abandon(self) -> None:
-        """Stop without a trace: the script wants the profiler for itself, or ends."""
-        self.profiler.on_trace_ready = None
+    def finish(self) -> bool:
+        """Behind the last step: stop and save the trace.
+
+        False where communication of that step is still under way (see quiet.py): nothing more is
+        recorded, and a later step's end is the time to ask again.
+        """
+        patience_s = 0.0 if self.over else PATIENCE_S
         with _unheard():
+            self._leave_step()
+            if collectives_ended(patience_s, until_ns=self._until_ns):
+                self.profiler.step()
+                return True
+            if not self.over:
+                self._suspend()
+        self.over = True
+        return False
+
+    def abandon(self) -> None:
+        """Stop without a trace: the script wants the profiler for itself."""
+        self.profiler.on_trace_ready = None
+        self.stop()
+
+    def stop(self) -> None:
+        """Now, and save what there is: the script ends."""
+        with _unheard():
+            self._leave_step()
+            collectives_ended(until_ns=self._until_ns)
             self.profiler.stop()
 
-    def stop_early(self) -> None:
-        """The script ends inside the window: save what there is."""
-        with _unheard():
-            self.profiler.stop()
+    def _leave_step(self) -> None:
+        """The last step's annotation ends where the step does, however long we wait behind it."""
+        annotation = getattr(self.profiler, "step_rec_fn", None)
+        if annotation is not None:
+            self.profiler.step_rec_fn = None
+            annotation.__exit__(None, None, None)
+
+    @harmless
+    def _suspend(self) -> None:
+        """Torch before 2.6 cannot: there what follows the last step is recorded as well."""
+        toggle = getattr(self.profiler, "toggle_collection_dynamic", None)
+        if toggle is not None:
+            toggle(False, self.profiler.activities)
+            self._until_ns = time.time_ns()
 
     def close(self) -> None:
         """Wait for the file."""

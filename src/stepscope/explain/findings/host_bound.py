@@ -37,9 +37,10 @@ def find(evidence: Evidence) -> Finding | None:
 
 def _evidence(evidence: Evidence) -> list[str]:
     launches = evidence.launches
+    parts = {"operators": "inside operators", "python": "in Python outside operators"}
     lines = [
-        f"idle while the host was inside operators: {evidence.part_ms('operators')}",
-        f"idle while the host was in Python outside operators: {evidence.part_ms('python')}",
+        f"idle while the host was {parts[part]}: {evidence.part_ms(part)}"
+        for part in sorted(parts, key=evidence.part, reverse=True)
     ]
     if launches.queue_empty_share is not None:
         lines.append(
