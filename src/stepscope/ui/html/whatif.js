@@ -354,7 +354,7 @@ const WhatIf = (() => {
     if (Math.abs(change) < WORTH) return `No difference worth having: ${before}`;
     const samples = (then.factor * then.step) / now.step;
     if (Math.abs(samples - 1) > 0.01) {
-      const many = samples > 1 ? `${Number(samples.toFixed(2))} times` : `${Number(samples.toFixed(2))} of`;
+      const many = `${Number(samples.toPrecision(3))} ${samples > 1 ? "times" : "of"}`;
       return `${times(then.factor)} times as many samples a second, ${many} the samples a step; ${before}`;
     }
     if (then.factor >= 1.5) return `${times(then.factor)} times faster: ${before}`;
