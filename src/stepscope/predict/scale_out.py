@@ -22,7 +22,7 @@ from stepscope.predict.edit import scale_calls, scale_tasks
 from stepscope.predict.norms import find_statistics
 from stepscope.predict.peaks import peak_at_batch
 from stepscope.predict.slowest import ENOUGH_STEPS, find_straggling, own_steps, slower
-from stepscope.predict.traced import find_traced
+from stepscope.predict.traced import find_traced, split_waiting
 from stepscope.predict.transfers import find_transfers
 from stepscope.predict.whatifs import batch
 from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
@@ -218,13 +218,8 @@ class _Planned:
         return exchange.retime_traced(graph, traced, waiting + share * expected)
 
     def _waiting(self, durations: Floats, buckets: Buckets) -> tuple[Floats, Floats]:
-        """Of the traced collectives: what is not their transfer, and their transfer over the one
-        expected, where they were quicker."""
-        sizes = buckets.size_bytes.astype(np.float64)
         now = _transfers(self.scene, Plan(ranks=self.before), self.traced)
-        expected = now.expected_ns(sizes) if now else np.zeros(len(sizes))
-        moving = np.minimum(durations, expected)
-        return durations - moving, moving / np.maximum(expected, 1.0)
+        return split_waiting(durations, buckets, now)
 
     def doubt(self, graph: StepGraph, transfers: Transfers | None, straggling: float) -> float:
         """Of the logarithm of the step: of the share, of the link, and whether slow steps meet."""

@@ -15,7 +15,7 @@ from stepscope.predict.crew import find_links, first_of_forward
 from stepscope.predict.outline import outline, split_call, with_slope
 from stepscope.predict.scale_out import silent_ns
 from stepscope.predict.slowest import slower
-from stepscope.predict.traced import find_traced
+from stepscope.predict.traced import find_traced, split_waiting
 from stepscope.predict.whatifs import cuda_graphs
 from stepscope.predict.whatifs.outcome import changed
 
@@ -127,12 +127,7 @@ def _planned(crew: Crew, bare: StepGraph, one: StepGraph | None, calls: list[int
 def _waiting(
     scene: Scene, crew: Crew, traced: Traced, graph: StepGraph
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of traced collectives: what is not their transfer, and their transfer over the expected."""
     durations = graph.tasks.dur_ns[traced.tasks]
     if traced.buckets is None:
         return durations, np.zeros(len(durations))
-    now = find_links(scene, traced, crew.before)
-    sizes = traced.buckets.size_bytes.astype(np.float64)
-    expected = now.expected_ns(sizes) if now else np.zeros(len(sizes))
-    moving = np.minimum(durations, expected)
-    return durations - moving, moving / np.maximum(expected, 1.0)
+    return split_waiting(durations, traced.buckets, find_links(scene, traced, crew.before))

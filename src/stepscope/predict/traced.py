@@ -26,8 +26,9 @@ from stepscope.trace.links import distinct, nearest_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.explain.replay.graph import StepGraph
+    from stepscope.explain.replay.graph import Floats, StepGraph
     from stepscope.predict.scene import Scene
+    from stepscope.predict.transfers import Transfers
     from stepscope.records.job import Calls
 
     Flags = NDArray[np.bool_]
@@ -48,6 +49,17 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
     tasks: NDArray[np.intp]  # of the graph, one for each bucket; none where a rank was alone
     seen: Seen | None
     otherwise: str | None = None  # why replicas are not all there is
+
+
+def split_waiting(
+    durations: Floats, buckets: Buckets, now: Transfers | None
+) -> tuple[Floats, Floats]:
+    """Of traced collectives: what is not their transfer, and their transfer over the one expected,
+    where they were quicker."""
+    sizes = buckets.size_bytes.astype(np.float64)
+    expected = now.expected_ns(sizes) if now else np.zeros(len(sizes))
+    moving = np.minimum(durations, expected)
+    return durations - moving, moving / np.maximum(expected, 1.0)
 
 
 def find_traced(scene: Scene, graph: StepGraph) -> Traced | None:
