@@ -20,6 +20,7 @@ from stepscope.measure import flight, parallel
 from stepscope.measure.harmless import note
 
 PATIENCE_S = 1.0
+AT_EXIT_S = 0.25  # a rank whose peer died waits for nothing
 _POLL_S = (0.0002, 0.02)  # from, to
 _SETTLE_S = 0.1  # where the recorder cannot tell
 _RECORDER = "_dump_fr_trace_json"  # gloo's; NCCL's collectives end where they are launched

@@ -326,6 +326,9 @@ class Session:
         self.thread = 0
         if self._memory is not None:
             self._memory.end()
+        if self._record is not None:
+            # Before the window: its stop may wait, and a launcher may not.
+            self._record.close()
         if self._window is not None:
             window, self._window = self._window, None
             if not window.over:
@@ -334,8 +337,6 @@ class Session:
             self._windows.append(window)
         for window in self._windows:
             window.close()
-        if self._record is not None:
-            self._record.close()
         self._describe("finished")
 
     def _forked(self) -> None:

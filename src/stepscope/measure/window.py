@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.folder import TRACE
 from stepscope.measure.harmless import harmless, note
-from stepscope.measure.quiet import PATIENCE_S, collectives_ended
+from stepscope.measure.quiet import AT_EXIT_S, PATIENCE_S, collectives_ended
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,7 +114,7 @@ class Window:
         """Now, and save what there is: the script ends."""
         with _unheard():
             self._leave_step()
-            collectives_ended(until_ns=self._until_ns)
+            collectives_ended(patience_s=AT_EXIT_S, until_ns=self._until_ns)
             self.profiler.stop()
 
     def _leave_step(self) -> None:
