@@ -308,7 +308,7 @@ def test_a_command_that_is_no_python_runs_all_the_same(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stepscope", "run", "--out", str(tmp_path / "run"), "--"]
     done = call([*command, "bash", "-c", "echo hello; exit 7"])
     assert (done.stdout, done.returncode) == ("hello\n", 7)
-    assert "no training step was seen" in done.stderr
+    assert "nothing was captured: the command failed (exit code 7)" in done.stderr
 
 
 def test_an_existing_run_folder_is_never_written_over(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from two_ranks import run_ranks
 
 from stepscope.measure import flight, parallel, quiet
 from stepscope.measure import window as windows
+from stepscope.measure.schedule import PlannedWindow
 from stepscope.measure.settings import Settings
 from stepscope.measure.window import Window
 
@@ -123,7 +124,8 @@ def test_a_profiler_is_not_stopped_under_a_collective(tmp_path: Path) -> None:
         f"""
         from stepscope.measure import window
         from stepscope.measure.session import Session
-        from stepscope.measure.settings import Settings
+        from stepscope.measure.schedule import PlannedWindow
+from stepscope.measure.settings import Settings
         window.PATIENCE_S = 0.05
         store = dist.distributed_c10d._get_default_store()
         options = dict(wait=2, warmup=0, active=1, memory=False, sample_hz=0.0)
@@ -169,7 +171,7 @@ def events_in(trace: Path) -> list[dict[str, Any]]:
 @pytest.fixture
 def window(tmp_path: Path) -> Window:
     settings = Settings(folder=str(tmp_path), warmup=0, active=1)
-    return Window(settings, 7, tmp_path, repeat=0)
+    return Window(settings, PlannedWindow(first=7, warmup=0, active=1), tmp_path, after=[])
 
 
 def test_a_step_ends_where_it_ends_however_long_the_wait(

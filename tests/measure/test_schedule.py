@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+
+import pytest
+
 from stepscope.measure.schedule import Schedule
+from stepscope.measure.settings import Settings
 
 
-def roles(schedule: Schedule, steps: int) -> dict[str, list[int]]:
+def schedule(**settings: object) -> Schedule:
+    return Schedule.of(Settings(folder="", **settings))  # type: ignore[arg-type]
+
+
+def roles(schedule: Schedule, steps: int = 40) -> dict[str, list[int]]:
     return {
         "opens": [n for n in range(steps) if schedule.opens(n) is not None],
         "closes": [n for n in range(steps) if schedule.closes(n)],
@@ -14,15 +23,47 @@ def roles(schedule: Schedule, steps: int) -> dict[str, list[int]]:
 
 
 def test_one_window_then_one_step_for_memory() -> None:
-    schedule = Schedule(wait=4, warmup=1, active=2, repeat=1, memory=True)
-    assert roles(schedule, 40) == {"opens": [4], "closes": [7], "memory": [8]}
+    found = roles(schedule(wait=4, warmup=1, active=2))
+    assert found == {"opens": [4], "closes": [7], "memory": [8]}
 
 
 def test_windows_repeat_and_memory_waits_for_the_last() -> None:
-    schedule = Schedule(wait=3, warmup=1, active=1, repeat=3, memory=True)
-    assert roles(schedule, 40) == {"opens": [3, 8, 13], "closes": [5, 10, 15], "memory": [16]}
+    found = roles(schedule(wait=3, warmup=1, active=1, repeat=3))
+    assert found == {"opens": [3, 8, 13], "closes": [5, 10, 15], "memory": [16]}
+
+
+def test_repeated_windows_have_files_of_their_own() -> None:
+    files = [window.file for window in schedule(wait=3, repeat=3).windows]
+    assert files == ["trace.json.gz", "trace-1.json.gz", "trace-2.json.gz"]
 
 
 def test_memory_can_be_left_out() -> None:
-    schedule = Schedule(wait=3, warmup=0, active=1, repeat=1, memory=False)
-    assert roles(schedule, 20)["memory"] == []
+    assert roles(schedule(wait=3, memory=False))["memory"] == []
+    assert roles(schedule(memory=False))["memory"] == []
+
+
+def test_the_first_step_is_never_recorded_because_its_beginning_was_not_seen() -> None:
+    assert roles(schedule(wait=0, warmup=0, active=1))["opens"] == [1]
+
+
+def test_without_a_wait_early_windows_come_before_the_one_that_stays() -> None:
+    """A script of 3 steps has one recorded step, of 9 two, of 15 three."""
+    plan = schedule()
+    recorded = [list(range(each.first_active, each.last + 1)) for each in plan.windows]
+    assert recorded == [[2], [7, 8], [12, 13, 14]]
+    assert {window.file for window in plan.windows} == {"trace.json.gz"}
+    assert roles(plan) == {"opens": [1, 6, 10], "closes": [3, 9, 15], "memory": [5, 16]}
+
+
+@pytest.mark.parametrize("memory", [True, False])
+@pytest.mark.parametrize("repeat", [1, 3])
+@pytest.mark.parametrize(
+    ("wait", "warmup", "active"), [(10, 2, 3), (1, 0, 1), (4, 1, 2), (None, 2, 3)]
+)
+def test_the_next_due_step_is_the_first_that_something_is_done_for(
+    wait: int | None, warmup: int, active: int, repeat: int, memory: bool
+) -> None:
+    plan = schedule(wait=wait, warmup=warmup, active=active, repeat=repeat, memory=memory)
+    due = sorted({step for steps in roles(plan, 200).values() for step in steps})
+    for step in range(100):
+        assert plan.next_due(step) == next((n for n in due if n >= step), sys.maxsize)

@@ -86,12 +86,44 @@ def test_skipped_steps_of_a_grad_scaler_count_and_are_marked(tmp_path: Path) -> 
     assert [row["step"] for row in rows if row.get("skipped")] == [5, 12]
 
 
-def test_without_an_optimizer_it_says_what_to_do(tmp_path: Path) -> None:
+def test_steps_without_an_optimizer_are_told_from_backward_passes(tmp_path: Path) -> None:
     expected = bare("no_optimizer", [])
-    done = captured("no_optimizer", [], tmp_path / "a")
+    done = captured("no_optimizer", [], tmp_path / "run")
     assert (done.stdout, done.returncode) == (expected.stdout, 0)
-    assert "--step-on dataloader" in done.stderr
-    assert run_json(tmp_path / "a")["ranks"] == []
-    done = captured("no_optimizer", [], tmp_path / "b", "--step-on", "dataloader")
-    assert done.stdout == expected.stdout
-    assert run_json(tmp_path / "b")["ranks"][0]["steps"] >= 20
+    (rank,) = run_json(tmp_path / "run")["ranks"]
+    assert (rank["steps"], rank["steps_end_with"]) == (20, "backward")
+    assert "trace.json.gz" in rank["captured"]
+
+
+@pytest.mark.parametrize("step_on", ["forward", "dataloader"])
+def test_neither_losses_nor_evaluation_are_steps(tmp_path: Path, step_on: str) -> None:
+    expected = bare("evaluates", [])
+    done = captured("evaluates", [], tmp_path / "run", "--step-on", step_on)
+    assert (done.stdout, done.returncode) == (expected.stdout, 0)
+    (rank,) = run_json(tmp_path / "run")["ranks"]
+    assert rank["steps"] == len(expected.stdout.splitlines()) == 12
+
+
+def test_a_script_of_five_steps_gets_an_answer(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPTS / "plain.py"), "5"]
+    ours = [sys.executable, "-m", "stepscope", "run", "--out", str(tmp_path / "run"), "--"]
+    done = _call([*ours, *command])
+    assert done.stdout == _call(command).stdout
+    (rank,) = run_json(tmp_path / "run")["ranks"]
+    assert rank["steps"] == 5
+    assert "verdict" in done.stderr
+    rows = steps_of(tmp_path / "run" / "rank-00000")
+    assert [row["step"] for row in rows if row["window"]] == [1, 2]
+
+
+def test_a_closure_of_the_optimizer_is_forward_and_backward_not_the_optimizer(
+    tmp_path: Path,
+) -> None:
+    """As Lightning does it: the whole step runs inside optimizer.step."""
+    expected = bare("closure", [])
+    done = captured("closure", [], tmp_path / "run")
+    assert (done.stdout, done.returncode) == (expected.stdout, 0)
+    rows = [row for row in steps_of(tmp_path / "run" / "rank-00000") if not row["window"]]
+    slept = [row["forward_ns"] for row in rows[1:]]
+    assert min(slept) >= 20_000_000  # the closure sleeps in its forward
+    assert max(row["optimizer_ns"] for row in rows[1:]) < min(slept)

@@ -5,12 +5,16 @@ folder. No random number is drawn, no tensor of the training is changed, no stre
 
     settings.py   what to capture, handed down to every process through the environment
     inject/       the sitecustomize that `stepscope run` puts on PYTHONPATH
+    after_import.py  acts when torch is imported, in whatever order
+    processes.py  which processes of the job we are in, and how far each came
     harmless.py   nothing of ours ever raises into the training
     folder.py     the run folder: names, atomic writes
     ranks.py      which rank is this process
     hooks.py      where steps and phases begin and end, seen from inside torch
     session.py    one rank's capture: counts steps, lets each part act when it is due
     schedule.py   which step does what
+    passes.py     steps of a training without a torch optimizer
+    rank_parts.py what a rank writes while it trains
     steps.py      every step's times, measured without the profiler
     writer.py     lines to disk in the background, safe against a kill
     window.py     the profiler window

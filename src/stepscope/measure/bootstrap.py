@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from stepscope.measure import processes
+from stepscope.measure.after_import import when_imported
 from stepscope.measure.harmless import harmless
-from stepscope.measure.hooks import when_imported
 from stepscope.measure.settings import Settings
+
+_session: Any = None
 
 
 @harmless
@@ -14,13 +17,17 @@ def arm() -> None:
     """Costs nothing in processes that never import torch."""
     settings = Settings.from_environment()
     if settings is not None:
+        processes.tell(settings.folder, processes.STARTED)
         when_imported("torch", lambda _module: _begin(settings))
 
 
-def _begin(settings: Settings) -> Any:
+def _begin(settings: Settings) -> None:
+    """Once, however often torch's code runs."""
+    global _session
+    if _session is not None:
+        return
     from stepscope.measure.hooks import install
     from stepscope.measure.session import Session
 
-    session = Session(settings)
-    install(session)
-    return session
+    _session = Session(settings)
+    install(_session)

@@ -11,6 +11,7 @@ from typing import Any
 
 RUN = "run.json"
 RANK = "rank.json"
+PROCESSES = "processes.jsonl"
 TRACE = "trace.json.gz"
 STEPS = "steps.jsonl"
 MEMORY = "memory.json"

@@ -1,4 +1,8 @@
-"""Where steps and phases begin and end, seen from inside torch. Nothing here changes a result."""
+"""Where steps and phases begin and end, seen from inside torch. Nothing here changes a result.
+
+Code that torch.compile traces must not see any of it: every hook asks `is_compiling` first, which
+is a constant there.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,11 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from stepscope.measure.harmless import harmless, note
+from stepscope.measure.after_import import when_imported
+from stepscope.measure.harmless import harmless
 from stepscope.measure.steps import ENTER, LEAVE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from stepscope.measure.session import Session
 
 
@@ -23,6 +26,7 @@ def install(session: Session) -> None:
     session.torch_is_here()
     _watch_optimizers(session)
     _watch_backward(session)
+    _watch_gradients(session)
     _watch_data_loader(session)
     _watch_grad_scaler(session)
     _watch_process_groups(session)
@@ -32,27 +36,102 @@ def install(session: Session) -> None:
 
 
 def _watch_optimizers(session: Session) -> None:
+    from torch.compiler import is_compiling
     from torch.optim.optimizer import (
         register_optimizer_step_post_hook,
         register_optimizer_step_pre_hook,
     )
 
-    register_optimizer_step_pre_hook(session.before_optimizer)
-    register_optimizer_step_post_hook(session.after_optimizer)
+    def before(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        return None if is_compiling() else session.before_optimizer(optimizer, args, kwargs)
+
+    def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if not is_compiling():
+            session.after_optimizer(optimizer)
+
+    register_optimizer_step_pre_hook(before)
+    register_optimizer_step_post_hook(after)
 
 
 def _watch_backward(session: Session) -> None:
-    import torch.autograd
+    """Tensor.backward looks torch.autograd.backward up at call time: the attribute is enough.
 
-    _around(torch.autograd, "backward", session, "backward")
-    # Tensor.backward looks torch.autograd.backward up at call time; the module attribute is enough.
+    Flat, because what runs behind a call finds the processor's caches empty (see steps.py).
+    """
+    import torch.autograd
+    from torch.compiler import is_compiling
+
+    original = torch.autograd.backward
+    notes = session.notes
+
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(*args, **kwargs)
+        trains = get_ident() == session.thread
+        if not session.passes_ended:
+            trains = session.first_pass_begins()
+        if trains:
+            outermost = session.pass_begins(args, kwargs)
+            notes.append((ENTER, perf_counter_ns(), "backward"))
+            if session.listens:
+                session.tell("backward", entering=True)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if trains:
+                notes.append((LEAVE, perf_counter_ns(), "backward"))
+                if session.listens:
+                    session.tell("backward", entering=False)
+                session.pass_ends(outermost)
+
+    torch.autograd.backward = backward
+
+
+def _watch_gradients(session: Session) -> None:
+    """Gradients taken without .backward(): the only sign of a training in functional style."""
+    import torch.autograd
+    from torch.compiler import is_compiling
+
+    original = torch.autograd.grad
+
+    @functools.wraps(original)
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if not is_compiling() and session.passes is not None and not kwargs.get("create_graph"):
+            session.gradient_was_taken()
+        return result
+
+    torch.autograd.grad = grad
 
 
 def _watch_data_loader(session: Session) -> None:
-    then = session.step_ends if session.settings.step_on == "dataloader" else None
+    ends_steps = session.settings.step_on == "dataloader"
+    notes = session.notes
 
     def attach(module: Any) -> None:
-        _around(module._BaseDataLoaderIter, "__next__", session, "data", then=then)
+        from torch.compiler import is_compiling
+
+        owner = module._BaseDataLoaderIter
+        original = owner.__next__
+
+        @functools.wraps(original)
+        def following(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or get_ident() != session.thread:
+                return original(*args, **kwargs)
+            if ends_steps:
+                session.boundary()
+            notes.append((ENTER, perf_counter_ns(), "data"))
+            if session.listens:
+                session.tell("data", entering=True)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                notes.append((LEAVE, perf_counter_ns(), "data"))
+                if session.listens:
+                    session.tell("data", entering=False)
+
+        owner.__next__ = following
 
     when_imported("torch.utils.data.dataloader", attach)
 
@@ -78,27 +157,32 @@ def _watch_grad_scaler(session: Session) -> None:
 
 def _watch_modules(session: Session) -> None:
     """Costs a call per module: only for scripts that asked for it."""
+    from torch.compiler import is_compiling
     from torch.nn.modules.module import (
         register_module_forward_hook,
         register_module_forward_pre_hook,
     )
 
+    ends_steps = session.settings.step_on == "forward"
     depth = 0
 
-    @harmless
-    def before(module: Any, args: Any) -> None:
+    def before(module: Any, _args: Any) -> None:
         nonlocal depth
-        del args
-        if depth == 0:
-            session.outermost_forward_begins()
-        depth += 1
+        if is_compiling():
+            return
+        if get_ident() == session.thread:
+            # Inside backward it is a checkpoint that computes its part again.
+            if depth == 0 and ends_steps and not session.in_backward:
+                session.boundary()
+            depth += 1
         session.module_begins(module)
 
-    @harmless
-    def after(module: Any, args: Any, output: Any) -> None:
+    def after(module: Any, _args: Any, _output: Any) -> None:
         nonlocal depth
-        del args, output
-        depth = max(0, depth - 1)
+        if is_compiling():
+            return
+        if get_ident() == session.thread:
+            depth = max(0, depth - 1)
         session.module_ends(module)
 
     register_module_forward_pre_hook(before)
@@ -106,17 +190,25 @@ def _watch_modules(session: Session) -> None:
 
 
 def _watch_profilers(session: Session) -> None:
-    """A script that profiles itself comes first."""
+    """A script that profiles itself comes first, from its warm-up on."""
     from torch.autograd import profiler
 
-    original = profiler.profile._prepare_trace
+    prepare, leave = profiler.profile._prepare_trace, profiler.profile.__exit__
 
-    @functools.wraps(original)
-    def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
-        session.profiler_wanted(self)
-        return original(self, *args, **kwargs)
+    @functools.wraps(prepare)
+    def _prepare_trace(self: Any, *args: Any, **kwargs: Any) -> Any:
+        session.profiler_begins(self)
+        return prepare(self, *args, **kwargs)
 
-    profiler.profile._prepare_trace = prepare
+    @functools.wraps(leave)
+    def __exit__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        try:
+            return leave(self, *args, **kwargs)
+        finally:
+            session.profiler_ended(self)
+
+    profiler.profile._prepare_trace = _prepare_trace
+    profiler.profile.__exit__ = __exit__
 
 
 def _watch_process_groups(session: Session) -> None:
@@ -134,78 +226,3 @@ def _watch_process_groups(session: Session) -> None:
             package.destroy_process_group = destroy  # type: ignore[attr-defined]
 
     when_imported("torch.distributed.distributed_c10d", attach)
-
-
-def _around(
-    owner: Any,
-    name: str,
-    session: Session,
-    phase: str,
-    then: Callable[[], None] | None = None,
-) -> None:
-    """Time every call of owner.name as a phase; arguments, results and errors pass untouched.
-
-    Flat, because what runs behind a call finds the processor's caches empty (see steps.py).
-    """
-    original = getattr(owner, name)
-    notes = session.notes
-
-    @functools.wraps(original)
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        trains = get_ident() == session.thread
-        if trains:
-            notes.append((ENTER, perf_counter_ns(), phase))
-            if session.listens:
-                session.tell(phase, entering=True)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            if trains:
-                notes.append((LEAVE, perf_counter_ns(), phase))
-                if session.listens:
-                    session.tell(phase, entering=False)
-            if then is not None:
-                then()
-
-    setattr(owner, name, timed)
-
-
-def when_imported(name: str, action: Callable[[Any], None]) -> None:
-    """Run action(module) now if the module is there, else right after its import."""
-
-    def safely(module: Any) -> None:
-        try:
-            action(module)
-        except Exception as error:
-            note(f"hooking {name}", error)
-
-    if name in sys.modules:
-        safely(sys.modules[name])
-        return
-    sys.meta_path.insert(0, _AfterImport(name, safely))
-
-
-class _AfterImport:
-    """A finder that lets the normal machinery import one module, then acts once."""
-
-    def __init__(self, name: str, action: Callable[[Any], None]) -> None:
-        self.name, self.action = name, action
-
-    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:
-        if name != self.name:
-            return None
-        sys.meta_path.remove(self)
-        import importlib.util
-
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        loader, action = spec.loader, self.action
-        run = loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            run(module)
-            action(module)
-
-        loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec

@@ -401,4 +401,5 @@ def _uses_compiled_code() -> bool:
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is None:
         return False
-    return bool(sum(dynamo.utils.counters["frames"].values()))
+    frames = getattr(sys.modules.get("torch._dynamo.convert_frame"), "FRAME_COUNTER", 0)
+    return bool(frames or sum(dynamo.utils.counters["frames"].values()))

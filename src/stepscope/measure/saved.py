@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.compiler import is_compiling
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from stepscope.measure.storages import Key, Piece, pieces, tensors_in
@@ -162,7 +163,7 @@ class SavedTensors:
     def _around_backward(self, original: Any) -> Any:
         @functools.wraps(original)
         def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._on:
+            if is_compiling() or not self._on:
                 return original(outputs, *args, **kwargs)
             self._before_backward(outputs)
             self._backward_depth += 1
@@ -197,7 +198,7 @@ class SavedTensors:
         return pop
 
     def _hooks_changed(self, by: int) -> None:
-        if not self._on:
+        if is_compiling() or not self._on:
             return
         try:
             line = self._timeline()
@@ -212,7 +213,7 @@ class SavedTensors:
 
     def _enters(self, module: Any, args: Any) -> None:
         del args
-        if not self._on:
+        if is_compiling() or not self._on:
             return
         try:
             line = self._timeline()
@@ -226,7 +227,7 @@ class SavedTensors:
 
     def _leaves(self, module: Any, *passed: Any) -> None:
         """Called with kwargs, except where forward raised."""
-        if not self._on:
+        if is_compiling() or not self._on:
             return
         try:
             line = self._timeline()

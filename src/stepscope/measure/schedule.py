@@ -2,47 +2,93 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from stepscope.measure.folder import TRACE
 
 if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
 
+DEFAULT_WAIT = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedWindow:
+    """Steps `first` to `last`; those before `first_active` only warm the profiler up."""
+
+    first: int
+    warmup: int
+    active: int
+    file: str = TRACE  # a later window with the same file replaces it
+
+    @property
+    def first_active(self) -> int:
+        return self.first + self.warmup
+
+    @property
+    def last(self) -> int:
+        return self.first_active + self.active - 1
+
+
+# A script may end, or be ended, after a few steps: these windows come before the one that is meant
+# to stay, and each later window replaces the trace. The first step sets things up.
+_EARLY = (
+    PlannedWindow(first=1, warmup=1, active=1),
+    PlannedWindow(first=6, warmup=1, active=2),
+)
+_EARLY_MEMORY = 5
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """wait, warmup, active, as often as repeat says; then one step for memory."""
+    """The windows in order, and the steps in which memory is looked at."""
 
-    wait: int
-    warmup: int
-    active: int
-    repeat: int
-    memory: bool
+    windows: tuple[PlannedWindow, ...]
+    memory_steps: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, settings: Settings) -> Schedule:
+        """As asked for; where nobody said how long to wait, early windows come first."""
+        adaptive = settings.wait is None
+        # The first step cannot be recorded: where it began was not seen.
+        wait = DEFAULT_WAIT if settings.wait is None else max(1, settings.wait)
+        cycle = wait + settings.warmup + settings.active
+        asked = [
+            PlannedWindow(
+                first=number * cycle + wait,
+                warmup=settings.warmup,
+                active=settings.active,
+                file=TRACE if number == 0 else TRACE.replace(".", f"-{number}.", 1),
+            )
+            for number in range(max(1, settings.repeat))
+        ]
+        # One plain step between the last window and the memory step.
+        memory = (*([_EARLY_MEMORY] if adaptive else []), asked[-1].last + 2)
         return cls(
-            wait=max(1, settings.wait),
-            warmup=settings.warmup,
-            active=settings.active,
-            repeat=max(1, settings.repeat),
-            memory=settings.memory,
+            windows=(*(_EARLY if adaptive else ()), *asked),
+            memory_steps=memory if settings.memory else (),
         )
 
-    @property
-    def cycle(self) -> int:
-        return self.wait + self.warmup + self.active
-
-    def opens(self, step: int) -> int | None:
-        """The number of the window whose first step this is."""
-        window, place = divmod(step, self.cycle)
-        return window if place == self.wait and window < self.repeat else None
+    def opens(self, step: int) -> PlannedWindow | None:
+        """The window whose first step this is."""
+        return next((window for window in self.windows if window.first == step), None)
 
     def closes(self, step: int) -> bool:
         """Whether a window's last step is just over when this one begins."""
-        window, place = divmod(step, self.cycle)
-        return place == 0 and 0 < window <= self.repeat
+        return any(window.last + 1 == step for window in self.windows)
 
     def measures_memory(self, step: int) -> bool:
-        """One step after the last window, with a plain step in between."""
-        return self.memory and step == self.cycle * self.repeat + 1
+        return step in self.memory_steps
+
+    def next_due(self, step: int) -> int:
+        """The first step from this one on before which there is something to do."""
+        due = [
+            place
+            for window in self.windows
+            for place in (window.first, window.last + 1)
+            if place >= step
+        ]
+        due += [place for place in self.memory_steps if place >= step]
+        return min(due, default=sys.maxsize)

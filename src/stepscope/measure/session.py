@@ -1,16 +1,15 @@
 """One rank's capture: counts steps, keeps the truth, and lets each part act when it is due.
 
-A process becomes a rank when it ends its first step. Until then nothing is created, so launchers,
-data-loader workers and helpers leave no trace in the run folder.
+A process becomes a rank when it ends its first step. Until then nothing but a line in
+processes.jsonl is written, so launchers, data-loader workers and helpers leave no rank behind.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
+import functools
 import os
 import sys
-import threading
 import time
 import weakref
 from collections import deque
@@ -20,18 +19,19 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
-from stepscope.measure.clock import ClockSync
+from stepscope.measure import processes
 from stepscope.measure.comms import Comms
 from stepscope.measure.forked import end_without_destructors
 from stepscope.measure.harmless import harmless, note, problems
 from stepscope.measure.memory import MemoryStep
+from stepscope.measure.passes import Passes
 from stepscope.measure.ranges import Ranges
+from stepscope.measure.rank_parts import RankParts
 from stepscope.measure.ranks import facts, rank_and_world
-from stepscope.measure.sampler import Sampler
-from stepscope.measure.schedule import Schedule
-from stepscope.measure.steps import AGAIN, ENDED, ENTER, LEAVE, Anchor, DeviceClock, StepLines
-from stepscope.measure.window import Window
-from stepscope.measure.writer import LineWriter, append_lines
+from stepscope.measure.schedule import PlannedWindow, Schedule
+from stepscope.measure.steps import AGAIN, ENDED, ENTER, LEAVE, Anchor, StepLines
+from stepscope.measure.window import CLOSURE, Window
+from stepscope.measure.writer import LineWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 # Kept in memory while nobody writes them down: before the first step ends, or on a disk that hangs.
 MOST_NOTES = 1 << 16
+_WRAPPER, _TORCHS = "wrapper", f"optim{os.sep}optimizer.py"  # around every step
+_OTHER_THREADS = "several threads train: steps are those of the first, and the profiler stays off"
 
 
 class Session:
@@ -57,23 +59,29 @@ class Session:
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._optimizer: Callable[[], Any] = lambda: None  # the last one that stepped
         self.thread = get_ident()  # the one that trains; 0 once closed
+        self._alone = True  # no other thread trains
         self._pid = os.getpid()
         self._rank = (0, 1)
-        self._record: _Record | None = None
+        self._parts: RankParts | None = None
         self._window: Window | None = None
         self._windows: list[Window] = []
+        self._others_profilers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._profiled = False  # ever
         self._memory: MemoryStep | None = None
         self._job: dict[str, Any] | None = None
         self._ranges = Ranges() if settings.nvtx else None
         self.listens = settings.nvtx  # somebody wants to be told of phases
-        self._steps_on_optimizer = settings.step_on == "optimizer"
+        self._steps_on_optimizer = settings.step_on in ("auto", "optimizer")
         self._anchor = Anchor()
-        self._depth = 0  # of optimizers inside each other
-        self._forwards = 0
+        self._stepping: list[Any] = []  # optimizers inside each other
+        self.passes = Passes() if settings.step_on == "auto" else None
+        self.passes_ended = 0
+        self.in_backward = 0
+        self._passed = False  # a backward pass ended since the last step did
+        self._cut = True  # where the running step began was not seen
         self._skipped = 0
         self._closed = False
-        self._due = _next_due(self._schedule, 0)
+        self._due = self._schedule.next_due(0)
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self.close)
 
@@ -81,6 +89,7 @@ class Session:
     def torch_is_here(self) -> None:
         """Once torch is imported."""
         self._comms.attach()
+        processes.tell(self.settings.folder, processes.TORCH)
 
     # What hooks report. Phases count only in the thread that trains; hooks note them themselves.
 
@@ -95,56 +104,149 @@ class Session:
         if self._memory is not None:
             self._memory.phase(phase, entering=entering)
 
-    def before_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        """A hook as torch calls it; one optimizer may wrap another."""
-        self._depth = depth = self._depth + 1
-        if depth > 1:
+    def first_pass_begins(self) -> bool:
+        """Whoever runs backward first is the thread that trains; trainers may start one for it."""
+        if self._closed:
+            return False
+        if not self.number and not self.in_backward:
+            self.thread = get_ident()
+        return get_ident() == self.thread
+
+    def pass_begins(self, args: Any, kwargs: Any) -> bool:
+        """True for a pass that is not inside another one."""
+        self.in_backward += 1
+        if self.in_backward > 1:
+            return False
+        if self.passes is not None and not self._stepping:  # a closure's are its optimizer's
+            self._ask_passes(args[0] if args else kwargs.get("tensors"))
+        return True
+
+    @harmless
+    def _ask_passes(self, roots: Any) -> None:
+        assert self.passes is not None
+        if self.passes.begins(roots, optimizer_exists=_optimizer_exists()):
+            self._step_ends()
+            self._cut = True  # the next one has begun before
+
+    def pass_ends(self, outermost: bool) -> None:
+        self.in_backward -= 1
+        if not outermost:
             return
+        self._passed = True
+        self.passes_ended += 1
+        if self.passes_ended == 1:
+            processes.tell(self.settings.folder, processes.BACKWARD)
+        if self.passes is not None:
+            if not self._stepping:
+                self._end_pass()
+        elif self.settings.step_on == "backward":
+            self.step_ends()
+
+    @harmless
+    def _end_pass(self) -> None:
+        assert self.passes is not None
+        if self.passes.ends(optimizer_exists=_optimizer_exists()):
+            self._step_ends()
+
+    @harmless
+    def gradient_was_taken(self) -> None:
+        """By a script without an optimizer, which may never call backward."""
+        if _optimizer_exists() or self.in_backward or not self.first_pass_begins():
+            return
+        self.pass_begins((), {})
+        self.pass_ends(outermost=True)
+
+    def before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """A hook as torch calls it; one optimizer may wrap another."""
         try:
+            if not self._is_training_thread():
+                return None
+            self._stepping = _still_running(self._stepping)
+            self._stepping.append(optimizer)
+            if len(self._stepping) > 1:
+                return None
             self.optimizer_calls += 1
             if self._optimizer() is not optimizer:
                 self._optimizer = weakref.ref(optimizer)
                 self._optimizers.add(optimizer)
-            if get_ident() == self.thread:
-                self.notes.append((ENTER, perf_counter_ns(), "optimizer"))
-                if self.listens:
-                    self.tell("optimizer", entering=True)
+            self.notes.append((ENTER, perf_counter_ns(), "optimizer"))
+            if self.listens:
+                self.tell("optimizer", entering=True)
+            return self._with_closure(args, kwargs)
         except Exception as error:
             note("before an optimizer's step", error)
+            return None
 
-    def after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if self._depth > 1:
-            self._depth -= 1
-            return
-        self._depth = 0
+    def after_optimizer(self, optimizer: Any) -> None:
         try:
-            if get_ident() == self.thread:
-                self.notes.append((LEAVE, perf_counter_ns(), "optimizer"))
-                if self.listens:
-                    self.tell("optimizer", entering=False)
-            if self._steps_on_optimizer and self._anchor.ends_step(optimizer):
-                self._step_ends()
+            if get_ident() != self.thread or not self._stepping:
+                return
+            self._stepping.pop()
+            if self._stepping:
+                return
+            self.notes.append((LEAVE, perf_counter_ns(), "optimizer"))
+            if self.listens:
+                self.tell("optimizer", entering=False)
+            if self._steps_on_optimizer:
+                self.passes = None
+                if self._anchor.ends_step(optimizer):
+                    self._step_ends()
         except Exception as error:
             note("after an optimizer's step", error)
 
-    @harmless
-    def outermost_forward_begins(self) -> None:
-        """With --step-on forward a step ends where the next forward pass of the model begins."""
-        if self.settings.step_on == "forward" and self._forwards:
-            self.step_ends()
-        self._forwards += 1
+    def _is_training_thread(self) -> bool:
+        """The first that trains; that others train too is remembered."""
+        here = get_ident()
+        if here != self.thread and not self.number and not self.passes_ended and not self._closed:
+            self.thread = here
+        if here != self.thread and not self._closed:
+            self._alone = False
+            note("threads", _OTHER_THREADS)
+        return here == self.thread
 
+    def _with_closure(self, args: Any, kwargs: Any) -> Any:
+        """A closure holds the step's forward and backward, which are not the optimizer's."""
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._as_forward(args[1]), *args[2:]), kwargs
+        if callable(kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._as_forward(kwargs["closure"])}
+        return None
+
+    def _as_forward(self, closure: Any) -> Any:
+        @functools.wraps(closure)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            mark = self._window.mark(CLOSURE) if self._window is not None else None
+            self.notes.append((ENTER, perf_counter_ns(), "forward"))
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                self.notes.append((LEAVE, perf_counter_ns(), "forward"))
+                if mark is not None:
+                    mark.__exit__(None, None, None)
+
+        return timed
+
+    @harmless
+    def boundary(self) -> None:
+        """A batch is asked for, or a forward pass begins: where it follows a backward pass, the
+        step of that pass is over. Evaluation and losses have none."""
+        if self._passed:
+            self._step_ends()
+
+    @harmless
     def module_begins(self, module: Any) -> None:
         if self._ranges is not None:
             self._ranges.push(type(module).__name__)
 
+    @harmless
     def module_ends(self, _module: Any) -> None:
         if self._ranges is not None:
             self._ranges.pop()
 
     @harmless
     def step_was_skipped(self) -> None:
-        if self._steps_on_optimizer:
+        if self._steps_on_optimizer and get_ident() == self.thread:
+            self.passes = None
             self._skipped += 1
             self._step_ends(skipped=True)
 
@@ -154,99 +256,125 @@ class Session:
         self._comms.group_ends()
 
     @harmless
-    def profiler_wanted(self, other: Any) -> None:
-        """The script starts a profiler of its own: ours steps aside."""
+    def profiler_begins(self, profiler: Any) -> None:
+        """Where the script starts one of its own, ours steps aside."""
         window = self._window
-        if window is not None and getattr(window.profiler, "profiler", None) is not other:
+        if window is not None and window.owns(profiler):
+            return
+        self._others_profilers.add(profiler)
+        if window is not None:
             self._window = None
             note("window", "the script used the profiler itself; the window was given up")
             window.abandon()
 
     @harmless
+    def profiler_ended(self, profiler: Any) -> None:
+        self._others_profilers.discard(profiler)
+
+    @harmless
     def step_ends(self) -> None:
         """The running step is over."""
-        self._step_ends()
+        if self._is_training_thread():
+            self._step_ends()
 
-    def _step_ends(self, *, skipped: bool = False) -> None:
+    def _step_ends(self, *, skipped: bool = False, last: bool = False) -> None:
         """Note its times, act for the next one."""
         if self._closed:
             return
-        record = self._record or self._become_rank()
-        if record is None:
+        parts = self._parts or self._become_rank()
+        if parts is None:
             return
         now, number, window = perf_counter_ns(), self.number, self._window is not None
-        events = record.device.mark() if record.device is not None else None
-        usual = number and self._memory is None and not skipped
-        marks = () if usual else self._marks(skipped=skipped)
+        events = parts.device.mark() if parts.device is not None else None
+        usual = not (self._cut or skipped or last) and self._memory is None
+        marks = () if usual else self._marks(skipped=skipped, last=last)
         self.notes.append((ENDED, now, (number, time.time_ns(), window, events, marks)))
         self.number = number + 1
+        self._passed = self._cut = False
         if number + 1 >= self._due or window or marks:
-            self._act(record)
+            self._act(parts)
 
-    def _marks(self, *, skipped: bool) -> tuple[str, ...]:
+    def _marks(self, *, skipped: bool, last: bool) -> tuple[str, ...]:
         """What is unusual about the step that ends."""
-        found = {
+        unusual = {
             "skipped": skipped,
-            "first": self.number == 0,  # its beginning was not seen
+            "first": self._cut,  # its beginning was not seen
+            "last": last,  # nor was its end
             "memory": self._memory is not None,  # its times are not the training's
         }
-        return tuple(mark for mark, holds in found.items() if holds)
+        return tuple(mark for mark, holds in unusual.items() if holds)
 
     # The schedule: what does the step that now begins need?
 
-    def _act(self, record: _Record) -> None:
+    def _act(self, parts: RankParts) -> None:
         """Whatever this does takes time between two steps that belongs to neither."""
-        self._due = _next_due(self._schedule, self.number + 1)
-        self._end_memory_step(record)
-        self._begin(record)
+        self._due = self._schedule.next_due(self.number + 1)
+        self._end_memory_step(parts)
+        self._begin(parts)
         self.notes.append((AGAIN, perf_counter_ns(), None))
-        if record.device is not None:
-            record.device.restart()
+        if parts.device is not None:
+            parts.device.restart()
 
-    def _begin(self, record: _Record) -> None:
+    def _begin(self, parts: RankParts) -> None:
         step = self.number
-        opens = self._schedule.opens(step)
-        if opens is not None:
-            self._open_window(record, opens)
+        planned = self._schedule.opens(step)
+        if planned is not None:
+            self._open_window(parts, planned)
         elif self._schedule.closes(step):
-            self._close_window(record)
+            self._close_window(parts)
         elif self._schedule.measures_memory(step):
-            self._memory = MemoryStep(list(self._optimizers))
-            self.listens = True
-            self._memory.begin()
+            self._begin_memory_step()
         elif self._window is not None and self._window.over:
             self._finish_late(self._window)
         elif self._window is not None:
             self._window.step()
             self._comms.step_begins(step)
 
-    def _open_window(self, record: _Record, number: int) -> None:
-        import torch
+    def _begin_memory_step(self) -> None:
+        if not self._alone:
+            return
+        self._memory = MemoryStep(list(self._optimizers))
+        self.listens = True
+        self._memory.begin()
 
-        record.sampler_pauses()
-        record.synchronise("start", self.number)  # on every rank, whatever becomes of the window
+    def _open_window(self, parts: RankParts, planned: PlannedWindow) -> None:
+        parts.sampler_pauses()
+        parts.synchronise("start", self.number)  # on every rank, whatever becomes of the window
         if self._window is not None:
             self._finish(self._window)
-        if self._window is not None:
-            note("window", "collectives of the last window are under way; no other was opened")
+        problem = self._why_no_window()
+        if problem:
+            note("window", problem)
             return
-        if torch.autograd._profiler_enabled():
-            note("window", "the script's own profiler is running; no window was opened")
-            return
-        window = Window(self.settings, self.number, record.folder, repeat=number)
+        window = Window(self.settings, planned, parts.folder, after=self._windows[-1:])
         self._profiled = True
-        window.start()
         self._window = window
+        try:
+            window.start()
+        except Exception:
+            self._window = None
+            raise
         self._comms.window_begins(self.number)
 
-    def _close_window(self, record: _Record) -> None:
+    def _why_no_window(self) -> str | None:
+        import torch
+
+        if self._window is not None:
+            return "collectives of the last window are under way; no other was opened"
+        if not self._alone:
+            return _OTHER_THREADS
+        if self._others_profilers or torch.autograd._profiler_enabled():
+            return "the script's own profiler is running; no window was opened"
+        return None
+
+    def _close_window(self, parts: RankParts) -> None:
         window = self._window
         if window is not None:
             self._finish(window)
-            record.collectives(self._comms.window_ends(self.number - 1))
+            parts.collectives(self._comms.window_ends(self.number - 1))
         self._look_at_the_job()
-        record.synchronise("end", self.number)
-        record.sampler_resumes()
+        parts.synchronise("end", self.number)
+        parts.sampler_resumes()
 
     def _finish(self, window: Window) -> None:
         self._window = None
@@ -261,15 +389,15 @@ class Session:
         if late & (late - 1) == 0:
             self._finish(window)
 
-    def _end_memory_step(self, record: _Record) -> None:
+    def _end_memory_step(self, parts: RankParts) -> None:
         memory, self._memory = self._memory, None
         self.listens = self._ranges is not None
         if memory is not None:
-            layout.write_json(record.folder / layout.MEMORY, memory.end())
+            layout.write_json(parts.folder / layout.MEMORY, memory.end())
 
     # Beginning and end.
 
-    def _become_rank(self) -> _Record | None:
+    def _become_rank(self) -> RankParts | None:
         self._rank = rank_and_world()
         try:
             folder = layout.claim_rank_folder(Path(self.settings.folder), self._rank[0])
@@ -280,10 +408,11 @@ class Session:
             return None
         lines = StepLines(self._began_ns)
         steps = LineWriter(folder / layout.STEPS, self.notes, lines)
-        self._record = _Record(folder, steps, self.thread, self.settings.sample_hz)
+        self._parts = RankParts(folder, steps, self.thread, self.settings.sample_hz)
         self._look_at_the_job()
         self._describe("running")
-        return self._record
+        processes.tell(self.settings.folder, processes.STEP)
+        return self._parts
 
     @harmless
     def _look_at_the_job(self) -> None:
@@ -298,17 +427,18 @@ class Session:
         )
 
     def _describe(self, status: str) -> None:
-        if self._record is None:
+        if self._parts is None:
             return
         rank, world = self._rank
         layout.write_json(
-            self._record.folder / layout.RANK,
+            self._parts.folder / layout.RANK,
             {
                 "schema": layout.SCHEMA,
                 "rank": rank,
                 "world_size": world,
                 "status": status,
                 "steps": self.number,
+                "steps_end_with": self._steps_end_with(),
                 "skipped": self._skipped,
                 "argv": sys.argv,
                 "communication": self._job,
@@ -317,27 +447,52 @@ class Session:
             },
         )
 
+    def _steps_end_with(self) -> str:
+        """What ended this rank's steps."""
+        if self.settings.step_on != "auto":
+            return self.settings.step_on
+        return "backward" if self.passes is not None and self.passes.ends_steps else "optimizer"
+
     @harmless
     def close(self) -> None:
         """At exit, however often it is called."""
         if self._closed or os.getpid() != self._pid:
             return
+        self._end_last_step()
         self._closed = True
         self.thread = 0
         if self._memory is not None:
             self._memory.end()
-        if self._record is not None:
+        if self._parts is not None:
             # Before the window: its stop may wait, and a launcher may not.
-            self._record.close()
+            self._parts.close()
         if self._window is not None:
-            window, self._window = self._window, None
-            if not window.over:
-                note("window", f"the script ended at step {self.number}, inside the window")
-            window.stop()
-            self._windows.append(window)
+            self._stop_window(self._window)
         for window in self._windows:
             window.close()
         self._describe("finished")
+
+    @harmless
+    def _end_last_step(self) -> None:
+        """Of a training whose steps end where the next one begins; nothing more is begun."""
+        follows = self.settings.step_on in ("forward", "dataloader")
+        if self.passes is not None and self.passes.ends_steps:
+            follows = self.passes.is_amid_step
+        if self._passed and follows:
+            self._due = sys.maxsize
+            self._step_ends(last=True)
+
+    def _stop_window(self, window: Window) -> None:
+        """The script ends inside the window: keep what was recorded, unless there is better."""
+        self._window = None
+        recorded = self.number - window.planned.first_active
+        if not window.over:
+            note("window", f"the script ended inside the window, after step {self.number - 1}")
+        if any(earlier.planned.active > recorded for earlier in self._windows):
+            window.abandon()
+        else:
+            window.stop()
+            self._windows.append(window)
 
     def _forked(self) -> None:
         """A child of the training is not the training."""
@@ -348,63 +503,29 @@ class Session:
             end_without_destructors()
 
 
-def _next_due(schedule: Schedule, step: int) -> int:
-    """The first step from this one on before which the schedule has something to do."""
-    cycle = schedule.cycle
-    begin = step // cycle * cycle
-    last = cycle * schedule.repeat
-    for place in sorted({begin + schedule.wait, begin, begin + cycle, last + 1}):
-        if place >= step and (
-            schedule.opens(place) is not None
-            or schedule.closes(place)
-            or schedule.measures_memory(place)
-        ):
-            return place
-    return sys.maxsize
+def _still_running(optimizers: list[Any]) -> list[Any]:
+    """An optimizer whose step raised never reported its end: only those on the stack count."""
+    if not optimizers:
+        return optimizers
+    running: list[Any] = []
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == _WRAPPER and frame.f_code.co_filename.endswith(_TORCHS):
+            running.append(frame.f_locals.get("self"))
+        frame = frame.f_back
+    outer = {id(optimizer) for optimizer in running[1:]}  # the first is the one that begins now
+    return [optimizer for optimizer in optimizers if id(optimizer) in outer]
 
 
-class _Record:
-    """What a rank writes, and the helpers that write it."""
-
-    def __init__(self, folder: Path, steps: LineWriter, thread: int, sample_hz: float) -> None:
-        self.folder = folder
-        self._steps = steps
-        self.device = DeviceClock.here()
-        self._writing: list[threading.Thread] = []
-        self._clocks = ClockSync()
-        self._sampler = Sampler(thread, sample_hz) if sample_hz > 0 else None
-
-    @harmless
-    def synchronise(self, label: str, step: int) -> None:
-        if self._clocks.synchronise(label, step) is not None:
-            layout.write_json(self.folder / layout.CLOCK, self._clocks.content())
-
-    @harmless
-    def collectives(self, lines: list[dict[str, Any]]) -> None:
-        """They come once a window: a thread that ends with them, not one that keeps waking."""
-        if lines:
-            thread = threading.Thread(
-                target=self._write_collectives, args=(lines,), name="stepscope-comms", daemon=True
-            )
-            thread.start()
-            self._writing.append(thread)
-
-    @harmless
-    def _write_collectives(self, lines: list[dict[str, Any]]) -> None:
-        append_lines(self.folder / layout.COMMS, map(json.dumps, lines))
-
-    def sampler_pauses(self) -> None:
-        if self._sampler is not None:
-            self._sampler.pause()
-
-    def sampler_resumes(self) -> None:
-        if self._sampler is not None:
-            self._sampler.resume()
-
-    @harmless
-    def close(self) -> None:
-        self._steps.close()
-        for thread in self._writing:
-            thread.join(timeout=5)
-        if self._sampler is not None:
-            layout.write_json(self.folder / layout.SAMPLES, self._sampler.close())
+def _optimizer_exists() -> bool:
+    """Whether any torch optimizer was ever made: torch wraps its class's step when it is."""
+    module: Any = sys.modules.get("torch.optim.optimizer")
+    if module is None:
+        return False
+    kinds = list(module.Optimizer.__subclasses__())
+    while kinds:
+        kind = kinds.pop()
+        if getattr(kind.step, "hooked", None) and "step" in vars(kind):
+            return True
+        kinds += kind.__subclasses__()
+    return False

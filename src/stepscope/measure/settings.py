@@ -14,7 +14,7 @@ class Settings:
     """One run's settings; step numbers count from 0 at the first step seen."""
 
     folder: str
-    wait: int = 10
+    wait: int | None = None  # None: early windows first, then one after the default wait
     warmup: int = 2
     active: int = 3
     repeat: int = 1
@@ -24,7 +24,7 @@ class Settings:
     memory: bool = True
     nvtx: bool = False
     sample_hz: float = 100.0
-    step_on: str = "optimizer"  # optimizer, dataloader or forward
+    step_on: str = "auto"  # optimizer, backward, dataloader or forward; call: watch() says
     nccl_debug: bool = False
 
     def to_environment(self) -> dict[str, str]:

@@ -11,7 +11,6 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from stepscope.measure.folder import TRACE
 from stepscope.measure.harmless import harmless, note
 from stepscope.measure.quiet import AT_EXIT_S, PATIENCE_S, collectives_ended
 
@@ -19,7 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from stepscope.measure.schedule import PlannedWindow
     from stepscope.measure.settings import Settings
+
+CLOSURE = "stepscope: closure"  # the forward and backward that an optimizer's step runs
 
 
 def _detach_afterwards(cuda: str | None) -> None:
@@ -44,17 +46,21 @@ def _unheard() -> Iterator[None]:
 class Window:
     """One window from its first warm-up step to its last active one."""
 
-    def __init__(self, settings: Settings, first: int, folder: Path, *, repeat: int) -> None:
-        """`first` is the number of the step that is about to begin."""
+    def __init__(
+        self, settings: Settings, planned: PlannedWindow, folder: Path, *, after: list[Window]
+    ) -> None:
+        """`after` is the window before this one, whose file it may replace."""
         import torch
         from torch.profiler import ProfilerAction, profile
 
-        warm_until = first + settings.warmup
-        self.last = warm_until + settings.active - 1
-        self._path = folder / (TRACE if repeat == 0 else TRACE.replace(".", f"-{repeat}.", 1))
+        first = planned.first
+        self.planned = planned
+        self.last = planned.last
+        self._path = folder / planned.file
+        self._after = after
 
         def action(number: int) -> ProfilerAction:
-            if number < warm_until:
+            if number < planned.first_active:
                 return ProfilerAction.WARMUP
             if number < self.last:
                 return ProfilerAction.RECORD
@@ -78,6 +84,18 @@ class Window:
         self.saved = False
         self.over = False  # the last step has ended, but the trace is not saved yet
         self._until_ns: int | None = None  # nothing later is recorded
+
+    def owns(self, profiler: Any) -> bool:
+        """Whether this is the profiler inside ours."""
+        return getattr(self.profiler, "profiler", None) is profiler
+
+    def mark(self, name: str) -> Any:
+        """Begin an annotation in the trace; its end is the caller's."""
+        from torch.profiler import record_function
+
+        annotation = record_function(name)
+        annotation.__enter__()
+        return annotation
 
     def start(self) -> None:
         with _unheard():
@@ -139,7 +157,7 @@ class Window:
 
     def _save(self, profiler: Any) -> None:
         """Kineto writes plain text quickly; compressing it is left to a thread."""
-        plain = self._path.with_name(f".{self._path.name}.json")
+        plain = self._path.with_name(f".{self._path.name}-{self.planned.first}.json")
         try:
             profiler.export_chrome_trace(str(plain))
         except Exception as error:
@@ -156,6 +174,8 @@ class Window:
         try:
             with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=3) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
+            for earlier in self._after:
+                earlier.close()
             packed.replace(self._path)
             self.saved = True
         except OSError as error:

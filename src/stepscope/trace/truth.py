@@ -24,6 +24,7 @@ class StepRow(msgspec.Struct, frozen=True):
     wall_ns: int
     window: bool = False
     first: bool = False
+    last: bool = False
     memory: bool = False
     device_ns: int | None = None
     data_ns: int = 0
@@ -36,8 +37,8 @@ class StepRow(msgspec.Struct, frozen=True):
 def read_truth(trace: Path) -> Truth | None:
     """The truth beside a trace of a run folder; None where there is none.
 
-    Only plain steps count: not those of the window or of the memory capture, nor the first one,
-    whose beginning was not seen. A line that a kill cut short is left out. The device's own time
+    Only plain steps count: not those of the window or of the memory capture, nor one whose
+    beginning or end was not seen. A line that a kill cut short is left out. The device's own time
     is the step where it is known: a host that runs ahead ends its steps early.
     """
     rows = plain_steps(trace.parent / STEPS)
@@ -76,13 +77,13 @@ def _ran_ahead(rows: list[StepRow]) -> list[StepRow]:
 
 
 def plain_steps(file: Path) -> list[StepRow]:
-    """Not the first step, the window's or memory's; a line that was cut short is left out."""
+    """Not the window's, memory's, or half seen; a line that was cut short is left out."""
     try:
         lines = file.read_bytes().splitlines()
     except OSError:
         return []
     rows = (row for line in lines if (row := _row(line)))
-    return [row for row in rows if not (row.window or row.first or row.memory)]
+    return [row for row in rows if not (row.window or row.first or row.last or row.memory)]
 
 
 def _row(line: bytes) -> StepRow | None:

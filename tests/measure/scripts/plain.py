@@ -1,5 +1,7 @@
 """A plain loop in a function, an evaluation in between."""
 
+import sys
+
 import torch
 from torch import nn
 
@@ -9,7 +11,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 4))
     optimizer = torch.optim.AdamW(model.parameters())
-    for step in range(20):
+    for step in range(int(sys.argv[1]) if len(sys.argv) > 1 else 20):
         x, y = torch.randn(8, 16), torch.randint(0, 4, (8,))
         loss = nn.functional.cross_entropy(model(x), y)
         optimizer.zero_grad()

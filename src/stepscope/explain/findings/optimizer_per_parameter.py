@@ -9,11 +9,10 @@ import numpy as np
 
 from stepscope.explain.findings.evidence import LOW, Evidence, costliest_places, severity
 from stepscope.explain.launched import by_operator
+from stepscope.explain.optimizer_steps import in_optimizer_step
 from stepscope.explain.tree import group
-from stepscope.explain.work import rows_named
 from stepscope.records.explanation import Finding, Remedy
-from stepscope.records.trace import HostKind
-from stepscope.trace.links import distinct, nearest_of
+from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from stepscope.explain.launched import Launched
 
 FEWEST_PARAMETERS = 20
-STEP_MARK = re.compile(r"^Optimizer\.step#")
 # Operators of one tensor; `_foreach_` and `_fused_` ones take a list of them.
 ONE_TENSOR = re.compile(r"^aten::(?!_foreach|_fused)")
 
@@ -71,9 +69,7 @@ def find(evidence: Evidence) -> Finding | None:
 
 def _steps_of(evidence: Evidence, launched: Launched) -> NDArray[np.int32]:
     """The optimizer step's mark around each launch, or -1."""
-    host = evidence.trace.host
-    marks = rows_named(evidence.trace, host, host.kind == HostKind.ANNOTATION, STEP_MARK.match)
-    return nearest_of(host, marks, evidence.trace.device.launch[launched.rows])
+    return in_optimizer_step(evidence.trace, evidence.trace.device.launch[launched.rows])
 
 
 def _parameters(evidence: Evidence, launched: Launched, single: NDArray[np.bool_]) -> int:

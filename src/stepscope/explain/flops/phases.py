@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from stepscope.explain.optimizer_steps import in_optimizer
 from stepscope.explain.steps import step_of
 from stepscope.explain.work import rows_named
 from stepscope.records.trace import HostKind
@@ -50,7 +51,7 @@ def find_phases(trace: Trace, steps: Steps) -> Phases:
     phase = np.full(len(host), FORWARD, np.int8)
     phase[_after_backward(host, steps, node)] = OTHER
     phase[_inside(host, node)] = BACKWARD
-    phase[_inside(host, stepping)] = OPTIMIZER
+    phase[in_optimizer(trace, np.arange(len(host)))] = OPTIMIZER
     return Phases(phase=phase, node=node, stepping=stepping)
 
 

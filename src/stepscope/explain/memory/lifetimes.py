@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from stepscope.explain.optimizer_steps import in_optimizer_step
 from stepscope.explain.work import rows_named
 from stepscope.records.memory import CATEGORIES
 from stepscope.records.trace import ABSENT, HostKind
@@ -173,13 +174,11 @@ def _phases(trace: Trace, rows: Int32) -> Int8:
     host = trace.host
     said = host.kind != HostKind.PYTHON
     phase = np.zeros(len(rows), np.int8)
-    for code, prefix in (
-        (Phase.BACKWARD, BACKWARD),
-        (Phase.OPTIMIZER, OPTIMIZER),
-        (Phase.ZERO_GRAD, ZERO_GRAD),
-    ):
-        marked = rows_named(trace, host, said, re.compile(re.escape(prefix)).match)
-        phase[nearest_of(host, marked, rows) >= 0] = code
+    backward = rows_named(trace, host, said, re.compile(re.escape(BACKWARD)).match)
+    resets = rows_named(trace, host, said, re.compile(re.escape(ZERO_GRAD)).match)
+    phase[nearest_of(host, backward, rows) >= 0] = Phase.BACKWARD
+    phase[in_optimizer_step(trace, rows) >= 0] = Phase.OPTIMIZER
+    phase[nearest_of(host, resets, rows) >= 0] = Phase.ZERO_GRAD
     return phase
 
 

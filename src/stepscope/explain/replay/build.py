@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.idle import DATA_LOADING, blocking_calls
+from stepscope.explain.optimizer_steps import in_optimizer
 from stepscope.explain.quantiles import median, quantile
 from stepscope.explain.replay.beside import communicate
 from stepscope.explain.replay.graph import QUEUE_DEPTH, CallKind, Calls, Phase, StepGraph, Tasks
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Rows = NDArray[np.intp] | NDArray[np.int32]
 
-_OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
 _THROTTLED_NS = 50_000  # a launch that took longer stood before a full queue
 _LOOKED_AT = 65  # tasks that ended before one that waited for something
 _UNEXPLAINED_NS = 2_000
@@ -177,9 +176,9 @@ def _phases(trace: Trace, rows: Rows) -> NDArray[np.int8]:
         trace, host, named, lambda name: name.startswith("autograd::engine")
     )
     phase[nearest_of(host, backward, rows) >= 0] = Phase.BACKWARD
-    for code, pattern in ((Phase.OPTIMIZER, _OPTIMIZER), (Phase.DATA, DATA_LOADING)):
-        marked = rows_named(trace, host, named, pattern.search)
-        phase[nearest_of(host, marked, rows) >= 0] = code
+    phase[in_optimizer(trace, rows)] = Phase.OPTIMIZER
+    loading = rows_named(trace, host, named, DATA_LOADING.search)
+    phase[nearest_of(host, loading, rows) >= 0] = Phase.DATA
     return phase
 
 

@@ -12,6 +12,7 @@ import click
 
 from stepscope.errors import NotCapturedError
 from stepscope.measure import folder as layout
+from stepscope.measure.schedule import Schedule
 from stepscope.measure.settings import Settings
 from stepscope.ui.cli.run import capture, claim
 
@@ -38,8 +39,8 @@ _STEPS = 3
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.option(
     "--step-on",
-    type=click.Choice(["optimizer", "dataloader", "forward"]),
-    default="optimizer",
+    type=click.Choice(["auto", "optimizer", "backward", "dataloader", "forward"]),
+    default="auto",
     show_default=True,
     help="What ends a step.",
 )
@@ -102,7 +103,7 @@ def _look(folder: Path, settings: Settings, code: int) -> Health:
 
     places = sorted(folder.glob("rank-*"))
     if not any((place / layout.TRACE).exists() for place in places):
-        needed = settings.wait + settings.warmup + settings.active
+        needed = Schedule.of(settings).windows[0].last + 1
         seen = max((_facts(place).get("steps") or 0 for place in places), default=0)
         raise NotCapturedError(
             f"the command ended with exit code {code} before {needed} steps were over "

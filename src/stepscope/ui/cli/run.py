@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +19,15 @@ import stepscope.measure
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.measure import folder as layout
 from stepscope.measure.settings import Settings
+from stepscope.ui.attachment import Attachment, why_no_trace, why_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
 _POLL_S, _GRACE_S = 0.2, 15.0
+# Sent to us, meant for the command: without a handler they would end us and orphan it.
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 INJECT = Path(stepscope.measure.__file__).parent / "inject"
 
 
@@ -37,7 +41,7 @@ INJECT = Path(stepscope.measure.__file__).parent / "inject"
     type=click.Path(path_type=Path, file_okay=False),
     help="Run folder (default: stepscope-runs/<time>-<script>).",
 )
-@click.option("--wait", default=10, show_default=True, type=click.IntRange(1), help="Steps before.")
+@click.option("--wait", default=None, type=click.IntRange(0), help="Steps before.")
 @click.option("--warmup", default=2, show_default=True, type=click.IntRange(0), help="Discarded.")
 @click.option("--active", default=3, show_default=True, type=click.IntRange(1), help="Recorded.")
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="Windows.")
@@ -46,19 +50,20 @@ INJECT = Path(stepscope.measure.__file__).parent / "inject"
 @click.option("--modules", is_flag=True, help="Record nn.Module names in the window.")
 @click.option(
     "--step-on",
-    type=click.Choice(["optimizer", "dataloader", "forward"]),
-    default="optimizer",
+    type=click.Choice(["auto", "optimizer", "backward", "dataloader", "forward"]),
+    default="auto",
     show_default=True,
     help="What ends a step.",
 )
 @click.option("--memory/--no-memory", default=True, help="Memory by category, in one more step.")
 @click.option("--nvtx", is_flag=True, help="Emit NVTX ranges for phases and modules.")
 @click.option("--nccl-debug", is_flag=True, help="Keep NCCL's own logs in the run folder.")
+@click.option("--quiet", is_flag=True, help="Say nothing while the command runs.")
 @click.option("--no-explain", is_flag=True, help="Only capture.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
     out: Path | None,
-    wait: int,
+    wait: int | None,
     warmup: int,
     active: int,
     repeat: int,
@@ -69,6 +74,7 @@ def command(
     memory: bool,
     nvtx: bool,
     nccl_debug: bool,
+    quiet: bool,
     no_explain: bool,
     command: tuple[str, ...],
 ) -> int:
@@ -76,6 +82,7 @@ def command(
 
     The command's output and exit code pass through untouched; what stepscope says goes to stderr.
     """
+    command = startable(command)
     folder = claim(out, command)
     settings = Settings(
         folder=str(folder.absolute()),
@@ -91,8 +98,8 @@ def command(
         nvtx=nvtx,
         nccl_debug=nccl_debug,
     )
-    code, ranks = capture(command, folder, settings)
-    _conclude(folder, ranks, settings, explain=not no_explain)
+    code, ranks = capture(command, folder, settings, announce=not quiet)
+    _conclude(folder, ranks, settings, command, code, explain=not no_explain)
     return code
 
 
@@ -103,6 +110,7 @@ def capture(
     *,
     output: int | None = None,
     until: Callable[[], bool] | None = None,
+    announce: bool = False,
 ) -> tuple[int, list[dict[str, Any]]]:
     """Run the command with capture, write run.json; its exit code and what each rank left.
 
@@ -110,7 +118,8 @@ def capture(
     """
     record = _record(command, settings)
     layout.write_json(folder / layout.RUN, record)
-    code = _run(command, settings, output, until)
+    attachment = Attachment(folder, settings, command) if announce else None
+    code = _run(command, settings, output, until, attachment)
     ranks = describe_ranks(folder, settings)
     record |= {
         "status": "finished",
@@ -136,6 +145,14 @@ def claim(out: Path | None, command: tuple[str, ...]) -> Path:
         return out
     except OSError as error:
         raise UsageError(f"the run folder cannot be made: {error}") from None
+
+
+def startable(command: tuple[str, ...]) -> tuple[str, ...]:
+    """`train.py` alone is run by this Python."""
+    script = Path(command[0])
+    if script.suffix == ".py" and script.is_file() and not os.access(script, os.X_OK):
+        return (sys.executable, *command)
+    return command
 
 
 def _script(command: tuple[str, ...]) -> str:
@@ -168,6 +185,7 @@ def _run(
     settings: Settings,
     output: int | None,
     until: Callable[[], bool] | None,
+    attachment: Attachment | None,
 ) -> int:
     path = os.pathsep.join(filter(None, [str(INJECT), os.environ.get("PYTHONPATH")]))
     defaults = {
@@ -190,17 +208,33 @@ def _run(
 
     def forward(number: int, frame: FrameType | None) -> None:
         del frame
-        process.send_signal(number)
+        with contextlib.suppress(OSError):
+            process.send_signal(number)
 
     # Ctrl-C reaches the command by itself: it decides, we wait.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, forward)
+    heard = [number for number in _FORWARDED if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, forward) for number in heard}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        code = process.wait() if until is None else _wait_until(process, until)
+        code = _wait_until(process, until) if until is not None else _wait(process, attachment)
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return code if code >= 0 else 128 - code
+
+
+def _wait(process: subprocess.Popen[bytes], attachment: Attachment | None) -> int:
+    """The command's exit code; meanwhile, what was attached."""
+    while attachment is not None and not attachment.done:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(_POLL_S)
+        try:
+            sentence = attachment.news()
+        except Exception:  # whatever it is, the command goes on
+            break
+        if sentence:
+            _say(sentence)
+    return process.wait()
 
 
 def _wait_until(process: subprocess.Popen[bytes], enough: Callable[[], bool]) -> int:
@@ -229,33 +263,23 @@ def describe_ranks(folder: Path, settings: Settings) -> list[dict[str, Any]]:
         captured = [name for name in layout.PARTS if (place / name).exists()]
         missing = {}
         if layout.TRACE not in captured:
-            missing[layout.TRACE] = _why_no_trace(facts, settings)
+            missing[layout.TRACE] = why_no_trace(facts, settings)
         ranks.append({"folder": place.name, **facts, "captured": captured, "missing": missing})
     return ranks
 
 
-def _why_no_trace(facts: dict[str, Any], settings: Settings) -> str:
-    if facts["status"] == "running":
-        return "the process ended without closing (killed, os._exit or a crash)"
-    problem = next((p for p in facts["problems"] if p.startswith(("window", "saving"))), None)
-    if problem:
-        return str(problem)
-    if facts.get("steps", 0) <= settings.wait:
-        seen = facts.get("steps", 0)
-        return f"only {seen} steps were seen and the window opens after {settings.wait}"
-    return "not known"
-
-
 def _conclude(
-    folder: Path, ranks: list[dict[str, Any]], settings: Settings, *, explain: bool
+    folder: Path,
+    ranks: list[dict[str, Any]],
+    settings: Settings,
+    command: tuple[str, ...],
+    code: int,
+    *,
+    explain: bool,
 ) -> None:
+    """Nothing in here may change the command's exit code."""
     if not ranks:
-        hint = (
-            " Does it train without a torch optimizer? Try --step-on dataloader (or forward)."
-            if settings.step_on == "optimizer"
-            else ""
-        )
-        _say(f"no training step was seen, nothing was captured.{hint}")
+        _say(f"nothing was captured: {why_nothing(folder, settings, command, code)}")
         return
     _say(f"run folder {folder}")
     for rank in ranks:
@@ -263,15 +287,26 @@ def _conclude(
             _say(f"rank {rank['rank']}: no {name}: {why}")
     if not explain or not any(layout.TRACE in rank["captured"] for rank in ranks):
         return
+    try:
+        _explain(folder)
+    except StepscopeError as error:
+        _say(str(error))
+    except Exception as error:
+        if os.environ.get("STEPSCOPE_DEBUG"):
+            raise
+        _say(
+            f"the run was captured, but explaining it failed: a defect in stepscope: "
+            f"{type(error).__name__}: {error}; `stepscope explain {folder}` tries again"
+        )
+
+
+def _explain(folder: Path) -> None:
     from stepscope.ui.cli.explain import explain_paths
     from stepscope.ui.terminal.explanation import print_explanation
 
     report = folder / "report.html"
-    try:
-        explanation = explain_paths((folder,), cache=True, html=report, quiet=True)
-        print_explanation(explanation, top=5, report=report, to_stderr=True)
-    except StepscopeError as error:
-        _say(str(error))
+    explanation = explain_paths((folder,), cache=True, html=report, quiet=True)
+    print_explanation(explanation, top=5, report=report, to_stderr=True)
 
 
 def _say(message: str) -> None:

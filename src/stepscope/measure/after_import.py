@@ -1,0 +1,83 @@
+"""Act right after a module is imported: by whom, in which order and how lazily does not matter.
+
+Many libraries ask `importlib.util.find_spec("torch")` only to know whether torch is installed. So
+the finder stays where it is, and the action waits until the module's code has really run.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from stepscope.measure.harmless import note
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Action = Callable[[Any], None]
+
+_actions: dict[str, list[Action]] = {}
+
+
+def when_imported(name: str, action: Action) -> None:
+    """Run action(module) now if the module is there, else each time its code has run."""
+    if name in sys.modules:
+        _run([action], name, sys.modules[name])
+        return
+    _actions.setdefault(name, []).append(action)
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def _run(actions: list[Action], name: str, module: Any) -> None:
+    for action in actions:
+        try:
+            action(module)
+        except Exception as error:
+            note(f"hooking {name}", error)
+
+
+class _Finder:
+    """Lets the other finders find a module, and its own loader load it."""
+
+    def __init__(self) -> None:
+        self._asking = threading.local()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in _actions or getattr(self._asking, "name", None) == name:
+            return None
+        self._asking.name = name  # another finder may ask all finders, this one too
+        try:
+            spec = self._ask_others(name, path, target)
+        finally:
+            self._asking.name = None
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            _act_after(spec, name)
+        return spec
+
+    def _ask_others(self, name: str, path: Any, target: Any) -> Any:
+        for finder in list(sys.meta_path):
+            find = getattr(finder, "find_spec", None)
+            if finder is self or find is None:
+                continue
+            spec = find(name, path, target)
+            if spec is not None:
+                return spec
+        return None
+
+
+def _act_after(spec: Any, name: str) -> None:
+    """Every spec has a loader of its own, which may never be used: nothing else is changed."""
+    loader = spec.loader
+    original = loader.exec_module
+
+    def exec_module(module: Any) -> None:
+        vars(loader).pop("exec_module", None)
+        original(module)
+        _run(_actions.get(name, []), name, module)
+
+    try:
+        loader.exec_module = exec_module
+    except (AttributeError, TypeError) as error:
+        note(f"hooking {name}", error)

@@ -1,0 +1,118 @@
+"""Steps of a training without a torch optimizer, told from its backward passes.
+
+A script that updates its parameters by hand resets their gradients once a step. So a pass that
+finds the gradients reset is the first of a step; passes that add to them belong to the same step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+# On a device, gradients zeroed through `.data` leave no mark that can be read without waiting for
+# it: after so many passes each of them is a step.
+_MOST_PASSES = 8
+# With a torch optimizer about, gradients are reset so often before we believe that it never steps.
+_PATIENCE = 3
+_FARTHEST = 10_000  # nodes of the graph
+
+
+class Passes:
+    """Asked at the beginning and the end of every outermost backward pass."""
+
+    def __init__(self) -> None:
+        self.ends_steps = False  # decided: passes, not optimizers, end steps
+        self._per_step = 0  # passes of a step, once known
+        self._since = 0  # the last step ended
+        self._resets = 0
+        self._parameter: Callable[[], Any] = lambda: None
+        self._gradient: Callable[[], Any] = lambda: None
+        self._version = -1
+        self._sum: float | None = None
+
+    def begins(self, roots: Any, *, optimizer_exists: bool) -> bool:
+        """Whether a step ended before this pass, which nobody noticed at the time."""
+        over = self._since > 0 and self._were_reset()
+        if self._parameter() is None:
+            self._parameter = _some_parameter(roots)
+        if not over:
+            return False
+        self._resets += 1
+        if not self.ends_steps and optimizer_exists and self._resets < _PATIENCE:
+            self._since = 0
+            return False
+        self.ends_steps = True
+        self._per_step, self._since = self._since, 0
+        return True
+
+    def ends(self, *, optimizer_exists: bool) -> bool:
+        """Whether a step ends with this pass."""
+        self._since += 1
+        self._remember_gradient()
+        if not self._per_step and self._since >= _MOST_PASSES and not optimizer_exists:
+            self.ends_steps, self._per_step = True, 1
+            self._since = 0
+            return True
+        if self._per_step and self._since >= self._per_step:
+            self._since = 0
+            return True
+        return False
+
+    @property
+    def is_amid_step(self) -> bool:
+        """Whether passes have ended since the last step did."""
+        return self._since > 0
+
+    def _were_reset(self) -> bool:
+        parameter, gradient = self._parameter(), self._gradient()
+        if parameter is None:
+            return True
+        now = parameter.grad
+        if now is None or now is not gradient or now._version != self._version:
+            return True
+        return _sum_on_cpu(now) != self._sum
+
+    def _remember_gradient(self) -> None:
+        parameter = self._parameter()
+        gradient = None if parameter is None else parameter.grad
+        if gradient is None:
+            self._parameter = lambda: None  # this pass did not reach it: look for another
+            return
+        self._gradient, self._version = weakref.ref(gradient), gradient._version
+        self._sum = None if self._per_step == 1 else _sum_on_cpu(gradient)
+
+
+def _sum_on_cpu(gradient: Any) -> float | None:
+    """Changes when a gradient is zeroed through `.data`; looked at until steps are understood."""
+    try:
+        return float(gradient.detach().abs().sum()) if gradient.device.type == "cpu" else None
+    except Exception:
+        return None
+
+
+def _some_parameter(roots: Any) -> Callable[[], Any]:
+    """A leaf that these tensors' gradients flow into; a parameter rather than an input."""
+    leaf: Any = None
+    for candidate in _leaves(roots):
+        leaf = candidate
+        if type(candidate).__name__ == "Parameter":
+            break
+    return weakref.ref(leaf) if leaf is not None else lambda: None
+
+
+def _leaves(roots: Any) -> Iterable[Any]:
+    tensors = roots if isinstance(roots, (list, tuple)) else [roots]
+    stack = [node for tensor in tensors if (node := getattr(tensor, "grad_fn", None)) is not None]
+    seen: set[Any] = set()
+    while stack and len(seen) < _FARTHEST:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            yield leaf
+        stack.extend(parent for parent, _ in node.next_functions if parent is not None)

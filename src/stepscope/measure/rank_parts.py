@@ -1,0 +1,64 @@
+"""What a rank writes into its folder while it trains, and the helpers that write it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+from stepscope.measure import folder as layout
+from stepscope.measure.clock import ClockSync
+from stepscope.measure.harmless import harmless
+from stepscope.measure.sampler import Sampler
+from stepscope.measure.steps import DeviceClock
+from stepscope.measure.writer import LineWriter, append_lines
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class RankParts:
+    """One rank's open files, its clock rounds and its sampler."""
+
+    def __init__(self, folder: Path, steps: LineWriter, thread: int, sample_hz: float) -> None:
+        self.folder = folder
+        self._steps = steps
+        self.device = DeviceClock.here()
+        self._writing: list[threading.Thread] = []
+        self._clocks = ClockSync()
+        self._sampler = Sampler(thread, sample_hz) if sample_hz > 0 else None
+
+    @harmless
+    def synchronise(self, label: str, step: int) -> None:
+        if self._clocks.synchronise(label, step) is not None:
+            layout.write_json(self.folder / layout.CLOCK, self._clocks.content())
+
+    @harmless
+    def collectives(self, lines: list[dict[str, Any]]) -> None:
+        """They come once a window: a thread that ends with them, not one that keeps waking."""
+        if lines:
+            thread = threading.Thread(
+                target=self._write_collectives, args=(lines,), name="stepscope-comms", daemon=True
+            )
+            thread.start()
+            self._writing.append(thread)
+
+    @harmless
+    def _write_collectives(self, lines: list[dict[str, Any]]) -> None:
+        append_lines(self.folder / layout.COMMS, map(json.dumps, lines))
+
+    def sampler_pauses(self) -> None:
+        if self._sampler is not None:
+            self._sampler.pause()
+
+    def sampler_resumes(self) -> None:
+        if self._sampler is not None:
+            self._sampler.resume()
+
+    @harmless
+    def close(self) -> None:
+        self._steps.close()
+        for thread in self._writing:
+            thread.join(timeout=5)
+        if self._sampler is not None:
+            layout.write_json(self.folder / layout.SAMPLES, self._sampler.close())

@@ -1,0 +1,196 @@
+"""What capture got hold of, in sentences: while the command runs, and why nothing was captured.
+
+Read from the run folder alone: processes.jsonl, which every Python process of the job writes to,
+and each rank's steps.jsonl.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.measure import folder as layout
+from stepscope.measure.processes import BACKWARD, STARTED, STEP, TORCH
+from stepscope.measure.schedule import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.measure.settings import Settings
+
+_NOT_LOADED_AFTER_S = 20.0  # Python processes usually start at once
+_NO_STEP_AFTER_S = 4.0  # behind the first backward pass
+_SETTLED_AFTER_S = 2.0  # behind the first step: all ranks are there, and a few steps
+# Options of Python that leave out PYTHONPATH or the start-up file.
+_ISOLATING = re.compile(r"-[a-zA-Z]*[IES][a-zA-Z]*$")
+_PYTHON = re.compile(r"(python|pypy)[\d.]*$")
+_OTHERWISE = (
+    "put stepscope next to the script (`python -m stepscope run -- train.py` where it says `python "
+    "train.py` now), or call stepscope.watch() inside it"
+)
+
+
+def isolating_option(command: Sequence[str]) -> str | None:
+    """The option that keeps us out of `python -I train.py` and the like."""
+    for place, word in enumerate(command):
+        if not _PYTHON.match(Path(word).name):
+            continue
+        for option in command[place + 1 :]:
+            if not option.startswith("-") or option in ("-m", "-c", "-"):
+                break
+            if _ISOLATING.match(option):
+                return f"{Path(word).name} {option}"
+    return None
+
+
+@dataclass(slots=True)
+class Attachment:
+    """Looks at the run folder now and then; says each thing once."""
+
+    folder: Path
+    settings: Settings
+    command: tuple[str, ...]
+    began: float = field(default_factory=time.monotonic)
+    done: bool = False
+    _passed: float | None = None  # when the first backward pass was noticed
+    _stepped: float | None = None  # and the first step
+    _warned: bool = False
+
+    def news(self) -> str | None:
+        """A sentence worth printing now, if there is one."""
+        events = events_of(self.folder)
+        now = time.monotonic()
+        if events[STEP]:
+            self._stepped = self._stepped or now
+            return self._attached() if now - self._stepped >= _SETTLED_AFTER_S else None
+        if events[BACKWARD]:
+            self._passed = self._passed or now
+        return None if self._warned else self._missing(events, now)
+
+    def _missing(self, events: Counter[str], now: float) -> str | None:
+        sentence = None
+        if self._passed is not None and now - self._passed >= _NO_STEP_AFTER_S:
+            sentence = (
+                "backward passes run, but no training step has ended yet. Where neither an "
+                f"optimizer nor reset gradients end steps, {_flags(self.settings)}"
+            )
+        elif not events[STARTED] and now - self.began >= _NOT_LOADED_AFTER_S:
+            sentence = _not_loaded(self.command)
+        self._warned = sentence is not None
+        return sentence
+
+    def _attached(self) -> str | None:
+        ranks = sorted(self.folder.glob("rank-*"))
+        steps = max((steps_seen(rank) for rank in ranks), default=0)
+        if not steps:
+            return None
+        self.done = True
+        who = "1 process" if len(ranks) == 1 else f"{len(ranks)} processes"
+        seen = "1 step" if steps == 1 else f"{steps} steps"
+        return f"attached to {who}: {seen} seen, {_window_words(self.settings, steps)}"
+
+
+def _window_words(settings: Settings, steps: int) -> str:
+    coming = [window for window in Schedule.of(settings).windows if window.last >= steps]
+    if not coming:
+        return "the window is recorded"
+    window = coming[-1]
+    if settings.wait is None and len(coming) > 1:
+        return f"recording now and then up to step {window.last}"
+    return f"window at steps {window.first_active} to {window.last}"
+
+
+def events_of(folder: Path) -> Counter[str]:
+    """How many processes came how far."""
+    found: Counter[str] = Counter()
+    try:
+        lines = (folder / layout.PROCESSES).read_bytes().splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        try:
+            found[str(json.loads(line)["event"])] += 1
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def steps_seen(rank: Path) -> int:
+    """The steps that a rank has written down, from the end of its list."""
+    try:
+        with (rank / layout.STEPS).open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - 4096))
+            lines = file.read().splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["step"]) + 1
+        except (ValueError, KeyError, TypeError):
+            continue
+    return 0
+
+
+def why_nothing(folder: Path, settings: Settings, command: Sequence[str], code: int) -> str:
+    """Why no training step was seen, and what to do about it."""
+    events = events_of(folder)
+    failed = f"the command failed (exit code {code})" if code else ""
+    if events[BACKWARD]:
+        if events[BACKWARD] and failed:
+            return f"{failed} before a training step ended"
+        return f"backward passes ran, but nothing ended a training step: {_flags(settings)}"
+    if events[TORCH]:
+        if failed:
+            return f"{failed} after it imported torch and before its first backward pass"
+        return (
+            "torch was imported, but no backward pass ran where stepscope could see it: does this "
+            "command train? A whole step inside torch.compile is not seen; there call "
+            "stepscope.watch() inside the script"
+        )
+    if events[STARTED]:
+        if failed:
+            return f"{failed} before it imported torch"
+        return (
+            "no Python process that stepscope was loaded into imported torch. Where the training "
+            "runs in a process that gets another PYTHONPATH or environment (a launcher, a "
+            f"container), {_OTHERWISE}"
+        )
+    return f"{failed}; {_not_loaded(command)}" if failed else _not_loaded(command)
+
+
+def _flags(settings: Settings) -> str:
+    others = [kind for kind in ("backward", "dataloader", "forward") if kind != settings.step_on]
+    return f"say what does: --step-on {', '.join(others[:-1])} or {others[-1]}"
+
+
+def _not_loaded(command: Sequence[str]) -> str:
+    option = isolating_option(command)
+    if option:
+        return (
+            f"stepscope was not loaded, because `{option}` ignores PYTHONPATH: leave that option "
+            "out, or call stepscope.watch() inside the script"
+        )
+    return (
+        "no Python process of the command has loaded stepscope: a launcher or a wrapper gives it "
+        f"another PYTHONPATH or environment, or it is not Python. There, {_OTHERWISE}"
+    )
+
+
+def why_no_trace(facts: dict[str, Any], settings: Settings) -> str:
+    """Why a rank that trained has no trace."""
+    if facts["status"] == "running":
+        return "the process ended without closing (killed, os._exit or a crash)"
+    problem = next((p for p in facts["problems"] if p.startswith(("window", "saving"))), None)
+    if problem:
+        return str(problem)
+    steps = facts.get("steps", 0)
+    first = Schedule.of(settings).windows[0].first_active
+    if steps <= first:
+        seen = "1 step was seen" if steps == 1 else f"{steps} steps were seen"
+        return f"only {seen} and recording begins with step {first + 1}"
+    return "not known"
