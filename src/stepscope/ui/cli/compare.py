@@ -129,6 +129,7 @@ def command(
 
     a, b, paired = _sides(paths, against, pairs)
     check_report(html)
+    check_promise(promise, no_promise)
     with shown_progress(quiet=as_json) as progress:
         found = compare(
             a,
@@ -158,6 +159,17 @@ def check_report(html: Path | None) -> None:
         raise UsageError(f"--html {html}: its folder does not exist")
 
 
+def check_promise(promise: str | None, no_promise: bool) -> None:
+    """Before anything is measured: an id that nobody has would be told too late."""
+    if promise is None:
+        return
+    if no_promise:
+        raise UsageError("--promise and --no-promise contradict each other")
+    from stepscope.verify.track_record import find_promise
+
+    find_promise(promise)
+
+
 def conclude(
     found: Comparison,
     *,
@@ -169,10 +181,8 @@ def conclude(
     top: int,
 ) -> None:
     """Say it, write it down, and end as asked."""
-    if promise is not None and no_promise:
-        raise UsageError("--promise and --no-promise contradict each other")
     if not no_promise:
-        from stepscope.verify.compare import with_promise
+        from stepscope.verify.answer import with_promise
 
         found = with_promise(found, promise)
     if html:

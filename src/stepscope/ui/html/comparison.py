@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import jinja2
 from markupsafe import Markup
 
-from stepscope.ui.comparison import interval, percent, promise_words, whole_steps, words_of
+from stepscope.ui.comparison import (
+    interval,
+    open_words,
+    percent,
+    promise_words,
+    whole_steps,
+    words_of,
+)
 from stepscope.ui.html.report import _source, _write_atomically, sentence
 from stepscope.ui.words import PARTS, size
 
@@ -135,6 +142,7 @@ def _facts(comparison: Comparison) -> list[tuple[str, str]]:
         facts.append(("Memory peak", told))
     if comparison.promise is not None:
         facts.append(("Promise", promise_words(comparison.promise)))
+    facts += [("Promise", open_words(each)) for each in comparison.open_promises]
     return facts
 
 
