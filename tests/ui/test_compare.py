@@ -144,14 +144,33 @@ def test_step_lists_with_their_unit(tmp_path: Path) -> None:
     assert body["steps_are"] == "listed"
 
 
-def test_the_page_has_both_distributions(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_page_draws_what_moved_and_both_sides(
+    runs: tuple[Path, Path], fused: tuple[Path, Path], tmp_path: Path
+) -> None:
     page = tmp_path / "page.html"
     told(*runs, "--html", page)
     text = page.read_text()
     assert "B is faster" in text
-    assert text.count("<svg") == 3  # the mark, the change, the steps
+    for section in ("verdict", "moved", "steps", "tables"):
+        assert f'<section id="{section}"' in text
+    for absent in ("parts", "timelines"):  # there is no trace
+        assert f'<section id="{absent}"' not in text
     assert "http://" not in text.replace("http-equiv", "")
     assert "https://" not in text
+    told(*fused, "--html", page)
+    text = page.read_text()
+    for section in ("verdict", "moved", "steps", "parts", "timelines", "tables"):
+        assert f'<section id="{section}"' in text
+    assert "https://" not in text
+
+
+def test_a_page_of_step_lists_has_no_waterfall(tmp_path: Path) -> None:
+    a, b, page = (tmp_path / name for name in ("a.txt", "b.txt", "page.html"))
+    a.write_text("\n".join(map(str, noisy(10, seed=1))))
+    b.write_text("\n".join(map(str, noisy(12, seed=2))))
+    told(a, b, "--html", page)
+    assert '<section id="steps"' in page.read_text()
+    assert '<section id="moved"' not in page.read_text()
 
 
 @pytest.fixture
