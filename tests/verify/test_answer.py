@@ -175,6 +175,15 @@ def test_promises_about_something_else_stay_open(capture: Capture, changes: dict
     assert all(each.delivery is None for each in history(every_host=True))
 
 
+def test_in_turns_a_may_be_further_from_the_promises_own_run(capture: Capture) -> None:
+    a, b = [capture(), capture()], [capture(16.4, dtype=BF16) for _ in range(2)]
+    promised(a[0], baseline_ms=30.0)
+    apart = compare([*map(str, a)], [*map(str, b)], cache=False)
+    assert "the promise is about 30.00 ms" in reason(with_promise(apart))
+    paired = compare([*map(str, a)], [*map(str, b)], cache=False, paired=True)
+    assert with_promise(paired).promise is not None
+
+
 def test_a_step_that_is_hardly_known_answers_nothing(capture: Capture) -> None:
     a, b = capture(), capture(16.4, dtype=BF16)
     promised(a)
