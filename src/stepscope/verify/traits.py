@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepscope.explain.shorten import OTHERS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -51,6 +53,8 @@ def traits_of(facts: dict[str, Any], explanation: Explanation | None) -> Traits:
     if explanation is None:
         return Traits(words=words, facts=facts)
     rank = explanation.ranks[0]
+    if is_shortened(rank):
+        return Traits(words=words, facts=facts)
     steps = max(1, len(rank.steps.steps))
     names = frozenset((*(x.name for x in rank.operators), *(x.name for x in rank.kernels)))
     kinds = sorted({str(type(x).__struct_config__.tag) for x in explanation.strategies})
@@ -63,6 +67,11 @@ def traits_of(facts: dict[str, Any], explanation: Explanation | None) -> Traits:
         products=_products(rank.operators, steps),
         blocking=None if rank.kind == "cpu" else sum(x.count for x in rank.syncs) / steps,
     )
+
+
+def is_shortened(rank: RankExplanation) -> bool:
+    """Of very many ranks only the longest rows are kept: what is missing says nothing."""
+    return OTHERS in {*(x.name for x in rank.operators), *(x.name for x in rank.kernels)}
 
 
 def script_of(facts: dict[str, Any]) -> str | None:

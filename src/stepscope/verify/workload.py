@@ -10,7 +10,7 @@ import numpy as np
 from stepscope.records.comparison import Difference
 from stepscope.records.promise import Workload
 from stepscope.records.trace import HostKind
-from stepscope.verify.traits import PRODUCTS, device_of, script_of
+from stepscope.verify.traits import PRODUCTS, device_of, is_shortened, script_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,7 +30,9 @@ def workload_of(facts: dict[str, Any], explanation: Explanation | None = None) -
         script=script_of(facts),
         world_size=facts.get("world_size") or (rank.world_size if rank else None),
         device=device_of(facts) or (rank.device if rank else None),
-        signature=signature((each.name, each.shapes) for each in rank.operators) if rank else None,
+        signature=None
+        if rank is None or is_shortened(rank)
+        else signature((each.name, each.shapes) for each in rank.operators),
     )
 
 

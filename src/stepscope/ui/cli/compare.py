@@ -150,6 +150,7 @@ def command(
         promise=promise,
         no_promise=no_promise,
         top=top,
+        cache=not no_cache,
     )
 
 
@@ -179,6 +180,7 @@ def conclude(
     promise: str | None,
     no_promise: bool,
     top: int,
+    cache: bool = True,
 ) -> None:
     """Say it, write it down, and end as asked."""
     if not no_promise:
@@ -186,7 +188,7 @@ def conclude(
 
         found = with_promise(found, promise)
     if html:
-        _write_report(found, html)
+        _write_report(found, html, cache)
     if as_json:
         import msgspec
 
@@ -205,11 +207,11 @@ def conclude(
         )
 
 
-def _write_report(found: Comparison, html: Path) -> None:
+def _write_report(found: Comparison, html: Path, cache: bool) -> None:
     from stepscope.ui.html.comparison import write_comparison
 
     try:
-        write_comparison(found, html)
+        write_comparison(found, html, cache=cache)
     except OSError as error:
         raise UsageError(f"--html {html} could not be written: {error.strerror}") from None
 
