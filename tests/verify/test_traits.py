@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from stepscope.explain.run import explain_job
+from stepscope.verify.evidence import evidence_of
 from stepscope.verify.traits import _dtypes, _optimizer_form, _shapes, batch_growth, common_factor
 
 PRODUCT, GRADIENT = ((8, 16), (16, 32)), ((16, 8), (8, 32))
@@ -45,3 +51,30 @@ def test_dtypes_and_shapes_are_read_as_the_profiler_writes_them() -> None:
     assert _shapes("[[10], [64, 512], [512, 10], [], []]") == ((10,), (64, 512), (512, 10))
     assert _shapes("[[], []]") is None
     assert _shapes("") is None
+
+
+# Real traces of one model with one thing changed
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        ("gpt2s_b8_fp32", "gpt2s_b8_tf32", {"precision": ("fp32", "fp32, tf32")}),
+        ("gpt2s_b8_fp32", "gpt2s_b8_bf16", {"precision": ("fp32", "bf16")}),
+        ("gpt2s_b8_bf16", "gpt2s_b8_bf16_fused", {"optimizer": ("foreach", "fused")}),
+        ("gpt2s_b8_bf16", "gpt2s_b8_bf16_ckpt", {"products a step": ("174", "246")}),
+        ("gpt2s_b8_bf16", "gpt2s_b8_bf16_graph", {"CUDA graphs": ("no", "yes")}),
+        ("gpt2s_b8_bf16", "gpt2s_b8_bf16_stack", {}),
+        ("gpt2s_b4_fp32", "gpt2s_b8_fp32", {"batch": ("4", "8")}),
+        ("mlp_b32_fp32_loop", "mlp_b32_fp32_fused", {"optimizer": ("loop", "fused")}),
+    ],
+)
+def test_what_changed_between_real_traces(
+    before: str, after: str, changed: dict[str, tuple[str, str]]
+) -> None:
+    folder = Path(__file__).parents[2].parent / "shared/traces/h200"
+    if not folder.is_dir():
+        pytest.skip("the shared traces are not beside the repository")
+    a, b = (explain_job(folder / f"{name}.json.gz", cache=False) for name in (before, after))
+    found = evidence_of(({}, a), ({}, b), (), 1.0).changed
+    assert {row.name: (row.a, row.b) for row in found} == changed

@@ -88,7 +88,7 @@ def _allowed(settings: Sequence[Setting]) -> set[str]:
         sign = SIGNS.get(setting.name)
         out |= {sign.trait, *sign.along} if sign else {setting.name}
         if setting.name in ("remove", "scale"):
-            out |= _OPERATORS
+            out |= {*_OPERATORS, "optimizer", "update rule"}
         if setting.name == "workers" and setting.value.endswith(":strong"):
             out.add("batch")
     return out
@@ -165,7 +165,7 @@ def _shards(value: str, a: str, b: str) -> bool:
     return "fully_sharded" in b and "fully_sharded" not in a
 
 
-_OPERATORS = frozenset(("products a step", "shapes", "optimizer", "update rule", "blocking calls"))
+_OPERATORS = frozenset(("products a step", "shapes", "blocking calls"))
 SIGNS = {
     "precision": Sign(trait="precision", fits=_dtype_comes, along=frozenset(("blocking calls",))),
     "optimizer": Sign(trait="optimizer", fits=_becomes, along=frozenset(("blocking calls",))),

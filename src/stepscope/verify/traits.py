@@ -24,6 +24,9 @@ PRODUCTS = frozenset(
     f"aten::{name}"
     for name in ("mm", "addmm", "bmm", "baddbmm", "convolution", "embedding", "native_layer_norm")
 )
+# Those that a narrower dtype is chosen for; norms keep theirs.
+_MULTIPLIED = PRODUCTS - {"aten::embedding", "aten::native_layer_norm"}
+_EACH_LAUNCHES = 20  # kernels a call, from which on it launches graphs
 _GRADIENT = "torch::autograd::AccumulateGrad"  # runs once for each parameter in each backward
 _DTYPES = {"float": "fp32", "double": "fp64", "c10::Half": "fp16", "c10::BFloat16": "bf16"}
 _FUSED = re.compile(r"_fused_(?:adam|adamw|sgd|adagrad)")
@@ -98,12 +101,12 @@ def _words_of_facts(facts: dict[str, Any]) -> dict[str, str]:
 def _words_of_trace(rank: RankExplanation, names: frozenset[str]) -> dict[str, str]:
     products = [row for row in rank.operators if row.name in PRODUCTS]
     words = {"compile": _yes(any(name.startswith(_COMPILED) for name in names))}
-    words["CUDA graphs"] = _yes(bool(rank.launches.graph_kernels))
+    words["CUDA graphs"] = _yes(_is_graphed(rank))
     if rank.device:
         words["device"] = rank.device
     if rank.world_size:
         words["world size"] = str(rank.world_size)
-    dtypes = {dtype for row in products for dtype in _dtypes(row.dtypes)}
+    dtypes = {x for row in products if row.name in _MULTIPLIED for x in _dtypes(row.dtypes)}
     if any("tf32" in row.name.lower() for row in rank.kernels):
         dtypes.add("tf32")
     held = rank.memory.categories.get("parameters") if rank.memory else None
@@ -115,6 +118,13 @@ def _words_of_trace(rank: RankExplanation, names: frozenset[str]) -> dict[str, s
         words["optimizer"] = _optimizer_form(names)
         words["update rule"] = "Adam" if any(map(_ADAM.search, names)) else "another"
     return words
+
+
+def _is_graphed(rank: RankExplanation) -> bool:
+    """Marked as nodes of a graph, or far more kernels than calls that launch any."""
+    launches = rank.launches
+    many = launches.linked > _EACH_LAUNCHES * launches.calls
+    return bool(launches.graph_kernels) or (launches.calls > 0 and many)
 
 
 def _yes(is_so: bool) -> str:
