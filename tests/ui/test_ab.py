@@ -9,9 +9,23 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "verify"))
+
+from folders import noisy, write_run
+from promises import promise
+from traced import write_trace
+
+from stepscope.errors import UsageError
+from stepscope.records.promise import Workload
+from stepscope.ui.cli.ab import command
+from stepscope.verify.track_record import open_promises, remember
 
 TRAIN = """
     import sys, time
@@ -201,3 +215,79 @@ def test_an_interrupted_ab_leaves_no_process_behind(
     assert done(process)[0] == code
     left = subprocess.run(["pgrep", "-f", str(forever)], capture_output=True, text=True)
     assert left.stdout == ""
+
+
+# Promises
+
+
+@pytest.fixture
+def made_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instead of running a command, write the run folder it would leave: --fused is faster."""
+    seeds = iter(range(1000))
+
+    def capture_turn(
+        words: Sequence[str], folder: Path, *, step_on: str, window: int | None
+    ) -> None:
+        del step_on
+        fused = "--fused" in words
+        argv = [words[1], *words[2:]]
+        write_run(folder, noisy(16.4 if fused else 20.0, seed=next(seeds)), argv=argv)
+        if window is not None:
+            write_trace(folder / "rank-00000", optimizer="fused" if fused else "loop")
+
+    monkeypatch.setattr("stepscope.ui.turns.capture_turn", capture_turn)
+
+
+def take_made_turns(out: Path, *options: str, b: Sequence[str] = ("--fused",)) -> dict[str, Any]:
+    commands = ("--", sys.executable, "train.py", "---", sys.executable, "train.py", *b)
+    done = CliRunner().invoke(
+        command, ["--out", str(out), "--json", *options, *commands], standalone_mode=False
+    )
+    if done.exception:
+        raise done.exception
+    body: dict[str, Any] = json.loads(done.stdout)
+    return body
+
+
+def promise_about(workload: dict[str, Any], setting: str = "optimizer=fused") -> None:
+    remember(promise(setting, id="abc", workload=Workload(**workload)))
+
+
+@pytest.mark.usefixtures("made_turns")
+def test_ab_answers_the_promise_that_its_commands_try(tmp_path: Path) -> None:
+    first = take_made_turns(tmp_path / "first", "--pairs", "3")
+    assert first["promise"] is None
+    promise_about(first["workload"])
+    answered = take_made_turns(tmp_path / "second", "--pairs", "3")["promise"]
+    assert answered["delivery"]["seen"] == ["optimizer loop -> fused"]
+    assert answered["delivered_ms"] == pytest.approx(16.4, rel=0.02)
+    assert open_promises() == ()
+
+
+@pytest.mark.usefixtures("made_turns")
+def test_ab_of_one_command_twice_answers_nothing(tmp_path: Path) -> None:
+    first = take_made_turns(tmp_path / "first", "--pairs", "2")
+    promise_about(first["workload"])
+    again = take_made_turns(tmp_path / "second", "--pairs", "2", "--promise", "abc", b=())
+    assert again["promise"] is None
+    assert "not seen in B" in again["open_promises"][0]["why"]
+    assert len(open_promises()) == 1
+
+
+@pytest.mark.usefixtures("made_turns")
+def test_without_traces_the_user_says_which_promise_it_is(tmp_path: Path) -> None:
+    first = take_made_turns(tmp_path / "first", "--pairs", "2")
+    promise_about(first["workload"])
+    untraced = take_made_turns(tmp_path / "second", "--pairs", "2", "--no-trace")
+    assert "--promise abc answers it" in untraced["open_promises"][0]["why"]
+    named = take_made_turns(tmp_path / "third", "--pairs", "2", "--no-trace", "--promise", "abc")[
+        "promise"
+    ]
+    assert named["delivery"]["named"]
+
+
+@pytest.mark.usefixtures("made_turns")
+def test_an_id_that_does_not_exist_is_said_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no promise has that id"):
+        take_made_turns(tmp_path / "out", "--promise", "zz")
+    assert not (tmp_path / "out").exists()

@@ -16,14 +16,15 @@ from msgspec.structs import replace
 sys.path.insert(0, str(Path(__file__).parents[1] / "verify"))
 
 from folders import noisy, write_run
+from traced import write_trace
 
 from stepscope.errors import SlowerError, StepscopeError, UsageError
-from stepscope.records.comparison import Difference, MovedName
+from stepscope.records.comparison import Difference
 from stepscope.records.prediction import Setting
-from stepscope.records.promise import Promise, Workload
+from stepscope.records.promise import Promise
 from stepscope.ui.cli.compare import command
 from stepscope.ui.comparison import milliseconds, percent, words_of
-from stepscope.ui.terminal.comparison import draw_interval, print_comparison
+from stepscope.ui.terminal.comparison import draw_interval
 from stepscope.verify.compare import compare
 from stepscope.verify.record_file import this_host
 from stepscope.verify.track_record import remember
@@ -63,7 +64,7 @@ def test_verdict_why_and_next_come_first(runs: tuple[Path, Path]) -> None:
         "stepscope ab -- COMMAND_A --- COMMAND_B",
         "95th percentile",
         "peak 4.00 GB -> 3.00 GB, -25%",
-        "phases on the host",
+        "phases of the loop",
         "torch",
         "one run on each side",
     ):
@@ -143,40 +144,87 @@ def test_step_lists_with_their_unit(tmp_path: Path) -> None:
     assert body["steps_are"] == "listed"
 
 
-def test_the_page_has_both_distributions(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_page_draws_what_moved_and_both_sides(
+    runs: tuple[Path, Path], fused: tuple[Path, Path], tmp_path: Path
+) -> None:
     page = tmp_path / "page.html"
     told(*runs, "--html", page)
     text = page.read_text()
     assert "B is faster" in text
-    assert text.count("<svg") == 3  # the mark, the change, the steps
+    for section in ("verdict", "moved", "steps", "tables"):
+        assert f'<section id="{section}"' in text
+    for absent in ("parts", "timelines"):  # there is no trace
+        assert f'<section id="{absent}"' not in text
     assert "http://" not in text.replace("http-equiv", "")
+    assert "https://" not in text
+    told(*fused, "--html", page)
+    text = page.read_text()
+    for section in ("verdict", "moved", "steps", "parts", "timelines", "tables"):
+        assert f'<section id="{section}"' in text
     assert "https://" not in text
 
 
-def test_a_promise_is_answered_and_told(runs: tuple[Path, Path]) -> None:
-    remember(
+def test_a_page_of_step_lists_has_no_waterfall(tmp_path: Path) -> None:
+    a, b, page = (tmp_path / name for name in ("a.txt", "b.txt", "page.html"))
+    a.write_text("\n".join(map(str, noisy(10, seed=1))))
+    b.write_text("\n".join(map(str, noisy(12, seed=2))))
+    told(a, b, "--html", page)
+    assert '<section id="steps"' in page.read_text()
+    assert '<section id="moved"' not in page.read_text()
+
+
+@pytest.fixture
+def fused(tmp_path: Path) -> tuple[Path, Path]:
+    """20 ms with an optimizer's loop, 18 ms with a fused one, both traced."""
+    a = write_run(tmp_path / "loop", noisy(20, seed=1))
+    b = write_run(tmp_path / "fused", noisy(18, seed=2), command=["python", "train.py", "--fused"])
+    write_trace(a / "rank-00000")
+    write_trace(b / "rank-00000", optimizer="fused")
+    return a, b
+
+
+def promised(a: Path, setting: str = "optimizer=fused") -> Promise:
+    name, _, value = setting.partition("=")
+    return remember(
         Promise(
             id="abc",
             when_unix=1.0,
             host=this_host(),
-            settings=(Setting(name="precision", value="bf16"),),
+            settings=(Setting(name=name, value=value),),
             baseline_ms=20.0,
             predicted_ms=17.0,
             low_ms=16.0,
             high_ms=17.5,
-            workload=Workload(script="train.py"),
+            workload=compare([str(a)], [str(a)]).workload,
         )
     )
-    assert "promise" not in told(*runs, "--no-promise")
-    shown = " ".join(told(*runs).split())
+
+
+def test_a_promise_is_answered_and_told(fused: tuple[Path, Path]) -> None:
+    promised(fused[0])
+    assert "promise" not in told(*fused, "--no-promise")
+    shown = " ".join(told(*fused).split())
     assert (
-        "precision=bf16 was promised to give 17.00 ms (16.00 to 17.50) and gave 17.99 ms" in shown
+        "optimizer=fused was promised to give 17.00 ms (16.00 to 17.50) and gave 17.99 ms" in shown
     )
     assert "outside the interval" in shown
-    assert json.loads(told(*runs, "--json"))["promise"] is None  # it is answered
-    again = json.loads(told(*runs, "--json", "--promise", "abc"))["promise"]
+    assert json.loads(told(*fused, "--json"))["promise"] is None  # it is answered
+    again = json.loads(told(*fused, "--json", "--promise", "abc"))["promise"]
     assert again["inside"] is False
     assert again["error"] == pytest.approx(18 / 17 - 1, abs=0.01)
+    assert again["delivery"]["seen"] == ["optimizer loop -> fused"]
+
+
+def test_why_a_promise_stays_open_is_told(fused: tuple[Path, Path], tmp_path: Path) -> None:
+    promised(fused[0], "precision=bf16")
+    shown = " ".join(told(*fused).split())
+    assert "precision=bf16 (abc) stays open: precision=bf16 is not seen in B" in shown
+    body = json.loads(told(*fused, "--json", "--promise", "abc"))
+    assert body["promise"] is None
+    assert [each["id"] for each in body["open_promises"]] == ["abc"]
+    page = tmp_path / "page.html"
+    told(*fused, "--html", page)
+    assert "stays open" in page.read_text()
 
 
 def test_a_narrow_terminal_is_wide_enough(
@@ -262,17 +310,31 @@ def test_the_parts_table_has_the_verdicts_steps_as_its_total(golden: Path, tmp_p
     assert f'<td>The step</td><td class="number">{found.a_ms:.3f}</td>' in text
 
 
-def test_on_a_cpu_operators_are_not_listed_twice(
-    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    row = MovedName(name="aten::mm", a_ms=1.0, b_ms=2.0, change_ms=1.0, a_calls=1, b_calls=1)
-    found = compare([str(runs[0])], [str(runs[1])])
-    print_comparison(replace(found, kernels=(row,), operators=(row,)))
-    printed = capsys.readouterr().out
+def test_on_a_cpu_operators_are_not_listed_twice(fused: tuple[Path, Path], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    printed = told(*fused, "--html", page)
     assert "operators, ms a step" in printed
     assert "kernels, ms a step" not in printed
-    print_comparison(replace(found, kernels=(replace(row, name="gemm"),), operators=(row,)))
-    assert "kernels, ms a step" in capsys.readouterr().out
+    assert "Kernels</h3>" not in page.read_text()
+    assert "Operators</h3>" in page.read_text()
+    assert json.loads(told(*fused, "--json"))["kernels"] == []
+
+
+def test_why_is_of_all_measured_steps_and_never_of_the_trace(
+    fused: tuple[Path, Path],
+) -> None:
+    """Seen: data -7.23 ms from three traced steps, where the table said data +0.23."""
+    found = compare([str(fused[0])], [str(fused[1])])
+    rows = tuple(replace(row, change_ms=-7.23) for row in found.budget)
+    why = words_of(replace(found, budget=rows)).why
+    assert "7.23" not in why
+    for phase in ("forward", "backward"):
+        (row,) = [row for row in found.phases if row.id == phase]
+        assert f"{phase} {row.change_ms:+.2f} ms" in why
+    still = tuple(replace(row, low_ms=-1.0, high_ms=1.0) for row in found.phases)
+    unmoved = words_of(replace(found, budget=rows, phases=still)).why
+    assert "no phase of the loop moved beyond chance by itself" in unmoved
+    assert "7.23" not in unmoved
 
 
 def test_percentages_have_two_digits_that_count() -> None:

@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "verify"))
 
-from promises import kept, promise
+from promises import delivery, kept, promise
 
+from stepscope.errors import UsageError
 from stepscope.ui.cli.record import command
 from stepscope.verify.record_file import append, record_folder
 
@@ -80,3 +82,34 @@ def test_lines_that_cannot_be_read_are_told_and_kept() -> None:
     body = json.loads(told("--json"))
     assert (body["unread_lines"], len(body["promises"])) == (2, 1)
     assert file.read_bytes() == before
+
+
+def test_forget_takes_ids_or_a_name_and_says_what_went() -> None:
+    write(16.5, id="aa")
+    append(promise("batch=16", id="bb"))
+    append(promise("batch=32", id="cc"))
+    assert told("forget", "aa", "--delivery").split()[-3:] == ["is", "open", "again"]
+    assert json.loads(told("--json"))["promises"][0]["delivery"] is None
+    assert told("forget", "aa") == "forgot aa (precision=bf16)\n"
+    assert told("forget", "--all-of", "batch").count("forgot") == 2
+    assert "Nothing was promised" in told()
+    for wrong in (("forget",), ("forget", "aa", "--all-of", "batch")):
+        with pytest.raises(UsageError, match="ids of promises, or --all-of NAME"):
+            told(*wrong)
+
+
+def test_nothing_is_forgotten_where_one_id_is_wrong() -> None:
+    append(promise(id="aa"))
+    with pytest.raises(UsageError, match="no promise has that id"):
+        told("forget", "aa", "zz")
+    assert json.loads(told("--json"))["promises"]
+
+
+def test_a_delivery_that_does_not_count_is_told() -> None:
+    append(promise(id="aa"))
+    append(delivery(promise="aa", seen=()))
+    shown = " ".join(told().split())
+    assert "a delivery of aa (20.00 -> 16.00 ms) is not counted: nothing shows" in shown
+    body = json.loads(told("--json"))
+    assert [row["promise"] for row in body["ignored"]] == ["aa"]
+    assert body["promises"][0]["delivery"] is None

@@ -406,10 +406,20 @@ def test_remember_keeps_the_promise_that_compare_will_answer(whatif: Any) -> Non
 def test_a_promise_is_the_models_own_word_not_the_adjusted_one(whatif: Any) -> None:
     first = json.loads(whatif(RUN, "--set", "precision=bf16", "--remember", "--json"))
     promise = track_record.open_promises()[0]
+    base = promise.baseline_ms
     record_file.append(
-        replace(kept("precision", 1.0, 1.0).delivery, promise=promise.id, a_ms=100.0, b_ms=90.0)
+        replace(
+            kept("precision", 1.0, 1.0).delivery,
+            promise=promise.id,
+            a_ms=base,
+            b_ms=0.9 * base,
+            seen=("precision fp32 -> bf16",),
+        )
     )
     second = json.loads(whatif(RUN, "--set", "precision=bf16", "--remember", "--json"))
     assert second["raw_ms"] == first["predicted_ms"] == track_record.open_promises()[0].predicted_ms
     assert second["predicted_ms"] > second["raw_ms"]
-    assert "1 earlier prediction of this kind that was tried" in second["assumptions"][-1]
+    said = second["assumptions"][-1]
+    assert "1 earlier prediction of this kind that was tried" in said
+    assert f"({second['predicted_ms'] / second['raw_ms'] - 1:+.1%})" in said
+    assert "times as wide" in said

@@ -36,8 +36,9 @@ def delivery(**changes: Any) -> Delivery:
         "a_ms": 20.0,
         "b_ms": 16.0,
         "change": -0.2,
-        "low": 0,
-        "high": 0,
+        "low": -0.22,
+        "high": -0.18,
+        "seen": ("precision fp32 -> bf16",),
         "confidence": 0.95,
         "verdict": "faster",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -353,3 +354,31 @@ def test_two_steps_against_hundreds_raise_no_alarm(tmp_path: Path) -> None:
     found = compare([str(many)], [str(two)])
     assert found.verdict == "no difference seen"
     assert any("B has only 2 steps" in note for note in found.notes)
+
+
+def test_phases_and_the_rest_add_up_to_the_change_exactly(tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", noisy(20, seed=1))
+    b = write_run(tmp_path / "b", noisy(17, seed=2))
+    c = write_run(tmp_path / "c", noisy(17, seed=3))
+    for found in (compare([str(a)], [str(b)]), compare([str(a), str(b)], [str(b), str(c)])):
+        assert found.rest is not None
+        parts = [*found.phases, found.rest]
+        assert sum(row.change_ms for row in parts) == pytest.approx(found.b_ms - found.a_ms)
+        assert sum(row.a_ms for row in parts) == pytest.approx(found.a_ms)
+        assert sum(row.b_ms for row in parts) == pytest.approx(found.b_ms)
+        # as uncertain as the step and its phases together
+        halves = [(row.high_ms - row.low_ms) / 2 for row in found.phases]
+        step = found.a_ms * (found.high - found.low) / 2
+        assert found.rest.high_ms - found.rest.change_ms == pytest.approx(math.hypot(step, *halves))
+
+
+def test_a_trail_is_the_steps_in_order_or_medians_of_stretches(tmp_path: Path) -> None:
+    few, many = tmp_path / "few.txt", tmp_path / "many.txt"
+    few.write_text("3\n1\n2\n")
+    many.write_text("\n".join(str(1 + step // 2) for step in range(320)))
+    found = compare([str(few)], [str(many)])
+    assert found.a.runs[0].trail_ms == (3.0, 1.0, 2.0)
+    dropped = found.b.runs[0].warm_up
+    assert dropped == 0 or dropped % 2 == 0
+    assert len(found.b.runs[0].trail_ms) == 160
+    assert found.b.runs[0].trail_ms[-1] == 160.0

@@ -21,6 +21,7 @@ class RunSteps(msgspec.Struct, frozen=True, kw_only=True):
     warm_up: int  # left out at the beginning
     median_ms: float
     effective_steps: float  # independent steps that would say as much
+    trail_ms: tuple[float, ...] = ()  # in order: medians of equal stretches of the steps that count
     rank: int | None = None  # whose steps they are, in a job of several
     drift: float | None = None  # second half over first, less one, where that is no chance
 
@@ -84,6 +85,21 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     b: str | None
 
 
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What was looked at on both sides, and what of it changed from A to B."""
+
+    looked_at: tuple[str, ...] = ()
+    changed: tuple[Difference, ...] = ()
+
+
+class OpenPromise(msgspec.Struct, frozen=True, kw_only=True):
+    """A promise about A that this comparison does not answer."""
+
+    id: str
+    words: str
+    why: str
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """B against A. Changes are shares of A: -0.1 is a tenth less."""
 
@@ -104,6 +120,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     b: Side
     slow_steps: SlowSteps | None = None
     phases: tuple[MovedPhase, ...] = ()
+    rest: MovedPhase | None = None  # phases' changes and this one add up to b_ms - a_ms
     budget: tuple[MovedPart, ...] = ()
     kernels: tuple[MovedName, ...] = ()
     operators: tuple[MovedName, ...] = ()
@@ -111,7 +128,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     b_peak_bytes: int | None = None
     config: tuple[Difference, ...] = ()
     workload: Workload = Workload()  # A's
-    promise: Kept | None = None
+    evidence: Evidence = Evidence()
+    promise: Kept | None = None  # the one that this comparison answers
+    open_promises: tuple[OpenPromise, ...] = ()  # about A, not answered
     notes: tuple[str, ...] = ()
 
     @property

@@ -22,17 +22,19 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
     signature: str | None = None  # of the operators and their shapes
 
-    def may_be(self, other: Workload) -> bool:
-        """Nothing known of both contradicts, and at least one thing beside the device agrees."""
-        agreed = False
-        for name in ("script", "world_size", "device", "signature"):
-            ours, theirs = getattr(self, name), getattr(other, name)
-            if ours is None or theirs is None:
-                continue
-            if ours != theirs:
-                return False
-            agreed |= name in ("script", "signature")
-        return agreed
+    def differs_in(self, other: Workload) -> tuple[str, ...]:
+        """What is known of both and is not the same."""
+        return tuple(
+            name
+            for name in ("script", "world_size", "device", "signature")
+            if None not in (ours := getattr(self, name), theirs := getattr(other, name))
+            and ours != theirs
+        )
+
+    def is_same(self, other: Workload) -> bool:
+        """The same operators with the same shapes, and nothing known of both contradicts."""
+        known = self.signature is not None and other.signature is not None
+        return known and not self.differs_in(other)
 
 
 class Promise(msgspec.Struct, frozen=True, kw_only=True, tag="promise", tag_field="kind"):
@@ -74,6 +76,18 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, tag="delivery", tag_fi
     confidence: float
     verdict: str
     named: bool = False  # the user said which promise it was
+    seen: tuple[str, ...] = ()  # of the promised change, in what was captured of A and B
+    a_path: str | None = None
+    b_path: str | None = None
+    schema: int = RECORD_SCHEMA
+
+
+class Forgotten(msgspec.Struct, frozen=True, kw_only=True, tag="forgotten", tag_field="kind"):
+    """A promise that no longer counts, or only what was delivered of it until then."""
+
+    promise: str
+    when_unix: float
+    delivery_only: bool = False
     schema: int = RECORD_SCHEMA
 
 

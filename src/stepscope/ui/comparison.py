@@ -11,7 +11,9 @@ from msgspec import to_builtins
 from stepscope.ui.words import PARTS
 
 if TYPE_CHECKING:
-    from stepscope.records.comparison import Comparison, Side
+    from collections.abc import Iterable
+
+    from stepscope.records.comparison import Comparison, OpenPromise, Side
     from stepscope.records.promise import Kept
 
 SCHEMA = 1
@@ -75,6 +77,11 @@ def promise_words(kept: Kept) -> str:
     return f"{said} and gave {delivered:.2f} ms: {percent(kept.error, sign=True)}, {place}"
 
 
+def open_words(promise: OpenPromise) -> str:
+    """Why a promise is not answered."""
+    return f"{promise.words} ({promise.id}) stays open: {promise.why}"
+
+
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
     """`compare --json` and `ab --json`."""
     words = words_of(comparison)
@@ -134,17 +141,26 @@ def _smallest(share: float) -> str:
 
 
 def _moved_words(comparison: Comparison) -> str:
-    """The parts of the budget that moved most; phases where there is no budget."""
-    rows = [(PARTS[row.id][0].lower(), row.change_ms) for row in comparison.budget]
-    if not rows:
-        rows = [
-            (row.id, row.change_ms)
-            for row in comparison.phases
-            if not row.low_ms <= 0 <= row.high_ms
-        ]
-    worth = [row for row in rows if abs(row[1]) >= _WORTH_TELLING * comparison.a_ms]
+    """Phases that moved beyond chance, over all measured steps.
+
+    Never the budget of a few traced steps, unless these are the steps that are compared.
+    """
+    if comparison.steps_are == "profiled":
+        rows = [(PARTS[row.id][0].lower(), row.change_ms) for row in comparison.budget]
+        return _largest_words(rows, comparison.a_ms)
+    moved = [
+        (row.id, row.change_ms) for row in comparison.phases if not row.low_ms <= 0 <= row.high_ms
+    ]
+    told = _largest_words(moved, comparison.a_ms)
+    if not told and comparison.phases:
+        return "no phase of the loop moved beyond chance by itself"
+    return told
+
+
+def _largest_words(rows: Iterable[tuple[str, float]], step_ms: float) -> str:
+    worth = [row for row in rows if abs(row[1]) >= _WORTH_TELLING * step_ms]
     worth.sort(key=lambda row: -abs(row[1]))
-    return ", ".join(f"{name} {change:+.2f} ms" for name, change in worth[:_TOLD_PARTS])
+    return ", ".join(f"{name} {ms:+.2f} ms" for name, ms in worth[:_TOLD_PARTS])
 
 
 def _next(comparison: Comparison) -> str:
@@ -173,5 +189,6 @@ def _side_words(side: Side) -> str:
     steps = sum(run.steps for run in side.runs)
     runs = f" in {len(side.runs)} runs" if len(side.runs) > 1 else ""
     worth = sum(run.effective_steps for run in side.runs)
-    alike = f" worth {worth:.0f}" if len(side.runs) == 1 and worth < 0.8 * steps else ""
-    return f"{steps} steps{alike}{runs}"
+    alike = f" (as much as {worth:.0f} independent ones)"
+    alike = alike if len(side.runs) == 1 and worth < 0.8 * steps else ""
+    return f"{steps} step{'' if steps == 1 else 's'}{alike}{runs}"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from stepscope.records.promise import Kept
+    from stepscope.records.promise import Delivery, Kept, Promise
     from stepscope.verify.track_record import Summary
 
 
@@ -30,7 +30,7 @@ def words_of(kept: Sequence[Kept]) -> Words:
     if not errors:
         return Words(
             verdict=f"{_count(waiting, 'promise')}, none of them tried yet.",
-            why="no comparison has had one of them as its baseline",
+            why="no comparison has shown one of these changes alone",
             next=f"make the change, then {compare}",
         )
     inside = sum(bool(each.inside) for each in kept if each.inside is not None)
@@ -50,8 +50,26 @@ def unread_words(unread: int) -> str:
     return f"{_count(unread, 'line')} of the record cannot be read: left out here, kept in the file"
 
 
+def ignored_words(delivery: Delivery, why: str) -> str:
+    """Of a delivery in the record that teaches nothing."""
+    return (
+        f"a delivery of {delivery.promise} ({delivery.a_ms:.2f} -> {delivery.b_ms:.2f} ms) is not "
+        f"counted: {why}"
+    )
+
+
+def forgotten_words(promise: Promise, *, delivery_only: bool) -> str:
+    if delivery_only:
+        return f"forgot what was delivered of {promise.id} ({promise.words}): it is open again"
+    return f"forgot {promise.id} ({promise.words})"
+
+
 def record_json(
-    kept: Sequence[Kept], rows: Sequence[Summary], folder: Path, unread: int = 0
+    kept: Sequence[Kept],
+    rows: Sequence[Summary],
+    folder: Path,
+    unread: int = 0,
+    ignored: Sequence[tuple[Delivery, str]] = (),
 ) -> dict[str, Any]:
     """`record --json`."""
     words = words_of(kept)
@@ -62,6 +80,7 @@ def record_json(
         "next": words.next,
         "folder": str(folder),
         "unread_lines": unread,
+        "ignored": [{**to_builtins(delivery), "why": why} for delivery, why in ignored],
         "what_ifs": [to_builtins(row) for row in rows],
         "promises": [
             {

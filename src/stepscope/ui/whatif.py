@@ -17,7 +17,7 @@ from stepscope.trace.profiles import load_profiles
 from stepscope.trace.rank_folder import read_rank_folder
 from stepscope.trace.truth import read_truth
 from stepscope.ui.words import size
-from stepscope.verify.track_record import adjust
+from stepscope.verify.track_record import adjust, learn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -305,15 +305,17 @@ def prediction_json(prediction: Prediction, before: Prediction) -> dict[str, Any
 def adjusted(prediction: Prediction, history: Sequence[Kept]) -> Prediction:
     """Moved and widened by what became of earlier predictions of the same kind, and saying so."""
     name = promise_name(setting.name for setting in prediction.settings)
-    tried = sum(each.promise.name == name and each.delivery is not None for each in history)
-    if not tried:
+    lesson = learn(name, history)
+    if lesson is None:
         return prediction
     raw = prediction.predicted_ms
     ms, low, high = adjust(name, raw, prediction.low_ms, prediction.high_ms, history)
-    stretch = math.log(high / ms) / math.log(prediction.high_ms / raw)
+    stretch = lesson.stretch
+    tried = lesson.deliveries
     said = (
         f"{tried} earlier prediction{'s' if tried > 1 else ''} of this kind that "
         f"{'were' if tried > 1 else 'was'} tried moved it from {figures(raw)} to {figures(ms)} ms "
+        f"({ms / raw - 1:+.1%}) and made its interval {stretch:.2g} times as wide "
         "(stepscope record)"
     )
     return replace(

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from stepscope.errors import NotCapturedError, UsageError
@@ -26,6 +25,7 @@ from stepscope.verify.change import (
     ratio_of_runs,
     typical,
 )
+from stepscope.verify.evidence import evidence_of
 from stepscope.verify.moved import moved_kernels, moved_operators, moved_parts
 from stepscope.verify.runs import find_runs, profiled_run
 from stepscope.verify.spread import quantile_spread
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from stepscope.records.comparison import StepsAre, Verdict
     from stepscope.records.explanation import Explanation
-    from stepscope.records.promise import Promise
     from stepscope.trace.files import Progress
     from stepscope.verify.change import Estimate
     from stepscope.verify.runs import Run
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
 
 _PERCENTS = np.arange(101) / 100
 _SLOW = 0.95
+_MOST_POINTS = 160  # of a run's trail
 _ENOUGH_FOR_SLOW = 100  # steps of every run: five of them are the slow ones
 FEWEST_STEADY = 100  # with fewer steps the interval may be too narrow
 # What the median step changes from one start of a command to the next, as a standard deviation,
@@ -181,6 +181,8 @@ def _compared(
     )
     last = (sides[0][-1], sides[1][-1])
     config = differences(last[0].facts, last[1].facts, both)
+    phases = _phases(sides, dropped, paired, starts)
+    explained = both or (None, None)
     if any(row.name == SHAPES for row in config):
         notes.append(_OTHER_SHAPES)
     return Comparison(
@@ -200,14 +202,18 @@ def _compared(
         a=a,
         b=b,
         slow_steps=_slow_steps(steps, paired, starts),
-        phases=_phases(sides, dropped, paired, starts),
+        phases=phases,
+        rest=_rest(a, b, found, phases) if phases else None,
         budget=moved_parts(both, (a, b), steps_are) if both else (),
         kernels=moved_kernels(*both) if both else (),
         operators=moved_operators(*both) if both else (),
         a_peak_bytes=_peak(sides[0]),
         b_peak_bytes=_peak(sides[1]),
         config=config,
-        workload=workload_of(last[0].facts, both[0] if both else None),
+        workload=workload_of(last[0].facts, explained[0]),
+        evidence=evidence_of(
+            (last[0].facts, explained[0]), (last[1].facts, explained[1]), phases, a.ms
+        ),
         notes=(*notes, *_about(a, b, steps_are, starts, both)),
     )
 
@@ -239,10 +245,17 @@ def _side(runs: Sequence[Run], dropped: Sequence[int], steps: Sequence[Floats]) 
                 effective_steps=quantile_spread(kept).effective,
                 rank=run.rank,
                 drift=drift(kept),
+                trail_ms=_trail(kept),
             )
             for run, first, kept in zip(runs, dropped, steps, strict=True)
         ),
     )
+
+
+def _trail(steps: Floats) -> tuple[float, ...]:
+    """In order; of a long run the medians of equal stretches."""
+    parts = np.array_split(steps, min(len(steps), _MOST_POINTS))
+    return tuple(float(np.median(part)) for part in parts)
 
 
 def _slow_steps(steps: Sequence[Sequence[Floats]], paired: bool, starts: float) -> SlowSteps | None:
@@ -292,6 +305,24 @@ def _phases(
             )
         )
     return tuple(out)
+
+
+def _rest(a: Side, b: Side, found: Estimate, phases: Sequence[MovedPhase]) -> MovedPhase:
+    """What medians of phases leave of the median step: with it they add up to B - A exactly.
+
+    It is as uncertain as the step and the phases together.
+    """
+    change = (b.ms - a.ms) - sum(row.change_ms for row in phases)
+    halves = [(row.high_ms - row.low_ms) / 2 for row in phases]
+    reach = math.hypot(a.ms * (_share(found.high) - _share(found.low)) / 2, *halves)
+    return MovedPhase(
+        id="rest",
+        a_ms=a.ms - sum(row.a_ms for row in phases),
+        b_ms=b.ms - sum(row.b_ms for row in phases),
+        change_ms=change,
+        low_ms=change - reach,
+        high_ms=change + reach,
+    )
 
 
 def _peak(runs: Sequence[Run]) -> int | None:
@@ -362,39 +393,3 @@ def _about_side(name: str, side: Side) -> list[str]:
                 "which steps that follow each other seldom are"
             )
     return notes
-
-
-def with_promise(comparison: Comparison, promise_id: str | None = None) -> Comparison:
-    """The promise this comparison answers, written down and kept beside it.
-
-    Without an id only where it is clear: B is something else than A, and the open promises that fit
-    are all of the same what-if. Else a note says what to do.
-    """
-    from stepscope.verify.track_record import deliver, matching_promises
-
-    if promise_id is None and comparison.steps_are != "profiled":
-        fitting = matching_promises(comparison)
-        note = _unclear(comparison, fitting)
-        if note:
-            return msgspec.structs.replace(comparison, notes=(*comparison.notes, note))
-    kept = deliver(comparison, promise_id)
-    return comparison if kept is None else msgspec.structs.replace(comparison, promise=kept)
-
-
-def _unclear(comparison: Comparison, fitting: Sequence[Promise]) -> str | None:
-    told = ", ".join(f"{promise.id} ({promise.words})" for promise in fitting[:5])
-    if len({promise.words for promise in fitting}) > 1:
-        return f"several promises are open for A: say which one B tried with --promise: {told}"
-    if fitting and not _differs(comparison):
-        return f"B looks like A run again, so no promise is answered; --promise answers one: {told}"
-    return None
-
-
-def _differs(comparison: Comparison) -> bool:
-    """Something about B is not A's: its facts, its kernels or operators, or its step."""
-    rows = (*comparison.kernels, *comparison.operators)
-    return (
-        comparison.verdict != "no difference seen"
-        or bool(comparison.config)
-        or any(row.a_ms is None or row.b_ms is None for row in rows)
-    )

@@ -51,13 +51,16 @@ def _as_recorded(explanation: Explanation) -> Budget:
 
 
 def moved_kernels(a: Explanation, b: Explanation) -> tuple[MovedName, ...]:
-    """By name, the largest change first: those that came, went, or take another time."""
-    return _moved(_each(a, _kernels), _each(b, _kernels))
+    """By name, the largest change first: those that came, went, or take another time.
+
+    None where nothing ran on a device: a CPU's kernels are its operators.
+    """
+    return _moved(_each(a, _kernels), _each(b, _kernels)) if _on_device(a, b) else ()
 
 
 def moved_operators(a: Explanation, b: Explanation) -> tuple[MovedName, ...]:
     """By name, whatever the shapes: own device time; own host time where nothing has a device."""
-    on_device = any(rank.launches.device_events for each in (a, b) for rank in each.ranks)
+    on_device = _on_device(a, b)
 
     def table(rank: RankExplanation) -> Table:
         out: Table = {}
@@ -68,6 +71,10 @@ def moved_operators(a: Explanation, b: Explanation) -> tuple[MovedName, ...]:
         return out
 
     return _moved(_each(a, table), _each(b, table))
+
+
+def _on_device(*both: Explanation) -> bool:
+    return any(rank.launches.device_events for each in both for rank in each.ranks)
 
 
 def _kernels(rank: RankExplanation) -> Table:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepscope.errors import UsageError
-from stepscope.records.promise import RECORD_SCHEMA, Delivery, Promise
+from stepscope.records.promise import RECORD_SCHEMA, Delivery, Forgotten, Promise
 from stepscope.trace.profiles import this_host, user_folder
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ try:
 except ImportError:  # Windows: whole lines still go out in one write
     fcntl = None  # type: ignore[assignment]
 
-Line = Promise | Delivery
+Line = Promise | Delivery | Forgotten
 _LINES: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
@@ -88,7 +88,7 @@ def _is_sound(line: Line) -> bool:
     if isinstance(line, Promise):
         ends = 0 <= line.low_ms <= line.predicted_ms <= line.high_ms
         return ends and line.predicted_ms > 0 and line.baseline_ms > 0
-    return line.a_ms > 0 and line.b_ms > 0
+    return isinstance(line, Forgotten) or (line.a_ms > 0 and line.b_ms > 0)
 
 
 def _write(handle: int, line: bytes) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from stepscope.records.comparison import Difference
 from stepscope.records.promise import Workload
 from stepscope.records.trace import HostKind
+from stepscope.verify.traits import PRODUCTS, device_of, is_shortened, script_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Explanation, Operator
     from stepscope.records.trace import Trace
 
-# Operators that say what model it is; others come and go with versions of torch.
-_TELLING = frozenset(
-    f"aten::{name}"
-    for name in ("mm", "addmm", "bmm", "baddbmm", "convolution", "embedding", "native_layer_norm")
-)
 # Facts of rank.json that are worth a line where they differ.
 SHAPES = "shapes"
 _FACTS = ("command", "world_size", "host", "device", "torch", "cuda", "hip", "python")
@@ -32,10 +27,12 @@ def workload_of(facts: dict[str, Any], explanation: Explanation | None = None) -
     """From what capture wrote beside the trace, and the trace's operators."""
     rank = explanation.ranks[0] if explanation else None
     return Workload(
-        script=_script(facts),
+        script=script_of(facts),
         world_size=facts.get("world_size") or (rank.world_size if rank else None),
-        device=_device(facts) or (rank.device if rank else None),
-        signature=signature((each.name, each.shapes) for each in rank.operators) if rank else None,
+        device=device_of(facts) or (rank.device if rank else None),
+        signature=None
+        if rank is None or is_shortened(rank)
+        else signature((each.name, each.shapes) for each in rank.operators),
     )
 
 
@@ -46,9 +43,9 @@ def workload_of_trace(trace: Trace, facts: dict[str, Any] | None = None) -> Work
     rows = np.flatnonzero(host.kind == HostKind.OPERATOR)
     pairs = np.unique(np.stack((host.name[rows], host.shapes[rows]), axis=1), axis=0).tolist()
     return Workload(
-        script=_script(facts),
+        script=script_of(facts),
         world_size=facts.get("world_size") or trace.world_size,
-        device=_device(facts) or trace.device_name,
+        device=device_of(facts) or trace.device_name,
         signature=signature(
             (trace.strings[name], trace.strings[shapes] if shapes >= 0 else "")
             for name, shapes in pairs
@@ -58,7 +55,7 @@ def workload_of_trace(trace: Trace, facts: dict[str, Any] | None = None) -> Work
 
 def signature(operators: Iterable[tuple[str, str]]) -> str | None:
     """Of the matrix products, convolutions and the like with their shapes; None without any."""
-    telling = sorted({f"{name} {shapes}" for name, shapes in operators if name in _TELLING})
+    telling = sorted({f"{name} {shapes}" for name, shapes in operators if name in PRODUCTS})
     if not telling:
         return None
     return hashlib.sha256("\n".join(telling).encode()).hexdigest()[:16]
@@ -83,7 +80,7 @@ def differences(
 def _words(facts: dict[str, Any]) -> dict[str, str]:
     out = {}
     for name in _FACTS:
-        value = _device(facts) if name == "device" else facts.get(name)
+        value = device_of(facts) if name == "device" else facts.get(name)
         if name == "command":
             value = " ".join(map(str, value or facts.get("argv") or ()))
         if value:
@@ -115,7 +112,7 @@ def _counterparts(a: Iterable[Operator], b: Iterable[Operator]) -> tuple[Operato
     Where both sides have the same shapes, the heaviest of all, on both sides.
     """
     tables = [
-        {(row.name, row.shapes): row for row in reversed([*side]) if row.name in _TELLING}
+        {(row.name, row.shapes): row for row in reversed([*side]) if row.name in PRODUCTS}
         for side in (a, b)
     ]
     own = [[tables[i][key] for key in tables[i].keys() - tables[1 - i].keys()] for i in (0, 1)]
@@ -130,15 +127,3 @@ def _counterparts(a: Iterable[Operator], b: Iterable[Operator]) -> tuple[Operato
 
 def _weight(operator: Operator) -> tuple[int, int, str]:
     return operator.device_self_ns, operator.host_self_ns, operator.shapes
-
-
-def _script(facts: dict[str, Any]) -> str | None:
-    """The file that trains: argv of the process, not the launcher's."""
-    argv = facts.get("argv") or ()
-    return Path(str(argv[0])).name or None if argv else None
-
-
-def _device(facts: dict[str, Any]) -> str | None:
-    device = facts.get("device")
-    name = device.get("name") if isinstance(device, dict) else device
-    return str(name) if name else None

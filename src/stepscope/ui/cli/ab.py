@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stepscope.errors import UsageError
-from stepscope.ui.cli.compare import AB, check_report, comparing_options, conclude
+from stepscope.ui.cli.compare import AB, check_promise, check_report, comparing_options, conclude
 
 if TYPE_CHECKING:
     from stepscope.verify.pairs import Turns
@@ -72,6 +72,7 @@ def command(
     from stepscope.verify.pairs import Turns, plan_pairs, read_pairs
 
     check_report(html)
+    check_promise(promise, no_promise)
     a, b = _split(commands)
     turns = Turns(command_a=a, command_b=b, pairs=plan_pairs(pairs, seed), seed=seed)
     folder = _claim(out)

@@ -129,6 +129,7 @@ def command(
 
     a, b, paired = _sides(paths, against, pairs)
     check_report(html)
+    check_promise(promise, no_promise)
     with shown_progress(quiet=as_json) as progress:
         found = compare(
             a,
@@ -149,6 +150,7 @@ def command(
         promise=promise,
         no_promise=no_promise,
         top=top,
+        cache=not no_cache,
     )
 
 
@@ -156,6 +158,17 @@ def check_report(html: Path | None) -> None:
     """Before anything is measured."""
     if html and not html.absolute().parent.is_dir():
         raise UsageError(f"--html {html}: its folder does not exist")
+
+
+def check_promise(promise: str | None, no_promise: bool) -> None:
+    """Before anything is measured: an id that nobody has would be told too late."""
+    if promise is None:
+        return
+    if no_promise:
+        raise UsageError("--promise and --no-promise contradict each other")
+    from stepscope.verify.track_record import find_promise
+
+    find_promise(promise)
 
 
 def conclude(
@@ -167,16 +180,15 @@ def conclude(
     promise: str | None,
     no_promise: bool,
     top: int,
+    cache: bool = True,
 ) -> None:
     """Say it, write it down, and end as asked."""
-    if promise is not None and no_promise:
-        raise UsageError("--promise and --no-promise contradict each other")
     if not no_promise:
-        from stepscope.verify.compare import with_promise
+        from stepscope.verify.answer import with_promise
 
         found = with_promise(found, promise)
     if html:
-        _write_report(found, html)
+        _write_report(found, html, cache)
     if as_json:
         import msgspec
 
@@ -195,11 +207,11 @@ def conclude(
         )
 
 
-def _write_report(found: Comparison, html: Path) -> None:
+def _write_report(found: Comparison, html: Path, cache: bool) -> None:
     from stepscope.ui.html.comparison import write_comparison
 
     try:
-        write_comparison(found, html)
+        write_comparison(found, html, cache=cache)
     except OSError as error:
         raise UsageError(f"--html {html} could not be written: {error.strerror}") from None
 

@@ -6,31 +6,67 @@ import sys
 
 import click
 
+from stepscope.errors import UsageError
 
-@click.command(name="record", short_help="what was promised and what was delivered")
+
+@click.group(
+    name="record",
+    short_help="what was promised and what was delivered",
+    invoke_without_command=True,
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.option("--every-host", is_flag=True, help="Promises of all hosts that share the folder.")
 @click.option(
     "--top", default=10, show_default=True, type=click.IntRange(1), help="Promises to list."
 )
-def command(as_json: bool, every_host: bool, top: int) -> None:
+@click.pass_context
+def command(ctx: click.Context, as_json: bool, every_host: bool, top: int) -> None:
     """The track record of this host: each what-if's promises, and what comparisons measured.
 
-    `whatif` writes promises down, `compare` and `ab` answer them. Nothing leaves this machine.
+    `whatif --remember` writes promises down, `compare` and `ab` answer them. Nothing leaves this
+    machine.
     """
+    if ctx.invoked_subcommand is not None:
+        return
     from stepscope.verify.record_file import count_unread, record_folder
-    from stepscope.verify.track_record import history, summarise
+    from stepscope.verify.track_record import history, ignored_deliveries, summarise
 
     kept = history(every_host=every_host)
     rows = summarise(kept)
+    ignored = ignored_deliveries(every_host=every_host)
     if as_json:
         import msgspec
 
         from stepscope.ui.record import record_json
 
-        body = record_json(kept, rows, record_folder(), count_unread())
+        body = record_json(kept, rows, record_folder(), count_unread(), ignored)
         sys.stdout.write(msgspec.json.encode(body).decode() + "\n")
         return
     from stepscope.ui.terminal.record import print_record
 
-    print_record(kept, rows, record_folder(), top=top, unread=count_unread())
+    print_record(kept, rows, record_folder(), top=top, unread=count_unread(), ignored=ignored)
+
+
+@command.command(name="forget", short_help="no longer count a promise")
+@click.argument("ids", nargs=-1, metavar="ID...")
+@click.option("--all-of", metavar="NAME", help="All promises of a what-if, such as precision.")
+@click.option(
+    "--delivery", "delivery_only", is_flag=True, help="Only what was delivered: it is open again."
+)
+def forget_command(ids: tuple[str, ...], all_of: str | None, delivery_only: bool) -> None:
+    """No longer count promises: predictions stop learning from them.
+
+    A line is added to the record and nothing is written over.
+    """
+    if bool(ids) == bool(all_of):
+        raise UsageError("record forget takes ids of promises, or --all-of NAME")
+    from stepscope.ui.record import forgotten_words
+    from stepscope.verify.track_record import find_promise, forget, forget_all_of
+
+    if all_of:
+        gone = forget_all_of(all_of, delivery_only=delivery_only)
+    else:
+        wanted = {promise.id: promise for promise in map(find_promise, ids)}
+        gone = tuple(forget(each, delivery_only=delivery_only) for each in wanted)
+    for promise in gone:
+        click.echo(forgotten_words(promise, delivery_only=delivery_only))

@@ -1,4 +1,4 @@
-"""The comparison's page: the interval, both distributions, and what moved. It draws only."""
+"""The comparison's page: verdict, what moved, both sides' steps, parts and timelines, tables."""
 
 from __future__ import annotations
 
@@ -8,9 +8,35 @@ from typing import TYPE_CHECKING
 import jinja2
 from markupsafe import Markup
 
-from stepscope.ui.comparison import interval, percent, promise_words, whole_steps, words_of
-from stepscope.ui.html.report import _source, _write_atomically, sentence
-from stepscope.ui.words import PARTS, size
+from stepscope.records.explanation import Budget, Part
+from stepscope.ui.comparison import (
+    interval,
+    milliseconds,
+    open_words,
+    percent,
+    promise_words,
+    whole_steps,
+    words_of,
+)
+from stepscope.ui.html.comparison_charts import (
+    PHASES,
+    draw_change,
+    draw_order,
+    draw_spread,
+    waterfall,
+)
+from stepscope.ui.html.parts import Slice, slices
+from stepscope.ui.html.report import (
+    _csp_hash,
+    _script,
+    _source,
+    _write_atomically,
+    format_ms,
+    format_percent,
+    sentence,
+)
+from stepscope.ui.html.step_lanes import draw_pair, lanes_of_side
+from stepscope.ui.words import PARTS, short_kernel, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,13 +44,10 @@ if TYPE_CHECKING:
 
     from stepscope.records.comparison import Comparison, MovedName
 
-_WIDTH, _HEIGHT = 440, 200
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 400, 12, 168
-_MIDDLE = 70  # of the picture of the change
-_MARGIN = 0.12
+STYLES = ("report.css", "calibration.css", "comparison.css")
+SCRIPTS = ("palette.js", "theme.js", "comparison.js")
 _ROWS = 25
-_UNDRAWN = 3  # percentiles at the slow end: a single step may take a hundred times as long
-_CSS = ".moved { margin: 18px 0 6px; font-size: 14px; }\n"
+_LONGEST_NAME = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,92 +60,90 @@ class Rows:
     numbers: bool = True
 
 
-def write_comparison(comparison: Comparison, path: Path) -> None:
-    """One file that needs nothing else, whole or not at all."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarSide:
+    """A's or B's bar; `left_over` is what it is shorter than the longer one."""
+
+    name: str
+    step: str
+    parts: list[Slice]
+    left_over: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarRow:
+    """What one colour of the bars stands for."""
+
+    part: Slice
+    a: str
+    b: str
+    change: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Both steps divided, one under the other on one scale."""
+
+    title: str
+    sides: tuple[BarSide, BarSide]
+    legend: list[BarRow]
+    whole: tuple[str, str, str, str]  # the last row: the steps
+    longest: float
+    about: str
+
+
+def write_comparison(comparison: Comparison, path: Path, *, cache: bool = True) -> None:
+    """One file that needs nothing else, whole or not at all.
+
+    Where the comparison read both traces, they are read again for a step of each.
+    """
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["sentence"] = sentence
-    style = _source("report.css") + _source("calibration.css") + _CSS
+    environment.filters["ms"] = format_ms
+    environment.filters["percent"] = format_percent
+    script = _script(SCRIPTS)
     page = environment.from_string(_source("comparison.html.j2")).render(
         words=words_of(comparison),
+        promises=_promises(comparison),
         facts=_facts(comparison),
+        fall=waterfall(comparison),
         confidence=f"{comparison.confidence:.0%}",
+        a_ms=f"{milliseconds(comparison.a_ms)} ms",
+        b_ms=f"{milliseconds(comparison.b_ms)} ms",
         change=draw_change(comparison.low, comparison.change, comparison.high),
-        shares=draw_shares(comparison.a.quantiles_ms, comparison.b.quantiles_ms),
+        spread=draw_spread(comparison.a, comparison.b),
+        order=draw_order(comparison.a, comparison.b),
+        bars=_bars(comparison),
+        pair=_pair(comparison, cache),
+        profiled=comparison.steps_are == "profiled",
         tables=[table for table in _tables(comparison) if table.rows],
         notes=comparison.notes,
-        style=Markup(style),
+        style=Markup("".join(map(_source, STYLES))),
+        script=Markup(script),
+        script_hash=_csp_hash(script),
     )
     _write_atomically(path, page)
 
 
-def draw_change(low: float, value: float, high: float) -> Markup:
-    """A bar from low to high, a point, and a line at zero."""
-    left, right = min(low, 0.0), max(high, 0.0)
-    margin = _MARGIN * ((right - left) or 1.0)
-
-    def x(share: float) -> float:
-        return _place(share, left - margin, right + margin)
-
-    marks = [
-        f'<path class="frame" d="M{x(0):.1f} 20V{_MIDDLE + 40}"/>',
-        f'<text class="tick" x="{x(0):.1f}" y="{_MIDDLE + 56}">no change</text>',
-        f'<rect class="band" x="{x(low):.1f}" y="{_MIDDLE - 12}" '
-        f'width="{max(x(high) - x(low), 1):.1f}" height="24"/>',
-        f'<path class="line" d="M{x(low):.1f} {_MIDDLE}H{x(high):.1f}"/>',
-        f'<circle class="dot" cx="{x(value):.1f}" cy="{_MIDDLE}" r="5"/>',
-        f'<text class="tick" x="{x(value):.1f}" y="{_MIDDLE - 22}">{percent(value, sign=True)}'
-        "</text>",
-        f'<text class="tick" x="{_WIDTH / 2}" y="{_MIDDLE + 84}">{interval(low, high)}</text>',
-    ]
-    return _svg(170, "s-compute", "".join(marks), "The change and its interval")
+def _pair(comparison: Comparison, cache: bool) -> Markup | None:
+    if not comparison.budget:
+        return None
+    a, b = (lanes_of_side(side, cache=cache) for side in (comparison.a, comparison.b))
+    return draw_pair(a, b) if a and b else None
 
 
-def draw_shares(a: tuple[float, ...], b: tuple[float, ...]) -> Markup:
-    """For every length, the share of steps that are shorter: two rising lines."""
-    drawn = (*a[: -1 - _UNDRAWN], *b[: -1 - _UNDRAWN])
-    left, right = min(drawn), max(drawn)
-    if left == right:
-        left, right = left * 0.99, right * 1.01
-    lines = []
-    for share in (0.0, 0.5, 1.0):
-        y = _up(share)
-        lines.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{_RIGHT}"/>')
-        lines.append(f'<text class="level" x="{_LEFT - 6}" y="{y:.1f}">{share:.0%}</text>')
-    for part in (0.0, 0.5, 1.0):
-        ms = left + part * (right - left)
-        x = _place(ms, left, right)
-        lines.append(f'<text class="tick" x="{x:.1f}" y="{_BOTTOM + 18}">{ms:.4g} ms</text>')
-    for color, quantiles in (("s-compute", a), ("s-comm", b)):
-        points = [
-            f"{_place(ms, left, right):.1f} {_up(place / (len(quantiles) - 1)):.1f}"
-            for place, ms in enumerate(quantiles)
-            if ms <= right
-        ]
-        lines.append(f'<g class="{color}"><path class="line" d="M{"L".join(points)}"/></g>')
-    return _svg(_HEIGHT, "", "".join(lines), "Share of steps that are shorter, A and B")
-
-
-def _place(value: float, left: float, right: float) -> float:
-    return _LEFT + (value - left) / (right - left) * (_RIGHT - _LEFT)
-
-
-def _up(share: float) -> float:
-    return _BOTTOM - share * (_BOTTOM - _TOP)
-
-
-def _svg(height: int, color: str, inside: str, label: str) -> Markup:
-    return Markup(
-        f'<svg class="{color}" viewBox="0 0 {_WIDTH} {height}" role="img" '
-        f'aria-label="{label}">{inside}</svg>'
-    )
+def _promises(comparison: Comparison) -> list[tuple[str, bool]]:
+    kept = comparison.promise
+    told = [(promise_words(kept), bool(kept.inside))] if kept else []
+    return told + [(open_words(each), False) for each in comparison.open_promises]
 
 
 def _facts(comparison: Comparison) -> list[tuple[str, str]]:
     facts = [
-        ("A", f"{comparison.a_ms:.2f} ms"),
-        ("B", f"{comparison.b_ms:.2f} ms"),
+        ("A", f"{milliseconds(comparison.a_ms)} ms"),
+        ("B", f"{milliseconds(comparison.b_ms)} ms"),
         ("Runs", f"{len(comparison.a.runs)} and {len(comparison.b.runs)}"),
         ("Smallest change that would be found", percent(comparison.smallest_detectable)),
     ]
@@ -133,47 +154,135 @@ def _facts(comparison: Comparison) -> list[tuple[str, str]]:
     if comparison.a_peak_bytes is not None and comparison.b_peak_bytes is not None:
         told = f"{size(comparison.a_peak_bytes)} -> {size(comparison.b_peak_bytes)}"
         facts.append(("Memory peak", told))
-    if comparison.promise is not None:
-        facts.append(("Promise", promise_words(comparison.promise)))
     return facts
+
+
+def _bars(comparison: Comparison) -> Bars | None:
+    rows = comparison.budget
+    if not rows:
+        return None
+    steps = whole_steps(comparison)
+    longest = max(steps)
+    sides = (
+        _budget(steps[0], [(row.id, row.a_ms) for row in rows]),
+        _budget(steps[1], [(row.id, row.b_ms) for row in rows]),
+    )
+    known = {part.label: part for side in sides for part in slices(side)}
+    return Bars(
+        title=f"Parts of the {_profiled(comparison)}step",
+        sides=(
+            _bar_side("A", sides[0], longest),
+            _bar_side("B", sides[1], longest),
+        ),
+        legend=[
+            BarRow(
+                part=known[PARTS[row.id][0]],
+                a=f"{row.a_ms:.3f}",
+                b=f"{row.b_ms:.3f}",
+                change=f"{row.change_ms:+.3f}",
+            )
+            for row in rows
+            if PARTS[row.id][0] in known
+        ],
+        whole=(
+            "The step",
+            f"{steps[0]:.3f}",
+            f"{steps[1]:.3f}",
+            f"{steps[1] - steps[0]:+.3f}",
+        ),
+        longest=longest,
+        about=_about_bars(comparison),
+    )
+
+
+def _about_bars(comparison: Comparison) -> str:
+    if comparison.steps_are == "profiled":
+        return (
+            "The recorded steps, divided: the parts add up to them. They are too few for intervals."
+        )
+    return (
+        "Each side's step, as the verdict names it, divided as a trace of a few steps says: the "
+        "parts add up to it and have no interval. The phases above are of all steps."
+    )
+
+
+def _budget(step_ms: float, parts: Sequence[tuple[str, float]]) -> Budget:
+    return Budget(
+        step_ms=step_ms,
+        basis="measured",
+        parts=tuple(Part(id=id_, ms=ms, share=ms / step_ms) for id_, ms in parts),
+    )
+
+
+def _bar_side(name: str, budget: Budget, longest: float) -> BarSide:
+    return BarSide(
+        name=name,
+        step=f"{milliseconds(budget.step_ms)} ms",
+        parts=slices(budget),
+        left_over=longest - budget.step_ms,
+    )
+
+
+def _profiled(comparison: Comparison) -> str:
+    return "profiled " if comparison.steps_are == "profiled" else ""
 
 
 def _tables(comparison: Comparison) -> list[Rows]:
     columns = ("", "A, ms", "B, ms", "change, ms")
-    parts = [
-        (PARTS[row.id][0], f"{row.a_ms:.3f}", f"{row.b_ms:.3f}", f"{row.change_ms:+.3f}")
-        for row in comparison.budget
-        if row.a_ms or row.b_ms
+    named = (*columns, "calls A", "calls B")
+    config = [(row.name, row.a or "-", row.b or "-") for row in comparison.config]
+    changed = [(row.name, row.a or "-", row.b or "-") for row in comparison.evidence.changed]
+    return [
+        Rows(title="Phases", columns=(*columns, "interval, ms"), rows=_phases(comparison)),
+        Rows(title="Kernels", columns=named, rows=_named(comparison.kernels)),
+        Rows(title="Operators", columns=named, rows=_named(comparison.operators)),
+        Rows(title="Runs", columns=_RUNS, rows=_runs(comparison)),
+        Rows(title="What changed in the step", columns=("", "A", "B"), rows=changed, numbers=False),
+        Rows(title="What else differs", columns=("", "A", "B"), rows=config, numbers=False),
     ]
-    if parts:
-        a, b = whole_steps(comparison)
-        parts.append(("The step", f"{a:.3f}", f"{b:.3f}", f"{b - a:+.3f}"))
-    profiled = "profiled " if comparison.steps_are == "profiled" else ""
-    phases = [
+
+
+_RUNS = ("run", "median, ms", "steps", "independent", "warm-up left out", "drift")
+
+
+def _runs(comparison: Comparison) -> list[tuple[str, ...]]:
+    return [
         (
-            row.id,
+            f"{name} · {run.path}{f' rank {run.rank}' if run.rank is not None else ''}",
+            milliseconds(run.median_ms),
+            str(run.steps),
+            f"{run.effective_steps:.0f}",
+            str(run.warm_up),
+            percent(run.drift, sign=True) if run.drift else "-",
+        )
+        for name, side in (("A", comparison.a), ("B", comparison.b))
+        for run in side.runs
+    ]
+
+
+def _phases(comparison: Comparison) -> list[tuple[str, ...]]:
+    moved = (*comparison.phases, *((comparison.rest,) if comparison.rest else ()))
+    rows: list[tuple[str, ...]] = [
+        (
+            PHASES.get(row.id, row.id),
             f"{row.a_ms:.3f}",
             f"{row.b_ms:.3f}",
             f"{row.change_ms:+.3f}",
             f"{row.low_ms:+.3f} to {row.high_ms:+.3f}",
         )
-        for row in comparison.phases
+        for row in moved
     ]
-    config = [(row.name, row.a or "-", row.b or "-") for row in comparison.config]
-    named = (*columns, "calls A", "calls B")
-    return [
-        Rows(title=f"Parts of the {profiled}step", columns=columns, rows=parts),
-        Rows(title="Phases on the host", columns=(*columns, "interval, ms"), rows=phases),
-        Rows(title="Kernels", columns=named, rows=_named(comparison.kernels)),
-        Rows(title="Operators", columns=named, rows=_named(comparison.operators)),
-        Rows(title="What else differs", columns=("", "A", "B"), rows=config, numbers=False),
-    ]
+    if rows:
+        a, b = comparison.a_ms, comparison.b_ms
+        between = f"{a * comparison.low:+.3f} to {a * comparison.high:+.3f}"
+        rows.append(("The step", f"{a:.3f}", f"{b:.3f}", f"{b - a:+.3f}", between))
+    return rows
 
 
 def _named(rows: tuple[MovedName, ...]) -> list[tuple[str, ...]]:
     return [
         (
-            row.name,
+            short_kernel(row.name, _LONGEST_NAME),
             "-" if row.a_ms is None else f"{row.a_ms:.3f}",
             "-" if row.b_ms is None else f"{row.b_ms:.3f}",
             f"{row.change_ms:+.3f}",

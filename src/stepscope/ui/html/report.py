@@ -63,6 +63,7 @@ SCRIPTS = (
     "whatif_crew.js",
     "whatif.js",
     "keys.js",
+    "theme.js",
     "main.js",
 )
 
@@ -140,15 +141,15 @@ def _render(
     )
 
 
-def _script() -> str:
-    """All scripts in one strict closure, led by the words they share with Python."""
+def _script(names: Sequence[str] = SCRIPTS) -> str:
+    """Scripts in one strict closure, led by the words they share with Python."""
     words = {
         "classes": EVENT_CLASSES,
         "causes": GAP_CAUSES,
         "causeLabels": gap_labels(),
         "collectives": COLLECTIVES,
     }
-    body = "\n".join(_source(name) for name in SCRIPTS)
+    body = "\n".join(_source(name) for name in names)
     return f'(() => {{\n"use strict";\nconst WORDS = {json.dumps(words)};\n{body}\n}})();\n'
 
 

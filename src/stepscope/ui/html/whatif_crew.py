@@ -22,7 +22,7 @@ from stepscope.predict.sketch import sketch
 from stepscope.predict.whatifs.outcome import Refused
 from stepscope.ui.html.payload import encode_block
 from stepscope.ui.html.whatif_axes import Axis, Option
-from stepscope.verify.track_record import adjust
+from stepscope.verify.track_record import learn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,11 +142,8 @@ class Sketches:
 
 def _adjusted(history: Sequence[Kept]) -> dict[str, tuple[float, float]]:
     """What earlier predictions of these names teach, as two numbers."""
-    found = {}
-    for name in {each.promise.name for each in history if each.delivery is not None}:
-        ms, _, high = adjust(name, 1.0, float(np.exp(-1)), float(np.e), history)
-        found[name] = (float(np.log(ms)), float(np.log(high / ms)))
-    return found
+    lessons = {name: learn(name, history) for name in {each.promise.name for each in history}}
+    return {name: (x.shift, x.stretch) for name, x in lessons.items() if x is not None}
 
 
 # The controls

@@ -10,6 +10,7 @@ from rich.text import Text
 from stepscope.ui.comparison import (
     interval,
     milliseconds,
+    open_words,
     percent,
     promise_words,
     whole_steps,
@@ -80,12 +81,13 @@ def _sections(comparison: Comparison, top: int, width: int) -> list[RenderableTy
     out: list[RenderableType] = [_words(comparison), Text()]
     picture = draw_interval(comparison.low, comparison.change, comparison.high, min(width, _WIDEST))
     out += [*map(Text, picture), Text()]
+    if comparison.phases:
+        out += [_phases(comparison, width), Text()]
     if comparison.budget:
         out += [_budget_title(comparison), _budget(comparison), Text()]
     for table in (
         _runs(comparison, width),
-        _phases(comparison, width),
-        _names("kernels", _kernels(comparison), comparison.a_ms, top, width),
+        _names("kernels", comparison.kernels, comparison.a_ms, top, width),
         _names("operators", comparison.operators, comparison.a_ms, top, width),
         _config(comparison, width),
     ):
@@ -120,6 +122,8 @@ def _words(comparison: Comparison) -> Table:
     if comparison.promise is not None:
         style = "green" if comparison.promise.inside else "yellow"
         grid.add_row("promise", Text(promise_words(comparison.promise), style=style))
+    for waiting in comparison.open_promises:
+        grid.add_row("promise", Text(open_words(waiting), style="yellow"))
     return grid
 
 
@@ -133,7 +137,7 @@ def _runs(comparison: Comparison, width: int) -> Table | None:
         ("", "l"),
         ("median", "r"),
         ("steps", "r"),
-        ("worth", "r"),
+        ("independent", "r"),
         ("warm-up", "r"),
         ("drift", "r"),
         ("path", "l"),
@@ -181,12 +185,13 @@ def _phases(comparison: Comparison, width: int) -> Table:
     columns = [("phase", "l"), ("A", "r"), ("B", "r"), ("change", "r")]
     columns += [(f"{comparison.confidence:.0%} interval", "r"), ("", "l")]
     rows: list[Row] = []
-    for row in comparison.phases:
+    for row in (*comparison.phases, *((comparison.rest,) if comparison.rest else ())):
         moved = not row.low_ms <= 0 <= row.high_ms
         numbers = [f"{row.a_ms:.2f}", f"{row.b_ms:.2f}", f"{row.change_ms:+.2f}"]
         between = f"{row.low_ms:+.2f} to {row.high_ms:+.2f}"
         rows.append(([row.id, *numbers, between, "moved" if moved else ""], None))
-    return fitting_table("phases on the host, ms", columns, rows, width=width, spare=("B", "A"))
+    title = "phases of the loop, medians of all steps, ms"
+    return fitting_table(title, columns, rows, width=width, spare=("B", "A"))
 
 
 def _names(title: str, rows: tuple[MovedName, ...], step_ms: float, top: int, width: int) -> Table:
@@ -207,13 +212,6 @@ def _names(title: str, rows: tuple[MovedName, ...], step_ms: float, top: int, wi
             short_kernel(row.name, max(16, width - 44)),
         )
     return table
-
-
-def _kernels(comparison: Comparison) -> tuple[MovedName, ...]:
-    """None where they are the operators once more: on a CPU."""
-    names = {row.name for row in comparison.operators}
-    mine = [row.name for row in comparison.kernels]
-    return () if mine and names.issuperset(mine) else comparison.kernels
 
 
 def _calls(row: MovedName) -> str:

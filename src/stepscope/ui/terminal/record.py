@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepscope.ui.comparison import percent
-from stepscope.ui.record import unread_words, words_of
+from stepscope.ui.record import ignored_words, unread_words, words_of
 from stepscope.ui.terminal.explanation import make_console
 from stepscope.ui.terminal.tables import fitting_table
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from stepscope.records.promise import Kept
+    from stepscope.records.promise import Delivery, Kept
     from stepscope.verify.track_record import Summary
 
 _DASH = "-"
@@ -30,6 +30,7 @@ def print_record(
     *,
     top: int,
     unread: int = 0,
+    ignored: Sequence[tuple[Delivery, str]] = (),
     width: int | None = None,
 ) -> None:
     """Everything, to stdout."""
@@ -48,6 +49,8 @@ def print_record(
         console.print()
         console.print(_promises(kept, top, console.width))
         console.print()
+    for delivery, why in ignored:
+        console.print(Text(f"note  {ignored_words(delivery, why)}", style="bright_black"))
     if unread:
         console.print(Text(f"note  {unread_words(unread)}", style="bright_black"))
     console.print(Text.assemble("record  ", (str(folder), "bold")), soft_wrap=True)

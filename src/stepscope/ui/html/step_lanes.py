@@ -1,0 +1,231 @@
+"""One step of a run as lanes: its streams and threads, small enough to draw two of them as SVG."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from stepscope.errors import StepscopeError
+from stepscope.records.trace import HostKind
+from stepscope.ui.html.classes import EVENT_CLASSES, device_classes, host_classes
+from stepscope.ui.html.lanes import overlap_rows, stream_lanes, thread_names, thread_order
+from stepscope.ui.words import duration, short_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from stepscope.records.comparison import Side
+    from stepscope.records.explanation import RankExplanation, Step
+    from stepscope.records.trace import Trace
+
+    Ints = NDArray[np.int64]
+
+MOST_LANES = 3  # of a kind: streams, threads
+MOST_ROWS = 4  # of a lane
+_FINEST = 800  # shorter than this part of the step, events of a colour are drawn as one
+_LABELLED = 0.06  # of the axis: a block so wide carries its name
+_ROW, _NAME, _GAP, _HEAD, _AXIS = 15, 15, 5, 22, 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One event, or several short ones of a colour beside each other."""
+
+    start_ns: int
+    dur_ns: int
+    color: str
+    name: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLane:
+    """A stream or a thread, as rows of blocks."""
+
+    name: str
+    rows: tuple[tuple[Block, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLanes:
+    """One step of one rank."""
+
+    name: str
+    span_ns: int
+    lanes: tuple[StepLane, ...]
+
+
+def lanes_of_side(side: Side, *, cache: bool = True) -> StepLanes | None:
+    """A middling step of the last run that has a trace; None without any."""
+    from stepscope.explain.file import explain_file
+    from stepscope.trace.discover import find_traces
+
+    for run in reversed(side.runs):
+        try:
+            files = find_traces(run.path)
+        except StepscopeError:
+            continue
+        wanted = f"rank-{run.rank or 0:05d}"
+        file = next((each for each in files if wanted in str(each)), files[0])
+        found = explain_file(file, cache=cache, also=step_lanes)
+        if not isinstance(found, Exception):
+            lanes: StepLanes | None = found[1]
+            return lanes
+    return None
+
+
+def step_lanes(trace: Trace, rank: RankExplanation) -> StepLanes | None:
+    """The step of median length; None where the trace has none."""
+    steps = sorted(rank.steps.steps, key=lambda step: step.dur_ns)
+    if not steps:
+        return None
+    step = steps[len(steps) // 2]
+    lanes = [*_streams(trace, rank, step), *_threads(trace, rank, step)]
+    return StepLanes(name=step.name, span_ns=step.dur_ns, lanes=tuple(lanes))
+
+
+def _streams(trace: Trace, rank: RankExplanation, step: Step) -> list[StepLane]:
+    device, classes = trace.device, device_classes(trace, rank)
+    lane_of, names, work = stream_lanes(trace)
+    inside = _inside(device.start_ns, device.dur_ns, step)
+    out: list[StepLane] = []
+    for number, name in enumerate(names):
+        rows = np.flatnonzero(inside & (lane_of == number))
+        if work[number] and rows.size and len(out) < MOST_LANES:
+            columns = device.start_ns[rows], device.dur_ns[rows], device.name[rows]
+            out.append(_lane(name, *columns, classes[rows], step, trace.strings))
+    return out
+
+
+def _threads(trace: Trace, rank: RankExplanation, step: Step) -> list[StepLane]:
+    """Without Python's own frames, which would push operators out of sight."""
+    host, classes = trace.host, host_classes(trace, rank)
+    names = thread_names(trace)
+    inside = _inside(host.start_ns, host.dur_ns, step) & (host.kind != HostKind.PYTHON)
+    out = []
+    for thread in thread_order(trace)[:MOST_LANES]:
+        rows = np.flatnonzero(inside & (host.thread == thread))
+        if rows.size:
+            columns = host.start_ns[rows], host.dur_ns[rows], host.name[rows]
+            out.append(_lane(names[thread], *columns, classes[rows], step, trace.strings))
+    return out
+
+
+def _inside(start: Ints, dur: Ints, step: Step) -> NDArray[np.bool_]:
+    return (start + dur > step.start_ns) & (start < step.start_ns + step.dur_ns) & (dur > 0)
+
+
+def _lane(
+    name: str,
+    start: Ints,
+    dur: Ints,
+    names: NDArray[np.int32],
+    classes: NDArray[np.uint8],
+    step: Step,
+    strings: Sequence[str],
+) -> StepLane:
+    end = np.minimum(start + dur - step.start_ns, step.dur_ns)
+    start = np.maximum(start - step.start_ns, 0)
+    level = overlap_rows(start, end)
+    rows = []
+    for depth in range(min(int(level.max()) + 1, MOST_ROWS)):
+        mine = np.flatnonzero(level == depth)
+        mine = mine[np.lexsort((-end[mine], start[mine]))]
+        rows.append(
+            _blocks(start[mine], end[mine], names[mine], classes[mine], step.dur_ns, strings)
+        )
+    return StepLane(name=name, rows=tuple(rows))
+
+
+def _blocks(
+    start: Ints,
+    end: Ints,
+    names: NDArray[np.int32],
+    classes: NDArray[np.uint8],
+    span_ns: int,
+    strings: Sequence[str],
+) -> tuple[Block, ...]:
+    finest = span_ns / _FINEST
+    short = end - start < finest
+    joins = short[1:] & short[:-1] & (classes[1:] == classes[:-1]) & (start[1:] - end[:-1] < finest)
+    first = np.flatnonzero(np.concatenate(([True], ~joins)))
+    ends = np.maximum.reduceat(end, first)
+    counts = np.diff(np.append(first, len(start)))
+    return tuple(
+        Block(
+            start_ns=int(start[row]),
+            dur_ns=int(until - start[row]),
+            color=EVENT_CLASSES[classes[row]],
+            name=strings[names[row]],
+            count=int(count),
+        )
+        for row, until, count in zip(first.tolist(), ends.tolist(), counts.tolist(), strict=True)
+    )
+
+
+def draw_pair(a: StepLanes, b: StepLanes) -> Markup:
+    """A's step over B's on one axis. Places are percentages, so that text stays readable."""
+    span = max(a.span_ns, b.span_ns)
+    parts: list[str] = []
+    top = 0
+    for title, side in (("A", a), ("B", b)):
+        parts.append(_text(0, top + 15, f"{title} · {duration(side.span_ns)}", "who"))
+        top += _HEAD
+        for lane in side.lanes:
+            parts.append(_text(0, top + 11, lane.name, "lane"))
+            top += _NAME
+            for row in lane.rows:
+                parts += [_block(block, top, span) for block in row]
+                top += _ROW
+            top += _GAP
+        parts.append(_end_mark(side.span_ns / span, top))
+        top += _GAP
+    ticks = [_tick(share, span, top) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    return Markup(
+        f'<svg class="steps-svg" width="100%" height="{top + _AXIS}" role="img" '
+        f'aria-label="One step of A and one of B on one time axis">{"".join(ticks + parts)}</svg>'
+    )
+
+
+def _block(block: Block, top: int, span_ns: int) -> str:
+    left, width = 100 * block.start_ns / span_ns, 100 * block.dur_ns / span_ns
+    name = short_kernel(block.name, 60)
+    many = f"{block.count} short ones from {name}" if block.count > 1 else name
+    title = f"<title>{escape(many)}: {duration(block.dur_ns)}</title>"
+    style = f'style="fill:var(--c-{block.color})"'
+    if width < 100 * _LABELLED or block.count > 1:
+        return (
+            f'<rect x="{left:.3f}%" y="{top}" width="{max(width, 0.04):.3f}%" height="{_ROW - 2}" '
+            f"{style}>{title}</rect>"
+        )
+    return (  # an inner drawing cuts off what does not fit
+        f'<svg x="{left:.3f}%" y="{top}" width="{width:.3f}%" height="{_ROW - 2}">'
+        f'<rect width="100%" height="100%" rx="1.5" {style}/>{title}'
+        f'<text class="inside" x="4" y="10">{escape(name)}</text></svg>'
+    )
+
+
+def _text(x: float, y: int, text: str, kind: str) -> str:
+    return f'<text class="{kind}" x="{x}" y="{y}">{escape(text)}</text>'
+
+
+def _end_mark(share: float, bottom: int) -> str:
+    if share >= 1:
+        return ""
+    at = f"{100 * share:.3f}%"
+    return f'<line class="end" x1="{at}" x2="{at}" y1="{bottom - 34}" y2="{bottom}"/>'
+
+
+def _tick(share: float, span_ns: int, bottom: int) -> str:
+    anchor = "start" if share == 0 else "end" if share == 1 else "middle"
+    at = f"{100 * share:g}%"
+    return (
+        f'<line class="grid" x1="{at}" x2="{at}" y1="0" y2="{bottom}"/>'
+        f'<text x="{at}" y="{bottom + 14}" text-anchor="{anchor}">'
+        f"{duration(share * span_ns) if share else 0}</text>"
+    )

@@ -1,0 +1,129 @@
+"""What of the step changed from A to B, as far as both sides were captured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stepscope.records.comparison import Difference, Evidence
+from stepscope.verify.traits import Traits, batch_growth, common_factor, traits_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.records.comparison import MovedPhase
+    from stepscope.records.explanation import Explanation
+
+_MORE_PRODUCTS = 0.05  # by which the products of a step differ where a step does more or less
+_DATA_SHARE = 0.05  # of the step, that its data phase has to move by
+_SEVERAL_TIMES = 2.0  # blocking calls differ by so much, and by one in a step at least
+_COUNTED = ("threads", "workers")  # how the names of such facts end
+
+
+def evidence_of(
+    a: tuple[dict[str, Any], Explanation | None],
+    b: tuple[dict[str, Any], Explanation | None],
+    phases: Sequence[MovedPhase],
+    step_ms: float,
+) -> Evidence:
+    """Facts and explanation of each side, the phases as they moved, A's step."""
+    before, after = traits_of(*a), traits_of(*b)
+    found = [*_same_words(before, after), *_same_facts(before, after)]
+    for pair in (_parameters, _batch, _products_a_step, _blocking):
+        found += pair(before, after)
+    found += _data_loading(phases, step_ms)
+    return Evidence(
+        looked_at=tuple(row.name for row in found),
+        changed=tuple(row for row in found if row.a != row.b),
+    )
+
+
+def _same_words(a: Traits, b: Traits) -> list[Difference]:
+    return [
+        Difference(name=name, a=a.words[name], b=b.words[name])
+        for name in a.words
+        if name in b.words
+    ]
+
+
+def _same_facts(a: Traits, b: Traits) -> list[Difference]:
+    """Threads and workers, where capture counted them."""
+    before, after = _counts(a.facts), _counts(b.facts)
+    return [
+        Difference(name=name, a=str(before[name]), b=str(after[name]))
+        for name in before.keys() & after.keys()
+    ]
+
+
+def _counts(facts: dict[str, Any]) -> dict[str, int]:
+    """Of the facts themselves and of the tables among them."""
+    tables = [facts, *(value for value in facts.values() if isinstance(value, dict))]
+    return {
+        name: value
+        for table in tables
+        for name, value in table.items()
+        if str(name).endswith(_COUNTED) and isinstance(value, int)
+    }
+
+
+def _parameters(a: Traits, b: Traits) -> list[Difference]:
+    """What gradients are accumulated into; as often again where a step has micro-batches."""
+    if not a.gradients or not b.gradients:
+        return []
+    factor = common_factor(a.gradients, b.gradients)
+    if factor is None:
+        words = [f"{sum(side.gradients.values()):.4g} tensors a step" for side in (a, b)]
+        if words[0] == words[1]:
+            words[1] += " of other shapes"
+        return [Difference(name="parameters", a=words[0], b=words[1])]
+    return [
+        Difference(name="parameters", a="the same", b="the same"),
+        Difference(name="micro-batches", a="1", b=f"{factor:.4g}"),
+    ]
+
+
+def _batch(a: Traits, b: Traits) -> list[Difference]:
+    """Shapes of products that run in every step; those of a last, shorter batch do not."""
+    before, after = ({key for key, calls in side.products.items() if calls >= 1} for side in (a, b))
+    if not before or not after:
+        return []
+    same_shapes = [Difference(name="shapes", a="the same", b="the same")]
+    if before == after:
+        return [Difference(name="batch", a="the same", b="the same"), *same_shapes]
+    growth = batch_growth((shapes for _, shapes in before), (shapes for _, shapes in after))
+    if growth is not None and common_factor(a.gradients, b.gradients):  # else a wider model may be
+        return [Difference(name="batch", a=str(growth[0]), b=str(growth[1])), *same_shapes]
+    only = [sorted(mine - others) for mine, others in ((before, after), (after, before))]
+    words = [f"{name} {list(map(list, shapes))}" for side in only for name, shapes in side[:1]]
+    if len(words) < 2:
+        words = [f"{len(side)} kinds of products" for side in (before, after)]
+    return [Difference(name="shapes", a=words[0], b=words[1])]
+
+
+def _products_a_step(a: Traits, b: Traits) -> list[Difference]:
+    """In each micro-batch: more of them where some are computed again."""
+    passes = common_factor(a.gradients, b.gradients)
+    if passes is None or not a.products or not b.products:
+        return []
+    before, after = (sum(side.products.values()) for side in (a, b))
+    same = abs(after / passes / before - 1) < _MORE_PRODUCTS
+    words = f"{before:.4g}", f"{before if same else after / passes:.4g}"
+    return [Difference(name="products a step", a=words[0], b=words[1])]
+
+
+def _blocking(a: Traits, b: Traits) -> list[Difference]:
+    if a.blocking is None or b.blocking is None:
+        return []
+    few, many = sorted((a.blocking, b.blocking))
+    same = many - few < 1 or many < _SEVERAL_TIMES * few
+    words = f"{a.blocking:.4g} a step", f"{a.blocking if same else b.blocking:.4g} a step"
+    return [Difference(name="blocking calls", a=words[0], b=words[1])]
+
+
+def _data_loading(phases: Sequence[MovedPhase], step_ms: float) -> list[Difference]:
+    """Measured, so only what is beyond chance and a good part of the step counts."""
+    row = next((row for row in phases if row.id == "data"), None)
+    if row is None:
+        return []
+    moved = not row.low_ms <= 0 <= row.high_ms and abs(row.change_ms) >= _DATA_SHARE * step_ms
+    words = f"{row.a_ms:.3g} ms", f"{row.b_ms if moved else row.a_ms:.3g} ms"
+    return [Difference(name="data loading", a=words[0], b=words[1])]

@@ -1,0 +1,190 @@
+"""Whether B is A with the promised change and nothing else, told from what was captured of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.records.comparison import Comparison, Difference
+    from stepscope.records.prediction import Setting
+
+# What one change does to the words of a trait: the setting's value, A's word, B's word.
+Fits = Callable[[str, str, str], bool]
+_LESS_DATA = 0.25  # of A's, that is left of data loading where data is always ready
+_RECOMPUTED = 1.1  # products of a step that recomputes, over those of one that does not
+
+
+class Sign(msgspec.Struct, frozen=True, kw_only=True):
+    """How a what-if shows: the trait that it changes, and those that may change with it."""
+
+    trait: str
+    fits: Fits
+    along: frozenset[str] = frozenset()
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen of the promised change; what speaks against it; what cannot be seen."""
+
+    seen: tuple[str, ...] = ()
+    against: str | None = None
+    unseen: str | None = None
+
+
+def judge(settings: Sequence[Setting], comparison: Comparison) -> Judgement:
+    """Of all settings of one promise together."""
+    changed = {row.name: row for row in comparison.evidence.changed}
+    other_work = _other_work(settings, changed)
+    if other_work:
+        return Judgement(against=other_work)
+    told = [_judge_one(setting, comparison, changed) for setting in settings]
+    against = next((each.against for each in told if each.against), None)
+    return Judgement(
+        seen=tuple(words for each in told for words in each.seen),
+        against=against or _more_than_promised(settings, changed),
+        unseen=next((each.unseen for each in told if each.unseen), None),
+    )
+
+
+def _other_work(settings: Sequence[Setting], changed: dict[str, Difference]) -> str | None:
+    """Another model is another model, whatever was promised."""
+    allowed = _allowed(settings)
+    for name in ("parameters", "parameter memory", "shapes", "device", "world size"):
+        if name in changed and name not in allowed:
+            return f"B is other work than A: {_words(changed[name])}"
+    return None
+
+
+def _judge_one(
+    setting: Setting, comparison: Comparison, changed: dict[str, Difference]
+) -> Judgement:
+    sign = _sign(setting.name, comparison.evidence.looked_at)
+    if sign is None:
+        return Judgement(unseen=f"{setting} leaves no trace in what is captured")
+    if sign.trait not in comparison.evidence.looked_at:
+        return Judgement(unseen=f"{sign.trait} was not captured on both sides")
+    row = changed.get(sign.trait)
+    if row is None or row.a is None or row.b is None:
+        return Judgement(against=f"{setting} is not seen in B: its {sign.trait} is as in A")
+    if not sign.fits(setting.value, row.a, row.b):
+        return Judgement(against=f"{setting} is not seen in B: {_words(row)}")
+    return Judgement(seen=(_words(row),))
+
+
+def _more_than_promised(settings: Sequence[Setting], changed: dict[str, Difference]) -> str | None:
+    others = [row for name, row in changed.items() if name not in _allowed(settings)]
+    if not others:
+        return None
+    return f"B differs from A in more than that: {', '.join(map(_words, others))}"
+
+
+def _allowed(settings: Sequence[Setting]) -> set[str]:
+    out: set[str] = set()
+    for setting in settings:
+        sign = SIGNS.get(setting.name)
+        out |= {sign.trait, *sign.along} if sign else {setting.name}
+        if setting.name in ("remove", "scale"):
+            out |= {*_OPERATORS, "optimizer", "update rule"}
+        if setting.name == "workers" and setting.value.endswith(":strong"):
+            out.add("batch")
+    return out
+
+
+def _sign(name: str, looked_at: Sequence[str]) -> Sign | None:
+    """A what-if that nobody listed here shows in a fact of its own name, if capture has one."""
+    known = SIGNS.get(name)
+    if known is None and name in looked_at:
+        return Sign(trait=name, fits=_becomes)
+    return known
+
+
+def _words(row: Difference) -> str:
+    return f"{row.name} {row.a} -> {row.b}"
+
+
+def _becomes(value: str, a: str, b: str) -> bool:
+    del a
+    return b == value
+
+
+def _dtype_comes(value: str, a: str, b: str) -> bool:
+    return value in b.split(", ") and value not in a.split(", ")
+
+
+def _appears(value: str, a: str, b: str) -> bool:
+    del value
+    return (a, b) == ("no", "yes")
+
+
+def _grows(value: str, a: str, b: str) -> bool:
+    """64, or x2."""
+    wanted = float(a) * float(value[1:]) if value.startswith("x") else float(value)
+    return abs(float(b) / wanted - 1) < 0.01
+
+
+def _times(value: str, a: str, b: str) -> bool:
+    return abs(float(b) / float(a) / float(value) - 1) < 0.1
+
+
+def _recomputes(value: str, a: str, b: str) -> bool:
+    factor = float(b) / float(a)
+    return factor >= _RECOMPUTED if value == "blocks" else factor <= 1 / _RECOMPUTED
+
+
+def _falls(value: str, a: str, b: str) -> bool:
+    del value
+    return _number(b) < _number(a)
+
+
+def _nearly_gone(value: str, a: str, b: str) -> bool:
+    del value
+    return _number(b) <= _LESS_DATA * _number(a)
+
+
+def _number(words: str) -> float:
+    return float(words.split()[0])
+
+
+def _workers(value: str, a: str, b: str) -> bool:
+    del a
+    return b == value.partition(":")[0]
+
+
+def _bucket(value: str, a: str, b: str) -> bool:
+    """MiB, as DDP takes them."""
+    del a
+    return abs(_number(b) / (float(value) * 2**20) - 1) < 0.01
+
+
+def _shards(value: str, a: str, b: str) -> bool:
+    del value
+    return "fully_sharded" in b and "fully_sharded" not in a
+
+
+_OPERATORS = frozenset(("products a step", "shapes", "blocking calls"))
+SIGNS = {
+    "precision": Sign(trait="precision", fits=_dtype_comes, along=frozenset(("blocking calls",))),
+    "optimizer": Sign(trait="optimizer", fits=_becomes, along=frozenset(("blocking calls",))),
+    "compile": Sign(trait="compile", fits=_appears, along=_OPERATORS | {"CUDA graphs"}),
+    "cuda-graphs": Sign(trait="CUDA graphs", fits=_appears, along=_OPERATORS | {"data loading"}),
+    "batch": Sign(trait="batch", fits=_grows, along=frozenset(("data loading",))),
+    "accumulate": Sign(trait="micro-batches", fits=_times, along=frozenset(("data loading",))),
+    "checkpoint": Sign(trait="products a step", fits=_recomputes),
+    "no-sync": Sign(trait="blocking calls", fits=_falls),
+    "no-data-wait": Sign(trait="data loading", fits=_nearly_gone, along=frozenset(("workers",))),
+    "workers": Sign(
+        trait="world size",
+        fits=_workers,
+        along=frozenset(("strategy", "bucket size", "data loading", "host", "blocking calls")),
+    ),
+    "bucket-mb": Sign(trait="bucket size", fits=_bucket),
+    "zero": Sign(
+        trait="strategy",
+        fits=_shards,
+        along=frozenset(("bucket size", "parameters", "parameter memory", "shapes")),
+    ),
+}

@@ -1,0 +1,241 @@
+"""What a training step is made of, told from one side's captured facts and its trace.
+
+A trait is a word and its value as text; one that was not captured is left out, never guessed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.explain.shorten import OTHERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from stepscope.records.explanation import Explanation, Operator, RankExplanation
+
+# Operators that say what model it is; others come and go with versions of torch.
+PRODUCTS = frozenset(
+    f"aten::{name}"
+    for name in ("mm", "addmm", "bmm", "baddbmm", "convolution", "embedding", "native_layer_norm")
+)
+# Those that a narrower dtype is chosen for; norms keep theirs.
+_MULTIPLIED = PRODUCTS - {"aten::embedding", "aten::native_layer_norm"}
+_EACH_LAUNCHES = 20  # kernels a call, from which on it launches graphs
+_GRADIENT = "torch::autograd::AccumulateGrad"  # runs once for each parameter in each backward
+_DTYPES = {"float": "fp32", "double": "fp64", "c10::Half": "fp16", "c10::BFloat16": "bf16"}
+_FUSED = re.compile(r"_fused_(?:adam|adamw|sgd|adagrad)")
+_FOREACH = re.compile(r"_foreach_(?:add|lerp)")  # clipping and zeroing gradients use others
+_ADAM = re.compile(r"addcdiv|_fused_adam")
+_COMPILED = ("triton_", "## Call CompiledFxGraph", "Torch-Compiled Region", "CompiledFunction")
+_FACTS = ("host", "torch", "cuda", "hip", "python")
+
+# One operator's input shapes, such as ((64, 512), (512, 10))
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """One side's step."""
+
+    words: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)  # of rank.json
+    gradients: dict[str, float] = field(default_factory=dict)  # parameters' shapes: count a step
+    products: dict[tuple[str, Shapes], float] = field(default_factory=dict)  # calls a step
+    blocking: float | None = None  # calls a step that wait for the device
+
+
+def traits_of(facts: dict[str, Any], explanation: Explanation | None) -> Traits:
+    """Of the first rank: every rank runs the same program."""
+    words = _words_of_facts(facts)
+    if explanation is None:
+        return Traits(words=words, facts=facts)
+    rank = explanation.ranks[0]
+    if is_shortened(rank):
+        return Traits(words=words, facts=facts)
+    steps = max(1, len(rank.steps.steps))
+    names = frozenset((*(x.name for x in rank.operators), *(x.name for x in rank.kernels)))
+    kinds = sorted({str(type(x).__struct_config__.tag) for x in explanation.strategies})
+    words = _words_of_trace(rank, names) | words
+    words["strategy"] = ", ".join(kinds) or "none"
+    return Traits(
+        words=words,
+        facts=facts,
+        gradients=_gradients(rank.operators, steps),
+        products=_products(rank.operators, steps),
+        blocking=None if rank.kind == "cpu" else sum(x.count for x in rank.syncs) / steps,
+    )
+
+
+def is_shortened(rank: RankExplanation) -> bool:
+    """Of very many ranks only the longest rows are kept: what is missing says nothing."""
+    return OTHERS in {*(x.name for x in rank.operators), *(x.name for x in rank.kernels)}
+
+
+def script_of(facts: dict[str, Any]) -> str | None:
+    """The file that trains: argv of the process, not the launcher's."""
+    argv = facts.get("argv") or ()
+    return Path(str(argv[0])).name or None if argv else None
+
+
+def device_of(facts: dict[str, Any]) -> str | None:
+    device = facts.get("device")
+    name = device.get("name") if isinstance(device, dict) else device
+    return str(name) if name else None
+
+
+def _words_of_facts(facts: dict[str, Any]) -> dict[str, str]:
+    ddp = (facts.get("communication") or {}).get("ddp") or ()
+    cap = ddp[0].get("bucket_cap_bytes") if ddp else None
+    known: dict[str, Any] = {name: facts.get(name) for name in _FACTS}
+    known |= {"script": script_of(facts), "device": device_of(facts)}
+    known |= {"world size": facts.get("world_size"), "bucket size": f"{cap} bytes" if cap else None}
+    return {name: str(value) for name, value in known.items() if value}
+
+
+def _words_of_trace(rank: RankExplanation, names: frozenset[str]) -> dict[str, str]:
+    products = [row for row in rank.operators if row.name in PRODUCTS]
+    words = {"compile": _yes(any(name.startswith(_COMPILED) for name in names))}
+    words["CUDA graphs"] = _yes(_is_graphed(rank))
+    if rank.device:
+        words["device"] = rank.device
+    if rank.world_size:
+        words["world size"] = str(rank.world_size)
+    dtypes = {x for row in products if row.name in _MULTIPLIED for x in _dtypes(row.dtypes)}
+    if any("tf32" in row.name.lower() for row in rank.kernels):
+        dtypes.add("tf32")
+    held = rank.memory.categories.get("parameters") if rank.memory else None
+    if held and rank.memory and rank.memory.source == "capture":
+        words["parameter memory"] = f"{held} bytes"
+    if dtypes:
+        words["precision"] = ", ".join(sorted(dtypes))
+    if products:  # else the step runs as a graph and says nothing of its operators
+        words["optimizer"] = _optimizer_form(names)
+        words["update rule"] = "Adam" if any(map(_ADAM.search, names)) else "another"
+    return words
+
+
+def _is_graphed(rank: RankExplanation) -> bool:
+    """Marked as nodes of a graph, or far more kernels than calls that launch any."""
+    launches = rank.launches
+    many = launches.linked > _EACH_LAUNCHES * launches.calls
+    return bool(launches.graph_kernels) or (launches.calls > 0 and many)
+
+
+def _yes(is_so: bool) -> str:
+    return "yes" if is_so else "no"
+
+
+def _optimizer_form(names: Iterable[str]) -> str:
+    """Fused first: it counts its steps with a foreach."""
+    names = tuple(names)
+    if any(map(_FUSED.search, names)):
+        return "fused"
+    lists = any(map(_FOREACH.search, names)) or any("multi_tensor" in name for name in names)
+    return "foreach" if lists else "loop"
+
+
+def _dtypes(text: str) -> set[str]:
+    """Of tensors that hold numbers with a point: indices and masks say nothing."""
+    found = set(re.findall(r'"([^"]+)"', text))
+    return {_DTYPES[name] for name in found & _DTYPES.keys()} | (
+        {"fp8"} if any("Float8" in name for name in found) else set()
+    )
+
+
+def _gradients(operators: Sequence[Operator], steps: int) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for row in operators:
+        if row.name == _GRADIENT and row.shapes:
+            found[row.shapes] = found.get(row.shapes, 0.0) + row.calls / steps
+    return found
+
+
+def _products(operators: Sequence[Operator], steps: int) -> dict[tuple[str, Shapes], float]:
+    found: dict[tuple[str, Shapes], float] = {}
+    for row in operators:
+        shapes = _shapes(row.shapes) if row.name in PRODUCTS else None
+        if shapes:
+            key = (row.name, shapes)
+            found[key] = found.get(key, 0.0) + row.calls / steps
+    return found
+
+
+def _shapes(text: str) -> Shapes | None:
+    """Of the tensors; None where none was recorded."""
+    try:
+        given = json.loads(text)
+    except ValueError:
+        return None
+    flat = tuple(
+        tuple(dims)
+        for dims in given
+        if isinstance(dims, list) and dims and all(isinstance(each, int) for each in dims)
+    )
+    return flat or None
+
+
+def batch_growth(a: Iterable[Shapes], b: Iterable[Shapes]) -> tuple[int, int] | None:
+    """The batch of A and of B, where one factor on some dimensions turns A's shapes into B's.
+
+    The smallest dimension that grows is the batch: flattened ones hold it times something.
+    """
+    before, after = set(a), set(b)
+    one_sided = before - after or before
+    for shapes in one_sided:
+        for other in after - before or after:
+            factor = _factor(shapes, other)
+            if factor is not None and factor != 1 and _all_grow(before, after, factor):
+                return _smallest(before, after, factor)
+    return None
+
+
+def _factor(a: Shapes, b: Shapes) -> float | None:
+    """The one ratio other than 1 among their dimensions; None where there are several or none."""
+    if [len(dims) for dims in a] != [len(dims) for dims in b]:
+        return None
+    ratios = {
+        y / x
+        for dims, others in zip(a, b, strict=True)
+        for x, y in zip(dims, others, strict=True)
+        if x > 0 and x != y
+    }
+    return ratios.pop() if len(ratios) == 1 else None
+
+
+def _all_grow(before: set[Shapes], after: set[Shapes], factor: float) -> bool:
+    """Every shape of A stays or grows into one of B, and every one of B comes from one of A."""
+
+    def fits(a: Shapes, b: Shapes) -> bool:
+        return a == b or _factor(a, b) == factor
+
+    return all(any(fits(a, b) for b in after) for a in before) and all(
+        any(fits(a, b) for a in before) for b in after
+    )
+
+
+def _smallest(before: set[Shapes], after: set[Shapes], factor: float) -> tuple[int, int]:
+    grown = {
+        (x, y)
+        for a in before
+        for b in after
+        if _factor(a, b) == factor
+        for dims, others in zip(a, b, strict=True)
+        for x, y in zip(dims, others, strict=True)
+        if x != y
+    }
+    return min(grown)
+
+
+def common_factor(a: dict[str, float], b: dict[str, float]) -> float | None:
+    """How many times as often B does everything that A does; None where that is not one number."""
+    if not a or a.keys() != b.keys():
+        return None
+    factors = [b[name] / a[name] for name in a]
+    middle = sorted(factors)[len(factors) // 2]
+    return middle if all(math.isclose(each, middle, rel_tol=0.1) for each in factors) else None
