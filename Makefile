@@ -29,8 +29,8 @@ demo: $(VENV)/installed
 test: $(VENV)/installed lint types imports tests
 
 lint: $(VENV)/installed
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs/learn/scripts
+	$(BIN)/ruff format --check src tests benchmarks docs/learn/scripts
 
 types: $(VENV)/installed
 	$(BIN)/mypy
@@ -50,8 +50,8 @@ trainers: $(VENV)/installed
 	$(BIN)/pytest tests/measure/test_trainers.py
 
 format: $(VENV)/installed
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks docs/learn/scripts
+	$(BIN)/ruff format src tests benchmarks docs/learn/scripts
 
 bench: $(VENV)/installed $(PEERS)/installed
 	$(BIN)/python benchmarks/startup.py
