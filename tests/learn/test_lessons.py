@@ -92,8 +92,9 @@ def test_lesson_1_python_shrinks_and_flops_are_those_by_hand(tmp_path: Path) -> 
     assert max(told, key=told.__getitem__) == "python"
     assert parts(after)["python"] < told["python"] / 2
 
-    lines = lesson.answer("explain", "runs/where/lines")["findings"][0]["where"]
-    assert "edit_distance" in {line["function"] for line in lines}
+    findings = lesson.answer("explain", "runs/where/lines")["findings"]
+    lines = {line["function"] for finding in findings for line in finding["where"]}
+    assert "edit_distance" in lines
 
     layers, width, tokens, words, batch = 2, 64, 128, 32, 4
     weights = layers * 12 * width * width + width * words
@@ -118,7 +119,7 @@ def test_lesson_2_the_wait_for_data_goes_and_losses_stay(tmp_path: Path) -> None
     lesson = Lesson(2, tmp_path)
     before = lesson.answer("explain", "runs/feed/before")
     told, then = parts(before), parts(lesson.answer("explain", "runs/feed/after"))
-    assert max(told, key=told.__getitem__) == "data_loading"
+    assert told["data_loading"] > 0.3 * before["budget"]["step_ms"]
     assert told["data_loading"] >= 8 * 8 * 0.9  # eight samples of 8 ms; sleeps only get longer
     assert then["data_loading"] < told["data_loading"] / 2
     assert "data-loading" in {finding["id"] for finding in before["findings"]}
@@ -274,7 +275,7 @@ def test_lesson_7_the_interval_by_hand_and_the_promise_answered(tmp_path: Path) 
 
     record = lesson.answer("record")
     (promise,) = record["promises"]
-    assert promise["settings"] == ["optimizer=fused"]
+    assert promise["settings"] == [{"name": "optimizer", "value": "fused"}]
     assert promise["predicted_ms"] < promise["baseline_ms"]
     delivered = promise["baseline_ms"] * (1 + promise["delivery"]["change"])
     assert promise["delivered_ms"] == pytest.approx(delivered)
