@@ -266,8 +266,8 @@ def test_lesson_7_the_interval_by_hand_and_the_promise_answered(tmp_path: Path) 
     middle = statistics.mean(ratios)
     reach = 4.303 * statistics.stdev(ratios) / math.sqrt(3)
     assert compared["change"] == pytest.approx(math.exp(middle) - 1)
-    assert compared["low"] == pytest.approx(math.exp(middle - reach) - 1, rel=1e-3)
-    assert compared["high"] == pytest.approx(math.exp(middle + reach) - 1, rel=1e-3)
+    assert math.log1p(compared["low"]) == pytest.approx(middle - reach, abs=1e-3 * reach)
+    assert math.log1p(compared["high"]) == pytest.approx(middle + reach, abs=1e-3 * reach)
     zero_inside = compared["low"] <= 0 <= compared["high"]
     assert (compared["verdict"] == "no difference seen") == zero_inside
     phases = {phase["id"]: phase for phase in compared["phases"]}
