@@ -196,9 +196,14 @@ def test_lesson_4_bytes_by_hand_to_the_byte(tmp_path: Path) -> None:
 def test_lesson_5_the_straggler_is_named_and_buckets_overlap(tmp_path: Path) -> None:
     lesson = Lesson(5, tmp_path)
     slow = lesson.answer("explain", "runs/two/slow")
-    assert slow["stragglers"]["verdict"] == "found"
-    assert slow["stragglers"]["ranks"][0]["rank"] == 1
+    # where other processes slow both ranks by chance, "not resolved" is the right answer
+    assert slow["stragglers"]["verdict"] in ("found", "not resolved")
+    assert {late["rank"] for late in slow["stragglers"]["ranks"]} <= {1}
     assert slow["arrivals"][0]["rank"] == 1
+    own = [
+        statistics.median(column) for column in zip(*slow["steps_by_rank"]["own_ns"], strict=True)
+    ]
+    assert own[0] < own[1]
     compared = lesson.answer("compare", "runs/two/slow", "runs/two/even")
     assert compared["change"] < 0
 
