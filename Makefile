@@ -3,20 +3,22 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
+FRESH := .venv-wheel
 # A pinned torch keeps gigabytes of CUDA packages away from machines without a GPU.
 TORCH ?= torch==2.13.0
 SHARED_TRACES ?= ../shared/traces
 # Code is compiled once, not by each of the hundreds of processes that the tests start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint types imports tests test-slow trainers format bench bench-capture \
-	bench-predict clean
+.PHONY: help demo test lint types imports tests test-slow trainers format wheel bench \
+	bench-capture bench-predict clean
 
 help:
 	@echo "make demo    train a small model in two processes, explain it, write a report"
 	@echo "make test    lint, types, import contract, all tests"
 	@echo "make test-slow  variants that the ordinary tests leave out"
 	@echo "make trainers  install accelerate, transformers, lightning; test capture with them"
+	@echo "make wheel   build the wheel, install it into a new environment, try it there"
 	@echo "make bench   speed and memory against HolisticTraceAnalysis"
 	@echo "make bench-capture   what capture costs: paired runs with and without it"
 	@echo "make bench-predict   predictions against what was measured on an H200"
@@ -29,8 +31,8 @@ demo: $(VENV)/installed
 test: $(VENV)/installed lint types imports tests
 
 lint: $(VENV)/installed
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs/learn/scripts
+	$(BIN)/ruff format --check src tests benchmarks docs/learn/scripts
 
 types: $(VENV)/installed
 	$(BIN)/mypy
@@ -50,8 +52,19 @@ trainers: $(VENV)/installed
 	$(BIN)/pytest tests/measure/test_trainers.py
 
 format: $(VENV)/installed
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks docs/learn/scripts
+	$(BIN)/ruff format src tests benchmarks docs/learn/scripts
+
+# What is missing in the wheel is missing here: nothing of this folder is on the path.
+wheel:
+	rm -rf dist $(FRESH)
+	$(PYTHON) -m pip wheel -q --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv $(FRESH)
+	$(FRESH)/bin/pip install -q --disable-pip-version-check dist/stepscope-*.whl
+	cd dist && ../$(FRESH)/bin/stepscope --help > /dev/null
+	cd dist && ../$(FRESH)/bin/stepscope explain ../tests/golden/h200-resnet18 --no-cache \
+		--html report.html
+	cd dist && test -s report.html && ls stepscope-*.whl
 
 bench: $(VENV)/installed $(PEERS)/installed
 	$(BIN)/python benchmarks/startup.py
@@ -79,4 +92,4 @@ $(PEERS)/installed:
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(FRESH) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
