@@ -123,6 +123,6 @@ def _print(found: Health, as_json: bool) -> None:
         del told["lines"]
         sys.stdout.write(json.dumps(told) + "\n")
         return
-    for word, sentence in found.lines:
-        if sentence:
-            click.echo(f"{word:<10} {sentence}")
+    from stepscope.ui.terminal.health import print_health
+
+    print_health(found)

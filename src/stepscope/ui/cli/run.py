@@ -264,12 +264,13 @@ def _conclude(
     if not explain or not any(layout.TRACE in rank["captured"] for rank in ranks):
         return
     from stepscope.ui.cli.explain import explain_paths
-    from stepscope.ui.terminal.explanation import print_explanation
+    from stepscope.ui.terminal.short import print_short
 
     report = folder / "report.html"
     try:
         explanation = explain_paths((folder,), cache=True, html=report, quiet=True)
-        print_explanation(explanation, top=5, report=report, to_stderr=True)
+        full = f"stepscope explain {shlex.quote(str(folder))} --full"
+        print_short(explanation, full=full, report=report, to_stderr=True)
     except StepscopeError as error:
         _say(str(error))
 

@@ -36,8 +36,8 @@ COLOURS = {
     "idle_other": "white",
 }
 # Told apart without colours too.
-_FILLS = dict(zip(COLOURS, "█▓▒╳≡░▪·─ ", strict=True))
-_SEVERITY = {"high": "bold red", "medium": "yellow", "low": "cyan", "none": "green"}
+FILLS = dict(zip(COLOURS, "█▓▒╳≡░▪·─ ", strict=True))
+SEVERITY_STYLES = {"high": "bold red", "medium": "yellow", "low": "cyan", "none": "green"}
 _WIDTH_WITHOUT_TERMINAL = 100
 _NARROWEST = 60
 # Of more ranks than that, a few of each end.
@@ -73,7 +73,7 @@ def _sections(explanation: Explanation, top: int, width: int) -> list[Renderable
     if worst.memory is not None and worst.memory.source == "snapshot":
         return _of_memory(explanation, worst.memory, top, width)
     out: list[RenderableType] = [_headline(explanation), Text(), _verdict(explanation), Text()]
-    out += [_bar(explanation.budget, width), _legend(explanation.budget, width), Text()]
+    out += [budget_bar(explanation.budget, width), _legend(explanation.budget, width), Text()]
     if len(explanation.ranks) > 1:
         out += [_ranks(explanation.ranks), Text()]
     if explanation.job is not None:
@@ -87,7 +87,8 @@ def _sections(explanation: Explanation, top: int, width: int) -> list[Renderable
     if worst.efficiency is not None:
         out += efficiency_sections(worst.efficiency, width=width)
     if worst.memory is not None:
-        out += memory_sections(worst.memory, top=top, width=width)
+        ranks = max(len(explanation.ranks), worst.world_size or 1)
+        out += memory_sections(worst.memory, top=top, width=width, ranks=ranks)
     out += [_kernels(worst, top, width), Text()]
     if worst.operators:
         out += [_operators(worst, top, width), Text()]
@@ -156,7 +157,7 @@ def _step_words(explanation: Explanation) -> str:
 
 
 def _verdict(explanation: Explanation) -> Table:
-    style = _SEVERITY[explanation.findings[0].severity]
+    style = SEVERITY_STYLES[explanation.findings[0].severity]
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bright_black", no_wrap=True)
     grid.add_column()
@@ -166,13 +167,13 @@ def _verdict(explanation: Explanation) -> Table:
     return grid
 
 
-def _bar(budget: Budget, width: int) -> Text:
+def budget_bar(budget: Budget, width: int) -> Text:
     """The whole step across the whole width; a visible part gets at least one cell."""
     text = Text()
     for part, cells in zip(
         budget.parts, cells_of([p.share for p in budget.parts], width), strict=True
     ):
-        text.append(_FILLS[part.id] * cells, style=COLOURS[part.id])
+        text.append(FILLS[part.id] * cells, style=COLOURS[part.id])
     return text
 
 
@@ -196,7 +197,7 @@ def _legend(budget: Budget, width: int) -> Table:
     shown = [part for part in budget.parts if part.share >= 0.0005]
     cells = [
         Text.assemble(
-            (f"{_FILLS[part.id]} ", COLOURS[part.id]),
+            (f"{FILLS[part.id]} ", COLOURS[part.id]),
             f"{PARTS[part.id][0].lower():<14}",
             (f"{part.ms:>7.2f} ms{part.share:>6.1%}", "bold" if part.share >= 0.1 else ""),
         )
@@ -255,7 +256,9 @@ def _findings(findings: tuple[Finding, ...]) -> Table:
         text = Text(finding.summary)
         for place in finding.where:
             text.append(f"\n{place.file}:{place.line} {place.function}", style="bright_black")
-        table.add_row(Text(finding.id, style=_SEVERITY[finding.severity]), _share(finding), text)
+        table.add_row(
+            Text(finding.id, style=SEVERITY_STYLES[finding.severity]), _share(finding), text
+        )
     return table
 
 
