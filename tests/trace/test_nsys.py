@@ -282,10 +282,10 @@ def test_unfinished_and_backward_events_are_counted_and_left_out(file: Path) -> 
     assert host_rows(trace) == HOST
     assert device_rows(trace) == DEVICE
     assert {note.detail: note.count for note in trace.quality if note.id == "malformed"} == {
-        "1 events without a usable start were left out": 1,
-        "1 events without an end were left out": 1,
-        "1 events with a negative duration were left out": 1,
-        "1 events longer than 100 days were left out": 1,
+        "left out: 1 event without a usable start": 1,
+        "left out: 1 event without an end": 1,
+        "left out: 1 event with a negative duration": 1,
+        "left out: 1 event longer than 100 days": 1,
     }
 
 

@@ -9,16 +9,16 @@ import re
 
 _FIRST_WORD = re.compile(r"([a-z]+)(?:'s)?(?=[ ,;]|: |\. )")
 # Lower case wherever they stand, also at the beginning of a sentence.
-_NAMES = frozenset(
+NAMES = frozenset(
     {"aten", "cublas", "cudnn", "gloo", "mpi", "nccl", "rccl", "stepscope", "torch", "torchrun"}
+    | {"void"}  # how a kernel's name may begin
 )
-_CODE = frozenset({"void", "def", "import"})  # how a kernel's or a line's name may begin
 
 
 def counted(number: float, one: str, many: str | None = None) -> str:
     """1 step, 2 steps, 1,024 ranks; `many` is the plural where it is not `one` with an s."""
-    words = one if number == 1 else many or f"{one}s"
-    return f"{number:,} {words}" if isinstance(number, int) else f"{number:g} {words}"
+    words = plural(number, one, many)
+    return f"{number:g} {words}" if isinstance(number, float) else f"{number:,} {words}"
 
 
 def plural(number: float, one: str, many: str | None = None) -> str:
@@ -29,6 +29,6 @@ def plural(number: float, one: str, many: str | None = None) -> str:
 def sentence(text: str) -> str:
     """A capital for a first word that is plain English; names of code keep their spelling."""
     first = _FIRST_WORD.match(text)
-    if first is None or first[1] in _NAMES | _CODE:
+    if first is None or first[1] in NAMES:
         return text
     return text[0].upper() + text[1:]

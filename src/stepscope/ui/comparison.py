@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import to_builtins
 
+from stepscope.records.words import counted
 from stepscope.ui.words import PARTS
 
 if TYPE_CHECKING:
@@ -173,5 +174,9 @@ def _side_words(side: Side) -> str:
     steps = sum(run.steps for run in side.runs)
     runs = f" in {len(side.runs)} runs" if len(side.runs) > 1 else ""
     worth = sum(run.effective_steps for run in side.runs)
-    alike = f" worth {worth:.0f}" if len(side.runs) == 1 and worth < 0.8 * steps else ""
-    return f"{steps} steps{alike}{runs}"
+    alike = (
+        f" (as informative as {worth:.0f} independent ones)"
+        if len(side.runs) == 1 and worth < 0.8 * steps
+        else ""
+    )
+    return f"{counted(steps, 'step')}{alike}{runs}"

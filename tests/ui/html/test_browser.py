@@ -277,7 +277,7 @@ def test_the_heat_map_shows_each_measure_and_marks_the_slow_rank(ranks_page):
     assert page.locator(".hm-low").inner_text() == "0"
     assert "fed too slowly" in page.locator(".hm-about").inner_text()
     assert state(page)["order"] == [0, 1, 2, 3]
-    page.get_by_role("button", name="Own time").click()
+    page.get_by_role("button", name="Without comm").click()
     page.locator(".hm-order").select_option("value")
     assert state(page)["order"][0] == 3
 
@@ -289,7 +289,7 @@ def test_a_cell_of_the_heat_map_tells_its_exact_times_and_leads_to_the_rank(rank
     canvas.hover(position={"x": 138 + 40, "y": 24 + 24 * 3 + 12})
     tip = page.locator(".hm .tip").inner_text()
     assert tip.startswith("Rank 3 · node0 · step 10")
-    assert re.search(r"Own time: 1\d\d\.\d{3} ms", tip)
+    assert re.search(r"Without comm: 1\d\d\.\d{3} ms", tip)
     assert "slow compute" in tip
     canvas.click(position={"x": 60, "y": 24 + 24 * 2 + 12})
     wait_for(page, "rank", 2)

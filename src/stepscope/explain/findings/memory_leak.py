@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.explain.memory.words import size
 from stepscope.records.explanation import Finding, Remedy
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import Evidence
@@ -31,13 +32,14 @@ def find_in(memory: Memory) -> Finding | None:
         return None
     ends = growth.ends_bytes
     evidence = [
-        f"alive where a step ends: {size(ends[0])}, {len(ends) - 1} steps later {size(ends[-1])}",
+        f"alive at the end of a step: {size(ends[0])}, {counted(len(ends) - 1, 'step')} later "
+        f"{size(ends[-1])}",
         f"{size(growth.bytes_per_step)} more in each step, the first {growth.skipped} left out",
     ]
     left = None
     if memory.limit_bytes:
         left = max(0, memory.limit_bytes - memory.peak_bytes) // growth.bytes_per_step
-        evidence.append(f"at this rate memory is full in about {left:,} steps")
+        evidence.append(f"at this rate memory is full in about {counted(left, 'step')}")
     return Finding(
         id="memory-leak",
         title="Memory grows",

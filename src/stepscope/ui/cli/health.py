@@ -13,6 +13,7 @@ import click
 from stepscope.errors import NotCapturedError
 from stepscope.measure import folder as layout
 from stepscope.measure.settings import Settings
+from stepscope.records.words import counted
 from stepscope.ui.cli.run import capture, claim
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _look(folder: Path, settings: Settings, code: int) -> Health:
         needed = settings.wait + settings.warmup + settings.active
         seen = max((_facts(place).get("steps") or 0 for place in places), default=0)
         raise NotCapturedError(
-            f"the command ended with exit code {code} before {needed} steps were over "
+            f"the command ended with exit code {code} before {counted(needed, 'step')} were over "
             f"({seen} were seen): nothing can be said about its health"
         )
     explanation = explain_job(folder, cache=False)

@@ -133,7 +133,7 @@ def _runs(comparison: Comparison, width: int) -> Table | None:
         ("", "l"),
         ("median", "r"),
         ("steps", "r"),
-        ("worth", "r"),
+        ("effective", "r"),
         ("warm-up", "r"),
         ("drift", "r"),
         ("path", "l"),

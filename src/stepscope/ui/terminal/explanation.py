@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from stepscope.records.words import counted
 from stepscope.ui.terminal.distributed import job_sections
 from stepscope.ui.terminal.efficiency import efficiency_sections
 from stepscope.ui.terminal.memory import memory_sections
@@ -103,7 +104,7 @@ def _of_memory(
 ) -> list[RenderableType]:
     """A file that tells of memory alone: no step, no bar of time."""
     first = explanation.ranks[0]
-    title = Text(f"{Path(first.path).name} · memory snapshot · {first.events:,} events")
+    title = Text(f"{Path(first.path).name} · memory snapshot · {counted(first.events, 'event')}")
     title.stylize("bright_black")
     return [
         title,
@@ -134,11 +135,13 @@ def _rank_to_show(explanation: Explanation) -> RankExplanation:
 def _headline(explanation: Explanation) -> Text:
     first = explanation.ranks[0]
     name = (
-        Path(first.path).name if len(explanation.ranks) == 1 else f"{len(explanation.ranks)} ranks"
+        Path(first.path).name
+        if len(explanation.ranks) == 1
+        else counted(len(explanation.ranks), "rank")
     )
     facts = [name, first.device or first.kind.upper()]
     if first.steps.steps:
-        facts.append(f"{len(first.steps.steps)} steps")
+        facts.append(counted(len(first.steps.steps), "step"))
     facts.append(_step_words(explanation))
     return Text(" · ".join(facts), style="bright_black")
 
@@ -152,7 +155,7 @@ def _step_words(explanation: Explanation) -> str:
         times = first.step_ms
         sure = f"{times.low:.2f}" == f"{times.high:.2f}"
         span = "" if sure else f" ({times.low:.2f} to {times.high:.2f})"
-        return f"{step} a step{span} without the profiler's cost, {times.profiled:.2f} under it"
+        return f"{step} a step{span} without profiler overhead, {times.profiled:.2f} with it"
     return f"{step} a step (profiled)" if first.steps.steps else f"{step} window"
 
 
@@ -211,10 +214,10 @@ def _legend(budget: Budget, width: int) -> Table:
 def _ranks(ranks: tuple[RankExplanation, ...]) -> Table:
     many = len(ranks) > _MOST_RANKS
     table = titled_table(
-        "ranks, by own time" if many else "ranks",
+        "ranks, slowest first" if many else "ranks",
         ("rank", "r"),
         ("step", "r"),
-        ("own", "r"),
+        ("w/o comm", "r"),
         ("compute", "r"),
         ("comm", "r"),
         ("idle", "r"),
@@ -270,7 +273,7 @@ def _share(finding: Finding) -> str:
 
 
 def _kernels(rank: RankExplanation, top: int, width: int) -> Table:
-    title = "operators by own time" if rank.launches.device_events == 0 else "kernels"
+    title = "operators by self time" if rank.launches.device_events == 0 else "kernels"
     table = titled_table(
         title, ("total", "r"), ("share", "r"), ("calls", "r"), ("kind", "l"), ("name", "l")
     )
@@ -288,10 +291,15 @@ def _kernels(rank: RankExplanation, top: int, width: int) -> Table:
 
 def _operators(rank: RankExplanation, top: int, width: int) -> Table:
     on_device = rank.launches.device_events > 0
-    columns = [("device", "r"), ("host self", "r"), ("calls", "r"), ("operator", "l")]
+    columns = [
+        ("device", "r"),
+        ("self time", "r") if not on_device else ("host self", "r"),
+        ("calls", "r"),
+        ("operator", "l"),
+    ]
     if width >= 90:
         columns.append(("shapes", "l"))
-    table = titled_table("operators", *columns[0 if on_device else 1 :])
+    table = titled_table("operators by input shapes", *columns[0 if on_device else 1 :])
     rows = rank.operators if on_device else sorted(rank.operators, key=lambda o: -o.host_self_ns)
     for operator in rows[:top]:
         cells = [
