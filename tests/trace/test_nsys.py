@@ -515,7 +515,7 @@ def test_export_of_marks_alone_is_refused(file: Path) -> None:
 def test_export_of_unusable_events_says_why(file: Path) -> None:
     export = Export()
     export.range("open", (10, None), MAIN)
-    assert "none of its 1 events is usable (1 without an end)" in refusal(export.write(file))
+    assert "none of its events (1) is usable (1 without an end)" in refusal(export.write(file))
 
 
 def test_export_without_any_name_is_refused(file: Path) -> None:

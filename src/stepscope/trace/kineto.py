@@ -102,7 +102,7 @@ def _refuse_useless(path: Path, text: EventText, losses: Losses, collector: Coll
     if losses.malformed:
         reasons = ", ".join(f"{count} {reason}" for reason, count in losses.malformed.items())
         raise UnreadableInputError(
-            f"{path}: none of its {counted(collector.events, 'event')} can be used ({reasons})"
+            f"{path}: none of its events ({collector.events:,}) can be used ({reasons})"
         )
     if "Trace" in collector.categories or "schemaVersion" in text.outside:
         raise UnreadableInputError(

@@ -409,11 +409,11 @@ def _refuse_empty(path: Path, database: Database, reader: _Reader) -> None:
     if malformed:
         why = ", ".join(f"{count} {reason}" for reason, count in malformed.items())
         raise UnreadableInputError(
-            f"{path}: none of its {counted(columns.events, 'event')} is usable ({why})"
+            f"{path}: none of its events ({columns.events:,}) is usable ({why})"
         )
     if columns.known_rows():
         raise UnreadableInputError(
-            f"{path} holds no names of its {counted(columns.events, 'event')} (table "
+            f"{path} holds no names of its events ({columns.events:,}) (table "
             "StringIds): export it "
             "again with all tables"
         )

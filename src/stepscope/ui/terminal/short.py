@@ -92,10 +92,11 @@ def _lines(
     out += [Text(), *_where_it_went(explanation, width), Text()]
     out += _labelled("findings", _findings(explanation, width, findings))
     out += _labelled("what if", _what_ifs(explanation.advice, width))
-    out += _labelled("note", _grave_notes(explanation, console))
+    out += _labelled("notes", _notes(explanation, console))
     if report is not None:
         out += _labelled("report", [Text(_clickable(report), "bold")])
-    out += _labelled("more", [_more(explanation, full, report)])
+    more = full if report is not None else f"{full} prints all tables; --html FILE writes a page"
+    out += _labelled("more", [Text(more, style=_FAINT)])
     return out
 
 
@@ -265,8 +266,23 @@ def _what_ifs(advice: Sequence[Advice], width: int) -> list[Text]:
     return rows
 
 
-def _notes(explanation: Explanation) -> list[tuple[str, Note]]:
-    """All of them, with whose they are."""
+def _notes(explanation: Explanation, console: Console) -> list[Text]:
+    """The first of each grave kind, one in two lines or two in a line each; the rest is counted."""
+    notes = _all_notes(explanation)
+    kinds = {note.id: f"{whose}{note.detail}" for whose, note in reversed(notes)}
+    grave = [text for name, text in reversed(kinds.items()) if name in GRAVE][:2]
+    rows = [
+        line for text in grave for line in _wrapped(text, console, 3 - len(grave), style="yellow")
+    ]
+    left = len(notes) - len(grave)
+    if left:
+        words = counted(left, "more note" if grave else "note")
+        rows.append(Text(f"{words} about the input: --full", style=_FAINT))
+    return rows
+
+
+def _all_notes(explanation: Explanation) -> list[tuple[str, Note]]:
+    """With whose they are."""
     several = len(explanation.ranks) > 1
     own = [
         (f"rank {rank.rank}: " if several else "", note)
@@ -274,31 +290,6 @@ def _notes(explanation: Explanation) -> list[tuple[str, Note]]:
         for note in rank.quality
     ]
     return [*(("", note) for note in explanation.quality), *own]
-
-
-def _grave_notes(explanation: Explanation, console: Console) -> list[Text]:
-    """The first of each kind: one gets two lines, two get one each."""
-    kinds: dict[str, list[str]] = {}
-    for whose, note in _notes(explanation):
-        if note.id in GRAVE:
-            kinds.setdefault(note.id, []).append(f"{whose}{note.detail}")
-    texts = [_with_more(lines) for lines in kinds.values()][:2]
-    return [
-        line for text in texts for line in _wrapped(text, console, 3 - len(texts), style="yellow")
-    ]
-
-
-def _with_more(lines: Sequence[str]) -> str:
-    more = len(lines) - 1
-    return f"({counted(more, 'more note')} like it) {lines[0]}" if more else lines[0]
-
-
-def _more(explanation: Explanation, full: str, report: Path | None) -> Text:
-    notes = len(_notes(explanation))
-    tables = f"the tables and {counted(notes, 'note')}" if notes else "the tables"
-    if report is None:
-        return Text(f"{full} prints {tables}; --html FILE writes a report", style=_FAINT)
-    return Text(f"{full}" + (f" ({counted(notes, 'note')})" if notes else ""), style=_FAINT)
 
 
 def _clickable(report: Path) -> str:
