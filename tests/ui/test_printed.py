@@ -60,8 +60,8 @@ def check(
     printed = {}
     for width in (80, 100):
         report = Path("stepscope-runs/20260101-120000-train/report.html").absolute()
-        full = "stepscope explain stepscope-runs/20260101-120000-train --full"
-        print_short(explanation, width=width, report=report, full=full)
+        more = "stepscope explain stepscope-runs/20260101-120000-train --full"
+        print_short(explanation, width=width, report=report, more=more)
         short = capsys.readouterr().out
         assert rows(short, width) <= MOST_LINES < MOST
         assert all(cells(line) <= width for line in short.splitlines()), short

@@ -55,7 +55,7 @@ def command(out: Path | None, as_json: bool) -> None:
     from stepscope.ui.terminal.short import print_short
 
     print_short(
-        explanation, full=f"stepscope explain {shlex.quote(str(folder))} --full", report=report
+        explanation, more=f"stepscope explain {shlex.quote(str(folder))} --full", report=report
     )
 
 

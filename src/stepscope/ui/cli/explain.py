@@ -117,7 +117,10 @@ def command(
         return
     from stepscope.ui.terminal.short import print_short
 
-    print_short(explanation, report=html)
+    if html:
+        print_short(explanation, more="--full prints all tables", report=html)
+    else:
+        print_short(explanation)
 
 
 def _bytes(memory_limit: str) -> int:

@@ -269,8 +269,8 @@ def _conclude(
     report = folder / "report.html"
     try:
         explanation = explain_paths((folder,), cache=True, html=report, quiet=True)
-        full = f"stepscope explain {shlex.quote(str(folder))} --full"
-        print_short(explanation, full=full, report=report, to_stderr=True)
+        more = f"stepscope explain {shlex.quote(str(folder))} --full"
+        print_short(explanation, more=more, report=report, to_stderr=True)
     except StepscopeError as error:
         _say(str(error))
 

@@ -58,30 +58,30 @@ _BASIS = {"measured": "measured", "corrected": "estimated", "cycles": "profiled"
 def print_short(
     explanation: Explanation,
     *,
-    full: str = "--full",
+    more: str = "--full prints all tables; --html FILE a report",
     report: Path | None = None,
     width: int | None = None,
     to_stderr: bool = False,
 ) -> None:
-    """Print one screen; `full` is what to type to see all of it."""
+    """Print one screen; `more` is what to type to see all of it."""
     console = make_console(width, to_stderr=to_stderr)
-    for line in short_lines(explanation, console, full=full, report=report):
+    for line in short_lines(explanation, console, more=more, report=report):
         console.print(line, no_wrap=True, overflow="ignore", crop=False)
 
 
 def short_lines(
-    explanation: Explanation, console: Console, *, full: str, report: Path | None
+    explanation: Explanation, console: Console, *, more: str, report: Path | None
 ) -> list[Text]:
     """As many findings as the screen has room for."""
     for findings in range(_MOST_FINDINGS, _FEWEST_FINDINGS - 1, -1):
-        lines = _lines(explanation, console, full, report, findings)
+        lines = _lines(explanation, console, more, report, findings)
         if len(lines) <= MOST_LINES:
             break
     return lines
 
 
 def _lines(
-    explanation: Explanation, console: Console, full: str, report: Path | None, findings: int
+    explanation: Explanation, console: Console, more: str, report: Path | None, findings: int
 ) -> list[Text]:
     width = console.width
     style = f"bold {SEVERITY_STYLES[explanation.findings[0].severity]}"
@@ -95,7 +95,6 @@ def _lines(
     out += _labelled("notes", _notes(explanation, console))
     if report is not None:
         out += _labelled("report", [Text(_clickable(report), "bold")])
-    more = full if report is not None else f"{full} prints all tables; --html FILE writes a page"
     out += _labelled("more", [Text(more, style=_FAINT)])
     return out
 
