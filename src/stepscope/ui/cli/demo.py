@@ -20,7 +20,7 @@ RANKS = 2
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Run folder (a new stepscope-demo* folder here by default).",
+    help="Folder for the capture and the report (default: a new stepscope-demo folder here).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(out: Path | None, as_json: bool) -> None:

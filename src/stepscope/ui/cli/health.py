@@ -30,19 +30,27 @@ _STEPS = 3
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Keep the capture in this run folder.",
+    help="Keep the capture in this folder, for explain and whatif.",
 )
 @click.option(
-    "--wait", default=3, show_default=True, type=click.IntRange(1), help="Steps before the look."
+    "--wait",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Steps to skip before recording.",
 )
-@click.option("--let-run", is_flag=True, help="Do not end the command; wait until it ends.")
+@click.option(
+    "--let-run",
+    is_flag=True,
+    help="Let the command run to its end instead of stopping it after three steps.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.option(
     "--step-on",
     type=click.Choice(["optimizer", "dataloader", "forward"]),
     default="optimizer",
     show_default=True,
-    help="What ends a step.",
+    help="What counts as the end of a training step.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
@@ -53,7 +61,7 @@ def command(
     step_on: str,
     command: tuple[str, ...],
 ) -> int:
-    """Start COMMAND, record three steps of every rank, end it, and say how it is doing.
+    """Start COMMAND, record three steps of every rank, stop it, and say how it is doing.
 
     The command's own output goes to stderr. Its work is lost: use `run` for training that counts.
     """

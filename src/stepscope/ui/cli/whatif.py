@@ -35,10 +35,16 @@ _AGAIN = ("remove", "scale")  # these may be given more than once
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.option(
-    "--remember", is_flag=True, help="Keep the prediction, to be checked by compare and ab."
+    "--remember",
+    is_flag=True,
+    help="Write the prediction down as a promise, which compare and ab check later.",
 )
-@click.option("--list", "as_list", is_flag=True, help="The changes that can be asked about.")
-@click.option("--no-cache", is_flag=True, help="Neither use nor write the cache.")
+@click.option("--list", "as_list", is_flag=True, help="List the changes that can be predicted.")
+@click.option(
+    "--no-cache",
+    is_flag=True,
+    help="Read the trace itself, not the copy kept from an earlier reading, and keep none.",
+)
 def command(
     path: str | None,
     settings: tuple[str, ...],
