@@ -217,7 +217,7 @@ def test_a_communicator_that_never_came_up_makes_warnings_graver(golden: Path) -
     assert summary is not None
     (finding,) = summary.findings
     assert (finding.id, finding.severity) == ("nccl-warnings", "medium")
-    assert "never came up" in finding.summary
+    assert "never initialised" in finding.summary
 
 
 def test_every_finding_has_a_page_and_no_made_up_share(job: Job) -> None:

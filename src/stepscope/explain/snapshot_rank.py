@@ -108,7 +108,10 @@ def _what_is_held(memory: Memory) -> Finding:
         severity="none",
         summary=f"{size(memory.peak_bytes)} allocated{reserved} ({memory.measured}), most of it "
         f"{biggest(memory)}.",
-        evidence=(*held_words(memory), "no request failed, and little is reserved in vain"),
+        evidence=(
+            *held_words(memory),
+            "no request failed, and little of what is reserved is unused",
+        ),
         remedies=(
             Remedy(
                 id="run",

@@ -74,7 +74,8 @@ def find_stragglers(
     if len(own) < 2 and not slow_links:
         return Stragglers(
             verdict="not resolved",
-            detail="it takes two steps that all ranks recorded to tell a slow rank from chance",
+            detail="at least two steps that all ranks recorded are needed to tell a slow rank "
+            "from chance",
         )
     found, doubt = _slow_ranks(ranks, own, loading) if len(own) > 1 else ([], "")
     if found:
@@ -167,7 +168,7 @@ def _straggler(
     slowdown = float(np.exp(np.median(excess[:, rank])))
     often = int((np.expm1(excess[:, rank]) > LEAST_EXCESS).sum())
     evidence = [
-        f"without communication its step is {slowdown:.2f} times the other ranks' median, in "
+        f"its step without communication is {slowdown:.2f} times the other ranks' median, in "
         f"{often} of {counted(len(own), 'step')}",
         f"{cost / 1e6:.2f} ms a step longer, {max(of_input, 0.0) / 1e6:.2f} ms of it waiting for "
         "data",

@@ -361,7 +361,7 @@ def _about_straggling(scene: Scene, told: Exchange) -> str:
             f"{counted(steps, 'step')}"
         )
     return (
-        f"the slowest of {told.ranks} needs {told.straggling:.3f} of a usual step (expected "
+        f"the slowest of {told.ranks} needs {told.straggling:.3f} of a typical step (expected "
         f"maximum over {steps} measured steps, drawn independently)"
     )
 

@@ -107,7 +107,10 @@ def find_transfers(
         found = by_data_sheet(ranks, device)
     if found is not None and on_host and found.contention is None:
         found = replace(found, contention=_usual_contention(found.lines["all_reduce"], ranks))
-        found = replace(found, said=f"{found.said}; what it costs compute on shared cores is usual")
+        found = replace(
+            found,
+            said=f"{found.said}; how much it slows compute on shared cores is a typical value",
+        )
     return found
 
 

@@ -46,7 +46,7 @@ def find_in(memory: Memory) -> Finding | None:
         share=growth.bytes_per_step / memory.peak_bytes if memory.peak_bytes else 0.0,
         of="memory",
         severity="high" if left is not None and left < SOON_STEPS else "medium",
-        summary=f"every step leaves {size(growth.bytes_per_step)} behind that is never released.",
+        summary=f"every step adds {size(growth.bytes_per_step)} that is never released.",
         evidence=tuple(evidence),
         remedies=(
             Remedy(

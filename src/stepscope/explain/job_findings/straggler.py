@@ -23,7 +23,7 @@ _REMEDIES: dict[Cause, tuple[Remedy, ...]] = {
             summary="on its host look for other processes, a throttled or smaller device, wrong "
             "CPU binding; try the rank on another host",
         ),
-        Remedy(id="no-straggler", summary="a step in which this rank kept the others' pace"),
+        Remedy(id="no-straggler", summary="bring this rank up to the pace of the others"),
         Remedy(id="balance", summary="if its share of the work is larger, balance it"),
     ),
     "input": (
@@ -37,8 +37,7 @@ _REMEDIES: dict[Cause, tuple[Remedy, ...]] = {
 }
 _WORDS: dict[Cause, str] = {
     "compute": "takes {slowdown:.2f} times as long as the other ranks for its own work",
-    "input": "waits for its data: without communication its step takes {slowdown:.2f} times the "
-    "others' time",
+    "input": "waits for its data and takes {slowdown:.2f} times as long as the other ranks",
     "link": "transfers take {slowdown:.2f} times what they should although ranks arrive together",
 }
 

@@ -40,7 +40,7 @@ def warned(logs: Sequence[NcclLog]) -> Finding | None:
         share=0.0,
         severity="medium" if failed else "low",
         summary=f"NCCL warned {counted(total, 'time')}"
-        + (" and a communicator never came up." if failed else "."),
+        + (" and a communicator was never initialised." if failed else "."),
         evidence=(*lines, *more(len(kinds) - SHOWN, "other warning")),
         where=tuple(Place(file=f[0][0].path, line=f[0][1].line) for f in kinds[:SHOWN]),
         remedies=(

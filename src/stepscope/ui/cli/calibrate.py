@@ -93,7 +93,7 @@ def command(
         _compare(compare, world, as_json)
         return
     if world is not None:
-        raise UsageError("--world goes with --compare; ranks are started with --ranks")
+        raise UsageError("--world is for --compare only; --ranks starts ranks")
     if max_bytes is not None and max_bytes < 1 << 12:
         raise UsageError("--max-bytes: a sweep starts at 1KiB and needs at least 4KiB")
     if find_spec("torch") is None:

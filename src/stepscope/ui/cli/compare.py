@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stepscope.errors import SlowerError, UsageError
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -86,7 +87,7 @@ class _Sides(click.Command):
                 against = False
             out += ["--against", word] if against else [word]
         if args and args[-1] == "--against":
-            raise UsageError("--against: name B's runs behind it")
+            raise UsageError("--against: name B's runs after it")
         return super().parse_args(ctx, out)
 
 
@@ -241,6 +242,6 @@ def _sides(
 
         return (*read_pairs(Path(paths[0])), True)
     raise UsageError(
-        f"two sides are compared, and {len(paths)} path{'s' if len(paths) > 1 else ''} came: "
+        f"two sides are compared, not {counted(len(paths), 'path')}: "
         "compare A B, or several runs a side with compare A1 A2 --against B1 B2"
     )
