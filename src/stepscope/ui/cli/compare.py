@@ -87,7 +87,7 @@ class _Sides(click.Command):
                 against = False
             out += ["--against", word] if against else [word]
         if args and args[-1] == "--against":
-            raise UsageError("--against: name B's runs after it")
+            raise UsageError("--against: name B's runs behind it")
         return super().parse_args(ctx, out)
 
 
