@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import html
+import os
 import re
+import subprocess
+import sys
 import unicodedata
 from pathlib import Path
 
@@ -16,8 +19,10 @@ from jobs import Fault, Plan, make_job
 from jobs_files import write_job
 from stepscope.records.explanation import Explanation
 from stepscope.records.quality import Note
+from stepscope.ui.health import check_health
 from stepscope.ui.html.report import write_report
 from stepscope.ui.terminal.explanation import print_explanation
+from stepscope.ui.terminal.health import print_health
 from stepscope.ui.terminal.short import GRAVE, MOST_LINES, print_short
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -241,3 +246,49 @@ def test_the_search_for_wrong_words_finds_them(text: str) -> None:
 @pytest.mark.parametrize("text", ["21 steps", "0.1 steps", "1 of 3 steps", "x1 ranks", "aten::mm"])
 def test_the_search_for_wrong_words_finds_no_others(text: str) -> None:
     check_words(text)
+
+
+TRAINING = """
+import torch
+
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(30):
+    optimizer.zero_grad()
+    model(torch.randn(16, 64)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_run_ends_in_one_screen_that_says_where_the_report_is(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    done = subprocess.run(
+        [sys.executable, "-m", "stepscope", "run", "--", sys.executable, "train.py"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=170,
+    )
+    assert done.returncode == 0, done.stderr
+    screen = done.stderr[done.stderr.index("stepscope: run folder") :]
+    assert len(screen.splitlines()) <= MOST
+    (report,) = [line.split()[1] for line in screen.splitlines() if line.startswith("report")]
+    assert (tmp_path / report).is_file()
+    assert re.search(r"more +stepscope explain stepscope-runs/\S+ --full", screen)
+    check_words(screen)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 64])
+def test_health_is_one_screen(
+    ranks: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    if ranks > 1:
+        write_job(tmp_path, make_job(Plan(ranks=ranks, steps=3)))
+    explanation = stepscope.explain_job(tmp_path if ranks > 1 else GOLDEN / "h200-resnet18")
+    health = check_health(explanation, [{"rank": rank} for rank in range(ranks)])
+    print_health(health, width=80)
+    shown = capsys.readouterr().out
+    assert rows(shown, 80) <= MOST
+    assert shown.startswith("health")
+    check_words(shown)
