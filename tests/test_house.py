@@ -25,15 +25,21 @@ def test_public_names_are_exactly_these() -> None:
         "UnreadableInputError",
         "UsageError",
         "__version__",
+        "compare",
+        "explain",
         "explain_job",
         "explain_rank",
         "explain_together",
         "read_trace",
         "region",
         "watch",
+        "whatif",
+        "write_report",
     ]
     for name in stepscope.__all__:
         assert getattr(stepscope, name) is not None
+    for name in {*stepscope.__all__} - {"__version__"}:
+        assert callable(getattr(stepscope, name))
     assert dir(stepscope) == sorted(stepscope.__all__)
 
 

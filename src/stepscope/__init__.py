@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stepscope.explain.run import explain_job
     from stepscope.measure.watch import region, watch
     from stepscope.trace.read import read_trace
+    from stepscope.ui.api import compare, explain, whatif, write_report
 
 __version__ = "0.1.0"
 
@@ -26,12 +27,16 @@ __all__ = [
     "UnreadableInputError",
     "UsageError",
     "__version__",
+    "compare",
+    "explain",
     "explain_job",
     "explain_rank",
     "explain_together",
     "read_trace",
     "region",
     "watch",
+    "whatif",
+    "write_report",
 ]
 
 _HOME = {
@@ -39,17 +44,22 @@ _HOME = {
     "StepscopeError": "stepscope.errors",
     "UnreadableInputError": "stepscope.errors",
     "UsageError": "stepscope.errors",
+    "compare": "stepscope.ui.api",
     "explain_job": "stepscope.explain.run",
     "explain_rank": "stepscope.explain.rank",
     "explain_together": "stepscope.explain.in_job",
     "read_trace": "stepscope.trace.read",
     "region": "stepscope.measure.watch",
     "watch": "stepscope.measure.watch",
+    "whatif": "stepscope.ui.api",
+    "write_report": "stepscope.ui.api",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name on first use, so that importing stepscope costs nothing."""
+    if name == "explain":  # the room of that name, which can be called
+        return import_module("stepscope.explain")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'stepscope' has no attribute {name!r}")

@@ -179,7 +179,7 @@ class TestMemoryBound:
         finding = sure(rank, "memory-bound")
         assert finding.share == pytest.approx(450 / 1500)
         assert finding.summary.startswith("83% of the step moves data")
-        assert finding.evidence[1].startswith("1 runs of neighbours")
+        assert finding.evidence[1].startswith("1 run of neighbours")
         # four additions are one spot: 4 x 3 x 8192 x 8192 x 4 bytes in 1250 µs
         assert "1.25 ms of a 1.50 ms step, 2.58 TB/s" in finding.evidence[2]
 
@@ -240,7 +240,7 @@ def optimizer(*names: str) -> Events:
 class TestOptimizerPerParameter:
     def test_parameters_and_kernels_are_counted(self, on_h200: On) -> None:
         finding = sure(on_h200(optimizer(*ADAM * 30)), "optimizer-per-parameter")
-        assert "launches 120 kernels a step" in finding.summary
+        assert "launches 120 kernels per step" in finding.summary
         assert "about 30 parameters, 4.0 kernels for each" in finding.evidence[1]
         # from 1000 to 1000 + 119 * 10 + 3 µs, of 2193 µs
         assert finding.share == pytest.approx(1193 / 2193)
@@ -283,7 +283,7 @@ class TestLayoutCopies:
         finding = sure(on_h200(calls(*rows)), "layout-copies")
         assert finding.share == pytest.approx(0.5)
         assert finding.remedies[0].id == "channels-last"
-        assert "for aten::cudnn_convolution: 1 kernels" in finding.evidence[1]
+        assert "for aten::cudnn_convolution: 1 kernel," in finding.evidence[1]
 
     def test_says_nothing_of_a_cast(self, on_h200: On) -> None:
         rank = on_h200(copied("aten::to", "aten::_to_copy", ["c10::BFloat16", "float"]))

@@ -291,7 +291,7 @@ def test_explain_together_tells_the_first_rank_and_breaks_nothing(
     ("arguments", "says"),
     [
         (["--engine", "torch"], "torchrun --nproc-per-node=4"),
-        (["--engine", "torch", "--workers", "2"], "torchrun starts"),
+        (["--engine", "torch", "--workers", "2"], "torchrun sets"),
         (["--engine", "dask"], "'dask' is not one of"),
         (["--workers", "0"], "--workers"),
     ],

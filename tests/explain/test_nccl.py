@@ -217,7 +217,7 @@ def test_a_communicator_that_never_came_up_makes_warnings_graver(golden: Path) -
     assert summary is not None
     (finding,) = summary.findings
     assert (finding.id, finding.severity) == ("nccl-warnings", "medium")
-    assert "never came up" in finding.summary
+    assert "never initialised" in finding.summary
 
 
 def test_every_finding_has_a_page_and_no_made_up_share(job: Job) -> None:
@@ -268,7 +268,7 @@ def test_no_log_is_no_summary(tmp_path: Path) -> None:
 def test_notes_say_what_the_logs_do_not_hold(golden: Path) -> None:
     summary = explain_nccl(golden / "nccl/h200-duplicate-gpu/nccl.vm.779.log")
     assert summary is not None
-    assert any("logs of 1 of its ranks are here" in note for note in summary.notes)
+    assert any("logs of only 1 rank are here" in note for note in summary.notes)
     assert any("NCCL_DEBUG_SUBSYS" in note for note in summary.notes)
 
 

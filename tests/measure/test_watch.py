@@ -50,11 +50,11 @@ def test_watch_captures_the_steps_it_is_told_of_and_names_regions(tmp_path: Path
 
 
 def test_steps_can_be_forward_passes(tmp_path: Path) -> None:
-    script = tmp_path / "infer.py"
+    script = tmp_path / "train.py"
     script.write_text(
         "import torch\n"
         "model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())\n"
-        "for _ in range(15):\n    model(torch.randn(2, 4))\n"
+        "for _ in range(15):\n    model(torch.randn(2, 4)).sum().backward()\n"
     )
     command = [sys.executable, "-m", "stepscope", "run", "--out", str(tmp_path / "run")]
     options = ["--no-explain", "--nvtx", "--step-on", "forward", "--wait", "3"]

@@ -282,10 +282,10 @@ def test_unfinished_and_backward_events_are_counted_and_left_out(file: Path) -> 
     assert host_rows(trace) == HOST
     assert device_rows(trace) == DEVICE
     assert {note.detail: note.count for note in trace.quality if note.id == "malformed"} == {
-        "1 events without a usable start were left out": 1,
-        "1 events without an end were left out": 1,
-        "1 events with a negative duration were left out": 1,
-        "1 events longer than 100 days were left out": 1,
+        "left out: 1 event without a usable start": 1,
+        "left out: 1 event without an end": 1,
+        "left out: 1 event with a negative duration": 1,
+        "left out: 1 event longer than 100 days": 1,
     }
 
 
@@ -515,7 +515,7 @@ def test_export_of_marks_alone_is_refused(file: Path) -> None:
 def test_export_of_unusable_events_says_why(file: Path) -> None:
     export = Export()
     export.range("open", (10, None), MAIN)
-    assert "none of its 1 events is usable (1 without an end)" in refusal(export.write(file))
+    assert "none of its events (1) is usable (1 without an end)" in refusal(export.write(file))
 
 
 def test_export_without_any_name_is_refused(file: Path) -> None:

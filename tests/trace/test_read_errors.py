@@ -104,7 +104,7 @@ def test_a_window_in_which_nothing_was_recorded_is_told_from_another_tool(golden
 def test_a_file_whose_every_event_is_malformed_says_how(write_trace: Any) -> None:
     path = write_trace([op("a", 1, -5), op("b", 2, -1), op("c", None, 1)])
     message = refused(path)
-    assert "none of its 3 events can be used" in message
+    assert "none of its events (3) can be used" in message
     assert "2 with a negative duration" in message
 
 

@@ -128,7 +128,7 @@ def test_stages_and_the_one_that_decides() -> None:
         )
     )
     assert "2 stages · 4 micro-batches · fill and drain · bubble 40% (at least 20%)" in text
-    assert [line.split()[0] for line in text.splitlines() if "decides" in line] == ["1"]
+    assert [line.split()[0] for line in text.splitlines() if "slowest" in line] == ["1"]
 
 
 def test_split_layers_and_the_rest() -> None:

@@ -74,7 +74,7 @@ def test_several_ranks_get_a_line_each_for_straggler_clock_path_and_arrivals(
     assert "Clocks are aligned within ±" in shown
     assert "from collectives and rounds" in shown
     assert "rank 2's work" in shown
-    assert "rank 2 4" in shown.split("last to come")[1]
+    assert "rank 2 4" in shown.split("arrives last")[1]
     assert "all_reduce" in shown
 
 
@@ -105,7 +105,7 @@ def test_of_many_ranks_the_slowest_and_the_fastest_are_listed(
     ranks = [replace(slow if place == 700 else fast, rank=place) for place in range(1024)]
     ranks[700] = replace(ranks[700], budget=replace(slow.budget, step_ms=9.0))
     print_explanation(replace(two_ranks, ranks=tuple(ranks), job=None))
-    lines = capsys.readouterr().out.split("ranks, by own time")[1].split("findings")[0]
+    lines = capsys.readouterr().out.split("ranks, slowest first")[1].split("findings")[0]
     rows = [line.split() for line in lines.splitlines() if line.strip()][1:]
     assert rows[0][0] == "700"
     assert [row[0] for row in rows].index("…") == 5

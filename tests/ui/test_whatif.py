@@ -142,7 +142,7 @@ def test_a_gain_within_its_own_doubt_is_only_probable() -> None:
 def test_less_than_two_percent_is_no_difference_worth_having() -> None:
     assert judge(predicted(98.5, "cuda-graphs")) == "no difference"
     assert verdict(predicted(98.5, "cuda-graphs")) == (
-        "CUDA graphs would make no difference worth having: 100 -> 98.5 ms (89.5 to 108)"
+        "CUDA graphs would make no real difference (under 2%): 100 -> 98.5 ms (89.5 to 108)"
     )
     assert judge(predicted(97.0, "cuda-graphs")) == "faster"
 
@@ -174,8 +174,8 @@ def test_why_tells_who_decides_before_and_after() -> None:
     before = predicted(100.0, host_ms=40.0, device_ms=100.0)
     after = predicted(45.0, "precision=bf16", host_ms=44.0, device_ms=30.0)
     assert why(before, after) == (
-        "now the device decides: 100 ms of work, the host has 40.0; "
-        "then the host decides: 44.0 ms of work, the device has 30.0"
+        "now the device is the bottleneck: 100 ms of work, the host has 40.0; "
+        "then the host is the bottleneck: 44.0 ms of work, the device has 30.0"
     )
 
 
@@ -263,7 +263,7 @@ def test_no_number_is_cut_in_a_narrow_terminal(
     printed = whatif(RUN)
     assert "…" not in printed
     assert "samples/s" in printed
-    assert ("decides" in printed.partition("one change at a time")[2]) == (width > 60)
+    assert ("bottleneck" in printed.partition("one change at a time")[2]) == (width > 60)
     assert ("peak memory" in printed) == (width > 60)
 
 
@@ -336,7 +336,7 @@ def test_a_step_without_an_accelerator_takes_few_changes(whatif: Any) -> None:
     refuses(NotCapturedError, "no accelerator", cpu, "--set", "batch=x2")
     printed = whatif(cpu, "--set", "optimizer=fused")
     assert "all of it runs on the host" in printed
-    assert "decides" not in printed
+    assert "bottleneck" not in printed.partition("no change")[0]
     assert "of the device" not in printed
 
 
@@ -388,7 +388,7 @@ def test_of_several_ranks_the_one_that_decides_is_changed_and_named(
     for rank in (0, 1):
         shutil.copytree(RUN / "rank-00000", tmp_path / f"rank-{rank:05d}")
     printed = whatif(tmp_path, "--set", "precision=bf16", "--no-cache")
-    assert printed.startswith("rank 0 of 2, which decides the step")
+    assert printed.startswith("rank 0 of 2, the slowest")
 
 
 def test_remember_keeps_the_promise_that_compare_will_answer(whatif: Any) -> None:

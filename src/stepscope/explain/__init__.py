@@ -1,5 +1,8 @@
 """Columns -> where time went -> findings. Never reads a file, never prints.
 
+`stepscope.explain(path)` calls this package: the function of that name is in ui/api.py, above all
+rooms, and is looked up only then.
+
 intervals.py    unions and differences on the time line, exact integers
 work.py         what counts as the device's work, on an accelerator or on the CPU alone
 timeline.py     span = compute + exposed_comm + exposed_memory + idle
@@ -19,3 +22,20 @@ strategies/     data, sharded, tensor and pipeline parallelism, one file each
 job_findings/   findings that only several ranks show; nccl/, nccl_calls.py: NCCL's own logs
 run.py          all files; verdict.py: what leads
 """
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+
+class _Callable(ModuleType):
+    """A package and a public function that share a name."""
+
+    def __call__(self, paths: Any, **options: Any) -> Any:
+        return import_module("stepscope.ui.api").explain(paths, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

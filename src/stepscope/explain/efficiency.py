@@ -182,7 +182,7 @@ def _notes(
         notes.append("no steps in the trace: the figures are of the whole window")
     if unknown >= _WORTH_SAYING:
         notes.append(
-            f"{unknown:.0%} of compute time is in kernels whose FLOPs the trace does not tell"
+            f"{unknown:.0%} of compute time is in kernels whose FLOPs the trace does not give"
             f"{_why_untold(trace, costs)}: the FLOPs counted are a lower bound"
         )
     written = _share_named(trace, pieces, PREFIX)
@@ -195,7 +195,7 @@ def _notes(
     if again > 0:
         notes.append(
             f"fused attention computes its scores again in backward: {again / chosen.count:.3g} "
-            "FLOPs a step that HFU counts and MFU does not"
+            "FLOPs per step that HFU counts and MFU does not"
         )
     notes += _causal(costs, rows)
     return notes

@@ -88,7 +88,10 @@ def open_engine(name: EngineName = "pool", workers: int | None = None) -> Iterat
         from stepscope.explain.in_job import torch_job
 
         if workers is not None:
-            raise UsageError("--workers goes with pool and ray: torchrun starts torch's processes")
+            raise UsageError(
+                "--workers is for --engine pool and ray; with torch, torchrun sets how many "
+                "processes there are"
+            )
         with torch_job() as job:
             yield job
     else:

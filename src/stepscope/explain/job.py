@@ -12,6 +12,7 @@ from stepscope.explain.stragglers import find_stragglers
 from stepscope.records.job import Job, Lanes
 from stepscope.records.quality import Note
 from stepscope.records.trace import ABSENT
+from stepscope.records.words import counted
 from stepscope.trace.clocks import align
 from stepscope.trace.matching import match_collectives, match_transfers
 
@@ -130,7 +131,9 @@ def _about_groups(parts: Sequence[RankPart], blocks: Sequence[Block]) -> list[No
     }
     if absent:
         name, gone = next(iter(absent.items()))
-        detail = f"{len(absent)} groups have ranks that are not here (group {name}: {_named(gone)})"
+        detail = (
+            f"ranks of {counted(len(absent), 'group')} are not here (group {name}: {_named(gone)})"
+        )
         notes.append(Note(id="partial-groups", detail=detail, count=len(absent)))
     unmatched = sum(block.unmatched for block in blocks)
     if unmatched:

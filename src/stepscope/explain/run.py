@@ -14,6 +14,7 @@ from stepscope.explain.engines import Here, Pool, in_order
 from stepscope.explain.file import explain_file, explain_one_of_many
 from stepscope.explain.verdict import judge
 from stepscope.records.quality import Note
+from stepscope.records.words import counted
 from stepscope.trace.discover import find_traces, named_file
 
 if TYPE_CHECKING:
@@ -189,7 +190,11 @@ def _number(ranks: list[RankExplanation]) -> tuple[list[RankExplanation], list[N
             )
         )
     elif worlds and len(out) > 1 and len(out) < max(worlds):
-        notes.append(Note(id="missing-ranks", detail=f"{len(out)} of {max(worlds)} ranks are here"))
+        notes.append(
+            Note(
+                id="missing-ranks", detail=f"{len(out)} of {counted(max(worlds), 'rank')} are here"
+            )
+        )
     return out, notes
 
 

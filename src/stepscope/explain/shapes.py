@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from stepscope.records.words import counted
+
 MOST = 3  # shapes in a sentence
 
 
@@ -23,5 +25,5 @@ def shape_words(shapes: str, most: int | None = None) -> str:
 
 def _dims(dims: list[object]) -> str:
     if any(isinstance(each, list) for each in dims):
-        return f"{len(dims)} tensors"
+        return counted(len(dims), "tensor")
     return "×".join(str(each) for each in dims)

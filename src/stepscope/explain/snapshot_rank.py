@@ -66,7 +66,7 @@ def explain_snapshot(path: Path, name: str, limit_bytes: int | None) -> RankExpl
         quality=(
             Note(
                 id="memory-only",
-                detail="a memory snapshot: it tells of memory and of nothing else",
+                detail="a memory snapshot: it holds memory and nothing else",
             ),
         ),
         memory=memory,
@@ -108,12 +108,15 @@ def _what_is_held(memory: Memory) -> Finding:
         severity="none",
         summary=f"{size(memory.peak_bytes)} allocated{reserved} ({memory.measured}), most of it "
         f"{biggest(memory)}.",
-        evidence=(*held_words(memory), "no request failed, and little is reserved in vain"),
+        evidence=(
+            *held_words(memory),
+            "no request failed, and little of what is reserved is unused",
+        ),
         remedies=(
             Remedy(
                 id="run",
-                summary="`stepscope run` tells parameters, gradients, optimizer state and "
-                "activations apart",
+                summary="`stepscope run` separates parameters, gradients, optimizer state and "
+                "activations",
             ),
         ),
     )

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from stepscope.records.job import Straggler, Stragglers
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,7 +74,8 @@ def find_stragglers(
     if len(own) < 2 and not slow_links:
         return Stragglers(
             verdict="not resolved",
-            detail="it takes two steps that all ranks recorded to tell a slow rank from chance",
+            detail="at least two steps that all ranks recorded are needed to tell a slow rank "
+            "from chance",
         )
     found, doubt = _slow_ranks(ranks, own, loading) if len(own) > 1 else ([], "")
     if found:
@@ -82,7 +84,7 @@ def find_stragglers(
         return Stragglers(verdict="found", ranks=tuple(slow_links))
     if doubt:
         return Stragglers(verdict="not resolved", detail=doubt)
-    return Stragglers(verdict="none", detail=f"no rank stands out in {len(own)} steps")
+    return Stragglers(verdict="none", detail=f"no rank stands out in {counted(len(own), 'step')}")
 
 
 def _slow_ranks(ranks: Sequence[int], own: Float, loading: Float) -> tuple[list[Straggler], str]:
@@ -166,8 +168,8 @@ def _straggler(
     slowdown = float(np.exp(np.median(excess[:, rank])))
     often = int((np.expm1(excess[:, rank]) > LEAST_EXCESS).sum())
     evidence = [
-        f"its own time is {slowdown:.2f} times the other ranks' median, in {often} of {len(own)} "
-        "steps",
+        f"its step without communication is {slowdown:.2f} times the other ranks' median, in "
+        f"{often} of {counted(len(own), 'step')}",
         f"{cost / 1e6:.2f} ms a step longer, {max(of_input, 0.0) / 1e6:.2f} ms of it waiting for "
         "data",
     ]
@@ -228,7 +230,7 @@ def _judge_link(
         steps=slow_steps,
         of=len(steps),
         evidence=(
-            f"ranks come together, but {worst.kind} of {worst.size_bytes / 1e6:.2f} MB takes "
+            f"ranks arrive together, but {worst.kind} of {worst.size_bytes / 1e6:.2f} MB takes "
             f"{typical / 1e6:.2f} ms; {against}: {value / 1e6:.2f} ms",
         ),
     )

@@ -124,7 +124,7 @@ def find_crew(bench: Bench) -> Crew:
         places=tuple(places),
         traced=traced,
         rows=tuple(scene.graph.tasks.row[traced.tasks].tolist()) if traced else (),
-        no_buckets="" if gradients else "The trace does not tell the gradients' sizes",
+        no_buckets="" if gradients else "The trace does not give the gradients' sizes",
         no_share=_no_share(scene),
         held_bytes=int(plans[0][1].size_bytes.sum()) if toll and plans else 0,
     )

@@ -27,6 +27,7 @@ from stepscope.predict.transfers import find_transfers
 from stepscope.predict.whatifs import batch
 from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
 from stepscope.records.devices import find_device
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Floats, StepGraph
@@ -168,7 +169,7 @@ class _Planned:
         gradients = find_gradients(self.scene, graph)
         if gradients is None:
             raise Refused(
-                "the trace does not tell the gradients' sizes: record a step with backward in it "
+                "the trace does not give the gradients' sizes: record a step with backward in it "
                 "and record_shapes=True"
             )
         if plan.bucket_mb is None:
@@ -212,7 +213,7 @@ class _Planned:
         if transfers is None:
             return exchange.retime_traced(graph, traced, np.zeros(len(durations)))
         if traced.buckets is None:
-            raise Refused("the trace does not tell how many bytes its all-reduces move")
+            raise Refused("the trace does not give how many bytes its all-reduces move")
         waiting, share = self._waiting(durations, traced.buckets)
         expected = transfers.expected_ns(traced.buckets.size_bytes.astype(np.float64))
         return exchange.retime_traced(graph, traced, waiting + share * expected)
@@ -252,7 +253,7 @@ def _transfers(scene: Scene, plan: Plan, traced: Traced | None) -> Transfers | N
     )
     if found is None:
         raise Refused(
-            f"how long an all-reduce over {plan.ranks} workers takes is not known: run "
+            f"how long an all-reduce over {counted(plan.ranks, 'worker')} takes is not known: run "
             f"`stepscope calibrate --ranks {plan.ranks}` where the training runs, or `stepscope "
             "calibrate` under its launcher (a bare trace does not say its host)"
         )
@@ -268,7 +269,8 @@ def share_of_batch(scene: Scene, workers: int, factor: float) -> Scene:
         return scene
     if scene.batch and round(scene.batch * factor, 6) < 1:
         many = round(workers / factor)
-        raise Refused(f"a batch of {scene.batch * workers} is too small for {many} workers")
+        whole = scene.batch * workers
+        raise Refused(f"a batch of {whole} is too small for {counted(many, 'worker')}")
     if not scene.on_host:
         return batch.grow(scene, factor).scene
     graph = scene.graph
@@ -318,7 +320,7 @@ def _assumptions(
     said = []
     if plan.ranks != told.before:
         own = "cores" if scene.on_host else "a device"
-        said.append(f"{told.before} -> {plan.ranks} workers, each with {own} of its own")
+        said.append(f"{told.before} -> {counted(plan.ranks, 'worker')}, each with {own} of its own")
         said.append(about_batch(on_host=scene.on_host, strong=plan.strong))
         said.append(_about_straggling(scene, told))
     if transfers:
@@ -330,7 +332,8 @@ def _assumptions(
             )
         if planned.statistics and not plan.stage:
             said.append(
-                f"statistics of {planned.statistics.norms} batch norms are sent before forward, as "
+                f"statistics of {counted(planned.statistics.norms, 'batch norm')} are sent "
+                "before forward, as "
                 "DDP does unless broadcast_buffers=False"
             )
         if told.held_bytes:
@@ -353,9 +356,12 @@ def about_batch(*, on_host: bool, strong: bool) -> str:
 def _about_straggling(scene: Scene, told: Exchange) -> str:
     steps = len(own_steps(scene))
     if steps < ENOUGH_STEPS:
-        return f"all workers alike: {steps} steps do not tell how much they differ"
+        return (
+            "all workers are taken to be equally fast: how much they differ is not known from "
+            f"{counted(steps, 'step')}"
+        )
     return (
-        f"the slowest of {told.ranks} needs {told.straggling:.3f} of a usual step (expected "
+        f"the slowest of {told.ranks} needs {told.straggling:.3f} of a typical step (expected "
         f"maximum over {steps} measured steps, drawn independently)"
     )
 
@@ -372,7 +378,7 @@ def _about_exchange(plan: Plan, told: Exchange, traced: Traced | None) -> str:
         link += f" at {plan.bandwidth:g} times the bandwidth"
     if plan.latency != 1.0:
         link += f" at {plan.latency:g} times the latency"
-    buckets = "1 bucket" if told.buckets == 1 else f"{told.buckets} buckets"
+    buckets = counted(told.buckets, "bucket")
     return (
         f"{kind} exchanges {told.size_bytes / 1e6:.1f} MB in {buckets} {how}{link}: "
         f"{told.comm_ns / 1e6:.2f} ms, of which {told.exposed_ns / 1e6:.2f} ms lengthen the step"

@@ -16,6 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.records.profile import Contention, Segment
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -106,7 +107,10 @@ def find_transfers(
         found = by_data_sheet(ranks, device)
     if found is not None and on_host and found.contention is None:
         found = replace(found, contention=_usual_contention(found.lines["all_reduce"], ranks))
-        found = replace(found, said=f"{found.said}; what it costs compute on shared cores is usual")
+        found = replace(
+            found,
+            said=f"{found.said}; how much it slows compute on shared cores is a typical value",
+        )
     return found
 
 
@@ -144,12 +148,13 @@ def _by_profile(ranks: int, profiles: Sequence[Profile]) -> Transfers | None:
     where = f"{profile.backend} on {profile.host}"
     if fit.group_size == ranks:
         basis: Basis = "calibrated"
-        said = f"all-reduces over {ranks} ranks as calibrated ({where})"
+        said = f"all-reduces over {counted(ranks, 'rank')} as calibrated ({where})"
     else:
         basis = "carried over"
         spread = math.hypot(spread, _EACH_DOUBLING * abs(math.log2(ranks / fit.group_size)))
         said = (
-            f"all-reduces over {ranks} ranks carried over from {fit.group_size} ranks ({where}); "
+            f"all-reduces over {counted(ranks, 'rank')} extrapolated from "
+            f"{counted(fit.group_size, 'rank')} ({where}); "
             "links between hosts that were not measured are slower"
         )
     contention = profile.contention
@@ -232,9 +237,9 @@ def by_trace(ranks: int, seen: Seen, backend: str | None) -> Transfers | None:
         ranks=ranks,
         basis="trace",
         said=(
-            f"all-reduces by the fastest of the trace's own ({alpha / 1e3:.0f} µs + {rate:.1f} "
-            f"GB/s over {seen.ranks} ranks)"
-            + (f", carried over to {ranks}" if ranks != seen.ranks else "")
+            f"all-reduces as fast as the fastest in the trace ({alpha / 1e3:.0f} µs + {rate:.1f} "
+            f"GB/s over {counted(seen.ranks, 'rank')})"
+            + (f", extrapolated to {ranks}" if ranks != seen.ranks else "")
         ),
         spread=spread,
         lines={"all_reduce": whole, **_halves(whole)},

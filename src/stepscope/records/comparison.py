@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from stepscope.records.notebook import card, line
 from stepscope.records.promise import Kept, Workload
 
 Verdict = Literal["faster", "slower", "no difference seen"]
@@ -145,3 +146,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     def runs(self) -> int:
         """Of the side that has fewer."""
         return min(len(self.a.runs), len(self.b.runs))
+
+    def __repr__(self) -> str:
+        return line("Comparison", f"B against A: {self.verdict}", self._steps())
+
+    def _repr_html_(self) -> str:
+        return card([("verdict", f"B against A: {self.verdict}"), ("step", self._steps())])
+
+    def _steps(self) -> str:
+        interval = f"{self.low:+.1%} to {self.high:+.1%}"
+        return f"{self.a_ms:.2f} -> {self.b_ms:.2f} ms a step, {self.change:+.1%} ({interval})"

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from stepscope.records.notebook import card, line
+from stepscope.records.words import counted
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -313,6 +316,10 @@ class RankExplanation(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory | None = None
     profiled_budget: Budget | None = None  # of the step as it was recorded, nothing taken off
 
+    def __repr__(self) -> str:
+        found = self.findings[0].title if self.findings else "no findings"
+        return line("RankExplanation", f"rank {self.rank}, {found}", _step_words(self.budget))
+
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """All ranks given, and the one verdict over them."""
@@ -328,3 +335,17 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     nccl: NcclSummary | None = None
     quality: tuple[Note, ...] = ()  # about the set of files, such as one that was left out
     advice: tuple[Advice, ...] = ()  # what was tried on the step, the best first
+
+    def __repr__(self) -> str:
+        ranks = counted(len(self.ranks), "rank")
+        return line("Explanation", self.verdict, _step_words(self.budget), ranks)
+
+    def _repr_html_(self) -> str:
+        ranks = counted(len(self.ranks), "rank")
+        step = f"{_step_words(self.budget)}, {ranks}"
+        rows = (("verdict", self.verdict), ("why", self.why), ("next", self.next), ("step", step))
+        return card(rows, ((part.id, part.share) for part in self.budget.parts))
+
+
+def _step_words(budget: Budget) -> str:
+    return f"{budget.step_ms:.2f} ms {'in all' if budget.basis == 'window' else 'a step'}"

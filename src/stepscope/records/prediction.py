@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from stepscope.records.notebook import card, line
+
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """One what-if as the user wrote it: precision=bf16."""
@@ -65,6 +67,21 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     def saved_ms(self) -> float:
         """Of one step; negative where the change makes it longer."""
         return self.baseline_ms - self.predicted_ms
+
+    def __repr__(self) -> str:
+        return line("Prediction", self._change(), self._step())
+
+    def _repr_html_(self) -> str:
+        rows = [("what if", self._change()), ("step", self._step())]
+        rows += [("assumed", "; ".join(self.assumptions)), ("refused", "; ".join(self.refused))]
+        return card(rows)
+
+    def _change(self) -> str:
+        return " + ".join(map(str, self.settings)) or "no change"
+
+    def _step(self) -> str:
+        both = f"{self.baseline_ms:.2f} -> {self.predicted_ms:.2f} ms a step"
+        return f"{both} ({self.low_ms:.2f} to {self.high_ms:.2f})"
 
 
 class ScalingPoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from stepscope.records.notebook import line
+from stepscope.records.words import counted
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -162,6 +165,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     device: DeviceEvents
     memory: MemoryEvents
     quality: tuple[Note, ...] = ()
+
+    def __repr__(self) -> str:
+        return line("Trace", self.path, counted(self.events, "event"))
 
     @property
     def device_name(self) -> str | None:

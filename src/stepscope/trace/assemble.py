@@ -17,6 +17,7 @@ from stepscope.records.trace import (
     Thread,
     Trace,
 )
+from stepscope.records.words import counted
 from stepscope.trace import links
 from stepscope.trace.times import LIMIT_NS
 
@@ -206,9 +207,9 @@ def _note_unlinked(device: Columns, launch: NDArray[np.int32], notes: list[Note]
         notes.append(
             Note(
                 id="unlinked",
-                detail=f"{int(lost.sum())} of {int(work.sum())} device events "
-                f"({share:.1%} of device time) have no recorded launch (usually launched before "
-                "the window); they are counted as work",
+                detail=f"no launch was recorded for {int(lost.sum())} of "
+                f"{counted(int(work.sum()), 'device event')} ({share:.1%} of device time; usually "
+                "launched before the window); they are counted as work",
                 count=int(lost.sum()),
             )
         )

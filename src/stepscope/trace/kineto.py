@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.errors import UnreadableInputError
 from stepscope.records.quality import Note
 from stepscope.records.trace import ABSENT, Device
+from stepscope.records.words import counted, plural
 from stepscope.trace.assemble import Facts, assemble
 from stepscope.trace.columns import Collector
 from stepscope.trace.events import Event, ExactEvent, platform_of
@@ -101,7 +102,7 @@ def _refuse_useless(path: Path, text: EventText, losses: Losses, collector: Coll
     if losses.malformed:
         reasons = ", ".join(f"{count} {reason}" for reason, count in losses.malformed.items())
         raise UnreadableInputError(
-            f"{path}: none of its {collector.events} events can be used ({reasons})"
+            f"{path}: none of its events ({collector.events:,}) can be used ({reasons})"
         )
     if "Trace" in collector.categories or "schemaVersion" in text.outside:
         raise UnreadableInputError(
@@ -192,7 +193,8 @@ def _notes(
             Note(
                 id="truncated",
                 detail=f"the file is cut off at byte {where}: {why}; "
-                f"{collector.events} events before that were read",
+                f"{counted(collector.events, 'event')} before that "
+                f"{plural(collector.events, 'was', 'were')} read",
                 count=int(losses.cut_at is not None),
                 byte_offset=where,
             )
@@ -201,7 +203,8 @@ def _notes(
         notes.append(
             Note(
                 id="unreadable-events",
-                detail=f"{losses.unreadable} events could not be read, the first at byte "
+                detail=f"{counted(losses.unreadable, 'event')} could not be read, the first at "
+                "byte "
                 f"{losses.first_unreadable}",
                 count=losses.unreadable,
                 byte_offset=losses.first_unreadable,
@@ -220,7 +223,8 @@ def _notes(
         notes.append(
             Note(
                 id="odd-types",
-                detail=f"{losses.coerced} events hold values of unexpected types; they were read "
+                detail=f"unexpected types of values in {counted(losses.coerced, 'event')}; "
+                "they were read "
                 "as far as these make sense",
                 count=losses.coerced,
             )
@@ -229,12 +233,13 @@ def _notes(
         notes.append(
             Note(
                 id="not-events",
-                detail=f"{losses.not_events} elements of traceEvents are not objects",
+                detail=f"{counted(losses.not_events, 'element')} of traceEvents "
+                f"{plural(losses.not_events, 'is no object', 'are not objects')}",
                 count=losses.not_events,
             )
         )
     notes += [
-        Note(id="malformed", detail=f"{count} events {reason} were left out", count=count)
+        Note(id="malformed", detail=f"left out: {counted(count, 'event')} {reason}", count=count)
         for reason, count in losses.malformed.items()
     ]
     notes += [

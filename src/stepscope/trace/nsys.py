@@ -17,6 +17,7 @@ import numpy as np
 from stepscope.errors import UnreadableInputError
 from stepscope.records.quality import Note
 from stepscope.records.trace import ABSENT, Device, DeviceKind, HostKind
+from stepscope.records.words import counted
 from stepscope.trace import nsys_words as words
 from stepscope.trace.assemble import Facts, assemble
 from stepscope.trace.columns import Codes, Collector
@@ -407,10 +408,13 @@ def _refuse_empty(path: Path, database: Database, reader: _Reader) -> None:
         raise _damaged(path, _where(database))
     if malformed:
         why = ", ".join(f"{count} {reason}" for reason, count in malformed.items())
-        raise UnreadableInputError(f"{path}: none of its {columns.events} events is usable ({why})")
+        raise UnreadableInputError(
+            f"{path}: none of its events ({columns.events:,}) is usable ({why})"
+        )
     if columns.known_rows():
         raise UnreadableInputError(
-            f"{path} holds no names of its {columns.events} events (table StringIds): export it "
+            f"{path} holds no names of its events ({columns.events:,}) (table "
+            "StringIds): export it "
             "again with all tables"
         )
     raise UnreadableInputError(
@@ -432,17 +436,17 @@ def _where(database: Database) -> str:
 
 def _notes(database: Database, reader: _Reader) -> list[Note]:
     notes = [
-        Note(id="malformed", detail=f"{count} events {reason} were left out", count=count)
+        Note(id="malformed", detail=f"left out: {counted(count, 'event')} {reason}", count=count)
         for reason, count in reader.losses.malformed.items()
     ]
     if database.damaged:
         detail = (
             f"the database is damaged or cut off ({_where(database)}); "
-            f"{reader.columns.events} events before that were read"
+            f"read before that: {counted(reader.columns.events, 'event')}"
         )
         notes.append(Note(id="truncated", detail=detail, count=len(database.damaged)))
     if reader.unnamed:
-        detail = f"{reader.unnamed} events have names that the file does not hold"
+        detail = f"the file does not hold the names of {counted(reader.unnamed, 'event')}"
         notes.append(Note(id="unnamed", detail=detail, count=reader.unnamed))
     pids = _several_processes(reader)
     if pids:

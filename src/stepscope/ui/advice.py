@@ -231,7 +231,10 @@ def _next(said: str, top: Finding, step_ms: float) -> str:
 def not_helping(advice: Iterable[Advice]) -> list[str]:
     """What was tried in vain, in a line or two."""
     lines = []
-    for found, words in (("no difference", "no difference worth having"), ("slower", "slower")):
+    for found, words in (
+        ("no difference", f"no real difference (under {WORTH:.0%})"),
+        ("slower", "slower"),
+    ):
         names = [each.label for each in advice if each.verdict == found]
         if names:
             lines.append(f"{words}: {', '.join(names)}")

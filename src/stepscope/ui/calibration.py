@@ -9,6 +9,7 @@ import msgspec
 from stepscope.explain.collectives import bus_factor
 from stepscope.predict.alpha_beta import fit_contention, fit_sweep
 from stepscope.records.profile import Profile
+from stepscope.records.words import counted
 from stepscope.ui.words import duration
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def _verdict(profile: Profile) -> str:
     shown = next((row for row in rows_of(profile) if row.kind == "all_reduce"), None)
     if shown:
         parts.append(
-            f"all_reduce over {shown.group_size} ranks {duration(shown.latency_ns)} + "
+            f"all_reduce over {counted(shown.group_size, 'rank')} {duration(shown.latency_ns)} + "
             f"{rate(shown.algbw_gb_s * 1e9, 'B/s')} ({profile.backend})"
         )
     return f"{profile.device}: {', '.join(parts)}"
@@ -134,7 +135,8 @@ def _why(profile: Profile) -> str:
         )
     worst = max(profile.fits, key=lambda fit: fit.held_out)
     return (
-        f"{worst.passes} passes in random order: a fit without one pass is off by "
+        f"{counted(worst.passes, 'pass', 'passes')} in random order: a fit without one pass is "
+        "off by "
         f"{worst.held_out:.1%} on it at worst ({worst.kind}), where passes disagree by "
         f"{worst.noise:.1%}"
     )
@@ -161,7 +163,7 @@ def beside_compute(profile: Profile) -> str | None:
     if found is None:
         return None
     told = (
-        f"compute beside an all_reduce over {found.group_size} ranks loses "
+        f"compute beside an all_reduce over {counted(found.group_size, 'rank')} loses "
         f"{found.lost:.0%} of the time that the all_reduce takes alone"
     )
     fit, line = profile.fit_for("all_reduce", found.group_size), found.beside[-1]
@@ -194,13 +196,14 @@ def compare_words(comparison: Comparison, profile: Profile) -> Words:
     return Words(
         verdict=(
             f"{fastest}{' tie' if len(comparison.fastest) > 1 else ' is fastest'} for an "
-            f"all_reduce of {size(comparison.size_bytes)} over {comparison.ranks} ranks: "
+            f"all_reduce of {size(comparison.size_bytes)} over "
+            f"{counted(comparison.ranks, 'rank')}: "
             f"{duration(min(comparison.times_ns.values()))}"
         ),
         why=(
             f"{times}; a hop of {duration(comparison.alpha_ns)} + "
             f"{1 / comparison.beta_ns_per_byte if comparison.beta_ns_per_byte else 0:.2f} GB/s, "
-            f"taking the all_reduce measured over {profile.world_size} ranks "
+            f"taking the all_reduce measured over {counted(profile.world_size or 1, 'rank')} "
             f"({profile.backend}, {profile.host}) to be a ring"
         ),
         next=_crossover_words(comparison),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import to_builtins
 
+from stepscope.records.words import counted
 from stepscope.ui.words import PARTS
 
 if TYPE_CHECKING:
@@ -189,6 +190,9 @@ def _side_words(side: Side) -> str:
     steps = sum(run.steps for run in side.runs)
     runs = f" in {len(side.runs)} runs" if len(side.runs) > 1 else ""
     worth = sum(run.effective_steps for run in side.runs)
-    alike = f" (as much as {worth:.0f} independent ones)"
-    alike = alike if len(side.runs) == 1 and worth < 0.8 * steps else ""
-    return f"{steps} step{'' if steps == 1 else 's'}{alike}{runs}"
+    alike = (
+        f" (as informative as {worth:.0f} independent ones)"
+        if len(side.runs) == 1 and worth < 0.8 * steps
+        else ""
+    )
+    return f"{counted(steps, 'step')}{alike}{runs}"

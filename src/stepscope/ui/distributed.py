@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
+from stepscope.records.words import sentence
 from stepscope.ui.words import duration
 
 if TYPE_CHECKING:
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 Tone = Literal["good", "bad", "open"]
 
 CAUSES = {"compute": "slow compute", "input": "slow input", "link": "slow link"}
-NOT_ALIGNED = "the ranks' clocks are not aligned, so nobody can tell who came before whom"
+NOT_ALIGNED = "the ranks' clocks are not aligned, so the order of arrivals is not known"
 NOTHING_SHARED = "no collective in which ranks wait for each other was recorded by two of them"
-WITHIN_ERROR = "no rank came last by more than the clock's error bar"
+WITHIN_ERROR = "no rank arrived last by more than the clock's error bar"
 _TONES: dict[str, Tone] = {"none": "good", "found": "bad"}
 _BYTES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
@@ -39,7 +40,7 @@ def straggler_words(stragglers: Stragglers) -> str:
     if stragglers.verdict == "none":
         return f"No rank holds the others back: {stragglers.detail or 'none stands out'}."
     if stragglers.verdict == "one rank only":
-        return "Only one rank recorded anything: there is nobody to compare it with."
+        return "Only one rank recorded anything: there is no other rank to compare it with."
     reason = stragglers.detail or "too little was recorded"
     return f"Whether a rank holds the others back is not resolved: {reason}."
 
@@ -59,7 +60,7 @@ def _accusation(found: tuple[Straggler, ...]) -> str:
     name = who(worst)
     also = f"; {len(found) - 1} more: see the table" if len(found) > 1 else ""
     return (
-        f"{name[0].upper()}{name[1:]} holds the others back: {what}, which costs "
+        f"{sentence(name)} holds the others back: {what}, which costs "
         f"{duration(worst.cost_ms * 1e6)} a step{also}."
     )
 

@@ -84,7 +84,7 @@ _COMPUTE = (
     (
         "unknown",
         "Other kernels",
-        "Kernels whose FLOPs and bytes the trace does not tell, or too short to be listed.",
+        "Kernels whose FLOPs and bytes the trace does not give, or too short to be listed.",
         "other",
     ),
     (
@@ -145,9 +145,9 @@ def no_peak(efficiency: Efficiency) -> str:
     if efficiency.step_ms is None:
         return "the trace has no step to take it over."
     if not efficiency.model_flops:
-        return "the trace tells no FLOPs (of operators with shapes they can be counted)."
+        return "the trace gives no FLOPs: record it with shapes to count them."
     device = efficiency.ceilings.device if efficiency.ceilings else "this device"
-    return f"nobody has said what {device} can do at most; `stepscope calibrate` measures it."
+    return f"the peak rate of {device} is not known; `stepscope calibrate` measures it."
 
 
 def _achieved(efficiency: Efficiency) -> float:

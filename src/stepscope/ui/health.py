@@ -91,7 +91,7 @@ def _pace(explanation: Explanation) -> list[tuple[str, str]]:
         return [("pace", pace)]
     named = told if len(told) <= FEW_RANKS else [*told[:3], *told[-2:]]
     own = ", ".join(f"{row['rank']}: {row['own_ms'] or 0.0:.1f}" for row in named)
-    return [("pace", f"{pace}; own time in ms by rank, slowest first: {own}")]
+    return [("pace", f"{pace}; without communication, ms by rank, slowest first: {own}")]
 
 
 def _about_stragglers(explanation: Explanation) -> str:

@@ -19,7 +19,7 @@ HINTS = {
     "activations": "What forward keeps for backward.",
     "buffers": "Buffers of modules, such as running means.",
     "temporaries": "Results that are used up within forward, backward or the optimizer's step.",
-    "other": "The batch, outputs, workspaces, rounding, and what could not be told.",
+    "other": "The batch, outputs, workspaces, rounding, and what is not known.",
 }
 LIMITS = {"device": "the device's memory", "given": "the limit given"}
 

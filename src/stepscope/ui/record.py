@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 
+from stepscope.records.words import counted
 from stepscope.ui.comparison import SCHEMA, Words, percent
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def words_of(kept: Sequence[Kept]) -> Words:
         )
     if not errors:
         return Words(
-            verdict=f"{_count(waiting, 'promise')}, none of them tried yet.",
+            verdict=f"{counted(waiting, 'promise')}, none of them tried yet.",
             why="no comparison has shown one of these changes alone",
             next=f"make the change, then {compare}",
         )
@@ -37,7 +38,7 @@ def words_of(kept: Sequence[Kept]) -> Words:
     who = "half of them" if len(errors) > 1 else "it"
     return Words(
         verdict=(
-            f"{_count(len(errors), 'promise')} tried: {who} came within "
+            f"{counted(len(errors), 'promise')} tried: {who} came within "
             f"{percent(median(errors))} of what was promised."
         ),
         why=f"{inside} of {len(errors)} lie inside the promised interval; {waiting} still open",
@@ -47,7 +48,9 @@ def words_of(kept: Sequence[Kept]) -> Words:
 
 def unread_words(unread: int) -> str:
     """Of lines in the record that nobody can read any more."""
-    return f"{_count(unread, 'line')} of the record cannot be read: left out here, kept in the file"
+    return (
+        f"{counted(unread, 'line')} of the record cannot be read: left out here, kept in the file"
+    )
 
 
 def ignored_words(delivery: Delivery, why: str) -> str:
@@ -94,7 +97,3 @@ def record_json(
             for each in kept
         ],
     }
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -13,6 +13,7 @@ from stepscope.records.strategies import (
     Pipeline,
     TensorParallel,
 )
+from stepscope.records.words import counted
 from stepscope.ui.words import duration, size
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ TITLES = {
 WHY = {
     "hidden": "hidden behind compute",
     "last": "nothing left to hide it",
-    "queued": "queued behind an earlier bucket",
+    "queued": "queued after an earlier bucket",
     "long": "longer than the compute left",
     "late rank": "waited for another rank",
     "gaps": "compute pauses meanwhile",
@@ -71,8 +72,8 @@ def heading(strategy: Strategy) -> str:
     """The strategy in a line: how large, what it costs."""
     match strategy:
         case Pipeline():
-            facts = [f"{strategy.size} stages", _replicas(strategy.replicas)]
-            facts.append(f"{strategy.microbatches or '?'} micro-batches")
+            facts = [counted(strategy.size, "stage"), _replicas(strategy.replicas)]
+            facts.append(_counted(strategy.microbatches, "micro-batch", "micro-batches"))
             facts.append(strategy.schedule or "")
             least = strategy.bound_share
             facts.append(
@@ -80,23 +81,28 @@ def heading(strategy: Strategy) -> str:
                 + (f" (at least {least:.0%})" if least is not None else "")
             )
         case FullySharded():
-            facts = [strategy.flavour, f"{strategy.size or '?'} shards"]
+            facts = [strategy.flavour, _counted(strategy.size, "shard")]
             facts.append(_replicas(strategy.replicas or 1))
             facts.append(_exposed(strategy))
             if strategy.prefetched_share is not None:
                 facts.append(f"{strategy.prefetched_share:.0%} of gathers prefetched")
         case TensorParallel():
-            facts = [f"{strategy.size or '?'} ranks", f"{strategy.comm_share:.0%} of the step"]
+            facts = [_counted(strategy.size, "rank"), f"{strategy.comm_share:.0%} of the step"]
             facts.append(_exposed(strategy))
             facts.append(
                 f"{strategy.forward_count:g} forward + {strategy.backward_count:g} backward"
             )
         case DataParallel():
-            facts = [f"{strategy.size or '?'} replicas", f"{len(strategy.buckets)} buckets"]
+            facts = [_counted(strategy.size, "replica"), counted(len(strategy.buckets), "bucket")]
             facts.append(_exposed(strategy))
         case OtherCommunication():
             facts = [_exposed(strategy)]
     return " · ".join(fact for fact in facts if fact)
+
+
+def _counted(number: int | None, one: str, many: str | None = None) -> str:
+    """A number that not every trace gives."""
+    return counted(number, one, many) if number else f"? {many or one + 's'}"
 
 
 def _replicas(count: int) -> str:
@@ -133,7 +139,7 @@ def _stages(pipeline: Pipeline) -> _Table:
             duration(stage.receive_wait_ns),
             duration(stage.bubble_ns),
             f"{stage.bubble_share:.0%}",
-            "decides" if place == pipeline.deciding_stage else "",
+            "slowest" if place == pipeline.deciding_stage else "",
         )
         for place, stage in enumerate(pipeline.stages)
     )

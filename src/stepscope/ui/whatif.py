@@ -13,6 +13,7 @@ from stepscope.predict.whatif import Bench
 from stepscope.records.prediction import Prediction, Setting
 from stepscope.records.promise import promise_name
 from stepscope.records.truth import Truth
+from stepscope.records.words import plural
 from stepscope.trace.profiles import load_profiles
 from stepscope.trace.rank_folder import read_rank_folder
 from stepscope.trace.truth import read_truth
@@ -125,7 +126,7 @@ def label(setting: Setting) -> str:
     if name == "workers":
         among = " (the same batch among them)" if value.endswith(":strong") else ""
         count = value.partition(":")[0]
-        return f"{count} worker{'' if count == '1' else 's'}{among}"
+        return f"{count} {plural(int(count) if count.isdigit() else 2, 'worker')}{among}"
     if name in _OF and (name != "batch" or value.startswith("x")):
         return f"{_factor(value)} {_OF[name]}"
     template = _TEMPLATES.get(name)
@@ -201,7 +202,7 @@ def verdict(prediction: Prediction) -> str:
     )
     found = judge(prediction)
     if found == "no difference":
-        return f"{what} would make no difference worth having: {both}"
+        return f"{what} would make no real difference (under {WORTH:.0%}): {both}"
     would = "would" if is_sure(prediction) else "would probably"
     if abs(samples(prediction) - 1) > 1e-6:
         pace = f"{times(prediction.throughput_factor)} times as many samples a second"
@@ -245,8 +246,8 @@ def _decided(who: Decider, at: Prediction, still: str = "") -> str:
     if who == "both":
         return f"host and device{still} wait for each other: {host} and {device} ms of work"
     if who == "host":
-        return f"the host{still} decides: {host} ms of work, the device has {device}"
-    return f"the device{still} decides: {device} ms of work, the host has {host}"
+        return f"the host is{still} the bottleneck: {host} ms of work, the device has {device}"
+    return f"the device is{still} the bottleneck: {device} ms of work, the host has {host}"
 
 
 def headline(rank: RankExplanation, before: Prediction, about: str) -> str:
@@ -257,7 +258,7 @@ def headline(rank: RankExplanation, before: Prediction, about: str) -> str:
     words += f", {BASIS[before.baseline_from]}"
     profiled = rank.step_ms.profiled
     if profiled and abs(profiled / before.baseline_ms - 1) > 0.005:
-        words += f" ({figures(profiled)} ms under it)"
+        words += f" ({figures(profiled)} ms with it)"
     return words
 
 

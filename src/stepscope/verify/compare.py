@@ -16,6 +16,7 @@ from stepscope.records.comparison import (
     Side,
     SlowSteps,
 )
+from stepscope.records.words import counted
 from stepscope.verify.change import (
     CONFIDENCE,
     FEW,
@@ -384,12 +385,14 @@ def _about_side(name: str, side: Side) -> list[str]:
             )
         if len(side.runs) == 1 and FEW <= run.steps < FEWEST_STEADY:
             notes.append(
-                f"{whose} has only {run.steps} steps: where steps come in slow and fast spells the "
+                f"{whose} has only {counted(run.steps, 'step')}: where steps come in slow and "
+                "fast spells the "
                 "interval is too narrow"
             )
         if len(side.runs) == 1 and run.steps < FEW:
             notes.append(
-                f"{whose} has only {run.steps} steps: the interval takes each for a fair draw, "
+                f"{whose} has only {counted(run.steps, 'step')}: the interval takes each for a "
+                "fair draw, "
                 "which steps that follow each other seldom are"
             )
     return notes

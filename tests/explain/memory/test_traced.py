@@ -79,7 +79,7 @@ def test_what_was_there_before_is_not_told_apart_where_gradients_stay(account):
     assert memory.categories["gradients"] is None
     held = training.KEPT + training.PARAMETERS + training.LOSS
     assert memory.categories["other"] == held
-    assert any("`stepscope run` tells them apart" in note for note in memory.notes)
+    assert any("`stepscope run` separates them" in note for note in memory.notes)
 
 
 def test_an_optimizer_of_unknown_state_leaves_its_state_in_other(account):

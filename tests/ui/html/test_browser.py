@@ -277,7 +277,7 @@ def test_the_heat_map_shows_each_measure_and_marks_the_slow_rank(ranks_page):
     assert page.locator(".hm-low").inner_text() == "0"
     assert "fed too slowly" in page.locator(".hm-about").inner_text()
     assert state(page)["order"] == [0, 1, 2, 3]
-    page.get_by_role("button", name="Own time").click()
+    page.get_by_role("button", name="Without comm").click()
     page.locator(".hm-order").select_option("value")
     assert state(page)["order"][0] == 3
 
@@ -289,7 +289,7 @@ def test_a_cell_of_the_heat_map_tells_its_exact_times_and_leads_to_the_rank(rank
     canvas.hover(position={"x": 138 + 40, "y": 24 + 24 * 3 + 12})
     tip = page.locator(".hm .tip").inner_text()
     assert tip.startswith("Rank 3 · node0 · step 10")
-    assert re.search(r"Own time: 1\d\d\.\d{3} ms", tip)
+    assert re.search(r"Without comm: 1\d\d\.\d{3} ms", tip)
     assert "slow compute" in tip
     canvas.click(position={"x": 60, "y": 24 + 24 * 2 + 12})
     wait_for(page, "rank", 2)
@@ -307,7 +307,8 @@ def test_a_thousand_ranks_scroll_and_the_strip_leads_to_any_of_them(ranks_page):
     assert page.evaluate("document.querySelector('.hm-scroll').scrollTop") > 5000
     assert page.locator("#rank-picker option").count() == 64
     assert (
-        "64 of 1,024 ranks are told in detail" in page.locator("#timeline .note").first.inner_text()
+        "64 of 1,024 ranks are shown in detail"
+        in page.locator("#timeline .note").first.inner_text()
     )
 
 
@@ -344,7 +345,7 @@ def test_the_last_collective_says_who_was_waited_for(ranks_page):
         }"""
     )
     assert any("for rank 3" in tip and "±" in tip for tip in tips)
-    assert any("the last of 4 drawn ranks to come" in tip for tip in tips)
+    assert any("the last of 4 drawn ranks to arrive" in tip for tip in tips)
 
 
 def test_tables_about_all_ranks_have_their_own_tabs(ranks_page):
@@ -364,7 +365,7 @@ def test_clocks_that_cannot_be_aligned_leave_a_sentence_not_a_hole(ranks_page):
     assert not page.locator(".rl").is_visible()
     said = page.locator("#ranks").inner_text()
     assert "Nothing to draw on one clock: times of the ranks contradict each other" in said
-    assert "Who comes last. Not known" in said
+    assert "Who arrives last. Not known" in said
     assert page.locator(".hm-canvas").is_visible()
 
 

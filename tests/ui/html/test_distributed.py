@@ -144,7 +144,7 @@ def test_notes_about_all_ranks_are_told_once(job, together, tmp_path):
 
 def test_bars_are_as_long_as_ranks_are_late(job):
     svg, left_out = draw_arrivals(job)
-    found = re.findall(r"rank (\d+): last to come to ([\d,]+) of", svg)
+    found = re.findall(r"rank (\d+): last to arrive in ([\d,]+) of", svg)
     assert [int(rank) for rank, _ in found] == [row.rank for row in job.arrivals]
     widths = [float(w) for w in re.findall(r'bar-last"[^>]*width="([\d.]+)"', svg)]
     assert widths[0] == max(widths)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stepscope.explain.findings.evidence import LOW, Evidence, severity
 from stepscope.records.explanation import Finding, Place, Remedy
+from stepscope.records.words import counted
 
 
 def find(evidence: Evidence) -> Finding | None:
@@ -21,11 +22,12 @@ def find(evidence: Evidence) -> Finding | None:
         summary=f"{share:.0%} of the step is idle right after the host waited for the "
         f"{evidence.device}: .item(), .cpu(), print of a tensor or an explicit synchronize.",
         evidence=(
-            f"{idle.after_sync_gaps} gaps opened by a blocking call, {evidence.ms(share)}",
+            f"{counted(idle.after_sync_gaps, 'gap')} opened by a blocking call, "
+            f"{evidence.ms(share)}",
             *(
                 call.name
                 + (f" in {call.operator}" if call.operator else "")
-                + f": {call.count} calls, "
+                + f": {counted(call.count, 'call')}, "
                 f"{call.total_ns / 1e6:.2f} ms on the host"
                 for call in calls
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.records.explanation import Finding, Remedy
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import Evidence
@@ -31,7 +32,7 @@ def find(evidence: Evidence) -> Finding | None:
         "making anything else faster changes little.",
         evidence=(
             top.name,
-            f"{top.count} calls, {top.total_ns / top.count / 1000:.1f} µs each",
+            f"{counted(top.count, 'call')}, {top.total_ns / top.count / 1000:.1f} µs each",
         ),
         remedies=(Remedy(id="precision", summary="a lower precision, where this kernel has one"),),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stepscope.explain.findings.evidence import LOW, Evidence, severity
 from stepscope.records.explanation import Finding, Remedy
+from stepscope.records.words import counted
 
 
 def find(evidence: Evidence) -> Finding | None:
@@ -25,7 +26,8 @@ def find(evidence: Evidence) -> Finding | None:
             if overlap is not None
             else "no communication",
             *(
-                f"{each.kind}: {each.count} calls, {each.exposed_ns / 1e6:.2f} ms exposed"
+                f"{each.kind}: {counted(each.count, 'call')}, {each.exposed_ns / 1e6:.2f} ms "
+                "exposed"
                 for each in evidence.collectives[:3]
             ),
             "time in a collective includes waiting for slower ranks",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stepscope.explain.findings.evidence import LOW, Evidence, severity
 from stepscope.records.explanation import Finding, Remedy
+from stepscope.records.words import counted
 
 
 def find(evidence: Evidence) -> Finding | None:
@@ -21,7 +22,7 @@ def find(evidence: Evidence) -> Finding | None:
         evidence=(
             f"exposed: {evidence.part_ms('exposed_memory')}",
             *(
-                f"{copy.name}: {copy.count} calls"
+                f"{copy.name}: {counted(copy.count, 'call')}"
                 + (f", {copy.gb_s:.1f} GB/s" if copy.gb_s is not None else "")
                 for copy in worst
             ),

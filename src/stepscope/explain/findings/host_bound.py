@@ -69,7 +69,7 @@ def _remedies(evidence: Evidence) -> tuple[Remedy, ...]:
             Remedy(id="batch", summary="a larger batch gives each operator more to do"),
         )
     return (
-        Remedy(id="cuda-graphs", summary="replay the step as one CUDA graph: one launch a step"),
+        Remedy(id="cuda-graphs", summary="replay the step as one CUDA graph: one launch per step"),
         Remedy(id="compile", summary="torch.compile fuses operators and launches fewer kernels"),
         Remedy(id="batch", summary="a larger batch makes kernels longer at the same launch cost"),
         Remedy(id="optimizer", summary="a fused optimizer replaces hundreds of launches"),

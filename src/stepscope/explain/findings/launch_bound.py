@@ -6,6 +6,7 @@ import numpy as np
 
 from stepscope.explain.findings.evidence import MEDIUM, Evidence, places, severity
 from stepscope.records.explanation import GAP_CAUSES, Finding, Remedy
+from stepscope.records.words import counted
 
 SMALL_GAP_NS = 100_000
 _CAUSES = tuple(GAP_CAUSES.index(cause) for cause in ("launch", "operators", "python"))
@@ -31,10 +32,12 @@ def find(evidence: Evidence) -> Finding | None:
         summary=f"{share:.0%} of the step is lost in small gaps between kernels: launching a "
         "kernel takes longer than running it.",
         evidence=(
-            f"{int(small.sum())} gaps under {SMALL_GAP_NS // 1000} µs, {evidence.ms(share)}",
+            f"{counted(int(small.sum()), 'gap')} under {SMALL_GAP_NS // 1000} µs, "
+            f"{evidence.ms(share)}",
             f"a kernel or copy runs {kernel_ns / 1000:.1f} µs on average, one starts every "
             f"{interval_ns / 1000:.1f} µs",
-            f"{launches.short_kernels} of {launches.kernels} kernels are shorter than 10 µs",
+            f"shorter than 10 µs: {launches.short_kernels} of "
+            f"{counted(launches.kernels, 'kernel')}",
             *_slowed(evidence),
         ),
         where=places(evidence, _CAUSES),

@@ -18,6 +18,7 @@ from stepscope.explain.tree import group, sum_by
 from stepscope.explain.work import named, one_of, rows_named
 from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.trace import HostKind
+from stepscope.records.words import counted
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def find(evidence: Evidence) -> Finding | None:
         summary=f"{share:.0%} of the step is spent rewriting tensors in another order of "
         "dimensions; no value changes.",
         evidence=(
-            f"{int(chosen.sum())} such kernels in the trace's steps, {evidence.ms(share)}",
+            f"{counted(int(chosen.sum()), 'such kernel')} in the trace's steps, "
+            f"{evidence.ms(share)}",
             *_reasons(evidence, chosen, around),
         ),
         where=costliest_places(trace, callers(trace, launched)[chosen], launched.dur_ns[chosen]),
@@ -89,7 +91,8 @@ def _reasons(evidence: Evidence, chosen: NDArray[np.bool_], around: NDArray[np.i
     total = sum_by(inverse, evidence.launched.dur_ns[asks], count)
     calls = np.bincount(inverse, minlength=count)
     return [
-        f"for {_words(trace.strings[host.name[asking[first[i]]]])}: {calls[i]} kernels, "
+        f"for {_words(trace.strings[host.name[asking[first[i]]]])}: "
+        f"{counted(int(calls[i]), 'kernel')}, "
         f"{evidence.ms(evidence.device_share(int(total[i])))}"
         for i in np.argsort(-total, kind="stable")[:3].tolist()
     ]

@@ -16,6 +16,7 @@ from stepscope.explain.findings.evidence import (
 )
 from stepscope.explain.launched import by_kernel, by_operator, callers
 from stepscope.records.explanation import Finding, Remedy
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,7 +53,8 @@ def find(evidence: Evidence) -> Finding | None:
         f"kernels would save up to {saved:.0%} of it.",
         evidence=(
             f"operators bound by memory: {evidence.ms(moving)}",
-            f"{runs} runs of neighbours: all but the longest of each is {evidence.ms(saved)}",
+            f"{counted(runs, 'run')} of neighbours: all but the longest of each is "
+            f"{evidence.ms(saved)}",
             *(_line(evidence, spot) for spot in _costliest(spots)),
             *_bandwidth(efficiency),
         ),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.explain.memory.words import size
 from stepscope.records.explanation import Finding, Remedy
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import Evidence
@@ -31,20 +32,21 @@ def find_in(memory: Memory) -> Finding | None:
         return None
     ends = growth.ends_bytes
     evidence = [
-        f"alive where a step ends: {size(ends[0])}, {len(ends) - 1} steps later {size(ends[-1])}",
+        f"alive at the end of a step: {size(ends[0])}, {counted(len(ends) - 1, 'step')} later "
+        f"{size(ends[-1])}",
         f"{size(growth.bytes_per_step)} more in each step, the first {growth.skipped} left out",
     ]
     left = None
     if memory.limit_bytes:
         left = max(0, memory.limit_bytes - memory.peak_bytes) // growth.bytes_per_step
-        evidence.append(f"at this rate memory is full in about {left:,} steps")
+        evidence.append(f"at this rate memory is full in about {counted(left, 'step')}")
     return Finding(
         id="memory-leak",
         title="Memory grows",
         share=growth.bytes_per_step / memory.peak_bytes if memory.peak_bytes else 0.0,
         of="memory",
         severity="high" if left is not None and left < SOON_STEPS else "medium",
-        summary=f"every step leaves {size(growth.bytes_per_step)} behind that is never released.",
+        summary=f"every step adds {size(growth.bytes_per_step)} that is never released.",
         evidence=tuple(evidence),
         remedies=(
             Remedy(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.explain.memory.words import biggest, held_words, size
 from stepscope.records.explanation import Finding, Place, Remedy
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import Evidence
@@ -80,7 +81,7 @@ def _failed(memory: Memory, last: OutOfMemory) -> Finding:
         evidence=(
             f"reserved {size(last.reserved_bytes)}, of which {size(free)} held no tensor"
             + device_free,
-            f"{many} request{'s' if many > 1 else ''} failed in the recorded history",
+            f"{counted(many, 'request')} failed in the recorded history",
             *held_words(memory),
         ),
         where=where,

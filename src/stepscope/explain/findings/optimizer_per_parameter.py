@@ -48,7 +48,7 @@ def find(evidence: Evidence) -> Finding | None:
         title="Optimizer loops over parameters",
         share=share,
         severity=severity(share),
-        summary=f"the optimizer launches {kernels:,.0f} kernels a step, one parameter after the "
+        summary=f"the optimizer launches {kernels:,.0f} kernels per step, one parameter after the "
         f"other, and takes {share:.0%} of the step.",
         evidence=(
             f"from its first kernel to its last: {evidence.ms(share)}, of which "

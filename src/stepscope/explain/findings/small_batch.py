@@ -13,6 +13,7 @@ from stepscope.explain.quantiles import median
 from stepscope.explain.tree import group
 from stepscope.explain.work import Kind
 from stepscope.records.explanation import Finding, Remedy
+from stepscope.records.words import counted
 
 _TOO_MANY = 1 << 62  # of a damaged file
 SHORT_NS = 20_000  # a longer kernel with few blocks is built so: a larger batch adds none
@@ -46,18 +47,18 @@ def find(evidence: Evidence) -> Finding | None:
         summary=f"{lost:.0%} of the step is lost to multiprocessors without work: most kernels are "
         f"short and have fewer blocks than the {evidence.device} has multiprocessors ({units}).",
         evidence=(
-            f"{int(small.sum())} of {int(known.sum())} kernels fill less than one wave, "
+            f"{int(small.sum())} of {counted(int(known.sum()), 'kernel')} fill less than one wave, "
             f"{launched.dur_ns[small].sum() / busy:.0%} of kernel time",
             f"while they run, {_mean(filled[small], launched.dur_ns[small]):.0%} of the "
             "multiprocessors have a block",
             f"the median kernel runs {median(launched.dur_ns[known]) / 1000:.1f} µs in "
-            f"{int(median(blocks[known]))} blocks",
+            f"{counted(int(median(blocks[known])), 'block')}",
             f"idle between kernels: {evidence.part_ms('idle_launch', 'operators', 'python')}",
         ),
         remedies=(
             Remedy(id="batch", summary="a larger batch: more blocks in the same time"),
             Remedy(id="compile", summary="torch.compile joins small kernels into fewer"),
-            Remedy(id="cuda-graphs", summary="one launch a step, where the batch cannot grow"),
+            Remedy(id="cuda-graphs", summary="one launch per step, where the batch cannot grow"),
         ),
     )
 

@@ -8,6 +8,7 @@ from stepscope.explain.findings.evidence import LOW, severity
 from stepscope.explain.strategies.join import bound
 from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.strategies import Pipeline
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +53,8 @@ def _at_least(pipeline: Pipeline) -> str:
     if pipeline.bound_share is None:
         return ""
     return (
-        f"; {pipeline.size} stages and {pipeline.microbatches} micro-batches cost at least "
+        f"; {counted(pipeline.size, 'stage')} and "
+        f"{counted(pipeline.microbatches or 0, 'micro-batch', 'micro-batches')} cost at least "
         f"{pipeline.bound_share:.0%}"
     )
 

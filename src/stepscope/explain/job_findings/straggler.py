@@ -8,6 +8,7 @@ import numpy as np
 
 from stepscope.explain.findings.evidence import severity
 from stepscope.records.explanation import Finding, Remedy
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,7 @@ _REMEDIES: dict[Cause, tuple[Remedy, ...]] = {
             summary="on its host look for other processes, a throttled or smaller device, wrong "
             "CPU binding; try the rank on another host",
         ),
-        Remedy(id="no-straggler", summary="a step in which this rank kept the others' pace"),
+        Remedy(id="no-straggler", summary="bring this rank up to the pace of the others"),
         Remedy(id="balance", summary="if its share of the work is larger, balance it"),
     ),
     "input": (
@@ -35,9 +36,9 @@ _REMEDIES: dict[Cause, tuple[Remedy, ...]] = {
     ),
 }
 _WORDS: dict[Cause, str] = {
-    "compute": "takes {slowdown:.2f} times as long as the other ranks over its own work",
-    "input": "waits for its data: its own time is {slowdown:.2f} times the other ranks'",
-    "link": "transfers take {slowdown:.2f} times what they should while ranks come together",
+    "compute": "takes {slowdown:.2f} times as long as the other ranks for its own work",
+    "input": "waits for its data and takes {slowdown:.2f} times as long as the other ranks",
+    "link": "transfers take {slowdown:.2f} times what they should although ranks arrive together",
 }
 
 
@@ -78,5 +79,8 @@ def _last(job: Job, worst: Straggler) -> list[str]:
     for row in job.arrivals:
         if row.rank == worst.rank and row.times_last:
             lead = row.lead_ns / 1e6
-            return [f"last to come to {row.times_last} of {row.of} collectives, by {lead:.2f} ms"]
+            return [
+                f"last to arrive in {row.times_last} of {counted(row.of, 'collective')}, "
+                f"typically by {lead:.2f} ms"
+            ]
     return []

@@ -44,15 +44,15 @@ _ROUNDING = 512
 BEFORE = "(before the history began)"
 UNKNOWN = "(no stack recorded)"
 NO_CATEGORIES = (
-    "a snapshot does not say what a block is for: all of it is in other, and by_site tells who "
-    "allocated it"
+    "a snapshot does not say what a block is for: all of it counts as other, and by_site says "
+    "what allocated it"
 )
 NO_STACKS = (
     "the snapshot has no stacks: record with "
     "torch.cuda.memory._record_memory_history(stacks='python')"
 )
 NO_HISTORY = (
-    "the snapshot has no history: its last state is told, not its peak (call "
+    "the snapshot has no history: its last state is shown, not its peak (call "
     "torch.cuda.memory._record_memory_history() before the steps)"
 )
 
@@ -88,7 +88,7 @@ def memory_of_snapshot(snapshot: Snapshot, limit_bytes: int | None = None) -> Me
     if not snapshot.stacks:
         notes.append(NO_STACKS)
     if others:
-        notes.append(f"other devices are in the snapshot too and are not told: {others}")
+        notes.append(f"other devices are in the snapshot too and are not shown: {others}")
     if snapshot.unknown_actions:
         notes.append(f"actions that are not known: {', '.join(snapshot.unknown_actions[:5])}")
     categories: Categories = dict.fromkeys(CATEGORIES)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepscope.records.memory import ActivationTheory, Theory, ZeroRow
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,7 +133,7 @@ def transformer_activations(model: Transformer, measured_bytes: int | None) -> A
     """The formula's answer for the batch at hand."""
     per_sample = token_bytes(model) * model.length + model.dropout_bytes // max(model.batch, 1)
     return ActivationTheory(
-        model=f"transformer of {model.layers} blocks, nothing recomputed",
+        model=f"transformer of {counted(model.layers, 'block')}, nothing recomputed",
         formula=formula_words(model),
         per_sample_bytes=per_sample,
         total_bytes=per_sample * model.batch + model.cast_bytes,

@@ -143,7 +143,7 @@ def _told_apart(
     elif whole:
         notes.append(
             "a trace does not say what was allocated before it began: parameters, gradients and "
-            "optimizer state are in other (`stepscope run` tells them apart)"
+            "optimizer state are in other (`stepscope run` separates them)"
         )
     kept[_OTHER] = whole - int(kept.sum())
     return kept, notes

@@ -37,7 +37,7 @@ def biggest(memory: Memory) -> str:
         site = memory.by_site[0]
         place = f"{site.file}:{site.line}" if site.file else site.operator
         return f"from {place} ({size(site.size_bytes)})"
-    return "not told"
+    return "not known"
 
 
 def held_words(memory: Memory) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.explain.nccl.groups import Group, Member
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -85,4 +86,4 @@ def plural(word: str, numbers: list[int]) -> str:
 
 
 def more(left: int, words: str) -> list[str]:
-    return [f"{left} {words}{'' if left == 1 else 's'} more"] if left > 0 else []
+    return [f"{counted(left, words)} more"] if left > 0 else []

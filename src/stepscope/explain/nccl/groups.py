@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.records.explanation import Place
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -81,8 +82,8 @@ class Group:
         return True if one in self._believed else None
 
     def words(self) -> str:
-        size = "?" if self.nranks is None else self.nranks
-        return f"communicator {self.id} ({size} ranks)"
+        ranks = "? ranks" if self.nranks is None else counted(self.nranks, "rank")
+        return f"communicator {self.id} ({ranks})"
 
 
 def groups_of(logs: Iterable[NcclLog]) -> list[Group]:

@@ -13,6 +13,7 @@ from stepscope.errors import UnreadableInputError
 from stepscope.explain.nccl.groups import groups_of
 from stepscope.explain.nccl.judge import judge_nccl
 from stepscope.records.nccl import Choice, CommunicatorRow, NcclSummary, TransportRow
+from stepscope.records.words import counted
 from stepscope.trace.nccl_log import find_nccl_logs, read_nccl_log
 
 if TYPE_CHECKING:
@@ -138,18 +139,19 @@ def _notes(logs: list[NcclLog], groups: list[Group], calls: int) -> list[str]:
     out = []
     damaged = sum(log.damaged_lines for log in logs)
     if damaged:
-        out.append(f"{damaged} lines of NCCL's were cut or mixed with others and are left out")
+        out.append(f"left out: {counted(damaged, 'line')} of NCCL's, cut or mixed with others")
     out += [f"{log.path}: {log.ended_early}" for log in logs if log.ended_early]
     guessed = sum(comm.guessed_lines for log in logs for comm in log.communicators)
     if guessed and any(len(log.communicators) > len(log.processes) for log in logs):
         out.append(
-            f"{guessed} lines do not name their communicator: they were given to the one whose "
-            "rank fits, the latest first"
+            f"no communicator is named in {counted(guessed, 'line')}: the latest one whose "
+            "rank fits "
+            "was taken"
         )
     for group in groups:
         seen = len({member.comm.rank for member in group.members})
         if group.nranks and seen < group.nranks:
-            out.append(f"{group.words()}: logs of {seen} of its ranks are here")
+            out.append(f"{group.words()}: logs of only {counted(seen, 'rank')} are here")
     if len({version for log in logs for version in log.versions}) > 1:
         out.append("the processes do not all run the same version of NCCL")
     if not calls:

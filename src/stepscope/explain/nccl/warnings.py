@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.explain.nccl.evidence import DIGITS, SHOWN, more
 from stepscope.records.explanation import Finding, Place, Remedy
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,8 +39,8 @@ def warned(logs: Sequence[NcclLog]) -> Finding | None:
         title="NCCL warnings",
         share=0.0,
         severity="medium" if failed else "low",
-        summary=f"NCCL warned {total} {'time' if total == 1 else 'times'}"
-        + (" and a communicator never came up." if failed else "."),
+        summary=f"NCCL warned {counted(total, 'time')}"
+        + (" and a communicator was never initialised." if failed else "."),
         evidence=(*lines, *more(len(kinds) - SHOWN, "other warning")),
         where=tuple(Place(file=f[0][0].path, line=f[0][1].line) for f in kinds[:SHOWN]),
         remedies=(

@@ -14,6 +14,7 @@ from stepscope.explain.nccl.evidence import (
 )
 from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.nccl import SOCKET
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,7 +69,8 @@ def no_p2p(logs: Sequence[NcclLog], groups: list[Group]) -> Finding | None:
         title="NCCL without P2P",
         share=0.0,
         severity="medium" if switches or said else "low",
-        summary=f"{count_pairs(shared)} of {count_pairs([*shared, *direct])} pairs of ranks on "
+        summary=f"{count_pairs(shared)} of {counted(count_pairs([*shared, *direct]), 'pair')} "
+        "of ranks on "
         "one machine talk through host memory instead of GPU to GPU.",
         evidence=(*link_lines(shared), *switches, *said),
         where=places(shared),

@@ -19,6 +19,7 @@ from stepscope.explain.work import rows_named
 from stepscope.records.job import KINDS
 from stepscope.records.strategies import Block, RankFullySharded, ShardMemory
 from stepscope.records.trace import HostKind
+from stepscope.records.words import counted
 from stepscope.trace.links import distinct, nearest_of
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _annotations(evidence: Evidence, around: Int32, mine: Bools) -> dict[int, st
 
 def _told(evidence: Evidence, annotated: bool) -> tuple[str, ...]:
     out = [
-        f"{count} modules of class {name}"
+        f"{counted(count, 'module')} of class {name}"
         for name, count in (evidence.layout.get("fsdp_modules") or {}).items()
     ]
     if annotated:

@@ -17,6 +17,7 @@ from stepscope.explain.work import rows_named
 from stepscope.records.job import Group
 from stepscope.records.strategies import RankPipeline
 from stepscope.records.trace import HostKind
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.explain.intervals import Set
@@ -54,7 +55,7 @@ def find(evidence: Evidence, free: Bools) -> tuple[RankPipeline | None, Bools]:
     busy = intervals.length(compute) + intervals.length(other)
     waits = intervals.subtract(within(_spans(evidence, receiving)), compute)
     span = int(evidence.pace.dur_ns.sum())
-    told = [f"torch.distributed.pipelining with {count} stages"] if count else []
+    told = [f"torch.distributed.pipelining with {counted(count, 'stage')}"] if count else []
     return RankPipeline(
         stage_indices=indices,
         stages=count,

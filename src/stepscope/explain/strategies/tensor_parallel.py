@@ -11,6 +11,7 @@ from stepscope.explain.modules import PREFIX
 from stepscope.explain.work import rows_named
 from stepscope.records.strategies import Layer, RankTensorParallel
 from stepscope.records.trace import ABSENT, HostKind
+from stepscope.records.words import counted
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def find(evidence: Evidence, free: Bools) -> tuple[RankTensorParallel | None, Bo
     sizes = evidence.size_bytes[mine]
     split = _split_parameters(evidence)
     if split:
-        told.append(f"{split} parameters are split")
+        told.append(f"split over ranks: {counted(split, 'parameter')}")
     return RankTensorParallel(
         groups=evidence.groups_of(mine),
         evidence=tuple(told),

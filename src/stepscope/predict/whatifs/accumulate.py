@@ -13,7 +13,7 @@ from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, chan
 if TYPE_CHECKING:
     from stepscope.predict.scene import Scene
 
-HELP = "so many micro-batches for one optimizer step"
+HELP = "N micro-batches per optimizer step (accumulate=4)"
 _MOST_CALLS = 1_000_000  # a step with more is not replayed
 
 
@@ -32,8 +32,8 @@ def apply(scene: Scene, value: str) -> Outcome:
     if times * len(graph.calls) > _MOST_CALLS:
         most = max(2, _MOST_CALLS // len(graph.calls))
         raise Refused(
-            f"accumulate={value}: {len(graph.calls)} calls so many times are not replayed; "
-            f"{most} micro-batches are, and more take as long for a sample"
+            f"accumulate={value}: {len(graph.calls)} calls {times} times are too many to replay; "
+            f"{most} micro-batches can be, and with more the time per sample stays the same"
         )
     passes = np.flatnonzero(~stepping)
     order = np.concatenate([*[passes] * times, np.flatnonzero(stepping)])

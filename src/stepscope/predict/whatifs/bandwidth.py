@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from stepscope.predict.scene import Scene
     from stepscope.predict.whatifs.outcome import Outcome
 
-HELP = "links with so many times the bandwidth (bandwidth=2)"
+HELP = "links with N times the bandwidth (bandwidth=2)"
 
 
 def apply(scene: Scene, value: str) -> Outcome:

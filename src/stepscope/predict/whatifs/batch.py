@@ -72,7 +72,7 @@ def batch_factor(scene: Scene, value: str) -> float:
     if wanted < 1:
         raise WrongValue(f"batch={value}: at least one sample")
     if not scene.batch:
-        raise Refused(f"batch={value}: the trace does not tell its batch; give a factor such as x2")
+        raise Refused(f"batch={value}: the batch is not in the trace; give a factor such as x2")
     return wanted / scene.batch
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from stepscope.predict.scene import Scene
     from stepscope.predict.whatifs.outcome import Outcome
 
-HELP = "DDP's bucket_cap_mb: gradients summed in buckets of so many MiB"
+HELP = "DDP's bucket_cap_mb: gradients summed in buckets of N MiB (bucket-mb=25)"
 
 
 def apply(scene: Scene, value: str) -> Outcome:

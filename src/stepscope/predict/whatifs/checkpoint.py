@@ -10,6 +10,7 @@ from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.predict.edit import Selection, insert, remove, scale_calls
 from stepscope.predict.peaks import peak_with_checkpoints
 from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.records.words import counted
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ def _blocks(scene: Scene) -> Outcome:
     return Outcome(
         scene=changed(scene, new),
         assumptions=(
-            f"{len(inside)} launches of the blocks' forward pass ({durations.sum() / 1e6:.2f} ms) "
+            f"{counted(len(inside), 'launch', 'launches')} of the blocks' forward pass "
+            f"({durations.sum() / 1e6:.2f} ms) "
             "run again inside backward; embedding, head and loss do not",
         ),
         spread=0.08,

@@ -12,6 +12,7 @@ from stepscope.explain import intervals
 from stepscope.explain.replay.graph import CallKind, Calls
 from stepscope.explain.work import Kind
 from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
+from stepscope.records.words import counted
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
@@ -54,11 +55,14 @@ def apply(scene: Scene, value: str) -> Outcome:
         latency_ns=np.full(len(tasks), 5_000.0),
     )
     said = [
-        f"{len(tasks)} kernels in one launch, {SPACING_NS / 1000:.1f} µs apart; shapes must stay "
+        f"{counted(len(tasks), 'kernel')} in one launch, {SPACING_NS / 1000:.1f} µs apart; "
+        "shapes must stay "
         "the same from step to step",
     ]
     if waits:
-        said.append(f"{waits} blocking calls a step must go: nothing may wait inside a graph")
+        said.append(
+            f"{counted(waits, 'blocking call')} per step must go: nothing may wait inside a graph"
+        )
     spread = 0.05
     if tasks is not graph.tasks:
         spread = 0.35

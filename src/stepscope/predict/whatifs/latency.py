@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from stepscope.predict.scene import Scene
     from stepscope.predict.whatifs.outcome import Outcome
 
-HELP = "collectives with so many times the latency (latency=0.5)"
+HELP = "collectives with N times the latency (latency=0.5)"
 
 
 def apply(scene: Scene, value: str) -> Outcome:

@@ -31,6 +31,6 @@ def apply(scene: Scene, value: str) -> Outcome:
         raise Refused("no-data-wait: the steps of this trace never wait for data")
     return Outcome(
         scene=changed(scene, graph),
-        assumptions=(f"{saved / 1e6:.2f} ms a step inside the data loader removed",),
+        assumptions=(f"{saved / 1e6:.2f} ms per step inside the data loader removed",),
         spread=0.05,
     )

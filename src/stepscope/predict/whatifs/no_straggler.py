@@ -28,7 +28,9 @@ def apply(scene: Scene, value: str) -> Outcome:
     del value
     job = scene.job
     if job is None or len(job.ranks) < 2:
-        raise Refused("no-straggler: give all ranks of the job: one does not tell who is slow")
+        raise Refused(
+            "no-straggler: give all ranks of the job: one alone does not show which is slow"
+        )
     whole = (job.own_ns > 0).all(axis=1)
     if not whole.any():
         raise Refused("no-straggler: no step was recorded on all ranks")
@@ -43,10 +45,13 @@ def apply(scene: Scene, value: str) -> Outcome:
     return Outcome(
         scene=changed(scene, graph),
         assumptions=(
-            f"rank {rank} needs {np.median(own[:, slowest]) / 1e6:.2f} ms of its own a step, the "
-            f"median of the others {usual / 1e6:.2f}: without that, steps of {length / 1e6:.2f} ms "
+            f"rank {rank} needs {np.median(own[:, slowest]) / 1e6:.2f} ms per step without "
+            "communication, "
+            f"the median of the others {usual / 1e6:.2f}: without that, steps of "
+            f"{length / 1e6:.2f} ms "
             f"(profiled) are {gain / 1e6:.2f} ms shorter",
-            f"who is then the slowest decides: verdict on stragglers was {job.stragglers.verdict}",
+            "the next slowest rank then sets the pace; verdict on stragglers: "
+            f"{job.stragglers.verdict}",
         ),
         spread=0.05,
     )

@@ -9,6 +9,7 @@ import numpy as np
 from stepscope.explain.replay.graph import CallKind
 from stepscope.predict.edit import Selection, remove
 from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.predict.scene import Scene
@@ -29,6 +30,8 @@ def apply(scene: Scene, value: str) -> Outcome:
     new = remove(graph, Selection(calls=waiting, tasks=none), with_gaps=False)
     return Outcome(
         scene=changed(scene, new),
-        assumptions=(f"{int(waiting.sum())} blocking calls a step removed, all else as it was",),
+        assumptions=(
+            f"{counted(int(waiting.sum()), 'blocking call')} per step removed, all else as before",
+        ),
         spread=0.05,
     )

@@ -10,6 +10,7 @@ from stepscope.predict.edit import Selection, insert, remove
 from stepscope.predict.kernels import FLOOR_NS
 from stepscope.predict.updates import current_kind, stepping
 from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.predict.scene import Scene
@@ -33,7 +34,7 @@ def apply(scene: Scene, value: str) -> Outcome:
         raise Refused(f"optimizer=fused: PyTorch has no fused form of {rule.name}")
     parameters = scene.parameters
     if parameters is None:
-        raise Refused("optimizer: the trace does not tell the parameters (record shapes)")
+        raise Refused("optimizer: the trace does not give the parameters (record shapes)")
     graph = scene.graph
     updating = mine[graph.tasks.call]
     host = float((graph.calls.gap_ns + graph.calls.call_ns)[mine].sum())
@@ -65,7 +66,8 @@ def apply(scene: Scene, value: str) -> Outcome:
     return Outcome(
         scene=changed(scene, graph),
         assumptions=(
-            f"{now} -> {value} for {parameters.tensors} tensors of {parameters.elements:,} "
+            f"{now} -> {value} for {counted(parameters.tensors, 'tensor')} of "
+            f"{parameters.elements:,} "
             f"parameters: {host / 1e6:.2f} -> {host_new / 1e6:.2f} ms of the host"
             f"{'' if scene.on_host else on_device}",
             _about(rule),

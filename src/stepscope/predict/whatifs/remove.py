@@ -12,6 +12,7 @@ from stepscope.predict import edit
 from stepscope.predict.host_time import shorten_gaps
 from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.records.trace import HostKind
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.predict.scene import Scene
@@ -30,8 +31,8 @@ def apply(scene: Scene, value: str) -> Outcome:
         raise Refused(f"remove={value}: no kernel, operator or annotation has such a name")
     tasks = float(scene.graph.tasks.dur_ns[chosen.tasks].sum())
     told = (
-        f"{int(chosen.tasks.sum())} tasks ({tasks / 1e6:.2f} ms) and "
-        f"{int(chosen.calls.sum())} calls removed with the host's time that led to them"
+        f"{counted(int(chosen.tasks.sum()), 'kernel')} ({tasks / 1e6:.2f} ms) and "
+        f"{counted(int(chosen.calls.sum()), 'call')} removed with the host's time that led to them"
     )
     if not chosen.calls.any():
         told = f"{saved / 1e6:.3g} ms of the host's time removed; no call or kernel has such a name"

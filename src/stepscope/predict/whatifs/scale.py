@@ -12,6 +12,7 @@ from stepscope.predict.host_time import shorten_gaps
 from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.predict.whatifs.remove import pattern
 from stepscope.records.trace import HostKind
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.predict.scene import Scene
@@ -32,7 +33,7 @@ def apply(scene: Scene, value: str) -> Outcome:
     chosen = edit.select(scene.graph, scene.trace, matches)
     if chosen.tasks.any():
         graph = edit.scale_tasks(scene.graph, chosen.tasks, factor)
-        said = f"{int(chosen.tasks.sum())} tasks take {factor:g} times as long"
+        said = f"duration of {counted(int(chosen.tasks.sum()), 'kernel')} times {factor:g}"
     else:
         host = scene.trace.host
         rows = np.flatnonzero(rows_named(scene.trace, host, host.kind <= HostKind.PYTHON, matches))
@@ -41,5 +42,5 @@ def apply(scene: Scene, value: str) -> Outcome:
         graph = edit.scale_calls(graph, own, factor)
         if not saved and not own.any():
             raise Refused(f"scale={value}: no kernel, operator or annotation has such a name")
-        said = f"host time of {len(rows)} events times {factor:g}"
+        said = f"host time of {counted(len(rows), 'event')} times {factor:g}"
     return Outcome(scene=changed(scene, graph), assumptions=(said,), spread=0.03)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from stepscope.predict.scene import Scene
     from stepscope.predict.whatifs.outcome import Outcome
 
-HELP = "so many data-parallel workers, each with its batch (N:strong divides the batch)"
+HELP = "N data-parallel workers, each with its own batch (workers=8; 8:strong divides one batch)"
 _MOST = 1 << 20
 
 

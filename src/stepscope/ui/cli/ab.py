@@ -24,28 +24,37 @@ _BETWEEN = "---"
     context_settings={"allow_interspersed_args": False},
 )
 @click.option(
-    "--pairs", default=5, show_default=True, type=click.IntRange(1), help="Runs of each command."
+    "--pairs",
+    default=5,
+    show_default=True,
+    type=click.IntRange(1),
+    help="How often to run each command.",
 )
-@click.option("--seed", default=0, show_default=True, help="Draws who comes first.")
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    help="Seed of the random order: which command of a pair runs first.",
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of all runs (default: stepscope-runs/<time>-ab).",
+    help="Folder for all runs (default: stepscope-runs/<time>-ab).",
 )
 @click.option(
     "--wait",
     default=10,
     show_default=True,
     type=click.IntRange(1),
-    help="Steps before the trace of the last pair.",
+    help="Steps to skip before the last pair's trace is recorded.",
 )
-@click.option("--no-trace", is_flag=True, help="No trace in the last pair: only steps.")
+@click.option("--no-trace", is_flag=True, help="Record no trace in the last pair, only step times.")
 @click.option(
     "--step-on",
     type=click.Choice(["optimizer", "dataloader", "forward"]),
     default="optimizer",
     show_default=True,
-    help="What ends a step.",
+    help="What counts as the end of a training step.",
 )
 @comparing_options
 @click.argument("commands", nargs=-1, required=True, type=click.UNPROCESSED)

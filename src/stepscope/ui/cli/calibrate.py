@@ -32,24 +32,43 @@ def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
 
 
 @click.command(name="calibrate", short_help="this machine's and its ranks' ceilings")
-@click.option("--ranks", type=click.IntRange(2), help="Start this many ranks here, by torchrun.")
-@click.option("--backend", help="gloo, nccl, ... (nccl where there is CUDA, else gloo).")
 @click.option(
-    "--max-bytes", callback=_size, metavar="SIZE", help="Largest size of a sweep (256MiB)."
+    "--ranks",
+    type=click.IntRange(2),
+    help="Start this many processes here with torchrun, to measure collectives.",
 )
 @click.option(
-    "--seconds", type=click.FloatRange(0.1), help="For each kind in each group (20; quick: 1)."
+    "--backend",
+    help="Communication backend: gloo, nccl, ... (default: nccl where there is CUDA, else gloo).",
 )
 @click.option(
-    "--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Only this collective."
+    "--max-bytes",
+    callback=_size,
+    metavar="SIZE",
+    help="Largest message to measure (default: 256MiB).",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.1),
+    help="Seconds for each collective in each group (default: 20, with --quick 1).",
+)
+@click.option(
+    "--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Measure only this collective."
 )
 @click.option("--quick", is_flag=True, help="Fewer and smaller sizes, a few seconds in all.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.option(
-    "--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the plots to this file."
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write an HTML page with the plots to this file.",
 )
-@click.option("--compare", callback=_size, metavar="SIZE", help="Only compare algorithms.")
-@click.option("--world", type=click.IntRange(2), help="Ranks to compare for.")
+@click.option(
+    "--compare",
+    callback=_size,
+    metavar="SIZE",
+    help="Measure nothing: compare all-reduce algorithms for this message size.",
+)
+@click.option("--world", type=click.IntRange(2), help="Number of ranks for --compare.")
 def command(
     ranks: int | None,
     backend: str | None,
@@ -74,7 +93,7 @@ def command(
         _compare(compare, world, as_json)
         return
     if world is not None:
-        raise UsageError("--world goes with --compare; ranks are started with --ranks")
+        raise UsageError("--world is for --compare only; --ranks starts ranks")
     if max_bytes is not None and max_bytes < 1 << 12:
         raise UsageError("--max-bytes: a sweep starts at 1KiB and needs at least 4KiB")
     if find_spec("torch") is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stepscope.errors import SlowerError, UsageError
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,25 +38,35 @@ def comparing_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """What `compare` and `ab` have in common."""
     for option in (
         click.option(
-            "--json", "as_json", is_flag=True, help="Print one JSON object, else nothing."
+            "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."
         ),
         click.option(
             "--html",
             type=click.Path(path_type=Path, dir_okay=False),
-            help="Write a page with both distributions and what moved.",
+            help="Write an HTML page with both distributions and what changed.",
         ),
         click.option(
             "--fail-on-slower",
             callback=share,
             metavar="SHARE",
-            help="Exit with 5 when B is surely slower by more than this (3%).",
+            help="Exit with code 5 when B is slower by more than this, such as 3%, at the least.",
         ),
         click.option(
-            "--promise", metavar="ID", help="The promise that B tries (stepscope record)."
+            "--promise",
+            metavar="ID",
+            help="The promise that B tries; `stepscope record` lists them.",
         ),
-        click.option("--no-promise", is_flag=True, help="Do not look for a promise."),
         click.option(
-            "--top", default=6, show_default=True, type=click.IntRange(1, 100), help="Rows a table."
+            "--no-promise",
+            is_flag=True,
+            help="Do not check a promise that was kept with whatif --remember.",
+        ),
+        click.option(
+            "--top",
+            default=6,
+            show_default=True,
+            type=click.IntRange(1, 100),
+            help="Rows in each table.",
         ),
     ):
         command = option(command)
@@ -82,26 +93,41 @@ class _Sides(click.Command):
 
 @click.command(cls=_Sides, name="compare", short_help="did the step really change, A against B")
 @click.argument("paths", nargs=-1, required=True)
-@click.option("--against", multiple=True, metavar="B...", help="B's runs; then PATHS are all A's.")
-@click.option("--pairs", is_flag=True, help="Runs took turns: A's first with B's first, and so on.")
+@click.option(
+    "--against",
+    multiple=True,
+    metavar="B...",
+    help="The runs of side B; all PATHS are then side A.",
+)
+@click.option(
+    "--pairs",
+    is_flag=True,
+    help="The runs took turns: compare A's first with B's first, and so on.",
+)
 @click.option(
     "--unit",
     type=click.Choice(["ns", "us", "ms", "s"]),
     default="ms",
     show_default=True,
-    help="Of step lists that do not say it.",
+    help="Unit of step times in lists that do not name it.",
 )
-@click.option("--column", metavar="NAME", help="Of step lists with several columns.")
+@click.option("--column", metavar="NAME", help="Which column of a step list holds the step times.")
 @click.option(
     "--between-starts",
     callback=share,
     default="0.5%",
     show_default=True,
     metavar="SHARE",
-    help="What a start changes by chance, where there is one run on each side.",
+    help="How much two starts of one command differ by chance; used where each side is one run.",
 )
-@click.option("--steps-only", is_flag=True, help="Read no trace: only step times and phases.")
-@click.option("--no-cache", is_flag=True, help="Neither use nor write the cache of traces.")
+@click.option(
+    "--steps-only", is_flag=True, help="Compare step times and phases only; read no traces."
+)
+@click.option(
+    "--no-cache",
+    is_flag=True,
+    help="Read the traces themselves, not copies kept from earlier, and keep none.",
+)
 @comparing_options
 def command(
     paths: tuple[str, ...],
@@ -228,6 +254,6 @@ def _sides(
 
         return (*read_pairs(Path(paths[0])), True)
     raise UsageError(
-        f"two sides are compared, and {len(paths)} path{'s' if len(paths) > 1 else ''} came: "
+        f"two sides are compared, not {counted(len(paths), 'path')}: "
         "compare A B, or several runs a side with compare A1 A2 --against B1 B2"
     )

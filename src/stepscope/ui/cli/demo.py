@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,7 @@ RANKS = 2
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Run folder (a new stepscope-demo* folder here by default).",
+    help="Folder for the capture and the report (default: a new stepscope-demo folder here).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(out: Path | None, as_json: bool) -> None:
@@ -51,9 +52,11 @@ def command(out: Path | None, as_json: bool) -> None:
 
         sys.stdout.write(msgspec.json.encode(explanation_json(explanation)).decode() + "\n")
         return
-    from stepscope.ui.terminal.explanation import print_explanation
+    from stepscope.ui.terminal.short import print_short
 
-    print_explanation(explanation, top=6, report=report)
+    print_short(
+        explanation, more=f"stepscope explain {shlex.quote(str(folder))} --full", report=report
+    )
 
 
 def _training() -> tuple[str, ...]:

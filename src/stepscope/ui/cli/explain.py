@@ -30,30 +30,51 @@ _DRAWN_RANKS = 16
 @click.argument("paths", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.option(
-    "--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a report to this file."
+    "--full",
+    is_flag=True,
+    help="Print every table: ranks, collectives, all findings and changes tried, efficiency, "
+    "memory, kernels, operators. Without it: one screen.",
 )
-@click.option("--no-cache", is_flag=True, help="Neither use nor write the cache.")
 @click.option(
-    "--top", default=8, show_default=True, type=click.IntRange(1, 100), help="Rows per table."
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write an HTML report (timeline, flame graphs, tables) to this file. It needs no network.",
+)
+@click.option(
+    "--no-cache",
+    is_flag=True,
+    help="Read the trace itself, not the copy kept from an earlier reading, and keep none.",
+)
+@click.option(
+    "--top",
+    default=8,
+    show_default=True,
+    type=click.IntRange(1, 100),
+    help="Rows in each table that --full prints.",
 )
 @click.option(
     "--engine",
     type=click.Choice(["pool", "ray", "torch"]),
     default="pool",
     show_default=True,
-    help="Who reads the files: processes here, a Ray cluster, or the ranks torchrun started.",
+    help="Where the files are read: in processes here, on a Ray cluster, or by the ranks that "
+    "torchrun started this command with.",
 )
 @click.option(
-    "--workers", type=click.IntRange(1), help="Files read at once (default: one for each core)."
+    "--workers",
+    type=click.IntRange(1),
+    help="How many files to read at the same time (default: one per CPU core).",
 )
 @click.option(
     "--memory-limit",
     metavar="SIZE",
-    help="What may be used of a device's memory, such as 24GB (default: all of it).",
+    help="Memory that the training may use on each device, such as 24GB, for the largest batch "
+    "that fits (default: all the device has).",
 )
 def command(
     paths: tuple[str, ...],
     as_json: bool,
+    full: bool,
     html: Path | None,
     no_cache: bool,
     top: int,
@@ -89,9 +110,17 @@ def command(
 
         sys.stdout.write(msgspec.json.encode(explanation_json(explanation)).decode() + "\n")
         return
-    from stepscope.ui.terminal.explanation import print_explanation
+    if full:
+        from stepscope.ui.terminal.explanation import print_explanation
 
-    print_explanation(explanation, top=top, report=html)
+        print_explanation(explanation, top=top, report=html)
+        return
+    from stepscope.ui.terminal.short import print_short
+
+    if html:
+        print_short(explanation, more="--full prints all tables", report=html)
+    else:
+        print_short(explanation)
 
 
 def _bytes(memory_limit: str) -> int:

@@ -14,6 +14,7 @@ from stepscope.errors import NotCapturedError
 from stepscope.measure import folder as layout
 from stepscope.measure.schedule import Schedule
 from stepscope.measure.settings import Settings
+from stepscope.records.words import counted
 from stepscope.ui.cli.run import capture, claim
 
 if TYPE_CHECKING:
@@ -30,19 +31,27 @@ _STEPS = 3
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Keep the capture in this run folder.",
+    help="Keep the capture in this folder, for explain and whatif.",
 )
 @click.option(
-    "--wait", default=3, show_default=True, type=click.IntRange(1), help="Steps before the look."
+    "--wait",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Steps to skip before recording.",
 )
-@click.option("--let-run", is_flag=True, help="Do not end the command; wait until it ends.")
+@click.option(
+    "--let-run",
+    is_flag=True,
+    help="Let the command run to its end instead of stopping it after three steps.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.option(
     "--step-on",
     type=click.Choice(["auto", "optimizer", "backward", "dataloader", "forward"]),
     default="auto",
     show_default=True,
-    help="What ends a step.",
+    help="What counts as the end of a training step.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
@@ -53,7 +62,7 @@ def command(
     step_on: str,
     command: tuple[str, ...],
 ) -> int:
-    """Start COMMAND, record three steps of every rank, end it, and say how it is doing.
+    """Start COMMAND, record three steps of every rank, stop it, and say how it is doing.
 
     The command's own output goes to stderr. Its work is lost: use `run` for training that counts.
     """
@@ -106,7 +115,7 @@ def _look(folder: Path, settings: Settings, code: int) -> Health:
         needed = Schedule.of(settings).windows[0].last + 1
         seen = max((_facts(place).get("steps") or 0 for place in places), default=0)
         raise NotCapturedError(
-            f"the command ended with exit code {code} before {needed} steps were over "
+            f"the command ended with exit code {code} before {counted(needed, 'step')} were over "
             f"({seen} were seen): nothing can be said about its health"
         )
     explanation = explain_job(folder, cache=False)
@@ -124,6 +133,6 @@ def _print(found: Health, as_json: bool) -> None:
         del told["lines"]
         sys.stdout.write(json.dumps(told) + "\n")
         return
-    for word, sentence in found.lines:
-        if sentence:
-            click.echo(f"{word:<10} {sentence}")
+    from stepscope.ui.terminal.health import print_health
+
+    print_health(found)

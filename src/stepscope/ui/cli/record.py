@@ -15,9 +15,17 @@ from stepscope.errors import UsageError
     invoke_without_command=True,
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-@click.option("--every-host", is_flag=True, help="Promises of all hosts that share the folder.")
 @click.option(
-    "--top", default=10, show_default=True, type=click.IntRange(1), help="Promises to list."
+    "--every-host",
+    is_flag=True,
+    help="Show promises of all hosts that share the folder, not of this one alone.",
+)
+@click.option(
+    "--top",
+    default=10,
+    show_default=True,
+    type=click.IntRange(1),
+    help="How many promises to list.",
 )
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, every_host: bool, top: int) -> None:

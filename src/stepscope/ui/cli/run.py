@@ -39,27 +39,70 @@ INJECT = Path(stepscope.measure.__file__).parent / "inject"
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Run folder (default: stepscope-runs/<time>-<script>).",
+    help="Folder for the capture and the report (default: stepscope-runs/<time>-<script>).",
 )
-@click.option("--wait", default=None, type=click.IntRange(0), help="Steps before.")
-@click.option("--warmup", default=2, show_default=True, type=click.IntRange(0), help="Discarded.")
-@click.option("--active", default=3, show_default=True, type=click.IntRange(1), help="Recorded.")
-@click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="Windows.")
-@click.option("--shapes/--no-shapes", default=True, help="Record operators' input shapes.")
-@click.option("--stacks", is_flag=True, help="Record Python stacks in the window (slows it).")
-@click.option("--modules", is_flag=True, help="Record nn.Module names in the window.")
+@click.option(
+    "--wait",
+    default=None,
+    type=click.IntRange(0),
+    help="Steps to skip before recording (default: record a few early steps, then steps 12 to 14).",
+)
+@click.option(
+    "--warmup",
+    default=2,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Steps to profile and throw away, so that the profiler's start does not count.",
+)
+@click.option(
+    "--active",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Steps to record in the trace.",
+)
+@click.option(
+    "--repeat",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="How many times to wait, warm up and record.",
+)
+@click.option(
+    "--shapes/--no-shapes",
+    default=True,
+    help="Record operators' input shapes: FLOPs and what-ifs need them.",
+)
+@click.option(
+    "--stacks",
+    is_flag=True,
+    help="Record Python stacks, so that findings name lines of your code. Slows recorded steps.",
+)
+@click.option("--modules", is_flag=True, help="Record nn.Module names, for time by module.")
 @click.option(
     "--step-on",
     type=click.Choice(["auto", "optimizer", "backward", "dataloader", "forward"]),
     default="auto",
     show_default=True,
-    help="What ends a step.",
+    help="What counts as the end of a training step.",
 )
-@click.option("--memory/--no-memory", default=True, help="Memory by category, in one more step.")
-@click.option("--nvtx", is_flag=True, help="Emit NVTX ranges for phases and modules.")
-@click.option("--nccl-debug", is_flag=True, help="Keep NCCL's own logs in the run folder.")
+@click.option(
+    "--memory/--no-memory",
+    default=True,
+    help="Measure memory by category (parameters, activations, ...) in one more step.",
+)
+@click.option(
+    "--nvtx",
+    is_flag=True,
+    help="Mark phases and modules with NVTX ranges, for a run under Nsight Systems.",
+)
+@click.option(
+    "--nccl-debug",
+    is_flag=True,
+    help="Let NCCL log its transports and algorithms into the run folder.",
+)
 @click.option("--quiet", is_flag=True, help="Say nothing while the command runs.")
-@click.option("--no-explain", is_flag=True, help="Only capture.")
+@click.option("--no-explain", is_flag=True, help="Only capture: no verdict, no report.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
     out: Path | None,
@@ -302,11 +345,12 @@ def _conclude(
 
 def _explain(folder: Path) -> None:
     from stepscope.ui.cli.explain import explain_paths
-    from stepscope.ui.terminal.explanation import print_explanation
+    from stepscope.ui.terminal.short import print_short
 
     report = folder / "report.html"
     explanation = explain_paths((folder,), cache=True, html=report, quiet=True)
-    print_explanation(explanation, top=5, report=report, to_stderr=True)
+    more = f"stepscope explain {shlex.quote(str(folder))} --full"
+    print_short(explanation, more=more, report=report, to_stderr=True)
 
 
 def _say(message: str) -> None:

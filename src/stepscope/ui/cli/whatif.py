@@ -35,10 +35,16 @@ _AGAIN = ("remove", "scale")  # these may be given more than once
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.option(
-    "--remember", is_flag=True, help="Keep the prediction, to be checked by compare and ab."
+    "--remember",
+    is_flag=True,
+    help="Write the prediction down as a promise, which compare and ab check later.",
 )
-@click.option("--list", "as_list", is_flag=True, help="The changes that can be asked about.")
-@click.option("--no-cache", is_flag=True, help="Neither use nor write the cache.")
+@click.option("--list", "as_list", is_flag=True, help="List the changes that can be predicted.")
+@click.option(
+    "--no-cache",
+    is_flag=True,
+    help="Read the trace itself, not the copy kept from an earlier reading, and keep none.",
+)
 def command(
     path: str | None,
     settings: tuple[str, ...],
@@ -49,8 +55,8 @@ def command(
 ) -> None:
     """Predict a training step with a change made, from a trace of the step without it.
 
-    PATH is a run folder, a trace or a folder of traces. With several ranks the one that needs the
-    most time of its own is changed: it decides the step.
+    PATH is a run folder, a trace or a folder of traces. With several ranks the slowest one is
+    changed: the others wait for it.
     """
     if as_list:
         _print_list(as_json)
@@ -103,13 +109,13 @@ def _open(path: str, cache: bool, progress: Progress | None) -> tuple[Bench, Ran
         explanation, _ = explain_also([path], cache=cache, progress=progress)
         slowest = deciding_rank(explanation)
         chosen, job = next(file for file in files if str(file) == slowest.path), explanation.job
-        about = f"rank {slowest.rank} of {len(explanation.ranks)}, which decides the step"
+        about = f"rank {slowest.rank} of {len(explanation.ranks)}, the slowest"
     found = explain_file(chosen, cache=cache, also=partial(bench_of, job=job), progress=progress)
     if isinstance(found, Exception):
         raise found
     rank, bench = found
     if bench is None or is_memory_only(rank):
-        raise NotCapturedError(f"{chosen} is a memory snapshot: it tells no step to change")
+        raise NotCapturedError(f"{chosen} is a memory snapshot: it holds no step to change")
     return bench, rank, about
 
 
@@ -194,7 +200,7 @@ def _ask(tried: Tried, path: str) -> str:
     if judge(tried.predictions[0]) != "faster":
         return "several together may do more: give --set more than once"
     best = tried.predictions[0].settings[0]
-    return f"stepscope whatif {path} --set {best} tells what it assumes; several --set combine"
+    return f"stepscope whatif {path} --set {best} says what it assumes; several --set combine"
 
 
 def _remember(raw: Prediction, bench: Bench, path: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import jinja2
 from markupsafe import Markup
 
+from stepscope.records.words import counted
 from stepscope.ui.calibration import beside_compute, rows_of, size, words_of
 from stepscope.ui.html.report import _source, _write_atomically, format_percent, sentence
 from stepscope.ui.terminal.calibration import machine_rows
@@ -145,7 +146,7 @@ def _series(fit: CollectiveFit) -> Series:
     )
     return Series(
         color=_COLORS.get(fit.group, "compute"),
-        group=f"{fit.group}, {fit.group_size} ranks",
+        group=f"{fit.group}, {counted(fit.group_size, 'rank')}",
         formula=f"{duration(fit.latency_ns)} + bytes / {rates} GB/s",
         error=f"off by {format_percent(fit.held_out)}, noise {format_percent(fit.noise)}",
     )

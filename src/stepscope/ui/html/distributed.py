@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepscope.records.job import KINDS, SYNCHRONISING
+from stepscope.records.words import counted
 from stepscope.ui.distributed import (
     CAUSES,
     NOT_ALIGNED,
@@ -49,15 +50,15 @@ _PATH_KINDS = ("work", "input", "transfer")
 METRICS = (
     (
         "own",
-        "Own time",
-        "The step less exposed communication: what a rank needs when it waits for nobody. A row of "
-        "strong colour is a rank the others wait for.",
+        "Without comm",
+        "The step without exposed communication: what a rank needs when it waits for no other. A "
+        "row of strong colour is a rank the others wait for.",
     ),
     (
         "step",
         "Step time",
         "Ranks that meet in collectives take about the same time. A column of strong colour is a "
-        "step that was slow for everybody.",
+        "step that was slow on every rank.",
     ),
     (
         "comm",
@@ -178,10 +179,12 @@ def _facts(job: Job) -> list[tuple[str, str, str]]:
     if np.isfinite(own).any():
         low, high = (job.ranks[int(i)] for i in (np.nanargmin(own), np.nanargmax(own)))
         span = f"{duration(float(np.nanmin(own)))} to {duration(float(np.nanmax(own)))}"
-        facts.append(("Own time", span, f"Rank {low} the fastest, rank {high} the slowest"))
+        facts.append(
+            ("Step without comm", span, f"Rank {low} the fastest, rank {high} the slowest")
+        )
     if job.arrivals:
         waits = [row.waits_ns for row in job.arrivals]
-        hint = f"A step, mean of ranks, up to {duration(max(waits))}; calls may overlap"
+        hint = f"Per step, mean of ranks, up to {duration(max(waits))}; calls may overlap"
         facts.append(("Waiting for others", duration(float(np.mean(waits))), hint))
     facts.append(_clock_fact(job))
     return facts
@@ -204,7 +207,7 @@ def _steps_left_out(job: Job, shown: NDArray[np.intp]) -> str:
     if len(shown) == len(job.steps):
         return ""
     every = -(-len(job.steps) // len(shown))
-    return f"{len(shown)} of {len(job.steps)} steps are shown, one in {every}."
+    return f"{len(shown)} of {counted(len(job.steps), 'step')} are shown, one in {every}."
 
 
 def _no_lanes(job: Job) -> str:
@@ -219,8 +222,9 @@ def _lanes_left_out(job: Job) -> str:
     if job.lanes is None or len(job.lanes.ranks) == len(job.ranks):
         return ""
     return (
-        f"{len(job.lanes.ranks)} of {len(job.ranks):,} ranks are drawn: the accused, the slowest, "
-        "the fastest and the first. Waits end when the last rank came, drawn or not."
+        f"{len(job.lanes.ranks)} of {counted(len(job.ranks), 'rank')} are drawn: those named "
+        "in findings, the "
+        "slowest, the fastest and the first. A wait ends when the last rank arrives, drawn or not."
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup, escape
 
 from stepscope.explain.collectives import bus_factor
+from stepscope.records.words import counted, plural
 from stepscope.ui.distributed import bytes_words, group_words
 from stepscope.ui.words import duration
 
@@ -65,15 +66,15 @@ def draw_arrivals(job: Job) -> tuple[Markup, str]:
     most = max(row.times_last for row in rows)
     longest = max((row.waits_ns for row in job.arrivals), default=0)
     parts = [
-        _text("tick", _LAST, 14, "came last"),
-        _text("tick", _WAIT, 14, "waited for others, a step"),
+        _text("tick", _LAST, 14, "arrived last"),
+        _text("tick", _WAIT, 14, "waited for others, per step"),
     ]
     step = max(_LEAST_ROW, min(_MOST_ROW, _ROOM // len(rows)))
     for place, row in enumerate(rows):
         top = _HEAD + place * step
         parts.append(_arrival(row, top, step, most, longest, row.rank in accused))
     height = _HEAD + len(rows) * step
-    return _svg(height, "How often each rank came last", parts), _left_out(rest)
+    return _svg(height, "How often each rank arrived last", parts), _left_out(rest)
 
 
 def _arrival(row: LastArriver, y: int, height: int, most: int, longest: int, accused: bool) -> str:
@@ -85,9 +86,10 @@ def _arrival(row: LastArriver, y: int, height: int, most: int, longest: int, acc
     marked = " is-accused" if accused else ""
     middle = y + height / 2
     return (
-        f'<g class="arrival{marked}"><title>rank {row.rank}: last to come to {row.times_last:,} of '
-        f"{row.of:,} collectives, median lead {duration(row.lead_ns)}; waited "
-        f"{duration(row.waits_ns)} a step itself</title>"
+        f'<g class="arrival{marked}"><title>rank {row.rank}: last to arrive in '
+        f"{row.times_last:,} of "
+        f"{counted(row.of, 'collective')}, typically by {duration(row.lead_ns)}; waited "
+        f"{duration(row.waits_ns)} per step itself</title>"
         f'<rect class="hit" x="0" y="{y}" width="{_WIDTH}" height="{height}"/>'
         + _text("who", _LAST - 10, middle, f"rank {row.rank}")
         + _bar("last", _LAST, middle, last)
@@ -103,8 +105,12 @@ def _left_out(rest: Sequence[LastArriver]) -> str:
         return ""
     last = sum(row.times_last for row in rest)
     if not last:
-        return f"The other {len(rest):,} ranks were never last by more than the clock's error bar."
-    return f"The other {len(rest):,} ranks were last {last:,} times together."
+        return f"{_others(rest)} never last by more than the clock's error bar."
+    return f"{_others(rest)} last {counted(last, 'time')} in total."
+
+
+def _others(rest: Sequence[LastArriver]) -> str:
+    return f"The other {counted(len(rest), 'rank')} {plural(len(rest), 'was', 'were')}"
 
 
 def draw_bandwidth(job: Job) -> tuple[Markup, list[Series]]:
@@ -129,14 +135,15 @@ def draw_bandwidth(job: Job) -> tuple[Markup, list[Series]]:
 
 
 def _purpose(row: JobCollective) -> str:
-    return row.description or f"{row.group_size} ranks"
+    return row.description or (counted(row.group_size, "rank") if row.group_size else "?")
 
 
 def _series(kind: str, shape: str, rows: Sequence[JobCollective]) -> Series:
     groups = len({row.group for row in rows})
     size = rows[0].group_size
     name = rows[0].description or f"group {rows[0].group}"
-    many = f"{groups} groups of {size} ranks" if groups > 1 else f"{size} ranks"
+    ranks = counted(size, "rank") if size is not None else "? ranks"
+    many = f"{groups} groups of {ranks}" if groups > 1 else ranks
     return Series(
         kind=kind, label=f"{kind}, {name}, {many}", mark=Markup(_mark(shape, "dot", 7, 7))
     )
@@ -182,7 +189,7 @@ def _dot(shape: str, row: JobCollective, axes: _Axes, accused: bool) -> str:
     took = (row.transfer_ns or 0) / row.count
     unsure = row.wait_error_ns is not None and took < row.wait_error_ns / row.count
     words = [
-        f"{row.kind}, group {group_words(row)}: {bytes_words(size)}, {row.count:,} times",
+        f"{row.kind}, group {group_words(row)}: {bytes_words(size)}, {counted(row.count, 'time')}",
         f"busbw {rate:.2f} GB/s, a transfer {duration(took)}",
     ]
     if row.expected_ns:

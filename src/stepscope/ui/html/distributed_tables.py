@@ -80,7 +80,7 @@ def _stragglers(job: Job) -> dict[str, Any]:
         ("Who", "text"),
         ("Cause", "text"),
         ("Slowdown", "times"),
-        ("Costs a step", "ns"),
+        ("Cost per step", "ns"),
         ("Steps", "text"),
         ("Evidence", "text"),
     ]
@@ -103,11 +103,11 @@ def _ranks(job: Job) -> dict[str, Any]:
         ("Rank", "index"),
         ("Host", "text"),
         ("Step", "ns"),
-        ("Own time", "ns"),
+        ("Without comm", "ns"),
         ("Exposed comm", "ns"),
         ("Data loading", "ns"),
         ("Waits for others", "ns"),
-        ("Came last", "count"),
+        ("Arrived last", "count"),
     ]
     matrices = (job.step_ns, job.own_ns, job.exposed_comm_ns, job.input_ns)
     medians = [_medians(matrix) for matrix in matrices]
@@ -121,7 +121,7 @@ def _ranks(job: Job) -> dict[str, Any]:
         )
         for place, rank in enumerate(job.ranks)
     )
-    return make_table("Ranks, a step", columns, rows, sort=3)
+    return make_table("Ranks, per step", columns, rows, sort=3)
 
 
 def _medians(matrix: Any) -> list[int | None]:

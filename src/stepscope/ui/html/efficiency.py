@@ -100,7 +100,7 @@ def _facts(efficiency: Efficiency) -> list[tuple[str, str, str]]:
     facts = []
     if efficiency.model_flops:
         told = amount(efficiency.model_flops)
-        facts.append(("FLOPs a step", told, "Forward and backward, of the model"))
+        facts.append(("FLOPs per step", told, "Forward and backward, of the model"))
     if efficiency.recomputed_flops:
         again = amount(efficiency.recomputed_flops)
         facts.append(("Recomputed", again, "Done a second time: counts for HFU, not for MFU"))
@@ -120,7 +120,7 @@ def _facts(efficiency: Efficiency) -> list[tuple[str, str, str]]:
         facts.append(("Memory", bandwidth(efficiency.ceilings.bytes_s), "At most, read and write"))
     if efficiency.unknown_share >= 0.005:
         share = f"{efficiency.unknown_share:.0%}"
-        facts.append(("Not known", share, "Of device time: kernels whose FLOPs nobody can tell"))
+        facts.append(("Not known", share, "Of device time: kernels whose FLOPs are unknown"))
     return facts
 
 
@@ -128,7 +128,7 @@ def _no_roofline(efficiency: Efficiency, roofline: Roofline | None) -> str:
     if roofline is None:
         return "Not drawn for this rank: ranks of one job mostly do the same work."
     if not (roofline.products or roofline.moving):
-        return "Nothing to draw: no operator whose FLOPs or bytes the trace tells."
+        return "Nothing to draw: the trace gives no operator's FLOPs or bytes."
     if efficiency.ceilings is None or not efficiency.ceilings.flops:
         return (
             "The roofs are missing: what this device can do at most is not known. Run "

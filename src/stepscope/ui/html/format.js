@@ -4,6 +4,8 @@ const Format = (() => {
   const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
   const BYTES = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]];
 
+  const NAMES = new Set(WORDS.names);
+
   function significant(value) {
     const size = Math.abs(value);
     return value.toFixed(size >= 100 || value === 0 ? 0 : size >= 10 ? 1 : 2);
@@ -48,5 +50,12 @@ const Format = (() => {
     return angle > 0 && paren < 0 ? `${text}<…>` : text;
   }
 
-  return { ns, bytes, count, rate, percent, tick, short };
+  // As records/words.py: a capital for a first word that is plain English, none for names of code.
+  function sentence(text) {
+    const first = /^([a-z]+)(?:'s)?(?=[ ,;]|: |\. )/.exec(text);
+    if (!first || NAMES.has(first[1])) return text;
+    return text[0].toUpperCase() + text.slice(1);
+  }
+
+  return { ns, bytes, count, rate, percent, tick, short, sentence };
 })();

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope.records.words import counted
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -67,8 +69,10 @@ def _whole_steps(trace: Trace, steps: tuple[Step, ...], max_events: int) -> Kept
         host=host,
         device=device,
         window_ns=window,
-        detail=f"The timeline shows {names}: {len(host) + len(device):,} of {total:,} events "
-        f"({last - first} of {len(steps)} steps). Tables and flame graphs cover everything.",
+        detail=f"The timeline shows {names}: {len(host) + len(device):,} of "
+        f"{counted(total, 'event')} "
+        f"({last - first} of {counted(len(steps), 'step')}). Tables and flame graphs cover "
+        "everything.",
     )
 
 
@@ -95,6 +99,7 @@ def _longest(trace: Trace, device_lane: NDArray[np.int32], max_events: int) -> K
         host=rows[rows >= devices] - devices,
         device=rows[rows < devices],
         window_ns=None,
-        detail=f"The timeline shows the longest {len(rows):,} of {total:,} events: a hole in it "
+        detail=f"The timeline shows the longest {len(rows):,} of {counted(total, 'event')}: a "
+        "hole in it "
         "may be work too short to be kept. Tables and flame graphs cover everything.",
     )

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from stepscope.explain.memory.theory import RANKS
 from stepscope.records.memory import CATEGORIES
+from stepscope.records.words import counted, sentence
 from stepscope.ui.html.memory_charts import draw_batches, draw_moments, draw_timeline
 from stepscope.ui.memory import (
     HINTS,
@@ -115,7 +116,7 @@ def _view(memory: Memory, drawn: bool) -> MemoryView:
     timeline = draw_timeline(memory) if drawn else none
     activations = theory.activations if theory else None
     return MemoryView(
-        headline=_sentence(headline(memory)),
+        headline=sentence(headline(memory)),
         facts=_facts(memory),
         slices=_slices(memory),
         unknown=", ".join(unknown_categories(memory)) if memory.source != "snapshot" else "",
@@ -126,13 +127,13 @@ def _view(memory: Memory, drawn: bool) -> MemoryView:
         key=_key(memory),
         dashed=bool(memory.reserved_bytes),
         batches=draw_batches(fit, memory.peak_bytes) if drawn and fit else none,
-        batch_words=_sentence(batch_words(fit)) if fit else "",
+        batch_words=sentence(batch_words(fit)) if fit else "",
         batch_from=fit.batch_from or "" if fit else "",
         sites=_sites(memory),
         modules=_modules(memory),
         zero=_zero(theory, memory.limit_bytes) if theory else [],
         ranks=RANKS,
-        theory=_sentence(theory_words(theory) or "") if theory else "",
+        theory=sentence(theory_words(theory) or "") if theory else "",
         formula=activations.formula if activations else "",
         notes=(*memory.notes, *(theory.notes if theory else ())),
     )
@@ -162,13 +163,13 @@ def _facts(memory: Memory) -> list[tuple[str, str, str]]:
     if memory.growth is not None:
         steps = len(memory.growth.ends_bytes) - 1
         each = memory.growth.bytes_per_step
-        hint = f"Over {steps} step{'s' if steps > 1 else ''}"
-        facts.append(("Growth a step", size(each) if each else "none", hint))
+        hint = f"Over {counted(steps, 'step')}"
+        facts.append(("Growth per step", size(each) if each else "none", hint))
     if memory.out_of_memory:
         failed = memory.out_of_memory[-1]
         hint = f"The last one asked for {size(failed.asked_bytes)}"
         facts.append(("Failed requests", str(len(memory.out_of_memory)), hint))
-    return [(label, value, _sentence(hint)) for label, value, hint in facts]
+    return [(label, value, sentence(hint)) for label, value, hint in facts]
 
 
 def _slices(memory: Memory) -> list[Slice]:
@@ -232,7 +233,7 @@ def _modules(memory: Memory) -> list[Row]:
             size=size(each.size_bytes),
             bar=each.size_bytes / max(most, 1),
             what=each.module,
-            about=f"{each.tensors} tensors",
+            about=counted(each.tensors, "tensor"),
             category="activations",
         )
         for each in memory.by_module[:MOST_ROWS]
@@ -255,7 +256,3 @@ def _percent(share: float) -> str:
     if 0 < percent < 0.1:
         return "<0.1%"
     return f"{percent:.1f}%" if percent < 10 else f"{percent:.0f}%"
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -10,6 +10,7 @@ from markupsafe import Markup, escape
 
 from stepscope.explain.memory.batch import peak_at
 from stepscope.records.memory import CATEGORIES
+from stepscope.records.words import counted
 from stepscope.ui.memory import LABELS, size
 from stepscope.ui.words import duration
 
@@ -229,7 +230,7 @@ def _peak_mark(line: MemoryTimeline, last: int, top: float) -> str:
 
 def _times(last: int) -> list[str]:
     if last < 10_000:  # a history without times is drawn by event
-        return [_text("unit is-end", _RIGHT, _HEIGHT - 4, f"{last:,} events")]
+        return [_text("unit is-end", _RIGHT, _HEIGHT - 4, counted(last, "event"))]
     return [
         _text("tick is-middle", _x(at, last), _BOTTOM + 18, duration(at).replace(".00", ""))
         for at in _round_values(last, 8)

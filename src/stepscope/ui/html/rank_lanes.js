@@ -400,7 +400,7 @@ class RankLanes extends Panned {
     if (scene.came[match] > scene.arrival[scene.last[match]]) return [`waited ${Format.ns(scene.waited(i) - scene.arrival[i])} for a rank that is not drawn`];
     if (drawn < 2) return [];
     const last = scene.last[match];
-    if (last === i) return [`the last of ${drawn} drawn ranks to come`];
+    if (last === i) return [`the last of ${drawn} drawn ranks to arrive`];
     const error = errors[scene.place[i]] + errors[scene.place[last]];
     const wait = scene.arrival[last] - scene.arrival[i];
     if (wait <= error) return [`wait not resolved: below the clocks' ± ${Format.ns(error)}`];

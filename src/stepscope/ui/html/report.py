@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import os
-import re
 import tempfile
 from dataclasses import dataclass
 from importlib.resources import files
@@ -19,6 +18,8 @@ from markupsafe import Markup
 from stepscope.explain.snapshot_rank import is_memory_only
 from stepscope.records.explanation import GAP_CAUSES
 from stepscope.records.job import KINDS as COLLECTIVES
+from stepscope.records.words import NAMES
+from stepscope.records.words import sentence as sentence  # other pages take it from here
 from stepscope.ui.html.classes import EVENT_CLASSES
 from stepscope.ui.html.distributed import ranks_view, told_ranks
 from stepscope.ui.html.efficiency import MOST_RANKS, efficiency_view
@@ -148,6 +149,7 @@ def _script(names: Sequence[str] = SCRIPTS) -> str:
         "causes": GAP_CAUSES,
         "causeLabels": gap_labels(),
         "collectives": COLLECTIVES,
+        "names": sorted(NAMES),
     }
     body = "\n".join(_source(name) for name in names)
     return f'(() => {{\n"use strict";\nconst WORDS = {json.dumps(words)};\n{body}\n}})();\n'
@@ -208,7 +210,7 @@ def _facts(rank: RankExplanation) -> list[tuple[str, str, str]]:
 def _steps_fact(rank: RankExplanation) -> tuple[str, str, str]:
     hints = {
         "profiler": "Marked by the profiler's schedule",
-        "optimizer": "No step marks in the trace: told from optimizer.step",
+        "optimizer": "No step marks in the trace: taken from optimizer.step",
         "window": "No steps found: the whole window counts as one",
     }
     if rank.steps.source == "window":
@@ -262,11 +264,6 @@ def _signed_ms(ms: float) -> str:
 def _three_figures(value: float) -> str:
     decimals = 0 if value >= 100 or value == 0 else 1 if value >= 10 else 2 if value >= 1 else 3
     return f"{value:,.{decimals}f}"
-
-
-def sentence(text: str) -> str:
-    """A capital for a first word that is plain English; names such as torch.compile keep theirs."""
-    return text[:1].upper() + text[1:] if re.match(r"[a-z]+[ ,:]", text) else text
 
 
 def format_percent(share: float) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup, escape
 
 from stepscope.explain.shapes import shape_words
+from stepscope.records.words import counted
 from stepscope.ui.efficiency import about, bandwidth, of_roof, operators, rate
 from stepscope.ui.words import duration, size
 
@@ -243,7 +244,7 @@ def _about_move(spot: Spot) -> str:
 def _about(spot: Spot) -> list[str]:
     return [
         f"{spot.operator} {shape_words(spot.shapes)}",
-        f"{about(spot)}: {duration(spot.device_ns)} a step, {spot.calls:,.0f} calls",
+        f"{about(spot)}: {duration(spot.device_ns)} per step, {counted(round(spot.calls), 'call')}",
     ]
 
 

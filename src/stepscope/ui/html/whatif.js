@@ -306,7 +306,7 @@ const WhatIf = (() => {
       this.out("assumed-box").hidden = !lines.length;
       this.out("assumed").replaceChildren(...lines.map((line) => {
         const item = document.createElement("li");
-        item.textContent = line[0].toUpperCase() + line.slice(1);
+        item.textContent = Format.sentence(line);
         return item;
       }));
     }
@@ -351,7 +351,7 @@ const WhatIf = (() => {
   function verdict(now, then) {
     const before = `now ${ms(now.step)}`;
     const change = 1 - 1 / then.factor;
-    if (Math.abs(change) < WORTH) return `No difference worth having: ${before}`;
+    if (Math.abs(change) < WORTH) return `No real difference (under 2%): ${before}`;
     const samples = (then.factor * then.step) / now.step;
     if (Math.abs(samples - 1) > 0.01) {
       const many = `${Number(samples.toPrecision(3))} ${samples > 1 ? "times" : "of"}`;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from markupsafe import Markup, escape
 
+from stepscope.records.words import sentence
 from stepscope.ui.html.whatif_crew import encode_crew
 from stepscope.ui.whatif import BASIS, figures, interval, judge, label, saved_ms, verdict
 
@@ -78,7 +78,7 @@ def _view(grid: WhatIfGrid, several: bool) -> WhatIfView:
         about=_about(grid, several),
         axes=grid.axes,
         crew_axes=crew_axes,
-        why=_commands(_sentence(crew.why)) if crew else Markup(""),
+        why=_commands(sentence(crew.why)) if crew else Markup(""),
         crew=encode_crew(crew, grid.crew_cells) if crew and crew.crew else "",
         has_buckets=any(axis.id == "bucket-mb" and not axis.why for axis in crew_axes),
         who=_who(grid),
@@ -93,12 +93,12 @@ def _view(grid: WhatIfGrid, several: bool) -> WhatIfView:
 
 
 def _about(grid: WhatIfGrid, several: bool) -> str:
-    whose = f"rank {grid.rank}, which decides the step" if several else "this trace"
+    whose = f"rank {grid.rank}, the slowest" if several else "this trace"
     before = grid.before
     return (
         f"Predicted, not measured: the step of {whose}, replayed with the change made. Now it "
         f"takes {figures(before.baseline_ms)} ms, {BASIS[before.baseline_from]}. "
-        "stepscope compare and ab prove what came of it."
+        "stepscope compare and ab prove whether it does."
     )
 
 
@@ -122,7 +122,7 @@ def _row(prediction: Prediction, known: set[str], most: float) -> Row:
     found = judge(prediction)
     words = verdict(prediction).partition(": ")[0]
     return Row(
-        label=_sentence(label(prediction.settings[0])),
+        label=sentence(label(prediction.settings[0])),
         setting=setting,
         settable=setting in known,
         tone={"faster": "good", "slower": "bad", "no difference": "none"}[found],
@@ -130,13 +130,13 @@ def _row(prediction: Prediction, known: set[str], most: float) -> Row:
         interval=interval(prediction.low_ms, prediction.high_ms),
         saves=f"{figures(saved)} ms ({interval(low, high)})",
         bar=max(0.0, saved) / most,
-        words=_sentence(words.removeprefix(label(prediction.settings[0])).strip()),
+        words=sentence(words.removeprefix(label(prediction.settings[0])).strip()),
     )
 
 
 def _split(refused: str) -> tuple[str, str]:
     name, colon, reason = refused.partition(": ")
-    return (name, _sentence(reason)) if colon else ("", _sentence(refused))
+    return (name, sentence(reason)) if colon else ("", sentence(refused))
 
 
 def _left_out(grid: WhatIfGrid) -> list[tuple[str, str]]:
@@ -180,8 +180,3 @@ def _commands(text: str) -> Markup:
     parts = [escape(part) for part in text.split("`")]
     pieces = [Markup("<code>{}</code>").format(p) if i % 2 else p for i, p in enumerate(parts)]
     return Markup("").join(pieces)
-
-
-def _sentence(text: str) -> str:
-    """A capital for a plain first word; names such as torch.compile and bf16 keep theirs."""
-    return text[:1].upper() + text[1:] if re.match(r"[a-z]+( |$|,)", text) else text

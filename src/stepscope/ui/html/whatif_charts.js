@@ -146,7 +146,7 @@ const WhatIfCharts = (() => {
       size: [width, 258, 66, width - 4, bottom],
       levels, y, of: spread, ideal,
       rows: [{ name: "workers", of: (point) => point.label }, { name: "efficiency", of: (point) => percent(point.efficiency) }],
-      words: (point) => `${point.label} workers: ${figures(pace(point.factor))} ${unit} (${figures(spread(point)[1])} to ${figures(spread(point)[2])}), a step of ${ms(point.step)}, efficiency ${percent(point.efficiency)}`,
+      words: (point) => `${point.label} ${Number.parseFloat(point.label) === 1 ? "worker" : "workers"}: ${figures(pace(point.factor))} ${unit} (${figures(spread(point)[1])} to ${figures(spread(point)[2])}), a step of ${ms(point.step)}, efficiency ${percent(point.efficiency)}`,
     });
   }
 

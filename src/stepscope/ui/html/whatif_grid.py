@@ -105,7 +105,10 @@ def _axes(bench: Bench, known: set[str], rank: RankExplanation) -> list[Axis]:
         _batch_axis(bench, known),
         _switch("cuda-graphs", "CUDA graphs", "The whole step launched at once", known),
         _switch(
-            "compile", "torch.compile", "A guess between bounds: nobody knows what fuses", known
+            "compile",
+            "torch.compile",
+            "A guess between bounds: what will be fused is not known",
+            known,
         ),
         _choice(
             "optimizer",

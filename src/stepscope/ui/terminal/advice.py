@@ -23,7 +23,9 @@ _MOST = 5
 def advice_table(advice: Sequence[Advice]) -> Table:
     """The best first; `whatif` tells more of each."""
     helping = [each for each in advice if each.verdict == "faster"]
-    table = titled_table("advice, predicted", ("saves", "r"), ("a step of", "r"), ("what", "l"))
+    table = titled_table(
+        "what-ifs, predicted", ("saves", "r"), ("step becomes", "r"), ("what", "l")
+    )
     for each in helping[:_MOST]:
         text = Text(each.label)
         text.append(f"  --set {each.setting}", style="bright_black")

@@ -6,6 +6,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from stepscope.records.words import counted
 from stepscope.ui.calibration import beside_compute, compare_words, rate, rows_of, size, words_of
 from stepscope.ui.terminal.tables import titled_table
 from stepscope.ui.words import duration
@@ -95,9 +96,9 @@ def print_comparison(comparison: Comparison, profile: Profile, *, width: int | N
 def _headline(profile: Profile) -> str:
     facts = [profile.host, profile.device, f"torch {profile.torch}"]
     if profile.backend:
-        facts.append(f"{profile.world_size} ranks, {profile.backend}")
+        facts.append(f"{counted(profile.world_size, 'rank')}, {profile.backend}")
     elif profile.kind == "cpu":
-        facts.append(f"{profile.threads} threads")
+        facts.append(counted(profile.threads, "thread"))
     return " · ".join(facts)
 
 

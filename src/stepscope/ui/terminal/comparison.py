@@ -137,7 +137,7 @@ def _runs(comparison: Comparison, width: int) -> Table | None:
         ("", "l"),
         ("median", "r"),
         ("steps", "r"),
-        ("independent", "r"),
+        ("effective", "r"),
         ("warm-up", "r"),
         ("drift", "r"),
         ("path", "l"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from rich.table import Table
 from rich.text import Text
 
+from stepscope.records.words import counted
 from stepscope.ui.distributed import (
     bytes_words,
     clock_words,
@@ -49,7 +50,7 @@ def _lines(job: Job) -> Table:
     grid.add_row("clock", clock_words(job.clock))
     if job.path is not None:
         grid.add_row("critical path", f"step {job.path.step}: {path_words(job.path)}")
-    grid.add_row("last to come", _last(job))
+    grid.add_row("arrives last", _last(job))
     return grid
 
 
@@ -58,17 +59,17 @@ def _last(job: Job) -> str:
     if absent:
         return f"not known: {absent}"
     told = [
-        f"rank {row.rank} {row.times_last} times by {duration(row.lead_ns)}"
+        f"rank {row.rank} {counted(row.times_last, 'time')} by {duration(row.lead_ns)}"
         for row in job.arrivals[:MOST_LAST]
         if row.times_last
     ]
     others = sum(row.times_last > 0 for row in job.arrivals[MOST_LAST:])
-    more = f", {others} ranks more" if others else ""
-    return f"{', '.join(told)}{more}; of {job.arrivals[0].of} collectives"
+    more = f", {counted(others, 'more rank')}" if others else ""
+    return f"{', '.join(told)}{more}; of {counted(job.arrivals[0].of, 'collective')}"
 
 
 def _collectives(job: Job, top: int, width: int) -> Table:
-    """The widest terminal shows all; a narrow one keeps what decides."""
+    """The widest terminal shows all; a narrow one keeps what matters most."""
     shown = [column for column in _COLUMNS if width >= column[2]]
     table = Table(
         title="collectives, mean of a call",

@@ -45,7 +45,7 @@ def _headline(efficiency: Efficiency) -> Text:
     text = Text("efficiency  ", style="bold")
     text.append(headline(efficiency), style="")
     if efficiency.hfu is not None and efficiency.recomputed_flops:
-        text.append(f", HFU {efficiency.hfu:.1%} with what is computed twice")
+        text.append(f", HFU {efficiency.hfu:.1%} counting recomputed work")
     if efficiency.mfu is not None:
         text.append(f"\n{MFU_WORDS} {against_fastest(efficiency)}".rstrip(), style="bright_black")
     if efficiency.unknown_share >= 0.05:
@@ -59,7 +59,7 @@ def _headline(efficiency: Efficiency) -> Text:
 def _dtypes(efficiency: Efficiency, width: int) -> Table:
     columns = [("dtype", "l"), ("time", "r"), ("rate", "r"), ("of peak", "r")]
     if width >= _WIDE:
-        columns += [("FLOPs a step", "r"), ("tensor cores", "r")]
+        columns += [("FLOPs per step", "r"), ("tensor cores", "r")]
     table = titled_table("", *columns)
     table.title = None
     for use in efficiency.by_dtype:
@@ -88,7 +88,7 @@ def _gaps(efficiency: Efficiency, width: int) -> Table:
     ]
     if width >= 90:
         columns.append(("shapes", "l"))
-    table = titled_table("widest gaps to the roof, a step", *columns)
+    table = titled_table("widest gaps to the roof, per step", *columns)
     room = max(28, width - _FIXED)
     for spot in gaps(efficiency, MOST_GAPS):
         near = of_roof(spot)

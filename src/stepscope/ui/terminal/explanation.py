@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from stepscope.records.words import counted
 from stepscope.ui.terminal.distributed import job_sections
 from stepscope.ui.terminal.efficiency import efficiency_sections
 from stepscope.ui.terminal.memory import memory_sections
@@ -36,8 +37,8 @@ COLOURS = {
     "idle_other": "white",
 }
 # Told apart without colours too.
-_FILLS = dict(zip(COLOURS, "█▓▒╳≡░▪·─ ", strict=True))
-_SEVERITY = {"high": "bold red", "medium": "yellow", "low": "cyan", "none": "green"}
+FILLS = dict(zip(COLOURS, "█▓▒╳≡░▪·─ ", strict=True))
+SEVERITY_STYLES = {"high": "bold red", "medium": "yellow", "low": "cyan", "none": "green"}
 _WIDTH_WITHOUT_TERMINAL = 100
 _NARROWEST = 60
 # Of more ranks than that, a few of each end.
@@ -73,7 +74,7 @@ def _sections(explanation: Explanation, top: int, width: int) -> list[Renderable
     if worst.memory is not None and worst.memory.source == "snapshot":
         return _of_memory(explanation, worst.memory, top, width)
     out: list[RenderableType] = [_headline(explanation), Text(), _verdict(explanation), Text()]
-    out += [_bar(explanation.budget, width), _legend(explanation.budget, width), Text()]
+    out += [budget_bar(explanation.budget, width), _legend(explanation.budget, width), Text()]
     if len(explanation.ranks) > 1:
         out += [_ranks(explanation.ranks), Text()]
     if explanation.job is not None:
@@ -87,7 +88,8 @@ def _sections(explanation: Explanation, top: int, width: int) -> list[Renderable
     if worst.efficiency is not None:
         out += efficiency_sections(worst.efficiency, width=width)
     if worst.memory is not None:
-        out += memory_sections(worst.memory, top=top, width=width)
+        ranks = max(len(explanation.ranks), worst.world_size or 1)
+        out += memory_sections(worst.memory, top=top, width=width, ranks=ranks)
     out += [_kernels(worst, top, width), Text()]
     if worst.operators:
         out += [_operators(worst, top, width), Text()]
@@ -102,7 +104,7 @@ def _of_memory(
 ) -> list[RenderableType]:
     """A file that tells of memory alone: no step, no bar of time."""
     first = explanation.ranks[0]
-    title = Text(f"{Path(first.path).name} · memory snapshot · {first.events:,} events")
+    title = Text(f"{Path(first.path).name} · memory snapshot · {counted(first.events, 'event')}")
     title.stylize("bright_black")
     return [
         title,
@@ -133,11 +135,13 @@ def _rank_to_show(explanation: Explanation) -> RankExplanation:
 def _headline(explanation: Explanation) -> Text:
     first = explanation.ranks[0]
     name = (
-        Path(first.path).name if len(explanation.ranks) == 1 else f"{len(explanation.ranks)} ranks"
+        Path(first.path).name
+        if len(explanation.ranks) == 1
+        else counted(len(explanation.ranks), "rank")
     )
     facts = [name, first.device or first.kind.upper()]
     if first.steps.steps:
-        facts.append(f"{len(first.steps.steps)} steps")
+        facts.append(counted(len(first.steps.steps), "step"))
     facts.append(_step_words(explanation))
     return Text(" · ".join(facts), style="bright_black")
 
@@ -151,12 +155,12 @@ def _step_words(explanation: Explanation) -> str:
         times = first.step_ms
         sure = f"{times.low:.2f}" == f"{times.high:.2f}"
         span = "" if sure else f" ({times.low:.2f} to {times.high:.2f})"
-        return f"{step} a step{span} without the profiler's cost, {times.profiled:.2f} under it"
+        return f"{step} a step{span} without profiler overhead, {times.profiled:.2f} with it"
     return f"{step} a step (profiled)" if first.steps.steps else f"{step} window"
 
 
 def _verdict(explanation: Explanation) -> Table:
-    style = _SEVERITY[explanation.findings[0].severity]
+    style = SEVERITY_STYLES[explanation.findings[0].severity]
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bright_black", no_wrap=True)
     grid.add_column()
@@ -166,13 +170,13 @@ def _verdict(explanation: Explanation) -> Table:
     return grid
 
 
-def _bar(budget: Budget, width: int) -> Text:
+def budget_bar(budget: Budget, width: int) -> Text:
     """The whole step across the whole width; a visible part gets at least one cell."""
     text = Text()
     for part, cells in zip(
         budget.parts, cells_of([p.share for p in budget.parts], width), strict=True
     ):
-        text.append(_FILLS[part.id] * cells, style=COLOURS[part.id])
+        text.append(FILLS[part.id] * cells, style=COLOURS[part.id])
     return text
 
 
@@ -196,7 +200,7 @@ def _legend(budget: Budget, width: int) -> Table:
     shown = [part for part in budget.parts if part.share >= 0.0005]
     cells = [
         Text.assemble(
-            (f"{_FILLS[part.id]} ", COLOURS[part.id]),
+            (f"{FILLS[part.id]} ", COLOURS[part.id]),
             f"{PARTS[part.id][0].lower():<14}",
             (f"{part.ms:>7.2f} ms{part.share:>6.1%}", "bold" if part.share >= 0.1 else ""),
         )
@@ -210,10 +214,10 @@ def _legend(budget: Budget, width: int) -> Table:
 def _ranks(ranks: tuple[RankExplanation, ...]) -> Table:
     many = len(ranks) > _MOST_RANKS
     table = titled_table(
-        "ranks, by own time" if many else "ranks",
+        "ranks, slowest first" if many else "ranks",
         ("rank", "r"),
         ("step", "r"),
-        ("own", "r"),
+        ("w/o comm", "r"),
         ("compute", "r"),
         ("comm", "r"),
         ("idle", "r"),
@@ -255,7 +259,9 @@ def _findings(findings: tuple[Finding, ...]) -> Table:
         text = Text(finding.summary)
         for place in finding.where:
             text.append(f"\n{place.file}:{place.line} {place.function}", style="bright_black")
-        table.add_row(Text(finding.id, style=_SEVERITY[finding.severity]), _share(finding), text)
+        table.add_row(
+            Text(finding.id, style=SEVERITY_STYLES[finding.severity]), _share(finding), text
+        )
     return table
 
 
@@ -267,7 +273,7 @@ def _share(finding: Finding) -> str:
 
 
 def _kernels(rank: RankExplanation, top: int, width: int) -> Table:
-    title = "operators by own time" if rank.launches.device_events == 0 else "kernels"
+    title = "operators by self time" if rank.launches.device_events == 0 else "kernels"
     table = titled_table(
         title, ("total", "r"), ("share", "r"), ("calls", "r"), ("kind", "l"), ("name", "l")
     )
@@ -285,10 +291,15 @@ def _kernels(rank: RankExplanation, top: int, width: int) -> Table:
 
 def _operators(rank: RankExplanation, top: int, width: int) -> Table:
     on_device = rank.launches.device_events > 0
-    columns = [("device", "r"), ("host self", "r"), ("calls", "r"), ("operator", "l")]
+    columns = [
+        ("device", "r"),
+        ("self time", "r") if not on_device else ("host self", "r"),
+        ("calls", "r"),
+        ("operator", "l"),
+    ]
     if width >= 90:
         columns.append(("shapes", "l"))
-    table = titled_table("operators", *columns[0 if on_device else 1 :])
+    table = titled_table("operators by input shapes", *columns[0 if on_device else 1 :])
     rows = rank.operators if on_device else sorted(rank.operators, key=lambda o: -o.host_self_ns)
     for operator in rows[:top]:
         cells = [

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from stepscope.records.words import counted
 from stepscope.ui.memory import (
     LABELS,
     batch_words,
@@ -37,11 +38,14 @@ _COLOURS = {
 }
 _FILLS = dict(zip(_COLOURS, "█▓≡▒▪░·", strict=True))
 _RANKS = (1, 2, 8, 64, 512)
+_TIMES_THE_JOB = 8
 _MOST_ROWS = 5
 
 
-def memory_sections(memory: Memory, *, top: int = 8, width: int = 100) -> list[RenderableType]:
-    """What was measured first, then arithmetic on it."""
+def memory_sections(
+    memory: Memory, *, top: int = 8, width: int = 100, ranks: int = 1
+) -> list[RenderableType]:
+    """What was measured first, then arithmetic on it; ZeRO's where there are ranks to share."""
     out: list[RenderableType] = [Text.assemble(("memory  ", "bold"), headline(memory))]
     shown = shown_categories(memory)
     if len(shown) > 1:
@@ -53,8 +57,8 @@ def memory_sections(memory: Memory, *, top: int = 8, width: int = 100) -> list[R
         out += [_sites(memory, rows, width), Text()]
     if memory.by_module and memory.source != "snapshot":
         out += [_modules(memory, rows, width), Text()]
-    if memory.theory is not None and memory.theory.parameters_bytes:
-        out += [_zero(memory.theory), Text()]
+    if ranks > 1 and memory.theory is not None and memory.theory.parameters_bytes:
+        out += [_zero(memory.theory, ranks), Text()]
     return out
 
 
@@ -96,14 +100,14 @@ def _remarks(memory: Memory) -> Text:
         lines.append(words)
     unknown = unknown_categories(memory)
     if unknown and memory.source != "snapshot":
-        lines.append(f"not told: {', '.join(unknown)}")
+        lines.append(f"not captured: {', '.join(unknown)}")
     lines += memory.notes
     return Text("\n".join(lines), style="bright_black")
 
 
 def _sites(memory: Memory, most: int, width: int) -> Table:
     table = titled_table(
-        "held at the peak, by who allocated it",
+        "held at the peak, by allocating operator",
         ("size", "r"),
         ("share", "r"),
         ("blocks", "r"),
@@ -135,15 +139,17 @@ def _modules(memory: Memory, most: int, width: int) -> Table:
     return table
 
 
-def _zero(theory: Theory) -> Table:
-    columns = [(f"{many} ranks" if many > 1 else "1 rank", "r") for many in _RANKS]
+def _zero(theory: Theory, ranks: int) -> Table:
+    """For numbers of ranks up to eight times the job's."""
+    shown = tuple(many for many in _RANKS if many <= _TIMES_THE_JOB * ranks)
+    columns = [(counted(many, "rank"), "r") for many in shown]
     table = titled_table(
-        "parameters, gradients and optimizer state a rank, by formula",
+        "parameters, gradients and optimizer state per rank, by formula",
         ("ZeRO", "l"),
         *columns,
         ("traffic", "r"),
     )
-    for stage, rows in zero_rows(theory, _RANKS):
+    for stage, rows in zero_rows(theory, shown):
         cells = [size(row.size_bytes) for row in rows]
         table.add_row("none" if stage == 0 else f"stage {stage}", *cells, f"{rows[0].volume:g}x")
     return table

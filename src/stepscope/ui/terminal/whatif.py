@@ -94,7 +94,7 @@ def _beside(
     """No change first: what a prediction has to be better than."""
     columns = [("", "l"), ("step", "r"), ("95%", "r"), ("samples/s", "r")]
     if not on_host:
-        columns += [("host", "r"), ("device", "r"), ("decides", "l")]
+        columns += [("host", "r"), ("device", "r"), ("bottleneck", "l")]
     with_memory = any(each.peak_bytes is not None for each in (before, *changed))
     if with_memory:
         columns.append(("peak memory", "r"))
@@ -118,7 +118,7 @@ def _beside(
         columns,
         rows,
         width=width,
-        spare=("host", "device", "decides", "peak memory"),
+        spare=("host", "device", "bottleneck", "peak memory"),
     )
 
 

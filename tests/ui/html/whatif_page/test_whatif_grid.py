@@ -98,7 +98,7 @@ def test_refusals_are_told_with_their_reasons(grid: WhatIfGrid) -> None:
 
 def test_of_several_ranks_the_page_says_which(grid: WhatIfGrid) -> None:
     page = str(whatif_page(changed(grid, rank=3), several=True))
-    assert "the step of rank 3, which decides the step" in page
+    assert "the step of rank 3, the slowest" in page
 
 
 def test_workers_links_and_buckets_are_controls_too(grid: WhatIfGrid) -> None:

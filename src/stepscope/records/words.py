@@ -1,0 +1,34 @@
+"""Two rules of English that every sentence keeps: plurals, and a capital for its first word.
+
+Names of code keep their spelling: `aten::mm` never becomes `Aten::mm`.
+"""
+
+from __future__ import annotations
+
+import re
+
+_FIRST_WORD = re.compile(r"([a-z]+)(?:'s)?(?=[ ,;]|: |\. )")
+# Lower case wherever they stand, also at the beginning of a sentence.
+NAMES = frozenset(
+    {"aten", "cublas", "cudnn", "gloo", "mpi", "nccl", "rccl", "stepscope", "torch", "torchrun"}
+    | {"void"}  # how a kernel's name may begin
+)
+
+
+def counted(number: float, one: str, many: str | None = None) -> str:
+    """1 step, 2 steps, 1,024 ranks; `many` is the plural where it is not `one` with an s."""
+    words = plural(number, one, many)
+    return f"{number:g} {words}" if isinstance(number, float) else f"{number:,} {words}"
+
+
+def plural(number: float, one: str, many: str | None = None) -> str:
+    """The noun alone, where its number stands elsewhere: 1 of 3 kernels."""
+    return one if number == 1 else many or f"{one}s"
+
+
+def sentence(text: str) -> str:
+    """A capital for a first word that is plain English; names of code keep their spelling."""
+    first = _FIRST_WORD.match(text)
+    if first is None or first[1] in NAMES:
+        return text
+    return text[0].upper() + text[1:]

@@ -1,0 +1,156 @@
+"""stepscope from Python: what the verbs do, as functions that return records.
+
+Nothing is printed, and nothing is kept in the track record. Errors are those of errors.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepscope.errors import NotCapturedError, UsageError
+from stepscope.records.comparison import Comparison
+from stepscope.records.explanation import Explanation
+
+if TYPE_CHECKING:
+    from stepscope.records.prediction import Prediction
+    from stepscope.ui.html.picture import RankPicture
+
+PathLike = str | os.PathLike[str]
+Paths = PathLike | Sequence[PathLike]
+
+_DRAWN_RANKS = 16
+
+
+def explain(
+    paths: Paths, *, memory_limit: int | str | None = None, cache: bool = True
+) -> Explanation:
+    """Where each step's time went: a trace, a folder of traces, a run folder, or several of them.
+
+    `memory_limit` is in bytes or written as 24GB. The advice is that of `stepscope explain`.
+    """
+    from stepscope.ui.cli.explain import explain_paths
+
+    limit = _bytes(memory_limit) if memory_limit is not None else None
+    return explain_paths(_several(paths), cache=cache, html=None, quiet=True, memory_limit=limit)
+
+
+def whatif(
+    path: PathLike, *changes: str, cache: bool = True, **more: str | float | bool
+) -> Prediction:
+    """The step with changes made, before anybody makes them.
+
+    Changes are as `stepscope whatif --set` takes them, or keywords: `whatif(run, "cuda-graphs",
+    batch="x2")` is `whatif(run, cuda_graphs=True, batch="x2")`.
+    """
+    from msgspec.structs import replace
+
+    from stepscope.ui.cli.whatif import open_bench, parse_settings
+    from stepscope.ui.whatif import adjusted
+    from stepscope.verify.track_record import history
+
+    wanted = parse_settings([*changes, *_written(more)])
+    if not wanted:
+        raise UsageError(
+            "whatif needs a change, such as 'precision=bf16'; explain(path).advice holds the "
+            "usual ones"
+        )
+    bench, _, _ = open_bench(os.fspath(path), cache=cache, quiet=True)
+    found = bench.predict(wanted)
+    if not found.applied:
+        raise NotCapturedError("; ".join(dict.fromkeys(found.refused)))
+    return adjusted(replace(found, settings=found.applied), history())
+
+
+def compare(a: Paths, b: Paths, *, paired: bool = False, cache: bool = True) -> Comparison:
+    """Whether the step really changed from A to B; each side is one run or several.
+
+    `paired` says that the runs took turns: A's first with B's first, and so on.
+    """
+    from stepscope.verify import compare as verify
+
+    sides = [[os.fspath(path) for path in _several(side)] for side in (a, b)]
+    return verify.compare(*sides, paired=paired, cache=cache)
+
+
+def write_report(
+    what: Explanation | Comparison | Paths, path: PathLike, *, cache: bool = True
+) -> Path:
+    """Write the HTML report of an explanation, a comparison or a path; returns where it is.
+
+    Timelines are drawn from the traces, which are read again; a trace that has gone since leaves
+    its rank without one.
+    """
+    target = Path(path)
+    if not target.absolute().parent.is_dir():
+        raise UsageError(f"{target}: its folder does not exist")
+    try:
+        _write(what, target, cache)
+    except OSError as error:
+        raise UsageError(f"{target} could not be written: {error.strerror}") from None
+    return target
+
+
+def _write(what: Explanation | Comparison | Paths, target: Path, cache: bool) -> None:
+    if isinstance(what, Comparison):
+        from stepscope.ui.html.comparison import write_comparison
+
+        write_comparison(what, target)
+    elif isinstance(what, Explanation):
+        _write_explanation(what, target, cache)
+    else:
+        from stepscope.ui.cli.explain import explain_paths
+
+        explain_paths(_several(what), cache=cache, html=target, quiet=True)
+
+
+def _write_explanation(explanation: Explanation, target: Path, cache: bool) -> None:
+    from stepscope.ui.advice import foresee_again
+    from stepscope.ui.html.report import write_report as write
+
+    foresight = foresee_again(explanation, cache=cache, draw=True)
+    page = foresight.page if foresight else None
+    write(explanation, _pictures(explanation, cache), target, whatif=page)
+
+
+def _pictures(explanation: Explanation, cache: bool) -> list[RankPicture]:
+    """Of the ranks that findings name, then of the first ones."""
+    from stepscope.errors import StepscopeError
+    from stepscope.explain.file import explain_file
+    from stepscope.trace.discover import find_traces
+    from stepscope.ui.html.picture import draw_rank
+
+    named = {finding.rank for finding in explanation.findings}
+    ranks = sorted(explanation.ranks, key=lambda rank: rank.rank not in named)[:_DRAWN_RANKS]
+    pictures = []
+    for rank in ranks:
+        try:
+            outcome = explain_file(find_traces(rank.path)[0], cache=cache, also=draw_rank)
+        except StepscopeError:
+            continue
+        if not isinstance(outcome, Exception) and outcome[1] is not None:
+            pictures.append(outcome[1])
+    return pictures
+
+
+def _several(paths: Paths) -> list[str | Path]:
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    return [path if isinstance(path, str) else Path(path) for path in given]
+
+
+def _written(settings: dict[str, str | float | bool]) -> list[str]:
+    """batch="x2" is batch=x2, cuda_graphs=True is cuda-graphs; False leaves a change out."""
+    out = []
+    for name, value in settings.items():
+        dashed = name.replace("_", "-")
+        if value is not False:
+            out.append(dashed if value is True else f"{dashed}={value}")
+    return out
+
+
+def _bytes(limit: int | str) -> int:
+    from stepscope.ui.sizes import parse_size
+
+    return parse_size(str(limit), "memory_limit")
