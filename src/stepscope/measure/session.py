@@ -24,6 +24,7 @@ from stepscope.measure.clock import ClockSync
 from stepscope.measure.comms import Comms
 from stepscope.measure.forked import end_without_destructors
 from stepscope.measure.harmless import harmless, note, problems
+from stepscope.measure.host_load import HostLoad
 from stepscope.measure.memory import MemoryStep
 from stepscope.measure.ranges import Ranges
 from stepscope.measure.ranks import facts, rank_and_world
@@ -54,6 +55,7 @@ class Session:
         self._began_ns = perf_counter_ns()
         self.notes: deque[Note] = deque(maxlen=MOST_NOTES)
         self._comms = Comms()
+        self._load = HostLoad()
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._optimizer: Callable[[], Any] = lambda: None  # the last one that stepped
         self.thread = get_ident()  # the one that trains; 0 once closed
@@ -197,8 +199,10 @@ class Session:
     def _act(self, record: _Record) -> None:
         """Whatever this does takes time between two steps that belongs to neither."""
         self._due = _next_due(self._schedule, self.number + 1)
+        self._load.pause(self.number, self._optimizers)
         self._end_memory_step(record)
         self._begin(record)
+        self._load.resume(self.number, plain=self._window is None and self._memory is None)
         self.notes.append((AGAIN, perf_counter_ns(), None))
         if record.device is not None:
             record.device.restart()
@@ -282,6 +286,7 @@ class Session:
         steps = LineWriter(folder / layout.STEPS, self.notes, lines)
         self._record = _Record(folder, steps, self.thread, self.settings.sample_hz)
         self._look_at_the_job()
+        self._load.resume(self.number + 1, plain=True)
         self._describe("running")
         return self._record
 
@@ -312,6 +317,7 @@ class Session:
                 "skipped": self._skipped,
                 "argv": sys.argv,
                 "communication": self._job,
+                "host_load": self._load.content(),
                 "problems": problems(),
                 **facts(),
             },
@@ -324,6 +330,7 @@ class Session:
             return
         self._closed = True
         self.thread = 0
+        self._load.pause(self.number)
         if self._memory is not None:
             self._memory.end()
         if self._record is not None:
