@@ -139,7 +139,7 @@ def test_ranks_that_each_start_a_thread_for_every_core_are_too_many(read: Read) 
     load = load_of(plain, threads=4, local_ranks=2)
     finding = sure(explained(read(steps([LARGE]), device=None), load), "thread-oversubscription")
     assert finding.share == pytest.approx(0.4)
-    assert finding.evidence[0] == "2 ranks x 4 threads on 4 cores"
+    assert finding.evidence[0] == "2 ranks with 4 threads each on 4 cores"
     assert "OMP_NUM_THREADS=2" in finding.remedies[0].summary
 
 
@@ -166,6 +166,7 @@ def test_a_quota_that_stops_the_job_is_named(read: Read) -> None:
         load_of(counters(), threads=4),  # nobody waits
         load_of(CROWDED, threads=4, cores=64),  # cores enough
         load_of(CROWDED, threads=1),  # one thread cannot wait for another
+        load_of(CROWDED, threads=1, local_ranks=4),  # a core for each rank: others are the cause
         # The others of four threads do nothing: operators are too small to share.
         load_of(counters(waiting_ns=6 * SECOND, training_waiting_ns=6 * SECOND,
                          busy_ns=40 * SECOND), threads=4),

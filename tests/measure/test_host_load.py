@@ -31,7 +31,8 @@ class Clock:
         self.told: dict[str, Any] = {"wall_ns": 0, "user_ns": 0, "waiting_ns": 0, "busy_ns": None}
         self.told["processes"] = None
 
-    def __call__(self) -> dict[str, Any]:
+    def __call__(self, *, several: bool) -> dict[str, Any]:
+        self.several = several
         return dict(self.told)
 
     def advance(self, **more: int) -> None:
@@ -105,8 +106,35 @@ def test_programs_outside_the_job_are_summed_by_name(
     assert plain_of(load)["others"] == [{"name": "make", "cores": 0.5}]
 
 
+def test_ranks_of_one_parent_are_counted_though_their_group_ends_first(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As mp.spawn starts them, with no launcher that says how many there are."""
+    world = [2]
+    monkeypatch.setattr(host_load, "rank_and_world", lambda: (0, world[0]))
+    monkeypatch.setattr(machine, "_captured", lambda _pid: False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+
+    def seen(cpu_ns: int) -> dict[int, Process]:
+        ranks = {os.getpid(): Process("python", 5, cpu_ns), 7: Process("python", 5, cpu_ns)}
+        return {**ranks, 5: Process("python", 1, 0), 8: Process("tracker", 5, 0)}
+
+    clock.told["processes"] = seen(0)
+    load = HostLoad()
+    load.resume(1, plain=True)
+    clock.advance(wall_ns=1000)
+    clock.told["processes"] = seen(900)
+    world[0] = 1  # destroy_process_group
+    load.pause(2)
+    content = load.content()
+    assert content is not None
+    assert content["local_ranks"] == 2
+    assert content["plain"]["others"] == []
+    assert clock.several
+
+
 def test_what_fails_is_noted_and_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> dict[str, Any]:
+    def broken(**_: Any) -> dict[str, Any]:
         raise OSError("no /proc here")
 
     monkeypatch.setattr(host_load, "counters", broken)

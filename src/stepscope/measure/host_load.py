@@ -33,12 +33,15 @@ class HostLoad:
         self._others: dict[str, int] = {}
         self._values = [0, 0]  # looked at, denormal
         self._started: Counts = {}
+        self._several = False
 
     @harmless
     def resume(self, step: int, *, plain: bool) -> None:
         """The step that now begins is an ordinary one, unless it is not."""
         self._started = self._started or machine_facts()
-        self._began = counters() if plain else None
+        # A group that was destroyed before the last step was one all the same.
+        self._several = self._several or rank_and_world()[1] > 1
+        self._began = counters(several=self._several) if plain else None
         self._from_step = step
 
     @harmless
@@ -47,7 +50,7 @@ class HostLoad:
         began, self._began = self._began, None
         if began is None or step <= self._from_step:
             return
-        now = counters()
+        now = counters(several=self._several)
         self._add({"steps": step - self._from_step, **grown(began, now)})
         self._add_others(began, now)
         for tensor in _tensors(optimizers):
@@ -84,7 +87,7 @@ class HostLoad:
             pid: max(0, each.cpu_ns - (old[pid].cpu_ns if pid in old else 0))
             for pid, each in new.items()
         }
-        for pid in new.keys() - job(new):
+        for pid in new.keys() - job(new, several=self._several):
             name = new[pid].name
             self._others[name] = self._others.get(name, 0) + spent[pid]
         if local_ranks() is None and os.getpid() in new:
@@ -92,7 +95,8 @@ class HostLoad:
             least_ns = _LEAST_CORES * (now["wall_ns"] - before["wall_ns"])
             beside = [pid for pid in new if new[pid].parent == parent and spent[pid] > least_ns]
             # Without a launcher that says so: processes of one parent that work beside this one.
-            self._started["local_ranks"] = len(beside) if rank_and_world()[1] > 1 else 1
+            ranks = len(beside) if self._several else 1
+            self._started["local_ranks"] = max(ranks, self._started["local_ranks"] or 1)
 
     def _top_others(self) -> list[Counts]:
         wall_ns = self._sum.get("wall_ns") or 1

@@ -50,14 +50,16 @@ def machine_facts() -> Counts:
     }
 
 
-def counters() -> Counts:
-    """Everything that only grows, now."""
+def counters(*, several: bool | None = None) -> Counts:
+    """Everything that only grows, now; `several`: of a job with more ranks than this process."""
     found: Counts = {"wall_ns": perf_counter_ns(), **_own_use(), **_own_waits()}
     found |= _machine_use()
     found["throttled_ns"] = _throttled_ns()
     found["processes"] = processes = _processes()
     found["job_ns"] = (
-        None if processes is None else sum(processes[pid].cpu_ns for pid in job(processes))
+        None
+        if processes is None
+        else sum(processes[pid].cpu_ns for pid in job(processes, several=several))
     )
     return found
 
@@ -135,18 +137,20 @@ def _processes() -> dict[int, Process] | None:
     return found or None
 
 
-def job(processes: dict[int, Process]) -> set[int]:
-    """This process, its launcher, and everything they started."""
+def job(processes: dict[int, Process], *, several: bool | None = None) -> set[int]:
+    """This process, where it is one of several its launcher, and everything they started."""
     root = os.getpid()
-    if rank_and_world()[1] > 1 and root in processes:
+    if several is None:
+        several = rank_and_world()[1] > 1
+    if several and root in processes:
         root = processes[root].parent
     while root in processes and _captured(root):
         root = processes[root].parent
-    job, found = {os.getpid()}, {root}
+    known, found = {os.getpid()}, {root}
     while found:
-        job |= found
-        found = {pid for pid, each in processes.items() if each.parent in found} - job
-    return job & processes.keys()
+        known |= found
+        found = {pid for pid, each in processes.items() if each.parent in found} - known
+    return known & processes.keys()
 
 
 def _captured(pid: int) -> bool:

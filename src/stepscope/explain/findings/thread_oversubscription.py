@@ -25,6 +25,8 @@ def find(evidence: Evidence) -> Finding | None:
     wanted = load.job_threads + lost_to_others(plain)
     if load.job_threads < 2 or wanted <= load.room + _MARGIN:
         return None
+    if load.threads == 1 and load.job_threads <= load.room:
+        return None  # one thread a rank, and a core for each: the others are the cause
     share = _lost(evidence, use, plain)
     if share < LOW or not _waited(load, plain):
         return None
@@ -62,7 +64,9 @@ def _waited(load: HostLoad, plain: PlainSteps) -> bool:
 
 def _evidence(evidence: Evidence, use: CpuUse, load: HostLoad, plain: PlainSteps) -> list[str]:
     ranks = load.local_ranks or 1
-    each = f"{ranks} ranks x {load.threads} threads" if ranks > 1 else f"{load.threads} threads"
+    each = "1 thread" if load.threads == 1 else f"{load.threads} threads"
+    if ranks > 1:
+        each = f"{ranks} ranks with {each} each"
     others = lost_to_others(plain)
     lines = [
         f"{each} on {load.room:g} cores"
