@@ -19,7 +19,7 @@ def looked(use: CpuUse | None) -> tuple[HostLoad | None, PlainSteps | None]:
     """The load, and its counters where they cover long enough."""
     load = use.load if use else None
     plain = load.plain if load else None
-    if plain is not None and plain.wall_ns < LEAST_WALL_NS:
+    if plain is not None and (plain.wall_ns < LEAST_WALL_NS or plain.steps < 1):
         plain = None
     return load, plain
 
