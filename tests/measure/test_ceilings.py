@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("torch")
 
 import torch
 
-from stepscope.measure.calibrate.ceilings import measure_ceilings
+from stepscope.measure.calibrate import ceilings
+from stepscope.measure.calibrate.ceilings import best_of, measure_ceilings
 from stepscope.measure.calibrate.collectives import Buffers, actual_bytes, elements
 from stepscope.measure.calibrate.groups import partitions
 from stepscope.measure.calibrate.settings import Settings
@@ -86,3 +89,50 @@ def test_ceilings_of_a_cpu() -> None:
     assert found["copy_bytes_s"]["value"] > 0
     assert found["tiny_op_ns"]["value"] > 0
     assert "launch_ns" not in found
+
+
+def round_of(fp32: float, copy: float, tiny: float, others: float | None) -> dict[str, Any]:
+    return {
+        "threads": 2,
+        "matmul_flops": {"fp32": {"flops": fp32, "spread": 0.1, "side": 512}},
+        "not_offered": {},
+        "copy_bytes_s": {"value": copy, "spread": 0.1},
+        "tiny_op_ns": {"value": tiny, "spread": 0.1},
+        "other_cores": others,
+        "cores": 2,
+    }
+
+
+def test_of_several_rounds_the_best_of_each_ceiling_counts() -> None:
+    best = best_of(round_of(50e9, 20e9, 900.0, 1.5), round_of(90e9, 10e9, 700.0, 0.4))
+    assert best["matmul_flops"]["fp32"]["flops"] == 90e9
+    assert best["copy_bytes_s"]["value"] == 20e9
+    assert best["tiny_op_ns"]["value"] == 700.0
+    assert best["other_cores"] == 0.4
+
+
+@pytest.mark.parametrize(
+    ("loads", "rounds"),
+    [([0.1], 1), ([1.5, 0.1], 2), ([1.5, 1.4, 1.3], 3), ([None], 1)],
+)
+def test_a_busy_machine_is_measured_again_until_it_is_quiet_or_thrice(
+    monkeypatch: pytest.MonkeyPatch, loads: list[float | None], rounds: int
+) -> None:
+    left = list(loads)
+    monkeypatch.setattr(
+        ceilings, "_measure_once", lambda *_: round_of(50e9, 20e9, 900.0, left.pop(0))
+    )
+    monkeypatch.setattr(ceilings, "_PAUSE_S", {False: 0.0})
+    found = measure_ceilings(torch.device("cpu"))
+    assert found["rounds"] == rounds
+    assert left == []
+    assert found["other_cores"] == (min(filter(None, loads)) if any(loads) else None)
+
+
+def test_other_processes_are_what_is_busy_beside_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {"wall_ns": 0, "busy_ns": 0, "job_ns": 0, "stolen_ns": 0}
+    after = {"wall_ns": 1000, "busy_ns": 1800, "job_ns": 700, "stolen_ns": 100}
+    monkeypatch.setattr(ceilings, "counters", lambda: after)
+    assert ceilings._load_since(before)["other_cores"] == pytest.approx(1.2)
+    monkeypatch.setattr(ceilings, "counters", lambda: {**after, "busy_ns": None})
+    assert ceilings._load_since(before)["other_cores"] is None

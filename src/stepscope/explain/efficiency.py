@@ -19,6 +19,7 @@ from stepscope.explain.flops.pieces import choose, cut
 from stepscope.explain.roofline import find_ceilings, list_spots
 from stepscope.explain.work import named, rows_named
 from stepscope.records.efficiency import DtypeUse, Efficiency
+from stepscope.records.quality import Note
 from stepscope.records.trace import HostKind
 
 if TYPE_CHECKING:
@@ -40,6 +41,14 @@ __all__ = ["find_ceilings", "measure_efficiency"]
 
 _HALF = ("fp16", "bf16", "fp8", "fp4")
 _WORTH_SAYING = 0.01
+ABOVE = 1.005  # of a peak: what is printed as 100% is no error
+_WRONG_PEAK = {
+    "calibrated": (
+        "measured by calibrate",
+        "run stepscope calibrate again on an idle machine",
+    ),
+    "table": ("data sheet", "run stepscope calibrate on this device"),
+}
 
 
 def measure_efficiency(
@@ -81,6 +90,41 @@ def measure_efficiency(
         spots=list_spots(trace, costs, pieces, ceilings),
         notes=tuple(_notes(trace, costs, pieces, rows, chosen, unknown)),
     )
+
+
+def above_peak(efficiency: Efficiency) -> str:
+    """What exceeds the peak, in a sentence; empty where nothing does. No step can: the peak, or
+    the step's time, is wrong."""
+    faster = [
+        (use.dtype, use.flops / use.device_ns * 1e9, use.peak_flops)
+        for use in efficiency.by_dtype
+        if use.peak_flops
+        and use.device_ns
+        and use.flops > ABOVE * use.peak_flops * use.device_ns / 1e9
+    ]
+    used = efficiency.hfu or efficiency.mfu or 0.0
+    if used > ABOVE and efficiency.dtype and efficiency.peak_flops and efficiency.step_ms:
+        reached = efficiency.hardware_flops / efficiency.devices / efficiency.step_ms * 1e3
+        faster.insert(0, (efficiency.dtype, reached, efficiency.peak_flops))
+    if not faster:
+        return ""
+    dtype, reached, peak = faster[0]
+    source = efficiency.ceilings.flops_source.get(dtype) if efficiency.ceilings else None
+    whose, remedy = _WRONG_PEAK[source or "table"]
+    return (
+        f"{dtype} products reach {reached / 1e9:,.3g} GFLOP/s, above the peak of "
+        f"{peak / 1e9:,.3g} GFLOP/s ({whose}): the peak must be wrong; {remedy}"
+    )
+
+
+def about_peaks(efficiency: Efficiency) -> list[Note]:
+    """What is wrong, or may be, with the peaks that shares are taken of."""
+    notes = []
+    if words := above_peak(efficiency):
+        notes.append(Note(id="above-peak", detail=words))
+    if efficiency.ceilings and efficiency.ceilings.doubt:
+        notes.append(Note(id="busy-calibration", detail=efficiency.ceilings.doubt))
+    return notes
 
 
 def _step_of_record(step: StepTime) -> float | None:

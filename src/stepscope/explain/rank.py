@@ -8,8 +8,9 @@ from stepscope.explain.budget import make_budget, step_time
 from stepscope.explain.calls import list_calls
 from stepscope.explain.collectives import list_collectives
 from stepscope.explain.copies import list_copies
+from stepscope.explain.cpu_use import measure_cpu_use
 from stepscope.explain.device_time import carry_back
-from stepscope.explain.efficiency import measure_efficiency
+from stepscope.explain.efficiency import about_peaks, measure_efficiency
 from stepscope.explain.findings import find_all
 from stepscope.explain.findings.evidence import Evidence
 from stepscope.explain.groundwork import Groundwork
@@ -93,6 +94,9 @@ def explain_rank(
             collectives=collectives,
             efficiency=efficiency,
             memory=memory,
+            cpu=measure_cpu_use(
+                ground, folder.load if folder else None, efficiency.ceilings if efficiency else None
+            ),
         )
     )
     return RankExplanation(
@@ -126,7 +130,12 @@ def explain_rank(
         ),
         strategies=strategies,
         findings=findings,
-        quality=(*trace.quality, *_notes(trace, work, steps), *(beside.notes if beside else ())),
+        quality=(
+            *trace.quality,
+            *_notes(trace, work, steps),
+            *(about_peaks(efficiency) if efficiency else ()),
+            *(beside.notes if beside else ()),
+        ),
         efficiency=efficiency,
         memory=memory,
         profiled_budget=profiled_budget,

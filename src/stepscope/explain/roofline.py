@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stepscope.records.profile import Profile
     from stepscope.records.trace import Trace
 
+BUSY = 0.15  # of the cores, by other processes
 _known_device = lru_cache(maxsize=64)(find_device)  # of a job's ranks most say the same
 
 
@@ -52,6 +53,19 @@ def find_ceilings(trace: Trace, profile: Profile | None) -> Ceilings | None:
         flops_source=said,
         bytes_source=moved_said,
         source="; for the rest: ".join(source),
+        threads=profile.threads if profile and profile.kind == "cpu" else None,
+        doubt=doubt_about(profile) if profile else "",
+    )
+
+
+def doubt_about(profile: Profile) -> str:
+    """Why a CPU's measured ceilings may be too low, in a sentence; empty where nothing says so."""
+    others, cores = profile.other_cores, profile.cores
+    if profile.kind != "cpu" or others is None or not cores or others < BUSY * cores:
+        return ""
+    return (
+        f"calibrated while other processes kept {others:.1f} of {cores:g} cores busy: the machine "
+        "can do more than these ceilings; run stepscope calibrate again when it is idle"
     )
 
 

@@ -23,6 +23,7 @@ from stepscope.measure import processes
 from stepscope.measure.comms import Comms
 from stepscope.measure.forked import end_without_destructors
 from stepscope.measure.harmless import harmless, note, problems
+from stepscope.measure.host_load import HostLoad
 from stepscope.measure.memory import MemoryStep
 from stepscope.measure.passes import Passes
 from stepscope.measure.ranges import Ranges
@@ -56,6 +57,7 @@ class Session:
         self._began_ns = perf_counter_ns()
         self.notes: deque[Note] = deque(maxlen=MOST_NOTES)
         self._comms = Comms()
+        self._load = HostLoad()
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._optimizer: Callable[[], Any] = lambda: None  # the last one that stepped
         self.thread = get_ident()  # the one that trains; 0 once closed
@@ -309,8 +311,10 @@ class Session:
     def _act(self, parts: RankParts) -> None:
         """Whatever this does takes time between two steps that belongs to neither."""
         self._due = self._schedule.next_due(self.number + 1)
+        self._load.pause(self.number, self._optimizers)
         self._end_memory_step(parts)
         self._begin(parts)
+        self._load.resume(self.number, plain=self._window is None and self._memory is None)
         self.notes.append((AGAIN, perf_counter_ns(), None))
         if parts.device is not None:
             parts.device.restart()
@@ -410,6 +414,7 @@ class Session:
         steps = LineWriter(folder / layout.STEPS, self.notes, lines)
         self._parts = RankParts(folder, steps, self.thread, self.settings.sample_hz)
         self._look_at_the_job()
+        self._load.resume(self.number + 1, plain=True)
         self._describe("running")
         processes.tell(self.settings.folder, processes.STEP)
         return self._parts
@@ -442,6 +447,7 @@ class Session:
                 "skipped": self._skipped,
                 "argv": sys.argv,
                 "communication": self._job,
+                "host_load": self._load.content(),
                 "problems": problems(),
                 **facts(),
             },
@@ -461,6 +467,7 @@ class Session:
         self._end_last_step()
         self._closed = True
         self.thread = 0
+        self._load.pause(self.number)
         if self._memory is not None:
             self._memory.end()
         if self._parts is not None:

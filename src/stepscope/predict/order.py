@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stepscope.records.prediction import Setting
 
 _FIRST = ("remove", "scale", "no-data-wait", "no-sync")
-_THEN = ("precision", "optimizer", "compile", "batch", "checkpoint", "accumulate")
+_THEN = ("threads", "precision", "optimizer", "compile", "batch", "checkpoint", "accumulate")
 # What workers tell one another comes behind what each of them computes, and is planned as a whole.
 _TOGETHER = ("workers", "zero", "bucket-mb", "bandwidth", "latency", "no-straggler")
 _LAST = ("cuda-graphs",)
@@ -30,8 +30,13 @@ SAME_PEAK = frozenset(
         "no-straggler",
         "no-sync",
         "optimizer",
+        "threads",
         "workers",
     )
+)
+# These are priced by what the trace holds, not by what calibration measured.
+WITHOUT_CEILINGS = frozenset(
+    ("compile", "cuda-graphs", "no-data-wait", "no-straggler", "no-sync", "remove", "scale")
 )
 
 

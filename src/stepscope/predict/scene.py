@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from stepscope.explain.cpu_use import CpuUse
     from stepscope.explain.flops import Costs
     from stepscope.explain.memory.model import StepCalls
     from stepscope.explain.replay.graph import Flags, Floats, Ints, StepGraph
@@ -66,6 +67,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     # What more workers are predicted from, and the exchange as it was planned last.
     profiles: tuple[Profile, ...] = ()
     folder: RankFolder | None = None
+    cpu: CpuUse | None = None  # of a step that computes on the CPU
     job: Job | None = None
     steps_ns: tuple[int, ...] = ()  # as measured, without the profiler where a run tells
     bare: StepGraph | None = None  # the step before an exchange was planned

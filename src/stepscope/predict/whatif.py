@@ -10,13 +10,14 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.errors import UsageError
+from stepscope.explain.cpu_use import measure_cpu_use
 from stepscope.explain.groundwork import Groundwork
 from stepscope.explain.memory.model import find_batch
 from stepscope.explain.replay.build import describe
 from stepscope.explain.replay.overhead import correct
 from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.roofline import find_ceilings
-from stepscope.predict.order import SAME_PEAK, in_order
+from stepscope.predict.order import SAME_PEAK, WITHOUT_CEILINGS, in_order
 from stepscope.predict.parameters import find_parameters
 from stepscope.predict.scene import Scene
 from stepscope.predict.updates import find_rule
@@ -83,6 +84,7 @@ class Bench:
         graph = describe(trace, work, corrected.graph)
         self.corrected: Corrected = replace(corrected, graph=graph)
         device = find_device(trace.device_name or "")
+        ceilings = find_ceilings(trace, profile)
         scene = Scene(
             trace=trace,
             work=work,
@@ -90,7 +92,7 @@ class Bench:
             graph=graph,
             costs=costs,
             parameters=find_parameters(ground),
-            ceilings=find_ceilings(trace, profile),
+            ceilings=ceilings,
             memory=memory,
             profile=profile,
             calls=ground.calls,
@@ -98,6 +100,7 @@ class Bench:
             multiprocessors=device.multiprocessors if device else 108,
             profiles=tuple(profiles) or ((profile,) if profile else ()),
             folder=folder,
+            cpu=measure_cpu_use(ground, folder.load if folder else None, ceilings),
             job=job,
             steps_ns=truth.steps_ns if truth else steps.cycles_ns,
         )
@@ -192,7 +195,7 @@ class Bench:
             throughput_factor=trial.samples * speedup,
             speedup_low=speedup * math.exp(-half),
             speedup_high=speedup * math.exp(half),
-            assumptions=(*trial.assumptions, *_exchanged(scene)),
+            assumptions=(*trial.assumptions, *_exchanged(scene), *_doubted(scene, trial)),
             refused=trial.refused,
             applied=tuple(each for each in settings if each in trial.applied),
         )
@@ -207,6 +210,13 @@ def _moves_peak(setting: Setting) -> frozenset[str]:
 def _exchanged(scene: Scene) -> tuple[str, ...]:
     """Planned by several what-ifs together, told once."""
     return (scene.exchange.said,) if scene.exchange and scene.exchange.said else ()
+
+
+def _doubted(scene: Scene, trial: Trial) -> tuple[str, ...]:
+    """That the ceilings a prediction was priced with may be too low."""
+    doubt = scene.ceilings.doubt if scene.ceilings else ""
+    priced = any(setting.name not in WITHOUT_CEILINGS for setting in trial.applied)
+    return (doubt,) if doubt and priced else ()
 
 
 def _batch(calls: StepCalls | None) -> int | None:

@@ -19,6 +19,8 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     flops_source: dict[str, PeakSource]
     bytes_source: PeakSource | None
     source: str  # where the figures are from, as a sentence
+    threads: int | None = None  # that a CPU's figures were measured with
+    doubt: str = ""  # why the measured figures may be too low, as a sentence; empty where none
 
 
 class DtypeUse(msgspec.Struct, frozen=True, kw_only=True):

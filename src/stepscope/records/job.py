@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from stepscope.records.host_load import HostLoad
     from stepscope.records.quality import Note
 
     Int8 = NDArray[np.int8]
@@ -105,6 +106,7 @@ class RankFolder(msgspec.Struct, frozen=True, kw_only=True):
     layout: dict[str, Any] = {}  # rank.json's "communication": groups, ddp, placements, stages
     comms: tuple[dict[str, Any], ...] = ()  # comms.jsonl, a dictionary a line
     problems: tuple[str, ...] = ()
+    load: HostLoad | None = None  # rank.json's "host_load"
 
 
 class RankPart(msgspec.Struct, frozen=True, kw_only=True):

@@ -99,6 +99,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     not_offered: dict[str, str] = {}  # dtype or "kind, group" -> the reason
     fits: tuple[CollectiveFit, ...] = ()
     contention: Contention | None = None  # of the world; not measured on an accelerator
+    # Of a CPU: cores that other processes kept busy meanwhile, in the quietest of the rounds.
+    other_cores: float | None = None
+    cores: float | None = None
+    rounds: int = 1  # as often everything was measured; the best counts
 
     def fit_for(self, kind: str, group_size: int, group: str | None = None) -> CollectiveFit | None:
         """The fit of exactly this group size, None where it was not measured.

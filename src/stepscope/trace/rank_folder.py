@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import numpy as np
 
+from stepscope.records.host_load import HostLoad
 from stepscope.records.job import RankFolder, Rounds
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class _Clock(msgspec.Struct, frozen=True):
 class _Rank(msgspec.Struct, frozen=True):
     host: str | None = None
     communication: dict[str, Any] | None = None
+    host_load: dict[str, Any] | None = None
 
 
 def read_rank_folder(trace: Path) -> RankFolder | None:
@@ -44,8 +46,19 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
         rounds=tuple(_rounds(sync) for sync in clock.syncs if sync.rounds),
         layout=rank.communication or {},
         comms=tuple(_lines(folder / COMMS)),
+        load=_load(rank.host_load, problems),
         problems=tuple(problems),
     )
+
+
+def _load(told: dict[str, Any] | None, problems: list[str]) -> HostLoad | None:
+    if not told:
+        return None
+    try:
+        return msgspec.convert(told, HostLoad)
+    except msgspec.ValidationError as error:
+        problems.append(f"{RANK}: host_load could not be read: {error}")
+        return None
 
 
 def read_facts(folder: Path) -> dict[str, Any]:

@@ -54,9 +54,11 @@ REMEDIES = {
     "no-data-wait": ("no-data-wait",),
     "no-straggler": ("no-straggler",),
     "no-sync": ("no-sync",),
+    "one-thread": ("threads=1",),
     "optimizer": ("optimizer=fused",),
     "precision": ("precision=bf16",),
     "tf32": ("precision=tf32",),
+    "threads": ("threads=fit",),
 }
 # These buy memory, not time: told where a finding asks for them.
 _FOR_MEMORY = frozenset({"checkpoint=blocks"})

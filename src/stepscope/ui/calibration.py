@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepscope.explain.collectives import bus_factor
+from stepscope.explain.roofline import doubt_about
 from stepscope.predict.alpha_beta import fit_contention, fit_sweep
 from stepscope.records.profile import Profile
 from stepscope.records.words import counted
@@ -73,6 +74,9 @@ def profile_of(raw: dict[str, Any]) -> Profile:
         not_offered=machine["not_offered"] | refused,
         fits=tuple(_fit(sweep) for sweep in raw["sweeps"]),
         contention=fit_contention(raw["world_size"], raw.get("contention") or []),
+        other_cores=machine.get("other_cores"),
+        cores=machine.get("cores"),
+        rounds=machine.get("rounds", 1),
     )
 
 
@@ -130,9 +134,8 @@ def _verdict(profile: Profile) -> str:
 def _why(profile: Profile) -> str:
     if not profile.fits:
         widest = max(profile.spread.items(), key=lambda pair: pair[1])
-        return (
-            f"medians of repeated runs; the widest spread is that of {widest[0]}, {widest[1]:.0%}"
-        )
+        rounds = f"best of {profile.rounds} rounds" if profile.rounds > 1 else "of repeated runs"
+        return f"{rounds}; the widest spread is that of {widest[0]}, {widest[1]:.0%}"
     worst = max(profile.fits, key=lambda fit: fit.held_out)
     return (
         f"{counted(worst.passes, 'pass', 'passes')} in random order: a fit without one pass is "
@@ -143,6 +146,8 @@ def _why(profile: Profile) -> str:
 
 
 def _next(profile: Profile) -> str:
+    if doubt := doubt_about(profile):
+        return doubt
     if not profile.fits:
         return "measure collectives too: stepscope calibrate --ranks N, or under torchrun"
     loudest = max(profile.fits, key=lambda fit: fit.noise)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stepscope.explain.efficiency import ABOVE, above_peak
 from stepscope.explain.shorten import OTHERS
 from stepscope.ui.words import PARTS
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from stepscope.records.efficiency import Efficiency, Spot
     from stepscope.records.explanation import RankExplanation
 
+ABOVE_WORDS = "above it: wrong"  # in the place of a share of the peak
 MFU_WORDS = "MFU is the share of the device's peak that the model's own arithmetic uses."
 HFU_WORDS = "HFU counts recomputed arithmetic too."
 LEAST_SHARE = 0.002  # of the step: less than that is no step down
@@ -39,7 +41,7 @@ def falls(rank: RankExplanation) -> list[Fall]:
     They and MFU add up to 1. Empty without an MFU.
     """
     efficiency, step = rank.efficiency, rank.budget.step_ms
-    if efficiency is None or efficiency.mfu is None or not step:
+    if efficiency is None or efficiency.mfu is None or not step or above_peak(efficiency):
         return []
     lost = [
         (part.id, *PARTS[part.id][::2], _COLOURS.get(part.id, part.id.removeprefix("idle_")))
@@ -121,7 +123,11 @@ def headline(efficiency: Efficiency) -> str:
     """MFU in a sentence, or why there is none."""
     if efficiency.mfu is None or efficiency.peak_flops is None:
         return f"MFU is not known: {no_peak(efficiency)}"
+    if wrong := above_peak(efficiency):
+        return f"MFU is not known: {wrong}"
     source = _SOURCES.get(efficiency.peak_source or "", "")
+    if efficiency.peak_source == "calibrated" and efficiency.ceilings and efficiency.ceilings.doubt:
+        source = "calibrated on a busy machine, so too low"
     return (
         f"MFU {efficiency.mfu:.1%}: {rate(_achieved(efficiency))} of "
         f"{rate(efficiency.peak_flops)} in {efficiency.dtype} ({source})"
@@ -131,6 +137,8 @@ def headline(efficiency: Efficiency) -> str:
 def against_fastest(efficiency: Efficiency) -> str:
     """What the same arithmetic is of a faster dtype's peak; empty where the used one is fastest."""
     if efficiency.mfu is None or not efficiency.peak_flops or efficiency.ceilings is None:
+        return ""
+    if above_peak(efficiency):
         return ""
     offered = {dtype: efficiency.ceilings.flops.get(dtype, 0.0) for dtype in _FASTEST}
     dtype, peak = max(offered.items(), key=lambda item: item[1])
@@ -193,6 +201,21 @@ def gaps(efficiency: Efficiency, top: int) -> list[Spot]:
 def of_roof(spot: Spot) -> float | None:
     """How close a spot is to its roof: 1 is on it."""
     return spot.roof_ns / spot.device_ns if spot.roof_ns is not None and spot.device_ns else None
+
+
+def share_of_peak(share: float, decimals: int = 0) -> str:
+    """A share of a peak or a roof, never more than all of it: that is an error in the peak."""
+    return f"{share:.{decimals}%}" if share <= ABOVE else ABOVE_WORDS
+
+
+def share_of_roof(spot: Spot) -> str:
+    """How close a spot is to its roof, in words."""
+    near = of_roof(spot)
+    if near is None:
+        return "-"
+    if near > ABOVE and spot.bound == "memory":
+        return "above (its data stays in a cache)"
+    return share_of_peak(near)
 
 
 def about(spot: Spot) -> str:

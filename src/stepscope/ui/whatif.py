@@ -65,9 +65,12 @@ _LABELS = {
     "no-straggler": "no straggler",
     "checkpoint=blocks": "checkpointing every block",
     "checkpoint=none": "no checkpointing",
+    "threads=1": "one thread",
+    "threads=fit": "a thread for each free core",
 }
 _TEMPLATES = {
     "precision": "{}",
+    "threads": "{} threads",
     "optimizer": "a {} optimizer",
     "accumulate": "{} micro-batches a step",
     "batch": "batch {}",

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from stepscope.explain.findings import (
     blocking_syncs,
     data_loading,
+    denormals,
+    dispatch_bound,
     dominant_kernel,
     exposed_communication,
     exposed_copies,
@@ -23,12 +25,16 @@ from stepscope.explain.findings import (
     memory_leak,
     memory_near_limit,
     optimizer_per_parameter,
+    other_processes,
     profiler_overhead,
     python_overhead,
     recomputation,
     short_kernels,
+    slow_products,
     small_batch,
     tensor_cores_idle,
+    thread_oversubscription,
+    too_few_threads,
 )
 
 if TYPE_CHECKING:
@@ -36,6 +42,12 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Finding
 
 _ALL = (
+    thread_oversubscription,
+    other_processes,
+    too_few_threads,
+    dispatch_bound,
+    slow_products,
+    denormals,
     launch_bound,
     host_bound,
     python_overhead,

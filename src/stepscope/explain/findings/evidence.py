@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from stepscope.explain.cpu_use import CpuUse
     from stepscope.explain.launched import Launched
     from stepscope.records.efficiency import Efficiency, Spot
     from stepscope.records.explanation import (
@@ -57,6 +58,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     collectives: tuple[Collective, ...]
     efficiency: Efficiency | None = None
     memory: Memory | None = None
+    cpu: CpuUse | None = None  # of a step that computes on the CPU
 
     @property
     def device(self) -> str:

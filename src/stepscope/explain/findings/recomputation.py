@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepscope.explain.efficiency import above_peak
 from stepscope.explain.findings.evidence import LOW, Evidence, severity, spot_words
 from stepscope.records.explanation import Finding, Remedy
 
@@ -19,7 +20,7 @@ def find(evidence: Evidence) -> Finding | None:
     if efficiency.hardware_flops:
         part = efficiency.recomputed_flops / efficiency.hardware_flops
         lines.append(f"{part:.0%} of the step's FLOPs are done a second time")
-    if efficiency.mfu is not None and efficiency.hfu is not None:
+    if efficiency.mfu is not None and efficiency.hfu is not None and not above_peak(efficiency):
         lines.append(f"HFU {efficiency.hfu:.0%} counts them, MFU {efficiency.mfu:.0%} does not")
     return Finding(
         id="recomputation",

@@ -37,12 +37,20 @@ def runs_on_host(trace: Trace) -> bool:
     return not bool((trace.device.kind <= DeviceKind.MEMSET).any())
 
 
+def event_cost_ns(trace: Trace, slowness: float | None) -> float:
+    """What recording one operator cost."""
+    return _slow(trace, slowness) * OPERATOR_NS
+
+
+def _slow(trace: Trace, slowness: float | None) -> float:
+    return slowness or _SLOWNESS[bool(trace.facts.get("record_shapes", True))]
+
+
 def without_profiler_on_cpu(
     graph: StepGraph, trace: Trace, slowness: float | None
 ) -> tuple[StepGraph, float]:
     """The step without what recording cost, and the spread of the logarithm of the host's time."""
-    shapes = bool(trace.facts.get("record_shapes", True))
-    slow = slowness or _SLOWNESS[shapes]
+    slow = _slow(trace, slowness)
     calls = graph.calls
     if not len(calls):
         return graph, 0.0

@@ -24,6 +24,7 @@ _NAMES = (
     "optimizer",
     "cuda-graphs",
     "compile",
+    "threads",
     "batch",
     "accumulate",
     "checkpoint",

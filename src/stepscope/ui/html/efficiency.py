@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stepscope.explain.efficiency import above_peak
 from stepscope.explain.shapes import shape_words
 from stepscope.ui.efficiency import (
     Fall,
@@ -15,8 +16,9 @@ from stepscope.ui.efficiency import (
     falls,
     gaps,
     no_peak,
-    of_roof,
     rate,
+    share_of_peak,
+    share_of_roof,
 )
 from stepscope.ui.html.roofline import Roofline, draw_roofline
 from stepscope.ui.words import duration
@@ -70,7 +72,7 @@ def efficiency_view(rank: RankExplanation, *, drawn: bool) -> EfficiencyView | N
     widest = gaps(efficiency, MOST_GAPS)
     roofline = draw_roofline(efficiency, widest) if drawn else None
     return EfficiencyView(
-        mfu="" if efficiency.mfu is None else f"{efficiency.mfu:.1%}",
+        mfu="" if efficiency.mfu is None or above_peak(efficiency) else f"{efficiency.mfu:.1%}",
         sentence=_sentence(efficiency),
         facts=_facts(efficiency),
         falls=falls(rank),
@@ -87,6 +89,8 @@ def efficiency_view(rank: RankExplanation, *, drawn: bool) -> EfficiencyView | N
 def _sentence(efficiency: Efficiency) -> str:
     if efficiency.mfu is None or not efficiency.step_ms or efficiency.peak_flops is None:
         return f"MFU is not known: {no_peak(efficiency)}".replace("`", "")
+    if wrong := above_peak(efficiency):
+        return f"MFU is not known: {wrong}"
     reached = efficiency.model_flops / (efficiency.step_ms / 1e3)
     how = _SOURCES.get(efficiency.peak_source or "", "")
     device = efficiency.ceilings.device if efficiency.ceilings else "the device"
@@ -104,12 +108,14 @@ def _facts(efficiency: Efficiency) -> list[tuple[str, str, str]]:
     if efficiency.recomputed_flops:
         again = amount(efficiency.recomputed_flops)
         facts.append(("Recomputed", again, "Done a second time: counts for HFU, not for MFU"))
-    if efficiency.hfu is not None and efficiency.recomputed_flops:
+    if efficiency.hfu is not None and efficiency.recomputed_flops and not above_peak(efficiency):
         facts.append(("HFU", f"{efficiency.hfu:.1%}", "Of the peak, recomputation included"))
     for use in efficiency.by_dtype:
         if use.device_ns:
             reached = use.flops / (use.device_ns / 1e9)
-            peak = f", {reached / use.peak_flops:.0%} of its peak" if use.peak_flops else ""
+            peak = ""
+            if use.peak_flops:
+                peak = f", of its peak: {share_of_peak(reached / use.peak_flops)}"
             facts.append(
                 (f"Products in {use.dtype}", rate(reached), f"{duration(use.device_ns)}{peak}")
             )
@@ -146,7 +152,7 @@ def _rows(spots: list[Spot]) -> list[GapRow]:
             shapes=shape_words(spot.shapes),
             about=about(spot),
             time=duration(spot.device_ns),
-            near="-" if (near := of_roof(spot)) is None else f"{near:.0%}",
+            near=share_of_roof(spot),
             gap=duration(spot.gap_ns or 0.0),
             bar=(spot.gap_ns or 0.0) / widest if widest else 0.0,
             bound=spot.bound,

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from stepscope.explain.shapes import shape_words
 from stepscope.records.words import counted
-from stepscope.ui.efficiency import about, bandwidth, of_roof, operators, rate
+from stepscope.ui.efficiency import about, bandwidth, of_roof, operators, rate, share_of_roof
 from stepscope.ui.words import duration, size
 
 if TYPE_CHECKING:
@@ -226,18 +226,17 @@ def _about_product(spot: Spot) -> str:
     lines = _about(spot)
     lines.append(f"{rate(spot.achieved_flops or 0.0)} at {spot.intensity or 0.0:,.1f} FLOPs a byte")
     if spot.ceiling_flops:
-        near = (spot.achieved_flops or 0.0) / spot.ceiling_flops
-        lines.append(f"{near:.0%} of its roof, {rate(spot.ceiling_flops)}, bound by {spot.bound}")
+        near = share_of_roof(spot)
+        lines.append(f"of its roof: {near}, {rate(spot.ceiling_flops)}, bound by {spot.bound}")
     return "\n".join(lines)
 
 
 def _about_move(spot: Spot) -> str:
     lines = _about(spot)
     reached = (spot.bytes_moved or 0.0) / spot.device_ns * 1e9
-    near = of_roof(spot)
     lines.append(f"{size((spot.bytes_moved or 0.0) / spot.calls)} a call at {bandwidth(reached)}")
-    if near is not None:
-        lines.append(f"{near:.0%} of its roof")
+    if of_roof(spot) is not None:
+        lines.append(f"of its roof: {share_of_roof(spot)}")
     return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from stepscope.explain.efficiency import above_peak
 from stepscope.explain.shapes import shape_words
 from stepscope.ui.efficiency import (
     MFU_WORDS,
@@ -13,8 +14,9 @@ from stepscope.ui.efficiency import (
     amount,
     gaps,
     headline,
-    of_roof,
     rate,
+    share_of_peak,
+    share_of_roof,
 )
 from stepscope.ui.terminal.tables import titled_table
 from stepscope.ui.words import duration, short_kernel
@@ -44,9 +46,10 @@ def efficiency_sections(efficiency: Efficiency, *, width: int) -> list[Renderabl
 def _headline(efficiency: Efficiency) -> Text:
     text = Text("efficiency  ", style="bold")
     text.append(headline(efficiency), style="")
-    if efficiency.hfu is not None and efficiency.recomputed_flops:
+    wrong = bool(above_peak(efficiency))
+    if efficiency.hfu is not None and efficiency.recomputed_flops and not wrong:
         text.append(f", HFU {efficiency.hfu:.1%} counting recomputed work")
-    if efficiency.mfu is not None:
+    if efficiency.mfu is not None and not wrong:
         text.append(f"\n{MFU_WORDS} {against_fastest(efficiency)}".rstrip(), style="bright_black")
     if efficiency.unknown_share >= 0.05:
         text.append(
@@ -69,7 +72,9 @@ def _dtypes(efficiency: Efficiency, width: int) -> Table:
             use.dtype,
             duration(use.device_ns),
             "-" if reached is None else rate(reached),
-            "-" if reached is None or not use.peak_flops else f"{reached / use.peak_flops:.0%}",
+            "-"
+            if reached is None or not use.peak_flops
+            else share_of_peak(reached / use.peak_flops),
             amount(use.flops),
             f"{use.tensor_core_ns / use.device_ns:.0%}" if known else "-",
         ]
@@ -91,11 +96,10 @@ def _gaps(efficiency: Efficiency, width: int) -> Table:
     table = titled_table("widest gaps to the roof, per step", *columns)
     room = max(28, width - _FIXED)
     for spot in gaps(efficiency, MOST_GAPS):
-        near = of_roof(spot)
         cells = [
             duration(spot.gap_ns or 0.0),
             duration(spot.device_ns),
-            "-" if near is None else f"{near:.0%}",
+            share_of_roof(spot),
             spot.bound,
             spot.dtype or "-",
             short_kernel(spot.operator, room * 4 // 7),

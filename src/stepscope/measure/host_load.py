@@ -1,0 +1,133 @@
+"""One rank's load over its plain steps: processor time, waits for a core, and who else ran.
+
+Counters are read between stretches of plain steps, never inside one. Beside them a few values of
+parameters, gradients and optimizer state are looked at: numbers too small for their format make a
+CPU slow.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from stepscope.measure.harmless import harmless
+from stepscope.measure.machine import Counts, counters, grown, job, local_ranks, machine_facts
+from stepscope.measure.ranks import rank_and_world
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_MOST_OTHERS = 3
+_LEAST_CORES = 0.05
+_MOST_TENSORS, _VALUES = 200, 2048  # looked at for denormal numbers
+
+
+class HostLoad:
+    """Counters over all plain steps so far. `resume` and `pause` stand between two steps."""
+
+    def __init__(self) -> None:
+        self._began: Counts | None = None
+        self._from_step = 0
+        self._sum: Counts = {}
+        self._others: dict[str, int] = {}
+        self._values = [0, 0]  # looked at, denormal
+        self._started: Counts = {}
+        self._several = False
+
+    @harmless
+    def resume(self, step: int, *, plain: bool) -> None:
+        """The step that now begins is an ordinary one, unless it is not."""
+        self._started = self._started or machine_facts()
+        # A group that was destroyed before the last step was one all the same.
+        self._several = self._several or rank_and_world()[1] > 1
+        self._began = counters(several=self._several) if plain else None
+        self._from_step = step
+
+    @harmless
+    def pause(self, step: int, optimizers: Iterable[Any] = ()) -> None:
+        """The last ordinary step is over."""
+        began, self._began = self._began, None
+        if began is None or step <= self._from_step:
+            return
+        now = counters(several=self._several)
+        self._add({"steps": step - self._from_step, **grown(began, now)})
+        self._add_others(began, now)
+        for tensor in _tensors(optimizers):
+            self._look_at(tensor)
+
+    @harmless
+    def content(self) -> Counts | None:
+        """For rank.json; None before the first stretch began."""
+        if not self._started:
+            return None
+        looked, denormal = self._values
+        return {
+            **self._started,
+            "plain": {**self._sum, "others": self._top_others()} if self._sum else None,
+            "denormal_share": denormal / looked if looked else None,
+        }
+
+    def _add(self, stretch: Counts) -> None:
+        """A counter that one stretch lacks is not known for all of them."""
+        if not self._sum:
+            self._sum = stretch
+            return
+        self._sum = {
+            name: None if value is None or stretch.get(name) is None else value + stretch[name]
+            for name, value in self._sum.items()
+        }
+
+    def _add_others(self, before: Counts, now: Counts) -> None:
+        """Processor time of processes outside the job, by the name of their program."""
+        old, new = before["processes"], now["processes"]
+        if old is None or new is None:
+            return
+        spent = {
+            pid: max(0, each.cpu_ns - (old[pid].cpu_ns if pid in old else 0))
+            for pid, each in new.items()
+        }
+        for pid in new.keys() - job(new, several=self._several):
+            name = new[pid].name
+            self._others[name] = self._others.get(name, 0) + spent[pid]
+        if local_ranks() is None and os.getpid() in new:
+            parent = new[os.getpid()].parent
+            least_ns = _LEAST_CORES * (now["wall_ns"] - before["wall_ns"])
+            beside = [pid for pid in new if new[pid].parent == parent and spent[pid] > least_ns]
+            # Without a launcher that says so: processes of one parent that work beside this one.
+            ranks = len(beside) if self._several else 1
+            self._started["local_ranks"] = max(ranks, self._started["local_ranks"] or 1)
+
+    def _top_others(self) -> list[Counts]:
+        wall_ns = self._sum.get("wall_ns") or 1
+        named = sorted(self._others.items(), key=lambda pair: -pair[1])[:_MOST_OTHERS]
+        return [
+            {"name": name, "cores": cpu_ns / wall_ns}
+            for name, cpu_ns in named
+            if cpu_ns >= _LEAST_CORES * wall_ns
+        ]
+
+    def _look_at(self, tensor: Any) -> None:
+        torch = sys.modules["torch"]
+        with torch.no_grad():
+            flat = tensor.detach().reshape(-1)
+            size = flat[:: max(1, flat.numel() // _VALUES)].abs()
+            least = torch.finfo(flat.dtype).tiny
+            self._values[0] += size.numel()
+            self._values[1] += int(((size > 0) & (size < least)).sum())
+
+
+def _tensors(optimizers: Iterable[Any]) -> list[Any]:
+    """Parameters, gradients and optimizer state on the CPU, plain tensors only."""
+    torch = sys.modules["torch"]
+    plain = (torch.Tensor, torch.nn.Parameter)
+    found = [
+        tensor
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        for tensor in (parameter, parameter.grad, *(optimizer.state.get(parameter) or {}).values())
+        if type(tensor) in plain and tensor.is_floating_point() and tensor.numel() > 1
+    ]
+    on_cpu = [each for each in found if each.device.type == "cpu" and each.layout == torch.strided]
+    return on_cpu[:: max(1, len(on_cpu) // _MOST_TENSORS)]

@@ -1,0 +1,251 @@
+"""What the operating system tells about this process and its machine: cores, use, waits, others.
+
+On Linux /proc and the control groups tell most of it; what a system does not tell is None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+from stepscope.measure.ranks import rank_and_world
+from stepscope.measure.settings import VARIABLE
+
+_PROC = Path("/proc")
+_CGROUP = Path("/sys/fs/cgroup")
+_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "OMP_PROC_BIND",
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+    "ATEN_CPU_CAPABILITY",
+)
+_MOST_PROCESSES = 2000  # reading more would take longer than a step
+Counts = dict[str, Any]
+
+
+def machine_facts() -> Counts:
+    """What does not change while the job runs."""
+    torch = sys.modules["torch"]
+    return {
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+        "cores": usable_cores(),
+        "quota_cores": quota_cores(),
+        "machine_cores": os.cpu_count(),
+        "local_ranks": local_ranks(),
+        "flush_denormal": _flushes_denormals(),
+        "capability": _capability(torch),
+        "offered": _offered(),
+        "onednn": bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled),
+    }
+
+
+def counters(*, several: bool | None = None) -> Counts:
+    """Everything that only grows, now; `several`: of a job with more ranks than this process."""
+    found: Counts = {"wall_ns": perf_counter_ns(), **_own_use(), **_own_waits()}
+    found |= _machine_use()
+    found["throttled_ns"] = _throttled_ns()
+    found["processes"] = processes = _processes()
+    found["job_ns"] = (
+        None
+        if processes is None
+        else sum(processes[pid].cpu_ns for pid in job(processes, several=several))
+    )
+    return found
+
+
+def grown(before: Counts, now: Counts) -> Counts:
+    return {
+        name: None if value is None or before[name] is None else max(0, value - before[name])
+        for name, value in now.items()
+        if name != "processes"
+    }
+
+
+def _own_use() -> Counts:
+    """Of all threads of this process."""
+    names = ("user_ns", "system_ns", "voluntary", "involuntary")
+    try:
+        import resource
+    except ImportError:  # not Unix
+        return dict.fromkeys(names)
+    use = resource.getrusage(resource.RUSAGE_SELF)
+    values = (round(use.ru_utime * 1e9), round(use.ru_stime * 1e9), use.ru_nvcsw, use.ru_nivcsw)
+    return dict(zip(names, values, strict=True))
+
+
+def _own_waits() -> Counts:
+    """How long threads could have run and had no core: all of them, and the one that trains."""
+    waits: dict[int, int] = {}
+    for task in _PROC.glob("self/task/*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            waits[int(task.name)] = int((task / "schedstat").read_text().split()[1])
+    trains = waits.get(threading.get_native_id())
+    return {"waiting_ns": sum(waits.values()) if waits else None, "training_waiting_ns": trains}
+
+
+def _machine_use() -> Counts:
+    """Busy time of the cores that this process may use, whoever used them."""
+    try:
+        lines = (_PROC / "stat").read_text().splitlines()
+        mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        rows = [line.split() for line in lines if line.split(" ", 1)[0] in mine]
+        fields = [[int(value) for value in row[1:9]] for row in rows]
+    except (OSError, ValueError, AttributeError):
+        return {"busy_ns": None, "stolen_ns": None}
+    tick_ns = _tick_ns()
+    busy = sum(sum(row[:3]) + sum(row[5:7]) for row in fields)
+    return {"busy_ns": busy * tick_ns, "stolen_ns": sum(row[7] for row in fields) * tick_ns}
+
+
+def _tick_ns() -> int:
+    return round(1e9 / os.sysconf("SC_CLK_TCK"))
+
+
+class Process:
+    __slots__ = ("cpu_ns", "name", "parent")
+
+    def __init__(self, name: str, parent: int, cpu_ns: int) -> None:
+        self.name, self.parent, self.cpu_ns = name, parent, cpu_ns
+
+
+def _processes() -> dict[int, Process] | None:
+    """Every process that can be seen; None where there are none or too many."""
+    try:
+        names = [entry for entry in os.listdir(_PROC) if entry.isdigit()]  # noqa: PTH208
+    except OSError:
+        return None
+    if len(names) > _MOST_PROCESSES:
+        return None
+    found, tick_ns = {}, _tick_ns()
+    for pid in names:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            head, _, rest = (_PROC / pid / "stat").read_text(errors="replace").rpartition(")")
+            fields = rest.split()
+            cpu = (int(fields[11]) + int(fields[12])) * tick_ns
+            found[int(pid)] = Process(head.partition("(")[2], int(fields[1]), cpu)
+    return found or None
+
+
+def job(processes: dict[int, Process], *, several: bool | None = None) -> set[int]:
+    """This process, where it is one of several its launcher, and everything they started."""
+    root = os.getpid()
+    if several is None:
+        several = rank_and_world()[1] > 1
+    if several and root in processes:
+        root = processes[root].parent
+    while root in processes and _captured(root):
+        root = processes[root].parent
+    known, found = {os.getpid()}, {root}
+    while found:
+        known |= found
+        found = {pid for pid, each in processes.items() if each.parent in found} - known
+    return known & processes.keys()
+
+
+def _captured(pid: int) -> bool:
+    """Whether it is part of what `stepscope run` started."""
+    try:
+        return f"{VARIABLE}=".encode() in (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return False
+
+
+def local_ranks() -> int | None:
+    """Ranks on this machine, where the launcher says so."""
+    with contextlib.suppress(KeyError, ValueError):
+        return int(os.environ["LOCAL_WORLD_SIZE"])
+    return None
+
+
+def usable_cores() -> int | None:
+    """Cores that this process may run on."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # only Linux knows
+        return os.cpu_count()
+
+
+def quota_cores() -> float | None:
+    """The least processor quota of the control groups around this process; None without one."""
+    quotas = [quota for folder in _cgroups() if (quota := _quota(folder)) is not None]
+    return min(quotas, default=None)
+
+
+def _quota(folder: Path) -> float | None:
+    with contextlib.suppress(OSError, ValueError):
+        limit, period = (folder / "cpu.max").read_text().split()
+        return None if limit == "max" else int(limit) / int(period)
+    with contextlib.suppress(OSError, ValueError):
+        quota_us, period_us = (
+            int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period")
+        )
+        return quota_us / period_us if quota_us > 0 else None
+    return None
+
+
+def _cgroups() -> list[Path]:
+    """This process's control group for processors and those around it, the innermost first."""
+    try:
+        lines = (_PROC / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    folders = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = _CGROUP / controllers if controllers else _CGROUP
+        inner = base / path.lstrip("/")
+        outer = (folder for folder in inner.parents if base in (folder, *folder.parents))
+        folders += [inner, *outer]
+    return folders
+
+
+def _throttled_ns() -> int | None:
+    """How long the quota stopped the control group."""
+    for folder in _cgroups():
+        with contextlib.suppress(OSError, ValueError):
+            rows = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
+            if "throttled_usec" in rows:
+                return int(rows["throttled_usec"]) * 1000
+            if "throttled_time" in rows:
+                return int(rows["throttled_time"])
+    return None
+
+
+def _flushes_denormals() -> bool:
+    """The processor's mode holds for Python's floats as for tensors."""
+    smallest = sys.float_info.min
+    return smallest / 4 == 0.0
+
+
+def _capability(torch: Any) -> str | None:
+    """The vector instructions that torch's kernels use, such as AVX512."""
+    try:
+        return str(torch.backends.cpu.get_cpu_capability())
+    except AttributeError:  # older torch
+        return None
+
+
+def _offered() -> str | None:
+    """The widest that the processor has, in torch's words; None where nobody says."""
+    try:
+        text = (_PROC / "cpuinfo").read_text()
+    except OSError:
+        return None
+    flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), [])
+    for flag, name in (("avx512f", "AVX512"), ("avx2", "AVX2")):
+        if flag in flags:
+            return name
+    return None
