@@ -21,7 +21,7 @@ from stepscope.predict.slowest import expected_maximum
 from stepscope.predict.transfers import Seen, by_data_sheet, by_trace, find_transfers, lower_line
 from stepscope.predict.whatif import Bench, parse
 from stepscope.records.devices import find_device
-from stepscope.records.job import Clock, Job, Stragglers
+from stepscope.records.job import Clock, Job, RankTimes, Stragglers
 from stepscope.records.memory import Memory
 from stepscope.records.truth import Truth
 from stepscope.trace.truth import read_truth
@@ -373,8 +373,15 @@ def _nothing(kind: type) -> dict[str, Any]:
 def job(own_us: list[list[float]], verdict: str = "found") -> Job:
     own = (np.array(own_us) * 1000).astype(np.int64)
     steps = np.repeat(own.max(axis=1)[:, None], own.shape[1], axis=1)
+    times = tuple(
+        RankTimes(
+            step_ms=step, own_ms=mine, exposed_comm_ms=step - mine, compute_ms=mine, input_ms=0.0
+        )
+        for step, mine in zip(*np.median((steps, own), axis=1) / 1e6, strict=True)
+    )
     return Job(
-        ranks=tuple(range(own.shape[1])), hosts={}, steps=tuple(range(len(own))), step_ns=steps,
+        ranks=tuple(range(own.shape[1])), times=times, hosts={},
+        steps=tuple(range(len(own))), step_ns=steps,
         own_ns=own, input_ns=own * 0, exposed_comm_ns=steps - own, clock=Clock(aligned=False),
         collectives=(), arrivals=(), stragglers=Stragglers(verdict=verdict), path=None, lanes=None,
     )  # fmt: skip

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
@@ -16,6 +17,7 @@ from stepscope.errors import NotCapturedError
 from stepscope.explain.run import explain_also
 from stepscope.predict.whatif import parse
 from stepscope.records.explanation import Advice, Explanation, Finding, Remedy
+from stepscope.records.job import Pace
 from stepscope.records.quality import Note
 from stepscope.trace.read import read_trace
 from stepscope.ui import advice as advice_room
@@ -236,12 +238,12 @@ def test_of_several_ranks_the_one_with_the_most_time_of_its_own_is_looked_at(
     rank = explained.ranks[0]
 
     def made(number: int, step_ms: float, waits_ms: float) -> Any:
-        parts = tuple(
-            replace(part, ms=waits_ms if part.id == "exposed_comm" else 0.0)
-            for part in rank.budget.parts
-        )
-        budget = replace(rank.budget, step_ms=step_ms, parts=parts)
-        return replace(rank, rank=number, budget=budget)
+        step, waits = (np.array([round(ms * 1e6)], np.int64) for ms in (step_ms, waits_ms))
+        pace = Pace(
+            number=step * 0, start_ns=step * 0, dur_ns=step, compute_ns=step * 0,
+            exposed_comm_ns=waits, input_ns=step * 0,
+        )  # fmt: skip
+        return replace(rank, rank=number, part=replace(rank.part, pace=pace))
 
     both = replace(explained, ranks=(made(0, 100.0, 0.0), made(1, 101.0, 30.0)))
     assert deciding_rank(both).rank == 0

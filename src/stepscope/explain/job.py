@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.arrivals import last_arrivers, link_evidence, list_joined, meet
+from stepscope.explain.pace import typical_step
 from stepscope.explain.path import critical_path
 from stepscope.explain.stragglers import find_stragglers
 from stepscope.records.job import Job, Lanes
@@ -36,6 +37,7 @@ def join_ranks(parts: Sequence[RankPart], profiles: Sequence[Profile] = ()) -> J
     """Never raises over its input: what cannot be said is a note."""
     parts, notes = _usable(parts)
     ranks = tuple(part.rank for part in parts)
+    times = tuple(typical_step(part.pace) for part in parts)
     steps, notes_on_steps = _common_steps(parts)
     notes += notes_on_steps
     matrix = {
@@ -54,10 +56,12 @@ def join_ranks(parts: Sequence[RankPart], profiles: Sequence[Profile] = ()) -> J
         matrix["input_ns"],
         matrix["dur_ns"],
         link_evidence(met, profiles),
+        times,
     )
     arrivals = last_arrivers(parts, met, len(steps))
     return Job(
         ranks=ranks,
+        times=times,
         hosts={part.rank: part.host for part in parts if part.host},
         steps=steps,
         step_ns=matrix["dur_ns"],

@@ -88,6 +88,17 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.number)
 
 
+class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's typical recorded step, medians. step = own + exposed_comm. Every surface that
+    compares ranks shows these."""
+
+    step_ms: float
+    own_ms: float
+    exposed_comm_ms: float
+    compute_ms: float
+    input_ms: float
+
+
 class Rounds(msgspec.Struct, frozen=True, kw_only=True):
     """Meetings of all ranks that capture held: nobody left one before everybody had come."""
 
@@ -233,9 +244,11 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """All ranks together. The matrices are (steps, ranks); -1 where a rank lacks the step."""
+    """All ranks together. The matrices are (steps, ranks), as recorded under the profiler; -1 where
+    a rank lacks the step. `times` are the ranks' typical steps, in the order of `ranks`."""
 
     ranks: tuple[int, ...]
+    times: tuple[RankTimes, ...]
     hosts: dict[int, str]
     steps: tuple[int, ...]
     step_ns: Int64

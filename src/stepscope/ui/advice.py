@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.errors import NotCapturedError, StepscopeError
+from stepscope.explain.pace import own_ms
 from stepscope.records.explanation import Advice
 from stepscope.records.prediction import Setting
 from stepscope.records.quality import Note
@@ -111,12 +112,7 @@ def foresee_again(explanation: Explanation, *, cache: bool, draw: bool = False) 
 
 def deciding_rank(explanation: Explanation) -> RankExplanation:
     """The one that needs the most time of its own: the others wait for it."""
-    return max(explanation.ranks, key=_own_ms)
-
-
-def _own_ms(rank: RankExplanation) -> float:
-    waits = sum(part.ms for part in rank.budget.parts if part.id == "exposed_comm")
-    return rank.budget.step_ms - waits
+    return max(explanation.ranks, key=own_ms)
 
 
 def _foresee(bench: Bench, rank: RankExplanation, draw: bool) -> Foresight:

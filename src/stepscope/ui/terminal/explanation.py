@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from stepscope.explain.pace import own_ms, typical_step
 from stepscope.ui.terminal.distributed import job_sections
 from stepscope.ui.terminal.efficiency import efficiency_sections
 from stepscope.ui.terminal.memory import memory_sections
@@ -210,7 +211,7 @@ def _legend(budget: Budget, width: int) -> Table:
 def _ranks(ranks: tuple[RankExplanation, ...]) -> Table:
     many = len(ranks) > _MOST_RANKS
     table = titled_table(
-        "ranks, by own time" if many else "ranks",
+        "ranks in the recorded steps, by own time" if many else "ranks in the recorded steps",
         ("rank", "r"),
         ("step", "r"),
         ("own", "r"),
@@ -219,7 +220,7 @@ def _ranks(ranks: tuple[RankExplanation, ...]) -> Table:
         ("idle", "r"),
         ("verdict", "l"),
     )
-    by_time = sorted(ranks, key=_own_ms, reverse=True)
+    by_time = sorted(ranks, key=own_ms, reverse=True)
     for rank in by_time[:_SLOWEST] if many else ranks:
         table.add_row(*_rank_row(rank))
     if many:
@@ -229,22 +230,17 @@ def _ranks(ranks: tuple[RankExplanation, ...]) -> Table:
     return table
 
 
-def _own_ms(rank: RankExplanation) -> float:
-    """The step without exposed communication: what the rank needs when it waits for nobody."""
-    waits = sum(part.ms for part in rank.budget.parts if part.id == "exposed_comm")
-    return rank.budget.step_ms - waits
-
-
 def _rank_row(rank: RankExplanation) -> tuple[str, ...]:
-    share = {part.id: part.share for part in rank.budget.parts}
-    lost = 1 - share["compute"] - share["exposed_comm"] - share["exposed_memory"]
+    times = typical_step(rank.part.pace)
+    whole = times.step_ms or 1.0
+    idle = max(0.0, times.own_ms - times.compute_ms)
     return (
         str(rank.rank),
-        f"{rank.budget.step_ms:.2f} ms",
-        f"{_own_ms(rank):.2f} ms",
-        f"{share['compute']:.0%}",
-        f"{share['exposed_comm']:.0%}",
-        f"{max(lost, 0.0):.0%}",
+        f"{times.step_ms:.2f} ms",
+        f"{times.own_ms:.2f} ms",
+        f"{times.compute_ms / whole:.0%}",
+        f"{times.exposed_comm_ms / whole:.0%}",
+        f"{idle / whole:.0%}",
         rank.findings[0].title if rank.findings else "",
     )
 
