@@ -367,6 +367,22 @@ def _nothing(kind: type) -> dict[str, Any]:
     return {name: None for name in needed if name not in ("peak_bytes", "categories")}
 
 
+def test_a_few_small_messages_tell_no_bandwidth() -> None:
+    """84 bytes in 2 ms are not 0 µs + 0.0 GB/s: nothing is fitted."""
+    one = Seen(ranks=2, size_bytes=np.array([84.0, 84.0]), dur_ns=np.array([2.1e6, 2.2e6]))
+    assert by_trace(2, one, "gloo") is None
+    alike = Seen(ranks=2, size_bytes=np.array([84.0, 4e4]), dur_ns=np.array([2.1e6, 2.2e6]))
+    assert by_trace(2, alike, "gloo") is None
+
+
+def test_sizes_apart_whose_times_are_apart_tell_a_bandwidth() -> None:
+    seen = Seen(ranks=2, size_bytes=np.array([1e3, 1e5]), dur_ns=np.array([1e5, 1e6]))
+    found = by_trace(2, seen, "gloo")
+    assert found is not None
+    assert "MB/s" in found.said
+    assert "0.0 GB/s" not in found.said
+
+
 # no-straggler
 
 
@@ -403,6 +419,12 @@ def test_another_rank_waits_less_for_it(tmp_path: Path) -> None:
     slow = job([[2000, 2000, 2200, 3000]] * 4)
     found = ask(ddp_bench(tmp_path, job=slow), "no-straggler")
     assert found.predicted_ms / found.baseline_ms == pytest.approx(2200 / 3000, rel=0.02)
+
+
+@pytest.mark.parametrize("verdict", ["none", "not resolved"])
+def test_no_straggler_refuses_what_the_verdict_does_not_find(tmp_path: Path, verdict: str) -> None:
+    slow = job([[3000, 2000, 2000, 2200]] * 4, verdict)
+    assert ask(ddp_bench(tmp_path, job=slow), "no-straggler").refused
 
 
 def test_no_straggler_refuses_one_rank_and_ranks_that_are_alike(tmp_path: Path) -> None:

@@ -114,6 +114,54 @@ def test_the_remedy_that_saves_most_comes_first_and_is_next(explained: Explanati
     assert after.next == "do cuda-graphs (predicted to save 9.00 of 24.9 ms)"
 
 
+def offering(name: str, severity: Any, *remedies: str) -> Finding:
+    return Finding(
+        id=name, title=name, share=0.5, severity=severity, summary="", evidence=(),
+        remedies=tuple(Remedy(id=each, summary=f"do {each}") for each in remedies),
+    )  # fmt: skip
+
+
+def test_next_is_the_largest_saving_of_all_findings_and_advice(explained: Explanation) -> None:
+    first, second = offering("a", "high", "compile"), offering("b", "low", "bf16")
+    plain = replace(explained, findings=(first, second))
+    small, large = advised("compile", 2.0), advised("precision=bf16", 8.0)
+    after = advise(plain, seen_by(plain, small, large))
+    assert after.next == "do bf16 (predicted to save 8.00 of 24.9 ms)"
+    plain = replace(explained, findings=(first,))
+    after = advise(plain, seen_by(plain, small, advised("optimizer=fused", 8.0)))
+    assert after.next == "try optimizer=fused (predicted to save 8.00 of 24.9 ms)"
+
+
+def test_a_saving_whose_interval_holds_zero_is_not_next(explained: Explanation) -> None:
+    plain = replace(explained, findings=(offering("a", "high", "compile", "bf16"),))
+    doubtful = replace(advised("compile", 9.0), saved_low_ms=-0.5)
+    after = advise(plain, seen_by(plain, doubtful, advised("precision=bf16", 2.0)))
+    assert after.next == "do bf16 (predicted to save 2.00 of 24.9 ms)"
+    only = advise(plain, seen_by(plain, doubtful))
+    assert "predicted" not in only.next
+
+
+def test_a_faster_link_is_next_only_where_a_finding_says_how(explained: Explanation) -> None:
+    link = advised("bandwidth=2", 9.0)
+    silent = replace(explained, findings=(offering("a", "high", "check-host"),), next="as said")
+    assert advise(silent, seen_by(silent, link)).next == "as said"
+    says = replace(explained, findings=(offering("a", "high", "bandwidth"),))
+    assert advise(says, seen_by(says, link)).next.startswith("do bandwidth (")
+
+
+def test_an_even_pace_is_told_as_what_to_do_about_the_straggler(explained: Explanation) -> None:
+    slow = offering("straggler", "high", "no-straggler", "check-host")
+    plain = replace(explained, findings=(slow,))
+    after = advise(plain, seen_by(plain, advised("no-straggler", 9.0)))
+    assert after.next == "do check-host (predicted to save 9.00 of 24.9 ms)"
+
+
+@pytest.mark.parametrize("name", ["not-training-together", "gloo-on-device"])
+def test_what_makes_predictions_moot_stays_next(explained: Explanation, name: str) -> None:
+    plain = replace(explained, findings=(offering(name, "high", "mend-it"),), next="do mend-it")
+    assert advise(plain, seen_by(plain, advised("compile", 9.0))).next == "do mend-it"
+
+
 def test_a_remedy_that_makes_it_worse_goes_behind_those_nobody_can_predict(
     explained: Explanation,
 ) -> None:
@@ -137,7 +185,6 @@ def test_a_finding_of_another_rank_keeps_its_remedies_as_they_are(explained: Exp
     other = with_remedies(explained, "compile", rank=5)
     after = advise(other, seen_by(other, advised("compile", 9.0)))
     assert after.findings[0].remedies[0].predicted_ms is None
-    assert after.next == other.next
 
 
 def test_what_was_tried_is_ranked_and_names_the_findings_it_answers(

@@ -18,6 +18,7 @@ from stepscope.explain.kernels import list_kernels
 from stepscope.explain.launched import launched_in
 from stepscope.explain.launches import describe_launches
 from stepscope.explain.lines import list_lines
+from stepscope.explain.membership import find_membership
 from stepscope.explain.memory.account import explain_memory
 from stepscope.explain.modules import list_modules
 from stepscope.explain.operators import list_operators
@@ -93,6 +94,8 @@ def explain_rank(
             collectives=collectives,
             efficiency=efficiency,
             memory=memory,
+            strategies=strategies,
+            layout=folder.layout if folder else {},
         )
     )
     return RankExplanation(
@@ -123,6 +126,7 @@ def explain_rank(
             rounds=folder.rounds if folder else (),
             host=folder.host if folder else None,
             world_size=trace.world_size,
+            member=find_membership(folder, trace, calls, pace),
         ),
         strategies=strategies,
         findings=findings,

@@ -108,10 +108,27 @@ class Rounds(msgspec.Struct, frozen=True, kw_only=True):
     left_ns: Int64
 
 
+class Membership(msgspec.Struct, frozen=True, kw_only=True):
+    """How one process takes part in its job, as capture saw it."""
+
+    pid: int | None
+    world_size: int  # as the process group, else the launcher says; 1 for a process on its own
+    steps: int  # it has trained
+    groups: int  # process groups of more than one rank
+    joined: bool  # DDP, FSDP, DTensor parameters, pipeline stages or RPC
+    trained_bytes: int | None
+    shared: bool | None  # all that it trains lies in shared memory; None: not told
+    exchanged_bytes: int | None  # a recorded step; None where a call does not tell its size
+    calls_before: int  # collectives that the flight recorder holds of all the run
+
+
 class RankFolder(msgspec.Struct, frozen=True, kw_only=True):
     """What lies beside a trace in a run folder; every part may be missing."""
 
     host: str | None = None
+    pid: int | None = None
+    world_size: int | None = None
+    steps: int = 0
     rounds: tuple[Rounds, ...] = ()
     layout: dict[str, Any] = {}  # rank.json's "communication": groups, ddp, placements, stages
     comms: tuple[dict[str, Any], ...] = ()  # comms.jsonl, a dictionary a line
@@ -127,6 +144,7 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     rounds: tuple[Rounds, ...] = ()
     host: str | None = None
     world_size: int | None = None
+    member: Membership | None = None  # None for a bare trace
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,3 +280,4 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     path: CriticalPath | None
     lanes: Lanes | None
     notes: tuple[Note, ...] = ()
+    members: tuple[Membership | None, ...] = ()  # in the order of `ranks`

@@ -18,6 +18,7 @@ from stepscope.records.explanation import Advice
 from stepscope.records.prediction import Setting
 from stepscope.records.quality import Note
 from stepscope.ui.whatif import (
+    OF_SEVERAL,
     WORTH,
     bench_of,
     figures,
@@ -59,6 +60,9 @@ REMEDIES = {
     "precision": ("precision=bf16",),
     "tf32": ("precision=tf32",),
 }
+# Until these are mended every prediction is about the wrong thing.
+_BEFORE_ALL = frozenset({"not-training-together", "gloo-on-device"})
+_WISHES = frozenset(str(setting) for setting in OF_SEVERAL)
 # These buy memory, not time: told where a finding asks for them.
 _FOR_MEMORY = frozenset({"checkpoint=blocks"})
 
@@ -191,7 +195,7 @@ def advise(explanation: Explanation, foresight: Foresight | None) -> Explanation
         explanation,
         findings=findings,
         advice=tuple(replace(each, rank=whose) for each in foresight.advice),
-        next=_next(explanation.next, findings[0], foresight.advice[0].baseline_ms),
+        next=_next(explanation.next, findings, foresight.advice),
     )
 
 
@@ -214,14 +218,49 @@ def _with_number(remedy: Remedy, told: dict[str, Advice]) -> Remedy:
     )
 
 
-def _next(said: str, top: Finding, step_ms: float) -> str:
-    """The leading finding's best remedy, with what it would save; one that would not help is not
-    what to do next."""
-    best = top.remedies[0] if top.remedies else None
-    if best is None or best.predicted_ms is None or best.predicted_ms < WORTH * step_ms:
+def _next(said: str, findings: tuple[Finding, ...], advice: tuple[Advice, ...]) -> str:
+    """The largest saving that is believable, whichever finding names it: its whole interval is
+    above zero. What makes all other numbers moot comes first."""
+    top = findings[0]
+    if top.id in _BEFORE_ALL and top.severity in ("high", "medium"):
         return said
-    saved = f"{figures(best.predicted_ms)} of {figures(step_ms)} ms"
-    return f"{best.summary} (predicted to save {saved})"
+    actions = {each.setting: _action(each, findings) for each in advice if _is_believable(each)}
+    best = max(
+        (each for each in advice if actions.get(each.setting)),
+        key=lambda each: each.saved_ms,
+        default=None,
+    )
+    if best is None:
+        return _untried(said, top)
+    saved = f"{figures(best.saved_ms)} of {figures(best.baseline_ms)} ms"
+    return f"{actions[best.setting]} (predicted to save {saved})"
+
+
+def _is_believable(advice: Advice) -> bool:
+    return advice.saved_low_ms > 0 and advice.saved_ms >= WORTH * advice.baseline_ms
+
+
+def _action(advice: Advice, findings: tuple[Finding, ...]) -> str:
+    """What to do for it, as the first finding that offers it says. A faster link or an even pace
+    is a wish, not something to do, unless a finding says how."""
+    for finding in findings:
+        for remedy in finding.remedies:
+            if advice.setting in REMEDIES.get(remedy.id, ()):
+                return _how(remedy, finding)
+    return "" if advice.setting in _WISHES else f"try {advice.label}"
+
+
+def _how(remedy: Remedy, finding: Finding) -> str:
+    """An even pace has a number, and how to get it is another remedy."""
+    others = [each.summary for each in finding.remedies if each.id not in REMEDIES]
+    return others[0] if remedy.id == "no-straggler" and others else remedy.summary
+
+
+def _untried(said: str, top: Finding) -> str:
+    """The leading finding's first remedy that was not found useless."""
+    useless = [each.summary for each in top.remedies if each.predicted_ms is not None]
+    untried = [each.summary for each in top.remedies if each.predicted_ms is None]
+    return untried[0] if said in useless and untried else said
 
 
 def not_helping(advice: Iterable[Advice]) -> list[str]:

@@ -47,6 +47,7 @@ def _rank(rank: RankExplanation) -> dict[str, Any]:
     timeline, idle = rank.timeline, rank.idle
     found = {
         "rank": rank.rank,
+        "name": rank.called,
         "world_size": rank.world_size,
         "path": rank.path,
         "device": rank.device,

@@ -133,8 +133,11 @@ def _rank_to_show(explanation: Explanation) -> RankExplanation:
 
 def _headline(explanation: Explanation) -> Text:
     first = explanation.ranks[0]
+    several = "processes" if first.called.startswith("process") else "ranks"
     name = (
-        Path(first.path).name if len(explanation.ranks) == 1 else f"{len(explanation.ranks)} ranks"
+        Path(first.path).name
+        if len(explanation.ranks) == 1
+        else f"{len(explanation.ranks)} {several}"
     )
     facts = [name, first.device or first.kind.upper()]
     if first.steps.steps:
@@ -235,7 +238,7 @@ def _rank_row(rank: RankExplanation) -> tuple[str, ...]:
     whole = times.step_ms or 1.0
     idle = max(0.0, times.own_ms - times.compute_ms)
     return (
-        str(rank.rank),
+        rank.called.removeprefix("rank "),
         f"{times.step_ms:.2f} ms",
         f"{times.own_ms:.2f} ms",
         f"{times.compute_ms / whole:.0%}",
@@ -325,6 +328,6 @@ def _notes(explanation: Explanation) -> list[RenderableType]:
     several = len(explanation.ranks) > 1
     lines = [f"note  {note.detail}" for note in explanation.quality]
     for rank in explanation.ranks[:8]:
-        whose = f"rank {rank.rank}: " if several else ""
+        whose = f"{rank.called}: " if several else ""
         lines += [f"note  {whose}{note.detail}" for note in rank.quality]
     return [Text(line, style="bright_black") for line in lines]
