@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 from ddp_steps import MB, calibration, cpu_trace, ddp_trace, gpu_trace
@@ -21,7 +22,7 @@ from stepscope.predict.slowest import expected_maximum
 from stepscope.predict.transfers import Seen, by_data_sheet, by_trace, find_transfers, lower_line
 from stepscope.predict.whatif import Bench, parse
 from stepscope.records.devices import find_device
-from stepscope.records.job import Clock, Job, RankTimes, Stragglers
+from stepscope.records.job import Clock, Job, RankTimes, Straggler, Stragglers
 from stepscope.records.memory import Memory
 from stepscope.records.truth import Truth
 from stepscope.trace.truth import read_truth
@@ -419,6 +420,13 @@ def test_another_rank_waits_less_for_it(tmp_path: Path) -> None:
     slow = job([[2000, 2000, 2200, 3000]] * 4)
     found = ask(ddp_bench(tmp_path, job=slow), "no-straggler")
     assert found.predicted_ms / found.baseline_ms == pytest.approx(2200 / 3000, rel=0.02)
+
+
+def test_no_straggler_refuses_where_only_a_link_is_slow(tmp_path: Path) -> None:
+    link = Straggler(rank=None, group="1", cause="link", slowdown=2, cost_ms=1, steps=4, of=4)
+    slow = job([[3000, 2000, 2000, 2200]] * 4)
+    slow = msgspec.structs.replace(slow, stragglers=Stragglers(verdict="found", ranks=(link,)))
+    assert ask(ddp_bench(tmp_path, job=slow), "no-straggler").refused
 
 
 @pytest.mark.parametrize("verdict", ["none", "not resolved"])

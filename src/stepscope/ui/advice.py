@@ -18,7 +18,6 @@ from stepscope.records.explanation import Advice
 from stepscope.records.prediction import Setting
 from stepscope.records.quality import Note
 from stepscope.ui.whatif import (
-    OF_SEVERAL,
     WORTH,
     bench_of,
     figures,
@@ -62,7 +61,8 @@ REMEDIES = {
 }
 # Until these are mended every prediction is about the wrong thing.
 _BEFORE_ALL = frozenset({"not-training-together", "gloo-on-device"})
-_WISHES = frozenset(str(setting) for setting in OF_SEVERAL)
+# Nobody can do these as such; a finding that offers them says how.
+_WISHES = frozenset({"bandwidth=2", "no-straggler", "no-data-wait", "no-sync"})
 # These buy memory, not time: told where a finding asks for them.
 _FOR_MEMORY = frozenset({"checkpoint=blocks"})
 
@@ -220,7 +220,8 @@ def _with_number(remedy: Remedy, told: dict[str, Advice]) -> Remedy:
 
 def _next(said: str, findings: tuple[Finding, ...], advice: tuple[Advice, ...]) -> str:
     """The largest saving that is believable, whichever finding names it: its whole interval is
-    above zero. What makes all other numbers moot comes first."""
+    above zero. What makes all other numbers moot comes first, and so does a remedy without a number
+    for a loss beside which the saving is little."""
     top = findings[0]
     if top.id in _BEFORE_ALL and top.severity in ("high", "medium"):
         return said
@@ -230,7 +231,7 @@ def _next(said: str, findings: tuple[Finding, ...], advice: tuple[Advice, ...]) 
         key=lambda each: each.saved_ms,
         default=None,
     )
-    if best is None:
+    if best is None or best.saved_ms < _little_of(top, best.baseline_ms):
         return _untried(said, top)
     saved = f"{figures(best.saved_ms)} of {figures(best.baseline_ms)} ms"
     return f"{actions[best.setting]} (predicted to save {saved})"
@@ -240,9 +241,15 @@ def _is_believable(advice: Advice) -> bool:
     return advice.saved_low_ms > 0 and advice.saved_ms >= WORTH * advice.baseline_ms
 
 
+def _little_of(top: Finding, step_ms: float) -> float:
+    """A tenth of what the leading finding loses, where something without a number can be done."""
+    grave = top.of == "step" and top.severity in ("high", "medium")
+    untried = any(remedy.predicted_ms is None for remedy in top.remedies)
+    return 0.1 * top.share * step_ms if grave and untried else 0.0
+
+
 def _action(advice: Advice, findings: tuple[Finding, ...]) -> str:
-    """What to do for it, as the first finding that offers it says. A faster link or an even pace
-    is a wish, not something to do, unless a finding says how."""
+    """What to do for it, as the first finding that offers it says."""
     for finding in findings:
         for remedy in finding.remedies:
             if advice.setting in REMEDIES.get(remedy.id, ()):

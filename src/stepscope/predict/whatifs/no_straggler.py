@@ -35,7 +35,7 @@ def apply(scene: Scene, value: str) -> Outcome:
     own = np.array([each.own_ms for each in job.times])
     slowest, gain = _gain(own)
     rank, length = job.ranks[slowest], max(each.step_ms for each in job.times)
-    if job.stragglers.verdict != "found" or gain < _LEAST * length:
+    if not _found_rank(job.stragglers) or gain < _LEAST * length:
         raise Refused(f"no-straggler: {_why_not(job.stragglers)}")
     graph = _shorter(scene, rank, own, slowest, (1.0 - gain / length) * step_ns(scene.graph))
     return Outcome(
@@ -48,6 +48,12 @@ def apply(scene: Scene, value: str) -> Outcome:
         ),
         spread=0.05,
     )
+
+
+def _found_rank(stragglers: Stragglers) -> bool:
+    """A link that is slow is no rank to be made quicker."""
+    links_only = stragglers.ranks and all(each.rank is None for each in stragglers.ranks)
+    return stragglers.verdict == "found" and not links_only
 
 
 def _why_not(stragglers: Stragglers) -> str:
