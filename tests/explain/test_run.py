@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from stepscope import UnreadableInputError, UsageError
 from stepscope.explain.run import explain_also, explain_job
+from stepscope.explain.verdict import _cause_before_symptom
+from stepscope.records.explanation import Finding
 
 from .build import Events, frame, kernel, step, write
 
@@ -101,6 +103,21 @@ def test_the_rank_that_others_wait_for_gives_the_verdict(tmp_path: Path) -> None
         ("exposed-communication", 0),
     ]
     assert "(rank 1): rank 1 takes" in found.verdict
+
+
+@pytest.mark.parametrize(
+    ("share", "severity", "leads"),
+    [(0.08, "low", False), (0.30, "high", True), (0.24, "medium", True)],
+    ids=["little of it", "as grave", "half of it"],
+)
+def test_severity_orders_the_headline_unless_the_cause_explains_half_of_the_symptom(
+    share: float, severity: Any, leads: bool
+) -> None:
+    plain = {"title": "", "summary": "", "evidence": ()}
+    symptom = Finding(id="exposed-communication", share=0.47, severity="high", **plain)
+    straggler = Finding(id="straggler", share=share, severity=severity, **plain)
+    found = _cause_before_symptom([symptom, straggler])
+    assert (found[0] is straggler) == leads
 
 
 def test_communication_that_all_ranks_wait_in_leads_itself(tmp_path: Path) -> None:

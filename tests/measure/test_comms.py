@@ -193,6 +193,23 @@ def test_sharded_parameters_and_mesh_groups_are_described(tmp_path: Path) -> Non
         assert all(line["group_size"] == 2 for line in answer["lines"])
 
 
+def test_what_is_trained_is_counted_once_and_shared_memory_is_told() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(3, 5)  # 20 elements of 4 bytes
+    model.bias.requires_grad_(False)
+    twice = [*model.parameters(), *model.parameters()]
+    trained = Comms().describe(twice)["trained"]
+    assert trained == {"tensors": 1, "size_bytes": 60, "shared_tensors": 0}
+    model.share_memory()
+    assert Comms().describe(twice)["trained"]["shared_tensors"] == 1
+
+
+def test_tensors_of_a_device_do_not_tell_whether_they_are_shared() -> None:
+    torch = pytest.importorskip("torch")
+    elsewhere = torch.nn.Linear(3, 5, device="meta")
+    assert Comms().describe(elsewhere.parameters())["trained"]["shared_tensors"] is None
+
+
 def test_outside_a_job_there_is_nothing_to_tell() -> None:
     comms = Comms()
     comms.attach()

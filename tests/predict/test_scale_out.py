@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 from ddp_steps import MB, calibration, cpu_trace, ddp_trace, gpu_trace
@@ -21,7 +22,7 @@ from stepscope.predict.slowest import expected_maximum
 from stepscope.predict.transfers import Seen, by_data_sheet, by_trace, find_transfers, lower_line
 from stepscope.predict.whatif import Bench, parse
 from stepscope.records.devices import find_device
-from stepscope.records.job import Clock, Job, Stragglers
+from stepscope.records.job import Clock, Job, RankTimes, Straggler, Stragglers
 from stepscope.records.memory import Memory
 from stepscope.records.truth import Truth
 from stepscope.trace.truth import read_truth
@@ -367,14 +368,37 @@ def _nothing(kind: type) -> dict[str, Any]:
     return {name: None for name in needed if name not in ("peak_bytes", "categories")}
 
 
+def test_a_few_small_messages_tell_no_bandwidth() -> None:
+    """84 bytes in 2 ms are not 0 µs + 0.0 GB/s: nothing is fitted."""
+    one = Seen(ranks=2, size_bytes=np.array([84.0, 84.0]), dur_ns=np.array([2.1e6, 2.2e6]))
+    assert by_trace(2, one, "gloo") is None
+    alike = Seen(ranks=2, size_bytes=np.array([84.0, 4e4]), dur_ns=np.array([2.1e6, 2.2e6]))
+    assert by_trace(2, alike, "gloo") is None
+
+
+def test_sizes_apart_whose_times_are_apart_tell_a_bandwidth() -> None:
+    seen = Seen(ranks=2, size_bytes=np.array([1e3, 1e5]), dur_ns=np.array([1e5, 1e6]))
+    found = by_trace(2, seen, "gloo")
+    assert found is not None
+    assert "MB/s" in found.said
+    assert "0.0 GB/s" not in found.said
+
+
 # no-straggler
 
 
 def job(own_us: list[list[float]], verdict: str = "found") -> Job:
     own = (np.array(own_us) * 1000).astype(np.int64)
     steps = np.repeat(own.max(axis=1)[:, None], own.shape[1], axis=1)
+    times = tuple(
+        RankTimes(
+            step_ms=step, own_ms=mine, exposed_comm_ms=step - mine, compute_ms=mine, input_ms=0.0
+        )
+        for step, mine in zip(*np.median((steps, own), axis=1) / 1e6, strict=True)
+    )
     return Job(
-        ranks=tuple(range(own.shape[1])), hosts={}, steps=tuple(range(len(own))), step_ns=steps,
+        ranks=tuple(range(own.shape[1])), times=times, hosts={},
+        steps=tuple(range(len(own))), step_ns=steps,
         own_ns=own, input_ns=own * 0, exposed_comm_ns=steps - own, clock=Clock(aligned=False),
         collectives=(), arrivals=(), stragglers=Stragglers(verdict=verdict), path=None, lanes=None,
     )  # fmt: skip
@@ -396,6 +420,19 @@ def test_another_rank_waits_less_for_it(tmp_path: Path) -> None:
     slow = job([[2000, 2000, 2200, 3000]] * 4)
     found = ask(ddp_bench(tmp_path, job=slow), "no-straggler")
     assert found.predicted_ms / found.baseline_ms == pytest.approx(2200 / 3000, rel=0.02)
+
+
+def test_no_straggler_refuses_where_only_a_link_is_slow(tmp_path: Path) -> None:
+    link = Straggler(rank=None, group="1", cause="link", slowdown=2, cost_ms=1, steps=4, of=4)
+    slow = job([[3000, 2000, 2000, 2200]] * 4)
+    slow = msgspec.structs.replace(slow, stragglers=Stragglers(verdict="found", ranks=(link,)))
+    assert ask(ddp_bench(tmp_path, job=slow), "no-straggler").refused
+
+
+@pytest.mark.parametrize("verdict", ["none", "not resolved"])
+def test_no_straggler_refuses_what_the_verdict_does_not_find(tmp_path: Path, verdict: str) -> None:
+    slow = job([[3000, 2000, 2000, 2200]] * 4, verdict)
+    assert ask(ddp_bench(tmp_path, job=slow), "no-straggler").refused
 
 
 def test_no_straggler_refuses_one_rank_and_ranks_that_are_alike(tmp_path: Path) -> None:

@@ -103,9 +103,10 @@ def test_of_many_ranks_the_slowest_and_the_fastest_are_listed(
 ) -> None:
     slow, fast = two_ranks.ranks
     ranks = [replace(slow if place == 700 else fast, rank=place) for place in range(1024)]
-    ranks[700] = replace(ranks[700], budget=replace(slow.budget, step_ms=9.0))
+    pace = replace(slow.part.pace, dur_ns=slow.part.pace.dur_ns * 9)
+    ranks[700] = replace(ranks[700], part=replace(slow.part, pace=pace))
     print_explanation(replace(two_ranks, ranks=tuple(ranks), job=None))
-    lines = capsys.readouterr().out.split("ranks, slowest first")[1].split("findings")[0]
+    lines = capsys.readouterr().out.split("slowest first")[1].split("findings")[0]
     rows = [line.split() for line in lines.splitlines() if line.strip()][1:]
     assert rows[0][0] == "700"
     assert [row[0] for row in rows].index("…") == 5

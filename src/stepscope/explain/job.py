@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.arrivals import last_arrivers, link_evidence, list_joined, meet
+from stepscope.explain.membership import train_apart
+from stepscope.explain.pace import typical_step
 from stepscope.explain.path import critical_path
 from stepscope.explain.stragglers import find_stragglers
-from stepscope.records.job import Job, Lanes
+from stepscope.records.job import Job, Lanes, Stragglers
 from stepscope.records.quality import Note
 from stepscope.records.trace import ABSENT
 from stepscope.records.words import counted
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.arrivals import Met
-    from stepscope.records.job import Clock, CriticalPath, RankPart, Stragglers
+    from stepscope.records.job import Clock, CriticalPath, Membership, RankPart
     from stepscope.records.profile import Profile
     from stepscope.trace.matching import Block, Transfers
 
@@ -31,12 +33,14 @@ if TYPE_CHECKING:
 DRAWN_RANKS = 8
 _MOST_DRAWN = 6_000
 _APART_NS = 1_000_000_000
+_APART = "they exchange nothing, so none waits for another"
 
 
 def join_ranks(parts: Sequence[RankPart], profiles: Sequence[Profile] = ()) -> Job:
     """Never raises over its input: what cannot be said is a note."""
     parts, notes = _usable(parts)
     ranks = tuple(part.rank for part in parts)
+    times = tuple(typical_step(part.pace) for part in parts)
     steps, notes_on_steps = _common_steps(parts)
     notes += notes_on_steps
     matrix = {
@@ -49,16 +53,23 @@ def join_ranks(parts: Sequence[RankPart], profiles: Sequence[Profile] = ()) -> J
     clock = align(parts, blocks, transfers)
     notes += _about_clock(clock)
     met = [meet(parts, block, clock) for block in blocks]
-    stragglers = find_stragglers(
-        ranks,
-        matrix["own_ns"],
-        matrix["input_ns"],
-        matrix["dur_ns"],
-        link_evidence(met, profiles),
+    members = tuple(part.member for part in parts)
+    stragglers = (
+        Stragglers(verdict="none", detail=_APART)
+        if _silent(members)
+        else find_stragglers(
+            ranks,
+            matrix["own_ns"],
+            matrix["input_ns"],
+            matrix["dur_ns"],
+            link_evidence(met, profiles),
+            times,
+        )
     )
     arrivals = last_arrivers(parts, met, len(steps))
     return Job(
         ranks=ranks,
+        times=times,
         hosts={part.rank: part.host for part in parts if part.host},
         steps=steps,
         step_ns=matrix["dur_ns"],
@@ -72,6 +83,7 @@ def join_ranks(parts: Sequence[RankPart], profiles: Sequence[Profile] = ()) -> J
         path=_typical_path(parts, met, transfers, clock, steps, matrix["dur_ns"]),
         lanes=_lanes(parts, met, clock, _telling(ranks, matrix["own_ns"], stragglers)),
         notes=tuple(notes),
+        members=members,
     )
 
 
@@ -93,6 +105,11 @@ def _usable(parts: Sequence[RankPart]) -> tuple[list[RankPart], list[Note]]:
         detail = f"several files say they are {_named(sorted(set(twice)))}: only the first counts"
         notes.append(Note(id="duplicate-ranks", detail=detail))
     return list(kept.values()), notes
+
+
+def _silent(members: Sequence[Membership | None]) -> bool:
+    """Whether it is known that nobody ever waits for another."""
+    return train_apart(members) and not any(m.exchanged_bytes for m in members if m is not None)
 
 
 def _named(ranks: Sequence[int]) -> str:

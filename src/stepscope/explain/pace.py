@@ -14,7 +14,7 @@ import numpy as np
 from stepscope.explain import intervals
 from stepscope.explain.idle import DATA_LOADING
 from stepscope.explain.work import rows_named
-from stepscope.records.job import Pace
+from stepscope.records.job import Pace, RankTimes
 from stepscope.records.trace import HostKind
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from stepscope.explain.intervals import Set
     from stepscope.explain.work import Work
-    from stepscope.records.explanation import Steps
+    from stepscope.records.explanation import RankExplanation, Steps
     from stepscope.records.trace import Trace
 
 _NUMBER = re.compile(r"#(\d+)")
@@ -53,6 +53,27 @@ def measure_pace(trace: Trace, work: Work, steps: Steps) -> Pace:
         exposed_comm_ns=per_step(comm & ~compute),
         input_ns=per_step(waits),
     )
+
+
+def typical_step(pace: Pace) -> RankTimes:
+    """Medians over the recorded steps; all zero where there are none."""
+
+    def median_ms(column: NDArray[np.int64]) -> float:
+        return float(np.median(column)) / 1e6 if len(column) else 0.0
+
+    step, own = median_ms(pace.dur_ns), median_ms(pace.own_ns)
+    return RankTimes(
+        step_ms=step,
+        own_ms=own,
+        exposed_comm_ms=step - own,
+        compute_ms=median_ms(pace.compute_ns),
+        input_ms=median_ms(pace.input_ns),
+    )
+
+
+def own_ms(rank: RankExplanation) -> float:
+    """A rank's own time in a typical recorded step: the one source of it."""
+    return typical_step(rank.part.pace).own_ms
 
 
 def step_edges(steps: Steps, work: Work) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

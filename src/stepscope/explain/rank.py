@@ -19,6 +19,7 @@ from stepscope.explain.kernels import list_kernels
 from stepscope.explain.launched import launched_in
 from stepscope.explain.launches import describe_launches
 from stepscope.explain.lines import list_lines
+from stepscope.explain.membership import find_membership
 from stepscope.explain.memory.account import explain_memory
 from stepscope.explain.modules import list_modules
 from stepscope.explain.operators import list_operators
@@ -97,6 +98,8 @@ def explain_rank(
             cpu=measure_cpu_use(
                 ground, folder.load if folder else None, efficiency.ceilings if efficiency else None
             ),
+            strategies=strategies,
+            layout=folder.layout if folder else {},
         )
     )
     return RankExplanation(
@@ -127,6 +130,7 @@ def explain_rank(
             rounds=folder.rounds if folder else (),
             host=folder.host if folder else None,
             world_size=trace.world_size,
+            member=find_membership(folder, trace, calls, pace),
         ),
         strategies=strategies,
         findings=findings,

@@ -174,6 +174,10 @@ def _number(ranks: list[RankExplanation]) -> tuple[list[RankExplanation], list[N
             )
             rank = replace(rank, rank=int(match[1]) if match else place)
         out.append(rank)
+    if _are_processes(out):
+        places = sorted(range(len(out)), key=lambda i: _folder_order(out[i].path))
+        for number, place in enumerate(places):
+            out[place] = replace(out[place], rank=number, name=f"process {number + 1}")
     numbers = [rank.rank for rank in out]
     twice = sorted({n for n in numbers if n is not None and numbers.count(n) > 1})
     if twice:
@@ -196,6 +200,20 @@ def _number(ranks: list[RankExplanation]) -> tuple[list[RankExplanation], list[N
             )
         )
     return out, notes
+
+
+def _folder_order(path: str) -> tuple[int, str]:
+    """rank-00000, rank-00000.2, ..., rank-00000.10: as the processes came."""
+    name = Path(path).parent.name
+    return len(name), name
+
+
+def _are_processes(ranks: list[RankExplanation]) -> bool:
+    """Whether these ran side by side without being ranks of a job, so that all say rank 0."""
+    members = [rank.part.member for rank in ranks]
+    apart = {(rank.part.host, m.pid) for rank, m in zip(ranks, members, strict=True) if m}
+    alone = all(member is not None and member.world_size == 1 for member in members)
+    return alone and len(ranks) > 1 and len(apart) == len(ranks)
 
 
 def _nccl(paths: Sequence[str | Path]) -> NcclSummary | None:

@@ -5,8 +5,10 @@ other ranks, step by step. It is a straggler when the median of these ratios
 
 - is more than 5%, in most steps,
 - is more than 3.5 MADs of the other ranks' ratios away from them, with four ranks or more, and
-- stands out of the step-to-step noise, at a level that allows for the number of ranks looked at.
+- stands out of the step-to-step noise, at a level that allows for the number of ranks looked at,
+- and is more than 5% in the ranks' typical steps too, whose own times every surface shows.
 
+How much slower it is, and what that costs, is said of the typical steps.
 The cause is its input when that explains half of what it takes longer, else its own compute. A link
 is slow when ranks come together and the transfer takes longer than calibrated, or than the same
 transfer in the job's other groups.
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from stepscope.records.job import Cause
+    from stepscope.records.job import Cause, RankTimes
 
     Int64 = NDArray[np.int64]
     Float = NDArray[np.float64]
@@ -64,8 +66,12 @@ def find_stragglers(
     input_ns: Int64,
     step_ns: Int64,
     links: Sequence[LinkEvidence] = (),
+    times: Sequence[RankTimes] = (),
 ) -> Stragglers:
-    """Matrices are (steps, ranks); a step that a rank lacks is -1 and left out."""
+    """Matrices are (steps, ranks), as recorded; a step that a rank lacks is -1 and left out.
+
+    `times` are the ranks' typical steps; without them the medians of the matrices are used.
+    """
     if len(ranks) < 2:
         return Stragglers(verdict="one rank only")
     whole = (own_ns > 0).all(axis=1)
@@ -77,7 +83,8 @@ def find_stragglers(
             detail="at least two steps that all ranks recorded are needed to tell a slow rank "
             "from chance",
         )
-    found, doubt = _slow_ranks(ranks, own, loading) if len(own) > 1 else ([], "")
+    shown = _typical_steps(times, own, loading)
+    found, doubt = _slow_ranks(ranks, own, loading, shown) if len(own) > 1 else ([], "")
     if found:
         return Stragglers(verdict="found", ranks=tuple(found))
     if slow_links:
@@ -87,7 +94,19 @@ def find_stragglers(
     return Stragglers(verdict="none", detail=f"no rank stands out in {counted(len(own), 'step')}")
 
 
-def _slow_ranks(ranks: Sequence[int], own: Float, loading: Float) -> tuple[list[Straggler], str]:
+def _typical_steps(times: Sequence[RankTimes], own: Float, loading: Float) -> tuple[Float, Float]:
+    """Every rank's own time and input of its typical step, in nanoseconds."""
+    if not times:
+        return np.median(own, axis=0), np.median(loading, axis=0)
+    return (
+        np.array([each.own_ms for each in times]) * 1e6,
+        np.array([each.input_ms for each in times]) * 1e6,
+    )
+
+
+def _slow_ranks(
+    ranks: Sequence[int], own: Float, loading: Float, shown: tuple[Float, Float]
+) -> tuple[list[Straggler], str]:
     excess = np.log(own) - np.log(_median_of_others(own))
     typical = np.median(excess, axis=0)
     noise_level = _noise_level(excess)
@@ -97,16 +116,20 @@ def _slow_ranks(ranks: Sequence[int], own: Float, loading: Float) -> tuple[list[
         for rank in np.flatnonzero(slow).tolist():
             slow[rank] = _stands_out(typical, rank)
     sure = slow & (typical > noise_level)
+    on_the_whole = shown[0] / np.maximum(_median_of_others(shown[0][None])[0], 1.0) - 1
     found = [
-        _straggler(ranks, own, loading, excess, rank) for rank in np.flatnonzero(sure).tolist()
+        _straggler(ranks, own, loading, excess, shown, rank)
+        for rank in np.flatnonzero(sure & (on_the_whole > LEAST_EXCESS)).tolist()
     ]
     doubt = ""
     if not found and (slow & (np.expm1(typical) > _TOLD_APART)).any():
         rank = int(np.argmax(np.where(slow, typical, -np.inf)))
-        doubt = (
-            f"rank {ranks[rank]} takes {np.expm1(typical[rank]):.0%} longer than the others, but "
-            f"in {len(own)} such uneven steps chance could make {np.expm1(noise_level):.0%}"
-        )
+        doubt = f"rank {ranks[rank]} takes {np.expm1(typical[rank]):.0%} longer than the others"
+        if sure[rank]:
+            doubt += f" step by step, but {on_the_whole[rank]:+.0%} in its typical step"
+        else:
+            chance = np.expm1(noise_level)
+            doubt += f", but in {len(own)} such uneven steps chance could make {chance:.0%}"
     return sorted(found, key=lambda each: -each.cost_ms), doubt
 
 
@@ -159,13 +182,19 @@ def _student(share: float, freedom: int) -> float:
 
 
 def _straggler(
-    ranks: Sequence[int], own: Float, loading: Float, excess: Float, rank: int
+    ranks: Sequence[int],
+    own: Float,
+    loading: Float,
+    excess: Float,
+    shown: tuple[Float, Float],
+    rank: int,
 ) -> Straggler:
     longer = own[:, rank] - _median_of_others(own)[:, rank]
     fed_later = loading[:, rank] - _median_of_others(loading)[:, rank]
-    cost, of_input = float(np.median(longer)), float(np.median(fed_later))
-    cause: Cause = "input" if of_input >= cost / 2 else "compute"
-    slowdown = float(np.exp(np.median(excess[:, rank])))
+    cause: Cause = "input" if np.median(fed_later) >= np.median(longer) / 2 else "compute"
+    usual, usual_input = (float(np.median(np.delete(each, rank))) for each in shown)
+    cost, of_input = float(shown[0][rank]) - usual, float(shown[1][rank]) - usual_input
+    slowdown = float(shown[0][rank] / usual)
     often = int((np.expm1(excess[:, rank]) > LEAST_EXCESS).sum())
     evidence = [
         f"its step without communication is {slowdown:.2f} times the other ranks' median, in "

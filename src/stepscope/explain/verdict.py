@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from stepscope.records.strategies import Strategy
 
 _SEVERITIES = ("high", "medium", "low", "none")
-_STRAGGLER = "straggler"
-_SYMPTOMS = ("exposed-communication", "data-loading", "host-bound", "pipeline-bubble")
+_CAUSES = {
+    "straggler": ("exposed-communication", "data-loading", "host-bound", "pipeline-bubble"),
+    "gloo-on-device": ("host-bound", "launch-bound", "python-overhead", "blocking-syncs"),
+}
 
 
 def judge(
@@ -32,7 +34,8 @@ def judge(
     job, strategies, together = _together(ranks)
     findings = _merge(ranks, (*together, *(nccl.findings if nccl else ())))
     top = findings[0]
-    whose = f" (rank {top.rank})" if len(ranks) > 1 and top.rank is not None else ""
+    of = next((rank.called for rank in ranks if rank.rank == top.rank), f"rank {top.rank}")
+    whose = f" ({of})" if len(ranks) > 1 and top.rank is not None else ""
     first_remedy = top.remedies[0].summary if top.remedies else None
     return Explanation(
         verdict=f"{top.title}{whose}: {top.summary}",
@@ -94,7 +97,10 @@ def _merge(
             held = worst.get(finding.id)
             if held is None or finding.share > held.share:
                 worst[finding.id] = replace(finding, rank=rank.rank)
-    found = sorted(worst.values(), key=lambda f: (_SEVERITIES.index(f.severity), -f.share))
+    found = sorted(
+        worst.values(),
+        key=lambda f: (_SEVERITIES.index(f.severity), f.of != "work", -f.share),
+    )
     if any(finding.severity in ("high", "medium") for finding in found):
         found = [finding for finding in found if finding.id != "healthy"]
     else:
@@ -104,8 +110,14 @@ def _merge(
 
 def _cause_before_symptom(found: list[Finding]) -> list[Finding]:
     """Ranks that wait in a collective show communication, and a rank that is short of data shows
-    data loading: when one rank is behind it, that rank leads."""
-    straggler = next((finding for finding in found if finding.id == _STRAGGLER), None)
-    if straggler is None or found[0].id not in _SYMPTOMS:
-        return found
-    return [straggler, *(finding for finding in found if finding is not straggler)]
+    data loading: when one rank is behind it, that rank leads. Severity orders the rest: a straggler
+    that explains little of a graver symptom stays behind it."""
+    for cause, symptoms in _CAUSES.items():
+        finding = next((each for each in found if each.id == cause), None)
+        if finding is not None and found[0].id in symptoms and _explains(finding, found[0]):
+            found = [finding, *(each for each in found if each is not finding)]
+    return found
+
+
+def _explains(cause: Finding, symptom: Finding) -> bool:
+    return cause.severity == symptom.severity or cause.share >= symptom.share / 2

@@ -65,12 +65,16 @@ class Comms:
     def describe(self, parameters: Iterable[Any] = ()) -> dict[str, Any]:
         """Groups, replicas, shards, versions; `parameters` are those that the optimizers hold."""
         self.group_ends()
+        parameters = list(parameters)
         nccl = any("nccl" in group["backend"] for group in self._groups)
         spread = any(group["size"] > 1 for group in self._groups)
         return {
             "groups": self._groups,
             "ddp": self._replicas,
             "placements": parallel.placements(parameters),
+            "trained": parallel.trained(parameters),
+            "rpc": parallel.uses_rpc(),
+            "libraries": parallel.exchanging_libraries(),
             **((parallel.shards_and_stages() if spread else None) or {}),
             "nccl_version": parallel.nccl_version() if nccl else None,
             "flight_recorder": self._recorders,

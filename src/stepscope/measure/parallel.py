@@ -166,6 +166,44 @@ def _integers(text: Any) -> list[int]:
     return [int(part) for part in str(text).replace(",", " ").split() if part.isdigit()]
 
 
+# What is trained, and by other ways than process groups
+
+
+@harmless
+def trained(parameters: Iterable[Any]) -> dict[str, Any]:
+    """The trained tensors: how many, their bytes, and how many processes on this host may share.
+
+    Tensors of a device always say that they are shared, so only those of the CPU are asked.
+    """
+    own = {id(tensor): tensor for tensor in parameters if tensor.requires_grad}
+    plain = [tensor for tensor in own.values() if tensor.device.type == "cpu"]
+    return {
+        "tensors": len(own),
+        "size_bytes": sum(tensor.numel() * tensor.element_size() for tensor in own.values()),
+        "shared_tensors": sum(map(_is_shared, plain)) if len(plain) == len(own) else None,
+    }
+
+
+def _is_shared(tensor: Any) -> bool:
+    try:
+        return bool(tensor.is_shared())
+    except Exception:  # a subclass without a storage of its own
+        return False
+
+
+@harmless
+def uses_rpc() -> bool:
+    """Whether an RPC agent runs: gradients may travel without a collective."""
+    api = sys.modules.get("torch.distributed.rpc.api")
+    known = getattr(api, "_is_current_rpc_agent_set", None)
+    return bool(known()) if known is not None else False
+
+
+def exchanging_libraries() -> list[str]:
+    """Libraries that are imported and exchange gradients without torch's process groups."""
+    return [name for name in ("bagua", "byteps", "hivemind", "horovod") if name in sys.modules]
+
+
 # DTensor, FSDP, pipelines
 
 

@@ -39,6 +39,8 @@ _OF_TRACE, _OF_DATA_SHEET = 0.25, 0.35
 _REACHED = 0.75
 _LATENCY_NS, _ROUND_NS = 12_000.0, 6_000.0  # of one collective, and of each doubling of the ranks
 _RINGS = ("gloo",)
+_LARGE_BYTES = 256 * 1024  # takes 100 µs at 2.6 GB/s: bytes count on any link
+_APART, _LONGER = 4.0, 1.2  # sizes, and the times of the smallest and the largest
 _ONE_DOMAIN = 8  # GPUs that such links join; beyond, a network does
 # Where processors are shared and nobody measured it (gloo, as many cores as ranks).
 _USUAL = (0.7, 5_000_000.0, 2.0)  # share lost, latency beside compute, times as long
@@ -219,7 +221,7 @@ def _usual_contention(lines: Iterable[Segment], ranks: int) -> Contention:
 
 def by_trace(ranks: int, seen: Seen, backend: str | None) -> Transfers | None:
     """The line under all of them: what lies above it was waiting for other ranks."""
-    if seen.ranks < 2 or not len(seen.size_bytes):
+    if seen.ranks < 2 or not len(seen.size_bytes) or not _tells_rate(seen):
         return None
     alpha, beta = lower_line(seen.size_bytes, seen.dur_ns)
     if backend not in _RINGS:  # what is more than any link's latency was waiting too
@@ -237,13 +239,29 @@ def by_trace(ranks: int, seen: Seen, backend: str | None) -> Transfers | None:
         ranks=ranks,
         basis="trace",
         said=(
-            f"all-reduces as fast as the fastest in the trace ({alpha / 1e3:.0f} µs + {rate:.1f} "
-            f"GB/s over {counted(seen.ranks, 'rank')})"
+            f"all-reduces as fast as the fastest in the trace ({alpha / 1e3:.0f} µs + "
+            f"{_rate_words(rate)} over {counted(seen.ranks, 'rank')})"
             + (f", extrapolated to {ranks}" if ranks != seen.ranks else "")
         ),
         spread=spread,
         lines={"all_reduce": whole, **_halves(whole)},
     )
+
+
+def _tells_rate(seen: Seen) -> bool:
+    """Whether bytes decide how long they take: one large enough, or sizes apart whose times are.
+
+    A few small messages tell a latency with waiting in it, and no bandwidth.
+    """
+    small, large = float(seen.size_bytes.min()), float(seen.size_bytes.max())
+    if large >= _LARGE_BYTES:
+        return True
+    quick, slow = (float(seen.dur_ns[seen.size_bytes == size].min()) for size in (small, large))
+    return large >= _APART * max(small, 1.0) and slow >= _LONGER * quick
+
+
+def _rate_words(gb_s: float) -> str:
+    return f"{gb_s:.1f} GB/s" if gb_s >= 1 else f"{gb_s * 1e3:.0f} MB/s"
 
 
 def lower_line(size_bytes: Floats, dur_ns: Floats) -> tuple[float, float]:

@@ -282,7 +282,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     where: tuple[Place, ...] = ()
     remedies: tuple[Remedy, ...] = ()
     rank: int | None = None
-    of: Literal["step", "memory"] = "step"  # what `share` is a share of
+    of: Literal["step", "memory", "work"] = "step"  # what `share` is a share of
 
 
 class RankExplanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -315,6 +315,12 @@ class RankExplanation(msgspec.Struct, frozen=True, kw_only=True):
     efficiency: Efficiency | None = None
     memory: Memory | None = None
     profiled_budget: Budget | None = None  # of the step as it was recorded, nothing taken off
+    name: str = ""  # "rank 0", or "process 1" where processes belong to no group
+
+    @property
+    def called(self) -> str:
+        """Its name in sentences."""
+        return self.name or f"rank {self.rank}"
 
     def __repr__(self) -> str:
         found = self.findings[0].title if self.findings else "no findings"

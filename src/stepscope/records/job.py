@@ -89,6 +89,17 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.number)
 
 
+class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's typical recorded step, medians. step = own + exposed_comm. Every surface that
+    compares ranks shows these."""
+
+    step_ms: float
+    own_ms: float
+    exposed_comm_ms: float
+    compute_ms: float
+    input_ms: float
+
+
 class Rounds(msgspec.Struct, frozen=True, kw_only=True):
     """Meetings of all ranks that capture held: nobody left one before everybody had come."""
 
@@ -98,10 +109,27 @@ class Rounds(msgspec.Struct, frozen=True, kw_only=True):
     left_ns: Int64
 
 
+class Membership(msgspec.Struct, frozen=True, kw_only=True):
+    """How one process takes part in its job, as capture saw it."""
+
+    pid: int | None
+    world_size: int  # as the process group, else the launcher says; 1 for a process on its own
+    steps: int  # it has trained
+    groups: int  # process groups of more than one rank
+    joined: bool  # DDP, FSDP, DTensor parameters, pipeline stages or RPC
+    trained_bytes: int | None
+    shared: bool | None  # all that it trains lies in shared memory; None: not told
+    exchanged_bytes: int | None  # a recorded step; None where a call does not tell its size
+    calls_before: int  # collectives that the flight recorder holds of all the run
+
+
 class RankFolder(msgspec.Struct, frozen=True, kw_only=True):
     """What lies beside a trace in a run folder; every part may be missing."""
 
     host: str | None = None
+    pid: int | None = None
+    world_size: int | None = None
+    steps: int = 0
     rounds: tuple[Rounds, ...] = ()
     layout: dict[str, Any] = {}  # rank.json's "communication": groups, ddp, placements, stages
     comms: tuple[dict[str, Any], ...] = ()  # comms.jsonl, a dictionary a line
@@ -118,6 +146,7 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     rounds: tuple[Rounds, ...] = ()
     host: str | None = None
     world_size: int | None = None
+    member: Membership | None = None  # None for a bare trace
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,9 +264,11 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """All ranks together. The matrices are (steps, ranks); -1 where a rank lacks the step."""
+    """All ranks together. The matrices are (steps, ranks), as recorded under the profiler; -1 where
+    a rank lacks the step. `times` are the ranks' typical steps, in the order of `ranks`."""
 
     ranks: tuple[int, ...]
+    times: tuple[RankTimes, ...]
     hosts: dict[int, str]
     steps: tuple[int, ...]
     step_ns: Int64
@@ -251,3 +282,4 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     path: CriticalPath | None
     lanes: Lanes | None
     notes: tuple[Note, ...] = ()
+    members: tuple[Membership | None, ...] = ()  # in the order of `ranks`

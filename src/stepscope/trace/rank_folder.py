@@ -29,6 +29,9 @@ class _Clock(msgspec.Struct, frozen=True):
 
 class _Rank(msgspec.Struct, frozen=True):
     host: str | None = None
+    pid: int | None = None
+    world_size: int | None = None
+    steps: int = 0
     communication: dict[str, Any] | None = None
     host_load: dict[str, Any] | None = None
 
@@ -43,6 +46,9 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
     clock = _decode(folder / CLOCK, _Clock, problems) or _Clock()
     return RankFolder(
         host=rank.host,
+        pid=rank.pid,
+        world_size=rank.world_size,
+        steps=rank.steps,
         rounds=tuple(_rounds(sync) for sync in clock.syncs if sync.rounds),
         layout=rank.communication or {},
         comms=tuple(_lines(folder / COMMS)),

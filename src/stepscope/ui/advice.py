@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.errors import NotCapturedError, StepscopeError
+from stepscope.explain.pace import own_ms
 from stepscope.records.explanation import Advice
 from stepscope.records.prediction import Setting
 from stepscope.records.quality import Note
@@ -60,6 +61,10 @@ REMEDIES = {
     "tf32": ("precision=tf32",),
     "threads": ("threads=fit",),
 }
+# Until these are mended every prediction is about the wrong thing.
+_BEFORE_ALL = frozenset({"not-training-together", "gloo-on-device"})
+# Nobody can do these as such; a finding that offers them says how.
+_WISHES = frozenset({"bandwidth=2", "no-straggler", "no-data-wait", "no-sync"})
 # These buy memory, not time: told where a finding asks for them.
 _FOR_MEMORY = frozenset({"checkpoint=blocks"})
 
@@ -113,12 +118,7 @@ def foresee_again(explanation: Explanation, *, cache: bool, draw: bool = False) 
 
 def deciding_rank(explanation: Explanation) -> RankExplanation:
     """The one that needs the most time of its own: the others wait for it."""
-    return max(explanation.ranks, key=_own_ms)
-
-
-def _own_ms(rank: RankExplanation) -> float:
-    waits = sum(part.ms for part in rank.budget.parts if part.id == "exposed_comm")
-    return rank.budget.step_ms - waits
+    return max(explanation.ranks, key=own_ms)
 
 
 def _foresee(bench: Bench, rank: RankExplanation, draw: bool) -> Foresight:
@@ -197,7 +197,7 @@ def advise(explanation: Explanation, foresight: Foresight | None) -> Explanation
         explanation,
         findings=findings,
         advice=tuple(replace(each, rank=whose) for each in foresight.advice),
-        next=_next(explanation.next, findings[0], foresight.advice[0].baseline_ms),
+        next=_next(explanation.next, findings, foresight.advice),
     )
 
 
@@ -220,14 +220,56 @@ def _with_number(remedy: Remedy, told: dict[str, Advice]) -> Remedy:
     )
 
 
-def _next(said: str, top: Finding, step_ms: float) -> str:
-    """The leading finding's best remedy, with what it would save; one that would not help is not
-    what to do next."""
-    best = top.remedies[0] if top.remedies else None
-    if best is None or best.predicted_ms is None or best.predicted_ms < WORTH * step_ms:
+def _next(said: str, findings: tuple[Finding, ...], advice: tuple[Advice, ...]) -> str:
+    """The largest saving that is believable, whichever finding names it: its whole interval is
+    above zero. What makes all other numbers moot comes first, and so does a remedy without a number
+    for a loss beside which the saving is little."""
+    top = findings[0]
+    if top.id in _BEFORE_ALL and top.severity in ("high", "medium"):
         return said
-    saved = f"{figures(best.predicted_ms)} of {figures(step_ms)} ms"
-    return f"{best.summary} (predicted to save {saved})"
+    actions = {each.setting: _action(each, findings) for each in advice if _is_believable(each)}
+    best = max(
+        (each for each in advice if actions.get(each.setting)),
+        key=lambda each: each.saved_ms,
+        default=None,
+    )
+    if best is None or best.saved_ms < _little_of(top, best.baseline_ms):
+        return _untried(said, top)
+    saved = f"{figures(best.saved_ms)} of {figures(best.baseline_ms)} ms"
+    return f"{actions[best.setting]} (predicted to save {saved})"
+
+
+def _is_believable(advice: Advice) -> bool:
+    return advice.saved_low_ms > 0 and advice.saved_ms >= WORTH * advice.baseline_ms
+
+
+def _little_of(top: Finding, step_ms: float) -> float:
+    """A tenth of what the leading finding loses, where something without a number can be done."""
+    grave = top.of == "step" and top.severity in ("high", "medium")
+    untried = any(remedy.predicted_ms is None for remedy in top.remedies)
+    return 0.1 * top.share * step_ms if grave and untried else 0.0
+
+
+def _action(advice: Advice, findings: tuple[Finding, ...]) -> str:
+    """What to do for it, as the first finding that offers it says."""
+    for finding in findings:
+        for remedy in finding.remedies:
+            if advice.setting in REMEDIES.get(remedy.id, ()):
+                return _how(remedy, finding)
+    return "" if advice.setting in _WISHES else f"try {advice.label}"
+
+
+def _how(remedy: Remedy, finding: Finding) -> str:
+    """An even pace has a number, and how to get it is another remedy."""
+    others = [each.summary for each in finding.remedies if each.id not in REMEDIES]
+    return others[0] if remedy.id == "no-straggler" and others else remedy.summary
+
+
+def _untried(said: str, top: Finding) -> str:
+    """The leading finding's first remedy that was not found useless."""
+    useless = [each.summary for each in top.remedies if each.predicted_ms is not None]
+    untried = [each.summary for each in top.remedies if each.predicted_ms is None]
+    return untried[0] if said in useless and untried else said
 
 
 def not_helping(advice: Iterable[Advice]) -> list[str]:

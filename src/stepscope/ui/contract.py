@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 
+from stepscope.explain.pace import own_ms
 from stepscope.explain.snapshot_rank import is_memory_only
 from stepscope.records.job import Clock
 
@@ -46,6 +47,7 @@ def _rank(rank: RankExplanation) -> dict[str, Any]:
     timeline, idle = rank.timeline, rank.idle
     found = {
         "rank": rank.rank,
+        "name": rank.called,
         "world_size": rank.world_size,
         "path": rank.path,
         "device": rank.device,
@@ -74,6 +76,7 @@ def _rank(rank: RankExplanation) -> dict[str, Any]:
         "cycles_ns": list(rank.steps.cycles_ns),
         "step_ms": to_builtins(rank.step_ms),
         "budget": _budget(rank.budget),
+        "own_ms": own_ms(rank) if len(rank.part.pace) else None,
         "kernels": [to_builtins(kernel) for kernel in rank.kernels],
         "operators": [to_builtins(operator) for operator in rank.operators],
         "modules": [to_builtins(module) for module in rank.modules],

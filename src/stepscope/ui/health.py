@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from stepscope.explain.pace import typical_step
 from stepscope.ui.words import duration, size
 
 if TYPE_CHECKING:
@@ -64,13 +65,13 @@ def _verdict(explanation: Explanation, tight: list[dict[str, Any]]) -> str:
 
 
 def _rank(rank: RankExplanation) -> dict[str, Any]:
-    pace = rank.part.pace
+    times = typical_step(rank.part.pace)
     return {
         "rank": rank.rank,
         "host": rank.part.host,
         "step_ms": rank.budget.step_ms,
-        "own_ms": float(np.median(pace.own_ns)) / 1e6 if len(pace) else None,
-        "input_ms": float(np.median(pace.input_ns)) / 1e6 if len(pace) else None,
+        "own_ms": times.own_ms if len(rank.part.pace) else None,
+        "input_ms": times.input_ms if len(rank.part.pace) else None,
         "compute_share": _share(rank, "compute"),
         "exposed_comm_share": _share(rank, "exposed_comm"),
     }

@@ -44,6 +44,7 @@ def job_with() -> Job:
     none = np.empty((0, 0), np.int64)
     return Job(
         ranks=(),
+        times=(),
         hosts={},
         steps=(),
         step_ns=none,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stepscope.records.strategies import RankTensorParallel, TensorParallel
+from stepscope.records.strategies import (
+    RankFullySharded,
+    RankOtherCommunication,
+    RankTensorParallel,
+    TensorParallel,
+)
 
 from ..build import AUTOGRAD, Events, frame, op
 from .found import ENGINE, US, comm, compute, join, strategies_of
@@ -89,3 +94,62 @@ def test_split_parameters_are_those_of_the_tp_dimension(read: Read) -> None:
     ]
     each = only(strategies_of(read(*split_layers()), {"placements": placements}))
     assert each.split_parameters == 3
+
+
+def test_the_parameters_groups_tell_where_no_mesh_has_names(read: Read) -> None:
+    placements = [{"mesh": [], "groups": ["3"], "placements": ["S(0)"], "count": 4}]
+    each = only(strategies_of(read(*split_layers()), {"placements": placements}))
+    assert each.split_parameters == 4
+
+
+def test_functional_collectives_of_a_model_that_nothing_splits_are_not_tensor_parallel(
+    read: Read,
+) -> None:
+    events = split_layers()
+    del events[3]  # once forward, once backward is not alike enough
+    found = strategies_of(read(*events), {"placements": []})
+    assert not any(isinstance(each, RankTensorParallel) for each in found)
+
+
+def test_a_loss_that_is_summed_in_a_bare_trace_is_not_tensor_parallel(read: Read) -> None:
+    loss = comm("allreduce", 100, 120, launched_at=-80, around=FUNCTIONAL, elements=1)
+    found = strategies_of(read(compute(0, 100, launched_at=-90), loss))
+    assert [type(each) for each in found] == [RankOtherCommunication]
+
+
+def gather_and_clip() -> list[Events]:
+    """FSDP2 gathers in group 0, and gradient clipping sums norms there by a functional call."""
+    around = ("FSDP::all_gather (a)", "c10d::_allgather_base_")
+    return [
+        comm("_allgather_base", 50, 100, launched_at=0, around=around, elements=4000),
+        compute(100, 200, launched_at=20),
+        comm("allreduce", 210, 230, launched_at=40, around=FUNCTIONAL, elements=125),
+    ]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {},
+        {"placements": [{"mesh": [], "groups": ["0"], "placements": ["S(0)"], "count": 125}]},
+    ],
+    ids=["bare trace", "captured"],
+)
+def test_gradient_clipping_over_the_shards_is_not_tensor_parallel(
+    read: Read, layout: dict[str, Any]
+) -> None:
+    found = strategies_of(read(*gather_and_clip()), layout)
+    assert [type(each) for each in found] == [RankFullySharded, RankOtherCommunication]
+
+
+def test_a_mesh_of_shards_and_split_layers_has_both(read: Read) -> None:
+    placements = [
+        {"mesh": ["a", "b"], "groups": ["0", "3"], "placements": ["S(0)", "S(1)"], "count": 6}
+    ]
+    layer = comm("allreduce", 240, 260, launched_at=50, around=FUNCTIONAL, group="3")
+    found = strategies_of(read(*gather_and_clip(), layer), {"placements": placements})
+    sharded, split, rest = found
+    assert isinstance(sharded, RankFullySharded)
+    assert isinstance(split, RankTensorParallel)
+    assert ([group.name for group in split.groups], split.split_parameters) == (["3"], 6)
+    assert isinstance(rest, RankOtherCommunication)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Timeline,
     )
     from stepscope.records.memory import Memory
+    from stepscope.records.strategies import RankStrategy
     from stepscope.records.trace import Trace
 
 HIGH, MEDIUM, LOW = 0.25, 0.10, 0.03
@@ -59,6 +60,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     efficiency: Efficiency | None = None
     memory: Memory | None = None
     cpu: CpuUse | None = None  # of a step that computes on the CPU
+    strategies: tuple[RankStrategy, ...] = ()
+    layout: dict[str, Any] = {}  # rank.json's "communication"; empty for a bare trace
 
     @property
     def device(self) -> str:

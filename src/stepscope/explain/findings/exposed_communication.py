@@ -2,9 +2,69 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from stepscope.explain.findings.evidence import LOW, Evidence, severity
 from stepscope.records.explanation import Finding, Remedy
+from stepscope.records.strategies import (
+    RankDataParallel,
+    RankFullySharded,
+    RankOtherCommunication,
+    RankPipeline,
+    RankTensorParallel,
+)
 from stepscope.records.words import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from stepscope.records.strategies import RankStrategy
+
+# A step's messages together: below, latency decides on any link, and no bandwidth helps.
+SMALL_BYTES = 64 * 1024
+
+_BUCKETS = Remedy(id="bucket-mb", summary="other DDP bucket sizes start communication earlier")
+_ACCUMULATE = Remedy(
+    id="accumulate", summary="accumulate gradients: communicate every N-th step (no_sync)"
+)
+_BANDWIDTH = Remedy(
+    id="bandwidth", summary="compress gradients (bf16 comm hook) or use a faster link"
+)
+_PREFETCH = Remedy(
+    id="prefetch",
+    summary="gather ahead: set_modules_to_forward_prefetch and set_modules_to_backward_prefetch",
+)
+_LARGER_BLOCKS = Remedy(
+    id="larger-blocks", summary="call fully_shard on larger blocks: fewer and longer gathers"
+)
+_RESHARD = Remedy(
+    id="keep-gathered",
+    summary="reshard_after_forward=False where memory allows: backward gathers nothing again",
+)
+_REDUCE = Remedy(
+    id="reduce-dtype", summary="gather and reduce in bf16 (MixedPrecisionPolicy): half the bytes"
+)
+_FEWER_SPLITS = Remedy(
+    id="fewer-splits",
+    summary="split layers over fewer ranks, inside one host, and use the others as replicas",
+)
+_SEQUENCE = Remedy(
+    id="sequence-parallel",
+    summary="SequenceParallel between the split layers: reduce-scatter and gather can overlap",
+)
+_MICRO_BATCHES = Remedy(
+    id="more-micro-batches", summary="more micro-batches fill the time that stages wait"
+)
+_LESS_OFTEN = Remedy(
+    id="less-often",
+    summary="these calls belong to no strategy (a loss that is summed, norms, a barrier): make "
+    "them every N-th step, or one call of all",
+)
+_LARGER_BATCH = Remedy(
+    id="larger-batch",
+    summary="a larger batch a rank, or fewer ranks: the messages are so small that each waits for "
+    "latency, which no bandwidth shortens",
+)
 
 
 def find(evidence: Evidence) -> Finding | None:
@@ -32,11 +92,41 @@ def find(evidence: Evidence) -> Finding | None:
             ),
             "time in a collective includes waiting for slower ranks",
         ),
-        remedies=(
-            Remedy(id="bucket-mb", summary="other DDP bucket sizes start communication earlier"),
-            Remedy(id="accumulate", summary="accumulate gradients: communicate every N-th step"),
-            Remedy(
-                id="bandwidth", summary="compress gradients (bf16 comm hook) or use a faster link"
-            ),
-        ),
+        remedies=_remedies(evidence),
     )
+
+
+def _remedies(evidence: Evidence) -> tuple[Remedy, ...]:
+    """What helps the strategy that exposes most; small messages wait for latency, not for bytes."""
+    costliest = max(evidence.strategies, key=_exposed_ns, default=None)
+    size: int | None = None
+    found: tuple[Remedy, ...]
+    if isinstance(costliest, RankDataParallel):
+        size = _sum(bucket.size_bytes for bucket in costliest.buckets)
+        found = (_ACCUMULATE,) if _is_small(size) else (_BUCKETS, _ACCUMULATE, _BANDWIDTH)
+    elif isinstance(costliest, RankFullySharded):
+        size = _sum(block.size_bytes for block in costliest.blocks)
+        found = (_PREFETCH, _LARGER_BLOCKS) if _is_small(size) else (_PREFETCH, _RESHARD, _REDUCE)
+    elif isinstance(costliest, RankTensorParallel):
+        size = costliest.size_bytes
+        found = (_FEWER_SPLITS,) if _is_small(size) else (_FEWER_SPLITS, _SEQUENCE)
+    elif isinstance(costliest, RankPipeline):
+        found = (_MICRO_BATCHES,)
+    elif isinstance(costliest, RankOtherCommunication):
+        found = (_LESS_OFTEN,)
+    else:
+        found = (_ACCUMULATE, _BANDWIDTH)
+    return (*found, _LARGER_BATCH) if _is_small(size) else found
+
+
+def _exposed_ns(strategy: RankStrategy) -> int:
+    return strategy.bubble_ns if isinstance(strategy, RankPipeline) else strategy.exposed_ns
+
+
+def _sum(sizes: Iterable[int | None]) -> int | None:
+    known = list(sizes)
+    return None if None in known else sum(size for size in known if size is not None)
+
+
+def _is_small(size_bytes: int | None) -> bool:
+    return size_bytes is not None and size_bytes < SMALL_BYTES

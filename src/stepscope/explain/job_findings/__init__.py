@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.job_findings import pipeline_bubble, straggler
+from stepscope.explain.job_findings import (
+    not_training_together,
+    pipeline_bubble,
+    straggler,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +20,7 @@ if TYPE_CHECKING:
     from stepscope.records.job import Job
     from stepscope.records.strategies import Strategy
 
-_ALL = (straggler, pipeline_bubble)
+_ALL = (not_training_together, straggler, pipeline_bubble)
 
 
 def find_in_job(job: Job, strategies: Sequence[Strategy]) -> tuple[Finding, ...]:

@@ -45,11 +45,12 @@ _WORDS: dict[Cause, str] = {
 def find(job: Job, _strategies: Sequence[Strategy]) -> Finding | None:
     """The costliest straggler leads; the others are evidence."""
     found = job.stragglers.ranks
-    steps = job.step_ns[(job.step_ns > 0).all(axis=1)]
-    if not found or not len(steps):
+    if not found:
         return None
     worst = found[0]
-    step_ms = float(np.median(steps.max(axis=1))) / 1e6
+    step_ms = _step_ms(job, worst)
+    if not step_ms:
+        return None
     share = min(1.0, worst.cost_ms / step_ms)
     return Finding(
         id="straggler",
@@ -62,6 +63,14 @@ def find(job: Job, _strategies: Sequence[Strategy]) -> Finding | None:
         remedies=_REMEDIES[worst.cause],
         rank=worst.rank,
     )
+
+
+def _step_ms(job: Job, worst: Straggler) -> float:
+    """The slowest rank's: its typical step, of which a rank's cost is; else step by step."""
+    if worst.rank is not None:
+        return max(each.step_ms for each in job.times)
+    steps = job.step_ns[(job.step_ns > 0).all(axis=1)]
+    return float(np.median(steps.max(axis=1))) / 1e6 if len(steps) else 0.0
 
 
 def _who(straggler: Straggler) -> str:

@@ -76,6 +76,13 @@ def find(evidence: Evidence, free: Bools) -> tuple[RankFullySharded | None, Bool
     ), mine
 
 
+def fsdp_groups(evidence: Evidence) -> set[str]:
+    """Names of the groups in which FSDP's annotated calls are made."""
+    around = evidence.inside(lambda name: name.startswith((_FSDP2, _FSDP1))) >= 0
+    functional = evidence.inside(lambda name: name.startswith("_c10d_functional::")) >= 0
+    return {group.name for group in evidence.groups_of(around & ~functional)}
+
+
 def _annotations(evidence: Evidence, around: Int32, mine: Bools) -> dict[int, str]:
     """String codes and names of what is around these calls."""
     codes = distinct(evidence.trace.host.name[around[mine & (around >= 0)]]).tolist()

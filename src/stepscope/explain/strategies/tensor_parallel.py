@@ -1,13 +1,20 @@
-"""Tensor parallelism: layers split over ranks that have to meet inside forward and backward."""
+"""Tensor parallelism: layers split over ranks that have to meet inside forward and backward.
+
+Functional collectives alone do not show it: gradient clipping sums norms over FSDP's group, and
+scripts sum a loss. It takes a group that says so, parameters that are split over a group which FSDP
+does not shard over, or, in a bare trace, more than scalars in such a group.
+"""
 
 from __future__ import annotations
 
 import re
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stepscope.explain.modules import PREFIX
+from stepscope.explain.strategies.fully_sharded import fsdp_groups
 from stepscope.explain.work import rows_named
 from stepscope.records.strategies import Layer, RankTensorParallel
 from stepscope.records.trace import ABSENT, HostKind
@@ -22,19 +29,21 @@ if TYPE_CHECKING:
 _KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _GROUP = re.compile(r"(?:^|[_\W])(?:tp|tensor|sp)(?:$|[_\W])|tensor_?(?:model_?)?parallel", re.I)
 _SPLIT = re.compile(r"S\(|Shard")
+_SCALAR_BYTES = 8
 
 
 def find(evidence: Evidence, free: Bools) -> tuple[RankTensorParallel | None, Bools]:
     """Functional collectives, groups that say so, or one group used alike forward and backward."""
     wanted = free & evidence.of_kind(*_KINDS)
-    functional = evidence.inside(lambda name: name.startswith("_c10d_functional::")) >= 0
+    groups = _split_groups(evidence)
+    functional = _functional(evidence, wanted, groups)
     described = [bool(_GROUP.search(group.description)) for group in evidence.groups]
     named = np.array([*described, False])[evidence.group]
     mine = wanted & (functional | named)
     told = []
     if (wanted & named).any():
         told.append("the group's name says so")
-    if (wanted & functional).any():
+    if functional.any():
         told.append("functional collectives inside forward and backward")
     if not mine.any():
         mine = wanted & _alike(evidence, wanted)
@@ -43,7 +52,7 @@ def find(evidence: Evidence, free: Bools) -> tuple[RankTensorParallel | None, Bo
         return None, mine
     steps = max(1, len(evidence.pace))
     sizes = evidence.size_bytes[mine]
-    split = _split_parameters(evidence)
+    split = _split_parameters(evidence, groups or set())
     if split:
         told.append(f"split over ranks: {counted(split, 'parameter')}")
     return RankTensorParallel(
@@ -60,12 +69,42 @@ def find(evidence: Evidence, free: Bools) -> tuple[RankTensorParallel | None, Bo
     ), mine
 
 
+def _functional(evidence: Evidence, wanted: Bools, groups: set[str] | None) -> Bools:
+    """Functional collectives in groups that split layers, as far as the capture or sizes tell."""
+    calls = wanted & (evidence.inside(lambda name: name.startswith("_c10d_functional::")) >= 0)
+    if groups is not None:
+        return calls & evidence.of_groups(groups)
+    calls &= ~evidence.of_groups(fsdp_groups(evidence))
+    telling = evidence.group[calls & _not_scalar(evidence)]
+    return calls & np.isin(evidence.group, telling)
+
+
+def _split_groups(evidence: Evidence) -> set[str] | None:
+    """Groups over which parameters are split and which FSDP does not use; None where the capture
+    does not tell."""
+    placements = evidence.layout.get("placements")
+    if placements is None or any("groups" not in each for each in placements):
+        return None
+    split = {
+        str(group)
+        for each in placements
+        for group, how in zip(each.get("groups") or [], each.get("placements") or [], strict=False)
+        if _SPLIT.search(str(how))
+    }
+    return split - fsdp_groups(evidence)
+
+
+def _not_scalar(evidence: Evidence) -> Bools:
+    return (evidence.size_bytes < 0) | (evidence.size_bytes > _SCALAR_BYTES)
+
+
 def _alike(evidence: Evidence, wanted: Bools) -> Bools:
     """As Megatron does it: forward and backward reduce the same sizes, as often, in one group."""
     reduces = wanted & evidence.of_kind("all_reduce")
     out = np.zeros(len(evidence), np.bool_)
     for group in set(evidence.group[reduces].tolist()):
         own = reduces & (evidence.group == group)
+        own &= _not_scalar(evidence)
         ahead = evidence.size_bytes[own & ~evidence.backward]
         back = evidence.size_bytes[own & evidence.backward]
         if len(ahead) >= 2 * len(evidence.pace) and set(ahead.tolist()) <= set(back.tolist()):
@@ -73,17 +112,17 @@ def _alike(evidence: Evidence, wanted: Bools) -> Bools:
     return out
 
 
-def _split_parameters(evidence: Evidence) -> int | None:
+def _split_parameters(evidence: Evidence, groups: set[str]) -> int | None:
     """Parameters that are split over a dimension that tensor parallelism has."""
-    placements = evidence.layout.get("placements")
-    if not placements:
-        return None
     count = 0
-    for each in placements:
-        names = each.get("mesh") or []
-        for name, how in zip(names, each.get("placements") or [], strict=False):
-            if _GROUP.search(str(name)) and _SPLIT.search(str(how)):
-                count += int(each.get("count") or 0)
+    for each in evidence.layout.get("placements") or []:
+        names, own = each.get("mesh") or [], each.get("groups") or []
+        dimensions = zip_longest(names, own, each.get("placements") or [], fillvalue="")
+        if any(
+            (_GROUP.search(str(name)) or str(group) in groups) and _SPLIT.search(str(how))
+            for name, group, how in dimensions
+        ):
+            count += int(each.get("count") or 0)
     return count or None
 
 

@@ -33,6 +33,8 @@ def apply(scene: Scene, value: str) -> Outcome:
     tasks = graph.tasks
     if scene.on_host or not len(tasks):
         raise Refused("cuda-graphs: the trace has no accelerator")
+    if any(name.startswith("gloo:") for name in scene.trace.strings):
+        raise Refused("cuda-graphs: gloo exchanges tensors on the host, which no graph records")
     if len(graph.calls) and len(tasks) > 20 * int((graph.calls.kind == CallKind.LAUNCH).sum()):
         raise Refused("cuda-graphs: the step is launched as a graph already")
     waits = int((graph.calls.kind == CallKind.WAIT).sum())

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from stepscope.explain.replay.graph import StepGraph
     from stepscope.predict.scene import Scene
+    from stepscope.records.job import Stragglers
+
+    Floats = NDArray[np.float64]
 
 HELP = "the slowest rank takes as long as the median one"
 _LEAST = 0.02  # of the step: less is no straggler
@@ -24,57 +27,58 @@ _HALVINGS = 30
 
 
 def apply(scene: Scene, value: str) -> Outcome:
-    """Refuses on one rank, and where no rank is slower than the others."""
+    """Refuses on one rank, and where no rank is known to be slower than the others."""
     del value
     job = scene.job
     if job is None or len(job.ranks) < 2:
-        raise Refused(
-            "no-straggler: give all ranks of the job: one alone does not show which is slow"
-        )
-    whole = (job.own_ns > 0).all(axis=1)
-    if not whole.any():
-        raise Refused("no-straggler: no step was recorded on all ranks")
-    own = job.own_ns[whole].astype(np.float64)
-    slowest, gain, length = _gain(own, job.step_ns[whole].max(axis=1).astype(np.float64))
-    rank = job.ranks[slowest]
-    if gain < _LEAST * length:
-        raise Refused("no-straggler: no rank is slower than the others")
-    share = 1.0 - gain / length
-    graph = _shorter(scene, rank, own, slowest, share * step_ns(scene.graph))
-    usual = float(np.median(np.delete(own, slowest, axis=1)))
+        raise Refused("no-straggler: give all ranks of the job: one alone is no comparison")
+    own = np.array([each.own_ms for each in job.times])
+    slowest, gain = _gain(own)
+    rank, length = job.ranks[slowest], max(each.step_ms for each in job.times)
+    if not _found_rank(job.stragglers) or gain < _LEAST * length:
+        raise Refused(f"no-straggler: {_why_not(job.stragglers)}")
+    graph = _shorter(scene, rank, own, slowest, (1.0 - gain / length) * step_ns(scene.graph))
     return Outcome(
         scene=changed(scene, graph),
         assumptions=(
-            f"rank {rank} needs {np.median(own[:, slowest]) / 1e6:.2f} ms per step without "
-            "communication, "
-            f"the median of the others {usual / 1e6:.2f}: without that, steps of "
-            f"{length / 1e6:.2f} ms "
-            f"(profiled) are {gain / 1e6:.2f} ms shorter",
-            "the next slowest rank then sets the pace; verdict on stragglers: "
-            f"{job.stragglers.verdict}",
+            f"rank {rank} needs {own[slowest]:.2f} ms per step without communication, the others "
+            f"{_usual(own, slowest):.2f} (median): without that, steps of {length:.2f} ms "
+            f"(recorded) are {gain:.2f} ms shorter",
+            "the next slowest rank then sets the pace",
         ),
         spread=0.05,
     )
 
 
-def _gain(own: NDArray[np.float64], steps: NDArray[np.float64]) -> tuple[int, float, float]:
-    """The rank that is slowest on the whole, what a step gains without it, and a step's length."""
-    slowest = int(np.median(own, axis=0).argmax())
-    others = np.median(np.delete(own, slowest, axis=1), axis=1)
+def _found_rank(stragglers: Stragglers) -> bool:
+    """A link that is slow is no rank to be made quicker."""
+    links_only = stragglers.ranks and all(each.rank is None for each in stragglers.ranks)
+    return stragglers.verdict == "found" and not links_only
+
+
+def _why_not(stragglers: Stragglers) -> str:
+    if stragglers.verdict == "not resolved":
+        return f"whether a rank is slower than the others is not resolved: {stragglers.detail}"
+    return "no rank is slower than the others"
+
+
+def _usual(own: Floats, slowest: int) -> float:
+    return float(np.median(np.delete(own, slowest)))
+
+
+def _gain(own: Floats) -> tuple[int, float]:
+    """The rank that is slowest, and what a step gains when it takes as long as the median one."""
+    slowest = int(own.argmax())
     after = own.copy()
-    after[:, slowest] = np.minimum(own[:, slowest], others)
-    saved = own.max(axis=1) - after.max(axis=1)
-    return slowest, float(np.median(saved)), float(np.median(steps))
+    after[slowest] = min(own[slowest], _usual(own, slowest))
+    return slowest, float(own.max() - after.max())
 
 
-def _shorter(
-    scene: Scene, rank: int, own: NDArray[np.float64], slowest: int, wanted_ns: float
-) -> StepGraph:
+def _shorter(scene: Scene, rank: int, own: Floats, slowest: int, wanted_ns: float) -> StepGraph:
     """The slow rank's own work is shortened; on any other, what it waits inside collectives."""
     graph = scene.graph
     if scene.trace.rank == rank:
-        others = np.median(np.delete(own, slowest, axis=1), axis=1)
-        return slower(graph, float(np.median(others / own[:, slowest])))
+        return slower(graph, _usual(own, slowest) / own[slowest])
     comm = graph.tasks.kind == Kind.COMM
     if not comm.any():
         raise Refused(f"no-straggler: the trace of rank {scene.trace.rank} shows no collectives")

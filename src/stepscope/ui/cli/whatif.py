@@ -109,7 +109,7 @@ def _open(path: str, cache: bool, progress: Progress | None) -> tuple[Bench, Ran
         explanation, _ = explain_also([path], cache=cache, progress=progress)
         slowest = deciding_rank(explanation)
         chosen, job = next(file for file in files if str(file) == slowest.path), explanation.job
-        about = f"rank {slowest.rank} of {len(explanation.ranks)}, the slowest"
+        about = f"{slowest.called} of {len(explanation.ranks)}, the slowest"
     found = explain_file(chosen, cache=cache, also=partial(bench_of, job=job), progress=progress)
     if isinstance(found, Exception):
         raise found

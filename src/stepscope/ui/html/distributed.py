@@ -51,8 +51,8 @@ METRICS = (
     (
         "own",
         "Without comm",
-        "The step without exposed communication: what a rank needs when it waits for no other. A "
-        "row of strong colour is a rank the others wait for.",
+        "Each recorded step less exposed communication: what a rank needs when it waits for no "
+        "other. A row of strong colour is a rank the others wait for.",
     ),
     (
         "step",
@@ -148,7 +148,8 @@ def told_ranks(explanation: Explanation, drawn: set[str]) -> list[RankExplanatio
         wanted += [each.rank for each in job.stragglers.ranks]
         wanted += job.lanes.ranks if job.lanes else []
         wanted += list(job.path.share_by_rank) if job.path else []
-        by_time = [job.ranks[i] for i in np.argsort(-typical(job.own_ns), kind="stable").tolist()]
+        own = np.array([each.own_ms for each in job.times])
+        by_time = [job.ranks[i] for i in np.argsort(-own, kind="stable").tolist()]
         wanted += by_time[:16] + by_time[-16:]
     wanted += [rank.rank for rank in explanation.ranks]
     known = dict.fromkeys(rank for rank in wanted if rank is not None)
@@ -156,29 +157,18 @@ def told_ranks(explanation: Explanation, drawn: set[str]) -> list[RankExplanatio
     return [rank for rank in explanation.ranks if rank.rank in chosen]
 
 
-def typical(matrix: Int64) -> NDArray[np.float64]:
-    """Each rank's median over the steps it has; NaN where it has none."""
-    known = np.where(matrix >= 0, matrix.astype(float), np.nan)
-    out = np.full(matrix.shape[1], np.nan)
-    some = ~np.isnan(known).all(axis=0)
-    if some.any():
-        out[some] = np.nanmedian(known[:, some], axis=0)
-    return out
-
-
 def _facts(job: Job) -> list[tuple[str, str, str]]:
     hosts = len(set(job.hosts.values()))
     where = f"on {hosts} hosts" if hosts > 1 else "on one host" if hosts else ""
     facts = [("Ranks", f"{len(job.ranks):,}", where)]
-    whole = job.step_ns[(job.step_ns > 0).all(axis=1)]
-    if len(whole):
-        slowest = float(np.median(whole.max(axis=1)))
-        hint = f"Slowest rank of each step, median of {len(whole)}, as profiled"
-        facts.append(("Step", duration(slowest), hint))
-    own = typical(job.own_ns)
-    if np.isfinite(own).any():
-        low, high = (job.ranks[int(i)] for i in (np.nanargmin(own), np.nanargmax(own)))
-        span = f"{duration(float(np.nanmin(own)))} to {duration(float(np.nanmax(own)))}"
+    slowest = max((each.step_ms for each in job.times), default=0.0)
+    if slowest:
+        facts.append(
+            ("Step", duration(slowest * 1e6), "Of the slowest rank, median of the recorded steps")
+        )
+        own = [each.own_ms for each in job.times]
+        low, high = (job.ranks[own.index(end)] for end in (min(own), max(own)))
+        span = f"{duration(min(own) * 1e6)} to {duration(max(own) * 1e6)}"
         facts.append(
             ("Step without comm", span, f"Rank {low} the fastest, rank {high} the slowest")
         )

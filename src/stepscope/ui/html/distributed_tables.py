@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from stepscope.ui.distributed import CAUSES, group_words, who
 from stepscope.ui.html.tables import make_table
 
@@ -109,25 +107,20 @@ def _ranks(job: Job) -> dict[str, Any]:
         ("Waits for others", "ns"),
         ("Arrived last", "count"),
     ]
-    matrices = (job.step_ns, job.own_ns, job.exposed_comm_ns, job.input_ns)
-    medians = [_medians(matrix) for matrix in matrices]
     arrivals = {row.rank: (row.waits_ns, row.times_last) for row in job.arrivals}
     rows = (
         (
             rank,
             job.hosts.get(rank, ""),
-            *(each[place] for each in medians),
+            *(
+                round(ms * 1e6)
+                for ms in (times.step_ms, times.own_ms, times.exposed_comm_ms, times.input_ms)
+            ),
             *arrivals.get(rank, (None, None)),
         )
-        for place, rank in enumerate(job.ranks)
+        for rank, times in zip(job.ranks, job.times, strict=True)
     )
     return make_table("Ranks, per step", columns, rows, sort=3)
-
-
-def _medians(matrix: Any) -> list[int | None]:
-    """Each rank's, over the steps it has."""
-    columns = (column[column >= 0] for column in matrix.T)
-    return [round(float(np.median(column))) if len(column) else None for column in columns]
 
 
 def _clocks(job: Job) -> dict[str, Any]:

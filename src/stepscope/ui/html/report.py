@@ -127,6 +127,7 @@ def _render(
         explanation=explanation,
         slices=slices(explanation.budget),
         ranks=views,
+        names={rank.rank: rank.called for rank in explanation.ranks},
         told=len(views),
         all_ranks=len(explanation.ranks),
         job=job,
@@ -171,7 +172,7 @@ def _rank_view(
     about_all: tuple[Note, ...],
     place: int,
 ) -> _RankView:
-    label = "This trace" if rank.rank is None else f"Rank {rank.rank}"
+    label = "This trace" if rank.rank is None else rank.called.capitalize()
     return _RankView(
         label=label,
         number=rank.rank,
@@ -197,7 +198,8 @@ def _facts(rank: RankExplanation) -> list[tuple[str, str, str]]:
         facts.append(("Device", rank.kind, "The trace does not name it"))
     if rank.rank is not None:
         world = f" of {rank.world_size}" if rank.world_size else ""
-        facts.append(("Rank", f"{rank.rank}{world}", ""))
+        kind, _, number = rank.called.partition(" ")
+        facts.append((kind.capitalize(), f"{number}{world if kind == 'rank' else ''}", ""))
     facts.append(_steps_fact(rank))
     facts += _step_time_facts(rank)
     overlap = rank.timeline.overlap

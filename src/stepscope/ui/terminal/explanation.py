@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from stepscope.explain.pace import own_ms, typical_step
 from stepscope.records.words import counted
 from stepscope.ui.terminal.distributed import job_sections
 from stepscope.ui.terminal.efficiency import efficiency_sections
@@ -134,10 +135,11 @@ def _rank_to_show(explanation: Explanation) -> RankExplanation:
 
 def _headline(explanation: Explanation) -> Text:
     first = explanation.ranks[0]
+    several = "processes" if first.called.startswith("process") else "ranks"
     name = (
         Path(first.path).name
         if len(explanation.ranks) == 1
-        else counted(len(explanation.ranks), "rank")
+        else f"{len(explanation.ranks)} {several}"
     )
     facts = [name, first.device or first.kind.upper()]
     if first.steps.steps:
@@ -214,7 +216,7 @@ def _legend(budget: Budget, width: int) -> Table:
 def _ranks(ranks: tuple[RankExplanation, ...]) -> Table:
     many = len(ranks) > _MOST_RANKS
     table = titled_table(
-        "ranks, slowest first" if many else "ranks",
+        "ranks in the recorded steps, slowest first" if many else "ranks in the recorded steps",
         ("rank", "r"),
         ("step", "r"),
         ("w/o comm", "r"),
@@ -223,7 +225,7 @@ def _ranks(ranks: tuple[RankExplanation, ...]) -> Table:
         ("idle", "r"),
         ("verdict", "l"),
     )
-    by_time = sorted(ranks, key=_own_ms, reverse=True)
+    by_time = sorted(ranks, key=own_ms, reverse=True)
     for rank in by_time[:_SLOWEST] if many else ranks:
         table.add_row(*_rank_row(rank))
     if many:
@@ -233,22 +235,17 @@ def _ranks(ranks: tuple[RankExplanation, ...]) -> Table:
     return table
 
 
-def _own_ms(rank: RankExplanation) -> float:
-    """The step without exposed communication: what the rank needs when it waits for nobody."""
-    waits = sum(part.ms for part in rank.budget.parts if part.id == "exposed_comm")
-    return rank.budget.step_ms - waits
-
-
 def _rank_row(rank: RankExplanation) -> tuple[str, ...]:
-    share = {part.id: part.share for part in rank.budget.parts}
-    lost = 1 - share["compute"] - share["exposed_comm"] - share["exposed_memory"]
+    times = typical_step(rank.part.pace)
+    whole = times.step_ms or 1.0
+    idle = max(0.0, times.own_ms - times.compute_ms)
     return (
-        str(rank.rank),
-        f"{rank.budget.step_ms:.2f} ms",
-        f"{_own_ms(rank):.2f} ms",
-        f"{share['compute']:.0%}",
-        f"{share['exposed_comm']:.0%}",
-        f"{max(lost, 0.0):.0%}",
+        rank.called.removeprefix("rank "),
+        f"{times.step_ms:.2f} ms",
+        f"{times.own_ms:.2f} ms",
+        f"{times.compute_ms / whole:.0%}",
+        f"{times.exposed_comm_ms / whole:.0%}",
+        f"{idle / whole:.0%}",
         rank.findings[0].title if rank.findings else "",
     )
 
@@ -340,6 +337,6 @@ def _notes(explanation: Explanation) -> list[RenderableType]:
     several = len(explanation.ranks) > 1
     lines = [f"note  {note.detail}" for note in explanation.quality]
     for rank in explanation.ranks[:8]:
-        whose = f"rank {rank.rank}: " if several else ""
+        whose = f"{rank.called}: " if several else ""
         lines += [f"note  {whose}{note.detail}" for note in rank.quality]
     return [Text(line, style="bright_black") for line in lines]

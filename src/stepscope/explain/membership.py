@@ -1,0 +1,81 @@
+"""How one process takes part in its job: what it trains, and what it exchanges with whom.
+
+Only a run folder tells that: a bare trace without collectives may be one that did not record them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stepscope.explain.work import COMM_SPAN
+from stepscope.records.job import Membership
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.records.job import Calls, Pace, RankFolder
+    from stepscope.records.trace import Trace
+
+# Sums of a loss or of norms are no exchange of gradients.
+LEAST_SHARE = 0.01
+
+
+def find_membership(
+    folder: RankFolder | None, trace: Trace, calls: Calls, pace: Pace
+) -> Membership | None:
+    """None for a bare trace, and for a capture that did not look at communication."""
+    if folder is None or not folder.layout:
+        return None
+    layout = folder.layout
+    trained = layout.get("trained") or {}
+    tensors, shared = trained.get("tensors"), trained.get("shared_tensors")
+    return Membership(
+        pid=folder.pid,
+        world_size=folder.world_size or 1,
+        steps=folder.steps,
+        groups=sum(int(group.get("size") or 0) > 1 for group in layout.get("groups") or ()),
+        joined=any(
+            layout.get(name)
+            for name in ("ddp", "placements", "fsdp_modules", "pipeline_stages", "rpc", "libraries")
+        ),
+        trained_bytes=trained.get("size_bytes"),
+        shared=None if not tensors or shared is None else shared == tensors,
+        exchanged_bytes=_exchanged_bytes(folder.comms, trace, calls, pace),
+        calls_before=sum((layout.get("flight_recorder") or {}).values()),
+    )
+
+
+def exchanges_gradients(member: Membership) -> bool | None:
+    """Whether it sends what it learns to others; None where that is not known."""
+    if member.joined:
+        return True
+    if member.exchanged_bytes is None:
+        return None
+    if not member.exchanged_bytes:
+        return False
+    if not member.trained_bytes:
+        return None
+    return member.exchanged_bytes >= LEAST_SHARE * member.trained_bytes
+
+
+def train_apart(members: Sequence[Membership | None]) -> bool:
+    """Whether several processes are known to train, and none of them sends what it learns."""
+    known = [member for member in members if member is not None]
+    if len(known) < 2 or len(known) < len(members):
+        return False
+    return all(member.steps and exchanges_gradients(member) is False for member in known)
+
+
+def _exchanged_bytes(
+    lines: Sequence[dict[str, Any]], trace: Trace, calls: Calls, pace: Pace
+) -> int | None:
+    """By the trace or by the flight recorder, whichever saw more: gloo's calls on a device's
+    tensors are not among the trace's, sends and receives are not in the recorder."""
+    recorded = [line.get("size_bytes") for line in lines]
+    if (calls.size_bytes < 0).any() or None in recorded:
+        return None
+    if not len(calls) and not lines and any(map(COMM_SPAN.search, trace.strings)):
+        return None  # there are calls, and nobody measured them
+    steps = len({line.get("step") for line in lines})
+    by_recorder = sum(int(size or 0) for size in recorded) // max(1, steps)
+    return max(int(calls.size_bytes.sum()) // max(1, len(pace)), by_recorder)
