@@ -47,10 +47,11 @@ OF_SEVERAL = (Setting(name="bandwidth", value="2"), Setting(name="no-straggler")
 WORTH = 0.02  # a change of the time for a sample that is worth having
 _ALONE = 0.92  # whoever needs this much of the step alone decides it
 
-# How the step as it is now was freed of the profiler's cost.
+# Where the step as it is now comes from.
 BASIS = {
     "measured": "measured without the profiler",
     "calibrated": "the profiler's cost taken out",
+    "profiled": "as the profiler recorded it",
 }
 
 Verdict = Literal["faster", "slower", "no difference"]
