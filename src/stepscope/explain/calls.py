@@ -79,9 +79,21 @@ def list_calls(
         arrival_ns=arrival[order],
         start_ns=start[order],
         end_ns=end[order],
-        exposed_ns=(end - start - intervals.covered(work.compute, start, end))[order],
+        exposed_ns=_exposed(work, start, end)[order],
     )
     return calls, row[order]
+
+
+def _exposed(work: Work, start: Int64, end: Int64) -> Int64:
+    """Of each call, what no compute hides. Time in which several calls run counts once, for the one
+    that began first, so that calls add up to the exposed time of all of them."""
+    order = np.argsort(start, kind="stable")
+    done = np.maximum.accumulate(end[order])
+    began = start.copy()
+    began[order[1:]] = np.maximum(start[order[1:]], done[:-1])
+    began = np.minimum(began, end)
+    exposed: Int64 = end - began - intervals.covered(work.compute, began, end)
+    return exposed
 
 
 def _steps_of(steps: Steps, made: Int64) -> NDArray[np.int32]:

@@ -73,7 +73,7 @@ def explain_rank(
     syncs = list_syncs(trace)
     calls, call_rows = list_calls(trace, work, steps, folder)
     pace = measure_pace(trace, work, steps)
-    collectives = list_collectives(calls, work)
+    collectives = list_collectives(calls)
     strategies = find_strategies(trace, work, calls, call_rows, pace, folder)
     memory = explain_memory(trace, steps, strategies, beside)
     findings = find_all(

@@ -11,7 +11,7 @@ from stepscope.records.explanation import Explanation
 from stepscope.trace.profiles import load_profiles
 
 if TYPE_CHECKING:
-    from stepscope.records.explanation import Finding, RankExplanation
+    from stepscope.records.explanation import Budget, Finding, RankExplanation
     from stepscope.records.job import Job
     from stepscope.records.nccl import NcclSummary
     from stepscope.records.profile import Profile
@@ -29,7 +29,8 @@ def judge(
     nccl: NcclSummary | None = None,
 ) -> Explanation:
     """The gravest finding is the verdict."""
-    job, strategies, together = _together(ranks)
+    budget = mean_budget(ranks)
+    job, strategies, together = _together(ranks, budget)
     findings = _merge(ranks, (*together, *(nccl.findings if nccl else ())))
     top = findings[0]
     whose = f" (rank {top.rank})" if len(ranks) > 1 and top.rank is not None else ""
@@ -39,7 +40,7 @@ def judge(
         why=top.evidence[0] if top.evidence else "",
         next=first_remedy or "nothing to fix here: keep this trace to compare later runs with",
         ranks=ranks,
-        budget=mean_budget(ranks),
+        budget=budget,
         findings=findings,
         job=job,
         strategies=strategies,
@@ -57,23 +58,25 @@ def _once(notes: tuple[Note, ...]) -> tuple[Note, ...]:
 
 
 def _together(
-    ranks: tuple[RankExplanation, ...],
+    ranks: tuple[RankExplanation, ...], budget: Budget
 ) -> tuple[Job | None, tuple[Strategy, ...], tuple[Finding, ...]]:
     """The job, how it is spread over its ranks, and what only several of them show."""
     alone = len(ranks) == 1
     if alone and not ranks[0].strategies:
         return None, (), ()
     from stepscope.explain.strategies.join import join_strategies
+    from stepscope.explain.strategies.of_record import strategies_of_record
 
     spread = [(rank.rank or 0, rank.strategies) for rank in ranks]
+    paces = [rank.part.pace for rank in ranks]
     if alone:
-        return None, join_strategies(spread), ()
+        return None, strategies_of_record(join_strategies(spread), budget, paces), ()
     from stepscope.explain.job import join_ranks
     from stepscope.explain.job_findings import find_in_job
 
     parts = [replace(rank.part, rank=rank.rank or 0) for rank in ranks]
     job = join_ranks(parts, _calibrations(ranks[0]))
-    strategies = join_strategies(spread, job.clock)
+    strategies = strategies_of_record(join_strategies(spread, job.clock), budget, paces)
     return job, strategies, find_in_job(job, strategies)
 
 

@@ -101,13 +101,15 @@ def bench_of(
 
 
 def _truth(rank: RankExplanation) -> Truth | None:
-    """What lies beside the trace; of one that was fetched, what is left of it."""
+    """What lies beside the trace, with the step of record; of a trace that was fetched, what is
+    left of it."""
     if rank.step_ms.truth is None:
         return None
     ns = round(rank.step_ms.truth * 1e6)
-    return read_truth(Path(rank.path)) or Truth(
+    beside = read_truth(Path(rank.path)) or Truth(
         steps=1, steps_ns=(ns,), step_ns=ns, wall_ns=ns, device_ns=None, phases_ns={}
     )
+    return replace(beside, step_ns=ns)
 
 
 def _profiles(rank: RankExplanation) -> list[Profile]:
