@@ -93,6 +93,7 @@ def explain_rank(
             collectives=collectives,
             efficiency=efficiency,
             memory=memory,
+            cycles=max(1, len(steps.cycles_ns)),
         )
     )
     return RankExplanation(

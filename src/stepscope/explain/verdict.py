@@ -37,7 +37,7 @@ def judge(
     first_remedy = top.remedies[0].summary if top.remedies else None
     return Explanation(
         verdict=f"{top.title}{whose}: {top.summary}",
-        why=top.evidence[0] if top.evidence else "",
+        why=_why(top, several=len(ranks) > 1),
         next=first_remedy or "nothing to fix here: keep this trace to compare later runs with",
         ranks=ranks,
         budget=budget,
@@ -47,6 +47,12 @@ def judge(
         nccl=nccl,
         quality=_once((*notes, *(job.notes if job else ()))),
     )
+
+
+def _why(top: Finding, *, several: bool) -> str:
+    """Its first evidence, with the rank whose figures these are."""
+    first = top.evidence[0] if top.evidence else ""
+    return f"rank {top.rank}: {first}" if first and several and top.rank is not None else first
 
 
 def _once(notes: tuple[Note, ...]) -> tuple[Note, ...]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from stepscope.explain.findings.evidence import LOW, Evidence, severity
 from stepscope.records.explanation import Finding, Remedy
+
+if TYPE_CHECKING:
+    from stepscope.records.explanation import Collective
 
 
 def find(evidence: Evidence) -> Finding | None:
@@ -24,10 +29,7 @@ def find(evidence: Evidence) -> Finding | None:
             f"{overlap:.0%} of communication overlaps compute"
             if overlap is not None
             else "no communication",
-            *(
-                f"{each.kind}: {each.count} calls, {each.exposed_ns / 1e6:.2f} ms exposed"
-                for each in evidence.collectives[:3]
-            ),
+            *(_line(evidence, each) for each in evidence.collectives[:3]),
             "time in a collective includes waiting for slower ranks",
         ),
         remedies=(
@@ -38,3 +40,11 @@ def find(evidence: Evidence) -> Finding | None:
             ),
         ),
     )
+
+
+def _line(evidence: Evidence, each: Collective) -> str:
+    """Its part of the exposed time. Calls add up to that, less what surrounds them."""
+    whole = evidence.whole.exposed_comm_ns
+    ms = evidence.part("exposed_comm") * evidence.budget.step_ms
+    part = ms * each.exposed_ns / whole if whole else 0.0
+    return f"{each.kind}: {part:.2f} ms of that, {each.count} calls in the trace"
