@@ -102,13 +102,19 @@ def _merge(
         for finding in rank.findings:
             held = worst.get(finding.id)
             if held is None or finding.share > held.share:
-                worst[finding.id] = replace(finding, rank=rank.rank)
+                worst[finding.id] = _of_rank(finding, rank.rank, several=len(ranks) > 1)
     found = sorted(worst.values(), key=lambda f: (_SEVERITIES.index(f.severity), -f.share))
     if any(finding.severity in ("high", "medium") for finding in found):
         found = [finding for finding in found if finding.id != "healthy"]
     else:
         found.sort(key=lambda finding: finding.id != "healthy")
     return tuple(_cause_before_symptom(found))
+
+
+def _of_rank(finding: Finding, rank: int | None, *, several: bool) -> Finding:
+    """With the rank whose step its figures are of: among several, the budget's are their means."""
+    named = finding.summary.replace("of the step", f"of rank {rank}'s step", 1)
+    return replace(finding, rank=rank, summary=named if several else finding.summary)
 
 
 def _cause_before_symptom(found: list[Finding]) -> list[Finding]:
