@@ -104,3 +104,13 @@ def test_several_ranks_share_the_slowest_step(explained: Explain) -> None:
     assert shares(budget) == pytest.approx({"compute": 0.9, "idle_launch": 0.1})
     mixed = mean_budget((fast, replace(slow, budget=replace(slow.budget, basis="cycles"))))
     assert mixed.basis == "window"
+
+
+def test_a_rank_that_recorded_nothing_has_no_share(explained: Explain) -> None:
+    busy = explained(
+        kernel("a", start=0, dur=50, launched_at=-1), kernel("a", start=60, dur=40, launched_at=-1)
+    )
+    empty = explained(frame("train.py(1): main", start=0, dur=10), device=None)
+    budget = mean_budget((empty, busy))
+    assert budget == busy.budget
+    assert sum(part.share for part in budget.parts) == pytest.approx(1)

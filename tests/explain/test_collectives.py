@@ -9,7 +9,7 @@ import pytest
 from stepscope.explain.collectives import bus_factor, kind_of, size_bytes
 from stepscope.records.trace import CollectiveArgs
 
-from .build import WORKER, kernel, nccl, note, op
+from .build import WORKER, kernel, nccl, note, op, step
 
 if TYPE_CHECKING:
     from .conftest import Explain
@@ -183,3 +183,41 @@ def test_kinds_by_any_librarys_name(name: str, kind: str) -> None:
 )
 def test_bytes_are_the_total(args: CollectiveArgs, size: int | None) -> None:
     assert size_bytes(args) == size
+
+
+def test_time_in_which_two_calls_run_counts_once_for_the_first(explained: Explain) -> None:
+    # 0-60 an all-reduce, 40-100 a broadcast beside it; 105-140 an all-reduce, 110-130 a broadcast;
+    # a gemm hides 50-70. Exposed: 0-50 and 105-140 of all-reduces; 70-100 of broadcasts, as 40-50
+    # is the first's and 110-130 too.
+    reduce = nccl("allreduce", in_elements=10, out_elements=10)
+    broadcast = nccl("broadcast", in_elements=10, out_elements=10)
+    rank = explained(
+        kernel("ncclDevKernel_AllReduce", start=0, dur=60, stream=20, **reduce),
+        kernel("ncclDevKernel_Broadcast", start=40, dur=60, stream=21, **broadcast),
+        kernel("ncclDevKernel_AllReduce", start=105, dur=35, stream=20, **reduce),
+        kernel("ncclDevKernel_Broadcast", start=110, dur=20, stream=21, **broadcast),
+        kernel("gemm", start=50, dur=20),
+    )
+    exposed = {row.kind: row.exposed_ns for row in rank.collectives}
+    assert exposed == {"all_reduce": 85_000, "broadcast": 30_000}
+    assert sum(exposed.values()) == rank.timeline.exposed_comm_ns
+
+
+def test_a_call_whose_launch_is_not_recorded_belongs_to_the_cycle_it_runs_in(
+    explained: Explain,
+) -> None:
+    # The device is 100 µs behind its host: what runs at 20 was launched before the recording, but
+    # the host was in step 1 then. Cycles: 100-200 and 200-300.
+    reduce = nccl("allreduce", in_elements=10, out_elements=10)
+    rank = explained(
+        step(1, start=0, dur=100),
+        step(2, start=100, dur=100),
+        step(3, start=200, dur=10),
+        kernel("ncclDevKernel_AllReduce", start=20, dur=30, stream=20, **reduce),
+        kernel("a", start=100, dur=40, launched_at=1),
+        kernel("ncclDevKernel_AllReduce", start=150, dur=30, stream=20, **reduce),
+        kernel("a", start=200, dur=40, launched_at=101),
+        kernel("a", start=300, dur=40, launched_at=201),
+    )
+    assert rank.steps.cycles_ns == (100_000, 100_000)
+    assert rank.part.calls.step.tolist() == [-1, 0]

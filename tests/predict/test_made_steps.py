@@ -260,3 +260,42 @@ def test_what_was_not_changed_is_there_again(bench: Callable[..., Bench]) -> Non
     found = bench(("aten::relu", [IMAGES], 50.0), ("aten::mm", [[64, 64], [64, 64]], 10.0))
     same = WHATIFS["scale"](found.scene, ".*:1").scene.graph
     assert np.array_equal(same.tasks.dur_ns, found.scene.graph.tasks.dur_ns)
+
+
+def _accumulating(folder: Path, micro_batches: int) -> Bench:
+    """On a CPU, in microseconds: forward 1000, backward 3000, so often; the optimizer 500."""
+    events: list[dict[str, Any]] = []
+    length = 4000 * micro_batches + 500
+    for at in range(0, 3 * length, length):
+        events += step(at // length, start=at, dur=length)
+        for now in range(at, at + 4000 * micro_batches, 4000):
+            shapes = [[8, 16], [32, 16], [32]]
+            events += op("aten::linear", start=now, dur=1000, shapes=shapes, dtypes=["float"] * 3)
+            backward = "autograd::engine::evaluate_function: AddmmBackward0"
+            events += op(backward, start=now + 1000, dur=3000, forward_thread=1)
+        events += note("Optimizer.step#SGD.step", start=at + length - 500, dur=500)
+        events += op("aten::add_", start=at + length - 500, dur=500, shapes=[[32, 16]])
+    return Bench(read_trace(write(folder / "cpu.json", events, device=None), cache=False))
+
+
+@pytest.mark.parametrize(("now", "asked", "factor"), [(1, 4, 4), (2, 4, 2), (4, 8, 2)])
+def test_accumulation_counts_the_micro_batches_that_are_there(
+    tmp_path: Path, now: int, asked: int, factor: int
+) -> None:
+    found = _accumulating(tmp_path, now).predict([parse(f"accumulate={asked}")])
+    step_of = {many: 4000 * many + 500 for many in (now, asked)}
+    assert found.predicted_ms / found.baseline_ms == pytest.approx(
+        step_of[asked] / step_of[now], rel=0.01
+    )
+    assert found.throughput_factor == pytest.approx(
+        factor * step_of[now] / step_of[asked], rel=0.01
+    )
+    assert f"{asked} forward and backward passes" in found.assumptions[0]
+
+
+@pytest.mark.parametrize("asked", [2, 4, 6])
+def test_accumulation_refuses_what_is_there_and_what_does_not_divide(
+    tmp_path: Path, asked: int
+) -> None:
+    found = _accumulating(tmp_path, 4).predict([parse(f"accumulate={asked}")])
+    assert "has 4 micro-batches already" in found.refused[0]

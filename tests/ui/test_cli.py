@@ -106,7 +106,7 @@ def test_a_defect_of_ours_is_exit_1_and_says_how_to_report(trace: Path, tmp_path
     (tmp_path / "sitecustomize.py").write_text(
         "import stepscope.explain.rank as r\n"
         "def broken(*a): raise RuntimeError('boom')\n"
-        "r.divide = broken\n"
+        "r.make_budget = broken\n"
     )
     inherited = os.environ.get("PYTHONPATH", "")
     done = run("explain", trace, PYTHONPATH=f"{tmp_path}{os.pathsep}{inherited}")

@@ -48,18 +48,20 @@ def make_budget(steps: Steps, step: StepTime, timeline: Timeline, idle: Idle) ->
 
 
 def mean_budget(ranks: tuple[RankExplanation, ...]) -> Budget:
-    """Several ranks: the mean of their shares, over the slowest rank's step."""
-    if len(ranks) == 1:
-        return ranks[0].budget
-    ms = max(rank.budget.step_ms for rank in ranks)
+    """Several ranks: the mean of their shares, over the slowest rank's step. A rank that recorded
+    nothing has no share in it."""
+    budgets = [rank.budget for rank in ranks if rank.budget.step_ms] or [ranks[0].budget]
+    if len(budgets) == 1:
+        return budgets[0]
+    ms = max(budget.step_ms for budget in budgets)
     shares = [
-        (part.id, sum(rank.budget.parts[i].share for rank in ranks) / len(ranks))
-        for i, part in enumerate(ranks[0].budget.parts)
+        (part.id, sum(budget.parts[i].share for budget in budgets) / len(budgets))
+        for i, part in enumerate(budgets[0].parts)
     ]
     return Budget(
         step_ms=ms,
         parts=tuple(Part(id=name, ms=ms * share, share=share) for name, share in shares),
-        basis=_common_basis([rank.budget.basis for rank in ranks]),
+        basis=_common_basis([budget.basis for budget in budgets]),
     )
 
 

@@ -59,6 +59,7 @@ def list_calls(
     if len(trace.host):
         made = np.where(row >= 0, trace.host.start_ns[np.maximum(row, 0)], start)
     arrival = made if work.on_host else start
+    by_host = (row >= 0) | work.on_host
     groups = list(dict.fromkeys(each.group for each in told))
     number = {group: place for place, group in enumerate(groups)}
     order = np.argsort(arrival, kind="stable")
@@ -75,13 +76,25 @@ def list_calls(
             [ABSENT if each.size_bytes is None else each.size_bytes for each in told], np.int64
         ),
         peer=column([each.peer for each in told], np.int32),
-        step=_steps_of(steps, made)[order],
+        step=np.where(by_host, _steps_of(steps, made), _cycles_of(steps, start))[order],
         arrival_ns=arrival[order],
         start_ns=start[order],
         end_ns=end[order],
-        exposed_ns=(end - start - intervals.covered(work.compute, start, end))[order],
+        exposed_ns=_exposed(work, start, end)[order],
     )
     return calls, row[order]
+
+
+def _exposed(work: Work, start: Int64, end: Int64) -> Int64:
+    """Of each call, what no compute hides. Time in which several calls run counts once, for the one
+    that began first, so that calls add up to the exposed time of all of them."""
+    order = np.argsort(start, kind="stable")
+    done = np.maximum.accumulate(end[order])
+    began = start.copy()
+    began[order[1:]] = np.maximum(start[order[1:]], done[:-1])
+    began = np.minimum(began, end)
+    exposed: Int64 = end - began - intervals.covered(work.compute, began, end)
+    return exposed
 
 
 def _steps_of(steps: Steps, made: Int64) -> NDArray[np.int32]:
@@ -90,6 +103,16 @@ def _steps_of(steps: Steps, made: Int64) -> NDArray[np.int32]:
         return np.zeros(len(made), np.int32)
     place = step_of(steps.steps, made) - steps.first_cycle
     return np.where((place >= 0) & (place < len(steps.cycles_ns)), place, ABSENT).astype(np.int32)
+
+
+def _cycles_of(steps: Steps, start: Int64) -> NDArray[np.int32]:
+    """The same of calls whose launch was not recorded, by when they run on the device."""
+    edges = steps.window_start_ns + np.append(0, np.cumsum(steps.cycles_ns)).astype(np.int64)
+    if len(edges) < 2:
+        return np.zeros(len(start), np.int32)
+    place = np.searchsorted(edges, start, side="right") - 1
+    inside = (place >= 0) & (place < len(edges) - 1)
+    return np.where(inside, place, ABSENT).astype(np.int32)
 
 
 # A device's kernels: metadata on the kernel itself, else on the call around its launch.

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain import intervals, tree
+from stepscope.explain import tree
 from stepscope.records.explanation import Collective
 from stepscope.records.job import KINDS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.explain.work import Work
     from stepscope.records.job import Calls
     from stepscope.records.trace import CollectiveArgs
 
@@ -53,12 +52,12 @@ def bus_factor(kind: str, ranks: int) -> float:
     return 1.0
 
 
-def list_collectives(calls: Calls, work: Work) -> tuple[Collective, ...]:
+def list_collectives(calls: Calls) -> tuple[Collective, ...]:
     """Longest total first."""
     if not len(calls):
         return ()
     _, inverse, count = tree.group(calls.kind, calls.group, calls.size_bytes)
-    out = [_summarise(calls, work, np.flatnonzero(inverse == code)) for code in range(count)]
+    out = [_summarise(calls, np.flatnonzero(inverse == code)) for code in range(count)]
     return tuple(sorted(out, key=lambda each: -each.total_ns))
 
 
@@ -69,7 +68,7 @@ def size_bytes(args: CollectiveArgs) -> int | None:
     return elements * width if width and elements >= 0 else None
 
 
-def _summarise(calls: Calls, work: Work, rows: NDArray[np.intp]) -> Collective:
+def _summarise(calls: Calls, rows: NDArray[np.intp]) -> Collective:
     """Of calls of one kind, group and size."""
     one = rows[0]
     kind, size = KINDS[calls.kind[one]], int(calls.size_bytes[one])
@@ -84,7 +83,7 @@ def _summarise(calls: Calls, work: Work, rows: NDArray[np.intp]) -> Collective:
         size_bytes=size if size >= 0 else None,
         count=len(rows),
         total_ns=total,
-        exposed_ns=intervals.length_outside(intervals.union(start, end), work.compute),
+        exposed_ns=int(calls.exposed_ns[rows].sum()),
         algbw_gb_s=algbw,
         busbw_gb_s=algbw * bus_factor(kind, told.size) if algbw is not None and told.size else None,
     )

@@ -26,6 +26,7 @@ from stepscope.trace.truth import read_truth
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from stepscope.records.explanation import RankExplanation
     from stepscope.records.job import RankFolder
@@ -48,8 +49,10 @@ def explain_file(
     most_rows: int | None = None,
     progress: Progress | None = None,
     memory_limit: int | None = None,
+    slowest: Path | None = None,
 ) -> Outcome:
-    """The rank and what `also` or `alone` made of it; an error where the file cannot be read."""
+    """The rank and what `also` or `alone` made of it; an error where the file cannot be read.
+    `slowest` is the trace of the rank whose steps are the whole job's."""
     try:
         with on_disk(file) as path:
             if is_pickle(head_of(path)):
@@ -60,7 +63,7 @@ def explain_file(
             folder, ground = read_rank_folder(path), Groundwork(trace)
             rank = explain_rank(
                 trace,
-                read_truth(path),
+                read_truth(path, slowest),
                 folder,
                 _calibration(trace, folder),
                 look_beside(path, memory_limit),
@@ -89,11 +92,17 @@ def explain_one_of_many(
     also: Also | None = None,
     most_rows: int | None = None,
     memory_limit: int | None = None,
+    slowest: Path | None = None,
 ) -> Outcome:
     """As `explain_file`, but a defect of ours costs this file only."""
     try:
         return explain_file(
-            file, cache=cache, also=also, most_rows=most_rows, memory_limit=memory_limit
+            file,
+            cache=cache,
+            also=also,
+            most_rows=most_rows,
+            memory_limit=memory_limit,
+            slowest=slowest,
         )
     except Exception as error:
         if os.environ.get("STEPSCOPE_DEBUG"):

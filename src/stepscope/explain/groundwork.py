@@ -5,11 +5,14 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from stepscope.errors import NotCapturedError
+from stepscope.explain.budget import step_time
 from stepscope.explain.flops import count_costs
 from stepscope.explain.memory.model import read_calls
 from stepscope.explain.replay.overhead import correct, find_slowness
 from stepscope.explain.replay.typical import typical_step
 from stepscope.explain.steps import find_steps
+from stepscope.explain.timeline import divide
 from stepscope.explain.work import find_work
 
 if TYPE_CHECKING:
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from stepscope.explain.replay.overhead import Corrected
     from stepscope.explain.replay.typical import Typical
     from stepscope.explain.work import Work
-    from stepscope.records.explanation import Steps
+    from stepscope.records.explanation import Steps, Timeline
     from stepscope.records.trace import Trace
 
 
@@ -35,6 +38,16 @@ class Groundwork:
     @cached_property
     def steps(self) -> Steps:
         return find_steps(self.trace, self.work)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Of the whole trace."""
+        return divide(self.work)
+
+    @cached_property
+    def profiled_ms(self) -> float | None:
+        """The step as it was recorded."""
+        return step_time(self.steps, self.timeline).profiled
 
     @cached_property
     def costs(self) -> Costs:
@@ -57,6 +70,14 @@ class Groundwork:
         return typical_step(self.trace, self.work, self.steps, described=False)
 
     @cached_property
-    def corrected(self) -> Corrected:
-        """The typical step freed of the profiler's cost by the calibrated constants."""
-        return correct(self.typical.graph, self.trace, slowness=self.slowness)
+    def corrected(self) -> Corrected | None:
+        """The typical step freed of the profiler's cost by the calibrated constants. None where the
+        trace shows no steady steps, where nothing tells how slow recording made them, and where it
+        comes out no shorter than it was recorded."""
+        if not self.steps.cycles_ns or self.slowness is None:
+            return None
+        try:
+            found = correct(self.typical.graph, self.trace, slowness=self.slowness)
+        except NotCapturedError:
+            return None
+        return found if 0 < found.step_ns < 1e6 * (self.profiled_ms or 0.0) else None

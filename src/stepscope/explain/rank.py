@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.budget import make_budget, step_time
+from stepscope.explain.budget import make_budget
 from stepscope.explain.calls import list_calls
 from stepscope.explain.collectives import list_collectives
 from stepscope.explain.copies import list_copies
@@ -28,7 +28,7 @@ from stepscope.explain.record_step import budget_of_record, with_correction, wit
 from stepscope.explain.strategies import find_strategies
 from stepscope.explain.syncs import list_syncs
 from stepscope.explain.timeline import divide
-from stepscope.records.explanation import RankExplanation
+from stepscope.records.explanation import RankExplanation, StepTime
 from stepscope.records.job import RankPart
 from stepscope.records.quality import Note
 
@@ -55,7 +55,7 @@ def explain_rank(
     found for others already, or will be asked for again, is in the groundwork."""
     ground = ground or Groundwork(trace)
     work, steps = ground.work, ground.steps
-    timeline = divide(work)
+    timeline = ground.timeline
     host = watch_host(trace, work)
     idle, gaps = split_idle(trace, work, host)
     window = (steps.window_start_ns, steps.window_end_ns)
@@ -63,7 +63,7 @@ def explain_rank(
     if steps.cycles_ns:
         in_step = divide(work, window)
         idle_in_step, gaps_in_step = split_idle(trace, work, host, window)
-    step_ms = with_truth(step_time(steps, timeline), truth)
+    step_ms = with_truth(StepTime(profiled=ground.profiled_ms), truth)
     step_ms = with_correction(step_ms, ground)
     profiled_budget = make_budget(steps, step_ms, in_step, idle_in_step)
     budget = budget_of_record(profiled_budget, step_ms)
@@ -75,7 +75,7 @@ def explain_rank(
     syncs = list_syncs(trace)
     calls, call_rows = list_calls(trace, work, steps, folder)
     pace = measure_pace(trace, work, steps)
-    collectives = list_collectives(calls, work)
+    collectives = list_collectives(calls)
     strategies = find_strategies(trace, work, calls, call_rows, pace, folder)
     memory = explain_memory(trace, steps, strategies, beside)
     findings = find_all(
@@ -100,6 +100,7 @@ def explain_rank(
             ),
             strategies=strategies,
             layout=folder.layout if folder else {},
+            cycles=max(1, len(steps.cycles_ns)),
         )
     )
     return RankExplanation(

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.errors import NotCapturedError
 from stepscope.records.explanation import Budget, Part, StepTime
 
 if TYPE_CHECKING:
@@ -35,15 +34,10 @@ def with_truth(step: StepTime, truth: Truth | None) -> StepTime:
 
 
 def with_correction(step: StepTime, ground: Groundwork) -> StepTime:
-    """The profiled step freed of the profiler's cost; as it is where a truth is there already,
-    where the trace shows no steady steps, and where nothing tells how slow recording made it."""
-    if step.corrected is not None or not ground.steps.cycles_ns or ground.slowness is None:
-        return step
-    try:
-        found = ground.corrected
-    except NotCapturedError:
-        return step
-    if not 0 < found.step_ns < np.inf:
+    """The profiled step freed of the profiler's cost; as it is where a truth is there already, and
+    where the trace does not tell that cost."""
+    found = ground.corrected if step.corrected is None else None
+    if found is None:
         return step
     return replace(
         step,

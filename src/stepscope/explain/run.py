@@ -16,6 +16,7 @@ from stepscope.explain.verdict import judge
 from stepscope.records.quality import Note
 from stepscope.records.words import counted
 from stepscope.trace.discover import find_traces, named_file
+from stepscope.trace.truth import slowest_in_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -137,8 +138,15 @@ def _each(
         also=also,
         most_rows=most_rows,
         memory_limit=memory_limit,
+        slowest=_slowest(files),
     )
     return in_order(engine, work, files, progress)
+
+
+def _slowest(files: list[TraceFile]) -> Path | None:
+    """The rank whose step is the job's; what lies elsewhere is not fetched for it."""
+    here = [file for file in files if isinstance(file, Path)]
+    return slowest_in_step(here) if len(here) == len(files) else None
 
 
 def _second_look(
@@ -158,7 +166,9 @@ def _second_look(
     ordered = dict.fromkeys([*found, *(rank.path for rank in explanation.ranks)])
     chosen = set([*ordered][:most])
     again = [by_path[rank.path] for rank in explanation.ranks if rank.path in chosen]
-    work = partial(explain_one_of_many, cache=cache, also=also, most_rows=0)
+    work = partial(
+        explain_one_of_many, cache=cache, also=also, most_rows=0, slowest=_slowest(files)
+    )
     # Of a job's processes only the one that leads comes here.
     looks = in_order(Here() if engine.collective else engine, work, again)
     return [outcome[1] for outcome in looks if not isinstance(outcome, Exception)]

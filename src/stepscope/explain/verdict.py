@@ -11,7 +11,7 @@ from stepscope.records.explanation import Explanation
 from stepscope.trace.profiles import load_profiles
 
 if TYPE_CHECKING:
-    from stepscope.records.explanation import Finding, RankExplanation
+    from stepscope.records.explanation import Budget, Finding, RankExplanation
     from stepscope.records.job import Job
     from stepscope.records.nccl import NcclSummary
     from stepscope.records.profile import Profile
@@ -31,7 +31,8 @@ def judge(
     nccl: NcclSummary | None = None,
 ) -> Explanation:
     """The gravest finding is the verdict."""
-    job, strategies, together = _together(ranks)
+    budget = mean_budget(ranks)
+    job, strategies, together = _together(ranks, budget)
     findings = _merge(ranks, (*together, *(nccl.findings if nccl else ())))
     top = findings[0]
     of = next((rank.called for rank in ranks if rank.rank == top.rank), f"rank {top.rank}")
@@ -39,16 +40,22 @@ def judge(
     first_remedy = top.remedies[0].summary if top.remedies else None
     return Explanation(
         verdict=f"{top.title}{whose}: {top.summary}",
-        why=top.evidence[0] if top.evidence else "",
+        why=_why(top, several=len(ranks) > 1),
         next=first_remedy or "nothing to fix here: keep this trace to compare later runs with",
         ranks=ranks,
-        budget=mean_budget(ranks),
+        budget=budget,
         findings=findings,
         job=job,
         strategies=strategies,
         nccl=nccl,
         quality=_once((*notes, *(job.notes if job else ()))),
     )
+
+
+def _why(top: Finding, *, several: bool) -> str:
+    """Its first evidence, with the rank whose figures these are."""
+    first = top.evidence[0] if top.evidence else ""
+    return f"rank {top.rank}: {first}" if first and several and top.rank is not None else first
 
 
 def _once(notes: tuple[Note, ...]) -> tuple[Note, ...]:
@@ -60,23 +67,25 @@ def _once(notes: tuple[Note, ...]) -> tuple[Note, ...]:
 
 
 def _together(
-    ranks: tuple[RankExplanation, ...],
+    ranks: tuple[RankExplanation, ...], budget: Budget
 ) -> tuple[Job | None, tuple[Strategy, ...], tuple[Finding, ...]]:
     """The job, how it is spread over its ranks, and what only several of them show."""
     alone = len(ranks) == 1
     if alone and not ranks[0].strategies:
         return None, (), ()
     from stepscope.explain.strategies.join import join_strategies
+    from stepscope.explain.strategies.of_record import strategies_of_record
 
     spread = [(rank.rank or 0, rank.strategies) for rank in ranks]
+    paces = [rank.part.pace for rank in ranks]
     if alone:
-        return None, join_strategies(spread), ()
+        return None, strategies_of_record(join_strategies(spread), budget, paces), ()
     from stepscope.explain.job import join_ranks
     from stepscope.explain.job_findings import find_in_job
 
     parts = [replace(rank.part, rank=rank.rank or 0) for rank in ranks]
     job = join_ranks(parts, _calibrations(ranks[0]))
-    strategies = join_strategies(spread, job.clock)
+    strategies = strategies_of_record(join_strategies(spread, job.clock), budget, paces)
     return job, strategies, find_in_job(job, strategies)
 
 
@@ -96,7 +105,7 @@ def _merge(
         for finding in rank.findings:
             held = worst.get(finding.id)
             if held is None or finding.share > held.share:
-                worst[finding.id] = replace(finding, rank=rank.rank)
+                worst[finding.id] = _of_rank(finding, rank, several=len(ranks) > 1)
     found = sorted(
         worst.values(),
         key=lambda f: (_SEVERITIES.index(f.severity), f.of != "work", -f.share),
@@ -106,6 +115,12 @@ def _merge(
     else:
         found.sort(key=lambda finding: finding.id != "healthy")
     return tuple(_cause_before_symptom(found))
+
+
+def _of_rank(finding: Finding, rank: RankExplanation, *, several: bool) -> Finding:
+    """With the rank whose step its figures are of: among several, the budget's are their means."""
+    named = finding.summary.replace("of the step", f"of {rank.called}'s step", 1)
+    return replace(finding, rank=rank.rank, summary=named if several else finding.summary)
 
 
 def _cause_before_symptom(found: list[Finding]) -> list[Finding]:

@@ -14,7 +14,7 @@ from stepscope.explain.cpu_use import measure_cpu_use
 from stepscope.explain.groundwork import Groundwork
 from stepscope.explain.memory.model import find_batch
 from stepscope.explain.replay.build import describe
-from stepscope.explain.replay.overhead import correct
+from stepscope.explain.replay.overhead import as_recorded, correct
 from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.roofline import find_ceilings
 from stepscope.predict.order import SAME_PEAK, WITHOUT_CEILINGS, in_order
@@ -76,11 +76,7 @@ class Bench:
         ground = ground or Groundwork(trace)
         work, steps, costs, typical = ground.work, ground.steps, ground.costs, ground.typical
         self.profiled_ns = step_ns(typical.graph)
-        corrected = (
-            ground.corrected
-            if truth is None
-            else correct(typical.graph, trace, truth=truth, slowness=ground.slowness)
-        )
+        corrected = _step_of_record(ground, truth)
         graph = describe(trace, work, corrected.graph)
         self.corrected: Corrected = replace(corrected, graph=graph)
         device = find_device(trace.device_name or "")
@@ -199,6 +195,14 @@ class Bench:
             refused=trial.refused,
             applied=tuple(each for each in settings if each in trial.applied),
         )
+
+
+def _step_of_record(ground: Groundwork, truth: Truth | None) -> Corrected:
+    """As `explain` has it: measured, else freed of the profiler's cost, else as recorded."""
+    graph = ground.typical.graph
+    if truth is not None:
+        return correct(graph, ground.trace, truth=truth, slowness=ground.slowness)
+    return ground.corrected or as_recorded(graph, ground.trace, 1e6 * (ground.profiled_ms or 0.0))
 
 
 def _moves_peak(setting: Setting) -> frozenset[str]:

@@ -39,7 +39,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     baseline_ms: float
     baseline_low_ms: float
     baseline_high_ms: float
-    baseline_from: str  # measured or calibrated: how the profiler's cost was taken out
+    baseline_from: str  # measured, calibrated (the profiler's cost taken out) or profiled
     profiled_ms: float
     predicted_ms: float
     low_ms: float

@@ -9,11 +9,14 @@ import msgspec
 from stepscope.records.truth import Truth
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 STEPS = "steps.jsonl"
 _AHEAD = 0.93  # of the device's time for that step
 _FREELY = 1.4  # times the quickest one: a longer one was held up inside
+# Ranks in step differ by what one of them waits at the ends, and by chance.
+_APART, _STEPS_APART = 0.1, 2
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 
 
@@ -34,12 +37,13 @@ class StepRow(msgspec.Struct, frozen=True):
     other_ns: int = 0
 
 
-def read_truth(trace: Path) -> Truth | None:
+def read_truth(trace: Path, slowest: Path | None = None) -> Truth | None:
     """The truth beside a trace of a run folder; None where there is none.
 
     Only plain steps count: not those of the window or of the memory capture, nor one whose
     beginning or end was not seen. A line that a kill cut short is left out. The device's own time
-    is the step where it is known: a host that runs ahead ends its steps early.
+    is the step where it is known: a host that runs ahead ends its steps early. `slowest` is the
+    trace of the rank whose steps are everybody's (see `slowest_in_step`).
     """
     rows = plain_steps(trace.parent / STEPS)
     if not rows:
@@ -47,7 +51,7 @@ def read_truth(trace: Path) -> Truth | None:
     from statistics import median  # 4 ms, and most traces have no such file
 
     device = [row.device_ns for row in rows if row.device_ns is not None]
-    steps = device or [row.wall_ns for row in rows]
+    steps = (slowest and _step_times(plain_steps(slowest.parent / STEPS))) or _step_times(rows)
     return Truth(
         steps=len(steps),
         steps_ns=tuple(steps),
@@ -57,6 +61,43 @@ def read_truth(trace: Path) -> Truth | None:
         phases_ns=_phases(rows),
         host_ns=_phases(_ran_ahead(rows)),
     )
+
+
+def _step_times(rows: list[StepRow]) -> list[int]:
+    device = [row.device_ns for row in rows if row.device_ns is not None]
+    return device or [row.wall_ns for row in rows]
+
+
+def slowest_in_step(traces: Sequence[Path]) -> Path | None:
+    """The trace of the rank whose median step is longest, where the ranks of a run train in step.
+
+    Such ranks spend the same time on the same steps, so the job has one step, though their medians
+    differ by chance. None where ranks go their own ways and where some measured no steps.
+    """
+    if len(traces) < 2 or len({trace.parent.parent for trace in traces}) > 1:
+        return None
+    rows = []
+    for trace in traces:
+        rows.append(_rows(trace.parent / STEPS))
+        if not any(map(_is_plain, rows[-1])):
+            return None
+    if not _in_step(rows):
+        return None
+    from statistics import median
+
+    medians = [median(_step_times(list(filter(_is_plain, each)))) for each in rows]
+    return traces[medians.index(max(medians))]
+
+
+def _in_step(ranks: Sequence[list[StepRow]]) -> bool:
+    """Whether all ranks spent about the same time on the steps that all of them have."""
+    walls = [{row.step: row.wall_ns for row in rows if not row.first} for rows in ranks]
+    common = set.intersection(*map(set, walls))
+    if not common:
+        return False
+    totals = [sum(wall[step] for step in common) for wall in walls]
+    mean = sum(totals) / len(totals)
+    return max(totals) - min(totals) <= _APART * mean + _STEPS_APART * mean / len(common)
 
 
 def _phases(rows: list[StepRow]) -> dict[str, int]:
@@ -78,12 +119,19 @@ def _ran_ahead(rows: list[StepRow]) -> list[StepRow]:
 
 def plain_steps(file: Path) -> list[StepRow]:
     """Not the window's, memory's, or half seen; a line that was cut short is left out."""
+    return list(filter(_is_plain, _rows(file)))
+
+
+def _is_plain(row: StepRow) -> bool:
+    return not (row.window or row.first or row.last or row.memory)
+
+
+def _rows(file: Path) -> list[StepRow]:
     try:
         lines = file.read_bytes().splitlines()
     except OSError:
         return []
-    rows = (row for line in lines if (row := _row(line)))
-    return [row for row in rows if not (row.window or row.first or row.last or row.memory)]
+    return [row for line in lines if (row := _row(line))]
 
 
 def _row(line: bytes) -> StepRow | None:

@@ -48,10 +48,11 @@ OF_SEVERAL = (Setting(name="bandwidth", value="2"), Setting(name="no-straggler")
 WORTH = 0.02  # a change of the time for a sample that is worth having
 _ALONE = 0.92  # whoever needs this much of the step alone decides it
 
-# How the step as it is now was freed of the profiler's cost.
+# Where the step as it is now comes from.
 BASIS = {
     "measured": "measured without the profiler",
     "calibrated": "the profiler's cost taken out",
+    "profiled": "as the profiler recorded it",
 }
 
 Verdict = Literal["faster", "slower", "no difference"]
@@ -104,13 +105,15 @@ def bench_of(
 
 
 def _truth(rank: RankExplanation) -> Truth | None:
-    """What lies beside the trace; of one that was fetched, what is left of it."""
+    """What lies beside the trace, with the step of record; of a trace that was fetched, what is
+    left of it."""
     if rank.step_ms.truth is None:
         return None
     ns = round(rank.step_ms.truth * 1e6)
-    return read_truth(Path(rank.path)) or Truth(
+    beside = read_truth(Path(rank.path)) or Truth(
         steps=1, steps_ns=(ns,), step_ns=ns, wall_ns=ns, device_ns=None, phases_ns={}
     )
+    return replace(beside, step_ns=ns)
 
 
 def _profiles(rank: RankExplanation) -> list[Profile]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from stepscope.explain.memory.model import find_batch, find_transformer, read_calls
+from stepscope.explain.memory.theory import transformer_activations
 from stepscope.explain.steps import find_steps
 from stepscope.explain.work import find_work
 
@@ -161,3 +163,59 @@ def test_odd_shapes_are_no_stumbling_block(read):
     )
     assert find_batch(calls) is None
     assert find_transformer(replace(calls, calls=())) is None
+
+
+def _backward(start):
+    return build.op("autograd::engine::evaluate_function: MeanBackward0", start=start, dur=50)
+
+
+def _moved(events, by):
+    return [event | {"ts": event["ts"] + by} for event in events]
+
+
+def _pass(start, **kinds):
+    """Forward of the two-block transformer (300 µs), then backward."""
+    return [*(_moved(events, start) for events in _transformer(**kinds)), _backward(start + 400)]
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+def test_gradient_accumulation_counts_the_blocks_of_one_pass(read, micro_batches):
+    events = [each for number in range(micro_batches) for each in _pass(500 * number)]
+    calls = _calls(read, build.step(1, start=0, dur=500 * micro_batches), *events)
+    model = find_transformer(calls)
+    assert (model.layers, model.batch) == (2, 2)
+    assert calls.micro_batches == micro_batches
+    # By hand, a token: a block keeps 2·4·32 + (2·32 + 2·32 + 2·32 + 2·128)·4 + 4·4 = 2064 bytes,
+    # the head (4 + 4)·32 + 100·4 = 656. Two samples of 16 tokens: 32·(2·2064 + 656).
+    assert transformer_activations(model, None).total_bytes == 32 * (2 * 2064 + 656)
+
+
+def test_an_evaluation_after_backward_keeps_nothing_and_does_not_count(read):
+    evaluation = [_moved(events, 500) for events in _transformer()]
+    calls = _calls(read, build.step(1, start=0, dur=1000), *_pass(0), *evaluation, *evaluation)
+    assert find_transformer(calls).layers == 2
+    assert calls.micro_batches == 1
+
+
+def test_of_unlike_passes_the_longest_is_read(read):
+    other = [_linear(10, [7, 16], [32, 16]), _backward(50)]
+    calls = _calls(
+        read,
+        build.step(1, start=0, dur=1000),
+        *other,
+        *_pass(100),
+        *(_moved(each, 600) for each in other),
+    )
+    assert find_transformer(calls).layers == 2
+    assert (find_batch(calls)[0], calls.micro_batches) == (2, 1)
+
+
+def test_casts_of_weights_are_counted_in_one_pass_only(read):
+    def cast(start):
+        shapes, dtypes = [[32, 16], [32, 16]], ["c10::BFloat16", "float"]
+        copy = build.op("aten::copy_", start=start + 1, dur=1, shapes=shapes, dtypes=dtypes)
+        return [_linear(start, [8, 16], [32, 16]), copy, _backward(start + 20)]
+
+    calls = _calls(read, build.step(1, start=0, dur=400), *cast(0), *cast(100), *cast(200))
+    assert calls.cast_bytes == 2 * 32 * 16
+    assert calls.micro_batches == 3

@@ -10,9 +10,12 @@ import pytest
 
 from graphs import Call, Task, make
 from stepscope import read_trace
+from stepscope.errors import NotCapturedError
+from stepscope.explain.groundwork import Groundwork
 from stepscope.explain.replay.graph import Phase
 from stepscope.explain.replay.overhead import (
     WITH_SHAPES,
+    as_recorded,
     correct,
     find_slowness,
     launch_slowness,
@@ -142,3 +145,22 @@ def test_steps_measured_on_an_h200_are_met(shared: Path) -> None:
     assert np.abs(ours).mean() < 0.06
     assert np.abs(ours).max() < 0.15
     assert np.abs(naive).mean() > 0.25
+
+
+def test_a_step_whose_profilers_cost_is_not_told_is_replayed_as_recorded(read: Read) -> None:
+    # Nothing in it only calls another operator: how slow recording was is not known.
+    ground = Groundwork(steps(read, host_us=1000, device_us=100))
+    assert ground.profiled_ms == 1.0
+    assert ground.corrected is None
+    found = as_recorded(ground.typical.graph, ground.trace, 1e6)
+    assert found.step_ns == pytest.approx(1e6, rel=1e-3)
+    assert (found.basis, found.high_ns) == ("profiled", 1e6)
+
+
+@pytest.mark.parametrize("recorded_ns", [0.5e6, 2e6])
+def test_a_replay_of_another_step_is_refused_with_both_figures(
+    read: Read, recorded_ns: float
+) -> None:
+    trace = steps(read, host_us=1000, device_us=100)
+    with pytest.raises(NotCapturedError, match=rf"takes {recorded_ns / 1e6:.2f} ms.* 1.00 ms"):
+        as_recorded(typical(trace), trace, recorded_ns)

@@ -28,7 +28,7 @@ def find(evidence: Evidence) -> Finding | None:
                 call.name
                 + (f" in {call.operator}" if call.operator else "")
                 + f": {counted(call.count, 'call')}, "
-                f"{call.total_ns / 1e6:.2f} ms on the host"
+                f"{call.total_ns / 1e6:.2f} ms on the host in the whole trace"
                 for call in calls
             ),
         ),

@@ -62,6 +62,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     cpu: CpuUse | None = None  # of a step that computes on the CPU
     strategies: tuple[RankStrategy, ...] = ()
     layout: dict[str, Any] = {}  # rank.json's "communication"; empty for a bare trace
+    cycles: int = 1  # steps in the budget's window
 
     @property
     def device(self) -> str:
@@ -100,8 +101,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         return min(1.0, self.share(ns) * now / idle) if idle else 0.0
 
     def of_step(self, ns: float) -> float:
-        """Device time of one step, such as a Spot's, as part of the step of record."""
-        return min(1.0, ns / 1e6 / self.budget.step_ms) if self.budget.step_ms else 0.0
+        """Device time of the window's mean step, such as a Spot's, as part of the step."""
+        return self.device_share(ns * self.cycles)
 
     def ms(self, share: float) -> str:
         """A share of the step of record as milliseconds, for a sentence."""

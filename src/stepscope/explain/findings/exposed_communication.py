@@ -18,6 +18,7 @@ from stepscope.records.words import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from stepscope.records.explanation import Collective
     from stepscope.records.strategies import RankStrategy
 
 # A step's messages together: below, latency decides on any link, and no bandwidth helps.
@@ -85,11 +86,7 @@ def find(evidence: Evidence) -> Finding | None:
             f"{overlap:.0%} of communication overlaps compute"
             if overlap is not None
             else "no communication",
-            *(
-                f"{each.kind}: {counted(each.count, 'call')}, {each.exposed_ns / 1e6:.2f} ms "
-                "exposed"
-                for each in evidence.collectives[:3]
-            ),
+            *(_line(evidence, each) for each in evidence.collectives[:3]),
             "time in a collective includes waiting for slower ranks",
         ),
         remedies=_remedies(evidence),
@@ -130,3 +127,11 @@ def _sum(sizes: Iterable[int | None]) -> int | None:
 
 def _is_small(size_bytes: int | None) -> bool:
     return size_bytes is not None and size_bytes < SMALL_BYTES
+
+
+def _line(evidence: Evidence, each: Collective) -> str:
+    """Its part of the exposed time. Calls add up to that, less what surrounds them."""
+    whole = evidence.whole.exposed_comm_ns
+    ms = evidence.part("exposed_comm") * evidence.budget.step_ms
+    part = ms * each.exposed_ns / whole if whole else 0.0
+    return f"{each.kind}: {part:.2f} ms of that, {counted(each.count, 'call')} in the trace"

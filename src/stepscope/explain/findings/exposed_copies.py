@@ -22,7 +22,7 @@ def find(evidence: Evidence) -> Finding | None:
         evidence=(
             f"exposed: {evidence.part_ms('exposed_memory')}",
             *(
-                f"{copy.name}: {counted(copy.count, 'call')}"
+                f"{copy.name}: {counted(copy.count, 'call')} in the whole trace"
                 + (f", {copy.gb_s:.1f} GB/s" if copy.gb_s is not None else "")
                 for copy in worst
             ),

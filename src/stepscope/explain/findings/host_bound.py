@@ -16,7 +16,7 @@ def find(evidence: Evidence) -> Finding | None:
     if evidence.on_host:
         summary = (
             f"{share:.0%} of the step runs no operator: Python between the operators takes "
-            f"{evidence.part_ms('python')}."
+            f"{evidence.part_ms('operators', 'python')}."
         )
     else:
         summary = (

@@ -16,7 +16,7 @@ def find(evidence: Evidence) -> Finding | None:
         title="Profiler overhead",
         share=share,
         severity="low" if severity(share) == "low" else "medium",
-        summary=f"{share:.0%} of the profiled step is the profiler handling its own buffers; "
+        summary=f"{share:.0%} of the step is the profiler handling its own buffers; "
         "without the profiler this time does not exist.",
         evidence=(f"in the profiler: {evidence.part_ms('profiler')}",),
         remedies=(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -58,32 +59,61 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class StepCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Operators with shapes of one step's forward, outermost of each name, in order."""
+    """Operators with shapes of one forward pass, outermost of each name, in order.
+
+    A step that accumulates gradients runs one pass per micro-batch, and each pass frees what it
+    kept before the next begins.
+    """
 
     calls: tuple[Call, ...]
     cast_bytes: int
+    micro_batches: int = 1  # passes of this kind in the step
 
 
 def read_calls(trace: Trace, steps: Steps) -> StepCalls | None:
-    """Of the last marked step, or of the whole trace; None where shapes were not recorded."""
+    """The longest forward pass of the last marked step, or of the whole trace; None where shapes
+    were not recorded."""
     host = trace.host
     wanted = (*_FED, ATTENTION, *_SOFTMAX, "aten::layer_norm", "aten::native_dropout")
-    shaped = (host.kind == HostKind.OPERATOR) & (host.shapes >= 0)
-    named = rows_named(trace, host, shaped, lambda name: name in wanted)
-    if steps.steps:
-        last = steps.steps[-1]
-        named &= (host.start_ns >= last.start_ns) & (host.start_ns < last.start_ns + last.dur_ns)
-    rows = np.flatnonzero(named)
-    backward = rows_named(
-        trace, host, host.kind == HostKind.OPERATOR, lambda name: name.startswith(BACKWARD)
-    )
+    operator = host.kind == HostKind.OPERATOR
+    named = rows_named(trace, host, operator & (host.shapes >= 0), lambda name: name in wanted)
+    backward = rows_named(trace, host, operator, lambda name: name.startswith(BACKWARD))
+    here = _in_last_step(trace, steps)
+    rows = np.flatnonzero(named & here)
     rows = rows[nearest_of(host, backward, rows) < 0]
     if not len(rows):
         return None
+    rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
+    passes = _split_passes(host.start_ns[rows], np.sort(host.start_ns[backward & here]))
+    names = [tuple(host.name[rows[each]].tolist()) for each in passes]
+    # The first of equals: autocast may keep its casts of weights for the passes after it.
+    longest = max(range(len(passes)), key=lambda place: len(names[place]))
+    rows = rows[passes[longest]]
     cast = _cast_bytes(trace, rows)
     rows = rows[outermost(enclosing(host, rows), host.name[rows])]
-    rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
-    return StepCalls(calls=_decode(trace, rows), cast_bytes=cast)
+    alike = names.count(names[longest])
+    return StepCalls(calls=_decode(trace, rows), cast_bytes=cast, micro_batches=alike)
+
+
+def _in_last_step(trace: Trace, steps: Steps) -> NDArray[np.bool_]:
+    start = trace.host.start_ns
+    if not steps.steps:
+        return np.ones(len(start), np.bool_)
+    last = steps.steps[-1]
+    inside: NDArray[np.bool_] = (start >= last.start_ns) & (start < last.start_ns + last.dur_ns)
+    return inside
+
+
+def _split_passes(
+    forward_ns: NDArray[np.int64], backward_ns: NDArray[np.int64]
+) -> list[slice[int, int]]:
+    """Slices of `forward_ns` (sorted) between backward passes. What no backward follows, such as an
+    evaluation at the end of a step, is left out unless there is nothing else."""
+    before = np.searchsorted(backward_ns, forward_ns)
+    edges = [0, *(np.flatnonzero(np.diff(before)) + 1).tolist(), len(forward_ns)]
+    passes = [slice(start, end) for start, end in pairwise(edges)]
+    trained = [each for each in passes if before[each.start] < len(backward_ns)]
+    return trained or passes
 
 
 def _decode(trace: Trace, rows: Rows) -> tuple[Call, ...]:

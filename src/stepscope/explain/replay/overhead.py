@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.errors import NotCapturedError
 from stepscope.explain.quantiles import median
 from stepscope.explain.replay.cpu_overhead import runs_on_host, without_profiler_on_cpu
 from stepscope.explain.replay.graph import CallKind, Phase
@@ -27,6 +28,7 @@ from stepscope.explain.replay.measured import fit_to, scale_host
 from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.work import named, one_of
 from stepscope.records.trace import HostKind
+from stepscope.records.truth import Truth
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
     from stepscope.explain.replay.graph import StepGraph
     from stepscope.records.trace import Trace
-    from stepscope.records.truth import Truth
 
 # From the start of an operator to the start of the one it calls first, in a usual trace.
 USUAL_NS = {
@@ -68,6 +69,8 @@ USUAL_LAUNCH_NS = 7_000.0
 _ENOUGH_LAUNCHES = 20
 _SLOWEST_LAUNCH = 3.0
 _KERNEL_LAUNCH = one_of("launchkernel kernellaunch launchcooperative")
+# A replay that is so many times as long as the recorded step, or as short, is not of that step.
+_ANOTHER_STEP = 1.5
 # Traces that tell nothing about the host's speed.
 UNTOLD = 0.1
 # From one process of the same script to the next, of the logarithm of the host's time.
@@ -81,7 +84,7 @@ class Corrected(msgspec.Struct, frozen=True, kw_only=True):
     step_ns: float
     low_ns: float
     high_ns: float
-    basis: Literal["measured", "calibrated"]
+    basis: Literal["measured", "calibrated", "profiled"]
     host_scale: float  # of the host's time, after the correction
     spread: float = 0.0  # of the logarithm of the host's time
     host_measured: bool = False  # also where the device decides
@@ -127,6 +130,37 @@ def correct(
         basis="calibrated",
         host_scale=lighter.host_ns / graph.host_ns if graph.host_ns else 1.0,
         spread=spread,
+    )
+
+
+def as_recorded(graph: StepGraph, trace: Trace, recorded_ns: float) -> Corrected:
+    """The step as the profiler saw it, where nothing tells what the profiler cost. Raises
+    NotCapturedError where the replayed step is another one than the recorded one."""
+    replayed = step_ns(graph)
+    if not recorded_ns / _ANOTHER_STEP < replayed < recorded_ns * _ANOTHER_STEP:
+        raise NotCapturedError(
+            f"{trace.path}: the recorded step takes {recorded_ns / 1e6:.2f} ms, but its work "
+            f"replays in {replayed / 1e6:.2f} ms: what a change would do cannot be predicted. "
+            "Record two or more whole steps (profiler.step() after each, or `stepscope run`)"
+        )
+    fitted, scale = fit_to(graph, _only_the_step(recorded_ns))
+    spread = float(np.hypot(WITH_SHAPES.spread, UNTOLD))
+    low = step_ns(scale_host(fitted, float(np.exp(-1.96 * spread))))
+    return Corrected(
+        graph=fitted,
+        step_ns=step_ns(fitted),
+        low_ns=low,
+        high_ns=recorded_ns,
+        basis="profiled",
+        host_scale=scale,
+        spread=spread,
+    )
+
+
+def _only_the_step(ns: float) -> Truth:
+    whole = round(ns)
+    return Truth(
+        steps=1, steps_ns=(whole,), step_ns=whole, wall_ns=whole, device_ns=None, phases_ns={}
     )
 
 

@@ -49,8 +49,8 @@ def find(evidence: Evidence, free: Bools) -> tuple[RankDataParallel | None, Bool
         evidence=_told(evidence, replicas),
         step_ns=evidence.step_ns,
         backward_ns=mean(backward[1] - backward[0]) if backward else None,
-        comm_ns=evidence.union_ns(every),
-        exposed_ns=evidence.exposed_union_ns(every),
+        comm_ns=evidence.comm_ns(every),
+        exposed_ns=evidence.exposed_comm_ns(every),
         steps=tuple(evidence.pace.number[steps].tolist()),
         buckets=buckets,
         arrivals_ns=tuple(map(tuple, evidence.ready_ns[places].tolist())),
@@ -124,9 +124,8 @@ def _buckets(
     exposed, size = evidence.exposed_ns[places], evidence.size_bytes[places]
     begin = backward[0][:, None] if backward else ready[:, :1]
     done = backward[1][:, None] if backward else np.maximum(ready[:, -1:], start[:, -1:])
-    left = intervals.covered(
-        evidence.work.compute, start.reshape(-1), np.maximum(start, done).reshape(-1)
-    ).reshape(start.shape)
+    left = _covered(evidence, start, np.maximum(start, done))
+    bare = end - start - _covered(evidence, start, end)  # also while an earlier bucket runs
     before = np.maximum.accumulate(end, axis=1)
     out = []
     for index in range(places.shape[1]):
@@ -145,7 +144,7 @@ def _buckets(
                 exposed_ns=mean(exposed[:, index]),
                 why=_why(
                     time_ns=mean((end - start)[:, index]),
-                    exposed_ns=mean(exposed[:, index]),
+                    exposed_ns=mean(bare[:, index]),
                     queued_ns=mean((start - ready)[:, index]),
                     after_ns=None if free_ns is None else mean(free_ns),
                     left_ns=mean(left[:, index]),
@@ -153,6 +152,12 @@ def _buckets(
             )
         )
     return tuple(out)
+
+
+def _covered(evidence: Evidence, start: Int64, end: Int64) -> Int64:
+    """Compute between these times, in their shape."""
+    flat = intervals.covered(evidence.work.compute, start.reshape(-1), end.reshape(-1))
+    return flat.reshape(start.shape)
 
 
 def _why(

@@ -50,6 +50,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     start_ns: Int64
     end_ns: Int64
     exposed_ns: Int64
+    around_ns: Int64  # exposed communication outside all calls: launching, and waking up
     backward: Bools
 
     def __len__(self) -> int:
@@ -79,15 +80,15 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         counts = np.bincount(self.group[chosen], minlength=len(self.groups))
         return tuple(self.groups[i] for i in np.argsort(-counts, kind="stable") if counts[i])
 
-    def union_ns(self, chosen: Bools) -> int:
-        """Time of these calls a step, counted once."""
+    def comm_ns(self, chosen: Bools) -> int:
+        """Time of these calls a step, counted once, with what surrounds them."""
         union = intervals.union(self.start_ns[chosen], self.end_ns[chosen])
-        return round(intervals.length(union) / max(1, len(self.pace)))
+        spent = intervals.length(union) + int(self.around_ns[chosen].sum())
+        return round(spent / max(1, len(self.pace)))
 
-    def exposed_union_ns(self, chosen: Bools) -> int:
-        """The part of it that no compute hides."""
-        union = intervals.union(self.start_ns[chosen], self.end_ns[chosen])
-        bare = intervals.length_outside(union, self.work.compute)
+    def exposed_comm_ns(self, chosen: Bools) -> int:
+        """The part of it that no compute hides. Strategies add up to the step's."""
+        bare = int(self.exposed_ns[chosen].sum()) + int(self.around_ns[chosen].sum())
         return round(bare / max(1, len(self.pace)))
 
 
@@ -106,6 +107,7 @@ def gather_evidence(
         made = np.where(known, trace.host.start_ns[np.maximum(row, 0)], made)
     order = np.argsort(made, kind="stable")
     ready = made if work.on_host else _ready_on_device(trace, work, calls, made, known)
+    begun = made if work.on_host else calls.start_ns
     return Evidence(
         trace=trace,
         work=work,
@@ -122,8 +124,26 @@ def gather_evidence(
         start_ns=calls.start_ns[order],
         end_ns=calls.end_ns[order],
         exposed_ns=calls.exposed_ns[order],
+        around_ns=_around(work, calls, pace, begun)[order],
         backward=nearest_of(trace.host, _of_backward(trace), row[order]) >= 0,
     )
+
+
+def _around(work: Work, calls: Calls, pace: Pace, begun: Int64) -> Int64:
+    """Exposed communication of the steps that is inside no call, such as gloo's queue and the wait
+    operators after it: it belongs to the call of the steps that was begun last."""
+    out = np.zeros(len(calls), np.int64)
+    mine = np.flatnonzero(calls.step >= 0)
+    if not len(mine) or not len(pace):
+        return out
+    low, high = int(pace.start_ns[0]), int(pace.start_ns[-1] + pace.dur_ns[-1])
+    spans = intervals.union(calls.start_ns[mine], calls.end_ns[mine])
+    bare = intervals.subtract(intervals.subtract(work.comm, work.compute), spans)
+    starts, ends = intervals.clip(bare, low, high)
+    mine = mine[np.argsort(begun[mine], kind="stable")]
+    place = np.searchsorted(begun[mine], starts, side="right") - 1
+    np.add.at(out, mine[np.maximum(place, 0)], ends - starts)
+    return out
 
 
 def _ready_on_device(trace: Trace, work: Work, calls: Calls, made: Int64, known: Bools) -> Int64:

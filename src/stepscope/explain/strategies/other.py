@@ -40,8 +40,8 @@ def find(evidence: Evidence, free: Bools) -> tuple[RankOtherCommunication | None
         )
     return RankOtherCommunication(
         step_ns=evidence.step_ns,
-        comm_ns=evidence.union_ns(free),
-        exposed_ns=evidence.exposed_union_ns(free),
+        comm_ns=evidence.comm_ns(free),
+        exposed_ns=evidence.exposed_comm_ns(free),
         uses=tuple(sorted(uses, key=lambda use: -use.time_ns)),
     ), free
 

@@ -62,8 +62,8 @@ def find(evidence: Evidence, free: Bools) -> tuple[RankTensorParallel | None, Bo
         forward_count=int((mine & ~evidence.backward).sum()) / steps,
         backward_count=int((mine & evidence.backward).sum()) / steps,
         size_bytes=round(int(sizes.sum()) / steps) if (sizes >= 0).all() else None,
-        comm_ns=evidence.union_ns(mine),
-        exposed_ns=evidence.exposed_union_ns(mine),
+        comm_ns=evidence.comm_ns(mine),
+        exposed_ns=evidence.exposed_comm_ns(mine),
         split_parameters=split,
         layers=_layers(evidence, mine),
     ), mine

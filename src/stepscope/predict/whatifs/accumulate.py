@@ -35,6 +35,13 @@ def apply(scene: Scene, value: str) -> Outcome:
             f"accumulate={value}: {len(graph.calls)} calls {times} times are too many to replay; "
             f"{most} micro-batches can be, and with more the time per sample stays the same"
         )
+    now = scene.calls.micro_batches if scene.calls else 1
+    if times % now or times == now:
+        raise Refused(
+            f"accumulate={value}: the step has {now} micro-batches already: "
+            f"give a multiple of {now}"
+        )
+    times //= now
     passes = np.flatnonzero(~stepping)
     order = np.concatenate([*[passes] * times, np.flatnonzero(stepping)])
     calls = Calls(
@@ -56,7 +63,7 @@ def apply(scene: Scene, value: str) -> Outcome:
     return Outcome(
         scene=changed(scene, replace(graph, calls=calls, tasks=tasks)),
         assumptions=(
-            f"{times} forward and backward passes of the present batch, then one optimizer step; "
+            f"{value} forward and backward passes of the present batch, then one optimizer step; "
             "gradients are added up in place (zero_grad once)",
         ),
         spread=0.05,

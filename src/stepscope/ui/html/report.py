@@ -33,7 +33,7 @@ from stepscope.ui.strategies import sections_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stepscope.records.explanation import Explanation, RankExplanation, Remedy
+    from stepscope.records.explanation import Explanation, RankExplanation, Remedy, StepTime
     from stepscope.records.quality import Note
     from stepscope.ui.html.distributed import RanksView
     from stepscope.ui.html.efficiency import EfficiencyView
@@ -232,9 +232,16 @@ def _step_time_facts(rank: RankExplanation) -> list[tuple[str, str, str]]:
         hint = f"Estimated without the profiler's overhead{span}"
         facts.append(("Step, corrected", format_ms(times.corrected), hint))
     if times.profiled is not None:
-        hint = "The profiler itself slows the host: real steps are shorter"
-        facts.append(("Step, profiled", format_ms(times.profiled), hint))
+        facts.append(("Step, profiled", format_ms(times.profiled), _about_profiled(times)))
     return facts
+
+
+def _about_profiled(times: StepTime) -> str:
+    if times.truth is None or times.profiled is None:
+        return "The profiler itself slows the host: real steps are shorter"
+    if times.truth > times.profiled:
+        return "In the profiler's window: the steps outside it took longer"
+    return "In the profiler's window: the profiler itself slows the host"
 
 
 def format_ms(ms: float) -> str:

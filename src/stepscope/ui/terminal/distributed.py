@@ -72,7 +72,7 @@ def _collectives(job: Job, top: int, width: int) -> Table:
     """The widest terminal shows all; a narrow one keeps what matters most."""
     shown = [column for column in _COLUMNS if width >= column[2]]
     table = Table(
-        title="collectives, mean of a call",
+        title="collectives in the window, mean of a call",
         title_justify="left",
         title_style="bold",
         box=None,
