@@ -52,6 +52,26 @@ def test_where_there_is_no_idle_time_to_give_all_parts_shrink_alike() -> None:
     assert ms_of(found) == pytest.approx({"compute": 45, "exposed_comm": 5})
 
 
+def test_on_the_cpu_operators_are_slowed_as_much_as_the_python_between_them() -> None:
+    """100 ms recorded, 70 measured: 30 of the 90 that are not waiting."""
+    found = budget_of_record(
+        budget(compute=60, exposed_comm=10, python=30),
+        with_truth(StepTime(profiled=100), truth(70_000_000)),
+        on_host=True,
+    )
+    assert ms_of(found) == pytest.approx({"compute": 40, "exposed_comm": 10, "python": 20})
+
+
+def test_recorded_steps_that_were_longer_by_themselves_keep_their_shares() -> None:
+    """Episodes of different length: nobody's Python becomes nothing."""
+    found = budget_of_record(
+        budget(compute=58, exposed_comm=10, python=32),
+        with_truth(StepTime(profiled=100), truth(40_000_000)),
+        on_host=True,
+    )
+    assert ms_of(found) == pytest.approx({"compute": 23.2, "exposed_comm": 4, "python": 12.8})
+
+
 def test_without_a_truth_nothing_changes() -> None:
     bare = budget(compute=1)
     assert budget_of_record(bare, StepTime(profiled=1.0)) is bare

@@ -10,6 +10,7 @@ from stepscope.measure.steps import (
     ENDED,
     ENTER,
     LEAVE,
+    PERHAPS,
     PHASES,
     Anchor,
     Note,
@@ -19,7 +20,7 @@ from stepscope.measure.steps import (
 
 
 def ended(at: int, number: int = 0, events: Any = None, marks: tuple[str, ...] = ()) -> Note:
-    return (ENDED, at, (number, 1000 + at, False, events, marks))
+    return (ENDED, at, (number, 1000 + at, False, events, marks, False))
 
 
 def times(*notes: Note) -> dict[str, int]:
@@ -71,6 +72,25 @@ def test_without_a_data_loader_what_is_neither_backward_nor_optimizer_is_forward
 def test_a_stray_end_changes_nothing() -> None:
     found = times((LEAVE, 10, "backward"), ended(30))
     assert sum(found[phase] for phase in PHASES) == found["wall"] == 30
+
+
+def test_a_step_that_was_known_as_one_only_later_gets_its_own_time() -> None:
+    """Another optimizer takes over: its first step was a step of its own."""
+    notes: list[Note] = [
+        ended(10),
+        (ENTER, 20, "backward"),
+        (LEAVE, 40, "backward"),
+        (PERHAPS, 50, 1050),
+        (ENTER, 60, "backward"),
+        (LEAVE, 90, "backward"),
+        (PERHAPS, 95, 1095),  # yet another one: the first counts
+        (ENDED, 100, (2, 1100, False, None, (), True)),
+    ]
+    _, first, second = StepClock().read(notes)
+    assert (first[0][:2], first[1], first[2]["backward"]) == ((1, 1050), 40, 20)
+    assert (second[0][:2], second[1], second[2]["backward"]) == ((2, 1100), 50, 30)
+    for _, wall, spent in (first, second):
+        assert sum(spent.values()) == wall
 
 
 def test_time_of_our_own_between_steps_is_nobodys() -> None:
@@ -144,18 +164,18 @@ class Optimizer:
 def test_the_first_optimizer_ends_steps_and_others_in_between_do_not() -> None:
     anchor, first, second = Anchor(), Optimizer(), Optimizer()
     turns = [first, second, first, second, first]
-    assert [anchor.ends_step(optimizer) for optimizer in turns] == [True, False, True, False, True]
+    assert [anchor.ends_steps(optimizer) for optimizer in turns] == [1, 0, 1, 0, 1]
 
 
 def test_an_optimizer_that_goes_on_alone_takes_over() -> None:
     anchor, first, second = Anchor(), Optimizer(), Optimizer()
-    assert anchor.ends_step(first)
+    assert anchor.ends_steps(first)
     turns = [second, second, second, first, second]
-    assert [anchor.ends_step(optimizer) for optimizer in turns] == [False, True, True, False, True]
+    assert [anchor.ends_steps(optimizer) for optimizer in turns] == [0, 2, 1, 0, 1]
 
 
 def test_an_optimizer_that_is_gone_is_replaced() -> None:
     anchor, first = Anchor(), Optimizer()
-    assert anchor.ends_step(first)
+    assert anchor.ends_steps(first) == 1
     del first
-    assert anchor.ends_step(Optimizer())
+    assert anchor.ends_steps(Optimizer()) == 1

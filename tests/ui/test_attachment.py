@@ -71,7 +71,7 @@ def test_backward_passes_without_a_step_name_the_flags(tmp_path: Path) -> None:
 def test_no_trace_of_a_short_script_says_how_short_it_was(tmp_path: Path) -> None:
     facts = {"status": "finished", "problems": [], "steps": 1}
     assert why_no_trace(facts, settings(tmp_path)) == (
-        "only 1 step was seen and recording begins with step 3"
+        "only 1 step was seen, and at least 3 are needed"
     )
     facts["steps"] = 9
     assert "9 steps were seen" in why_no_trace(facts, settings(tmp_path, wait=20))

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from conftest import GOLDEN, SHARED, SHARED_TRACES, VARIANTS
 from explain.strategies.test_processes import capture
 from jobs import Fault, Plan, make_job
 from jobs_files import write_job
+from shared_traces import GOLDEN, SHARED, SHARED_TRACES, VARIANTS
 from stepscope.ui.cli.explain import explain_paths
 from stepscope.ui.contract import explanation_json
 from stepscope.ui.terminal.explanation import print_explanation

@@ -66,7 +66,7 @@ def explain_rank(
     step_ms = with_truth(StepTime(profiled=ground.profiled_ms), truth)
     step_ms = with_correction(step_ms, ground)
     profiled_budget = make_budget(steps, step_ms, in_step, idle_in_step)
-    budget = budget_of_record(profiled_budget, step_ms)
+    budget = budget_of_record(profiled_budget, step_ms, on_host=work.on_host)
     efficiency = measure_efficiency(ground, step_ms, profile)
     device_time = carry_back(trace, work)
     kernels = list_kernels(trace, work, steps)

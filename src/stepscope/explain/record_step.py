@@ -3,8 +3,9 @@ divided by the trace.
 
 The profiler makes the host slower and leaves kernels as they are. So what the profiled step is too
 long is taken from its own work, then from the host's idle parts, operators and Python alike: whose
-it was nobody knows. Only what they cannot give (as on the CPU, where the operators themselves are
-slowed) is taken from all parts.
+it was nobody knows. On the CPU the operators themselves are slowed, and shrink with the Python
+between them; waiting for data or for other ranks stays as it is. Steps that differ by more than
+that differ by themselves: then all parts shrink alike.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Basis
     from stepscope.records.truth import Truth
 
-_HOST_PARTS = (("profiler",), ("operators", "python"))
+_HOST_PARTS = ("operators", "python")
+_CPU_PARTS = ("compute", *_HOST_PARTS)
+_MOST = 0.5  # of the CPU's own time: a profiler that doubles the step has been seen
 
 
 def with_truth(step: StepTime, truth: Truth | None) -> StepTime:
@@ -47,18 +50,16 @@ def with_correction(step: StepTime, ground: Groundwork) -> StepTime:
     )
 
 
-def budget_of_record(budget: Budget, step: StepTime) -> Budget:
+def budget_of_record(budget: Budget, step: StepTime, *, on_host: bool = False) -> Budget:
     """The profiled budget brought to the measured step, else to the corrected one."""
     target, basis = _target(step)
     if target is None or not budget.step_ms:
         return budget
     ms = {part.id: part.ms for part in budget.parts}
-    excess = max(0.0, budget.step_ms - target)
-    for parts in _HOST_PARTS:
-        there = sum(ms[part] for part in parts)
-        left = 1 - min(excess, there) / there if there else 1.0
-        ms |= {part: ms[part] * left for part in parts}
-        excess -= (1 - left) * there
+    excess = _take(ms, ("profiler",), max(0.0, budget.step_ms - target))
+    slowed = _CPU_PARTS if on_host else _HOST_PARTS
+    if not on_host or excess <= _MOST * sum(ms[part] for part in slowed):
+        _take(ms, slowed, excess)
     whole = sum(ms.values())
     if not whole > 0:
         return budget
@@ -71,6 +72,15 @@ def budget_of_record(budget: Budget, step: StepTime) -> Budget:
         ),
         basis=basis,
     )
+
+
+def _take(ms: dict[str, float], parts: tuple[str, ...], excess: float) -> float:
+    """Shorten these parts alike by so much at most; what is left to take."""
+    there = sum(ms[part] for part in parts)
+    left = 1 - min(excess, there) / there if there else 1.0
+    for part in parts:
+        ms[part] *= left
+    return excess - (1 - left) * there
 
 
 def _target(step: StepTime) -> tuple[float | None, Basis]:

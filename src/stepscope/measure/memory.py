@@ -401,5 +401,6 @@ def _uses_compiled_code() -> bool:
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is None:
         return False
-    frames = getattr(sys.modules.get("torch._dynamo.convert_frame"), "FRAME_COUNTER", 0)
-    return bool(frames or sum(dynamo.utils.counters["frames"].values()))
+    codes = getattr(sys.modules.get("torch._dynamo.convert_frame"), "input_codes", None)
+    seen = getattr(codes, "seen", ())
+    return bool(len(seen) or sum(dynamo.utils.counters["frames"].values()))

@@ -30,7 +30,7 @@ from stepscope.measure.ranges import Ranges
 from stepscope.measure.rank_parts import RankParts
 from stepscope.measure.ranks import facts, rank_and_world
 from stepscope.measure.schedule import PlannedWindow, Schedule
-from stepscope.measure.steps import AGAIN, ENDED, ENTER, LEAVE, Anchor, StepLines
+from stepscope.measure.steps import AGAIN, ENDED, ENTER, LEAVE, PERHAPS, Anchor, StepLines
 from stepscope.measure.window import CLOSURE, Window
 from stepscope.measure.writer import LineWriter
 
@@ -191,10 +191,19 @@ class Session:
                 self.tell("optimizer", entering=False)
             if self._steps_on_optimizer:
                 self.passes = None
-                if self._anchor.ends_step(optimizer):
-                    self._step_ends()
+                self._end_steps(self._anchor.ends_steps(optimizer))
         except Exception as error:
             note("after an optimizer's step", error)
+
+    def _end_steps(self, ended: int) -> None:
+        """As many as an optimizer's step has shown to be over."""
+        if not ended:
+            self.notes.append((PERHAPS, perf_counter_ns(), time.time_ns()))
+            return
+        plain = self._window is None and self._memory is None
+        two = ended == 2 and plain and self.number + 2 < self._due
+        self.number += two
+        self._step_ends(two=two)
 
     def _is_training_thread(self) -> bool:
         """The first that trains; that others train too is remembered."""
@@ -279,7 +288,7 @@ class Session:
         if self._is_training_thread():
             self._step_ends()
 
-    def _step_ends(self, *, skipped: bool = False, last: bool = False) -> None:
+    def _step_ends(self, *, skipped: bool = False, last: bool = False, two: bool = False) -> None:
         """Note its times, act for the next one."""
         if self._closed:
             return
@@ -290,7 +299,7 @@ class Session:
         events = parts.device.mark() if parts.device is not None else None
         usual = not (self._cut or skipped or last) and self._memory is None
         marks = () if usual else self._marks(skipped=skipped, last=last)
-        self.notes.append((ENDED, now, (number, time.time_ns(), window, events, marks)))
+        self.notes.append((ENDED, now, (number, time.time_ns(), window, events, marks, two)))
         self.number = number + 1
         self._passed = self._cut = False
         if number + 1 >= self._due or window or marks:
@@ -495,7 +504,8 @@ class Session:
         recorded = self.number - window.planned.first_active
         if not window.over:
             note("window", f"the script ended inside the window, after step {self.number - 1}")
-        if any(earlier.planned.active > recorded for earlier in self._windows):
+        better = max((earlier.planned.active for earlier in self._windows), default=1)
+        if recorded < better and not window.over:
             window.abandon()
         else:
             window.stop()

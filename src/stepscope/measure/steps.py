@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
-ENTER, LEAVE, ENDED, AGAIN = range(4)
+ENTER, LEAVE, ENDED, AGAIN, PERHAPS = range(5)
 _TEXT = (
     '"step": %d, "wall_ns": %d, '
     + "".join(f'"{phase}_ns": %d, ' for phase in PHASES)
@@ -34,8 +34,9 @@ Note = tuple[int, int, Any]
 
 
 # What only the training thread knows of a step when it ends: its number, when that was by the wall
-# clock, whether the profiler ran, the device's events around it, and words for what is unusual.
-Ended = tuple[int, int, bool, Any, tuple[str, ...]]
+# clock, whether the profiler ran, the device's events around it, words for what is unusual, and
+# whether the first PERHAPS since the last end was the end of a step as well.
+Ended = tuple[int, int, bool, Any, tuple[str, ...], bool]
 
 
 class StepClock:
@@ -46,6 +47,7 @@ class StepClock:
         self._spent = dict.fromkeys(PHASES, 0)
         self._stack = ["other"]
         self._sees_data = False
+        self._perhaps: tuple[int, int, dict[str, int]] | None = None
 
     def read(self, notes: Iterable[Note]) -> Iterator[tuple[Ended, int, dict[str, int]]]:
         """Every step that ended, its wall time and its phases'; they add up.
@@ -65,12 +67,27 @@ class StepClock:
                     stack.pop()
                 if len(stack) == 1:
                     stack[0] = self._after(it)
+            elif what == PERHAPS:
+                self._perhaps = self._perhaps or (it, now - self._began, dict(self._spent))
             else:
                 wall, spent = now - self._began, self._spent
                 self._began = now
                 self._spent = dict.fromkeys(PHASES, 0)
                 if what == ENDED:
-                    yield it, wall, spent
+                    yield from self._split(it, wall, spent)
+                self._perhaps = None
+
+    def _split(
+        self, ended: Ended, wall: int, spent: dict[str, int]
+    ) -> Iterator[tuple[Ended, int, dict[str, int]]]:
+        """One step, or two of which the first was not known as one when it ended."""
+        number, _, window, _, _, two = ended
+        if two and self._perhaps is not None:
+            unix_ns, until, before = self._perhaps
+            yield (number - 1, unix_ns, window, None, (), False), until, before
+            wall -= until
+            spent = {phase: spent[phase] - before[phase] for phase in PHASES}
+        yield ended, wall, spent
 
     def _after(self, phase: str) -> str:
         """What runs between phases: a batch is followed by forward, the rest by odds and ends.
@@ -109,7 +126,7 @@ class StepLines:
 
 def _text(step: Ended, wall_ns: int, spent: dict[str, int]) -> str:
     """A JSON object without its braces: formatting costs a third of what json.dumps does."""
-    number, unix_ns, window, _, marks = step
+    number, unix_ns, window, _, marks, _ = step
     profiled = "true" if window else "false"
     text = _TEXT % (number, wall_ns, *spent.values(), unix_ns, profiled)
     return text + "".join([f', "{mark}": true' for mark in marks]) if marks else text
@@ -131,27 +148,25 @@ class Anchor:
 
     One does when it is the anchor's, the first optimizer seen to step. Other optimizers that step
     in between (a GAN's second one) belong to the same step. When another optimizer steps twice
-    while the anchor does not, it becomes the anchor.
+    while the anchor does not, it becomes the anchor, and its step before was one of its own.
     """
 
     def __init__(self) -> None:
         self._anchor: Callable[[], Any] = lambda: None
         self._others: weakref.WeakSet[Any] | None = None  # stepped once since the anchor did
 
-    def ends_step(self, optimizer: Any) -> bool:
-        """Call once for every optimizer step."""
+    def ends_steps(self, optimizer: Any) -> int:
+        """Call once for every optimizer step: how many training steps have ended by now."""
         anchor = self._anchor()
-        if anchor is optimizer:
-            self._others = None
-            return True
-        if anchor is None or (self._others is not None and optimizer in self._others):
+        again = self._others is not None and optimizer in self._others
+        if anchor is optimizer or anchor is None or again:
             self._anchor = weakref.ref(optimizer)
             self._others = None
-            return True
+            return 2 if again else 1
         if self._others is None:
             self._others = weakref.WeakSet()
         self._others.add(optimizer)
-        return False
+        return 0
 
 
 class DeviceClock:

@@ -99,10 +99,13 @@ def _window_words(settings: Settings, steps: int) -> str:
     coming = [window for window in Schedule.of(settings).windows if window.last >= steps]
     if not coming:
         return "the window is recorded"
-    window = coming[-1]
-    if settings.wait is None and len(coming) > 1:
-        return f"recording now and then up to step {window.last}"
-    return f"window at steps {window.first_active} to {window.last}"
+    ranges = [
+        str(window.last) if window.active == 1 else f"{window.first_active} to {window.last}"
+        for window in coming
+    ]
+    if len(ranges) > 1:
+        ranges[-2:] = [f"{ranges[-2]} and {ranges[-1]}"]
+    return f"window at {'step' if ranges == [str(coming[0].last)] else 'steps'} {', '.join(ranges)}"
 
 
 def events_of(folder: Path) -> Counter[str]:
@@ -185,12 +188,10 @@ def why_no_trace(facts: dict[str, Any], settings: Settings) -> str:
     """Why a rank that trained has no trace."""
     if facts["status"] == "running":
         return "the process ended without closing (killed, os._exit or a crash)"
-    problem = next((p for p in facts["problems"] if p.startswith(("window", "saving"))), None)
-    if problem:
-        return str(problem)
     steps = facts.get("steps", 0)
     first = Schedule.of(settings).windows[0].first_active
     if steps <= first:
         seen = "1 step was seen" if steps == 1 else f"{steps} steps were seen"
-        return f"only {seen} and recording begins with step {first + 1}"
-    return "not known"
+        return f"only {seen}, and at least {first + 1} are needed"
+    problem = next((p for p in facts["problems"] if p.startswith(("window", "saving"))), None)
+    return str(problem) if problem else "not known"
