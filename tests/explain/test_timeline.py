@@ -146,6 +146,19 @@ def test_without_a_device_operators_are_the_compute(explained: Explain) -> None:
     assert parts(rank.timeline) == (18_000, 13_000, 0, 0, 5_000)
 
 
+def test_without_a_device_what_the_loader_computes_is_data_loading(explained: Explain) -> None:
+    # main  [linear 0-4] [ DataLoader 5-15 [stack 7-13] ] [linear 16-20]
+    rank = explained(
+        op("aten::linear", start=0, dur=4),
+        note("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", start=5, dur=10),
+        op("aten::stack", start=7, dur=6),
+        op("aten::linear", start=16, dur=4),
+        device=None,
+    )
+    assert parts(rank.timeline) == (20_000, 8_000, 0, 0, 12_000)
+    assert rank.idle.data_loading_ns == 10_000
+
+
 def test_without_a_device_gloo_spans_on_worker_threads_are_communication(
     explained: Explain,
 ) -> None:

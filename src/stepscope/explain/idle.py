@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from stepscope.explain import intervals
-from stepscope.explain.work import launches_of, rows_named
+from stepscope.explain.work import DATA_LOADING, launches_of, rows_named
 from stepscope.records.explanation import GAP_CAUSES, Gaps, Idle
 from stepscope.records.trace import ABSENT, HostKind
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from stepscope.records.trace import Trace
 
 LAUNCH_LATENCY_NS = 30_000
-DATA_LOADING = re.compile(r"data[_ ]?load", re.IGNORECASE)
 BLOCKING_CALL = re.compile(
     r"^(?:cuda|cu|hip|ze|ur)\w*Synchronize|^(?:cuda|hip)Memcpy(?!.*Async)|^cuMemcpy(?!.*Async)"
     r"|^hipMemcpyWithStream|^urQueueFinish|^urEventWait$"

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain import intervals
-from stepscope.explain.idle import DATA_LOADING
-from stepscope.explain.work import rows_named
+from stepscope.explain.work import DATA_LOADING, rows_named
 from stepscope.records.job import Pace, RankTimes
 from stepscope.records.trace import HostKind
 

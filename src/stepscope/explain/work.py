@@ -51,6 +51,7 @@ _COMM_KERNEL = one_of("nccl rccl hccl oneccl cross_device_reduce")
 COMM_SPAN = re.compile(r"^(?:gloo:|nccl:|mpi:|ucc:|c10d::|_c10d_functional::)|^record_param_comms$")
 # They last from the call to the wait, on the caller's own thread: what runs inside is compute.
 _SENDING = re.compile(r"^\w+:(?:send|recv)")
+DATA_LOADING = re.compile(r"data[_ ]?load", re.IGNORECASE)
 # They wait inside operators of backward, on the thread that computes.
 _WAITING = re.compile(r"^FSDP::|^FullyShardedDataParallel\.")
 _ROCM_COPY = re.compile(r"^__amd_rocclr_(?:copy|fill)")
@@ -163,11 +164,13 @@ def _device_work(trace: Trace, rows: NDArray[np.intp]) -> Work:
 
 
 def _host_work(trace: Trace) -> Work:
-    """Top-level operators of each thread, less the communication on it; comm of any thread."""
+    """Top-level operators of each thread, less the communication on it and what the data loader
+    runs there: the step waits for that too; comm of any thread."""
     host = trace.host
     comm = comm_spans(trace)
     holding = comm & ~rows_named(trace, host, comm, _SENDING.match)
-    operator = (host.kind == HostKind.OPERATOR) & (nearest(host, holding) < 0)
+    loading = rows_named(trace, host, host.kind == HostKind.ANNOTATION, DATA_LOADING.search)
+    operator = (host.kind == HostKind.OPERATOR) & (nearest(host, holding | loading) < 0)
     top = operator & ~_below(trace, operator)
     start, end = host.start_ns, host.start_ns + host.dur_ns
     rows = np.flatnonzero(top | comm)

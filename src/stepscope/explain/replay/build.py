@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.idle import DATA_LOADING, blocking_calls
+from stepscope.explain.idle import blocking_calls
 from stepscope.explain.optimizer_steps import in_optimizer
 from stepscope.explain.quantiles import median, quantile
 from stepscope.explain.replay.beside import communicate
 from stepscope.explain.replay.graph import QUEUE_DEPTH, CallKind, Calls, Phase, StepGraph, Tasks
-from stepscope.explain.work import Kind, launches_of, rows_named
+from stepscope.explain.work import DATA_LOADING, Kind, launches_of, rows_named
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind
 from stepscope.trace.links import nearest_of
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.idle import DATA_LOADING
-from stepscope.explain.work import rows_named
+from stepscope.explain.work import DATA_LOADING, rows_named
 from stepscope.predict.host_time import shorten_gaps
 from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
 from stepscope.records.trace import HostKind
