@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.explain.budget import mean_budget
-from stepscope.records.explanation import Explanation
+from stepscope.records.explanation import Explanation, called
 from stepscope.trace.profiles import load_profiles
 
 if TYPE_CHECKING:
@@ -35,12 +35,11 @@ def judge(
     job, strategies, together = _together(ranks, budget)
     findings = _merge(ranks, (*together, *(nccl.findings if nccl else ())))
     top = findings[0]
-    of = next((rank.called for rank in ranks if rank.rank == top.rank), f"rank {top.rank}")
-    whose = f" ({of})" if len(ranks) > 1 and top.rank is not None else ""
+    whose = called(ranks, top.rank) if len(ranks) > 1 and top.rank is not None else ""
     first_remedy = top.remedies[0].summary if top.remedies else None
     return Explanation(
-        verdict=f"{top.title}{whose}: {top.summary}",
-        why=_why(top, several=len(ranks) > 1),
+        verdict=f"{top.title}{f' ({whose})' if whose else ''}: {top.summary}",
+        why=": ".join(filter(None, (whose, top.evidence[0]))) if top.evidence else "",
         next=first_remedy or "nothing to fix here: keep this trace to compare later runs with",
         ranks=ranks,
         budget=budget,
@@ -50,12 +49,6 @@ def judge(
         nccl=nccl,
         quality=_once((*notes, *(job.notes if job else ()))),
     )
-
-
-def _why(top: Finding, *, several: bool) -> str:
-    """Its first evidence, with the rank whose figures these are."""
-    first = top.evidence[0] if top.evidence else ""
-    return f"rank {top.rank}: {first}" if first and several and top.rank is not None else first
 
 
 def _once(notes: tuple[Note, ...]) -> tuple[Note, ...]:

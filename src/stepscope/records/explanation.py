@@ -13,6 +13,8 @@ from stepscope.records.notebook import card, line
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -325,6 +327,11 @@ class RankExplanation(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         found = self.findings[0].title if self.findings else "no findings"
         return line("RankExplanation", f"rank {self.rank}, {found}", _step_words(self.budget))
+
+
+def called(ranks: Iterable[RankExplanation], number: int | None) -> str:
+    """The name in sentences of the rank with this number."""
+    return next((rank.called for rank in ranks if rank.rank == number), f"rank {number}")
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):

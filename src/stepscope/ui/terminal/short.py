@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from stepscope.records.explanation import called
 from stepscope.records.words import counted
 from stepscope.ui.terminal.explanation import (
     COLOURS,
@@ -143,7 +144,8 @@ def _headline(explanation: Explanation, width: int) -> Text:
 
 def _name(explanation: Explanation) -> str:
     if len(explanation.ranks) > 1:
-        return counted(len(explanation.ranks), "rank")
+        kind = explanation.ranks[0].called.partition(" ")[0]  # rank, or process
+        return counted(len(explanation.ranks), kind, "processes" if kind == "process" else None)
     path = Path(explanation.ranks[0].path)
     in_run = path.parent.name.startswith("rank-") and path.parent.parent.name
     return path.parent.parent.name if in_run else path.name
@@ -211,7 +213,12 @@ def _findings(explanation: Explanation, width: int, most: int) -> list[Text]:
     grave = [finding for finding in explanation.findings if finding.id != "healthy"]
     shown = grave if len(grave) <= most else grave[: most - 1]
     rows = [
-        _finding(finding, width - _LABELS, leads=finding is explanation.findings[0], named=several)
+        _finding(
+            finding,
+            width - _LABELS,
+            leads=finding is explanation.findings[0],
+            whose=called(explanation.ranks, finding.rank) if several else "",
+        )
         for finding in shown
     ]
     if len(shown) < len(grave):
@@ -219,14 +226,14 @@ def _findings(explanation: Explanation, width: int, most: int) -> list[Text]:
     return rows
 
 
-def _finding(finding: Finding, width: int, *, leads: bool, named: bool) -> Text:
+def _finding(finding: Finding, width: int, *, leads: bool, whose: str) -> Text:
     """Its share and title, then where it is in the code or what to do, if the line has room.
 
     Why the leading one is there and what to do about it stands above already.
     """
     share = f"{finding.share:.0%}" if finding.share >= _VISIBLE else ""
-    whose = f" (rank {finding.rank})" if named and finding.rank is not None else ""
-    of = "" if finding.of == "step" else f", share of {finding.of}"
+    whose = f" ({whose})" if whose and finding.rank is not None else ""
+    of = f", share of {finding.of}" if share and finding.of != "step" else ""
     row = Text(f"{share:>4}  ")
     row.append(_cut(f"{finding.title}{whose}{of}", width - 6), SEVERITY_STYLES[finding.severity])
     about = [words for place in finding.where[:1] for words in _place_words(place)]
@@ -284,7 +291,7 @@ def _all_notes(explanation: Explanation) -> list[tuple[str, Note]]:
     """With whose they are."""
     several = len(explanation.ranks) > 1
     own = [
-        (f"rank {rank.rank}: " if several else "", note)
+        (f"{rank.called}: " if several else "", note)
         for rank in explanation.ranks
         for note in rank.quality
     ]
