@@ -24,6 +24,7 @@ class Script:
     root: str | None = None  # what is copied to run in; the script's own folder unless named
     before: str | None = None  # runs first, without capture
     ranks: int = 1
+    traced: bool = True  # false where there are too few steps to record one
     options: tuple[str, ...] = ()  # for stepscope run
     data: dict[str, str] = field(default_factory=dict)  # path in the copy -> folder under data/
     edits: dict[str, list[list[str]]] = field(default_factory=dict)  # file -> [[old, new], ...]

@@ -30,6 +30,7 @@ class Trial:
     name: str
     problem: str | None = None  # why there is no trial: the rest says nothing then
     ranks: int = 1
+    traced: bool = True  # whether a trace is expected
     own_steps: int | None = None  # what the script says of each rank
     counted_steps: tuple[int, ...] = ()  # our counter in the bare run, a number for each process
     seen_steps: tuple[int, ...] = ()  # stepscope, a number for each rank folder
@@ -50,7 +51,8 @@ class Trial:
         return (
             self.problem is None
             and self.own_steps is not None
-            and len(self.seen_steps) == self.ranks == self.traces
+            and len(self.seen_steps) == self.ranks
+            and (self.traces == self.ranks or not self.traced)
             and set(self.seen_steps) == {self.own_steps}
             and self.bare_code == self.captured_code
             and self.same_losses is not False
@@ -198,11 +200,11 @@ def _trial(script: Script, bare: _Ended, captured: _Ended, home: Path) -> Trial:
     ranks = _json(run / "run.json").get("ranks", [])
     traces = sum("trace.json.gz" in rank.get("captured", ()) for rank in ranks)
     answer = _explained(run) if traces else {}
-    steps = (answer.get("run") or {}).get("steps") or {}
     return Trial(
         name=script.name,
         problem=None if captured.code is not None else f"captured, over {script.timeout_s:.0f} s",
         ranks=script.ranks,
+        traced=script.traced,
         own_steps=script.own_steps(bare.out + bare.err),
         counted_steps=_counted(home / "counts"),
         seen_steps=tuple(int(rank.get("steps") or 0) for rank in ranks),
@@ -212,7 +214,7 @@ def _trial(script: Script, bare: _Ended, captured: _Ended, home: Path) -> Trial:
         traces=traces,
         verdict=answer.get("verdict"),
         findings=tuple(finding["id"] for finding in answer.get("findings", ())),
-        step_ms=steps.get("median_ms"),
+        step_ms=(answer.get("budget") or {}).get("step_ms"),
         bare_s=bare.wall_s,
         captured_s=captured.wall_s,
         told=tuple(line for line in captured.err.splitlines() if line.startswith("stepscope: ")),
@@ -229,8 +231,15 @@ def _same(script: Script, bare: _Ended, captured: _Ended) -> bool | None:
     """Whether both runs printed the same losses (ranks in any order); None where none are."""
     if not script.same:
         return None
-    losses = [sorted(re.findall(script.same, ended.out + ended.err)) for ended in (bare, captured)]
+    outputs = (bare.out + bare.err, captured.out + _without_ours(captured.err))
+    losses = [sorted(re.findall(script.same, output)) for output in outputs]
     return losses[0] == losses[1] if losses[0] else None
+
+
+def _without_ours(err: str) -> str:
+    """What the script wrote to stderr: our lines begin with our name, and our report ends it."""
+    lines = err.partition("stepscope: run folder")[0].splitlines()
+    return "\n".join(line for line in lines if not line.startswith("stepscope: "))
 
 
 def _explained(run: Path) -> dict[str, Any]:

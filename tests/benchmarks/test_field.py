@@ -112,6 +112,10 @@ def test_one_contradiction_makes_a_row_wrong(changes):
     assert not _right_trial(**changes).right
 
 
+def test_a_script_of_one_step_is_right_without_a_trace():
+    assert _right_trial(traces=0, traced=False).right
+
+
 def test_losses_that_are_not_printed_are_not_different_ones():
     assert _right_trial(same_losses=None).right
 
