@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _NAME = 26
 _HEAD = f"{'script':{_NAME}} {'seen':>9} {'own':>5} {'counted':>9} {'exit':>5} {'loss':>5} " + (
-    f"{'trace':>5} {'bare':>5} {'with':>5}  verdict"
+    f"{'trace':>5} {'s':>5} {'with':>5} {'step ms':>8} {'bare':>7}  verdict"
 )
 
 
@@ -77,6 +77,8 @@ def line(trial: Trial) -> str:
         f"{trial.traces}/{trial.ranks}".rjust(5),
         f"{_seconds(trial.bare_s):>5}",
         f"{_seconds(trial.captured_s):>5}",
+        f"{_ms(trial.step_ms):>8}",
+        f"{_ms(trial.bare_step_ms):>7}",
     )
     verdict = trial.verdict or "; ".join(trial.told) or "nothing said"
     return " ".join((name, *cells)) + f"  {'' if trial.right else 'WRONG: '}{verdict}"
@@ -100,6 +102,10 @@ def _number(value: int | None) -> str:
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import string
 import struct
 import sys
 from pathlib import Path
@@ -98,7 +99,7 @@ def write_lines(path: Path, *, count: int) -> None:
 
 
 def write_plays(path: Path, *, characters: int) -> None:
-    lines: list[str] = []
+    lines = [f"{string.printable.strip()}\n"]  # every letter is there
     while sum(len(text) for text in lines) < characters:
         lines.append(f"{_sentence(len(lines), 8).capitalize()}.\n")
     path.write_text("".join(lines))

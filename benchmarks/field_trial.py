@@ -11,8 +11,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from process import environment, last_line
@@ -40,7 +43,8 @@ class Trial:
     traces: int = 0  # rank folders with a trace
     verdict: str | None = None
     findings: tuple[str, ...] = ()
-    step_ms: float | None = None
+    step_ms: float | None = None  # of record, by stepscope
+    bare_step_ms: float | None = None  # median, by our counter, in the bare run
     bare_s: float | None = None
     captured_s: float | None = None
     told: tuple[str, ...] = ()  # stepscope's own lines on stderr, first words only
@@ -74,7 +78,7 @@ class _NoTrialError(Exception):
 def try_script(script: Script, folder: Path, work: Path, *, again: bool = False) -> Trial:
     """Both runs; `folder` holds the repositories, `site` (packages) and `data`.
 
-    `again` takes the bare run that an earlier call left in `work`, if it is of the same row.
+    `again` takes the bare run that an earlier call left in `work`: of the same row, and gone well.
     """
     home = work / script.name
     try:
@@ -84,8 +88,7 @@ def try_script(script: Script, folder: Path, work: Path, *, again: bool = False)
         if bare.code is None:
             raise _NoTrialError(f"bare, it ran over {script.timeout_s:.0f} s")
         if bare.code:
-            why = last_line(bare.err) or f"exit code {bare.code}"
-            raise _NoTrialError(f"fails without stepscope: {why}")
+            raise _NoTrialError(f"fails without stepscope: {_why(bare)}")
         captured = _captured(script, folder, home)
     except _NoTrialError as problem:
         return Trial(name=script.name, problem=str(problem))
@@ -106,7 +109,9 @@ def _bare(script: Script, folder: Path, home: Path) -> _Ended:
 
 def _bare_before(script: Script, home: Path) -> _Ended | None:
     kept = _json(home / "bare.json")
-    return _Ended(**kept["ended"]) if kept.get("row") == repr(script) else None
+    if kept.get("row") != repr(script) or kept["ended"]["code"] != 0:
+        return None
+    return _Ended(**kept["ended"])
 
 
 def _captured(script: Script, folder: Path, home: Path) -> _Ended:
@@ -116,6 +121,12 @@ def _captured(script: Script, folder: Path, home: Path) -> _Ended:
     ours = [sys.executable, "-m", "stepscope", "run", "--out", str(home / "run")]
     words = [*ours, *script.options, "--", *shlex.split(script.command)]
     return _run(script, words, folder, home / "captured")
+
+
+def _why(ended: _Ended) -> str:
+    """The error that a Python process named last, also where a launcher says more after it."""
+    errors = re.findall(r"(?m)^(?:\[rank\d+\]: )?(\w+Error: .+)$", ended.err)
+    return str(errors[-1]) if errors else last_line(ended.err) or f"exit code {ended.code}"
 
 
 def _missing(script: Script, folder: Path) -> Path | None:
@@ -145,7 +156,7 @@ def _prepare(script: Script, folder: Path, place: Path) -> None:
     if script.before:
         first = _run(script, shlex.split(script.before), folder, place)
         if first.code:
-            raise _NoTrialError(f"{script.before} fails: {last_line(first.err)}")
+            raise _NoTrialError(f"{script.before} fails: {_why(first)}")
 
 
 def _run(
@@ -200,13 +211,15 @@ def _trial(script: Script, bare: _Ended, captured: _Ended, home: Path) -> Trial:
     ranks = _json(run / "run.json").get("ranks", [])
     traces = sum("trace.json.gz" in rank.get("captured", ()) for rank in ranks)
     answer = _explained(run) if traces else {}
+    counted = _counted(home / "counts")
     return Trial(
         name=script.name,
         problem=None if captured.code is not None else f"captured, over {script.timeout_s:.0f} s",
         ranks=script.ranks,
         traced=script.traced,
         own_steps=script.own_steps(bare.out + bare.err),
-        counted_steps=_counted(home / "counts"),
+        counted_steps=tuple(steps for steps, _ in counted),
+        bare_step_ms=next((ms for _, ms in counted if ms is not None), None),
         seen_steps=tuple(int(rank.get("steps") or 0) for rank in ranks),
         bare_code=bare.code,
         captured_code=captured.code,
@@ -221,10 +234,21 @@ def _trial(script: Script, bare: _Ended, captured: _Ended, home: Path) -> Trial:
     )
 
 
-def _counted(counts: Path) -> tuple[int, ...]:
-    """Steps of each process that trained: its busiest optimizer's, else its backward passes."""
-    processes = [_json(path) for path in counts.glob("*.json")]
-    return tuple(sorted(max(p["optimizers"], default=p["backward"]) for p in processes if p))
+def _counted(counts: Path) -> list[tuple[int, float | None]]:
+    """Each process that trained: its steps, and the median time between two of them in ms.
+
+    A step is one of the busiest optimizer's; without an optimizer, a backward pass.
+    """
+    return sorted(_steps_of(path.read_text()) for path in counts.iterdir())
+
+
+def _steps_of(log: str) -> tuple[int, float | None]:
+    calls = [tuple(map(int, line.split())) for line in log.splitlines()]
+    times = Counter(number for _, number in calls)
+    busiest = max(times, key=lambda number: (number >= 0, times[number]))
+    at = [time_ns for time_ns, number in calls if number == busiest]
+    gaps = [later - earlier for earlier, later in pairwise(at)]
+    return len(at), median(gaps) / 1e6 if gaps else None
 
 
 def _same(script: Script, bare: _Ended, captured: _Ended) -> bool | None:

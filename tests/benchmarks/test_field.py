@@ -11,7 +11,7 @@ import pytest
 import field
 import field_data
 from field_scripts import Script, choose, read_scripts
-from field_trial import Trial, try_script
+from field_trial import Trial, _steps_of, try_script
 
 TRAINING = """
 import torch
@@ -61,6 +61,7 @@ def test_a_script_is_counted_by_itself_by_the_counter_and_by_stepscope(folder, t
     assert trial.problem is None
     assert trial.own_steps == 20
     assert trial.counted_steps == (20,)
+    assert trial.bare_step_ms > 0
     assert trial.seen_steps == (20,)
     assert (trial.bare_code, trial.captured_code, trial.same_losses) == (0, 0, True)
     assert trial.traces == 1
@@ -136,6 +137,19 @@ def test_without_a_verdict_the_row_says_what_stepscope_said():
 def test_scripts_that_could_not_be_tried_are_counted_apart():
     trials = [_right_trial(), _right_trial(traces=0), Trial(name="gone", problem="not there: x")]
     assert field.summary(trials) == "1 of 2 scripts right, 1 could not be tried"
+
+
+@pytest.mark.parametrize(
+    ("log", "steps"),
+    [
+        ("1000000 -1\n2000000 0\n3000000 -1\n6000000 0\n", (2, 4.0)),
+        ("0 0\n0 1\n1000000 1\n", (2, 1.0)),  # two optimizers: the busier one
+        ("0 -1\n0 -1\n5 0\n", (1, None)),  # accumulation: a step is the optimizer's
+        ("0 -1\n2000000 -1\n", (2, 2.0)),  # no optimizer: backward passes
+    ],
+)
+def test_calls_of_a_process_are_counted_as_steps(log, steps):
+    assert _steps_of(log) == steps
 
 
 def test_the_last_number_in_the_output_is_the_count():

@@ -1,56 +1,43 @@
 """Count a script's steps without stepscope: put on PYTHONPATH of the bare run by field.py.
 
-Every process that trains writes one file into $FIELD_COUNTS and rewrites it at each call, so that a
-process that is killed, or ends by os._exit, has counted too. torch is imported at once: the bare
-run has nobody whose import order matters.
+Every process that trains writes one file into $FIELD_COUNTS, a line at each call: the time, and the
+number of the optimizer that steps, or -1 for a backward pass. A process that is killed, or ends by
+os._exit, has counted too. torch is imported at once: nobody's import order matters here.
 """
 
-import json
 import os
 import sys
 import weakref
 from collections.abc import Callable
 from functools import wraps
+from time import perf_counter_ns
 from typing import Any
 
+BACKWARD = -1
 
-class _Counts:
-    """Calls of one process: backward passes, and step() of each optimizer in order of creation."""
+
+class _Calls:
+    """The calls of one process; optimizers are numbered in the order of their first step."""
 
     def __init__(self) -> None:
         self.pid = 0
-        self.file = -1
 
-    def start_here(self) -> None:
-        """A forked child counts for itself."""
-        if self.pid == os.getpid():
-            return
+    def add(self, optimizer: Any = None) -> None:
+        if self.pid != os.getpid():  # a forked child counts for itself
+            self._start()
+        number = BACKWARD
+        if optimizer is not None:
+            number = self.numbers.setdefault(optimizer, len(self.numbers))
+        os.write(self.file, f"{perf_counter_ns()} {number}\n".encode())
+
+    def _start(self) -> None:
         self.pid = os.getpid()
-        self.backward = 0
-        self.optimizers: list[int] = []
         self.numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        path = f"{os.environ['FIELD_COUNTS']}/{self.pid}.json"
-        self.file = os.open(path, os.O_WRONLY | os.O_CREAT)
-
-    def add_backward(self) -> None:
-        self.start_here()
-        self.backward += 1
-        self._write()
-
-    def add_step(self, optimizer: Any) -> None:
-        self.start_here()
-        if optimizer not in self.numbers:
-            self.numbers[optimizer] = len(self.optimizers)
-            self.optimizers.append(0)
-        self.optimizers[self.numbers[optimizer]] += 1
-        self._write()
-
-    def _write(self) -> None:
-        counts = {"rank": os.environ.get("RANK"), "backward": self.backward}
-        os.pwrite(self.file, json.dumps({**counts, "optimizers": self.optimizers}).encode(), 0)
+        path = f"{os.environ['FIELD_COUNTS']}/{self.pid}"
+        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
-def _count(counts: _Counts) -> None:
+def _count(calls: _Calls) -> None:
     import torch
 
     decorate = torch.optim.Optimizer.profile_hook_step
@@ -61,14 +48,14 @@ def _count(counts: _Counts) -> None:
 
         @wraps(profiled)
         def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
-            counts.add_step(self)
+            calls.add(self)
             return profiled(self, *args, **kwargs)
 
         return counted
 
     @wraps(backward)
     def counted_backward(*args: Any, **kwargs: Any) -> Any:
-        counts.add_backward()
+        calls.add()
         return backward(*args, **kwargs)
 
     torch.optim.Optimizer.profile_hook_step = staticmethod(counted_step)
@@ -77,6 +64,6 @@ def _count(counts: _Counts) -> None:
 
 if os.environ.get("FIELD_COUNTS"):
     try:
-        _count(_Counts())
+        _count(_Calls())
     except Exception as error:
         print(f"the counter could not be installed: {error}", file=sys.stderr)
