@@ -1,0 +1,78 @@
+"""The list of public training scripts (field.toml): where each is, how it runs, how it counts."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+LIST = Path(__file__).with_name("field.toml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """One row of field.toml; paths are inside the repository that `repository` names."""
+
+    name: str
+    repository: str  # owner/name, also the folder under the one that holds the scripts
+    path: str
+    command: str
+    steps: int | str  # how many, or a pattern whose last match in the bare output is the count
+    counted_from: int = 1  # 0 where the script numbers its steps from nought
+    root: str | None = None  # what is copied to run in; the script's own folder unless named
+    before: str | None = None  # runs first, without capture
+    ranks: int = 1
+    traced: bool = True  # false where there are too few steps to record one
+    options: tuple[str, ...] = ()  # for stepscope run
+    data: dict[str, str] = field(default_factory=dict)  # path in the copy -> folder under data/
+    edits: dict[str, list[list[str]]] = field(default_factory=dict)  # file -> [[old, new], ...]
+    env: dict[str, str] = field(default_factory=dict)
+    same: str = r"(?i)loss[^0-9\n-]{0,20}(-?\d+\.\d+)"  # alike in both runs; empty: not compared
+    timeout_s: float = 120.0
+    note: str = ""
+
+    @property
+    def copied(self) -> Path:
+        """The folder, inside the repository, that a run gets a copy of."""
+        return Path(self.path).parent if self.root is None else Path(self.root)
+
+    def own_steps(self, output: str) -> int | None:
+        """The script's own count; None where its output does not tell."""
+        if isinstance(self.steps, int):
+            return self.steps
+        numbers = re.findall(self.steps, output)
+        return int(numbers[-1]) + 1 - self.counted_from if numbers else None
+
+
+def read_scripts(path: Path = LIST) -> list[Script]:
+    """Every row; a mistake in the file ends in a sentence that names the row."""
+    try:
+        rows = tomllib.loads(path.read_text())["script"]
+    except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
+        raise SystemExit(f"{path}: not a list of [[script]] rows: {error}") from None
+    scripts = [_script(path, number, row) for number, row in enumerate(rows, 1)]
+    names = [script.name for script in scripts]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SystemExit(f"{path}: two rows are called {', '.join(twice)}")
+    return scripts
+
+
+def choose(scripts: list[Script], only: list[str] | None) -> list[Script]:
+    """The named rows, in the file's order."""
+    if unknown := sorted(set(only or ()) - {script.name for script in scripts}):
+        known = ", ".join(script.name for script in scripts)
+        raise SystemExit(f"no script is called {', '.join(unknown)}; there are {known}")
+    return [script for script in scripts if not only or script.name in only]
+
+
+def _script(path: Path, number: int, row: dict[str, Any]) -> Script:
+    where = f"{path}, row {number} ({row.get('name', 'no name')})"
+    if unknown := sorted(row.keys() - {f.name for f in fields(Script)}):
+        raise SystemExit(f"{where}: unknown key {', '.join(unknown)}")
+    row = {**row, "options": tuple(row.get("options", ()))}
+    try:
+        return Script(**row)
+    except TypeError as error:
+        raise SystemExit(f"{where}: {error}") from None
