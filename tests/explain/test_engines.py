@@ -314,3 +314,24 @@ def test_a_missing_package_is_named(job: Path, engine: str) -> None:
     done = call("-c", script)
     assert done.returncode == 2
     assert f"pip install 'stepscope[{engine}]'" in done.stderr
+
+
+def test_workers_leave_when_their_parent_was_killed(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import os, time\n"
+        "from stepscope.explain.engines import _pool\n"
+        "def pid(_):\n    time.sleep(0.2)\n    return os.getpid()\n"
+        "pool = _pool(2)\n"
+        "print(*set(pool.map(pid, range(4))), flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        workers = [int(word) for word in parent.stdout.readline().split()]
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert workers
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)

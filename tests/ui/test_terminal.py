@@ -12,14 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from rich.console import Group
+from rich.table import Table
 
 import stepscope
 from jobs import Fault, Plan, make_job, profile_of
 from stepscope.explain.job import join_ranks
 from stepscope.records.explanation import Explanation
 from stepscope.records.job import Job
+from stepscope.ui.terminal.console import make_console
 from stepscope.ui.terminal.distributed import job_sections
-from stepscope.ui.terminal.explanation import COLOURS, cells_of, make_console, print_explanation
+from stepscope.ui.terminal.explanation import COLOURS, cells_of, print_explanation
 from stepscope.ui.words import PARTS, duration, short_kernel
 
 
@@ -146,3 +148,15 @@ def test_kernel_names_lose_noise_and_the_middle() -> None:
     assert short_kernel(name, 80) == "vectorized_elementwise_kernel<4, Add>"
     assert len(short_kernel(name, 20)) == 20
     assert "…" in short_kernel(name, 20)
+
+
+def test_names_from_files_are_text_in_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "[/nowhere] [bold]x[/bold] :heart: \x1b[31mred\x1b[0m \x9b2J"
+    console = make_console(100)
+    table = Table("name")
+    table.add_row(hostile)
+    console.print(table)
+    console.print(hostile)
+    printed = capsys.readouterr().out
+    assert printed.count("[/nowhere] [bold]x[/bold] :heart: \\x1b[31mred\\x1b[0m \\x9b2J") == 2
+    assert "\x1b" not in printed

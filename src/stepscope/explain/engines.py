@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
+import time
 from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     Function = Callable[[TraceFile], Any]
     Placed = tuple[int, Any]  # a file's place in the list, its outcome
 
+_PARENT_POLL_S = 0.5
 EngineName = Literal["pool", "ray", "torch"]
 # A second file waits for each worker, so that none is idle while its result travels.
 AHEAD = 2
@@ -198,8 +201,16 @@ def _begin_worker() -> None:
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
     gc.disable()
     gc.freeze()
+
+
+def _leave_with(parent: int) -> None:
+    """A parent that was killed ends nobody, and its pool would wait for work for good."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_POLL_S)
+    os._exit(1)
 
 
 def _work(function: Function, file: TraceFile) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 from pathlib import Path
@@ -26,7 +25,7 @@ def tell(folder: str, event: str) -> None:
     line = {
         "event": event,
         "pid": os.getpid(),
-        "host": socket.gethostname(),
+        "host": os.uname().nodename,
         "unix": time.time(),
         "command": " ".join(sys.orig_argv)[:_LONGEST],
     }

@@ -24,6 +24,16 @@ PARTS = {
 _NOISE = re.compile(r"^void |at::native::|\(anonymous namespace\)::|std::|c10::")
 
 
+def printable(text: str) -> str:
+    """Without characters that a terminal obeys; line breaks stay."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char == "\n" or char.isprintable() else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
 def short_kernel(name: str, width: int) -> str:
     """A kernel's C++ name, readable: no return type, no namespaces, the middle left out."""
     text = _NOISE.sub("", name)

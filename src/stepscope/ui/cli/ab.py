@@ -11,6 +11,7 @@ import click
 
 from stepscope.errors import UsageError
 from stepscope.ui.cli.compare import AB, check_promise, check_report, comparing_options, conclude
+from stepscope.ui.say import say
 
 if TYPE_CHECKING:
     from stepscope.verify.pairs import Turns
@@ -148,13 +149,13 @@ def _take_turns(turns: Turns, folder: Path, step_on: str, window: int | None) ->
     from stepscope.ui.turns import capture_turn
 
     _write(turns, folder)
-    _say(f"run folder {folder}")
+    say(f"run folder {folder}")
     done = list(turns.pairs)
     for number, pair in enumerate(turns.pairs):
         last = number == len(turns.pairs) - 1
         for side in (pair.first, "b" if pair.first == "a" else "a"):
             words = turns.command_a if side == "a" else turns.command_b
-            _say(f"pair {number + 1} of {len(turns.pairs)}, {side.upper()}: {shlex.join(words)}")
+            say(f"pair {number + 1} of {len(turns.pairs)}, {side.upper()}: {shlex.join(words)}")
             capture_turn(
                 words,
                 folder / (pair.a if side == "a" else pair.b),
@@ -172,7 +173,3 @@ def _write(turns: Turns, folder: Path) -> None:
     temporary = file.with_name(f".{AB}.tmp")
     temporary.write_bytes(msgspec.json.encode(turns))
     temporary.replace(file)
-
-
-def _say(message: str) -> None:
-    click.echo(f"stepscope: {message}", err=True)

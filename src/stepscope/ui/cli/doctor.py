@@ -43,22 +43,20 @@ def command(as_json: bool) -> None:
 
 def _show(checks: list[Check]) -> None:
     from rich.table import Table
+    from rich.text import Text
 
-    from stepscope.ui.terminal.explanation import make_console
+    from stepscope.ui.terminal.console import make_console
 
     missing = [check for check in checks if not check.ok]
     console = make_console()
-    console.print(
-        "[bold green]everything works here"
-        if not missing
-        else f"[bold]{len(checks) - len(missing)} of {len(checks)} things work here"
-    )
+    works = f"{len(checks) - len(missing)} of {len(checks)} things work here"
+    console.print(Text(works, "bold") if missing else Text("everything works here", "bold green"))
     grid = Table.grid(padding=(0, 2))
     for check in checks:
-        mark = "[green]✓" if check.ok else "[yellow]–"
+        mark = Text("✓", "green") if check.ok else Text("–", "yellow")
         grid.add_row(mark, check.name, check.detail)
         if check.todo:
-            grid.add_row("", "", f"[bright_black]{check.todo}")
+            grid.add_row("", "", Text(check.todo, "bright_black"))
     console.print(grid)
 
 

@@ -52,6 +52,6 @@ def main() -> None:
 
 
 def _say(message: str) -> None:
-    import click
+    from stepscope.ui.say import say
 
-    click.echo(f"stepscope: {message}", err=True)
+    say(message)

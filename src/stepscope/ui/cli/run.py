@@ -20,6 +20,7 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.measure import folder as layout
 from stepscope.measure.settings import Settings
 from stepscope.ui.attachment import Attachment, why_no_trace, why_nothing
+from stepscope.ui.say import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -174,7 +175,7 @@ def capture(
     try:
         layout.write_json(folder / layout.RUN, record)
     except OSError as error:
-        _say(f"{folder / layout.RUN} could not be written: {error}")
+        say(f"{folder / layout.RUN} could not be written: {error}")
     return code, ranks
 
 
@@ -276,7 +277,7 @@ def _wait(process: subprocess.Popen[bytes], attachment: Attachment | None) -> in
         except Exception:  # whatever it is, the command goes on
             break
         if sentence:
-            _say(sentence)
+            say(sentence)
     return process.wait()
 
 
@@ -322,22 +323,22 @@ def _conclude(
 ) -> None:
     """Nothing in here may change the command's exit code."""
     if not ranks:
-        _say(f"nothing was captured: {why_nothing(folder, settings, command, code)}")
+        say(f"nothing was captured: {why_nothing(folder, settings, command, code)}")
         return
-    _say(f"run folder {folder}")
+    say(f"run folder {folder}")
     for rank in ranks:
         for name, why in rank["missing"].items():
-            _say(f"rank {rank['rank']}: no {name}: {why}")
+            say(f"rank {rank['rank']}: no {name}: {why}")
     if not explain or not any(layout.TRACE in rank["captured"] for rank in ranks):
         return
     try:
         _explain(folder)
     except StepscopeError as error:
-        _say(str(error))
+        say(str(error))
     except Exception as error:
         if os.environ.get("STEPSCOPE_DEBUG"):
             raise
-        _say(
+        say(
             f"the run was captured, but explaining it failed: a defect in stepscope: "
             f"{type(error).__name__}: {error}; `stepscope explain {folder}` tries again"
         )
@@ -351,7 +352,3 @@ def _explain(folder: Path) -> None:
     explanation = explain_paths((folder,), cache=True, html=report, quiet=True)
     more = f"stepscope explain {shlex.quote(str(folder))} --full"
     print_short(explanation, more=more, report=report, to_stderr=True)
-
-
-def _say(message: str) -> None:
-    click.echo(f"stepscope: {message}", err=True)

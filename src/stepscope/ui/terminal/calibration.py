@@ -56,7 +56,7 @@ def print_calibration(
     """Everything, to stdout."""
     from rich.text import Text
 
-    from stepscope.ui.terminal.explanation import make_console
+    from stepscope.ui.terminal.console import make_console
 
     console = make_console(width)
     console.print(Text(_headline(profile), style="bright_black"))
@@ -81,7 +81,7 @@ def print_calibration(
 
 def print_comparison(comparison: Comparison, profile: Profile, *, width: int | None = None) -> None:
     """Algorithms side by side."""
-    from stepscope.ui.terminal.explanation import make_console
+    from stepscope.ui.terminal.console import make_console
 
     console = make_console(width)
     console.print(_words(compare_words(comparison, profile)))

@@ -16,7 +16,7 @@ from stepscope.ui.comparison import (
     whole_steps,
     words_of,
 )
-from stepscope.ui.terminal.explanation import make_console
+from stepscope.ui.terminal.console import make_console
 from stepscope.ui.terminal.tables import fitting_table, titled_table
 from stepscope.ui.words import PARTS, short_kernel, size
 

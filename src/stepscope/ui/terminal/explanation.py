@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from stepscope.explain.pace import own_ms, typical_step
 from stepscope.records.words import counted
+from stepscope.ui.terminal.console import make_console
 from stepscope.ui.terminal.distributed import job_sections
 from stepscope.ui.terminal.efficiency import efficiency_sections
 from stepscope.ui.terminal.memory import memory_sections
@@ -40,8 +39,6 @@ COLOURS = {
 # Told apart without colours too.
 FILLS = dict(zip(COLOURS, "█▓▒╳≡░▪·─ ", strict=True))
 SEVERITY_STYLES = {"high": "bold red", "medium": "yellow", "low": "cyan", "none": "green"}
-_WIDTH_WITHOUT_TERMINAL = 100
-_NARROWEST = 60
 # Of more ranks than that, a few of each end.
 _MOST_RANKS = 16
 _SLOWEST, _FASTEST = 5, 3
@@ -60,14 +57,6 @@ def print_explanation(
     console.print(Group(*_sections(explanation, top, console.width)))
     if report:
         console.print(Text.assemble("report  ", (str(report), "bold")), soft_wrap=True)
-
-
-def make_console(width: int | None = None, *, to_stderr: bool = False) -> Console:
-    """As wide as the terminal, 100 columns where there is none, never under 60."""
-    if width is None:
-        tty = (sys.stderr if to_stderr else sys.stdout).isatty()
-        width = shutil.get_terminal_size().columns if tty else _WIDTH_WITHOUT_TERMINAL
-    return Console(width=max(_NARROWEST, width), highlight=False, stderr=to_stderr)
 
 
 def _sections(explanation: Explanation, top: int, width: int) -> list[RenderableType]:

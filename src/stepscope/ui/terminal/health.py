@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from stepscope.ui.terminal.explanation import make_console
+from stepscope.ui.terminal.console import make_console
 
 if TYPE_CHECKING:
     from stepscope.ui.health import Health

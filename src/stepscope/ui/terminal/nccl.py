@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from stepscope.ui.terminal.explanation import make_console
+from stepscope.ui.terminal.console import make_console
 from stepscope.ui.terminal.tables import titled_table
 from stepscope.ui.words import size
 

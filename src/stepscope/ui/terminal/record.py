@@ -10,7 +10,7 @@ from rich.text import Text
 
 from stepscope.ui.comparison import percent
 from stepscope.ui.record import ignored_words, unread_words, words_of
-from stepscope.ui.terminal.explanation import make_console
+from stepscope.ui.terminal.console import make_console
 from stepscope.ui.terminal.tables import fitting_table
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from rich.text import Text
 
 from stepscope.records.explanation import called
 from stepscope.records.words import counted
+from stepscope.ui.terminal.console import make_console
 from stepscope.ui.terminal.explanation import (
     COLOURS,
     FILLS,
     SEVERITY_STYLES,
     budget_bar,
-    make_console,
 )
 from stepscope.ui.whatif import WORTH, figures, interval
 from stepscope.ui.words import PARTS, short_kernel

@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.ui.terminal.explanation import make_console
+from stepscope.ui.terminal.console import make_console
 from stepscope.ui.terminal.tables import fitting_table
 from stepscope.ui.whatif import (
     decides,

@@ -1,0 +1,47 @@
+"""The terminal everything is printed to: names from files are text, whatever they hold."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.segment import Segment
+
+from stepscope.ui.words import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import ConsoleOptions, RenderableType
+
+_WIDTH_WITHOUT_TERMINAL = 100
+_NARROWEST = 60
+
+
+class PlainConsole(Console):
+    """Square brackets are no markup, and nobody's name moves the cursor or sets a colour."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(printable(segment.text), segment.style)
+
+
+def make_console(width: int | None = None, *, to_stderr: bool = False) -> Console:
+    """As wide as the terminal, 100 columns where there is none, never under 60."""
+    if width is None:
+        tty = (sys.stderr if to_stderr else sys.stdout).isatty()
+        width = shutil.get_terminal_size().columns if tty else _WIDTH_WITHOUT_TERMINAL
+    return PlainConsole(
+        width=max(_NARROWEST, width),
+        highlight=False,
+        markup=False,
+        emoji=False,
+        stderr=to_stderr,
+    )
