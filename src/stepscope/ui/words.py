@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 # id of a part -> (label, whether the device is idle then, what it means)
 PARTS = {
@@ -25,13 +26,14 @@ _NOISE = re.compile(r"^void |at::native::|\(anonymous namespace\)::|std::|c10::"
 
 
 def printable(text: str) -> str:
-    """Without characters that a terminal obeys; line breaks stay."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char == "\n" or char.isprintable() else char.encode("unicode_escape").decode()
-        for char in text
-    )
+    """Without characters that a terminal obeys, each replaced by its picture; line breaks stay."""
+    return text if text.isprintable() else "".join(map(_picture, text))
+
+
+def _picture(char: str) -> str:
+    if char == "\n" or char.isprintable() or unicodedata.category(char) == "Zs":
+        return char
+    return chr(0x2400 + ord(char)) if ord(char) < 0x20 else "\ufffd"
 
 
 def short_kernel(name: str, width: int) -> str:

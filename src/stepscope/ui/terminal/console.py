@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.segment import Segment
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rich.console import ConsoleOptions, RenderableType
+    from rich.text import Text
 
 _WIDTH_WITHOUT_TERMINAL = 100
 _NARROWEST = 60
@@ -22,6 +23,10 @@ _NARROWEST = 60
 
 class PlainConsole(Console):
     """Square brackets are no markup, and nobody's name moves the cursor or sets a colour."""
+
+    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+        """Before anybody measures how wide it is."""
+        return super().render_str(printable(text), **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
