@@ -13,12 +13,15 @@ folder. No random number is drawn, no tensor of the training is changed, no stre
     hooks.py      where steps and phases begin and end, seen from inside torch
     session.py    one rank's capture: counts steps, lets each part act when it is due
     schedule.py   which step does what
+    optimizers.py which optimizers step, and when
     passes.py     steps of a training without a torch optimizer
     rank_parts.py what a rank writes while it trains
     steps.py      every step's times, measured without the profiler
     writer.py     lines to disk in the background, safe against a kill
     window.py     the profiler window
     sampler.py    Python stacks of the training thread, outside the window
+    machine.py    cores, quota, context switches, other programs
+    host_load.py  how busy the machine was in plain steps
     memory.py     bytes by category, in one step of its own
     storages.py   which storages hold the model, its gradients and the optimizer's state
     saved.py      what the autograd graph keeps for backward, by module

@@ -25,6 +25,7 @@ from stepscope.measure.forked import end_without_destructors
 from stepscope.measure.harmless import harmless, note, problems
 from stepscope.measure.host_load import HostLoad
 from stepscope.measure.memory import MemoryStep
+from stepscope.measure.optimizers import Optimizers, any_optimizer_made, with_closure
 from stepscope.measure.passes import Passes
 from stepscope.measure.ranges import Ranges
 from stepscope.measure.rank_parts import RankParts
@@ -35,14 +36,11 @@ from stepscope.measure.window import CLOSURE, Window
 from stepscope.measure.writer import LineWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from stepscope.measure.settings import Settings
     from stepscope.measure.steps import Note
 
 # Kept in memory while nobody writes them down: before the first step ends, or on a disk that hangs.
 MOST_NOTES = 1 << 16
-_WRAPPER, _TORCHS = "wrapper", f"optim{os.sep}optimizer.py"  # around every step
 _OTHER_THREADS = "several threads train: steps are those of the first, and the profiler stays off"
 
 
@@ -51,15 +49,13 @@ class Session:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.optimizer_calls = 0
         self.number = 0  # of the running step
         self._schedule = Schedule.of(settings)
         self._began_ns = perf_counter_ns()
         self.notes: deque[Note] = deque(maxlen=MOST_NOTES)
         self._comms = Comms()
         self._load = HostLoad()
-        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._optimizer: Callable[[], Any] = lambda: None  # the last one that stepped
+        self._optimizers = Optimizers()
         self.thread = get_ident()  # the one that trains; 0 once closed
         self._alone = True  # no other thread trains
         self._pid = os.getpid()
@@ -75,7 +71,6 @@ class Session:
         self.listens = settings.nvtx  # somebody wants to be told of phases
         self._steps_on_optimizer = settings.step_on in ("auto", "optimizer")
         self._anchor = Anchor()
-        self._stepping: list[Any] = []  # optimizers inside each other
         self.passes = Passes() if settings.step_on == "auto" else None
         self.passes_ended = 0
         self.in_backward = 0
@@ -86,6 +81,10 @@ class Session:
         self._due = self._schedule.next_due(0)
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self.close)
+
+    @property
+    def optimizer_calls(self) -> int:
+        return self._optimizers.calls
 
     @harmless
     def torch_is_here(self) -> None:
@@ -119,14 +118,16 @@ class Session:
         self.in_backward += 1
         if self.in_backward > 1:
             return False
-        if self.passes is not None and not self._stepping:  # a closure's are its optimizer's
+        if (
+            self.passes is not None and not self._optimizers.stepping
+        ):  # a closure's are its optimizer's
             self._ask_passes(args[0] if args else kwargs.get("tensors"))
         return True
 
     @harmless
     def _ask_passes(self, roots: Any) -> None:
         assert self.passes is not None
-        if self.passes.begins(roots, optimizer_exists=_optimizer_exists()):
+        if self.passes.begins(roots, optimizer_exists=any_optimizer_made()):
             self._step_ends()
             self._cut = True  # the next one has begun before
 
@@ -139,7 +140,7 @@ class Session:
         if self.passes_ended == 1:
             processes.tell(self.settings.folder, processes.BACKWARD)
         if self.passes is not None:
-            if not self._stepping:
+            if not self._optimizers.stepping:
                 self._end_pass()
         elif self.settings.step_on == "backward":
             self.step_ends()
@@ -147,13 +148,13 @@ class Session:
     @harmless
     def _end_pass(self) -> None:
         assert self.passes is not None
-        if self.passes.ends(optimizer_exists=_optimizer_exists()):
+        if self.passes.ends(optimizer_exists=any_optimizer_made()):
             self._step_ends()
 
     @harmless
     def gradient_was_taken(self) -> None:
         """By a script without an optimizer, which may never call backward."""
-        if _optimizer_exists() or self.in_backward or not self.first_pass_begins():
+        if any_optimizer_made() or self.in_backward or not self.first_pass_begins():
             return
         self.pass_begins((), {})
         self.pass_ends(outermost=True)
@@ -163,28 +164,19 @@ class Session:
         try:
             if not self._is_training_thread():
                 return None
-            self._stepping = _still_running(self._stepping)
-            self._stepping.append(optimizer)
-            if len(self._stepping) > 1:
+            if not self._optimizers.begins(optimizer):
                 return None
-            self.optimizer_calls += 1
-            if self._optimizer() is not optimizer:
-                self._optimizer = weakref.ref(optimizer)
-                self._optimizers.add(optimizer)
             self.notes.append((ENTER, perf_counter_ns(), "optimizer"))
             if self.listens:
                 self.tell("optimizer", entering=True)
-            return self._with_closure(args, kwargs)
+            return with_closure(args, kwargs, self._as_forward)
         except Exception as error:
             note("before an optimizer's step", error)
             return None
 
     def after_optimizer(self, optimizer: Any) -> None:
         try:
-            if get_ident() != self.thread or not self._stepping:
-                return
-            self._stepping.pop()
-            if self._stepping:
+            if get_ident() != self.thread or not self._optimizers.ends():
                 return
             self.notes.append((LEAVE, perf_counter_ns(), "optimizer"))
             if self.listens:
@@ -215,15 +207,9 @@ class Session:
             note("threads", _OTHER_THREADS)
         return here == self.thread
 
-    def _with_closure(self, args: Any, kwargs: Any) -> Any:
-        """A closure holds the step's forward and backward, which are not the optimizer's."""
-        if len(args) > 1 and callable(args[1]):
-            return (args[0], self._as_forward(args[1]), *args[2:]), kwargs
-        if callable(kwargs.get("closure")):
-            return args, {**kwargs, "closure": self._as_forward(kwargs["closure"])}
-        return None
-
     def _as_forward(self, closure: Any) -> Any:
+        """A closure holds the step's forward and backward, which are not the optimizer's."""
+
         @functools.wraps(closure)
         def timed(*args: Any, **kwargs: Any) -> Any:
             mark = self._window.mark(CLOSURE) if self._window is not None else None
@@ -320,7 +306,7 @@ class Session:
     def _act(self, parts: RankParts) -> None:
         """Whatever this does takes time between two steps that belongs to neither."""
         self._due = self._schedule.next_due(self.number + 1)
-        self._load.pause(self.number, self._optimizers)
+        self._load.pause(self.number, self._optimizers.known)
         self._end_memory_step(parts)
         self._begin(parts)
         self._load.resume(self.number, plain=self._window is None and self._memory is None)
@@ -346,7 +332,7 @@ class Session:
     def _begin_memory_step(self) -> None:
         if not self._alone:
             return
-        self._memory = MemoryStep(list(self._optimizers))
+        self._memory = MemoryStep(list(self._optimizers.known))
         self.listens = True
         self._memory.begin()
 
@@ -431,14 +417,7 @@ class Session:
     @harmless
     def _look_at_the_job(self) -> None:
         """How the job is laid out, looked at while its process groups are there."""
-        self._job = self._comms.describe(
-            [
-                parameter
-                for optimizer in self._optimizers
-                for group in optimizer.param_groups
-                for parameter in group["params"]
-            ]
-        )
+        self._job = self._comms.describe(self._optimizers.parameters())
 
     def _describe(self, status: str) -> None:
         if self._parts is None:
@@ -518,31 +497,3 @@ class Session:
         self._window = self._memory = None
         if self._profiled:
             end_without_destructors()
-
-
-def _still_running(optimizers: list[Any]) -> list[Any]:
-    """An optimizer whose step raised never reported its end: only those on the stack count."""
-    if not optimizers:
-        return optimizers
-    running: list[Any] = []
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == _WRAPPER and frame.f_code.co_filename.endswith(_TORCHS):
-            running.append(frame.f_locals.get("self"))
-        frame = frame.f_back
-    outer = {id(optimizer) for optimizer in running[1:]}  # the first is the one that begins now
-    return [optimizer for optimizer in optimizers if id(optimizer) in outer]
-
-
-def _optimizer_exists() -> bool:
-    """Whether any torch optimizer was ever made: torch wraps its class's step when it is."""
-    module: Any = sys.modules.get("torch.optim.optimizer")
-    if module is None:
-        return False
-    kinds = list(module.Optimizer.__subclasses__())
-    while kinds:
-        kind = kinds.pop()
-        if getattr(kind.step, "hooked", None) and "step" in vars(kind):
-            return True
-        kinds += kind.__subclasses__()
-    return False

@@ -24,7 +24,7 @@ _NARROWEST = 60
 class PlainConsole(Console):
     """Square brackets are no markup, and nobody's name moves the cursor or sets a colour."""
 
-    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+    def render_str(self, text: str, **options: Any) -> Text:
         """Before anybody measures how wide it is."""
         return super().render_str(printable(text), **options)
 

@@ -1,0 +1,91 @@
+"""Which optimizers step, and when: inside each other, with a closure, or never to the end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_WRAPPER, _TORCHS = "wrapper", f"optim{os.sep}optimizer.py"  # torch's own, around every step
+
+
+class Optimizers:
+    """Told of every step's beginning and end in the thread that trains."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._latest: Callable[[], Any] = lambda: None
+        self._running: list[Any] = []  # inside each other
+
+    @property
+    def stepping(self) -> bool:
+        return bool(self._running)
+
+    def begins(self, optimizer: Any) -> bool:
+        """True for a step that is not inside another one's."""
+        self._running = _still_running(self._running)
+        self._running.append(optimizer)
+        if len(self._running) > 1:
+            return False
+        self.calls += 1
+        if self._latest() is not optimizer:
+            self._latest = weakref.ref(optimizer)
+            self.known.add(optimizer)
+        return True
+
+    def ends(self) -> bool:
+        """Likewise."""
+        if not self._running:
+            return False
+        self._running.pop()
+        return not self._running
+
+    def parameters(self) -> list[Any]:
+        return [
+            parameter
+            for optimizer in self.known
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
+
+
+def with_closure(args: Any, kwargs: Any, wrap: Callable[[Any], Any]) -> Any:
+    """The arguments of an optimizer's step with its closure wrapped; None where there is none."""
+    if len(args) > 1 and callable(args[1]):
+        return (args[0], wrap(args[1]), *args[2:]), kwargs
+    if callable(kwargs.get("closure")):
+        return args, {**kwargs, "closure": wrap(kwargs["closure"])}
+    return None
+
+
+def any_optimizer_made() -> bool:
+    """Whether there ever was a torch optimizer: torch wraps its class's step when it is made."""
+    module: Any = sys.modules.get("torch.optim.optimizer")
+    if module is None:
+        return False
+    kinds = list(module.Optimizer.__subclasses__())
+    while kinds:
+        kind = kinds.pop()
+        if "step" in vars(kind) and getattr(kind.step, "hooked", None):
+            return True
+        kinds += kind.__subclasses__()
+    return False
+
+
+def _still_running(optimizers: list[Any]) -> list[Any]:
+    """An optimizer whose step raised never reported its end: only those on the stack count."""
+    if not optimizers:
+        return optimizers
+    running: list[Any] = []
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == _WRAPPER and frame.f_code.co_filename.endswith(_TORCHS):
+            running.append(frame.f_locals.get("self"))
+        frame = frame.f_back
+    outer = {id(optimizer) for optimizer in running[1:]}  # the first is the one that begins now
+    return [optimizer for optimizer in optimizers if id(optimizer) in outer]
