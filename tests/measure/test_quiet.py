@@ -124,8 +124,7 @@ def test_a_profiler_is_not_stopped_under_a_collective(tmp_path: Path) -> None:
         f"""
         from stepscope.measure import window
         from stepscope.measure.session import Session
-        from stepscope.measure.schedule import PlannedWindow
-from stepscope.measure.settings import Settings
+        from stepscope.measure.settings import Settings
         window.PATIENCE_S = 0.05
         store = dist.distributed_c10d._get_default_store()
         options = dict(wait=2, warmup=0, active=1, memory=False, sample_hz=0.0)

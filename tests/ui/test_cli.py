@@ -47,8 +47,8 @@ def trace(tmp_path: Path) -> Path:
 def test_explain_prints_verdict_why_next_first(trace: Path) -> None:
     done = run("explain", trace)
     assert done.returncode == 0, done.stderr
-    lines = [line.split()[0] for line in done.stdout.splitlines() if line.strip()]
-    assert lines[1:4] == ["verdict", "why", "next"]
+    labels = [line.split()[0] for line in done.stdout.splitlines() if line[:1].strip()]
+    assert labels[1:4] == ["verdict", "why", "next"]
     assert done.stderr == ""
 
 

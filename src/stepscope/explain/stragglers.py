@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from stepscope.records.job import Straggler, Stragglers
 from stepscope.records.words import counted
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from stepscope.records.job import Cause, RankTimes
+    from stepscope.records.job import Cause, Job, RankTimes
 
     Int64 = NDArray[np.int64]
     Float = NDArray[np.float64]
@@ -92,6 +93,16 @@ def find_stragglers(
     if doubt:
         return Stragglers(verdict="not resolved", detail=doubt)
     return Stragglers(verdict="none", detail=f"no rank stands out in {counted(len(own), 'step')}")
+
+
+def costs_of_record(job: Job, step_ms: float) -> Job:
+    """Stragglers are found in recorded steps; what they cost is told of the step of record."""
+    recorded_ms = max((each.step_ms for each in job.times), default=0.0)
+    if not recorded_ms or not step_ms:
+        return job
+    scale = step_ms / recorded_ms
+    found = [replace(each, cost_ms=each.cost_ms * scale) for each in job.stragglers.ranks]
+    return replace(job, step_ms=step_ms, stragglers=replace(job.stragglers, ranks=tuple(found)))
 
 
 def _typical_steps(times: Sequence[RankTimes], own: Float, loading: Float) -> tuple[Float, Float]:
@@ -199,8 +210,8 @@ def _straggler(
     evidence = [
         f"its step without communication is {slowdown:.2f} times the other ranks' median, in "
         f"{often} of {counted(len(own), 'step')}",
-        f"{cost / 1e6:.2f} ms a step longer, {max(of_input, 0.0) / 1e6:.2f} ms of it waiting for "
-        "data",
+        f"{min(1.0, max(of_input, 0.0) / cost) if cost > 0 else 0.0:.0%} of what it takes longer "
+        "is waiting for data",
     ]
     return Straggler(
         rank=ranks[rank],

@@ -75,9 +75,10 @@ def _together(
         return None, strategies_of_record(join_strategies(spread), budget, paces), ()
     from stepscope.explain.job import join_ranks
     from stepscope.explain.job_findings import find_in_job
+    from stepscope.explain.stragglers import costs_of_record
 
     parts = [replace(rank.part, rank=rank.rank or 0) for rank in ranks]
-    job = join_ranks(parts, _calibrations(ranks[0]))
+    job = costs_of_record(join_ranks(parts, _calibrations(ranks[0])), budget.step_ms)
     strategies = strategies_of_record(join_strategies(spread, job.clock), budget, paces)
     return job, strategies, find_in_job(job, strategies)
 

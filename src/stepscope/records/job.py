@@ -283,3 +283,4 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     lanes: Lanes | None
     notes: tuple[Note, ...] = ()
     members: tuple[Membership | None, ...] = ()  # in the order of `ranks`
+    step_ms: float = 0.0  # of record; 0 where only recorded steps are known

@@ -66,7 +66,10 @@ def find(job: Job, _strategies: Sequence[Strategy]) -> Finding | None:
 
 
 def _step_ms(job: Job, worst: Straggler) -> float:
-    """The slowest rank's: its typical step, of which a rank's cost is; else step by step."""
+    """Of record; else the slowest rank's typical step, of which a rank's cost is; else step by
+    step."""
+    if job.step_ms:
+        return job.step_ms
     if worst.rank is not None:
         return max(each.step_ms for each in job.times)
     steps = job.step_ns[(job.step_ns > 0).all(axis=1)]

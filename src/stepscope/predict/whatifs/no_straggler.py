@@ -78,7 +78,7 @@ def _shorter(scene: Scene, rank: int, own: Floats, slowest: int, wanted_ns: floa
     """The slow rank's own work is shortened; on any other, what it waits inside collectives."""
     graph = scene.graph
     if scene.trace.rank == rank:
-        return slower(graph, _usual(own, slowest) / own[slowest])
+        return slower(graph, _usual(own, slowest) / float(own[slowest]))
     comm = graph.tasks.kind == Kind.COMM
     if not comm.any():
         raise Refused(f"no-straggler: the trace of rank {scene.trace.rank} shows no collectives")
