@@ -284,6 +284,11 @@ def test_lesson_7_the_interval_by_hand_and_the_promise_answered(tmp_path: Path) 
     (promise,) = record["promises"]
     assert promise["settings"] == [{"name": "optimizer", "value": "fused"}]
     assert promise["predicted_ms"] < promise["baseline_ms"]
+    if promise["delivery"] is None:
+        assert "stays open: the change is only known to lie between" in " ".join(
+            lesson.output.split()
+        )
+        return
     delivered = promise["baseline_ms"] * (1 + promise["delivery"]["change"])
     assert promise["delivered_ms"] == pytest.approx(delivered)
     assert promise["error"] == pytest.approx(delivered / promise["predicted_ms"] - 1)
