@@ -136,11 +136,11 @@ class _Switch:
                     hooks[key] = hook
                 else:
                     hooks.pop(key, None)
-        record = self.session._record
-        if record is not None:
-            (record.sampler_resumes if on else record.sampler_pauses)()
-            if on and record.device is not None:
-                record.device.restart()
+        parts = self.session._parts
+        if parts is not None:
+            (parts.sampler_resumes if on else parts.sampler_pauses)()
+            if on and parts.device is not None:
+                parts.device.restart()
 
 
 def _train(command: Sequence[str], plan: _Plan, switch: _Switch) -> list[float]:
