@@ -7,6 +7,8 @@ import os
 from dataclasses import asdict, dataclass, fields
 
 VARIABLE = "STEPSCOPE_CAPTURE"
+# What may end a step, as a user says it; `watch` says it itself (call).
+STEP_ON = ("auto", "optimizer", "backward", "dataloader", "forward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,7 @@ class Settings:
     memory: bool = True
     nvtx: bool = False
     sample_hz: float = 100.0
-    step_on: str = "auto"  # optimizer, backward, dataloader or forward; call: watch() says
+    step_on: str = "auto"  # one of STEP_ON, or call
     nccl_debug: bool = False
 
     def to_environment(self) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stepscope.errors import UsageError
+from stepscope.measure.settings import STEP_ON
 from stepscope.ui.cli.compare import AB, check_promise, check_report, comparing_options, conclude
 from stepscope.ui.say import say
 
@@ -52,8 +53,8 @@ _BETWEEN = "---"
 @click.option("--no-trace", is_flag=True, help="Record no trace in the last pair, only step times.")
 @click.option(
     "--step-on",
-    type=click.Choice(["optimizer", "dataloader", "forward"]),
-    default="optimizer",
+    type=click.Choice(STEP_ON),
+    default="auto",
     show_default=True,
     help="What counts as the end of a training step.",
 )

@@ -13,7 +13,7 @@ import click
 from stepscope.errors import NotCapturedError
 from stepscope.measure import folder as layout
 from stepscope.measure.schedule import Schedule
-from stepscope.measure.settings import Settings
+from stepscope.measure.settings import STEP_ON, Settings
 from stepscope.records.words import counted
 from stepscope.ui.cli.run import capture, claim
 
@@ -48,7 +48,7 @@ _STEPS = 3
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.option(
     "--step-on",
-    type=click.Choice(["auto", "optimizer", "backward", "dataloader", "forward"]),
+    type=click.Choice(STEP_ON),
     default="auto",
     show_default=True,
     help="What counts as the end of a training step.",

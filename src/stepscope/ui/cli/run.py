@@ -18,7 +18,7 @@ import click
 import stepscope.measure
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.measure import folder as layout
-from stepscope.measure.settings import Settings
+from stepscope.measure.settings import STEP_ON, Settings
 from stepscope.ui.attachment import Attachment, why_no_trace, why_nothing
 from stepscope.ui.say import say
 
@@ -82,7 +82,7 @@ INJECT = Path(stepscope.measure.__file__).parent / "inject"
 @click.option("--modules", is_flag=True, help="Record nn.Module names, for time by module.")
 @click.option(
     "--step-on",
-    type=click.Choice(["auto", "optimizer", "backward", "dataloader", "forward"]),
+    type=click.Choice(STEP_ON),
     default="auto",
     show_default=True,
     help="What counts as the end of a training step.",
