@@ -141,7 +141,7 @@ def test_lesson_3_the_same_flops_in_fewer_operators(tmp_path: Path) -> None:
     before = lesson.answer("explain", "runs/small/before")
     after = lesson.answer("explain", "runs/small/after")
     told = parts(before)
-    assert max(told, key=told.__getitem__) == "compute"
+    assert told["compute"] + told["python"] > 0.8 * sum(told.values())
     (one,), (other,) = before["ranks"], after["ranks"]
     # 64 products of 4 x 16 and 16 x 16, 2 FLOPs each, forward and for the weights' gradients
     assert one["efficiency"]["model_flops"] == 64 * 2 * (2 * 4 * 16 * 16)
