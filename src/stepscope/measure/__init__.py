@@ -11,6 +11,7 @@ folder. No random number is drawn, no tensor of the training is changed, no stre
     folder.py     the run folder: names, atomic writes
     ranks.py      which rank is this process
     hooks.py      where steps and phases begin and end, seen from inside torch
+    dynamo.py     keeps all of this out of code that torch.compile compiles
     session.py    one rank's capture: counts steps, lets each part act when it is due
     schedule.py   which step does what
     optimizers.py which optimizers step, and when

@@ -1,7 +1,7 @@
 """Where steps and phases begin and end, seen from inside torch. Nothing here changes a result.
 
-Code that torch.compile traces must not see any of it: every hook asks `is_compiling` first, which
-is a constant there.
+Code that torch.compile traces must not see any of it (see dynamo.py): what it cannot be kept from
+tracing asks `is_compiling` first, which is a constant there.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.after_import import when_imported
+from stepscope.measure.dynamo import is_tracing, pass_over_our_frames, surrounds, untraced
 from stepscope.measure.harmless import harmless
 from stepscope.measure.steps import ENTER, LEAVE
 
 if TYPE_CHECKING:
     from stepscope.measure.session import Session
 
+_CREATE_GRAPH = 2  # of the engine's arguments behind the outputs
+
 
 @harmless
 def install(session: Session) -> None:
     """Attach to torch; called once, when torch has been imported."""
+    pass_over_our_frames()
     session.torch_is_here()
     _watch_optimizers(session)
-    _watch_backward(session)
-    _watch_gradients(session)
+    _watch_engine(session)
     _watch_data_loader(session)
     _watch_grad_scaler(session)
     _watch_process_groups(session)
@@ -36,48 +39,54 @@ def install(session: Session) -> None:
 
 
 def _watch_optimizers(session: Session) -> None:
-    from torch.compiler import is_compiling
     from torch.optim.optimizer import (
         register_optimizer_step_post_hook,
         register_optimizer_step_pre_hook,
     )
 
+    @untraced
     def before(optimizer: Any, args: Any, kwargs: Any) -> Any:
-        return None if is_compiling() else session.before_optimizer(optimizer, args, kwargs)
+        return session.before_optimizer(optimizer, args, kwargs)
 
+    @untraced
     def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if not is_compiling():
-            session.after_optimizer(optimizer)
+        session.after_optimizer(optimizer)
 
     register_optimizer_step_pre_hook(before)
     register_optimizer_step_post_hook(after)
 
 
-def _watch_backward(session: Session) -> None:
-    """Tensor.backward looks torch.autograd.backward up at call time: the attribute is enough.
+def _watch_engine(session: Session) -> None:
+    """Where autograd's engine is called: behind torch.autograd.backward and torch.autograd.grad.
 
-    Flat, because what runs behind a call finds the processor's caches empty (see steps.py).
+    torch.compile knows those two by name and looks into neither, so they stay what they are. Flat,
+    because what runs behind a call finds the processor's caches empty (see steps.py).
     """
-    import torch.autograd
-    from torch.compiler import is_compiling
+    import torch.autograd.graph
 
-    original = torch.autograd.backward
+    original = torch.autograd.graph._engine_run_backward
     notes = session.notes
 
+    @surrounds
     @functools.wraps(original)
-    def backward(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
-            return original(*args, **kwargs)
+    def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_tracing():
+            return original(outputs, *args, **kwargs)
+        if not kwargs.get("accumulate_grad"):
+            result = original(outputs, *args, **kwargs)
+            if session.passes is not None and not _creates_graph(args):
+                session.gradient_was_taken()
+            return result
         trains = get_ident() == session.thread
         if not session.passes_ended:
             trains = session.first_pass_begins()
         if trains:
-            outermost = session.pass_begins(args, kwargs)
+            outermost = session.pass_begins(outputs)
             notes.append((ENTER, perf_counter_ns(), "backward"))
             if session.listens:
                 session.tell("backward", entering=True)
         try:
-            return original(*args, **kwargs)
+            return original(outputs, *args, **kwargs)
         finally:
             if trains:
                 notes.append((LEAVE, perf_counter_ns(), "backward"))
@@ -85,24 +94,14 @@ def _watch_backward(session: Session) -> None:
                     session.tell("backward", entering=False)
                 session.pass_ends(outermost)
 
-    torch.autograd.backward = backward
+    # torch.autograd calls it by its own name for it; tracers replace and restore both.
+    torch.autograd._engine_run_backward = run_backward
+    torch.autograd.graph._engine_run_backward = run_backward
 
 
-def _watch_gradients(session: Session) -> None:
-    """Gradients taken without .backward(): the only sign of a training in functional style."""
-    import torch.autograd
-    from torch.compiler import is_compiling
-
-    original = torch.autograd.grad
-
-    @functools.wraps(original)
-    def grad(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        if not is_compiling() and session.passes is not None and not kwargs.get("create_graph"):
-            session.gradient_was_taken()
-        return result
-
-    torch.autograd.grad = grad
+def _creates_graph(args: tuple[Any, ...]) -> bool:
+    """Gradients that are differentiated again are part of a loss."""
+    return len(args) > _CREATE_GRAPH and bool(args[_CREATE_GRAPH])
 
 
 def _watch_data_loader(session: Session) -> None:
@@ -115,6 +114,7 @@ def _watch_data_loader(session: Session) -> None:
         owner = module._BaseDataLoaderIter
         original = owner.__next__
 
+        @surrounds
         @functools.wraps(original)
         def following(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or get_ident() != session.thread:
@@ -140,10 +140,15 @@ def _watch_grad_scaler(session: Session) -> None:
     """A step that GradScaler skips (inf or nan) is a step all the same: its time was spent."""
 
     def attach(module: Any) -> None:
+        from torch.compiler import is_compiling
+
         original = module.GradScaler.step
 
+        @surrounds
         @functools.wraps(original)
         def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return original(self, optimizer, *args, **kwargs)
             before = session.optimizer_calls
             result = original(self, optimizer, *args, **kwargs)
             if session.optimizer_calls == before:
@@ -157,7 +162,6 @@ def _watch_grad_scaler(session: Session) -> None:
 
 def _watch_modules(session: Session) -> None:
     """Costs a call per module: only for scripts that asked for it."""
-    from torch.compiler import is_compiling
     from torch.nn.modules.module import (
         register_module_forward_hook,
         register_module_forward_pre_hook,
@@ -166,10 +170,9 @@ def _watch_modules(session: Session) -> None:
     ends_steps = session.settings.step_on == "forward"
     depth = 0
 
+    @untraced
     def before(module: Any, _args: Any) -> None:
         nonlocal depth
-        if is_compiling():
-            return
         if get_ident() == session.thread:
             # Inside backward it is a checkpoint that computes its part again.
             if depth == 0 and ends_steps and not session.in_backward:
@@ -177,10 +180,9 @@ def _watch_modules(session: Session) -> None:
             depth += 1
         session.module_begins(module)
 
+    @untraced
     def after(module: Any, _args: Any, _output: Any) -> None:
         nonlocal depth
-        if is_compiling():
-            return
         if get_ident() == session.thread:
             depth = max(0, depth - 1)
         session.module_ends(module)
@@ -195,11 +197,13 @@ def _watch_profilers(session: Session) -> None:
 
     prepare, leave = profiler.profile._prepare_trace, profiler.profile.__exit__
 
+    @surrounds
     @functools.wraps(prepare)
     def _prepare_trace(self: Any, *args: Any, **kwargs: Any) -> Any:
         session.profiler_begins(self)
         return prepare(self, *args, **kwargs)
 
+    @surrounds
     @functools.wraps(leave)
     def __exit__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         try:
@@ -215,6 +219,7 @@ def _watch_process_groups(session: Session) -> None:
     def attach(module: Any) -> None:
         original = module.destroy_process_group
 
+        @surrounds
         @functools.wraps(original)
         def destroy(*args: Any, **kwargs: Any) -> Any:
             session.group_ends()

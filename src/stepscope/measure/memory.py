@@ -8,11 +8,11 @@ what was held together at the highest point and adds up to it. Unmeasured is nul
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.measure.allocator import Allocator, Labels, Phases, Reading, nearest, replay
+from stepscope.measure.dynamo import has_compiled
 from stepscope.measure.saved import OUTSIDE, SavedTensors
 from stepscope.measure.storages import KNOWN, Held, Model, on
 
@@ -108,7 +108,7 @@ class MemoryStep:
         self._allocator.start_history()
 
     def _watch_graph(self) -> None:
-        self._compiled = _uses_compiled_code()
+        self._compiled = has_compiled()
         if self._compiled:
             self._notes.add(
                 "torch.compile is in use: activations are not told apart by module, and inputs "
@@ -394,13 +394,3 @@ def _known(level: Mapping[str, int | None]) -> int:
 
 def _ordered(level: dict[str, Any]) -> dict[str, Any]:
     return {name: level.get(name) for name in CATEGORIES}
-
-
-def _uses_compiled_code() -> bool:
-    """Has Dynamo compiled anything in this process?"""
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is None:
-        return False
-    codes = getattr(sys.modules.get("torch._dynamo.convert_frame"), "input_codes", None)
-    seen = getattr(codes, "seen", ())
-    return bool(len(seen) or sum(dynamo.utils.counters["frames"].values()))

@@ -9,13 +9,16 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from stepscope.measure.dynamo import has_compiled
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 # On a device, gradients zeroed through `.data` leave no mark that can be read without waiting for
 # it: after so many passes each of them is a step.
 _MOST_PASSES = 8
-# With a torch optimizer about, gradients are reset so often before we believe that it never steps.
+# With a torch optimizer about, gradients are reset so often before we believe that it never steps:
+# at once where compiled code has updated the parameters, for an optimizer in there is not heard.
 _PATIENCE = 3
 _FARTHEST = 10_000  # nodes of the graph
 
@@ -31,6 +34,7 @@ class Passes:
         self._parameter: Callable[[], Any] = lambda: None
         self._gradient: Callable[[], Any] = lambda: None
         self._version = -1
+        self._updates = -1  # of the parameter, as its version counts them
         self._sum: float | None = None
 
     def begins(self, roots: Any, *, optimizer_exists: bool) -> bool:
@@ -41,7 +45,7 @@ class Passes:
         if not over:
             return False
         self._resets += 1
-        if not self.ends_steps and optimizer_exists and self._resets < _PATIENCE:
+        if not self.ends_steps and optimizer_exists and not self._is_certain():
             self._since = 0
             return False
         self.ends_steps = True
@@ -66,6 +70,11 @@ class Passes:
         """Whether passes have ended since the last step did."""
         return self._since > 0
 
+    def _is_certain(self) -> bool:
+        parameter = self._parameter()
+        updated = parameter is not None and parameter._version != self._updates
+        return self._resets >= _PATIENCE or (updated and has_compiled())
+
     def _were_reset(self) -> bool:
         parameter, gradient = self._parameter(), self._gradient()
         if parameter is None:
@@ -82,6 +91,7 @@ class Passes:
             self._parameter = lambda: None  # this pass did not reach it: look for another
             return
         self._gradient, self._version = weakref.ref(gradient), gradient._version
+        self._updates = parameter._version
         self._sum = None if self._per_step == 1 else _sum_on_cpu(gradient)
 
 

@@ -21,6 +21,7 @@ import torch
 from torch.compiler import is_compiling
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from stepscope.measure.dynamo import is_tracing, surrounds
 from stepscope.measure.storages import Key, Piece, pieces, tensors_in
 
 if TYPE_CHECKING:
@@ -161,9 +162,10 @@ class SavedTensors:
     # what is seen
 
     def _around_backward(self, original: Any) -> Any:
+        @surrounds
         @functools.wraps(original)
         def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not self._on:
+            if not self._on or is_tracing():
                 return original(outputs, *args, **kwargs)
             self._before_backward(outputs)
             self._backward_depth += 1

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.measure import folder as layout
 from stepscope.measure import processes
 from stepscope.measure.comms import Comms
+from stepscope.measure.dynamo import surrounds
 from stepscope.measure.forked import end_without_destructors
 from stepscope.measure.harmless import harmless, note, problems
 from stepscope.measure.host_load import HostLoad
@@ -113,15 +114,14 @@ class Session:
             self.thread = get_ident()
         return get_ident() == self.thread
 
-    def pass_begins(self, args: Any, kwargs: Any) -> bool:
+    def pass_begins(self, roots: Any = ()) -> bool:
         """True for a pass that is not inside another one."""
         self.in_backward += 1
         if self.in_backward > 1:
             return False
-        if (
-            self.passes is not None and not self._optimizers.stepping
-        ):  # a closure's are its optimizer's
-            self._ask_passes(args[0] if args else kwargs.get("tensors"))
+        # A closure's passes are its optimizer's.
+        if self.passes is not None and not self._optimizers.stepping:
+            self._ask_passes(roots)
         return True
 
     @harmless
@@ -156,7 +156,7 @@ class Session:
         """By a script without an optimizer, which may never call backward."""
         if any_optimizer_made() or self.in_backward or not self.first_pass_begins():
             return
-        self.pass_begins((), {})
+        self.pass_begins()
         self.pass_ends(outermost=True)
 
     def before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
@@ -210,6 +210,7 @@ class Session:
     def _as_forward(self, closure: Any) -> Any:
         """A closure holds the step's forward and backward, which are not the optimizer's."""
 
+        @surrounds
         @functools.wraps(closure)
         def timed(*args: Any, **kwargs: Any) -> Any:
             mark = self._window.mark(CLOSURE) if self._window is not None else None

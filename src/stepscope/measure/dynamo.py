@@ -1,0 +1,112 @@
+"""What torch.compile sees of us: nothing.
+
+Dynamo compiles every Python frame that runs below a compiled function, ours as well; each of our
+calls that it cannot trace would split the graph, and a split graph rounds differently. So all our
+frames are marked as ones to pass over.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stepscope.measure.harmless import harmless
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+F = TypeVar("F", bound="Callable[..., Any]")
+_OURS = "stepscope.measure"
+
+
+@harmless
+def pass_over_our_frames() -> None:
+    """Neither our functions nor what they call is compiled. Once torch is there."""
+    for code in _codes_of_ours():
+        _pass_over(code, calls_too=True)
+
+
+def surrounds(replacement: F) -> F:
+    """Mark a function that stands around a call of the training's, which may be compiled."""
+    _surround(replacement)
+    return replacement
+
+
+def untraced(hook: F) -> F:
+    """Mark a hook that torch calls: where dynamo traces through the call, it sees an empty one.
+
+    `is_compiling` in a hook would do nearly that; but a frame that asks is always compiled, even
+    if nothing else is in it.
+    """
+    hook._torchdynamo_inline = _empty  # type: ignore[attr-defined]
+    return hook
+
+
+def _empty(*_args: Any, **_kwargs: Any) -> None:
+    return None
+
+
+def is_tracing() -> bool:
+    """Whether torch.compile runs the training's code to learn what it does: nothing trains then."""
+    guards = sys.modules.get("torch._guards")
+    return guards is not None and guards.TracingContext.try_get() is not None
+
+
+def has_compiled() -> bool:
+    """Whether torch.compile has compiled anything in this process."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None:
+        return False
+    codes = getattr(sys.modules.get("torch._dynamo.convert_frame"), "input_codes", None)
+    seen = getattr(codes, "seen", ())
+    return bool(len(seen) or sum(dynamo.utils.counters["frames"].values()))
+
+
+@harmless
+def _surround(replacement: Any) -> None:
+    _pass_over(replacement.__code__, calls_too=False)
+
+
+def _pass_over(code: CodeType, *, calls_too: bool) -> None:
+    import torch._C._dynamo.eval_frame
+
+    eval_frame: Any = torch._C._dynamo.eval_frame
+    action = getattr(eval_frame, "_FrameAction", None)
+    if action is None:  # torch before 2.7 passes over single frames only
+        eval_frame.skip_code(code)
+        return
+    below = action.SKIP if calls_too else action.DEFAULT
+    strategy = eval_frame._FrameExecStrategy(action.SKIP, below)
+    eval_frame.set_code_exec_strategy(code, strategy)
+
+
+def _codes_of_ours() -> set[CodeType]:
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith(_OURS)]
+    files = {getattr(module, "__file__", None) for module in modules}
+    return {
+        code for module in modules for code in _codes(vars(module)) if code.co_filename in files
+    }
+
+
+def _codes(names: Any) -> Iterator[CodeType]:
+    """Of all functions, methods and properties, with the functions that they make."""
+    for value in list(names.values()):
+        if isinstance(value, type):
+            if value.__module__.startswith(_OURS):
+                yield from _codes(vars(value))
+            continue
+        for function in (value, *(getattr(value, name, None) for name in _WAYS)):
+            code = getattr(function, "__code__", None)
+            if isinstance(code, CodeType):
+                yield from _with_inner(code)
+
+
+_WAYS = ("fget", "fset", "__func__", "__wrapped__")
+
+
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_inner(constant)
