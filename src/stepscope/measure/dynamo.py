@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 _OURS = "stepscope.measure"
+_UNPATCHED = "unpatched_nn_module_call_impl"
 
 
 @harmless
@@ -45,6 +46,18 @@ def untraced(hook: F) -> F:
 
 def _empty(*_args: Any, **_kwargs: Any) -> None:
     return None
+
+
+@harmless
+def know_as_unpatched(original: Any, replacement: Any) -> None:
+    """Dynamo takes the short way through modules as long as nobody patched how they are called.
+
+    What it finds when it is imported counts as unpatched: nothing to do unless it is there already.
+    """
+    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
+        module: Any = sys.modules.get(name)
+        if getattr(module, _UNPATCHED, None) is original:
+            setattr(module, _UNPATCHED, replacement)
 
 
 def is_tracing() -> bool:

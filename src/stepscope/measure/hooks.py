@@ -13,7 +13,13 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.after_import import when_imported
-from stepscope.measure.dynamo import is_tracing, pass_over_our_frames, surrounds, untraced
+from stepscope.measure.dynamo import (
+    is_tracing,
+    know_as_unpatched,
+    pass_over_our_frames,
+    surrounds,
+    untraced,
+)
 from stepscope.measure.harmless import harmless
 from stepscope.measure.steps import ENTER, LEAVE
 
@@ -161,34 +167,38 @@ def _watch_grad_scaler(session: Session) -> None:
 
 
 def _watch_modules(session: Session) -> None:
-    """Costs a call per module: only for scripts that asked for it."""
-    from torch.nn.modules.module import (
-        register_module_forward_hook,
-        register_module_forward_pre_hook,
-    )
+    """Costs a call per module: only for scripts that asked for it.
+
+    Not by torch's global hooks: dynamo traces modules that have hooks in another way, and takes the
+    graph's inputs in another order.
+    """
+    from torch.compiler import is_compiling
+    from torch.nn import Module
 
     ends_steps = session.settings.step_on == "forward"
+    original = Module._call_impl
     depth = 0
 
-    @untraced
-    def before(module: Any, _args: Any) -> None:
+    @surrounds
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal depth
-        if get_ident() == session.thread:
-            # Inside backward it is a checkpoint that computes its part again.
-            if depth == 0 and ends_steps and not session.in_backward:
-                session.boundary()
-            depth += 1
-        session.module_begins(module)
+        if is_compiling():
+            return original(self, *args, **kwargs)
+        trains = get_ident() == session.thread
+        # Inside backward it is a checkpoint that computes its part again.
+        if trains and depth == 0 and ends_steps and not session.in_backward:
+            session.boundary()
+        depth += trains
+        session.module_begins(self)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            depth -= trains
+            session.module_ends(self)
 
-    @untraced
-    def after(module: Any, _args: Any, _output: Any) -> None:
-        nonlocal depth
-        if get_ident() == session.thread:
-            depth = max(0, depth - 1)
-        session.module_ends(module)
-
-    register_module_forward_pre_hook(before)
-    register_module_forward_hook(after, always_call=True)
+    Module._call_impl = call
+    know_as_unpatched(original, call)
 
 
 def _watch_profilers(session: Session) -> None:
