@@ -20,6 +20,7 @@ folder. No random number is drawn, no tensor of the training is changed, no stre
     steps.py      every step's times, measured without the profiler
     writer.py     lines to disk in the background, safe against a kill
     window.py     the profiler window
+    kineto_messages.py  what Kineto says about our window stays out of the job's output
     sampler.py    Python stacks of the training thread, outside the window
     machine.py    cores, quota, context switches, other programs
     host_load.py  how busy the machine was in plain steps

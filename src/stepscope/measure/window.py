@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import os
 import shutil
 import threading
 import time
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.harmless import harmless, note
+from stepscope.measure.kineto_messages import KinetoMessages, without_thread_complaint
 from stepscope.measure.quiet import AT_EXIT_S, PATIENCE_S, collectives_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from stepscope.measure.schedule import PlannedWindow
@@ -35,12 +33,17 @@ def _detach_afterwards(cuda: str | None) -> None:
         os.environ.setdefault("TEARDOWN_CUPTI", "1")
 
 
-@contextlib.contextmanager
-def _unheard() -> Iterator[None]:
-    """The profiler's warnings are not the script's, which may have made warnings errors."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+def _profile(messages: KinetoMessages, **options: Any) -> Any:
+    """torch.profiler.profile, which says nothing."""
+    from torch.profiler import profile
+
+    class Profile(profile):  # type: ignore[misc]
+        def prepare_trace(self) -> None:
+            with without_thread_complaint():
+                super().prepare_trace()
+            messages.silence()
+
+    return Profile(**options)
 
 
 class Window:
@@ -51,7 +54,7 @@ class Window:
     ) -> None:
         """`after` is the window before this one, whose file it may replace."""
         import torch
-        from torch.profiler import ProfilerAction, profile
+        from torch.profiler import ProfilerAction
 
         first = planned.first
         self.planned = planned
@@ -70,7 +73,9 @@ class Window:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
             _detach_afterwards(torch.version.cuda)
-        self.profiler: Any = profile(
+        self._messages = KinetoMessages()
+        self.profiler: Any = _profile(
+            self._messages,
             activities=activities,
             schedule=action,
             record_shapes=settings.shapes,
@@ -98,12 +103,12 @@ class Window:
         return annotation
 
     def start(self) -> None:
-        with _unheard():
+        with self._messages.unheard():
             self.profiler.start()
 
     def step(self) -> None:
         """A step ended, and it was not the last one."""
-        with _unheard():
+        with self._messages.unheard():
             self.profiler.step()
 
     def finish(self) -> bool:
@@ -113,7 +118,7 @@ class Window:
         recorded, and a later step's end is the time to ask again.
         """
         patience_s = 0.0 if self.over else PATIENCE_S
-        with _unheard():
+        with self._messages.unheard():
             self._leave_step()
             if collectives_ended(patience_s, until_ns=self._until_ns):
                 self.profiler.step()
@@ -130,7 +135,7 @@ class Window:
 
     def stop(self) -> None:
         """Now, and save what there is: the script ends."""
-        with _unheard():
+        with self._messages.unheard():
             self._leave_step()
             collectives_ended(patience_s=AT_EXIT_S, until_ns=self._until_ns)
             self.profiler.stop()

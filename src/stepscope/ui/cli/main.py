@@ -11,12 +11,12 @@ import os
 import sys
 
 from stepscope.errors import StepscopeError
+from stepscope.ui.job_environment import without_blas_threads
 
 
 def main() -> None:
     """Run a verb; turn every error into one message and its exit code."""
-    # Nothing here multiplies large matrices; threads for that only cost start-up time.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    without_blas_threads()
     # A verb makes few cycles; looking for them, and again at the end, is a seventh of a short run.
     gc.disable()
     atexit.register(gc.freeze)

@@ -20,6 +20,7 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.measure import folder as layout
 from stepscope.measure.settings import STEP_ON, Settings
 from stepscope.ui.attachment import Attachment, why_no_trace, why_nothing
+from stepscope.ui.job_environment import job_environment
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 _POLL_S, _GRACE_S = 0.2, 15.0
 # Sent to us, meant for the command: without a handler they would end us and orphan it.
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
-INJECT = Path(stepscope.measure.__file__).parent / "inject"
 
 
 @click.command(
@@ -231,19 +231,12 @@ def _run(
     until: Callable[[], bool] | None,
     attachment: Attachment | None,
 ) -> int:
-    path = os.pathsep.join(filter(None, [str(INJECT), os.environ.get("PYTHONPATH")]))
-    defaults = {
-        "KINETO_LOG_LEVEL": "6",  # the profiler's own chatter is not the command's output
-        "TORCH_FR_BUFFER_SIZE": "2000",  # torch before 2.13 records no collectives without it
-    }
-    ours = {**settings.to_environment(), "PYTHONPATH": path}
-    if settings.nccl_debug:
-        defaults["NCCL_DEBUG_SUBSYS"] = "INIT,ENV,GRAPH,COLL,TUNING"
-        ours |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{settings.folder}/nccl.%h.%p.log"}
-    environment = {**defaults, **os.environ, **ours}
     try:
         process = subprocess.Popen(
-            command, env=environment, stdout=output, start_new_session=until is not None
+            command,
+            env=job_environment(settings),
+            stdout=output,
+            start_new_session=until is not None,
         )
     except FileNotFoundError:
         raise UsageError(f"{command[0]}: no such command") from None

@@ -1,0 +1,34 @@
+"""The environment of a job that stepscope starts: the user's own, and the little capture needs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stepscope.measure.settings import Settings
+
+_BLAS = "OPENBLAS_NUM_THREADS"
+INJECT = Path(__file__).parents[1] / "measure" / "inject"
+_ours_alone: set[str] = set()
+
+
+def without_blas_threads() -> None:
+    """In this process only: nothing here multiplies large matrices, and threads cost start-up."""
+    if _BLAS not in os.environ:
+        os.environ[_BLAS] = "1"
+        _ours_alone.add(_BLAS)
+
+
+def job_environment(settings: Settings) -> dict[str, str]:
+    """Settings travel in a variable of their own; PYTHONPATH leads to the start-up file."""
+    users = {name: value for name, value in os.environ.items() if name not in _ours_alone}
+    path = os.pathsep.join(filter(None, [str(INJECT), users.get("PYTHONPATH")]))
+    # Torch before 2.13 records no collectives without the first.
+    defaults = {"TORCH_FR_BUFFER_SIZE": "2000"}
+    ours = {**settings.to_environment(), "PYTHONPATH": path}
+    if settings.nccl_debug:
+        defaults["NCCL_DEBUG_SUBSYS"] = "INIT,ENV,GRAPH,COLL,TUNING"
+        ours |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{settings.folder}/nccl.%h.%p.log"}
+    return {**defaults, **users, **ours}
