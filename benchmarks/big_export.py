@@ -93,18 +93,23 @@ def write(target: Path, kernels: int, *, calls: bool) -> None:
 def measure(target: Path, *, explain: bool) -> None:
     from stepscope import explain_rank, read_trace
 
-    began = time.perf_counter()
+    began = _clocks()
     trace = read_trace(target, cache=False)
     _report("read", began, trace.events)
     if explain:
-        began = time.perf_counter()
+        began = _clocks()
         explain_rank(trace)
         _report("explain", began, trace.events)
 
 
-def _report(what: str, began: float, events: int) -> None:
+def _clocks() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def _report(what: str, began: tuple[float, float], events: int) -> None:
+    wall, cpu = (now - then for now, then in zip(_clocks(), began, strict=True))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    print(f"{what}: {time.perf_counter() - began:.1f} s, {events:,} events, peak {peak:.2f} GB")
+    print(f"{what}: {wall:.1f} s (CPU {cpu:.1f} s), {events:,} events, peak {peak:.2f} GB")
 
 
 def main() -> None:

@@ -83,8 +83,21 @@ class Table:
         out = {}
         for name, dtype in dtypes.items():
             pieces = self._pieces.pop(name, [])
-            out[name] = np.concatenate(pieces) if pieces else np.empty(0, dtype)
+            out[name] = _joined(pieces) if pieces else np.empty(0, dtype)
         return out
+
+
+def _joined(pieces: list[NDArray[Any]]) -> NDArray[Any]:
+    """One column; where every row has one and the same value, a column that takes no memory."""
+    first = pieces[0]
+    if all(is_constant(piece) and piece[:1] == first[:1] for piece in pieces):
+        return np.broadcast_to(first[0], sum(map(len, pieces)))
+    return np.concatenate(pieces)
+
+
+def is_constant(column: NDArray[Any]) -> bool:
+    """One value for all rows, as np.broadcast_to makes it."""
+    return bool(len(column)) and column.strides == (0,)
 
 
 class Collector:

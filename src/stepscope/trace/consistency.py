@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind
+from stepscope.trace.links import are_sorted
 from stepscope.trace.times import LIMIT_DUR_NS, LIMIT_NS
 
 if TYPE_CHECKING:
@@ -85,11 +86,11 @@ def _times(trace: Trace) -> Iterator[str]:
 
 def _orders(trace: Trace) -> Iterator[str]:
     host, device = trace.host, trace.device
-    if not _ascending(host.thread, host.start_ns, -host.dur_ns):
+    if not are_sorted(host.thread, host.start_ns, -host.dur_ns):
         yield "host events are not in their order"
-    if not _ascending(device.start_ns, device.dur_ns):
+    if not are_sorted(device.start_ns, device.dur_ns):
         yield "device events are not in their order"
-    if not _ascending(trace.memory.time_ns):
+    if not are_sorted(trace.memory.time_ns):
         yield "memory events are not in the order of time"
 
 
@@ -115,14 +116,3 @@ def _facts(trace: Trace) -> Iterator[str]:
 def _within(column: Column, lowest: int, end: int) -> bool:
     """Whether all values lie in lowest..end - 1."""
     return not len(column) or bool(column.min() >= lowest and column.max() < end)
-
-
-def _ascending(*keys: Column) -> bool:
-    """Whether the rows are sorted by the first key, equal ones by the next, and so on."""
-    tied = np.ones(max(0, len(keys[0]) - 1), np.bool_)
-    for key in keys:
-        later, earlier = key[1:], key[:-1]
-        if (tied & (later < earlier)).any():
-            return False
-        tied &= later == earlier
-    return True
