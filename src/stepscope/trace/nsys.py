@@ -143,34 +143,25 @@ class _Reader:
         """Whole graphs, where the work inside them was not recorded node by node."""
         if not self._database.columns(f"{_CUPTI}GRAPH_TRACE"):
             return
-        pieces = self.columns.device.pieces("correlation")
-        known = links.distinct(np.concatenate(pieces)) if pieces else None
-        self._read_device("GRAPH_TRACE", DeviceKind.KERNEL, _GRAPH, self._graph_names, known)
+        known = links.distinct(self.columns.device.column("correlation"))
+        for rows in self._device_rows("GRAPH_TRACE", DeviceKind.KERNEL, _GRAPH, known):
+            self._add_device(rows, DeviceKind.KERNEL, self._graph_names(rows))
 
     def _read_waits(self) -> None:
         """Named after the calls that wait, which are looked up once for all of them."""
-        unnamed: list[tuple[Int64, Int32]] = []
-
-        def names_later(rows: Rows) -> Int32:
-            names = np.zeros(len(rows), np.int32)
-            unnamed.append((rows["correlation"], names))
-            return names
-
-        self._read_device("SYNCHRONIZATION", DeviceKind.SYNC, {}, names_later)
-        if unnamed:
-            calls = self._call_names(links.distinct(np.concatenate([ids for ids, _ in unnamed])))
-            for ids, names in unnamed:
-                names[:] = _by_distinct(ids, partial(self._wait_names, calls))
+        waits = list(self._device_rows("SYNCHRONIZATION", DeviceKind.SYNC, {}))
+        if waits:
+            calls = self._call_names(np.concatenate([rows["correlation"] for rows in waits]))
+            for rows in waits:
+                names = _by_distinct(rows["correlation"], partial(self._wait_names, calls))
+                self._add_device(rows, DeviceKind.SYNC, names)
 
     def _call_names(self, wanted: Int64) -> dict[int, int]:
         """Correlations -> names of the first calls with them."""
-        names: dict[int, int] = {}
-        host = self.columns.host
-        for ids, codes in zip(host.pieces("correlation"), host.pieces("name"), strict=True):
-            found = np.isin(ids, wanted[wanted > 0])
-            for key, code in zip(ids[found].tolist(), codes[found].tolist(), strict=True):
-                names.setdefault(key, code)
-        return names
+        ids, codes = self.columns.host.column("correlation"), self.columns.host.column("name")
+        found = np.isin(ids, wanted[wanted > 0])
+        pairs = zip(ids[found][::-1].tolist(), codes[found][::-1].tolist(), strict=True)
+        return dict(pairs)
 
     def _wait_names(self, calls: dict[int, int], ids: list[int]) -> Int32:
         texts = list(self.columns.names)
@@ -183,19 +174,28 @@ class _Reader:
         kind: DeviceKind,
         columns: dict[str, int],
         names_of: Callable[[Rows], Int32],
-        known: Int64 | None = None,
     ) -> None:
+        for rows in self._device_rows(table, kind, columns):
+            self._add_device(rows, kind, names_of(rows))
+
+    def _device_rows(
+        self,
+        table: str,
+        kind: DeviceKind,
+        columns: dict[str, int],
+        known: Int64 | None = None,
+    ) -> Iterator[Rows]:
+        """Without those whose correlations are known already."""
         for batch in self._batches(f"{_CUPTI}{table}", _DEVICE | columns):
             rows = self._timed(batch)
             process = rows["globalPid"] >> 24
             rows = rows.with_column("correlation", self._correlation(rows, process))
             if known is not None:
                 rows = rows.where(~np.isin(rows["correlation"], known))
-            if not len(rows):
-                continue
-            if kind <= DeviceKind.MEMSET:
-                self.busy.update(_distinct(rows["globalPid"] >> 24).tolist())
-            self._add_device(rows, kind, names_of(rows))
+            if len(rows):
+                if kind <= DeviceKind.MEMSET:
+                    self.busy.update(_distinct(rows["globalPid"] >> 24).tolist())
+                yield rows
 
     def _batches(
         self, table: str, columns: dict[str, int], text: str | None = None
@@ -450,8 +450,8 @@ def _session_start(database: Database, columns: Collector) -> int:
     value = rows[0][0] if rows else None
     if not isinstance(value, int) or not 0 < value < _LATEST_NS:
         return 0
-    pieces = columns.device.pieces("start_ns") + columns.host.pieces("start_ns")
-    absolute = any(len(piece) and np.median(piece) > _ABSOLUTE_FROM_NS for piece in pieces)
+    starts = columns.device.column("start_ns"), columns.host.column("start_ns")
+    absolute = any((column > _ABSOLUTE_FROM_NS).mean() > 0.5 for column in starts if len(column))
     return 0 if absolute else value
 
 

@@ -45,6 +45,8 @@ def typical_step(trace: Trace, work: Work, steps: Steps, *, described: bool = Tr
             f"{trace.path}: there is no operator and no device event to replay; "
             "record with ProfilerActivity.CPU and CUDA"
         )
+    if (whole.calls.row < 0).any():  # no launch was recorded: no step has calls of its own
+        return Typical(graph=whole, steps=1, alike=True)
     start = trace.host.start_ns[whole.calls.row]
     windows = [(step.start_ns, step.start_ns + step.dur_ns) for step in steps.steps]
     pieces = [_piece(trace, whole, start, window) for window in windows]
