@@ -16,8 +16,7 @@ from stepscope.trace.plausible import (
     MOST_ELEMENTS,
     MOST_RANKS,
     OddValues,
-    decoded,
-    rank_list,
+    is_rank_text,
 )
 from stepscope.trace.times import (
     INVALID_NS,
@@ -426,9 +425,8 @@ def _text(value: Any) -> str:
 
 
 def _rank_text(args: Args, odd: OddValues) -> str:
-    """The ranks of a call's group as JSON; long lists are cut with dots and stay as they are."""
     text = _text(args.group_ranks)
-    if not text or "..." in text or rank_list(decoded(text, list[int])) is not None:
+    if is_rank_text(text):
         return text
     odd.add(_FILE_NAMES["group_ranks"], 1, text, _text(args.collective))
     return ""

@@ -11,6 +11,17 @@ import numpy as np
 
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind
 from stepscope.trace.links import are_sorted
+from stepscope.trace.plausible import (
+    MOST_BYTES,
+    MOST_ELEMENTS,
+    MOST_RANKS,
+    OddValues,
+    is_rank_text,
+    limit_numbers,
+    limit_sizes,
+    limit_texts,
+    plausible_groups,
+)
 from stepscope.trace.times import LIMIT_DUR_NS, LIMIT_NS
 
 if TYPE_CHECKING:
@@ -37,7 +48,7 @@ def column_types(table: type[Any]) -> dict[str, np.dtype[Any]]:
 
 def inconsistency(trace: Trace) -> str | None:
     """The first broken rule, in words; None for a sound trace."""
-    rules = (_shapes, _indices, _times, _orders, _parents, _facts)
+    rules = (_shapes, _indices, _times, _orders, _parents, _facts, _values, _collectives)
     return next((broken for rule in rules for broken in rule(trace)), None)
 
 
@@ -109,8 +120,43 @@ def _parents(trace: Trace) -> Iterator[str]:
 def _facts(trace: Trace) -> Iterator[str]:
     if trace.kind not in KINDS:
         yield f"the kind of the device is {trace.kind!r}"
-    if min(trace.events, trace.rank or 0, trace.world_size or 0) < 0:
-        yield "a count or a rank is negative"
+    ranks = (trace.rank or 0, trace.world_size or 0)
+    if trace.events < 0 or min(ranks) < 0 or max(ranks) > MOST_RANKS:
+        yield "a count or a rank cannot be true"
+
+
+def _values(trace: Trace) -> Iterator[str]:
+    """What the border would not have let through."""
+    odd = OddValues()
+    texts = [text.encode() for text in trace.strings]
+    for name in ("host", "device", "memory"):
+        table = getattr(trace, name)
+        columns = {column: getattr(table, column) for column in table.__struct_fields__}
+        limit_numbers(name, columns, odd)
+        limit_texts(columns, texts, trace.strings, odd)
+        if name == "memory":
+            limit_sizes(columns, odd)
+    if plausible_groups(list(trace.groups), odd) != trace.groups:
+        yield "a process group holds something else"
+    for note in odd.notes():
+        yield note.detail
+
+
+def _collectives(trace: Trace) -> Iterator[str]:
+    for call in trace.collectives:
+        elements = (call.in_elements, call.out_elements)
+        ranks = (call.group_size, call.source_rank, call.destination_rank)
+        if not (_known(elements, MOST_ELEMENTS) and _known(ranks, MOST_RANKS)):
+            yield f"a number of {call.name} cannot be true"
+        if not is_rank_text(call.group_ranks):
+            yield f"the ranks of {call.name} cannot be true"
+    for device in trace.devices:
+        if not (_known((device.memory_bytes,), MOST_BYTES) and _known((device.id,), MOST_RANKS)):
+            yield f"a number of device {device.name} cannot be true"
+
+
+def _known(numbers: tuple[int, ...], most: int) -> bool:
+    return all(ABSENT <= number <= most for number in numbers)
 
 
 def _within(column: Column, lowest: int, end: int) -> bool:

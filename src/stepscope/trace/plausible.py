@@ -97,7 +97,7 @@ def limit_sizes(columns: Columns, odd: OddValues) -> None:
     outside = np.abs(sizes) > MOST_BYTES
     if outside.any():
         odd.add("Bytes", int(outside.sum()), int(sizes[outside][0]))
-        sizes[outside] = 0
+        columns["size_bytes"] = np.where(outside, 0, sizes)
 
 
 def limit_texts(
@@ -179,6 +179,11 @@ def rank_list(ranks: Any) -> list[int] | None:
     if not isinstance(ranks, list) or not all(is_whole(rank, MOST_RANKS) for rank in ranks):
         return None
     return ranks if len(set(ranks)) == len(ranks) else None
+
+
+def is_rank_text(text: str) -> bool:
+    """The ranks of a call's group as JSON, or nothing; long lists are cut with dots."""
+    return not text or "..." in text or rank_list(decoded(text, list[int])) is not None
 
 
 def plausible_groups(groups: Any, odd: OddValues) -> tuple[dict[str, Any], ...]:
