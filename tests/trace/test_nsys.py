@@ -36,6 +36,7 @@ from stepscope.trace import database, links
 from stepscope.trace.consistency import inconsistency
 from stepscope.trace.nsys import read_nsys
 from stepscope.trace.nsys_words import call_name, copy_name, parse_range, sync_name
+from stepscope.trace.plausible import OddValues
 from stepscope.trace.read import read_trace
 
 if TYPE_CHECKING:
@@ -631,15 +632,31 @@ def pages_that_repeat(content: bytes, size: int = 1024) -> bytes:
     return bytes(spoilt)
 
 
-def test_pages_that_repeat_give_no_more_rows_than_the_file_has_room_for(file: Path) -> None:
+@pytest.mark.parametrize("rows_at_once", [2, 7, 20_000])
+def test_pages_that_repeat_give_no_more_rows_than_the_file_has_room_for(
+    file: Path, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
+) -> None:
+    monkeypatch.setattr(database, "BATCH_ROWS", rows_at_once)
     content = long().write(file, page_bytes=1024).read_bytes()
     rows = read_nsys(file).events
     file.write_bytes(pages_that_repeat(content))
     assert read_nsys(file).events <= 2 * rows
     with closing(database.Database(file)) as opened:
         opened._size_bytes = 60  # a file with room for ten rows
-        assert list(opened._all(KERNEL, f"SELECT start FROM {KERNEL}")) == []
+        assert len(opened._all(KERNEL, f"SELECT start FROM {KERNEL}")) <= 10
         assert opened.damaged == {KERNEL: "more rows than the file has room for"}
+
+
+def test_rows_whose_numbers_do_not_ascend_end_the_table(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BATCH_ROWS", 2)
+    monkeypatch.setattr(database.Database, "_piece", lambda *_: (5, [[1, 2], [3, 4]]))
+    columns = {"start": 9, "end": 9}
+    with closing(database.Database(small().write(file))) as opened:
+        batches = list(opened.batches(KERNEL, columns, OddValues()))
+        assert len(batches) == 2
+        assert opened.damaged == {KERNEL: "its rows are not in the order of their numbers"}
 
 
 def test_a_query_that_goes_on_and_on_is_given_up(file: Path) -> None:

@@ -160,6 +160,8 @@ class Database:
             return
         first = 1
         for values, texts in self._values(table, names, text):
+            if not len(values[0]):
+                continue
             columns = {}
             for name, column in zip(names, values, strict=True):
                 place = _Place(table, name, first)
@@ -181,11 +183,15 @@ class Database:
             piece = self._piece(table, select, after)
             if piece is None:
                 break
-            after, values = piece
-            if after is None:
-                return
+            last, values = piece
             rows_left -= len(values[0])
             yield values, ()
+            if len(values[0]) < BATCH_ROWS:
+                return
+            if after is not None and last <= after:
+                self.damaged[table] = "its rows are not in the order of their numbers"
+                return
+            after = last
         if text is not None:
             select.append(_text(text) if text.lower() in self.columns(table) else "NULL")
         for rows in self._fetch(table, _query(table, select, after), rows_left):
@@ -195,8 +201,8 @@ class Database:
 
     def _piece(
         self, table: str, select: list[str], after: int | None
-    ) -> tuple[int | None, list[list[int]]] | None:
-        """The last row's number and the columns of the next rows, None for neither at the end.
+    ) -> tuple[int, list[list[int]]] | None:
+        """The last row's number and the columns of the next rows.
 
         SQLite writes each column as one JSON text, which takes half as long as tuples of numbers.
         None for what cannot be read in this way.
@@ -209,7 +215,7 @@ class Database:
         query = f"SELECT max(r), {', '.join(lists)} FROM ({rows} LIMIT {BATCH_ROWS})"
         try:
             last, *texts = self._connection.execute(query).fetchone()
-            return last, [_NUMBERS.decode(text) for text in texts]
+            return last or 0, [_NUMBERS.decode(text) for text in texts]
         except (*_FAILURES, msgspec.DecodeError):
             return None
 

@@ -118,7 +118,9 @@ def _user_frames(trace: Trace, rows: Int32) -> Int32:
 
 
 def _names(trace: Trace, rows: Int32) -> Int32:
-    return np.where(rows >= 0, trace.host.name[np.maximum(rows, 0)], -1).astype(np.int32)
+    names = np.full(len(rows), -1, np.int32)
+    names[rows >= 0] = trace.host.name[rows[rows >= 0]]
+    return names
 
 
 def _grouped(
