@@ -23,6 +23,7 @@ from stepscope.trace import nsys_words as words
 from stepscope.trace.assemble import Facts, assemble
 from stepscope.trace.columns import Codes, Collector
 from stepscope.trace.database import ANY, MOST_CHARACTERS, TIMES, Database
+from stepscope.trace.files import unreadable
 from stepscope.trace.plausible import (
     MOST_BYTES,
     MOST_DEVICES,
@@ -83,6 +84,8 @@ def read_nsys(path: Path, progress: Progress | None = None) -> Trace:
         database = Database(path)
     except sqlite3.Error as error:
         raise _damaged(path, f"its list of tables: {error}") from None
+    except OSError as error:
+        raise unreadable(path, error) from None
     with closing(database):
         _refuse_foreign(path, database)
         database.watch(filter(_holds_events, database.tables), progress)
