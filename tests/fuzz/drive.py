@@ -51,22 +51,22 @@ CHANGES = [
 ]
 
 
-def drive(path: Path, work: Path) -> str:
+def drive(path: Path, work: Path, *, cache: bool = False) -> str:
     """`answered` or `refused`; raises whatever escaped, or UnsoundError."""
     try:
-        explanation = explain(path, work)
+        explanation = explain(path, work, cache=cache)
     except StepscopeError as error:
         return _refused(error)
     show(explanation)
     for file in find_traces(path)[:1]:
-        change(file)
+        change(file, cache=cache)
     return ANSWERED
 
 
-def explain(path: Path, work: Path) -> Explanation:
+def explain(path: Path, work: Path, *, cache: bool = False) -> Explanation:
     """Explained in this process, with the report written."""
     report = work / "report.html"
-    return explain_paths([path], cache=False, html=report, quiet=True, engine=Here())
+    return explain_paths([path], cache=cache, html=report, quiet=True, engine=Here())
 
 
 def show(explanation: Explanation) -> None:
@@ -80,10 +80,10 @@ def show(explanation: Explanation) -> None:
     printed.getvalue().encode()
 
 
-def change(file: Any) -> None:
+def change(file: Any, *, cache: bool = False) -> None:
     """Every what-if, alone and two at a time."""
     try:
-        outcome = explain_file(file, cache=False, also=bench_of)
+        outcome = explain_file(file, cache=cache, also=bench_of)
     except StepscopeError:
         return
     if isinstance(outcome, Exception):

@@ -19,6 +19,7 @@ from stepscope.records.trace import (
 )
 from stepscope.records.words import counted
 from stepscope.trace import links
+from stepscope.trace.columns import is_constant
 from stepscope.trace.plausible import limit_numbers, limit_sizes, limit_texts
 from stepscope.trace.times import LIMIT_NS
 
@@ -147,13 +148,18 @@ def _frozen(columns: Columns) -> Columns:
 
 def _sorted(columns: Columns, order_of: Any) -> Columns:
     order = order_of(columns)
-    for name in columns:
-        columns[name] = columns[name].take(order)
+    for name in columns if order is not None else ():
+        if not is_constant(columns[name]):
+            columns[name] = columns[name].take(order)
     return columns
 
 
-def _device_order(columns: Columns) -> NDArray[np.intp]:
-    return np.lexsort((columns["start_ns"] + columns["dur_ns"], columns["start_ns"]))
+def _device_order(columns: Columns) -> NDArray[np.intp] | None:
+    """None where the file has the order already."""
+    start, dur = columns["start_ns"], columns["dur_ns"]
+    if links.are_sorted(start, dur):
+        return None
+    return np.lexsort((dur, start))
 
 
 def _memory_order(columns: Columns) -> NDArray[np.intp]:
@@ -211,7 +217,8 @@ def _number_texts(columns: Collector, host: Columns, device: Columns) -> tuple[s
     shift = len(columns.names)
     for table, keys in ((host, ("shapes", "dtypes", "concrete")), (device, ("grid",))):
         for key in keys:
-            table[key] = np.where(table[key] >= 0, table[key] + shift, ABSENT).astype(_I32)
+            if not is_constant(table[key]) or table[key][0] >= 0:
+                table[key] = np.where(table[key] >= 0, table[key] + shift, ABSENT).astype(_I32)
     texts = (text.decode("utf-8", "replace") for text in columns.texts)
     return (*columns.names, *texts)
 

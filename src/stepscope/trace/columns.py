@@ -16,8 +16,7 @@ from stepscope.trace.plausible import (
     MOST_ELEMENTS,
     MOST_RANKS,
     OddValues,
-    decoded,
-    rank_list,
+    is_rank_text,
 )
 from stepscope.trace.times import (
     INVALID_NS,
@@ -66,25 +65,64 @@ class _Roles(dict[str, int]):
         return code
 
 
+class _Growing:
+    """A column under way: room for more rows than it has, or one value for all of them.
+
+    A list of pieces would be joined in the end, which takes the memory twice.
+    """
+
+    def __init__(self, first: NDArray[Any]) -> None:
+        self._rows, self._room = len(first), first
+
+    @property
+    def values(self) -> NDArray[Any]:
+        return self._room[: self._rows]
+
+    def add(self, piece: NDArray[Any]) -> None:
+        rows = self._rows + len(piece)
+        if self._continues(piece):
+            self._room = np.broadcast_to(piece[0], rows)
+        elif rows > len(self._room) or not self._room.flags.writeable:
+            room = np.empty(2 * rows, self._room.dtype)
+            room[: self._rows] = self.values
+            self._room = room
+        if self._room.flags.writeable:
+            self._room[self._rows : rows] = piece
+        self._rows = rows
+
+    def _continues(self, piece: NDArray[Any]) -> bool:
+        """Whether all rows, and those of the piece, hold one value."""
+        return is_constant(self.values) and is_constant(piece) and self._room[0] == piece[0]
+
+
 class Table:
-    """Columns that grow by pieces; `finish` joins them one at a time, freeing as it goes."""
+    """Columns that grow by pieces."""
 
     def __init__(self) -> None:
-        self._pieces: dict[str, list[NDArray[Any]]] = {}
+        self._columns: dict[str, _Growing] = {}
 
     def add(self, **columns: NDArray[Any]) -> None:
         for name, values in columns.items():
-            self._pieces.setdefault(name, []).append(values)
+            if name in self._columns:
+                self._columns[name].add(values)
+            else:
+                self._columns[name] = _Growing(values)
 
-    def pieces(self, name: str) -> list[NDArray[Any]]:
-        return self._pieces.get(name, [])
+    def column(self, name: str) -> NDArray[Any]:
+        """What there is so far."""
+        return self._columns[name].values if name in self._columns else np.empty(0, INT64)
 
     def finish(self, **dtypes: Any) -> dict[str, NDArray[Any]]:
-        out = {}
-        for name, dtype in dtypes.items():
-            pieces = self._pieces.pop(name, [])
-            out[name] = np.concatenate(pieces) if pieces else np.empty(0, dtype)
-        return out
+        columns, self._columns = self._columns, {}
+        return {
+            name: columns[name].values if name in columns else np.empty(0, dtype)
+            for name, dtype in dtypes.items()
+        }
+
+
+def is_constant(column: NDArray[Any]) -> bool:
+    """One value for all rows, as np.broadcast_to makes it."""
+    return bool(len(column)) and column.strides == (0,)
 
 
 class Collector:
@@ -115,17 +153,13 @@ class Collector:
 
     def lacks_correlations(self) -> bool:
         """Whether some device work can only be linked by the arrows drawn to it."""
-        return any(
-            ((ids < 0) & (kinds <= DeviceKind.MEMSET)).any()
-            for ids, kinds in zip(
-                self.device.pieces("correlation"), self.device.pieces("kind"), strict=True
-            )
-        )
+        ids, kinds = self.device.column("correlation"), self.device.column("kind")
+        return bool(((ids < 0) & (kinds <= DeviceKind.MEMSET)).any())
 
     def known_rows(self) -> int:
         """Host and device rows of categories that PyTorch writes."""
-        known = [piece[piece != HostKind.OTHER] for piece in self.host.pieces("kind")]
-        return sum(map(len, known)) + sum(map(len, self.device.pieces("kind")))
+        known = int((self.host.column("kind") != HostKind.OTHER).sum())
+        return known + len(self.device.column("kind"))
 
     def add(self, events: list[Event] | list[ExactEvent]) -> None:
         """Raises NeedsTextError, before taking anything, when times need the exact decoder."""
@@ -391,9 +425,8 @@ def _text(value: Any) -> str:
 
 
 def _rank_text(args: Args, odd: OddValues) -> str:
-    """The ranks of a call's group as JSON; long lists are cut with dots and stay as they are."""
     text = _text(args.group_ranks)
-    if not text or "..." in text or rank_list(decoded(text, list[int])) is not None:
+    if is_rank_text(text):
         return text
     odd.add(_FILE_NAMES["group_ranks"], 1, text, _text(args.collective))
     return ""

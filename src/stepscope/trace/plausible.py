@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 MOST_BYTES = 1 << 44
 MOST_ELEMENTS = 1 << 44
 MOST_RANKS = 1 << 24
-_MOST_IDS = 1 << 62
-_MOST_DEVICES = 1 << 16
+MOST_IDS = 1 << 62
+MOST_DEVICES = 1 << 16
 _MOST_SIDES = 64  # torch's own limit on a tensor's dimensions
 _MOST_GRID_SIDE = (1 << 31) - 1  # CUDA's own limit
 _SHOWN = 60
 
 LIMITS = {
-    "host": {"correlation": _MOST_IDS, "sequence": _MOST_IDS},
+    "host": {"correlation": MOST_IDS, "sequence": MOST_IDS},
     "device": {
-        "correlation": _MOST_IDS,
-        "device": _MOST_DEVICES,
+        "correlation": MOST_IDS,
+        "device": MOST_DEVICES,
         "size_bytes": MOST_BYTES,
-        "graph_node": _MOST_IDS,
+        "graph_node": MOST_IDS,
     },
     "memory": {
-        "address": _MOST_IDS,
+        "address": MOST_IDS,
         "allocated_bytes": MOST_BYTES,
         "reserved_bytes": MOST_BYTES,
-        "device": _MOST_DEVICES,
+        "device": MOST_DEVICES,
     },
 }
 
@@ -82,13 +82,13 @@ def _example(value: object, place: str) -> str:
 
 
 def limit_numbers(table: str, columns: Columns, odd: OddValues) -> None:
-    """Numbers below zero or beyond what their meaning allows become ABSENT, in place."""
+    """Numbers below zero or beyond what their meaning allows become ABSENT."""
     for name, most in LIMITS[table].items():
         values = columns[name]
         if len(values) and (values.min() < ABSENT or values.max() > most):
             outside = (values < ABSENT) | (values > most)
             odd.add(name, int(outside.sum()), int(values[outside][0]))
-            values[outside] = ABSENT
+            columns[name] = np.where(outside, ABSENT, values)
 
 
 def limit_sizes(columns: Columns, odd: OddValues) -> None:
@@ -97,25 +97,25 @@ def limit_sizes(columns: Columns, odd: OddValues) -> None:
     outside = np.abs(sizes) > MOST_BYTES
     if outside.any():
         odd.add("Bytes", int(outside.sum()), int(sizes[outside][0]))
-        sizes[outside] = 0
+        columns["size_bytes"] = np.where(outside, 0, sizes)
 
 
 def limit_texts(
     columns: Columns, texts: Sequence[bytes], names: Sequence[str], odd: OddValues
 ) -> None:
-    """Codes of texts that do not decode to what their column holds become ABSENT, in place."""
+    """Codes of texts that do not decode to what their column holds become ABSENT."""
     for column, (field, is_plausible) in TEXTS.items():
         if column not in columns:
             continue
         codes = columns[column]
-        used = np.unique(codes[codes >= 0]).tolist()
+        used = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=1)).tolist()
         wrong = [code for code in used if not is_plausible(texts[code])]
         if wrong:
             rows = np.isin(codes, wrong)
             first = int(rows.argmax())
             example = texts[codes[first]].decode("utf-8", "replace")
             odd.add(field, int(rows.sum()), example, names[columns["name"][first]])
-            codes[rows] = ABSENT
+            columns[column] = np.where(rows, ABSENT, codes).astype(np.int32)
 
 
 def are_shapes(text: bytes) -> bool:
@@ -179,6 +179,11 @@ def rank_list(ranks: Any) -> list[int] | None:
     if not isinstance(ranks, list) or not all(is_whole(rank, MOST_RANKS) for rank in ranks):
         return None
     return ranks if len(set(ranks)) == len(ranks) else None
+
+
+def is_rank_text(text: str) -> bool:
+    """The ranks of a call's group as JSON, or nothing; long lists are cut with dots."""
+    return not text or "..." in text or rank_list(decoded(text, list[int])) is not None
 
 
 def plausible_groups(groups: Any, odd: OddValues) -> tuple[dict[str, Any], ...]:

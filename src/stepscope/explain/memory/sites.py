@@ -112,13 +112,20 @@ def _operators(trace: Trace, rows: Int32) -> Int32:
 def _user_frames(trace: Trace, rows: Int32) -> Int32:
     host = trace.host
     linked = nearest_of(host, host.forward_of >= 0, rows)
-    forward = np.where(linked >= 0, host.forward_of[np.maximum(linked, 0)], -1)
+    forward = _of(host.forward_of, linked)
     own = user_frames(trace, rows)
     return np.where(own >= 0, own, user_frames(trace, forward))
 
 
 def _names(trace: Trace, rows: Int32) -> Int32:
-    return np.where(rows >= 0, trace.host.name[np.maximum(rows, 0)], -1).astype(np.int32)
+    return _of(trace.host.name, rows)
+
+
+def _of(column: Int32, rows: Int32) -> Int32:
+    """The column's values at the rows, -1 where there is no row."""
+    values = np.full(len(rows), -1, np.int32)
+    values[rows >= 0] = column[rows[rows >= 0]]
+    return values
 
 
 def _grouped(

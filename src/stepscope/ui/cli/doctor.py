@@ -84,19 +84,19 @@ def _nsight() -> Check:
 def _cache() -> Check:
     from stepscope.trace.cache import Cache
 
-    folder = Cache.default().folder
-    existing = folder
+    cache = Cache.default()
+    folder = existing = cache.folder
     while not existing.exists():
         existing = existing.parent
-    if not os.access(existing, os.W_OK):
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
         return Check(
             name="cache",
             ok=False,
             detail=f"{folder} cannot be written: every open reads the whole trace",
             todo="set STEPSCOPE_CACHE_DIR to a folder you can write",
         )
-    used = sum(f.stat().st_size for f in folder.glob("*.columns")) if folder.exists() else 0
-    return Check(name="cache", ok=True, detail=f"{folder} ({used / 1e6:.0f} MB used)")
+    used_mb = cache.used_bytes() / 1e6
+    return Check(name="cache", ok=True, detail=f"{folder} ({used_mb:.0f} MB used)")
 
 
 def _torch() -> Check:
