@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
-from nsys_export import small
 
+from nsys_export import small
 from stepscope import read_trace
 from stepscope.records.trace import HostEvents
 from stepscope.trace.consistency import column_types, inconsistency
