@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     _LinkKey = tuple[int, int | None, int, str]  # from, to, own rank, transport
 
+MOST_COMMS = 1024  # of one process
+_LONGEST_ID = 256  # a split of a split of a split has a longer one each time
 _FAMILIES: tuple[Family, ...] = ("P2P", "SHM", "NET", "COLLNET")
 
 
@@ -42,6 +44,10 @@ class Comm:
         """Whether a line about these two ranks can be this one's."""
         ranks_fit = own is None or self.own_rank() in (own, None)
         return ranks_fit and (peer is None or self.nranks is None or peer < self.nranks)
+
+    def holds(self, *ranks: int) -> bool:
+        """Whether these can all be ranks of this one; -1 is nobody."""
+        return self.nranks is None or max(ranks) < self.nranks
 
     def own_rank(self) -> int | None:
         return self.rank if self.rank is not None else next((k[2] for k in self.links), None)
@@ -157,7 +163,8 @@ def comm_id_of(
     count = split or str(process.splits[parent])
     process.splits[parent] += 1
     origin = process.by_address.get(parent)
-    return f"{origin.id}/{count}.{color}" if origin and origin.id else ""
+    child = f"{origin.id}/{count}.{color}" if origin and origin.id else ""
+    return child if len(child) <= _LONGEST_ID else ""
 
 
 def _link(key: _LinkKey, line: int, channels: set[int]) -> Link:
