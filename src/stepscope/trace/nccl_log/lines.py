@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 _LONGEST_LINE_BYTES = 64 << 10
 _LONGEST_HOST_BYTES = 255
-SEARCHED_BYTES = 8 << 10  # NCCL itself cuts at 1 KiB
+_LONGEST_TEXT_BYTES = 4 << 10  # NCCL itself cuts at 1 KiB
+SEARCHED_BYTES = 8 << 10
 
 
 def _text(pattern: str) -> re.Pattern[str]:
@@ -34,8 +35,8 @@ _PREFIX = _bytes(  # behind the host, so that it is found at once
 _NO_HOST = re.compile(rb"[\s:]")
 CALL_MARK = b": opCount "
 CALL = _bytes(
-    r"(\w+): opCount ([0-9a-f]{1,16}) sendbuff \S+ recvbuff \S+ count (@) datatype (#) "
-    r"op (-?@) root (-?#) comm (\S+) \[nranks=(#)\] stream (\S+)"
+    r"(\w+): opCount ([0-9a-f]{1,16}) sendbuff \S{1,64} recvbuff \S{1,64} count (@) datatype (#) "
+    r"op (-?@) root (-?#) comm (\S{1,64}) \[nranks=(#)\] stream (\S{1,64})"
 )
 CHOICE_MARK = b" Bytes -> "
 CHOICE = _text(
@@ -47,7 +48,7 @@ OWN_KERNEL = _text(
     r"(?: nchannels (#) nthreads #.*)?$"
 )
 VERSION = _text(r"([NR]CCL) version ?:? ?(\d\S*)")
-_RCCL_TAIL = r"(?: comm (\S+) nRanks #.*)?$"
+_RCCL_TAIL = r"(?: comm (\S{1,64}) nRanks #.*)?$"
 LINK = _text(
     r"Channel (#)(?:/#)? : (#)\[\w+\] -> (#)\[\w+\](?: \[(send|receive)\])? via (.+?)" + _RCCL_TAIL
 )
@@ -62,12 +63,12 @@ COUNTS = _text(
     r"(#) p2p channels, (#) p2p channels per peer"
 )
 INIT = _text(
-    r"(?:\[Rank #\] )?(?:\w+ )?comm (\S+) rank (#) nranks (#) cudaDev (#)"
+    r"(?:\[Rank #\] )?(?:\w+ )?comm (\S{1,64}) rank (#) nranks (#) cudaDev (#)"
     r"(?: nvmlDev #)? busId (\w+)"
-    r"(?: parent (\S+)(?: (?:split|child)Count (#))? color (-?@) key -?@)?"
-    r"(?: commId (\S+))?.*?- (Init START|Init COMPLETE|\w+ COMPLETE)"
+    r"(?: parent (\S{1,64})(?: (?:split|child)Count (#))? color (-?@) key -?@)?"
+    r"(?: commId (\S{1,64}))?.*?- (Init START|Init COMPLETE|\w+ COMPLETE)"
 )
-NODES = _text(r"comm (\S+) rank (#) nRanks (#) nNodes (#) localRanks (#)\b")
+NODES = _text(r"comm (\S{1,64}) rank (#) nRanks (#) nNodes (#) localRanks (#)\b")
 ENV = _text(r"([NR]CCL_\w+) set (?:by environment )?to (.*)$")
 PLUGIN_ENV = _text(r"NET/\S+ .*?Setting (NCCL_\w+)(?: environment variable)? to (.*)$")
 WORDS = _text(
@@ -113,7 +114,8 @@ def prefixed(line: bytes) -> Prefixed | None:
         start = found.start()
         before = line[max(0, start - _LONGEST_HOST_BYTES) : start]
         if host := _NO_HOST.split(before)[-1]:
-            return Prefixed(host, *found.groups(b""))
+            pid, thread, device, source, level, text = found.groups(b"")
+            return Prefixed(host, pid, thread, device, source, level, text[:_LONGEST_TEXT_BYTES])
         found = _PREFIX.search(line, start + 1, SEARCHED_BYTES)
     return None
 
