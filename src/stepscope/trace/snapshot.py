@@ -19,7 +19,7 @@ from stepscope.errors import UnreadableInputError
 from stepscope.records.memory import ACTIONS, BLOCK_STATES, Blocks, History, Segments, Snapshot
 from stepscope.records.trace import ABSENT
 from stepscope.trace.files import head_of, open_file, unreadable
-from stepscope.trace.oddities import Oddities
+from stepscope.trace.plausible import MOST_BYTES, OddValues
 from stepscope.trace.snapshot_pickle import is_pickle, load_plain
 from stepscope.trace.snapshot_stacks import Stacks
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     Place = Callable[[int], str]
 
 MOST_FILE_BYTES = 2 << 30
-MOST_BYTES = 1 << 45  # of one block, segment or request: more than any machine has
 MOST_DEVICES = 1024
 _MOST_ADDRESS = (1 << 63) - 1
 _LATEST_US = 9 * 10**15  # the year 2255, in nanoseconds still a 64-bit number
@@ -81,7 +80,7 @@ class _Reader:
     def __init__(self, name: str, dicts: int) -> None:
         self._name = name
         self._left = dicts
-        self._odd = Oddities()
+        self._odd = OddValues()
         self._stacks = Stacks(self._odd)
         self._unknown: set[str] = set()
 
@@ -105,8 +104,9 @@ class _Reader:
 
     def _check_anything_left(self, segments: Segments, histories: tuple[History, ...]) -> None:
         known = any((each.action != _UNKNOWN_ACTION).any() for each in histories)
-        if self._odd and not known and not len(segments):
-            raise self._misshapen(f"nothing in it can be used ({self._odd.notes()[0].detail})")
+        notes = self._odd.notes()
+        if notes and not known and not len(segments):
+            raise self._misshapen(f"nothing in it can be used ({notes[0].detail})")
 
     def _misshapen(self, why: str) -> UnreadableInputError:
         return UnreadableInputError(f"{self._name} is a pickle, but no memory snapshot: {why}")
@@ -116,7 +116,7 @@ class _Reader:
     def _dicts(self, value: Any, what: str) -> Dicts:
         """The dicts of a list; anything else is left out."""
         if not isinstance(value, list):
-            self._odd.count(f"{what.split('[')[0]} (no list)", value, what)
+            self._odd.add(f"{what.split('[')[0]} (no list)", 1, value, what)
             return []
         self._left -= len(value)
         if self._left < 0:
@@ -126,7 +126,7 @@ class _Reader:
         first = next(place for place, each in enumerate(value) if type(each) is not dict)
         rows = [each for each in value if type(each) is dict]
         kind = f"{what.split('[')[0]} (no dict)"
-        self._odd.count(kind, value[first], f"{what}[{first}]", len(value) - len(rows))
+        self._odd.add(kind, len(value) - len(rows), value[first], f"{what}[{first}]")
         return rows
 
     def _whole(
@@ -141,7 +141,7 @@ class _Reader:
         odd = (column < least) | (column > most)
         if odd.any():
             first = int(odd.argmax())
-            self._odd.count(key, values[first], place(first), int(odd.sum()))
+            self._odd.add(key, int(odd.sum()), values[first], place(first))
             column[odd] = ABSENT
         return column
 
@@ -162,7 +162,7 @@ class _Reader:
         words: list[Any] = [row.get(key) for row in rows]
         if not set(map(type, words)) <= {str}:
             odd = [at for at, word in enumerate(words) if type(word) is not str]
-            self._odd.count(key, words[odd[0]], place(odd[0]), len(odd))
+            self._odd.add(key, len(odd), words[odd[0]], place(odd[0]))
             for at in odd:
                 words[at] = "unknown"
         unknown = known["unknown"]
@@ -210,7 +210,7 @@ class _Reader:
     def _count_segments(self, what: str, values: Int64, odd: NDArray[Any]) -> None:
         if odd.any():
             first = int(odd.argmax())
-            self._odd.count(what, int(values[first]), f"segments[{first}]", int(odd.sum()))
+            self._odd.add(what, int(odd.sum()), int(values[first]), f"segments[{first}]")
 
     def _blocks(self, listed: Dicts, segments: Segments) -> Blocks:
         """All that have a size."""
@@ -244,7 +244,7 @@ class _Reader:
         unknown = np.flatnonzero(state == _UNKNOWN_STATE).tolist()
         new = [row for row in unknown if words[row] != "unknown"]
         if new:
-            self._odd.count("state", words[new[0]], place(new[0]), len(new))
+            self._odd.add("state", len(new), words[new[0]], place(new[0]))
 
     def _addresses(
         self, flat: Dicts, size: Int64, segment: NDArray[Any], segments: Segments, place: Place
@@ -269,11 +269,11 @@ class _Reader:
 
     def _histories(self, traces: Any) -> Iterable[History]:
         if not isinstance(traces, list):
-            self._odd.count("device_traces (no list)", traces, "the root")
+            self._odd.add("device_traces (no list)", 1, traces)
             return
         if len(traces) > MOST_DEVICES:
             left = len(traces) - MOST_DEVICES
-            self._odd.count("device_traces", len(traces), "device_traces", left)
+            self._odd.add("device_traces", left, f"{len(traces):,} devices")
         for device, events in enumerate(traces[:MOST_DEVICES]):
             what = f"device_traces[{device}]"
             yield self._history(device, self._dicts(events, what), f"{what}[{{}}]".format)

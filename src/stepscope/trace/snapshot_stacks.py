@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from stepscope.trace.oddities import Oddities
+    from stepscope.trace.plausible import OddValues
 
     Frame = tuple[str, int, str]  # file, line, function
 
@@ -22,7 +22,7 @@ _LAST_LINE = 1 << 31
 class Stacks:
     """Lists of frames are known by identity, so that a shared one is read once."""
 
-    def __init__(self, odd: Oddities) -> None:
+    def __init__(self, odd: OddValues) -> None:
         self._odd = odd
         self._code: dict[tuple[Frame, ...], int] = {}
         self._code_of_list: dict[int, int] = {}
@@ -45,7 +45,7 @@ class Stacks:
         if frames is None:
             return -1
         if not isinstance(frames, list):
-            self._odd.count("frames (no list)", frames, place(row))
+            self._odd.add("frames (no list)", 1, frames, place(row))
             return -1
         known = self._code_of_list.get(id(frames))
         if known is not None:
@@ -68,24 +68,24 @@ class Stacks:
                 self._text(frame.get("name"), "name", where),
             )
         else:
-            self._odd.count("frames (no dict)", frame, place(row))
+            self._odd.add("frames (no dict)", 1, frame, place(row))
         self._frames[id(frame)] = read
         return read
 
     def _line(self, line: Any, where: str) -> int:
         if type(line) is int and 0 <= line < _LAST_LINE:
             return line
-        self._odd.count("line", line, where)
+        self._odd.add("line", 1, line, where)
         return 0
 
     def _text(self, text: Any, key: str, where: str) -> str:
         """Cut where it is endless; without halves of characters, which no output can take."""
         if not isinstance(text, str):
-            self._odd.count(key, text, where)
+            self._odd.add(key, 1, text, where)
             return ""
         if len(text) <= LONGEST_NAME and text.isascii():
             return text
         whole = text[:LONGEST_NAME].encode("utf-8", "replace").decode()
         if whole != text:
-            self._odd.count(f"{key} (cut or mended)", text, where)
+            self._odd.add(f"{key} (cut or mended)", 1, text, where)
         return whole
