@@ -365,8 +365,8 @@ def test_a_whole_snapshot_has_nothing_odd():
 
 
 def test_sizes_that_add_up_to_more_than_any_machine_has_are_refused():
-    event = {"action": "alloc", "addr": 0, "size": 1 << 45, "frames": []}
-    events = [dict(event) for _ in range(1 << 16)]
+    event = {"action": "alloc", "addr": 0, "size": 1 << 44, "frames": []}
+    events = [dict(event) for _ in range(1 << 17)]
     with pytest.raises(UnreadableInputError, match="more bytes than any machine has"):
         _read_bytes(pickle.dumps({"segments": [], "device_traces": [events]}, 4))
 
