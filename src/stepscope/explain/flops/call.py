@@ -66,7 +66,7 @@ _SCALAR_TYPE_BYTES = {
 }
 _NOT_TENSORS = frozenset({"", "Scalar", "ScalarList", "TensorList", "GenericList", "Device"})
 _WHOLE = frozenset({int})
-_INTEGER = re.compile(r"-?\d+")
+_INTEGER = re.compile(r"-?\d{1,18}")
 
 Dims = tuple[int, ...]
 

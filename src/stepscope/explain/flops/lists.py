@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stepscope.explain.flops.signatures import Signatures
     from stepscope.records.trace import Trace
 
-_OPAQUE = re.compile(r"OpaqueType<(\d+)")
+_OPAQUE = re.compile(r"OpaqueType<(\d{1,9})")
 _TYPED = re.compile(r"(?:Functor|Math\w*|Op)<(c10::BFloat16|c10::Half|float|double)")
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _SHARDED = ("reduce_scatter", "FullyShardedDataParallel", "FSDP::", "ZeroRedundancy", "DeepSpeed")
