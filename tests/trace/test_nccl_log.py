@@ -635,3 +635,17 @@ def test_lines_made_to_be_searched_for_ever_are_not(log_of: ReadLines, word: str
     log = log_of(*[f"{word} NCCL INFO x\n"] * 300)
     assert log.lines == 300
     assert time.monotonic() - began < 10
+
+
+def test_links_beyond_a_world_that_is_known_later_are_damage(log_of: ReadLines) -> None:
+    log = log_of(
+        info("Channel 00/0 : 9[0] -> 1[0] via P2P/IPC comm 0xa1 nRanks 04"),
+        call(ranks=4),
+    )
+    assert all(comm.rank is None or comm.rank < 4 for comm in log.communicators if comm.nranks)
+    assert log.lines == 2
+
+
+def test_lines_that_end_in_carriage_returns_alone_are_lines(log_of: ReadLines) -> None:
+    text = info(START.format(rank=0)).replace("\n", "\r") + call().replace("\n", "\r")
+    assert len(log_of(text).ops) == 1

@@ -63,10 +63,10 @@ COUNTS = _text(
     r"(#) p2p channels, (#) p2p channels per peer"
 )
 INIT = _text(
-    r"(?:\[Rank #\] )?(?:\w+ )?comm (\S{1,64}) rank (#) nranks (#) cudaDev (#)"
-    r"(?: nvmlDev #)? busId (\w+)"
+    r"(?:\[Rank #\] )?(?:\w{1,64} )?comm (\S{1,64}) rank (#) nranks (#) cudaDev (#)"
+    r"(?: nvmlDev #)? busId (\w{1,32})"
     r"(?: parent (\S{1,64})(?: (?:split|child)Count (#))? color (-?@) key -?@)?"
-    r"(?: commId (\S{1,64}))?.*?- (Init START|Init COMPLETE|\w+ COMPLETE)"
+    r"(?: commId (\S{1,64}))?.*?- (Init START|Init COMPLETE|\w{1,64} COMPLETE)"
 )
 NODES = _text(r"comm (\S{1,64}) rank (#) nRanks (#) nNodes (#) localRanks (#)\b")
 ENV = _text(r"([NR]CCL_\w+) set (?:by environment )?to (.*)$")
@@ -142,7 +142,10 @@ def lines_of(source: Iterable[bytes]) -> Iterator[tuple[int, bytes, bool]]:
             if len(rest) > _LONGEST_LINE_BYTES:
                 yield number + 1, rest[:_LONGEST_LINE_BYTES], False
                 rest, endless = b"", True
-    if rest and not endless:
+    *parts, rest = _parts(rest, endless) or [b""]
+    for part in parts:
+        yield number + 1, part, True
+    if rest:
         yield number + 1, rest, False
 
 

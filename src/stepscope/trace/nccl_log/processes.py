@@ -61,6 +61,16 @@ class Comm:
         self.guessed += other.guessed
         other.links = {}
 
+    def drop_strangers(self) -> int:
+        """Lines about ranks beyond the world, which may have become known after them."""
+        before = len(self.links) + len(self.rings) + len(self.trees)
+        self.links = {
+            key: found for key, found in self.links.items() if self.holds(key[0], key[1] or 0)
+        }
+        self.rings = {k: r for k, r in self.rings.items() if self.holds(r.previous, r.next)}
+        self.trees = {k: t for k, t in self.trees.items() if self.holds(t.up, *t.down)}
+        return before - len(self.links) - len(self.rings) - len(self.trees)
+
     def record(self) -> Communicator:
         channels, nvls, p2p, per_peer = self.counts
         return Communicator(

@@ -287,6 +287,7 @@ class _Reader:
     def finish(self, path: str, ended_early: str | None) -> NcclLog:
         for process in self._processes.values():
             process.settle()
+        self._damaged += sum(comm.drop_strangers() for comm in self._comms)
         kept = [comm for comm in self._comms if comm.address or comm.links]
         place = {comm: index for index, comm in enumerate(kept)}
         moved = np.array([place.get(comm, ABSENT) for comm in self._comms], dtype=np.int32)
