@@ -6,13 +6,15 @@ they add up to it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from stepscope.records.quality import Note
 
     Int8 = NDArray[np.int8]
     Int32 = NDArray[np.int32]
@@ -111,7 +113,7 @@ class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
     asked_bytes: int
     device_free_bytes: int | None
     allocated_bytes: int
-    reserved_bytes: int
+    reserved_bytes: int | None
     file: str | None = None
     line: int | None = None
     function: str = ""
@@ -308,5 +310,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     blocks: Blocks
     histories: tuple[History, ...]
     stacks: tuple[tuple[tuple[str, int, str], ...], ...]  # frames, innermost first
-    settings: dict[str, Any]
     unknown_actions: tuple[str, ...] = ()
+    quality: tuple[Note, ...] = ()

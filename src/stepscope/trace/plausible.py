@@ -32,6 +32,7 @@ MOST_DEVICES = 1 << 16
 _MOST_SIDES = 64  # torch's own limit on a tensor's dimensions
 _MOST_GRID_SIDE = (1 << 31) - 1  # CUDA's own limit
 _SHOWN = 60
+_LARGEST_SHOWN = 1 << 128
 
 LIMITS = {
     "host": {"correlation": MOST_IDS, "sequence": MOST_IDS},
@@ -76,9 +77,20 @@ class OddValues:
 
 
 def _example(value: object, place: str) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    shown = _shown(value)
     return f"{shown} in {place}" if place else shown
+
+
+def _shown(value: object) -> str:
+    """A few characters, however long, large or deep the value is, and whatever is in its text."""
+    if isinstance(value, int) and abs(value) >= _LARGEST_SHOWN:
+        return f"an integer of {value.bit_length():,} bits"
+    if value is None or isinstance(value, bool | int | float):
+        return repr(value)
+    if not isinstance(value, str):
+        return f"a {type(value).__name__}"
+    text = value[:_SHOWN].encode("utf-8", "replace").decode()
+    return text if len(value) <= _SHOWN else f"{text}…"
 
 
 def limit_numbers(table: str, columns: Columns, odd: OddValues) -> None:
@@ -94,7 +106,7 @@ def limit_numbers(table: str, columns: Columns, odd: OddValues) -> None:
 def limit_sizes(columns: Columns, odd: OddValues) -> None:
     """Allocations and frees, which are negative: what is impossible moves no bytes."""
     sizes = columns["size_bytes"]
-    outside = np.abs(sizes) > MOST_BYTES
+    outside = (sizes > MOST_BYTES) | (sizes < -MOST_BYTES)
     if outside.any():
         odd.add("Bytes", int(outside.sum()), int(sizes[outside][0]))
         columns["size_bytes"] = np.where(outside, 0, sizes)

@@ -111,21 +111,21 @@ def _operators(trace: Trace, rows: Int32) -> Int32:
 
 def _user_frames(trace: Trace, rows: Int32) -> Int32:
     host = trace.host
-    linked = nearest_of(host, host.forward_of >= 0, rows)
-    forward = _of(host.forward_of, linked)
+    forward = _looked_up(host.forward_of, nearest_of(host, host.forward_of >= 0, rows))
     own = user_frames(trace, rows)
     return np.where(own >= 0, own, user_frames(trace, forward))
 
 
 def _names(trace: Trace, rows: Int32) -> Int32:
-    return _of(trace.host.name, rows)
+    return _looked_up(trace.host.name, rows)
 
 
-def _of(column: Int32, rows: Int32) -> Int32:
-    """The column's values at the rows, -1 where there is no row."""
-    values = np.full(len(rows), -1, np.int32)
-    values[rows >= 0] = column[rows[rows >= 0]]
-    return values
+def _looked_up(column: Int32, rows: Int32) -> Int32:
+    """-1 stays -1, also where there is no host event at all."""
+    out = np.full(len(rows), -1, np.int32)
+    known = rows >= 0
+    out[known] = column[rows[known]]
+    return out
 
 
 def _grouped(

@@ -198,9 +198,7 @@ def _failure(answer: Path, said: list[str]) -> StepscopeError:
     """What the failing ranks wrote down, else the launcher's last words."""
     told = [json.loads(path.read_text()) for path in sorted(answer.parent.glob("*.error-*"))]
     if not told:
-        return StepscopeError(
-            "the ranks ended without an answer:\n" + "\n".join(said[-_KEPT_LINES:])
-        )
+        return StepscopeError("the ranks ended without an answer:", *said[-_KEPT_LINES:])
     message = "; ".join(dict.fromkeys(each["message"] for each in told))
     kinds = {UsageError.exit_code: UsageError}
     return kinds.get(told[0]["exit_code"], StepscopeError)(message)
@@ -253,6 +251,6 @@ def _compare(size_bytes: int, world: int | None, as_json: bool) -> None:
 
 
 def _write_json(value: dict[str, Any]) -> None:
-    import msgspec
+    from stepscope.ui.json_text import write_json
 
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    write_json(value)

@@ -46,11 +46,10 @@ def command(out: Path | None, as_json: bool) -> None:
     report = folder / "report.html"
     explanation = explain_paths((folder,), cache=False, html=report, quiet=as_json)
     if as_json:
-        import msgspec
-
         from stepscope.ui.contract import explanation_json
+        from stepscope.ui.json_text import write_json
 
-        sys.stdout.write(msgspec.json.encode(explanation_json(explanation)).decode() + "\n")
+        write_json(explanation_json(explanation))
         return
     from stepscope.ui.terminal.short import print_short
 

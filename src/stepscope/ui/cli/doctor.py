@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -31,12 +30,9 @@ def command(as_json: bool) -> None:
     """Look at everything stepscope relies on, and say what to do about what is missing."""
     checks = [examine() for examine in _EXAMINATIONS]
     if as_json:
-        import msgspec
+        from stepscope.ui.json_text import write_json
 
-        sys.stdout.write(
-            msgspec.json.encode({"schema": 1, "checks": [asdict(c) for c in checks]}).decode()
-            + "\n"
-        )
+        write_json({"schema": 1, "checks": [asdict(check) for check in checks]})
         return
     _show(checks)
 

@@ -129,9 +129,11 @@ def _print(found: Health, as_json: bool) -> None:
     if as_json:
         import msgspec
 
+        from stepscope.ui.json_text import write_json
+
         told = {"schema": 1, **msgspec.to_builtins(found)}
         del told["lines"]
-        sys.stdout.write(json.dumps(told) + "\n")
+        write_json(told)
         return
     from stepscope.ui.terminal.health import print_health
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -226,6 +225,6 @@ def _print_list(as_json: bool) -> None:
 
 
 def _write(body: dict[str, Any]) -> None:
-    import msgspec
+    from stepscope.ui.json_text import write_json
 
-    sys.stdout.write(msgspec.json.encode(body).decode() + "\n")
+    write_json(body)
