@@ -29,7 +29,7 @@ from stepscope.records.trace import (
     Thread,
     Trace,
 )
-from stepscope.trace.files import open_file, unreadable
+from stepscope.trace.regular_files import open_file, unreadable
 
 # Raise it whenever readers or links change what a Trace holds.
 VERSION = 4

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stepscope.errors import UsageError
+from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.records.promise import RECORD_SCHEMA, Delivery, Forgotten, Promise
 from stepscope.trace.profiles import this_host, user_folder
+from stepscope.trace.regular_files import LineFile, open_to_append
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,15 +41,16 @@ def append(line: Line) -> None:
     path = record_folder() / f"{_file_name(this_host())}.jsonl"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        handle = open_to_append(path)
         try:
             with _locked(handle):
                 _write(handle, msgspec.json.encode(line) + b"\n")
         finally:
             os.close(handle)
-    except OSError as error:
+    except (OSError, UnreadableInputError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not a regular file"
         raise UsageError(
-            f"the track record cannot be written: {path}: {error.strerror}; "
+            f"the track record cannot be written: {path}: {why}; "
             "set STEPSCOPE_RECORD to a folder you can write"
         ) from None
 
@@ -68,17 +70,14 @@ def count_unread() -> int:
 
 def _rows() -> Iterator[bytes]:
     for path in sorted(record_folder().glob("*.jsonl")):
-        try:
-            text = path.read_bytes()
-        except OSError:
-            continue
-        yield from filter(None, text.split(b"\n"))
+        with contextlib.suppress(UnreadableInputError):
+            yield from (line.text for line in LineFile(path))
 
 
 def _parse(row: bytes) -> Line | None:
     try:
         line = _LINES.decode(row)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return line if line.schema == RECORD_SCHEMA and _is_sound(line) else None
 

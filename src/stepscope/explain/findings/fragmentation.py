@@ -67,7 +67,7 @@ def _missed(memory: Memory) -> Fragmentation | None:
                 at="end",
                 allocated_bytes=failed.allocated_bytes,
                 reserved_bytes=failed.reserved_bytes,
-                share=1 - failed.allocated_bytes / failed.reserved_bytes,
+                share=min(1.0, max(0.0, 1 - failed.allocated_bytes / failed.reserved_bytes)),
             )
     return None
 

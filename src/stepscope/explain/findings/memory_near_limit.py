@@ -48,7 +48,7 @@ def find_in(memory: Memory) -> Finding | None:
     return Finding(
         id="memory-near-limit",
         title="Memory nearly full",
-        share=share,
+        share=min(1.0, share),
         of="memory",
         severity="medium" if share >= FULL else "low",
         summary=f"a step needs {share:.0%} of the memory there is; most of it is "
@@ -73,7 +73,7 @@ def _failed(memory: Memory, last: OutOfMemory) -> Finding:
     return Finding(
         id="memory-near-limit",
         title="Out of memory",
-        share=min(1.0, last.allocated_bytes / limit) if limit else 1.0,
+        share=min(1.0, max(0.0, last.allocated_bytes / limit)) if limit else 1.0,
         of="memory",
         severity="high",
         summary=f"a request for {size(last.asked_bytes)} could not be met with "
