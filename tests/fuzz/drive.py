@@ -56,7 +56,7 @@ def drive(path: Path, work: Path) -> str:
     try:
         explanation = explain(path, work)
     except StepscopeError as error:
-        return _refused(error)
+        return refused(error)
     show(explanation)
     for file in find_traces(path)[:1]:
         change(file)
@@ -104,7 +104,7 @@ def _predict(bench: Bench, wanted: list[str], before: Any) -> None:
     try:
         after = bench.predict([parse(each) for each in wanted])
     except StepscopeError as error:
-        _refused(error)
+        refused(error)
         return
     if after.applied:
         check_numbers(as_json(prediction_json(after, before)))
@@ -115,7 +115,7 @@ def as_json(value: Any) -> Any:
     return json.loads(msgspec.json.encode(value).decode())
 
 
-def _refused(error: StepscopeError) -> str:
+def refused(error: StepscopeError) -> str:
     """A refusal names the input and is none of our defects."""
     check_numbers(str(error))
     if type(error) is StepscopeError:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import to_builtins
 
 from stepscope.records.words import counted
+from stepscope.ui.json_text import utf8
 from stepscope.ui.words import PARTS
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "next": words.next,
         "promise": _promise(comparison.promise),
     }
-    return {"schema": SCHEMA, **found}
+    return utf8({"schema": SCHEMA, **found})
 
 
 def _promise(kept: Kept | None) -> dict[str, Any] | None:

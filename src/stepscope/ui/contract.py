@@ -9,6 +9,7 @@ from msgspec import to_builtins
 from stepscope.explain.pace import own_ms
 from stepscope.explain.snapshot_rank import is_memory_only
 from stepscope.records.job import Clock
+from stepscope.ui.json_text import utf8
 
 if TYPE_CHECKING:
     from stepscope.records.efficiency import Efficiency
@@ -22,7 +23,7 @@ MOST_SPOTS = 50
 
 def explanation_json(explanation: Explanation) -> dict[str, Any]:
     """The whole object."""
-    return {
+    body = {
         "schema": SCHEMA,
         "verdict": explanation.verdict,
         "why": explanation.why,
@@ -41,6 +42,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "nccl": to_builtins(explanation.nccl) if explanation.nccl else None,
         "quality": [_note(note) for note in explanation.quality],
     }
+    return utf8(body)
 
 
 def _rank(rank: RankExplanation) -> dict[str, Any]:

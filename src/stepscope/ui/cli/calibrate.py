@@ -264,4 +264,6 @@ def _compare(size_bytes: int, world: int | None, as_json: bool) -> None:
 def _write_json(value: dict[str, Any]) -> None:
     import msgspec
 
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    from stepscope.ui.json_text import utf8
+
+    sys.stdout.write(msgspec.json.encode(utf8(value)).decode() + "\n")

@@ -45,10 +45,11 @@ def command(ctx: click.Context, as_json: bool, every_host: bool, top: int) -> No
     if as_json:
         import msgspec
 
+        from stepscope.ui.json_text import utf8
         from stepscope.ui.record import record_json
 
         body = record_json(kept, rows, record_folder(), count_unread(), ignored)
-        sys.stdout.write(msgspec.json.encode(body).decode() + "\n")
+        sys.stdout.write(msgspec.json.encode(utf8(body)).decode() + "\n")
         return
     from stepscope.ui.terminal.record import print_record
 

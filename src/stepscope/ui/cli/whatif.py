@@ -228,4 +228,6 @@ def _print_list(as_json: bool) -> None:
 def _write(body: dict[str, Any]) -> None:
     import msgspec
 
-    sys.stdout.write(msgspec.json.encode(body).decode() + "\n")
+    from stepscope.ui.json_text import utf8
+
+    sys.stdout.write(msgspec.json.encode(utf8(body)).decode() + "\n")
