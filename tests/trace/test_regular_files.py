@@ -92,7 +92,7 @@ def test_a_pipe_that_takes_the_place_of_a_file_after_the_look_is_refused(
     before = path.stat()
     path.unlink()
     os.mkfifo(path)
-    monkeypatch.setattr(Path, "stat", lambda self, **_: before)
+    monkeypatch.setattr(Path, "stat", lambda *_, **__: before)
     assert "not a regular file" in refused(path)
 
 
@@ -201,4 +201,3 @@ def test_a_pipe_has_no_lines(path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(UnreadableInputError, match="not a regular file"):
         list(LineFile(path))
-
