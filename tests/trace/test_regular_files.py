@@ -197,6 +197,12 @@ def test_an_endless_line_takes_no_memory(path: Path) -> None:
     assert peak < 16 << 20
 
 
+def test_nothing_is_looked_for_behind_a_line_without_end(path: Path) -> None:
+    path.write_bytes(b"a\n" + b"x" * 100 + b"\nb\n" + b"x" * 3_000_000 + b"\nc\n")
+    found, file = lines_of(path, most_line_bytes=100_000)
+    assert ([text for _, text, _ in found], file.is_cut) == ([b"a", b"x" * 100, b"b"], True)
+
+
 def test_a_pipe_has_no_lines(path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(UnreadableInputError, match="not a regular file"):

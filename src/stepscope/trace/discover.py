@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stepscope.errors import UnreadableInputError
 from stepscope.trace.layout import ENDINGS, is_trace_name
-from stepscope.trace.regular_files import is_folder, names_in
+from stepscope.trace.regular_files import is_folder, is_there, names_in
 from stepscope.trace.remote import RemoteTrace, fetched, find_remote, is_url, local_path
 
 TraceFile = Path | RemoteTrace
@@ -46,7 +46,7 @@ def size_bytes(file: TraceFile) -> int:
 
 def _find(path: Path) -> list[Path]:
     if not is_folder(path):
-        if not path.exists():
+        if not is_there(path):
             raise UnreadableInputError(f"{path} does not exist")
         return [path]
     here = names_in(path)

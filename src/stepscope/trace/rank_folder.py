@@ -18,6 +18,7 @@ from stepscope.records.limits import (  # noqa: TC001  (decoded at run time)
 )
 from stepscope.trace.decode import Oddities
 from stepscope.trace.rank_facts import RANK, decode_facts
+from stepscope.trace.regular_files import is_there
 from stepscope.trace.side_files import read_record, read_rows
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 def read_rank_folder(trace: Path) -> RankFolder | None:
     """None for a bare trace. What is missing, cut short or makes no sense is left out."""
     folder = trace.parent
-    if not any(map(_is_there, (folder / RANK, folder / CLOCK, folder / COMMS))):
+    if not any(map(is_there, (folder / RANK, folder / CLOCK, folder / COMMS))):
         return None
     about_rank, about_clock, about_comms = map(Oddities, (RANK, CLOCK, COMMS))
     rank: dict[str, Any] = msgspec.structs.asdict(decode_facts(folder, about_rank))
@@ -71,17 +72,6 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
         load=known.get("host_load"),
         notes=(*about_rank.notes, *about_clock.notes, *about_comms.notes),
     )
-
-
-def _is_there(file: Path) -> bool:
-    """Also where it cannot be read: then that is said."""
-    try:
-        file.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except (OSError, ValueError):
-        return True
-    return True
 
 
 def _rounds(syncs: list[_Sync], oddities: Oddities) -> list[Rounds]:

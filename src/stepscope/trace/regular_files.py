@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-MOST_BYTES = 32 << 20  # of a file that is held whole
+MOST_BYTES = 8 << 20  # of a file that is held whole
 MOST_LINE_BYTES = 1 << 20
 MOST_LINES = 250_000
 MOST_BYTES_OF_LINES = 128 << 20
 _PIECE_BYTES = 256 << 10
+_ENDLESS = 8  # times the longest line: whoever wrote so much wrote no lines
 _BUFFER_BYTES = 128 << 10
 # Neither waits for the other end of a pipe nor is handed on to programs that are started.
 _FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -119,19 +120,22 @@ class LineFile:
             yield line
 
     def _lines(self) -> Iterator[Line]:
-        """Those that hold anything."""
-        number, rest, skipping = 0, b"", False
+        """Those that hold anything. Nothing follows a line without end."""
+        number, rest, skipped = 0, b"", 0
         for piece in self._pieces():
             *whole, rest = (rest + piece).split(b"\n")
             for text in whole:
                 number += 1
-                if skipping or len(text) > self.most_line_bytes:
-                    self.too_long, skipping = self.too_long + 1, False
+                if skipped or len(text) > self.most_line_bytes:
+                    self.too_long, skipped = self.too_long + 1, 0
                 elif text.strip():
                     yield Line(number, text, True)
             if len(rest) > self.most_line_bytes:
-                rest, skipping = b"", True
-        if skipping:
+                rest, skipped = b"", skipped + len(rest)
+            if skipped > _ENDLESS * self.most_line_bytes:
+                self.is_cut = True
+                break
+        if skipped:
             self.too_long += 1
         elif rest.strip() and not self.is_cut:
             yield Line(number + 1, rest, False)
@@ -156,6 +160,17 @@ def is_folder(path: Path) -> bool:
         return False
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from None
+
+
+def is_there(path: Path) -> bool:
+    """Also where it cannot be looked at: whoever opens it says so."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError):
+        return True
+    return True
 
 
 def names_in(folder: Path) -> list[Path]:

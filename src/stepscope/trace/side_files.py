@@ -6,13 +6,14 @@ counted as not captured.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from stepscope.errors import UnreadableInputError
-from stepscope.trace.decode import UNFIT, NotJsonError, decode_patiently, fit, shown
-from stepscope.trace.regular_files import LineFile, MissingFileError, read_whole
+from stepscope.trace.decode import UNFIT, NotJsonError, decode, decode_patiently, fit, shown
+from stepscope.trace.regular_files import MOST_BYTES, LineFile, MissingFileError, read_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,13 +23,27 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-def read_record(file: Path, kind: type[_T], oddities: Oddities) -> _T | None:
+def read_record(
+    file: Path, kind: type[_T], oddities: Oddities, most_bytes: int = MOST_BYTES
+) -> _T | None:
     """The whole file as one record; None where it was not captured or says nothing."""
     try:
-        value = decode_patiently(read_whole(file))
+        text = read_whole(file, most_bytes)
     except MissingFileError:
         return None
-    except (UnreadableInputError, NotJsonError) as error:
+    except UnreadableInputError as error:
+        oddities.unread(str(error))
+        return None
+    with contextlib.suppress(NotJsonError):
+        return decode(text, kind)
+    return _fitted(text, kind, oddities)
+
+
+def _fitted(text: bytes, kind: type[_T], oddities: Oddities) -> _T | None:
+    """What can be kept of a record that is not all as it should be."""
+    try:
+        value = decode_patiently(text[:MOST_BYTES])
+    except NotJsonError as error:
         oddities.unread(str(error))
         return None
     if not isinstance(value, dict):

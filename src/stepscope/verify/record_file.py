@@ -79,9 +79,14 @@ def count_unread() -> int:
 
 
 def _rows() -> Iterator[bytes]:
+    """An empty one for a file that cannot be read, and for a line that is too long to be ours."""
     for path in sorted(record_folder().glob("*.jsonl")):
-        with contextlib.suppress(UnreadableInputError):
-            yield from (line.text for line in LineFile(path))
+        lines = LineFile(path)
+        try:
+            yield from (line.text for line in lines)
+        except UnreadableInputError:
+            yield b""
+        yield from [b""] * lines.too_long
 
 
 def _parse(row: bytes) -> Line | None:

@@ -19,7 +19,7 @@ from stepscope.trace.decode import Oddities
 from stepscope.trace.layout import is_trace_name
 from stepscope.trace.memory_file import read_captured
 from stepscope.trace.rank_facts import RANK, rank_of_folder, read_facts
-from stepscope.trace.regular_files import is_folder, names_in
+from stepscope.trace.regular_files import is_folder, is_there, names_in
 from stepscope.trace.remote import is_url
 from stepscope.trace.side_files import read_record
 from stepscope.trace.truth import PHASES, STEPS, plain_steps
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 RUN = "run.json"
+_MOST_BYTES = 64 << 20  # of run.json, which lists every rank
 
 
 class _WholeRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +71,7 @@ def find_runs(path: str, *, unit: str = "ms", column: str | None = None) -> list
     here = Path(path)
     if is_folder(here):
         return _in_folder(here)
-    if not here.exists():
+    if not is_there(here):
         raise UnreadableInputError(f"{path} does not exist")
     if here.name == STEPS:
         return [_of_ranks(here.parent, [here.parent])]
@@ -101,13 +102,13 @@ def profiled_run(run: Run, explanation: Explanation) -> Run:
 
 
 def _in_folder(folder: Path) -> list[Run]:
-    if (folder / STEPS).exists():
+    if is_there(folder / STEPS):
         return [_of_ranks(folder, [folder])]
     ranks = _rank_folders(folder)
-    if ranks or (folder / RUN).exists():
+    if ranks or is_there(folder / RUN):
         return [_of_ranks(folder, ranks)]
     inner = names_in(folder)
-    runs = [each for each in inner if each.is_dir() and _rank_folders(each)]
+    runs = [each for each in inner if is_folder(each) and _rank_folders(each)]
     if runs and not any(is_trace_name(each.name) for each in inner):
         return [_of_ranks(each, _rank_folders(each)) for each in runs]
     return [_of_traces(str(folder))]
@@ -119,8 +120,8 @@ def _rank_folders(run: Path) -> list[Path]:
         each
         for each in sorted(run.glob("rank-*"))
         if "." not in each.name
-        and each.is_dir()
-        and ((each / STEPS).exists() or (each / RANK).exists())
+        and is_folder(each)
+        and (is_there(each / STEPS) or is_there(each / RANK))
     ]
 
 
@@ -194,7 +195,7 @@ def _steps_of(rows: list[StepRow]) -> tuple[Floats, dict[str, Floats]]:
 def _facts(folder: Path, ranks: list[Path]) -> dict[str, Any]:
     """The first rank's, with what the whole run knows."""
     found = read_facts(ranks[0]) if ranks else {}
-    whole = read_record(folder / RUN, _WholeRun, Oddities(RUN)) or _WholeRun()
+    whole = read_record(folder / RUN, _WholeRun, Oddities(RUN), _MOST_BYTES) or _WholeRun()
     found["command"], found["exit_code"] = whole.command, whole.exit_code
     found["world_size"] = whole.world_size or found.get("world_size")
     return found
