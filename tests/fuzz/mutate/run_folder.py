@@ -88,7 +88,8 @@ def _copy(source: Path, run: Path) -> None:
 
 
 def _files(run: Path) -> list[Path]:
-    return sorted(file for file in run.rglob("*") if file.is_file())
+    """Without links: what they lead to is not ours to damage, and may have no end."""
+    return sorted(file for file in run.rglob("*") if file.is_file() and not file.is_symlink())
 
 
 def _bytes(rng: Random, file: Path) -> None:
@@ -127,7 +128,10 @@ def _gone(rng: Random, file: Path) -> None:
 def _of_another(rng: Random, file: Path) -> None:
     """A file under another's name, of another rank, or of both."""
     run = file.parent.parent if file.parent.name.startswith("rank-") else file.parent
-    shutil.copyfile(rng.choice(_files(run)), file.with_name(rng.choice((*_SIDE, *_WHOLE))))
+    target = file.with_name(rng.choice((*_SIDE, *_WHOLE)))
+    content = rng.choice(_files(run)).read_bytes()
+    if target in _files(run) or not (target.is_symlink() or target.exists()):
+        target.write_bytes(content)
 
 
 def _renamed(rng: Random, file: Path) -> None:
@@ -139,7 +143,7 @@ def _renamed(rng: Random, file: Path) -> None:
     if target.exists():
         return
     if rng.random() < 0.5:
-        with contextlib.suppress(shutil.Error):  # of pipes there is no copy
+        with contextlib.suppress(OSError):  # of pipes there is no copy
             shutil.copytree(rank, target, symlinks=True)
     else:
         rank.rename(target)
