@@ -7,8 +7,6 @@ import io
 import json
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from fuzz.sound import check_answer, check_numbers
 from stepscope import StepscopeError, UnreadableInputError
 from stepscope.explain.engines import Here
@@ -19,6 +17,7 @@ from stepscope.predict.whatifs import WHATIFS, WITHOUT_VALUE
 from stepscope.trace.discover import find_traces
 from stepscope.ui.cli.explain import explain_paths
 from stepscope.ui.contract import explanation_json
+from stepscope.ui.json_text import json_text
 from stepscope.ui.terminal.explanation import print_explanation
 from stepscope.ui.terminal.short import print_short
 from stepscope.ui.whatif import bench_of, prediction_json
@@ -56,7 +55,7 @@ def drive(path: Path, work: Path, *, cache: bool = False) -> str:
     try:
         explanation = explain(path, work, cache=cache)
     except StepscopeError as error:
-        return _refused(error)
+        return refused(error)
     show(explanation)
     for file in find_traces(path)[:1]:
         change(file, cache=cache)
@@ -104,7 +103,7 @@ def _predict(bench: Bench, wanted: list[str], before: Any) -> None:
     try:
         after = bench.predict([parse(each) for each in wanted])
     except StepscopeError as error:
-        _refused(error)
+        refused(error)
         return
     if after.applied:
         check_numbers(as_json(prediction_json(after, before)))
@@ -112,10 +111,10 @@ def _predict(bench: Bench, wanted: list[str], before: Any) -> None:
 
 def as_json(value: Any) -> Any:
     """What a strict reader makes of it."""
-    return json.loads(msgspec.json.encode(value).decode())
+    return json.loads(json_text(value))
 
 
-def _refused(error: StepscopeError) -> str:
+def refused(error: StepscopeError) -> str:
     """A refusal names the input and is none of our defects."""
     check_numbers(str(error))
     if type(error) is StepscopeError:

@@ -11,7 +11,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -142,7 +142,8 @@ def _keep(failure: Failure, path: Path, keep: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "why.txt").write_text(f"{failure.cause}\n\n{failure.details}")
     copy: Callable[..., Any] = shutil.copytree if path.is_dir() else shutil.copy
-    copy(path, folder / path.name, **({"symlinks": True} if path.is_dir() else {}))
+    with suppress(OSError):  # of pipes there is no copy
+        copy(path, folder / path.name, **({"symlinks": True} if path.is_dir() else {}))
 
 
 def run_many(

@@ -52,7 +52,7 @@ def make_budget(steps: Steps, step: StepTime, timeline: Timeline, idle: Idle) ->
 def mean_budget(ranks: tuple[RankExplanation, ...]) -> Budget:
     """Several ranks: the mean of their shares, over the slowest rank's step. A rank that recorded
     nothing has no share in it."""
-    budgets = [rank.budget for rank in ranks if rank.budget.step_ms] or [ranks[0].budget]
+    budgets = [rank.budget for rank in ranks if _divides(rank.budget)] or [ranks[0].budget]
     if len(budgets) == 1:
         return budgets[0]
     ms = max(budget.step_ms for budget in budgets)
@@ -71,6 +71,11 @@ def stretched(budget: Budget, step_ms: float) -> Budget:
     """The same shares of another step."""
     parts = tuple(replace(part, ms=part.share * step_ms) for part in budget.parts)
     return replace(budget, step_ms=step_ms, parts=parts)
+
+
+def _divides(budget: Budget) -> bool:
+    """Marks of steps without any work in them have a length and no parts."""
+    return bool(budget.step_ms) and any(part.share for part in budget.parts)
 
 
 def _common_basis(all_of: list[Basis]) -> Basis:

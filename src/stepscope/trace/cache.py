@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING
 import msgspec
 
 from stepscope.trace.cache_entry import MAGIC, read_entry, size_of, write_entry
-from stepscope.trace.files import open_file, unreadable
+from stepscope.trace.regular_files import open_file, unreadable
 
 try:
     import fcntl

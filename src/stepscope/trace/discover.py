@@ -7,6 +7,7 @@ from pathlib import Path
 
 from stepscope.errors import UnreadableInputError
 from stepscope.trace.layout import ENDINGS, is_trace_name
+from stepscope.trace.regular_files import is_folder, is_there, names_in
 from stepscope.trace.remote import RemoteTrace, fetched, find_remote, is_url, local_path
 
 TraceFile = Path | RemoteTrace
@@ -44,15 +45,14 @@ def size_bytes(file: TraceFile) -> int:
 
 
 def _find(path: Path) -> list[Path]:
-    if not path.is_dir():
-        if not path.exists():
+    if not is_folder(path):
+        if not is_there(path):
             raise UnreadableInputError(f"{path} does not exist")
         return [path]
-    try:
-        found = sorted(path.glob("rank-*/trace.json*")) or _traces_in(path)
-        found = found or [trace for inner in sorted(path.iterdir()) for trace in _traces_in(inner)]
-    except PermissionError as error:
-        raise UnreadableInputError(f"{error.filename}: no permission to read it") from None
+    here = names_in(path)
+    found = sorted(path.glob("rank-*/trace.json*")) or _traces_among(here)
+    inner = [] if found else [folder for folder in here if is_folder(folder)]
+    found = found or [trace for folder in inner for trace in _traces_among(names_in(folder))]
     if not found:
         from stepscope.trace.snapshot import snapshots_in
 
@@ -63,7 +63,5 @@ def _find(path: Path) -> list[Path]:
     return found
 
 
-def _traces_in(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(file for file in folder.iterdir() if is_trace_name(file.name))
+def _traces_among(files: list[Path]) -> list[Path]:
+    return [file for file in files if is_trace_name(file.name)]

@@ -7,11 +7,10 @@ rest of the reader then treats the text like any other cut file.
 from __future__ import annotations
 
 import os
-import stat
 import zlib
 from typing import IO, TYPE_CHECKING, Any
 
-from stepscope.errors import UnreadableInputError
+from stepscope.trace.regular_files import open_file, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,39 +26,6 @@ _READ_BYTES = 128 << 10
 _SALVAGE_READ_BYTES = 4 << 10
 _SALVAGE_STEP_BYTES = 64
 _ZSTD_STEP_BYTES = 2 << 10  # its blocks may be a thousand times longer than their code
-
-
-def open_file(path: Path) -> IO[bytes]:
-    """Open for reading, or say plainly why not."""
-    try:
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise UnreadableInputError(f"{path} is a folder, not a trace file")
-        if not stat.S_ISREG(mode):
-            raise UnreadableInputError(f"{path} is not a regular file: save the trace to one")
-        return path.open("rb")
-    except FileNotFoundError:
-        raise UnreadableInputError(f"{path} does not exist") from None
-    except PermissionError:
-        raise UnreadableInputError(f"{path}: no permission to read it") from None
-    except OSError as error:
-        raise unreadable(path, error) from None
-    except ValueError as error:  # a name that no file can have
-        raise UnreadableInputError(f"{str(path)!r}: {error}") from None
-
-
-def unreadable(path: Path, error: OSError) -> UnreadableInputError:
-    """The disk, or the network behind it, failed while we were reading."""
-    return UnreadableInputError(f"{path}: {error.strerror or error}")
-
-
-def head_of(path: Path, size: int = 16) -> bytes:
-    """The first bytes, to recognise a format by."""
-    with open_file(path) as file:
-        try:
-            return file.read(size)
-        except OSError as error:
-            raise unreadable(path, error) from None
 
 
 class ByteSource:

@@ -23,7 +23,6 @@ from stepscope.trace import nsys_words as words
 from stepscope.trace.assemble import Facts, assemble
 from stepscope.trace.columns import Codes, Collector
 from stepscope.trace.database import ANY, MOST_CHARACTERS, TIMES, Database
-from stepscope.trace.files import unreadable
 from stepscope.trace.plausible import (
     MOST_BYTES,
     MOST_DEVICES,
@@ -32,6 +31,7 @@ from stepscope.trace.plausible import (
     is_whole,
 )
 from stepscope.trace.recover import Losses
+from stepscope.trace.regular_files import unreadable
 from stepscope.trace.times import INVALID_NS, LIMIT_DUR_NS, LIMIT_NS
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from stepscope.records.limits import MOST_RANKS
 from stepscope.records.quality import Note
 from stepscope.records.trace import ABSENT
 from stepscope.records.words import counted
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 # Half a million sizes of this much still add up within 64 bits; the largest machines hold 2**41.
 MOST_BYTES = 1 << 44
 MOST_ELEMENTS = 1 << 44
-MOST_RANKS = 1 << 24
 MOST_IDS = 1 << 62
 MOST_DEVICES = 1 << 16
 _MOST_SIDES = 64  # torch's own limit on a tensor's dimensions

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.errors import UnreadableInputError
-from stepscope.trace.files import SQLITE, head_of
+from stepscope.trace.files import SQLITE
+from stepscope.trace.regular_files import head_of
 from stepscope.trace.remote import RemoteTrace, fetched, is_url, local_path
 from stepscope.trace.snapshot_pickle import is_pickle
 

@@ -18,8 +18,8 @@ import numpy as np
 from stepscope.errors import UnreadableInputError
 from stepscope.records.memory import ACTIONS, BLOCK_STATES, Blocks, History, Segments, Snapshot
 from stepscope.records.trace import ABSENT
-from stepscope.trace.files import head_of, open_file, unreadable
 from stepscope.trace.plausible import MOST_BYTES, OddValues
+from stepscope.trace.regular_files import head_of, open_file, unreadable
 from stepscope.trace.snapshot_pickle import is_pickle, load_plain
 from stepscope.trace.snapshot_stacks import Stacks
 

@@ -67,7 +67,7 @@ def _failed(memory: Memory, last: OutOfMemory) -> Finding:
     return Finding(
         id="memory-near-limit",
         title="Out of memory",
-        share=min(1.0, last.allocated_bytes / limit) if limit else 1.0,
+        share=min(1.0, max(0.0, last.allocated_bytes / limit)) if limit else 1.0,
         of="memory",
         severity="high",
         summary=f"a request for {size(last.asked_bytes)} could not be met with "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -98,16 +97,14 @@ def _all_seen(folder: Path) -> bool:
 
 
 def _facts(place: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads((place / layout.RANK).read_text())
-    except (OSError, ValueError):
-        return {}
-    return found
+    from stepscope.trace.rank_facts import read_facts
+
+    return read_facts(place)
 
 
 def _look(folder: Path, settings: Settings, code: int) -> Health:
     from stepscope.explain.run import explain_job
-    from stepscope.trace.rank_folder import read_memory
+    from stepscope.trace.memory_file import read_memory
     from stepscope.ui.health import check_health
 
     places = sorted(folder.glob("rank-*"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import signal
@@ -29,6 +28,12 @@ if TYPE_CHECKING:
 _POLL_S, _GRACE_S = 0.2, 15.0
 # Sent to us, meant for the command: without a handler they would end us and orphan it.
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+_UNREADABLE: dict[str, Any] = {
+    "rank": None,
+    "world_size": None,
+    "status": "unreadable",
+    "problems": [],
+}
 INJECT = Path(stepscope.measure.__file__).parent / "inject"
 
 
@@ -298,12 +303,11 @@ def _wait_until(process: subprocess.Popen[bytes], enough: Callable[[], bool]) ->
 
 def describe_ranks(folder: Path, settings: Settings) -> list[dict[str, Any]]:
     """What each rank left, what is missing, and why."""
+    from stepscope.trace.rank_facts import read_facts
+
     ranks = []
     for place in sorted(folder.glob("rank-*")):
-        try:
-            facts = json.loads((place / layout.RANK).read_text())
-        except (OSError, ValueError):
-            facts = {"rank": None, "world_size": None, "status": "unreadable", "problems": []}
+        facts = _UNREADABLE | read_facts(place)
         captured = [name for name in layout.PARTS if (place / name).exists()]
         missing = {}
         if layout.TRACE not in captured:

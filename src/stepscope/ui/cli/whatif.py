@@ -204,7 +204,7 @@ def _ask(tried: Tried, path: str) -> str:
 
 def _remember(raw: Prediction, bench: Bench, path: str) -> str:
     """What the model itself says is kept: later predictions are adjusted by how that fared."""
-    from stepscope.trace.rank_folder import read_facts
+    from stepscope.trace.rank_facts import read_facts
     from stepscope.verify.track_record import make_promise, remember
     from stepscope.verify.workload import workload_of_trace
 
