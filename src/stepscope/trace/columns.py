@@ -32,6 +32,7 @@ _LARGEST: dict[type[np.signedinteger[Any]], int] = {
     kind: int(np.iinfo(kind).max) for kind in (INT8, INT32, INT64)
 }
 _MOST_SIGNATURES = 1 << 16  # remembered: where no two calls are alike, memory must not follow
+_MOST_CATEGORIES = 1 << 12  # the same
 _HEX = re.compile(r"0[xX][0-9a-fA-F]{1,15}")
 
 
@@ -52,8 +53,9 @@ class _Roles(dict[str, int]):
     def __missing__(self, key: str) -> int:
         phase, _, category = key.partition(" ")
         role, kind = classify(phase, category)
-        code = self[key] = role * 16 + kind
-        return code
+        if len(self) < _MOST_CATEGORIES:
+            self[key] = role * 16 + kind
+        return role * 16 + kind
 
 
 class Table:
@@ -82,6 +84,7 @@ class Collector:
 
     def __init__(self, losses: Losses, *, launch_flows: bool = False) -> None:
         self.events = 0
+        self.rows = 0  # events that say something
         self.names = Codes()
         self.texts = Codes()  # JSON text of shapes, dtypes, grids: bytes
         self.lanes = Codes()  # (pid, tid)
@@ -123,6 +126,7 @@ class Collector:
         keys = [f"{e.ph} {e.cat}" for e in events]
         codes = _packed(map(self._roles.__getitem__, keys), count, np.int16)
         roles, kinds = codes >> 4, (codes & 15).astype(INT8)
+        self.rows += int((roles < Role.METADATA).sum())
         for role, take in (
             (Role.HOST, self._add_host),
             (Role.DEVICE, self._add_device),

@@ -13,6 +13,7 @@ from stepscope.trace.assemble import Facts, assemble
 from stepscope.trace.columns import Collector
 from stepscope.trace.events import Event, ExactEvent, platform_of
 from stepscope.trace.files import ByteSource
+from stepscope.trace.limits import NAME_CHARACTERS, Limits, megabytes
 from stepscope.trace.recover import Losses, decode
 from stepscope.trace.text import EventText
 from stepscope.trace.times import NeedsTextError
@@ -28,11 +29,14 @@ _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _HIP_CALL = re.compile(r"hip[A-Z]")
 
 
-def read_kineto(path: Path, progress: Progress | None = None) -> Trace:
+def read_kineto(
+    path: Path, progress: Progress | None = None, limits: Limits | None = None
+) -> Trace:
     """Read, link and describe one file. Raises UnreadableInputError when it holds no events."""
-    source, text, losses, collector = _collect(path, progress, launch_flows=False)
+    limits = limits or Limits.chosen()
+    source, text, losses, collector = _collect(path, progress, limits, launch_flows=False)
     if collector.lacks_correlations():
-        source, text, losses, collector = _collect(path, progress, launch_flows=True)
+        source, text, losses, collector = _collect(path, progress, limits, launch_flows=True)
     if not collector.events:
         _refuse_empty(path, text, losses)
     _refuse_useless(path, text, losses, collector)
@@ -41,26 +45,30 @@ def read_kineto(path: Path, progress: Progress | None = None) -> Trace:
         source=NAME,
         columns=collector,
         facts=_facts(text.outside, collector),
-        quality=_notes(source, text, losses, collector),
+        quality=_notes(source, text, losses, collector, limits),
     )
 
 
 def _collect(
-    path: Path, progress: Progress | None, *, launch_flows: bool
+    path: Path, progress: Progress | None, limits: Limits, *, launch_flows: bool
 ) -> tuple[ByteSource, EventText, Losses, Collector]:
-    source, losses = ByteSource(path, progress), Losses()
-    text = _open_text(source, str(path))
+    source, losses = ByteSource(path, progress, limits), Losses()
+    text = _open_text(source, str(path), limits)
+    stretch = _Stretch(source, limits)
     collector = Collector(losses, launch_flows=launch_flows)
     kind: type[Event | ExactEvent] = Event
     while (piece := text.next_piece()) is not None:
-        batch = decode(piece, kind)
+        batch = decode(piece, kind, limits)
         try:
             collector.add(batch.events)
         except NeedsTextError:
             kind = ExactEvent
-            batch = decode(piece, kind)
+            batch = decode(piece, kind, limits)
             collector.add(batch.events)
         losses.add(batch.losses)
+        if batch.events:
+            text.used()
+        stretch.check(collector)
         if batch.closed_at is not None:
             text.close(piece, batch.closed_at)
         elif batch.resume is not None:
@@ -68,9 +76,26 @@ def _collect(
     return source, text, losses, collector
 
 
-def _open_text(source: ByteSource, name: str) -> EventText:
+class _Stretch:
+    """The part of a file since an event was kept: events of no use must not expand for ever."""
+
+    def __init__(self, source: ByteSource, limits: Limits) -> None:
+        self._source, self._limits = source, limits
+        self._rows = self._text_bytes = self._file_bytes = 0
+
+    def check(self, collector: Collector) -> None:
+        source = self._source
+        if collector.rows > self._rows:
+            self._rows = collector.rows
+            self._text_bytes, self._file_bytes = source.text_bytes, source.file_bytes
+        text_bytes = source.text_bytes - self._text_bytes
+        if text_bytes > self._limits.expansion_from_bytes // 4:
+            source.check_expansion(text_bytes, source.file_bytes - self._file_bytes)
+
+
+def _open_text(source: ByteSource, name: str, limits: Limits) -> EventText:
     try:
-        return EventText(source, name)
+        return EventText(source, name, limits)
     except UnreadableInputError as error:
         if source.ended_early:  # then that is why there is nothing to find
             raise UnreadableInputError(f"{name}: {source.ended_early}; {error}") from None
@@ -87,6 +112,8 @@ def _refuse_empty(path: Path, text: EventText, losses: Losses) -> None:
             f"{path} is JSON but not a PyTorch trace: none of the {losses.not_events} elements of "
             "its list is an event"
         )
+    if text.stopped or text.first_too_long:
+        raise UnreadableInputError(f"{path} holds no event that can be read: {_too_much(text)}")
     if not text.finished:
         raise UnreadableInputError(
             f"{path} ends at byte {text.size}, before its first event is complete"
@@ -94,6 +121,12 @@ def _refuse_empty(path: Path, text: EventText, losses: Losses) -> None:
     raise UnreadableInputError(
         f"{path} holds no events: was the profiler started, and stopped before the export?"
     )
+
+
+def _too_much(text: EventText) -> str:
+    if text.stopped is None and text.first_too_long:
+        return f"the first is too long (at byte {text.first_too_long[0]})"
+    return f"{text.stopped} (read up to byte {text.size})"
 
 
 def _refuse_useless(path: Path, text: EventText, losses: Losses, collector: Collector) -> None:
@@ -183,11 +216,11 @@ def _or_absent(value: Any) -> int:
 
 
 def _notes(
-    source: ByteSource, text: EventText, losses: Losses, collector: Collector
+    source: ByteSource, text: EventText, losses: Losses, collector: Collector, limits: Limits
 ) -> tuple[Note, ...]:
     notes = []
     if source.ended_early or losses.cut_at is not None or not text.finished:
-        why = source.ended_early or "the list of events is not closed"
+        why = source.ended_early or text.stopped or "the list of events is not closed"
         where = text.size if losses.cut_at is None else losses.cut_at
         notes.append(
             Note(
@@ -208,6 +241,31 @@ def _notes(
                 f"{losses.first_unreadable}",
                 count=losses.unreadable,
                 byte_offset=losses.first_unreadable,
+            )
+        )
+    if text.first_too_long:
+        place, begin = text.first_too_long
+        notes.append(
+            Note(
+                id="oversized-events",
+                detail=f"left out: {counted(text.too_long, 'event')} longer than "
+                f"{megabytes(limits.event_bytes)} or without an end, the first at byte {place}: "
+                f"{begin}; {limits.raise_event}",
+                count=text.too_long,
+                byte_offset=place,
+            )
+        )
+    if losses.first_shortened:
+        place, begin = losses.first_shortened
+        notes.append(
+            Note(
+                id="shortened",
+                detail=f"{counted(losses.shortened, 'event')} with a name of over "
+                f"{NAME_CHARACTERS:,} characters, which was cut, or an argument of over "
+                f"{megabytes(limits.large_bytes)}, which was left out; the first at about byte "
+                f"{place}: {begin!r}",
+                count=losses.shortened,
+                byte_offset=place,
             )
         )
     if losses.mended:
