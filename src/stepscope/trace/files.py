@@ -67,6 +67,15 @@ def head_of(path: Path, size: int = 16) -> bytes:
             raise unreadable(path, error) from None
 
 
+def has_holes(path: Path) -> bool:
+    """Whether the file is longer than what was ever written to it."""
+    with open_file(path) as file:
+        try:
+            return os.lseek(file.fileno(), 0, os.SEEK_HOLE) < os.fstat(file.fileno()).st_size
+        except (OSError, AttributeError):  # not every system or disk can tell
+            return False
+
+
 class ByteSource:
     """Iterate once over a file's decompressed bytes, in pieces of PIECE_BYTES at most.
 
@@ -80,19 +89,20 @@ class ByteSource:
         self.ended_early: str | None = None
         self.text_bytes = 0  # given so far
         self.file_bytes = 0  # that these were made of
+        self._ahead_bytes = 0  # read from the file and not yet decompressed
         self._progress = progress
-        self._limits = limits or Limits.chosen()
+        self.limits = limits or Limits.chosen()
 
     def __iter__(self) -> Iterator[bytes]:
         with open_file(self.path) as file:
             try:
                 total = os.fstat(file.fileno()).st_size
-                for piece in self._pieces(file):
-                    self.file_bytes = file.tell()
+                for piece in _joined(self._pieces(file)):
+                    self.file_bytes = file.tell() - self._ahead_bytes
                     if self._progress:
-                        self._progress(self.file_bytes, total)
+                        self._progress(file.tell(), total)
                     self.text_bytes += len(piece)
-                    if self.text_bytes > self._limits.expansion_from_bytes:
+                    if self.text_bytes > self.limits.expansion_from_bytes:
                         self.check_expansion(self.text_bytes, self.file_bytes)
                     yield piece
             except OSError as error:
@@ -100,12 +110,12 @@ class ByteSource:
 
     def check_expansion(self, text_bytes: int, file_bytes: int) -> None:
         """Refuse a stretch of the file that makes far more text than any trace does."""
-        if text_bytes > self._limits.expansion * max(1, file_bytes):
+        if text_bytes > self.limits.expansion * max(1, file_bytes):
             raise UnreadableInputError(
                 f"{self.path} is refused at byte {self.text_bytes} of its text: "
                 f"{megabytes(text_bytes)} were made of {megabytes(file_bytes)} in the file, over "
-                f"{self._limits.expansion} times as much, which no usual trace does; "
-                f"if it is one, set {EXPANSION_VARIABLE} above {self._limits.expansion}, or "
+                f"{self.limits.expansion} times as much, which no usual trace does; "
+                f"if it is one, set {EXPANSION_VARIABLE} above {self.limits.expansion}, or "
                 "decompress it first"
             )
 
@@ -129,8 +139,9 @@ class ByteSource:
                 step = min(2 * step, _READ_BYTES)
                 piece = member.decompress(data, PIECE_BYTES)
                 given += len(piece)
-                yield piece
                 data = member.unconsumed_tail
+                self._ahead_bytes = len(data)
+                yield piece
                 if member.eof:
                     data, step = _next_member(file, member.unused_data), _FIRST_READ_BYTES
                     if not data:
@@ -144,13 +155,14 @@ class ByteSource:
     def _unzstd(self, file: IO[bytes]) -> Iterator[bytes]:
         import zstandard
 
+        reader = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES)
         frame: Any = None  # a new one for the next frame, made when there is data for it
         made: list[bytes] = []
         step = _ZSTD_STEP_BYTES
         try:
             while data := file.read(step):
                 while data:
-                    frame = frame or _zstd_frame()
+                    frame = frame or reader.decompressobj()
                     made.append(frame.decompress(data))
                     data = frame.unused_data
                     frame = None if frame.eof else frame
@@ -164,12 +176,6 @@ class ByteSource:
         yield from _in_pieces(made)
 
 
-def _zstd_frame() -> Any:
-    import zstandard
-
-    return zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES).decompressobj()
-
-
 def _zstd_failure(error: Exception) -> str:
     if "too much memory" in str(error):
         return (
@@ -177,6 +183,21 @@ def _zstd_failure(error: Exception) -> str:
             "first with `zstd -d --long=31`"
         )
     return f"the zstd stream is damaged ({error})"
+
+
+def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Thousands of tiny members are no more pieces than one large one."""
+    held: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        if piece:
+            held.append(piece)
+            size += len(piece)
+        if size >= PIECE_BYTES // 8:
+            yield b"".join(held)
+            held, size = [], 0
+    if held:
+        yield b"".join(held)
 
 
 def _in_pieces(made: list[bytes]) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ from stepscope.trace.assemble import Facts, assemble
 from stepscope.trace.columns import Collector
 from stepscope.trace.events import Event, ExactEvent, platform_of
 from stepscope.trace.files import ByteSource
-from stepscope.trace.limits import NAME_CHARACTERS, Limits, megabytes
+from stepscope.trace.limits import MOST_DAMAGED, NAME_CHARACTERS, Limits, megabytes
 from stepscope.trace.recover import Losses, decode
 from stepscope.trace.text import EventText
 from stepscope.trace.times import NeedsTextError
@@ -49,12 +49,18 @@ def read_kineto(
     )
 
 
+def check_begin(path: Path) -> None:
+    """Raises UnreadableInputError where the file does not begin as a trace does."""
+    source = ByteSource(path)
+    _open_text(source, str(path), source.limits)
+
+
 def _collect(
     path: Path, progress: Progress | None, limits: Limits, *, launch_flows: bool
 ) -> tuple[ByteSource, EventText, Losses, Collector]:
     source, losses = ByteSource(path, progress, limits), Losses()
     text = _open_text(source, str(path), limits)
-    stretch = _Stretch(source, limits)
+    stretch = _Stretch(source, text, limits)
     collector = Collector(losses, launch_flows=launch_flows)
     kind: type[Event | ExactEvent] = Event
     while (piece := text.next_piece()) is not None:
@@ -68,7 +74,7 @@ def _collect(
         losses.add(batch.losses)
         if batch.events:
             text.used()
-        stretch.check(collector)
+        stretch.check(collector.rows, losses.unreadable + losses.not_events)
         if batch.closed_at is not None:
             text.close(piece, batch.closed_at)
         elif batch.resume is not None:
@@ -77,20 +83,23 @@ def _collect(
 
 
 class _Stretch:
-    """The part of a file since an event was kept: events of no use must not expand for ever."""
+    """The part of a file since an event said something: what does not must not go on for ever."""
 
-    def __init__(self, source: ByteSource, limits: Limits) -> None:
-        self._source, self._limits = source, limits
-        self._rows = self._text_bytes = self._file_bytes = 0
+    def __init__(self, source: ByteSource, text: EventText, limits: Limits) -> None:
+        self._source, self._text, self._limits = source, text, limits
+        self._rows = self._damaged = 0
+        self._text_bytes = self._file_bytes = 0
 
-    def check(self, collector: Collector) -> None:
+    def check(self, rows: int, damaged: int) -> None:
         source = self._source
-        if collector.rows > self._rows:
-            self._rows = collector.rows
+        if rows > self._rows:
+            self._rows, self._damaged = rows, damaged
             self._text_bytes, self._file_bytes = source.text_bytes, source.file_bytes
         text_bytes = source.text_bytes - self._text_bytes
-        if text_bytes > self._limits.expansion_from_bytes // 4:
-            source.check_expansion(text_bytes, source.file_bytes - self._file_bytes)
+        if text_bytes > self._limits.useless_from_bytes:
+            source.check_expansion(text_bytes, max(1, source.file_bytes - self._file_bytes))
+        if damaged - self._damaged > MOST_DAMAGED:
+            self._text.stop(f"{damaged - self._damaged:,} events in a row could not be read")
 
 
 def _open_text(source: ByteSource, name: str, limits: Limits) -> EventText:

@@ -18,6 +18,7 @@ EVENT_VARIABLE = "STEPSCOPE_MAX_EVENT_MB"
 EXPANSION_VARIABLE = "STEPSCOPE_MAX_EXPANSION"
 NAME_CHARACTERS = 1 << 16  # of a name, category, process or thread: longer ones are kept cut
 MOST_VALUES = 1 << 20  # in the keys around the events: a decoded value takes up to 100 bytes
+MOST_DAMAGED = 1 << 18  # events in a row: nobody wrote a trace there
 ZSTD_WINDOW_BYTES = 1 << 27  # what zstd itself refuses to go beyond unless told to
 
 
@@ -55,6 +56,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def gap_bytes(self) -> int:
         """Of text without one event: nothing is expected after it."""
         return 8 * self.event_bytes
+
+    @property
+    def useless_from_bytes(self) -> int:
+        """The same for text without one event that says something: repeated, it is soon refused."""
+        return self.expansion_from_bytes // 32
 
     @property
     def raise_event(self) -> str:

@@ -320,6 +320,8 @@ class _Reading:
 
     def _value(self, raw: msgspec.Raw) -> Any:
         """What the text says, or None where that is no value (a number that nothing can hold)."""
+        if not raw:
+            return None
         try:
             kept = self._kept(raw)
             return msgspec.json.decode(kept) if kept else None
@@ -340,7 +342,9 @@ class _Reading:
 
     def _short(self, raw: msgspec.Raw) -> Any:
         """A value; a string no longer than a name may be."""
-        is_text = raw and memoryview(raw)[0] == _STRING
+        if not raw:
+            return None
+        is_text = memoryview(raw)[0] == _STRING
         value = msgspec.json.decode(raw) if is_text else self._value(raw)
         if not isinstance(value, str) or len(value) <= NAME_CHARACTERS:
             return value

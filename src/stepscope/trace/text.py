@@ -34,8 +34,19 @@ _KINETO_BOUNDARY = b"\n  },\n  {"
 ANY_BOUNDARY = re.compile(rb"\}\s*+,\s*+(?=\{)")
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _ARRAY_END = re.compile(rb"\}\s*+\](?=\s*(?:,|\}|\Z))")
-_TOKEN = re.compile(STRING + rb'|["{}\[\]]', re.DOTALL)
-_STRUCTURE = re.compile(rb'(?:[^"{}\[\]]++|' + STRING + rb')*+(\{++|\[++|\}++|\]++|")', re.DOTALL)
+_PLAIN = rb'[^"{}\[\]]++'
+_KEY = b'"traceEvents"'
+_TOKEN = re.compile(
+    rb"(?:" + _PLAIN + rb"|(?!" + _KEY + rb")" + STRING + rb")*+([{\[]++|[}\]]++|" + _KEY + rb'|")',
+    re.DOTALL,
+)
+_RUN = rb'(\{++|\[++|\}++|\]++|")'
+_STRUCTURE = re.compile(rb"(?:" + _PLAIN + rb"|" + STRING + rb")*+" + _RUN, re.DOTALL)
+_INNER = re.compile(
+    rb"(?:" + _PLAIN + rb"|" + STRING + rb"|\[(?:" + _PLAIN + rb"|" + STRING + rb")*+\]"
+    rb"|\{(?:" + _PLAIN + rb"|" + STRING + rb")*+\})*+" + _RUN,
+    re.DOTALL,
+)  # where a bracket is open: the innermost lists and objects are passed over as well
 _REST_OF_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _AFTER_ARRAY = re.compile(rb'\s*+(?:,\s*+"|\}|\Z)')
 _QUOTE, _ARRAY_CLOSES, _OPENING = b'"'[0], b"]"[0], b"{["
@@ -106,6 +117,10 @@ class EventText:
     def used(self) -> None:
         """An event was read: what comes next may again be far away."""
         self._used = self.size
+
+    def stop(self, why: str) -> None:
+        """Read no further."""
+        self._done, self.stopped = True, why
 
     def give_back(self, piece: Piece, resume: int) -> None:
         """Only what lies before `piece.text[resume]` was taken: read on from there."""
@@ -229,7 +244,7 @@ class EventText:
     def _searched_events_key(self, begin: int) -> int:
         key = _KeySearch(begin)
         opens = key.look(self._buffer)
-        while opens is None and self._fill_outside():
+        while opens is None and not key.lost and self._fill_outside():
             opens = key.look(self._buffer)
         return self._likely_events_key() if opens is None else opens
 
@@ -382,21 +397,23 @@ class _KeySearch:
 
     def __init__(self, position: int) -> None:
         self._position, self._depth = position, 0
+        self.lost = False  # nested deeper than anything is
 
     def look(self, text: bytes) -> int | None:
         """Where the first event begins, or None: look again when there is more text."""
-        for token in _TOKEN.finditer(text, self._position):
-            byte = text[token.start()]
-            if byte != _QUOTE:
-                self._depth += 1 if byte in _OPENING else -1
-            elif token.end() - token.start() == 1:
-                self._position = token.start()  # a string that goes on in text to come
-                return None
-            elif self._depth == 1 and token[0] == b'"traceEvents"':
-                if opens := _EVENTS_KEY.match(text, token.start()):
+        while token := _TOKEN.match(text, self._position):
+            run, self._position = token[1], token.start(1)
+            if run == b'"':
+                return None  # a string that goes on in text to come
+            if run != _KEY:
+                self._depth += len(run) if run[0] in _OPENING else -len(run)
+                self.lost = self._depth > _MOST_DEPTH
+                if self.lost:
+                    return None
+            elif self._depth == 1:
+                if opens := _EVENTS_KEY.match(text, self._position):
                     return opens.end()
                 if not text[token.end() :].strip(b" \r\n\t:"):
-                    self._position = token.start()
                     return None
             self._position = token.end()
         return None
@@ -423,7 +440,7 @@ class Walk:
         while not self.lost and self.end is None and self.closed_at is None:
             if self._in_string and not self._leave_string(text):
                 return False
-            found = _STRUCTURE.match(text, self.position)
+            found = (_INNER if self._stack else _STRUCTURE).match(text, self.position)
             if found is None:
                 self.position = len(text)
                 return False
@@ -491,7 +508,7 @@ def outline(text: bytes, open_brackets: bytes = b"") -> Outline:
     cuts: list[tuple[int, int]] = []
     stack = bytearray(open_brackets)
     position = 0
-    while found := _STRUCTURE.match(text, position):
+    while found := (_INNER if stack else _STRUCTURE).match(text, position):
         position = found.end()
         run = found[1]
         if run[0] in _OPENING:
