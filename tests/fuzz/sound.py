@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _CLOSE = 1e-6
-_SHARE_NAMES = ("share", "overlap", "mfu", "hfu", "busy", "fraction")
+_ROUNDED = 0.005
+_SHARE_NAMES = ("share", "overlap", "busy", "fraction")
 
 
 class UnsoundError(AssertionError):
@@ -52,8 +53,13 @@ def _check_budget(budget: dict[str, Any]) -> None:
 
 
 def _check_rank(rank: dict[str, Any]) -> None:
+    efficiency = rank["efficiency"] or {}
+    used = [efficiency.get(name) or 0 for name in ("mfu", "hfu")]
+    _expect(min(used) >= 0, "mfu", used)
+    said = "the peak must be wrong" in str(rank["quality"])
+    _expect(max(used) <= 1 + _ROUNDED or said, "mfu above its peak", used)
     timeline = rank["timeline_ns"]
-    if timeline is None:
+    if timeline["span"] is None:  # a memory snapshot tells no times
         return
     parts = sum(value for name, value in timeline.items() if name != "span")
     _expect(timeline["span"] == parts, "timeline_ns", timeline)

@@ -19,6 +19,7 @@ from stepscope.records.trace import (
 )
 from stepscope.records.words import counted
 from stepscope.trace import links
+from stepscope.trace.plausible import limit_numbers, limit_sizes, limit_texts
 from stepscope.trace.times import LIMIT_NS
 
 if TYPE_CHECKING:
@@ -88,13 +89,14 @@ def assemble(
     *, path: str, source: str, columns: Collector, facts: Facts, quality: tuple[Note, ...]
 ) -> Trace:
     """Sort, link, and freeze."""
-    host = _sorted(columns.host.finish(**_HOST), links.host_order)
-    device = _sorted(columns.device.finish(**_DEVICE), _device_order)
-    memory = _sorted(columns.memory.finish(**_MEMORY), _memory_order)
+    tables = _plausible(columns)
+    host = _sorted(tables["host"], links.host_order)
+    device = _sorted(tables["device"], _device_order)
+    memory = _sorted(tables["memory"], _memory_order)
     launch = _launches(host, device, columns.launch_flows.finish(**_FLOWS))
     forward_of = links.find_forwards(host, columns.backward_flows.finish(**_FLOWS))
     parent = links.find_parents(host["thread"], host["start_ns"], host["start_ns"] + host["dur_ns"])
-    notes = list(quality)
+    notes = [*quality, *columns.odd.notes()]
     _shift_all((host, device, memory), facts.base_ns, notes)
     threads = _number_threads(columns, host, memory)
     strings = _number_texts(columns, host, device)
@@ -119,6 +121,21 @@ def assemble(
         memory=MemoryEvents(**_frozen(memory)),
         quality=tuple(notes),
     )
+
+
+def _plausible(columns: Collector) -> dict[str, Columns]:
+    """All tables, without the values that cannot be true."""
+    tables = {
+        "host": columns.host.finish(**_HOST),
+        "device": columns.device.finish(**_DEVICE),
+        "memory": columns.memory.finish(**_MEMORY),
+    }
+    texts, names = list(columns.texts), list(columns.names)
+    for name, table in tables.items():
+        limit_numbers(name, table, columns.odd)
+        limit_texts(table, texts, names, columns.odd)
+    limit_sizes(tables["memory"], columns.odd)
+    return tables
 
 
 def _frozen(columns: Columns) -> Columns:

@@ -7,10 +7,18 @@ import struct
 from itertools import compress, islice
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from stepscope.records.trace import ABSENT, CollectiveArgs, DeviceKind, HostKind
 from stepscope.trace.events import Args, Event, ExactEvent, Role, classify
+from stepscope.trace.plausible import (
+    MOST_ELEMENTS,
+    MOST_RANKS,
+    OddValues,
+    decoded,
+    rank_list,
+)
 from stepscope.trace.times import (
     INVALID_NS,
     LIMIT_DUR_NS,
@@ -22,7 +30,6 @@ from stepscope.trace.times import (
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
-    import msgspec
     from numpy.typing import NDArray
 
     from stepscope.trace.recover import Losses
@@ -33,6 +40,9 @@ _LARGEST: dict[type[np.signedinteger[Any]], int] = {
 }
 _MOST_SIGNATURES = 1 << 16  # remembered: where no two calls are alike, memory must not follow
 _MOST_CATEGORIES = 1 << 12  # the same
+_FILE_NAMES = {info.name: info.encode_name for info in msgspec.structs.fields(Args)}
+# Ways to say nothing; -1 as an unsigned number is one.
+_NOTHING_SAID = (None, "", ABSENT, str(ABSENT), (1 << 32) - 1, (1 << 64) - 1)
 _HEX = re.compile(r"0[xX][0-9a-fA-F]{1,15}")
 
 
@@ -95,6 +105,7 @@ class Collector:
         self._roles = _Roles()
         self._signatures = Codes()  # shapes, dtypes and concrete inputs of a call, as one text
         self._signature_texts = np.empty((3, 0), INT32)  # the codes of these, by signature
+        self.odd = OddValues()
         self._losses = losses
         # Arrows from launch to device event repeat what correlation ids say: most files need none.
         self._flow_tables = {Role.BACKWARD_FLOW: self.backward_flows}
@@ -182,9 +193,9 @@ class Collector:
             thread=self._lane_codes(rows),
             start_ns=start,
             dur_ns=dur,
-            correlation=_scatter(runtime, _whole([a.correlation for a in calls])),
-            sequence=of_operators(_whole([a.sequence for a in operators])),
-            forward_thread=of_operators(_whole([a.forward_thread for a in operators], INT32)),
+            correlation=_scatter(runtime, self._whole("correlation", calls)),
+            sequence=of_operators(self._whole("sequence", operators)),
+            forward_thread=of_operators(self._whole("forward_thread", operators, INT32)),
             shapes=of_operators(shapes),
             dtypes=of_operators(dtypes),
             concrete=of_operators(concrete),
@@ -196,8 +207,8 @@ class Collector:
     ) -> None:
         rows, kinds, start, dur = self._times(events, kinds, start)
         args = [e.args for e in rows]
-        device = _whole([a.device for a in args], INT32)
-        stream = _whole([a.stream for a in args], INT32)
+        device = self._whole("device", args, INT32)
+        stream = self._whole("stream", args, INT32)
         no_device, no_stream = device == ABSENT, stream == ABSENT
         if no_device.any():
             device[no_device] = _whole([e.pid for e in compress(rows, no_device.tobytes())], INT32)
@@ -211,10 +222,10 @@ class Collector:
             stream=stream,
             start_ns=start,
             dur_ns=dur,
-            correlation=_whole([a.correlation for a in args]),
-            size_bytes=_whole([a.size_bytes for a in args]),
+            correlation=self._whole("correlation", args),
+            size_bytes=self._whole("size_bytes", args),
             grid=self._text_codes(_texts([a.grid for a in args])),
-            graph_node=_whole([a.graph_node for a in args]),
+            graph_node=self._whole("graph_node", args),
             collective=self._collective_codes(args),
         )
 
@@ -231,12 +242,12 @@ class Collector:
         self.memory.add(
             time_ns=time[good],
             thread=self._lane_codes(rows),
-            size_bytes=_whole([a.memory_bytes for a in args]),
-            address=_whole([a.address for a in args]),
-            allocated_bytes=_whole([a.allocated for a in args]),
-            reserved_bytes=_whole([a.reserved for a in args]),
-            device_type=_whole([a.memory_device_type for a in args], INT32),
-            device=_whole([a.memory_device for a in args], INT32),
+            size_bytes=self._whole("memory_bytes", args),
+            address=self._whole("address", args),
+            allocated_bytes=self._whole("allocated", args),
+            reserved_bytes=self._whole("reserved", args),
+            device_type=self._whole("memory_device_type", args, INT32),
+            device=self._whole("memory_device", args, INT32),
         )
 
     def _add_flows(self, events: list[Any], time: NDArray[np.int64], table: Table) -> None:
@@ -279,8 +290,22 @@ class Collector:
     def _collective_codes(self, args: Sequence[Args]) -> NDArray[np.int32]:
         codes = np.full(len(args), ABSENT, dtype=INT32)
         for row in [row for row, arg in enumerate(args) if arg.collective is not None]:
-            codes[row] = self.collectives[_collective(args[row])]
+            codes[row] = self.collectives[_collective(args[row], self.odd)]
         return codes
+
+    def _whole(
+        self, field: str, args: Sequence[Args], dtype: type[np.signedinteger[Any]] = INT64
+    ) -> NDArray[Any]:
+        """One argument of every event; what was written and is no whole number is counted."""
+        values = [getattr(each, field) for each in args]
+        try:
+            return _packed(values, len(values), dtype)
+        except struct.error:
+            numbers = np.array([_whole_or_absent(value, dtype) for value in values], dtype=dtype)
+        lost = [value for value in compress(values, (numbers == ABSENT).tobytes()) if _says(value)]
+        if lost:
+            self.odd.add(_FILE_NAMES[field], len(lost), lost[0])
+        return numbers
 
 
 def _texts(raws: Sequence[msgspec.Raw]) -> list[bytes]:
@@ -334,25 +359,45 @@ def _whole_or_absent(value: Any, dtype: type[np.signedinteger[Any]]) -> int:
     return number if abs(number) <= _LARGEST[dtype] else ABSENT
 
 
-def _collective(args: Args) -> CollectiveArgs:
-    def whole(value: Any) -> int:
-        return _whole_or_absent(value, INT64)
+def _says(value: Any) -> bool:
+    """Whether a writer meant something by it."""
+    return value not in _NOTHING_SAID
 
-    def text(value: Any) -> str:
-        return value if isinstance(value, str) else "" if value is None else str(value)
+
+def _collective(args: Args, odd: OddValues) -> CollectiveArgs:
+    def whole(field: str, most: int) -> int:
+        value = getattr(args, field)
+        number = _whole_or_absent(value, INT64)
+        if number > most or number < ABSENT or (number == ABSENT and _says(value)):
+            odd.add(_FILE_NAMES[field], 1, value, _text(args.collective))
+            return ABSENT
+        return number
 
     return CollectiveArgs(
-        name=text(args.collective),
-        in_elements=whole(args.in_elements),
-        out_elements=whole(args.out_elements),
-        dtype=text(args.dtype),
-        group=text(args.group),
-        group_description=text(args.group_description),
-        group_size=whole(args.group_size),
-        group_ranks=text(args.group_ranks),
-        in_split=text(args.in_split),
-        out_split=text(args.out_split),
-        source_rank=whole(args.source_rank),
-        destination_rank=whole(args.destination_rank),
-        sequence=whole(args.collective_sequence),
+        name=_text(args.collective),
+        in_elements=whole("in_elements", MOST_ELEMENTS),
+        out_elements=whole("out_elements", MOST_ELEMENTS),
+        dtype=_text(args.dtype),
+        group=_text(args.group),
+        group_description=_text(args.group_description),
+        group_size=whole("group_size", MOST_RANKS),
+        group_ranks=_rank_text(args, odd),
+        in_split=_text(args.in_split),
+        out_split=_text(args.out_split),
+        source_rank=whole("source_rank", MOST_RANKS),
+        destination_rank=whole("destination_rank", MOST_RANKS),
+        sequence=whole("collective_sequence", _LARGEST[INT64]),
     )
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else "" if value is None else str(value)
+
+
+def _rank_text(args: Args, odd: OddValues) -> str:
+    """The ranks of a call's group as JSON; long lists are cut with dots and stay as they are."""
+    text = _text(args.group_ranks)
+    if not text or "..." in text or rank_list(decoded(text, list[int])) is not None:
+        return text
+    odd.add(_FILE_NAMES["group_ranks"], 1, text, _text(args.collective))
+    return ""

@@ -14,6 +14,13 @@ from stepscope.trace.columns import Collector
 from stepscope.trace.events import Event, ExactEvent, platform_of
 from stepscope.trace.files import ByteSource
 from stepscope.trace.limits import MOST_DAMAGED, NAME_CHARACTERS, Limits, megabytes
+from stepscope.trace.plausible import (
+    MOST_BYTES,
+    MOST_RANKS,
+    OddValues,
+    is_whole,
+    plausible_groups,
+)
 from stepscope.trace.recover import Losses, decode
 from stepscope.trace.text import EventText
 from stepscope.trace.times import NeedsTextError
@@ -161,14 +168,13 @@ def _refuse_useless(path: Path, text: EventText, losses: Losses, collector: Coll
 def _facts(outside: dict[str, Any], collector: Collector) -> Facts:
     distributed = outside.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
-    groups = distributed.get("pg_config")
     return Facts(
         kind=_platform(outside, collector),
-        rank=_natural(distributed.get("rank")),
-        world_size=_natural(distributed.get("world_size")),
-        backend=str(distributed["backend"]) if "backend" in distributed else None,
-        groups=tuple(g for g in groups if isinstance(g, dict)) if isinstance(groups, list) else (),
-        devices=_devices(outside.get("deviceProperties")),
+        rank=_whole_to(MOST_RANKS, distributed, "rank", collector.odd),
+        world_size=_whole_to(MOST_RANKS, distributed, "world_size", collector.odd),
+        backend=_words(distributed.get("backend")),
+        groups=plausible_groups(distributed.get("pg_config"), collector.odd),
+        devices=_devices(outside.get("deviceProperties"), collector.odd),
         base_ns=_whole(outside.get("baseTimeNanoseconds")) or 0,
         others={
             key: value
@@ -182,7 +188,7 @@ def _platform(outside: dict[str, Any], collector: Collector) -> str:
     family = platform_of(collector.categories)
     if family:
         return family
-    names = " ".join(d.name for d in _devices(outside.get("deviceProperties"))).lower()
+    names = str(outside.get("deviceProperties")).lower()
     if any(key.startswith(("roctracer", "hip_", "rocprofiler")) for key in outside):
         return "rocm"
     if "amd" in names or "instinct" in names or any(map(_HIP_CALL.match, collector.names)):
@@ -192,19 +198,28 @@ def _platform(outside: dict[str, Any], collector: Collector) -> str:
     return "cuda" if seen & (touched | {"runtime", "memcpy", "memset"}) else "cpu"
 
 
-def _devices(rows: Any) -> tuple[Device, ...]:
+def _devices(rows: Any, odd: OddValues) -> tuple[Device, ...]:
     if not isinstance(rows, list):
         return ()
+
+    def number(row: dict[str, Any], name: str, most: int) -> int:
+        value = _whole_to(most, row, name, odd)
+        return ABSENT if value is None else value
+
     return tuple(
         Device(
-            id=_or_absent(row.get("id")),
-            name=str(row.get("name") or ""),
-            memory_bytes=_or_absent(row.get("totalGlobalMem")),
-            multiprocessors=_or_absent(row.get("numSms")),
+            id=number(row, "id", MOST_RANKS),
+            name=_words(row.get("name")) or "",
+            memory_bytes=number(row, "totalGlobalMem", MOST_BYTES),
+            multiprocessors=number(row, "numSms", MOST_RANKS),
         )
         for row in rows
         if isinstance(row, dict)
     )
+
+
+def _words(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _whole(value: Any) -> int | None:
@@ -214,14 +229,13 @@ def _whole(value: Any) -> int | None:
     return value if usable else None
 
 
-def _natural(value: Any) -> int | None:
-    number = _whole(value)
-    return None if number is None or number < 0 else number
-
-
-def _or_absent(value: Any) -> int:
-    number = _whole(value)
-    return ABSENT if number is None else number
+def _whole_to(most: int, row: dict[str, Any], name: str, odd: OddValues) -> int | None:
+    number = _whole(row.get(name))
+    if is_whole(number, most):
+        return number
+    if row.get(name) not in (None, ABSENT):
+        odd.add(name, 1, row[name])
+    return None
 
 
 def _notes(

@@ -97,11 +97,16 @@ def _short(path: Path) -> Trace:
 
 def mutate(rng: Random, folder: Path) -> Path:
     trace: Trace = json.loads(rng.choice(seeds()))
-    for _ in range(rng.choice((1, 1, 1, 2, 3, 5))):
-        rng.choice(_WAYS)(rng, trace)
+    damage_trace(rng, trace)
     path = folder / "trace.json"
     path.write_bytes(text(trace))
     return path
+
+
+def damage_trace(rng: Random, trace: Trace) -> None:
+    """In one way or in several."""
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 5))):
+        rng.choice(_WAYS)(rng, trace)
 
 
 def _some(rng: Random, trace: Trace) -> list[Event]:
@@ -156,7 +161,33 @@ def _odd_shape(rng: Random, shape: Any) -> Any:
     return [rng.choice((side, side, rng.choice(HUGE_NUMBERS), 0, -1)) for side in shape]
 
 
-def _times(rng: Random, trace: Trace) -> None:
+def _large_shapes(rng: Random, trace: Trace) -> None:
+    """Every side of every shape times one factor: each is possible, their products are not."""
+    factor = rng.choice((2**10, 2**15, 2**20, 2**30))
+    for event in trace["traceEvents"]:
+        args = event.get("args") if isinstance(event, dict) else None
+        if isinstance(args, dict) and isinstance(args.get("Input Dims"), list):
+            shapes = json.dumps(args["Input Dims"])
+            args["Input Dims"] = json.loads(shapes, parse_int=_multiplied(factor))
+
+
+def _multiplied(factor: int) -> Callable[[str], int]:
+    return lambda digits: int(digits) * factor
+
+
+def _plain_values(rng: Random, trace: Trace) -> None:
+    """What operators were given besides tensors: strides, sizes, flags, as text."""
+    odd = ("-1", "0", "9" * 30, "9" * 6000, "[]", "[0, 0]", "[1, -1]", "True", "x", "1e9", "[[1]]")
+    for event in _some(rng, trace):
+        args = event.get("args")
+        if isinstance(args, dict) and isinstance(args.get("Concrete Inputs"), list):
+            args["Concrete Inputs"] = [
+                rng.choice(odd) if rng.random() < 0.5 else value
+                for value in args["Concrete Inputs"]
+            ]
+
+
+def _clocks(rng: Random, trace: Trace) -> None:
     """Clocks that jump, stand, run backwards, or tell another century."""
     shift, factor = rng.choice(NUMBERS), rng.choice((0, -1, 1, 1, 1e-6, 1e6, 1e12))
     field = rng.choice(("ts", "ts", "dur"))
@@ -242,5 +273,6 @@ def _elements(rng: Random, trace: Trace) -> None:
 
 _WAYS: list[Callable[[Random, Trace], None]] = [
     _values, _values, _one_field, _one_field, _arguments, _arguments, _arguments, _shapes, _shapes,
-    _times, _times, _categories, _names, _communication, _communication, _head, _order, _elements,
+    _large_shapes, _plain_values, _clocks, _clocks, _categories, _names, _communication,
+    _communication, _head, _order, _elements,
 ]  # fmt: skip

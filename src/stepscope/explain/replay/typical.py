@@ -79,7 +79,7 @@ def _piece(
     gaps[0] = min(gaps[0], float(start[first] - window[0]))
     ended = start[last - 1] + trace.host.dur_ns[calls.row[-1]]
     launched = np.flatnonzero((whole.tasks.call >= first) & (whole.tasks.call < last))
-    if len(trace.device):
+    if not whole.on_host:
         launched = launched[trace.device.launch[whole.tasks.row[launched]] >= 0]
     tasks = _some(whole.tasks, launched)
     place = np.full(len(whole.tasks) + 1, -1, np.int32)

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from stepscope.explain import intervals
+from stepscope.explain.calls import exposed_time
 from stepscope.explain.work import Kind, rows_named
 from stepscope.records.job import KINDS, Group
 from stepscope.records.trace import HostKind
@@ -123,10 +124,18 @@ def gather_evidence(
         ready_ns=ready[order],
         start_ns=calls.start_ns[order],
         end_ns=calls.end_ns[order],
-        exposed_ns=calls.exposed_ns[order],
+        exposed_ns=_exposed_in_steps(work, calls, pace)[order],
         around_ns=_around(work, calls, pace, begun)[order],
         backward=nearest_of(trace.host, _of_backward(trace), row[order]) >= 0,
     )
+
+
+def _exposed_in_steps(work: Work, calls: Calls, pace: Pace) -> Int64:
+    """What no compute hides of each call, without what runs on after the last step."""
+    if not len(pace):
+        return calls.exposed_ns
+    low, high = int(pace.start_ns[0]), int(pace.start_ns[-1] + pace.dur_ns[-1])
+    return exposed_time(work, np.clip(calls.start_ns, low, high), np.clip(calls.end_ns, low, high))
 
 
 def _around(work: Work, calls: Calls, pace: Pace, begun: Int64) -> Int64:
