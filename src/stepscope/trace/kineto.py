@@ -13,7 +13,7 @@ from stepscope.trace.assemble import Facts, assemble
 from stepscope.trace.columns import Collector
 from stepscope.trace.events import Event, ExactEvent, platform_of
 from stepscope.trace.files import ByteSource
-from stepscope.trace.limits import MOST_DAMAGED, NAME_CHARACTERS, Limits, megabytes
+from stepscope.trace.limits import NAME_CHARACTERS, Limits, megabytes
 from stepscope.trace.plausible import (
     MOST_BYTES,
     MOST_RANKS,
@@ -95,17 +95,18 @@ class _Stretch:
     def __init__(self, source: ByteSource, text: EventText, limits: Limits) -> None:
         self._source, self._text, self._limits = source, text, limits
         self._rows = self._damaged = 0
-        self._text_bytes = self._file_bytes = 0
+        self._text_bytes = self._file_bytes = self._seen_bytes = 0
 
     def check(self, rows: int, damaged: int) -> None:
         source = self._source
         if rows > self._rows:
             self._rows, self._damaged = rows, damaged
-            self._text_bytes, self._file_bytes = source.text_bytes, source.file_bytes
+            self._text_bytes, self._file_bytes = source.text_bytes, self._seen_bytes
+        self._seen_bytes = source.file_bytes
         text_bytes = source.text_bytes - self._text_bytes
         if text_bytes > self._limits.useless_from_bytes:
-            source.check_expansion(text_bytes, max(1, source.file_bytes - self._file_bytes))
-        if damaged - self._damaged > MOST_DAMAGED:
+            source.check_expansion(text_bytes, source.file_bytes - self._file_bytes)
+        if damaged - self._damaged > self._limits.damaged:
             self._text.stop(f"{damaged - self._damaged:,} events in a row could not be read")
 
 

@@ -17,8 +17,7 @@ from stepscope.errors import UsageError
 EVENT_VARIABLE = "STEPSCOPE_MAX_EVENT_MB"
 EXPANSION_VARIABLE = "STEPSCOPE_MAX_EXPANSION"
 NAME_CHARACTERS = 1 << 16  # of a name, category, process or thread: longer ones are kept cut
-MOST_VALUES = 1 << 20  # in the keys around the events: a decoded value takes up to 100 bytes
-MOST_DAMAGED = 1 << 18  # events in a row: nobody wrote a trace there
+MOST_ELEMENTS = 1 << 20  # of a list that are held at once: each takes up to 100 bytes
 ZSTD_WINDOW_BYTES = 1 << 27  # what zstd itself refuses to go beyond unless told to
 
 
@@ -28,6 +27,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     event_bytes: int = 16 << 20  # of one event: a longer one is passed over and counted
     expansion: int = 500  # bytes of text for each byte of a compressed file
     expansion_from_bytes: int = 256 << 20  # of text: whatever makes less of it does no harm
+    values: int = 1 << 20  # in the keys around the events: each takes up to 100 bytes
+    damaged: int = 1 << 18  # events in a row that cannot be read: nobody wrote a trace there
 
     @classmethod
     def chosen(cls) -> Limits:

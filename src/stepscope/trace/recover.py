@@ -17,7 +17,7 @@ import msgspec
 
 from stepscope.records.trace import ABSENT
 from stepscope.trace.events import NO_ARGS, NOTHING, Args, Event, ExactEvent
-from stepscope.trace.limits import MOST_VALUES, NAME_CHARACTERS, Limits
+from stepscope.trace.limits import MOST_ELEMENTS, NAME_CHARACTERS, Limits
 from stepscope.trace.text import ANY_BOUNDARY, DECODE_ERRORS, boundaries, outline
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class _Recovery:
 
 def _elements(text: bytes) -> list[msgspec.Raw]:
     """Of a list; where they could be too many to hold, the text must be one event alone."""
-    if text.count(b",") > MOST_VALUES:
+    if text.count(b",") > MOST_ELEMENTS:
         return [msgspec.json.decode(text, type=msgspec.Raw)]
     return _RAWS.decode(b"[" + text + b"]")
 

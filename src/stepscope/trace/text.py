@@ -18,7 +18,7 @@ import msgspec
 
 from stepscope.errors import UnreadableInputError
 from stepscope.trace.events import NOTHING
-from stepscope.trace.limits import MOST_VALUES, Limits, megabytes
+from stepscope.trace.limits import Limits, megabytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -100,6 +100,7 @@ class EventText:
         self._exhausted = False
         self._done = False
         self._bare = False
+        self._after_long = False  # whether separators come before the next event
         self._long = False  # whether the buffer's first event is known to be long
         self._find_events()
 
@@ -172,6 +173,7 @@ class EventText:
         if walk.end is None or walk.end > self._limits.event_bytes:
             self._pass_over(walk)
             return None
+        self._after_long = True
         return self._take(walk.end, walk.end, single=True)
 
     def _pass_over(self, walk: Walk) -> None:
@@ -181,31 +183,32 @@ class EventText:
         follow_until = self._offset + 2 * self._limits.event_bytes
         at = 1
         while True:
-            if self._offset > follow_until:
-                walk.lost = True
+            walk.lost = walk.lost or self._offset > follow_until
             if not walk.lost and walk.settled(self._buffer) and not walk.lost:
-                return self._drop(walk.resume)
+                return self._read_on(walk.resume)
             if walk.lost and (boundary := _BOUNDARY.search(self._buffer, at)):
-                return self._drop(boundary.end())
-            kept = _BOUNDARY_BYTES if walk.lost and not self._exhausted else 0
-            dropped = max(0, len(self._buffer) - kept)
+                return self._read_on(boundary.end())
+            if self._exhausted:
+                return self._read_on(len(self._buffer))
+            dropped = max(0, len(self._buffer) - _BOUNDARY_BYTES) if walk.lost else walk.position
             self._drop(dropped)
             walk.position -= dropped
             at = 0
-            if not self._fill() and not self._buffer:
-                return None
+            self._fill()
+
+    def _read_on(self, until: int) -> None:
+        """An event, or nothing but a separator, comes next."""
+        self._drop(until)
+        self._after_long = True
 
     def _drop(self, until: int) -> None:
         self._offset += until
         self._buffer = self._buffer[until:]
         self._searched = 0
-        self._strip()
 
     def _strip(self) -> None:
         """Separators may be many and say nothing."""
-        stripped = self._buffer.lstrip(_BETWEEN)
-        self._offset += len(self._buffer) - len(stripped)
-        self._buffer = stripped
+        self._drop(len(self._buffer) - len(self._buffer.lstrip(_BETWEEN)))
 
     def _last_piece(self, *, single: bool = False) -> Piece:
         self._done = True
@@ -325,6 +328,9 @@ class EventText:
                 chunks.append(chunk)
                 size += len(chunk)
         self._buffer = b"".join(chunks)
+        if self._after_long:
+            self._strip()
+            self._after_long = not self._buffer
         self._searched = len(self._buffer)
         self.size += size
         return size > 0
@@ -374,14 +380,14 @@ class EventText:
 
     def _keys(self, text: bytes) -> dict[str, Any] | None:
         """The text as one object, or None where it is none."""
-        few = _most_values(text) <= MOST_VALUES
+        most = self._limits.values
         try:
-            if few:
+            if _most_values(text) <= most:
                 return msgspec.json.decode(text, type=dict[str, Any])
-            known = _known_keys(text)
+            known = _known_keys(text, most)
         except DECODE_ERRORS:
             return None
-        lost = f"all but the best known keys around the events (over {MOST_VALUES:,} values)"
+        lost = f"all but the best known keys around the events (over {most:,} values)"
         if lost not in self.outside_lost:
             self.outside_lost.append(lost)
         return known
@@ -550,14 +556,14 @@ def _last_boundary(text: bytes, *, everywhere: bool = False) -> tuple[int, int] 
     return None
 
 
-def _known_keys(text: bytes) -> dict[str, Any]:
+def _known_keys(text: bytes, most_values: int) -> dict[str, Any]:
     """Those that matter, without making an object of any other."""
     found = msgspec.json.decode(text, type=_known())
     raws = {key: getattr(found, key) for key in _KNOWN_KEYS}
     return {
         key: msgspec.json.decode(raw)
         for key, raw in raws.items()
-        if raw and _most_values(bytes(raw)) <= MOST_VALUES
+        if raw and _most_values(bytes(raw)) <= most_values
     }
 
 

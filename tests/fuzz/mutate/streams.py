@@ -209,8 +209,12 @@ def _frames(rng: Random, text: bytes) -> bytes:
 
 
 def _checked_frame(rng: Random, text: bytes) -> bytes:
-    options = {"write_checksum": rng.random() < 0.5, "write_content_size": rng.random() < 0.5}
-    return zstandard.ZstdCompressor(level=rng.choice((1, 3, 9)), **options).compress(text)
+    packer = zstandard.ZstdCompressor(
+        level=rng.choice((1, 3, 9)),
+        write_checksum=rng.random() < 0.5,
+        write_content_size=rng.random() < 0.5,
+    )
+    return packer.compress(text)
 
 
 def _flushed(rng: Random, text: bytes) -> bytes:
