@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from stepscope.explain.quantiles import median
 from stepscope.records.explanation import Budget, Part, StepTime
 
@@ -63,6 +65,12 @@ def mean_budget(ranks: tuple[RankExplanation, ...]) -> Budget:
         parts=tuple(Part(id=name, ms=ms * share, share=share) for name, share in shares),
         basis=_common_basis([budget.basis for budget in budgets]),
     )
+
+
+def stretched(budget: Budget, step_ms: float) -> Budget:
+    """The same shares of another step."""
+    parts = tuple(replace(part, ms=part.share * step_ms) for part in budget.parts)
+    return replace(budget, step_ms=step_ms, parts=parts)
 
 
 def _common_basis(all_of: list[Basis]) -> Basis:

@@ -36,7 +36,7 @@ _SHORT_TABLES = (
     f"more than {MANY_RANKS} ranks: the tables of each hold its longest {SHORT_ROWS} rows, and "
     "what is left out is summed in rows called (others)"
 )
-_RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)", re.IGNORECASE)
+_RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,8})(?!\d)", re.IGNORECASE)
 
 
 def explain_job(

@@ -209,6 +209,8 @@ def _names(rng: Random, trace: Trace) -> None:
     """Names that mean something to the analysis, where they do not belong."""
     name = rng.choice(
         (
+            *("ProfilerStep#" + "9" * 30, "ProfilerStep#" + "9" * 5000, "Forward " + "9" * 5000),
+            *("train.py(" + "9" * 5000 + "): main", "OpaqueType<" + "9" * 5000 + ">"),
             *("ProfilerStep#0", "ProfilerStep#x", "Optimizer.step#Adam.step", "aten::mm"),
             *("aten::convolution_backward", "nccl:all_reduce", "gloo:all_reduce", "Memcpy HtoD"),
             *("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "cudaLaunchKernel", "autograd::engine"),
