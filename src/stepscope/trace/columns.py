@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from stepscope.records.limits import MOST_RANKS
 from stepscope.records.trace import ABSENT, CollectiveArgs, DeviceKind, HostKind
 from stepscope.trace.events import Args, Event, ExactEvent, Role, classify
 from stepscope.trace.plausible import (
     MOST_ELEMENTS,
-    MOST_RANKS,
     OddValues,
     is_rank_text,
 )
@@ -38,6 +38,7 @@ _LARGEST: dict[type[np.signedinteger[Any]], int] = {
     kind: int(np.iinfo(kind).max) for kind in (INT8, INT32, INT64)
 }
 _MOST_SIGNATURES = 1 << 16  # remembered: where no two calls are alike, memory must not follow
+_MOST_CATEGORIES = 1 << 12  # the same
 _FILE_NAMES = {info.name: info.encode_name for info in msgspec.structs.fields(Args)}
 # Ways to say nothing; -1 as an unsigned number is one.
 _NOTHING_SAID = (None, "", ABSENT, str(ABSENT), (1 << 32) - 1, (1 << 64) - 1)
@@ -61,8 +62,9 @@ class _Roles(dict[str, int]):
     def __missing__(self, key: str) -> int:
         phase, _, category = key.partition(" ")
         role, kind = classify(phase, category)
-        code = self[key] = role * 16 + kind
-        return code
+        if len(self) < _MOST_CATEGORIES:
+            self[key] = role * 16 + kind
+        return role * 16 + kind
 
 
 class _Growing:
@@ -130,6 +132,7 @@ class Collector:
 
     def __init__(self, losses: Losses, *, launch_flows: bool = False) -> None:
         self.events = 0
+        self.rows = 0  # events that say something
         self.names = Codes()
         self.texts = Codes()  # JSON text of shapes, dtypes, grids: bytes
         self.lanes = Codes()  # (pid, tid)
@@ -168,6 +171,7 @@ class Collector:
         keys = [f"{e.ph} {e.cat}" for e in events]
         codes = _packed(map(self._roles.__getitem__, keys), count, np.int16)
         roles, kinds = codes >> 4, (codes & 15).astype(INT8)
+        self.rows += int((roles < Role.METADATA).sum())
         for role, take in (
             (Role.HOST, self._add_host),
             (Role.DEVICE, self._add_device),

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stepscope.records.limits import MOST_RANKS
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind
 from stepscope.trace.links import are_sorted
 from stepscope.trace.plausible import (
     MOST_BYTES,
     MOST_ELEMENTS,
-    MOST_RANKS,
     OddValues,
     is_rank_text,
     limit_numbers,

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UnreadableInputError
+from stepscope.records.limits import MOST_RANKS
 from stepscope.records.quality import Note
 from stepscope.records.trace import ABSENT, Device
 from stepscope.records.words import counted, plural
@@ -13,9 +14,9 @@ from stepscope.trace.assemble import Facts, assemble
 from stepscope.trace.columns import Collector
 from stepscope.trace.events import Event, ExactEvent, platform_of
 from stepscope.trace.files import ByteSource
+from stepscope.trace.limits import NAME_CHARACTERS, Limits, megabytes
 from stepscope.trace.plausible import (
     MOST_BYTES,
-    MOST_RANKS,
     OddValues,
     is_whole,
     plausible_groups,
@@ -35,11 +36,14 @@ _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _HIP_CALL = re.compile(r"hip[A-Z]")
 
 
-def read_kineto(path: Path, progress: Progress | None = None) -> Trace:
+def read_kineto(
+    path: Path, progress: Progress | None = None, limits: Limits | None = None
+) -> Trace:
     """Read, link and describe one file. Raises UnreadableInputError when it holds no events."""
-    source, text, losses, collector = _collect(path, progress, launch_flows=False)
+    limits = limits or Limits.chosen()
+    source, text, losses, collector = _collect(path, progress, limits, launch_flows=False)
     if collector.lacks_correlations():
-        source, text, losses, collector = _collect(path, progress, launch_flows=True)
+        source, text, losses, collector = _collect(path, progress, limits, launch_flows=True)
     if not collector.events:
         _refuse_empty(path, text, losses)
     _refuse_useless(path, text, losses, collector)
@@ -48,26 +52,36 @@ def read_kineto(path: Path, progress: Progress | None = None) -> Trace:
         source=NAME,
         columns=collector,
         facts=_facts(text.outside, collector),
-        quality=_notes(source, text, losses, collector),
+        quality=_notes(source, text, losses, collector, limits),
     )
 
 
+def check_begin(path: Path) -> None:
+    """Raises UnreadableInputError where the file does not begin as a trace does."""
+    source = ByteSource(path)
+    _open_text(source, str(path), source.limits)
+
+
 def _collect(
-    path: Path, progress: Progress | None, *, launch_flows: bool
+    path: Path, progress: Progress | None, limits: Limits, *, launch_flows: bool
 ) -> tuple[ByteSource, EventText, Losses, Collector]:
-    source, losses = ByteSource(path, progress), Losses()
-    text = _open_text(source, str(path))
+    source, losses = ByteSource(path, progress, limits), Losses()
+    text = _open_text(source, str(path), limits)
+    stretch = _Stretch(source, text, limits)
     collector = Collector(losses, launch_flows=launch_flows)
     kind: type[Event | ExactEvent] = Event
     while (piece := text.next_piece()) is not None:
-        batch = decode(piece, kind)
+        batch = decode(piece, kind, limits)
         try:
             collector.add(batch.events)
         except NeedsTextError:
             kind = ExactEvent
-            batch = decode(piece, kind)
+            batch = decode(piece, kind, limits)
             collector.add(batch.events)
         losses.add(batch.losses)
+        if batch.events:
+            text.used()
+        stretch.check(collector.rows, losses.unreadable + losses.not_events)
         if batch.closed_at is not None:
             text.close(piece, batch.closed_at)
         elif batch.resume is not None:
@@ -75,9 +89,30 @@ def _collect(
     return source, text, losses, collector
 
 
-def _open_text(source: ByteSource, name: str) -> EventText:
+class _Stretch:
+    """The part of a file since an event said something: what does not must not go on for ever."""
+
+    def __init__(self, source: ByteSource, text: EventText, limits: Limits) -> None:
+        self._source, self._text, self._limits = source, text, limits
+        self._rows = self._damaged = 0
+        self._text_bytes = self._file_bytes = self._seen_bytes = 0
+
+    def check(self, rows: int, damaged: int) -> None:
+        source = self._source
+        if rows > self._rows:
+            self._rows, self._damaged = rows, damaged
+            self._text_bytes, self._file_bytes = source.text_bytes, self._seen_bytes
+        self._seen_bytes = source.file_bytes
+        text_bytes = source.text_bytes - self._text_bytes
+        if text_bytes > self._limits.useless_from_bytes:
+            source.check_expansion(text_bytes, source.file_bytes - self._file_bytes)
+        if damaged - self._damaged > self._limits.damaged:
+            self._text.stop(f"{damaged - self._damaged:,} events in a row could not be read")
+
+
+def _open_text(source: ByteSource, name: str, limits: Limits) -> EventText:
     try:
-        return EventText(source, name)
+        return EventText(source, name, limits)
     except UnreadableInputError as error:
         if source.ended_early:  # then that is why there is nothing to find
             raise UnreadableInputError(f"{name}: {source.ended_early}; {error}") from None
@@ -94,6 +129,8 @@ def _refuse_empty(path: Path, text: EventText, losses: Losses) -> None:
             f"{path} is JSON but not a PyTorch trace: none of the {losses.not_events} elements of "
             "its list is an event"
         )
+    if text.stopped or text.first_too_long:
+        raise UnreadableInputError(f"{path} holds no event that can be read: {_too_much(text)}")
     if not text.finished:
         raise UnreadableInputError(
             f"{path} ends at byte {text.size}, before its first event is complete"
@@ -101,6 +138,12 @@ def _refuse_empty(path: Path, text: EventText, losses: Losses) -> None:
     raise UnreadableInputError(
         f"{path} holds no events: was the profiler started, and stopped before the export?"
     )
+
+
+def _too_much(text: EventText) -> str:
+    if text.stopped is None and text.first_too_long:
+        return f"the first is too long (at byte {text.first_too_long[0]})"
+    return f"{text.stopped} (read up to byte {text.size})"
 
 
 def _refuse_useless(path: Path, text: EventText, losses: Losses, collector: Collector) -> None:
@@ -197,11 +240,11 @@ def _whole_to(most: int, row: dict[str, Any], name: str, odd: OddValues) -> int 
 
 
 def _notes(
-    source: ByteSource, text: EventText, losses: Losses, collector: Collector
+    source: ByteSource, text: EventText, losses: Losses, collector: Collector, limits: Limits
 ) -> tuple[Note, ...]:
     notes = []
     if source.ended_early or losses.cut_at is not None or not text.finished:
-        why = source.ended_early or "the list of events is not closed"
+        why = source.ended_early or text.stopped or "the list of events is not closed"
         where = text.size if losses.cut_at is None else losses.cut_at
         notes.append(
             Note(
@@ -222,6 +265,31 @@ def _notes(
                 f"{losses.first_unreadable}",
                 count=losses.unreadable,
                 byte_offset=losses.first_unreadable,
+            )
+        )
+    if text.first_too_long:
+        place, begin = text.first_too_long
+        notes.append(
+            Note(
+                id="oversized-events",
+                detail=f"left out: {counted(text.too_long, 'event')} longer than "
+                f"{megabytes(limits.event_bytes)} or without an end, the first at byte {place}: "
+                f"{begin}; {limits.raise_event}",
+                count=text.too_long,
+                byte_offset=place,
+            )
+        )
+    if losses.first_shortened:
+        place, begin = losses.first_shortened
+        notes.append(
+            Note(
+                id="shortened",
+                detail=f"{counted(losses.shortened, 'event')} with a name of over "
+                f"{NAME_CHARACTERS:,} characters, which was cut, or an argument of over "
+                f"{megabytes(limits.large_bytes)}, which was left out; the first at about byte "
+                f"{place}: {begin!r}",
+                count=losses.shortened,
+                byte_offset=place,
             )
         )
     if losses.mended:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepscope.errors import UnreadableInputError
+from stepscope.records.limits import MOST_RANKS
 from stepscope.records.quality import Note
 from stepscope.records.trace import ABSENT, Device, DeviceKind, HostKind
 from stepscope.records.words import counted
@@ -27,7 +28,6 @@ from stepscope.trace.plausible import (
     MOST_BYTES,
     MOST_DEVICES,
     MOST_IDS,
-    MOST_RANKS,
     is_whole,
 )
 from stepscope.trace.recover import Losses
