@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from stepscope.ui.words import printable
 
 
 def say(message: str) -> None:
-    """Names in it come from files and commands: they are printed as text."""
-    click.echo(f"stepscope: {printable(message)}", err=True)
+    """Names in it come from files and commands: they are printed as text.
+
+    Where nobody can read it, that is no failure of whatever had something to say.
+    """
+    try:
+        click.echo(f"stepscope: {printable(message)}", err=True)
+    except OSError:
+        # What is left in the buffer would fail again at the end, and change the exit code.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
