@@ -30,25 +30,28 @@ class KeptJson:
     def write(self, *versions: Any, last: bool = False) -> None:
         """The first version; where that fails, the first that fits over what is there.
 
-        Raises OSError where neither is possible.
+        Raises OSError where neither is possible, and FileExistsError where the file is another's.
         """
-        try:
-            self._replace(_padded(versions[0], 0 if last else _BLOCK))
-        except OSError:
-            if not self._write_over(versions):
-                raise
+        data = _padded(versions[0], 0 if last else _BLOCK)
+        if self._identity is None:
+            self._make(self.path, data)
+        else:
+            try:
+                self._make(layout.temporary(self.path), data)
+            except OSError:
+                if not self._write_over(versions):
+                    raise
         if last:
             self._let_go()
 
-    def _replace(self, data: bytes) -> None:
-        unfinished = layout.temporary(self.path)
-        file = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    def _make(self, path: Path, data: bytes) -> None:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             _write_all(file, data)
-            unfinished.replace(self.path)
+            path.replace(self.path)
         except BaseException:
             os.close(file)
-            layout.remove(unfinished)
+            layout.remove(path)
             raise
         self._let_go()
         self._file, self._identity = file, _identity(file)

@@ -6,6 +6,7 @@ closed, and which process writes them. Either may be missing, cut short or of an
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -24,10 +25,6 @@ _T = TypeVar("_T")
 RUN, RANK = "run.json", "rank.json"
 _MOST_BYTES = 64 << 20
 _NAMED = 4  # ranks that a sentence names
-_KILLED = (
-    "it was killed by something that cannot be caught (SIGKILL, which the system also sends where "
-    "memory runs out)"
-)
 
 
 class _Rank(msgspec.Struct, frozen=True):
@@ -102,8 +99,12 @@ def _state(run: _Run | None, ranks: Sequence[_Rank]) -> Note | None:
             detail="the run was not closed: no second process could be started, and the command "
             f"took the place of stepscope{_of_ranks(ranks)}",
         )
-    if run is None or run.process is None or run.status != "running":
-        return None if run is not None else _unclosed_ranks(ranks)
+    if run is None:
+        return _unclosed_ranks(ranks)
+    if run.status == "finished":
+        return _ended_ranks(run, ranks)
+    if run.process is None or run.status != "running":
+        return None
     who = f"stepscope run (process {run.process.pid} on {run.process.host})"
     state = state_of(run.process)
     if state == "running":
@@ -120,7 +121,7 @@ def _how_it_ended(state: str, run: _Run) -> str:
     if state == "restarted":
         return f"ended with the machine, which was restarted since{after}"
     if state == "gone":
-        return f"is gone: {_KILLED}{after}"
+        return f"was killed (SIGKILL, by a person or because memory ran out){after}"
     return f"wrote no end, and whether it still runs cannot be seen from here{after}"
 
 
@@ -141,6 +142,25 @@ def _of_ranks(ranks: Sequence[_Rank]) -> str:
     ]
     words = ", ".join(filter(None, told))
     return f"; {words}" if words else ""
+
+
+def _ended_ranks(run: _Run, ranks: Sequence[_Rank]) -> Note | None:
+    """The command is over, and ranks of it had no time to close their files."""
+    unclosed = sum(rank.status == "running" for rank in ranks)
+    if not unclosed or run.exit_code is None:
+        return None
+    which = "its rank" if len(ranks) == 1 else f"{unclosed} of {len(ranks)} ranks"
+    return Note(
+        id="not-closed",
+        detail=f"{which} did not close: the command ended with {_code_words(run.exit_code)}",
+    )
+
+
+def _code_words(code: int) -> str:
+    try:
+        return f"{signal.Signals(code - 128).name} (exit code {code})"
+    except ValueError:
+        return f"exit code {code}"
 
 
 def _unclosed_ranks(ranks: Sequence[_Rank]) -> Note | None:

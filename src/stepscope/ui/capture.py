@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
 from stepscope.ui.attachment import Attachment
 from stepscope.ui.job_process import run_job
-from stepscope.ui.run_folder import ClaimedFolder, RunFile
+from stepscope.ui.run_folder import RunFile
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stepscope.measure.settings import Settings
+    from stepscope.ui.job_process import HeldSignals
 
 
 def capture(
@@ -41,16 +43,18 @@ def capture_into(
     output: int | None = None,
     until: Callable[[], bool] | None = None,
     announce: bool = False,
+    signals: HeldSignals | None = None,
 ) -> tuple[int, list[dict[str, Any]]]:
     """The command's exit code and what each rank left; run.json says both.
 
     Where `until` says that enough was seen, the command is ended, and that is no failure.
     """
     attachment = Attachment(run.folder, settings, command) if announce else None
+    job = partial(run_job, command, settings, output=output, until=until)
     try:
-        code = run_job(command, settings, output=output, until=until, news=attachment, diary=run)
+        code = job(news=attachment, diary=run, signals=signals)
     except UsageError:  # it could not be started
-        ClaimedFolder(run.folder, made=False).give_back()
+        run.discard()
         raise
     try:
         return code, run.close(code)

@@ -13,6 +13,7 @@ import shlex
 import signal
 import subprocess
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -76,29 +77,32 @@ def run_job(
     until: Callable[[], bool] | None = None,
     news: News | None = None,
     diary: Diary | None = None,
+    signals: HeldSignals | None = None,
 ) -> int:
     """The command's exit code, 128 and the signal's number where one ended it.
 
-    Where `until` says that enough was seen, the command is ended, and that is no failure.
+    Where `until` says that enough was seen, the command is ended, and that is no failure. `signals`
+    are those that the caller holds back already.
     """
-    with _Signals(diary) as signals:
-        process = signals.start(command, settings, output, own_session=until is not None)
-        code = _wait_until(process, until, signals) if until else _wait(process, news, signals)
+    with nullcontext(signals) if signals is not None else HeldSignals() as held:
+        held.diary = diary
+        process = held.start(command, settings, output, own_session=until is not None)
+        code = _wait_until(process, until, held) if until else _wait(process, news, held)
     return code if code >= 0 else 128 - code
 
 
-class _Signals:
+class HeldSignals:
     """Holds back what is sent to us, from before the command starts until after it has ended."""
 
-    def __init__(self, diary: Diary | None) -> None:
+    def __init__(self) -> None:
         held = {number for number in signal.valid_signals() if number not in _NOT_PASSED_ON}
         self._held = {n for n in held if signal.getsignal(n) != signal.SIG_IGN}
-        self._diary = diary
+        self.diary: Diary | None = None
         self._sentinel: GroupSentinel | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._own_session = False
 
-    def __enter__(self) -> _Signals:
+    def __enter__(self) -> HeldSignals:
         self._ended_unseen = signal.getsignal(signal.SIGCHLD)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else nobody keeps the exit code for us
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*self._held, signal.SIGCHLD})
@@ -107,7 +111,8 @@ class _Signals:
     def __exit__(self, *_: object) -> None:
         if self._sentinel is not None:
             self._sentinel.close()
-        self._drop_late()
+        if self._process is not None:
+            self._drop_late()
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         signal.signal(signal.SIGCHLD, self._ended_unseen)
 
@@ -140,8 +145,8 @@ class _Signals:
             f"no other process can be started ({layout.why_refused(why)}): the command runs in "
             "stepscope's place, and nothing is explained at its end"
         )
-        if self._diary is not None:
-            self._diary.handed_over()
+        if self.diary is not None:
+            self.diary.handed_over()
         if output is not None:
             os.dup2(output, 1)
         self._as_found()
@@ -179,8 +184,8 @@ class _Signals:
                     os.killpg(process.pid, number)
                 else:
                     process.send_signal(number)
-        if self._diary is not None:
-            self._diary.heard(number)
+        if self.diary is not None:
+            self.diary.heard(number)
 
     def _drop_late(self) -> None:
         """What came while the command was ending was meant for it, not for the report."""
@@ -202,7 +207,7 @@ def _start(
         raise
 
 
-def _wait(process: subprocess.Popen[bytes], news: News | None, signals: _Signals) -> int:
+def _wait(process: subprocess.Popen[bytes], news: News | None, signals: HeldSignals) -> int:
     """The command's exit code; meanwhile, what was attached."""
     while process.poll() is None:
         signals.wait(_POLL_S if news is not None and not news.done else None)
@@ -219,7 +224,7 @@ def _wait(process: subprocess.Popen[bytes], news: News | None, signals: _Signals
 
 
 def _wait_until(
-    process: subprocess.Popen[bytes], enough: Callable[[], bool], signals: _Signals
+    process: subprocess.Popen[bytes], enough: Callable[[], bool], signals: HeldSignals
 ) -> int:
     """The command's exit code, or 0 when it was ended because enough was seen."""
     while not enough():

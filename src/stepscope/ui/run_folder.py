@@ -37,7 +37,6 @@ class ClaimedFolder:
 
     def give_back(self) -> None:
         """Leave nothing of a run that is not captured."""
-        layout.remove(self.path / layout.RUN)
         if self.made:
             with contextlib.suppress(OSError):
                 self.path.rmdir()
@@ -46,21 +45,12 @@ class ClaimedFolder:
 def claim(out: Path | None, command: Sequence[str]) -> ClaimedFolder:
     """UsageError where `out` is in use; OSError where no folder can be had."""
     if out is None:
-        claimed = ClaimedFolder(layout.new_run_folder(_script(command)), made=True)
-    else:
-        claimed = ClaimedFolder(out, made=not out.exists())
-        out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()):
-            raise UsageError(f"{out} {_IN_USE}")
-    try:
-        # Of several runs that find it empty, only one can make this file.
-        (claimed.path / layout.RUN).touch(exist_ok=False)
-    except FileExistsError:
-        raise UsageError(f"{out} {_IN_USE}") from None
-    except OSError:
-        claimed.give_back()
-        raise
-    return claimed
+        return ClaimedFolder(layout.new_run_folder(_script(command)), made=True)
+    made = not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    if any(out.iterdir()):
+        raise UsageError(f"{out} {_IN_USE}")
+    return ClaimedFolder(out, made=made)
 
 
 def _script(command: Sequence[str]) -> str:
@@ -84,10 +74,19 @@ class RunFile:
 
     @classmethod
     def begin(cls, folder: Path, command: Sequence[str], settings: Settings) -> RunFile:
-        """Raises OSError where it cannot be written."""
+        """OSError where it cannot be written; of several runs in one folder only one gets here."""
         run = cls(folder, settings, _record(command, settings))
-        run._file.write(run.record)
+        try:
+            run._file.write(run.record)
+        except FileExistsError:
+            raise UsageError(f"{folder} {_IN_USE}") from None
         return run
+
+    def discard(self) -> None:
+        """The command could not be started."""
+        layout.remove(self._file.path)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
 
     def heard(self, number: int) -> None:
         """A signal for the command came: should nothing else be written, this says which."""

@@ -17,7 +17,7 @@ from stepscope.measure import folder as layout
 from stepscope.measure.settings import STEP_ON, Settings
 from stepscope.ui.attachment import why_nothing
 from stepscope.ui.capture import capture_into
-from stepscope.ui.job_process import run_job
+from stepscope.ui.job_process import HeldSignals, run_job
 from stepscope.ui.run_folder import RunFile, claim
 from stepscope.ui.say import say
 
@@ -136,10 +136,11 @@ def command(
         "nvtx": nvtx,
         "nccl_debug": nccl_debug,
     }
-    run = _begin(out, command, options)
-    if run is None:
-        return run_job(command, None)
-    code, ranks = capture_into(run, command, run.settings, announce=not quiet)
+    with HeldSignals() as signals:
+        run = _begin(out, command, options)
+        if run is None:
+            return run_job(command, None, signals=signals)
+        code, ranks = capture_into(run, command, run.settings, announce=not quiet, signals=signals)
     with _not_ended_by_signals():
         _conclude(run, ranks, command, code, explain=not no_explain)
     return code
