@@ -93,7 +93,7 @@ class Job:
 
     def call(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         options = {"env": self.environment, "cwd": self.place, **options}
-        return subprocess.run(command, capture_output=True, text=True, timeout=180, **options)
+        return subprocess.run(command, capture_output=True, text=True, timeout=400, **options)
 
     def start(self, command: list[str], **options: Any) -> subprocess.Popen[str]:
         return subprocess.Popen(

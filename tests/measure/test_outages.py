@@ -180,7 +180,7 @@ def main(method):
     model = torch.nn.Linear(8, 4)
     optimizer = torch.optim.Adam(model.parameters())
     loader = torch.utils.data.DataLoader(
-        Data(), batch_size=2, num_workers=2, multiprocessing_context=method
+        Data(), batch_size=2, num_workers=1, multiprocessing_context=method
     )
     for step, batch in enumerate(loader):
         loss = model(batch).square().mean()
@@ -189,7 +189,7 @@ def main(method):
         optimizer.step()
         print(loss.item().hex(), flush=True)
         if step == 5:  # inside the window
-            with context.Pool(2) as pool:
+            with context.Pool(1) as pool:
                 print(pool.map(work, [1, 2, 3]), flush=True)
 
 if __name__ == "__main__":
