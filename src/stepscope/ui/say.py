@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import click
@@ -18,4 +19,5 @@ def say(message: str) -> None:
         click.echo(f"stepscope: {printable(message)}", err=True)
     except OSError:
         # What is left in the buffer would fail again at the end, and change the exit code.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
