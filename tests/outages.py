@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
+import weakref
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,7 @@ class Job:
         (self.place / "home").mkdir(parents=True)
         # Sockets that are made in it must have short names.
         self.temporary = Path(tempfile.mkdtemp(prefix="job-"))
+        weakref.finalize(self, shutil.rmtree, self.temporary, ignore_errors=True)
         self.script = self.place / "train.py"
         self.script.write_text(text)
         self.out = self.place / "run"
