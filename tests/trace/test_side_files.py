@@ -323,10 +323,11 @@ def test_shares_of_the_job_add_up_where_a_rank_has_steps_and_no_work(run: Path) 
 
 def test_names_that_are_no_text_are_printed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from stepscope.ui.contract import explanation_json
+    from stepscope.ui.json_text import json_text
     from stepscope.ui.terminal.explanation import print_explanation
 
     moved = run.rename(run.with_name(os.fsdecode(b"r\xff\xfe")))
     explanation = stepscope.explain_job(moved, cache=False)
-    assert json.dumps(explanation_json(explanation), ensure_ascii=False).encode()
+    assert json_text(explanation_json(explanation)).encode()
     print_explanation(explanation)
     capsys.readouterr().out.encode()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from stepscope.errors import UnreadableInputError
+from stepscope.errors import NotCapturedError, UnreadableInputError
 from stepscope.trace.layout import ENDINGS, is_trace_name
 from stepscope.trace.regular_files import is_folder, is_there, names_in
 from stepscope.trace.remote import RemoteTrace, fetched, find_remote, is_url, local_path
+from stepscope.trace.run_state import is_run_folder, run_notes
 
 TraceFile = Path | RemoteTrace
 
@@ -57,10 +58,18 @@ def _find(path: Path) -> list[Path]:
         from stepscope.trace.snapshot import snapshots_in
 
         found = snapshots_in(path)
+    if not found and is_run_folder(path):
+        raise NotCapturedError(f"{path} holds no trace{_why_none(path)}")
     if not found:
         endings = ", ".join(f"*{ending}" for ending in ENDINGS)
         raise UnreadableInputError(f"{path} holds no trace: looked for {endings}")
     return found
+
+
+def _why_none(run: Path) -> str:
+    """What the run folder says of it."""
+    reasons = [note.detail for note in run_notes(run)]
+    return f": {'; '.join(reasons)}" if reasons else ": no training step was captured"
 
 
 def _traces_among(files: list[Path]) -> list[Path]:

@@ -19,6 +19,9 @@ from stepscope.records.limits import (  # noqa: TC001  (decoded at run time)
     RankNumber,
     Ranks,
 )
+from stepscope.records.process_identity import (  # noqa: TC001  (decoded at run time)
+    ProcessIdentity,
+)
 from stepscope.trace.decode import Oddities
 from stepscope.trace.side_files import read_record
 
@@ -136,6 +139,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[str] | UnsetType = UNSET
     host: str | UnsetType | None = UNSET
     pid: Count | UnsetType | None = UNSET
+    process: ProcessIdentity | UnsetType | None = UNSET
     python: str | UnsetType | None = UNSET
     torch: str | UnsetType | None = UNSET
     cuda: str | UnsetType | None = UNSET

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -190,16 +191,29 @@ def _not_loaded(command: Sequence[str]) -> str:
     )
 
 
-def why_no_trace(facts: dict[str, Any], settings: Settings) -> str:
+def why_no_trace(facts: dict[str, Any], settings: Settings, code: int | None = None) -> str:
     """Why a rank that trained has no trace."""
-    if facts.get("status") == "running":
-        return "the process ended without closing (killed, os._exit or a crash)"
+    problems = [str(problem) for problem in facts.get("problems") or ()]
+    problem = next((p for p in problems if p.startswith(("window", "saving"))), None)
+    status = facts.get("status")
+    if status == "unreadable":
+        return problems[0] if problems else f"its {layout.RANK} could not be read"
+    if status == "running":
+        return problem or _unclosed(code)
     steps = facts.get("steps", 0)
     first = Schedule.of(settings).windows[0].first_active
     if steps <= first:
         seen = "1 step was seen" if steps == 1 else f"{steps} steps were seen"
         return f"only {seen}, and at least {first + 1} are needed"
-    problem = next(
-        (p for p in facts.get("problems") or () if p.startswith(("window", "saving"))), None
-    )
-    return str(problem) if problem else "not known"
+    return problem or "; ".join(problems) or "not known"
+
+
+def _unclosed(code: int | None) -> str:
+    """The command's exit code may be a launcher's, which tells of its ranks in its own way."""
+    killed = code is not None and code > 128 and code - 128 in set(signal.Signals)
+    if killed and code is not None:
+        return (
+            "the process ended without closing: the command was ended by "
+            f"{signal.Signals(code - 128).name}"
+        )
+    return "the process ended without closing (killed, os._exit or a crash)"

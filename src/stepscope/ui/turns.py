@@ -20,7 +20,8 @@ from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
 from stepscope.measure import folder as layout
 from stepscope.measure.settings import Settings
 from stepscope.trace.regular_files import read_some, tail_of
-from stepscope.ui.cli.run import INJECT, describe_ranks
+from stepscope.ui.job_process import job_environment
+from stepscope.ui.run_folder import describe_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,14 +58,11 @@ def capture_turn(command: Sequence[str], folder: Path, *, step_on: str, window: 
 
 
 def _run(command: Sequence[str], settings: Settings, folder: Path) -> int:
-    path = os.pathsep.join(filter(None, [str(INJECT), os.environ.get("PYTHONPATH")]))
-    defaults = {"KINETO_LOG_LEVEL": "6", "TORCH_FR_BUFFER_SIZE": "2000"}
-    ours = {**settings.to_environment(), "PYTHONPATH": path}
     with (folder / OUTPUT).open("wb") as output, _stopped_by_signals():
         try:
             process = subprocess.Popen(
                 command,
-                env={**defaults, **os.environ, **ours},
+                env=job_environment(settings),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

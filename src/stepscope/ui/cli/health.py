@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tempfile
 from pathlib import Path
@@ -9,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stepscope.errors import NotCapturedError
+from stepscope.errors import NotCapturedError, UsageError
 from stepscope.measure import folder as layout
 from stepscope.measure.schedule import Schedule
 from stepscope.measure.settings import STEP_ON, Settings
 from stepscope.records.words import counted
-from stepscope.ui.cli.run import capture, claim
+from stepscope.ui.capture import capture
+from stepscope.ui.run_folder import claim
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stepscope.ui.health import Health
 
 _STEPS = 3
@@ -65,8 +69,7 @@ def command(
 
     The command's own output goes to stderr. Its work is lost: use `run` for training that counts.
     """
-    with tempfile.TemporaryDirectory(prefix="stepscope-health-") as scratch:
-        folder = claim(out, command) if out else Path(scratch)
+    with _folder(out, command) as folder:
         settings = Settings(
             folder=str(folder.absolute()),
             wait=wait,
@@ -85,6 +88,24 @@ def command(
         found = _look(folder, settings, code)
     _print(found, as_json)
     return code
+
+
+@contextlib.contextmanager
+def _folder(out: Path | None, command: tuple[str, ...]) -> Iterator[Path]:
+    """The one that is named, or one that goes with the block."""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = claim(out, command).path if out else _scratch(stack)
+        except OSError as error:
+            raise UsageError(
+                f"no folder for the capture can be made: {error}; --out names another"
+            ) from None
+        yield folder
+
+
+def _scratch(stack: contextlib.ExitStack) -> Path:
+    made = tempfile.TemporaryDirectory(prefix="stepscope-health-", ignore_cleanup_errors=True)
+    return Path(stack.enter_context(made))
 
 
 def _all_seen(folder: Path) -> bool:

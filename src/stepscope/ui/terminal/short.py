@@ -47,8 +47,11 @@ GRAVE = frozenset(
         "duplicate-ranks",
         "empty-rank",
         "left-out",
+        "missing-parts",
         "missing-ranks",
         "mixed-worlds",
+        "not-closed",
+        "still-running",
         "truncated",
         "unreadable-events",
     }
