@@ -309,6 +309,6 @@ def test_a_large_file_that_is_no_trace_is_refused_before_its_digest(
 
 
 def test_endless_damage_ends_the_reading(put: Any) -> None:
-    path = put(OPEN, EVENT, b', {"ph":x}' * 120_000, b"]}")
+    path = put(OPEN, EVENT, b', {"ph":x}' * 160_000, b"]}")
     trace = read_kineto(path, limits=Limits(damaged=20_000))
     assert "events in a row could not be read" in notes(trace)["truncated"].detail
