@@ -10,13 +10,14 @@ SHARED_TRACES ?= ../shared/traces
 # Code is compiled once, not by each of the hundreds of processes that the tests start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint types imports tests test-slow trainers format wheel bench \
+.PHONY: help demo test lint types imports tests test-slow fuzz trainers format wheel bench \
 	bench-capture bench-predict clean
 
 help:
 	@echo "make demo    train a small model in two processes, explain it, write a report"
 	@echo "make test    lint, types, import contract, all tests"
 	@echo "make test-slow  variants that the ordinary tests leave out"
+	@echo "make fuzz    100,000 damaged inputs of every kind (CASES=N, SEED=N): hours"
 	@echo "make trainers  install accelerate, transformers, lightning; test capture with them"
 	@echo "make wheel   build the wheel, install it into a new environment, try it there"
 	@echo "make bench   speed and memory against HolisticTraceAnalysis"
@@ -45,6 +46,11 @@ tests: $(VENV)/installed
 
 test-slow: $(VENV)/installed
 	$(BIN)/pytest -n 2 --dist worksteal -m slow
+
+CASES ?= 100000
+SEED ?= 0
+fuzz: $(VENV)/installed
+	PYTHONPATH=tests $(BIN)/python -m fuzz --cases $(CASES) --seed $(SEED)
 
 # Accelerate, transformers and lightning take minutes to install: their tests skip without them.
 trainers: $(VENV)/installed

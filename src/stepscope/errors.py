@@ -6,7 +6,8 @@
     ├── NotCapturedError        4   the input is fine but does not hold what was asked for
     └── SlowerError             5   B is slower than --fail-on-slower allows; nothing went wrong
 
-A message says what happened, where, and what to do. They are caught once, in ui/cli.
+A message says what happened, where, and what to do; further arguments are lines that stand below
+it. They are caught once, in ui/cli.
 """
 
 from __future__ import annotations

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import random
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from two_ranks import run_ranks
 
+from stepscope.measure import clock as clock_module
 from stepscope.measure.clock import ClockSync, offset_bounds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 OFFSET_NS = 5_000_000
@@ -196,3 +201,82 @@ def test_a_store_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatc
     assert time.monotonic() - began < 2
     assert "did not answer" in clock.content()["notes"][0]
     assert clock.synchronise("end", 1) is None
+
+
+class _Store:
+    """The job's store, in one process."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, str] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self._kept[key] = value
+
+    def get(self, key: str) -> str:
+        return self._kept[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self._kept for key in keys)
+
+
+def _says(hello: bytes, *, then_wait: bool = True) -> Callable[[int, bytes], socket.socket]:
+    def knock(port: int, token: bytes) -> socket.socket:
+        peer = socket.create_connection(("127.0.0.1", port))
+        peer.setblocking(False)
+        with contextlib.suppress(OSError):
+            peer.send(hello.replace(b"TOKEN", token))
+        if not then_wait:
+            peer.close()
+        return peer
+
+    return knock
+
+
+STRANGERS = {
+    "says nothing": _says(b""),
+    "leaves at once": _says(b"", then_wait=False),
+    "says a little": _says(b"hello"),
+    "has the wrong token": _says(b"x" * 16 + b"\0\0\0\1"),
+    "sends megabytes": _says(b"GET / HTTP/1.1\r\n" * 500_000),
+    "is a rank that does not exist": _says(b"TOKEN\0\0\0\x09"),
+    "is the leader itself": _says(b"TOKEN\0\0\0\0"),
+}
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_a_stranger_at_the_door_costs_nothing(stranger: str) -> None:
+    """Twenty of them come first; the rank that knows the token is let in and nobody else."""
+    store, timeout_s = _Store(), 10.0
+    answers: dict[int, Any] = {}
+
+    def meet(rank: int) -> None:
+        meeting = clock_module._Meeting(store, "key", rank, 2, timeout_s)
+        turn = clock_module._lead if rank == 0 else clock_module._follow
+        with meeting.held() as peers:
+            answers[rank] = turn(peers, 5, time.time_ns, time.monotonic() + timeout_s)
+
+    leader = threading.Thread(target=meet, args=(0,))
+    leader.start()
+    while not store.check(["key/where"]):
+        time.sleep(0.001)
+    where = json.loads(store.get("key/where"))
+    token = bytes.fromhex(where["token"])
+    strangers = [STRANGERS[stranger](where["port"], token) for _ in range(20)]
+    time.sleep(0.05)
+    began = time.monotonic()
+    meet(1)
+    leader.join()
+    assert time.monotonic() - began < timeout_s / 2
+    assert len(answers[0]) == len(answers[1]) == 5
+    for peer in strangers:
+        peer.close()
+
+
+def test_strangers_alone_are_no_ranks() -> None:
+    store = _Store()
+    meeting = clock_module._Meeting(store, "key", 0, 2, 0.5)
+    with pytest.raises(clock_module._Missed, match="1 ranks did not come"), meeting.held():
+        pass
+    where = json.loads(store.get("key/where"))
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", where["port"]))

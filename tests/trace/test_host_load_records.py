@@ -56,4 +56,6 @@ def test_a_damaged_load_costs_nothing_else(tmp_path: Path) -> None:
     found = folder_of(tmp_path, host_load={"threads": "many"})
     assert found.load is None
     assert found.host == "here"
-    assert "host_load could not be read" in found.problems[0]
+    (note,) = found.notes
+    assert note.id == "side-file-values"
+    assert "host_load.threads: 'many'" in note.detail

@@ -542,3 +542,110 @@ def test_a_file_stands_for_itself(tmp_path: Path) -> None:
     assert find_nccl_logs(tmp_path) == []
     with pytest.raises(UnreadableInputError, match="does not exist"):
         find_nccl_logs(tmp_path / "gone")
+
+
+DIGITS = "9" * 5000
+ODD_LINES = {
+    "a count of 5,000 digits": call(count=DIGITS),  # type: ignore[arg-type]
+    "a datatype of 5,000 digits": call(datatype=DIGITS),  # type: ignore[arg-type]
+    "more bytes than there are": call(count=10**17),
+    "no ranks at all": call(ranks=0),
+    "a negative count": call(count=-1),
+    "a size of 4,000 digits": info(f"AllReduce: {DIGITS[:4000]} Bytes -> Algo 1 proto 2 time 1.0"),
+    "a channel of 5,000 digits": info(
+        f"AllReduce: 8 Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..{DIGITS}}}"
+    ),
+    "a rank beyond the world": info(START.format(rank=4)),
+    "a link beyond the world": info("Channel 00/0 : 0[0] -> 9[0] via P2P/IPC comm 0xa1 nRanks 04"),
+    "a ring beyond the world": info("Ring 00 : 9 -> 0 -> 1 comm 0xa1 nRanks 04"),
+    "a tree beyond the world": info("Trees [0] 9/-1/-1->0->-1 comm 0xa1 nRanks 04"),
+    "a channel nobody has": info("Channel 99999/0 : 0[0] -> 1[0] via P2P/IPC comm 0xa1 nRanks 04"),
+    "more local ranks than ranks": info("comm 0xa1 rank 0 nRanks 4 nNodes 1 localRanks 5"),
+}
+
+
+@pytest.mark.parametrize("what", ODD_LINES)
+def test_numbers_that_nccl_cannot_mean_are_damage(log_of: ReadLines, what: str) -> None:
+    log = log_of(info(START.format(rank=0)), ODD_LINES[what])
+    assert (log.lines, log.damaged_lines) == (2, 1)
+    assert only(log).links == ()
+    assert only(log).rings == ()
+    assert only(log).rank == 0
+    assert len(log.ops) == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Channel {DIGITS}/0 : 0[0] -> 1[0] via P2P",
+        f"AllReduce: {DIGITS} Bytes -> Algo 1 proto 2 time 1.0",
+        f"comm 0xa1 rank {DIGITS} nranks 4 cudaDev 0 busId 1b000 - Init START",
+        f"Ring 00 : 0 -> 1 -> {DIGITS}",
+        "Trees [0] 1//2->0->-1",
+        "Trees [0] 1-2/-->0->-1",
+        "AllReduce: 8 Bytes -> Algo \u00b2 proto \u0662 time 1.0",
+        f"comm 0xa1 rank 0 nRanks 4 nNodes 1 localRanks {DIGITS}",
+    ],
+)
+def test_what_only_looks_like_a_number_ends_nothing(log_of: ReadLines, text: str) -> None:
+    log = log_of(info(START.format(rank=0)), info(text))
+    assert log.lines == 2
+    assert only(log).rings == ()
+    assert only(log).links == ()
+    assert only(log).local_ranks is None
+
+
+def test_a_line_of_megabytes_is_one_line_and_the_next_is_read(log_of: ReadLines) -> None:
+    endless = b"n1:10:11 [0] NCCL INFO " + b"x" * 3_000_000 + b"\n"
+    log = log_of(endless, info(START.format(rank=0)))
+    assert (log.lines, log.damaged_lines) == (2, 1)
+    assert only(log).line == 2
+
+
+def test_a_progress_bar_of_megabytes_hides_nothing(log_of: ReadLines) -> None:
+    bar = b"\r" + b"|".join([b"=" * 80 + b"\r"] * 30_000)
+    log = log_of(bar + info(START.format(rank=0)).encode())
+    assert only(log).line == 1
+    assert log.damaged_lines == 0
+
+
+def test_communicators_without_end_stay_bounded(log_of: ReadLines) -> None:
+    """Splits of splits, each with a longer id, and lines that fit none of them."""
+    parent = [info(START.format(rank=0))]
+    children = [
+        info(
+            f"comm 0xb{number} rank 0 nranks 4 cudaDev 0 busId 1b000 "
+            f"parent {'0xa1' if not number else f'0xb{number - 1}'} splitCount 1 color 7 key 0 "
+            "- Init START",
+            thread=number + 20,
+        )
+        for number in range(3000)
+    ]
+    stray = [info("Channel 00/0 : 7[0] -> 9[0] via P2P/IPC", thread=5) for _ in range(2000)]
+    began = time.monotonic()
+    log = log_of(*parent, *children, *stray)
+    assert time.monotonic() - began < 20
+    assert len(log.communicators) <= 1024
+    assert max(len(comm.id) for comm in log.communicators) <= 256
+
+
+@pytest.mark.parametrize("word", ["a" * 8000, ":1" * 4000, ":1:1 [0] (" * 800, "\x1b[" * 4000])
+def test_lines_made_to_be_searched_for_ever_are_not(log_of: ReadLines, word: str) -> None:
+    began = time.monotonic()
+    log = log_of(*[f"{word} NCCL INFO x\n"] * 300)
+    assert log.lines == 300
+    assert time.monotonic() - began < 10
+
+
+def test_links_beyond_a_world_that_is_known_later_are_damage(log_of: ReadLines) -> None:
+    log = log_of(
+        info("Channel 00/0 : 9[0] -> 1[0] via P2P/IPC comm 0xa1 nRanks 04"),
+        call(ranks=4),
+    )
+    assert all(comm.rank is None or comm.rank < 4 for comm in log.communicators if comm.nranks)
+    assert log.lines == 2
+
+
+def test_lines_that_end_in_carriage_returns_alone_are_lines(log_of: ReadLines) -> None:
+    text = info(START.format(rank=0)).replace("\n", "\r") + call().replace("\n", "\r")
+    assert len(log_of(text).ops) == 1

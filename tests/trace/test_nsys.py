@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsys_export import (
     BACKWARD,
     DRIVER,
@@ -29,12 +30,13 @@ from nsys_export import (
     small,
     thread,
 )
-
 from stepscope.errors import UnreadableInputError
-from stepscope.records.trace import DeviceKind, HostKind, Trace
+from stepscope.records.trace import Device, DeviceKind, HostKind, Trace
 from stepscope.trace import database, links
+from stepscope.trace.consistency import inconsistency
 from stepscope.trace.nsys import read_nsys
 from stepscope.trace.nsys_words import call_name, copy_name, parse_range, sync_name
+from stepscope.trace.plausible import OddValues
 from stepscope.trace.read import read_trace
 
 if TYPE_CHECKING:
@@ -542,6 +544,248 @@ def test_a_report_is_told_to_be_exported(tmp_path: Path, name: str) -> None:
 
 def test_a_path_with_odd_characters_is_opened(tmp_path: Path) -> None:
     assert read_nsys(small().write(tmp_path / "a?b#c %20.sqlite")).events
+
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
+
+
+def changed(path: Path, *statements: str) -> Path:
+    """The export of `small` after these."""
+    small().write(path)
+    with closing(sqlite3.connect(path)) as export, export:
+        for statement in statements:
+            export.execute(statement)
+    return path
+
+
+@pytest.mark.parametrize("called_a_table", [False, True])
+def test_a_view_that_never_ends_is_left_out_and_said(file: Path, called_a_table: bool) -> None:
+    view = f"CREATE VIEW {KERNEL} AS {ENDLESS} SELECT i AS start, i + 1 AS end FROM n"
+    called = "UPDATE sqlite_master SET type = 'table' WHERE type = 'view'"
+    lie = ("PRAGMA writable_schema=ON", called) if called_a_table else ()
+    trace = read_nsys(changed(file, f"DROP TABLE {KERNEL}", view, *lie))
+    [note] = [note for note in trace.quality if note.id == "computed-tables"]
+    assert KERNEL in note.detail
+    assert set(device_rows(trace)) == set(DEVICE) - {
+        "void gemm<float>(float*)",
+        "ncclDevKernel_AllReduce",
+    }
+
+
+def test_an_export_of_views_alone_is_refused(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as export, export:
+        export.execute(f"CREATE VIEW {KERNEL} AS {ENDLESS} SELECT i AS start, i AS end FROM n")
+    assert "only plain tables are read" in refusal(file)
+
+
+def test_a_view_that_the_list_of_tables_calls_a_table_is_not_run(file: Path) -> None:
+    view = f"CREATE VIEW {NVTX} AS {ENDLESS} SELECT i AS start, i AS end, 59 AS eventType FROM n"
+    lie = f"UPDATE sqlite_master SET sql = '{view}' WHERE name = '{NVTX}'"
+    trace = read_nsys(changed(file, "PRAGMA writable_schema=ON", lie))
+    assert {"ProfilerStep#1", "aten::addmm"}.isdisjoint(host_rows(trace))
+    assert "computed-tables" in notes(trace)
+
+
+def test_a_view_under_the_name_of_a_table_with_another_name_is_not_run(file: Path) -> None:
+    view = f"CREATE VIEW {NVTX} AS {ENDLESS} SELECT i AS start, i AS end, 59 AS eventType FROM n"
+    renamed = view.replace(NVTX, "hidden", 1)
+    moved = f"UPDATE sqlite_master SET sql = replace(sql, '{NVTX}', 'moved') WHERE name = '{NVTX}'"
+    lie = f"UPDATE sqlite_master SET sql = '{view}' WHERE name = 'hidden'"
+    changed(file, renamed, "PRAGMA writable_schema=ON", moved, lie)
+    trace = read_nsys(file)
+    assert "aten::addmm" not in host_rows(trace)
+
+
+def test_virtual_tables_and_computed_columns_are_not_run(file: Path) -> None:
+    columns = "start, end, eventType, text, globalTid, textId"
+    virtual = f"CREATE VIRTUAL TABLE {NVTX} USING fts5({columns})"
+    bytes_ = f"ALTER TABLE {MEMCPY} DROP COLUMN bytes"
+    heavy = f"ALTER TABLE {MEMCPY} ADD COLUMN bytes AS (length(zeroblob(1000000000)))"
+    trace = read_nsys(changed(file, f"DROP TABLE {NVTX}", virtual, bytes_, heavy))
+    assert notes(trace)["computed-tables"] == 1
+    copy = device_row(trace, "Memcpy HtoD (Pageable -> Device)")
+    assert trace.device.size_bytes[copy] == -1
+
+
+def test_triggers_indices_and_tables_without_rowids_are_read_past(file: Path) -> None:
+    trigger = f"CREATE TRIGGER t AFTER INSERT ON {KERNEL} BEGIN DELETE FROM {KERNEL}; END"
+    index = f"CREATE INDEX i ON {KERNEL} (end DESC, start, deviceId, streamId, correlationId)"
+    keyed = "CREATE TABLE keyed (start, end, globalTid, correlationId, nameId, PRIMARY KEY (start))"
+    changed(file, trigger, index, f"{keyed} WITHOUT ROWID")
+    with closing(sqlite3.connect(file)) as export, export:
+        names = "start, end, globalTid, correlationId, nameId"
+        export.execute(f"INSERT INTO keyed SELECT {names} FROM {RUNTIME}")
+        export.execute(f"DROP TABLE {RUNTIME}")
+        export.execute(f"ALTER TABLE keyed RENAME TO {RUNTIME}")
+    trace = read_nsys(file)
+    assert host_rows(trace) == HOST
+    assert device_rows(trace) == DEVICE
+    assert trace.quality == ()
+
+
+def pages_that_repeat(content: bytes, size: int = 1024) -> bytes:
+    """Every inner page of the tables points to its first child again and again."""
+    spoilt = bytearray(content)
+    for at in range(size, len(content), size):
+        if content[at] == 5:  # an inner page of a table
+            cells = int.from_bytes(content[at + 3 : at + 5], "big")
+            places = [int.from_bytes(content[at + 12 + 2 * i :][:2], "big") for i in range(cells)]
+            for place in places:
+                spoilt[at + place : at + place + 4] = content[at + places[0] : at + places[0] + 4]
+    return bytes(spoilt)
+
+
+@pytest.mark.parametrize("rows_at_once", [2, 7, 20_000])
+def test_pages_that_repeat_give_no_more_rows_than_the_file_has_room_for(
+    file: Path, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
+) -> None:
+    monkeypatch.setattr(database, "BATCH_ROWS", rows_at_once)
+    content = long().write(file, page_bytes=1024).read_bytes()
+    rows = read_nsys(file).events
+    file.write_bytes(pages_that_repeat(content))
+    assert read_nsys(file).events <= 2 * rows
+    with closing(database.Database(file)) as opened:
+        opened._size_bytes = 60  # a file with room for ten rows
+        assert len(opened._all(KERNEL, f"SELECT start FROM {KERNEL}")) <= 10
+        assert opened.damaged == {KERNEL: "more rows than the file has room for"}
+
+
+def test_rows_whose_numbers_do_not_ascend_end_the_table(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BATCH_ROWS", 2)
+    monkeypatch.setattr(database.Database, "_piece", lambda *_: (5, [[1, 2], [3, 4]]))
+    columns = {"start": 9, "end": 9}
+    with closing(database.Database(small().write(file))) as opened:
+        batches = list(opened.batches(KERNEL, columns, OddValues()))
+        assert len(batches) == 2
+        assert opened.damaged == {KERNEL: "its rows are not in the order of their numbers"}
+
+
+def test_a_query_that_goes_on_and_on_is_given_up(file: Path) -> None:
+    with closing(database.Database(small().write(file))) as opened:
+        opened._connection.set_authorizer(None)
+        joined = ", ".join(f"{RUNTIME} AS t{i}" for i in range(12))
+        assert opened._all("joined", f"SELECT max(t0.start) FROM {joined}") == []
+        assert opened.damaged == {"joined": "interrupted"}
+
+
+def test_more_text_than_the_file_has_room_for_is_not_read(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_LEAST_TEXT_BYTES", 0)
+    with closing(database.Database(small().write(file))) as opened:
+        opened._text_bytes_left = 30
+        assert len(opened.records("StringIds", "id", "value")) < 3
+        assert opened.damaged == {"StringIds": "more text than the file has room for"}
+
+
+def test_long_texts_are_cut_and_said(file: Path) -> None:
+    export = small()
+    export.range("x" * 100_000, (1000, 1010), MAIN)
+    trace = read_nsys(export.write(file))
+    assert notes(trace) == {"cut-texts": 1}
+    assert "x" * database.MOST_CHARACTERS in trace.strings
+
+
+ODD = [-1 << 63, -5, 1 << 62, (1 << 63) - 1, "text", b"blob", 0.5, float("inf"), ""]
+
+
+@pytest.mark.parametrize("value", ODD)
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [
+        (MEMCPY, "bytes"),
+        (MEMCPY, "deviceId"),
+        (KERNEL, "correlationId"),
+        (KERNEL, "gridY"),
+        (KERNEL, "streamId"),
+        (RUNTIME, "correlationId"),
+        (NVTX, "eventType"),
+    ],
+)
+def test_a_value_that_cannot_be_true_is_counted_and_not_captured(
+    file: Path, table: str, column: str, value: Any
+) -> None:
+    export = small()
+    export.tables[table][-1][column] = value
+    trace = read_nsys(export.write(file))
+    last = len(export.tables[table])
+    assert [note.count for note in trace.quality if note.id == "odd-values"] == [1]
+    [note] = [note for note in trace.quality if note.id == "odd-values"]
+    assert f"{table}.{column}" in note.detail
+    assert f"row {last}" in note.detail
+    assert inconsistency(trace) is None
+
+
+def test_odd_values_of_every_batch_are_counted_together(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BATCH_ROWS", 3)
+    export = small()
+    for at in range(10):
+        export.device(MEMCPY, (7000 + at, 7001 + at), 0, bytes=-2 if at % 2 else "no")
+    trace = read_nsys(export.write(file))
+    [note] = [note for note in trace.quality if note.id == "odd-values"]
+    assert note.count == 10
+    assert "such as no in row 2" in note.detail
+
+
+def test_missing_names_of_ranges_are_counted(file: Path) -> None:
+    export = small()
+    export.range(None, (1000, 1010), MAIN, textId=999_999)
+    assert notes(read_nsys(export.write(file))) == {"unnamed": 1}
+
+
+def test_devices_that_cannot_be_are_not_captured(file: Path) -> None:
+    export = small()
+    export.tables["TARGET_INFO_GPU"] = [
+        {"id": 0, "name": b"\xff", "totalMemory": -1 << 60, "smCount": "many"}
+    ]
+    trace = read_nsys(export.write(file))
+    assert trace.devices == (Device(id=0, name=""),)
+    assert [note.id for note in trace.quality] == ["odd-values"] * 2
+
+
+def test_an_impossible_world_is_not_captured(file: Path) -> None:
+    export = small()
+    export.add("META_DATA_CAPTURE", name="ENVIRONMENT_VARIABLE", value="WORLD_SIZE=999999999")
+    assert read_nsys(export.write(file)).world_size is None
+
+
+@pytest.mark.parametrize("suffix", ["-wal", "-journal"])
+def test_a_log_that_lies_beside_the_file_is_said(file: Path, suffix: str) -> None:
+    small().write(file)
+    file.with_name(file.name + suffix).write_bytes(b"log")
+    assert notes(read_nsys(file)) == {"unfinished-export": None}
+
+
+def test_a_file_in_write_ahead_mode_is_read_without_its_log(file: Path) -> None:
+    changed(file)
+    with closing(sqlite3.connect(file)) as export:
+        export.execute("PRAGMA journal_mode=WAL")
+    assert file.read_bytes()[18:20] == b"\x02\x02"
+    before = sorted(file.parent.iterdir())
+    assert device_rows(read_nsys(file)) == DEVICE
+    assert sorted(file.parent.iterdir()) == before
+
+
+def test_a_locked_file_is_read(file: Path) -> None:
+    small().write(file)
+    with closing(sqlite3.connect(file)) as writer:
+        writer.execute("BEGIN EXCLUSIVE")
+        assert device_rows(read_nsys(file)) == DEVICE
+
+
+def test_two_columns_of_one_name_are_one(file: Path) -> None:
+    change = """UPDATE sqlite_master SET sql = replace(sql, '"contextId"', '"end"')"""
+    trace = read_nsys(changed(file, "PRAGMA writable_schema=ON", change))
+    assert set(host_rows(trace)) == set(HOST)
+
+
+def test_a_column_named_like_the_row_number_is_no_row_number(file: Path) -> None:
+    columns = NEW[KERNEL].replace("contextId", "_rowid_").replace("greenContextId", "rowid")
+    assert device_rows(read_nsys(small().write(file, NEW | {KERNEL: columns}))) == DEVICE
 
 
 def long() -> Export:

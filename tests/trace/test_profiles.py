@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +179,30 @@ def test_where_profiles_live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert profiles_folder() == tmp_path / ".config" / "stepscope" / "profiles"
+
+
+def test_a_profile_that_is_a_pipe_is_refused_and_costs_nothing_else(folder: Path) -> None:
+    save_profile(a_profile())
+    os.mkfifo(folder / "a.json")
+    with pytest.raises(UnreadableInputError, match="not a regular file"):
+        load_profiles()
+    assert len(load_profiles(None, skip_broken=True)) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"world_size": 10**12}, {"when_unix": 1e300}, {"matmul_flops": {"fp32": -1.0}},
+        {"copy_bytes_s": 0.0}, {"launch_ns": -5.0}, {"threads": -1}, {"cores": 1e9},
+    ],
+)  # fmt: skip
+def test_what_nobody_can_have_measured_is_no_profile(folder: Path, changes: dict[str, Any]) -> None:
+    path = save_profile(a_profile(**changes))
+    with pytest.raises(UnreadableInputError, match="is not a profile"):
+        read_profile(path)
+
+
+def test_a_fit_without_segments_is_no_fit(folder: Path) -> None:
+    path = save_profile(a_profile(fits=(msgspec.structs.replace(a_fit(), segments=()),)))
+    with pytest.raises(UnreadableInputError, match="is not a profile"):
+        read_profile(path)

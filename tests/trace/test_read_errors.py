@@ -129,7 +129,7 @@ def test_a_refused_permission_is_told_whoever_asks(put: Any, monkeypatch: Any) -
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     assert "no permission" in refused(path)
 
 

@@ -297,10 +297,8 @@ def test_more_containers_than_anybody_needs_are_refused(monkeypatch):
         {"segments": [{"address": "1", "total_size": 3}]},
         {"segments": [{"address": 1.5, "total_size": 3}]},
         {"segments": [{"address": 2**70 // 3, "total_size": 3}]},
-        {"segments": [{"address": 1, "total_size": 3, "blocks": {}}]},
         {"segments": [], "device_traces": {"a": 1}},
         {"segments": [], "device_traces": [[{"action": "alloc", "size": "x"}]]},
-        {"segments": [], "device_traces": [[{"action": "alloc", "size": 1, "frames": [1]}]]},
     ],
 )
 def test_a_pickle_of_another_shape_is_no_snapshot(content):
@@ -313,6 +311,79 @@ def test_actions_of_later_versions_are_kept_apart():
     found = _read_bytes(pickle.dumps({"segments": [], "device_traces": [[event]]}, 4))
     assert found.unknown_actions == ("defragment",)
     assert found.histories[0].action.tolist() == [ACTIONS.index("unknown")]
+
+
+def _changed(change):
+    content = snapshots.training().snapshot()
+    change(content["segments"], content["device_traces"][0])
+    return content
+
+
+ODD = {
+    "total_size": lambda segments, _: segments[1].update(total_size=-1),
+    "address": lambda segments, _: segments[1].update(address=2**70),
+    "device": lambda segments, _: segments[1].update(device=10**9),
+    "segments (no dict)": lambda segments, _: segments.append([segments]),
+    "segments that overlap": lambda segments, _: segments.append(dict(segments[0])),
+    "blocks larger than their segment": lambda segments, _: segments[1].update(total_size=512),
+    "size": lambda segments, _: segments[0]["blocks"][0].update(size="large"),
+    "state": lambda segments, _: segments[0]["blocks"][0].update(state=["active"]),
+    "requested_size": lambda segments, _: segments[0]["blocks"][0].update(requested_size=1e9),
+    "frames (no list)": lambda segments, _: segments[0]["blocks"][0].update(frames=7),
+    "frames (no dict)": lambda _, events: events[1].update(frames=[3]),
+    "filename": lambda _, events: events[1].update(frames=[{"line": 1, "name": "f"}]),
+    "line": lambda _, events: events[1].update(frames=[snapshots.frame("a.py", 2**40, "f")]),
+    "name (cut or mended)": lambda _, events: events[1].update(
+        frames=[snapshots.frame("a.py", 1, "\ud800" * 5000)]
+    ),
+    "addr": lambda _, events: events[1].update(addr=-3),
+    "time_us": lambda _, events: events[1].update(time_us=10**18),
+    "action": lambda _, events: events[1].update(action=None),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_what_cannot_be_meant_is_counted_with_an_example_and_not_used(what):
+    found = _read_bytes(pickle.dumps(_changed(ODD[what]), 4))
+    notes = [note for note in found.quality if note.detail.startswith(f"{what}: 1 value ")]
+    assert [(note.id, note.count) for note in notes] == [("odd-values", 1)]
+    assert len(found.quality) == 1
+    assert len(notes[0].detail) < 200
+    assert (found.segments.total_bytes >= 0).all()
+    assert (found.blocks.size_bytes >= 0).all()
+    filled = np.bincount(found.blocks.segment, found.blocks.size_bytes)
+    assert (filled <= found.segments.total_bytes).all()
+    assert (found.histories[0].size_bytes >= 0).all()
+    for stack in found.stacks:
+        for file, line, name in stack:
+            assert f"{file}{name}".encode()
+            assert 0 <= line < 2**31
+
+
+def test_a_whole_snapshot_has_nothing_odd():
+    assert _read_bytes(pickle.dumps(snapshots.training().snapshot(), 4)).quality == ()
+
+
+def test_sizes_that_add_up_to_more_than_any_machine_has_are_refused():
+    event = {"action": "alloc", "addr": 0, "size": 1 << 44, "frames": []}
+    events = [dict(event) for _ in range(1 << 17)]
+    with pytest.raises(UnreadableInputError, match="more bytes than any machine has"):
+        _read_bytes(pickle.dumps({"segments": [], "device_traces": [events]}, 4))
+
+
+def test_a_tuple_that_takes_for_ever_to_hash_is_refused():
+    """Forty pairs of the pair before; a hundred thousand levels; a wide one again and again."""
+    for tuples in (b"2\x86" * 40, b"\x85" * 100_000, b"(" + b"2" * 600 + b"t(222t"):
+        with pytest.raises(UnreadableInputError, match="holds more than 1,000 parts"):
+            load_plain(b"\x80\x02}K\x00" + tuples + b"Ns.", "x")
+    nested = {"pools": [(0, (1, (2, "three"))) for _ in range(1000)], (1, (2, 3)): (4, 5, 6)}
+    for protocol in range(6):
+        assert load_plain(pickle.dumps(nested, protocol), "x")[0] == nested
+
+
+def test_more_containers_than_the_length_can_fill_are_refused():
+    with pytest.raises(UnreadableInputError, match="dicts and lists"):
+        load_plain(b"\x80\x02]" + b"]a" * 2_000_000 + b".", "x")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from layouts import COMPRESSIONS, HEAD, LAYOUTS, TAIL, text_of
 from stepscope import UnreadableInputError, read_trace
 from stepscope.trace import files
 from stepscope.trace.events import Event
+from stepscope.trace.limits import Limits
 from stepscope.trace.recover import Losses, decode
 from stepscope.trace.text import EventText, outline
 
@@ -52,12 +53,17 @@ EVENTS = st.lists(
 )
 
 
-def read_in_pieces(text: bytes, size: int) -> tuple[list[Event], EventText, Losses]:
+def read_in_pieces(
+    text: bytes, size: int, limits: Limits | None = None
+) -> tuple[list[Event], EventText, Losses]:
     """Every event of a text that arrives in chunks of that many bytes."""
+    limits = limits or Limits()
     chunks = (text[at : at + size] for at in range(0, len(text), size))
-    reader, events, losses = EventText(chunks, "trace.json"), [], Losses()
+    reader, events, losses = EventText(chunks, "trace.json", limits), [], Losses()
     while (piece := reader.next_piece()) is not None:
-        batch = decode(piece, Event)
+        batch = decode(piece, Event, limits)
+        if batch.events:
+            reader.used()
         events += batch.events
         losses.add(batch.losses)
         if batch.closed_at is not None:
@@ -208,10 +214,9 @@ def test_keys_around_the_events_that_cannot_be_read_are_reported_and_cost_no_eve
     assert reader.outside_lost == ["the keys before the events", "what follows the events"]
 
 
-def test_a_tail_without_end_is_not_held_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.trace.text._MAX_TAIL_BYTES", 100_000)
+def test_a_tail_without_end_is_not_held_in_memory() -> None:
     text = text_of(ops(2), "minified", tail={"blob": "x" * 300_000})
-    events, reader, _ = read_in_pieces(text, 1000)
+    events, reader, _ = read_in_pieces(text, 1000, Limits(event_bytes=50_000))
     assert len(events) == 2
     assert reader.finished
     assert len(reader.outside_lost) == 1

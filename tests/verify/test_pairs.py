@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -56,3 +57,16 @@ def test_something_else_of_that_name_is_unreadable(tmp_path: Path) -> None:
         read_pairs(tmp_path)
     with pytest.raises(UnreadableInputError):
         read_pairs(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "", '{"pairs": 3}', "\ud800"])
+def test_a_damaged_plan_is_an_error_of_ours(tmp_path: Path, content: str) -> None:
+    (tmp_path / "ab.json").write_bytes(content.encode("utf-8", "surrogatepass"))
+    with pytest.raises(UnreadableInputError, match="not what stepscope ab writes"):
+        read_pairs(tmp_path)
+
+
+def test_a_plan_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ab.json")
+    with pytest.raises(UnreadableInputError, match="not a regular file"):
+        read_pairs(tmp_path)

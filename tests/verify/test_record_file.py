@@ -10,6 +10,7 @@ import pytest
 from promises import delivery, promise
 
 from stepscope.errors import UsageError
+from stepscope.records.promise import Promise
 from stepscope.verify.record_file import (
     Line,
     append,
@@ -117,3 +118,30 @@ def test_numbers_that_no_step_has_are_left_out_counted_and_kept(line: Line) -> N
     assert count_unread() == 1
     append(promise(id="later"))
     assert the_file().read_bytes().startswith(before)
+
+
+@pytest.mark.parametrize("how", ["pipe", "device"])
+def test_a_record_that_is_no_file_is_neither_read_nor_written(how: str) -> None:
+    append(promise())
+    (file,) = record_folder().glob("*.jsonl")
+    file.unlink()
+    if how == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to("/dev/zero")
+    assert (read_lines(), count_unread()) == ([], 1)
+    with pytest.raises(UsageError, match="not a regular file"):
+        append(promise())
+
+
+@pytest.mark.parametrize("when", [-1.0, 1e300])
+def test_a_promise_of_no_calendar_is_left_out(when: float) -> None:
+    append(promise(when_unix=when))
+    assert (read_lines(), count_unread()) == ([], 1)
+
+
+def test_a_path_that_is_no_text_can_be_kept() -> None:
+    append(promise(path=os.fsdecode(b"/runs/\xff")))
+    (line,) = read_lines()
+    assert isinstance(line, Promise)
+    assert line.path == "/runs/?"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,59 @@ def test_a_list_that_was_cut_says_so(tmp_path: Path) -> None:
 def test_a_step_of_thousands_of_years_is_none(tmp_path: Path) -> None:
     with pytest.raises(UnreadableInputError, match="line 2: '1e300' is not a step time"):
         read(tmp_path, "a.txt", "1\n1e300\n")
+
+
+# What is no list, or no file.
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.txt", "a.tsv", "a.jsonl", "a.json"])
+def test_a_pipe_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UnreadableInputError, match="not a regular file"):
+        read_step_list(tmp_path / name)
+    is_step_list(tmp_path / name)
+
+
+def test_a_device_without_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").symlink_to("/dev/zero")
+    with pytest.raises(UnreadableInputError, match="not a regular file"):
+        read_step_list(tmp_path / "a.csv")
+
+
+def test_a_list_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "a.txt").open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(UnreadableInputError, match="larger than 64 MiB"):
+        read_step_list(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", "[" * 100_000),
+        ("a.jsonl", "[" * 100_000 + "\n1\n"),
+        ("a.json", "[1, " + "9" * 400 + "]"),
+        ("a.json", "[1, " + "9" * 5000 + "]"),
+        ("a.jsonl", '{"step_ms": 1}\n"x"\n{"step_ms": 2}\n'),
+        ("a.jsonl", '{"step_ms": 1}\n[3]\n{"step_ms": 2}\n'),
+        ("a.csv", "step_ms\n" + "9" * 200_000 + "\n"),
+        ("a.csv", 'step_ms,x\n1,"' + "y" * 200_000 + '"\n2,3\n"\n'),
+        ("a.txt", "1\n" + "8" * 400 + "\n"),
+        ("a.txt", "nan\n"),
+        ("a.txt", "1e400\n"),
+        ("a.json", "5"),
+        ("a.json", '{"a": "b"}'),
+    ],
+)
+def test_what_is_no_step_time_is_told_in_a_short_sentence(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UnreadableInputError) as caught:
+        read_step_list(tmp_path / name)
+    assert len(str(caught.value)) < len(str(tmp_path)) + 300
+
+
+def test_plain_numbers_between_named_ones_count(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"step_ms": 1}\n5\n{"step_ms": 2}\n')
+    assert read_step_list(tmp_path / "a.jsonl").tolist() == [1, 5, 2]

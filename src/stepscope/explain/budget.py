@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from stepscope.explain.quantiles import median
 from stepscope.records.explanation import Budget, Part, StepTime
 
@@ -50,7 +52,7 @@ def make_budget(steps: Steps, step: StepTime, timeline: Timeline, idle: Idle) ->
 def mean_budget(ranks: tuple[RankExplanation, ...]) -> Budget:
     """Several ranks: the mean of their shares, over the slowest rank's step. A rank that recorded
     nothing has no share in it."""
-    budgets = [rank.budget for rank in ranks if rank.budget.step_ms] or [ranks[0].budget]
+    budgets = [rank.budget for rank in ranks if _divides(rank.budget)] or [ranks[0].budget]
     if len(budgets) == 1:
         return budgets[0]
     ms = max(budget.step_ms for budget in budgets)
@@ -63,6 +65,17 @@ def mean_budget(ranks: tuple[RankExplanation, ...]) -> Budget:
         parts=tuple(Part(id=name, ms=ms * share, share=share) for name, share in shares),
         basis=_common_basis([budget.basis for budget in budgets]),
     )
+
+
+def stretched(budget: Budget, step_ms: float) -> Budget:
+    """The same shares of another step."""
+    parts = tuple(replace(part, ms=part.share * step_ms) for part in budget.parts)
+    return replace(budget, step_ms=step_ms, parts=parts)
+
+
+def _divides(budget: Budget) -> bool:
+    """Marks of steps without any work in them have a length and no parts."""
+    return bool(budget.step_ms) and any(part.share for part in budget.parts)
 
 
 def _common_basis(all_of: list[Basis]) -> Basis:

@@ -80,12 +80,12 @@ def list_calls(
         arrival_ns=arrival[order],
         start_ns=start[order],
         end_ns=end[order],
-        exposed_ns=_exposed(work, start, end)[order],
+        exposed_ns=exposed_time(work, start, end)[order],
     )
     return calls, row[order]
 
 
-def _exposed(work: Work, start: Int64, end: Int64) -> Int64:
+def exposed_time(work: Work, start: Int64, end: Int64) -> Int64:
     """Of each call, what no compute hides. Time in which several calls run counts once, for the one
     that began first, so that calls add up to the exposed time of all of them."""
     order = np.argsort(start, kind="stable")

@@ -17,10 +17,10 @@ from stepscope.explain.memory.account import look_beside
 from stepscope.explain.rank import explain_rank
 from stepscope.explain.shorten import shorten
 from stepscope.trace.discover import on_disk
-from stepscope.trace.files import head_of
 from stepscope.trace.profiles import find_profile
 from stepscope.trace.rank_folder import read_rank_folder
 from stepscope.trace.read import read_trace
+from stepscope.trace.regular_files import head_of
 from stepscope.trace.snapshot_pickle import is_pickle
 from stepscope.trace.truth import read_truth
 

@@ -107,8 +107,10 @@ def covers(of: Set, times: Times) -> NDArray[np.bool_]:
     """Whether each time lies in the set (start inclusive, end exclusive)."""
     if not len(of[0]):
         return np.zeros(len(times), np.bool_)
-    place = np.searchsorted(of[0], times, side="right") - 1
-    return (place >= 0) & (times < of[1][np.maximum(place, 0)])
+    place = np.searchsorted(of[0], times, side="right")
+    begun = place > 0
+    place -= begun  # in place: this is the largest array of a large trace
+    return begun & (times < of[1][place])
 
 
 def subtract(a: Set, b: Set) -> Set:
@@ -122,6 +124,8 @@ def intersect(a: Set, b: Set) -> Set:
 
 
 def _where(a: Set, b: Set, *, wanted: bool) -> Set:
+    if not len(b[0]):
+        return EMPTY if wanted else union(*a)
     starts, lengths, cover = sweep((a, b))
     keep = cover[0] & (cover[1] == wanted)
     return union(starts[keep], starts[keep] + lengths[keep])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 500
 _NAMES = 1 << 14  # remembered: many ask for the same few
-_FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.*)$")
+_FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d{1,9})\): (?P<function>.*)$")
 _LIBRARY = re.compile(
     r"^(?:stepscope[/\\]measure|torch|torchvision|numpy|transformers|lightning|accelerate|deepspeed)[/\\]"
     r"|site-packages|dist-packages|[/\\]lib[/\\]python\d|^<|^(?:threading|contextlib|runpy"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import RankExplanation, Steps
     from stepscope.records.trace import Trace
 
-_NUMBER = re.compile(r"#(\d+)")
+_NUMBER = re.compile(r"#(\d{1,18})(?!\d)")
 
 
 def measure_pace(trace: Trace, work: Work, steps: Steps) -> Pace:

@@ -139,6 +139,7 @@ def explain_rank(
             *trace.quality,
             *_notes(trace, work, steps),
             *(about_peaks(efficiency) if efficiency else ()),
+            *(folder.notes if folder else ()),
             *(beside.notes if beside else ()),
         ),
         efficiency=efficiency,

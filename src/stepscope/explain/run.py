@@ -16,6 +16,8 @@ from stepscope.explain.verdict import judge
 from stepscope.records.quality import Note
 from stepscope.records.words import counted
 from stepscope.trace.discover import find_traces, named_file
+from stepscope.trace.remote import is_url
+from stepscope.trace.run_state import run_notes
 from stepscope.trace.truth import slowest_in_step
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ _SHORT_TABLES = (
     f"more than {MANY_RANKS} ranks: the tables of each hold its longest {SHORT_ROWS} rows, and "
     "what is left out is summed in rows called (others)"
 )
-_RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)", re.IGNORECASE)
+_RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,8})(?!\d)", re.IGNORECASE)
 
 
 def explain_job(
@@ -81,6 +83,7 @@ def explain_also(
     ranks, notes = _number([rank for rank, _ in done])
     order = sorted(range(len(ranks)), key=lambda i: (ranks[i].rank or 0, ranks[i].path))
     notes += [Note(id="left-out", detail=str(error)) for _, error in failures]
+    notes += _of_runs(paths)
     if len(files) > MANY_RANKS:
         notes.append(Note(id="short-tables", detail=_SHORT_TABLES))
     explanation = judge(tuple(ranks[i] for i in order), tuple(notes), _nccl(paths))
@@ -224,6 +227,12 @@ def _are_processes(ranks: list[RankExplanation]) -> bool:
     apart = {(rank.part.host, m.pid) for rank, m in zip(ranks, members, strict=True) if m}
     alone = all(member is not None and member.world_size == 1 for member in members)
     return alone and len(ranks) > 1 and len(apart) == len(ranks)
+
+
+def _of_runs(paths: Sequence[str | Path]) -> list[Note]:
+    """Runs that are not over, or were left open, or could not write all they had."""
+    folders = [Path(path) for path in paths if not is_url(str(path)) and Path(path).is_dir()]
+    return [note for folder in folders for note in run_notes(folder)]
 
 
 def _nccl(paths: Sequence[str | Path]) -> NcclSummary | None:

@@ -38,7 +38,7 @@ def explain_snapshot(path: Path, name: str, limit_bytes: int | None) -> RankExpl
     from stepscope.trace.snapshot import read_snapshot
 
     snapshot = read_snapshot(path)
-    memory = memory_of_snapshot(snapshot, limit_bytes)
+    memory, contradictions = memory_of_snapshot(snapshot, limit_bytes)
     return RankExplanation(
         path=name,
         rank=None,
@@ -68,6 +68,8 @@ def explain_snapshot(path: Path, name: str, limit_bytes: int | None) -> RankExpl
                 id="memory-only",
                 detail="a memory snapshot: it holds memory and nothing else",
             ),
+            *snapshot.quality,
+            *contradictions,
         ),
         memory=memory,
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.explain.budget import mean_budget
+from stepscope.explain.budget import mean_budget, stretched
 from stepscope.records.explanation import Explanation, called
 from stepscope.trace.profiles import load_profiles
 
@@ -67,20 +67,32 @@ def _together(
     if alone and not ranks[0].strategies:
         return None, (), ()
     from stepscope.explain.strategies.join import join_strategies
-    from stepscope.explain.strategies.of_record import strategies_of_record
 
     spread = [(rank.rank or 0, rank.strategies) for rank in ranks]
-    paces = [rank.part.pace for rank in ranks]
     if alone:
-        return None, strategies_of_record(join_strategies(spread), budget, paces), ()
+        return None, _of_record(join_strategies(spread), ranks, budget.step_ms), ()
     from stepscope.explain.job import join_ranks
     from stepscope.explain.job_findings import find_in_job
     from stepscope.explain.stragglers import costs_of_record
 
     parts = [replace(rank.part, rank=rank.rank or 0) for rank in ranks]
     job = costs_of_record(join_ranks(parts, _calibrations(ranks[0])), budget.step_ms)
-    strategies = strategies_of_record(join_strategies(spread, job.clock), budget, paces)
+    strategies = _of_record(join_strategies(spread, job.clock), ranks, budget.step_ms)
     return job, strategies, find_in_job(job, strategies)
+
+
+def _of_record(
+    strategies: tuple[Strategy, ...], ranks: tuple[RankExplanation, ...], step_ms: float
+) -> tuple[Strategy, ...]:
+    """Each strategy in the job's step, by the budgets and windows of the ranks that follow it."""
+    from stepscope.explain.strategies.of_record import strategy_of_record
+
+    found = []
+    for strategy in strategies:
+        members = tuple(rank for rank in ranks if (rank.rank or 0) in strategy.ranks) or ranks
+        budget = stretched(mean_budget(members), step_ms)
+        found.append(strategy_of_record(strategy, budget, [rank.part.pace for rank in members]))
+    return tuple(found)
 
 
 def _calibrations(first: RankExplanation) -> list[Profile]:

@@ -14,6 +14,7 @@ again for the rounds, no more. After a broken meeting, or two that somebody miss
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import os
 import secrets
@@ -34,6 +35,7 @@ ROUNDS = 50
 TIMEOUT_S = 5.0
 MOST_RANKS = 512  # rank 0 holds a descriptor for each; the script needs its own
 _MISSES = 2
+_MOST_AT_ONCE = 64
 _POLL_S = (0.001, 0.05)  # from, to
 _HELLO = struct.Struct(">16sI")
 _HERE, _GO = b"h", b"g"
@@ -194,37 +196,27 @@ class _Meeting:
                 "token": token.hex(),
             }
             self._store.set(f"{self._key}/where", json.dumps(where))
-            here: set[int] = set()
-            pause = _Pause()
-            while len(here) < self._world - 1:
-                if self._admit(server, token, here):
-                    continue
-                if self._store.check([f"{self._key}/left"]):
-                    raise _Missed("a rank did not wait for this one")
-                if not pause.until(self._deadline):
-                    raise _Missed(f"{self._world - 1 - len(here)} ranks did not come in time")
+            door = _Door(server, token, self._world)
+            try:
+                self._wait_for_all(door)
+            finally:
+                door.close()
         for peer in self._peers:
             peer.sendall(_GO)
 
-    def _admit(self, server: socket.socket, token: bytes, here: set[int]) -> bool:
-        """Take one connection if one is waiting; strangers are shown out."""
-        try:
-            peer, _ = server.accept()
-        except (BlockingIOError, TimeoutError):
-            return False
-        self._keep(peer)
-        peer.settimeout(min(1.0, self._left()))
-        try:
-            said, rank = _HELLO.unpack(_receive(peer, _HELLO.size))
-        except (OSError, EOFError):
-            said, rank = b"", -1
-        if said == token and rank not in here:
-            here.add(rank)
-            peer.settimeout(self._timeout_s)
-        else:
-            self._peers.remove(peer)
-            peer.close()
-        return True
+    def _wait_for_all(self, door: _Door) -> None:
+        pause = _Pause()
+        while len(self._peers) < self._world - 1:
+            came = door.look()
+            for peer in came:
+                self._keep(peer)
+            if came:
+                continue
+            if self._store.check([f"{self._key}/left"]):
+                raise _Missed("a rank did not wait for this one")
+            if not pause.until(self._deadline):
+                missing = self._world - 1 - len(self._peers)
+                raise _Missed(f"{missing} ranks did not come in time")
 
     def _join(self) -> None:
         """The others: look for rank 0's port, connect, wait to be let go."""
@@ -262,6 +254,60 @@ class _Meeting:
             peers = list(self._peers)
         for peer in peers:
             peer.close()
+
+
+class _Door:
+    """Lets in who knows the token. Nobody is waited for: a stranger who says nothing, or too much,
+    costs the ranks no time, and of what one sends no more is read than a rank would say."""
+
+    def __init__(self, server: socket.socket, token: bytes, world: int) -> None:
+        self._server, self._token = server, token
+        self._expected = set(range(1, world))
+        self._said: dict[socket.socket, bytes] = {}
+
+    def look(self) -> list[socket.socket]:
+        """Ranks that have come since."""
+        for _ in range(_MOST_AT_ONCE):
+            try:
+                peer, _ = self._server.accept()
+            except OSError:  # nobody there, or gone again
+                break
+            peer.setblocking(False)
+            self._said[peer] = b""
+            if len(self._said) > MOST_RANKS:
+                self._show_out(next(iter(self._said)))
+        return [peer for peer in list(self._said) if self._admits(peer)]
+
+    def _admits(self, peer: socket.socket) -> bool:
+        try:
+            more = peer.recv(_HELLO.size - len(self._said[peer]))
+        except BlockingIOError:
+            return False
+        except OSError:
+            more = b""
+        self._said[peer] += more
+        if more and len(self._said[peer]) < _HELLO.size:
+            return False
+        if not more or not self._knows(self._said[peer]):
+            self._show_out(peer)
+            return False
+        del self._said[peer]
+        return True
+
+    def _knows(self, hello: bytes) -> bool:
+        said, rank = _HELLO.unpack(hello)
+        if not hmac.compare_digest(said, self._token) or rank not in self._expected:
+            return False
+        self._expected.remove(rank)
+        return True
+
+    def _show_out(self, peer: socket.socket) -> None:
+        del self._said[peer]
+        peer.close()
+
+    def close(self) -> None:
+        for peer in list(self._said):
+            self._show_out(peer)
 
 
 class _Pause:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,10 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stepscope.measure.harmless import note
+from stepscope.records.process_identity import is_alive
+from stepscope.records.unwritten import TRACE as TRACE
+from stepscope.records.unwritten import writing
+
 RUN = "run.json"
 RANK = "rank.json"
 PROCESSES = "processes.jsonl"
-TRACE = "trace.json.gz"
 STEPS = "steps.jsonl"
 MEMORY = "memory.json"
 COMMS = "comms.jsonl"
@@ -21,6 +26,9 @@ SAMPLES = "samples.json"
 PARTS = (TRACE, STEPS, MEMORY, COMMS, CLOCK, SAMPLES)
 SCHEMA = 1
 _HOME = "stepscope-runs"
+_BLOCK = 4096
+# The profiler adds an ending of its own while it writes.
+_UNFINISHED = re.compile(r"\..+@(?P<host>[^@/]+)\.(\d{1,10})\.tmp(?:\.tmp)?")
 
 
 def new_run_folder(script: str, *, home: Path | None = None) -> Path:
@@ -50,12 +58,61 @@ def claim_rank_folder(run: Path, rank: int) -> Path:
     raise FileExistsError(str(run))
 
 
+def temporary(path: Path) -> Path:
+    """Where a file is written before it gets its name; tells whose it is."""
+    return path.with_name(f".{path.name}@{os.uname().nodename}.{os.getpid()}.tmp")
+
+
 def write_json(path: Path, value: Any) -> None:
     """Whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    unfinished = temporary(path)
     try:
-        temporary.write_text(json.dumps(value))
-        temporary.replace(path)
+        unfinished.write_text(json.dumps(value))
+        unfinished.replace(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        remove(unfinished)
         raise
+
+
+def try_write_json(path: Path, value: Any) -> None:
+    """As `write_json`; a disk that refuses is noted."""
+    try:
+        write_json(path, value)
+    except OSError as error:
+        note_unwritten(path.name, error)
+
+
+def note_unwritten(name: str, error: Exception) -> None:
+    """Why a file of a rank's folder is not there, for whoever asks for it later."""
+    note(writing(name), why_refused(error))
+
+
+def why_refused(error: BaseException) -> str:
+    """Without the path: the file is named beside it."""
+    strerror = getattr(error, "strerror", None)
+    return strerror.lower() if strerror else f"{type(error).__name__}: {error}"
+
+
+def check_room(folder: Path) -> None:
+    """Raises the OSError that keeps a block from being written here, if there is one."""
+    unfinished = temporary(folder / "room")
+    try:
+        unfinished.write_bytes(bytes(_BLOCK))
+    finally:
+        remove(unfinished)
+
+
+def remove(path: Path) -> None:
+    """If it is there and can be."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def remove_leftovers(run: Path) -> None:
+    """Unfinished files of processes that ended while they wrote; those of other machines stay."""
+    for place in (run, *run.glob("rank-*")):
+        with contextlib.suppress(OSError):
+            for file in place.iterdir():
+                match = _UNFINISHED.fullmatch(file.name)
+                if match and match["host"] == os.uname().nodename and not is_alive(int(match[2])):
+                    remove(file)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
@@ -11,9 +10,10 @@ from stepscope.measure.clock import ClockSync
 from stepscope.measure.harmless import harmless
 from stepscope.measure.sampler import Sampler
 from stepscope.measure.steps import DeviceClock
-from stepscope.measure.writer import LineWriter, append_lines
+from stepscope.measure.writer import LineWriter, append_lines, started_thread
 
 if TYPE_CHECKING:
+    import threading
     from pathlib import Path
 
 
@@ -31,21 +31,24 @@ class RankParts:
     @harmless
     def synchronise(self, label: str, step: int) -> None:
         if self._clocks.synchronise(label, step) is not None:
-            layout.write_json(self.folder / layout.CLOCK, self._clocks.content())
+            layout.try_write_json(self.folder / layout.CLOCK, self._clocks.content())
 
     @harmless
     def collectives(self, lines: list[dict[str, Any]]) -> None:
         """They come once a window: a thread that ends with them, not one that keeps waking."""
         if lines:
-            thread = threading.Thread(
-                target=self._write_collectives, args=(lines,), name="stepscope-comms", daemon=True
-            )
-            thread.start()
-            self._writing.append(thread)
+            thread = started_thread(lambda: self._write_collectives(lines), "stepscope-comms")
+            if thread is None:
+                self._write_collectives(lines)
+            else:
+                self._writing.append(thread)
 
     @harmless
     def _write_collectives(self, lines: list[dict[str, Any]]) -> None:
-        append_lines(self.folder / layout.COMMS, map(json.dumps, lines))
+        try:
+            append_lines(self.folder / layout.COMMS, map(json.dumps, lines))
+        except OSError as error:
+            layout.note_unwritten(layout.COMMS, error)
 
     def sampler_pauses(self) -> None:
         if self._sampler is not None:
@@ -61,4 +64,4 @@ class RankParts:
         for thread in self._writing:
             thread.join(timeout=5)
         if self._sampler is not None:
-            layout.write_json(self.folder / layout.SAMPLES, self._sampler.close())
+            layout.try_write_json(self.folder / layout.SAMPLES, self._sampler.close())

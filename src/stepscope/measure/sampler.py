@@ -15,6 +15,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.harmless import note
+from stepscope.measure.writer import started_thread
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -47,8 +48,7 @@ class Sampler:
         self.missed = 0
         self._cost_s = 0.0
         self._watched_s = 0.0
-        self._thread = threading.Thread(target=self._run, name="stepscope-sampler", daemon=True)
-        self._thread.start()
+        self._thread = started_thread(self._run, "stepscope-sampler")
 
     def pause(self) -> None:
         self._awake.clear()
@@ -60,7 +60,8 @@ class Sampler:
         """Stop and give everything, JSON-ready, the commonest stack first."""
         self._stop.release()
         self._awake.set()
-        self._thread.join(timeout=2)
+        if self._thread is not None:
+            self._thread.join(timeout=2)
         found: Counter[tuple[Frame, ...]] = Counter()
         for stack, count in list(self._counts.items()):
             found[self._frames(stack)] += count

@@ -13,6 +13,7 @@ import sys
 import time
 import weakref
 from collections import deque
+from dataclasses import asdict
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter_ns
@@ -25,6 +26,7 @@ from stepscope.measure.dynamo import surrounds
 from stepscope.measure.forked import end_without_destructors
 from stepscope.measure.harmless import harmless, note, problems
 from stepscope.measure.host_load import HostLoad
+from stepscope.measure.kept_json import KeptJson
 from stepscope.measure.memory import MemoryStep
 from stepscope.measure.optimizers import Optimizers, any_optimizer_made, with_closure
 from stepscope.measure.passes import Passes
@@ -35,6 +37,7 @@ from stepscope.measure.schedule import PlannedWindow, Schedule
 from stepscope.measure.steps import AGAIN, ENDED, ENTER, LEAVE, PERHAPS, Anchor, StepLines
 from stepscope.measure.window import CLOSURE, Window
 from stepscope.measure.writer import LineWriter
+from stepscope.records.process_identity import this_process
 
 if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
@@ -62,6 +65,7 @@ class Session:
         self._pid = os.getpid()
         self._rank = (0, 1)
         self._parts: RankParts | None = None
+        self._rank_file: KeptJson | None = None
         self._window: Window | None = None
         self._windows: list[Window] = []
         self._others_profilers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -393,7 +397,7 @@ class Session:
         memory, self._memory = self._memory, None
         self.listens = self._ranges is not None
         if memory is not None:
-            layout.write_json(parts.folder / layout.MEMORY, memory.end())
+            layout.try_write_json(parts.folder / layout.MEMORY, memory.end())
 
     # Beginning and end.
 
@@ -404,11 +408,12 @@ class Session:
         except OSError as error:
             self._closed = True  # nowhere to write: stay out of the way for good
             self.thread = 0
-            note("run folder", error)
+            note("run folder", layout.why_refused(error))
             return None
         lines = StepLines(self._began_ns)
         steps = LineWriter(folder / layout.STEPS, self.notes, lines)
         self._parts = RankParts(folder, steps, self.thread, self.settings.sample_hz)
+        self._rank_file = KeptJson(folder / layout.RANK)
         self._look_at_the_job()
         self._load.resume(self.number + 1, plain=True)
         self._describe("running")
@@ -420,27 +425,34 @@ class Session:
         """How the job is laid out, looked at while its process groups are there."""
         self._job = self._comms.describe(self._optimizers.parameters())
 
+    @harmless
     def _describe(self, status: str) -> None:
-        if self._parts is None:
+        if self._rank_file is None:
             return
         rank, world = self._rank
-        layout.write_json(
-            self._parts.folder / layout.RANK,
-            {
-                "schema": layout.SCHEMA,
-                "rank": rank,
-                "world_size": world,
-                "status": status,
-                "steps": self.number,
-                "steps_end_with": self._steps_end_with(),
-                "skipped": self._skipped,
-                "argv": sys.argv,
-                "communication": self._job,
-                "host_load": self._load.content(),
-                "problems": problems(),
-                **facts(),
-            },
-        )
+        short = {
+            "schema": layout.SCHEMA,
+            "rank": rank,
+            "world_size": world,
+            "status": status,
+            "steps": self.number,
+            "steps_end_with": self._steps_end_with(),
+            "skipped": self._skipped,
+            "process": asdict(this_process()),
+            "problems": problems(),
+        }
+        whole = {
+            **short,
+            "argv": sys.argv,
+            "communication": self._job,
+            "host_load": self._load.content(),
+            **facts(),
+        }
+        shortest = {**short, "problems": problems()[:3]}
+        try:
+            self._rank_file.write(whole, short, shortest, last=status != "running")
+        except OSError as error:
+            layout.note_unwritten(layout.RANK, error)
 
     def _steps_end_with(self) -> str:
         """What ended this rank's steps."""

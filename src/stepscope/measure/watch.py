@@ -40,14 +40,25 @@ def watch(folder: str | Path | None = None, **options: Any) -> Iterator[Run]:
 
     Several ranks of one job must be given the same folder.
     """
-    where = Path(folder) if folder is not None else new_run_folder(sys.argv[0] or "python")
-    where.mkdir(parents=True, exist_ok=True)
+    where = _folder(folder)
     session = Session(Settings(folder=str(where), step_on="call", **options))
     install(session)
     try:
         yield Run(session, where)
     finally:
         session.close()
+
+
+def _folder(given: str | Path | None) -> Path:
+    """One that cannot be made ends the capture, not the training."""
+    where = Path(given or ".")
+    try:
+        where = where if given is not None else new_run_folder(sys.argv[0] or "python")
+        where.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.stderr.write(f"stepscope: nothing is captured: {error}\n")
+        return Path("/dev/null") / where.name
+    return where
 
 
 @contextlib.contextmanager

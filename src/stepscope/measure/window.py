@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import os
-import shutil
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from stepscope.measure.harmless import harmless, note
+from stepscope.measure.harmless import harmless
 from stepscope.measure.kineto_messages import KinetoMessages, without_thread_complaint
 from stepscope.measure.quiet import AT_EXIT_S, PATIENCE_S, collectives_ended
+from stepscope.measure.trace_file import TraceFile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,8 +57,11 @@ class Window:
         first = planned.first
         self.planned = planned
         self.last = planned.last
-        self._path = folder / planned.file
-        self._after = after
+        self.file: TraceFile = TraceFile(
+            folder / planned.file,
+            planned.first,
+            after=[earlier.file for earlier in after],
+        )
 
         def action(number: int) -> ProfilerAction:
             if number < planned.first_active:
@@ -81,12 +82,10 @@ class Window:
             record_shapes=settings.shapes,
             with_stack=settings.stacks,
             with_modules=settings.modules,
-            on_trace_ready=self._save,
+            on_trace_ready=self.file.save,
         )
         self.profiler.step_num = first
         self.profiler.current_action = action(first)
-        self._compressing: threading.Thread | None = None
-        self.saved = False
         self.over = False  # the last step has ended, but the trace is not saved yet
         self._until_ns: int | None = None  # nothing later is recorded
 
@@ -157,34 +156,4 @@ class Window:
 
     def close(self) -> None:
         """Wait for the file."""
-        if self._compressing is not None:
-            self._compressing.join(timeout=60)
-
-    def _save(self, profiler: Any) -> None:
-        """Kineto writes plain text quickly; compressing it is left to a thread."""
-        plain = self._path.with_name(f".{self._path.name}-{self.planned.first}.json")
-        try:
-            profiler.export_chrome_trace(str(plain))
-        except Exception as error:
-            note("saving the trace", error)
-            plain.unlink(missing_ok=True)
-            return
-        self._compressing = threading.Thread(
-            target=self._compress, args=(plain,), name="stepscope-gzip"
-        )
-        self._compressing.start()
-
-    def _compress(self, plain: Path) -> None:
-        packed = plain.with_suffix(".gz")
-        try:
-            with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=3) as target:
-                shutil.copyfileobj(source, target, 1 << 20)
-            for earlier in self._after:
-                earlier.close()
-            packed.replace(self._path)
-            self.saved = True
-        except OSError as error:
-            note("compressing the trace", error)
-            packed.unlink(missing_ok=True)
-        finally:
-            plain.unlink(missing_ok=True)
+        self.file.close()

@@ -5,18 +5,22 @@ Every line reaches the operating system within FLUSH_S, whole, so a kill costs a
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from stepscope.measure.folder import note_unwritten
 from stepscope.measure.harmless import note
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 FLUSH_S = 0.5
+MOST_UNWRITTEN = 1 << 16  # lines
 
 
 class AsLines(Protocol):
@@ -25,12 +29,29 @@ class AsLines(Protocol):
     def __call__(self, rows: list[Any], *, last: bool) -> list[str]: ...
 
 
-def append_lines(path: Path, lines: Iterable[str]) -> None:
-    """In one write, unbuffered: nothing of a line stays behind in this process."""
+def append_lines(path: Path, lines: Iterable[str], *, alone: bool = False) -> None:
+    """In one write, unbuffered: nothing of a line stays behind in this process.
+
+    Whoever writes to the file `alone` leaves all of the lines or none.
+    """
     data = "".join(f"{line}\n" for line in lines).encode()
     with path.open("ab", buffering=0) as file:
+        before = file.seek(0, os.SEEK_END)
         if file.write(data) != len(data):
-            raise OSError("the disk is full")
+            if alone:
+                file.truncate(before)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def started_thread(work: Callable[[], object], name: str) -> threading.Thread | None:
+    """None, noted, where no more threads can be had."""
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        note(name, str(error))
+        return None
+    return thread
 
 
 class LineWriter:
@@ -43,14 +64,14 @@ class LineWriter:
         self._as_lines = as_lines
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._failed = False
-        self._thread = threading.Thread(target=self._run, name="stepscope-writer", daemon=True)
-        self._thread.start()
+        self._unwritten: list[str] = []  # a full disk may have room again
+        self._thread = started_thread(self._run, "stepscope-writer")  # without one: at the end
 
     def close(self) -> None:
         """Write what is left; at most a few seconds."""
         self._stop.set()
-        self._thread.join(timeout=5)
+        if self._thread is not None:
+            self._thread.join(timeout=5)
         self._drain(last=True)
 
     def _run(self) -> None:
@@ -61,16 +82,19 @@ class LineWriter:
     def _drain(self, *, last: bool = False) -> None:
         with self._lock:
             rows = [self._queue.popleft() for _ in range(len(self._queue))]
-            if self._failed:
-                return
             try:
-                lines = self._as_lines(rows, last=last)
+                self._unwritten += self._as_lines(rows, last=last)
             except Exception as error:
                 note("writer", error)
-                return
-            try:
-                if lines:
-                    append_lines(self._path, lines)
-            except OSError as error:
-                self._failed = True
-                note(f"writing {self._path.name}", error)
+            if self._unwritten:
+                self._write(last=last)
+
+    def _write(self, *, last: bool) -> None:
+        try:
+            append_lines(self._path, self._unwritten, alone=True)
+        except OSError as error:
+            if last or len(self._unwritten) > MOST_UNWRITTEN:
+                note_unwritten(self._path.name, error)
+                del self._unwritten[:]
+        else:
+            del self._unwritten[:]

@@ -40,7 +40,7 @@ def select(
     """
     calls, tasks = graph.calls, graph.tasks
     by_operator = _named(trace, trace.host.name, calls.operator, matches)
-    column = trace.device.name if len(trace.device) else trace.host.name
+    column = trace.host.name if graph.on_host else trace.device.name
     wanted = _named(trace, column, tasks.row, matches) | by_operator[tasks.call]
     launched = np.bincount(tasks.call, minlength=len(calls))
     hit = np.bincount(tasks.call[wanted], minlength=len(calls))

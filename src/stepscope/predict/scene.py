@@ -103,7 +103,7 @@ def look_at_tasks(trace: Trace, graph: StepGraph, costs: Costs, *, on_host: bool
     tasks = graph.tasks
     known = tasks.row >= 0
     row = np.full(len(tasks), -1, np.int32)
-    if not on_host and len(trace.device):
+    if not on_host:
         row[known] = costs.operator[tasks.row[known]]
     told = row >= 0
     at = np.maximum(row, 0)

@@ -7,70 +7,78 @@ from __future__ import annotations
 
 import msgspec
 
+from stepscope.records.limits import (  # noqa: TC001  (decoded at run time)
+    Cores,
+    Count,
+    DurationNs,
+    Share,
+    Threads,
+)
+
 
 class OtherProgram(msgspec.Struct, frozen=True, kw_only=True):
     """A program outside the job, all its processes together."""
 
     name: str
-    cores: float  # that it kept busy
+    cores: Cores  # that it kept busy
 
 
 class PlainSteps(msgspec.Struct, frozen=True, kw_only=True):
     """Counters over the steps outside the profiler's window and the memory step."""
 
-    steps: int
-    wall_ns: int
-    user_ns: int | None = None  # processor time of this process, all threads
-    system_ns: int | None = None
-    voluntary: int | None = None  # context switches: it waited for something
-    involuntary: int | None = None  # it could have gone on and lost its core
-    waiting_ns: int | None = None  # threads that could have run and had no core, summed
-    training_waiting_ns: int | None = None  # of that, the thread that trains
-    busy_ns: int | None = None  # of the cores it may use, whoever used them
-    stolen_ns: int | None = None  # of those cores, by other virtual machines
-    throttled_ns: int | None = None  # stopped by the control group's quota
-    job_ns: int | None = None  # processor time of the job's processes on this machine
+    steps: Count
+    wall_ns: DurationNs
+    user_ns: DurationNs | None = None  # processor time of this process, all threads
+    system_ns: DurationNs | None = None
+    voluntary: Count | None = None  # context switches: it waited for something
+    involuntary: Count | None = None  # it could have gone on and lost its core
+    waiting_ns: DurationNs | None = None  # threads that could have run and had no core, summed
+    training_waiting_ns: DurationNs | None = None  # of that, the thread that trains
+    busy_ns: DurationNs | None = None  # of the cores it may use, whoever used them
+    stolen_ns: DurationNs | None = None  # of those cores, by other virtual machines
+    throttled_ns: DurationNs | None = None  # stopped by the control group's quota
+    job_ns: DurationNs | None = None  # processor time of the job's processes on this machine
     others: tuple[OtherProgram, ...] = ()
 
     @property
     def used_cores(self) -> float | None:
         """Cores that this process kept busy."""
-        if self.user_ns is None or self.system_ns is None:
+        if self.user_ns is None or self.system_ns is None or not self.wall_ns:
             return None
         return (self.user_ns + self.system_ns) / self.wall_ns
 
     @property
     def waiting_share(self) -> float | None:
         """Of the steps: the training thread could have run and had no core."""
-        if self.training_waiting_ns is None:
+        if self.training_waiting_ns is None or not self.wall_ns:
             return None
         return min(1.0, self.training_waiting_ns / self.wall_ns)
 
     @property
     def other_cores(self) -> float | None:
         """Cores that processes outside the job kept busy."""
-        if self.busy_ns is None or self.job_ns is None:
+        if self.busy_ns is None or self.job_ns is None or not self.wall_ns:
             return None
         return max(0.0, self.busy_ns - self.job_ns) / self.wall_ns
 
     @property
     def stolen_cores(self) -> float:
         """Cores that other virtual machines took."""
-        return (self.stolen_ns or 0) / self.wall_ns
+        return (self.stolen_ns or 0) / self.wall_ns if self.wall_ns else 0.0
 
 
 class HostLoad(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's threads and the machine it shares."""
 
-    threads: int
-    interop_threads: int | None = None
+    threads: Threads
+    interop_threads: Threads | None = None
     variables: dict[str, str] = {}  # those set, such as OMP_NUM_THREADS
-    cores: int | None = None  # that the process may run on
-    quota_cores: float | None = None  # processor time allowed by its control group
-    machine_cores: int | None = None
-    local_ranks: int | None = None  # of the job on this machine
+    cores: Threads | None = None  # that the process may run on
+    quota_cores: Cores | None = None  # processor time allowed by its control group
+    machine_cores: Threads | None = None
+    local_ranks: Threads | None = None  # of the job on this machine
     flush_denormal: bool | None = None
-    denormal_share: float | None = None  # of sampled parameters, gradients and optimizer state
+    denormal_share: Share | None = None  # of sampled parameters, gradients and optimizer state
     capability: str | None = None  # vector instructions that torch uses
     offered: str | None = None  # the widest that the processor has
     onednn: bool | None = None

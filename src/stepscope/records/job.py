@@ -133,7 +133,7 @@ class RankFolder(msgspec.Struct, frozen=True, kw_only=True):
     rounds: tuple[Rounds, ...] = ()
     layout: dict[str, Any] = {}  # rank.json's "communication": groups, ddp, placements, stages
     comms: tuple[dict[str, Any], ...] = ()  # comms.jsonl, a dictionary a line
-    problems: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()  # what in these files could not be read
     load: HostLoad | None = None  # rank.json's "host_load"
 
 

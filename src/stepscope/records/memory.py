@@ -6,13 +6,20 @@ they add up to it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
+
+from stepscope.records.limits import (
+    Bytes,
+    Count,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from stepscope.records.quality import Note
 
     Int8 = NDArray[np.int8]
     Int32 = NDArray[np.int32]
@@ -33,6 +40,7 @@ STATES = ("parameters", "gradients", "optimizer", "buffers")
 Source = Literal["capture", "trace", "snapshot"]
 LimitFrom = Literal["device", "given"]
 Categories = dict[str, int | None]
+CapturedCategories = dict[str, Bytes | None]
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +119,7 @@ class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
     asked_bytes: int
     device_free_bytes: int | None
     allocated_bytes: int
-    reserved_bytes: int
+    reserved_bytes: int | None
     file: str | None = None
     line: int | None = None
     function: str = ""
@@ -207,21 +215,21 @@ class CapturedPhase(msgspec.Struct, frozen=True):
     """The end of a phase, as capture wrote it."""
 
     phase: str
-    categories: Categories
-    allocated_bytes: int | None = None
-    reserved_bytes: int | None = None
+    categories: CapturedCategories
+    allocated_bytes: Bytes | None = None
+    reserved_bytes: Bytes | None = None
 
 
 class CapturedPeak(msgspec.Struct, frozen=True):
     """The highest point of the step, as capture wrote it."""
 
-    categories: Categories
+    categories: CapturedCategories = {}
     phase: str | None = None
-    allocated_bytes: int | None = None
-    reserved_bytes: int | None = None
-    known_bytes: int | None = None
-    since_start_bytes: int | None = None
-    rounding_bytes: int | None = None
+    allocated_bytes: Bytes | None = None
+    reserved_bytes: Bytes | None = None
+    known_bytes: Bytes | None = None
+    since_start_bytes: Bytes | None = None
+    rounding_bytes: Bytes | None = None
     measured: str = ""
 
 
@@ -229,20 +237,20 @@ class CapturedModule(msgspec.Struct, frozen=True):
     """Activations of one module, as capture wrote them."""
 
     module: str
-    bytes: int
-    tensors: int = 0
+    bytes: Bytes
+    tensors: Count = 0
 
 
 class CapturedMemory(msgspec.Struct, frozen=True):
-    """memory.json of a rank's folder."""
+    """memory.json of a rank's folder. Without a device and a peak it is no account of a step."""
 
-    device: str
-    peak: CapturedPeak
-    categories: Categories = {}  # how large each gets in the step, whenever that is
+    device: str | None = None
+    peak: CapturedPeak | None = None
+    categories: CapturedCategories = {}  # how large each gets in the step, whenever that is
     phases: list[CapturedPhase] = []
     activations_by_module: list[CapturedModule] = []
-    inputs_bytes: int | None = None
-    elsewhere_bytes: dict[str, int] = {}
+    inputs_bytes: Bytes | None = None
+    elsewhere_bytes: dict[str, Bytes] = {}
     notes: list[str] = []
 
 
@@ -308,5 +316,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     blocks: Blocks
     histories: tuple[History, ...]
     stacks: tuple[tuple[tuple[str, int, str], ...], ...]  # frames, innermost first
-    settings: dict[str, Any]
     unknown_actions: tuple[str, ...] = ()
+    quality: tuple[Note, ...] = ()

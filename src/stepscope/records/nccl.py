@@ -173,6 +173,7 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
     foreign_lines: int  # somebody else's output
     unread_lines: int  # NCCL's, on matters not kept here
     damaged_lines: int  # NCCL's, but cut or mixed with another line
+    calls_left_out: int = 0  # beyond those that are kept
     ended_early: str | None = None
 
 

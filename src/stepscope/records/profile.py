@@ -5,31 +5,48 @@ Rates are per second, times in nanoseconds; a ceiling that was not measured is a
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
+from stepscope.records.limits import (  # noqa: TC001  (decoded at run time)
+    Bytes,
+    Cores,
+    DurationNs,
+    Ranks,
+    Rate,
+    Threads,
+    UnixS,
+)
+
 PROFILE_SCHEMA = 1
+_Ns = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+_Spread = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # a share of a time that may exceed it
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """time = alpha + beta x bytes, between two sizes."""
 
-    from_bytes: int
-    to_bytes: int
-    alpha_ns: float
-    beta_ns_per_byte: float
+    from_bytes: Bytes
+    to_bytes: Bytes
+    alpha_ns: _Ns
+    beta_ns_per_byte: _Ns
 
     def at(self, size_bytes: float) -> float:
         """The line's time in ns."""
         return self.alpha_ns + self.beta_ns_per_byte * size_bytes
 
 
+_Line = Annotated[tuple[Segment, ...], msgspec.Meta(min_length=1)]
+
+
 class MeasuredSize(msgspec.Struct, frozen=True, kw_only=True):
     """One size: the median over passes, and the lowest and highest pass."""
 
-    size_bytes: int
-    time_ns: int
-    low_ns: int
-    high_ns: int
+    size_bytes: Bytes
+    time_ns: DurationNs
+    low_ns: DurationNs
+    high_ns: DurationNs
 
 
 class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,13 +59,13 @@ class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     group: str  # world, intra-host, inter-host or pairs
-    group_size: int
-    segments: tuple[Segment, ...]
+    group_size: Ranks
+    segments: _Line
     measured: tuple[MeasuredSize, ...]
-    passes: int
-    noise: float
-    held_out: float
-    held_out_sizes: float
+    passes: Threads
+    noise: _Spread
+    held_out: _Spread
+    held_out_sizes: _Spread
 
     def expected_ns(self, size_bytes: float) -> float:
         """Below the measured sizes the first segment holds, above them the last one."""
@@ -71,9 +88,9 @@ class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
 class Contention(msgspec.Struct, frozen=True, kw_only=True):
     """What an all-reduce and compute cost each other where they share processors."""
 
-    group_size: int
-    lost: float  # compute beside it loses this share of what the all-reduce takes alone
-    beside: tuple[Segment, ...]  # how long the all-reduce lasts beside compute
+    group_size: Ranks
+    lost: _Spread  # compute beside it loses this share of what the all-reduce takes alone
+    beside: _Line  # how long the all-reduce lasts beside compute
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,25 +101,25 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     kind: str  # cuda, rocm or cpu
     torch: str
-    when_unix: float
-    world_size: int
+    when_unix: UnixS
+    world_size: Ranks
     backend: str | None
-    threads: int
-    matmul_flops: dict[str, float]  # dtype -> operations a second
-    copy_bytes_s: float | None = None  # read plus written
-    host_to_device_bytes_s: float | None = None  # pinned, bytes once
-    device_to_host_bytes_s: float | None = None
-    launch_ns: float | None = None  # host's cost of an empty kernel
-    launch_gap_ns: float | None = None  # start to start of empty kernels already queued
-    tiny_op_ns: float | None = None  # host's cost of an operator on one element
-    spread: dict[str, float] = {}  # the middle half of the samples / median, by ceiling
+    threads: Threads
+    matmul_flops: dict[str, Rate]  # dtype -> operations a second
+    copy_bytes_s: Rate | None = None  # read plus written
+    host_to_device_bytes_s: Rate | None = None  # pinned, bytes once
+    device_to_host_bytes_s: Rate | None = None
+    launch_ns: _Ns | None = None  # host's cost of an empty kernel
+    launch_gap_ns: _Ns | None = None  # start to start of empty kernels already queued
+    tiny_op_ns: _Ns | None = None  # host's cost of an operator on one element
+    spread: dict[str, _Spread] = {}  # the middle half of the samples / median, by ceiling
     not_offered: dict[str, str] = {}  # dtype or "kind, group" -> the reason
     fits: tuple[CollectiveFit, ...] = ()
     contention: Contention | None = None  # of the world; not measured on an accelerator
     # Of a CPU: cores that other processes kept busy meanwhile, in the quietest of the rounds.
-    other_cores: float | None = None
-    cores: float | None = None
-    rounds: int = 1  # as often everything was measured; the best counts
+    other_cores: Cores | None = None
+    cores: Cores | None = None
+    rounds: Threads = 1  # as often everything was measured; the best counts
 
     def fit_for(self, kind: str, group_size: int, group: str | None = None) -> CollectiveFit | None:
         """The fit of exactly this group size, None where it was not measured.

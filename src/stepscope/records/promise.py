@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from stepscope.records.limits import Ms, Ranks, Share, SomeMs, UnixS  # noqa: TC001
 from stepscope.records.prediction import Setting  # noqa: TC001  (decoded at run time)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 RECORD_SCHEMA = 1
+_Change = Annotated[float, msgspec.Meta(ge=-1)]  # b over a, less one
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """What a training step is known by; None where that was not captured."""
 
     script: str | None = None  # the file's name, without its folder
-    world_size: int | None = None
+    world_size: Ranks | None = None
     device: str | None = None
     signature: str | None = None  # of the operators and their shapes
 
@@ -41,13 +43,13 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, tag="promise", tag_fiel
     """What one prediction said, before anybody tried it."""
 
     id: str
-    when_unix: float
+    when_unix: UnixS
     host: str
     settings: tuple[Setting, ...]
-    baseline_ms: float
-    predicted_ms: float
-    low_ms: float
-    high_ms: float
+    baseline_ms: SomeMs
+    predicted_ms: SomeMs
+    low_ms: Ms
+    high_ms: Ms
     workload: Workload = Workload()
     path: str | None = None  # of the run or trace that the baseline is
     schema: int = RECORD_SCHEMA
@@ -67,13 +69,13 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, tag="delivery", tag_fi
     """What a comparison measured of a promise."""
 
     promise: str
-    when_unix: float
-    a_ms: float
-    b_ms: float
-    change: float
-    low: float
-    high: float
-    confidence: float
+    when_unix: UnixS
+    a_ms: SomeMs
+    b_ms: SomeMs
+    change: _Change
+    low: _Change
+    high: _Change
+    confidence: Share
     verdict: str
     named: bool = False  # the user said which promise it was
     seen: tuple[str, ...] = ()  # of the promised change, in what was captured of A and B
@@ -86,7 +88,7 @@ class Forgotten(msgspec.Struct, frozen=True, kw_only=True, tag="forgotten", tag_
     """A promise that no longer counts, or only what was delivered of it until then."""
 
     promise: str
-    when_unix: float
+    when_unix: UnixS
     delivery_only: bool = False
     schema: int = RECORD_SCHEMA
 

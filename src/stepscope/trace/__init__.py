@@ -15,7 +15,8 @@ assemble.py  columns of any reader -> one sorted, linked Trace
 cache.py     a Trace on disk, found again by the file's content
 read.py      read_trace: recognise the format, use the cache
 snapshot.py  a CUDA memory snapshot, snapshot_pickle.py the plain data in it: nothing is run
-rank_folder.py truth.py memory_file.py profiles.py   what capture and calibrate wrote
+regular_files.py    the one way to open a file; decode.py side_files.py   JSON of others as records
+rank_facts.py rank_folder.py truth.py memory_file.py profiles.py   what capture and calibrate wrote
 nccl_log/    NCCL's own logs
 matching.py  the same collective on several ranks
 clocks.py    one clock for all ranks, with an error bar

@@ -19,6 +19,8 @@ from stepscope.records.trace import (
 )
 from stepscope.records.words import counted
 from stepscope.trace import links
+from stepscope.trace.columns import is_constant
+from stepscope.trace.plausible import limit_numbers, limit_sizes, limit_texts
 from stepscope.trace.times import LIMIT_NS
 
 if TYPE_CHECKING:
@@ -88,13 +90,14 @@ def assemble(
     *, path: str, source: str, columns: Collector, facts: Facts, quality: tuple[Note, ...]
 ) -> Trace:
     """Sort, link, and freeze."""
-    host = _sorted(columns.host.finish(**_HOST), links.host_order)
-    device = _sorted(columns.device.finish(**_DEVICE), _device_order)
-    memory = _sorted(columns.memory.finish(**_MEMORY), _memory_order)
+    tables = _plausible(columns)
+    host = _sorted(tables["host"], links.host_order)
+    device = _sorted(tables["device"], _device_order)
+    memory = _sorted(tables["memory"], _memory_order)
     launch = _launches(host, device, columns.launch_flows.finish(**_FLOWS))
     forward_of = links.find_forwards(host, columns.backward_flows.finish(**_FLOWS))
     parent = links.find_parents(host["thread"], host["start_ns"], host["start_ns"] + host["dur_ns"])
-    notes = list(quality)
+    notes = [*quality, *columns.odd.notes()]
     _shift_all((host, device, memory), facts.base_ns, notes)
     threads = _number_threads(columns, host, memory)
     strings = _number_texts(columns, host, device)
@@ -121,6 +124,21 @@ def assemble(
     )
 
 
+def _plausible(columns: Collector) -> dict[str, Columns]:
+    """All tables, without the values that cannot be true."""
+    tables = {
+        "host": columns.host.finish(**_HOST),
+        "device": columns.device.finish(**_DEVICE),
+        "memory": columns.memory.finish(**_MEMORY),
+    }
+    texts, names = list(columns.texts), list(columns.names)
+    for name, table in tables.items():
+        limit_numbers(name, table, columns.odd)
+        limit_texts(table, texts, names, columns.odd)
+    limit_sizes(tables["memory"], columns.odd)
+    return tables
+
+
 def _frozen(columns: Columns) -> Columns:
     """Read-only, as the columns of a cached trace are: who writes to one learns it at once."""
     for values in columns.values():
@@ -130,13 +148,18 @@ def _frozen(columns: Columns) -> Columns:
 
 def _sorted(columns: Columns, order_of: Any) -> Columns:
     order = order_of(columns)
-    for name in columns:
-        columns[name] = columns[name].take(order)
+    for name in columns if order is not None else ():
+        if not is_constant(columns[name]):
+            columns[name] = columns[name].take(order)
     return columns
 
 
-def _device_order(columns: Columns) -> NDArray[np.intp]:
-    return np.lexsort((columns["start_ns"] + columns["dur_ns"], columns["start_ns"]))
+def _device_order(columns: Columns) -> NDArray[np.intp] | None:
+    """None where the file has the order already."""
+    start, dur = columns["start_ns"], columns["dur_ns"]
+    if links.are_sorted(start, dur):
+        return None
+    return np.lexsort((dur, start))
 
 
 def _memory_order(columns: Columns) -> NDArray[np.intp]:
@@ -194,7 +217,8 @@ def _number_texts(columns: Collector, host: Columns, device: Columns) -> tuple[s
     shift = len(columns.names)
     for table, keys in ((host, ("shapes", "dtypes", "concrete")), (device, ("grid",))):
         for key in keys:
-            table[key] = np.where(table[key] >= 0, table[key] + shift, ABSENT).astype(_I32)
+            if not is_constant(table[key]) or table[key][0] >= 0:
+                table[key] = np.where(table[key] >= 0, table[key] + shift, ABSENT).astype(_I32)
     texts = (text.decode("utf-8", "replace") for text in columns.texts)
     return (*columns.names, *texts)
 

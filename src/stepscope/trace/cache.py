@@ -1,9 +1,12 @@
-"""A Trace on disk, found again by the content of the file it was read from.
+"""Traces on disk, found again by the content of the file each was read from.
 
 The key is a digest of the trace file's bytes, so an entry can never be stale, however the file
 was moved, copied or rewritten. Entries are written beside and renamed into place: two processes
-may write the same one. An entry carries a checksum of its own: anything wrong with it means "not
-cached", never an error and never another answer.
+may write the same one. Anything wrong with an entry means "not cached", never an error.
+
+The folder may hold files of other programs, and other users may write to it: only files of our
+names are ever touched, and only regular files that belong to this user or to root, and that nobody
+else may write to, are read.
 """
 
 from __future__ import annotations
@@ -11,56 +14,37 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
+import stat
 import time
-import zlib
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
-from stepscope.records.quality import Note  # noqa: TC001  (decoding needs it)
-from stepscope.records.trace import (
-    CollectiveArgs,
-    Device,
-    DeviceEvents,
-    HostEvents,
-    MemoryEvents,
-    Thread,
-    Trace,
-)
-from stepscope.trace.files import open_file, unreadable
+from stepscope.trace.cache_entry import MAGIC, read_entry, size_of, write_entry
+from stepscope.trace.regular_files import open_file, unreadable
+
+try:
+    import fcntl
+except ImportError:  # not a Unix: leftovers are recognised by their age alone
+    fcntl = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stepscope.records.trace import Trace
 
 # Raise it whenever readers or links change what a Trace holds.
-VERSION = 4
+VERSION = 5
 LIMIT_BYTES = 4 << 30
-_MAGIC = b"stepscope-columns\n"
-_ALIGN = 64
-_SIZES = 16  # bytes: length and checksum of the head
 _ABANDONED_S = 24 * 3600
-_TABLES: dict[str, type[Any]] = {
-    "host": HostEvents,
-    "device": DeviceEvents,
-    "memory": MemoryEvents,
-}
-
-
-class _Head(msgspec.Struct, frozen=True):
-    format: str
-    kind: str
-    rank: int | None
-    world_size: int | None
-    backend: str | None
-    groups: tuple[dict[str, Any], ...]
-    devices: tuple[Device, ...]
-    facts: dict[str, Any]
-    events: int
-    strings: tuple[str, ...]
-    threads: tuple[Thread, ...]
-    collectives: tuple[CollectiveArgs, ...]
-    quality: tuple[Note, ...]
-    columns: list[tuple[str, str, str, int, int]]  # table, column, dtype, offset, count
-    checksum: int  # of all columns, one after the other
+_ENTRY = re.compile(r"stepscope-[0-9a-f]{40}\.columns")
+_FORMER_ENTRY = re.compile(r"[0-9a-f]{40}\.columns")  # up to version 4; ours if it has our head
+_TEMPORARY = re.compile(r"stepscope-[0-9a-f]{16}\.writing")
+_READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_NOT_READ = (OSError, ValueError, RecursionError, MemoryError, msgspec.MsgspecError)
+_NOT_WRITTEN = (OSError, ValueError, OverflowError, RecursionError)
 
 
 class Cache(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +66,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
         return cls(folder=base / "stepscope")
 
     def key(self, path: Path) -> str:
+        """The name of the file's entry, without its suffix."""
         digest = hashlib.sha256(f"{VERSION}:".encode())
         with open_file(path) as file:
             try:
@@ -89,124 +74,135 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
                     digest.update(block)
             except OSError as error:
                 raise unreadable(path, error) from None
-        return digest.hexdigest()[:40]
+        return f"stepscope-{digest.hexdigest()[:40]}"
 
     def load(self, key: str, path: Path) -> Trace | None:
         """The entry as a Trace whose columns are mapped from disk, or None."""
         entry = self._entry(key)
         try:
-            trace = _load(entry, str(path))
-        except (OSError, ValueError, TypeError, KeyError, msgspec.DecodeError):
+            with _open_own(entry) as file:
+                trace = read_entry(file, key, str(path))
+        except _NOT_READ:
             return None
-        with contextlib.suppress(OSError):  # a cache that others filled may be read-only
+        with contextlib.suppress(OSError):  # a cache that root filled may be read-only
             os.utime(entry)  # the least recently used goes first
         return trace
 
     def save(self, key: str, trace: Trace) -> None:
         """Write the entry; a full or unwritable disk only means that nothing is cached."""
-        temporary = self.folder / f"{os.urandom(8).hex()}.tmp"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            temporary.touch(0o600, exist_ok=False)
-            with temporary.open("wb") as file:
-                _write(file, trace)
-            temporary.replace(self._entry(key))
+        with contextlib.suppress(*_NOT_WRITTEN):  # also: facts that JSON cannot hold
+            if size_of(trace) > LIMIT_BYTES:
+                return
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._sweep()
+            with _temporary(self.folder) as (file, path):
+                write_entry(file, key, trace)
+                file.flush()
+                if file.tell() <= LIMIT_BYTES:
+                    path.replace(self._entry(key))
             self._make_room()
-        except (OSError, ValueError, RecursionError):  # also: facts that JSON cannot hold
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+
+    def used_bytes(self) -> int:
+        return sum(found.st_size for found, _ in self._entries())
 
     def _entry(self, key: str) -> Path:
         return self.folder / f"{key}.columns"
 
+    def _entries(self) -> Iterator[tuple[os.stat_result, Path]]:
+        yield from _files(self.folder, _ENTRY)
+        for found, path in _files(self.folder, _FORMER_ENTRY):
+            if _begins_as_ours(path):
+                yield found, path
+
     def _make_room(self) -> None:
-        entries = sorted(
-            ((entry.stat(), entry) for entry in self.folder.glob("*.columns")),
-            key=lambda pair: pair[0].st_mtime,
-        )
-        for left in self.folder.glob("*.tmp"):  # of a process that was killed while writing
-            if left.stat().st_mtime < time.time() - _ABANDONED_S:
-                left.unlink(missing_ok=True)
-        used = sum(stat.st_size for stat, _ in entries)
-        for stat, entry in entries[:-1]:
+        """Entries over the limit go first, then the least recently used."""
+
+        def turn(pair: tuple[os.stat_result, Path]) -> tuple[bool, float]:
+            return pair[0].st_size <= LIMIT_BYTES, pair[0].st_mtime
+
+        entries = sorted(self._entries(), key=turn)
+        used = sum(found.st_size for found, _ in entries)
+        for found, entry in entries:
             if used <= LIMIT_BYTES:
                 return
             entry.unlink(missing_ok=True)
-            used -= stat.st_size
+            used -= found.st_size
+
+    def _sweep(self) -> None:
+        """Remove what writers left that were killed."""
+        for found, path in _files(self.folder, _TEMPORARY):
+            with contextlib.suppress(OSError), _open_own(path) as file:
+                if _is_abandoned(file, found.st_mtime):
+                    path.unlink(missing_ok=True)
 
 
-def _write(file: Any, trace: Trace) -> None:
-    columns, arrays, offset, checksum = [], [], 0, 0
-    for table, kind in _TABLES.items():
-        for column in kind.__struct_fields__:
-            values = np.ascontiguousarray(getattr(getattr(trace, table), column))
-            columns.append((table, column, values.dtype.str, offset, len(values)))
-            arrays.append(values)
-            checksum = zlib.crc32(values.data, checksum)
-            offset += -(-values.nbytes // _ALIGN) * _ALIGN
-    head = _Head(
-        format=trace.format,
-        kind=trace.kind,
-        rank=trace.rank,
-        world_size=trace.world_size,
-        backend=trace.backend,
-        groups=trace.groups,
-        devices=trace.devices,
-        facts=trace.facts,
-        events=trace.events,
-        strings=trace.strings,
-        threads=trace.threads,
-        collectives=trace.collectives,
-        quality=trace.quality,
-        columns=columns,
-        checksum=checksum,
-    )
-    text = msgspec.json.encode(head)
-    sizes = len(text).to_bytes(8, "little") + zlib.crc32(text).to_bytes(8, "little")
-    begin = _MAGIC + sizes + text
-    file.write(begin + b"\0" * (-len(begin) % _ALIGN))
-    for values in arrays:
-        file.write(values.data)
-        file.write(b"\0" * (-values.nbytes % _ALIGN))
+def _files(folder: Path, name: re.Pattern[str]) -> Iterator[tuple[os.stat_result, Path]]:
+    """The regular files of such names; others come and go in the folder."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if name.fullmatch(path.name):
+                with contextlib.suppress(OSError):
+                    found = path.lstat()
+                    if stat.S_ISREG(found.st_mode):
+                        yield found, path
 
 
-def _load(entry: Path, path: str) -> Trace:
-    data = np.memmap(entry, dtype=np.uint8, mode="r")
-    start = len(_MAGIC) + _SIZES
-    if data[: len(_MAGIC)].tobytes() != _MAGIC:
-        raise ValueError("not an entry")
-    sizes = data[len(_MAGIC) : start].tobytes()
-    size, expected = int.from_bytes(sizes[:8], "little"), int.from_bytes(sizes[8:], "little")
-    text = data[start : start + size].tobytes()
-    if zlib.crc32(text) != expected:
-        raise ValueError("damaged head")
-    head = msgspec.json.decode(text, type=_Head)
-    base = -(-(start + size) // _ALIGN) * _ALIGN
-    tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
-    checksum = 0
-    for table, column, dtype, offset, count in head.columns:
-        kind = np.dtype(dtype)
-        values = data[base + offset : base + offset + count * kind.itemsize]
-        checksum = zlib.crc32(values.data, checksum)
-        tables[table][column] = np.asarray(values.view(kind))
-    if checksum != head.checksum:
-        raise ValueError("damaged columns")
-    return Trace(
-        path=path,
-        format=head.format,
-        kind=head.kind,
-        rank=head.rank,
-        world_size=head.world_size,
-        backend=head.backend,
-        groups=head.groups,
-        devices=head.devices,
-        facts=head.facts,
-        events=head.events,
-        strings=head.strings,
-        threads=head.threads,
-        collectives=head.collectives,
-        host=HostEvents(**tables["host"]),
-        device=DeviceEvents(**tables["device"]),
-        memory=MemoryEvents(**tables["memory"]),
-        quality=head.quality,
-    )
+def _open_own(path: Path) -> IO[bytes]:
+    """Open a regular file of this user's or root's that nobody else may write to."""
+    file = os.fdopen(os.open(path, _READ), "rb")
+    found = os.fstat(file.fileno())
+    own = not hasattr(os, "geteuid") or found.st_uid in (0, os.geteuid())
+    if not stat.S_ISREG(found.st_mode) or not own or found.st_mode & 0o022:
+        file.close()
+        raise PermissionError(f"{path} is not a file of ours")
+    return file
+
+
+def _begins_as_ours(path: Path) -> bool:
+    try:
+        with _open_own(path) as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _temporary(folder: Path) -> Iterator[tuple[IO[bytes], Path]]:
+    """A new file that is locked while its writer lives, and gone afterwards unless renamed."""
+    path, file = _create_locked(folder)
+    try:
+        with file:
+            yield file, path
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _create_locked(folder: Path) -> tuple[Path, IO[bytes]]:
+    """Again under another name where another process sweeps it before it is locked."""
+    while True:
+        path = folder / f"stepscope-{os.urandom(8).hex()}.writing"
+        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+        _lock(file)
+        if os.fstat(file.fileno()).st_nlink:
+            return path, file
+        file.close()
+
+
+def _lock(file: IO[bytes]) -> None:
+    if fcntl is not None:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _is_abandoned(file: IO[bytes], written: float) -> bool:
+    """Nobody holds its lock; where there are no locks: nobody wrote to it for a day."""
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system without locks
+            pass
+    return written < time.time() - _ABANDONED_S

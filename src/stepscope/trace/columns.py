@@ -7,10 +7,17 @@ import struct
 from itertools import compress, islice
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
+from stepscope.records.limits import MOST_RANKS
 from stepscope.records.trace import ABSENT, CollectiveArgs, DeviceKind, HostKind
 from stepscope.trace.events import Args, Event, ExactEvent, Role, classify
+from stepscope.trace.plausible import (
+    MOST_ELEMENTS,
+    OddValues,
+    is_rank_text,
+)
 from stepscope.trace.times import (
     INVALID_NS,
     LIMIT_DUR_NS,
@@ -22,7 +29,6 @@ from stepscope.trace.times import (
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
-    import msgspec
     from numpy.typing import NDArray
 
     from stepscope.trace.recover import Losses
@@ -32,6 +38,10 @@ _LARGEST: dict[type[np.signedinteger[Any]], int] = {
     kind: int(np.iinfo(kind).max) for kind in (INT8, INT32, INT64)
 }
 _MOST_SIGNATURES = 1 << 16  # remembered: where no two calls are alike, memory must not follow
+_MOST_CATEGORIES = 1 << 12  # the same
+_FILE_NAMES = {info.name: info.encode_name for info in msgspec.structs.fields(Args)}
+# Ways to say nothing; -1 as an unsigned number is one.
+_NOTHING_SAID = (None, "", ABSENT, str(ABSENT), (1 << 32) - 1, (1 << 64) - 1)
 _HEX = re.compile(r"0[xX][0-9a-fA-F]{1,15}")
 
 
@@ -52,29 +62,69 @@ class _Roles(dict[str, int]):
     def __missing__(self, key: str) -> int:
         phase, _, category = key.partition(" ")
         role, kind = classify(phase, category)
-        code = self[key] = role * 16 + kind
-        return code
+        if len(self) < _MOST_CATEGORIES:
+            self[key] = role * 16 + kind
+        return role * 16 + kind
+
+
+class _Growing:
+    """A column under way: room for more rows than it has, or one value for all of them.
+
+    A list of pieces would be joined in the end, which takes the memory twice.
+    """
+
+    def __init__(self, first: NDArray[Any]) -> None:
+        self._rows, self._room = len(first), first
+
+    @property
+    def values(self) -> NDArray[Any]:
+        return self._room[: self._rows]
+
+    def add(self, piece: NDArray[Any]) -> None:
+        rows = self._rows + len(piece)
+        if self._continues(piece):
+            self._room = np.broadcast_to(piece[0], rows)
+        elif rows > len(self._room) or not self._room.flags.writeable:
+            room = np.empty(2 * rows, self._room.dtype)
+            room[: self._rows] = self.values
+            self._room = room
+        if self._room.flags.writeable:
+            self._room[self._rows : rows] = piece
+        self._rows = rows
+
+    def _continues(self, piece: NDArray[Any]) -> bool:
+        """Whether all rows, and those of the piece, hold one value."""
+        return is_constant(self.values) and is_constant(piece) and self._room[0] == piece[0]
 
 
 class Table:
-    """Columns that grow by pieces; `finish` joins them one at a time, freeing as it goes."""
+    """Columns that grow by pieces."""
 
     def __init__(self) -> None:
-        self._pieces: dict[str, list[NDArray[Any]]] = {}
+        self._columns: dict[str, _Growing] = {}
 
     def add(self, **columns: NDArray[Any]) -> None:
         for name, values in columns.items():
-            self._pieces.setdefault(name, []).append(values)
+            if name in self._columns:
+                self._columns[name].add(values)
+            else:
+                self._columns[name] = _Growing(values)
 
-    def pieces(self, name: str) -> list[NDArray[Any]]:
-        return self._pieces.get(name, [])
+    def column(self, name: str) -> NDArray[Any]:
+        """What there is so far."""
+        return self._columns[name].values if name in self._columns else np.empty(0, INT64)
 
     def finish(self, **dtypes: Any) -> dict[str, NDArray[Any]]:
-        out = {}
-        for name, dtype in dtypes.items():
-            pieces = self._pieces.pop(name, [])
-            out[name] = np.concatenate(pieces) if pieces else np.empty(0, dtype)
-        return out
+        columns, self._columns = self._columns, {}
+        return {
+            name: columns[name].values if name in columns else np.empty(0, dtype)
+            for name, dtype in dtypes.items()
+        }
+
+
+def is_constant(column: NDArray[Any]) -> bool:
+    """One value for all rows, as np.broadcast_to makes it."""
+    return bool(len(column)) and column.strides == (0,)
 
 
 class Collector:
@@ -82,6 +132,7 @@ class Collector:
 
     def __init__(self, losses: Losses, *, launch_flows: bool = False) -> None:
         self.events = 0
+        self.rows = 0  # events that say something
         self.names = Codes()
         self.texts = Codes()  # JSON text of shapes, dtypes, grids: bytes
         self.lanes = Codes()  # (pid, tid)
@@ -92,6 +143,7 @@ class Collector:
         self._roles = _Roles()
         self._signatures = Codes()  # shapes, dtypes and concrete inputs of a call, as one text
         self._signature_texts = np.empty((3, 0), INT32)  # the codes of these, by signature
+        self.odd = OddValues()
         self._losses = losses
         # Arrows from launch to device event repeat what correlation ids say: most files need none.
         self._flow_tables = {Role.BACKWARD_FLOW: self.backward_flows}
@@ -104,17 +156,13 @@ class Collector:
 
     def lacks_correlations(self) -> bool:
         """Whether some device work can only be linked by the arrows drawn to it."""
-        return any(
-            ((ids < 0) & (kinds <= DeviceKind.MEMSET)).any()
-            for ids, kinds in zip(
-                self.device.pieces("correlation"), self.device.pieces("kind"), strict=True
-            )
-        )
+        ids, kinds = self.device.column("correlation"), self.device.column("kind")
+        return bool(((ids < 0) & (kinds <= DeviceKind.MEMSET)).any())
 
     def known_rows(self) -> int:
         """Host and device rows of categories that PyTorch writes."""
-        known = [piece[piece != HostKind.OTHER] for piece in self.host.pieces("kind")]
-        return sum(map(len, known)) + sum(map(len, self.device.pieces("kind")))
+        known = int((self.host.column("kind") != HostKind.OTHER).sum())
+        return known + len(self.device.column("kind"))
 
     def add(self, events: list[Event] | list[ExactEvent]) -> None:
         """Raises NeedsTextError, before taking anything, when times need the exact decoder."""
@@ -123,6 +171,7 @@ class Collector:
         keys = [f"{e.ph} {e.cat}" for e in events]
         codes = _packed(map(self._roles.__getitem__, keys), count, np.int16)
         roles, kinds = codes >> 4, (codes & 15).astype(INT8)
+        self.rows += int((roles < Role.METADATA).sum())
         for role, take in (
             (Role.HOST, self._add_host),
             (Role.DEVICE, self._add_device),
@@ -178,9 +227,9 @@ class Collector:
             thread=self._lane_codes(rows),
             start_ns=start,
             dur_ns=dur,
-            correlation=_scatter(runtime, _whole([a.correlation for a in calls])),
-            sequence=of_operators(_whole([a.sequence for a in operators])),
-            forward_thread=of_operators(_whole([a.forward_thread for a in operators], INT32)),
+            correlation=_scatter(runtime, self._whole("correlation", calls)),
+            sequence=of_operators(self._whole("sequence", operators)),
+            forward_thread=of_operators(self._whole("forward_thread", operators, INT32)),
             shapes=of_operators(shapes),
             dtypes=of_operators(dtypes),
             concrete=of_operators(concrete),
@@ -192,8 +241,8 @@ class Collector:
     ) -> None:
         rows, kinds, start, dur = self._times(events, kinds, start)
         args = [e.args for e in rows]
-        device = _whole([a.device for a in args], INT32)
-        stream = _whole([a.stream for a in args], INT32)
+        device = self._whole("device", args, INT32)
+        stream = self._whole("stream", args, INT32)
         no_device, no_stream = device == ABSENT, stream == ABSENT
         if no_device.any():
             device[no_device] = _whole([e.pid for e in compress(rows, no_device.tobytes())], INT32)
@@ -207,10 +256,10 @@ class Collector:
             stream=stream,
             start_ns=start,
             dur_ns=dur,
-            correlation=_whole([a.correlation for a in args]),
-            size_bytes=_whole([a.size_bytes for a in args]),
+            correlation=self._whole("correlation", args),
+            size_bytes=self._whole("size_bytes", args),
             grid=self._text_codes(_texts([a.grid for a in args])),
-            graph_node=_whole([a.graph_node for a in args]),
+            graph_node=self._whole("graph_node", args),
             collective=self._collective_codes(args),
         )
 
@@ -227,12 +276,12 @@ class Collector:
         self.memory.add(
             time_ns=time[good],
             thread=self._lane_codes(rows),
-            size_bytes=_whole([a.memory_bytes for a in args]),
-            address=_whole([a.address for a in args]),
-            allocated_bytes=_whole([a.allocated for a in args]),
-            reserved_bytes=_whole([a.reserved for a in args]),
-            device_type=_whole([a.memory_device_type for a in args], INT32),
-            device=_whole([a.memory_device for a in args], INT32),
+            size_bytes=self._whole("memory_bytes", args),
+            address=self._whole("address", args),
+            allocated_bytes=self._whole("allocated", args),
+            reserved_bytes=self._whole("reserved", args),
+            device_type=self._whole("memory_device_type", args, INT32),
+            device=self._whole("memory_device", args, INT32),
         )
 
     def _add_flows(self, events: list[Any], time: NDArray[np.int64], table: Table) -> None:
@@ -275,8 +324,22 @@ class Collector:
     def _collective_codes(self, args: Sequence[Args]) -> NDArray[np.int32]:
         codes = np.full(len(args), ABSENT, dtype=INT32)
         for row in [row for row, arg in enumerate(args) if arg.collective is not None]:
-            codes[row] = self.collectives[_collective(args[row])]
+            codes[row] = self.collectives[_collective(args[row], self.odd)]
         return codes
+
+    def _whole(
+        self, field: str, args: Sequence[Args], dtype: type[np.signedinteger[Any]] = INT64
+    ) -> NDArray[Any]:
+        """One argument of every event; what was written and is no whole number is counted."""
+        values = [getattr(each, field) for each in args]
+        try:
+            return _packed(values, len(values), dtype)
+        except struct.error:
+            numbers = np.array([_whole_or_absent(value, dtype) for value in values], dtype=dtype)
+        lost = [value for value in compress(values, (numbers == ABSENT).tobytes()) if _says(value)]
+        if lost:
+            self.odd.add(_FILE_NAMES[field], len(lost), lost[0])
+        return numbers
 
 
 def _texts(raws: Sequence[msgspec.Raw]) -> list[bytes]:
@@ -330,25 +393,44 @@ def _whole_or_absent(value: Any, dtype: type[np.signedinteger[Any]]) -> int:
     return number if abs(number) <= _LARGEST[dtype] else ABSENT
 
 
-def _collective(args: Args) -> CollectiveArgs:
-    def whole(value: Any) -> int:
-        return _whole_or_absent(value, INT64)
+def _says(value: Any) -> bool:
+    """Whether a writer meant something by it."""
+    return value not in _NOTHING_SAID
 
-    def text(value: Any) -> str:
-        return value if isinstance(value, str) else "" if value is None else str(value)
+
+def _collective(args: Args, odd: OddValues) -> CollectiveArgs:
+    def whole(field: str, most: int) -> int:
+        value = getattr(args, field)
+        number = _whole_or_absent(value, INT64)
+        if number > most or number < ABSENT or (number == ABSENT and _says(value)):
+            odd.add(_FILE_NAMES[field], 1, value, _text(args.collective))
+            return ABSENT
+        return number
 
     return CollectiveArgs(
-        name=text(args.collective),
-        in_elements=whole(args.in_elements),
-        out_elements=whole(args.out_elements),
-        dtype=text(args.dtype),
-        group=text(args.group),
-        group_description=text(args.group_description),
-        group_size=whole(args.group_size),
-        group_ranks=text(args.group_ranks),
-        in_split=text(args.in_split),
-        out_split=text(args.out_split),
-        source_rank=whole(args.source_rank),
-        destination_rank=whole(args.destination_rank),
-        sequence=whole(args.collective_sequence),
+        name=_text(args.collective),
+        in_elements=whole("in_elements", MOST_ELEMENTS),
+        out_elements=whole("out_elements", MOST_ELEMENTS),
+        dtype=_text(args.dtype),
+        group=_text(args.group),
+        group_description=_text(args.group_description),
+        group_size=whole("group_size", MOST_RANKS),
+        group_ranks=_rank_text(args, odd),
+        in_split=_text(args.in_split),
+        out_split=_text(args.out_split),
+        source_rank=whole("source_rank", MOST_RANKS),
+        destination_rank=whole("destination_rank", MOST_RANKS),
+        sequence=whole("collective_sequence", _LARGEST[INT64]),
     )
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else "" if value is None else str(value)
+
+
+def _rank_text(args: Args, odd: OddValues) -> str:
+    text = _text(args.group_ranks)
+    if is_rank_text(text):
+        return text
+    odd.add(_FILE_NAMES["group_ranks"], 1, text, _text(args.collective))
+    return ""

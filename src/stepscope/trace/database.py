@@ -1,36 +1,57 @@
 """The tables of a SQLite file as columns, in batches; every row before the damage of a damaged one.
 
-Knows nothing of what the tables mean.
+Knows nothing of what the tables mean. The file may be anybody's: only plain tables are read, never
+a view, a virtual table or a computed column, so that nothing in the file is ever executed; and no
+table gives more rows or text than the file has room for.
 """
 
 from __future__ import annotations
 
+import re
 import sqlite3
+import struct
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from stepscope.records.trace import ABSENT
 from stepscope.trace.times import INVALID_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from stepscope.trace.files import Progress
+    from stepscope.trace.plausible import OddValues
 
     Int64 = NDArray[np.int64]
 
-BATCH_ROWS = 100_000
+BATCH_ROWS = 20_000
 TIMES = ("start", "end")  # their absence is no time at all, where other columns have ABSENT
+MOST_CHARACTERS = 1 << 16  # of one text; the rest is cut
+ANY = 2**63 - 1
 
 # A damaged schema or a missing tail must not hide the tables before it; nothing is ever written.
-_PRAGMAS = ("writable_schema=ON", "cell_size_check=ON", "trusted_schema=OFF")
+_PRAGMAS = ("writable_schema=ON", "cell_size_check=ON", "trusted_schema=OFF", "query_only=ON")
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: 4 << 20,  # of one value that is asked for
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+    sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
+}
+_FUNCTIONS = ("ifnull", "typeof", "substr", "max", "json_group_array")
+_PLAIN = re.compile(r"\s*CREATE\s+TABLE\b", re.IGNORECASE)
+_LEAST_ROW_BYTES = 6  # two of its cell, two of the pointer to it, a header, a value
+_LEAST_TEXT_BYTES = 1 << 20
+_LEAST_OPERATIONS = 10_000_000
+_OPERATIONS_PER_BYTE = 50
+_OPERATIONS_AT_ONCE = 1_000_000
+_NUMBERS = msgspec.json.Decoder(list[int])
+_FAILURES = (sqlite3.Error, sqlite3.Warning, MemoryError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +66,8 @@ class Rows:
         return self.count
 
     def __getitem__(self, name: str) -> Int64:
-        found = self.columns.get(name)
-        return np.full(self.count, _missing(name), dtype=np.int64) if found is None else found
+        values = self.columns.get(name)
+        return np.broadcast_to(np.int64(_missing(name)), self.count) if values is None else values
 
     def where(self, chosen: NDArray[np.bool_]) -> Rows:
         if chosen.all():
@@ -59,22 +80,40 @@ class Rows:
         return Rows(self.count, {**self.columns, name: values}, self.texts)
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A column in a batch whose first row has that number."""
+
+    table: str
+    column: str
+    first: int
+
+    def row(self, at: int) -> str:
+        return f"row {self.first + at:,}"
+
+    def __str__(self) -> str:
+        return f"{self.table}.{self.column}"
+
+
 class Database:
     """An open file. `damaged` says which tables could not be read to their end, and why."""
 
     def __init__(self, path: Path) -> None:
         """Raises sqlite3.Error when not even the list of tables can be read."""
         self.damaged: dict[str, str] = {}
+        self.cut_texts = 0
+        self.unfinished = _log_beside(path)
         self._size_bytes = path.stat().st_size
+        self._text_bytes_left = 2 * self._size_bytes + _LEAST_TEXT_BYTES  # UTF-16 may grow
+        self._operations_left = _LEAST_OPERATIONS
         self._progress: Progress | None = None
         self._rows_read = self._rows_in_all = 0
+        self._columns_of: dict[str, frozenset[str]] = {}
         address = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
         self._connection = sqlite3.connect(address, uri=True)
         try:
-            self._connection.text_factory = partial(str, encoding="utf-8", errors="replace")
-            for pragma in _PRAGMAS:
-                self._connection.execute(f"PRAGMA {pragma}")
-            self.tables = {name: self._columns(name) for name in self._table_names()}
+            self._restrict()
+            self.tables, self.computed = self._list_tables()
         except sqlite3.Error:
             self.close()
             raise
@@ -86,63 +125,157 @@ class Database:
         """Report the share of these tables' rows that `batches` has given, as bytes."""
         self._progress = progress
         for table in tables if progress else ():
-            rows = self._all(table, f"SELECT max(rowid) FROM {_quoted(table)}")
-            self._rows_in_all += rows[0][0] if rows and isinstance(rows[0][0], int) else 0
+            try:
+                query = f"SELECT max(rowid) FROM {_quoted(table)}"
+                (last,) = self._connection.execute(query).fetchone()
+            except _FAILURES:  # reading it will tell
+                continue
+            self._rows_in_all += last if isinstance(last, int) and last > 0 else 0
+
+    def columns(self, table: str) -> frozenset[str]:
+        """Names in lower case, since SQLite takes any; computed columns are not among them."""
+        if table not in self._columns_of and table in self.tables:
+            rows = self._all(table, f"PRAGMA table_info({_quoted(table)})")
+            self._columns_of[table] = frozenset(str(row[1]).lower() for row in rows)
+        return self._columns_of.get(table, frozenset())
 
     def records(self, table: str, *wanted: str) -> list[tuple[Any, ...]]:
         """The rows of a small table as they are; None for columns that it lacks."""
-        have = self.tables.get(table, frozenset())
+        have = self.columns(table)
         if not any(name.lower() in have for name in wanted):
             return []
-        select = ", ".join(_quoted(n) if n.lower() in have else "NULL" for n in wanted)
-        return self._all(table, f"SELECT {select} FROM {_quoted(table)}")
+        select = (_number_or_text(n) if n.lower() in have else "NULL" for n in wanted)
+        return self._all(table, _query(table, select))
 
-    def batches(self, table: str, *wanted: str, text: str | None = None) -> Iterator[Rows]:
-        """Whole numbers by column, and one column of text; what is neither is absent."""
-        have = self.tables.get(table, frozenset())
+    def batches(
+        self, table: str, wanted: Mapping[str, int], odd: OddValues, *, text: str | None = None
+    ) -> Iterator[Rows]:
+        """Whole numbers by column, and one column of text; what is neither is absent.
+
+        A number below zero or above what its column is said to hold is absent too, and counted.
+        """
+        have = self.columns(table)
         names = [name for name in wanted if name.lower() in have]
         if not names:
             return
-        select = [f"ifnull({_quoted(name)}, {_missing(name)})" for name in names]
-        if text is not None:
-            value = _quoted(text) if text.lower() in have else "NULL"
-            select.append(f"CASE typeof({value}) WHEN 'text' THEN {value} END")
-        for rows in self._fetch(table, f"SELECT {', '.join(select)} FROM {_quoted(table)}"):
-            values = list(zip(*rows, strict=True))
-            texts = values.pop() if text is not None else ()
-            columns = {
-                name: _whole_numbers(column, _missing(name))
-                for name, column in zip(names, values, strict=True)
-            }
-            yield Rows(len(rows), columns, texts)
-            self._report(len(rows))
+        first = 1
+        for values, texts in self._values(table, names, text):
+            if not len(values[0]):
+                continue
+            columns = {}
+            for name, column in zip(names, values, strict=True):
+                place = _Place(table, name, first)
+                numbers = _whole_numbers(column, place, odd)
+                columns[name] = _limited(numbers, wanted[name], place, odd)
+            count = len(values[0])
+            yield Rows(count, columns, texts)
+            first += count
+            self._report(count)
 
-    def _table_names(self) -> list[str]:
-        query = "SELECT name FROM sqlite_master WHERE type = 'table' AND typeof(name) = 'text'"
-        names: list[tuple[str]] = []
+    def _values(
+        self, table: str, names: list[str], text: str | None
+    ) -> Iterator[tuple[Sequence[Sequence[Any]], tuple[str | None, ...]]]:
+        """Column by column: in quick pieces as long as they hold whole numbers, then by rows."""
+        select = [f"ifnull({_quoted(name)}, {_missing(name)})" for name in names]
+        after = None
+        rows_left = self._most_rows()
+        while text is None and rows_left >= 0:
+            piece = self._piece(table, select, after)
+            if piece is None:
+                break
+            last, values = piece
+            rows_left -= len(values[0])
+            yield values, ()
+            if len(values[0]) < BATCH_ROWS:
+                return
+            if after is not None and last <= after:
+                self.damaged[table] = "its rows are not in the order of their numbers"
+                return
+            after = last
+        if text is not None:
+            select.append(_text(text) if text.lower() in self.columns(table) else "NULL")
+        for rows in self._fetch(table, _query(table, select, after), rows_left):
+            columns = list(zip(*rows, strict=True))
+            texts = columns.pop() if text is not None else ()
+            yield columns, texts
+
+    def _piece(
+        self, table: str, select: list[str], after: int | None
+    ) -> tuple[int, list[list[int]]] | None:
+        """The last row's number and the columns of the next rows.
+
+        SQLite writes each column as one JSON text, which takes half as long as tuples of numbers.
+        None for what cannot be read in this way.
+        """
+        if "_rowid_" in self.columns(table):
+            return None
+        inner = [f"{value} AS c{place}" for place, value in enumerate(select)]
+        lists = (f"CAST(json_group_array(c{place}) AS BLOB)" for place in range(len(select)))
+        rows = _query(table, ["_rowid_ AS r", *inner], after)
+        query = f"SELECT max(r), {', '.join(lists)} FROM ({rows} LIMIT {BATCH_ROWS})"
+        try:
+            last, *texts = self._connection.execute(query).fetchone()
+            return last or 0, [_NUMBERS.decode(text) for text in texts]
+        except (*_FAILURES, msgspec.DecodeError):
+            return None
+
+    def _restrict(self) -> None:
+        """SQLite may read plain tables and nothing else."""
+        self._connection.text_factory = self._decode
+        for limit, most in _LIMITS.items():
+            self._connection.setlimit(limit, most)
+        for pragma in _PRAGMAS:
+            self._connection.execute(f"PRAGMA {pragma}")
+        self._connection.set_authorizer(_authorize)
+        self._connection.set_progress_handler(self._is_endless, _OPERATIONS_AT_ONCE)
+
+    def _decode(self, text: bytes) -> str:
+        self._text_bytes_left -= len(text)
+        if self._text_bytes_left < 0:
+            raise sqlite3.DataError("more text than the file has room for")
+        decoded = text.decode("utf-8", "replace")
+        if len(decoded) > MOST_CHARACTERS:
+            self.cut_texts += 1
+            return decoded[:MOST_CHARACTERS]
+        return decoded
+
+    def _is_endless(self) -> int:
+        """SQLite asks now and then, and gives up where the answer is not zero."""
+        self._operations_left -= _OPERATIONS_AT_ONCE
+        return int(self._operations_left < 0)
+
+    def _list_tables(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The names of plain tables, and of what computes its rows: views and virtual tables."""
+        query = (
+            "SELECT name, type = 'table' AND rootpage > 0, substr(sql, 1, 100) FROM sqlite_master "
+            "WHERE type IN ('table', 'view') AND typeof(name) = 'text'"
+        )
+        rows: list[tuple[str, int | None, Any]] = []
         for attempt in (1, 2):  # after a failure SQLite goes on with the part that it could load
-            names.clear()
+            rows.clear()
             try:
-                names.extend(self._connection.execute(query))
+                rows.extend(self._connection.execute(query))
                 break
             except sqlite3.Error as error:
                 self.damaged["sqlite_master"] = str(error)
-                if attempt == 2 and not names:
+                if attempt == 2 and not rows:
                     raise
-        return [name for (name,) in names]
-
-    def _columns(self, table: str) -> frozenset[str]:
-        """Names in lower case, since SQLite takes any."""
-        rows = self._all(table, f"PRAGMA table_info({_quoted(table)})")
-        return frozenset(str(row[1]).lower() for row in rows)
+        plain = {name for name, stored, sql in rows if stored and _PLAIN.match(str(sql))}
+        names = frozenset(name for name, *_ in rows if "\0" not in name)
+        return names & plain, names - plain
 
     def _all(self, table: str, query: str) -> list[tuple[Any, ...]]:
-        return [row for rows in self._fetch(table, query) for row in rows]
+        return [row for rows in self._fetch(table, query, self._most_rows()) for row in rows]
 
-    def _fetch(self, table: str, query: str) -> Iterator[list[tuple[Any, ...]]]:
+    def _most_rows(self) -> int:
+        """Of one table; what SQLite may do to read it begins anew."""
+        self._operations_left = _LEAST_OPERATIONS + _OPERATIONS_PER_BYTE * self._size_bytes
+        return self._size_bytes // _LEAST_ROW_BYTES
+
+    def _fetch(self, table: str, query: str, rows_left: int) -> Iterator[list[tuple[Any, ...]]]:
         try:
             cursor = self._connection.execute(query)
-        except sqlite3.Error as error:
+        except _FAILURES as error:
             self.damaged[table] = str(error)
             return
         more = True
@@ -151,9 +284,13 @@ class Database:
             try:
                 rows.extend(islice(cursor, BATCH_ROWS))  # keeps the rows before an error
                 more = len(rows) == BATCH_ROWS
-            except sqlite3.Error as error:
+            except _FAILURES as error:
                 self.damaged[table] = str(error)
                 more = False
+            rows_left -= len(rows)
+            if rows_left < 0:
+                self.damaged[table] = "more rows than the file has room for"
+                return
             if rows:
                 yield rows
 
@@ -164,17 +301,65 @@ class Database:
             self._progress(int(self._size_bytes * share), self._size_bytes)
 
 
+def _log_beside(path: Path) -> str | None:
+    """A log that a writer left and that is not read; without it the file may miss rows."""
+    for suffix in ("-wal", "-journal"):
+        log = path.with_name(path.name + suffix)
+        try:
+            if log.stat().st_size:
+                return log.name
+        except OSError:
+            continue
+    return None
+
+
+def _authorize(action: int, _: Any, detail: str | None, __: Any, view: str | None) -> int:
+    """Reading of columns and our own few functions; `view` names what computes them."""
+    allowed = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_PRAGMA)
+    allowed |= action == sqlite3.SQLITE_FUNCTION and detail in _FUNCTIONS
+    return sqlite3.SQLITE_OK if allowed and view is None else sqlite3.SQLITE_DENY
+
+
+def _query(table: str, select: Iterable[str], after: int | None = None) -> str:
+    rest = "" if after is None else f" WHERE _rowid_ > {after}"
+    return f"SELECT {', '.join(select)} FROM {_quoted(table)} NOT INDEXED{rest}"
+
+
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def _text(name: str) -> str:
+    """No longer than what is kept and one character, by which it is seen to be cut."""
+    value = _quoted(name)
+    return f"CASE typeof({value}) WHEN 'text' THEN substr({value}, 1, {MOST_CHARACTERS + 1}) END"
+
+
+def _number_or_text(name: str) -> str:
+    value = _quoted(name)
+    return f"CASE typeof({value}) WHEN 'integer' THEN {value} ELSE {_text(name)} END"
 
 
 def _missing(column: str) -> int:
     return int(INVALID_NS) if column in TIMES else ABSENT
 
 
-def _whole_numbers(values: tuple[Any, ...], missing: int) -> Int64:
+def _whole_numbers(values: Sequence[Any], place: _Place, odd: OddValues) -> Int64:
+    numbers = np.empty(len(values), np.int64)
     try:
-        return np.fromiter(values, dtype=np.int64, count=len(values))
-    except (TypeError, ValueError, OverflowError):
-        whole = (value if isinstance(value, int) else missing for value in values)
-        return np.fromiter(whole, dtype=np.int64, count=len(values))
+        struct.pack_into(f"{len(values)}q", numbers.data, 0, *values)
+    except struct.error:
+        missing = _missing(place.column)
+        numbers[:] = [value if isinstance(value, int) else missing for value in values]
+        wrong = [at for at, value in enumerate(values) if not isinstance(value, int)]
+        odd.add(str(place), len(wrong), values[wrong[0]], place.row(wrong[0]))
+    return numbers
+
+
+def _limited(numbers: Int64, most: int, place: _Place, odd: OddValues) -> Int64:
+    if place.column in TIMES or (numbers.min() >= ABSENT and numbers.max() <= most):
+        return numbers
+    outside = (numbers < ABSENT) | (numbers > most)
+    first = int(outside.argmax())
+    odd.add(str(place), int(outside.sum()), int(numbers[first]), place.row(first))
+    return np.where(outside, ABSENT, numbers)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from stepscope.errors import UnreadableInputError
+from stepscope.errors import NotCapturedError, UnreadableInputError
 from stepscope.trace.layout import ENDINGS, is_trace_name
+from stepscope.trace.regular_files import is_folder, is_there, names_in
 from stepscope.trace.remote import RemoteTrace, fetched, find_remote, is_url, local_path
+from stepscope.trace.run_state import is_run_folder, run_notes
 
 TraceFile = Path | RemoteTrace
 
@@ -44,26 +46,31 @@ def size_bytes(file: TraceFile) -> int:
 
 
 def _find(path: Path) -> list[Path]:
-    if not path.is_dir():
-        if not path.exists():
+    if not is_folder(path):
+        if not is_there(path):
             raise UnreadableInputError(f"{path} does not exist")
         return [path]
-    try:
-        found = sorted(path.glob("rank-*/trace.json*")) or _traces_in(path)
-        found = found or [trace for inner in sorted(path.iterdir()) for trace in _traces_in(inner)]
-    except PermissionError as error:
-        raise UnreadableInputError(f"{error.filename}: no permission to read it") from None
+    here = names_in(path)
+    found = sorted(path.glob("rank-*/trace.json*")) or _traces_among(here)
+    inner = [] if found else [folder for folder in here if is_folder(folder)]
+    found = found or [trace for folder in inner for trace in _traces_among(names_in(folder))]
     if not found:
         from stepscope.trace.snapshot import snapshots_in
 
         found = snapshots_in(path)
+    if not found and is_run_folder(path):
+        raise NotCapturedError(f"{path} holds no trace{_why_none(path)}")
     if not found:
         endings = ", ".join(f"*{ending}" for ending in ENDINGS)
         raise UnreadableInputError(f"{path} holds no trace: looked for {endings}")
     return found
 
 
-def _traces_in(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(file for file in folder.iterdir() if is_trace_name(file.name))
+def _why_none(run: Path) -> str:
+    """What the run folder says of it."""
+    reasons = [note.detail for note in run_notes(run)]
+    return f": {'; '.join(reasons)}" if reasons else ": no training step was captured"
+
+
+def _traces_among(files: list[Path]) -> list[Path]:
+    return [file for file in files if is_trace_name(file.name)]

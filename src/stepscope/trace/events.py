@@ -7,13 +7,15 @@ small trace.
 """
 
 from enum import IntEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind
+from stepscope.trace.limits import NAME_CHARACTERS
 
 Number = int | float
+Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS)]  # a longer one is kept cut
 NOTHING = msgspec.Raw(b"")
 
 
@@ -62,14 +64,14 @@ NO_ARGS = Args()
 class Event(msgspec.Struct, gc=False, frozen=True):
     """One element of traceEvents."""
 
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    pid: int | str = ABSENT
-    tid: int | str = ABSENT
+    ph: Name = ""
+    cat: Name = ""
+    name: Name = ""
+    pid: int | Name = ABSENT
+    tid: int | Name = ABSENT
     ts: Number | None = None
     dur: Number | None = None
-    id: int | str = ABSENT
+    id: int | Name = ABSENT
     args: Args = NO_ARGS
 
 

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UnreadableInputError
+from stepscope.records.limits import MOST_RANKS
 from stepscope.records.quality import Note
 from stepscope.records.trace import ABSENT, Device
 from stepscope.records.words import counted, plural
@@ -13,6 +14,13 @@ from stepscope.trace.assemble import Facts, assemble
 from stepscope.trace.columns import Collector
 from stepscope.trace.events import Event, ExactEvent, platform_of
 from stepscope.trace.files import ByteSource
+from stepscope.trace.limits import NAME_CHARACTERS, Limits, megabytes
+from stepscope.trace.plausible import (
+    MOST_BYTES,
+    OddValues,
+    is_whole,
+    plausible_groups,
+)
 from stepscope.trace.recover import Losses, decode
 from stepscope.trace.text import EventText
 from stepscope.trace.times import NeedsTextError
@@ -28,11 +36,14 @@ _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _HIP_CALL = re.compile(r"hip[A-Z]")
 
 
-def read_kineto(path: Path, progress: Progress | None = None) -> Trace:
+def read_kineto(
+    path: Path, progress: Progress | None = None, limits: Limits | None = None
+) -> Trace:
     """Read, link and describe one file. Raises UnreadableInputError when it holds no events."""
-    source, text, losses, collector = _collect(path, progress, launch_flows=False)
+    limits = limits or Limits.chosen()
+    source, text, losses, collector = _collect(path, progress, limits, launch_flows=False)
     if collector.lacks_correlations():
-        source, text, losses, collector = _collect(path, progress, launch_flows=True)
+        source, text, losses, collector = _collect(path, progress, limits, launch_flows=True)
     if not collector.events:
         _refuse_empty(path, text, losses)
     _refuse_useless(path, text, losses, collector)
@@ -41,26 +52,36 @@ def read_kineto(path: Path, progress: Progress | None = None) -> Trace:
         source=NAME,
         columns=collector,
         facts=_facts(text.outside, collector),
-        quality=_notes(source, text, losses, collector),
+        quality=_notes(source, text, losses, collector, limits),
     )
 
 
+def check_begin(path: Path) -> None:
+    """Raises UnreadableInputError where the file does not begin as a trace does."""
+    source = ByteSource(path)
+    _open_text(source, str(path), source.limits)
+
+
 def _collect(
-    path: Path, progress: Progress | None, *, launch_flows: bool
+    path: Path, progress: Progress | None, limits: Limits, *, launch_flows: bool
 ) -> tuple[ByteSource, EventText, Losses, Collector]:
-    source, losses = ByteSource(path, progress), Losses()
-    text = _open_text(source, str(path))
+    source, losses = ByteSource(path, progress, limits), Losses()
+    text = _open_text(source, str(path), limits)
+    stretch = _Stretch(source, text, limits)
     collector = Collector(losses, launch_flows=launch_flows)
     kind: type[Event | ExactEvent] = Event
     while (piece := text.next_piece()) is not None:
-        batch = decode(piece, kind)
+        batch = decode(piece, kind, limits)
         try:
             collector.add(batch.events)
         except NeedsTextError:
             kind = ExactEvent
-            batch = decode(piece, kind)
+            batch = decode(piece, kind, limits)
             collector.add(batch.events)
         losses.add(batch.losses)
+        if batch.events:
+            text.used()
+        stretch.check(collector.rows, losses.unreadable + losses.not_events)
         if batch.closed_at is not None:
             text.close(piece, batch.closed_at)
         elif batch.resume is not None:
@@ -68,9 +89,30 @@ def _collect(
     return source, text, losses, collector
 
 
-def _open_text(source: ByteSource, name: str) -> EventText:
+class _Stretch:
+    """The part of a file since an event said something: what does not must not go on for ever."""
+
+    def __init__(self, source: ByteSource, text: EventText, limits: Limits) -> None:
+        self._source, self._text, self._limits = source, text, limits
+        self._rows = self._damaged = 0
+        self._text_bytes = self._file_bytes = self._seen_bytes = 0
+
+    def check(self, rows: int, damaged: int) -> None:
+        source = self._source
+        if rows > self._rows:
+            self._rows, self._damaged = rows, damaged
+            self._text_bytes, self._file_bytes = source.text_bytes, self._seen_bytes
+        self._seen_bytes = source.file_bytes
+        text_bytes = source.text_bytes - self._text_bytes
+        if text_bytes > self._limits.useless_from_bytes:
+            source.check_expansion(text_bytes, source.file_bytes - self._file_bytes)
+        if damaged - self._damaged > self._limits.damaged:
+            self._text.stop(f"{damaged - self._damaged:,} events in a row could not be read")
+
+
+def _open_text(source: ByteSource, name: str, limits: Limits) -> EventText:
     try:
-        return EventText(source, name)
+        return EventText(source, name, limits)
     except UnreadableInputError as error:
         if source.ended_early:  # then that is why there is nothing to find
             raise UnreadableInputError(f"{name}: {source.ended_early}; {error}") from None
@@ -87,6 +129,8 @@ def _refuse_empty(path: Path, text: EventText, losses: Losses) -> None:
             f"{path} is JSON but not a PyTorch trace: none of the {losses.not_events} elements of "
             "its list is an event"
         )
+    if text.stopped or text.first_too_long:
+        raise UnreadableInputError(f"{path} holds no event that can be read: {_too_much(text)}")
     if not text.finished:
         raise UnreadableInputError(
             f"{path} ends at byte {text.size}, before its first event is complete"
@@ -94,6 +138,12 @@ def _refuse_empty(path: Path, text: EventText, losses: Losses) -> None:
     raise UnreadableInputError(
         f"{path} holds no events: was the profiler started, and stopped before the export?"
     )
+
+
+def _too_much(text: EventText) -> str:
+    if text.stopped is None and text.first_too_long:
+        return f"the first is too long (at byte {text.first_too_long[0]})"
+    return f"{text.stopped} (read up to byte {text.size})"
 
 
 def _refuse_useless(path: Path, text: EventText, losses: Losses, collector: Collector) -> None:
@@ -119,14 +169,13 @@ def _refuse_useless(path: Path, text: EventText, losses: Losses, collector: Coll
 def _facts(outside: dict[str, Any], collector: Collector) -> Facts:
     distributed = outside.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
-    groups = distributed.get("pg_config")
     return Facts(
         kind=_platform(outside, collector),
-        rank=_natural(distributed.get("rank")),
-        world_size=_natural(distributed.get("world_size")),
-        backend=str(distributed["backend"]) if "backend" in distributed else None,
-        groups=tuple(g for g in groups if isinstance(g, dict)) if isinstance(groups, list) else (),
-        devices=_devices(outside.get("deviceProperties")),
+        rank=_whole_to(MOST_RANKS, distributed, "rank", collector.odd),
+        world_size=_whole_to(MOST_RANKS, distributed, "world_size", collector.odd),
+        backend=_words(distributed.get("backend")),
+        groups=plausible_groups(distributed.get("pg_config"), collector.odd),
+        devices=_devices(outside.get("deviceProperties"), collector.odd),
         base_ns=_whole(outside.get("baseTimeNanoseconds")) or 0,
         others={
             key: value
@@ -140,7 +189,7 @@ def _platform(outside: dict[str, Any], collector: Collector) -> str:
     family = platform_of(collector.categories)
     if family:
         return family
-    names = " ".join(d.name for d in _devices(outside.get("deviceProperties"))).lower()
+    names = str(outside.get("deviceProperties")).lower()
     if any(key.startswith(("roctracer", "hip_", "rocprofiler")) for key in outside):
         return "rocm"
     if "amd" in names or "instinct" in names or any(map(_HIP_CALL.match, collector.names)):
@@ -150,19 +199,28 @@ def _platform(outside: dict[str, Any], collector: Collector) -> str:
     return "cuda" if seen & (touched | {"runtime", "memcpy", "memset"}) else "cpu"
 
 
-def _devices(rows: Any) -> tuple[Device, ...]:
+def _devices(rows: Any, odd: OddValues) -> tuple[Device, ...]:
     if not isinstance(rows, list):
         return ()
+
+    def number(row: dict[str, Any], name: str, most: int) -> int:
+        value = _whole_to(most, row, name, odd)
+        return ABSENT if value is None else value
+
     return tuple(
         Device(
-            id=_or_absent(row.get("id")),
-            name=str(row.get("name") or ""),
-            memory_bytes=_or_absent(row.get("totalGlobalMem")),
-            multiprocessors=_or_absent(row.get("numSms")),
+            id=number(row, "id", MOST_RANKS),
+            name=_words(row.get("name")) or "",
+            memory_bytes=number(row, "totalGlobalMem", MOST_BYTES),
+            multiprocessors=number(row, "numSms", MOST_RANKS),
         )
         for row in rows
         if isinstance(row, dict)
     )
+
+
+def _words(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _whole(value: Any) -> int | None:
@@ -172,22 +230,21 @@ def _whole(value: Any) -> int | None:
     return value if usable else None
 
 
-def _natural(value: Any) -> int | None:
-    number = _whole(value)
-    return None if number is None or number < 0 else number
-
-
-def _or_absent(value: Any) -> int:
-    number = _whole(value)
-    return ABSENT if number is None else number
+def _whole_to(most: int, row: dict[str, Any], name: str, odd: OddValues) -> int | None:
+    number = _whole(row.get(name))
+    if is_whole(number, most):
+        return number
+    if row.get(name) not in (None, ABSENT):
+        odd.add(name, 1, row[name])
+    return None
 
 
 def _notes(
-    source: ByteSource, text: EventText, losses: Losses, collector: Collector
+    source: ByteSource, text: EventText, losses: Losses, collector: Collector, limits: Limits
 ) -> tuple[Note, ...]:
     notes = []
     if source.ended_early or losses.cut_at is not None or not text.finished:
-        why = source.ended_early or "the list of events is not closed"
+        why = source.ended_early or text.stopped or "the list of events is not closed"
         where = text.size if losses.cut_at is None else losses.cut_at
         notes.append(
             Note(
@@ -208,6 +265,31 @@ def _notes(
                 f"{losses.first_unreadable}",
                 count=losses.unreadable,
                 byte_offset=losses.first_unreadable,
+            )
+        )
+    if text.first_too_long:
+        place, begin = text.first_too_long
+        notes.append(
+            Note(
+                id="oversized-events",
+                detail=f"left out: {counted(text.too_long, 'event')} longer than "
+                f"{megabytes(limits.event_bytes)} or without an end, the first at byte {place}: "
+                f"{begin}; {limits.raise_event}",
+                count=text.too_long,
+                byte_offset=place,
+            )
+        )
+    if losses.first_shortened:
+        place, begin = losses.first_shortened
+        notes.append(
+            Note(
+                id="shortened",
+                detail=f"{counted(losses.shortened, 'event')} with a name of over "
+                f"{NAME_CHARACTERS:,} characters, which was cut, or an argument of over "
+                f"{megabytes(limits.large_bytes)}, which was left out; the first at about byte "
+                f"{place}: {begin!r}",
+                count=losses.shortened,
+                byte_offset=place,
             )
         )
     if losses.mended:

@@ -31,6 +31,17 @@ def host_order(columns: dict[str, NDArray[Any]]) -> NDArray[np.intp]:
     return order
 
 
+def are_sorted(*keys: NDArray[Any]) -> bool:
+    """Whether the rows ascend by the first key, equal ones by the next, and so on."""
+    tied = np.ones(max(0, len(keys[0]) - 1), np.bool_)
+    for key in keys:
+        later, earlier = key[1:], key[:-1]
+        if (tied & (later < earlier)).any():
+            return False
+        tied &= later == earlier
+    return True
+
+
 def find_parents(
     thread: NDArray[np.int32], start: NDArray[np.int64], end: NDArray[np.int64]
 ) -> NDArray[np.int32]:

@@ -2,46 +2,76 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import msgspec
+from msgspec import to_builtins
+from msgspec.structs import replace
 
-from stepscope.records.memory import CapturedMemory
-from stepscope.records.quality import Note
+from stepscope.records.memory import CATEGORIES, CapturedMemory
+from stepscope.trace.decode import Oddities, shown
 from stepscope.trace.rank_folder import MEMORY
-from stepscope.trace.truth import STEPS
+from stepscope.trace.side_files import read_record
+from stepscope.trace.truth import STEPS, read_steps
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-
-class _Row(msgspec.Struct, frozen=True):
-    step: int
-    allocated_bytes: int | None = None
+    from stepscope.records.memory import CapturedPeak, Categories
+    from stepscope.records.quality import Note
 
 
-def read_captured(folder: Path) -> CapturedMemory | Note | None:
-    """None where memory was not captured; a note where the file cannot be read."""
-    try:
-        return msgspec.json.decode((folder / MEMORY).read_bytes(), type=CapturedMemory)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.DecodeError) as error:
-        return Note(id="memory-unreadable", detail=f"{MEMORY} could not be read: {error}")
+def read_captured(folder: Path) -> tuple[CapturedMemory | None, tuple[Note, ...]]:
+    """None where memory was not captured; notes about what could not be read."""
+    oddities = Oddities(MEMORY)
+    captured = read_record(folder / MEMORY, CapturedMemory, oddities)
+    if captured is not None:
+        captured = replace(
+            captured,
+            peak=_add_up(captured.peak, oddities) if captured.peak else None,
+            categories=_known(captured.categories, "categories", oddities),
+            phases=[
+                replace(each, categories=_known(each.categories, each.phase, oddities))
+                for each in captured.phases
+            ],
+        )
+    notes = tuple(
+        replace(note, id="memory-unreadable") if note.id == "side-file-unreadable" else note
+        for note in oddities.notes
+    )
+    return captured, notes
 
 
-def read_step_bytes(folder: Path) -> tuple[tuple[int, int], ...]:
+def read_memory(folder: Path) -> dict[str, Any] | None:
+    """memory.json of a rank's folder in its own words; None where it was not captured."""
+    captured, _ = read_captured(folder)
+    return None if captured is None else to_builtins(captured)
+
+
+def read_step_bytes(folder: Path) -> tuple[tuple[tuple[int, int], ...], tuple[Note, ...]]:
     """(step, bytes allocated at its end) of every step that was written with it."""
-    try:
-        lines = (folder / STEPS).read_bytes().splitlines()
-    except OSError:
-        return ()
-    rows = [row for line in lines if (row := _row(line)) is not None]
-    return tuple((row.step, row.allocated_bytes) for row in rows if row.allocated_bytes is not None)
+    oddities = Oddities(STEPS)
+    rows = read_steps(folder / STEPS, oddities)
+    told = [(row.step, row.allocated_bytes) for row in rows]
+    return tuple((step, size) for step, size in told if size is not None), oddities.notes
 
 
-def _row(line: bytes) -> _Row | None:
-    try:
-        return msgspec.json.decode(line, type=_Row)
-    except msgspec.DecodeError:
-        return None
+def _known(categories: Categories, place: str, oddities: Oddities) -> Categories:
+    """Without names that are no category."""
+    for name in categories.keys() - set(CATEGORIES):
+        oddities.add(f"{place}.{shown(name)}", "no such category")
+    return {name: categories[name] for name in CATEGORIES if name in categories}
+
+
+def _add_up(peak: CapturedPeak, oddities: Oddities) -> CapturedPeak:
+    """Categories that all are known add up to what the allocator held at the peak. They may hold
+    more: what did not come from the allocator, and then nothing is left for the last two."""
+    held = _known(peak.categories, "peak", oddities)
+    sizes = [held.get(name) for name in CATEGORIES]
+    known = [size for size in sizes if size is not None]
+    total, allocated = sum(known), peak.allocated_bytes
+    if allocated is not None and len(known) == len(sizes):
+        rest = (held["temporaries"] or 0) + (held["other"] or 0)
+        if total < allocated or (total > allocated and rest):
+            oddities.add("peak.categories", f"they sum to {total} bytes of {allocated} allocated")
+            held = {}
+    return replace(peak, categories=held)

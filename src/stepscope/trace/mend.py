@@ -42,12 +42,13 @@ def mend(text: bytes) -> bytes:
     """The text with every known slip put right, except quotes."""
     if not text.isascii():
         text = text.decode("utf-8", "replace").encode()
-    parts, position = [], 0
+    mended, position = bytearray(), 0
     while found := _TO_SLIP.match(text, position):  # anchored: what is clean is passed over once
         slip = found.start(found.lastgroup or 0)
-        parts += [text[position:slip], _put_right(found)]
+        mended += text[position:slip]
+        mended += _put_right(found)
         position = found.end()
-    return b"".join(parts) + text[position:] if parts else text
+    return bytes(mended + text[position:]) if position else text
 
 
 def escape_quotes(text: bytes) -> bytes:
@@ -55,23 +56,23 @@ def escape_quotes(text: bytes) -> bytes:
 
     Such a value ends at the quote that another key follows, or the end of the object.
     """
-    parts, position = [], 0
+    parts, position = bytearray(), 0
     while opens := _NAME_OPENS.search(text, position):
         done = opens.end()
-        parts.append(text[position:done])
+        parts += text[position:done]
         for found in _IN_NAME.finditer(text, done):
             if found["closes"] is not None:
                 break
             if found[0] == b'"':
-                parts += [text[done : found.start()], rb"\""]
+                parts += text[done : found.start()] + rb"\""
                 done = found.end()
         else:
             return text  # a value without an end: no quote of it can be told from another
         if b'"ph"' in text[opens.end() : found.start()]:
             return text  # not a name but the event itself: something else is missing
-        parts.append(text[done : found.end()])
+        parts += text[done : found.end()]
         position = found.end()
-    return b"".join(parts) + text[position:]
+    return bytes(parts + text[position:]) if position else text
 
 
 def _put_right(found: re.Match[bytes]) -> bytes:

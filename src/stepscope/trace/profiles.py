@@ -16,6 +16,8 @@ import msgspec
 
 from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.records.profile import PROFILE_SCHEMA, Profile
+from stepscope.trace.decode import NotJsonError, decode
+from stepscope.trace.regular_files import read_whole
 
 PREVIOUS = ".previous"
 
@@ -97,10 +99,8 @@ def _has_fit(profile: Profile, collective: str | None, group_size: int | None) -
 def read_profile(path: Path) -> Profile:
     """One file; anything that is not a profile we know is an UnreadableInputError."""
     try:
-        profile = msgspec.json.decode(path.read_bytes(), type=Profile)
-    except OSError as error:
-        raise UnreadableInputError(f"{path}: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        profile = decode(read_whole(path), Profile)
+    except NotJsonError as error:
         raise UnreadableInputError(
             f"{path} is not a profile: {error}; delete it or run stepscope calibrate again"
         ) from None

@@ -2,106 +2,86 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from stepscope.records.host_load import HostLoad
 from stepscope.records.job import RankFolder, Rounds
+from stepscope.records.limits import (  # noqa: TC001  (decoded at run time)
+    Bytes,
+    Count,
+    DurationNs,
+    Ranks,
+    StampNs,
+    StepNumber,
+)
+from stepscope.trace.decode import Oddities
+from stepscope.trace.rank_facts import RANK, decode_facts
+from stepscope.trace.regular_files import is_there
+from stepscope.trace.side_files import read_record, read_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_T = TypeVar("_T")
-RANK, CLOCK, COMMS, MEMORY = "rank.json", "clock.json", "comms.jsonl", "memory.json"
+CLOCK, COMMS, MEMORY = "clock.json", "comms.jsonl", "memory.json"
 
 
 class _Sync(msgspec.Struct, frozen=True):
-    rounds: list[tuple[int, int]]
+    rounds: list[tuple[StampNs, StampNs]]
     label: str = ""
-    step: int | None = None
+    step: StepNumber | None = None
 
 
 class _Clock(msgspec.Struct, frozen=True):
     syncs: list[_Sync] = []
 
 
-class _Rank(msgspec.Struct, frozen=True):
-    host: str | None = None
-    pid: int | None = None
-    world_size: int | None = None
-    steps: int = 0
-    communication: dict[str, Any] | None = None
-    host_load: dict[str, Any] | None = None
+class _Line(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective as the flight recorder has it."""
+
+    kind: str = ""
+    group: str = ""
+    group_description: str | None = None
+    group_size: Ranks | None = None
+    sequence: Count | None = None
+    size_bytes: Bytes | None = None
+    created_ns: StampNs | None = None
+    duration_ns: DurationNs | None = None
+    step: StepNumber | None = None
 
 
 def read_rank_folder(trace: Path) -> RankFolder | None:
-    """None for a bare trace. A part that is missing or cut short is left out."""
+    """None for a bare trace. What is missing, cut short or makes no sense is left out."""
     folder = trace.parent
-    if not any((folder / name).exists() for name in (RANK, CLOCK, COMMS)):
+    if not any(map(is_there, (folder / RANK, folder / CLOCK, folder / COMMS))):
         return None
-    problems: list[str] = []
-    rank = _decode(folder / RANK, _Rank, problems) or _Rank()
-    clock = _decode(folder / CLOCK, _Clock, problems) or _Clock()
+    about_rank, about_clock, about_comms = map(Oddities, (RANK, CLOCK, COMMS))
+    rank: dict[str, Any] = msgspec.structs.asdict(decode_facts(folder, about_rank))
+    known = {name: value for name, value in rank.items() if value is not msgspec.UNSET}
+    clock = read_record(folder / CLOCK, _Clock, about_clock) or _Clock()
+    lines = read_rows(folder / COMMS, _Line, about_comms)
     return RankFolder(
-        host=rank.host,
-        pid=rank.pid,
-        world_size=rank.world_size,
-        steps=rank.steps,
-        rounds=tuple(_rounds(sync) for sync in clock.syncs if sync.rounds),
-        layout=rank.communication or {},
-        comms=tuple(_lines(folder / COMMS)),
-        load=_load(rank.host_load, problems),
-        problems=tuple(problems),
+        host=known.get("host"),
+        pid=known.get("pid"),
+        world_size=known.get("world_size"),
+        steps=known.get("steps", 0),
+        rounds=tuple(_rounds(clock.syncs, about_clock)),
+        layout=msgspec.to_builtins(known.get("communication")) or {},
+        comms=tuple(map(msgspec.structs.asdict, lines)),
+        load=known.get("host_load"),
+        notes=(*about_rank.notes, *about_clock.notes, *about_comms.notes),
     )
 
 
-def _load(told: dict[str, Any] | None, problems: list[str]) -> HostLoad | None:
-    if not told:
-        return None
-    try:
-        return msgspec.convert(told, HostLoad)
-    except msgspec.ValidationError as error:
-        problems.append(f"{RANK}: host_load could not be read: {error}")
-        return None
-
-
-def read_facts(folder: Path) -> dict[str, Any]:
-    """rank.json of a rank's folder as it stands; empty where it was not captured."""
-    return _decode(folder / RANK, dict[str, Any], []) or {}
-
-
-def read_memory(folder: Path) -> dict[str, Any] | None:
-    """memory.json of a rank's folder as it stands; None where it was not captured."""
-    return _decode(folder / MEMORY, dict[str, Any], [])
-
-
-def _decode(file: Path, kind: type[_T], problems: list[str]) -> _T | None:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=kind)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.DecodeError) as error:
-        problems.append(f"{file.name} could not be read: {error}")
-        return None
-
-
-def _rounds(sync: _Sync) -> Rounds:
-    marks = np.array(sync.rounds, np.int64).reshape(-1, 2)
-    return Rounds(label=sync.label, step=sync.step, came_ns=marks[:, 0], left_ns=marks[:, 1])
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    """Line by line: a kill may have cut the last one short."""
-    try:
-        text = file.read_bytes()
-    except OSError:
-        return []
+def _rounds(syncs: list[_Sync], oddities: Oddities) -> list[Rounds]:
     out = []
-    for line in text.splitlines():
-        try:
-            out.append(msgspec.json.decode(line, type=dict[str, Any]))
-        except msgspec.DecodeError:
-            continue
+    for sync in syncs:
+        marks = np.array(sync.rounds, np.int64).reshape(-1, 2)
+        if (marks[:, 1] < marks[:, 0]).any():
+            oddities.add(f"rounds of {sync.label!r}", "one was left before it was entered")
+        elif len(marks):
+            out.append(
+                Rounds(label=sync.label, step=sync.step, came_ns=marks[:, 0], left_ns=marks[:, 1])
+            )
     return out

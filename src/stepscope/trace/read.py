@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.errors import UnreadableInputError
-from stepscope.trace.files import SQLITE, head_of
+from stepscope.trace.files import SQLITE, has_holes
+from stepscope.trace.regular_files import head_of
 from stepscope.trace.remote import RemoteTrace, fetched, is_url, local_path
 from stepscope.trace.snapshot_pickle import is_pickle
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 # Smaller files are read faster than their digest and cache file are handled.
 _CACHE_FROM_BYTES = 64 << 10
+# A digest of larger files takes long enough to look first whether they begin as a trace does.
+_LOOK_FROM_BYTES = 64 << 20
 _NSYS_REPORT = b"NVIDIA Tegra Pro"  # the head of a .nsys-rep or .qdrep file
 
 
@@ -32,7 +35,7 @@ def read_trace(path: str | Path, *, cache: bool = True, progress: Progress | Non
     path = Path(path)
     head = head_of(path)
     version = _version(path)
-    if not cache or version is None or version[0] < _CACHE_FROM_BYTES:
+    if not cache or version is None or not _worth_a_digest(path, head, version[0]):
         return _read(path, head, progress)
     from stepscope.trace.cache import Cache
 
@@ -52,6 +55,21 @@ def _read_url(url: str, cache: bool, progress: Progress | None) -> Trace:
         return read_trace(local, cache=cache, progress=progress)
     with fetched(RemoteTrace(url=url)) as path:
         return replace(read_trace(path, cache=cache, progress=progress), path=url)
+
+
+def _worth_a_digest(path: Path, head: bytes, size_bytes: int) -> bool:
+    """Whether reading all of it for its cache key is quicker than reading it as a trace.
+
+    Raises UnreadableInputError where a large file is no trace.
+    """
+    if size_bytes < _CACHE_FROM_BYTES:
+        return False
+    if size_bytes < _LOOK_FROM_BYTES or head.startswith(SQLITE):
+        return True
+    from stepscope.trace.kineto import check_begin
+
+    check_begin(path)
+    return not has_holes(path)
 
 
 def _version(path: Path) -> tuple[int, int, int] | None:

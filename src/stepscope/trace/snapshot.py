@@ -3,33 +3,46 @@
     {"segments": [{"address", "total_size", "device", "blocks": [{"size", "state", "frames"}]}],
      "device_traces": [[{"action", "addr", "size", "time_us", "frames"}]]}
 
-A bare list of segments, as `torch.cuda.memory_snapshot()` gives it, will do.
+A bare list of segments, as `torch.cuda.memory_snapshot()` gives it, will do. What an allocator
+cannot have meant is counted under `quality` and left out, so that the columns can be trusted:
+sizes and addresses are in range, segments lie apart, and no segment holds more than its size.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stepscope.errors import UnreadableInputError
 from stepscope.records.memory import ACTIONS, BLOCK_STATES, Blocks, History, Segments, Snapshot
-from stepscope.trace.files import head_of, open_file, unreadable
+from stepscope.records.trace import ABSENT
+from stepscope.trace.plausible import MOST_BYTES, OddValues
+from stepscope.trace.regular_files import head_of, open_file, unreadable
 from stepscope.trace.snapshot_pickle import is_pickle, load_plain
+from stepscope.trace.snapshot_stacks import Stacks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     Dicts = list[dict[str, Any]]
+    Int64 = NDArray[np.int64]
+    Place = Callable[[int], str]
+
+MOST_FILE_BYTES = 2 << 30
+MOST_DEVICES = 1024
+_MOST_ADDRESS = (1 << 63) - 1
+_LATEST_US = 9 * 10**15  # the year 2255, in nanoseconds still a 64-bit number
+_LARGEST_SUM = float(1 << 60)
 
 _ACTION = {name: code for code, name in enumerate(ACTIONS)}
 _STATE = {name: code for code, name in enumerate(BLOCK_STATES)}
 _STATE["active_awaiting_free"] = _STATE["active_pending_free"]
 _UNKNOWN_ACTION, _UNKNOWN_STATE = _ACTION["unknown"], _STATE["unknown"]
-Frames = tuple[tuple[str, int, str], ...]
 
 
 def is_snapshot(path: Path) -> bool:
@@ -47,7 +60,12 @@ def read_snapshot(path: Path) -> Snapshot:
     """Raises UnreadableInputError for anything but plain data in the shape of a snapshot."""
     with open_file(path) as file:
         try:
-            data = file.read()
+            if os.fstat(file.fileno()).st_size > MOST_FILE_BYTES:
+                raise UnreadableInputError(
+                    f"{path} has more than {MOST_FILE_BYTES >> 30} GiB: record a shorter history "
+                    "(max_entries)"
+                )
+            data = file.read(MOST_FILE_BYTES)
         except OSError as error:
             raise unreadable(path, error) from None
     root, dicts = load_plain(data, str(path))
@@ -62,152 +80,257 @@ class _Reader:
     def __init__(self, name: str, dicts: int) -> None:
         self._name = name
         self._left = dicts
-        self._stacks: dict[Frames, int] = {}
-        self._stack_of: dict[int, int] = {}  # by identity of a list of frames
-        self._frame_of: dict[int, tuple[str, int, str]] = {}
+        self._odd = OddValues()
+        self._stacks = Stacks(self._odd)
         self._unknown: set[str] = set()
 
     def read(self, root: Any) -> Snapshot:
         if isinstance(root, list):
             root = {"segments": root}
-        if not isinstance(root, dict) or "segments" not in root:
-            raise UnreadableInputError(
-                f"{self._name} is a pickle, but no memory snapshot: there is no 'segments' in it"
-            )
-        listed = self._dicts(root["segments"], "segments")
-        segments = Segments(
-            device=self._column(listed, "device", np.int32, 0),
-            address=self._column(listed, "address", np.int64),
-            total_bytes=self._column(listed, "total_size", np.int64),
-        )
-        blocks = self._blocks(listed, segments)
+        if not isinstance(root, dict) or not isinstance(root.get("segments"), list):
+            raise self._misshapen("there are no 'segments' in it")
+        segments, blocks = self._segments(self._dicts(root["segments"], "segments"))
         histories = tuple(self._histories(root.get("device_traces") or []))
-        settings = root.get("allocator_settings")
+        self._check_anything_left(segments, histories)
         return Snapshot(
             path=self._name,
             segments=segments,
             blocks=blocks,
             histories=histories,
-            stacks=tuple(self._stacks),
-            settings=settings if isinstance(settings, dict) else {},
+            stacks=self._stacks.all(),
             unknown_actions=tuple(sorted(self._unknown)),
+            quality=self._odd.notes(),
         )
 
-    def _dicts(self, value: Any, what: str) -> Dicts:
-        if not isinstance(value, list) or any(type(each) is not dict for each in value):
-            raise self._misshapen(f"{what} is not a list of dicts")
-        self._left -= len(value)
-        if self._left < 0:
-            raise self._misshapen("it refers to the same parts again and again")
-        return value
+    def _check_anything_left(self, segments: Segments, histories: tuple[History, ...]) -> None:
+        known = any((each.action != _UNKNOWN_ACTION).any() for each in histories)
+        notes = self._odd.notes()
+        if notes and not known and not len(segments):
+            raise self._misshapen(f"nothing in it can be used ({notes[0].detail})")
 
     def _misshapen(self, why: str) -> UnreadableInputError:
         return UnreadableInputError(f"{self._name} is a pickle, but no memory snapshot: {why}")
 
-    def _column(
-        self, rows: Dicts, key: str, kind: type[Any], default: int | None = None
-    ) -> NDArray[Any]:
-        values = [row.get(key, default) for row in rows]
-        return self._whole(values, key, kind)
+    # Rows and their columns
 
-    def _words(self, rows: Dicts, key: str) -> list[str]:
-        values: list[Any] = [row.get(key) for row in rows]
-        if not set(map(type, values)) <= {str}:
-            raise self._misshapen(f"a {key} is missing or is not a word")
-        return values
+    def _dicts(self, value: Any, what: str) -> Dicts:
+        """The dicts of a list; anything else is left out."""
+        if not isinstance(value, list):
+            self._odd.add(f"{what.split('[')[0]} (no list)", 1, value, what)
+            return []
+        self._left -= len(value)
+        if self._left < 0:
+            raise self._misshapen("it refers to the same parts again and again")
+        if set(map(type, value)) <= {dict}:
+            return value
+        first = next(place for place, each in enumerate(value) if type(each) is not dict)
+        rows = [each for each in value if type(each) is dict]
+        kind = f"{what.split('[')[0]} (no dict)"
+        self._odd.add(kind, len(value) - len(rows), value[first], f"{what}[{first}]")
+        return rows
 
-    def _whole(self, values: Sequence[Any], key: str, kind: type[Any]) -> NDArray[Any]:
-        if not set(map(type, values)) <= {int, bool}:
-            raise self._misshapen(f"a {key} is missing or is not a whole number")
+    def _whole(
+        self, values: Sequence[Any], key: str, place: Place, *, most: int, least: int = 0
+    ) -> Int64:
+        """Integers from `least` to `most`; any other value is counted and ABSENT."""
         try:
-            return np.array(values, dtype=kind)
+            exact = set(map(type, values)) <= {int}
+            column = np.array(values if exact else [_integer(v) for v in values], np.int64)
         except OverflowError:
-            raise self._misshapen(f"a {key} is too large") from None
+            column = np.array([_integer(value) for value in values], np.int64)
+        odd = (column < least) | (column > most)
+        if odd.any():
+            first = int(odd.argmax())
+            self._odd.add(key, int(odd.sum()), values[first], place(first))
+            column[odd] = ABSENT
+        return column
+
+    def _column(self, rows: Dicts, key: str, place: Place, *, most: int) -> Int64:
+        return self._whole([row.get(key) for row in rows], key, place, most=most)
+
+    def _sizes(self, rows: Dicts, key: str, place: Place, default: int | None = None) -> Int64:
+        values = [row.get(key, default) for row in rows]
+        column = self._whole(values, key, place, most=MOST_BYTES)
+        if float(column.sum(dtype=np.float64)) > _LARGEST_SUM:
+            raise self._misshapen(f"{key} adds up to more bytes than any machine has")
+        return column
+
+    def _codes(
+        self, rows: Dicts, key: str, known: dict[str, int], place: Place
+    ) -> tuple[NDArray[np.int8], list[Any]]:
+        """Words as codes, and the words; what is no word has the code of "unknown"."""
+        words: list[Any] = [row.get(key) for row in rows]
+        if not set(map(type, words)) <= {str}:
+            odd = [at for at, word in enumerate(words) if type(word) is not str]
+            self._odd.add(key, len(odd), words[odd[0]], place(odd[0]))
+            for at in odd:
+                words[at] = "unknown"
+        unknown = known["unknown"]
+        return np.array([known.get(word, unknown) for word in words], np.int8), words
+
+    # Segments and blocks
+
+    def _segments(self, listed: Dicts) -> tuple[Segments, Blocks]:
+        """Those that can be true, with their blocks."""
+        place: Place = "segments[{}]".format
+        device = self._whole(
+            [row.get("device", 0) for row in listed], "device", place, most=MOST_DEVICES - 1
+        )
+        segments = Segments(
+            device=device.astype(np.int32),
+            address=self._column(listed, "address", place, most=_MOST_ADDRESS - MOST_BYTES),
+            total_bytes=self._sizes(listed, "total_size", place),
+        )
+        blocks = self._blocks(listed, segments)
+        usable = (device >= 0) & (segments.address >= 0) & (segments.total_bytes >= 0)
+        usable &= ~self._overfull(segments, blocks, usable)
+        usable &= ~self._overlapping(segments, usable)
+        return _kept(segments, blocks, usable)
+
+    def _overfull(self, segments: Segments, blocks: Blocks, usable: NDArray[Any]) -> NDArray[Any]:
+        """Segments whose blocks need more than there is."""
+        filled = np.zeros(len(segments), np.int64)
+        np.add.at(filled, blocks.segment, blocks.size_bytes)
+        found = usable & (filled > segments.total_bytes)
+        self._count_segments("blocks larger than their segment", filled, found)
+        return found
+
+    def _overlapping(self, segments: Segments, usable: NDArray[Any]) -> NDArray[Any]:
+        """Segments that begin inside another of the same device."""
+        found = np.zeros(len(segments), np.bool_)
+        for device in np.unique(segments.device[usable]).tolist():
+            rows = np.flatnonzero(usable & (segments.device == device))
+            rows = rows[np.argsort(segments.address[rows], kind="stable")]
+            starts = segments.address[rows]
+            reach = np.maximum.accumulate(starts + segments.total_bytes[rows])
+            found[rows[1:]] = starts[1:] < reach[:-1]
+        self._count_segments("segments that overlap", segments.address, found)
+        return found
+
+    def _count_segments(self, what: str, values: Int64, odd: NDArray[Any]) -> None:
+        if odd.any():
+            first = int(odd.argmax())
+            self._odd.add(what, int(odd.sum()), int(values[first]), f"segments[{first}]")
 
     def _blocks(self, listed: Dicts, segments: Segments) -> Blocks:
-        inner = [self._dicts(each.get("blocks", []), "blocks") for each in listed]
-        many = [len(each) for each in inner]
+        """All that have a size."""
+        inner = [
+            self._dicts(each.get("blocks", []), f"segments[{number}].blocks")
+            for number, each in enumerate(listed)
+        ]
+        segment = np.repeat(np.arange(len(listed), dtype=np.int32), [len(each) for each in inner])
         flat = [block for each in inner for block in each]
-        size = self._column(flat, "size", np.int64)
-        segment = np.repeat(np.arange(len(listed), dtype=np.int32), many)
-        return Blocks(
+
+        def place(row: int) -> str:
+            number = int(segment[row])
+            return f"segments[{number}].blocks[{row - int(np.searchsorted(segment, number))}]"
+
+        size = self._sizes(flat, "size", place)
+        state, words = self._codes(flat, "state", _STATE, place)
+        self._count_states(words, state, place)
+        counts = size >= 0
+        size = np.maximum(size, 0)
+        blocks = Blocks(
             segment=segment,
-            address=self._addresses(flat, size, segment, segments),
+            address=self._addresses(flat, size, segment, segments, place),
             size_bytes=size,
-            requested_bytes=self._requested(flat, size),
-            state=np.array(
-                [_STATE.get(state, _UNKNOWN_STATE) for state in self._words(flat, "state")],
-                np.int8,
-            ),
-            stack=self._stack_codes([_frames_of_block(block) for block in flat]),
+            requested_bytes=self._requested(flat, size, place),
+            state=state,
+            stack=self._stacks.codes([_frames_of_block(block) for block in flat], place),
         )
+        return blocks if counts.all() else _rows_of(blocks, counts)
+
+    def _count_states(self, words: list[Any], state: NDArray[np.int8], place: Place) -> None:
+        unknown = np.flatnonzero(state == _UNKNOWN_STATE).tolist()
+        new = [row for row in unknown if words[row] != "unknown"]
+        if new:
+            self._odd.add("state", len(new), words[new[0]], place(new[0]))
 
     def _addresses(
-        self, flat: Dicts, size: NDArray[Any], segment: NDArray[Any], segments: Segments
-    ) -> NDArray[Any]:
-        """Blocks lie behind each other in their segment; older writers leave it at that."""
-        if all("address" in block for block in flat):
-            return self._column(flat, "address", np.int64)
+        self, flat: Dicts, size: Int64, segment: NDArray[Any], segments: Segments, place: Place
+    ) -> Int64:
+        """Blocks follow each other in their segment; older writers leave it at that."""
         before = np.cumsum(size) - size
         first = np.searchsorted(segment, np.arange(len(segments)))
         starts = np.append(before, 0)[np.minimum(first, len(before))]
-        out: NDArray[Any] = segments.address[segment] + before - starts[segment]
-        return out
+        derived: Int64 = segments.address[segment] + before - starts[segment]
+        if not any("address" in block for block in flat):
+            return derived
+        said = self._column(flat, "address", place, most=_MOST_ADDRESS)
+        return np.where(said >= 0, said, derived)
 
-    def _requested(self, flat: Dicts, size: NDArray[Any]) -> NDArray[Any]:
-        if all("requested_size" in block for block in flat):
-            return self._column(flat, "requested_size", np.int64)
-        return size
+    def _requested(self, flat: Dicts, size: Int64, place: Place) -> Int64:
+        if not any("requested_size" in block for block in flat):
+            return size
+        asked = self._column(flat, "requested_size", place, most=MOST_BYTES)
+        return np.where(asked >= 0, asked, size)
+
+    # Histories
 
     def _histories(self, traces: Any) -> Iterable[History]:
         if not isinstance(traces, list):
-            raise self._misshapen("device_traces is not a list")
-        for device, events in enumerate(traces):
-            rows = self._dicts(events, "a device's trace")
-            actions = self._words(rows, "action")
-            self._unknown |= {each[:40] for each in set(actions) - set(_ACTION)}
-            yield History(
-                device=device,
-                action=np.array([_ACTION.get(a, _UNKNOWN_ACTION) for a in actions], np.int8),
-                address=self._whole(
-                    [row.get("addr", row.get("device_free", 0)) for row in rows], "addr", np.int64
-                ),
-                size_bytes=self._column(rows, "size", np.int64, 0),
-                time_us=self._column(rows, "time_us", np.int64, -1),
-                stack=self._stack_codes([row.get("frames") for row in rows]),
-            )
+            self._odd.add("device_traces (no list)", 1, traces)
+            return
+        if len(traces) > MOST_DEVICES:
+            left = len(traces) - MOST_DEVICES
+            self._odd.add("device_traces", left, f"{len(traces):,} devices")
+        for device, events in enumerate(traces[:MOST_DEVICES]):
+            what = f"device_traces[{device}]"
+            yield self._history(device, self._dicts(events, what), f"{what}[{{}}]".format)
 
-    def _stack_codes(self, stacks: Iterable[Any]) -> NDArray[np.int32]:
-        known = self._stack_of.get
-        new = self._new_stack
-        # A stack that is known is not false; the first one is 0, and is looked at twice.
-        return np.array([known(id(each)) or new(each) for each in stacks], np.int32)
-
-    def _new_stack(self, frames: Any) -> int:
-        if not isinstance(frames, list) or not frames:
-            return -1
-        known = self._stack_of.get(id(frames))
-        if known is not None:
-            return known
-        stack = tuple(self._frame(frame) for frame in frames)
-        code = self._stacks.setdefault(stack, len(self._stacks))
-        self._stack_of[id(frames)] = code
-        return code
-
-    def _frame(self, frame: Any) -> tuple[str, int, str]:
-        known = self._frame_of.get(id(frame))
-        if known is not None:
-            return known
-        if not isinstance(frame, dict):
-            raise self._misshapen("a frame is not a dict")
-        file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
-        told = (
-            file if isinstance(file, str) else "",
-            line if isinstance(line, int) else 0,
-            name if isinstance(name, str) else "",
+    def _history(self, device: int, rows: Dicts, place: Place) -> History:
+        """An event whose address or size cannot be true is one of an unknown action."""
+        action, words = self._codes(rows, "action", _ACTION, place)
+        self._unknown |= {each[:40] for each in set(words) - set(_ACTION)}
+        address = self._whole(
+            [row.get("addr", row.get("device_free", 0)) for row in rows],
+            "addr",
+            place,
+            most=_MOST_ADDRESS,
         )
-        self._frame_of[id(frame)] = told
-        return told
+        size = self._sizes(rows, "size", place, default=0)
+        stamps = [row.get("time_us", ABSENT) for row in rows]
+        odd = (address < 0) | (size < 0)
+        action[odd] = _UNKNOWN_ACTION
+        return History(
+            device=device,
+            action=action,
+            address=np.where(odd, 0, address),
+            size_bytes=np.where(odd, 0, size),
+            time_us=self._whole(stamps, "time_us", place, most=_LATEST_US, least=ABSENT),
+            stack=self._stacks.codes([row.get("frames") for row in rows], place),
+        )
+
+
+def _integer(value: Any) -> int:
+    fits = type(value) is int and -_MOST_ADDRESS <= value <= _MOST_ADDRESS
+    return value if fits else -_MOST_ADDRESS
+
+
+def _kept(segments: Segments, blocks: Blocks, usable: NDArray[np.bool_]) -> tuple[Segments, Blocks]:
+    if usable.all():
+        return segments, blocks
+    place = (np.cumsum(usable) - 1).astype(np.int32)
+    left = _rows_of(blocks, usable[blocks.segment])
+    return (
+        Segments(
+            device=segments.device[usable],
+            address=segments.address[usable],
+            total_bytes=segments.total_bytes[usable],
+        ),
+        Blocks(
+            segment=place[left.segment],
+            address=left.address,
+            size_bytes=left.size_bytes,
+            requested_bytes=left.requested_bytes,
+            state=left.state,
+            stack=left.stack,
+        ),
+    )
+
+
+def _rows_of(blocks: Blocks, rows: NDArray[np.bool_]) -> Blocks:
+    return Blocks(**{name: getattr(blocks, name)[rows] for name in Blocks.__struct_fields__})
 
 
 def _frames_of_block(block: dict[str, Any]) -> Any:

@@ -4,7 +4,8 @@ Every opcode is looked at before one is carried out. Only those that make dicts,
 strings, bytes, numbers, booleans and None may be there; whatever names, calls or builds anything
 else is refused, and so are lengths and indices that the file itself does not bear out. What is
 left is loaded by an unpickler that would refuse the same once more. Memory stays within about ten
-times the file's size: nothing is copied when a part is referred to again.
+times the file's size: nothing is copied when a part is referred to again, and a file may not hold
+many more containers than its length can fill.
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from stepscope.errors import UnreadableInputError
+from stepscope.trace.pickle_tuples import largest_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # Of a thousand million bytes of empty lists nobody needs the lists.
 MOST_CONTAINERS = 30_000_000
+_FREE_CONTAINERS = 1_000_000  # that a file of any length may hold
+_BYTES_A_CONTAINER = 8  # a snapshot's have about thirty
+_LARGEST_TUPLE = 1_000  # all levels counted
 _LONGEST_LINE = 4096  # of a number or an index written as text
+_LONGEST_REASON = 200
 _LONGEST_INT = 9  # bytes: 64 bits and a sign
 
 _PLAIN = b"(.012Nadelstu)}]\x85\x86\x87\x88\x89\x94"  # opcodes without an argument
@@ -41,6 +47,9 @@ _COUNTED = {  # opcode -> bytes of the length in front of its argument
 _SHORT_LINES = b"ILFgp"  # numbers and indices as text
 _LONG_LINES = b"SV"
 _CONTAINERS = b"dlt}]\x85\x86\x87"
+_TUPLES = frozenset(b"t\x85\x86\x87")
+_PAIR, _FRAME = 0x86, 0x95
+_NUMBERS = frozenset(b"NKMJG\x88\x89\x8a")
 _DICTS = b"d}"
 _STOP, _LONG_BINPUT, _PUT, _LONG4 = ord("."), ord("r"), ord("p"), 0x8B
 _SHORT = -1
@@ -74,7 +83,8 @@ def _steps() -> list[int]:
     for code, size in _COUNTED.items():
         if size == 1:
             table[code[0]] = _SHORT
-    table[_STOP] = 0
+    for opcode in (_STOP, _FRAME, *_TUPLES):
+        table[opcode] = 0
     return table
 
 
@@ -89,19 +99,23 @@ def is_pickle(head: bytes) -> bool:
 
 def load_plain(data: bytes, name: str) -> tuple[Any, int]:
     """What the pickle holds, and how many dicts it makes. Raises UnreadableInputError."""
-    seen = _scan(data, name)
-    if sum(seen[code] for code in _CONTAINERS) > MOST_CONTAINERS:
+    seen, nested = _scan(data, name)
+    most = min(MOST_CONTAINERS, _FREE_CONTAINERS + len(data) // _BYTES_A_CONTAINER)
+    if sum(seen[code] for code in _CONTAINERS) > most:
         raise UnreadableInputError(
-            f"{name} holds more than {MOST_CONTAINERS:,} dicts and lists: record a shorter history "
+            f"{name} holds more than {most:,} dicts and lists: record a shorter history "
             "(max_entries)"
         )
+    if nested:
+        _check_tuples(data, name)
     with _no_collector():
         try:
             return _Plain(io.BytesIO(data)).load(), sum(seen[code] for code in _DICTS)
         except MemoryError:
             raise
         except Exception as error:
-            raise UnreadableInputError(f"{name} is a damaged pickle: {error}") from None
+            why = str(error)[:_LONGEST_REASON]
+            raise UnreadableInputError(f"{name} is a damaged pickle: {why}") from None
 
 
 class _Plain(pickle.Unpickler):
@@ -114,10 +128,13 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError("it asks for something outside it")
 
 
-def _scan(data: bytes, name: str) -> list[int]:
-    """How often each opcode occurs; refuses the file where one may not."""
+def _scan(data: bytes, name: str) -> tuple[list[int], bool]:
+    """How often each opcode occurs, and whether a tuple is anything but a pair of numbers, which
+    is all that torch writes; refuses the file where an opcode may not be."""
     seen = [0] * 256
     at, step = 0, _STEP
+    last = last_but_one = 0
+    nested = False
     try:
         while True:
             opcode = data[at]
@@ -128,13 +145,41 @@ def _scan(data: bytes, name: str) -> list[int]:
             elif further == _SHORT:
                 at += 2 + data[at + 1]
             elif opcode == _STOP:
-                return seen
+                return seen, nested
+            elif opcode == _FRAME:  # it may stand between a pair and its numbers
+                at += 9
+                continue
+            elif opcode in _TUPLES:
+                flat = opcode == _PAIR and last in _NUMBERS and last_but_one in _NUMBERS
+                nested |= not flat
+                at += 1
             else:
                 at = _after(data, at, opcode, seen, name)
+            last_but_one, last = last, opcode
     except IndexError:
         raise UnreadableInputError(
             f"{name} is a pickle that ends early (byte {len(data):,}): was it copied whole?"
         ) from None
+
+
+def _check_tuples(data: bytes, name: str) -> None:
+    every = [len(data)] * 256  # the memo's places were checked before
+
+    def after(at: int) -> int:
+        further = _STEP[data[at]]
+        if further == _SHORT:
+            return at + 2 + data[at + 1]
+        if further or data[at] in _TUPLES:
+            return at + (further or 1)
+        if data[at] == _FRAME:
+            return at + 9
+        return _after(data, at, data[at], every, name)
+
+    if largest_tuple(data, after) > _LARGEST_TUPLE:
+        raise UnreadableInputError(
+            f"{name} is a pickle, but no memory snapshot: a tuple in it holds more than "
+            f"{_LARGEST_TUPLE:,} parts"
+        )
 
 
 def _after(data: bytes, at: int, opcode: int, seen: list[int], name: str) -> int:
@@ -166,7 +211,8 @@ def _after(data: bytes, at: int, opcode: int, seen: list[int], name: str) -> int
 def _check_put(index: int, seen: list[int], name: str, at: int) -> None:
     """A memo grows one by one; a place far out would only be there to fill memory."""
     if not 0 <= index <= sum(seen[code] for code in _PUTS):
-        raise _refused(name, at, f"it keeps a part at place {index:,}, which no writer does")
+        place = f"{index:,}" if index < 1 << 64 else "of many digits"
+        raise _refused(name, at, f"it keeps a part at place {place}, which no writer does")
 
 
 def _asks_for(data: bytes, at: int, opcode: int) -> str:

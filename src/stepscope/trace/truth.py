@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stepscope.records.limits import (  # noqa: TC001  (decoded at run time)
+    Bytes,
+    DurationNs,
+    SomeDurationNs,
+    StepNumber,
+)
 from stepscope.records.truth import Truth
+from stepscope.trace.decode import Oddities
+from stepscope.trace.side_files import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,23 +26,31 @@ _FREELY = 1.4  # times the quickest one: a longer one was held up inside
 # Ranks in step differ by what one of them waits at the ends, and by chance.
 _APART, _STEPS_APART = 0.1, 2
 PHASES = ("data", "forward", "backward", "optimizer", "other")
+_PHASE_FIELDS = tuple(f"{phase}_ns" for phase in PHASES)
 
 
 class StepRow(msgspec.Struct, frozen=True):
-    """A line of steps.jsonl."""
+    """A line of steps.jsonl. The phases are parts of the wall time."""
 
-    step: int
-    wall_ns: int
+    step: StepNumber
+    wall_ns: SomeDurationNs
     window: bool = False
     first: bool = False
     last: bool = False
     memory: bool = False
-    device_ns: int | None = None
-    data_ns: int = 0
-    forward_ns: int = 0
-    backward_ns: int = 0
-    optimizer_ns: int = 0
-    other_ns: int = 0
+    device_ns: SomeDurationNs | None = None
+    data_ns: DurationNs = 0
+    forward_ns: DurationNs = 0
+    backward_ns: DurationNs = 0
+    optimizer_ns: DurationNs = 0
+    other_ns: DurationNs = 0
+    allocated_bytes: Bytes | None = None  # when it ended
+
+    @property
+    def phases_fit(self) -> bool:
+        """Whether the phases are not longer than the step that they divide."""
+        phases = self.data_ns + self.forward_ns + self.backward_ns + self.optimizer_ns
+        return phases + self.other_ns <= self.wall_ns
 
 
 def read_truth(trace: Path, slowest: Path | None = None) -> Truth | None:
@@ -127,15 +143,22 @@ def _is_plain(row: StepRow) -> bool:
 
 
 def _rows(file: Path) -> list[StepRow]:
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError:
-        return []
-    return [row for line in lines if (row := _row(line))]
+    return read_steps(file, Oddities(STEPS))
 
 
-def _row(line: bytes) -> StepRow | None:
-    try:
-        return msgspec.json.decode(line, type=StepRow)
-    except msgspec.DecodeError:
-        return None
+def read_steps(file: Path, oddities: Oddities) -> list[StepRow]:
+    """Every step once, in their order. Of two lines about one step the first counts."""
+    rows: dict[int, StepRow] = {}
+    before = -1
+    for row in read_rows(file, StepRow, oddities):
+        if row.step in rows:
+            oddities.add(f"step {row.step}", "it is there twice")
+            continue
+        if row.step < before:
+            oddities.add(f"step {row.step}", f"it comes after step {before}")
+        before = row.step
+        if not row.phases_fit:
+            oddities.add(f"step {row.step}", "its phases are longer than the step")
+            row = msgspec.structs.replace(row, **dict.fromkeys(_PHASE_FIELDS, 0))
+        rows[row.step] = row
+    return [rows[step] for step in sorted(rows)]

@@ -6,17 +6,24 @@ and each rank's steps.jsonl.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import re
+import signal
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from stepscope.errors import UnreadableInputError
 from stepscope.measure import folder as layout
 from stepscope.measure.processes import BACKWARD, STARTED, STEP, TORCH
 from stepscope.measure.schedule import Schedule
+from stepscope.records.limits import StepNumber  # noqa: TC001  (decoded at run time)
+from stepscope.trace.decode import NotJsonError, decode
+from stepscope.trace.regular_files import LineFile, tail_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +33,7 @@ if TYPE_CHECKING:
 _NOT_LOADED_AFTER_S = 20.0  # Python processes usually start at once
 _NO_STEP_AFTER_S = 4.0  # behind the first backward pass
 _SETTLED_AFTER_S = 2.0  # behind the first step: all ranks are there, and a few steps
+_LAST_BYTES = 4096  # of a list of steps
 # Options of Python that leave out PYTHONPATH or the start-up file.
 _ISOLATING = re.compile(r"-[a-zA-Z]*[IES][a-zA-Z]*$")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*$")
@@ -33,6 +41,14 @@ _OTHERWISE = (
     "put stepscope next to the script (`python -m stepscope run -- train.py` where it says `python "
     "train.py` now), or call stepscope.watch() inside it"
 )
+
+
+class _Process(msgspec.Struct):
+    event: str
+
+
+class _Step(msgspec.Struct):
+    step: StepNumber
 
 
 def isolating_option(command: Sequence[str]) -> str | None:
@@ -111,31 +127,22 @@ def _window_words(settings: Settings, steps: int) -> str:
 def events_of(folder: Path) -> Counter[str]:
     """How many processes came how far."""
     found: Counter[str] = Counter()
-    try:
-        lines = (folder / layout.PROCESSES).read_bytes().splitlines()
-    except OSError:
-        return found
-    for line in lines:
-        try:
-            found[str(json.loads(line)["event"])] += 1
-        except (ValueError, KeyError, TypeError):
-            continue
+    with contextlib.suppress(UnreadableInputError):
+        for line in LineFile(folder / layout.PROCESSES):
+            with contextlib.suppress(NotJsonError):
+                found[decode(line.text, _Process).event] += 1
     return found
 
 
 def steps_seen(rank: Path) -> int:
     """The steps that a rank has written down, from the end of its list."""
     try:
-        with (rank / layout.STEPS).open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - 4096))
-            lines = file.read().splitlines()
-    except OSError:
+        lines = tail_of(rank / layout.STEPS, _LAST_BYTES).splitlines()
+    except UnreadableInputError:
         return 0
     for line in reversed(lines):
-        try:
-            return int(json.loads(line)["step"]) + 1
-        except (ValueError, KeyError, TypeError):
-            continue
+        with contextlib.suppress(NotJsonError):
+            return decode(line, _Step).step + 1
     return 0
 
 
@@ -184,14 +191,29 @@ def _not_loaded(command: Sequence[str]) -> str:
     )
 
 
-def why_no_trace(facts: dict[str, Any], settings: Settings) -> str:
+def why_no_trace(facts: dict[str, Any], settings: Settings, code: int | None = None) -> str:
     """Why a rank that trained has no trace."""
-    if facts["status"] == "running":
-        return "the process ended without closing (killed, os._exit or a crash)"
+    problems = [str(problem) for problem in facts.get("problems") or ()]
+    problem = next((p for p in problems if p.startswith(("window", "saving"))), None)
+    status = facts.get("status")
+    if status == "unreadable":
+        return problems[0] if problems else f"its {layout.RANK} could not be read"
+    if status == "running":
+        return problem or _unclosed(code)
     steps = facts.get("steps", 0)
     first = Schedule.of(settings).windows[0].first_active
     if steps <= first:
         seen = "1 step was seen" if steps == 1 else f"{steps} steps were seen"
         return f"only {seen}, and at least {first + 1} are needed"
-    problem = next((p for p in facts["problems"] if p.startswith(("window", "saving"))), None)
-    return str(problem) if problem else "not known"
+    return problem or "; ".join(problems) or "not known"
+
+
+def _unclosed(code: int | None) -> str:
+    """The command's exit code may be a launcher's, which tells of its ranks in its own way."""
+    killed = code is not None and code > 128 and code - 128 in set(signal.Signals)
+    if killed and code is not None:
+        return (
+            "the process ended without closing: the command was ended by "
+            f"{signal.Signals(code - 128).name}"
+        )
+    return "the process ended without closing (killed, os._exit or a crash)"

@@ -123,13 +123,14 @@ def _memory(captured: dict[str, Any]) -> dict[str, Any]:
     told = captured.get("memory") or {}
     peak = told.get("peak") or {}
     held = peak.get("reserved_bytes") or peak.get("allocated_bytes")
-    there = (captured.get("device") or {}).get("memory_bytes")
+    device = captured.get("device")
+    there = device.get("memory_bytes") if isinstance(device, dict) else None
     known = {name: value for name, value in (peak.get("categories") or {}).items() if value}
     return {
         "rank": captured.get("rank"),
         "peak_bytes": held,
         "device_bytes": there,
-        "share": held / there if held and there else None,
+        "share": min(1.0, held / there) if held and there else None,
         "categories": known,
     }
 

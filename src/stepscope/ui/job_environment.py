@@ -21,9 +21,14 @@ def without_blas_threads() -> None:
         _ours_alone.add(_BLAS)
 
 
-def job_environment(settings: Settings) -> dict[str, str]:
-    """Settings travel in a variable of their own; PYTHONPATH leads to the start-up file."""
+def job_environment(settings: Settings | None) -> dict[str, str]:
+    """Settings travel in a variable of their own; PYTHONPATH leads to the start-up file.
+
+    Where nothing is captured the environment is the user's alone.
+    """
     users = {name: value for name, value in os.environ.items() if name not in _ours_alone}
+    if settings is None:
+        return users
     path = os.pathsep.join(filter(None, [str(INJECT), users.get("PYTHONPATH")]))
     # Torch before 2.13 records no collectives without the first.
     defaults = {"TORCH_FR_BUFFER_SIZE": "2000"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.memory.words import LABELS, size
+from stepscope.explain.memory.words import LABELS, between_words, size
 from stepscope.records.memory import CATEGORIES
 
 if TYPE_CHECKING:
@@ -54,12 +54,11 @@ def batch_words(fit: LargestBatch) -> str:
         return f"{each}; give --memory-limit to see what fits".lstrip("; ")
     where = f"{size(fit.limit_bytes)} ({LIMITS[fit.limit_from]})"
     if fit.batch is None or fit.largest is None or fit.per_sample_bytes is None:
-        return (
-            f"the batch can be {fit.factor:.1f} times what it is ({fit.factor_low:.1f} to "
-            f"{fit.factor_high:.1f}) in {where}"
-        )
+        between = between_words(fit.factor_low, fit.factor_high, "{:.1f}")
+        return f"the batch can be {fit.factor:.1f} times what it is{between} in {where}"
+    between = between_words(fit.low, fit.high, "{:,}")
     return (
-        f"the largest batch in {where} is about {fit.largest:,} ({fit.low:,} to {fit.high:,}); "
+        f"the largest batch in {where} is about {fit.largest:,}{between}; "
         f"now {fit.batch:,}, {size(fit.per_sample_bytes)} a sample"
     )
 

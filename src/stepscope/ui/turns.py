@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import stepscope
-from stepscope.errors import NotCapturedError, UsageError
+from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
 from stepscope.measure import folder as layout
 from stepscope.measure.settings import Settings
-from stepscope.ui.cli.run import describe_ranks
+from stepscope.trace.regular_files import read_some, tail_of
 from stepscope.ui.job_environment import job_environment
+from stepscope.ui.run_folder import describe_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 OUTPUT = "output.txt"
 NEVER = 1_000_000_000  # a step that no training gets to
 _GRACE_S, _GRACE_ALONE_S, _LOOK_S = 5.0, 0.5, 0.05
-_LAST_LINES = 5
+_LAST_LINES, _LAST_BYTES = 5, 16 << 10
+_MOST_ENVIRONMENT = 8 << 20  # bytes; the system allows a quarter of that
 
 
 def capture_turn(command: Sequence[str], folder: Path, *, step_on: str, window: int | None) -> None:
@@ -144,8 +146,8 @@ def _carriers(folder: str) -> list[int]:
     for place in Path("/proc").glob("[0-9]*"):
         if int(place.name) == os.getpid():
             continue
-        with contextlib.suppress(OSError):
-            if mark in (place / "environ").read_bytes():
+        with contextlib.suppress(UnreadableInputError):  # it has ended, or is not ours
+            if mark in read_some(place / "environ", _MOST_ENVIRONMENT):
                 found.append(int(place.name))
     return found
 
@@ -189,7 +191,8 @@ def _check(command: Sequence[str], folder: Path, code: int, ranks: list[dict[str
 
 def _last_lines(output: Path) -> str:
     try:
-        lines = output.read_text(errors="replace").splitlines()[-_LAST_LINES:]
-    except OSError:
+        text = tail_of(output, _LAST_BYTES).decode(errors="replace")
+    except UnreadableInputError:
         return ""
+    lines = text.splitlines()[-_LAST_LINES:]
     return "".join(f"\n  {line}" for line in lines)

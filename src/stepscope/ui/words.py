@@ -30,6 +30,11 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(map(_picture, text))
 
 
+def one_line(text: str) -> str:
+    """The same of a name or a sentence with names in it: a line break in one is a picture too."""
+    return printable(text).replace("\n", "\u240a")
+
+
 def _picture(char: str) -> str:
     if char == "\n" or char.isprintable() or unicodedata.category(char) == "Zs":
         return char

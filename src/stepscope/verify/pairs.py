@@ -8,6 +8,8 @@ import msgspec
 import numpy as np
 
 from stepscope.errors import NotCapturedError, UnreadableInputError
+from stepscope.trace.decode import NotJsonError, decode
+from stepscope.trace.regular_files import read_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,10 +57,8 @@ def read_pairs(folder: Path) -> tuple[list[str], list[str]]:
     """A's and B's run folders of the pairs that were finished, in the same order."""
     file = folder / AB
     try:
-        turns = msgspec.json.decode(file.read_bytes(), type=Turns)
-    except OSError as error:
-        raise UnreadableInputError(f"{file}: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+        turns = decode(read_whole(file), Turns)
+    except NotJsonError as error:
         raise UnreadableInputError(f"{file} is not what stepscope ab writes: {error}") from None
     done = [pair for pair in turns.pairs if pair.done]
     if not done:

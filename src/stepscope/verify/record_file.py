@@ -7,15 +7,17 @@ kill cut short is closed by the next writer and left out by every reader.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from stepscope.errors import UsageError
+from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.records.promise import RECORD_SCHEMA, Delivery, Forgotten, Promise
 from stepscope.trace.profiles import this_host, user_folder
+from stepscope.trace.regular_files import LineFile, open_to_append
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,17 +42,27 @@ def append(line: Line) -> None:
     path = record_folder() / f"{_file_name(this_host())}.jsonl"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        handle = open_to_append(path)
         try:
             with _locked(handle):
-                _write(handle, msgspec.json.encode(line) + b"\n")
+                _write(handle, _encoded(line) + b"\n")
         finally:
             os.close(handle)
-    except OSError as error:
+    except (OSError, UnreadableInputError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not a regular file"
         raise UsageError(
-            f"the track record cannot be written: {path}: {error.strerror}; "
+            f"the track record cannot be written: {path}: {why}; "
             "set STEPSCOPE_RECORD to a folder you can write"
         ) from None
+
+
+def _encoded(line: Line) -> bytes:
+    """A path that is no text has a question mark for every byte that is none."""
+    try:
+        return msgspec.json.encode(line)
+    except UnicodeEncodeError:
+        text = json.dumps(msgspec.to_builtins(line), ensure_ascii=False)
+        return text.encode("utf-8", "replace")
 
 
 def read_lines() -> list[Line]:
@@ -67,28 +79,27 @@ def count_unread() -> int:
 
 
 def _rows() -> Iterator[bytes]:
+    """An empty one for a file that cannot be read, and for a line that is too long to be ours."""
     for path in sorted(record_folder().glob("*.jsonl")):
+        lines = LineFile(path)
         try:
-            text = path.read_bytes()
-        except OSError:
-            continue
-        yield from filter(None, text.split(b"\n"))
+            yield from (line.text for line in lines)
+        except UnreadableInputError:
+            yield b""
+        yield from [b""] * lines.too_long
 
 
 def _parse(row: bytes) -> Line | None:
     try:
         line = _LINES.decode(row)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return line if line.schema == RECORD_SCHEMA and _is_sound(line) else None
 
 
 def _is_sound(line: Line) -> bool:
-    """Steps take time. What somebody edited may say otherwise, and cannot be reckoned with."""
-    if isinstance(line, Promise):
-        ends = 0 <= line.low_ms <= line.predicted_ms <= line.high_ms
-        return ends and line.predicted_ms > 0 and line.baseline_ms > 0
-    return isinstance(line, Forgotten) or (line.a_ms > 0 and line.b_ms > 0)
+    """A prediction lies in its interval. What somebody edited may say otherwise."""
+    return not isinstance(line, Promise) or line.low_ms <= line.predicted_ms <= line.high_ms
 
 
 def _write(handle: int, line: bytes) -> None:

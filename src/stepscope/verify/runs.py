@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
 
 from stepscope.errors import NotCapturedError, UnreadableInputError
+from stepscope.records.limits import Ranks  # noqa: TC001  (decoded at run time)
+from stepscope.trace.decode import Oddities
 from stepscope.trace.layout import is_trace_name
-from stepscope.trace.rank_folder import read_memory
+from stepscope.trace.memory_file import read_captured
+from stepscope.trace.rank_facts import RANK, rank_of_folder, read_facts
+from stepscope.trace.regular_files import is_folder, is_there, names_in
 from stepscope.trace.remote import is_url
+from stepscope.trace.side_files import read_record
 from stepscope.trace.truth import PHASES, STEPS, plain_steps
 from stepscope.verify.step_lists import is_step_list, read_step_list
 
@@ -29,7 +34,16 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-RUN, RANK = "run.json", "rank.json"
+RUN = "run.json"
+_MOST_BYTES = 64 << 20  # of run.json, which lists every rank
+
+
+class _WholeRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What run.json says of all ranks."""
+
+    command: list[str] | None = None
+    exit_code: Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 32)] | None = None
+    world_size: Ranks | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +69,10 @@ def find_runs(path: str, *, unit: str = "ms", column: str | None = None) -> list
     if is_url(path):
         return [_of_traces(path)]
     here = Path(path)
-    if not here.exists():
-        raise UnreadableInputError(f"{path} does not exist")
-    if here.is_dir():
+    if is_folder(here):
         return _in_folder(here)
+    if not is_there(here):
+        raise UnreadableInputError(f"{path} does not exist")
     if here.name == STEPS:
         return [_of_ranks(here.parent, [here.parent])]
     if is_step_list(here):
@@ -88,14 +102,14 @@ def profiled_run(run: Run, explanation: Explanation) -> Run:
 
 
 def _in_folder(folder: Path) -> list[Run]:
-    if (folder / STEPS).exists():
+    if is_there(folder / STEPS):
         return [_of_ranks(folder, [folder])]
     ranks = _rank_folders(folder)
-    if ranks or (folder / RUN).exists():
+    if ranks or is_there(folder / RUN):
         return [_of_ranks(folder, ranks)]
-    inner = [each for each in sorted(folder.iterdir()) if each.is_dir()]
-    runs = [each for each in inner if _rank_folders(each)]
-    if runs and not any(is_trace_name(each.name) for each in folder.iterdir()):
+    inner = names_in(folder)
+    runs = [each for each in inner if is_folder(each) and _rank_folders(each)]
+    if runs and not any(is_trace_name(each.name) for each in inner):
         return [_of_ranks(each, _rank_folders(each)) for each in runs]
     return [_of_traces(str(folder))]
 
@@ -105,7 +119,9 @@ def _rank_folders(run: Path) -> list[Path]:
     return [
         each
         for each in sorted(run.glob("rank-*"))
-        if "." not in each.name and ((each / STEPS).exists() or (each / RANK).exists())
+        if "." not in each.name
+        and is_folder(each)
+        and (is_there(each / STEPS) or is_there(each / RANK))
     ]
 
 
@@ -114,8 +130,8 @@ def _of_traces(path: str) -> Run:
 
 
 def _of_ranks(folder: Path, ranks: list[Path]) -> Run:
-    has_trace = any(is_trace_name(file.name) for rank in ranks for file in rank.iterdir())
-    read = {rank: rows for rank in ranks if (rows := _plain_rows(rank / STEPS))}
+    has_trace = any(is_trace_name(file.name) for rank in ranks for file in names_in(rank))
+    read = {rank: rows for rank in ranks if (rows := plain_steps(rank / STEPS))}
     facts = _facts(folder, ranks)
     peaks = [peak for rank in ranks if (peak := _peak_bytes(rank)) is not None]
     peak = max(peaks, default=None)
@@ -138,7 +154,7 @@ def _of_ranks(folder: Path, ranks: list[Path]) -> Run:
     steps = {rank: _steps_of(rows) for rank, rows in read.items()}
     slowest = max(steps, key=lambda rank: float(np.median(steps[rank][0])))
     step_ms, phases = steps[slowest]
-    number = _decoded(slowest / RANK).get("rank")
+    number = read_facts(slowest).get("rank", rank_of_folder(slowest))
     return Run(
         path=path,
         steps_are="measured",
@@ -164,10 +180,6 @@ def _about_ranks(
     return tuple(notes)
 
 
-def _plain_rows(file: Path) -> list[StepRow]:
-    return [row for row in plain_steps(file) if row.wall_ns > 0]
-
-
 def _steps_of(rows: list[StepRow]) -> tuple[Floats, dict[str, Floats]]:
     """The device's own time where it is known: a host that runs ahead ends its steps early."""
     timed = [row for row in rows if row.device_ns]
@@ -182,23 +194,14 @@ def _steps_of(rows: list[StepRow]) -> tuple[Floats, dict[str, Floats]]:
 
 def _facts(folder: Path, ranks: list[Path]) -> dict[str, Any]:
     """The first rank's, with what the whole run knows."""
-    found = _decoded(ranks[0] / RANK) if ranks else {}
-    whole = _decoded(folder / RUN)
-    found["command"], found["exit_code"] = whole.get("command"), whole.get("exit_code")
-    found["world_size"] = whole.get("world_size") or found.get("world_size")
+    found = read_facts(ranks[0]) if ranks else {}
+    whole = read_record(folder / RUN, _WholeRun, Oddities(RUN), _MOST_BYTES) or _WholeRun()
+    found["command"], found["exit_code"] = whole.command, whole.exit_code
+    found["world_size"] = whole.world_size or found.get("world_size")
     return found
 
 
 def _peak_bytes(rank: Path) -> int | None:
     """What the allocator held at most in the captured step."""
-    memory = read_memory(rank) or {}
-    peak = memory.get("peak") or {}
-    value = peak.get("allocated_bytes")
-    return value if isinstance(value, int) else None
-
-
-def _decoded(file: Path) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError):
-        return {}
+    captured, _ = read_captured(rank)
+    return captured.peak.allocated_bytes if captured and captured.peak else None

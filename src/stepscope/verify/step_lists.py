@@ -9,10 +9,11 @@ import csv
 import re
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from stepscope.errors import UnreadableInputError, UsageError
+from stepscope.trace.decode import NotJsonError, decode, shown
+from stepscope.trace.regular_files import read_some, read_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +27,8 @@ UNITS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
 ENDINGS = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson")
 _LARGEST_JSON = 8 << 20  # a JSON file beyond is a trace, unless it begins with a number
 _LONGEST_MS = 1e15
+_LONGEST_CELL = 64
+_LARGEST, _MOST_LINES = 64 << 20, 4_000_000
 _BOM = b"\xef\xbb\xbf"
 _BARE_NUMBERS = re.compile(rb"\s*\[\s*[-\d]")
 _UNIT_OF_NAME = re.compile(r"(?:^|_)(ns|us|ms|s)$", re.IGNORECASE)
@@ -39,24 +42,17 @@ def is_step_list(path: Path) -> bool:
     if not path.name.endswith(".json"):
         return False
     try:
-        with path.open("rb") as file:
-            if _BARE_NUMBERS.match(file.read(256).removeprefix(_BOM)):
-                return True
-        if path.stat().st_size > _LARGEST_JSON:
-            return False
-        return _is_list(msgspec.json.decode(path.read_bytes().removeprefix(_BOM)))
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        text = read_some(path, _LARGEST_JSON + 1)
+        if _BARE_NUMBERS.match(text[:256].removeprefix(_BOM)):
+            return True
+        return len(text) <= _LARGEST_JSON and _is_list(decode(text, Any))
+    except (UnreadableInputError, NotJsonError):
         return False
 
 
 def read_step_list(path: Path, unit: str = "ms", column: str | None = None) -> Floats:
     """In the order of the file; raises UnreadableInputError for anything that is no step time."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise UnreadableInputError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UnreadableInputError(f"{path} is not text: a step list was expected") from None
+    text = _text_of(path)
     if path.name.endswith(".json"):
         rows = _json_rows(path, _decoded(path, text))
     elif path.name.endswith((".jsonl", ".ndjson")):
@@ -69,10 +65,20 @@ def read_step_list(path: Path, unit: str = "ms", column: str | None = None) -> F
     return values
 
 
+def _text_of(path: Path) -> str:
+    content = read_whole(path, _LARGEST)
+    if content.count(b"\n") > _MOST_LINES:
+        raise UnreadableInputError(f"{path} has more than {_MOST_LINES:,} lines: give fewer steps")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UnreadableInputError(f"{path} is not text: a step list was expected") from None
+
+
 def _decoded(path: Path, text: str) -> Any:
     try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+        return decode(text.encode(), Any)
+    except NotJsonError as error:
         raise UnreadableInputError(f"{path} is not whole: {error}") from None
 
 
@@ -98,8 +104,12 @@ def _json_rows(path: Path, content: Any) -> list[tuple[int, Any]]:
             for name, value in content.items()
             if isinstance(value, list) and value and _is_number(value[0])
         }
+        if not lists:
+            raise UnreadableInputError(f"{path} holds no list of numbers")
         chosen = _choose(path, list(lists), None)
         return [(place, {chosen: value}) for place, value in enumerate(lists[chosen], 1)]
+    if not isinstance(content, list):
+        raise UnreadableInputError(f"{path} holds {shown(content)}: a list was expected")
     return list(enumerate(content, 1))
 
 
@@ -111,8 +121,8 @@ def _json_lines(path: Path, text: str) -> list[tuple[int, Any]]:
         if not line.strip():
             continue
         try:
-            rows.append((number, msgspec.json.decode(line)))
-        except msgspec.DecodeError as error:
+            rows.append((number, decode(line.encode(), Any)))
+        except NotJsonError as error:
             if number == len(lines):
                 break
             raise UnreadableInputError(f"{path}, line {number}: {error}") from None
@@ -130,10 +140,7 @@ def _text_rows(text: str, is_csv: bool) -> list[tuple[int, Any]]:
     if not lines:
         return []
     mark = max(",;\t", key=lines[0][1].count)
-    cells = [
-        (number, [cell.strip() for cell in next(csv.reader([line], delimiter=mark))])
-        for number, line in lines
-    ]
+    cells = [(number, _cells(line, mark)) for number, line in lines]
     head = cells[0][1]
     if any(_as_number(cell) is None for cell in head):
         return [(number, dict(zip(head, row, strict=False))) for number, row in cells[1:]]
@@ -141,6 +148,14 @@ def _text_rows(text: str, is_csv: bool) -> list[tuple[int, Any]]:
         return [(number, row[0]) for number, row in cells]
     names = [str(place) for place in range(1, len(head) + 1)]
     return [(number, dict(zip(names, row, strict=False))) for number, row in cells]
+
+
+def _cells(line: str, mark: str) -> list[str]:
+    """A line that no spreadsheet wrote is one cell, which is no step time."""
+    try:
+        return [cell.strip() for cell in next(csv.reader([line], delimiter=mark))]
+    except csv.Error:
+        return [line]
 
 
 def _words(line: str) -> list[str]:
@@ -155,7 +170,11 @@ def _values(path: Path, rows: Sequence[tuple[int, Any]], unit: str, column: str 
         chosen = _choose(path, names if column or not timed else timed, column)
         told = _UNIT_OF_NAME.search(chosen)
         unit = told[1].lower() if told else unit
-        rows = [(number, row[chosen]) for number, row in rows if chosen in row]
+        rows = [
+            (number, row[chosen] if isinstance(row, dict) else row)
+            for number, row in rows
+            if not isinstance(row, dict) or chosen in row
+        ]
     elif column is not None:
         raise UsageError(f"--column {column}: {path} has no columns")
     plain = _plain_numbers([cell for _, cell in rows])
@@ -165,7 +184,7 @@ def _values(path: Path, rows: Sequence[tuple[int, Any]], unit: str, column: str 
     for place, (number, cell) in enumerate(rows):
         found = _as_number(cell)
         if found is None or not 0 < found[0] <= _LONGEST_MS:
-            raise UnreadableInputError(f"{path}, line {number}: {cell!r} is not a step time")
+            raise UnreadableInputError(f"{path}, line {number}: {shown(cell)} is not a step time")
         out[place] = found[0] * UNITS[found[1] or unit]
     return out
 
@@ -174,6 +193,8 @@ def _plain_numbers(cells: Sequence[Any]) -> Floats | None:
     """All at once, where no cell has a unit and each is a step time; a million take no while."""
     kinds = set(map(type, cells))
     if not kinds or (not kinds <= {int, float} and kinds != {str}):
+        return None
+    if kinds == {str} and max(map(len, cells)) > _LONGEST_CELL:  # all would take as much memory
         return None
     try:
         out = np.array(cells, np.float64)
@@ -197,12 +218,15 @@ def _choose(path: Path, names: Sequence[str], column: str | None) -> str:
 
 
 def _as_number(cell: Any) -> tuple[float, str | None] | None:
-    if _is_number(cell):
-        return float(cell), None
-    found = _NUMBER.fullmatch(cell.strip()) if isinstance(cell, str) else None
-    if not found:
-        return None
     try:
-        return float(found[1]), (found[2] or "").lower().replace("µ", "u") or None
-    except ValueError:
+        if _is_number(cell):
+            return float(cell), None
+        short = isinstance(cell, str) and len(cell) <= _LONGEST_CELL
+        found = _NUMBER.fullmatch(cell.strip()) if short else None
+        return (float(found[1]), _unit(found[2])) if found else None
+    except (ValueError, OverflowError):  # a word, or an integer of hundreds of digits
         return None
+
+
+def _unit(text: str | None) -> str | None:
+    return (text or "").lower().replace("µ", "u") or None

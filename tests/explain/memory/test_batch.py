@@ -19,6 +19,7 @@ from stepscope.explain.memory.batch import (
     peak_at,
 )
 from stepscope.records.memory import BatchLine, Memory
+from stepscope.ui.memory import batch_words
 
 HELD = {
     "parameters": 1000,
@@ -159,3 +160,13 @@ def test_predicting_needs_bytes_by_category():
     )
     with pytest.raises(NotCapturedError, match="stepscope run"):
         predict_peak(memory, 2.0)
+
+
+def test_a_range_without_a_high_end_says_at_least():
+    """All that scales may be fixed: then nothing limits the batch from above."""
+    line = BatchLine(moment="peak", fixed_bytes=10, scaling_bytes=10, maybe_fixed_bytes=10)
+    for batch in (None, 4):
+        fit = find_largest((line,), batch=batch, batch_from="", limit_bytes=100, limit_from="given")
+        assert fit.factor_high is None
+        assert "at least " in batch_words(fit)
+        assert "None" not in batch_words(fit)

@@ -205,3 +205,14 @@ def test_gpt2_on_an_h200_agrees_with_torchs_own_peak(shared):
     formula = memory.theory.activations
     assert formula is not None
     assert formula.total_bytes == pytest.approx(memory.categories["activations"], rel=0.01)
+
+
+def test_allocations_without_a_host_event_around_them_have_no_site_but_count(account):
+    memory = account(
+        *(
+            training.instant(10 * n, 512, n + 1, allocated=512 * (n + 1), reserved=4096)
+            for n in range(3)
+        ),
+        build.kernel("k", start=5, dur=20),
+    )
+    assert [(site.operator, site.size_bytes) for site in memory.by_site] == [("(unknown)", 1536)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.explain.strategies.of_record import strategies_of_record
+from stepscope.explain.strategies.of_record import strategy_of_record
 from stepscope.records.explanation import Budget, Part
 from stepscope.records.job import Pace
 from stepscope.records.strategies import (
@@ -47,8 +47,8 @@ def replicas() -> DataParallel:
 def test_exposed_communication_is_the_budgets() -> None:
     # Window: 40 ms, of which 30 compute and 10 exposed. Measured: 50 ms, all by 1.25.
     window = pace(dur=40, compute=30, exposed=10)
-    (found,) = strategies_of_record(
-        [replicas()], budget(compute=37.5, exposed_comm=12.5), [window, window]
+    found = strategy_of_record(
+        replicas(), budget(compute=37.5, exposed_comm=12.5), [window, window]
     )
     assert isinstance(found, DataParallel)
     assert (found.step_ns, found.exposed_ns, found.comm_ns) == (50_000_000, 12_500_000, 18_750_000)
@@ -60,9 +60,7 @@ def test_exposed_communication_is_the_budgets() -> None:
 def test_a_profiler_that_slowed_the_host_changes_shares_not_times() -> None:
     # Window: 40 ms with 20 of idle host. Measured: 25 ms, 15 of them off the idle time.
     window = pace(dur=40, compute=10, exposed=10)
-    (found,) = strategies_of_record(
-        [replicas()], budget(compute=10, exposed_comm=10, python=5), [window]
-    )
+    found = strategy_of_record(replicas(), budget(compute=10, exposed_comm=10, python=5), [window])
     assert isinstance(found, DataParallel)
     assert (found.step_ns, found.exposed_ns) == (25_000_000, 10_000_000)
     assert found.exposed_share == pytest.approx(0.4)
@@ -70,7 +68,7 @@ def test_a_profiler_that_slowed_the_host_changes_shares_not_times() -> None:
 
 def test_hidden_communication_goes_with_compute() -> None:
     window = pace(dur=40, compute=40, exposed=0)
-    (found,) = strategies_of_record([replicas()], budget(compute=20, exposed_comm=0), [window])
+    found = strategy_of_record(replicas(), budget(compute=20, exposed_comm=0), [window])
     assert isinstance(found, DataParallel)
     assert found.comm_ns == 7_500_000
 
@@ -85,7 +83,7 @@ def test_a_pipelines_stages_keep_their_shares() -> None:
         stages=(stage,), bubble_share=0.25, bound_share=None, imbalance=1.0, deciding_stage=None,
     )  # fmt: skip
     window = pace(dur=40, compute=30, exposed=4)
-    (found,) = strategies_of_record([pipeline], budget(compute=40, exposed_comm=40), [window])
+    found = strategy_of_record(pipeline, budget(compute=40, exposed_comm=40), [window])
     assert isinstance(found, Pipeline)
     (now,) = found.stages
     assert (now.step_ns, now.compute_ns, now.bubble_ns) == (80_000_000, 60_000_000, 20_000_000)
@@ -93,5 +91,5 @@ def test_a_pipelines_stages_keep_their_shares() -> None:
 
 
 def test_without_a_step_nothing_is_converted() -> None:
-    same = (replicas(),)
-    assert strategies_of_record(same, budget(compute=5, exposed_comm=5), []) == same
+    same = replicas()
+    assert strategy_of_record(same, budget(compute=5, exposed_comm=5), []) == same

@@ -17,7 +17,9 @@ def find(evidence: Evidence) -> Finding | None:
     """A compute kernel with at least 40% of all device time."""
     whole = sum(kernel.total_ns for kernel in evidence.kernels)
     compute = [kernel for kernel in evidence.kernels if kernel.kind == "compute"]
-    if not compute or compute[0].total_ns < DOMINANT * whole or len(evidence.kernels) < 3:
+    if not compute or len(evidence.kernels) < 3:
+        return None
+    if not whole or compute[0].total_ns < DOMINANT * whole:
         return None
     top = compute[0]
     busy = 1 - evidence.idle_share(evidence.timeline.idle_ns)

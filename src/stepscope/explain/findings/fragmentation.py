@@ -62,12 +62,13 @@ def _missed(memory: Memory) -> Fragmentation | None:
     The allocator gives whole free segments back before it fails: what is left is in pieces.
     """
     for failed in reversed(memory.out_of_memory):
-        if 0 < failed.asked_bytes <= failed.reserved_bytes - failed.allocated_bytes:
+        reserved, allocated = failed.reserved_bytes, failed.allocated_bytes
+        if reserved is not None and 0 < failed.asked_bytes <= reserved - allocated:
             return Fragmentation(
                 at="end",
-                allocated_bytes=failed.allocated_bytes,
-                reserved_bytes=failed.reserved_bytes,
-                share=1 - failed.allocated_bytes / failed.reserved_bytes,
+                allocated_bytes=allocated,
+                reserved_bytes=reserved,
+                share=1 - allocated / reserved,
             )
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.memory.words import biggest, held_words, size
+from stepscope.explain.memory.words import between_words, biggest, held_words, size
 from stepscope.records.explanation import Finding, Place, Remedy
 from stepscope.records.words import counted
 
@@ -42,13 +42,13 @@ def find_in(memory: Memory) -> Finding | None:
     fit = memory.largest_batch
     if fit is not None and fit.largest is not None and fit.batch is not None:
         evidence.append(
-            f"the largest batch that fits is about {fit.largest} ({fit.low} to {fit.high}); "
-            f"now it is {fit.batch}"
+            f"the largest batch that fits is about {fit.largest}"
+            f"{between_words(fit.low, fit.high)}; now it is {fit.batch}"
         )
     return Finding(
         id="memory-near-limit",
         title="Memory nearly full",
-        share=share,
+        share=min(1.0, share),  # a limit that was given may be less than a step needs
         of="memory",
         severity="medium" if share >= FULL else "low",
         summary=f"a step needs {share:.0%} of the memory there is; most of it is "
@@ -60,30 +60,36 @@ def find_in(memory: Memory) -> Finding | None:
 
 def _failed(memory: Memory, last: OutOfMemory) -> Finding:
     limit = memory.limit_bytes or last.reserved_bytes
-    free = last.reserved_bytes - last.allocated_bytes
     many = len(memory.out_of_memory)
-    device_free = (
-        f"; the device had {size(last.device_free_bytes)} free"
-        if last.device_free_bytes is not None
-        else ""
-    )
     where: tuple[Place, ...] = ()
     if last.file:
         where = (Place(file=last.file, line=last.line or 0, function=last.function),)
     return Finding(
         id="memory-near-limit",
         title="Out of memory",
-        share=min(1.0, last.allocated_bytes / limit) if limit else 1.0,
+        share=min(1.0, max(0.0, last.allocated_bytes / limit)) if limit else 1.0,
         of="memory",
         severity="high",
         summary=f"a request for {size(last.asked_bytes)} could not be met with "
         f"{size(last.allocated_bytes)} allocated.",
         evidence=(
-            f"reserved {size(last.reserved_bytes)}, of which {size(free)} held no tensor"
-            + device_free,
+            *_room(last),
             f"{counted(many, 'request')} failed in the recorded history",
             *held_words(memory),
         ),
         where=where,
         remedies=_REMEDIES,
     )
+
+
+def _room(failed: OutOfMemory) -> list[str]:
+    """What was reserved and what the device had, as far as that is known."""
+    words = []
+    if failed.reserved_bytes is not None:
+        free = failed.reserved_bytes - failed.allocated_bytes
+        words.append(
+            f"reserved {size(failed.reserved_bytes)}, of which {size(free)} held no tensor"
+        )
+    if failed.device_free_bytes is not None:
+        words.append(f"the device had {size(failed.device_free_bytes)} free")
+    return ["; ".join(words)] if words else []

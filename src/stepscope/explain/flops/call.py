@@ -67,6 +67,7 @@ _SCALAR_TYPE_BYTES = {
 _NOT_TENSORS = frozenset({"", "Scalar", "ScalarList", "TensorList", "GenericList", "Device"})
 _WHOLE = frozenset({int})
 _INTEGER = re.compile(r"-?\d+")
+_MOST_DIGITS = 18
 
 Dims = tuple[int, ...]
 
@@ -156,11 +157,11 @@ class Call:
         match = _INTEGER.fullmatch(self.text(place))
         if not match:
             raise Unknown
-        return int(match[0])
+        return _whole(match[0])
 
     def numbers(self, place: int) -> list[int]:
         """A list of whole numbers; one number is a list of one."""
-        return [int(each) for each in _INTEGER.findall(self.text(place))]
+        return [_whole(each) for each in _INTEGER.findall(self.text(place))]
 
     def flag(self, place: int) -> bool:
         return {"True": True, "False": False}.get(self.text(place)) is True
@@ -173,3 +174,9 @@ class Call:
         if (code := self.number(place)) not in _SCALAR_TYPE_BYTES:
             raise Unknown
         return _SCALAR_TYPE_BYTES[code]
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise Unknown
+    return int(digits)

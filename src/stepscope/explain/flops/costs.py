@@ -15,7 +15,7 @@ from stepscope.explain.flops.kernel_names import read_name
 from stepscope.explain.flops.lists import list_bytes
 from stepscope.explain.flops.memory_bound import VIEWS
 from stepscope.explain.flops.phases import find_phases, find_recomputed
-from stepscope.explain.flops.signatures import price
+from stepscope.explain.flops.signatures import price, summable
 from stepscope.explain.steps import find_steps
 from stepscope.explain.work import find_work, rows_named
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind
@@ -96,7 +96,7 @@ def count_costs(trace: Trace, work: Work | None = None, steps: Steps | None = No
     recomputed = np.zeros(len(host), np.bool_)
     recomputed[rows] = find_recomputed(trace, phases, rows, priced.of, counted)
     _tell_tf32(trace, operator, counted, dtype)
-    moved[rows] = list_bytes(trace, rows, priced, phases, operator)
+    moved[rows] = summable(list_bytes(trace, rows, priced, phases, operator))
     return Costs(
         flops=flops,
         model_flops=np.where(recomputed & (flops > 0), 0, flops - again),

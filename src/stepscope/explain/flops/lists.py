@@ -18,6 +18,7 @@ import numpy as np
 
 from stepscope.explain.flops.call import ITEM_BYTES
 from stepscope.explain.flops.cost import UNKNOWN
+from stepscope.explain.flops.signatures import LARGEST
 from stepscope.explain.tree import group
 from stepscope.explain.work import rows_named
 from stepscope.records.trace import HostKind
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from stepscope.explain.flops.signatures import Signatures
     from stepscope.records.trace import Trace
 
-_OPAQUE = re.compile(r"OpaqueType<(\d+)")
+_OPAQUE = re.compile(r"OpaqueType<(\d{1,3})\b")
 _TYPED = re.compile(r"(?:Functor|Math\w*|Op)<(c10::BFloat16|c10::Half|float|double)")
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _SHARDED = ("reduce_scatter", "FullyShardedDataParallel", "FSDP::", "ZeroRedundancy", "DeepSpeed")
@@ -57,6 +58,7 @@ def list_bytes(
     whole[~_launching(trace, operator)[rows[lists]] & ~_fused(priced)[priced.of[lists]]] = UNKNOWN
     total = elements[lists] + passes[lists] * np.maximum(whole, 0)
     known = (item > 0) & ((passes[lists] == 0) | (whole > 0)) & (moved[lists] >= 0)
+    known &= total < LARGEST // np.maximum(item, 1)
     moved[lists] = np.where(known, moved[lists] + total * item, UNKNOWN)
     return moved
 
@@ -151,8 +153,9 @@ def _accumulated(trace: Trace, step: NDArray[np.int32]) -> _Parameters:
     total = sum(
         count // steps * math.prod(dims[0])
         for dims, count in zip(shapes, counts.tolist(), strict=True)
+        if dims
     )
-    return _Parameters(total, item)
+    return _Parameters(total if total < LARGEST else UNKNOWN, item)
 
 
 def _whole_lists(

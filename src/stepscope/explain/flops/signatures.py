@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
     from stepscope.records.trace import Trace
 
-_LARGEST = 1 << 62
+# The fastest device needs 20 minutes for as many FLOPs: more come from shapes that nobody ran. A
+# backward pass multiplies them by three at most, and the sum must still fit 64 bits.
+LARGEST = 1 << 60
 _NOT_SAID = (Unknown, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError)
 
 
@@ -60,15 +62,30 @@ def price(trace: Trace, rows: NDArray[np.intp]) -> Signatures:
         calls.append(call)
         costs.append(_cost(call))
     dtypes = {code: dtype_code(texts[code]) for code in set(distinct[1])}
+    columns_of = {
+        field: np.array([getattr(cost, field) for cost in costs], np.int64)
+        for field in ("flops", "again", "moved", "list_elements", "list_passes")
+    }
+    times = np.bincount(of, minlength=len(costs))
+    columns_of["flops"] = summable(columns_of["flops"], times)
+    columns_of["again"][columns_of["flops"] < 0] = 0
     return Signatures(
         of=of,
-        **{
-            field: np.array([getattr(cost, field) for cost in costs], np.int64)
-            for field in ("flops", "again", "moved", "list_elements", "list_passes")
-        },
+        **columns_of,
         dtype=np.array([dtypes[code] for code in distinct[1]], np.int8),
         calls=tuple(calls),
     )
+
+
+def summable(amounts: NDArray[np.int64], times: NDArray[np.int64] | int = 1) -> NDArray[np.int64]:
+    """Amounts whose sum fits 64 bits, each taken so many times: the largest become unknown."""
+    order = np.argsort(amounts, kind="stable")
+    total = np.cumsum((np.maximum(amounts, 0).astype(np.float64) * times)[order])
+    if not len(total) or total[-1] < LARGEST:
+        return amounts
+    kept = amounts.copy()
+    kept[order[total >= LARGEST]] = UNKNOWN
+    return kept
 
 
 def _decoded(strings: Sequence[str], code: int, known: dict[int, Any]) -> Any:
@@ -90,6 +107,6 @@ def _cost(call: Call) -> Cost:
     except _NOT_SAID:
         return Cost(flops=UNKNOWN if multiplies else 0)
     amounts = (cost.flops, cost.moved, cost.list_elements)
-    if max(amounts) >= _LARGEST or min(amounts) < UNKNOWN:  # damaged shapes
+    if max(amounts) >= LARGEST or min(amounts) < UNKNOWN:  # damaged shapes
         return Cost(flops=UNKNOWN if multiplies else 0)
     return cost

@@ -8,11 +8,10 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.explain.memory.batch import find_largest
+from stepscope.explain.memory.captured import capture_lines, is_account, memory_of_capture
 from stepscope.explain.memory.growth import growth_of_steps
 from stepscope.explain.memory.model import find_batch, find_transformer, read_calls
 from stepscope.explain.memory.theory import make_theory, transformer_activations
-from stepscope.records.memory import CapturedMemory
-from stepscope.records.quality import Note
 from stepscope.records.strategies import RankFullySharded
 from stepscope.trace.memory_file import read_captured, read_step_bytes
 
@@ -22,7 +21,15 @@ if TYPE_CHECKING:
 
     from stepscope.explain.memory.model import StepCalls
     from stepscope.records.explanation import Steps
-    from stepscope.records.memory import BatchLine, LargestBatch, LimitFrom, Memory, Theory
+    from stepscope.records.memory import (
+        BatchLine,
+        CapturedMemory,
+        LargestBatch,
+        LimitFrom,
+        Memory,
+        Theory,
+    )
+    from stepscope.records.quality import Note
     from stepscope.records.strategies import RankStrategy
     from stepscope.records.trace import Trace
 
@@ -30,22 +37,21 @@ if TYPE_CHECKING:
 class Beside(msgspec.Struct, frozen=True, kw_only=True):
     """What lies beside a trace about memory, and the limit the user gave."""
 
-    captured: CapturedMemory | Note | None = None
+    captured: CapturedMemory | None = None
     step_bytes: tuple[tuple[int, int], ...] = ()
     limit_bytes: int | None = None
-
-    @property
-    def notes(self) -> tuple[Note, ...]:
-        """A file that could not be read."""
-        return (self.captured,) if isinstance(self.captured, Note) else ()
+    notes: tuple[Note, ...] = ()  # what in these files could not be read
 
 
 def look_beside(trace: Path, limit_bytes: int | None = None) -> Beside:
     """Read what capture wrote about memory."""
+    captured, about_memory = read_captured(trace.parent)
+    step_bytes, about_steps = read_step_bytes(trace.parent)
     return Beside(
-        captured=read_captured(trace.parent),
-        step_bytes=read_step_bytes(trace.parent),
+        captured=captured,
+        step_bytes=step_bytes,
         limit_bytes=limit_bytes,
+        notes=(*about_memory, *about_steps),
     )
 
 
@@ -57,10 +63,9 @@ def explain_memory(
 ) -> Memory | None:
     """None where neither a capture nor the trace says anything about memory."""
     beside = beside or Beside()
-    captured = beside.captured if isinstance(beside.captured, CapturedMemory) else None
+    captured = beside.captured if beside.captured and is_account(beside.captured) else None
     if captured is None and not len(trace.memory):
         return None
-    from stepscope.explain.memory.captured import capture_lines, memory_of_capture
     from stepscope.explain.memory.traced import memory_of_trace
 
     traced = memory_of_trace(trace, steps)

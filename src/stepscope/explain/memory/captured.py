@@ -20,16 +20,24 @@ if TYPE_CHECKING:
 _PHASES = ("forward", "backward", "optimizer")
 
 
-def memory_of_capture(captured: CapturedMemory) -> Memory:
-    """As measured; theory and the largest batch come later."""
+def is_account(captured: CapturedMemory) -> bool:
+    """Whether it tells what a step needs, and of which device."""
     peak = captured.peak
+    known = peak is not None and (peak.allocated_bytes or any(peak.categories.values()))
+    return captured.device is not None and bool(known)
+
+
+def memory_of_capture(captured: CapturedMemory) -> Memory:
+    """As measured, of what `is_account`; theory and the largest batch come later."""
+    peak = captured.peak
+    assert peak is not None
+    assert captured.device is not None
     categories = ordered(peak.categories)
-    held = sum(size or 0 for size in categories.values())
     allocated = peak.allocated_bytes
     return Memory(
         source="capture",
         device=captured.device,
-        peak_bytes=held if allocated is None else allocated,
+        peak_bytes=_peak_bytes(categories, allocated),
         reserved_bytes=peak.reserved_bytes,
         phase=peak.phase,
         measured=peak.measured,
@@ -45,10 +53,19 @@ def memory_of_capture(captured: CapturedMemory) -> Memory:
     )
 
 
+def _peak_bytes(categories: Categories, allocated: int | None) -> int:
+    """What the allocator held. Categories that are all known may hold more, from elsewhere."""
+    held = sum(size or 0 for size in categories.values())
+    if allocated is None or (held > allocated and None not in categories.values()):
+        return held
+    return allocated
+
+
 def capture_lines(captured: CapturedMemory, cast_bytes: int) -> tuple[BatchLine, ...]:
     """The peak and every phase's end against the batch."""
     inputs = captured.inputs_bytes or 0
     peak = captured.peak
+    assert peak is not None
     lines = [
         line_of(
             "peak",
@@ -79,13 +96,14 @@ def fragmentation_of(allocated: int | None, reserved: int | None) -> Fragmentati
         at="peak",
         allocated_bytes=allocated,
         reserved_bytes=reserved,
-        share=max(0.0, 1 - allocated / reserved),
+        share=min(1.0, max(0.0, 1 - allocated / reserved)),
     )
 
 
 def _moments(captured: CapturedMemory) -> tuple[Moment, ...]:
     """In order of time; the peak stands before the end of the phase it is in."""
     peak = captured.peak
+    assert peak is not None
     top = Moment(
         name="peak",
         categories=ordered(peak.categories),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FIRST_STEPS = 3
 LEAST_INCREASES = 3
 _ALIKE = 0.5  # an increase may be this much smaller or larger than the median
-_NUMBER = re.compile(r"#(\d+)$")
+_NUMBER = re.compile(r"#(\d{1,18})$")
 
 
 def growth_of(

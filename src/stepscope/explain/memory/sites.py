@@ -111,14 +111,21 @@ def _operators(trace: Trace, rows: Int32) -> Int32:
 
 def _user_frames(trace: Trace, rows: Int32) -> Int32:
     host = trace.host
-    linked = nearest_of(host, host.forward_of >= 0, rows)
-    forward = np.where(linked >= 0, host.forward_of[np.maximum(linked, 0)], -1)
+    forward = _looked_up(host.forward_of, nearest_of(host, host.forward_of >= 0, rows))
     own = user_frames(trace, rows)
     return np.where(own >= 0, own, user_frames(trace, forward))
 
 
 def _names(trace: Trace, rows: Int32) -> Int32:
-    return np.where(rows >= 0, trace.host.name[np.maximum(rows, 0)], -1).astype(np.int32)
+    return _looked_up(trace.host.name, rows)
+
+
+def _looked_up(column: Int32, rows: Int32) -> Int32:
+    """-1 stays -1, also where there is no host event at all."""
+    out = np.full(len(rows), -1, np.int32)
+    known = rows >= 0
+    out[known] = column[rows[known]]
+    return out
 
 
 def _grouped(

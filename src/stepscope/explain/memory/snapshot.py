@@ -16,6 +16,7 @@ from stepscope.explain.lines import is_library
 from stepscope.explain.memory.captured import fragmentation_of
 from stepscope.explain.memory.sites import largest_sites
 from stepscope.explain.memory.timeline import thinned
+from stepscope.explain.memory.words import size as size_words
 from stepscope.records.memory import (
     ACTIONS,
     BLOCK_STATES,
@@ -26,6 +27,8 @@ from stepscope.records.memory import (
     OutOfMemory,
     SiteBytes,
 )
+from stepscope.records.quality import Note
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,6 +44,7 @@ _GIVES = [ACTIONS.index(name) for name in ("segment_free", "segment_unmap")]
 _OOM = ACTIONS.index("oom")
 _ALLOCATED, _INACTIVE = BLOCK_STATES.index("active_allocated"), BLOCK_STATES.index("inactive")
 _ROUNDING = 512
+_SHOWN = 8
 BEFORE = "(before the history began)"
 UNKNOWN = "(no stack recorded)"
 NO_CATEGORIES = (
@@ -62,15 +66,17 @@ class _Played(msgspec.Struct, frozen=True, kw_only=True):
 
     history: History
     allocated: Int64
-    reserved: Int64
+    reserved: Int64 | None  # None where less would be reserved than allocated
     allocates: Rows
     released: Int64  # for each of `allocates`: the row of its release, or the history's length
-    freed_from_before: Rows  # releases of what the history did not see allocated
+    contradicted: Rows  # allocations that would be alive at the end, and are not there
     peak: int
 
 
-def memory_of_snapshot(snapshot: Snapshot, limit_bytes: int | None = None) -> Memory:
-    """Of the device that most was reserved on."""
+def memory_of_snapshot(
+    snapshot: Snapshot, limit_bytes: int | None = None
+) -> tuple[Memory, tuple[Note, ...]]:
+    """Of the device that most was reserved on; and where its history contradicts its blocks."""
     device, others = _device(snapshot)
     here = snapshot.segments.device == device
     mine = here[snapshot.blocks.segment]
@@ -79,7 +85,10 @@ def memory_of_snapshot(snapshot: Snapshot, limit_bytes: int | None = None) -> Me
     size = snapshot.blocks.size_bytes
     allocated, reserved = int(size[held].sum()), int(snapshot.segments.total_bytes[here].sum())
     history = next((each for each in snapshot.histories if each.device == device), None)
-    played = _play(history, allocated, reserved) if history is not None else None
+    played = None
+    if history is not None and len(history):
+        ends = _lives(history, snapshot.blocks.address[held], size[held])
+        played = _play(history, ends, allocated, reserved)
     peak, at_peak = (allocated, reserved) if played is None else _top(played)
     at_end = _at_end(allocated, reserved, size[free])
     notes = [NO_CATEGORIES]
@@ -88,11 +97,11 @@ def memory_of_snapshot(snapshot: Snapshot, limit_bytes: int | None = None) -> Me
     if not snapshot.stacks:
         notes.append(NO_STACKS)
     if others:
-        notes.append(f"other devices are in the snapshot too and are not shown: {others}")
+        notes.append(f"other devices are in the snapshot too and are not shown: {_listed(others)}")
     if snapshot.unknown_actions:
         notes.append(f"actions that are not known: {', '.join(snapshot.unknown_actions[:5])}")
     categories: Categories = dict.fromkeys(CATEGORIES)
-    return Memory(
+    memory = Memory(
         source="snapshot",
         device="cuda",
         peak_bytes=peak,
@@ -110,6 +119,12 @@ def memory_of_snapshot(snapshot: Snapshot, limit_bytes: int | None = None) -> Me
         limit_bytes=_limit(limit_bytes, played),
         notes=tuple(notes),
     )
+    return memory, _contradictions(played)
+
+
+def _listed(devices: list[int]) -> str:
+    shown = ", ".join(map(str, devices[:_SHOWN]))
+    return shown if len(devices) <= _SHOWN else f"{shown} and {len(devices) - _SHOWN} more"
 
 
 def _device(snapshot: Snapshot) -> tuple[int, list[int]]:
@@ -124,48 +139,112 @@ def _device(snapshot: Snapshot) -> tuple[int, list[int]]:
     return chosen, sorted(device for device in reserved if device != chosen)
 
 
-def _play(history: History, allocated_end: int, reserved_end: int) -> _Played | None:
-    if not len(history):
-        return None
-    action, size = history.action, history.size_bytes
-    rounded = -(-size // _ROUNDING) * _ROUNDING
-    moves = np.flatnonzero((action == _ALLOC) | (action == _FREE))
+class _Lives(msgspec.Struct, frozen=True):
+    """Allocations of a history that the snapshot's blocks bear out."""
+
+    allocates: Rows
+    released: Int64
+    strangers: Rows
+    contradicted: Rows
+
+
+def _lives(history: History, held_address: Int64, held_bytes: Int64) -> _Lives:
+    """Whatever is alive at the end must lie in a block that is at least as large: the last state
+    is known, so an allocation that it does not show never counts."""
+    moves = np.flatnonzero((history.action == _ALLOC) | (history.action == _FREE))
     allocates, released, strangers = _pair(history, moves)
+    order = np.argsort(held_address, kind="stable")
+    address, room = held_address[order], held_bytes[order]
+    alive = np.flatnonzero(released == len(history))
+    wanted = history.address[allocates[alive]]
+    place = np.searchsorted(address, wanted)
+    inside = np.minimum(place, max(0, len(address) - 1))
+    shown = np.zeros(len(alive), np.bool_)
+    if len(address):
+        enough = room[inside] >= _rounded(history.size_bytes[allocates[alive]])
+        shown = (place < len(address)) & (address[inside] == wanted) & enough
+    kept = np.ones(len(allocates), np.bool_)
+    kept[alive[~shown]] = False
+    return _Lives(allocates[kept], released[kept], strangers, allocates[~kept])
+
+
+def _rounded(size_bytes: Int64) -> Int64:
+    """What a request of this size takes at least."""
+    return -(-size_bytes // _ROUNDING) * _ROUNDING
+
+
+def _play(history: History, lives: _Lives, allocated_end: int, reserved_end: int) -> _Played:
+    action, size = history.action, history.size_bytes
+    rounded = _rounded(size)
     delta = np.zeros(len(history), np.int64)
-    delta[allocates] = rounded[allocates]
-    matched = released < len(history)
-    delta[released[matched]] = -rounded[allocates[matched]]
-    delta[strangers] = -rounded[strangers]
+    delta[lives.allocates] = rounded[lives.allocates]
+    matched = lives.released < len(history)
+    np.add.at(delta, lives.released[matched], -rounded[lives.allocates[matched]])
+    delta[lives.strangers] = -rounded[lives.strangers]
     taken = np.where(np.isin(action, _TAKES), size, 0) - np.where(np.isin(action, _GIVES), size, 0)
     level = allocated_end - (delta.sum() - np.cumsum(delta))
+    reserved = reserved_end - (taken.sum() - np.cumsum(taken))
     return _Played(
         history=history,
         allocated=level,
-        reserved=reserved_end - (taken.sum() - np.cumsum(taken)),
-        allocates=allocates,
-        released=released,
-        freed_from_before=strangers,
+        reserved=reserved if (reserved >= level).all() else None,
+        allocates=lives.allocates,
+        released=lives.released,
+        contradicted=lives.contradicted,
         peak=int(level.argmax()),
     )
 
 
 def _pair(history: History, moves: Rows) -> tuple[Rows, Int64, Rows]:
-    """Allocations, the release of each, and releases without an allocation."""
+    """Allocations, the end of each, and releases without an allocation. An address that is given
+    out again was released in between, whether that was recorded or not."""
     order = moves[np.argsort(history.address[moves], kind="stable")]
     first, second = order[:-1], order[1:]
-    joined = history.address[first] == history.address[second]
-    joined &= (history.action[first] == _ALLOC) & (history.action[second] == _FREE)
+    same = history.address[first] == history.address[second]
+    same &= history.action[first] == _ALLOC
     released = np.full(len(history), len(history), np.int64)
-    released[first[joined]] = second[joined]
+    released[first[same]] = second[same]
     known = np.zeros(len(history), np.bool_)
-    known[second[joined]] = True
+    known[second[same]] = True
     allocates = np.flatnonzero(history.action == _ALLOC)
     strangers = np.flatnonzero((history.action == _FREE) & ~known)
     return allocates, released[allocates], strangers
 
 
-def _top(played: _Played) -> tuple[int, int]:
-    return int(played.allocated[played.peak]), int(played.reserved[played.peak])
+def _contradictions(played: _Played | None) -> tuple[Note, ...]:
+    """Where the history and the blocks cannot both be true, the blocks are believed."""
+    if played is None:
+        return ()
+    notes = []
+    many = len(played.contradicted)
+    if many:
+        first = int(played.contradicted[0])
+        notes.append(
+            Note(
+                id="contradictions",
+                detail=f"not used: {counted(many, 'allocation')} of the history that the blocks at "
+                f"the end do not show, the first event {first:,} "
+                f"({size_words(int(played.history.size_bytes[first]))})",
+                count=many,
+            )
+        )
+    if played.reserved is None:
+        notes.append(
+            Note(
+                id="contradictions",
+                detail="reserved memory over time is not known: by the history less would be "
+                "reserved than allocated",
+            )
+        )
+    return tuple(notes)
+
+
+def _top(played: _Played) -> tuple[int, int | None]:
+    return int(played.allocated[played.peak]), _reserved_at(played, played.peak)
+
+
+def _reserved_at(played: _Played, row: int) -> int | None:
+    return None if played.reserved is None else int(played.reserved[row])
 
 
 def _at_end(allocated: int, reserved: int, free: Int64) -> Fragmentation | None:
@@ -186,7 +265,7 @@ def _limit(given: int | None, played: _Played | None) -> int | None:
     if given is not None or played is None:
         return given
     failures = np.flatnonzero(played.history.action == _OOM)
-    if not len(failures):
+    if not len(failures) or played.reserved is None:
         return None
     whole = played.reserved[failures] + np.maximum(played.history.address[failures], 0)
     return int(whole.max())
@@ -194,6 +273,7 @@ def _limit(given: int | None, played: _Played | None) -> int | None:
 
 def _timeline(played: _Played) -> MemoryTimeline:
     time = played.history.time_us * 1000
+    reserved = played.reserved
     if (time < 0).any() or (np.diff(time) < 0).any():
         time = np.arange(len(played.history), dtype=np.int64)  # then by event
     rows = thinned(time, played.allocated)
@@ -203,7 +283,7 @@ def _timeline(played: _Played) -> MemoryTimeline:
         start_ns=start,
         time_ns=tuple((time[rows] - start).tolist()),
         allocated_bytes=tuple(played.allocated[rows].tolist()),
-        reserved_bytes=tuple(played.reserved[rows].tolist()),
+        reserved_bytes=None if reserved is None else tuple(reserved[rows].tolist()),
         categories={},
     )
 
@@ -216,9 +296,8 @@ def _sites(
     if played is not None:
         alive = (played.allocates <= played.peak) & (played.released > played.peak)
         rows = played.allocates[alive]
-        asked = played.history.size_bytes[rows]
         stacks = np.append(stacks, played.history.stack[rows])
-        sizes = np.append(sizes, -(-asked // _ROUNDING) * _ROUNDING)
+        sizes = np.append(sizes, _rounded(played.history.size_bytes[rows]))
     codes = stacks.astype(np.int64) + 1
     total = np.zeros(len(snapshot.stacks) + 1, np.int64)
     np.add.at(total, codes, sizes)
@@ -275,7 +354,7 @@ def _failures(snapshot: Snapshot, played: _Played | None) -> tuple[OutOfMemory, 
                 asked_bytes=int(history.size_bytes[row]),
                 device_free_bytes=free if free > 0 else None,
                 allocated_bytes=int(played.allocated[row]),
-                reserved_bytes=int(played.reserved[row]),
+                reserved_bytes=_reserved_at(played, row),
                 file=file,
                 line=line,
                 function=name,

@@ -25,8 +25,7 @@ def thinned(time: Int64, level: Int64, bins: int = BINS) -> NDArray[np.intp]:
     """Rows of the highest and the lowest point of every bin of time, in order; first and last."""
     if len(time) <= 2 * bins:
         return np.arange(len(time))
-    span = max(1, int(time[-1] - time[0]) + 1)
-    which = (time - time[0]) * bins // span
+    which = (time - time[0]) // (int(time[-1] - time[0]) // bins + 1)
     order = np.lexsort((level, which))
     starts = np.flatnonzero(np.diff(which[order], prepend=-1))
     ends = np.append(starts[1:], len(order)) - 1

@@ -51,3 +51,12 @@ def held_words(memory: Memory) -> list[str]:
         return []
     named = (f"{site.file}:{site.line} {size(site.size_bytes)}" for site in places)
     return ["allocated by " + ", ".join(named)]
+
+
+def between_words(low: float | None, high: float | None, form: str = "{}") -> str:
+    """A range in brackets; without a high end, what may scale may also not."""
+    if low is None:
+        return ""
+    if high is None:
+        return f" (at least {form.format(low)})"
+    return f" ({form.format(low)} to {form.format(high)})"

@@ -140,6 +140,9 @@ def _notes(logs: list[NcclLog], groups: list[Group], calls: int) -> list[str]:
     damaged = sum(log.damaged_lines for log in logs)
     if damaged:
         out.append(f"left out: {counted(damaged, 'line')} of NCCL's, cut or mixed with others")
+    left_out = sum(log.calls_left_out for log in logs)
+    if left_out:
+        out.append(f"left out: the last {counted(left_out, 'call')} of a very long log")
     out += [f"{log.path}: {log.ended_early}" for log in logs if log.ended_early]
     guessed = sum(comm.guessed_lines for log in logs for comm in log.communicators)
     if guessed and any(len(log.communicators) > len(log.processes) for log in logs):

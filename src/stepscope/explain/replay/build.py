@@ -48,6 +48,8 @@ def build_graph(trace: Trace, work: Work, *, described: bool = True) -> StepGrap
     tasks = _tasks(trace, work, order, call, rows, begin)
     calls, depth = _calls(trace, work, rows, kind, begin, order, call)
     calls = _awaiting(trace, work, calls, rows, tasks.stream, order, call)
+    if not len(calls) and len(tasks):
+        calls = _unrecorded_launch()
     graph = StepGraph(
         calls=calls,
         tasks=tasks,
@@ -56,6 +58,21 @@ def build_graph(trace: Trace, work: Work, *, described: bool = True) -> StepGrap
         queue_depth=depth,
     )
     return describe(trace, work, graph) if described else graph
+
+
+def _unrecorded_launch() -> Calls:
+    """Stands for all launches where the trace holds none of them."""
+    return Calls(
+        kind=np.array([CallKind.LAUNCH], np.int8),
+        gap_ns=np.zeros(1),
+        call_ns=np.zeros(1),
+        tail_ns=np.zeros(1),
+        phase=np.array([Phase.OTHER], np.int8),
+        row=np.array([ABSENT], np.int32),
+        operator=np.array([ABSENT], np.int32),
+        frames=np.zeros(1),
+        awaits=((),),
+    )
 
 
 def describe(trace: Trace, work: Work, graph: StepGraph) -> StepGraph:
@@ -364,4 +381,4 @@ def _host_graph(trace: Trace, work: Work) -> StepGraph:
     beside = np.flatnonzero(~mine)
     beside = beside[np.argsort(work.start_ns[beside], kind="stable")]
     calls, tasks, streams = communicate(trace, work, calls, start + begin, beside)
-    return StepGraph(calls=calls, tasks=tasks, streams=streams, end_ns=0.0)
+    return StepGraph(calls=calls, tasks=tasks, streams=streams, end_ns=0.0, on_host=True)

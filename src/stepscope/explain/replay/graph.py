@@ -70,7 +70,7 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
     spacing_ns: Floats  # between the end of the task before it on its stream and its start
     latency_ns: Floats  # between its call and its start, on a free stream
     kind: NDArray[np.int8]  # explain.work.Kind
-    row: Ints  # device row in the trace, -1 for an inserted one
+    row: Ints  # device row in the trace (host row if `on_host`), -1 for an inserted one
     after: Ints  # a task of another stream that must have ended, or -1
     after_ns: Floats  # and so long ago
 
@@ -86,6 +86,7 @@ class StepGraph(msgspec.Struct, frozen=True, kw_only=True):
     streams: int
     end_ns: float  # host time between the last call and the end
     queue_depth: int = QUEUE_DEPTH
+    on_host: bool = False  # the CPU is the device
 
     @property
     def size(self) -> int:

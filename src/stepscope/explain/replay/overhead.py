@@ -197,6 +197,8 @@ def launch_slowness(graph: StepGraph, trace: Trace) -> tuple[float, ...]:
     forward pass's, which runs on the same thread; 1 where a trace tells nothing."""
     calls = graph.calls
     launching = (calls.kind == CallKind.LAUNCH) & (calls.row >= 0)
+    if not launching.any():
+        return (1.0,) * len(Phase)
     known = named(trace, trace.host.name[calls.row], launching, _KERNEL_LAUNCH)
     found = {}
     for phase in Phase:

@@ -45,12 +45,19 @@ def typical_step(trace: Trace, work: Work, steps: Steps, *, described: bool = Tr
             f"{trace.path}: there is no operator and no device event to replay; "
             "record with ProfilerActivity.CPU and CUDA"
         )
+    found = _one_of(trace, _pieces(trace, whole, steps))
+    found = found or Typical(graph=whole, steps=1, alike=True)
+    return replace(found, graph=describe(trace, work, found.graph)) if described else found
+
+
+def _pieces(trace: Trace, whole: StepGraph, steps: Steps) -> list[StepGraph]:
+    """The graph of each step that made calls. Launches that were not recorded are in no step."""
+    if (whole.calls.row < 0).any():
+        return []
     start = trace.host.start_ns[whole.calls.row]
     windows = [(step.start_ns, step.start_ns + step.dur_ns) for step in steps.steps]
     pieces = [_piece(trace, whole, start, window) for window in windows]
-    pieces = [piece for piece in pieces if len(piece.calls)]
-    found = _one_of(trace, pieces) or Typical(graph=whole, steps=1, alike=True)
-    return replace(found, graph=describe(trace, work, found.graph)) if described else found
+    return [piece for piece in pieces if len(piece.calls)]
 
 
 def _one_of(trace: Trace, pieces: list[StepGraph]) -> Typical | None:
@@ -79,7 +86,7 @@ def _piece(
     gaps[0] = min(gaps[0], float(start[first] - window[0]))
     ended = start[last - 1] + trace.host.dur_ns[calls.row[-1]]
     launched = np.flatnonzero((whole.tasks.call >= first) & (whole.tasks.call < last))
-    if len(trace.device):
+    if not whole.on_host:
         launched = launched[trace.device.launch[whole.tasks.row[launched]] >= 0]
     tasks = _some(whole.tasks, launched)
     place = np.full(len(whole.tasks) + 1, -1, np.int32)

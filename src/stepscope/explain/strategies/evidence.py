@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from stepscope.explain import intervals
+from stepscope.explain.calls import exposed_time
 from stepscope.explain.work import Kind, rows_named
 from stepscope.records.job import KINDS, Group
 from stepscope.records.trace import HostKind
@@ -83,6 +84,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     def comm_ns(self, chosen: Bools) -> int:
         """Time of these calls a step, counted once, with what surrounds them."""
         union = intervals.union(self.start_ns[chosen], self.end_ns[chosen])
+        if len(self.pace):
+            union = intervals.clip(union, *_window(self.pace))
         spent = intervals.length(union) + int(self.around_ns[chosen].sum())
         return round(spent / max(1, len(self.pace)))
 
@@ -123,10 +126,23 @@ def gather_evidence(
         ready_ns=ready[order],
         start_ns=calls.start_ns[order],
         end_ns=calls.end_ns[order],
-        exposed_ns=calls.exposed_ns[order],
+        exposed_ns=_exposed_in_steps(work, calls, pace)[order],
         around_ns=_around(work, calls, pace, begun)[order],
         backward=nearest_of(trace.host, _of_backward(trace), row[order]) >= 0,
     )
+
+
+def _exposed_in_steps(work: Work, calls: Calls, pace: Pace) -> Int64:
+    """What no compute hides of each call, without what runs on after the last step."""
+    if not len(pace):
+        return calls.exposed_ns
+    low, high = _window(pace)
+    return exposed_time(work, np.clip(calls.start_ns, low, high), np.clip(calls.end_ns, low, high))
+
+
+def _window(pace: Pace) -> tuple[int, int]:
+    """From the first step's start to the last one's end."""
+    return int(pace.start_ns[0]), int(pace.start_ns[-1] + pace.dur_ns[-1])
 
 
 def _around(work: Work, calls: Calls, pace: Pace, begun: Int64) -> Int64:
@@ -136,10 +152,9 @@ def _around(work: Work, calls: Calls, pace: Pace, begun: Int64) -> Int64:
     mine = np.flatnonzero(calls.step >= 0)
     if not len(mine) or not len(pace):
         return out
-    low, high = int(pace.start_ns[0]), int(pace.start_ns[-1] + pace.dur_ns[-1])
     spans = intervals.union(calls.start_ns[mine], calls.end_ns[mine])
     bare = intervals.subtract(intervals.subtract(work.comm, work.compute), spans)
-    starts, ends = intervals.clip(bare, low, high)
+    starts, ends = intervals.clip(bare, *_window(pace))
     mine = mine[np.argsort(begun[mine], kind="stable")]
     place = np.searchsorted(begun[mine], starts, side="right") - 1
     np.add.at(out, mine[np.maximum(place, 0)], ends - starts)

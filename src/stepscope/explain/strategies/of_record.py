@@ -25,22 +25,18 @@ if TYPE_CHECKING:
 _S = TypeVar("_S", bound=Struct)
 
 
-def strategies_of_record(
-    strategies: Sequence[Strategy], budget: Budget, paces: Sequence[Pace]
-) -> tuple[Strategy, ...]:
-    """`paces` are the windows of the ranks that the budget and the strategies are means of."""
+def strategy_of_record(strategy: Strategy, budget: Budget, paces: Sequence[Pace]) -> Strategy:
+    """`paces` are the windows of the ranks that the budget and the strategy are means of."""
     paces = [pace for pace in paces if len(pace)]
     step_ns = sum(float(pace.dur_ns.mean()) for pace in paces) / max(1, len(paces))
     if not step_ns or not budget.step_ms:
-        return tuple(strategies)
+        return strategy
     whole = 1e6 * budget.step_ms
+    if isinstance(strategy, Pipeline):
+        return _scaled(strategy, whole / step_ns)
     of_comm = _comm_factor(budget, paces) or whole / step_ns
-    return tuple(
-        _scaled(each, whole / step_ns)
-        if isinstance(each, Pipeline)
-        else _communication(each, of_comm, round(whole))
-        for each in strategies
-    )
+    scaled: Strategy = _communication(strategy, of_comm, round(whole))
+    return scaled
 
 
 def _comm_factor(budget: Budget, paces: Sequence[Pace]) -> float | None:

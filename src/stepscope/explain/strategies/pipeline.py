@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stepscope.explain.intervals import Set
     from stepscope.explain.strategies.evidence import Bools, Evidence
 
-_MICROBATCH = re.compile(r"^(?:Forward|Backward) (\d+)$|^PP:\d+[A-Z_]+?(\d+)$")
+_MICROBATCH = re.compile(r"^(?:Forward|Backward) (\d{1,9})$|^PP:\d+[A-Z_]+?(\d{1,9})$")
 _RING = re.compile(r"(?:^|[_\W])(?:cp|context|ring)(?:$|[_\W])", re.IGNORECASE)
 _SOME_COMPUTE_NS = 20_000  # between receives that belong to two micro-batches
 

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 _MOST_WAITING = 64  # calls of one kind and size that may wait for the line on their algorithm
 _MOST_SIZES = 4096
+_MOST_BYTES = 1 << 50  # of one call
+_MOST_CODES = 127  # one byte holds no more
+_MOST_NAMES = 1 << 15  # of streams; only mixed lines have more
+_MOST_CHOICES = 1 << 16
+MOST_CALLS = 8_000_000  # half a gigabyte
 
 # NCCL's numbers: ncclDataType_t, and the algorithms and protocols that versions before 2.24 print.
 _WIDTHS = dict(enumerate((1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)))
@@ -63,6 +68,7 @@ class Calls:
 
     def __init__(self) -> None:
         self.unmatched = 0
+        self.left_out = 0
         self._count = 0
         self._rows = bytearray()
         self._tuned = bytearray()
@@ -77,15 +83,21 @@ class Calls:
         found: re.Match[bytes],
     ) -> bool:  # fmt: skip
         """False when the line cannot be read, as for `choose`."""
+        if self._count == MOST_CALLS:
+            self.left_out += 1
+            return True
         name, op_count, count, datatype, op, root, _, _, stream = found.groups()
         kind = _KIND_NAMES.get(text_of(name), "other")
         width = _WIDTHS.get(int(datatype))
         part_bytes = int(count) * width if width else ABSENT
         size_bytes = part_bytes * ranks if width and kind in _TOTAL_KINDS else part_bytes
+        if size_bytes > _MOST_BYTES or not ranks:
+            return False
+        place = _code(self._streams, text_of(stream), _MOST_NAMES)
         try:
             self._rows += _ROW.pack(
                 _CODE_OF[kind], comm, int(datatype), int(op_count, 16), int(count), size_bytes,
-                int(op), int(root), ranks, _code(self._streams, text_of(stream)), line,
+                int(op), int(root), ranks, place, line,
             )  # fmt: skip
         except struct.error:  # numbers that NCCL cannot have meant
             return False
@@ -108,13 +120,17 @@ class Calls:
             return False
         kind, size, algorithm, protocol, *ends = chosen
         op = self._latest(process, kind, size)
-        codes = _code(self._algorithms, algorithm), _code(self._protocols, protocol)
+        codes = (
+            _code(self._algorithms, algorithm, _MOST_CODES),
+            _code(self._protocols, protocol, _MOST_CODES),
+        )
         ends = [ABSENT if end is None else end for end in ends]
         try:
             row = _TUNED.pack(ABSENT if op is None else op, *codes, *ends)
         except struct.error:
             return False
-        self._chosen[chosen] += 1
+        if chosen in self._chosen or len(self._chosen) < _MOST_CHOICES:
+            self._chosen[chosen] += 1
         if op is None:
             self.unmatched += 1
         else:
@@ -179,8 +195,12 @@ def _chosen(raw: bytes) -> _Chosen | None:
 
 
 def _named(text: str, names: tuple[str, ...]) -> str:
-    return names[int(text)] if text.isdigit() and int(text) < len(names) else text.upper()
+    """Older versions print a number."""
+    return dict(zip("0123456789", names, strict=False)).get(text, text.upper())
 
 
-def _code(table: dict[str, int], name: str) -> int:
+def _code(table: dict[str, int], name: str, most: int) -> int:
+    """ABSENT where there are more names than NCCL can have."""
+    if name not in table and len(table) == most:
+        return ABSENT
     return table.setdefault(name, len(table))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stepscope.errors import UnreadableInputError
 from stepscope.trace.files import ByteSource
-from stepscope.trace.nccl_log.lines import ANSI, PREFIX, SEARCHED_BYTES
+from stepscope.trace.nccl_log.lines import ANSI, prefixed
 
 _ENDINGS = (".log", ".txt", ".out", ".err", ".log.gz", ".log.zst", ".txt.gz")
 
@@ -40,4 +40,4 @@ def is_nccl_log(file: Path) -> bool:
     except UnreadableInputError:
         return False
     lines = (ANSI.sub(b"", line) for line in head.split(b"\n") if b"CCL" in line)
-    return any(PREFIX.search(line, 0, SEARCHED_BYTES) for line in lines)
+    return any(map(prefixed, lines))

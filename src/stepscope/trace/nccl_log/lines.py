@@ -3,96 +3,154 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _LONGEST_LINE_BYTES = 64 << 10
-SEARCHED_BYTES = 8 << 10  # NCCL itself cuts at 1 KiB
+_LONGEST_HOST_BYTES = 255
+_LONGEST_TEXT_BYTES = 4 << 10  # NCCL itself cuts at 1 KiB
+SEARCHED_BYTES = 8 << 10
+
+
+def _text(pattern: str) -> re.Pattern[str]:
+    """`#` is a number of at most nine digits, `@` one of eighteen: what is longer is damage."""
+    return re.compile(_numbers(pattern), re.ASCII)
+
+
+def _bytes(pattern: str) -> re.Pattern[bytes]:
+    return re.compile(_numbers(pattern).encode(), re.DOTALL)
+
+
+def _numbers(pattern: str) -> str:
+    return pattern.replace("#", r"\d{1,9}").replace("@", r"\d{1,18}")
+
 
 ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
-PREFIX = re.compile(
-    rb"([^\s:]{1,255}):(\d+):(\d+) \[(-?\d+)\] "
-    rb"(?:(\S+?:\d+)(?: \([^()]*\))? |[\d.]+ \S+ )?NCCL (INFO|WARN|TRACE)(?: (.*))?",
-    re.DOTALL,
+_PREFIX = _bytes(  # behind the host, so that it is found at once
+    r":(@):(@) \[(-?#)\] (?:(\S+?:#)(?: \([^()]{0,255}\))? |[\d.]+ \S+ )?"
+    r"NCCL (INFO|WARN|TRACE)(?: (.*))?"
 )
+_NO_HOST = re.compile(rb"[\s:]")
 CALL_MARK = b": opCount "
-CALL = re.compile(
-    rb"(\w+): opCount ([0-9a-f]+) sendbuff \S+ recvbuff \S+ count (-?\d+) datatype (\d+) "
-    rb"op (-?\d+) root (-?\d+) comm (\S+) \[nranks=(\d+)\] stream (\S+)"
+CALL = _bytes(
+    r"(\w+): opCount ([0-9a-f]{1,16}) sendbuff \S{1,64} recvbuff \S{1,64} count (@) datatype (#) "
+    r"op (-?@) root (-?#) comm (\S{1,64}) \[nranks=(#)\] stream (\S{1,64})"
 )
 CHOICE_MARK = b" Bytes -> "
-CHOICE = re.compile(
-    r"(?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)"
-    r"(?: time [\d.]+| channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\})"
+CHOICE = _text(
+    r"(?:(\w+): )?(@) Bytes -> Algo (\w+) proto (\w+)"
+    r"(?: time [\d.]+| channel\{Lo\.\.Hi\}=\{(#)\.\.(#)\})"
 )
-OWN_KERNEL = re.compile(
-    r"(\w+) \[(Symmetric|Copy Engine|Hierarchical CE)\]: (\d+) Bytes -> (?:Kernel )?(.+?)"
-    r"(?: nchannels (\d+) nthreads \d+.*)?$"
+OWN_KERNEL = _text(
+    r"(\w+) \[(Symmetric|Copy Engine|Hierarchical CE)\]: (@) Bytes -> (?:Kernel )?(.+?)"
+    r"(?: nchannels (#) nthreads #.*)?$"
 )
-VERSION = re.compile(r"([NR]CCL) version ?:? ?(\d\S*)")
-_RCCL_TAIL = r"(?: comm (\S+) nRanks \d+.*)?$"
-LINK = re.compile(
-    r"Channel (\d+)(?:/\d+)? : (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[(send|receive)\])? via (.+?)"
-    + _RCCL_TAIL
+VERSION = _text(r"([NR]CCL) version ?:? ?(\d\S*)")
+_RCCL_TAIL = r"(?: comm (\S{1,64}) nRanks #.*)?$"
+LINK = _text(
+    r"Channel (#)(?:/#)? : (#)\[\w+\] -> (#)\[\w+\](?: \[(send|receive)\])? via (.+?)" + _RCCL_TAIL
 )
-COLLNET = re.compile(r"CollNet (\d+)(?:/\d+)? : (\d+) \[(?:send|receive)\] via (.+?)" + _RCCL_TAIL)
-NET = re.compile(r"(?:NET|COLLNET)/(.+?)/\d+")
-RING = re.compile(r"Ring (\d+) : (-?\d+) -> -?\d+ -> (-?\d+)" + _RCCL_TAIL)
-TREES = re.compile(r"Trees( \[.*?)" + _RCCL_TAIL)
-TREE = re.compile(r"\[(-?\d+)\] ([-\d/]+)->-?\d+->(-?\d+)")
-ORDER = re.compile(r"Channel \d+/(\d+) ?:[\d\s]*$")
-COUNTS = re.compile(
-    r"(\d+) coll channels, (?:\d+ collnet channels, )?(?:(\d+) nvls channels, )?"
-    r"(\d+) p2p channels, (\d+) p2p channels per peer"
+COLLNET = _text(r"CollNet (#)(?:/#)? : (#) \[(?:send|receive)\] via (.+?)" + _RCCL_TAIL)
+NET = _text(r"(?:NET|COLLNET)/(.+?)/#")
+RING = _text(r"Ring (#) : (-?#) -> -?# -> (-?#)" + _RCCL_TAIL)
+TREES = _text(r"Trees( \[.*?)" + _RCCL_TAIL)
+TREE = _text(r"\[(-?#)\] (-?#(?:/-?#){0,7})->-?#->(-?#)")
+ORDER = _text(r"Channel #/(#) ?:[\d\s]*$")
+COUNTS = _text(
+    r"(#) coll channels, (?:# collnet channels, )?(?:(#) nvls channels, )?"
+    r"(#) p2p channels, (#) p2p channels per peer"
 )
-INIT = re.compile(
-    r"(?:\[Rank \d+\] )?(?:\w+ )?comm (\S+) rank (\d+) nranks (\d+) cudaDev (\d+)"
-    r"(?: nvmlDev \d+)? busId (\w+)"
-    r"(?: parent (\S+)(?: (?:split|child)Count (\d+))? color (-?\d+) key -?\d+)?"
-    r"(?: commId (\S+))?.*?- (Init START|Init COMPLETE|\w+ COMPLETE)"
+INIT = _text(
+    r"(?:\[Rank #\] )?(?:\w{1,64} )?comm (\S{1,64}) rank (#) nranks (#) cudaDev (#)"
+    r"(?: nvmlDev #)? busId (\w{1,32})"
+    r"(?: parent (\S{1,64})(?: (?:split|child)Count (#))? color (-?@) key -?@)?"
+    r"(?: commId (\S{1,64}))?.*?- (Init START|Init COMPLETE|\w{1,64} COMPLETE)"
 )
-NODES = re.compile(r"comm (\S+) rank (\d+) nRanks (\d+) nNodes (\d+) localRanks (\d+)")
-ENV = re.compile(r"([NR]CCL_\w+) set (?:by environment )?to (.*)$")
-PLUGIN_ENV = re.compile(r"NET/\S+ .*?Setting (NCCL_\w+)(?: environment variable)? to (.*)$")
-WORDS = re.compile(
+NODES = _text(r"comm (\S{1,64}) rank (#) nRanks (#) nNodes (#) localRanks (#)\b")
+ENV = _text(r"([NR]CCL_\w+) set (?:by environment )?to (.*)$")
+PLUGIN_ENV = _text(r"NET/\S+ .*?Setting (NCCL_\w+)(?: environment variable)? to (.*)$")
+WORDS = _text(
     r"Using network (?P<network>.+)$|Assigned NET plugin (?P<network_>.+) to comm$|"
-    r"NET/Plugin ?: Loaded net plugin (?P<plugin>.+?)(?: \(v\d+\))?$|"
-    r"TUNER/Plugin: Using (?:tuner plugin )?(?P<tuner>.+?)(?: \(v\d+\))?$|"
+    r"NET/Plugin ?: Loaded net plugin (?P<plugin>.+?)(?: \(v#\))?$|"
+    r"TUNER/Plugin: Using (?:tuner plugin )?(?P<tuner>.+?)(?: \(v#\))?$|"
     r"Using tuner plugin: '(?P<tuner_>.+)'$"
 )
-ADAPTERS = re.compile(
+ADAPTERS = _text(
     r"NET/IB ?: Using (?P<adapters>.*?); OOB|NET/OFI Selected [Pp]rovider is (?P<provider>.+)$"
 )
-SOCKETS = re.compile(r"(?:NET/Socket|Bootstrap) ?: Using (?P<sockets>.*)$")
-LISTED = re.compile(r"(?:\[\d+\])?([^\s\[\]]+:\S+)")
-FACT = re.compile(
+SOCKETS = _text(r"(?:NET/Socket|Bootstrap) ?: Using (?P<sockets>.*)$")
+LISTED = _text(r"(?:\[#\])?([^\s\[\]]+:\S+)")
+FACT = _text(
     r"NET/IB ?: No device found|Failed to (?:initialize NET plugin|open libibverbs)|"
     r"P2P is disabled|NVLS multicast support|MNNVL |cudaDriverVersion|=== System|"
     r".*GPU Direct RDMA (?:Dis|En)abled|Connected all rings, use|"
     r"NET/Plugin ?:.*(?:returned|Could not find|No plugin)"
 )
-PLAIN = re.compile(r"Connected (?:all|NVLS)|Init timings|Bootstrap timings")  # read, not kept
+PLAIN = _text(r"Connected (?:all|NVLS)|Init timings|Bootstrap timings")  # read, not kept
+
+
+class OddLineError(Exception):
+    """A line whose numbers NCCL cannot have meant."""
+
+
+class Prefixed(NamedTuple):
+    """A line of NCCL's behind the words that every one begins with."""
+
+    host: bytes
+    pid: bytes
+    thread: bytes
+    device: bytes
+    source: bytes
+    level: bytes
+    text: bytes
+
+
+def prefixed(line: bytes) -> Prefixed | None:
+    """host:pid:thread [device] NCCL INFO, wherever in the line it begins: lines get mixed."""
+    found = _PREFIX.search(line, 0, SEARCHED_BYTES)
+    while found is not None:
+        start = found.start()
+        before = line[max(0, start - _LONGEST_HOST_BYTES) : start]
+        if host := _NO_HOST.split(before)[-1]:
+            pid, thread, device, source, level, text = found.groups(b"")
+            return Prefixed(host, pid, thread, device, source, level, text[:_LONGEST_TEXT_BYTES])
+        found = _PREFIX.search(line, start + 1, SEARCHED_BYTES)
+    return None
 
 
 def lines_of(source: Iterable[bytes]) -> Iterator[tuple[int, bytes, bool]]:
     """Number, text and whether its end was seen. A progress bar's carriage returns divide a line
-    into parts that share its number."""
+    into parts that share its number; of a line without an end only the beginning is looked at."""
     rest = b""
     number = 0
+    endless = False  # the rest of the line was given up
     for piece in source:
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
             number += 1
-            for part in line.split(b"\r") if b"\r" in line else (line,):
+            for part in _parts(line, endless):
                 yield number, part, True
+            endless = False
         if len(rest) > _LONGEST_LINE_BYTES:
-            number += 1
-            yield number, rest, False
-            rest = b""
+            divided = b"\r" in rest
+            *parts, rest = _parts(rest, endless) or [b""]
+            for part in parts:
+                yield number + 1, part, True
+            endless = endless and not divided
+            if len(rest) > _LONGEST_LINE_BYTES:
+                yield number + 1, rest[:_LONGEST_LINE_BYTES], False
+                rest, endless = b"", True
+    *parts, rest = _parts(rest, endless) or [b""]
+    for part in parts:
+        yield number + 1, part, True
     if rest:
         yield number + 1, rest, False
+
+
+def _parts(line: bytes, endless: bool) -> list[bytes]:
+    return line.split(b"\r")[1 if endless else 0 :]
 
 
 def text_of(raw: bytes) -> str:

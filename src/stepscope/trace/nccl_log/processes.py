@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     _LinkKey = tuple[int, int | None, int, str]  # from, to, own rank, transport
 
+MOST_COMMS = 1024  # of one process
+_LONGEST_ID = 256  # a split of a split of a split has a longer one each time
 _FAMILIES: tuple[Family, ...] = ("P2P", "SHM", "NET", "COLLNET")
 
 
@@ -43,6 +45,10 @@ class Comm:
         ranks_fit = own is None or self.own_rank() in (own, None)
         return ranks_fit and (peer is None or self.nranks is None or peer < self.nranks)
 
+    def holds(self, *ranks: int) -> bool:
+        """Whether these can all be ranks of this one; -1 is nobody."""
+        return self.nranks is None or max(ranks) < self.nranks
+
     def own_rank(self) -> int | None:
         return self.rank if self.rank is not None else next((k[2] for k in self.links), None)
 
@@ -54,6 +60,16 @@ class Comm:
         self.counts = other.counts if self.counts[0] is None else self.counts
         self.guessed += other.guessed
         other.links = {}
+
+    def drop_strangers(self) -> int:
+        """Lines about ranks beyond the world, which may have become known after them."""
+        before = len(self.links) + len(self.rings) + len(self.trees)
+        self.links = {
+            key: found for key, found in self.links.items() if self.holds(key[0], key[1] or 0)
+        }
+        self.rings = {k: r for k, r in self.rings.items() if self.holds(r.previous, r.next)}
+        self.trees = {k: t for k, t in self.trees.items() if self.holds(t.up, *t.down)}
+        return before - len(self.links) - len(self.rings) - len(self.trees)
 
     def record(self) -> Communicator:
         channels, nvls, p2p, per_peer = self.counts
@@ -157,7 +173,8 @@ def comm_id_of(
     count = split or str(process.splits[parent])
     process.splits[parent] += 1
     origin = process.by_address.get(parent)
-    return f"{origin.id}/{count}.{color}" if origin and origin.id else ""
+    child = f"{origin.id}/{count}.{color}" if origin and origin.id else ""
+    return child if len(child) <= _LONGEST_ID else ""
 
 
 def _link(key: _LinkKey, line: int, channels: set[int]) -> Link:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from stepscope.trace.files import ByteSource
 from stepscope.trace.nccl_log import lines as forms
 from stepscope.trace.nccl_log.calls import Calls
 from stepscope.trace.nccl_log.lines import lines_of, text_of
-from stepscope.trace.nccl_log.processes import At, Comm, Process, claimed, comm_id_of
+from stepscope.trace.nccl_log.processes import MOST_COMMS, At, Comm, Process, claimed, comm_id_of
 
 if TYPE_CHECKING:
     import re
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 
 _MOST_WARNINGS = 512
 _MOST_FACTS = 64
+_LATEST = 64  # communicators that a line without a name may be about
+# More than any job has: what would go beyond is a mixed or damaged line, and memory stays bounded.
+_MOST_PROCESSES = 1 << 16
+_MOST_CHANNELS = 4096
+_MOST_SETTINGS = 512
+_MOST_VERSIONS = 64
 
 
 def read_nccl_log(path: str | Path, progress: Progress | None = None) -> NcclLog:
@@ -71,13 +78,15 @@ class _Reader:
             return
         if b"\x1b" in line:
             line = forms.ANSI.sub(b"", line)
-        found = forms.PREFIX.search(line, 0, forms.SEARCHED_BYTES)
+        found = forms.prefixed(line)
         if found is None:
             self._without_prefix(line)
             return
-        host, pid, thread, device, source, level, text = found.groups(b"")
+        host, pid, thread, device, source, level, text = found
         process = self._processes.get((host, pid)) or self._new_process(host, pid, device)
-        if not whole:  # half a number looks like a number
+        if process is None:
+            self._unread += 1
+        elif not whole:  # half a number looks like a number
             self._damaged += 1
         elif level == b"WARN":
             self._warning(process, number, text_of(source), text_of(text).strip())
@@ -88,7 +97,9 @@ class _Reader:
         else:
             self._other(At(process, thread, number), text_of(text).rstrip())
 
-    def _new_process(self, host: bytes, pid: bytes, device: bytes) -> Process:
+    def _new_process(self, host: bytes, pid: bytes, device: bytes) -> Process | None:
+        if len(self._processes) == _MOST_PROCESSES:
+            return None
         made = Process(len(self._processes), text_of(host), int(pid), int(device))
         self._processes[host, pid] = made
         return made
@@ -96,7 +107,7 @@ class _Reader:
     def _without_prefix(self, line: bytes) -> None:
         """At NCCL_DEBUG=VERSION, and in older ones, the version stands alone."""
         if found := forms.VERSION.match(text_of(line[: forms.SEARCHED_BYTES]).strip()):
-            self._versions[_version(found)] = None
+            self._note_version(_version(found))
         elif b"NCCL INFO" in line or b"NCCL WARN" in line:
             self._damaged += 1
         else:
@@ -115,8 +126,12 @@ class _Reader:
         handled = False
         for pattern, handle in self._handlers:
             if found := pattern.match(text):
-                handle(at, found)
                 handled = True
+                try:
+                    handle(at, found)
+                except forms.OddLineError:
+                    self._damaged += 1
+                    return
                 break
         facts = at.process.facts
         if forms.FACT.match(text) and (text in facts or len(facts) < _MOST_FACTS):
@@ -131,8 +146,10 @@ class _Reader:
         address, ranks = text_of(found[7]), int(found[8])
         comm = process.by_address.get(address)
         if comm is None:  # its beginning is not in this file
+            if len(process.comms) == MOST_COMMS:
+                return False
             comm = self._new_comm(At(process, b"", number), address)
-            comm.nranks = ranks
+            comm.nranks = ranks or None
         process.last_used = comm
         says_algorithm = comm.rank in (0, None)
         place = self._place[comm]
@@ -141,6 +158,9 @@ class _Reader:
     # Communicators
 
     def _new_comm(self, at: At, address: str = "") -> Comm:
+        """Raises OddLineError where a process would have more than any has."""
+        if len(at.process.comms) == MOST_COMMS:
+            raise forms.OddLineError
         comm = Comm(at.process.index, at.line, address)
         self._place[comm] = len(self._comms)
         self._comms.append(comm)
@@ -152,6 +172,7 @@ class _Reader:
     def _init(self, at: At, found: re.Match[str]) -> None:
         address, rank, nranks, device, bus_id, parent, split, color, comm_id, what = found.groups()
         process = at.process
+        _check(int(rank) < int(nranks))
         if not what.startswith("Init"):  # destroyed: the address may serve another one later
             process.by_address.pop(address, None)
             return
@@ -177,8 +198,8 @@ class _Reader:
             return process.by_address[address]
         if at.thread in process.opened:
             return process.opened[at.thread]
-        likely = [process.last_used, *reversed(process.comms)] if process.says_start else []
-        for comm in likely:
+        latest = islice(reversed(process.comms), _LATEST if process.says_start else 0)
+        for comm in (process.last_used if process.says_start else None, *latest):
             if comm is not None and comm.address and comm.fits(own, peer):
                 comm.guessed += 1
                 return comm
@@ -188,6 +209,7 @@ class _Reader:
         return process.unnamed[at.thread]
 
     def _nodes(self, at: At, found: re.Match[str]) -> None:
+        _check(int(found[2]) < int(found[3]) and int(found[5]) <= int(found[3]))
         comm = at.process.by_address.get(found[1]) or self._new_comm(at, found[1])
         comm.rank, comm.nranks = int(found[2]), int(found[3])
         comm.nodes, comm.local_ranks = int(found[4]), int(found[5])
@@ -197,26 +219,30 @@ class _Reader:
         own, peer = int(source), int(target)
         if direction == "receive":
             own, peer = peer, own
-        links = self._owner(at, address, own, peer).links
+        comm = self._owner(at, address, own, peer)
+        _check(comm.holds(own, peer) and int(channel) < _MOST_CHANNELS)
         key = (int(source), int(target), own, transport)
-        links.setdefault(key, (at.line, set()))[1].add(int(channel))
+        comm.links.setdefault(key, (at.line, set()))[1].add(int(channel))
 
     def _collnet(self, at: At, found: re.Match[str]) -> None:
         channel, rank, transport, address = found.groups()
-        links = self._owner(at, address, int(rank)).links
+        comm = self._owner(at, address, int(rank))
+        _check(comm.holds(int(rank)) and int(channel) < _MOST_CHANNELS)
         key = (int(rank), None, int(rank), transport)
-        links.setdefault(key, (at.line, set()))[1].add(int(channel))
+        comm.links.setdefault(key, (at.line, set()))[1].add(int(channel))
 
     def _ring(self, at: At, found: re.Match[str]) -> None:
         channel, previous, after = int(found[1]), int(found[2]), int(found[3])
-        rings = self._owner(at, found[4]).rings
-        rings[channel] = Ring(channel=channel, previous=previous, next=after)
+        comm = self._owner(at, found[4])
+        _check(comm.holds(previous, after) and channel < _MOST_CHANNELS)
+        comm.rings[channel] = Ring(channel=channel, previous=previous, next=after)
 
     def _trees(self, at: At, found: re.Match[str]) -> None:
-        trees = self._owner(at, found[2]).trees
+        comm = self._owner(at, found[2])
         for channel, down, up in forms.TREE.findall(found[1]):
             children = tuple(int(child) for child in down.split("/"))
-            trees[int(channel)] = Tree(channel=int(channel), up=int(up), down=children)
+            _check(comm.holds(int(up), *children) and int(channel) < _MOST_CHANNELS)
+            comm.trees[int(channel)] = Tree(channel=int(channel), up=int(up), down=children)
 
     def _order(self, at: At, found: re.Match[str]) -> None:
         comm = self._owner(at, None)
@@ -230,6 +256,7 @@ class _Reader:
     # Processes
 
     def _setting(self, at: At, found: re.Match[str]) -> None:
+        _check(found[1] in at.process.settings or len(at.process.settings) < _MOST_SETTINGS)
         number = found[2].removesuffix(".")  # some end as a sentence, some do not
         at.process.settings[found[1]] = number if number.lstrip("-").isdigit() else found[2]
 
@@ -240,9 +267,14 @@ class _Reader:
 
     def _version(self, at: At, found: re.Match[str]) -> None:
         at.process.words["version"] = _version(found)
-        self._versions[_version(found)] = None
+        self._note_version(_version(found))
+
+    def _note_version(self, version: str) -> None:
+        if len(self._versions) < _MOST_VERSIONS:
+            self._versions[version] = None
 
     def _devices(self, at: At, found: re.Match[str]) -> None:
+        _check(len(at.process.adapters) + len(at.process.interfaces) < _MOST_SETTINGS)
         if found.lastgroup == "provider":
             at.process.adapters[found["provider"]] = None
             return
@@ -255,6 +287,7 @@ class _Reader:
     def finish(self, path: str, ended_early: str | None) -> NcclLog:
         for process in self._processes.values():
             process.settle()
+        self._damaged += sum(comm.drop_strangers() for comm in self._comms)
         kept = [comm for comm in self._comms if comm.address or comm.links]
         place = {comm: index for index, comm in enumerate(kept)}
         moved = np.array([place.get(comm, ABSENT) for comm in self._comms], dtype=np.int32)
@@ -275,8 +308,15 @@ class _Reader:
             foreign_lines=self._foreign,
             unread_lines=self._unread,
             damaged_lines=self._damaged,
+            calls_left_out=self._calls.left_out,
             ended_early=ended_early,
         )
+
+
+def _check(holds: bool) -> None:
+    """A line that does not hold to what NCCL can mean is damaged."""
+    if not holds:
+        raise forms.OddLineError
 
 
 def _version(found: re.Match[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -174,8 +173,7 @@ def _start_ranks(settings: Settings, ranks: int, shown: Shown) -> dict[str, Any]
                 process.wait()
         if process.returncode or not answer.exists():
             raise _failure(answer, said)
-        found: dict[str, Any] = json.loads(answer.read_text())
-        return found
+        return _answer(answer)
 
 
 def _follow(process: subprocess.Popen[str], shown: Shown) -> list[str]:
@@ -194,13 +192,22 @@ def _follow(process: subprocess.Popen[str], shown: Shown) -> list[str]:
     return said
 
 
+def _answer(file: Path) -> dict[str, Any]:
+    """What a rank wrote down for us."""
+    from stepscope.trace.decode import NotJsonError, decode
+    from stepscope.trace.regular_files import read_whole
+
+    try:
+        return decode(read_whole(file), dict[str, Any])
+    except NotJsonError as error:
+        raise StepscopeError(f"the ranks' answer {file} cannot be read: {error}") from None
+
+
 def _failure(answer: Path, said: list[str]) -> StepscopeError:
     """What the failing ranks wrote down, else the launcher's last words."""
-    told = [json.loads(path.read_text()) for path in sorted(answer.parent.glob("*.error-*"))]
+    told = [_answer(path) for path in sorted(answer.parent.glob("*.error-*"))]
     if not told:
-        return StepscopeError(
-            "the ranks ended without an answer:\n" + "\n".join(said[-_KEPT_LINES:])
-        )
+        return StepscopeError("the ranks ended without an answer:", *said[-_KEPT_LINES:])
     message = "; ".join(dict.fromkeys(each["message"] for each in told))
     kinds = {UsageError.exit_code: UsageError}
     return kinds.get(told[0]["exit_code"], StepscopeError)(message)
@@ -253,6 +260,6 @@ def _compare(size_bytes: int, world: int | None, as_json: bool) -> None:
 
 
 def _write_json(value: dict[str, Any]) -> None:
-    import msgspec
+    from stepscope.ui.json_text import write_json
 
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    write_json(value)

@@ -216,11 +216,10 @@ def conclude(
     if html:
         _write_report(found, html, cache)
     if as_json:
-        import msgspec
-
         from stepscope.ui.comparison import comparison_json
+        from stepscope.ui.json_text import write_json
 
-        sys.stdout.write(msgspec.json.encode(comparison_json(found)).decode() + "\n")
+        write_json(comparison_json(found))
     else:
         from stepscope.ui.terminal.comparison import print_comparison
 

@@ -31,11 +31,14 @@ def command(out: Path | None, as_json: bool) -> None:
     if find_spec("torch") is None:
         raise UsageError("demo trains a model and needs PyTorch: pip install torch")
     from stepscope.measure.settings import Settings
+    from stepscope.ui.capture import capture
     from stepscope.ui.cli.explain import explain_paths
-    from stepscope.ui.cli.run import capture
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # two ranks share this machine
-    folder = _new_folder(out)
+    try:
+        folder = _new_folder(out)
+    except OSError as error:
+        raise UsageError(f"no folder for the capture can be made: {error}") from None
     settings = Settings(folder=str(folder.absolute()), wait=12, warmup=1, active=5, stacks=True)
     code, ranks = capture(_training(), folder, settings, output=sys.stderr.fileno())
     if code:
@@ -46,11 +49,10 @@ def command(out: Path | None, as_json: bool) -> None:
     report = folder / "report.html"
     explanation = explain_paths((folder,), cache=False, html=report, quiet=as_json)
     if as_json:
-        import msgspec
-
         from stepscope.ui.contract import explanation_json
+        from stepscope.ui.json_text import write_json
 
-        sys.stdout.write(msgspec.json.encode(explanation_json(explanation)).decode() + "\n")
+        write_json(explanation_json(explanation))
         return
     from stepscope.ui.terminal.short import print_short
 

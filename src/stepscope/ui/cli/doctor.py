@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -31,12 +30,9 @@ def command(as_json: bool) -> None:
     """Look at everything stepscope relies on, and say what to do about what is missing."""
     checks = [examine() for examine in _EXAMINATIONS]
     if as_json:
-        import msgspec
+        from stepscope.ui.json_text import write_json
 
-        sys.stdout.write(
-            msgspec.json.encode({"schema": 1, "checks": [asdict(c) for c in checks]}).decode()
-            + "\n"
-        )
+        write_json({"schema": 1, "checks": [asdict(check) for check in checks]})
         return
     _show(checks)
 
@@ -84,19 +80,19 @@ def _nsight() -> Check:
 def _cache() -> Check:
     from stepscope.trace.cache import Cache
 
-    folder = Cache.default().folder
-    existing = folder
+    cache = Cache.default()
+    folder = existing = cache.folder
     while not existing.exists():
         existing = existing.parent
-    if not os.access(existing, os.W_OK):
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
         return Check(
             name="cache",
             ok=False,
             detail=f"{folder} cannot be written: every open reads the whole trace",
             todo="set STEPSCOPE_CACHE_DIR to a folder you can write",
         )
-    used = sum(f.stat().st_size for f in folder.glob("*.columns")) if folder.exists() else 0
-    return Check(name="cache", ok=True, detail=f"{folder} ({used / 1e6:.0f} MB used)")
+    used_mb = cache.used_bytes() / 1e6
+    return Check(name="cache", ok=True, detail=f"{folder} ({used_mb:.0f} MB used)")
 
 
 def _torch() -> Check:

@@ -104,11 +104,10 @@ def command(
             memory_limit=limit,
         )
     if as_json:
-        import msgspec
-
         from stepscope.ui.contract import explanation_json
+        from stepscope.ui.json_text import write_json
 
-        sys.stdout.write(msgspec.json.encode(explanation_json(explanation)).decode() + "\n")
+        write_json(explanation_json(explanation))
         return
     if full:
         from stepscope.ui.terminal.explanation import print_explanation

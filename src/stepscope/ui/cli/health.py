@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import sys
 import tempfile
 from pathlib import Path
@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stepscope.errors import NotCapturedError
+from stepscope.errors import NotCapturedError, UsageError
 from stepscope.measure import folder as layout
 from stepscope.measure.schedule import Schedule
 from stepscope.measure.settings import STEP_ON, Settings
 from stepscope.records.words import counted
-from stepscope.ui.cli.run import capture, claim
+from stepscope.ui.capture import capture
+from stepscope.ui.run_folder import claim
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stepscope.ui.health import Health
 
 _STEPS = 3
@@ -66,8 +69,7 @@ def command(
 
     The command's own output goes to stderr. Its work is lost: use `run` for training that counts.
     """
-    with tempfile.TemporaryDirectory(prefix="stepscope-health-") as scratch:
-        folder = claim(out, command) if out else Path(scratch)
+    with _folder(out, command) as folder:
         settings = Settings(
             folder=str(folder.absolute()),
             wait=wait,
@@ -88,6 +90,24 @@ def command(
     return code
 
 
+@contextlib.contextmanager
+def _folder(out: Path | None, command: tuple[str, ...]) -> Iterator[Path]:
+    """The one that is named, or one that goes with the block."""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = claim(out, command).path if out else _scratch(stack)
+        except OSError as error:
+            raise UsageError(
+                f"no folder for the capture can be made: {error}; --out names another"
+            ) from None
+        yield folder
+
+
+def _scratch(stack: contextlib.ExitStack) -> Path:
+    made = tempfile.TemporaryDirectory(prefix="stepscope-health-", ignore_cleanup_errors=True)
+    return Path(stack.enter_context(made))
+
+
 def _all_seen(folder: Path) -> bool:
     """Every rank of the job has saved its trace and its memory."""
     places = list(folder.glob("rank-*"))
@@ -98,16 +118,14 @@ def _all_seen(folder: Path) -> bool:
 
 
 def _facts(place: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads((place / layout.RANK).read_text())
-    except (OSError, ValueError):
-        return {}
-    return found
+    from stepscope.trace.rank_facts import read_facts
+
+    return read_facts(place)
 
 
 def _look(folder: Path, settings: Settings, code: int) -> Health:
     from stepscope.explain.run import explain_job
-    from stepscope.trace.rank_folder import read_memory
+    from stepscope.trace.memory_file import read_memory
     from stepscope.ui.health import check_health
 
     places = sorted(folder.glob("rank-*"))
@@ -129,9 +147,11 @@ def _print(found: Health, as_json: bool) -> None:
     if as_json:
         import msgspec
 
+        from stepscope.ui.json_text import write_json
+
         told = {"schema": 1, **msgspec.to_builtins(found)}
         del told["lines"]
-        sys.stdout.write(json.dumps(told) + "\n")
+        write_json(told)
         return
     from stepscope.ui.terminal.health import print_health
 

@@ -26,7 +26,8 @@ def main() -> None:
 
     try:
         code = cli.main(standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by whoever started us
+            sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except click.ClickException as error:
         error.show()
@@ -39,19 +40,19 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except StepscopeError as error:
-        _say(str(error))
+        _say(*map(str, error.args))
         sys.exit(error.exit_code)
     except Exception as error:
         if os.environ.get("STEPSCOPE_DEBUG"):
             raise
         _say(
-            f"a defect in stepscope: {type(error).__name__}: {error}\n"
-            "  set STEPSCOPE_DEBUG=1 to see where, and please report it"
+            f"a defect in stepscope: {type(error).__name__}: {error}",
+            "set STEPSCOPE_DEBUG=1 to see where, and please report it",
         )
         sys.exit(1)
 
 
-def _say(message: str) -> None:
+def _say(message: str = "", *more: str) -> None:
     from stepscope.ui.say import say
 
-    say(message)
+    say(message, *more)

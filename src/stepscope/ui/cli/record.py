@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from stepscope.errors import UsageError
@@ -43,12 +41,10 @@ def command(ctx: click.Context, as_json: bool, every_host: bool, top: int) -> No
     rows = summarise(kept)
     ignored = ignored_deliveries(every_host=every_host)
     if as_json:
-        import msgspec
-
+        from stepscope.ui.json_text import write_json
         from stepscope.ui.record import record_json
 
-        body = record_json(kept, rows, record_folder(), count_unread(), ignored)
-        sys.stdout.write(msgspec.json.encode(body).decode() + "\n")
+        write_json(record_json(kept, rows, record_folder(), count_unread(), ignored))
         return
     from stepscope.ui.terminal.record import print_record
 
@@ -69,6 +65,7 @@ def forget_command(ids: tuple[str, ...], all_of: str | None, delivery_only: bool
     if bool(ids) == bool(all_of):
         raise UsageError("record forget takes ids of promises, or --all-of NAME")
     from stepscope.ui.record import forgotten_words
+    from stepscope.ui.words import one_line
     from stepscope.verify.track_record import find_promise, forget, forget_all_of
 
     if all_of:
@@ -77,4 +74,4 @@ def forget_command(ids: tuple[str, ...], all_of: str | None, delivery_only: bool
         wanted = {promise.id: promise for promise in map(find_promise, ids)}
         gone = tuple(forget(each, delivery_only=delivery_only) for each in wanted)
     for promise in gone:
-        click.echo(forgotten_words(promise, delivery_only=delivery_only))
+        click.echo(one_line(forgotten_words(promise, delivery_only=delivery_only)))

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-import stepscope.measure
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.measure import folder as layout
 from stepscope.measure.settings import STEP_ON, Settings
-from stepscope.ui.attachment import Attachment, why_no_trace, why_nothing
-from stepscope.ui.job_environment import job_environment
+from stepscope.ui.attachment import why_nothing
+from stepscope.ui.capture import capture_into
+from stepscope.ui.job_process import HeldSignals, run_job
+from stepscope.ui.run_folder import RunFile, claim
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
     from types import FrameType
 
-_POLL_S, _GRACE_S = 0.2, 15.0
-# Sent to us, meant for the command: without a handler they would end us and orphan it.
-_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
 @click.command(
@@ -39,7 +35,7 @@ _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, sig
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path),
     help="Folder for the capture and the report (default: stepscope-runs/<time>-<script>).",
 )
 @click.option(
@@ -127,68 +123,51 @@ def command(
     The command's output and exit code pass through untouched; what stepscope says goes to stderr.
     """
     command = startable(command)
-    folder = claim(out, command)
-    settings = Settings(
-        folder=str(folder.absolute()),
-        wait=wait,
-        warmup=warmup,
-        active=active,
-        repeat=repeat,
-        shapes=shapes,
-        stacks=stacks,
-        modules=modules,
-        step_on=step_on,
-        memory=memory,
-        nvtx=nvtx,
-        nccl_debug=nccl_debug,
-    )
-    code, ranks = capture(command, folder, settings, announce=not quiet)
-    _conclude(folder, ranks, settings, command, code, explain=not no_explain)
+    options = {
+        "wait": wait,
+        "warmup": warmup,
+        "active": active,
+        "repeat": repeat,
+        "shapes": shapes,
+        "stacks": stacks,
+        "modules": modules,
+        "step_on": step_on,
+        "memory": memory,
+        "nvtx": nvtx,
+        "nccl_debug": nccl_debug,
+    }
+    with HeldSignals() as signals:
+        run = _begin(out, command, options)
+        if run is None:
+            return run_job(command, None, signals=signals)
+        code, ranks = capture_into(run, command, run.settings, announce=not quiet, signals=signals)
+    with _not_ended_by_signals():
+        _conclude(run, ranks, command, code, explain=not no_explain)
     return code
 
 
-def capture(
-    command: tuple[str, ...],
-    folder: Path,
-    settings: Settings,
-    *,
-    output: int | None = None,
-    until: Callable[[], bool] | None = None,
-    announce: bool = False,
-) -> tuple[int, list[dict[str, Any]]]:
-    """Run the command with capture, write run.json; its exit code and what each rank left.
-
-    Where `until` says that enough was seen, the command is ended, and that is no failure.
-    """
-    record = _record(command, settings)
-    layout.write_json(folder / layout.RUN, record)
-    attachment = Attachment(folder, settings, command) if announce else None
-    code = _run(command, settings, output, until, attachment)
-    ranks = describe_ranks(folder, settings)
-    record |= {
-        "status": "finished",
-        "exit_code": code,
-        "ended_unix": time.time(),
-        "ranks": ranks,
-        "world_size": max((r["world_size"] or 1 for r in ranks), default=None),
-    }
+def _begin(out: Path | None, command: tuple[str, ...], options: dict[str, Any]) -> RunFile | None:
+    """None where nothing can be captured, whatever the reason: the command runs all the same."""
+    claimed = None
     try:
-        layout.write_json(folder / layout.RUN, record)
-    except OSError as error:
-        say(f"{folder / layout.RUN} could not be written: {error}")
-    return code, ranks
+        claimed = claim(out, command)
+        settings = Settings(folder=str(claimed.path.absolute()), **options)
+        return RunFile.begin(claimed.path, command, settings)
+    except UsageError:
+        raise
+    except Exception as error:
+        if claimed is not None:
+            claimed.give_back()
+        why = _why(error, claimed.path if claimed else out)
+        say(f"nothing is captured, the command runs without stepscope: {why}")
+        return None
 
 
-def claim(out: Path | None, command: tuple[str, ...]) -> Path:
-    try:
-        if out is None:
-            return layout.new_run_folder(_script(command))
-        out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()):
-            raise UsageError(f"{out} is not empty: a run folder is never written over")
-        return out
-    except OSError as error:
-        raise UsageError(f"the run folder cannot be made: {error}") from None
+def _why(error: Exception, folder: Path | None) -> str:
+    if isinstance(error, OSError):
+        where = error.filename or folder or "the run folder"
+        return f"{where} cannot be written: {layout.why_refused(error)}"
+    return f"a defect in stepscope: {type(error).__name__}: {error}"
 
 
 def startable(command: tuple[str, ...]) -> tuple[str, ...]:
@@ -199,133 +178,45 @@ def startable(command: tuple[str, ...]) -> tuple[str, ...]:
     return command
 
 
-def _script(command: tuple[str, ...]) -> str:
-    for word in command:
-        if word.endswith((".py", ".sh")):
-            return word
-    return command[-1]
+@contextlib.contextmanager
+def _not_ended_by_signals() -> Iterator[None]:
+    """The command is over and its exit code stands: what comes now ends only our own words."""
 
-
-def _record(command: tuple[str, ...], settings: Settings) -> dict[str, Any]:
-    return {
-        "schema": layout.SCHEMA,
-        "stepscope": stepscope.__version__,
-        "command": list(command),
-        "folder": str(Path.cwd()),
-        "started_unix": time.time(),
-        "status": "running",
-        "window": {
-            "wait": settings.wait,
-            "warmup": settings.warmup,
-            "active": settings.active,
-            "repeat": settings.repeat,
-        },
-        "step_on": settings.step_on,
-    }
-
-
-def _run(
-    command: tuple[str, ...],
-    settings: Settings,
-    output: int | None,
-    until: Callable[[], bool] | None,
-    attachment: Attachment | None,
-) -> int:
-    try:
-        process = subprocess.Popen(
-            command,
-            env=job_environment(settings),
-            stdout=output,
-            start_new_session=until is not None,
-        )
-    except FileNotFoundError:
-        raise UsageError(f"{command[0]}: no such command") from None
-    except OSError as error:
-        raise UsageError(f"{shlex.join(command)}: {error.strerror}") from None
-
-    def forward(number: int, frame: FrameType | None) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         del frame
-        with contextlib.suppress(OSError):
-            process.send_signal(number)
+        raise KeyboardInterrupt(signal.Signals(number).name)
 
-    # Ctrl-C reaches the command by itself: it decides, we wait.
-    heard = [number for number in _FORWARDED if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, forward) for number in heard}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    heard = [n for n in _ENDING if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in heard}
     try:
-        code = _wait_until(process, until) if until is not None else _wait(process, attachment)
+        yield
+    except KeyboardInterrupt as reason:
+        say(f"stopped explaining ({reason})")
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return code if code >= 0 else 128 - code
-
-
-def _wait(process: subprocess.Popen[bytes], attachment: Attachment | None) -> int:
-    """The command's exit code; meanwhile, what was attached."""
-    while attachment is not None and not attachment.done:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(_POLL_S)
-        try:
-            sentence = attachment.news()
-        except Exception:  # whatever it is, the command goes on
-            break
-        if sentence:
-            say(sentence)
-    return process.wait()
-
-
-def _wait_until(process: subprocess.Popen[bytes], enough: Callable[[], bool]) -> int:
-    """The command's exit code, or 0 when it was ended because enough was seen."""
-    signal.signal(signal.SIGINT, lambda number, _: os.killpg(process.pid, number))
-    while not enough():
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(_POLL_S)
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)
-            break
-    return 0
-
-
-def describe_ranks(folder: Path, settings: Settings) -> list[dict[str, Any]]:
-    """What each rank left, what is missing, and why."""
-    ranks = []
-    for place in sorted(folder.glob("rank-*")):
-        try:
-            facts = json.loads((place / layout.RANK).read_text())
-        except (OSError, ValueError):
-            facts = {"rank": None, "world_size": None, "status": "unreadable", "problems": []}
-        captured = [name for name in layout.PARTS if (place / name).exists()]
-        missing = {}
-        if layout.TRACE not in captured:
-            missing[layout.TRACE] = why_no_trace(facts, settings)
-        ranks.append({"folder": place.name, **facts, "captured": captured, "missing": missing})
-    return ranks
 
 
 def _conclude(
-    folder: Path,
+    run: RunFile,
     ranks: list[dict[str, Any]],
-    settings: Settings,
     command: tuple[str, ...],
     code: int,
     *,
     explain: bool,
 ) -> None:
     """Nothing in here may change the command's exit code."""
-    if not ranks:
-        say(f"nothing was captured: {why_nothing(folder, settings, command, code)}")
-        return
-    say(f"run folder {folder}")
-    for rank in ranks:
-        for name, why in rank["missing"].items():
-            say(f"rank {rank['rank']}: no {name}: {why}")
-    if not explain or not any(layout.TRACE in rank["captured"] for rank in ranks):
-        return
+    folder = run.folder
     try:
-        _explain(folder)
+        if not ranks:
+            say(f"nothing was captured: {why_nothing(folder, run.settings, command, code)}")
+            return
+        say(f"run folder {folder}")
+        for rank in ranks:
+            for name, why in rank["missing"].items():
+                say(f"rank {rank['rank']}: no {name}: {why}")
+        if explain and any(layout.TRACE in rank["captured"] for rank in ranks):
+            _explain(folder)
     except StepscopeError as error:
         say(str(error))
     except Exception as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -205,7 +204,7 @@ def _ask(tried: Tried, path: str) -> str:
 
 def _remember(raw: Prediction, bench: Bench, path: str) -> str:
     """What the model itself says is kept: later predictions are adjusted by how that fared."""
-    from stepscope.trace.rank_folder import read_facts
+    from stepscope.trace.rank_facts import read_facts
     from stepscope.verify.track_record import make_promise, remember
     from stepscope.verify.workload import workload_of_trace
 
@@ -226,6 +225,6 @@ def _print_list(as_json: bool) -> None:
 
 
 def _write(body: dict[str, Any]) -> None:
-    import msgspec
+    from stepscope.ui.json_text import write_json
 
-    sys.stdout.write(msgspec.json.encode(body).decode() + "\n")
+    write_json(body)

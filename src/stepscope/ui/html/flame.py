@@ -181,8 +181,10 @@ def _launching_node(stacks: Stacks, launch: NDArray[np.int32]) -> Ints:
     node = np.full(len(launch), -1, dtype=np.int64)
     linked = launch >= 0
     node[linked] = stacks.node[launch[linked]]
-    while (calls := (node >= 0) & (stacks.flame.kind[node] == RUNTIME)).any():
-        node[calls] = stacks.flame.parent[node[calls]]
+    rows = np.flatnonzero(linked)
+    while len(rows := rows[stacks.flame.kind[node[rows]] == RUNTIME]):
+        node[rows] = stacks.flame.parent[node[rows]]
+        rows = rows[node[rows] >= 0]
     return node
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.text import Text
-
 from stepscope.ui.advice import not_helping
+from stepscope.ui.terminal.console import text_line
 from stepscope.ui.terminal.tables import titled_table
 from stepscope.ui.whatif import figures, interval
 
@@ -27,13 +26,13 @@ def advice_table(advice: Sequence[Advice]) -> Table:
         "what-ifs, predicted", ("saves", "r"), ("step becomes", "r"), ("what", "l")
     )
     for each in helping[:_MOST]:
-        text = Text(each.label)
+        text = text_line(each.label)
         text.append(f"  --set {each.setting}", style="bright_black")
         table.add_row(
             f"{figures(each.saved_ms)} ms",
             f"{figures(each.predicted_ms)} ms ({interval(each.low_ms, each.high_ms)})",
             text,
         )
-    for line in not_helping(advice):
-        table.add_row("", "", Text(line, style="bright_black"))
+    for note in not_helping(advice):
+        table.add_row("", "", text_line(note, style="bright_black"))
     return table

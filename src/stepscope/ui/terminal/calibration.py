@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from stepscope.records.words import counted
 from stepscope.ui.calibration import beside_compute, compare_words, rate, rows_of, size, words_of
 from stepscope.ui.terminal.tables import titled_table
-from stepscope.ui.words import duration
+from stepscope.ui.words import duration, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,10 +56,10 @@ def print_calibration(
     """Everything, to stdout."""
     from rich.text import Text
 
-    from stepscope.ui.terminal.console import make_console
+    from stepscope.ui.terminal.console import make_console, text_line
 
     console = make_console(width)
-    console.print(Text(_headline(profile), style="bright_black"))
+    console.print(text_line(_headline(profile), style="bright_black"))
     console.print()
     console.print(_words(words_of(profile)))
     console.print()
@@ -72,11 +72,11 @@ def print_calibration(
         console.print(Text(f"overlap  {beside}"))
     for what, why in profile.not_offered.items():
         by = profile.backend if ", " in what else profile.device
-        console.print(Text(f"note  {what}: not offered by {by}: {why}", style="bright_black"))
+        console.print(text_line(f"note  {what}: not offered by {by}: {why}", style="bright_black"))
     console.print()
-    console.print(Text.assemble("profile  ", (str(saved), "bold")), soft_wrap=True)
+    console.print(Text.assemble("profile  ", (one_line(str(saved)), "bold")), soft_wrap=True)
     if report:
-        console.print(Text.assemble("report   ", (str(report), "bold")), soft_wrap=True)
+        console.print(Text.assemble("report   ", (one_line(str(report)), "bold")), soft_wrap=True)
 
 
 def print_comparison(comparison: Comparison, profile: Profile, *, width: int | None = None) -> None:
@@ -104,12 +104,13 @@ def _headline(profile: Profile) -> str:
 
 def _words(words: Words) -> Table:
     from rich.table import Table
-    from rich.text import Text
+
+    from stepscope.ui.terminal.console import text_line
 
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bright_black", no_wrap=True)
     grid.add_column()
-    grid.add_row("verdict", Text(words.verdict, style="bold"))
+    grid.add_row("verdict", text_line(words.verdict, style="bold"))
     grid.add_row("why", words.why)
     grid.add_row("next", words.next)
     return grid

@@ -16,9 +16,9 @@ from stepscope.ui.comparison import (
     whole_steps,
     words_of,
 )
-from stepscope.ui.terminal.console import make_console
+from stepscope.ui.terminal.console import make_console, text_line
 from stepscope.ui.terminal.tables import fitting_table, titled_table
-from stepscope.ui.words import PARTS, short_kernel, size
+from stepscope.ui.words import PARTS, one_line, short_kernel, size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +46,7 @@ def print_comparison(
     for section in _sections(comparison, top, console.width):
         console.print(section)
     if report:
-        console.print(Text.assemble("report  ", (str(report), "bold")), soft_wrap=True)
+        console.print(Text.assemble("report  ", (one_line(str(report)), "bold")), soft_wrap=True)
 
 
 def draw_interval(low: float, value: float, high: float, width: int) -> tuple[str, str]:
@@ -93,7 +93,7 @@ def _sections(comparison: Comparison, top: int, width: int) -> list[RenderableTy
     ):
         if table is not None and table.row_count:
             out += [table, Text()]
-    out += [Text(f"note  {note}", style="bright_black") for note in comparison.notes]
+    out += [text_line(f"note  {note}", style="bright_black") for note in comparison.notes]
     return out
 
 
@@ -102,7 +102,7 @@ def _words(comparison: Comparison) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bright_black", no_wrap=True)
     grid.add_column()
-    grid.add_row("verdict", Text(words.verdict, style=_STYLES[comparison.verdict]))
+    grid.add_row("verdict", text_line(words.verdict, style=_STYLES[comparison.verdict]))
     grid.add_row("why", words.why)
     grid.add_row("next", words.next)
     if comparison.slow_steps is not None:
@@ -121,9 +121,9 @@ def _words(comparison: Comparison) -> Table:
         )
     if comparison.promise is not None:
         style = "green" if comparison.promise.inside else "yellow"
-        grid.add_row("promise", Text(promise_words(comparison.promise), style=style))
+        grid.add_row("promise", text_line(promise_words(comparison.promise), style=style))
     for waiting in comparison.open_promises:
-        grid.add_row("promise", Text(open_words(waiting), style="yellow"))
+        grid.add_row("promise", text_line(open_words(waiting), style="yellow"))
     return grid
 
 

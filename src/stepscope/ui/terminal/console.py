@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.segment import Segment
+from rich.text import Text
 
-from stepscope.ui.words import printable
+from stepscope.ui.words import one_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rich.console import ConsoleOptions, RenderableType
-    from rich.text import Text
 
 _WIDTH_WITHOUT_TERMINAL = 100
 _NARROWEST = 60
@@ -25,8 +25,8 @@ class PlainConsole(Console):
     """Square brackets are no markup, and nobody's name moves the cursor or sets a colour."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Before anybody measures how wide it is."""
-        return super().render_str(printable(text), **options)
+        """Before anybody measures how wide it is. What has several lines of ours is a Text."""
+        return super().render_str(one_line(text), **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -36,6 +36,11 @@ class PlainConsole(Console):
                 yield segment
             else:
                 yield Segment(printable(segment.text), segment.style)
+
+
+def text_line(words: str, style: str = "") -> Text:
+    """Words with names from outside as one line of text; who wants several joins them."""
+    return Text(one_line(words), style=style)
 
 
 def make_console(width: int | None = None, *, to_stderr: bool = False) -> Console:

@@ -11,12 +11,12 @@ from rich.text import Text
 
 from stepscope.explain.pace import own_ms, typical_step
 from stepscope.records.words import counted
-from stepscope.ui.terminal.console import make_console
+from stepscope.ui.terminal.console import make_console, text_line
 from stepscope.ui.terminal.distributed import job_sections
 from stepscope.ui.terminal.efficiency import efficiency_sections
 from stepscope.ui.terminal.memory import memory_sections
 from stepscope.ui.terminal.tables import titled_table
-from stepscope.ui.words import PARTS, duration, short_kernel
+from stepscope.ui.words import PARTS, duration, one_line, short_kernel
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -56,7 +56,7 @@ def print_explanation(
     console = make_console(width, to_stderr=to_stderr)
     console.print(Group(*_sections(explanation, top, console.width)))
     if report:
-        console.print(Text.assemble("report  ", (str(report), "bold")), soft_wrap=True)
+        console.print(Text.assemble("report  ", (one_line(str(report)), "bold")), soft_wrap=True)
 
 
 def _sections(explanation: Explanation, top: int, width: int) -> list[RenderableType]:
@@ -94,7 +94,9 @@ def _of_memory(
 ) -> list[RenderableType]:
     """A file that tells of memory alone: no step, no bar of time."""
     first = explanation.ranks[0]
-    title = Text(f"{Path(first.path).name} · memory snapshot · {counted(first.events, 'event')}")
+    title = text_line(
+        f"{Path(first.path).name} · memory snapshot · {counted(first.events, 'event')}"
+    )
     title.stylize("bright_black")
     return [
         title,
@@ -134,7 +136,7 @@ def _headline(explanation: Explanation) -> Text:
     if first.steps.steps:
         facts.append(counted(len(first.steps.steps), "step"))
     facts.append(_step_words(explanation))
-    return Text(" · ".join(facts), style="bright_black")
+    return text_line(" · ".join(facts), style="bright_black")
 
 
 def _step_words(explanation: Explanation) -> str:
@@ -156,7 +158,7 @@ def _verdict(explanation: Explanation) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bright_black", no_wrap=True)
     grid.add_column()
-    grid.add_row("verdict", Text(explanation.verdict, style=f"bold {style}"))
+    grid.add_row("verdict", text_line(explanation.verdict, style=f"bold {style}"))
     grid.add_row("why", explanation.why)
     grid.add_row("next", explanation.next)
     return grid
@@ -243,9 +245,10 @@ def _rank_row(rank: RankExplanation) -> tuple[str, ...]:
 def _findings(findings: tuple[Finding, ...]) -> Table:
     table = titled_table("findings", ("", "l"), ("share", "r"), ("what", "l"))
     for finding in findings:
-        text = Text(finding.summary)
+        text = text_line(finding.summary)
         for place in finding.where:
-            text.append(f"\n{place.file}:{place.line} {place.function}", style="bright_black")
+            where = one_line(f"{place.file}:{place.line} {place.function}")
+            text.append(f"\n{where}", style="bright_black")
         table.add_row(
             Text(finding.id, style=SEVERITY_STYLES[finding.severity]), _share(finding), text
         )
@@ -329,4 +332,4 @@ def _notes(explanation: Explanation) -> list[RenderableType]:
     for rank in explanation.ranks[:8]:
         whose = f"{rank.called}: " if several else ""
         lines += [f"note  {whose}{note.detail}" for note in rank.quality]
-    return [Text(line, style="bright_black") for line in lines]
+    return [text_line(each, style="bright_black") for each in lines]

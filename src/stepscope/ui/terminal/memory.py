@@ -19,8 +19,9 @@ from stepscope.ui.memory import (
     unknown_categories,
     zero_rows,
 )
+from stepscope.ui.terminal.console import text_line
 from stepscope.ui.terminal.tables import titled_table
-from stepscope.ui.words import short_kernel
+from stepscope.ui.words import one_line, short_kernel
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,7 +47,7 @@ def memory_sections(
     memory: Memory, *, top: int = 8, width: int = 100, ranks: int = 1
 ) -> list[RenderableType]:
     """What was measured first, then arithmetic on it; ZeRO's where there are ranks to share."""
-    out: list[RenderableType] = [Text.assemble(("memory  ", "bold"), headline(memory))]
+    out: list[RenderableType] = [Text.assemble(("memory  ", "bold"), text_line(headline(memory)))]
     shown = shown_categories(memory)
     if len(shown) > 1:
         out += [_bar(shown, width), _legend(shown, width)]
@@ -102,7 +103,7 @@ def _remarks(memory: Memory) -> Text:
     if unknown and memory.source != "snapshot":
         lines.append(f"not captured: {', '.join(unknown)}")
     lines += memory.notes
-    return Text("\n".join(lines), style="bright_black")
+    return Text("\n".join(map(one_line, lines)), style="bright_black")
 
 
 def _sites(memory: Memory, most: int, width: int) -> Table:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from stepscope.ui.terminal.console import make_console
+from stepscope.ui.terminal.console import make_console, text_line
 from stepscope.ui.terminal.tables import titled_table
-from stepscope.ui.words import size
+from stepscope.ui.words import one_line, size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -42,7 +42,7 @@ def nccl_sections(summary: NcclSummary, *, top: int = 8, width: int = 100) -> li
         out += [_choices(summary.choices, top), Text()]
     if summary.settings:
         out += [_settings(summary), Text()]
-    return out + [Text(f"note  {note}", style="bright_black") for note in summary.notes]
+    return out + [text_line(f"note  {note}", style="bright_black") for note in summary.notes]
 
 
 def _headline(summary: NcclSummary) -> Text:
@@ -53,7 +53,7 @@ def _headline(summary: NcclSummary) -> Text:
         _counted(hosts, "host", "hosts"),
         _counted(summary.calls, "call", "calls"),
     ]
-    return Text(" · ".join(facts), style="bright_black")
+    return text_line(" · ".join(facts), style="bright_black")
 
 
 def _communicators(rows: tuple[CommunicatorRow, ...], top: int, width: int) -> Table:
@@ -128,9 +128,9 @@ def _settings(summary: NcclSummary) -> Table:
 def _findings(summary: NcclSummary) -> Table:
     table = titled_table("findings", ("", "l"), ("what", "l"))
     for finding in summary.findings:
-        text = Text(finding.summary)
-        for line in finding.evidence:
-            text.append(f"\n{line}", style="bright_black")
+        text = text_line(finding.summary)
+        for each in finding.evidence:
+            text.append(f"\n{one_line(each)}", style="bright_black")
         for remedy in finding.remedies[:1]:
             text.append(f"\nnext: {remedy.summary}")
         table.add_row(Text(finding.id, style=_SEVERITY[finding.severity]), text)

@@ -10,8 +10,9 @@ from rich.text import Text
 
 from stepscope.ui.comparison import percent
 from stepscope.ui.record import ignored_words, unread_words, words_of
-from stepscope.ui.terminal.console import make_console
+from stepscope.ui.terminal.console import make_console, text_line
 from stepscope.ui.terminal.tables import fitting_table
+from stepscope.ui.words import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +40,7 @@ def print_record(
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bright_black", no_wrap=True)
     grid.add_column()
-    grid.add_row("verdict", Text(words.verdict, style="bold"))
+    grid.add_row("verdict", text_line(words.verdict, style="bold"))
     grid.add_row("why", words.why)
     grid.add_row("next", words.next)
     console.print(grid)
@@ -50,10 +51,10 @@ def print_record(
         console.print(_promises(kept, top, console.width))
         console.print()
     for delivery, why in ignored:
-        console.print(Text(f"note  {ignored_words(delivery, why)}", style="bright_black"))
+        console.print(text_line(f"note  {ignored_words(delivery, why)}", style="bright_black"))
     if unread:
-        console.print(Text(f"note  {unread_words(unread)}", style="bright_black"))
-    console.print(Text.assemble("record  ", (str(folder), "bold")), soft_wrap=True)
+        console.print(text_line(f"note  {unread_words(unread)}", style="bright_black"))
+    console.print(Text.assemble("record  ", (one_line(str(folder)), "bold")), soft_wrap=True)
 
 
 def _summaries(rows: Sequence[Summary], width: int) -> Table:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from stepscope.records.explanation import called
 from stepscope.records.words import counted
-from stepscope.ui.terminal.console import make_console
+from stepscope.ui.terminal.console import make_console, text_line
 from stepscope.ui.terminal.explanation import (
     COLOURS,
     FILLS,
@@ -23,7 +23,7 @@ from stepscope.ui.terminal.explanation import (
     budget_bar,
 )
 from stepscope.ui.whatif import WORTH, figures, interval
-from stepscope.ui.words import PARTS, short_kernel
+from stepscope.ui.words import PARTS, one_line, short_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,8 +47,11 @@ GRAVE = frozenset(
         "duplicate-ranks",
         "empty-rank",
         "left-out",
+        "missing-parts",
         "missing-ranks",
         "mixed-worlds",
+        "not-closed",
+        "still-running",
         "truncated",
         "unreadable-events",
     }
@@ -95,8 +98,8 @@ def _lines(
     out += _labelled("what if", _what_ifs(explanation.advice, width))
     out += _labelled("notes", _notes(explanation, console))
     if report is not None:
-        out += _labelled("report", [Text(_clickable(report), "bold")])
-    out += _labelled("more", [Text(more, style=_FAINT)])
+        out += _labelled("report", [text_line(_clickable(report), "bold")])
+    out += _labelled("more", [text_line(more, style=_FAINT)])
     return out
 
 
@@ -113,7 +116,7 @@ def _wrapped(text: str, console: Console, most: int, style: str = "") -> list[Te
     if not text:
         return []
     room = console.width - _LABELS
-    lines = [Text(line.plain.rstrip(), style) for line in Text(text).wrap(console, room)]
+    lines = [Text(row.plain.rstrip(), style) for row in text_line(text).wrap(console, room)]
     if len(lines) > most:
         last = " ".join(line.plain for line in lines[most - 1 :])
         lines[most - 1 :] = [Text(_cut(last, room), style)]
@@ -122,6 +125,7 @@ def _wrapped(text: str, console: Console, most: int, style: str = "") -> list[Te
 
 def _cut(text: str, room: int) -> str:
     """The beginning that fits, with a mark where something is missing."""
+    text = one_line(text)
     if cell_len(text) <= room:
         return text
     return set_cell_size(text, max(1, room - 1)).rstrip() + "…"
@@ -139,7 +143,7 @@ def _headline(explanation: Explanation, width: int) -> Text:
         facts.append(_step(explanation))
     rest = " · ".join(facts)
     name = short_kernel(_name(explanation), max(12, width - cell_len(rest) - 3))
-    return Text(_cut(f"{name} · {rest}", width), style=_FAINT)
+    return text_line(_cut(f"{name} · {rest}", width), style=_FAINT)
 
 
 def _name(explanation: Explanation) -> str:
@@ -164,7 +168,7 @@ def _where_it_went(explanation: Explanation, width: int) -> list[Text]:
     if memory is not None and memory.source == "snapshot":
         from stepscope.ui.memory import headline
 
-        return _labelled("memory", [Text(_cut(headline(memory), width - _LABELS))])
+        return _labelled("memory", [text_line(_cut(headline(memory), width - _LABELS))])
     return [budget_bar(explanation.budget, width), *_legend(explanation.budget, width)]
 
 
@@ -240,7 +244,7 @@ def _finding(finding: Finding, width: int, *, leads: bool, whose: str) -> Text:
     if not leads:
         about += [remedy.summary for remedy in finding.remedies[:1]] + list(finding.evidence[:1])
     fitting = (text for text in about if cell_len(text) <= width - row.cell_len - 2)
-    return row.append(f"  {next(fitting, '')}".rstrip(), style=_FAINT)
+    return row.append(one_line(f"  {next(fitting, '')}".rstrip()), style=_FAINT)
 
 
 def _place_words(place: Place) -> list[str]:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.table import Table
-from rich.text import Text
 
-from stepscope.ui.terminal.console import make_console
+from stepscope.ui.terminal.console import make_console, text_line
 from stepscope.ui.terminal.tables import fitting_table
 from stepscope.ui.whatif import (
     decides,
@@ -43,7 +42,7 @@ def print_prediction(
 ) -> None:
     """One or several changes together."""
     console = make_console(width)
-    console.print(Text(headline, style="bright_black"))
+    console.print(text_line(headline, style="bright_black"))
     console.print()
     console.print(_sentences(verdict(after), why, next_, _STYLES[judge(after)]))
     console.print()
@@ -65,7 +64,7 @@ def print_tried(
     """Several changes, one at a time, the best first."""
     console = make_console(width)
     best = tried.predictions[0]
-    console.print(Text(headline, style="bright_black"))
+    console.print(text_line(headline, style="bright_black"))
     console.print()
     worth = judge(best) == "faster"
     words = verdict(best) if worth else "nothing that was tried would make this step faster"
@@ -82,7 +81,7 @@ def _sentences(verdict_: str, why_: str, next_: str, style: str) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bright_black", no_wrap=True)
     grid.add_column()
-    grid.add_row("verdict", Text(verdict_, style=style))
+    grid.add_row("verdict", text_line(verdict_, style=style))
     grid.add_row("why", why_)
     grid.add_row("next", next_)
     return grid
@@ -138,5 +137,5 @@ def _said(assumptions: Iterable[str], refused: Iterable[str]) -> list[Renderable
             grid.add_column()
             for line in lines:
                 grid.add_row("-", line)
-            sections.append(Group(Text(title, style="bold"), grid))
+            sections.append(Group(text_line(title, style="bold"), grid))
     return sections

@@ -1,0 +1,171 @@
+"""rank.json: what a rank says about itself, its machine and how the job is laid out over its ranks.
+
+Readers get plain dictionaries with the names that capture writes. Whatever is in them has the type
+and the range that its name promises; what was not written, or makes no sense, is not in them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from stepscope.records.host_load import HostLoad  # noqa: TC001  (decoded at run time)
+from stepscope.records.limits import (  # noqa: TC001  (decoded at run time)
+    Bytes,
+    Count,
+    DurationNs,
+    RankNumber,
+    Ranks,
+)
+from stepscope.records.process_identity import (  # noqa: TC001  (decoded at run time)
+    ProcessIdentity,
+)
+from stepscope.trace.decode import Oddities
+from stepscope.trace.side_files import read_record
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RANK = "rank.json"
+
+
+class ProcessGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of communication.groups."""
+
+    name: str = ""
+    description: str = ""
+    backend: str = ""
+    size: Ranks | None = None
+    rank: RankNumber | None = None
+    ranks: list[RankNumber] = []
+
+
+class Bucket(msgspec.Struct, frozen=True, kw_only=True):
+    """Gradients that DDP sums at once."""
+
+    size_bytes: Bytes | None = None
+    parameters: list[str] | None = None
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of communication.ddp."""
+
+    index: Count | None = None
+    module: str | None = None
+    group: str = ""
+    world_size: Ranks | None = None
+    comm_hook: str | None = None
+    parameters: Count | None = None
+    parameter_bytes: Bytes | None = None
+    unused_parameter_bytes: Bytes | None = None
+    bucket_cap_bytes: Bytes | None = None
+    buckets_rebuilt: bool | None = None
+    buckets: list[Bucket] = []
+    grad_ready_order: list[Count] = []
+    gradient_as_bucket_view: bool | None = None
+    find_unused_parameters: bool | None = None
+    static_graph: bool | None = None
+    broadcast_buffers: bool | None = None
+    iteration: Count | None = None
+    average_forward_ns: DurationNs | None = None
+    average_backward_ns: DurationNs | None = None
+    average_comm_ns: DurationNs | None = None
+    average_overlap_ns: DurationNs | None = None
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of communication.placements. Older captures have no groups."""
+
+    mesh: list[str] = []
+    shape: list[Ranks] = []
+    groups: list[str] | UnsetType = UNSET
+    placements: list[str] = []
+    count: Count = 0
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of communication.pipeline_stages."""
+
+    stage: RankNumber
+    stages: Ranks | None = None
+
+
+class Trained(msgspec.Struct, frozen=True, kw_only=True):
+    """communication.trained."""
+
+    tensors: Count | None = None
+    size_bytes: Bytes | None = None
+    shared_tensors: Count | None = None
+
+
+class Communication(msgspec.Struct, frozen=True, kw_only=True):
+    """How the job is laid out over its ranks."""
+
+    groups: list[ProcessGroup] | UnsetType | None = UNSET
+    ddp: list[Replica] | UnsetType | None = UNSET
+    placements: list[Placement] | UnsetType | None = UNSET
+    trained: Trained | UnsetType | None = UNSET
+    rpc: bool | UnsetType | None = UNSET
+    libraries: list[str] | UnsetType | None = UNSET
+    fsdp_modules: dict[str, Count] | UnsetType | None = UNSET
+    pipeline_stages: list[Stage] | UnsetType | None = UNSET
+    nccl_version: str | UnsetType | None = UNSET
+    flight_recorder: dict[str, Count] | UnsetType | None = UNSET
+    notes: list[str] | UnsetType | None = UNSET
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """The accelerator that the rank trains on."""
+
+    index: Count | UnsetType = UNSET
+    name: str | UnsetType | None = UNSET
+    memory_bytes: Bytes | UnsetType | None = UNSET
+    multiprocessors: Count | UnsetType = UNSET
+
+
+class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """All that capture writes into rank.json."""
+
+    schema: Count | UnsetType = UNSET
+    rank: RankNumber | UnsetType | None = UNSET
+    world_size: Ranks | UnsetType | None = UNSET
+    status: str | UnsetType = UNSET
+    steps: Count | UnsetType = UNSET
+    steps_end_with: str | UnsetType | None = UNSET
+    skipped: Count | UnsetType = UNSET
+    argv: list[str] | UnsetType | None = UNSET
+    problems: list[str] | UnsetType = UNSET
+    host: str | UnsetType | None = UNSET
+    pid: Count | UnsetType | None = UNSET
+    process: ProcessIdentity | UnsetType | None = UNSET
+    python: str | UnsetType | None = UNSET
+    torch: str | UnsetType | None = UNSET
+    cuda: str | UnsetType | None = UNSET
+    hip: str | UnsetType | None = UNSET
+    device: Device | str | UnsetType | None = UNSET
+    communication: Communication | UnsetType | None = UNSET
+    host_load: HostLoad | UnsetType | None = UNSET
+
+
+def decode_facts(folder: Path, oddities: Oddities) -> RankFacts:
+    """Of a rank's folder; nothing is known where there is no rank.json."""
+    facts = read_record(folder / RANK, RankFacts, oddities) or RankFacts()
+    named = rank_of_folder(folder)
+    if named is not None and facts.rank not in (UNSET, None, named):
+        oddities.add("rank", f"{facts.rank} in the folder {folder.name}")
+        return msgspec.structs.replace(facts, rank=named)
+    return facts
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """rank.json of a rank's folder; empty where it was not captured."""
+    found: dict[str, Any] = msgspec.to_builtins(decode_facts(folder, Oddities(RANK)))
+    return found
+
+
+def rank_of_folder(folder: Path) -> int | None:
+    """rank-00003, and rank-00003.2 of a second process that says it is rank 3."""
+    word, _, number = folder.name.partition(".")[0].partition("-")
+    return int(number) if word == "rank" and number.isdecimal() and len(number) <= 8 else None

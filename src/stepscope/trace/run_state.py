@@ -1,0 +1,201 @@
+"""What became of the run that a folder is of: closed, still running, or left open by whom.
+
+run.json is written by `stepscope run`, rank.json by every rank. Both say "running" until they are
+closed, and which process writes them. Either may be missing, cut short or of another machine.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from stepscope.errors import StepscopeError
+from stepscope.records.process_identity import ProcessIdentity, state_of
+from stepscope.records.quality import Note
+from stepscope.records.unwritten import TRACE, unwritten_parts
+from stepscope.trace.decode import NotJsonError, decode
+from stepscope.trace.regular_files import MissingFileError, read_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_T = TypeVar("_T")
+RUN, RANK = "run.json", "rank.json"
+_MOST_BYTES = 64 << 20
+_NAMED = 4  # ranks that a sentence names
+
+
+class _Rank(msgspec.Struct, frozen=True):
+    rank: int | None = None
+    status: str = ""
+    process: ProcessIdentity | None = None
+    problems: list[str] = []
+    folder: str = ""
+    missing: dict[str, str] = {}
+
+
+class _Signal(msgspec.Struct, frozen=True):
+    signal: str
+
+
+class _Run(msgspec.Struct, frozen=True):
+    status: str = ""
+    process: ProcessIdentity | None = None
+    signals: list[_Signal] = []
+    ranks: list[_Rank] = []
+    exit_code: int | None = None
+
+
+def is_run_folder(folder: Path) -> bool:
+    return (folder / RUN).exists() or any(True for _ in folder.glob("rank-*"))
+
+
+def run_notes(folder: Path) -> list[Note]:
+    """What to know about the run before its numbers are trusted; empty for a whole one."""
+    if not is_run_folder(folder):
+        return []
+    run, problem = _decode(folder / RUN, _Run)
+    ranks = _ranks(folder)
+    notes = [_state(run, ranks), _missing(run, ranks)]
+    if problem:
+        notes.append(Note(id="not-closed", detail=f"the run was not closed: {problem}"))
+    return [note for note in notes if note is not None]
+
+
+def _ranks(folder: Path) -> list[_Rank]:
+    found = []
+    for place in sorted(folder.glob("rank-*")):
+        rank, problem = _decode(place / RANK, _Rank)
+        problems = rank.problems if rank else [problem or f"{RANK} was not written"]
+        found.append(
+            _Rank(
+                rank=rank.rank if rank else None,
+                status=rank.status if rank else "unreadable",
+                process=rank.process if rank else None,
+                problems=problems,
+                folder=place.name,
+                missing=_missing_in(place, problems),
+            )
+        )
+    return found
+
+
+def _missing_in(place: Path, problems: list[str]) -> dict[str, str]:
+    missing = unwritten_parts(problems)
+    if any(place.glob("trace*.json*")):
+        missing.pop(TRACE, None)
+    elif TRACE not in missing:
+        missing[TRACE] = "; ".join(problems)
+    return missing
+
+
+def _state(run: _Run | None, ranks: Sequence[_Rank]) -> Note | None:
+    """Whether the run was closed; the ranks alone tell where a script captures itself."""
+    if run is not None and run.status == "handed over":
+        return Note(
+            id="not-closed",
+            detail="the run was not closed: no second process could be started, and the command "
+            f"took the place of stepscope{_of_ranks(ranks)}",
+        )
+    if run is None:
+        return _unclosed_ranks(ranks)
+    if run.status == "finished":
+        return _ended_ranks(run, ranks)
+    if run.process is None or run.status != "running":
+        return None
+    who = f"stepscope run (process {run.process.pid} on {run.process.host})"
+    state = state_of(run.process)
+    if state == "running":
+        return Note(id="still-running", detail=f"{who} is still running: more may come")
+    return Note(
+        id="not-closed",
+        detail=f"the run was not closed: {who} {_how_it_ended(state, run)}{_of_ranks(ranks)}",
+    )
+
+
+def _how_it_ended(state: str, run: _Run) -> str:
+    heard = ", ".join(dict.fromkeys(each.signal for each in run.signals[:_NAMED]))
+    after = f", after it had passed on {heard} to the command" if heard else ""
+    if state == "restarted":
+        return f"ended with the machine, which was restarted since{after}"
+    if state == "gone":
+        return f"was killed (SIGKILL, by a person or because memory ran out){after}"
+    return f"wrote no end, and whether it still runs cannot be seen from here{after}"
+
+
+def _of_ranks(ranks: Sequence[_Rank]) -> str:
+    """What is known of the job's own processes."""
+    if not ranks:
+        return "; no rank had ended a step"
+    closed = sum(rank.status == "finished" for rank in ranks)
+    states = [
+        state_of(rank.process)
+        for rank in ranks
+        if rank.status == "running" and rank.process is not None
+    ]
+    told = [
+        f"{closed} of {len(ranks)} ranks closed their files" if closed else "",
+        f"{states.count('running')} still run" if "running" in states else "",
+        f"{states.count('gone')} are gone without closing" if "gone" in states else "",
+    ]
+    words = ", ".join(filter(None, told))
+    return f"; {words}" if words else ""
+
+
+def _ended_ranks(run: _Run, ranks: Sequence[_Rank]) -> Note | None:
+    """The command is over, and ranks of it had no time to close their files."""
+    unclosed = sum(rank.status == "running" for rank in ranks)
+    if not unclosed or run.exit_code is None:
+        return None
+    which = "its rank" if len(ranks) == 1 else f"{unclosed} of {len(ranks)} ranks"
+    return Note(
+        id="not-closed",
+        detail=f"{which} did not close: the command ended with {_code_words(run.exit_code)}",
+    )
+
+
+def _code_words(code: int) -> str:
+    try:
+        return f"{signal.Signals(code - 128).name} (exit code {code})"
+    except ValueError:
+        return f"exit code {code}"
+
+
+def _unclosed_ranks(ranks: Sequence[_Rank]) -> Note | None:
+    open_ranks = [rank for rank in ranks if rank.status == "running" and rank.process is not None]
+    states = {state_of(rank.process) for rank in open_ranks if rank.process is not None}
+    if not states:
+        return None
+    if states == {"running"}:
+        return Note(id="still-running", detail="its processes are still running: more may come")
+    return Note(id="not-closed", detail=f"the run was not closed{_of_ranks(ranks)}")
+
+
+def _missing(run: _Run | None, ranks: Sequence[_Rank]) -> Note | None:
+    """Parts that could not be written, with the reasons that run.json or the ranks give."""
+    closed = {rank.folder: rank.missing for rank in run.ranks} if run is not None else {}
+    told = []
+    for rank in ranks:
+        missing = {**rank.missing, **closed.get(rank.folder, {})}
+        name = f"rank {rank.rank}" if rank.rank is not None else rank.folder
+        told += [f"{name} has no {part}: {why}" for part, why in sorted(missing.items()) if why]
+    if not told:
+        return None
+    more = f"; and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
+    return Note(id="missing-parts", detail="; ".join(told[:_NAMED]) + more, count=len(told))
+
+
+def _decode(file: Path, kind: type[_T]) -> tuple[_T | None, str | None]:
+    """What it holds, and why that cannot be read; neither where there is no file."""
+    try:
+        content = read_whole(file, _MOST_BYTES)
+        if not content.strip(b"\0 \n"):
+            return None, f"{file.name} is empty"
+        return decode(content, kind), None
+    except MissingFileError:
+        return None, None
+    except (StepscopeError, NotJsonError) as error:
+        return None, f"{file.name} could not be read: {error}"

@@ -1,0 +1,91 @@
+"""The stacks of a memory snapshot: each once, whoever refers to it, its frames as plain text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from numpy.typing import NDArray
+
+    from stepscope.trace.plausible import OddValues
+
+    Frame = tuple[str, int, str]  # file, line, function
+
+LONGEST_NAME = 4096
+_LAST_LINE = 1 << 31
+
+
+class Stacks:
+    """Lists of frames are known by identity, so that a shared one is read once."""
+
+    def __init__(self, odd: OddValues) -> None:
+        self._odd = odd
+        self._code: dict[tuple[Frame, ...], int] = {}
+        self._code_of_list: dict[int, int] = {}
+        self._frames: dict[int, Frame | None] = {}
+
+    def all(self) -> tuple[tuple[Frame, ...], ...]:
+        """In the order of their codes."""
+        return tuple(self._code)
+
+    def codes(self, stacks: Iterable[Any], place: Callable[[int], str]) -> NDArray[np.int32]:
+        """-1 where none was recorded."""
+        known = self._code_of_list.get
+        # A stack that is known is not false; the first one is 0, and is looked at twice.
+        return np.array(
+            [known(id(each)) or self._new(each, place, row) for row, each in enumerate(stacks)],
+            np.int32,
+        )
+
+    def _new(self, frames: Any, place: Callable[[int], str], row: int) -> int:
+        if frames is None:
+            return -1
+        if not isinstance(frames, list):
+            self._odd.add("frames (no list)", 1, frames, place(row))
+            return -1
+        known = self._code_of_list.get(id(frames))
+        if known is not None:
+            return known
+        read = (self._frame(frame, place, row) for frame in frames)
+        stack = tuple(frame for frame in read if frame is not None)
+        code = self._code.setdefault(stack, len(self._code)) if stack else -1
+        self._code_of_list[id(frames)] = code
+        return code
+
+    def _frame(self, frame: Any, place: Callable[[int], str], row: int) -> Frame | None:
+        if id(frame) in self._frames:
+            return self._frames[id(frame)]
+        read = None
+        if isinstance(frame, dict):
+            where = f"{place(row)}.frames"
+            read = (
+                self._text(frame.get("filename"), "filename", where),
+                self._line(frame.get("line"), where),
+                self._text(frame.get("name"), "name", where),
+            )
+        else:
+            self._odd.add("frames (no dict)", 1, frame, place(row))
+        self._frames[id(frame)] = read
+        return read
+
+    def _line(self, line: Any, where: str) -> int:
+        if type(line) is int and 0 <= line < _LAST_LINE:
+            return line
+        self._odd.add("line", 1, line, where)
+        return 0
+
+    def _text(self, text: Any, key: str, where: str) -> str:
+        """Cut where it is endless; without halves of characters, which no output can take."""
+        if not isinstance(text, str):
+            self._odd.add(key, 1, text, where)
+            return ""
+        if len(text) <= LONGEST_NAME and text.isascii():
+            return text
+        whole = text[:LONGEST_NAME].encode("utf-8", "replace").decode()
+        if whole != text:
+            self._odd.add(f"{key} (cut or mended)", 1, text, where)
+        return whole

@@ -1,0 +1,196 @@
+"""The run folder as `run` sees it: claimed for one run, described while it lasts, then closed."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import stepscope
+from stepscope.errors import UsageError
+from stepscope.measure import folder as layout
+from stepscope.measure.kept_json import KeptJson
+from stepscope.records.process_identity import this_process
+from stepscope.records.unwritten import unwritten_parts
+from stepscope.ui.attachment import why_no_trace
+from stepscope.ui.say import say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.measure.settings import Settings
+
+_MOST_SIGNALS = 20
+_IN_USE = "is not empty: a run folder is never written over"
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedFolder:
+    """A folder of one run's own."""
+
+    path: Path
+    made: bool  # by this run
+
+    def give_back(self) -> None:
+        """Leave nothing of a run that is not captured."""
+        if self.made:
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+
+
+def claim(out: Path | None, command: Sequence[str]) -> ClaimedFolder:
+    """UsageError where `out` is in use; OSError where no folder can be had."""
+    if out is None:
+        return ClaimedFolder(layout.new_run_folder(_script(command)), made=True)
+    made = not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    if any(out.iterdir()):
+        raise UsageError(f"{out} {_IN_USE}")
+    return ClaimedFolder(out, made=made)
+
+
+def _script(command: Sequence[str]) -> str:
+    for word in command:
+        if word.endswith((".py", ".sh")):
+            return word
+    return command[-1]
+
+
+@dataclass(slots=True)
+class RunFile:
+    """run.json of one run, from its start to its end."""
+
+    folder: Path
+    settings: Settings
+    record: dict[str, Any]
+    _file: KeptJson = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._file = KeptJson(self.folder / layout.RUN)
+
+    @classmethod
+    def begin(cls, folder: Path, command: Sequence[str], settings: Settings) -> RunFile:
+        """OSError where it cannot be written; of several runs in one folder only one gets here."""
+        run = cls(folder, settings, _record(command, settings))
+        try:
+            run._file.write(run.record)
+        except FileExistsError:
+            raise UsageError(f"{folder} {_IN_USE}") from None
+        return run
+
+    def discard(self) -> None:
+        """The command could not be started."""
+        layout.remove(self._file.path)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+    def heard(self, number: int) -> None:
+        """A signal for the command came: should nothing else be written, this says which."""
+        if len(self.record["signals"]) < _MOST_SIGNALS:
+            self.record["signals"].append({"signal": _name(number), "unix": time.time()})
+            self._write_again()
+
+    def handed_over(self) -> None:
+        """The command is about to take this process's place: nobody will close the folder."""
+        self.record["status"] = "handed over"
+        self._write_again()
+
+    def _write_again(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.write(self.record)
+
+    def close(self, code: int) -> list[dict[str, Any]]:
+        """The command has ended: what each rank left."""
+        layout.remove_leftovers(self.folder)
+        ranks = describe_ranks(self.folder, self.settings, code)
+        self.record |= {
+            "status": "finished",
+            "exit_code": code,
+            "ended_unix": time.time(),
+            "ranks": ranks,
+            "world_size": max((r["world_size"] or 1 for r in ranks), default=None),
+        }
+        shorter = {**self.record, "ranks": [_shortened(rank) for rank in ranks]}
+        shortest = {**self.record, "ranks": [_shortened(rank) for rank in ranks[:1]]}
+        try:
+            self._file.write(self.record, shorter, shortest, last=True)
+        except OSError as error:
+            say(f"{self._file.path} could not be written: {layout.why_refused(error)}")
+        return ranks
+
+
+def _record(command: Sequence[str], settings: Settings) -> dict[str, Any]:
+    return {
+        "schema": layout.SCHEMA,
+        "stepscope": stepscope.__version__,
+        "command": list(command),
+        "folder": _working_folder(),
+        "started_unix": time.time(),
+        "status": "running",
+        "process": asdict(this_process()),
+        "signals": [],
+        "window": {
+            "wait": settings.wait,
+            "warmup": settings.warmup,
+            "active": settings.active,
+            "repeat": settings.repeat,
+        },
+        "step_on": settings.step_on,
+    }
+
+
+def _working_folder() -> str | None:
+    try:
+        return str(Path.cwd())
+    except OSError:  # it was removed
+        return None
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no names
+        return str(number)
+
+
+def _shortened(rank: dict[str, Any]) -> dict[str, Any]:
+    kept = ("folder", "rank", "world_size", "status", "steps", "captured", "missing")
+    return {name: rank[name] for name in kept if name in rank}
+
+
+def describe_ranks(
+    folder: Path, settings: Settings, code: int | None = None
+) -> list[dict[str, Any]]:
+    """What each rank left, what is missing, and why."""
+    ranks = []
+    for place in sorted(folder.glob("rank-*")):
+        facts = _facts(place)
+        captured = [name for name in layout.PARTS if (place / name).exists()]
+        missing = unwritten_parts(facts["problems"])
+        missing.pop(layout.TRACE, None)
+        if layout.TRACE not in captured:
+            missing[layout.TRACE] = why_no_trace(facts, settings, code)
+        ranks.append({"folder": place.name, **facts, "captured": captured, "missing": missing})
+    return ranks
+
+
+def _facts(place: Path) -> dict[str, Any]:
+    from stepscope.trace.rank_facts import read_facts
+
+    nothing: dict[str, Any] = {"rank": None, "world_size": None, "status": "unreadable"}
+    facts = nothing | {"problems": []} | read_facts(place)
+    if facts["status"] == "unreadable":
+        return facts | {"problems": _why_unwritten(place)}
+    return facts
+
+
+def _why_unwritten(place: Path) -> list[str]:
+    """A rank that could not even write rank.json: what keeps us from writing there now?"""
+    try:
+        layout.check_room(place)
+    except OSError as error:
+        return [f"writing {layout.RANK}: {layout.why_refused(error)}"]
+    return []

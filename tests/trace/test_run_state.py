@@ -1,0 +1,109 @@
+"""What a run folder says of its own end: closed, still running, killed, restarted, cut anywhere."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope
+from stepscope.errors import NotCapturedError
+from stepscope.records.process_identity import ProcessIdentity, state_of, this_process
+from stepscope.trace.run_state import run_notes
+
+ME = this_process()
+GONE = replace(ME, started_ticks=(ME.started_ticks or 0) + 1)
+
+
+def folder(tmp_path: Path, process: ProcessIdentity = GONE, **record: Any) -> Path:
+    run = {"schema": 1, "status": "running", "process": asdict(process), "signals": [], **record}
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    return tmp_path
+
+
+def rank(run: Path, number: int = 0, process: ProcessIdentity = GONE, **facts: Any) -> None:
+    place = run / f"rank-{number:05d}"
+    place.mkdir()
+    told = {"rank": number, "status": "running", "process": asdict(process), "problems": []}
+    (place / "rank.json").write_text(json.dumps({**told, **facts}))
+
+
+def said(run: Path) -> dict[str, str]:
+    return {note.id: note.detail for note in run_notes(run)}
+
+
+def test_a_process_is_known_by_more_than_its_number() -> None:
+    assert state_of(ME) == "running"
+    assert state_of(GONE) == "gone"
+    assert state_of(replace(ME, boot="another")) == "restarted"
+    assert state_of(replace(ME, host="another")) == "unknown"
+    assert state_of(replace(ME, namespace="pid:[1]")) == "unknown"
+
+
+def test_a_finished_run_says_nothing(tmp_path: Path) -> None:
+    run = folder(tmp_path, status="finished", exit_code=0)
+    rank(run, status="finished")
+    (run / "rank-00000" / "trace.json.gz").touch()
+    assert said(run) == {}
+
+
+def test_a_run_that_goes_on_is_no_killed_one(tmp_path: Path) -> None:
+    assert "still running" in said(folder(tmp_path, ME))["still-running"]
+
+
+def test_a_killed_run_names_what_it_heard_and_what_became_of_its_ranks(tmp_path: Path) -> None:
+    run = folder(tmp_path, signals=[{"signal": "SIGTERM", "unix": 1.0}])
+    rank(run, 0, status="finished")
+    rank(run, 1)
+    rank(run, 2, ME)
+    found = said(run)["not-closed"]
+    assert "was killed (SIGKILL" in found
+    assert "passed on SIGTERM" in found
+    assert "1 of 3 ranks closed their files, 1 still run, 1 are gone without closing" in found
+
+
+def test_a_restarted_machine_is_told(tmp_path: Path) -> None:
+    found = said(folder(tmp_path, replace(ME, boot="before")))
+    assert "ended with the machine, which was restarted since" in found["not-closed"]
+
+
+def test_another_machine_cannot_be_seen(tmp_path: Path) -> None:
+    found = said(folder(tmp_path, replace(ME, host="another")))
+    assert "cannot be seen from here" in found["not-closed"]
+
+
+def test_a_rank_that_a_signal_ended_is_told_with_the_signal(tmp_path: Path) -> None:
+    run = folder(tmp_path, status="finished", exit_code=143)
+    rank(run)
+    assert "SIGTERM (exit code 143)" in said(run)["not-closed"]
+
+
+def test_what_could_not_be_written_is_told_with_its_reason(tmp_path: Path) -> None:
+    run = folder(tmp_path, status="finished", exit_code=0)
+    problems = ["saving the trace: no space left on device", "writing memory.json: file too large"]
+    rank(run, status="finished", problems=problems)
+    assert said(run)["missing-parts"] == (
+        "rank 0 has no memory.json: file too large; "
+        "rank 0 has no trace.json.gz: no space left on device"
+    )
+
+
+def test_a_run_folder_without_a_trace_is_not_enough_captured(tmp_path: Path) -> None:
+    with pytest.raises(NotCapturedError, match="was killed"):
+        stepscope.explain_job(folder(tmp_path))
+
+
+@pytest.mark.parametrize("part", ["run.json", "rank-00000/rank.json"])
+def test_files_cut_anywhere_are_no_defect(tmp_path: Path, part: str) -> None:
+    run = folder(tmp_path)
+    rank(run)
+    whole = (run / part).read_bytes()
+    for end in range(0, len(whole), 7):
+        (run / part).write_bytes(whole[:end])
+        assert said(run)
+    for content in (b"[]", b"null", b"\x00" * 4096, b'{"process": 3}', b'{"signals": [1]}'):
+        (run / part).write_bytes(content)
+        assert said(run)
