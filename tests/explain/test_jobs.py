@@ -575,7 +575,7 @@ def test_a_trace_on_disk_says_what_the_rank_recorded(
         work = find_work(trace)
         folder = read_rank_folder(paths[rank])
         assert folder is not None
-        assert folder.problems == ()
+        assert folder.notes == ()
         assert [len(each.came_ns) for each in folder.rounds] == [5, 5]
         seen, _ = list_calls(trace, work, find_steps(trace, work), folder)
         assert_same_calls(seen, job.parts[rank].calls, backend)

@@ -25,9 +25,9 @@ from stepscope.trace.discover import find_traces
 from stepscope.trace.memory_file import read_memory
 from stepscope.trace.rank_facts import read_facts
 from stepscope.ui.attachment import events_of, steps_seen
-from stepscope.ui.cli.run import describe_ranks
 from stepscope.ui.comparison import comparison_json
 from stepscope.ui.health import check_health
+from stepscope.ui.run_folder import describe_ranks
 from stepscope.ui.terminal.comparison import print_comparison
 from stepscope.ui.terminal.health import print_health
 from stepscope.verify.compare import compare
