@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import resource
@@ -72,7 +73,10 @@ def run_case(kind: str, seed: int, case: int, keep: Path | None = None) -> str |
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
         work = Path(name)
         (work / "input").mkdir()
-        path = write_case(kind, seed, case, work / "input")
+        try:
+            path = write_case(kind, seed, case, work / "input")
+        except Exception as error:  # a mutator that mutated what it needs itself
+            return f"not made ({_cause(error)})"
         outcome = attempt(kind, case, path, work)
         if keep and isinstance(outcome, Failure):
             _keep(outcome, path, keep)
@@ -81,6 +85,7 @@ def run_case(kind: str, seed: int, case: int, keep: Path | None = None) -> str |
 
 def attempt(kind: str, case: int, path: Path, work: Path) -> str | Failure:
     """Drive one input, within the limits."""
+    before = _peak_bytes()  # making the input may have taken more than reading it does
     try:
         with own_folders(work), limited_time(SECONDS):
             outcome = driver(kind)(path, work)
@@ -88,10 +93,14 @@ def attempt(kind: str, case: int, path: Path, work: Path) -> str | Failure:
         return Failure(
             kind=kind, case=case, cause=_cause(error), details=traceback.format_exc(limit=-12)
         )
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    if peak > MOST_BYTES:
+    peak = _peak_bytes()
+    if peak > max(MOST_BYTES, before):
         return Failure(kind=kind, case=case, cause="memory", details=f"{peak >> 20} MB")
     return outcome
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @contextmanager
@@ -209,7 +218,7 @@ class _Worker:
         cause = "hangs" if code is None else f"the process ended with {code}"
         kind, seed, keep = self._settings
         failure = Failure(kind=kind, case=self._case, cause=cause, details=f"seed {seed}")
-        with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
+        with tempfile.TemporaryDirectory(prefix="fuzz-") as name, contextlib.suppress(Exception):
             _keep(failure, write_case(kind, seed, self._case, Path(name)), keep)
         self._replace()
         return failure

@@ -83,7 +83,7 @@ def _flipped(rng: Random, file: CacheFile) -> None:
 def _odd_numbers(rng: Random, file: CacheFile) -> None:
     _, values = _column(rng, file)
     limits = np.iinfo(values.dtype) if values.dtype.kind == "i" else np.iinfo(np.int8)
-    near = (-2, -1, 0, 1, len(file.head.get("strings") or ""), len(values) - 1, len(values))
+    near = (-2, -1, 0, 1, len(str(file.head.get("strings"))), len(values) - 1, len(values))
     number = rng.choice((limits.min, limits.max, limits.max - 1, limits.min + 1, *near))
     number = min(max(int(number), int(limits.min)), int(limits.max))
     values[_places(rng, values)] = number

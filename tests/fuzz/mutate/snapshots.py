@@ -111,7 +111,8 @@ def _events(content: Content) -> list[Any]:
 
 def _rows(rng: Random, content: Content) -> list[dict[str, Any]]:
     """Segments, blocks, events or frames: one, some or all of them."""
-    segments = [each for each in content.get("segments") or () if isinstance(each, dict)]
+    held = content.get("segments")
+    segments = [each for each in held if isinstance(each, dict)] if isinstance(held, list) else []
     blocks = [
         block
         for each in segments
