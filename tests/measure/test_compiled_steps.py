@@ -132,6 +132,15 @@ def call(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
 
 
+STEP_ON = ("optimizer", "backward", "dataloader", "forward")
+
+
+def often(name: str) -> Any:
+    """Each takes some 15 s: `make test-slow` has those that differ least from another."""
+    rare = name in ("nested", "hooked", "scaled", "backward", "dataloader")
+    return pytest.param(name, marks=pytest.mark.slow if rare else ())
+
+
 def bare(folder: Path, way: str) -> tuple[Path, str]:
     script = folder / "train.py"
     script.write_text(textwrap.dedent(SCRIPT % way))
@@ -148,7 +157,7 @@ def captured(script: Path, out: Path, *options: str) -> tuple[str, dict[str, Any
     return done.stdout, ranks[0] if ranks else {"steps": 0, "problems": []}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*map(often, WAYS)])
 def test_compiled_code_is_the_same_under_capture(tmp_path: Path, way: str) -> None:
     script, expected = bare(tmp_path, WAYS[way])
     output, rank = captured(script, tmp_path / "run")
@@ -158,7 +167,9 @@ def test_compiled_code_is_the_same_under_capture(tmp_path: Path, way: str) -> No
     assert "trace.json.gz" in rank["captured"]
 
 
-@pytest.mark.parametrize("step_on", ["optimizer", "backward", "dataloader", "forward"])
+@pytest.mark.parametrize(
+    "step_on", [*map(often, ("optimizer", "backward", "dataloader", "forward"))]
+)
 def test_a_whole_compiled_step_is_the_same_whatever_is_watched(
     tmp_path: Path, step_on: str
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from itertools import compress, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -331,7 +332,7 @@ class Collector:
         self, field: str, args: Sequence[Args], dtype: type[np.signedinteger[Any]] = INT64
     ) -> NDArray[Any]:
         """One argument of every event; what was written and is no whole number is counted."""
-        values = [getattr(each, field) for each in args]
+        values = [*map(attrgetter(field), args)]
         try:
             return _packed(values, len(values), dtype)
         except struct.error:
