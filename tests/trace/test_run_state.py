@@ -62,7 +62,7 @@ def test_a_killed_run_names_what_it_heard_and_what_became_of_its_ranks(tmp_path:
     found = said(run)["not-closed"]
     assert "was killed (SIGKILL" in found
     assert "passed on SIGTERM" in found
-    assert "1 of 3 ranks closed their files, 1 still run, 1 are gone without closing" in found
+    assert "1 of 3 ranks closed its files, 1 rank still runs, 1 rank ended without closing" in found
 
 
 def test_a_restarted_machine_is_told(tmp_path: Path) -> None:

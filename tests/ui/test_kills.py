@@ -225,7 +225,7 @@ def test_a_kill_of_everybody_is_told_from_a_run_that_goes_on(tmp_path: Path) -> 
     check_nothing_else(job)
     said = check_folder(job.out)
     assert "was killed (SIGKILL" in said
-    assert "gone without closing" in said
+    assert "ended without closing" in said
 
 
 def test_a_job_whose_exit_codes_nobody_should_keep_gives_its_own(tmp_path: Path) -> None:

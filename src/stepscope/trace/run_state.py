@@ -15,6 +15,7 @@ from stepscope.errors import StepscopeError
 from stepscope.records.process_identity import ProcessIdentity, state_of
 from stepscope.records.quality import Note
 from stepscope.records.unwritten import TRACE, unwritten_parts
+from stepscope.records.words import counted, plural
 from stepscope.trace.decode import NotJsonError, decode
 from stepscope.trace.regular_files import MissingFileError, read_whole
 
@@ -136,10 +137,13 @@ def _of_ranks(ranks: Sequence[_Rank]) -> str:
         for rank in ranks
         if rank.status == "running" and rank.process is not None
     ]
+    running, gone = states.count("running"), states.count("gone")
     told = [
-        f"{closed} of {len(ranks)} ranks closed their files" if closed else "",
-        f"{states.count('running')} still run" if "running" in states else "",
-        f"{states.count('gone')} are gone without closing" if "gone" in states else "",
+        f"{closed} of {counted(len(ranks), 'rank')} closed {plural(closed, 'its', 'their')} files"
+        if closed
+        else "",
+        f"{counted(running, 'rank')} still {plural(running, 'runs', 'run')}" if running else "",
+        f"{counted(gone, 'rank')} ended without closing" if gone else "",
     ]
     words = ", ".join(filter(None, told))
     return f"; {words}" if words else ""
