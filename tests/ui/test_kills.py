@@ -111,7 +111,9 @@ def test_a_killed_run_ends_as_the_bare_command_and_says_so(
         assert found == bare_losses()
         assert "not closed: stepscope run" in said
     else:
-        assert process.returncode == bare_code(name), complaints
+        # Python ignores an interrupt inside an exit handler, and so ends with 0.
+        ignored = (name, moment) == ("SIGINT", "exit")
+        assert process.returncode == (0 if ignored else bare_code(name)), complaints
         assert found == bare_losses()[: len(found)]
         assert f'"{name}"' in (job.out / "run.json").read_text()
         assert '"status": "finished"' in (job.out / "run.json").read_text()
