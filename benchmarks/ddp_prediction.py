@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.predict.whatif import Bench
+from stepscope.records.measured_steps import MeasuredSteps
 from stepscope.records.prediction import Prediction, Setting
-from stepscope.records.truth import Truth
 from stepscope.trace.read import read_trace
 from stepscope.ui.calibration import profile_of
 
@@ -104,7 +104,7 @@ def compare(ranks: int, out: Path, measured: dict[str, Any], *, strong: bool = F
     profile = profile_of(raw_calibration(ranks, measured))
     steps = [round(ns * 1e9) for block in measured["alone"] for ns in block]
     middle = round(statistics.median(steps))
-    truth = Truth(
+    truth = MeasuredSteps(
         steps=len(steps),
         steps_ns=tuple(steps),
         step_ns=middle,

@@ -19,7 +19,7 @@ import stepscope.explain.strategies.pipeline
 import stepscope.explain.strategies.tensor_parallel
 import stepscope.trace.cache
 import stepscope.trace.kineto  # noqa: F401
-from stepscope.explain.rank import explain_rank
+from stepscope.explain.explain_rank import explain_rank
 from stepscope.trace.read import read_trace
 
 began = time.perf_counter()

@@ -38,7 +38,7 @@ from stepscope.explain.steps import find_steps
 from stepscope.explain.work import find_work
 from stepscope.predict.whatif import Bench, parse
 from stepscope.predict.whatifs import WHATIFS
-from stepscope.records.truth import Truth
+from stepscope.records.measured_steps import MeasuredSteps
 from stepscope.trace.read import read_trace
 
 if TYPE_CHECKING:
@@ -94,11 +94,11 @@ class Recorded(NamedTuple):
         kind = "synced" if self.truth.get("sync_each") else "pipelined"
         return float(self.truth[f"step_ms_{kind}"])
 
-    def measured(self) -> Truth:
+    def measured(self) -> MeasuredSteps:
         """As a run folder has it, with what the host needed where that was recorded."""
         ns = round(self.ms * 1e6)
         host = {name: round(ms * 1e6) for name, ms in (self.truth.get("host_ms") or {}).items()}
-        return Truth(
+        return MeasuredSteps(
             steps=20,
             steps_ns=(ns,),
             step_ns=ns,
@@ -215,11 +215,11 @@ def _means(rows: list[dict[str, Any]], *names: str) -> None:
 
 def _speed(traces: dict[str, Trace]) -> dict[str, float]:
     """A step of 50,000 calls and tasks: micro-batches of the largest one until it is as large."""
-    bench = max((Bench(trace) for trace in traces.values()), key=lambda one: one.scene.graph.size)
-    graph, times = bench.scene.graph, 1
+    bench = max((Bench(trace) for trace in traces.values()), key=lambda one: one.context.graph.size)
+    graph, times = bench.context.graph, 1
     while graph.size < TASKS:
         times *= 2
-        graph = WHATIFS["accumulate"](bench.scene, str(times)).scene.graph
+        graph = WHATIFS["accumulate"](bench.context, str(times)).context.graph
     found: dict[str, float] = {"tasks": graph.size}
     for name, run, steps in (("every task", replay, 1), ("the step alone", step_ns, STEPS)):
         took = []

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepscope.explain.replay.graph import CallKind, Calls, Phase, StepGraph, Tasks
-from stepscope.records.truth import Truth
+from stepscope.records.measured_steps import MeasuredSteps
 
 
 class Task(NamedTuple):
@@ -70,9 +70,9 @@ def make(*calls: Call, end: float = 0.0, depth: int = 1024) -> StepGraph:
 
 def measured(
     step: int, *, host: dict[str, int] | None = None, phases: dict[str, int] | None = None
-) -> Truth:
+) -> MeasuredSteps:
     """A run's steps without the profiler."""
-    return Truth(
+    return MeasuredSteps(
         steps=1,
         steps_ns=(step,),
         step_ns=step,

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.records.job import Calls, Group, Pace, RankPart, Rounds
+from stepscope.records.job import Calls, Group, RankPart, RankSteps, Rounds
 from stepscope.records.profile import CollectiveFit, Profile, Segment
 
 if __package__:  # python -m tests.jobs, from the repository's root
@@ -61,9 +61,9 @@ __all__ = [
     "FaultCause",
     "Form",
     "Job",
+    "MeasuredSteps",
     "Plan",
     "Timeline",
-    "Truth",
     "draw_plan",
     "make_job",
     "profile_of",
@@ -100,7 +100,7 @@ class Clocks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Truth:
+class MeasuredSteps:
     """What an honest answer would say."""
 
     cause: str | None  # compute, input or link
@@ -121,7 +121,7 @@ class Job:
     parts: list[RankPart] = field(repr=False)
 
     @cached_property
-    def truth(self) -> Truth:
+    def truth(self) -> MeasuredSteps:
         return _truth(self.plan, self.timeline)
 
 
@@ -243,7 +243,7 @@ def _parts(plan: Plan, timeline: Timeline, clocks: Clocks) -> list[RankPart]:
             RankPart(
                 rank=rank,
                 calls=_calls_of_rank({name: each[rows] for name, each in calls.items()}, groups),
-                pace=Pace(**{name: each[:, rank] for name, each in paces.items()}),
+                pace=RankSteps(**{name: each[:, rank] for name, each in paces.items()}),
                 rounds=tuple(
                     Rounds(
                         label=name, step=step, came_ns=came[i, :, rank], left_ns=left[i, :, rank]
@@ -317,7 +317,7 @@ def _calls_of_rank(columns: dict[str, NDArray[Any]], groups: list[Group]) -> Cal
 
 
 def _pace_columns(plan: Plan, timeline: Timeline, clocks: Clocks) -> dict[str, Ints]:
-    """The columns of Pace, each (steps, ranks)."""
+    """The columns of RankSteps, each (steps, ranks)."""
     rank = np.arange(plan.ranks)
     start = clocks.read(rank, _noisy(plan, 10, timeline.step_start))
     end = clocks.read(rank, _noisy(plan, 11, timeline.step_end))
@@ -340,7 +340,7 @@ def _pace_columns(plan: Plan, timeline: Timeline, clocks: Clocks) -> dict[str, I
 # The truth
 
 
-def _truth(plan: Plan, timeline: Timeline) -> Truth:
+def _truth(plan: Plan, timeline: Timeline) -> MeasuredSteps:
     fault = plan.fault
     cause = None if fault is None else {"stage": "compute"}.get(fault.cause, fault.cause)
     ranks: frozenset[int] = frozenset()
@@ -353,7 +353,7 @@ def _truth(plan: Plan, timeline: Timeline) -> Truth:
     elif fault is not None:
         ranks = frozenset((fault.place,))
     wait, transfer = _waits(timeline)
-    return Truth(
+    return MeasuredSteps(
         cause=cause,
         ranks=ranks,
         group=group,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import stepscope
-from stepscope.trace.truth import read_truth
+from stepscope.trace.measured_steps import read_measured_steps
 
 RUN = Path(__file__).parent / "golden/h200-resnet18"
 RANK = RUN / "rank-00000"
@@ -25,7 +25,7 @@ def test_the_step_of_record_is_the_scripts_own_timing() -> None:
 
 
 def test_device_times_are_there_for_every_plain_step() -> None:
-    truth = read_truth(RANK / "trace.json.gz")
+    truth = read_measured_steps(RANK / "trace.json.gz")
     assert truth is not None
     assert truth.device_ns is not None
     assert truth.steps == 93  # 100 less the first, the five of the window and the one for memory

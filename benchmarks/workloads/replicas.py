@@ -24,8 +24,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from stepscope.measure.calibrate.beside import Beside
 from stepscope.measure.calibrate.collectives import Buffers, elements
+from stepscope.measure.calibrate.contention import Beside
 from stepscope.measure.calibrate.groups import make_groups
 from stepscope.measure.calibrate.sweep import Sweeper
 

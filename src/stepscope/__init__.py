@@ -12,9 +12,9 @@ if TYPE_CHECKING:
         UnreadableInputError,
         UsageError,
     )
-    from stepscope.explain.in_job import explain_together
-    from stepscope.explain.rank import explain_rank
-    from stepscope.explain.run import explain_job
+    from stepscope.explain.explain_job import explain_job
+    from stepscope.explain.explain_rank import explain_rank
+    from stepscope.explain.torch_engine import explain_together
     from stepscope.measure.watch import region, watch
     from stepscope.trace.read import read_trace
     from stepscope.ui.api import compare, explain, whatif, write_report
@@ -45,9 +45,9 @@ _HOME = {
     "UnreadableInputError": "stepscope.errors",
     "UsageError": "stepscope.errors",
     "compare": "stepscope.ui.api",
-    "explain_job": "stepscope.explain.run",
-    "explain_rank": "stepscope.explain.rank",
-    "explain_together": "stepscope.explain.in_job",
+    "explain_job": "stepscope.explain.explain_job",
+    "explain_rank": "stepscope.explain.explain_rank",
+    "explain_together": "stepscope.explain.torch_engine",
     "read_trace": "stepscope.trace.read",
     "region": "stepscope.measure.watch",
     "watch": "stepscope.measure.watch",

@@ -9,13 +9,13 @@ import pytest
 
 from stepscope import explain_rank, read_trace
 from stepscope.explain.efficiency import measure_efficiency
-from stepscope.explain.groundwork import Groundwork
-from stepscope.explain.shorten import shorten
+from stepscope.explain.rank_analysis import RankAnalysis
+from stepscope.explain.truncate_tables import shorten
 from stepscope.explain.verdict import judge
 from stepscope.records.devices import find_device
 from stepscope.records.explanation import StepTime
+from stepscope.records.measured_steps import MeasuredSteps
 from stepscope.records.profile import Profile
-from stepscope.records.truth import Truth
 from stepscope.ui.contract import explanation_json
 
 from .build import AUTOGRAD, Events, graph, kernel, memcpy, note, op, step
@@ -67,9 +67,9 @@ def steps_of(*parts: Any, steps: int = 3, every: float = 100) -> list[Events]:
     ]
 
 
-def truth_of(step_ns: int) -> Truth:
+def truth_of(step_ns: int) -> MeasuredSteps:
     """A step measured without the profiler."""
-    return Truth(
+    return MeasuredSteps(
         steps=20, steps_ns=(), step_ns=step_ns, wall_ns=step_ns, device_ns=None, phases_ns={}
     )
 
@@ -115,7 +115,7 @@ def test_the_step_is_the_measured_else_the_corrected_else_the_profiled_one(
     read: Read, step_ms: StepTime, expected: float
 ) -> None:
     trace = read(*steps_of(product), device="NVIDIA H200")
-    found = measure_efficiency(Groundwork(trace), step_ms)
+    found = measure_efficiency(RankAnalysis(trace), step_ms)
     assert found is not None
     assert found.step_ms == expected
     assert found.mfu == pytest.approx(FLOPS / (expected / 1e3 * PEAK))

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import StepscopeError, UnreadableInputError
-from stepscope.explain import run as run_module
+from stepscope.explain import explain_job as run_module
 from stepscope.explain.engines import AHEAD, Here, Pool, in_order
-from stepscope.explain.run import explain_also, explain_job
+from stepscope.explain.explain_job import explain_also, explain_job
 
 from .build import Events, kernel, nccl, op, step, write
 

@@ -562,7 +562,7 @@ def test_a_trace_on_disk_says_what_the_rank_recorded(
     tmp_path: Path, form: Form, backend: Any
 ) -> None:
     from stepscope import read_trace
-    from stepscope.explain.calls import list_calls
+    from stepscope.explain.collective_calls import list_calls
     from stepscope.explain.steps import find_steps
     from stepscope.explain.work import find_work
     from stepscope.trace.rank_folder import read_rank_folder

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.explain.run import explain_job
+from stepscope.explain.explain_job import explain_job
 
 if TYPE_CHECKING:
     from stepscope.records.explanation import Explanation

@@ -9,10 +9,10 @@ import pytest
 
 from jobs import Plan, make_job
 from jobs_files import write_job
+from stepscope.explain.explain_job import explain_job
 from stepscope.explain.job import join_ranks
 from stepscope.explain.job_findings import not_training_together
 from stepscope.explain.membership import exchanges_gradients
-from stepscope.explain.run import explain_job
 from stepscope.records.job import Membership
 from stepscope.ui.contract import explanation_json
 

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from jobs import Fault, Plan, make_job
 from jobs_files import write_job
-from stepscope.explain.pace import own_ms, typical_step
-from stepscope.explain.run import explain_job
+from stepscope.explain.explain_job import explain_job
+from stepscope.explain.rank_steps import own_ms, typical_step
 from stepscope.explain.stragglers import find_stragglers
-from stepscope.records.job import Pace, RankTimes
+from stepscope.records.job import RankSteps, RankTimes
 from stepscope.ui.contract import explanation_json
 from stepscope.ui.health import check_health
 from stepscope.ui.terminal.explanation import _ranks
@@ -46,7 +46,7 @@ def judged(own: Any, shown: tuple[RankTimes, ...]) -> Any:
 def test_own_time_is_the_median_recorded_step_less_exposed_communication() -> None:
     """Steps of 10, 20, 12 ms of which 4, 4, 2 are exposed: own 6, 16, 10."""
     step, exposed = (np.array(ms, np.int64) * MS for ms in ((10, 20, 12), (4, 4, 2)))
-    pace = Pace(
+    pace = RankSteps(
         number=np.arange(3), start_ns=np.cumsum(step) - step, dur_ns=step, compute_ns=step // 2,
         exposed_comm_ns=exposed, input_ns=step * 0,
     )  # fmt: skip

@@ -7,18 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.explain.groundwork import Groundwork
+from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.record_step import budget_of_record, with_correction, with_truth
 from stepscope.records.explanation import Budget, Part, StepTime
-from stepscope.records.truth import Truth
-from stepscope.trace.truth import read_truth
+from stepscope.records.measured_steps import MeasuredSteps
+from stepscope.trace.measured_steps import read_measured_steps
 
 from .build import op
 from .conftest import Read
 
 
-def truth(ns: int) -> Truth:
-    return Truth(steps=3, steps_ns=(ns,) * 3, step_ns=ns, wall_ns=ns, device_ns=None, phases_ns={})
+def truth(ns: int) -> MeasuredSteps:
+    return MeasuredSteps(
+        steps=3, steps_ns=(ns,) * 3, step_ns=ns, wall_ns=ns, device_ns=None, phases_ns={}
+    )
 
 
 def budget(**ms: float) -> Budget:
@@ -88,7 +90,7 @@ def test_a_corrected_step_takes_the_place_of_the_profiled_one() -> None:
 def test_a_measured_step_needs_no_correction_and_has_an_interval_of_its_own(read: Read) -> None:
     # Ordered 1..9: the median's 95% interval is 0.98 x 3 places to either side of the fifth
     times = tuple(range(1_000_000, 10_000_000, 1_000_000))
-    measured = Truth(
+    measured = MeasuredSteps(
         steps=9, steps_ns=times, step_ns=5_000_000, wall_ns=5_000_000, device_ns=None, phases_ns={}
     )
     found = with_truth(StepTime(profiled=8.0), measured)
@@ -96,7 +98,7 @@ def test_a_measured_step_needs_no_correction_and_has_an_interval_of_its_own(read
     assert found.low == pytest.approx(2.06)
     assert found.high == pytest.approx(7.94)
     trace = read(op("aten::mm", start=0, dur=10))
-    assert with_correction(found, Groundwork(trace)) is found
+    assert with_correction(found, RankAnalysis(trace)) is found
 
 
 def test_truth_is_the_median_of_plain_steps(tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ def test_truth_is_the_median_of_plain_steps(tmp_path: Path) -> None:
     ]
     text = "\n".join(map(json.dumps, rows)) + '\n{"step": 6, "wall_'  # cut by a kill
     (tmp_path / "steps.jsonl").write_text(text)
-    found = read_truth(tmp_path / "trace.json.gz")
+    found = read_measured_steps(tmp_path / "trace.json.gz")
     assert found is not None
     assert (found.step_ns, found.steps, found.phases_ns["forward"]) == (20, 3, 5)
 
@@ -118,7 +120,7 @@ def test_truth_is_the_median_of_plain_steps(tmp_path: Path) -> None:
 def test_the_devices_time_is_the_step_where_it_is_known(tmp_path: Path) -> None:
     rows = [{"step": n, "wall_ns": 10, "device_ns": 25} for n in range(1, 4)]
     (tmp_path / "steps.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    found = read_truth(tmp_path / "trace.json.gz")
+    found = read_measured_steps(tmp_path / "trace.json.gz")
     assert found is not None
     assert found.step_ns == 25
 
@@ -133,7 +135,7 @@ def test_steps_whose_host_ran_ahead_tell_what_the_host_needs(tmp_path: Path) -> 
         {"step": 5, "wall_ns": 24, "device_ns": 163, "forward_ns": 10, "backward_ns": 14},
     ]
     (tmp_path / "steps.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    found = read_truth(tmp_path / "trace.json.gz")
+    found = read_measured_steps(tmp_path / "trace.json.gz")
     assert found is not None
     assert (found.host_ns["forward"], found.host_ns["backward"]) == (9, 13)
 
@@ -141,10 +143,10 @@ def test_steps_whose_host_ran_ahead_tell_what_the_host_needs(tmp_path: Path) -> 
 def test_without_the_devices_time_nobody_knows_whose_host_ran_ahead(tmp_path: Path) -> None:
     rows = [{"step": n, "wall_ns": wall} for n, wall in enumerate((20, 100, 100, 100), 1)]
     (tmp_path / "steps.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    found = read_truth(tmp_path / "trace.json.gz")
+    found = read_measured_steps(tmp_path / "trace.json.gz")
     assert found is not None
     assert found.host_ns == {}
 
 
 def test_a_bare_trace_has_no_truth(tmp_path: Path) -> None:
-    assert read_truth(tmp_path / "trace.json.gz") is None
+    assert read_measured_steps(tmp_path / "trace.json.gz") is None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fuzz.sound import check_answer, check_numbers
 from stepscope import StepscopeError, UnreadableInputError
 from stepscope.explain.engines import Here
-from stepscope.explain.file import explain_file
+from stepscope.explain.explain_file import explain_file
 from stepscope.explain.snapshot_rank import is_memory_only
 from stepscope.predict.whatif import parse
 from stepscope.predict.whatifs import WHATIFS, WITHOUT_VALUE

@@ -32,8 +32,8 @@ def alone() -> Iterator[Any]:
 def test_each_size_is_measured_alone_and_beside_compute(alone: Any) -> None:
     import torch
 
-    from stepscope.measure.calibrate.beside import Beside
     from stepscope.measure.calibrate.collectives import Buffers
+    from stepscope.measure.calibrate.contention import Beside
 
     buffers = Buffers.allocate(512 * KB // 4, torch.device("cpu"))
     (found,) = Beside(alone, buffers).run(512 * KB, quick=True)

@@ -18,7 +18,7 @@ from torch.nn.modules import module as module_hooks
 from torch.utils.checkpoint import checkpoint
 
 from stepscope.measure import memory as memory_module
-from stepscope.measure import saved as saved_module
+from stepscope.measure import saved_tensors as saved_module
 from stepscope.measure import storages as storages_module
 from stepscope.measure.memory import COUNTED, MemoryStep
 

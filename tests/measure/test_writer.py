@@ -7,7 +7,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from stepscope.measure.harmless import problems
+from stepscope.measure.never_raise import problems
 from stepscope.measure.writer import FLUSH_S, LineWriter
 
 

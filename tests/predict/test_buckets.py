@@ -20,11 +20,11 @@ from stepscope.predict.buckets import (
     plan_buckets,
 )
 from stepscope.predict.exchange import shard, sum_gradients
-from stepscope.predict.norms import Statistics
+from stepscope.predict.insert_collectives import Piece, weave
+from stepscope.predict.norm_buffers import Statistics
 from stepscope.predict.transfers import find_transfers
-from stepscope.predict.weave import Piece, weave
 from stepscope.predict.whatif import Bench
-from stepscope.records.truth import Truth
+from stepscope.records.measured_steps import MeasuredSteps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +46,9 @@ def gradients(*sizes: int, dtype: tuple[int, ...] = ()) -> Gradients:
 
 def bench(trace: Trace, step_us: float = 4500) -> Bench:
     ns = round(step_us * US)
-    truth = Truth(steps=1, steps_ns=(ns,), step_ns=ns, wall_ns=ns, device_ns=None, phases_ns={})
+    truth = MeasuredSteps(
+        steps=1, steps_ns=(ns,), step_ns=ns, wall_ns=ns, device_ns=None, phases_ns={}
+    )
     return Bench(trace, truth=truth)
 
 
@@ -120,8 +122,8 @@ def test_buckets_are_those_of_torch(tensors: list[tuple[int, bool]], cap: int, f
 
 
 def test_gradients_are_found_in_the_order_of_backward(tmp_path: Path) -> None:
-    scene = bench(cpu_trace(tmp_path, [512, 512])).scene
-    found = find_gradients(scene, scene.graph)
+    context = bench(cpu_trace(tmp_path, [512, 512])).context
+    found = find_gradients(context, context.graph)
     assert found is not None
     assert found.size_bytes.tolist() == [MB] * LAYERS
     # Calls: forward, then each layer's backward and its accumulation, then the optimizer.
@@ -134,16 +136,16 @@ def test_a_type_of_two_bytes_has_half_the_size(tmp_path: Path) -> None:
     (tmp_path / "cpu.json").write_text(text)
     from stepscope import read_trace
 
-    scene = bench(read_trace(tmp_path / "cpu.json", cache=False)).scene
-    found = find_gradients(scene, scene.graph)
+    context = bench(read_trace(tmp_path / "cpu.json", cache=False)).context
+    found = find_gradients(context, context.graph)
     assert found is not None
     assert found.size_bytes.tolist() == [MB // 2] * LAYERS
     assert trace.kind == "cpu"
 
 
 def test_of_micro_batches_the_last_ones_gradients_are_summed(tmp_path: Path) -> None:
-    scene = bench(cpu_trace(tmp_path, [512, 512], micro_batches=3), 12_500).scene
-    found = find_gradients(scene, scene.graph)
+    context = bench(cpu_trace(tmp_path, [512, 512], micro_batches=3), 12_500).context
+    found = find_gradients(context, context.graph)
     assert found is not None
     assert len(found) == LAYERS
     assert found.ready.tolist() == [17, 19, 21]
@@ -155,8 +157,8 @@ def test_without_shapes_there_are_none(tmp_path: Path) -> None:
     (tmp_path / "cpu.json").write_text(text)
     from stepscope import read_trace
 
-    scene = bench(read_trace(tmp_path / "cpu.json", cache=False)).scene
-    assert find_gradients(scene, scene.graph) is None
+    context = bench(read_trace(tmp_path / "cpu.json", cache=False)).context
+    assert find_gradients(context, context.graph) is None
 
 
 # One after the other
@@ -199,17 +201,17 @@ def test_behind_compute_nothing_is_lost() -> None:
 def exchanged(trace: Trace, *, cap_mb: float, **how: float) -> tuple[float, Bench]:
     """The step in µs with buckets of this size and nothing else that DDP does."""
     found = bench(trace)
-    scene = found.scene
-    wanted = find_gradients(scene, scene.graph)
+    context = found.context
+    wanted = find_gradients(context, context.graph)
     assert wanted is not None
     cap = round(cap_mb * MB)
     graph = sum_gradients(
-        scene.graph,
+        context.graph,
         plan_buckets(wanted, cap, cap),
         transfers(trace, **how),
-        on_host=scene.on_host,
+        on_host=context.on_host,
         toll=False,
-        ceilings=scene.ceilings,
+        ceilings=context.ceilings,
     )
     return step_ns(graph) / US, found
 
@@ -236,26 +238,26 @@ def test_what_compute_loses_lengthens_the_step(tmp_path: Path) -> None:
 def test_on_a_device_a_sum_waits_for_its_gradients_kernels(tmp_path: Path) -> None:
     """The host is far ahead: kernels end at 2000, 3000, 4000, and the sums 1100 after each."""
     step, found = exchanged(gpu_trace(tmp_path, [512, 512]), cap_mb=1)
-    alone = step_ns(found.scene.graph) / US
+    alone = step_ns(found.context.graph) / US
     assert alone == pytest.approx(4500, rel=0.01)
     assert step == pytest.approx(alone + 5300 - 4000, rel=0.01)
 
 
 def test_an_optimizer_on_the_device_starts_behind_the_last_sum(tmp_path: Path) -> None:
     step, found = exchanged(gpu_trace(tmp_path, [512, 512]), cap_mb=25)
-    assert step == pytest.approx(step_ns(found.scene.graph) / US + 3100, rel=0.01)
+    assert step == pytest.approx(step_ns(found.context.graph) / US + 3100, rel=0.01)
 
 
 def test_ddp_itself_costs_the_host(tmp_path: Path) -> None:
     trace = cpu_trace(tmp_path, [512, 512])
-    scene = bench(trace).scene
-    wanted = find_gradients(scene, scene.graph)
+    context = bench(trace).context
+    wanted = find_gradients(context, context.graph)
     assert wanted is not None
     free = transfers(trace, alpha_us=0, us_per_mb=0)
     steps = [
         step_ns(
             sum_gradients(
-                scene.graph, plan_buckets(wanted, MB, MB), free,
+                context.graph, plan_buckets(wanted, MB, MB), free,
                 on_host=True, toll=toll, ceilings=None,
             )
         )
@@ -268,14 +270,14 @@ def test_ddp_itself_costs_the_host(tmp_path: Path) -> None:
 
 def test_statistics_of_batch_norms_are_sent_before_forward(tmp_path: Path) -> None:
     trace = cpu_trace(tmp_path, [512, 512])
-    scene = bench(trace).scene
-    wanted = find_gradients(scene, scene.graph)
+    context = bench(trace).context
+    wanted = find_gradients(context, context.graph)
     assert wanted is not None
     line = transfers(trace, alpha_us=1000, us_per_mb=0)
     steps = [
         step_ns(
             sum_gradients(
-                scene.graph, plan_buckets(wanted), line,
+                context.graph, plan_buckets(wanted), line,
                 on_host=True, toll=True, ceilings=None, statistics=statistics,
             )
         )
@@ -288,13 +290,13 @@ def test_statistics_of_batch_norms_are_sent_before_forward(tmp_path: Path) -> No
 @pytest.mark.parametrize(("stage", "volume"), [(1, 1.0), (2, 1.0), (3, 1.5)])
 def test_zero_moves_so_many_times_the_bytes(stage: int, volume: float, tmp_path: Path) -> None:
     trace = gpu_trace(tmp_path, [512, 512])
-    scene = bench(trace).scene
-    wanted = find_gradients(scene, scene.graph)
+    context = bench(trace).context
+    wanted = find_gradients(context, context.graph)
     assert wanted is not None
     line = transfers(trace, alpha_us=0, us_per_mb=100)
     graph = shard(
-        scene.graph, plan_buckets(wanted, MB, MB), line, stage,
-        on_host=False, toll=False, ceilings=scene.ceilings,
+        context.graph, plan_buckets(wanted, MB, MB), line, stage,
+        on_host=False, toll=False, ceilings=context.ceilings,
     )  # fmt: skip
     moved = float(graph.tasks.dur_ns[graph.tasks.kind == 1].sum())
     assert moved == pytest.approx(volume * 3 * 100e3)
@@ -303,12 +305,12 @@ def test_zero_moves_so_many_times_the_bytes(stage: int, volume: float, tmp_path:
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_zero_divides_the_optimizers_work(stage: int, tmp_path: Path) -> None:
     trace = cpu_trace(tmp_path, [512, 512])
-    scene = bench(trace).scene
-    wanted = find_gradients(scene, scene.graph)
+    context = bench(trace).context
+    wanted = find_gradients(context, context.graph)
     assert wanted is not None
     free = transfers(trace, ranks=4, alpha_us=0, us_per_mb=0)
     buckets = plan_buckets(wanted, MB, MB)
-    graph = shard(scene.graph, buckets, free, stage, on_host=True, toll=False, ceilings=None)
+    graph = shard(context.graph, buckets, free, stage, on_host=True, toll=False, ceilings=None)
     tolls = 60e3 * (3 if stage < 3 else 6)  # a gather for each bucket, or two
     assert step_ns(graph) == pytest.approx(4_000e3 + 125e3 + tolls, rel=0.001)
 
@@ -317,8 +319,8 @@ def test_zero_divides_the_optimizers_work(stage: int, tmp_path: Path) -> None:
 
 
 def test_pieces_keep_their_order_and_wait_for_one_another(tmp_path: Path) -> None:
-    scene = bench(gpu_trace(tmp_path, [512, 512])).scene
-    graph, comm = scene.graph, scene.graph.streams
+    context = bench(gpu_trace(tmp_path, [512, 512])).context
+    graph, comm = context.graph, context.graph.streams
     pieces = [
         Piece(before=2, stream=comm, dur_ns=7, behind_compute=True),
         Piece(before=2, stream=comm, dur_ns=9),
@@ -334,12 +336,12 @@ def test_pieces_keep_their_order_and_wait_for_one_another(tmp_path: Path) -> Non
 
 
 def test_a_host_that_waits_takes_no_task_along(tmp_path: Path) -> None:
-    scene = bench(cpu_trace(tmp_path, [512, 512])).scene
+    context = bench(cpu_trace(tmp_path, [512, 512])).context
     pieces = [
         Piece(before=1, stream=0, dur_ns=5_000 * US),
         Piece(before=2, stream=0, host_waits=True),
     ]
-    woven = weave(scene.graph, pieces, -1)
+    woven = weave(context.graph, pieces, -1)
     assert len(woven.tasks) == 1
     assert woven.calls.kind[3] == CallKind.WAIT
     # Forward ends at 1000, the task at 6000; one call of backward ran beside it.
@@ -347,8 +349,8 @@ def test_a_host_that_waits_takes_no_task_along(tmp_path: Path) -> None:
 
 
 def test_nothing_to_weave_is_the_same_step(tmp_path: Path) -> None:
-    scene = bench(cpu_trace(tmp_path, [512, 512])).scene
-    assert weave(scene.graph, [], -1) is scene.graph
+    context = bench(cpu_trace(tmp_path, [512, 512])).context
+    assert weave(context.graph, [], -1) is context.graph
 
 
 def test_buckets_count_themselves() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from explain.build import kernel, note, op, step, write
 from stepscope import read_trace
-from stepscope.predict.updates import ADAM, MOMENTUM, PLAIN, Rule, current_kind
+from stepscope.predict.optimizer_updates import ADAM, MOMENTUM, PLAIN, Rule, current_kind
 from stepscope.predict.whatif import Bench, parse
 from stepscope.predict.whatifs import WHATIFS
 from stepscope.predict.whatifs.checkpoint import repetitions
@@ -71,7 +71,7 @@ def bench(tmp_path: Path) -> Callable[..., Bench]:
 
 def us(bench: Bench, name: str, value: str) -> list[float]:
     """Of every kernel of the trace, after the change."""
-    tasks = WHATIFS[name](bench.scene, value).scene.graph.tasks
+    tasks = WHATIFS[name](bench.context, value).context.graph.tasks
     found: list[float] = (tasks.dur_ns[tasks.row >= 0] / 1e3).tolist()
     return found
 
@@ -172,7 +172,7 @@ def test_a_convolutions_gradient_of_weights_sums_over_twice_the_samples(
 
 def test_a_cuda_graphs_kernels_are_a_microsecond_apart(bench: Callable[..., Bench]) -> None:
     many = [("aten::relu", [IMAGES], 50.0)] * 5
-    graph = WHATIFS["cuda-graphs"](bench(*many).scene, "").scene.graph
+    graph = WHATIFS["cuda-graphs"](bench(*many).context, "").context.graph
     assert graph.tasks.spacing_ns.tolist() == [1000.0] * 5
     assert len(graph.calls) == 1
 
@@ -217,8 +217,8 @@ def test_an_optimizers_rule_is_known_by_its_name_and_what_it_runs(
     optimizer: str, operators: tuple[str, ...], rule: Rule, tmp_path: Path
 ) -> None:
     made = stepped(tmp_path, optimizer, *operators)
-    assert made.scene.rule == rule
-    assert current_kind(made.scene) == "foreach"
+    assert made.context.rule == rule
+    assert current_kind(made.context) == "foreach"
 
 
 def test_what_has_no_fused_form_is_refused(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_blocks_are_counted_by_operators_not_kernels(bench: Callable[..., Bench]
     block = [("aten::mm", [[512, 768], [768, 3072]], 50.0)] * 2 + [
         ("aten::mm", [[512, 3072], [3072, 768]], 50.0)
     ]
-    assert repetitions(bench(*block * 3).scene) == 3
+    assert repetitions(bench(*block * 3).context) == 3
 
 
 def test_a_product_that_runs_many_times_in_a_block_does_not_hide_the_block(
@@ -251,15 +251,15 @@ def test_a_product_that_runs_many_times_in_a_block_does_not_hide_the_block(
     ]
     head = ("aten::mm", [[512, 768], [768, 1000]], 50.0)
     made = bench(*block * 3, head)
-    assert repetitions(made.scene) == 3
+    assert repetitions(made.context) == 3
     # Fifteen times the same layer is nobody's block.
-    assert repetitions(bench(*[block[1]] * 15, head).scene) == 15
+    assert repetitions(bench(*[block[1]] * 15, head).context) == 15
 
 
 def test_what_was_not_changed_is_there_again(bench: Callable[..., Bench]) -> None:
     found = bench(("aten::relu", [IMAGES], 50.0), ("aten::mm", [[64, 64], [64, 64]], 10.0))
-    same = WHATIFS["scale"](found.scene, ".*:1").scene.graph
-    assert np.array_equal(same.tasks.dur_ns, found.scene.graph.tasks.dur_ns)
+    same = WHATIFS["scale"](found.context, ".*:1").context.graph
+    assert np.array_equal(same.tasks.dur_ns, found.context.graph.tasks.dur_ns)
 
 
 def _accumulating(folder: Path, micro_batches: int) -> Bench:

@@ -18,14 +18,14 @@ from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.work import Kind
 from stepscope.predict import scale_out, scaling_curve
 from stepscope.predict.algorithms import compare_algorithms
-from stepscope.predict.slowest import expected_maximum
+from stepscope.predict.slowest_worker import expected_maximum
 from stepscope.predict.transfers import Seen, by_data_sheet, by_trace, find_transfers, lower_line
 from stepscope.predict.whatif import Bench, parse
 from stepscope.records.devices import find_device
 from stepscope.records.job import Clock, Job, RankTimes, Straggler, Stragglers
+from stepscope.records.measured_steps import MeasuredSteps
 from stepscope.records.memory import Memory
-from stepscope.records.truth import Truth
-from stepscope.trace.truth import read_truth
+from stepscope.trace.measured_steps import read_measured_steps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from stepscope.records.profile import Profile
 
 
-def truth(*steps_us: float) -> Truth:
+def truth(*steps_us: float) -> MeasuredSteps:
     steps = tuple(round(us * 1000) for us in steps_us)
     middle = sorted(steps)[len(steps) // 2]
-    return Truth(
+    return MeasuredSteps(
         steps=len(steps), steps_ns=steps, step_ns=middle, wall_ns=middle, device_ns=None,
         phases_ns={},
     )  # fmt: skip
@@ -314,7 +314,7 @@ def comm_us(bench: Bench, *settings: str) -> float:
     for setting in settings:
         trial = bench.change(trial, parse(setting))
     assert not trial.refused
-    tasks = trial.scene.graph.tasks
+    tasks = trial.context.graph.tasks
     return float(tasks.dur_ns[tasks.kind == Kind.COMM].sum()) / 1000
 
 
@@ -408,8 +408,8 @@ def test_the_slow_rank_itself_gets_as_long_as_the_median_of_the_others(tmp_path:
     slow = job([[3000, 2000, 2000, 2200]] * 4)
     bench = ddp_bench(tmp_path, job=slow)
     found = ask(bench, "no-straggler")
-    graph = bench.change(bench.begin(), parse("no-straggler")).scene.graph
-    before = bench.scene.graph
+    graph = bench.change(bench.begin(), parse("no-straggler")).context.graph
+    before = bench.context.graph
     assert graph.calls.gap_ns.sum() == pytest.approx(before.calls.gap_ns.sum() * 2 / 3)
     assert found.predicted_ms < found.baseline_ms
     assert "rank 0" in found.assumptions[0]
@@ -471,8 +471,8 @@ def test_a_curve_starts_at_what_was_measured_and_loses_efficiency(tmp_path: Path
 def test_a_strong_curve_ends_where_a_worker_has_less_than_a_sample(tmp_path: Path) -> None:
     trace = cpu_trace(tmp_path, [512, 512])
     bench = Bench(trace, truth=truth(4500), profile=calibration(lost=0.0))
-    bench.scene = type(bench.scene)(
-        **{name: getattr(bench.scene, name) for name in bench.scene.__struct_fields__}
+    bench.context = type(bench.context)(
+        **{name: getattr(bench.context, name) for name in bench.context.__struct_fields__}
         | {"batch": 4}
     )
     found = scaling_curve.curve(bench, (1, 4, 8), strong=True)
@@ -491,7 +491,7 @@ def test_a_curve_says_why_it_has_no_points(tmp_path: Path) -> None:
 
 def test_resnet_on_an_h200_scales_by_its_data_sheet(golden: Path) -> None:
     path = golden / "h200-resnet18/rank-00000/trace.json.gz"
-    bench = Bench(read_trace(path), truth=read_truth(path))
+    bench = Bench(read_trace(path), truth=read_measured_steps(path))
     found = ask(bench, "workers=8")
     assert 0.85 * 8 < found.throughput_factor < 8
     said = " ".join(found.assumptions)
@@ -526,4 +526,4 @@ def test_a_real_job_of_two_ranks_with_more_and_with_faster_links(shared: Path) -
     # The quickest of its all-reduces move 13 GB/s; half of what 102 MB take by that is saved.
     saved = 102.2e6 / 2 / 13.0e9 * 1e6
     assert before - comm_us(bench, "bandwidth=2") == pytest.approx(saved, rel=0.1)
-    assert step_ns(bench.scene.graph) / 1e6 == pytest.approx(more.baseline_ms)
+    assert step_ns(bench.context.graph) / 1e6 == pytest.approx(more.baseline_ms)

@@ -12,7 +12,7 @@ from stepscope import read_trace
 from stepscope.errors import UsageError
 from stepscope.predict.whatif import Bench, parse
 from stepscope.records.job import RankFolder
-from stepscope.records.truth import Truth
+from stepscope.records.measured_steps import MeasuredSteps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,9 @@ def predicted(
         write(tmp_path / "trace.json", steps(calls, **how), device=None), cache=False
     )
     ns = round(step_ms * 1e6)
-    truth = Truth(steps=9, steps_ns=(ns,) * 9, step_ns=ns, wall_ns=ns, device_ns=None, phases_ns={})
+    truth = MeasuredSteps(
+        steps=9, steps_ns=(ns,) * 9, step_ns=ns, wall_ns=ns, device_ns=None, phases_ns={}
+    )
     folder = RankFolder(load=load)
     return Bench(trace, truth=truth, folder=folder).predict([parse(setting)])
 

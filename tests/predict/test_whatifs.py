@@ -10,7 +10,7 @@ import pytest
 from stepscope import UsageError, read_trace
 from stepscope.predict.whatif import Bench, parse
 from stepscope.predict.whatifs import HELP, WHATIFS
-from stepscope.records.truth import Truth
+from stepscope.records.measured_steps import MeasuredSteps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +52,7 @@ class H200:
         """With the step measured in the same process, as a run folder has it."""
         if (name, measured) not in self._benches:
             ns = round(self.ms(name) * 1e6)
-            truth = Truth(
+            truth = MeasuredSteps(
                 steps=20, steps_ns=(ns,), step_ns=ns, wall_ns=ns, device_ns=None, phases_ns={}
             )
             trace = read_trace(self.folder / f"{name}.json.gz")
@@ -178,8 +178,10 @@ def test_removing_the_optimizer_saves_what_it_takes(h200: H200) -> None:
 
 def test_kernels_twice_as_fast_save_half_their_time(h200: H200) -> None:
     bench = h200.bench("gpt2s_b8_fp32")
-    graph = bench.scene.graph
-    names = [bench.scene.trace.strings[bench.scene.trace.device.name[r]] for r in graph.tasks.row]
+    graph = bench.context.graph
+    names = [
+        bench.context.trace.strings[bench.context.trace.device.name[r]] for r in graph.tasks.row
+    ]
     spent = sum(d for n, d in zip(names, graph.tasks.dur_ns.tolist(), strict=True) if "sgemm" in n)
     assert spent > 0
     found = h200.predict("gpt2s_b8_fp32", "scale=sgemm:0.5")

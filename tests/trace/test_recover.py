@@ -13,7 +13,7 @@ from stepscope import read_trace
 from stepscope.records.quality import Note
 from stepscope.records.trace import HostKind, Trace
 from stepscope.trace import files
-from stepscope.trace.mend import escape_quotes, mend
+from stepscope.trace.repair_json import escape_quotes, mend
 
 SIZES = [200, 1000, 1 << 20]
 

@@ -12,7 +12,7 @@ import pytest
 
 from stepscope import UnreadableInputError, UsageError, explain_job, read_trace
 from stepscope.explain.engines import Here
-from stepscope.explain.run import explain_also
+from stepscope.explain.explain_job import explain_also
 from stepscope.trace.discover import find_traces, size_bytes
 from stepscope.trace.remote import fetched, is_url
 

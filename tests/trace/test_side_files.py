@@ -16,10 +16,10 @@ import stepscope
 from stepscope.explain.budget import mean_budget
 from stepscope.records.explanation import RankExplanation
 from stepscope.trace.decode import Oddities
+from stepscope.trace.measured_steps import read_measured_steps, read_steps
 from stepscope.trace.memory_file import read_captured
 from stepscope.trace.rank_facts import read_facts
 from stepscope.trace.rank_folder import read_rank_folder
-from stepscope.trace.truth import read_steps, read_truth
 
 SIDE = ("rank.json", "steps.jsonl", "memory.json", "clock.json", "comms.jsonl")
 NOTES = {"side-file-unreadable", "side-file-values", "memory-unreadable"}
@@ -129,13 +129,13 @@ def test_lines_cut_at_any_byte_lose_the_last_one_only(rank: Path) -> None:
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_fine(rank: Path) -> None:
-    before = read_truth(rank / "trace.json.gz")
+    before = read_measured_steps(rank / "trace.json.gz")
     facts = read_facts(rank)
     for name in SIDE:
         text = (rank / name).read_bytes().replace(b"\n", b"\r\n")
         (rank / name).write_bytes(b"\xef\xbb\xbf" + text)
     assert read_facts(rank) == facts
-    assert read_truth(rank / "trace.json.gz") == before
+    assert read_measured_steps(rank / "trace.json.gz") == before
 
 
 # Values.

@@ -235,7 +235,7 @@ def made_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         if window is not None:
             write_trace(folder / "rank-00000", optimizer="fused" if fused else "loop")
 
-    monkeypatch.setattr("stepscope.ui.turns.capture_turn", capture_turn)
+    monkeypatch.setattr("stepscope.ui.ab_runner.capture_turn", capture_turn)
 
 
 def take_made_turns(out: Path, *options: str, b: Sequence[str] = ("--fused",)) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from rich.console import Console
 
 import stepscope
 from stepscope.errors import NotCapturedError
-from stepscope.explain.run import explain_also
+from stepscope.explain.explain_job import explain_also
 from stepscope.predict.whatif import parse
 from stepscope.records.explanation import Advice, Explanation, Finding, Remedy
-from stepscope.records.job import Pace
+from stepscope.records.job import RankSteps
 from stepscope.records.quality import Note
 from stepscope.trace.read import read_trace
 from stepscope.ui import advice as advice_room
@@ -298,7 +298,7 @@ def test_of_several_ranks_the_one_with_the_most_time_of_its_own_is_looked_at(
 
     def made(number: int, step_ms: float, waits_ms: float) -> Any:
         step, waits = (np.array([round(ms * 1e6)], np.int64) for ms in (step_ms, waits_ms))
-        pace = Pace(
+        pace = RankSteps(
             number=step * 0, start_ns=step * 0, dur_ns=step, compute_ns=step * 0,
             exposed_comm_ns=waits, input_ns=step * 0,
         )  # fmt: skip

@@ -43,7 +43,7 @@ def test_explain_takes_a_path_a_string_or_several_and_survives_imports_of_its_ro
     tmp_path: Path,
 ) -> None:
     paths = write_job(tmp_path, make_job(Plan(ranks=2, steps=3)))
-    import stepscope.explain.run as room  # the package of the same name stays a package
+    import stepscope.explain.explain_job as room  # the package of the same name stays a package
 
     assert room.explain_job is stepscope.explain_job
     together = stepscope.explain([paths[0], str(paths[1])])

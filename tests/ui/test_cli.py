@@ -104,7 +104,7 @@ def test_wrong_use_is_exit_2(arguments: list[str]) -> None:
 
 def test_a_defect_of_ours_is_exit_1_and_says_how_to_report(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import stepscope.explain.rank as r\n"
+        "import stepscope.explain.explain_rank as r\n"
         "def broken(*a): raise RuntimeError('boom')\n"
         "r.make_budget = broken\n"
     )

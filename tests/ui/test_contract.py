@@ -12,7 +12,7 @@ import pytest
 
 from jobs import Fault, Plan, make_job
 from jobs_files import write_job
-from stepscope.explain.run import explain_job
+from stepscope.explain.explain_job import explain_job
 from stepscope.ui.contract import explanation_json
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ def test_a_graph_can_be_changed_without_a_what_if(capsys: pytest.CaptureFixture[
     done: dict[str, Any] = {}
     exec(FIRST.replace("trace.json.gz", str(TRACE)), done)
     before, after = map(float, re.findall(r"[\d.]+", capsys.readouterr().out))
-    scene, chosen = done["scene"], done["chosen"]
-    gone = scene.graph.tasks.dur_ns[chosen.tasks].sum() / 1e6
+    context, chosen = done["context"], done["chosen"]
+    gone = context.graph.tasks.dur_ns[chosen.tasks].sum() / 1e6
     assert gone > 1.0
     # The device decides this step: what it no longer runs is what the step gets shorter.
     assert before - after == pytest.approx(gone, rel=0.1)

@@ -17,8 +17,8 @@ from stepscope.predict.whatif import Bench
 from stepscope.predict.whatifs import HELP
 from stepscope.records.prediction import Prediction, Setting
 from stepscope.records.promise import Delivery, Promise, Workload
+from stepscope.trace.measured_steps import read_measured_steps
 from stepscope.trace.read import read_trace
-from stepscope.trace.truth import read_truth
 from stepscope.ui.cli.whatif import command
 from stepscope.ui.terminal.explanation import make_console
 from stepscope.ui.whatif import (
@@ -224,7 +224,7 @@ def test_a_history_of_other_changes_moves_nothing() -> None:
 def test_json_has_the_agreed_names_first_and_the_benchs_numbers(whatif: Any) -> None:
     body = json.loads(whatif(TRACE, "--set", "precision=bf16", "--json"))
     assert tuple(body)[: len(CONTRACT)] == CONTRACT
-    bench = Bench(read_trace(TRACE), truth=read_truth(TRACE))
+    bench = Bench(read_trace(TRACE), truth=read_measured_steps(TRACE))
     expected = bench.predict([_setting("precision=bf16")])
     assert body["schema"] == 1
     assert body["baseline_ms"] == pytest.approx(expected.baseline_ms, rel=1e-6)
@@ -238,7 +238,7 @@ def test_json_has_the_agreed_names_first_and_the_benchs_numbers(whatif: Any) -> 
 
 def test_a_run_folder_gives_the_measured_step_and_its_memory(whatif: Any) -> None:
     body = json.loads(whatif(RUN, "--set", "batch=x2", "--json"))
-    truth = read_truth(TRACE)
+    truth = read_measured_steps(TRACE)
     assert truth is not None
     assert body["baseline_ms"] == pytest.approx(truth.step_ns / 1e6, rel=1e-3)
     assert body["peak_bytes"] > body["baseline_peak_bytes"] > 0

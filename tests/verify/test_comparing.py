@@ -13,7 +13,7 @@ import pytest
 from folders import noisy, write_run
 
 from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
-from stepscope.explain.run import explain_job
+from stepscope.explain.explain_job import explain_job
 from stepscope.records.comparison import Comparison
 from stepscope.verify.compare import compare
 

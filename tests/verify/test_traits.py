@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.explain.run import explain_job
+from stepscope.explain.explain_job import explain_job
 from stepscope.verify.evidence import evidence_of
 from stepscope.verify.traits import _dtypes, _optimizer_form, _shapes, batch_growth, common_factor
 

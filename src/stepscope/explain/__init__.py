@@ -3,24 +3,24 @@
 `stepscope.explain(path)` calls this package: the function of that name is in ui/api.py, above all
 rooms, and is looked up only then.
 
-intervals.py    unions and differences on the time line, exact integers
-work.py         what counts as the device's work, on an accelerator or on the CPU alone
-timeline.py     span = compute + exposed_comm + exposed_memory + idle
-idle.py         why the device waited, gap by gap
-steps.py        the steps, and the steady cycle that the budget is taken over
-tree.py         sums up and down the host's call tree
-kernels.py operators.py modules.py lines.py launches.py copies.py syncs.py collectives.py
-calls.py pace.py  one rank's collectives and steps, as other ranks' are compared to them
-budget.py       the step, divided
-findings/       one file a finding
-groundwork.py   what explaining a rank and predicting its step both start from
-rank.py         all of it for one rank
-file.py         the same from a file, in whatever process reads it; shorten.py cuts its tables
-engines.py      who that is: processes here, a Ray cluster (on_ray.py), a torch job (in_job.py)
-job.py          all ranks together: arrivals.py, stragglers.py, path.py (what decides a step)
-strategies/     data, sharded, tensor and pipeline parallelism, one file each
-job_findings/   findings that only several ranks show; nccl/, nccl_calls.py: NCCL's own logs
-run.py          all files; verdict.py: what leads
+intervals.py         unions and differences on the time line, exact integers
+work.py              what counts as the device's work, on an accelerator or on the CPU alone
+timeline.py          span = compute + exposed_comm + exposed_memory + idle
+idle.py              why the device waited, gap by gap
+steps.py             the steps, and the steady cycle that the budget is taken over
+call_tree.py         sums up and down the host's call tree
+kernels.py operators.py modules.py python_functions.py launches.py copies.py syncs.py collectives.py
+collective_calls.py  one rank's collectives; rank_steps.py: its steps, as ranks are compared
+budget.py            the step, divided
+findings/            one file per finding
+rank_analysis.py     what explaining a rank and predicting its step both start from
+explain_rank.py      all of it for one rank
+explain_file.py      the same from a file; truncate_tables.py cuts its tables
+engines.py           who reads the files: processes here, ray_engine.py, torch_engine.py
+job.py               all ranks together: arrivals.py, stragglers.py, critical_path.py
+strategies/          data, sharded, tensor and pipeline parallelism, one file each
+job_findings/        findings that only several ranks show; nccl/, nccl_calls.py: NCCL's own logs
+explain_job.py       all files; verdict.py: what leads
 """
 
 from __future__ import annotations

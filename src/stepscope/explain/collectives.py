@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain import tree
+from stepscope.explain import call_tree
 from stepscope.records.explanation import Collective
 from stepscope.records.job import KINDS
 
@@ -56,7 +56,7 @@ def list_collectives(calls: Calls) -> tuple[Collective, ...]:
     """Longest total first."""
     if not len(calls):
         return ()
-    _, inverse, count = tree.group(calls.kind, calls.group, calls.size_bytes)
+    _, inverse, count = call_tree.group(calls.kind, calls.group, calls.size_bytes)
     out = [_summarise(calls, np.flatnonzero(inverse == code)) for code in range(count)]
     return tuple(sorted(out, key=lambda each: -each.total_ns))
 

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from stepscope.explain.call_tree import group
 from stepscope.explain.flops.pieces import choose, cut
 from stepscope.explain.replay.cpu_overhead import event_cost_ns
 from stepscope.explain.threading_gain import speedup
-from stepscope.explain.tree import group
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.flops.costs import Costs
     from stepscope.explain.flops.pieces import Pieces
-    from stepscope.explain.groundwork import Groundwork
+    from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.records.efficiency import Ceilings
     from stepscope.records.host_load import HostLoad
     from stepscope.records.trace import Trace
@@ -95,16 +95,16 @@ class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_cpu_use(
-    ground: Groundwork, load: HostLoad | None, ceilings: Ceilings | None
+    analysis: RankAnalysis, load: HostLoad | None, ceilings: Ceilings | None
 ) -> CpuUse | None:
     """None where an accelerator computes, or no operator was recorded."""
-    trace, costs = ground.trace, ground.costs
-    if not ground.work.on_host:
+    trace, costs = analysis.trace, analysis.costs
+    if not analysis.work.on_host:
         return None
-    pieces = cut(trace, ground.work, costs, choose(ground.steps))
+    pieces = cut(trace, analysis.work, costs, choose(analysis.steps))
     if not len(pieces):
         return None
-    calls = _Calls(pieces, trace, costs, event_cost_ns(trace, ground.slowness))
+    calls = _Calls(pieces, trace, costs, event_cost_ns(trace, analysis.slowness))
     work = _work_ns(costs, calls.rows, ceilings)
     steady = np.minimum(calls.own_ns, STALL * calls.quick_ns)
     dispatch = np.minimum(calls.quick_ns, calls.events * MOST_OVERHEAD_NS)

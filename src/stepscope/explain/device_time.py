@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from stepscope.explain.tree import Levels
+from stepscope.explain.call_tree import Levels
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stepscope.explain.flops.costs import Costs
     from stepscope.explain.flops.kernel_names import KernelName
     from stepscope.explain.flops.pieces import Chosen, Pieces
-    from stepscope.explain.groundwork import Groundwork
+    from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.records.efficiency import Ceilings
     from stepscope.records.explanation import StepTime
     from stepscope.records.profile import Profile
@@ -52,10 +52,10 @@ _WRONG_PEAK = {
 
 
 def measure_efficiency(
-    ground: Groundwork, step_ms: StepTime, profile: Profile | None = None
+    analysis: RankAnalysis, step_ms: StepTime, profile: Profile | None = None
 ) -> Efficiency | None:
     """None where the device did nothing that could be measured."""
-    trace, work, steps, costs = ground.trace, ground.work, ground.steps, ground.costs
+    trace, work, steps, costs = analysis.trace, analysis.work, analysis.steps, analysis.costs
     chosen = choose(steps)
     pieces = cut(trace, work, costs, chosen)
     if not pieces.compute.any():

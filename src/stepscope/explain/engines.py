@@ -83,12 +83,12 @@ def in_order(
 def open_engine(name: EngineName = "pool", workers: int | None = None) -> Iterator[Engine]:
     """The engine of that name, for as long as the block runs."""
     if name == "ray":
-        from stepscope.explain.on_ray import ray_cluster
+        from stepscope.explain.ray_engine import ray_cluster
 
         with ray_cluster(workers) as engine:
             yield engine
     elif name == "torch":
-        from stepscope.explain.in_job import torch_job
+        from stepscope.explain.torch_engine import torch_job
 
         if workers is not None:
             raise UsageError(

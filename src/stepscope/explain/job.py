@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.arrivals import last_arrivers, link_evidence, list_joined, meet
+from stepscope.explain.critical_path import critical_path
 from stepscope.explain.membership import train_apart
-from stepscope.explain.pace import typical_step
-from stepscope.explain.path import critical_path
+from stepscope.explain.rank_steps import typical_step
 from stepscope.explain.stragglers import find_stragglers
 from stepscope.records.job import Job, Lanes, Stragglers
 from stepscope.records.quality import Note

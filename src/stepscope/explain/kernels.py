@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope.explain.call_tree import children_sum, enclosing, group, sum_by
 from stepscope.explain.steps import step_of
-from stepscope.explain.tree import children_sum, enclosing, group, sum_by
 from stepscope.explain.work import KIND_NAMES, Kind, comm_spans, launches_of
 from stepscope.records.explanation import Kernel
 from stepscope.records.trace import HostKind

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.tree import children_sum, enclosing, group, outermost, sum_by
+from stepscope.explain.call_tree import children_sum, enclosing, group, outermost, sum_by
 from stepscope.explain.work import rows_named
 from stepscope.records.explanation import Module
 from stepscope.records.trace import HostKind

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepscope.explain.tree import children_sum, enclosing, group, outermost, sum_by
+from stepscope.explain.call_tree import children_sum, enclosing, group, outermost, sum_by
 from stepscope.records.explanation import Operator
 from stepscope.records.trace import HostKind
 from stepscope.trace.links import nearest_of

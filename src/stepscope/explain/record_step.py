@@ -18,16 +18,16 @@ from msgspec.structs import replace
 from stepscope.records.explanation import Budget, Part, StepTime
 
 if TYPE_CHECKING:
-    from stepscope.explain.groundwork import Groundwork
+    from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.records.explanation import Basis
-    from stepscope.records.truth import Truth
+    from stepscope.records.measured_steps import MeasuredSteps
 
 _HOST_PARTS = ("operators", "python")
 _CPU_PARTS = ("compute", *_HOST_PARTS)
 _MOST = 0.5  # of the CPU's own time: a profiler that doubles the step has been seen
 
 
-def with_truth(step: StepTime, truth: Truth | None) -> StepTime:
+def with_truth(step: StepTime, truth: MeasuredSteps | None) -> StepTime:
     """The measured step beside the profiled one; nothing is left to correct then."""
     if truth is None:
         return step
@@ -36,10 +36,10 @@ def with_truth(step: StepTime, truth: Truth | None) -> StepTime:
     return replace(step, truth=ms, corrected=ms, low=min(low / 1e6, ms), high=max(high / 1e6, ms))
 
 
-def with_correction(step: StepTime, ground: Groundwork) -> StepTime:
+def with_correction(step: StepTime, analysis: RankAnalysis) -> StepTime:
     """The profiled step freed of the profiler's cost; as it is where a truth is there already, and
     where the trace does not tell that cost."""
-    found = ground.corrected if step.corrected is None else None
+    found = analysis.corrected if step.corrected is None else None
     if found is None:
         return step
     return replace(

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope.explain.call_tree import group, sum_by
 from stepscope.explain.flops.dtypes import DTYPES
 from stepscope.explain.flops.phases import PHASES
-from stepscope.explain.tree import group, sum_by
 from stepscope.records.devices import DeviceSpec, find_device
 from stepscope.records.efficiency import Ceilings, Spot
 

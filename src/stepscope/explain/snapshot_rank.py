@@ -20,7 +20,7 @@ from stepscope.records.explanation import (
     StepTime,
     Timeline,
 )
-from stepscope.records.job import Calls, Pace, RankPart
+from stepscope.records.job import Calls, RankPart, RankSteps
 from stepscope.records.quality import Note
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _no_part() -> RankPart:
     return RankPart(
         rank=0,
         calls=Calls(groups=(), **calls),
-        pace=Pace(**dict.fromkeys(Pace.__struct_fields__, none)),
+        pace=RankSteps(**dict.fromkeys(RankSteps.__struct_fields__, none)),
     )
 
 

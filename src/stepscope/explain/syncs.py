@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope.explain.call_tree import group, sum_by
 from stepscope.explain.idle import blocking_calls
-from stepscope.explain.lines import place_of, user_frames
-from stepscope.explain.tree import group, sum_by
+from stepscope.explain.python_functions import place_of, user_frames
 from stepscope.records.explanation import SyncCall
 from stepscope.records.trace import ABSENT, HostKind
 from stepscope.trace.links import nearest_of

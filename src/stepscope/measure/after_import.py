@@ -10,7 +10,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from stepscope.measure.harmless import note
+from stepscope.measure.never_raise import note
 
 if TYPE_CHECKING:
     from collections.abc import Callable

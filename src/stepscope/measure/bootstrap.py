@@ -6,7 +6,7 @@ from typing import Any
 
 from stepscope.measure import processes
 from stepscope.measure.after_import import when_imported
-from stepscope.measure.harmless import harmless
+from stepscope.measure.never_raise import harmless
 from stepscope.measure.settings import Settings
 
 _session: Any = None

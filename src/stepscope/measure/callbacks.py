@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from stepscope.measure.harmless import harmless
+from stepscope.measure.never_raise import harmless
 from stepscope.measure.watch import Run, watch
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from stepscope.measure.harmless import harmless, note
+from stepscope.measure.never_raise import harmless, note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import flight, parallel
-from stepscope.measure.harmless import harmless
+from stepscope.measure.never_raise import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -11,7 +11,7 @@ import sys
 from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stepscope.measure.harmless import harmless
+from stepscope.measure.never_raise import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

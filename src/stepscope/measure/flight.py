@@ -11,7 +11,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
-from stepscope.measure.harmless import note
+from stepscope.measure.never_raise import note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stepscope.measure.harmless import note
+from stepscope.measure.never_raise import note
 from stepscope.records.process_identity import is_alive
 from stepscope.records.unwritten import TRACE as TRACE
 from stepscope.records.unwritten import writing

@@ -20,7 +20,7 @@ from stepscope.measure.dynamo import (
     surrounds,
     untraced,
 )
-from stepscope.measure.harmless import harmless
+from stepscope.measure.never_raise import harmless
 from stepscope.measure.steps import ENTER, LEAVE
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from stepscope.measure.harmless import harmless
 from stepscope.measure.machine import Counts, counters, grown, job, local_ranks, machine_facts
+from stepscope.measure.never_raise import harmless
 from stepscope.measure.ranks import rank_and_world
 
 if TYPE_CHECKING:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.measure.allocator import Allocator, Labels, Phases, Reading, nearest, replay
 from stepscope.measure.dynamo import has_compiled
-from stepscope.measure.saved import OUTSIDE, SavedTensors
+from stepscope.measure.saved_tensors import OUTSIDE, SavedTensors
 from stepscope.measure.storages import KNOWN, Held, Model, on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from stepscope.measure.allocator import Peak
-    from stepscope.measure.saved import Saved
+    from stepscope.measure.saved_tensors import Saved
     from stepscope.measure.storages import Key
 
 SCHEMA = 1

@@ -14,7 +14,7 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from stepscope.measure.harmless import harmless
+from stepscope.measure.never_raise import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

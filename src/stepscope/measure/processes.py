@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from stepscope.measure.folder import PROCESSES
-from stepscope.measure.harmless import harmless
+from stepscope.measure.never_raise import harmless
 from stepscope.measure.writer import append_lines
 
 STARTED, TORCH, BACKWARD, STEP = "started", "torch", "backward", "step"

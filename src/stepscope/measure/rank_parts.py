@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
 from stepscope.measure.clock import ClockSync
-from stepscope.measure.harmless import harmless
+from stepscope.measure.never_raise import harmless
 from stepscope.measure.sampler import Sampler
 from stepscope.measure.steps import DeviceClock
 from stepscope.measure.writer import LineWriter, append_lines, started_thread

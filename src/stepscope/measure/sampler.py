@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from stepscope.measure.harmless import note
+from stepscope.measure.never_raise import note
 from stepscope.measure.writer import started_thread
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from stepscope.measure import processes
 from stepscope.measure.comms import Comms
 from stepscope.measure.dynamo import surrounds
 from stepscope.measure.forked import end_without_destructors
-from stepscope.measure.harmless import harmless, note, problems
 from stepscope.measure.host_load import HostLoad
 from stepscope.measure.kept_json import KeptJson
 from stepscope.measure.memory import MemoryStep
+from stepscope.measure.never_raise import harmless, note, problems
 from stepscope.measure.optimizers import Optimizers, any_optimizer_made, with_closure
 from stepscope.measure.passes import Passes
 from stepscope.measure.ranges import Ranges

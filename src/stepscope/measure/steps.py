@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from stepscope.measure.harmless import note
+from stepscope.measure.never_raise import note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -6,9 +6,9 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from stepscope.measure.harmless import harmless
+from stepscope.measure.gloo_drain import AT_EXIT_S, PATIENCE_S, collectives_ended
 from stepscope.measure.kineto_messages import KinetoMessages, without_thread_complaint
-from stepscope.measure.quiet import AT_EXIT_S, PATIENCE_S, collectives_ended
+from stepscope.measure.never_raise import harmless
 from stepscope.measure.trace_file import TraceFile
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stepscope.measure.folder import note_unwritten
-from stepscope.measure.harmless import note
+from stepscope.measure.never_raise import note
 
 if TYPE_CHECKING:
     from collections import deque

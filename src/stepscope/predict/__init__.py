@@ -2,7 +2,7 @@
 
 whatif.py     a trace and some what-ifs -> a prediction with an interval
 whatifs/      what could be changed, one file each
-scene.py      what a what-if looks at
+context.py      what a what-if looks at
 edit.py       select, scale, insert, remove, reorder
 updates.py    what an optimizer's update costs, by its rule and how it is run
 host_time.py  host time inside some events, taken out of the gaps it lies in

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.replay.graph import Floats, Ints, StepGraph
-    from stepscope.predict.scene import Scene
+    from stepscope.predict.step_context import StepContext
 
     Sizes = NDArray[np.int64]
 
@@ -56,12 +56,12 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.ready)
 
 
-def step_window(scene: Scene) -> tuple[int, int]:
+def step_window(context: StepContext) -> tuple[int, int]:
     """The step of the trace that the graph's calls were taken from."""
-    host, rows = scene.trace.host, scene.graph.calls.row
+    host, rows = context.trace.host, context.graph.calls.row
     rows = rows[rows >= 0]
     start = host.start_ns[rows]
-    steps = scene.steps.steps
+    steps = context.steps.steps
     if steps and len(rows):
         at = int(step_of(steps, start.max(keepdims=True))[0])
         if at >= 0:
@@ -71,16 +71,16 @@ def step_window(scene: Scene) -> tuple[int, int]:
     return int(start.min()), int((start + host.dur_ns[rows]).max())
 
 
-def rows_in_step(scene: Scene, names: tuple[str, ...]) -> NDArray[np.intp]:
+def rows_in_step(context: StepContext, names: tuple[str, ...]) -> NDArray[np.intp]:
     """Operators of the step with these names, by start."""
-    host = scene.trace.host
-    begin, end = step_window(scene)
+    host = context.trace.host
+    begin, end = step_window(context)
     among = (host.kind == HostKind.OPERATOR) & (host.start_ns >= begin) & (host.start_ns < end)
-    rows = np.flatnonzero(rows_named(scene.trace, host, among, lambda name: name in names))
+    rows = np.flatnonzero(rows_named(context.trace, host, among, lambda name: name in names))
     return rows[np.argsort(host.start_ns[rows], kind="stable")]
 
 
-def places_behind(scene: Scene, graph: StepGraph, times_ns: NDArray[np.int64]) -> Ints:
+def places_behind(context: StepContext, graph: StepGraph, times_ns: NDArray[np.int64]) -> Ints:
     """Of host times in backward: the call of the graph right behind what began before them.
 
     Where what-ifs have repeated calls, the last pass counts.
@@ -91,23 +91,23 @@ def places_behind(scene: Scene, graph: StepGraph, times_ns: NDArray[np.int64]) -
         known = np.flatnonzero(calls.row >= 0)
     if not len(known):
         return np.zeros(len(times_ns), np.int32)
-    start = scene.trace.host.start_ns[calls.row[known]]
+    start = context.trace.host.start_ns[calls.row[known]]
     order = np.argsort(start, kind="stable")
     reach = np.maximum.accumulate(known[order])
     place = np.searchsorted(start[order], times_ns, side="right") - 1
     return np.where(place >= 0, reach[np.maximum(place, 0)] + 1, known.min()).astype(np.int32)
 
 
-def find_gradients(scene: Scene, graph: StepGraph) -> Gradients | None:
+def find_gradients(context: StepContext, graph: StepGraph) -> Gradients | None:
     """From backward's accumulation of gradients; None without it or without shapes."""
-    host = scene.trace.host
-    rows = rows_in_step(scene, (ACCUMULATE,))
+    host = context.trace.host
+    rows = rows_in_step(context, (ACCUMULATE,))
     if not len(rows) or (host.shapes[rows] < 0).any():
         return None
-    ready = places_behind(scene, graph, host.start_ns[rows] + host.dur_ns[rows])
+    ready = places_behind(context, graph, host.start_ns[rows] + host.dur_ns[rows])
     last = _last_pass(graph, ready, host.shapes[rows])
     rows, ready = rows[last], ready[last]
-    size, dtype = _sizes(scene, rows)
+    size, dtype = _sizes(context, rows)
     if (size <= 0).all():
         return None
     return Gradients(ready=np.maximum.accumulate(ready), size_bytes=size, dtype=dtype)
@@ -122,9 +122,9 @@ def _last_pass(graph: StepGraph, ready: Ints, shapes: Ints) -> slice:
     return slice(int(edges[-1]) if alike and len(edges) else 0, None)
 
 
-def _sizes(scene: Scene, rows: NDArray[np.intp]) -> tuple[Sizes, Ints]:
+def _sizes(context: StepContext, rows: NDArray[np.intp]) -> tuple[Sizes, Ints]:
     """Bytes of each gradient and its type; each distinct pair of shapes and types is read once."""
-    host, strings = scene.trace.host, scene.trace.strings
+    host, strings = context.trace.host, context.trace.strings
     pairs = np.stack((host.shapes[rows], host.dtypes[rows]), axis=1)
     told, of = np.unique(pairs, axis=0, return_inverse=True)
     found = [_tensor_bytes(strings, *pair) for pair in told.tolist()]

@@ -18,14 +18,14 @@ from stepscope.explain.replay.schedule import replay
 from stepscope.explain.work import Kind
 from stepscope.predict.buckets import chain_buckets
 from stepscope.predict.edit import Selection, remove, scale_calls, scale_tasks
+from stepscope.predict.insert_collectives import Piece, weave
 from stepscope.predict.kernels import FLOOR_NS, copy_ns
-from stepscope.predict.weave import Piece, weave
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Floats, Ints, StepGraph
     from stepscope.predict.buckets import Buckets
-    from stepscope.predict.norms import Statistics
-    from stepscope.predict.traced import Traced
+    from stepscope.predict.norm_buffers import Statistics
+    from stepscope.predict.traced_exchange import Traced
     from stepscope.predict.transfers import Transfers
     from stepscope.records.efficiency import Ceilings
 

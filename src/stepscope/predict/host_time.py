@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.replay.graph import StepGraph
-    from stepscope.predict.scene import Scene
+    from stepscope.predict.step_context import StepContext
 
 
 def shorten_gaps(
-    scene: Scene, rows: NDArray[np.intp], factor: float = 0.0
+    context: StepContext, rows: NDArray[np.intp], factor: float = 0.0
 ) -> tuple[StepGraph, float]:
     """The gaps of the step with what these host events fill of them multiplied by a factor.
 
     Events are looked for in the step that the graph was taken from (its calls' rows); returns what
     was saved, in nanoseconds of the step without the profiler.
     """
-    graph, host = scene.graph, scene.trace.host
+    graph, host = context.graph, context.trace.host
     calls = graph.calls
     known = np.flatnonzero(calls.row >= 0)
     if not len(known) or not len(rows):
         return graph, 0.0
     start = host.start_ns[calls.row[known]]
     end = start + host.dur_ns[calls.row[known]]
-    steps = scene.steps.steps
+    steps = context.steps.steps
     of = step_of(steps, start[-1:]) if steps else np.array([-1])
     begin = steps[int(of[0])].start_ns if steps and of[0] >= 0 else int(start[0])
     before = np.append(begin, end[:-1])

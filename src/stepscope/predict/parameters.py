@@ -21,7 +21,7 @@ from stepscope.records.trace import HostKind
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.explain.groundwork import Groundwork
+    from stepscope.explain.rank_analysis import RankAnalysis
 
     Rows = NDArray[np.intp]
 
@@ -61,9 +61,9 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
         return self.updates == other.updates and sorted(self.shapes) == sorted(other.shapes)
 
 
-def find_parameters(ground: Groundwork) -> Parameters | None:
+def find_parameters(analysis: RankAnalysis) -> Parameters | None:
     """Of a mean step; None where the trace shows no accumulation, or not its shapes."""
-    trace = ground.trace
+    trace = analysis.trace
     host = trace.host
     rows = np.flatnonzero(
         rows_named(trace, host, host.kind == HostKind.OPERATOR, lambda name: name == _ACCUMULATE)
@@ -71,7 +71,7 @@ def find_parameters(ground: Groundwork) -> Parameters | None:
     if not len(rows) or (host.shapes[rows] < 0).any():
         return None
     rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
-    passes = _passes(ground, rows)
+    passes = _passes(analysis, rows)
     rows = rows[np.concatenate([each.rows for step in passes for each in _without_repeats(step)])]
     codes, counts = np.unique(host.shapes[rows], return_counts=True)
     shapes = []
@@ -93,17 +93,17 @@ def _without_repeats(passes: list[Pass]) -> list[Pass]:
     return left
 
 
-def _passes(ground: Groundwork, rows: Rows) -> list[list[Pass]]:
+def _passes(analysis: RankAnalysis, rows: Rows) -> list[list[Pass]]:
     """Of every step that has some, in order. Operators of the forward pass lie between two of them.
 
     What lies in no step counts only where all of it does: the window opened or closed in a step.
     """
-    trace = ground.trace
+    trace = analysis.trace
     host = trace.host
     start = host.start_ns[rows]
-    known = ground.steps.steps
+    known = analysis.steps.steps
     step = step_of(known, start) if known else np.zeros(len(rows), np.int64)
-    forward = np.searchsorted(_forward_starts(ground), start)
+    forward = np.searchsorted(_forward_starts(analysis), start)
     stepping = rows_named(
         trace, host, host.kind == HostKind.ANNOTATION, lambda name: name.startswith(_UPDATE)
     )
@@ -121,10 +121,10 @@ def _passes(ground: Groundwork, rows: Rows) -> list[list[Pass]]:
     return [passes for at, passes in found.items() if at >= 0] or [*found.values()]
 
 
-def _forward_starts(ground: Groundwork) -> NDArray[np.int64]:
+def _forward_starts(analysis: RankAnalysis) -> NDArray[np.int64]:
     """Of the thread that runs most of it: others, such as a loader's, work during backward too."""
-    host = ground.trace.host
-    forward = (host.kind == HostKind.OPERATOR) & (ground.costs.phase == FORWARD)
+    host = analysis.trace.host
+    forward = (host.kind == HostKind.OPERATOR) & (analysis.costs.phase == FORWARD)
     if not forward.any():
         return np.zeros(0, np.int64)
     main = np.bincount(host.thread[forward]).argmax()

@@ -16,13 +16,13 @@ from msgspec.structs import replace
 from stepscope.explain.memory.batch import predict_peak
 from stepscope.explain.memory.model import find_transformer
 from stepscope.explain.memory.theory import token_bytes, transformer_activations
-from stepscope.predict.updates import current_kind
+from stepscope.predict.optimizer_updates import current_kind
 from stepscope.records.prediction import Peak
 
 if TYPE_CHECKING:
     from stepscope.explain.memory.theory import Transformer
-    from stepscope.predict.scene import Scene
-    from stepscope.predict.updates import Rule
+    from stepscope.predict.optimizer_updates import Rule
+    from stepscope.predict.step_context import StepContext
 
 _FLOAT = 4
 _UNSURE = 0.05  # of what arithmetic says
@@ -42,50 +42,50 @@ class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.fixed_bytes + scaling_bytes, self.optimizer_bytes)
 
 
-def peak_at_batch(scene: Scene, factor: float) -> Peak | None:
+def peak_at_batch(context: StepContext, factor: float) -> Peak | None:
     """At so many times the trace's batch; None where nothing tells."""
-    if scene.memory is not None and scene.memory.largest_batch is not None:
-        size, low, high = predict_peak(scene.memory, factor)
+    if context.memory is not None and context.memory.largest_batch is not None:
+        size, low, high = predict_peak(context.memory, factor)
         return Peak(size_bytes=size, low_bytes=low, high_bytes=high)
-    found = _arithmetic(scene)
+    found = _arithmetic(context)
     if found is None:
         return None
     return _around(found.peak_bytes(factor * (found.blocks_bytes + found.outside_bytes)))
 
 
-def peak_with_checkpoints(scene: Scene) -> Peak | None:
+def peak_with_checkpoints(context: StepContext) -> Peak | None:
     """With every block's inputs kept and the rest of it recomputed."""
-    found = _arithmetic(scene)
+    found = _arithmetic(context)
     if found is None:
         return None
     kept = found.peak_bytes(found.inputs_bytes + found.outside_bytes)
     now = found.peak_bytes(found.blocks_bytes + found.outside_bytes)
-    measured = scene.memory.peak_bytes if scene.memory is not None else now
+    measured = context.memory.peak_bytes if context.memory is not None else now
     return _around(measured - (now - kept))
 
 
-def _arithmetic(scene: Scene) -> Arithmetic | None:
-    model = find_transformer(scene.calls) if scene.calls else None
-    if model is None or scene.parameters is None:
+def _arithmetic(context: StepContext) -> Arithmetic | None:
+    model = find_transformer(context.calls) if context.calls else None
+    if model is None or context.parameters is None:
         return None
-    rule = scene.rule
+    rule = context.rule
     if not rule.fused:  # what another one keeps is not known
         return None
     tokens = model.batch * model.length
     outside = token_bytes(replace(model, layers=0)) * tokens
     kept = transformer_activations(model, None).total_bytes - model.cast_bytes
     return Arithmetic(
-        fixed_bytes=rule.state_bytes * scene.parameters.elements + model.cast_bytes,
+        fixed_bytes=rule.state_bytes * context.parameters.elements + model.cast_bytes,
         blocks_bytes=kept - outside,
         inputs_bytes=model.layers * tokens * model.width * model.residual_bytes,
         outside_bytes=outside + _of_loss(model, tokens),
-        optimizer_bytes=_in_step(scene, rule) * scene.parameters.elements,
+        optimizer_bytes=_in_step(context, rule) * context.parameters.elements,
     )
 
 
-def _in_step(scene: Scene, rule: Rule) -> int:
+def _in_step(context: StepContext, rule: Rule) -> int:
     """Of a parameter: with its gradient, and a copy that foreach makes."""
-    copied = current_kind(scene) == "foreach" and rule.state_bytes > _FLOAT
+    copied = current_kind(context) == "foreach" and rule.state_bytes > _FLOAT
     return rule.state_bytes + _FLOAT + (_FLOAT if copied else 0)
 
 

@@ -19,10 +19,10 @@ from stepscope.explain.work import Kind
 from stepscope.predict import exchange
 from stepscope.predict.buckets import find_gradients, plan_buckets
 from stepscope.predict.edit import scale_calls, scale_tasks
-from stepscope.predict.norms import find_statistics
+from stepscope.predict.norm_buffers import find_statistics
 from stepscope.predict.peaks import peak_at_batch
-from stepscope.predict.slowest import ENOUGH_STEPS, find_straggling, own_steps, slower
-from stepscope.predict.traced import find_traced, split_waiting
+from stepscope.predict.slowest_worker import ENOUGH_STEPS, find_straggling, own_steps, slower
+from stepscope.predict.traced_exchange import find_traced, split_waiting
 from stepscope.predict.transfers import find_transfers
 from stepscope.predict.whatifs import batch
 from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
@@ -32,8 +32,8 @@ from stepscope.records.words import counted
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Floats, StepGraph
     from stepscope.predict.buckets import Buckets
-    from stepscope.predict.scene import Scene
-    from stepscope.predict.traced import Traced
+    from stepscope.predict.step_context import StepContext
+    from stepscope.predict.traced_exchange import Traced
     from stepscope.predict.transfers import Transfers
 
 OF_STRAGGLING = 0.5  # of what the slowest adds, one standard deviation
@@ -73,22 +73,24 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     said: str = ""
 
 
-def replan(scene: Scene, **wanted: Any) -> Outcome:
+def replan(context: StepContext, **wanted: Any) -> Outcome:
     """The step under the plan so far and what is wanted now. Refuses what nobody can know."""
-    bare = scene.bare or scene.graph
-    first = scene.plan is None
-    traced = find_traced(scene, bare)
+    bare = context.bare or context.graph
+    first = context.plan is None
+    traced = find_traced(context, bare)
     before = traced.ranks if traced else 1
-    old = scene.plan or Plan(ranks=before)
+    old = context.plan or Plan(ranks=before)
     plan = replace(old, **wanted)
     plan = replace(plan, strong=plan.strong and plan.ranks != before)
     if plan == old:
-        return Outcome(scene=scene, assumptions=("workers and links stay as they are",), spread=0.0)
+        return Outcome(
+            context=context, assumptions=("workers and links stay as they are",), spread=0.0
+        )
     if traced and traced.otherwise:
         raise Refused(f"only replicas can be added and changed here, and {traced.otherwise}")
-    transfers = _transfers(scene, plan, traced)
-    straggling = find_straggling(scene, plan.ranks, before)
-    planned = _Planned(scene, bare, plan, traced, before)
+    transfers = _transfers(context, plan, traced)
+    straggling = find_straggling(context, plan.ranks, before)
+    planned = _Planned(context, bare, plan, traced, before)
     graph = planned.step(transfers, straggling)
     step, without = step_ns(graph), step_ns(_without_comm(graph))
     own = without if planned.retimed else min(without, step_ns(planned.graph))
@@ -105,14 +107,14 @@ def replan(scene: Scene, **wanted: Any) -> Outcome:
         held_bytes=planned.held_bytes,
     )
     told = replace(told, said=_about_exchange(plan, told, traced))
-    said = _assumptions(scene, plan, told, transfers, planned)
+    said = _assumptions(context, plan, told, transfers, planned)
     return Outcome(
-        scene=changed(replace(scene, bare=bare, plan=plan, exchange=told), graph),
+        context=changed(replace(context, bare=bare, plan=plan, exchange=told), graph),
         assumptions=said if first else (),
         spread=0.0,
         doubt=planned.doubt(graph, transfers, straggling) if first else 0.0,
         samples=_samples(plan, old),
-        peak=peak_at_batch(scene, scene.grown * planned.share) if plan.strong else None,
+        peak=peak_at_batch(context, context.grown * planned.share) if plan.strong else None,
     )
 
 
@@ -127,13 +129,13 @@ class _Planned:
     """One step under one plan; links and stragglers can still vary."""
 
     def __init__(
-        self, scene: Scene, bare: StepGraph, plan: Plan, traced: Traced | None, before: int
+        self, context: StepContext, bare: StepGraph, plan: Plan, traced: Traced | None, before: int
     ) -> None:
-        self.scene, self.plan, self.traced, self.before = scene, plan, traced, before
+        self.context, self.plan, self.traced, self.before = context, plan, traced, before
         self.toll = traced is None
-        self.statistics = find_statistics(scene) if self.toll else None
+        self.statistics = find_statistics(context) if self.toll else None
         self.share = before / plan.ranks if plan.strong else 1.0
-        graph = share_of_batch(replace(scene, graph=bare), before, self.share).graph
+        graph = share_of_batch(replace(context, graph=bare), before, self.share).graph
         self.own_ns = (silent_ns(bare), silent_ns(graph)) if plan.strong else (0.0, 0.0)
         keeps = traced is not None and len(traced.tasks) > 0
         self.retimed = keeps and plan.bucket_mb is None and not plan.stage
@@ -166,7 +168,7 @@ class _Planned:
         traced, plan = self.traced, self.plan
         if traced and traced.buckets and plan.bucket_mb is None:
             return traced.buckets
-        gradients = find_gradients(self.scene, graph)
+        gradients = find_gradients(self.context, graph)
         if gradients is None:
             raise Refused(
                 "the trace does not give the gradients' sizes: record a step with backward in it "
@@ -184,7 +186,7 @@ class _Planned:
             return self._retime(graph, self.traced, transfers)
         if transfers is None or self.buckets is None:
             return graph
-        on_host, ceilings = self.scene.on_host, self.scene.ceilings
+        on_host, ceilings = self.context.on_host, self.context.ceilings
         if plan.stage:
             return exchange.shard(
                 graph,
@@ -219,12 +221,12 @@ class _Planned:
         return exchange.retime_traced(graph, traced, waiting + share * expected)
 
     def _waiting(self, durations: Floats, buckets: Buckets) -> tuple[Floats, Floats]:
-        now = _transfers(self.scene, Plan(ranks=self.before), self.traced)
+        now = _transfers(self.context, Plan(ranks=self.before), self.traced)
         return split_waiting(durations, buckets, now)
 
     def doubt(self, graph: StepGraph, transfers: Transfers | None, straggling: float) -> float:
         """Of the logarithm of the step: of the share, of the link, and whether slow steps meet."""
-        share = doubt_of_share(*self.own_ns, step_ns(graph), on_host=self.scene.on_host)
+        share = doubt_of_share(*self.own_ns, step_ns(graph), on_host=self.context.on_host)
         if transfers is None:
             return share
         factor = math.exp(1.96 * transfers.spread)
@@ -234,22 +236,22 @@ class _Planned:
         link = math.log(max(high, 1.0) / max(low, 1.0)) / (2 * 1.96)
         usual = step_ns(self.step(transfers, 1.0)) if straggling != 1.0 else step_ns(graph)
         slow = OF_STRAGGLING * abs(math.log(max(step_ns(graph), 1.0) / max(usual, 1.0)))
-        return math.hypot(share, link, slow, OF_MODEL[self.scene.on_host])
+        return math.hypot(share, link, slow, OF_MODEL[self.context.on_host])
 
 
-def _transfers(scene: Scene, plan: Plan, traced: Traced | None) -> Transfers | None:
+def _transfers(context: StepContext, plan: Plan, traced: Traced | None) -> Transfers | None:
     if plan.ranks < 2:
         if (plan.bandwidth, plan.latency, plan.stage, plan.bucket_mb) != (1.0, 1.0, 0, None):
             raise Refused("nothing is exchanged in this step: ask for workers=N together with it")
         return None
-    trace = scene.trace
+    trace = context.trace
     found = find_transfers(
         plan.ranks,
         trace=trace,
-        profiles=scene.profiles,
+        profiles=context.profiles,
         seen=traced.seen if traced else None,
         device=find_device(trace.device_name or ""),
-        on_host=scene.on_host,
+        on_host=context.on_host,
     )
     if found is None:
         raise Refused(
@@ -260,24 +262,24 @@ def _transfers(scene: Scene, plan: Plan, traced: Traced | None) -> Transfers | N
     return replace(found, bandwidth=plan.bandwidth, latency=plan.latency)
 
 
-def share_of_batch(scene: Scene, workers: int, factor: float) -> Scene:
+def share_of_batch(context: StepContext, workers: int, factor: float) -> StepContext:
     """The step with so many times the samples. On a CPU most of forward and backward grows.
 
     Refuses less than one sample for each worker; `workers` have the batch together now.
     """
     if factor == 1.0:
-        return scene
-    if scene.batch and round(scene.batch * factor, 6) < 1:
+        return context
+    if context.batch and round(context.batch * factor, 6) < 1:
         many = round(workers / factor)
-        whole = scene.batch * workers
+        whole = context.batch * workers
         raise Refused(f"a batch of {whole} is too small for {counted(many, 'worker')}")
-    if not scene.on_host:
-        return batch.grow(scene, factor).scene
-    graph = scene.graph
+    if not context.on_host:
+        return batch.grow(context, factor).context
+    graph = context.graph
     phase = graph.calls.phase
     passes = (phase == Phase.FORWARD) | (phase == Phase.BACKWARD)
     shared = scale_calls(graph, passes & (graph.calls.row >= 0), _STAYS + (1 - _STAYS) * factor)
-    return replace(changed(scene, shared), grown=scene.grown * factor)
+    return replace(changed(context, shared), grown=context.grown * factor)
 
 
 def doubt_of_share(whole_ns: float, share_ns: float, step: float, *, on_host: bool) -> float:
@@ -311,7 +313,7 @@ def _without_comm(graph: StepGraph) -> StepGraph:
 
 
 def _assumptions(
-    scene: Scene,
+    context: StepContext,
     plan: Plan,
     told: Exchange,
     transfers: Transfers | None,
@@ -319,13 +321,13 @@ def _assumptions(
 ) -> tuple[str, ...]:
     said = []
     if plan.ranks != told.before:
-        own = "cores" if scene.on_host else "a device"
+        own = "cores" if context.on_host else "a device"
         said.append(f"{told.before} -> {counted(plan.ranks, 'worker')}, each with {own} of its own")
-        said.append(about_batch(on_host=scene.on_host, strong=plan.strong))
-        said.append(_about_straggling(scene, told))
+        said.append(about_batch(on_host=context.on_host, strong=plan.strong))
+        said.append(_about_straggling(context, told))
     if transfers:
         said.append(transfers.said)
-        if scene.on_host and transfers.contention:
+        if context.on_host and transfers.contention:
             said.append(
                 "as many cores as workers: communication takes "
                 f"{transfers.contention.lost:.0%} of its time from compute beside it"
@@ -340,7 +342,7 @@ def _assumptions(
             said.append(
                 f"DDP's buckets take {told.held_bytes / 1e6:.1f} MB of every worker's memory"
             )
-        if not scene.on_host and not planned.retimed:
+        if not context.on_host and not planned.retimed:
             said.append("communication and compute do not slow each other on the device")
     return tuple(said)
 
@@ -353,8 +355,8 @@ def about_batch(*, on_host: bool, strong: bool) -> str:
     return "the batch stays and is shared; host time and the shortest kernels stay too"
 
 
-def _about_straggling(scene: Scene, told: Exchange) -> str:
-    steps = len(own_steps(scene))
+def _about_straggling(context: StepContext, told: Exchange) -> str:
+    steps = len(own_steps(context))
     if steps < ENOUGH_STEPS:
         return (
             "all workers are taken to be equally fast: how much they differ is not known from "

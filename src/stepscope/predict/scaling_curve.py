@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.predict.traced import find_traced
+from stepscope.predict.traced_exchange import find_traced
 from stepscope.records.prediction import ScalingCurve, ScalingPoint, Setting
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def curve(bench: Bench, workers: Sequence[int] = WORKERS, *, strong: bool = Fals
             refused.append(trial.refused[-1])
             continue
         found = bench.tell(trial, (setting,))
-        told = trial.scene.exchange
+        told = trial.context.exchange
         ideal = count / present
         points.append(
             ScalingPoint(
@@ -53,7 +53,7 @@ def curve(bench: Bench, workers: Sequence[int] = WORKERS, *, strong: bool = Fals
     return ScalingCurve(
         strong=strong,
         present=present,
-        batch=bench.scene.batch,
+        batch=bench.context.batch,
         points=tuple(points),
         assumptions=tuple(said),
         refused=tuple(refused),
@@ -61,5 +61,5 @@ def curve(bench: Bench, workers: Sequence[int] = WORKERS, *, strong: bool = Fals
 
 
 def _present(bench: Bench) -> int:
-    traced = find_traced(bench.scene, bench.scene.graph)
+    traced = find_traced(bench.context, bench.context.graph)
     return traced.ranks if traced else 1

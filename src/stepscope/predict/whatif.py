@@ -11,16 +11,16 @@ from msgspec.structs import replace
 
 from stepscope.errors import UsageError
 from stepscope.explain.cpu_use import measure_cpu_use
-from stepscope.explain.groundwork import Groundwork
 from stepscope.explain.memory.model import find_batch
+from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.replay.build import describe
 from stepscope.explain.replay.overhead import as_recorded, correct
 from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.roofline import find_ceilings
+from stepscope.predict.optimizer_updates import find_rule
 from stepscope.predict.order import SAME_PEAK, WITHOUT_CEILINGS, in_order
 from stepscope.predict.parameters import find_parameters
-from stepscope.predict.scene import Scene
-from stepscope.predict.updates import find_rule
+from stepscope.predict.step_context import StepContext
 from stepscope.predict.whatifs import WHATIFS, WITHOUT_VALUE
 from stepscope.predict.whatifs.outcome import Refused, WrongValue
 from stepscope.records.devices import find_device
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from stepscope.explain.replay.overhead import Corrected
     from stepscope.predict.whatifs import Apply
     from stepscope.records.job import Job, RankFolder
+    from stepscope.records.measured_steps import MeasuredSteps
     from stepscope.records.memory import Memory
     from stepscope.records.profile import Profile
     from stepscope.records.trace import Trace
-    from stepscope.records.truth import Truth
 
 # Of a change twice as large the error is about twice as large.
 OF_CHANGE = 0.08
@@ -47,7 +47,7 @@ LEAST = 0.01  # nobody knows a step better than this
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """A step with some what-ifs made."""
 
-    scene: Scene
+    context: StepContext
     step_ns: float
     samples: float = 1.0
     variance: float = 0.0
@@ -65,58 +65,63 @@ class Bench:
         self,
         trace: Trace,
         *,
-        truth: Truth | None = None,
+        truth: MeasuredSteps | None = None,
         memory: Memory | None = None,
         profile: Profile | None = None,
         profiles: Sequence[Profile] = (),
         folder: RankFolder | None = None,
         job: Job | None = None,
-        ground: Groundwork | None = None,
+        analysis: RankAnalysis | None = None,
     ) -> None:
-        ground = ground or Groundwork(trace)
-        work, steps, costs, typical = ground.work, ground.steps, ground.costs, ground.typical
+        analysis = analysis or RankAnalysis(trace)
+        work, steps, costs, typical = (
+            analysis.work,
+            analysis.steps,
+            analysis.costs,
+            analysis.typical,
+        )
         self.profiled_ns = step_ns(typical.graph)
-        corrected = _step_of_record(ground, truth)
+        corrected = _step_of_record(analysis, truth)
         graph = describe(trace, work, corrected.graph)
         self.corrected: Corrected = replace(corrected, graph=graph)
         device = find_device(trace.device_name or "")
         ceilings = find_ceilings(trace, profile)
-        scene = Scene(
+        context = StepContext(
             trace=trace,
             work=work,
             steps=steps,
             graph=graph,
             costs=costs,
-            parameters=find_parameters(ground),
+            parameters=find_parameters(analysis),
             ceilings=ceilings,
             memory=memory,
             profile=profile,
-            calls=ground.calls,
-            batch=_batch(ground.calls),
+            calls=analysis.calls,
+            batch=_batch(analysis.calls),
             multiprocessors=device.multiprocessors if device else 108,
             profiles=tuple(profiles) or ((profile,) if profile else ()),
             folder=folder,
-            cpu=measure_cpu_use(ground, folder.load if folder else None, ceilings),
+            cpu=measure_cpu_use(analysis, folder.load if folder else None, ceilings),
             job=job,
             steps_ns=truth.steps_ns if truth else steps.cycles_ns,
         )
-        self.scene = replace(scene, rule=find_rule(scene))
+        self.context = replace(context, rule=find_rule(context))
 
     @cached_property
     def peak_now(self) -> Peak | None:
         """As measured, else by arithmetic."""
         from stepscope.predict.peaks import peak_at_batch
 
-        memory = self.scene.memory
+        memory = self.context.memory
         if memory is None:
-            return peak_at_batch(self.scene, 1.0)
+            return peak_at_batch(self.context, 1.0)
         return Peak(**dict.fromkeys(Peak.__struct_fields__, memory.peak_bytes))
 
     @cached_property
     def lowest(self) -> float:
         """The low end of the step as it is, over the step."""
         base = self.corrected
-        return _interval(self.scene, base, base.step_ns, 0.0)[0] / base.step_ns
+        return _interval(self.context, base, base.step_ns, 0.0)[0] / base.step_ns
 
     def predict(self, settings: Sequence[Setting]) -> Prediction:
         """All what-ifs together; one that refuses leaves the step as it is."""
@@ -127,17 +132,17 @@ class Bench:
 
     def begin(self) -> Trial:
         """The step as it is."""
-        return Trial(scene=self.scene, step_ns=self.corrected.step_ns)
+        return Trial(context=self.context, step_ns=self.corrected.step_ns)
 
     def change(self, trial: Trial, setting: Setting) -> Trial:
         """One more what-if; asked for in the order of `predict.order`."""
         try:
-            outcome = _find(setting)(trial.scene, setting.value)
+            outcome = _find(setting)(trial.context, setting.value)
         except WrongValue as reason:
             raise UsageError(str(reason)) from None
         except Refused as reason:
             return replace(trial, refused=(*trial.refused, _told(setting, str(reason))))
-        after = step_ns(outcome.scene.graph)
+        after = step_ns(outcome.context.graph)
         if after <= 0:
             nothing = f"{setting}: nothing of the step would be left"
             return replace(trial, refused=(*trial.refused, nothing))
@@ -145,7 +150,7 @@ class Bench:
         variance = (outcome.spread * min(1.0, moved)) ** 2 + (OF_CHANGE * moved) ** 2
         variance += outcome.doubt**2
         return Trial(
-            scene=outcome.scene,
+            context=outcome.context,
             step_ns=after,
             samples=trial.samples * outcome.samples,
             variance=trial.variance + variance,
@@ -158,20 +163,20 @@ class Bench:
 
     def tell(self, trial: Trial, settings: Sequence[Setting]) -> Prediction:
         """What came of it."""
-        scene, base, memory = trial.scene, self.corrected, self.scene.memory
+        context, base, memory = trial.context, self.corrected, self.context.memory
         predicted = trial.step_ns
-        low, high = _interval(scene, base, predicted, trial.variance)
-        least = scene.exchange.least_ns * self.lowest if scene.exchange else 0.0
+        low, high = _interval(context, base, predicted, trial.variance)
+        least = context.exchange.least_ns * self.lowest if context.exchange else 0.0
         if least < predicted:  # links only add to what a worker does by itself
             low = max(low, least)
         speedup = base.step_ns / predicted if predicted else 1.0
-        half = _half_of_speedup(self.scene, trial, base)
+        half = _half_of_speedup(self.context, trial, base)
         # What two changes of the peak do to each other is not known.
         peak = trial.peak if len(trial.peak_changes) == 1 else None
         if not trial.peak_changes:
             peak = self.peak_now
-        if peak and scene.exchange:
-            peak = peak.plus(scene.exchange.held_bytes)
+        if peak and context.exchange:
+            peak = peak.plus(context.exchange.held_bytes)
         return Prediction(
             settings=tuple(settings),
             baseline_ms=base.step_ns / 1e6,
@@ -182,8 +187,8 @@ class Bench:
             predicted_ms=predicted / 1e6,
             low_ms=low / 1e6,
             high_ms=high / 1e6,
-            host_ms=scene.graph.host_ns / 1e6,
-            device_ms=scene.graph.device_ns / 1e6,
+            host_ms=context.graph.host_ns / 1e6,
+            device_ms=context.graph.device_ns / 1e6,
             peak_bytes=peak.size_bytes if peak else None,
             peak_low_bytes=peak.low_bytes if peak else None,
             peak_high_bytes=peak.high_bytes if peak else None,
@@ -191,18 +196,20 @@ class Bench:
             throughput_factor=trial.samples * speedup,
             speedup_low=speedup * math.exp(-half),
             speedup_high=speedup * math.exp(half),
-            assumptions=(*trial.assumptions, *_exchanged(scene), *_doubted(scene, trial)),
+            assumptions=(*trial.assumptions, *_exchanged(context), *_doubted(context, trial)),
             refused=trial.refused,
             applied=tuple(each for each in settings if each in trial.applied),
         )
 
 
-def _step_of_record(ground: Groundwork, truth: Truth | None) -> Corrected:
+def _step_of_record(analysis: RankAnalysis, truth: MeasuredSteps | None) -> Corrected:
     """As `explain` has it: measured, else freed of the profiler's cost, else as recorded."""
-    graph = ground.typical.graph
+    graph = analysis.typical.graph
     if truth is not None:
-        return correct(graph, ground.trace, truth=truth, slowness=ground.slowness)
-    return ground.corrected or as_recorded(graph, ground.trace, 1e6 * (ground.profiled_ms or 0.0))
+        return correct(graph, analysis.trace, truth=truth, slowness=analysis.slowness)
+    return analysis.corrected or as_recorded(
+        graph, analysis.trace, 1e6 * (analysis.profiled_ms or 0.0)
+    )
 
 
 def _moves_peak(setting: Setting) -> frozenset[str]:
@@ -211,14 +218,14 @@ def _moves_peak(setting: Setting) -> frozenset[str]:
     return frozenset({setting.name}) - SAME_PEAK
 
 
-def _exchanged(scene: Scene) -> tuple[str, ...]:
+def _exchanged(context: StepContext) -> tuple[str, ...]:
     """Planned by several what-ifs together, told once."""
-    return (scene.exchange.said,) if scene.exchange and scene.exchange.said else ()
+    return (context.exchange.said,) if context.exchange and context.exchange.said else ()
 
 
-def _doubted(scene: Scene, trial: Trial) -> tuple[str, ...]:
+def _doubted(context: StepContext, trial: Trial) -> tuple[str, ...]:
     """That the ceilings a prediction was priced with may be too low."""
-    doubt = scene.ceilings.doubt if scene.ceilings else ""
+    doubt = context.ceilings.doubt if context.ceilings else ""
     priced = any(setting.name not in WITHOUT_CEILINGS for setting in trial.applied)
     return (doubt,) if doubt and priced else ()
 
@@ -257,27 +264,27 @@ def _find(setting: Setting) -> Apply:
 
 
 def _interval(
-    scene: Scene, base: Corrected, predicted: float, variance: float
+    context: StepContext, base: Corrected, predicted: float, variance: float
 ) -> tuple[float, float]:
     """The baseline's doubt where the host still decides, and the what-ifs' own."""
-    doubt = _host_doubt(scene, base, predicted)
+    doubt = _host_doubt(context, base, predicted)
     half = 1.96 * math.sqrt(doubt**2 + variance + LEAST**2)
     return predicted * math.exp(-half), predicted * math.exp(half)
 
 
-def _half_of_speedup(before: Scene, trial: Trial, base: Corrected) -> float:
+def _half_of_speedup(before: StepContext, trial: Trial, base: Corrected) -> float:
     """As a logarithm. The doubt about the host is one and the same before and after."""
     now, then = (
-        _host_doubt(scene, base, step)
-        for scene, step in ((before, base.step_ns), (trial.scene, trial.step_ns))
+        _host_doubt(context, base, step)
+        for context, step in ((before, base.step_ns), (trial.context, trial.step_ns))
     )
     return 1.96 * math.sqrt((now - then) ** 2 + trial.variance + LEAST**2)
 
 
-def _host_doubt(scene: Scene, base: Corrected, step: float) -> float:
+def _host_doubt(context: StepContext, base: Corrected, step: float) -> float:
     if not step:
         return 0.0
-    return host_spread(base) * min(1.0, max(0.0, scene.graph.host_ns / step)) ** 4
+    return host_spread(base) * min(1.0, max(0.0, context.graph.host_ns / step)) ** 4
 
 
 def host_spread(base: Corrected) -> float:

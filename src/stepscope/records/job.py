@@ -1,7 +1,8 @@
 """What several ranks say together: one clock, collectives joined across ranks, who waits for whom.
 
-`Calls` and `Pace` are what one rank gives; `Job` is what comes of all of them. Times are integer
-nanoseconds: in `Calls` and `Pace` on the rank's own clock, in `Job` on the reference rank's.
+`Calls` and `RankSteps` are what one rank gives; `Job` is what comes of all of them. Times are
+integer nanoseconds: in `Calls` and `RankSteps` on the rank's own clock, in `Job` on the
+reference rank's.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
     sequence: Int64  # the group's own count, ABSENT where it was not recorded
     size_bytes: Int64  # total bytes as definitions have it, ABSENT where unknown
     peer: Int32  # the other rank of a send or receive, or a broadcast's root; else ABSENT
-    step: Int32  # index into the rank's Pace, ABSENT outside every step
+    step: Int32  # index into the rank's RankSteps, ABSENT outside every step
     arrival_ns: Int64  # on a device: its kernel began; on the CPU: the call was made
     start_ns: Int64  # the communication itself
     end_ns: Int64
@@ -71,7 +72,7 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.start_ns)
 
 
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
+class RankSteps(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's steps, each divided. `own_ns` is what the rank needs when it waits for nobody."""
 
     number: Int64  # the step's number as the profiler counts, equal on all ranks
@@ -142,7 +143,7 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     calls: Calls
-    pace: Pace
+    pace: RankSteps
     rounds: tuple[Rounds, ...] = ()
     host: str | None = None
     world_size: int | None = None

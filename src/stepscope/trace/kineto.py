@@ -14,6 +14,7 @@ from stepscope.trace.assemble import Facts, assemble
 from stepscope.trace.columns import Collector
 from stepscope.trace.events import Event, ExactEvent, platform_of
 from stepscope.trace.files import ByteSource
+from stepscope.trace.json_pieces import EventText
 from stepscope.trace.limits import NAME_CHARACTERS, Limits, megabytes
 from stepscope.trace.plausible import (
     MOST_BYTES,
@@ -22,7 +23,6 @@ from stepscope.trace.plausible import (
     plausible_groups,
 )
 from stepscope.trace.recover import Losses, decode
-from stepscope.trace.text import EventText
 from stepscope.trace.times import NeedsTextError
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from stepscope.records.memory import CATEGORIES, CapturedMemory
 from stepscope.trace.decode import Oddities, shown
+from stepscope.trace.measured_steps import STEPS, read_steps
 from stepscope.trace.rank_folder import MEMORY
 from stepscope.trace.side_files import read_record
-from stepscope.trace.truth import STEPS, read_steps
 
 if TYPE_CHECKING:
     from pathlib import Path

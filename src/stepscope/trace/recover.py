@@ -17,11 +17,11 @@ import msgspec
 
 from stepscope.records.trace import ABSENT
 from stepscope.trace.events import NO_ARGS, NOTHING, Args, Event, ExactEvent
+from stepscope.trace.json_pieces import ANY_BOUNDARY, DECODE_ERRORS, boundaries, outline
 from stepscope.trace.limits import MOST_ELEMENTS, NAME_CHARACTERS, Limits
-from stepscope.trace.text import ANY_BOUNDARY, DECODE_ERRORS, boundaries, outline
 
 if TYPE_CHECKING:
-    from stepscope.trace.text import Piece
+    from stepscope.trace.json_pieces import Piece
 
 _BETWEEN = b" \r\n\t,"
 _OBJECT = b"{"[0]
@@ -115,7 +115,7 @@ class _Recovery:
         if events is not None:
             self.batch.events, self.batch.closed_at = events, self.piece.end
             return self.batch
-        from stepscope.trace.mend import escape_quotes, mend
+        from stepscope.trace.repair_json import escape_quotes, mend
 
         self._split()
         self.mended = [mend(escape_quotes(row)) for row in self.rows]
@@ -190,7 +190,7 @@ class _Recovery:
 
     def _single(self, row: int) -> list[Any]:
         """The end of the list may lie inside this row, or the end of the piece."""
-        from stepscope.trace.mend import escape_quotes, mend
+        from stepscope.trace.repair_json import escape_quotes, mend
 
         text = escape_quotes(self.rows[row])
         shape = outline(text)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.errors import NotCapturedError, StepscopeError
-from stepscope.explain.pace import own_ms
+from stepscope.explain.rank_steps import own_ms
 from stepscope.records.explanation import Advice
 from stepscope.records.prediction import Setting
 from stepscope.records.quality import Note
@@ -32,7 +32,7 @@ from stepscope.ui.whatif import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from stepscope.explain.groundwork import Groundwork
+    from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.predict.whatif import Bench
     from stepscope.records.explanation import Explanation, Finding, RankExplanation, Remedy
     from stepscope.records.job import Job
@@ -84,11 +84,11 @@ def foresee(
     job: Job | None = None,
     *,
     draw: bool = False,
-    ground: Groundwork | None = None,
+    analysis: RankAnalysis | None = None,
 ) -> Foresight:
     """Never raises: a step that cannot be predicted has no advice."""
     try:
-        return _foresee(bench_of(trace, rank, job, ground), rank, draw)
+        return _foresee(bench_of(trace, rank, job, analysis), rank, draw)
     except NotCapturedError:
         return Foresight(path=rank.path)
     except Exception as error:

@@ -118,7 +118,7 @@ def _write_explanation(explanation: Explanation, target: Path, cache: bool) -> N
 def _pictures(explanation: Explanation, cache: bool) -> list[RankPicture]:
     """Of the ranks that findings name, then of the first ones."""
     from stepscope.errors import StepscopeError
-    from stepscope.explain.file import explain_file
+    from stepscope.explain.explain_file import explain_file
     from stepscope.trace.discover import find_traces
     from stepscope.ui.html.picture import draw_rank
 

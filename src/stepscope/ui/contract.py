@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 
-from stepscope.explain.pace import own_ms
+from stepscope.explain.rank_steps import own_ms
 from stepscope.explain.snapshot_rank import is_memory_only
 from stepscope.records.job import Clock
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepscope.explain.efficiency import ABOVE, above_peak
-from stepscope.explain.shorten import OTHERS
+from stepscope.explain.truncate_tables import OTHERS
 from stepscope.ui.words import PARTS
 
 if TYPE_CHECKING:

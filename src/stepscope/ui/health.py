@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from stepscope.explain.pace import typical_step
+from stepscope.explain.rank_steps import typical_step
 from stepscope.ui.words import duration, size
 
 if TYPE_CHECKING:

@@ -10,20 +10,20 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.predict.whatif import Bench
+from stepscope.records.measured_steps import MeasuredSteps
 from stepscope.records.prediction import Prediction, Setting
 from stepscope.records.promise import promise_name
-from stepscope.records.truth import Truth
 from stepscope.records.words import plural
+from stepscope.trace.measured_steps import read_measured_steps
 from stepscope.trace.profiles import load_profiles
 from stepscope.trace.rank_folder import read_rank_folder
-from stepscope.trace.truth import read_truth
 from stepscope.ui.words import size
 from stepscope.verify.track_record import adjust, learn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stepscope.explain.groundwork import Groundwork
+    from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.records.explanation import RankExplanation
     from stepscope.records.job import Job
     from stepscope.records.profile import Profile
@@ -88,7 +88,7 @@ def bench_of(
     trace: Trace,
     rank: RankExplanation,
     job: Job | None = None,
-    ground: Groundwork | None = None,
+    analysis: RankAnalysis | None = None,
 ) -> Bench:
     """A rank's step on the bench, with what else is known about the rank and its job."""
     profiles = _profiles(rank)
@@ -100,17 +100,17 @@ def bench_of(
         profiles=profiles,
         folder=read_rank_folder(Path(rank.path)),
         job=job,
-        ground=ground,
+        analysis=analysis,
     )
 
 
-def _truth(rank: RankExplanation) -> Truth | None:
+def _truth(rank: RankExplanation) -> MeasuredSteps | None:
     """What lies beside the trace, with the step of record; of a trace that was fetched, what is
     left of it."""
     if rank.step_ms.truth is None:
         return None
     ns = round(rank.step_ms.truth * 1e6)
-    beside = read_truth(Path(rank.path)) or Truth(
+    beside = read_measured_steps(Path(rank.path)) or MeasuredSteps(
         steps=1, steps_ns=(ns,), step_ns=ns, wall_ns=ns, device_ns=None, phases_ns={}
     )
     return replace(beside, step_ns=ns)
@@ -352,8 +352,10 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 def usual(bench: Bench) -> list[Setting]:
     """What is worth trying on this step: recomputing buys memory alone, where that is known; what
     ranks do to each other is tried where there are several."""
-    found = [each for each in USUAL if bench.scene.memory or str(each) != "checkpoint=blocks"]
-    return found + (list(OF_SEVERAL) if bench.scene.job or bench.scene.trace.collectives else [])
+    found = [each for each in USUAL if bench.context.memory or str(each) != "checkpoint=blocks"]
+    return found + (
+        list(OF_SEVERAL) if bench.context.job or bench.context.trace.collectives else []
+    )
 
 
 def try_each(bench: Bench, settings: Sequence[Setting], history: Sequence[Kept] = ()) -> Tried:

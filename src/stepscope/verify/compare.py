@@ -26,8 +26,8 @@ from stepscope.verify.change import (
     ratio_of_runs,
     typical,
 )
+from stepscope.verify.differences import moved_kernels, moved_operators, moved_parts
 from stepscope.verify.evidence import evidence_of
-from stepscope.verify.moved import moved_kernels, moved_operators, moved_parts
 from stepscope.verify.runs import find_runs, profiled_run
 from stepscope.verify.spread import quantile_spread
 from stepscope.verify.steady import drift, warm_up
@@ -103,7 +103,7 @@ class _Explained:
 
     def __call__(self, run: Run) -> Explanation:
         if run.path not in self._known:
-            from stepscope.explain.run import explain_job
+            from stepscope.explain.explain_job import explain_job
 
             self._known[run.path] = explain_job(
                 run.path, cache=self._cache, progress=self._progress

@@ -17,12 +17,12 @@ from stepscope.errors import NotCapturedError, UnreadableInputError
 from stepscope.records.limits import Ranks  # noqa: TC001  (decoded at run time)
 from stepscope.trace.decode import Oddities
 from stepscope.trace.layout import is_trace_name
+from stepscope.trace.measured_steps import PHASES, STEPS, plain_steps
 from stepscope.trace.memory_file import read_captured
 from stepscope.trace.rank_facts import RANK, rank_of_folder, read_facts
 from stepscope.trace.regular_files import is_folder, is_there, names_in
 from stepscope.trace.remote import is_url
 from stepscope.trace.side_files import read_record
-from stepscope.trace.truth import PHASES, STEPS, plain_steps
 from stepscope.verify.step_lists import is_step_list, read_step_list
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from stepscope.records.comparison import StepsAre
     from stepscope.records.explanation import Explanation
-    from stepscope.trace.truth import StepRow
+    from stepscope.trace.measured_steps import StepRow
 
     Floats = NDArray[np.float64]
 

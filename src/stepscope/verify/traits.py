@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.explain.shorten import OTHERS
+from stepscope.explain.truncate_tables import OTHERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

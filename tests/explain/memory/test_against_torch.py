@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stepscope import read_trace
-from stepscope.explain.groundwork import Groundwork
 from stepscope.explain.memory.lifetimes import find_lifetimes
 from stepscope.explain.memory.model import find_transformer
 from stepscope.explain.memory.theory import transformer_activations
+from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.records.memory import CATEGORIES
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _accumulated(folder: Path, micro_batches: int) -> Any:
         ) as profiler:
             step()
         profiler.export_chrome_trace(str(folder / "trace.json"))
-    calls = Groundwork(read_trace(folder / "trace.json")).calls
+    calls = RankAnalysis(read_trace(folder / "trace.json")).calls
     assert calls is not None
     model = find_transformer(calls)
     assert model is not None

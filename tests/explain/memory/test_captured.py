@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 import stepscope
+from stepscope.explain.explain_job import explain_also
 from stepscope.explain.memory import predict_peak
-from stepscope.explain.run import explain_also
-from stepscope.explain.shorten import shorten
+from stepscope.explain.truncate_tables import shorten
 from stepscope.records.memory import CATEGORIES
 from stepscope.ui.contract import explanation_json
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import snapshots
 from stepscope.errors import UnreadableInputError, UsageError
+from stepscope.explain.explain_job import explain_job
 from stepscope.explain.memory.snapshot import memory_of_snapshot
-from stepscope.explain.run import explain_job
 from stepscope.explain.snapshot_rank import find_in_memory
 from stepscope.trace.snapshot import _Reader
 from stepscope.ui.cli.main import main

@@ -11,7 +11,7 @@ import pytest
 from graphs import Call, Task, make
 from stepscope import read_trace
 from stepscope.errors import NotCapturedError
-from stepscope.explain.groundwork import Groundwork
+from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.replay.graph import Phase
 from stepscope.explain.replay.overhead import (
     WITH_SHAPES,
@@ -149,10 +149,10 @@ def test_steps_measured_on_an_h200_are_met(shared: Path) -> None:
 
 def test_a_step_whose_profilers_cost_is_not_told_is_replayed_as_recorded(read: Read) -> None:
     # Nothing in it only calls another operator: how slow recording was is not known.
-    ground = Groundwork(steps(read, host_us=1000, device_us=100))
-    assert ground.profiled_ms == 1.0
-    assert ground.corrected is None
-    found = as_recorded(ground.typical.graph, ground.trace, 1e6)
+    analysis = RankAnalysis(steps(read, host_us=1000, device_us=100))
+    assert analysis.profiled_ms == 1.0
+    assert analysis.corrected is None
+    found = as_recorded(analysis.typical.graph, analysis.trace, 1e6)
     assert found.step_ns == pytest.approx(1e6, rel=1e-3)
     assert (found.basis, found.high_ns) == ("profiled", 1e6)
 

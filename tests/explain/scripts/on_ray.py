@@ -12,7 +12,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from stepscope.explain.engines import in_order
-from stepscope.explain.on_ray import ray_cluster
+from stepscope.explain.ray_engine import ray_cluster
 from stepscope.ui.cli.verbs import cli
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepscope.explain.calls import list_calls
-from stepscope.explain.pace import measure_pace
+from stepscope.explain.collective_calls import list_calls
+from stepscope.explain.rank_steps import measure_pace
 from stepscope.explain.steps import find_steps
 from stepscope.explain.strategies import find_strategies
 from stepscope.explain.strategies.join import join_strategies

@@ -7,7 +7,7 @@ import pytest
 
 from stepscope.explain.strategies.of_record import strategy_of_record
 from stepscope.records.explanation import Budget, Part
-from stepscope.records.job import Pace
+from stepscope.records.job import RankSteps
 from stepscope.records.strategies import (
     Bucket,
     DataParallel,
@@ -22,10 +22,10 @@ def budget(**ms: float) -> Budget:
     return Budget(step_ms=whole, parts=parts, basis="measured")
 
 
-def pace(*, steps: int = 2, dur: int, compute: int, exposed: int) -> Pace:
+def pace(*, steps: int = 2, dur: int, compute: int, exposed: int) -> RankSteps:
     """Milliseconds of every step."""
     columns = {"dur_ns": dur, "compute_ns": compute, "exposed_comm_ns": exposed, "input_ns": 0}
-    return Pace(
+    return RankSteps(
         number=np.arange(steps),
         start_ns=np.arange(steps) * dur * 1_000_000,
         **{name: np.full(steps, ms * 1_000_000, np.int64) for name, ms in columns.items()},

@@ -174,7 +174,7 @@ def _compare(path: Path) -> None:
     other = GOLDEN / _SEEDS[0]
     for sides in ((path, other), (other, path)):
         try:
-            with patch("stepscope.explain.run.Pool", Here):  # a worker has no workers
+            with patch("stepscope.explain.explain_job.Pool", Here):  # a worker has no workers
                 found = compare(*([str(side)] for side in sides), explain=False, cache=False)
         except StepscopeError as error:
             driving.refused(error)

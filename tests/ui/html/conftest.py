@@ -35,7 +35,7 @@ from stepscope.records.explanation import (
     SyncCall,
     Timeline,
 )
-from stepscope.records.job import Calls, Job, Pace, RankPart
+from stepscope.records.job import Calls, Job, RankPart, RankSteps
 from stepscope.records.quality import Note
 from stepscope.records.trace import (
     Device,
@@ -307,7 +307,7 @@ def made_part(trace: Trace) -> RankPart:
     return RankPart(
         rank=trace.rank or 0,
         calls=Calls(groups=(), **calls),
-        pace=Pace(**dict.fromkeys(_fields(Pace), none)),
+        pace=RankSteps(**dict.fromkeys(_fields(RankSteps), none)),
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 import snapshots
-from stepscope.explain.run import explain_also
+from stepscope.explain.explain_job import explain_also
 from stepscope.records.memory import SiteBytes
 from stepscope.ui.html.memory import memory_page
 from stepscope.ui.html.memory_charts import _round_values

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from stepscope.explain.lines import place_of, user_frames
+from stepscope.explain.call_tree import group, sum_by
+from stepscope.explain.python_functions import place_of, user_frames
 from stepscope.explain.shapes import MOST, shape_words
-from stepscope.explain.tree import group, sum_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.cpu_use import CpuUse
-    from stepscope.explain.launched import Launched
+    from stepscope.explain.window_kernels import Launched
     from stepscope.records.efficiency import Efficiency, Spot
     from stepscope.records.explanation import (
         Budget,

@@ -12,7 +12,7 @@ from stepscope.explain.findings.evidence import (
     costliest_places,
     kernel_severity,
 )
-from stepscope.explain.launched import by_operator, callers
+from stepscope.explain.window_kernels import by_operator, callers
 from stepscope.records.explanation import Finding, Remedy
 
 if TYPE_CHECKING:

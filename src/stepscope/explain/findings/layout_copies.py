@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope.explain.call_tree import group, sum_by
 from stepscope.explain.findings.evidence import (
     LOW,
     Evidence,
     costliest_places,
     kernel_severity,
 )
-from stepscope.explain.launched import by_kernel, by_operator, callers
-from stepscope.explain.tree import group, sum_by
+from stepscope.explain.window_kernels import by_kernel, by_operator, callers
 from stepscope.explain.work import named, one_of, rows_named
 from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.trace import HostKind
@@ -24,7 +24,7 @@ from stepscope.trace.links import nearest_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.explain.launched import Launched
+    from stepscope.explain.window_kernels import Launched
     from stepscope.records.trace import Trace
 
 TRANSPOSING = one_of("nchwto nhwcto batched_transpose transpose_readwrite")

@@ -14,14 +14,14 @@ from stepscope.explain.findings.evidence import (
     kernel_severity,
     spot_words,
 )
-from stepscope.explain.launched import by_kernel, by_operator, callers
+from stepscope.explain.window_kernels import by_kernel, by_operator, callers
 from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.explain.launched import Launched
+    from stepscope.explain.window_kernels import Launched
     from stepscope.records.efficiency import Efficiency, Spot
 
 MOSTLY = 0.25  # of the step: with less than that, memory is not what binds it

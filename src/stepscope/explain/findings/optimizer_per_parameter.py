@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope.explain.call_tree import group
 from stepscope.explain.findings.evidence import LOW, Evidence, costliest_places, severity
-from stepscope.explain.launched import by_operator
 from stepscope.explain.optimizer_steps import in_optimizer_step
-from stepscope.explain.tree import group
+from stepscope.explain.window_kernels import by_operator
 from stepscope.records.explanation import Finding, Remedy
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.explain.launched import Launched
+    from stepscope.explain.window_kernels import Launched
 
 FEWEST_PARAMETERS = 20
 # Operators of one tensor; `_foreach_` and `_fused_` ones take a list of them.

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from stepscope.explain.call_tree import group
 from stepscope.explain.findings.evidence import LOW, Evidence, kernel_severity
 from stepscope.explain.quantiles import median
-from stepscope.explain.tree import group
 from stepscope.explain.work import Kind
 from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.words import counted
@@ -21,7 +21,7 @@ SHORT_NS = 20_000  # a longer kernel with few blocks is built so: a larger batch
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.explain.launched import Launched
+    from stepscope.explain.window_kernels import Launched
     from stepscope.records.trace import Trace
 
 

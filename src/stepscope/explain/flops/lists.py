@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from stepscope.explain.call_tree import group
 from stepscope.explain.flops.call import ITEM_BYTES
 from stepscope.explain.flops.cost import UNKNOWN
 from stepscope.explain.flops.signatures import LARGEST
-from stepscope.explain.tree import group
 from stepscope.explain.work import rows_named
 from stepscope.records.trace import HostKind
 from stepscope.trace.links import nearest_of

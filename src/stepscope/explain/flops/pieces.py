@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from stepscope.explain.call_tree import children_sum, enclosing
 from stepscope.explain.steps import step_of
-from stepscope.explain.tree import children_sum, enclosing
 from stepscope.explain.work import Kind, comm_spans, rows_named
 from stepscope.records.trace import DeviceKind, HostKind
 from stepscope.trace.links import distinct, nearest, nearest_of

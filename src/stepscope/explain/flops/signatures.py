@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from stepscope.explain.call_tree import group
 from stepscope.explain.flops import (  # noqa: F401  # noqa: F401
     attention,
     convolution,
@@ -20,7 +21,6 @@ from stepscope.explain.flops.call import Call, Unknown
 from stepscope.explain.flops.compiled import PREFIX, compiled
 from stepscope.explain.flops.cost import MATMUL_LIKE, OTHER, UNKNOWN, Cost
 from stepscope.explain.flops.dtypes import dtype_code
-from stepscope.explain.tree import group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from stepscope.explain.call_tree import enclosing, outermost
 from stepscope.explain.memory.lifetimes import BACKWARD
 from stepscope.explain.memory.theory import Transformer
-from stepscope.explain.tree import enclosing, outermost
 from stepscope.explain.work import rows_named
 from stepscope.records.trace import HostKind
 from stepscope.trace.links import nearest, nearest_of

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.lines import place_of, user_frames
+from stepscope.explain.call_tree import group, sum_by
 from stepscope.explain.memory.lifetimes import BACKWARD
 from stepscope.explain.modules import PREFIX
-from stepscope.explain.tree import group, sum_by
+from stepscope.explain.python_functions import place_of, user_frames
 from stepscope.explain.work import rows_named
 from stepscope.records.memory import CATEGORIES, ModuleBytes, SiteBytes
 from stepscope.records.trace import HostKind

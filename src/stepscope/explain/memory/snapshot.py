@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from stepscope.explain.lines import is_library
 from stepscope.explain.memory.captured import fragmentation_of
 from stepscope.explain.memory.sites import largest_sites
 from stepscope.explain.memory.timeline import thinned
 from stepscope.explain.memory.words import size as size_words
+from stepscope.explain.python_functions import is_library
 from stepscope.records.memory import (
     ACTIONS,
     BLOCK_STATES,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from stepscope.explain.nccl.channels import unequal_channels
 from stepscope.explain.nccl.groups import groups_of
+from stepscope.explain.nccl.transports import no_p2p, socket_fallback
 from stepscope.explain.nccl.warnings import warned
-from stepscope.explain.nccl.ways import no_p2p, socket_fallback
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

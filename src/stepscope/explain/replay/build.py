@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from stepscope.explain.idle import blocking_calls
 from stepscope.explain.optimizer_steps import in_optimizer
 from stepscope.explain.quantiles import median, quantile
-from stepscope.explain.replay.beside import communicate
+from stepscope.explain.replay.cpu_collectives import communicate
 from stepscope.explain.replay.graph import QUEUE_DEPTH, CallKind, Calls, Phase, StepGraph, Tasks
 from stepscope.explain.work import DATA_LOADING, Kind, launches_of, rows_named
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind

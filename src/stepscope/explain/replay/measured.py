@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from stepscope.explain.replay.graph import StepGraph
-    from stepscope.records.truth import Truth
+    from stepscope.records.measured_steps import MeasuredSteps
 
 # A step this close to what the device alone needs is the device's.
 _DEVICE_BOUND = 1.02
@@ -37,7 +37,7 @@ _PARTS = (
 _LEAST_FACTOR, _MOST_FACTOR = 0.15, 3.0  # a phase further off was cut elsewhere by the trace
 
 
-def fit_to(graph: StepGraph, truth: Truth) -> tuple[StepGraph, float]:
+def fit_to(graph: StepGraph, truth: MeasuredSteps) -> tuple[StepGraph, float]:
     """The step as measured, and what the host's time was multiplied with besides its phases.
 
     Where the device alone needs about that long, the step says nothing about the host: its time

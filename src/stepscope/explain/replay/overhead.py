@@ -27,8 +27,8 @@ from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.explain.replay.measured import fit_to, scale_host
 from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.work import named, one_of
+from stepscope.records.measured_steps import MeasuredSteps
 from stepscope.records.trace import HostKind
-from stepscope.records.truth import Truth
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,7 +94,7 @@ def correct(
     graph: StepGraph,
     trace: Trace,
     *,
-    truth: Truth | None = None,
+    truth: MeasuredSteps | None = None,
     slowness: float | None = None,
 ) -> Corrected:
     """By the measured steps where there are some, else by the calibrated constants. `slowness` is
@@ -157,9 +157,9 @@ def as_recorded(graph: StepGraph, trace: Trace, recorded_ns: float) -> Corrected
     )
 
 
-def _only_the_step(ns: float) -> Truth:
+def _only_the_step(ns: float) -> MeasuredSteps:
     whole = round(ns)
-    return Truth(
+    return MeasuredSteps(
         steps=1, steps_ns=(whole,), step_ns=whole, wall_ns=whole, device_ns=None, phases_ns={}
     )
 

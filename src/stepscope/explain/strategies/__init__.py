@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.work import Work
-    from stepscope.records.job import Calls, Pace, RankFolder
+    from stepscope.records.job import Calls, RankFolder, RankSteps
     from stepscope.records.strategies import RankStrategy
     from stepscope.records.trace import Trace
 
@@ -24,7 +24,7 @@ def find_strategies(
     work: Work,
     calls: Calls,
     rows: NDArray[np.int32],
-    pace: Pace,
+    pace: RankSteps,
     folder: RankFolder | None,
 ) -> tuple[RankStrategy, ...]:
     """The strategies of one rank; empty where it communicates with nobody.

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from stepscope.explain import intervals
-from stepscope.explain.calls import exposed_time
+from stepscope.explain.collective_calls import exposed_time
 from stepscope.explain.work import Kind, rows_named
 from stepscope.records.job import KINDS, Group
 from stepscope.records.trace import HostKind
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from stepscope.explain.intervals import Set
     from stepscope.explain.work import Work
-    from stepscope.records.job import Calls, Pace, RankFolder
+    from stepscope.records.job import Calls, RankFolder, RankSteps
     from stepscope.records.trace import Trace
 
     Bools = NDArray[np.bool_]
@@ -38,7 +38,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     trace: Trace
     work: Work
-    pace: Pace
+    pace: RankSteps
     layout: dict[str, Any]
     groups: tuple[Group, ...]
     kind: NDArray[np.int8]
@@ -100,7 +100,7 @@ def gather_evidence(
     work: Work,
     calls: Calls,
     row: Int32,
-    pace: Pace,
+    pace: RankSteps,
     folder: RankFolder | None,
 ) -> Evidence:
     """Join the calls to what made them."""
@@ -132,7 +132,7 @@ def gather_evidence(
     )
 
 
-def _exposed_in_steps(work: Work, calls: Calls, pace: Pace) -> Int64:
+def _exposed_in_steps(work: Work, calls: Calls, pace: RankSteps) -> Int64:
     """What no compute hides of each call, without what runs on after the last step."""
     if not len(pace):
         return calls.exposed_ns
@@ -140,12 +140,12 @@ def _exposed_in_steps(work: Work, calls: Calls, pace: Pace) -> Int64:
     return exposed_time(work, np.clip(calls.start_ns, low, high), np.clip(calls.end_ns, low, high))
 
 
-def _window(pace: Pace) -> tuple[int, int]:
+def _window(pace: RankSteps) -> tuple[int, int]:
     """From the first step's start to the last one's end."""
     return int(pace.start_ns[0]), int(pace.start_ns[-1] + pace.dur_ns[-1])
 
 
-def _around(work: Work, calls: Calls, pace: Pace, begun: Int64) -> Int64:
+def _around(work: Work, calls: Calls, pace: RankSteps, begun: Int64) -> Int64:
     """Exposed communication of the steps that is inside no call, such as gloo's queue and the wait
     operators after it: it belongs to the call of the steps that was begun last."""
     out = np.zeros(len(calls), np.int64)

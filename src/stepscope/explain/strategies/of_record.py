@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stepscope.records.explanation import Budget
-    from stepscope.records.job import Pace
+    from stepscope.records.job import RankSteps
     from stepscope.records.strategies import Strategy
 
 _S = TypeVar("_S", bound=Struct)
 
 
-def strategy_of_record(strategy: Strategy, budget: Budget, paces: Sequence[Pace]) -> Strategy:
+def strategy_of_record(strategy: Strategy, budget: Budget, paces: Sequence[RankSteps]) -> Strategy:
     """`paces` are the windows of the ranks that the budget and the strategy are means of."""
     paces = [pace for pace in paces if len(pace)]
     step_ns = sum(float(pace.dur_ns.mean()) for pace in paces) / max(1, len(paces))
@@ -39,7 +39,7 @@ def strategy_of_record(strategy: Strategy, budget: Budget, paces: Sequence[Pace]
     return scaled
 
 
-def _comm_factor(budget: Budget, paces: Sequence[Pace]) -> float | None:
+def _comm_factor(budget: Budget, paces: Sequence[RankSteps]) -> float | None:
     """From the window's mean step to the step of record, for communication; for all of the device's
     work where none is exposed."""
     ms = {part.id: part.ms for part in budget.parts}

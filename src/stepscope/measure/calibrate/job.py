@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from stepscope.errors import UsageError
-from stepscope.measure.calibrate.beside import Beside
 from stepscope.measure.calibrate.ceilings import measure_ceilings
 from stepscope.measure.calibrate.collectives import Buffers, elements
+from stepscope.measure.calibrate.contention import Beside
 from stepscope.measure.calibrate.groups import make_groups
 from stepscope.measure.calibrate.sweep import NotOfferedError, Sweeper
 

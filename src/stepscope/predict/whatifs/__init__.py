@@ -1,6 +1,6 @@
 """What could be changed, one file a what-if; a what-if's name is its file's.
 
-Each file has `HELP` and `apply(scene, value) -> Outcome`, which raises Refused where there is
+Each file has `HELP` and `apply(context, value) -> Outcome`, which raises Refused where there is
 nothing to change or the trace does not tell enough. A file is imported when it is asked for.
 """
 
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stepscope.predict.scene import Scene
+    from stepscope.predict.step_context import StepContext
     from stepscope.predict.whatifs.outcome import Outcome
 
-    Apply = Callable[[Scene, str], Outcome]
+    Apply = Callable[[StepContext, str], Outcome]
     HELP: dict[str, str]
 
 _NAMES = (
@@ -45,8 +45,8 @@ def _file(name: str) -> Any:
     return import_module(f"{__name__}.{name.replace('-', '_')}")
 
 
-def _apply(name: str, scene: Scene, value: str) -> Outcome:
-    outcome: Outcome = _file(name).apply(scene, value)
+def _apply(name: str, context: StepContext, value: str) -> Outcome:
+    outcome: Outcome = _file(name).apply(context, value)
     return outcome
 
 

@@ -11,13 +11,13 @@ from stepscope.explain.replay.graph import Calls, Phase, Tasks
 from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, changed
 
 if TYPE_CHECKING:
-    from stepscope.predict.scene import Scene
+    from stepscope.predict.step_context import StepContext
 
 HELP = "N micro-batches per optimizer step (accumulate=4)"
 _MOST_CALLS = 1_000_000  # a step with more is not replayed
 
 
-def apply(scene: Scene, value: str) -> Outcome:
+def apply(context: StepContext, value: str) -> Outcome:
     """Refuses where there is no optimizer step to save."""
     try:
         times = int(value)
@@ -25,7 +25,7 @@ def apply(scene: Scene, value: str) -> Outcome:
         times = 0
     if times < 2:
         raise WrongValue(f"accumulate={value}: give the number of micro-batches, 2 or more")
-    graph = scene.graph
+    graph = context.graph
     stepping = graph.calls.phase == Phase.OPTIMIZER
     if not stepping.any():
         raise Refused("accumulate: the trace shows no optimizer step")
@@ -35,7 +35,7 @@ def apply(scene: Scene, value: str) -> Outcome:
             f"accumulate={value}: {len(graph.calls)} calls {times} times are too many to replay; "
             f"{most} micro-batches can be, and with more the time per sample stays the same"
         )
-    now = scene.calls.micro_batches if scene.calls else 1
+    now = context.calls.micro_batches if context.calls else 1
     if times % now or times == now:
         raise Refused(
             f"accumulate={value}: the step has {now} micro-batches already: "
@@ -61,7 +61,7 @@ def apply(scene: Scene, value: str) -> Outcome:
     )
     tasks = replace(tasks, call=number, after=np.full(len(chosen), -1, np.int32))
     return Outcome(
-        scene=changed(scene, replace(graph, calls=calls, tasks=tasks)),
+        context=changed(context, replace(graph, calls=calls, tasks=tasks)),
         assumptions=(
             f"{value} forward and backward passes of the present batch, then one optimizer step; "
             "gradients are added up in place (zero_grad once)",

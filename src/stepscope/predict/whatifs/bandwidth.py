@@ -8,13 +8,13 @@ from stepscope.predict import scale_out
 from stepscope.predict.whatifs.factor import parse_positive
 
 if TYPE_CHECKING:
-    from stepscope.predict.scene import Scene
+    from stepscope.predict.step_context import StepContext
     from stepscope.predict.whatifs.outcome import Outcome
 
 HELP = "links with N times the bandwidth (bandwidth=2)"
 
 
-def apply(scene: Scene, value: str) -> Outcome:
+def apply(context: StepContext, value: str) -> Outcome:
     """Refuses where nothing is exchanged."""
     factor = parse_positive("bandwidth", value, "a factor, such as bandwidth=2")
-    return scale_out.replan(scene, bandwidth=factor)
+    return scale_out.replan(context, bandwidth=factor)

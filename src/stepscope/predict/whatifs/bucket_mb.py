@@ -5,24 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.predict import scale_out
-from stepscope.predict.traced import find_traced
+from stepscope.predict.traced_exchange import find_traced
 from stepscope.predict.whatifs.factor import parse_positive
 from stepscope.predict.whatifs.outcome import Refused
 
 if TYPE_CHECKING:
-    from stepscope.predict.scene import Scene
+    from stepscope.predict.step_context import StepContext
     from stepscope.predict.whatifs.outcome import Outcome
 
 HELP = "DDP's bucket_cap_mb: gradients summed in buckets of N MiB (bucket-mb=25)"
 
 
-def apply(scene: Scene, value: str) -> Outcome:
+def apply(context: StepContext, value: str) -> Outcome:
     """Refuses where nothing is exchanged, without the gradients' sizes, and where all of them are
     in one bucket before and after."""
     size = parse_positive("bucket-mb", value, "a number of MiB, such as bucket-mb=10")
-    traced = find_traced(scene, scene.bare or scene.graph)
+    traced = find_traced(context, context.bare or context.graph)
     buckets = traced.buckets if traced else None
     if buckets is not None and len(buckets) == 1 and buckets.size_bytes.sum() <= size * (1 << 20):
         total = f"{int(buckets.size_bytes.sum()):,} bytes"
         raise Refused(f"bucket-mb={value}: all gradients ({total}) are in one bucket already")
-    return scale_out.replan(scene, bucket_mb=size)
+    return scale_out.replan(context, bucket_mb=size)

@@ -15,7 +15,7 @@ from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Flags, Ints, StepGraph
-    from stepscope.predict.scene import Scene
+    from stepscope.predict.step_context import StepContext
 
 HELP = "recompute blocks in backward (blocks), or stop doing so (none)"
 # The first and last layers (embedding, head, loss) are outside the blocks: what blocks hold of the
@@ -26,30 +26,30 @@ _FEWEST_PRODUCTS = 2  # of a block: a single layer is nobody's block
 _FORWARD_NS, _BACKWARD_NS = 750_000.0, 750_000.0
 
 
-def apply(scene: Scene, value: str) -> Outcome:
+def apply(context: StepContext, value: str) -> Outcome:
     """Refuses to add what is there already, and to remove what is not."""
     if value == "none":
-        return _none(scene)
+        return _none(context)
     if value == "blocks":
-        return _blocks(scene)
+        return _blocks(context)
     raise WrongValue(f"checkpoint={value}: choose blocks or none")
 
 
-def _none(scene: Scene) -> Outcome:
-    again = scene.operators.recomputed & (scene.task_phase == Phase.BACKWARD)
+def _none(context: StepContext) -> Outcome:
+    again = context.operators.recomputed & (context.task_phase == Phase.BACKWARD)
     if not again.any():
         raise Refused("checkpoint=none: nothing is recomputed in this step")
-    graph = scene.graph
+    graph = context.graph
     launched = np.bincount(graph.tasks.call, minlength=len(graph.calls))
     hit = np.bincount(graph.tasks.call[again], minlength=len(graph.calls))
     calls = (launched > 0) & (hit == launched)
     saved = float(graph.tasks.dur_ns[again].sum())
     new = remove(graph, Selection(calls=calls, tasks=again))
-    blocks = repetitions(scene)
+    blocks = repetitions(context)
     new = _host_less(new, Phase.FORWARD, blocks * _FORWARD_NS)
     new = _host_less(new, Phase.BACKWARD, blocks * _BACKWARD_NS)
     return Outcome(
-        scene=changed(scene, new),
+        context=changed(context, new),
         assumptions=(
             f"{int(again.sum())} recomputed tasks ({saved / 1e6:.2f} ms) removed with their "
             "launches; memory grows by what they did not keep",
@@ -58,11 +58,11 @@ def _none(scene: Scene) -> Outcome:
     )
 
 
-def _blocks(scene: Scene) -> Outcome:
-    graph = scene.graph
-    if (scene.operators.recomputed & (scene.task_phase == Phase.BACKWARD)).any():
+def _blocks(context: StepContext) -> Outcome:
+    graph = context.graph
+    if (context.operators.recomputed & (context.task_phase == Phase.BACKWARD)).any():
         raise Refused("checkpoint=blocks: the step recomputes already")
-    first, last = _inside_blocks(scene)
+    first, last = _inside_blocks(context)
     forward = np.flatnonzero(
         (graph.calls.phase == Phase.FORWARD) & (graph.calls.kind == CallKind.LAUNCH)
     )
@@ -76,7 +76,7 @@ def _blocks(scene: Scene) -> Outcome:
     place = backward[np.linspace(0, len(backward) - 1, len(inside)).astype(int)]
     order = np.arange(len(inside))[::-1]
     stream = int(tasks.stream[0]) if len(tasks) else 0
-    blocks = repetitions(scene)
+    blocks = repetitions(context)
     new = insert(
         graph,
         place.astype(np.int32),
@@ -87,14 +87,14 @@ def _blocks(scene: Scene) -> Outcome:
     )
     new = _host_less(new, Phase.FORWARD, -blocks * _FORWARD_NS)
     return Outcome(
-        scene=changed(scene, new),
+        context=changed(context, new),
         assumptions=(
             f"{counted(len(inside), 'launch', 'launches')} of the blocks' forward pass "
             f"({durations.sum() / 1e6:.2f} ms) "
             "run again inside backward; embedding, head and loss do not",
         ),
         spread=0.08,
-        peak=peak_with_checkpoints(scene),
+        peak=peak_with_checkpoints(context),
     )
 
 
@@ -107,26 +107,26 @@ def _host_less(graph: StepGraph, phase: Phase, saved_ns: float) -> StepGraph:
     return scale_calls(graph, mine, max(0.5, 1.0 - saved_ns / total))
 
 
-def _inside_blocks(scene: Scene) -> tuple[int, int]:
+def _inside_blocks(context: StepContext) -> tuple[int, int]:
     """First and last call between repetitions of the commonest products of the forward pass."""
-    of, calls = scene.operators, scene.graph.tasks.call
-    rows, _ = _repeated(scene)
+    of, calls = context.operators, context.graph.tasks.call
+    rows, _ = _repeated(context)
     if len(rows) < _FEWEST_PRODUCTS:
         return 0, -1
-    mine = calls[np.isin(of.row, np.concatenate(rows)) & (scene.task_phase == Phase.FORWARD)]
+    mine = calls[np.isin(of.row, np.concatenate(rows)) & (context.task_phase == Phase.FORWARD)]
     return int(mine.min()), int(mine.max())
 
 
-def repetitions(scene: Scene) -> int:
+def repetitions(context: StepContext) -> int:
     """How many blocks: some products run twice in each of them."""
-    _, counts = _repeated(scene)
+    _, counts = _repeated(context)
     return int(counts.min()) if len(counts) else 1
 
 
-def _repeated(scene: Scene) -> tuple[list[Ints], Ints]:
+def _repeated(context: StepContext) -> tuple[list[Ints], Ints]:
     """The operators of every product that blocks are made of, and how often each runs."""
-    of, host = scene.operators, scene.trace.host
-    rows = distinct(of.row[(of.flops > 0) & (scene.task_phase == Phase.FORWARD)])
+    of, host = context.operators, context.trace.host
+    rows = distinct(of.row[(of.flops > 0) & (context.task_phase == Phase.FORWARD)])
     if not len(rows):
         return [], np.zeros(0, np.int32)
     key = host.name[rows].astype(np.int64) << 32 | host.shapes[rows].astype(np.int64)

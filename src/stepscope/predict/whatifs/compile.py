@@ -13,28 +13,28 @@ from stepscope.predict.kernels import FLOOR_NS, Family
 from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
 
 if TYPE_CHECKING:
-    from stepscope.predict.scene import Scene
+    from stepscope.predict.step_context import StepContext
 
 HELP = "torch.compile: a guess between bounds, and marked as one"
 # GPT-2 small on an H200: elementwise and norm kernels took 0.4 of their eager time, the host 0.7.
 _FUSED, _HOST = 0.45, 0.7
 
 
-def apply(scene: Scene, value: str) -> Outcome:
+def apply(context: StepContext, value: str) -> Outcome:
     """Refuses where the step is compiled already."""
     del value
-    names = scene.trace.strings
+    names = context.trace.strings
     if any(name.startswith(("triton_", "## Call CompiledFxGraph")) for name in names):
         raise Refused("compile: the step is compiled already")
-    if scene.on_host:
+    if context.on_host:
         raise Refused("compile: the trace has no accelerator; a CPU's gain is not known")
-    graph = scene.graph
-    phase = scene.task_phase
-    fusible = (scene.operators.family == Family.OTHER) & (
+    graph = context.graph
+    phase = context.task_phase
+    fusible = (context.operators.family == Family.OTHER) & (
         (phase == Phase.FORWARD) | (phase == Phase.BACKWARD)
     )
     # Inside a CUDA graph kernels have no operators: nobody knows which of them are products.
-    unknown = (graph.tasks.row >= 0) & (scene.operators.row < 0)
+    unknown = (graph.tasks.row >= 0) & (context.operators.row < 0)
     dur = graph.tasks.dur_ns
     if dur[unknown].sum() > 0.5 * dur.sum():
         raise Refused("compile: the trace does not give which operators its kernels belong to")
@@ -47,7 +47,7 @@ def apply(scene: Scene, value: str) -> Outcome:
     passes = (new.calls.phase == Phase.FORWARD) | (new.calls.phase == Phase.BACKWARD)
     new = scale_calls(new, passes, _HOST)
     return Outcome(
-        scene=changed(scene, new),
+        context=changed(context, new),
         assumptions=(
             "a guess: elementwise work and norms fuse to 0.45 of their time, the host's calls to "
             "0.7, as with GPT-2 small on an H200; graph breaks and recompilation take that away",

@@ -17,7 +17,7 @@ from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Tasks
-    from stepscope.predict.scene import Scene
+    from stepscope.predict.step_context import StepContext
 
 HELP = "launch the whole step as one CUDA graph"
 # Between kernels of a graph, as measured (H200); a launch costs the host this much.
@@ -26,14 +26,14 @@ _LAUNCH_NS = 30_000.0
 _PER_NODE_NS = 60.0
 
 
-def apply(scene: Scene, value: str) -> Outcome:
+def apply(context: StepContext, value: str) -> Outcome:
     """Refuses on a CPU, where the step is a graph already, and where nothing is launched."""
     del value
-    graph = scene.graph
+    graph = context.graph
     tasks = graph.tasks
-    if scene.on_host or not len(tasks):
+    if context.on_host or not len(tasks):
         raise Refused("cuda-graphs: the trace has no accelerator")
-    if any(name.startswith("gloo:") for name in scene.trace.strings):
+    if any(name.startswith("gloo:") for name in context.trace.strings):
         raise Refused("cuda-graphs: gloo exchanges tensors on the host, which no graph records")
     if len(graph.calls) and len(tasks) > 20 * int((graph.calls.kind == CallKind.LAUNCH).sum()):
         raise Refused("cuda-graphs: the step is launched as a graph already")
@@ -49,7 +49,7 @@ def apply(scene: Scene, value: str) -> Outcome:
         frames=np.zeros(1),
         awaits=((),),
     )
-    tasks = _in_a_row(scene)
+    tasks = _in_a_row(context)
     inside = replace(
         tasks,
         call=np.zeros(len(tasks), np.int32),
@@ -70,21 +70,21 @@ def apply(scene: Scene, value: str) -> Outcome:
         spread = 0.35
         said.append("several streams compute; how far they will overlap is a guess")
     new = replace(graph, calls=one, tasks=inside, end_ns=0.0, queue_depth=1 << 30)
-    return Outcome(scene=changed(scene, new), assumptions=tuple(said), spread=spread)
+    return Outcome(context=changed(context, new), assumptions=tuple(said), spread=spread)
 
 
-def _in_a_row(scene: Scene) -> Tasks:
+def _in_a_row(context: StepContext) -> Tasks:
     """Compute of several streams on one, shortened to between what they take one after the other
     and what the busiest takes alone.
 
     Which of them wait for which is not in the trace: while the host was slow, nothing had to wait.
     """
-    tasks = scene.graph.tasks
+    tasks = context.graph.tasks
     compute = tasks.kind == Kind.COMPUTE
     streams = distinct(tasks.stream[compute])
     if len(streams) < 2:
         return tasks
-    work = scene.work
+    work = context.work
     mine = work.kind == Kind.COMPUTE
     summed = float((work.end_ns[mine] - work.start_ns[mine]).sum())
     seen = intervals.length(work.compute) / summed if summed else 1.0

@@ -8,13 +8,13 @@ from stepscope.predict import scale_out
 from stepscope.predict.whatifs.factor import parse_positive
 
 if TYPE_CHECKING:
-    from stepscope.predict.scene import Scene
+    from stepscope.predict.step_context import StepContext
     from stepscope.predict.whatifs.outcome import Outcome
 
 HELP = "collectives with N times the latency (latency=0.5)"
 
 
-def apply(scene: Scene, value: str) -> Outcome:
+def apply(context: StepContext, value: str) -> Outcome:
     """Refuses where nothing is exchanged."""
     factor = parse_positive("latency", value, "a factor, such as latency=0.5")
-    return scale_out.replan(scene, latency=factor)
+    return scale_out.replan(context, latency=factor)

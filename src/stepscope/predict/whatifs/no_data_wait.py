@@ -12,24 +12,24 @@ from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
 from stepscope.records.trace import HostKind
 
 if TYPE_CHECKING:
-    from stepscope.predict.scene import Scene
+    from stepscope.predict.step_context import StepContext
 
 HELP = "batches are ready when the step wants them"
 
 
-def apply(scene: Scene, value: str) -> Outcome:
+def apply(context: StepContext, value: str) -> Outcome:
     """Refuses where no loading is recorded."""
     del value
-    host = scene.trace.host
+    host = context.trace.host
     named = host.kind <= HostKind.ANNOTATION
-    loading = np.flatnonzero(rows_named(scene.trace, host, named, DATA_LOADING.search))
+    loading = np.flatnonzero(rows_named(context.trace, host, named, DATA_LOADING.search))
     if not len(loading):
         raise Refused("no-data-wait: this trace has no data loading to remove")
-    graph, saved = shorten_gaps(scene, loading)
+    graph, saved = shorten_gaps(context, loading)
     if saved <= 0:
         raise Refused("no-data-wait: the steps of this trace never wait for data")
     return Outcome(
-        scene=changed(scene, graph),
+        context=changed(context, graph),
         assumptions=(f"{saved / 1e6:.2f} ms per step inside the data loader removed",),
         spread=0.05,
     )

@@ -9,14 +9,14 @@ import numpy as np
 from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.work import Kind
 from stepscope.predict.edit import scale_tasks
-from stepscope.predict.slowest import slower
+from stepscope.predict.slowest_worker import slower
 from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.replay.graph import StepGraph
-    from stepscope.predict.scene import Scene
+    from stepscope.predict.step_context import StepContext
     from stepscope.records.job import Stragglers
 
     Floats = NDArray[np.float64]
@@ -26,10 +26,10 @@ _LEAST = 0.02  # of the step: less is no straggler
 _HALVINGS = 30
 
 
-def apply(scene: Scene, value: str) -> Outcome:
+def apply(context: StepContext, value: str) -> Outcome:
     """Refuses on one rank, and where no rank is known to be slower than the others."""
     del value
-    job = scene.job
+    job = context.job
     if job is None or len(job.ranks) < 2:
         raise Refused("no-straggler: give all ranks of the job: one alone is no comparison")
     own = np.array([each.own_ms for each in job.times])
@@ -37,9 +37,9 @@ def apply(scene: Scene, value: str) -> Outcome:
     rank, length = job.ranks[slowest], max(each.step_ms for each in job.times)
     if not _found_rank(job.stragglers) or gain < _LEAST * length:
         raise Refused(f"no-straggler: {_why_not(job.stragglers)}")
-    graph = _shorter(scene, rank, own, slowest, (1.0 - gain / length) * step_ns(scene.graph))
+    graph = _shorter(context, rank, own, slowest, (1.0 - gain / length) * step_ns(context.graph))
     return Outcome(
-        scene=changed(scene, graph),
+        context=changed(context, graph),
         assumptions=(
             f"rank {rank} needs {own[slowest]:.2f} ms per step without communication, the others "
             f"{_usual(own, slowest):.2f} (median): without that, steps of {length:.2f} ms "
@@ -74,14 +74,16 @@ def _gain(own: Floats) -> tuple[int, float]:
     return slowest, float(own.max() - after.max())
 
 
-def _shorter(scene: Scene, rank: int, own: Floats, slowest: int, wanted_ns: float) -> StepGraph:
+def _shorter(
+    context: StepContext, rank: int, own: Floats, slowest: int, wanted_ns: float
+) -> StepGraph:
     """The slow rank's own work is shortened; on any other, what it waits inside collectives."""
-    graph = scene.graph
-    if scene.trace.rank == rank:
+    graph = context.graph
+    if context.trace.rank == rank:
         return slower(graph, _usual(own, slowest) / float(own[slowest]))
     comm = graph.tasks.kind == Kind.COMM
     if not comm.any():
-        raise Refused(f"no-straggler: the trace of rank {scene.trace.rank} shows no collectives")
+        raise Refused(f"no-straggler: the trace of rank {context.trace.rank} shows no collectives")
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

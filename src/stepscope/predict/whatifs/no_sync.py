@@ -12,24 +12,24 @@ from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.predict.scene import Scene
+    from stepscope.predict.step_context import StepContext
 
 HELP = "remove calls that wait for the device (.item(), .cpu(), synchronize)"
 
 
-def apply(scene: Scene, value: str) -> Outcome:
+def apply(context: StepContext, value: str) -> Outcome:
     """Refuses where nothing waits."""
     del value
-    if scene.on_host:
+    if context.on_host:
         raise Refused("no-sync: the trace has no accelerator to wait for")
-    graph = scene.graph
+    graph = context.graph
     waiting = graph.calls.kind == CallKind.WAIT
     if not waiting.any():
         raise Refused("no-sync: no call of this step waits for the device")
     none = np.zeros(len(graph.tasks), np.bool_)
     new = remove(graph, Selection(calls=waiting, tasks=none), with_gaps=False)
     return Outcome(
-        scene=changed(scene, new),
+        context=changed(context, new),
         assumptions=(
             f"{counted(int(waiting.sum()), 'blocking call')} per step removed, all else as before",
         ),

@@ -8,23 +8,23 @@ import numpy as np
 
 from stepscope.predict.edit import Selection, insert, remove
 from stepscope.predict.kernels import FLOOR_NS
-from stepscope.predict.updates import current_kind, stepping
+from stepscope.predict.optimizer_updates import current_kind, stepping
 from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.predict.scene import Scene
-    from stepscope.predict.updates import Rule
+    from stepscope.predict.optimizer_updates import Rule
+    from stepscope.predict.step_context import StepContext
 
 HELP = "foreach or fused instead of what runs now"
 VALUES = ("foreach", "fused")
 
 
-def apply(scene: Scene, value: str) -> Outcome:
+def apply(context: StepContext, value: str) -> Outcome:
     """Refuses where the optimizer is as asked already, or none can be seen."""
     if value not in VALUES:
         raise WrongValue(f"optimizer={value}: choose foreach or fused")
-    mine, now, rule = stepping(scene), current_kind(scene), scene.rule
+    mine, now, rule = stepping(context), current_kind(context), context.rule
     if now is None:
         raise Refused("optimizer: the trace shows no optimizer step")
     old, new = rule.kinds[now], rule.kinds[value]
@@ -32,14 +32,14 @@ def apply(scene: Scene, value: str) -> Outcome:
         raise Refused(f"optimizer={value}: the optimizer is {now} already")
     if value == "fused" and not rule.fused:
         raise Refused(f"optimizer=fused: PyTorch has no fused form of {rule.name}")
-    parameters = scene.parameters
+    parameters = context.parameters
     if parameters is None:
         raise Refused("optimizer: the trace does not give the parameters (record shapes)")
-    graph = scene.graph
+    graph = context.graph
     updating = mine[graph.tasks.call]
     host = float((graph.calls.gap_ns + graph.calls.call_ns)[mine].sum())
     host_new = host * new.host_us(parameters.tensors) / old.host_us(parameters.tensors)
-    ceilings = scene.ceilings
+    ceilings = context.ceilings
     rate = ceilings.bytes_s if ceilings and ceilings.bytes_s else None
     device = float(graph.tasks.dur_ns[updating].sum())
     device_new = (
@@ -64,12 +64,12 @@ def apply(scene: Scene, value: str) -> Outcome:
     graph = remove(graph, Selection(calls=chosen, tasks=chosen[graph.tasks.call]))
     on_device = f", {device / 1e6:.2f} -> {device_new / 1e6:.2f} ms of the device"
     return Outcome(
-        scene=changed(scene, graph),
+        context=changed(context, graph),
         assumptions=(
             f"{now} -> {value} for {counted(parameters.tensors, 'tensor')} of "
             f"{parameters.elements:,} "
             f"parameters: {host / 1e6:.2f} -> {host_new / 1e6:.2f} ms of the host"
-            f"{'' if scene.on_host else on_device}",
+            f"{'' if context.on_host else on_device}",
             _about(rule),
         ),
         spread=0.2,

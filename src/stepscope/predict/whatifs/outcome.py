@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import StepGraph
-    from stepscope.predict.scene import Scene
+    from stepscope.predict.step_context import StepContext
     from stepscope.records.prediction import Peak
 
 
@@ -25,7 +25,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """`spread` is the relative error that such a what-if had on models it was not fitted to, of the
     part of the step that it changes."""
 
-    scene: Scene
+    context: StepContext
     assumptions: tuple[str, ...]
     spread: float
     doubt: float = 0.0  # of the logarithm of the whole step, where the what-if knows it itself
@@ -34,6 +34,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     peak: Peak | None = None
 
 
-def changed(scene: Scene, graph: StepGraph) -> Scene:
-    """The scene with another graph, whose tasks are looked at anew."""
-    return replace(scene, graph=graph)
+def changed(context: StepContext, graph: StepGraph) -> StepContext:
+    """The context with another graph, whose tasks are looked at anew."""
+    return replace(context, graph=graph)

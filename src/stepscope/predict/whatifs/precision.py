@@ -25,7 +25,7 @@ from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Flags, Floats, StepGraph
-    from stepscope.predict.scene import Scene
+    from stepscope.predict.step_context import StepContext
     from stepscope.records.efficiency import Ceilings
 
 HELP = "matrix products in tf32, bf16, fp16 (autocast) or fp8"
@@ -51,46 +51,46 @@ _ACTIVATION = re.compile(r"gelu|silu|relu|glu|tanh|sigmoid|hardswish|mish", re.I
 _OWN_BATCH_NORM = {"aten::cudnn_batch_norm": 1.45, "aten::cudnn_batch_norm_backward": 1.1}
 
 
-def apply(scene: Scene, value: str) -> Outcome:
+def apply(context: StepContext, value: str) -> Outcome:
     """Refuses where nothing runs in a wider dtype, or the device lacks the asked one."""
     if value not in VALUES:
         raise WrongValue(f"precision={value}: choose one of {', '.join(VALUES)}")
-    if scene.on_host:
+    if context.on_host:
         raise Refused(f"precision={value}: the trace has no accelerator; a CPU's gain is not known")
-    ceilings = scene.ceilings
+    ceilings = context.ceilings
     if ceilings is None or value not in ceilings.flops:
-        device = ceilings.device if ceilings else scene.trace.device_name or "this device"
+        device = ceilings.device if ceilings else context.trace.device_name or "this device"
         raise Refused(f"precision={value}: no {value} rate is known for {device}")
-    wide = np.array([dtype in _WIDER[value] for dtype in _DTYPES])[scene.operators.dtype]
-    product = wide & (scene.operators.flops > 0)
-    thin = _depthwise(scene)
+    wide = np.array([dtype in _WIDER[value] for dtype in _DTYPES])[context.operators.dtype]
+    product = wide & (context.operators.flops > 0)
+    thin = _depthwise(context)
     product &= ~thin
     if value == "tf32":
-        product &= scene.operators.family != Family.ATTENTION
+        product &= context.operators.family != Family.ATTENTION
     if not product.any():
         raise Refused(f"precision={value}: no matrix product runs in a wider dtype than {value}")
-    graph = _faster_products(scene, product, value, ceilings)
+    graph = _faster_products(context, product, value, ceilings)
     said = [
         f"matrix products at the share of {value}'s peak that such products reached on an H200",
     ]
     if value != "tf32":
-        narrow = wide & ~product & ~thin & _halved(scene)
-        graph = _narrower(scene, graph, narrow)
-        graph, casts = _with_casts(scene, graph, product, ceilings)
+        narrow = wide & ~product & ~thin & _halved(context)
+        graph = _narrower(context, graph, narrow)
+        graph, casts = _with_casts(context, graph, product, ceilings)
         said.append(
             "autocast: what follows a product in half the bytes, norms and losses in fp32; "
             f"{casts} casts added with their launches"
         )
-    return Outcome(scene=changed(scene, graph), assumptions=tuple(said), spread=0.12)
+    return Outcome(context=changed(context, graph), assumptions=tuple(said), spread=0.12)
 
 
-def _depthwise(scene: Scene) -> Flags:
+def _depthwise(context: StepContext) -> Flags:
     """Convolutions of a channel or few at a time: they move more than they multiply, and take as
     long in a narrow dtype."""
-    host, strings = scene.trace.host, scene.trace.strings
-    out = np.zeros(len(scene.operators.row), np.bool_)
-    mine = np.flatnonzero(scene.operators.family == Family.CONVOLUTION)
-    codes = host.shapes[scene.operators.row[mine]]
+    host, strings = context.trace.host, context.trace.strings
+    out = np.zeros(len(context.operators.row), np.bool_)
+    mine = np.flatnonzero(context.operators.family == Family.CONVOLUTION)
+    codes = host.shapes[context.operators.row[mine]]
     told, of = np.unique(codes, return_inverse=True)
     found = [code >= 0 and _few_channels(_shapes(strings[code])) for code in told.tolist()]
     out[mine] = np.array(found, np.bool_)[of.reshape(-1)]
@@ -106,15 +106,17 @@ def _few_channels(shapes: list[tuple[int, ...]]) -> bool:
     return 0 < weight[1] <= _DEPTHWISE and given[1] > weight[1]
 
 
-def _faster_products(scene: Scene, product: Flags, dtype: str, ceilings: Ceilings) -> StepGraph:
+def _faster_products(
+    context: StepContext, product: Flags, dtype: str, ceilings: Ceilings
+) -> StepGraph:
     """Each operator's kernels take what the roofline of the new dtype says, together."""
-    tasks, of = scene.graph.tasks, scene.operators
+    tasks, of = context.graph.tasks, context.operators
     new = tasks.dur_ns.copy()
     half = 0.5 if dtype != "tf32" else 1.0
-    backward = scene.task_phase == Phase.BACKWARD
+    backward = context.task_phase == Phase.BACKWARD
     # No product gains more than the peak does.
     gains = [ceilings.flops[dtype] / ceilings.flops.get(each, 1.0) for each in _DTYPES]
-    most = np.where(_transformed(scene), np.inf, np.array(gains)[of.dtype])
+    most = np.where(_transformed(context), np.inf, np.array(gains)[of.dtype])
     for family in (Family.MATMUL, Family.ATTENTION, Family.CONVOLUTION, Family.RECURRENT):
         for way in (False, True):
             mine = product & (of.family == family) & (backward == way)
@@ -132,12 +134,12 @@ def _faster_products(scene: Scene, product: Flags, dtype: str, ceilings: Ceiling
                 if family == Family.RECURRENT:
                     gain = _RECURRENT_GAIN.get(dtype, _NARROW_RECURRENT_GAIN)
                     new[mine] = np.maximum(new[mine], tasks.dur_ns[mine] / gain)
-    return replace(scene.graph, tasks=replace(tasks, dur_ns=new))
+    return replace(context.graph, tasks=replace(tasks, dur_ns=new))
 
 
-def _transformed(scene: Scene) -> Flags:
+def _transformed(context: StepContext) -> Flags:
     """Convolutions by Fourier transforms, which only fp32 has: a narrow one goes another way."""
-    tasks, of, trace = scene.graph.tasks, scene.operators, scene.trace
+    tasks, of, trace = context.graph.tasks, context.operators, context.trace
     mine = np.flatnonzero((of.family == Family.CONVOLUTION) & (tasks.row >= 0))
     told, place = np.unique(trace.device.name[tasks.row[mine]], return_inverse=True)
     found = [_FOURIER.search(trace.strings[code]) is not None for code in told.tolist()]
@@ -145,33 +147,33 @@ def _transformed(scene: Scene) -> Flags:
     return np.isin(of.row, of.row[fourier])
 
 
-def _halved(scene: Scene) -> Flags:
+def _halved(context: StepContext) -> Flags:
     """Tasks that autocast runs in the narrow dtype, because what feeds them is: all elementwise
     work, or, where norms give fp32 back and with them what is added up along the blocks, only what
     follows a product."""
-    phase = scene.task_phase
-    stays = scene.named(_STAYS_FP32.search)
-    if scene.named(_NORM.search).any():
-        stays |= ~scene.named(_ACTIVATION.search)
+    phase = context.task_phase
+    stays = context.named(_STAYS_FP32.search)
+    if context.named(_NORM.search).any():
+        stays |= ~context.named(_ACTIVATION.search)
     found: Flags = ~stays & ((phase == Phase.FORWARD) | (phase == Phase.BACKWARD))
     return found
 
 
-def _narrower(scene: Scene, graph: StepGraph, narrow: Flags) -> StepGraph:
+def _narrower(context: StepContext, graph: StepGraph, narrow: Flags) -> StepGraph:
     dur = graph.tasks.dur_ns
     shorter = np.minimum(dur, FLOOR_NS) + np.maximum(dur - FLOOR_NS, 0.0) * 0.5
     dur = np.where(narrow, shorter, dur)
     # cuDNN has no batch norm from bf16 to fp32 statistics; PyTorch's own takes this much longer.
     for name, slower in _OWN_BATCH_NORM.items():
-        dur = np.where(scene.named(name.__eq__), slower * dur, dur)
+        dur = np.where(context.named(name.__eq__), slower * dur, dur)
     return replace(graph, tasks=replace(graph.tasks, dur_ns=dur))
 
 
 def _with_casts(
-    scene: Scene, graph: StepGraph, product: Flags, ceilings: Ceilings
+    context: StepContext, graph: StepGraph, product: Flags, ceilings: Ceilings
 ) -> tuple[StepGraph, int]:
     """Launches before the products they feed; in backward the gradients' way back."""
-    elements = _cast_elements(scene)
+    elements = _cast_elements(context)
     if not len(elements):
         return graph, 0
     calls = graph.calls
@@ -184,7 +186,7 @@ def _with_casts(
         # Casts come all along the pass.
         every += mine[np.linspace(0, len(mine) - 1, len(elements)).astype(int)].tolist()
     both = np.concatenate((elements, elements))
-    host = _autocast_ns(scene, product) / len(both)
+    host = _autocast_ns(context, product) / len(both)
     return insert(
         graph,
         np.array(every, np.int32),
@@ -195,10 +197,10 @@ def _with_casts(
     ), len(both)
 
 
-def _autocast_ns(scene: Scene, product: Flags) -> float:
+def _autocast_ns(context: StepContext, product: Flags) -> float:
     """Of the host, for all products of the step."""
-    of, graph = scene.operators, scene.graph
-    forward = product & (scene.task_phase == Phase.FORWARD)
+    of, graph = context.operators, context.graph
+    forward = product & (context.task_phase == Phase.FORWARD)
     convolution = of.family == Family.CONVOLUTION
     launches = max(1, int((graph.calls.kind == CallKind.LAUNCH).sum()))
     costs = _PRODUCT_HOST * len(distinct(of.row[forward & ~convolution]))
@@ -206,16 +208,18 @@ def _autocast_ns(scene: Scene, product: Flags) -> float:
     return costs * graph.host_ns / launches
 
 
-def _cast_elements(scene: Scene) -> Floats:
+def _cast_elements(context: StepContext) -> Floats:
     """Of every tensor that autocast would cast on the way forward: weights and biases of products,
     what norms give to products, and what a loss takes."""
-    host, strings, of = scene.trace.host, scene.trace.strings, scene.operators
-    forward = np.flatnonzero((of.row >= 0) & (scene.task_phase == Phase.FORWARD))
+    host, strings, of = context.trace.host, context.trace.strings, context.operators
+    forward = np.flatnonzero((of.row >= 0) & (context.task_phase == Phase.FORWARD))
     _, first = np.unique(of.row[forward], return_index=True)
     tasks = forward[np.sort(first)]  # an operator's first, in the step's order
     rows = of.row[tasks]
     product = np.isin(of.family[tasks], (Family.MATMUL, Family.CONVOLUTION))
-    weights = {_squeezed(s) for s in set(scene.parameters.shapes)} if scene.parameters else set()
+    weights = (
+        {_squeezed(s) for s in set(context.parameters.shapes)} if context.parameters else set()
+    )
     known: dict[tuple[int, int, bool], list[float]] = {}
     out: list[float] = []
     for key in zip(

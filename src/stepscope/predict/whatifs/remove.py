@@ -15,21 +15,23 @@ from stepscope.records.trace import HostKind
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.predict.scene import Scene
+    from stepscope.predict.step_context import StepContext
 
 HELP = "without kernels and operators whose name matches"
 
 
-def apply(scene: Scene, value: str) -> Outcome:
+def apply(context: StepContext, value: str) -> Outcome:
     """Refuses a pattern that matches nothing."""
     matches = pattern(value).search
-    chosen = edit.select(scene.graph, scene.trace, matches)
-    host = scene.trace.host
+    chosen = edit.select(context.graph, context.trace, matches)
+    host = context.trace.host
     said = host.kind <= HostKind.PYTHON
-    graph, saved = shorten_gaps(scene, np.flatnonzero(rows_named(scene.trace, host, said, matches)))
+    graph, saved = shorten_gaps(
+        context, np.flatnonzero(rows_named(context.trace, host, said, matches))
+    )
     if not chosen.tasks.any() and not chosen.calls.any() and saved <= 0:
         raise Refused(f"remove={value}: no kernel, operator or annotation has such a name")
-    tasks = float(scene.graph.tasks.dur_ns[chosen.tasks].sum())
+    tasks = float(context.graph.tasks.dur_ns[chosen.tasks].sum())
     told = (
         f"{counted(int(chosen.tasks.sum()), 'kernel')} ({tasks / 1e6:.2f} ms) and "
         f"{counted(int(chosen.calls.sum()), 'call')} removed with the host's time that led to them"
@@ -37,7 +39,7 @@ def apply(scene: Scene, value: str) -> Outcome:
     if not chosen.calls.any():
         told = f"{saved / 1e6:.3g} ms of the host's time removed; no call or kernel has such a name"
     return Outcome(
-        scene=changed(scene, edit.remove(graph, chosen)),
+        context=changed(context, edit.remove(graph, chosen)),
         assumptions=(told,),
         spread=0.03,
     )

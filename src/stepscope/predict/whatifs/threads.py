@@ -26,7 +26,7 @@ from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, chan
 
 if TYPE_CHECKING:
     from stepscope.explain.cpu_use import CpuUse
-    from stepscope.predict.scene import Scene
+    from stepscope.predict.step_context import StepContext
     from stepscope.records.host_load import HostLoad
 
 HELP = "so many threads of a CPU step (fit: one for each free core)"
@@ -36,9 +36,9 @@ _MOST = 1 << 12
 _DOUBT, _DOUBT_DISTURBED = 0.15, 0.45
 
 
-def apply(scene: Scene, value: str) -> Outcome:
+def apply(context: StepContext, value: str) -> Outcome:
     """Refuses where the run does not tell its threads, or the cores for so many are not free."""
-    use, load = _known(scene)
+    use, load = _known(context)
     count = _count(value, load)
     if count == load.threads:
         raise Refused(f"threads={value}: the step runs with {_words(count)} already")
@@ -49,31 +49,31 @@ def apply(scene: Scene, value: str) -> Outcome:
     if counters is not None and count < load.threads and not threads_take_part(load, counters):
         raise Refused(f"threads={value}: only one thread computes in this step as it is")
     waited = disturbed(use)
-    calls = scene.graph.calls
+    calls = context.graph.calls
     plain = calls.kind == CallKind.PLAIN
     now_ns = float(calls.call_ns[plain].sum())
     if now_ns <= 0:
         raise Refused(f"threads={value}: the step has no operators to share")
     crowd = _crowding(use) if waited else 1.0
-    then_ns = _operators_ns(scene, use, load, count, waited=waited) * crowd
+    then_ns = _operators_ns(context, use, load, count, waited=waited) * crowd
     factor = min(1.0, then_ns / now_ns) if waited else then_ns / now_ns
     new = replace(calls, call_ns=np.where(plain, calls.call_ns * factor, calls.call_ns))
     return Outcome(
-        scene=changed(scene, replace(scene.graph, calls=new)),
+        context=changed(context, replace(context.graph, calls=new)),
         assumptions=tuple(_assumed(load, count, crowd, waited=waited)),
         spread=0.0,
         doubt=_DOUBT_DISTURBED if waited else _DOUBT,
     )
 
 
-def _known(scene: Scene) -> tuple[CpuUse, HostLoad]:
-    if not scene.on_host or scene.cpu is None:
+def _known(context: StepContext) -> tuple[CpuUse, HostLoad]:
+    if not context.on_host or context.cpu is None:
         raise Refused("threads: the step does not compute on the CPU")
-    if scene.cpu.load is None:
+    if context.cpu.load is None:
         raise Refused(
             "threads: nothing tells how many threads and cores there were (stepscope run does)"
         )
-    return scene.cpu, scene.cpu.load
+    return context.cpu, context.cpu.load
 
 
 def _count(value: str, load: HostLoad) -> int:
@@ -88,9 +88,11 @@ def _count(value: str, load: HostLoad) -> int:
     return count
 
 
-def _operators_ns(scene: Scene, use: CpuUse, load: HostLoad, count: int, *, waited: bool) -> float:
+def _operators_ns(
+    context: StepContext, use: CpuUse, load: HostLoad, count: int, *, waited: bool
+) -> float:
     """All operators of a step with so many threads that nothing disturbs."""
-    calls = scene.graph.calls
+    calls = context.graph.calls
     if not waited:
         now_ns = float(calls.call_ns[calls.kind == CallKind.PLAIN].sum())
         shared = use.long_share

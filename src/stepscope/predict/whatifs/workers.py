@@ -9,14 +9,14 @@ from stepscope.predict import scale_out
 from stepscope.predict.whatifs.outcome import WrongValue
 
 if TYPE_CHECKING:
-    from stepscope.predict.scene import Scene
+    from stepscope.predict.step_context import StepContext
     from stepscope.predict.whatifs.outcome import Outcome
 
 HELP = "N data-parallel workers, each with its own batch (workers=8; 8:strong divides one batch)"
 _MOST = 1 << 20
 
 
-def apply(scene: Scene, value: str) -> Outcome:
+def apply(context: StepContext, value: str) -> Outcome:
     """Refuses where nobody knows what an all-reduce costs, or the gradients' sizes."""
     number, _, how = value.partition(":")
     try:
@@ -25,4 +25,4 @@ def apply(scene: Scene, value: str) -> Outcome:
         count = 0
     if not 1 <= count <= _MOST or how not in ("", "strong", "weak"):
         raise WrongValue(f"workers={value}: give their number, such as 8, or 8:strong")
-    return scale_out.replan(scene, ranks=count, strong=how == "strong")
+    return scale_out.replan(context, ranks=count, strong=how == "strong")

@@ -12,20 +12,20 @@ from stepscope.predict.whatifs.outcome import WrongValue
 from stepscope.records.prediction import Peak
 
 if TYPE_CHECKING:
-    from stepscope.predict.scene import Scene
+    from stepscope.predict.step_context import StepContext
     from stepscope.predict.whatifs.outcome import Outcome
 
 HELP = "shard optimizer state (1), gradients too (2), parameters too (3) over the workers"
 _DOUBT = 0.08  # of the step: who gathers what when differs between implementations
 
 
-def apply(scene: Scene, value: str) -> Outcome:
+def apply(context: StepContext, value: str) -> Outcome:
     """Refuses for one worker, which has nobody to share with."""
     if value not in ("1", "2", "3"):
         raise WrongValue(f"zero={value}: choose stage 1, 2 or 3")
     stage = int(value)
-    found = scale_out.replan(scene, stage=stage)
-    told = found.scene.exchange
+    found = scale_out.replan(context, stage=stage)
+    told = found.context.exchange
     ranks = told.ranks if told else 1
     each = bytes_per_parameter(stage, ranks)
     return replace(
@@ -38,13 +38,13 @@ def apply(scene: Scene, value: str) -> Outcome:
             f"instead of {bytes_per_parameter(0, ranks):.0f}",
         ),
         doubt=(found.doubt**2 + _DOUBT**2) ** 0.5,
-        peak=_peak(scene, stage, ranks),
+        peak=_peak(context, stage, ranks),
     )
 
 
-def _peak(scene: Scene, stage: int, ranks: int) -> Peak | None:
+def _peak(context: StepContext, stage: int, ranks: int) -> Peak | None:
     """What is measured, with the shared part of it divided; stage 3 gathers a layer at a time."""
-    memory = scene.memory
+    memory = context.memory
     if memory is None or memory.peak_bytes is None:
         return None
     held = {name: memory.categories.get(name) for name in ("parameters", "gradients", "optimizer")}

@@ -147,7 +147,7 @@ def _take_turns(turns: Turns, folder: Path, step_on: str, window: int | None) ->
     """Every pair that is finished is written down at once: `compare FOLDER` reads what is there."""
     from msgspec import structs
 
-    from stepscope.ui.turns import capture_turn
+    from stepscope.ui.ab_runner import capture_turn
 
     _write(turns, folder)
     say(f"run folder {folder}")

@@ -210,7 +210,7 @@ def conclude(
 ) -> None:
     """Say it, write it down, and end as asked."""
     if not no_promise:
-        from stepscope.verify.answer import with_promise
+        from stepscope.verify.answered_promise import with_promise
 
         found = with_promise(found, promise)
     if html:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stepscope.explain.engines import Engine, EngineName
-    from stepscope.explain.file import Also
-    from stepscope.explain.groundwork import Groundwork
+    from stepscope.explain.explain_file import Also
+    from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.records.explanation import Explanation, RankExplanation
     from stepscope.ui.advice import Foresight
     from stepscope.ui.html.picture import RankPicture
@@ -138,7 +138,7 @@ def explain_paths(
     memory_limit: int | None = None,
 ) -> Explanation:
     """Read and explain with progress on stderr; write the report when one is asked for."""
-    from stepscope.explain.run import explain_also
+    from stepscope.explain.explain_job import explain_also
     from stepscope.ui.terminal.progress import shown_progress
 
     if html and not html.absolute().parent.is_dir():
@@ -170,7 +170,7 @@ def _explain_share(
     memory_limit: int | None,
 ) -> None:
     """What a process does that takes part in a job and does not lead it: never a word."""
-    from stepscope.explain.run import explain_share
+    from stepscope.explain.explain_job import explain_share
 
     try:
         explain_share(
@@ -193,12 +193,12 @@ def _drawing(html: Path | None) -> Also | None:
     return draw_rank
 
 
-def _look_ahead(ground: Groundwork, rank: RankExplanation, *, draw: Also | None) -> _Look:
+def _look_ahead(analysis: RankAnalysis, rank: RankExplanation, *, draw: Also | None) -> _Look:
     """Of a single rank, while its trace is here: its picture, and what changes would buy."""
     from stepscope.ui.advice import foresee
 
-    picture = draw(ground.trace, rank) if draw else None
-    return _Look(picture, foresee(ground.trace, rank, draw=draw is not None, ground=ground))
+    picture = draw(analysis.trace, rank) if draw else None
+    return _Look(picture, foresee(analysis.trace, rank, draw=draw is not None, analysis=analysis))
 
 
 class _Look(NamedTuple):

@@ -124,7 +124,7 @@ def _facts(place: Path) -> dict[str, Any]:
 
 
 def _look(folder: Path, settings: Settings, code: int) -> Health:
-    from stepscope.explain.run import explain_job
+    from stepscope.explain.explain_job import explain_job
     from stepscope.trace.memory_file import read_memory
     from stepscope.ui.health import check_health
 

@@ -95,8 +95,8 @@ def open_bench(
 
 
 def _open(path: str, cache: bool, progress: Progress | None) -> tuple[Bench, RankExplanation, str]:
-    from stepscope.explain.file import explain_file
-    from stepscope.explain.run import explain_also
+    from stepscope.explain.explain_file import explain_file
+    from stepscope.explain.explain_job import explain_also
     from stepscope.explain.snapshot_rank import is_memory_only
     from stepscope.trace.discover import find_traces
     from stepscope.ui.advice import deciding_rank
@@ -153,9 +153,9 @@ def _tell(
         before,
         after,
         headline=headline(rank, before, about),
-        why=why(before, after, on_host=bench.scene.on_host),
+        why=why(before, after, on_host=bench.context.on_host),
         next_=_next(after, promise),
-        on_host=bench.scene.on_host,
+        on_host=bench.context.on_host,
     )
 
 
@@ -177,9 +177,9 @@ def _try(bench: Bench, rank: RankExplanation, about: str, *, path: str, as_json:
     print_tried(
         tried,
         headline=headline(rank, tried.before, about),
-        why=why(tried.before, tried.predictions[0], on_host=bench.scene.on_host),
+        why=why(tried.before, tried.predictions[0], on_host=bench.context.on_host),
         next_=_ask(tried, path),
-        on_host=bench.scene.on_host,
+        on_host=bench.context.on_host,
     )
 
 
@@ -208,7 +208,7 @@ def _remember(raw: Prediction, bench: Bench, path: str) -> str:
     from stepscope.verify.track_record import make_promise, remember
     from stepscope.verify.workload import workload_of_trace
 
-    trace = bench.scene.trace
+    trace = bench.context.trace
     workload = workload_of_trace(trace, read_facts(Path(trace.path).parent))
     return remember(make_promise(raw, workload, path)).id
 

@@ -13,7 +13,6 @@ import numpy as np
 from stepscope.records.trace import HostKind
 from stepscope.ui.html.classes import device_classes, host_classes
 from stepscope.ui.html.flame import Flame, launched_by, merge_stacks, narrowest_left_out
-from stepscope.ui.html.keep import Kept, keep_rows
 from stepscope.ui.html.lanes import (
     Lane,
     host_depth,
@@ -22,6 +21,7 @@ from stepscope.ui.html.lanes import (
     thread_names,
     thread_order,
 )
+from stepscope.ui.html.select_events import Kept, keep_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -62,7 +62,7 @@ class StepLanes:
 
 def lanes_of_side(side: Side, *, cache: bool = True) -> StepLanes | None:
     """A middling step of the last run that has a trace; None without any."""
-    from stepscope.explain.file import explain_file
+    from stepscope.explain.explain_file import explain_file
     from stepscope.trace.discover import find_traces
 
     for run in reversed(side.runs):

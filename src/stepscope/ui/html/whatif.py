@@ -13,7 +13,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from stepscope.records.words import sentence
-from stepscope.ui.html.whatif_crew import encode_crew
+from stepscope.ui.html.whatif_scaling import encode_crew
 from stepscope.ui.whatif import BASIS, figures, interval, judge, label, saved_ms, verdict
 
 if TYPE_CHECKING:

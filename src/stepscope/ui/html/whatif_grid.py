@@ -10,12 +10,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stepscope.predict.optimizer_updates import current_kind
 from stepscope.predict.order import in_order
-from stepscope.predict.updates import current_kind
 from stepscope.predict.whatifs import cuda_graphs
 from stepscope.records.prediction import Setting
 from stepscope.ui.html.whatif_axes import Axis, Option
-from stepscope.ui.html.whatif_crew import Sketches, lay_out_crew
+from stepscope.ui.html.whatif_scaling import Sketches, lay_out_crew
 from stepscope.ui.whatif import adjusted, try_each
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import RankExplanation
     from stepscope.records.prediction import Prediction
     from stepscope.records.promise import Kept
-    from stepscope.ui.html.whatif_crew import CrewCell, CrewGrid
+    from stepscope.ui.html.whatif_scaling import CrewCell, CrewGrid
     from stepscope.ui.whatif import Tried
 
 # Cells and tasks: a cell of a step with a thousand tasks takes some 7 ms, half of it its outline.
@@ -78,9 +78,9 @@ def lay_out(
         singles=tried.predictions,
         refused=tried.refused,
         assumptions={name: each.assumptions for name, each in known.items()},
-        batch=bench.scene.batch,
+        batch=bench.context.batch,
         limit_bytes=rank.memory.limit_bytes if rank.memory else None,
-        on_host=bench.scene.on_host,
+        on_host=bench.context.on_host,
         left_out=left_out,
         crew=crew,
         crew_cells=crew_cells,
@@ -115,7 +115,7 @@ def _axes(bench: Bench, known: set[str], rank: RankExplanation) -> list[Axis]:
             "Optimizer",
             "The same update with fewer launches",
             [
-                Option(label=f"{current_kind(bench.scene) or 'as it is'} (now)", setting=""),
+                Option(label=f"{current_kind(bench.context) or 'as it is'} (now)", setting=""),
                 Option(label="fused", setting="optimizer=fused"),
             ],
             known,
@@ -152,7 +152,7 @@ def _switch(setting: str, label: str, hint: str, known: set[str]) -> Axis | None
 
 
 def _batch_axis(bench: Bench, known: set[str]) -> Axis | None:
-    batch = bench.scene.batch
+    batch = bench.context.batch
     options = []
     for factor in _factors(bench):
         setting = f"batch={factor}" if factor else ""
@@ -169,13 +169,13 @@ def _batch_axis(bench: Bench, known: set[str]) -> Axis | None:
 
 def _factors(bench: Bench) -> list[str]:
     """Half a batch only where that is a whole one."""
-    batch = bench.scene.batch
+    batch = bench.context.batch
     return [each for each in _BATCHES if each != "x0.5" or not batch or batch % 2 == 0]
 
 
 def _work(bench: Bench) -> int:
     """What a cell costs: its tasks; streams that wait for each other take longer to replay."""
-    tasks = bench.scene.graph.tasks
+    tasks = bench.context.graph.tasks
     return len(tasks) * (3 if (tasks.after >= 0).any() else 1)
 
 
@@ -210,7 +210,7 @@ def _cells(
             crews[cell] = None
             if sketches and not trial.refused:
                 graphed = trial is not local
-                spread = cuda_graphs.apply(local.scene, "").spread if graphed else 0.0
+                spread = cuda_graphs.apply(local.context, "").spread if graphed else 0.0
                 crews[cell] = sketches.cell_of(local, settings, spread, graphed=graphed)
             return
         place = order[level]

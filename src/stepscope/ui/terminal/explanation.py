@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.explain.pace import own_ms, typical_step
+from stepscope.explain.rank_steps import own_ms, typical_step
 from stepscope.records.words import counted
 from stepscope.ui.terminal.console import make_console, text_line
 from stepscope.ui.terminal.distributed import job_sections

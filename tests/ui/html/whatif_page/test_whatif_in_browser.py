@@ -12,13 +12,13 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 from whatif_pages import CPU, cell, combinations, laid_out, pick, places_with, shown, words
 
-from stepscope.predict.crew_step import Local, Plan, predict_together
-from stepscope.predict.sketch import Sketch
+from stepscope.predict.contracted_step import Sketch
+from stepscope.predict.scaled_step import Local, Plan, predict_together
 from stepscope.predict.whatif import Bench, parse
 from stepscope.records.explanation import Explanation
 from stepscope.records.promise import Delivery, Kept
-from stepscope.ui.html.whatif_crew import CrewCell, lay_out_crew
 from stepscope.ui.html.whatif_grid import WhatIfGrid
+from stepscope.ui.html.whatif_scaling import CrewCell, lay_out_crew
 from stepscope.ui.whatif import adjusted, figures
 from stepscope.ui.words import size
 from stepscope.verify.track_record import make_promise

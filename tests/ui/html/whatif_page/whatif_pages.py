@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from stepscope.explain.run import explain_also
+from stepscope.explain.explain_job import explain_also
 from stepscope.predict.whatif import Bench, parse
 from stepscope.records.explanation import Explanation
 from stepscope.records.prediction import Setting

@@ -1,0 +1,345 @@
+"""One rank's collectives, call by call: what other ranks' calls are joined to."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from stepscope.explain import call_tree, intervals
+from stepscope.explain.collectives import DTYPE_BYTES, kind_of, size_bytes
+from stepscope.explain.steps import step_of
+from stepscope.explain.work import Kind, rows_named
+from stepscope.records.job import KINDS, Calls, Group
+from stepscope.records.trace import ABSENT, CollectiveArgs, HostKind
+from stepscope.trace.links import nearest_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.explain.work import Work
+    from stepscope.records.explanation import Steps
+    from stepscope.records.job import RankFolder
+    from stepscope.records.trace import Trace
+
+    Int64 = NDArray[np.int64]
+
+_CODE = {name: code for code, name in enumerate(KINDS)}
+_VAGUE = ("send_recv", "other")
+_BY_SECOND_INPUT = ("all_gather", "reduce_scatter", "all_to_all")
+_COMM_CALL = re.compile(r"^(?:c10d::|nccl:|_c10d_functional::)")
+_OF_C10D = re.compile(r"^c10d::")
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What is known about one call."""
+
+    kind: str
+    group: Group
+    size_bytes: int | None
+    sequence: int = ABSENT
+    peer: int = ABSENT
+
+
+def list_calls(
+    trace: Trace, work: Work, steps: Steps, folder: RankFolder | None = None
+) -> tuple[Calls, NDArray[np.int32]]:
+    """Every collective in the order of arrival, and the host event that made each (or ABSENT)."""
+    rows = np.flatnonzero(work.kind == Kind.COMM)
+    if work.on_host:  # c10d:: calls only start what the gloo: span then does
+        rows = rows[trace.host.kind[work.rows[rows]] == HostKind.ANNOTATION]
+        told, row = _told_on_host(trace, work.rows[rows], folder)
+    else:
+        told, row = _told_on_device(trace, work.rows[rows])
+    start, end = work.start_ns[rows], work.end_ns[rows]
+    made = start
+    if len(trace.host):
+        made = np.where(row >= 0, trace.host.start_ns[np.maximum(row, 0)], start)
+    arrival = made if work.on_host else start
+    by_host = (row >= 0) | work.on_host
+    groups = list(dict.fromkeys(each.group for each in told))
+    number = {group: place for place, group in enumerate(groups)}
+    order = np.argsort(arrival, kind="stable")
+
+    def column(values: list[int], kind: Any) -> NDArray[Any]:
+        return np.array(values, kind)[order]
+
+    calls = Calls(
+        groups=tuple(groups),
+        kind=column([_CODE[each.kind] for each in told], np.int8),
+        group=column([number[each.group] for each in told], np.int32),
+        sequence=column([each.sequence for each in told], np.int64),
+        size_bytes=column(
+            [ABSENT if each.size_bytes is None else each.size_bytes for each in told], np.int64
+        ),
+        peer=column([each.peer for each in told], np.int32),
+        step=np.where(by_host, _steps_of(steps, made), _cycles_of(steps, start))[order],
+        arrival_ns=arrival[order],
+        start_ns=start[order],
+        end_ns=end[order],
+        exposed_ns=exposed_time(work, start, end)[order],
+    )
+    return calls, row[order]
+
+
+def exposed_time(work: Work, start: Int64, end: Int64) -> Int64:
+    """Of each call, what no compute hides. Time in which several calls run counts once, for the one
+    that began first, so that calls add up to the exposed time of all of them."""
+    order = np.argsort(start, kind="stable")
+    done = np.maximum.accumulate(end[order])
+    began = start.copy()
+    began[order[1:]] = np.maximum(start[order[1:]], done[:-1])
+    began = np.minimum(began, end)
+    exposed: Int64 = end - began - intervals.covered(work.compute, began, end)
+    return exposed
+
+
+def _steps_of(steps: Steps, made: Int64) -> NDArray[np.int32]:
+    """Which of the compared steps (see pace.py) a call, made at that host time, belongs to."""
+    if not steps.cycles_ns:
+        return np.zeros(len(made), np.int32)
+    place = step_of(steps.steps, made) - steps.first_cycle
+    return np.where((place >= 0) & (place < len(steps.cycles_ns)), place, ABSENT).astype(np.int32)
+
+
+def _cycles_of(steps: Steps, start: Int64) -> NDArray[np.int32]:
+    """The same of calls whose launch was not recorded, by when they run on the device."""
+    edges = steps.window_start_ns + np.append(0, np.cumsum(steps.cycles_ns)).astype(np.int64)
+    if len(edges) < 2:
+        return np.zeros(len(start), np.int32)
+    place = np.searchsorted(edges, start, side="right") - 1
+    inside = (place >= 0) & (place < len(edges) - 1)
+    return np.where(inside, place, ABSENT).astype(np.int32)
+
+
+# A device's kernels: metadata on the kernel itself, else on the call around its launch.
+
+
+def _told_on_device(trace: Trace, at: NDArray[np.intp]) -> tuple[list[_Told], NDArray[np.int32]]:
+    if not len(at):
+        return [], np.empty(0, np.int32)
+    device, host = trace.device, trace.host
+    own, launch = device.collective[at], device.launch[at]
+    said = np.full((3, len(at)), ABSENT, np.int32)  # name, shapes, dtypes of the call around it
+    if len(host):
+        around = nearest_of(host, host.collective >= 0, launch)
+        known = (around >= 0) & (own < 0)
+        own = np.where(known, host.collective[np.maximum(around, 0)], own)
+        calling = rows_named(trace, host, host.kind <= HostKind.ANNOTATION, _tells_kind)
+        call = nearest_of(host, calling, launch)
+        for row, column in enumerate((host.name, host.shapes, host.dtypes)):
+            said[row] = np.where(call >= 0, column[np.maximum(call, 0)], ABSENT)
+    recorded = np.stack((device.name[at], own, *said))
+    first, inverse, _ = call_tree.group(*recorded)
+    told = [_from_kernel(trace, *each) for each in recorded[:, first].T.tolist()]
+    return [told[i] for i in inverse.tolist()], launch.astype(np.int32)
+
+
+def _tells_kind(name: str) -> bool:
+    return bool(_COMM_CALL.match(name)) and kind_of(name) not in _VAGUE
+
+
+def _from_kernel(
+    trace: Trace, name: int, metadata: int, said: int, shapes: int, dtypes: int
+) -> _Told:
+    """Kernels of one name send, receive and do all-to-alls: then the call around them tells."""
+    args = trace.collectives[metadata] if metadata >= 0 else None
+    kind = kind_of(args.name if args else trace.strings[name])
+    if kind in _VAGUE and said >= 0:
+        kind = kind_of(trace.strings[said])
+    if args:
+        return _Told(kind, _group_of(trace, args), size_bytes(args), args.sequence, _peer(args))
+    group = _default_group(trace) if said >= 0 else Group(name="")
+    return _Told(kind, group, _given_bytes(trace, kind, group, shapes, dtypes))
+
+
+def _group_of(trace: Trace, args: CollectiveArgs) -> Group:
+    """As the call names it; its ranks from the call, else from the file's list of groups."""
+    listed = next((each for each in trace.groups if each.get("pg_name") == args.group), {})
+    return Group(
+        name=args.group,
+        description=args.group_description or str(listed.get("pg_desc", "")),
+        size=max(args.group_size, 0) or None,
+        ranks=_integers(args.group_ranks) or tuple(listed.get("ranks") or ()),
+    )
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    """A list as the profiler writes it; long ones are cut with dots and then are not known."""
+    try:
+        return tuple(msgspec.json.decode(text, type=list[int])) if text else ()
+    except msgspec.DecodeError:
+        return ()
+
+
+def _peer(args: CollectiveArgs) -> int:
+    kind = kind_of(args.name)
+    if kind == "send":
+        return args.destination_rank
+    return args.source_rank if kind in ("recv", "broadcast") else ABSENT
+
+
+# The CPU: gloo's spans know sizes; the calls before them, when; the flight recorder, the group.
+
+
+def _told_on_host(
+    trace: Trace, spans: NDArray[np.intp], folder: RankFolder | None
+) -> tuple[list[_Told], NDArray[np.int32]]:
+    host = trace.host
+    row = find_callers(trace, spans)
+    known = row >= 0
+    kinds = [
+        kind_of(trace.strings[code])
+        for code in np.where(known, host.name[np.maximum(row, 0)], host.name[spans]).tolist()
+    ]
+    lines = folder.comms if folder else ()
+    line = _lines_of(trace, row, lines)
+    default = _default_group(trace)
+    told = [
+        _from_span(trace, kind, shapes, dtypes, lines[place] if place >= 0 else None, default)
+        for kind, shapes, dtypes, place in zip(
+            kinds,
+            host.shapes[spans].tolist(),
+            host.dtypes[spans].tolist(),
+            line.tolist(),
+            strict=True,
+        )
+    ]
+    return told, row
+
+
+def find_callers(trace: Trace, spans: NDArray[np.intp]) -> NDArray[np.int32]:
+    """The c10d:: operator behind each of gloo's spans: by kind and number of elements, in order."""
+    host = trace.host
+    row = np.full(len(spans), ABSENT, np.int32)
+    calls = np.flatnonzero(rows_named(trace, host, host.kind == HostKind.OPERATOR, _OF_C10D.match))
+    calls = calls[np.argsort(host.start_ns[calls], kind="stable")]
+    keys: dict[tuple[str, int], int] = {}
+    span_key = _keys(trace, spans, keys, calling=False)
+    call_key = _keys(trace, calls, keys, calling=True)
+    for key in range(len(keys)):
+        mine, made = np.flatnonzero(span_key == key), calls[call_key == key]
+        if not len(mine) or not len(made):
+            continue
+        mine = mine[np.argsort(host.start_ns[spans[mine]], kind="stable")]
+        # spans of calls before the window come first: none begins before its call
+        begun = host.start_ns[spans[mine]]
+        early = np.searchsorted(begun, host.start_ns[made]) - np.arange(len(made))
+        skip = max(0, int(early.max()))
+        pairs = max(0, min(len(made), len(mine) - skip))
+        row[mine[skip : skip + pairs]] = made[:pairs]
+    return row
+
+
+def _keys(
+    trace: Trace, rows: NDArray[Any], keys: dict[tuple[str, int], int], *, calling: bool
+) -> NDArray[np.intp]:
+    """A number for kind and elements; each distinct way to record them is looked at once."""
+    host = trace.host
+    pairs = np.stack((host.name[rows], host.shapes[rows]))
+    first, inverse, _ = call_tree.group(*pairs)
+    told = [_key(trace, name, shapes, calling) for name, shapes in pairs[:, first].T.tolist()]
+    numbers = [keys.setdefault(key, len(keys)) for key in told]
+    return np.array(numbers, np.intp)[inverse]
+
+
+def _key(trace: Trace, name: int, shapes: int, calling: bool) -> tuple[str, int]:
+    kind = kind_of(trace.strings[name])
+    family = "all_reduce" if kind == "reduce_scatter" else kind
+    if shapes < 0:
+        return family, 0
+    try:
+        inputs = msgspec.json.decode(trace.strings[shapes], type=list[Any])
+    except msgspec.DecodeError:
+        return family, 0
+    if not calling:
+        return family, count_elements(inputs)
+    second = kind in _BY_SECOND_INPUT and len(inputs) > 1
+    return family, count_elements(inputs[1] if second else inputs[0]) if inputs else 0
+
+
+def count_elements(shape: Any) -> int:
+    """Of a tensor's sizes, or of a list of them."""
+    if not isinstance(shape, list) or not shape:
+        return 0
+    if any(isinstance(part, list) for part in shape):
+        return sum(count_elements(part) for part in shape)
+    return math.prod(part for part in shape if isinstance(part, int))
+
+
+def _lines_of(
+    trace: Trace, row: NDArray[np.int32], lines: tuple[dict[str, Any], ...]
+) -> NDArray[np.intp]:
+    """The flight recorder's line that was created during each call."""
+    found = np.full(len(row), ABSENT, np.intp)
+    created = np.array([line.get("created_ns") or ABSENT for line in lines], np.int64)
+    order = np.argsort(created, kind="stable")
+    at = np.maximum(row, 0)
+    made = trace.host.start_ns[at]
+    ended = made + trace.host.dur_ns[at]
+    place = np.searchsorted(created[order], made)
+    for i in np.flatnonzero((row >= 0) & (place < len(order))).tolist():
+        line = int(order[place[i]])
+        if created[line] <= ended[i]:
+            found[i] = line
+    return found
+
+
+def _from_span(
+    trace: Trace,
+    kind: str,
+    shapes: int,
+    dtypes: int,
+    line: dict[str, Any] | None,
+    default: Group,
+) -> _Told:
+    group = default if line is None else _line_group(trace, line)
+    size = line.get("size_bytes") if line else None
+    if size is None:
+        size = _given_bytes(trace, kind, group, shapes, dtypes)
+    sequence = line.get("sequence") if line else None
+    return _Told(kind, group, size, ABSENT if sequence is None else int(sequence))
+
+
+def _line_group(trace: Trace, line: dict[str, Any]) -> Group:
+    name = str(line.get("group", ""))
+    listed = next((each for each in trace.groups if each.get("pg_name") == name), {})
+    return Group(
+        name=name,
+        description=str(line.get("group_description") or listed.get("pg_desc", "")),
+        size=line.get("group_size") or listed.get("pg_size"),
+        ranks=tuple(listed.get("ranks") or ()),
+    )
+
+
+def _default_group(trace: Trace) -> Group:
+    """gloo spans do not name their group: it is known where there is one, else perhaps its size."""
+    if len(trace.groups) == 1:
+        return _line_group(trace, {"group": trace.groups[0].get("pg_name", "")})
+    sizes = {group.get("pg_size") for group in trace.groups} or {trace.world_size}
+    size = sizes.pop()
+    known = not sizes and isinstance(size, int) and size > 0
+    return Group(name="", size=size if known else None)
+
+
+def _given_bytes(trace: Trace, kind: str, group: Group, shapes: int, dtypes: int) -> int | None:
+    """Recorded is what this rank gives; an all-gather's size is what comes of all ranks'."""
+    size = _span_bytes(trace, shapes, dtypes)
+    if kind != "all_gather" or size is None:
+        return size
+    return size * group.size if group.size else None
+
+
+def _span_bytes(trace: Trace, shapes: int, dtypes: int) -> int | None:
+    if shapes < 0 or dtypes < 0:
+        return None
+    try:
+        dims = msgspec.json.decode(trace.strings[shapes], type=list[list[int]])
+        names = msgspec.json.decode(trace.strings[dtypes], type=list[str])
+    except msgspec.DecodeError:
+        return None
+    pairs = zip(dims, names, strict=False)
+    return sum(DTYPE_BYTES.get(name.lower(), 0) * math.prod(dim) for dim, name in pairs) or None

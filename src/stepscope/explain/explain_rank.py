@@ -1,0 +1,180 @@
+"""One rank, fully accounted for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.explain.budget import make_budget
+from stepscope.explain.collective_calls import list_calls
+from stepscope.explain.collectives import list_collectives
+from stepscope.explain.copies import list_copies
+from stepscope.explain.cpu_use import measure_cpu_use
+from stepscope.explain.device_time import carry_back
+from stepscope.explain.efficiency import about_peaks, measure_efficiency
+from stepscope.explain.findings import find_all
+from stepscope.explain.findings.evidence import Evidence
+from stepscope.explain.idle import split_idle, watch_host
+from stepscope.explain.kernels import list_kernels
+from stepscope.explain.launches import describe_launches
+from stepscope.explain.membership import find_membership
+from stepscope.explain.memory.account import explain_memory
+from stepscope.explain.modules import list_modules
+from stepscope.explain.operators import list_operators
+from stepscope.explain.python_functions import list_lines
+from stepscope.explain.rank_analysis import RankAnalysis
+from stepscope.explain.rank_steps import measure_pace
+from stepscope.explain.record_step import budget_of_record, with_correction, with_truth
+from stepscope.explain.strategies import find_strategies
+from stepscope.explain.syncs import list_syncs
+from stepscope.explain.timeline import divide
+from stepscope.explain.window_kernels import launched_in
+from stepscope.records.explanation import RankExplanation, StepTime
+from stepscope.records.job import RankPart
+from stepscope.records.quality import Note
+
+if TYPE_CHECKING:
+    from stepscope.explain.memory.account import Beside
+    from stepscope.explain.work import Work
+    from stepscope.records.explanation import Steps
+    from stepscope.records.job import RankFolder
+    from stepscope.records.measured_steps import MeasuredSteps
+    from stepscope.records.profile import Profile
+    from stepscope.records.trace import Trace
+
+
+def explain_rank(
+    trace: Trace,
+    truth: MeasuredSteps | None = None,
+    folder: RankFolder | None = None,
+    profile: Profile | None = None,
+    beside: Beside | None = None,
+    analysis: RankAnalysis | None = None,
+) -> RankExplanation:
+    """Every number of one rank: from its trace, from steps measured without the profiler, from what
+    capture wrote beside them, and from what calibration found that its machine can do. What was
+    found for others already, or will be asked for again, is in the analysis."""
+    analysis = analysis or RankAnalysis(trace)
+    work, steps = analysis.work, analysis.steps
+    timeline = analysis.timeline
+    host = watch_host(trace, work)
+    idle, gaps = split_idle(trace, work, host)
+    window = (steps.window_start_ns, steps.window_end_ns)
+    in_step, idle_in_step, gaps_in_step = timeline, idle, gaps
+    if steps.cycles_ns:
+        in_step = divide(work, window)
+        idle_in_step, gaps_in_step = split_idle(trace, work, host, window)
+    step_ms = with_truth(StepTime(profiled=analysis.profiled_ms), truth)
+    step_ms = with_correction(step_ms, analysis)
+    profiled_budget = make_budget(steps, step_ms, in_step, idle_in_step)
+    budget = budget_of_record(profiled_budget, step_ms, on_host=work.on_host)
+    efficiency = measure_efficiency(analysis, step_ms, profile)
+    device_time = carry_back(trace, work)
+    kernels = list_kernels(trace, work, steps)
+    launches = describe_launches(trace, work)
+    copies = list_copies(trace, work)
+    syncs = list_syncs(trace)
+    calls, call_rows = list_calls(trace, work, steps, folder)
+    pace = measure_pace(trace, work, steps)
+    collectives = list_collectives(calls)
+    strategies = find_strategies(trace, work, calls, call_rows, pace, folder)
+    memory = explain_memory(trace, steps, strategies, beside)
+    findings = find_all(
+        Evidence(
+            trace=trace,
+            on_host=work.on_host,
+            timeline=in_step,
+            whole=timeline,
+            idle=idle_in_step,
+            gaps=gaps_in_step,
+            budget=budget,
+            kernels=kernels,
+            launches=launches,
+            launched=launched_in(trace, work, in_step.start_ns, in_step.start_ns + in_step.span_ns),
+            copies=copies,
+            syncs=syncs,
+            collectives=collectives,
+            efficiency=efficiency,
+            memory=memory,
+            cpu=measure_cpu_use(
+                analysis,
+                folder.load if folder else None,
+                efficiency.ceilings if efficiency else None,
+            ),
+            strategies=strategies,
+            layout=folder.layout if folder else {},
+            cycles=max(1, len(steps.cycles_ns)),
+        )
+    )
+    return RankExplanation(
+        path=trace.path,
+        rank=trace.rank,
+        world_size=trace.world_size,
+        device=trace.device_name,
+        kind=trace.kind,
+        events=trace.events,
+        timeline=timeline,
+        idle=idle,
+        gaps=gaps,
+        steps=steps,
+        step_ms=step_ms,
+        budget=budget,
+        kernels=kernels,
+        operators=list_operators(trace, device_time),
+        modules=list_modules(trace, device_time),
+        lines=list_lines(trace, device_time),
+        launches=launches,
+        copies=copies,
+        syncs=syncs,
+        collectives=collectives,
+        part=RankPart(
+            rank=trace.rank or 0,
+            calls=calls,
+            pace=pace,
+            rounds=folder.rounds if folder else (),
+            host=folder.host if folder else None,
+            world_size=trace.world_size,
+            member=find_membership(folder, trace, calls, pace),
+        ),
+        strategies=strategies,
+        findings=findings,
+        quality=(
+            *trace.quality,
+            *_notes(trace, work, steps),
+            *(about_peaks(efficiency) if efficiency else ()),
+            *(folder.notes if folder else ()),
+            *(beside.notes if beside else ()),
+        ),
+        efficiency=efficiency,
+        memory=memory,
+        profiled_budget=profiled_budget,
+    )
+
+
+def _notes(trace: Trace, work: Work, steps: Steps) -> list[Note]:
+    notes = []
+    if not len(work):
+        notes.append(Note(id="no-work", detail="the trace holds no operator and no device event"))
+    elif work.on_host and trace.kind != "cpu":
+        notes.append(
+            Note(
+                id="no-device-events",
+                detail="the trace has runtime calls but no device event: the CPU's side is shown "
+                "(record with ProfilerActivity.CUDA to see the device)",
+            )
+        )
+    if steps.source != "profiler":
+        how = (
+            "steps were taken between optimizer steps"
+            if steps.source == "optimizer"
+            else "the whole window is treated as one step"
+        )
+        notes.append(Note(id="no-step-marks", detail=f"no ProfilerStep marks in the trace: {how}"))
+    elif not steps.cycles_ns:
+        notes.append(
+            Note(
+                id="no-cycle",
+                detail="fewer than two steps with device work of their own: the budget covers the "
+                "whole window",
+            )
+        )
+    return notes

@@ -1,0 +1,87 @@
+"""Numbers as people read them: the one place that turns a figure into text.
+
+Three significant digits, in the unit that suits. `ui/html/format.js` keeps the same rules on the
+page; tests/records/figures.json holds cases that both must pass.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_DURATIONS = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
+_SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+_RATES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+_WHOLE = ("ns", "B")  # nobody measures a part of one
+
+
+def significant(value: float) -> str:
+    """Three significant digits, never an exponent: 0.0123, 1.23, 12.3, 123, 1,235."""
+    size = abs(value)
+    if size >= 999.5 or size == 0:
+        return f"{value:,.0f}"
+    decimals = 2
+    while decimals and size >= _rounds_up(decimals):
+        decimals -= 1
+    while decimals < 6 and size < 0.9995 * 10 ** (2 - decimals):
+        decimals += 1
+    return f"{value:.{decimals}f}"
+
+
+def _rounds_up(decimals: int) -> float:
+    """From here on, so many decimals would be a fourth digit: 9.995 is 10.0, 99.95 is 100."""
+    return 10.0 ** (3 - decimals) - 0.5 * 10.0**-decimals
+
+
+def milliseconds(ms: float) -> str:
+    """Times that are compared with each other stay in one unit."""
+    return f"{significant(ms)} ms"
+
+
+def duration(ns: float) -> str:
+    """1.23 s, 45.6 ms, 789 µs, 12 ns."""
+    return _scaled(ns, _DURATIONS)
+
+
+def size(size_bytes: float) -> str:
+    """A GB is 1e9 bytes."""
+    return _scaled(size_bytes, _SIZES)
+
+
+def rate(per_second: float, unit: str) -> str:
+    """12.3 TFLOP/s, 456 GB/s."""
+    return _scaled(per_second, [(scale, f"{prefix}{unit}") for scale, prefix in _RATES])
+
+
+def percent(share: float) -> str:
+    """36%, 4.2%, <0.1%, 0%: a share of the step needs no more."""
+    value = 100 * share
+    if 0 < abs(value) < 0.05:
+        return "<0.1%" if value > 0 else "0%"
+    return f"{value:.{1 if value and abs(value) < 9.95 else 0}f}%"
+
+
+def signed_percent(change: float) -> str:
+    """+4.2%, -36%."""
+    text = percent(change)
+    return f"+{text}" if change > 0 and text[0].isdigit() else text
+
+
+def factor(times: float) -> str:
+    """How many times: 1.15, 2.4, 12. Two digits that count, and two decimals near one."""
+    return f"{times:,.{0 if times >= 9.95 else 1 if times >= 1.15 else 2}f}"
+
+
+def interval(low: float, high: float) -> str:
+    """Both ends: 30.1 to 33.5."""
+    return f"{significant(low)} to {significant(high)}"
+
+
+def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    """In the largest unit of which it is at least one, after rounding: 999.9 ns is 1.00 µs."""
+    size = abs(value)
+    scale, unit = next(((one, name) for one, name in units if size >= 0.9995 * one), units[-1])
+    text = f"{value / scale:,.0f}" if unit in _WHOLE else significant(value / scale)
+    return f"{text} {unit}"

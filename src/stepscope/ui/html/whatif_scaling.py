@@ -1,0 +1,368 @@
+"""Workers, links and buckets on the page: their controls, and what the page computes steps from.
+
+A step for every number of workers, link and bucket size beside every other change would be too many
+to predict beforehand. The page gets each step's outline instead (predict/max_plus.py) and puts the
+exchange of gradients into it itself, by the same arithmetic and with the same result. Workers that
+share one batch have steps of their own, for each number of samples one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from stepscope.predict.contracted_step import sketch
+from stepscope.predict.peaks import peak_at_batch
+from stepscope.predict.scale_out import OF_SHARE, about_batch, share_of_batch
+from stepscope.predict.scaled_step import find_doubts
+from stepscope.predict.scaling_grid import WORKERS, CannotScale, find_crew
+from stepscope.predict.whatifs.outcome import Refused
+from stepscope.ui.html.payload import encode_block
+from stepscope.ui.html.whatif_axes import Axis, Option
+from stepscope.verify.track_record import learn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.explain.replay.graph import Floats
+    from stepscope.predict.contracted_step import Sketch
+    from stepscope.predict.max_plus import Outline
+    from stepscope.predict.scaled_step import Doubts
+    from stepscope.predict.scaling_grid import Crew, Link
+    from stepscope.predict.step_context import StepContext
+    from stepscope.predict.whatif import Bench, Trial
+    from stepscope.records.prediction import Peak, Setting
+    from stepscope.records.promise import Kept
+    from stepscope.ui.html.payload import Column
+
+BANDWIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+_NAMES = {0.25: "¼×", 0.5: "½×"}
+_PARTS = 1 << 17  # of a step, that times in the file are rounded to
+_BASIS = {
+    "carried over": "as calibrated for another number of workers",
+    "data sheet": "from the device's data sheet; stepscope calibrate measures it",
+    "trace": "as seen in this trace",
+    "calibrated": "as calibrated",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The step of a worker that has only some of the batch."""
+
+    sketch: Sketch
+    peak: Peak | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrewCell:
+    """One combination of the other controls."""
+
+    sketch: Sketch
+    step_ns: float  # before a CUDA graph is made of it
+    variance: float
+    spread: float  # of the CUDA graph
+    shared: tuple[Share | None, ...] = ()  # by link: the batch of all workers stays
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrewGrid:
+    """What the page computes from; `why` is the reason where nothing can be said."""
+
+    crew: Crew | None
+    why: str
+    axes: tuple[Axis, ...]
+    doubts: Doubts | None = None
+    adjusted: dict[str, tuple[float, float]] | None = None  # by what-ifs' names: shift and stretch
+    unit_ns: float = 1.0
+
+
+def lay_out_crew(bench: Bench, history: Sequence[Kept]) -> CrewGrid:
+    """Controls that cannot be moved say why."""
+    try:
+        crew = find_crew(bench)
+    except CannotScale as reason:
+        return CrewGrid(crew=None, why=str(reason), axes=_axes(None, str(reason)))
+    return CrewGrid(
+        crew=crew,
+        why="",
+        axes=_axes(crew, ""),
+        doubts=find_doubts(bench),
+        adjusted=_adjusted(history),
+        unit_ns=max(1.0, bench.corrected.step_ns / _PARTS),
+    )
+
+
+class Sketches:
+    """Steps of all cells. Twice the batch among twice the workers is the step of one: each is
+    sketched once."""
+
+    def __init__(self, crew: Crew) -> None:
+        self.crew = crew
+        self.known: dict[tuple[object, ...], Sketch] = {}
+
+    def cell_of(
+        self, local: Trial, settings: Sequence[Setting], spread: float, *, graphed: bool
+    ) -> CrewCell:
+        """`local` is the trial before a CUDA graph was made of it."""
+        others = frozenset(each for each in settings if each.name != "batch")
+        return CrewCell(
+            sketch=self._of(local.context, 1.0, others, graphed),
+            step_ns=local.step_ns,
+            variance=local.variance,
+            spread=spread,
+            shared=tuple(
+                self._share(local, link.ranks, others, graphed) for link in self.crew.links
+            ),
+        )
+
+    def _share(
+        self, local: Trial, ranks: int, others: frozenset[Setting], graphed: bool
+    ) -> Share | None:
+        context, share = local.context, self.crew.before / ranks
+        same = not graphed and local.peak_changes <= {"batch"}
+        try:
+            return Share(
+                sketch=self._of(context, share, others, graphed),
+                peak=peak_at_batch(context, context.grown * share) if same else None,
+            )
+        except Refused:
+            return None
+
+    def _of(
+        self, context: StepContext, share: float, others: frozenset[Setting], graphed: bool
+    ) -> Sketch:
+        key = (others, graphed, round(context.grown * share, 9))
+        if key not in self.known:
+            context = share_of_batch(context, self.crew.before, share)
+            self.known[key] = sketch(self.crew, context, graphed=graphed)
+        return self.known[key]
+
+
+def _adjusted(history: Sequence[Kept]) -> dict[str, tuple[float, float]]:
+    """What earlier predictions of these names teach, as two numbers."""
+    lessons = {name: learn(name, history) for name in {each.promise.name for each in history}}
+    return {name: (x.shift, x.stretch) for name, x in lessons.items() if x is not None}
+
+
+# The controls
+
+
+def _axes(crew: Crew | None, why: str) -> tuple[Axis, ...]:
+    before = crew.before if crew else 1
+    return (
+        _workers(before, [link.ranks for link in crew.links] if crew else WORKERS, why),
+        _share(crew, why),
+        _bandwidth(why),
+        _buckets(crew, why),
+    )
+
+
+def _workers(before: int, known: Sequence[int], why: str) -> Axis:
+    return Axis(
+        id="workers",
+        label="Workers",
+        hint="DDP replicas of the model",
+        kind="slider",
+        options=tuple(
+            Option(label=f"{many:,} (now)", setting="")
+            if many == before
+            else Option(label=f"{many:,}", setting=f"workers={many}")
+            for many in known
+        ),
+        why=why,
+    )
+
+
+def _share(crew: Crew | None, why: str) -> Axis:
+    """Said with the number of workers: workers=8:strong."""
+    return Axis(
+        id="share",
+        label="Their batch",
+        hint="Weak scaling, or strong: with more workers fewer samples for each",
+        kind="choice",
+        options=(
+            Option(label="each its own", setting=""),
+            Option(label="shared", setting="strong"),
+        ),
+        why=why or (crew.no_share if crew else ""),
+    )
+
+
+def _bandwidth(why: str) -> Axis:
+    def option(factor: float) -> Option:
+        name = _NAMES.get(factor, f"{factor:g}×")
+        if factor == 1.0:
+            return Option(label=f"{name} (now)", setting="")
+        return Option(label=name, setting=f"bandwidth={factor:g}")
+
+    return Axis(
+        id="bandwidth",
+        label="Link bandwidth",
+        hint="Bytes a second between workers",
+        kind="slider",
+        options=tuple(map(option, BANDWIDTHS)),
+        why=why,
+    )
+
+
+def _buckets(crew: Crew | None, why: str) -> Axis:
+    ways = sorted(crew.ways, key=lambda way: way.bucket_mb or 25.0) if crew else []
+    traced = crew is not None and not any(crew.ways[0].host_ns)
+    if traced:
+        ways.sort(key=lambda way: way.bucket_mb or 0.0)
+    options = [
+        Option(label=f"{way.bucket_mb:g} MiB", setting=f"bucket-mb={way.bucket_mb:g}")
+        if way.bucket_mb
+        else Option(label="as traced (now)" if traced else "25 MiB (now)", setting="")
+        for way in ways
+    ]
+    if len(options) < 2 and not why and crew:
+        size = sum(crew.ways[0].size_bytes) / 1e6
+        why = crew.no_buckets or f"All gradients ({size:.1f} MB) fit into one bucket"
+    return Axis(
+        id="bucket-mb",
+        label="Bucket size",
+        hint="DDP's bucket_cap_mb",
+        kind="slider",
+        options=tuple(options or [Option(label="25 MiB (now)", setting="")]),
+        why=why,
+    )
+
+
+# What the page computes from
+
+
+def encode_crew(grid: CrewGrid, cells: Sequence[CrewCell | None]) -> str:
+    """A data block: numbers by cell in the head, tables as columns."""
+    crew = grid.crew
+    assert crew is not None
+    assert grid.doubts is not None
+    columns: dict[str, Column] = {}
+    there = [cell for cell in cells if cell]
+    every = [cell.sketch for cell in there]
+    every += [share.sketch for cell in there for share in cell.shared if share]
+    sketches = list({id(step): step for step in every}.values())
+    place = {id(step): number for number, step in enumerate(sketches)}
+    shapes = {
+        name: _tables(name, [getattr(step, name) for step in sketches], grid.unit_ns, columns)
+        for name in ("planned", "traced")
+    }
+    head = {
+        "unit": grid.unit_ns,
+        "before": crew.before,
+        "onHost": crew.on_host,
+        "links": [_link(link) for link in crew.links],
+        "ways": [msgspec.to_builtins(way) for way in crew.ways],
+        "finish": crew.finish_ns,
+        "sent": crew.sent_bytes,
+        "send": crew.send_ns,
+        "behind": crew.sent_ns,
+        "moments": crew.moments,
+        "forward": crew.forward,
+        "doubts": msgspec.to_builtins(grid.doubts),
+        "adjusted": grid.adjusted or {},
+        "shapes": shapes,
+        "held": crew.held_bytes,
+        "ofShare": OF_SHARE[crew.on_host],
+        "batch": [about_batch(on_host=crew.on_host, strong=each) for each in (False, True)],
+        "sketches": [_sketch(step) for step in sketches],
+        "cells": [_cell(cell, place) if cell else None for cell in cells],
+    }
+    return encode_block(_rounded(head), columns)
+
+
+def _link(link: Link) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(link)
+    return found | {"basis": _BASIS.get(link.basis, link.basis)}
+
+
+def _cell(cell: CrewCell, place: dict[int, int]) -> dict[str, Any]:
+    return {
+        "step": cell.step_ns,
+        "variance": cell.variance,
+        "spread": cell.spread,
+        "sketch": place[id(cell.sketch)],
+        "shared": [place[id(share.sketch)] if share else None for share in cell.shared],
+        "peaks": [_peak(share) for share in cell.shared],
+    }
+
+
+def _peak(share: Share | None) -> dict[str, int] | None:
+    if share is None or share.peak is None:
+        return None
+    peak = share.peak
+    return {"peak": peak.size_bytes, "peak_low": peak.low_bytes, "peak_high": peak.high_bytes}
+
+
+def _sketch(step: Sketch) -> dict[str, Any]:
+    return {
+        "compute": step.compute,
+        "task": step.task_ns,
+        "waiting": step.waiting_ns,
+        "wait": step.wait_ns,
+        "share": step.share,
+        "silent": step.silent_ns,
+        "quiet": step.quiet_ns,
+        **{
+            name: {
+                "host": shape.host_ns,
+                "busy": shape.busy_ns,
+                "own": shape.own,
+                "marked": shape.marked,
+            }
+            for name in ("planned", "traced")
+            if (shape := getattr(step, name)) is not None
+        },
+    }
+
+
+def _tables(
+    name: str,
+    shapes: Sequence[Outline | None],
+    unit_ns: float,
+    columns: dict[str, Column],
+) -> dict[str, Any] | None:
+    """Each place of the tables is a column over steps and stretches; 0 is never, else one more."""
+    known = [shape for shape in shapes if shape is not None]
+    if not known:
+        return None
+    times = max(shape.tables.shape[1] for shape in known)
+    stretches = max(shape.tables.shape[0] for shape in known)
+    sloped = any(shape.slope is not None for shape in known)
+    kinds = ("tables", "slope") if sloped else ("tables",)
+    for kind in kinds:
+        whole = np.full((len(shapes), stretches, times, times), -np.inf)
+        for number, shape in enumerate(shapes):
+            if shape is not None:
+                long, wide, _ = shape.tables.shape
+                whole[number, :long, :wide, :wide] = _part(shape, kind)
+        told = np.isfinite(whole)
+        ints = np.where(told, np.rint(np.where(told, whole, 0.0) / unit_ns) + 1, 0)
+        ints = np.maximum(ints, 0).astype(np.int64)
+        for to in range(times):
+            for start in range(times):
+                columns[f"{name}-{kind}-{to}-{start}"] = ints[:, :, to, start].reshape(-1)
+    return {"times": times, "stretches": stretches, "sloped": sloped}
+
+
+def _part(shape: Outline, kind: str) -> Floats:
+    if kind == "tables":
+        return shape.tables
+    slope = shape.tables * np.array(shape.own) if shape.slope is None else shape.slope
+    found: Floats = np.where(np.isfinite(shape.tables), slope, -np.inf)
+    return found
+
+
+def _rounded(value: Any) -> Any:
+    """Seven figures are enough for any reader."""
+    if isinstance(value, float):
+        return float(f"{value:.7g}")
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(each) for each in value]
+    return value

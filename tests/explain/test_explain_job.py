@@ -1,0 +1,230 @@
+"""Several files, one verdict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from stepscope import UnreadableInputError, UsageError
+from stepscope.explain.explain_job import explain_also, explain_job
+from stepscope.explain.verdict import _cause_before_symptom
+from stepscope.records.explanation import Finding
+
+from .build import Events, frame, kernel, step, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stepscope.records.explanation import Explanation
+
+
+def training(*, idle: float = 0) -> tuple[Events, ...]:
+    """Two steps of 100 µs compute; the host lets the device wait `idle` µs in each."""
+    cycle = 100 + idle
+    return (
+        step(1, start=-10, dur=cycle),
+        step(2, start=cycle - 10, dur=cycle),
+        kernel("gemm", start=0, dur=100, launched_at=-5),
+        kernel("gemm", start=cycle, dur=100, launched_at=cycle - 5),
+    )
+
+
+def ids(explanation: Explanation) -> set[str]:
+    return {note.id for note in explanation.quality}
+
+
+def test_ranks_come_in_order_whatever_the_files_are_called(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", *training(), rank=1, world_size=2)
+    write(tmp_path / "b.json", *training(), rank=0, world_size=2)
+    found = explain_job(tmp_path)
+    assert [(rank.rank, rank.path[-6:]) for rank in found.ranks] == [(0, "b.json"), (1, "a.json")]
+    assert ids(found) == set()
+
+
+def test_the_gravest_rank_gives_the_verdict(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", *training(), rank=0, world_size=2)
+    write(tmp_path / "b.json", *training(idle=100), rank=1, world_size=2)
+    found = explain_job(tmp_path)
+    assert found.findings[0].id == "host-bound"
+    assert found.findings[0].rank == 1
+    assert found.verdict.startswith("Host-bound (rank 1): ")
+    assert "healthy" not in {finding.id for finding in found.findings}
+    assert found.budget.step_ms == 0.2  # the slower rank's step
+
+
+def test_of_one_finding_on_several_ranks_the_gravest_is_shown(tmp_path: Path) -> None:
+    for rank, idle in enumerate((100, 300, 200)):
+        write(tmp_path / f"{rank}.json", *training(idle=idle), rank=rank, world_size=3)
+    (found,) = (f for f in explain_job(tmp_path).findings if f.id == "host-bound")
+    assert (found.rank, found.share) == (1, 0.75)
+
+
+def test_one_file_names_no_rank_in_the_verdict(tmp_path: Path) -> None:
+    found = explain_job(write(tmp_path / "a.json", *training(idle=100), rank=3, world_size=4))
+    assert found.verdict.startswith("Host-bound: ")
+    assert found.ranks[0].rank == 3
+
+
+def test_a_healthy_run_is_an_answer(tmp_path: Path) -> None:
+    found = explain_job(write(tmp_path / "a.json", *training()))
+    assert found.findings[0].id == "healthy"
+    assert found.verdict.startswith("Healthy: ")
+    assert found.next
+
+
+def communicating(*, idle: float) -> tuple[Events, ...]:
+    """Three steps of 200 µs: 100 µs compute, `idle` µs of the host's, the rest in NCCL."""
+    out: list[Events] = []
+    for n in range(3):
+        at = 200 * n
+        called = at + 100 + idle - 1 if idle else at - 9
+        out += [
+            step(n, start=at - 10, dur=200),
+            kernel("gemm", start=at, dur=100, launched_at=at - 10),
+            kernel(
+                "ncclDevKernel_AllReduce",
+                start=at + 100 + idle,
+                dur=100 - idle,
+                stream=20,
+                launched_at=called,
+            ),
+        ]
+    return tuple(out)
+
+
+def test_the_rank_that_others_wait_for_gives_the_verdict(tmp_path: Path) -> None:
+    """Rank 0 spends 50% in NCCL, but only because rank 1 comes 90 µs late."""
+    write(tmp_path / "a.json", *communicating(idle=0), rank=0, world_size=2)
+    write(tmp_path / "b.json", *communicating(idle=90), rank=1, world_size=2)
+    found = explain_job(tmp_path)
+    assert [(f.id, f.rank) for f in found.findings[:2]] == [
+        ("straggler", 1),
+        ("exposed-communication", 0),
+    ]
+    assert "(rank 1): rank 1 takes" in found.verdict
+
+
+@pytest.mark.parametrize(
+    ("share", "severity", "leads"),
+    [(0.08, "low", False), (0.30, "high", True), (0.24, "medium", True)],
+    ids=["little of it", "as grave", "half of it"],
+)
+def test_severity_orders_the_headline_unless_the_cause_explains_half_of_the_symptom(
+    share: float, severity: Any, leads: bool
+) -> None:
+    plain = {"title": "", "summary": "", "evidence": ()}
+    symptom = Finding(id="exposed-communication", share=0.47, severity="high", **plain)
+    straggler = Finding(id="straggler", share=share, severity=severity, **plain)
+    found = _cause_before_symptom([symptom, straggler])
+    assert (found[0] is straggler) == leads
+
+
+def test_communication_that_all_ranks_wait_in_leads_itself(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        events = communicating(idle=30)
+        write(tmp_path / f"{rank}.json", *events, rank=rank, world_size=2)
+    assert explain_job(tmp_path).findings[0].id == "exposed-communication"
+
+
+def test_missing_ranks_are_told(tmp_path: Path) -> None:
+    for rank in (0, 3):
+        write(tmp_path / f"{rank}.json", *training(), rank=rank, world_size=4)
+    found = explain_job(tmp_path)
+    assert ids(found) == {"missing-ranks"}
+    assert "2 of 4" in found.quality[0].detail
+
+
+def test_duplicate_ranks_are_told(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(tmp_path / f"{name}.json", *training(), rank=1, world_size=2)
+    assert ids(explain_job(tmp_path)) == {"duplicate-ranks"}
+
+
+def test_files_of_different_jobs_are_told(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", *training(), rank=0, world_size=2)
+    write(tmp_path / "b.json", *training(), rank=1, world_size=8)
+    assert ids(explain_job(tmp_path)) == {"mixed-worlds"}
+
+
+def test_files_without_a_rank_take_it_from_their_name_or_place(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for rank in (4, 2):
+        folder = run / f"rank-{rank:05}"
+        folder.mkdir(parents=True)
+        write(folder / "trace.json", *training())
+    assert [rank.rank for rank in explain_job(run).ranks] == [2, 4]
+    named = tmp_path / "named"
+    named.mkdir()
+    for name in ("trace_rank7", "trace_rank5"):
+        write(named / f"{name}.json", *training())
+    assert [rank.rank for rank in explain_job(named).ranks] == [5, 7]
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    for name in ("x", "y"):
+        write(plain / f"{name}.json", *training())
+    assert [(rank.rank, rank.path[-6:]) for rank in explain_job(plain).ranks] == [
+        (0, "x.json"),
+        (1, "y.json"),
+    ]
+
+
+def test_one_bad_file_in_a_folder_is_left_out_and_told(tmp_path: Path) -> None:
+    write(tmp_path / "good.json", *training(), rank=0, world_size=1)
+    (tmp_path / "bad.json").write_text("not a trace")
+    found = explain_job(tmp_path)
+    assert [rank.rank for rank in found.ranks] == [0]
+    (left_out,) = found.quality
+    assert left_out.id == "left-out"
+    assert "bad.json" in left_out.detail
+
+
+def test_a_bad_file_that_was_named_is_an_error(tmp_path: Path) -> None:
+    good = write(tmp_path / "good.json", *training())
+    bad = tmp_path / "bad.json"
+    bad.write_text("not a trace")
+    with pytest.raises(UnreadableInputError, match=r"bad\.json"):
+        explain_job(good, bad)
+
+
+def test_a_folder_of_bad_files_only_is_an_error(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.json").write_text("not a trace")
+    with pytest.raises(UnreadableInputError, match=r"a\.json"):
+        explain_job(tmp_path)
+
+
+def test_a_folder_without_traces_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(UnreadableInputError, match="holds no trace"):
+        explain_job(tmp_path)
+
+
+def test_nothing_to_explain_is_wrong_use() -> None:
+    with pytest.raises(UsageError):
+        explain_job()
+
+
+def test_a_path_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableInputError, match="does not exist"):
+        explain_job(tmp_path / "nowhere")
+
+
+def test_a_trace_without_any_work_has_a_verdict(tmp_path: Path) -> None:
+    found = explain_job(
+        write(tmp_path / "a.json", frame("train.py(1): main", start=0, dur=5), device=None)
+    )
+    assert found.verdict
+    assert "no-work" in {note.id for note in found.ranks[0].quality}
+
+
+def test_results_of_a_second_look_come_in_the_order_of_ranks(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", *training(), rank=1, world_size=2)
+    write(tmp_path / "b.json", *training(), rank=0, world_size=2)
+    found, also = explain_also([tmp_path], also=_rank_and_events)
+    assert also == [(0, 6), (1, 6)]
+    assert [rank.rank for rank in found.ranks] == [0, 1]
+
+
+def _rank_and_events(trace, rank):  # type: ignore[no-untyped-def]
+    return trace.rank, rank.events

@@ -1,0 +1,88 @@
+"""Short tables: the longest rows stay, and every column adds up to what it did."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from stepscope.explain.explain_rank import explain_rank
+from stepscope.explain.truncate_tables import OTHERS, shorten
+from stepscope.trace.read import read_trace
+
+from .build import frame, kernel, memcpy, nccl, op, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stepscope.records.explanation import RankExplanation
+
+TABLES = ("kernels", "operators", "modules", "lines", "syncs", "collectives")
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> RankExplanation:
+    """Six kernels of three kinds, as many operators, modules, lines and collectives."""
+    events = []
+    for n in range(6):
+        at = 1000 * n
+        events += [
+            frame(f"train.py({n}): step_{n}", start=at, dur=900),
+            frame(f"nn.Module: Block_{n}", start=at + 10, dur=700),
+            op(f"aten::op{n}", start=at + 20, dur=100 + n),
+            kernel(f"gemm{n}", start=at + 50, dur=10 * (n + 1), launched_at=at + 30),
+            memcpy(f"Memcpy {n}", start=at + 200, dur=5 + n, launched_at=at + 40),
+            kernel(
+                "ncclDevKernel_AllReduce",
+                start=at + 400,
+                dur=40 + n,
+                stream=20,
+                launched_at=at + 60,
+                **nccl("allreduce", in_elements=10 + n, out_elements=10 + n),
+            ),
+        ]
+    return explain_rank(read_trace(write(tmp_path / "a.json", *events)))
+
+
+def sums(rows: tuple[Any, ...]) -> dict[str, int]:
+    names = [n for n in rows[0].__struct_fields__ if n.endswith("_ns") or n in ("count", "calls")]
+    names = [n for n in names if getattr(rows[0], n) is not None]
+    return {n: sum(getattr(row, n) for row in rows) for n in names if n not in ("min_ns", "max_ns")}
+
+
+def test_columns_add_up_to_what_they_did(rank: RankExplanation) -> None:
+    short = shorten(rank, 2)
+    for table in TABLES:
+        before, after = getattr(rank, table), getattr(short, table)
+        if before:
+            assert sums(after) == sums(before), table
+            assert len(after) < len(before), table
+
+
+def test_the_longest_stay_and_longest_comes_first(rank: RankExplanation) -> None:
+    short = shorten(rank, 2)
+    assert set(rank.kernels[:2]) < set(short.kernels)
+    totals = [row.total_ns for row in short.kernels]
+    assert totals == sorted(totals, reverse=True)
+    assert short.operators[:2] == rank.operators[:2]
+    assert short.operators[2].name == OTHERS
+
+
+def test_kinds_of_work_stay_apart(rank: RankExplanation) -> None:
+    def by_kind(of: RankExplanation) -> dict[str, int]:
+        totals: dict[str, int] = {}
+        for row in of.kernels:
+            totals[row.kind] = totals.get(row.kind, 0) + row.total_ns
+        return totals
+
+    assert by_kind(shorten(rank, 1)) == by_kind(rank)
+
+
+def test_collectives_left_out_have_no_one_size(rank: RankExplanation) -> None:
+    *_, others = shorten(rank, 2).collectives
+    assert (others.kind, others.group, others.group_size) == ("all_reduce", "0", 8)
+    assert (others.size_bytes, others.busbw_gb_s, others.count) == (None, None, 4)
+
+
+def test_tables_that_fit_are_left_as_they_are(rank: RankExplanation) -> None:
+    assert shorten(rank, 100) == rank

@@ -1,0 +1,46 @@
+"""Figures as text. tests/ui/html/js/format.test.js puts the same cases through the page's code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.records import figures
+
+CASES = json.loads((Path(__file__).parent / "figures.json").read_text())
+
+
+@pytest.mark.parametrize(("function", "value", "text"), CASES)
+def test_figures_are_written_by_the_shared_rules(function: str, value: float, text: str) -> None:
+    assert getattr(figures, function)(value) == text
+
+
+@given(st.floats(min_value=1e-3, max_value=999.4))
+def test_a_figure_has_three_digits_that_count(value: float) -> None:
+    digits = figures.significant(value).replace(".", "").lstrip("0")
+    assert len(digits) == 3
+
+
+@given(st.floats(min_value=1e-3, max_value=1e9))
+def test_a_figure_is_its_number_to_half_a_percent(value: float) -> None:
+    assert float(figures.significant(value).replace(",", "")) == pytest.approx(value, rel=0.0051)
+
+
+def test_rates_carry_their_unit() -> None:
+    assert figures.rate(12.34e12, "FLOP/s") == "12.3 TFLOP/s"
+    assert figures.rate(456e9, "B/s") == "456 GB/s"
+    assert figures.rate(12, "B/s") == "12.0 B/s"
+
+
+def test_changes_carry_their_sign() -> None:
+    assert figures.signed_percent(0.042) == "+4.2%"
+    assert figures.signed_percent(-0.364) == "-36%"
+    assert figures.signed_percent(0.0) == "0%"
+
+
+def test_an_interval_shows_both_ends() -> None:
+    assert figures.interval(30.123, 133.4) == "30.1 to 133"

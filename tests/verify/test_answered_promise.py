@@ -1,0 +1,339 @@
+"""Which promise a comparison answers, from traces of made steps: 20 ms before, 16.4 ms after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from folders import noisy, write_run
+from msgspec.structs import replace
+from promises import promise
+from traced import write_trace
+
+from stepscope.errors import UsageError
+from stepscope.records.comparison import Comparison
+from stepscope.records.promise import Promise
+from stepscope.verify.answered_promise import with_promise
+from stepscope.verify.compare import compare
+from stepscope.verify.track_record import adjust, history, open_promises, remember
+
+BF16 = "c10::BFloat16"
+Capture = Callable[..., Path]
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> Capture:
+    """A run folder of a made step; facts of rank.json may be given."""
+    count = iter(range(1000))
+
+    def make(
+        ms: float = 20.0, facts: dict[str, Any] | None = None, traced: bool = True, **step: Any
+    ) -> Path:
+        number = next(count)
+        known = {"host": "here"} | (facts or {})
+        folder = write_run(tmp_path / f"run-{number}", noisy(ms, seed=number), **known)
+        if traced:
+            write_trace(folder / "rank-00000", **step)
+        return folder
+
+    return make
+
+
+def compared(a: Path, b: Path) -> Comparison:
+    return compare([str(a)], [str(b)], cache=False)
+
+
+def promised(a: Path, name: str = "precision=bf16", **changes: Any) -> Promise:
+    """As `whatif` makes one from A's run folder."""
+    workload = compared(a, a).workload
+    assert workload.signature is not None
+    return remember(promise(name, **({"workload": workload, "path": str(a)} | changes)))
+
+
+def reason(found: Comparison) -> str:
+    """Why the one promise about A stays open."""
+    assert found.promise is None
+    (waiting,) = found.open_promises
+    return waiting.why
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("precision=bf16", {"dtype": BF16}),
+        ("precision=fp16", {"dtype": "c10::Half"}),
+        ("optimizer=fused", {"optimizer": "fused"}),
+        ("optimizer=foreach", {"optimizer": "foreach"}),
+        ("batch=x2", {"batch": 16}),
+        ("batch=16", {"batch": 16}),
+        ("batch=x0.5", {"batch": 4}),
+        ("accumulate=4", {"passes": 4}),
+        ("checkpoint=blocks", {"again": 2}),
+        ("compile", {"compiled": True}),
+        ("precision=bf16 optimizer=fused", {"dtype": BF16, "optimizer": "fused"}),
+    ],
+)
+def test_the_promised_change_alone_answers_its_promise(
+    capture: Capture, name: str, step: dict[str, Any]
+) -> None:
+    a, b = capture(), capture(16.4, **step)
+    promised(a, name)
+    found = with_promise(compared(a, b))
+    assert found.open_promises == ()
+    assert found.promise is not None
+    assert found.promise.error == pytest.approx(16.4 / 16 - 1, abs=0.01)
+    assert found.promise.delivery is not None
+    assert found.promise.delivery.seen
+    assert not found.promise.delivery.named
+    assert open_promises() == ()
+    assert history() == (found.promise,)
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "why"),
+    [
+        ("precision=bf16", {}, "its precision is as in A"),
+        ("precision=bf16", {"dtype": "c10::Half"}, "precision fp32 -> fp16"),
+        ("precision=bf16", {"optimizer": "fused"}, "its precision is as in A"),
+        ("precision=bf16", {"dtype": BF16, "optimizer": "fused"}, "more than that: optimizer"),
+        ("precision=bf16", {"dtype": BF16, "batch": 16}, "more than that: batch 8 -> 16"),
+        ("precision=bf16", {"dtype": BF16, "again": 2}, "more than that: products a step"),
+        ("precision=bf16", {"dtype": BF16, "width": 32}, "other work than A: parameters"),
+        ("batch=x2", {"batch": 24}, "batch=x2 is not seen in B: batch 8 -> 24"),
+        ("batch=x2", {"width": 32}, "other work than A: parameters"),
+        ("accumulate=2", {"passes": 4}, "micro-batches 1 -> 4"),
+        ("optimizer=fused", {"optimizer": "plain"}, "its optimizer is as in A"),
+        ("precision=bf16 optimizer=fused", {"dtype": BF16}, "its optimizer is as in A"),
+        ("bandwidth=2", {}, "leaves no trace in what is captured"),
+        ("remove=addcdiv", {"optimizer": "plain"}, "leaves no trace in what is captured"),
+        ("threads=1", {}, "leaves no trace in what is captured"),
+    ],
+)
+def test_anything_else_leaves_the_promise_open_and_says_why(
+    capture: Capture, name: str, step: dict[str, Any], why: str
+) -> None:
+    a, b = capture(), capture(16.4, **step)
+    promised(a, name)
+    assert why in reason(with_promise(compared(a, b)))
+    assert len(open_promises()) == 1
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"torch": "2.14"}, "torch 2.13 -> 2.14"),
+        ({"host": "elsewhere"}, "host here -> elsewhere"),
+        ({"argv": ["other.py"]}, "script train.py -> other.py"),
+        ({"device": "NVIDIA H200"}, None),  # A's is not known: nothing to compare with
+        ({"host_load": {"threads": 2}}, "threads 1 -> 2"),
+    ],
+)
+def test_other_facts_of_b_leave_it_open(
+    capture: Capture, facts: dict[str, Any], why: str | None
+) -> None:
+    a = capture(facts={"host_load": {"threads": 1}})
+    b = capture(16.4, {"host_load": {"threads": 1}} | facts, dtype=BF16)
+    promised(a)
+    found = with_promise(compared(a, b))
+    if why is None:
+        assert found.promise is not None
+    else:
+        assert why in reason(found)
+
+
+def test_a_what_if_shows_in_a_fact_of_its_own_name(capture: Capture) -> None:
+    a, b = (capture(ms, {"host_load": {"threads": n}}) for ms, n in ((20.0, 4), (16.4, 1)))
+    promised(a, "threads=1")
+    answered = with_promise(compared(a, b)).promise
+    assert answered is not None
+    assert answered.delivery is not None
+    assert answered.delivery.seen == ("threads 4 -> 1",)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"baseline_ms": 26.0},
+        {"host": "elsewhere"},
+        {"workload": {"script": "other.py"}},
+        {"workload": {"world_size": 8}},
+        {"workload": {"signature": "0123456789abcdef"}},
+        {"workload": {"signature": None}},
+        {"workload": {"device": "NVIDIA H200", "script": None, "signature": None}},
+    ],
+)
+def test_promises_about_something_else_stay_open(capture: Capture, changes: dict[str, Any]) -> None:
+    a, b = capture(), capture(16.4, dtype=BF16)
+    work = compared(a, a).workload
+    if "workload" in changes:
+        changes = {"workload": replace(work, **changes["workload"])}
+    promised(a, **changes)
+    found = with_promise(compared(a, b))
+    assert found.promise is None
+    assert all(each.delivery is None for each in history(every_host=True))
+
+
+def test_in_turns_a_may_be_further_from_the_promises_own_run(capture: Capture) -> None:
+    a, b = [capture(), capture()], [capture(16.4, dtype=BF16) for _ in range(2)]
+    promised(a[0], baseline_ms=30.0)
+    apart = compare([*map(str, a)], [*map(str, b)], cache=False)
+    assert "the promise is about 30.00 ms" in reason(with_promise(apart))
+    paired = compare([*map(str, a)], [*map(str, b)], cache=False, paired=True)
+    assert with_promise(paired).promise is not None
+
+
+def test_a_step_that_is_hardly_known_answers_nothing(capture: Capture) -> None:
+    a, b = capture(), capture(16.4, dtype=BF16)
+    promised(a)
+    found = replace(compared(a, b), low=-0.7, high=1.2)
+    assert "only known to lie between -70% and +120%" in reason(with_promise(found))
+
+
+def test_a_change_that_was_made_and_did_nothing_is_an_answer(capture: Capture) -> None:
+    a, b = capture(), capture(20.0, dtype=BF16)
+    promised(a)
+    found = with_promise(compared(a, b))
+    assert found.verdict == "no difference seen"
+    assert found.promise is not None
+    assert found.promise.inside is False
+
+
+def test_evidence_chooses_among_several_promises(capture: Capture) -> None:
+    a, b = capture(), capture(16.4, optimizer="fused")
+    promised(a, "precision=bf16", id="one")
+    promised(a, "optimizer=fused", id="two")
+    promised(a, "optimizer=fused", id="three", when_unix=3.0, predicted_ms=16.5)
+    answered = with_promise(compared(a, b)).promise
+    assert answered is not None
+    assert answered.promise.id == "three"  # the newest
+    assert {each.id for each in open_promises()} == {"one", "two"}
+
+
+# The user's word
+
+
+def test_a_name_stands_for_what_cannot_be_seen(capture: Capture) -> None:
+    a, b = capture(traced=False), capture(16.4, traced=False)
+    remember(promise("precision=bf16", id="abcd1234"))
+    assert "--promise abcd1234 answers it" in reason(with_promise(compared(a, b)))
+    answered = with_promise(compared(a, b), "abcd").promise
+    assert answered is not None
+    assert answered.delivery is not None
+    assert answered.delivery.named
+    again = with_promise(compared(a, b), "abcd1234").promise  # the newest delivery counts
+    assert again is not None
+    assert history()[0].delivery == again.delivery
+
+
+def test_a_name_lets_b_be_another_file(capture: Capture) -> None:
+    a, b = capture(), capture(16.4, {"argv": ["fused.py"]}, optimizer="fused")
+    made = promised(a, "optimizer=fused")
+    assert "script train.py -> fused.py; if B is that change" in reason(
+        with_promise(compared(a, b))
+    )
+    assert with_promise(compared(a, b), made.id).promise is not None
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        ({}, "is not seen in B"),
+        ({"optimizer": "fused", "width": 32}, "B is other work than A"),
+        ({"optimizer": "fused", "batch": 16}, "more than that: batch"),
+    ],
+)
+def test_a_name_does_not_stand_against_what_is_seen(
+    capture: Capture, step: dict[str, Any], why: str
+) -> None:
+    a, b = capture(), capture(16.4, **step)
+    made = promised(a, "optimizer=fused")
+    assert why in reason(with_promise(compared(a, b), made.id))
+    assert len(open_promises()) == 1
+
+
+def test_a_named_promise_is_about_the_same_work_as_a(capture: Capture) -> None:
+    a, b = capture(), capture(16.4, dtype=BF16)
+    work = replace(compared(a, a).workload, script="vae.py", signature="0123456789abcdef")
+    made = promised(a, workload=work)
+    why = reason(with_promise(compared(a, b), made.id))
+    assert why == (
+        "A is other work than the promise is about: script train.py, not vae.py, "
+        "its operators have other shapes"
+    )
+    slow = promised(a, baseline_ms=50.0)
+    assert "the promise is about 50.00 ms" in reason(with_promise(compared(a, b), slow.id))
+
+
+def test_a_name_nobody_has_is_wrong_use(capture: Capture) -> None:
+    with pytest.raises(UsageError, match="no promise has that id"):
+        with_promise(compared(capture(), capture()), "zzz")
+
+
+def test_profiled_steps_answer_no_promise(golden: Path) -> None:
+    trace = str(golden / "h200-resnet18/rank-00000/trace.json.gz")
+    found = compare([trace], [trace], cache=False)
+    made = remember(promise(workload=found.workload))
+    assert "these are profiled ones" in reason(with_promise(found))
+    assert "these are profiled ones" in reason(with_promise(found, made.id))
+
+
+def test_shortened_tables_say_nothing_of_a_step(capture: Capture) -> None:
+    """Of more than 64 ranks only the longest rows are kept, and not the same ones of A and B."""
+    from stepscope.explain.explain_job import explain_job
+    from stepscope.explain.truncate_tables import shorten
+    from stepscope.verify.traits import traits_of
+    from stepscope.verify.workload import workload_of
+
+    whole = explain_job(str(capture()), cache=False)
+    cut = replace(whole, ranks=tuple(shorten(rank, 2) for rank in whole.ranks))
+    assert traits_of({}, whole).gradients
+    assert workload_of({}, whole).signature
+    assert not traits_of({}, cut).gradients
+    assert "optimizer" not in traits_of({}, cut).words
+    assert workload_of({}, cut).signature is None
+
+
+# The record is not poisoned
+
+
+_OTHERS: tuple[tuple[float, dict[str, Any], dict[str, Any]], ...] = (
+    (20.0, {}, {"width": 32}),
+    (20.3, {}, {"layers": 3, "width": 24}),
+    (19.8, {"argv": ["mnist.py"]}, {"width": 32, "dtype": BF16}),
+    (8.0, {"argv": ["mnist.py"]}, {"width": 8, "batch": 64}),
+    (160.0, {"argv": ["mnist.py"]}, {"width": 64, "dtype": BF16}),
+    (12.0, {}, {"width": 32, "optimizer": "fused"}),
+    (30.0, {"argv": ["train.py"]}, {"batch": 12, "dtype": BF16}),
+    (20.0, {"host": "elsewhere"}, {"dtype": BF16}),
+    (16.0, {"torch": "2.14"}, {"dtype": BF16}),
+    (16.0, {}, {"dtype": BF16, "optimizer": "plain"}),
+)
+
+
+def test_ten_comparisons_with_other_work_change_nothing(capture: Capture) -> None:
+    a = capture()
+    for name in ("precision=bf16", "optimizer=fused", "batch=x2", "no-data-wait", "compile"):
+        promised(a, name, id=name)
+    for ms, facts, step in _OTHERS:
+        b = capture(ms, facts, **step)
+        for pair in ((a, b), (b, a)):
+            assert with_promise(compared(*pair)).promise is None
+    _check_untouched()
+
+
+def test_ten_comparisons_of_a_with_a_change_nothing(capture: Capture) -> None:
+    a = capture()
+    for name in ("precision=bf16", "optimizer=fused", "batch=x2", "no-data-wait", "compile"):
+        promised(a, name, id=name)
+    for ms in (20.0, 20.1, 19.9, 20.4, 19.6, 21.0, 19.0, 22.0, 18.0, 16.0):
+        assert with_promise(compared(a, capture(ms))).promise is None
+    assert with_promise(compared(a, capture(16.0)), "optimizer=fused").promise is None
+    _check_untouched()
+
+
+def _check_untouched() -> None:
+    assert len(open_promises()) == 5
+    for each in history():
+        assert adjust(each.promise.name, 10.0, 9.0, 11.0, history()) == (10.0, 9.0, 11.0)
