@@ -24,9 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.predict.whatif import Bench
 from stepscope.records.measured_steps import MeasuredSteps
 from stepscope.records.prediction import Prediction, Setting
+from stepscope.records.rank_inputs import RankInputs
 from stepscope.trace.read import read_trace
 from stepscope.ui.calibration import profile_of
 
@@ -112,7 +114,10 @@ def compare(ranks: int, out: Path, measured: dict[str, Any], *, strong: bool = F
         device_ns=None,
         phases_ns={},
     )
-    known, bare = Bench(trace, truth=truth, profile=profile), Bench(trace, profile=profile)
+    known, bare = (
+        Bench(RankAnalysis(RankInputs(trace=trace, measured=steps, calibrations=(profile,))))
+        for steps in (truth, None)
+    )
     rows = []
     for name, blocks in measured["together"].items():
         wanted = [

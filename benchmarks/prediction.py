@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.replay.graph import Phase
 from stepscope.explain.replay.measured import scale_host
 from stepscope.explain.replay.overhead import (
@@ -39,6 +40,7 @@ from stepscope.explain.work import find_work
 from stepscope.predict.whatif import Bench, parse
 from stepscope.predict.whatifs import WHATIFS
 from stepscope.records.measured_steps import MeasuredSteps
+from stepscope.records.rank_inputs import RankInputs
 from stepscope.trace.read import read_trace
 
 if TYPE_CHECKING:
@@ -136,6 +138,10 @@ def _read(folder: Path) -> Iterator[Recorded]:
         yield Recorded(name, trace if trace.exists() else None, truth)
 
 
+def _bench(trace: Trace, **inputs: Any) -> Bench:
+    return Bench(RankAnalysis(RankInputs(trace=trace, **inputs)))
+
+
 # The corrected step
 
 
@@ -143,7 +149,7 @@ def _steps(recorded: dict[str, Recorded], traces: dict[str, Trace]) -> list[dict
     print(f"{'trace':28} {'profiled':>9} {'corrected':>10} {'95%':>16} {'truth':>8}   naive   ours")
     rows = []
     for name, trace in traces.items():
-        bench = Bench(trace)
+        bench = _bench(trace)
         found, truth = bench.corrected, recorded[name].ms
         naive, ours = bench.profiled_ns / 1e6 / truth - 1, found.step_ns / 1e6 / truth - 1
         rows.append({"name": name, "naive": naive, "ours": ours})
@@ -167,8 +173,10 @@ def _whatifs(recorded: dict[str, Recorded], traces: dict[str, Trace]) -> list[di
         if source not in traces or target not in recorded:
             continue
         truth, before = recorded[target].ms, recorded[source].ms
-        bare = Bench(traces[source]).predict([parse(setting)])
-        known = Bench(traces[source], truth=recorded[source].measured()).predict([parse(setting)])
+        bare = _bench(traces[source]).predict([parse(setting)])
+        known = _bench(traces[source], measured=recorded[source].measured()).predict(
+            [parse(setting)]
+        )
         errors = [found.predicted_ms / truth - 1 for found in (bare, known)]
         change = truth / before - 1
         wrong = abs(change) > SIGN and (change > 0) != (known.predicted_ms > known.baseline_ms)
@@ -215,7 +223,9 @@ def _means(rows: list[dict[str, Any]], *names: str) -> None:
 
 def _speed(traces: dict[str, Trace]) -> dict[str, float]:
     """A step of 50,000 calls and tasks: micro-batches of the largest one until it is as large."""
-    bench = max((Bench(trace) for trace in traces.values()), key=lambda one: one.context.graph.size)
+    bench = max(
+        (_bench(trace) for trace in traces.values()), key=lambda one: one.context.graph.size
+    )
     graph, times = bench.context.graph, 1
     while graph.size < TASKS:
         times *= 2

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from benches import analyse
 from stepscope import explain_rank
 from stepscope.explain.cpu_use import measure_cpu_use
 from stepscope.explain.findings import slow_products, thread_oversubscription
 from stepscope.explain.machine_load import free_threads, idle_cores
-from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.replay.cpu_overhead import event_cost_ns
 from stepscope.explain.threading_gain import speedup
 from stepscope.explain.verdict import judge
@@ -55,7 +55,7 @@ def sure(rank: RankExplanation, name: str) -> Finding:
 
 
 def use_of(trace: Trace, load: HostLoad | None = None) -> CpuUse:
-    use = measure_cpu_use(RankAnalysis(trace), load, None)
+    use = measure_cpu_use(analyse(trace, folder=RankFolder(load=load)))
     assert use is not None
     return use
 
@@ -98,7 +98,7 @@ def test_twice_the_threads_bring_less_than_twice_the_speed() -> None:
 
 def test_an_accelerators_step_has_no_use_of_the_cpu(read: Read) -> None:
     trace = read(step(1, start=0, dur=100) + kernel("gemm", start=10, dur=50, launched_at=2))
-    assert measure_cpu_use(RankAnalysis(trace), None, None) is None
+    assert measure_cpu_use(analyse(trace)) is None
 
 
 # Cores, by hand.

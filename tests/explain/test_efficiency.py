@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from benches import analyse
 from stepscope import explain_rank, read_trace
 from stepscope.explain.efficiency import measure_efficiency
-from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.truncate_tables import shorten
 from stepscope.explain.verdict import judge
 from stepscope.records.devices import find_device
@@ -115,7 +115,7 @@ def test_the_step_is_the_measured_else_the_corrected_else_the_profiled_one(
     read: Read, step_ms: StepTime, expected: float
 ) -> None:
     trace = read(*steps_of(product), device="NVIDIA H200")
-    found = measure_efficiency(RankAnalysis(trace), step_ms)
+    found = measure_efficiency(analyse(trace), step_ms)
     assert found is not None
     assert found.step_ms == expected
     assert found.mfu == pytest.approx(FLOPS / (expected / 1e3 * PEAK))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.explain.rank_analysis import RankAnalysis
+from benches import analyse
 from stepscope.explain.record_step import budget_of_record, with_correction, with_truth
 from stepscope.records.explanation import Budget, Part, StepTime
 from stepscope.records.measured_steps import MeasuredSteps
@@ -98,7 +98,7 @@ def test_a_measured_step_needs_no_correction_and_has_an_interval_of_its_own(read
     assert found.low == pytest.approx(2.06)
     assert found.high == pytest.approx(7.94)
     trace = read(op("aten::mm", start=0, dur=10))
-    assert with_correction(found, RankAnalysis(trace)) is found
+    assert with_correction(found, analyse(trace)) is found
 
 
 def test_truth_is_the_median_of_plain_steps(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from stepscope.ui.contract import explanation_json
 from stepscope.ui.json_text import json_text
 from stepscope.ui.terminal.explanation import print_explanation
 from stepscope.ui.terminal.short import print_short
-from stepscope.ui.whatif import bench_of, prediction_json
+from stepscope.ui.whatif import make_bench, prediction_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,7 +82,7 @@ def show(explanation: Explanation) -> None:
 def change(file: Any, *, cache: bool = False) -> None:
     """Every what-if, alone and two at a time."""
     try:
-        outcome = explain_file(file, cache=cache, also=bench_of)
+        outcome = explain_file(file, cache=cache, alone=make_bench)
     except StepscopeError:
         return
     if isinstance(outcome, Exception):

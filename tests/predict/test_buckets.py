@@ -10,6 +10,7 @@ from ddp_steps import LAYERS, MB, calibration, cpu_trace, gpu_trace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benches import bench_for
 from stepscope.explain.replay.graph import CallKind
 from stepscope.explain.replay.schedule import replay, step_ns
 from stepscope.predict.buckets import (
@@ -49,7 +50,7 @@ def bench(trace: Trace, step_us: float = 4500) -> Bench:
     truth = MeasuredSteps(
         steps=1, steps_ns=(ns,), step_ns=ns, wall_ns=ns, device_ns=None, phases_ns={}
     )
-    return Bench(trace, truth=truth)
+    return bench_for(trace, measured=truth)
 
 
 def transfers(trace: Trace, *, ranks: int = 2, **how: float) -> Transfers:

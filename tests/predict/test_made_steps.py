@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from benches import bench_for
 from explain.build import kernel, note, op, step, write
 from stepscope import read_trace
 from stepscope.predict.optimizer_updates import ADAM, MOMENTUM, PLAIN, Rule, current_kind
@@ -64,7 +65,7 @@ def bench(tmp_path: Path) -> Callable[..., Bench]:
                     grid=[64, 1, 1],
                 )
                 at += 200 + dur
-        return Bench(read_trace(write(tmp_path / "made.json", events, device="NVIDIA H200")))
+        return bench_for(read_trace(write(tmp_path / "made.json", events, device="NVIDIA H200")))
 
     return made
 
@@ -202,7 +203,7 @@ def stepped(folder: Path, optimizer: str, *operators: str) -> Bench:
             events += op(name, start=at + 520 + 100 * place, dur=60)
             events += kernel("k", start=at + 540 + 100 * place, dur=50,
                              launched_at=at + 530 + 100 * place)  # fmt: skip
-    return Bench(read_trace(write(folder / "stepped.json", events, device="NVIDIA H200")))
+    return bench_for(read_trace(write(folder / "stepped.json", events, device="NVIDIA H200")))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +276,7 @@ def _accumulating(folder: Path, micro_batches: int) -> Bench:
             events += op(backward, start=now + 1000, dur=3000, forward_thread=1)
         events += note("Optimizer.step#SGD.step", start=at + length - 500, dur=500)
         events += op("aten::add_", start=at + length - 500, dur=500, shapes=[[32, 16]])
-    return Bench(read_trace(write(folder / "cpu.json", events, device=None), cache=False))
+    return bench_for(read_trace(write(folder / "cpu.json", events, device=None), cache=False))
 
 
 @pytest.mark.parametrize(("now", "asked", "factor"), [(1, 4, 4), (2, 4, 2), (4, 8, 2)])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ddp_steps import ENGINE, LAYERS, accumulate, cpu_trace
 
+from benches import analyse
 from explain.build import AUTOGRAD, WORKER, note, op, step, write
 from stepscope import read_trace
 from stepscope.explain.rank_analysis import RankAnalysis
@@ -65,7 +66,7 @@ def passing(*gradients: list[int], **how: Any) -> Callable[[float], Events]:
 @pytest.mark.parametrize("micro_batches", [1, 2, 5])
 def test_micro_batches_bring_the_same_parameters_again(tmp_path: Path, micro_batches: int) -> None:
     trace = cpu_trace(tmp_path, [512, 512], steps=3, micro_batches=micro_batches)
-    found = find_parameters(RankAnalysis(trace))
+    found = find_parameters(analyse(trace))
     assert shapes(found) == [[512, 512]] * LAYERS
     assert found is not None
     assert found.elements == LAYERS * 512 * 512
@@ -73,7 +74,7 @@ def test_micro_batches_bring_the_same_parameters_again(tmp_path: Path, micro_bat
 
 def test_layers_alike_in_one_pass_are_as_many_parameters(tmp_path: Path) -> None:
     trace = steps_of(tmp_path, passing(HEAD, LAYER, LAYER, LAYER), update)
-    assert shapes(find_parameters(RankAnalysis(trace))) == [HEAD, LAYER, LAYER, LAYER]
+    assert shapes(find_parameters(analyse(trace))) == [HEAD, LAYER, LAYER, LAYER]
 
 
 def test_what_a_checkpoint_runs_again_inside_backward_ends_no_pass(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_what_a_checkpoint_runs_again_inside_backward_ends_no_pass(tmp_path: Pat
         return events
 
     trace = steps_of(tmp_path, recomputing, update)
-    assert shapes(find_parameters(RankAnalysis(trace))) == [LAYER] * 3
+    assert shapes(find_parameters(analyse(trace))) == [LAYER] * 3
 
 
 def test_a_loaders_thread_that_works_during_backward_ends_no_pass(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_a_loaders_thread_that_works_during_backward_ends_no_pass(tmp_path: Path
         return events + backward(start + 5, [LAYER, LAYER])
 
     trace = steps_of(tmp_path, loading, update)
-    assert shapes(find_parameters(RankAnalysis(trace))) == [LAYER] * 2
+    assert shapes(find_parameters(analyse(trace))) == [LAYER] * 2
 
 
 def test_a_generator_is_trained_through_its_discriminator(tmp_path: Path) -> None:
@@ -108,25 +109,25 @@ def test_a_generator_is_trained_through_its_discriminator(tmp_path: Path) -> Non
         passing(*DISCRIMINATOR, *GENERATOR),
         update,
     )
-    assert shapes(find_parameters(RankAnalysis(trace))) == sorted(DISCRIMINATOR + GENERATOR)
+    assert shapes(find_parameters(analyse(trace))) == sorted(DISCRIMINATOR + GENERATOR)
 
 
 def test_two_networks_of_one_kind_with_a_step_each_are_two(tmp_path: Path) -> None:
     trace = steps_of(tmp_path, passing(HEAD, LAYER), update, passing(HEAD, LAYER), update)
-    assert shapes(find_parameters(RankAnalysis(trace))) == [HEAD, HEAD, LAYER, LAYER]
+    assert shapes(find_parameters(analyse(trace))) == [HEAD, HEAD, LAYER, LAYER]
 
 
 def test_networks_that_share_some_shapes_are_both_counted(tmp_path: Path) -> None:
     trace = steps_of(tmp_path, passing(HEAD, LAYER), passing([3], LAYER), update)
-    assert shapes(find_parameters(RankAnalysis(trace))) == [[3], HEAD, LAYER, LAYER]
+    assert shapes(find_parameters(analyse(trace))) == [[3], HEAD, LAYER, LAYER]
 
 
 def test_without_shapes_or_backward_nothing_is_told(tmp_path: Path) -> None:
-    assert find_parameters(RankAnalysis(steps_of(tmp_path, update))) is None
+    assert find_parameters(analyse(steps_of(tmp_path, update))) is None
     steps_of(tmp_path, passing(HEAD), update)
     file = tmp_path / "made.json"
     file.write_text(file.read_text().replace('"Input Dims"', '"Nothing"'))
-    assert find_parameters(RankAnalysis(read_trace(file, cache=False))) is None
+    assert find_parameters(analyse(read_trace(file, cache=False))) is None
 
 
 # As PyTorch records it
@@ -140,7 +141,7 @@ def recorded(file: Path, train: Callable[[], None], steps: int = 3) -> RankAnaly
             train()
             profiler.step()
     profiler.export_chrome_trace(str(file))
-    return RankAnalysis(read_trace(file, cache=False))
+    return analyse(read_trace(file, cache=False))
 
 
 def elements(*models: Any) -> int:

@@ -12,6 +12,7 @@ from ddp_steps import MB, calibration, cpu_trace, ddp_trace, gpu_trace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benches import bench_for
 from stepscope import read_trace
 from stepscope.errors import UsageError
 from stepscope.explain.replay.schedule import step_ns
@@ -45,7 +46,9 @@ def truth(*steps_us: float) -> MeasuredSteps:
 
 def cpu_bench(folder: Path, *profiles: Profile, shape: tuple[int, int] = (512, 512)) -> Bench:
     trace = cpu_trace(folder, list(shape))
-    return Bench(trace, truth=truth(*[4500] * 9), profiles=profiles or (calibration(lost=0.0),))
+    return bench_for(
+        trace, measured=truth(*[4500] * 9), calibrations=profiles or (calibration(lost=0.0),)
+    )
 
 
 def ask(bench: Bench, *settings: str) -> Prediction:
@@ -79,7 +82,10 @@ def test_uneven_steps_make_more_workers_slower(tmp_path: Path) -> None:
     uneven = truth(4000, 4250, 4500, 4750, 5000)
     even = truth(*[4500] * 5)
     profile = calibration(8, alpha_us=0, us_per_mb=0, lost=0.0)
-    found = [ask(Bench(trace, truth=each, profile=profile), "workers=8") for each in (even, uneven)]
+    found = [
+        ask(bench_for(trace, measured=each, calibrations=(profile,)), "workers=8")
+        for each in (even, uneven)
+    ]
     expected = expected_maximum([4000, 4250, 4500, 4750, 5000], 8) / 4500
     assert found[1].predicted_ms - found[0].predicted_ms == pytest.approx(
         4.5 * (expected - 1), rel=0.001
@@ -92,7 +98,9 @@ def test_a_step_that_is_long_on_every_rank_is_left_out(tmp_path: Path) -> None:
     trace = cpu_trace(tmp_path, [512, 512])
     profile = calibration(8, alpha_us=0, us_per_mb=0, lost=0.0)
     steps = (truth(*[4500] * 9), truth(*[4500] * 9, 100_000))
-    found = [ask(Bench(trace, truth=each, profile=profile), "workers=8") for each in steps]
+    found = [
+        ask(bench_for(trace, measured=each, calibrations=(profile,)), "workers=8") for each in steps
+    ]
     assert found[0].predicted_ms == pytest.approx(found[1].predicted_ms)
 
 
@@ -231,7 +239,7 @@ def test_twice_the_bandwidth_halves_what_bytes_take_and_half_the_latency_the_res
 
 @pytest.mark.parametrize("setting", ["workers=2", "workers=2:strong", "bandwidth=1", "latency=1"])
 def test_workers_and_links_as_they_are_change_nothing(setting: str, tmp_path: Path) -> None:
-    bench = Bench(ddp_trace(tmp_path, elements=1 << 20, dur=900))
+    bench = bench_for(ddp_trace(tmp_path, elements=1 << 20, dur=900))
     now, same = ask(bench), ask(bench, setting)
     assert not same.refused
     assert (same.predicted_ms, same.low_ms, same.high_ms) == (
@@ -259,7 +267,7 @@ def test_what_a_share_of_the_batch_takes_on_a_cpu_is_a_guess_and_shows_it(tmp_pa
 
 
 def test_without_a_calibration_a_cpu_is_refused_and_told_what_to_do(tmp_path: Path) -> None:
-    bench = Bench(cpu_trace(tmp_path, [512, 512]), truth=truth(4500))
+    bench = bench_for(cpu_trace(tmp_path, [512, 512]), measured=truth(4500))
     found = ask(bench, "workers=4")
     assert found.predicted_ms == found.baseline_ms
     assert "stepscope calibrate --ranks 4" in found.refused[0]
@@ -269,7 +277,9 @@ def test_without_shapes_it_is_refused(tmp_path: Path) -> None:
     cpu_trace(tmp_path, [512, 512])
     path = tmp_path / "cpu.json"
     path.write_text(path.read_text().replace('"Input Dims"', '"Nothing"'))
-    found = ask(Bench(read_trace(path, cache=False), profile=calibration()), "workers=2")
+    found = ask(
+        bench_for(read_trace(path, cache=False), calibrations=(calibration(),)), "workers=2"
+    )
     assert "record_shapes=True" in found.refused[0]
 
 
@@ -306,7 +316,7 @@ def ddp_bench(folder: Path, **how: Any) -> Bench:
         2, alpha_us=100, us_per_mb=300 * MB / 4e6, kind="cuda", device="NVIDIA H200",
         backend="nccl",
     )  # fmt: skip
-    return Bench(trace, truth=truth(2500), profiles=(line,), **how)
+    return bench_for(trace, measured=truth(2500), calibrations=(line,), **how)
 
 
 def comm_us(bench: Bench, *settings: str) -> float:
@@ -342,7 +352,7 @@ def test_one_worker_of_a_job_exchanges_nothing(tmp_path: Path) -> None:
 
 def test_without_a_calibration_the_trace_itself_tells(tmp_path: Path) -> None:
     trace = ddp_trace(tmp_path, elements=1_000_000, dur=1000)
-    found = ask(Bench(trace, truth=truth(2500)), "workers=4")
+    found = ask(bench_for(trace, measured=truth(2500)), "workers=4")
     assert any("fastest in the trace" in line for line in found.assumptions)
 
 
@@ -353,7 +363,7 @@ def test_zero_shares_memory_by_the_formula(tmp_path: Path) -> None:
     categories = {"parameters": 400, "gradients": 400, "optimizer": 800, "activations": 1000}
     memory = Memory(peak_bytes=3000, categories=categories, **_nothing(Memory))
     trace = gpu_trace(tmp_path, [512, 512])
-    bench = Bench(trace, truth=truth(4500), memory=memory)
+    bench = bench_for(trace, measured=truth(4500), memory=memory)
     peaks = [ask(bench, "workers=4", f"zero={stage}").peak_bytes for stage in (1, 2, 3)]
     rest = 3000 - 1600
     assert peaks == [rest + 800 + 200, rest + 400 + 300, rest + 400]
@@ -470,7 +480,7 @@ def test_a_curve_starts_at_what_was_measured_and_loses_efficiency(tmp_path: Path
 
 def test_a_strong_curve_ends_where_a_worker_has_less_than_a_sample(tmp_path: Path) -> None:
     trace = cpu_trace(tmp_path, [512, 512])
-    bench = Bench(trace, truth=truth(4500), profile=calibration(lost=0.0))
+    bench = bench_for(trace, measured=truth(4500), calibrations=(calibration(lost=0.0),))
     bench.context = type(bench.context)(
         **{name: getattr(bench.context, name) for name in bench.context.__struct_fields__}
         | {"batch": 4}
@@ -481,7 +491,9 @@ def test_a_strong_curve_ends_where_a_worker_has_less_than_a_sample(tmp_path: Pat
 
 
 def test_a_curve_says_why_it_has_no_points(tmp_path: Path) -> None:
-    found = scaling_curve.curve(Bench(cpu_trace(tmp_path, [512, 512]), truth=truth(4500)), (1, 2))
+    found = scaling_curve.curve(
+        bench_for(cpu_trace(tmp_path, [512, 512]), measured=truth(4500)), (1, 2)
+    )
     assert [point.workers for point in found.points] == [1]
     assert "calibrate" in found.refused[0]
 
@@ -491,7 +503,7 @@ def test_a_curve_says_why_it_has_no_points(tmp_path: Path) -> None:
 
 def test_resnet_on_an_h200_scales_by_its_data_sheet(golden: Path) -> None:
     path = golden / "h200-resnet18/rank-00000/trace.json.gz"
-    bench = Bench(read_trace(path), truth=read_measured_steps(path))
+    bench = bench_for(read_trace(path), measured=read_measured_steps(path))
     found = ask(bench, "workers=8")
     assert 0.85 * 8 < found.throughput_factor < 8
     said = " ".join(found.assumptions)
@@ -507,7 +519,7 @@ def test_resnet_on_an_h200_scales_by_its_data_sheet(golden: Path) -> None:
 
 def test_ddp_over_one_rank_keeps_the_buckets_it_was_traced_with(shared: Path) -> None:
     path = shared / "traces/h200/gpt2s_b8_bf16_ddp1.json.gz"
-    bench = Bench(read_trace(path))
+    bench = bench_for(read_trace(path))
     found = ask(bench, "workers=8")
     told = found.assumptions[-1]
     # 163 million parameters of four bytes; the head's bucket is as large as its one gradient.
@@ -517,7 +529,7 @@ def test_ddp_over_one_rank_keeps_the_buckets_it_was_traced_with(shared: Path) ->
 
 def test_a_real_job_of_two_ranks_with_more_and_with_faster_links(shared: Path) -> None:
     path = shared / "traces/third_party/a100_nccl_rank0of2.json.gz"
-    bench = Bench(read_trace(path))
+    bench = bench_for(read_trace(path))
     more = ask(bench, "workers=8")
     assert not more.refused
     assert "over 2 ranks" in " ".join(more.assumptions)

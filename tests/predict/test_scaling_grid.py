@@ -11,6 +11,7 @@ import pytest
 from ddp_steps import calibration, cpu_trace, ddp_trace, gpu_trace
 from msgspec.structs import replace
 
+from benches import bench_for
 from stepscope import read_trace
 from stepscope.predict.contracted_step import sketch
 from stepscope.predict.order import in_order
@@ -111,7 +112,7 @@ def agree(
 
 def test_a_real_step_on_one_gpu(golden: Path) -> None:
     """With batch norms, whose statistics are sent before forward."""
-    bench = Bench(read_trace(golden / "h200-resnet18/rank-00000/trace.json.gz", cache=False))
+    bench = bench_for(read_trace(golden / "h200-resnet18/rank-00000/trace.json.gz", cache=False))
     assert find_crew(bench).sent_bytes
     assert agree(bench) > 15
     assert agree(bench, how=":strong") > 12
@@ -119,7 +120,7 @@ def test_a_real_step_on_one_gpu(golden: Path) -> None:
 
 def test_workers_that_differ(golden: Path) -> None:
     """The slowest of 256 takes some 1.2 times as long."""
-    bench = Bench(read_trace(golden / "h200-resnet18/rank-00000/trace.json.gz", cache=False))
+    bench = bench_for(read_trace(golden / "h200-resnet18/rank-00000/trace.json.gz", cache=False))
     rng = random.Random(1)
     steps = [round(bench.corrected.step_ns * math.exp(rng.gauss(0, 0.07))) for _ in range(100)]
     bench.context = replace(bench.context, steps_ns=tuple(steps))
@@ -130,7 +131,7 @@ def test_workers_that_differ(golden: Path) -> None:
 @pytest.mark.parametrize("lost", [None, 0.7])
 def test_a_cpu_whose_cores_are_shared(lost: float | None, tmp_path: Path) -> None:
     trace = cpu_trace(tmp_path, [512, 512])
-    bench = Bench(trace, profiles=(calibration(2, lost=lost),))
+    bench = bench_for(trace, calibrations=(calibration(2, lost=lost),))
     assert find_crew(bench).links[3].beside
     assert agree(bench, many=20, locals_=((),)) > 10
     assert agree(bench, many=20, locals_=((),), how=":strong") > 10
@@ -138,7 +139,7 @@ def test_a_cpu_whose_cores_are_shared(lost: float | None, tmp_path: Path) -> Non
 
 def test_a_gpu_with_calibrated_links(tmp_path: Path) -> None:
     nccl = calibration(2, kind="cuda", device="NVIDIA H200", backend="nccl", us_per_mb=500)
-    bench = Bench(gpu_trace(tmp_path, [2048, 512]), profiles=(nccl,))
+    bench = bench_for(gpu_trace(tmp_path, [2048, 512]), calibrations=(nccl,))
     crew = find_crew(bench)
     assert [way.bucket_mb for way in crew.ways] == [None, 1, 5, 10]
     assert agree(bench, many=20, locals_=((), ("cuda-graphs",))) > 10
@@ -147,7 +148,7 @@ def test_a_gpu_with_calibrated_links(tmp_path: Path) -> None:
 def test_a_job_that_exchanges_already(tmp_path: Path) -> None:
     """Its all-reduce keeps what it waits and moves its bytes at another pace."""
     nccl = calibration(2, kind="cuda", device="NVIDIA H200", backend="nccl", us_per_mb=100)
-    bench = Bench(ddp_trace(tmp_path, elements=1 << 20, dur=900), profiles=(nccl,))
+    bench = bench_for(ddp_trace(tmp_path, elements=1 << 20, dur=900), calibrations=(nccl,))
     crew = find_crew(bench)
     assert (crew.before, crew.retimed) == (2, True)
     assert agree(bench, many=20, locals_=((), ("batch=x2",))) > 10
@@ -165,19 +166,19 @@ def test_a_job_that_exchanges_already(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_steps_of_every_kind(name: str, shared: Path) -> None:
     """One GPU, DDP over one rank, waits every step, several streams that wait for one another."""
-    bench = Bench(read_trace(shared / f"traces/{name}.json.gz", cache=False))
+    bench = bench_for(read_trace(shared / f"traces/{name}.json.gz", cache=False))
     assert agree(bench) > 15
     assert agree(bench, how=":strong") > 5
 
 
 def test_what_cannot_be_known_says_what_to_do(tmp_path: Path) -> None:
-    bench = Bench(cpu_trace(tmp_path, [512, 512]))
+    bench = bench_for(cpu_trace(tmp_path, [512, 512]))
     with pytest.raises(CannotScale, match="stepscope calibrate --ranks 2"):
         find_crew(bench)
 
 
 def test_bucket_sizes_that_change_nothing_are_left_out(tmp_path: Path) -> None:
     """Three gradients of a MiB: in one bucket each, or all in one."""
-    bench = Bench(cpu_trace(tmp_path, [512, 512]), profiles=(calibration(2),))
+    bench = bench_for(cpu_trace(tmp_path, [512, 512]), calibrations=(calibration(2),))
     ways = find_crew(bench).ways
     assert [(way.bucket_mb, len(way.size_bytes)) for way in ways] == [(None, 2), (1, 3), (5, 1)]

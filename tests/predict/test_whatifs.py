@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from benches import bench_for
 from stepscope import UsageError, read_trace
 from stepscope.predict.whatif import Bench, parse
 from stepscope.predict.whatifs import HELP, WHATIFS
@@ -56,7 +57,7 @@ class H200:
                 steps=20, steps_ns=(ns,), step_ns=ns, wall_ns=ns, device_ns=None, phases_ns={}
             )
             trace = read_trace(self.folder / f"{name}.json.gz")
-            self._benches[name, measured] = Bench(trace, truth=truth if measured else None)
+            self._benches[name, measured] = bench_for(trace, measured=truth if measured else None)
         return self._benches[name, measured]
 
     def predict(self, name: str, *settings: str, measured: bool = True) -> Prediction:

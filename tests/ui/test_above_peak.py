@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from benches import bench_for
 from explain.build import write
 from explain.cpu_steps import LARGE, counters, load_of, steps
 from stepscope import explain_rank, read_trace
 from stepscope.explain.efficiency import above_peak
 from stepscope.explain.roofline import doubt_about
 from stepscope.explain.verdict import judge
-from stepscope.predict.whatif import Bench, parse
+from stepscope.predict.whatif import parse
 from stepscope.records.efficiency import Spot
 from stepscope.records.job import RankFolder
 from stepscope.records.profile import Profile
@@ -118,7 +119,7 @@ def test_a_busy_calibration_is_noted_by_explain_and_whatif(trace: Trace) -> None
     rank = explain_rank(trace, profile=BUSY)
     assert [note.detail for note in rank.quality if note.id == "busy-calibration"] == [said]
     assert "busy machine" in headline(efficiency_of(rank))
-    bench = Bench(trace, profile=BUSY, folder=RankFolder(load=load_of(counters())))
+    bench = bench_for(trace, calibrations=(BUSY,), folder=RankFolder(load=load_of(counters())))
     assert said in bench.predict([parse("threads=4")]).assumptions
     assert said not in bench.predict([parse("scale=mm:0.5")]).assumptions
 

@@ -15,11 +15,12 @@ from rich.console import Console
 import stepscope
 from stepscope.errors import NotCapturedError
 from stepscope.explain.explain_job import explain_also
+from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.predict.whatif import parse
 from stepscope.records.explanation import Advice, Explanation, Finding, Remedy
 from stepscope.records.job import RankSteps
 from stepscope.records.quality import Note
-from stepscope.trace.read import read_trace
+from stepscope.trace.rank_inputs import read_rank_inputs
 from stepscope.ui import advice as advice_room
 from stepscope.ui.advice import (
     REMEDIES,
@@ -33,11 +34,15 @@ from stepscope.ui.advice import (
 from stepscope.ui.cli.explain import command, explain_paths
 from stepscope.ui.contract import explanation_json
 from stepscope.ui.terminal.advice import advice_table
-from stepscope.ui.whatif import bench_of, saved_ms
+from stepscope.ui.whatif import make_bench, saved_ms
 
 SOURCE = Path(stepscope.__file__).parent
 RUN = Path(__file__).parent.parent / "golden/h200-resnet18"
 TRACE = RUN / "rank-00000/trace.json.gz"
+
+
+def analysed() -> RankAnalysis:
+    return RankAnalysis(read_rank_inputs(TRACE, cache=False))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +52,7 @@ def explained() -> Explanation:
 
 @pytest.fixture
 def foresight(explained: Explanation) -> Foresight:
-    return foresee(read_trace(TRACE, cache=False), explained.ranks[0])
+    return foresee(analysed(), explained.ranks[0])
 
 
 def advised(setting: str, saved: float, verdict: Any = "faster") -> Advice:
@@ -97,7 +102,7 @@ def test_a_remedy_is_told_in_milliseconds_saved_of_each_step(
         for remedy in finding.remedies
         if remedy.predicted_ms is not None
     }
-    bench = bench_of(read_trace(TRACE, cache=False), explained.ranks[0])
+    bench = make_bench(analysed(), explained.ranks[0])
     assert "bf16" in numbers
     for name, remedy in numbers.items():
         (setting,) = REMEDIES[name]
@@ -259,7 +264,7 @@ def test_a_defect_in_prediction_is_a_note_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("STEPSCOPE_DEBUG", raising=False)
-    monkeypatch.setattr(advice_room, "bench_of", broken)
+    monkeypatch.setattr(advice_room, "make_bench", broken)
     command.main([str(TRACE), "--json"], standalone_mode=False)
     body = json.loads(capsys.readouterr().out)
     assert [note["id"] for note in body["quality"]] == ["not-predicted"]
@@ -278,8 +283,8 @@ def test_a_step_that_cannot_be_replayed_has_no_advice_and_no_note(
     def untold(*_: Any) -> Any:
         raise NotCapturedError("no steps")
 
-    monkeypatch.setattr(advice_room, "bench_of", untold)
-    seen = foresee(read_trace(TRACE, cache=False), explained.ranks[0])
+    monkeypatch.setattr(advice_room, "make_bench", untold)
+    seen = foresee(analysed(), explained.ranks[0])
     assert seen == Foresight(path=explained.ranks[0].path)
     assert advise(explained, seen) == explained
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from benches import bench_for
 from stepscope.errors import UsageError
-from stepscope.predict.whatif import Bench, parse
+from stepscope.predict.whatif import parse
 from stepscope.predict.whatifs import WHATIFS
 from stepscope.trace.read import read_trace
 
@@ -35,7 +36,7 @@ def test_a_what_if_of_ones_own_works_like_the_others(monkeypatch: pytest.MonkeyP
     own: dict[str, Any] = {}
     exec(SECOND, own)
     monkeypatch.setitem(WHATIFS, "faster", own["apply"])
-    bench = Bench(read_trace(TRACE))
+    bench = bench_for(read_trace(TRACE))
     before = bench.predict([])
     after = bench.predict([parse("faster=conv|cudnn|xmma|cutlass:2")])
     assert after.predicted_ms < 0.9 * before.predicted_ms

@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 import snapshots
+from benches import bench_for
 from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputError, UsageError
-from stepscope.predict.whatif import Bench
 from stepscope.predict.whatifs import HELP
 from stepscope.records.prediction import Prediction, Setting
 from stepscope.records.promise import Delivery, Promise, Workload
@@ -224,7 +224,7 @@ def test_a_history_of_other_changes_moves_nothing() -> None:
 def test_json_has_the_agreed_names_first_and_the_benchs_numbers(whatif: Any) -> None:
     body = json.loads(whatif(TRACE, "--set", "precision=bf16", "--json"))
     assert tuple(body)[: len(CONTRACT)] == CONTRACT
-    bench = Bench(read_trace(TRACE), truth=read_measured_steps(TRACE))
+    bench = bench_for(read_trace(TRACE), measured=read_measured_steps(TRACE))
     expected = bench.predict([_setting("precision=bf16")])
     assert body["schema"] == 1
     assert body["baseline_ms"] == pytest.approx(expected.baseline_ms, rel=1e-6)

@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 
 from stepscope.explain.call_tree import group
-from stepscope.explain.flops.pieces import choose, cut
 from stepscope.explain.replay.cpu_overhead import event_cost_ns
 from stepscope.explain.threading_gain import speedup
 
@@ -94,16 +93,12 @@ class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
         return self.long_ns / self.own_ns if self.own_ns else 0.0
 
 
-def measure_cpu_use(
-    analysis: RankAnalysis, load: HostLoad | None, ceilings: Ceilings | None
-) -> CpuUse | None:
+def measure_cpu_use(analysis: RankAnalysis) -> CpuUse | None:
     """None where an accelerator computes, or no operator was recorded."""
-    trace, costs = analysis.trace, analysis.costs
-    if not analysis.work.on_host:
+    if not analysis.work.on_host or not len(analysis.pieces):
         return None
-    pieces = cut(trace, analysis.work, costs, choose(analysis.steps))
-    if not len(pieces):
-        return None
+    trace, costs, pieces = analysis.trace, analysis.costs, analysis.pieces
+    load, ceilings = analysis.inputs.host_load, analysis.ceilings
     calls = _Calls(pieces, trace, costs, event_cost_ns(trace, analysis.slowness))
     work = _work_ns(costs, calls.rows, ceilings)
     steady = np.minimum(calls.own_ns, STALL * calls.quick_ns)

@@ -15,8 +15,7 @@ from stepscope.explain.flops.compiled import PREFIX
 from stepscope.explain.flops.cost import MATMUL_LIKE
 from stepscope.explain.flops.dtypes import DTYPES
 from stepscope.explain.flops.kernel_names import read_name
-from stepscope.explain.flops.pieces import choose, cut
-from stepscope.explain.roofline import find_ceilings, list_spots
+from stepscope.explain.roofline import list_spots
 from stepscope.explain.work import named, rows_named
 from stepscope.records.efficiency import DtypeUse, Efficiency
 from stepscope.records.quality import Note
@@ -34,10 +33,7 @@ if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.records.efficiency import Ceilings
     from stepscope.records.explanation import StepTime
-    from stepscope.records.profile import Profile
     from stepscope.records.trace import Trace
-
-__all__ = ["find_ceilings", "measure_efficiency"]
 
 _HALF = ("fp16", "bf16", "fp8", "fp4")
 _WORTH_SAYING = 0.01
@@ -51,13 +47,10 @@ _WRONG_PEAK = {
 }
 
 
-def measure_efficiency(
-    analysis: RankAnalysis, step_ms: StepTime, profile: Profile | None = None
-) -> Efficiency | None:
+def measure_efficiency(analysis: RankAnalysis, step_ms: StepTime) -> Efficiency | None:
     """None where the device did nothing that could be measured."""
-    trace, work, steps, costs = analysis.trace, analysis.work, analysis.steps, analysis.costs
-    chosen = choose(steps)
-    pieces = cut(trace, work, costs, chosen)
+    trace, work, costs = analysis.trace, analysis.work, analysis.costs
+    chosen, pieces, ceilings = analysis.steady_steps, analysis.pieces, analysis.ceilings
     if not pieces.compute.any():
         return None
     rows = np.flatnonzero(costs.counted)
@@ -65,7 +58,6 @@ def measure_efficiency(
     hardware, model = (
         round(int(column[rows].sum()) / chosen.count) for column in (costs.flops, costs.model_flops)
     )
-    ceilings = find_ceilings(trace, profile)
     uses = _by_dtype(trace, costs, pieces, rows, ceilings, on_host=work.on_host)
     dtype = max(uses, key=lambda use: use.flops).dtype if uses else None
     peak = ceilings.flops.get(dtype) if ceilings and dtype else None

@@ -12,15 +12,11 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from stepscope.errors import StepscopeError, UnreadableInputError
-from stepscope.explain.explain_rank import explain_rank
-from stepscope.explain.memory.account import look_beside
+from stepscope.explain.explain_rank import explain_analysis
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.truncate_tables import shorten
 from stepscope.trace.discover import on_disk
-from stepscope.trace.measured_steps import read_measured_steps
-from stepscope.trace.profiles import find_profile
-from stepscope.trace.rank_folder import read_rank_folder
-from stepscope.trace.read import read_trace
+from stepscope.trace.rank_inputs import read_rank_inputs
 from stepscope.trace.regular_files import head_of
 from stepscope.trace.snapshot_pickle import is_pickle
 
@@ -29,8 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stepscope.records.explanation import RankExplanation
-    from stepscope.records.job import RankFolder
-    from stepscope.records.profile import Profile
     from stepscope.records.trace import Trace
     from stepscope.trace.discover import TraceFile
     from stepscope.trace.files import Progress
@@ -59,30 +53,23 @@ def explain_file(
                 from stepscope.explain.snapshot_rank import explain_snapshot
 
                 return explain_snapshot(path, str(file), memory_limit), None
-            trace = replace(read_trace(path, cache=cache, progress=progress), path=str(file))
-            folder, analysis = read_rank_folder(path), RankAnalysis(trace)
-            rank = explain_rank(
-                trace,
-                read_measured_steps(path, slowest),
-                folder,
-                _calibration(trace, folder),
-                look_beside(path, memory_limit),
-                analysis,
+            inputs = read_rank_inputs(
+                path,
+                name=str(file),
+                cache=cache,
+                memory_limit=memory_limit,
+                slowest=slowest,
+                progress=progress,
             )
+            analysis = RankAnalysis(inputs)
+            rank = explain_analysis(analysis)
     except UnreadableInputError as error:
         return error
     except MemoryError:
         return UnreadableInputError(f"{file}: there is not enough memory to read it")
-    made = alone(analysis, rank) if alone else also(trace, rank) if also else None
+    made = alone(analysis, rank) if alone else also(inputs.trace, rank) if also else None
     rank = replace(rank, gaps=None)
     return (rank if most_rows is None else shorten(rank, most_rows)), made
-
-
-def _calibration(trace: Trace, folder: RankFolder | None) -> Profile | None:
-    """Of the machine that the rank ran on; a bare trace does not say which that was."""
-    if folder is None or folder.host is None:
-        return None
-    return find_profile(folder.host, kind=trace.kind, device=trace.device_name, skip_broken=True)
 
 
 def explain_one_of_many(

@@ -17,6 +17,7 @@ from stepscope.records.quality import Note
 from stepscope.records.words import counted
 from stepscope.trace.discover import find_traces, named_file
 from stepscope.trace.measured_steps import slowest_in_step
+from stepscope.trace.profiles import find_calibrations
 from stepscope.trace.remote import is_url
 from stepscope.trace.run_state import run_notes
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from stepscope.explain.explain_file import Alone, Also, Outcome
     from stepscope.records.explanation import Explanation, RankExplanation
     from stepscope.records.nccl import NcclSummary
+    from stepscope.records.profile import Profile
     from stepscope.trace.discover import TraceFile
     from stepscope.trace.files import Progress
 
@@ -86,7 +88,9 @@ def explain_also(
     notes += _of_runs(paths)
     if len(files) > MANY_RANKS:
         notes.append(Note(id="short-tables", detail=_SHORT_TABLES))
-    explanation = judge(tuple(ranks[i] for i in order), tuple(notes), _nccl(paths))
+    explanation = judge(
+        tuple(ranks[i] for i in order), tuple(notes), _nccl(paths), _calibrations(ranks[order[0]])
+    )
     if later and also and also_for:
         return explanation, _second_look(explanation, files, cache, also, also_for, engine)
     return explanation, [done[i][1] for i in order if done[i][1] is not None]
@@ -233,6 +237,12 @@ def _of_runs(paths: Sequence[str | Path]) -> list[Note]:
     """Runs that are not over, or were left open, or could not write all they had."""
     folders = [Path(path) for path in paths if not is_url(str(path)) and Path(path).is_dir()]
     return [note for folder in folders for note in run_notes(folder)]
+
+
+def _calibrations(first: RankExplanation) -> tuple[Profile, ...]:
+    """Of the host that the first rank ran on; a bare trace does not say where that was."""
+    host = first.part.host
+    return find_calibrations(host, first.kind) if host else ()
 
 
 def _nccl(paths: Sequence[str | Path]) -> NcclSummary | None:

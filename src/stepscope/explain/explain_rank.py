@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.explain.budget import make_budget
-from stepscope.explain.collective_calls import list_calls
 from stepscope.explain.collectives import list_collectives
 from stepscope.explain.copies import list_copies
 from stepscope.explain.cpu_use import measure_cpu_use
@@ -13,7 +12,7 @@ from stepscope.explain.device_time import carry_back
 from stepscope.explain.efficiency import about_peaks, measure_efficiency
 from stepscope.explain.findings import find_all
 from stepscope.explain.findings.evidence import Evidence
-from stepscope.explain.idle import split_idle, watch_host
+from stepscope.explain.idle import split_idle
 from stepscope.explain.kernels import list_kernels
 from stepscope.explain.launches import describe_launches
 from stepscope.explain.membership import find_membership
@@ -22,18 +21,16 @@ from stepscope.explain.modules import list_modules
 from stepscope.explain.operators import list_operators
 from stepscope.explain.python_functions import list_lines
 from stepscope.explain.rank_analysis import RankAnalysis
-from stepscope.explain.rank_steps import measure_pace
 from stepscope.explain.record_step import budget_of_record, with_correction, with_truth
-from stepscope.explain.strategies import find_strategies
 from stepscope.explain.syncs import list_syncs
 from stepscope.explain.timeline import divide
 from stepscope.explain.window_kernels import launched_in
 from stepscope.records.explanation import RankExplanation, StepTime
 from stepscope.records.job import RankPart
 from stepscope.records.quality import Note
+from stepscope.records.rank_inputs import RankInputs
 
 if TYPE_CHECKING:
-    from stepscope.explain.memory.account import Beside
     from stepscope.explain.work import Work
     from stepscope.records.explanation import Steps
     from stepscope.records.job import RankFolder
@@ -47,37 +44,42 @@ def explain_rank(
     truth: MeasuredSteps | None = None,
     folder: RankFolder | None = None,
     profile: Profile | None = None,
-    beside: Beside | None = None,
-    analysis: RankAnalysis | None = None,
 ) -> RankExplanation:
-    """Every number of one rank: from its trace, from steps measured without the profiler, from what
-    capture wrote beside them, and from what calibration found that its machine can do. What was
-    found for others already, or will be asked for again, is in the analysis."""
-    analysis = analysis or RankAnalysis(trace)
-    work, steps = analysis.work, analysis.steps
-    timeline = analysis.timeline
-    host = watch_host(trace, work)
+    """Every number of one rank: from its trace, and from the steps measured without the profiler,
+    the rank's folder and its machine's calibration, when they are given."""
+    calibrations = (profile,) if profile else ()
+    inputs = RankInputs(trace=trace, measured=truth, folder=folder, calibrations=calibrations)
+    return explain_analysis(RankAnalysis(inputs))
+
+
+def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
+    """As `explain_rank`; what it computes stays in the analysis for whoever comes next."""
+    trace, folder = analysis.trace, analysis.inputs.folder
+    work, steps, timeline, host = (
+        analysis.work,
+        analysis.steps,
+        analysis.timeline,
+        analysis.host_time,
+    )
     idle, gaps = split_idle(trace, work, host)
     window = (steps.window_start_ns, steps.window_end_ns)
     in_step, idle_in_step, gaps_in_step = timeline, idle, gaps
     if steps.cycles_ns:
         in_step = divide(work, window)
         idle_in_step, gaps_in_step = split_idle(trace, work, host, window)
-    step_ms = with_truth(StepTime(profiled=analysis.profiled_ms), truth)
+    step_ms = with_truth(StepTime(profiled=analysis.profiled_ms), analysis.inputs.measured)
     step_ms = with_correction(step_ms, analysis)
     profiled_budget = make_budget(steps, step_ms, in_step, idle_in_step)
     budget = budget_of_record(profiled_budget, step_ms, on_host=work.on_host)
-    efficiency = measure_efficiency(analysis, step_ms, profile)
+    efficiency = measure_efficiency(analysis, step_ms)
     device_time = carry_back(trace, work)
     kernels = list_kernels(trace, work, steps)
     launches = describe_launches(trace, work)
     copies = list_copies(trace, work)
     syncs = list_syncs(trace)
-    calls, call_rows = list_calls(trace, work, steps, folder)
-    pace = measure_pace(trace, work, steps)
+    (calls, _), pace = analysis.collective_calls, analysis.rank_steps
     collectives = list_collectives(calls)
-    strategies = find_strategies(trace, work, calls, call_rows, pace, folder)
-    memory = explain_memory(trace, steps, strategies, beside)
+    memory = explain_memory(analysis)
     findings = find_all(
         Evidence(
             trace=trace,
@@ -95,12 +97,8 @@ def explain_rank(
             collectives=collectives,
             efficiency=efficiency,
             memory=memory,
-            cpu=measure_cpu_use(
-                analysis,
-                folder.load if folder else None,
-                efficiency.ceilings if efficiency else None,
-            ),
-            strategies=strategies,
+            cpu=analysis.compute_once(measure_cpu_use),
+            strategies=analysis.strategies,
             layout=folder.layout if folder else {},
             cycles=max(1, len(steps.cycles_ns)),
         )
@@ -135,14 +133,14 @@ def explain_rank(
             world_size=trace.world_size,
             member=find_membership(folder, trace, calls, pace),
         ),
-        strategies=strategies,
+        strategies=analysis.strategies,
         findings=findings,
         quality=(
             *trace.quality,
             *_notes(trace, work, steps),
             *(about_peaks(efficiency) if efficiency else ()),
             *(folder.notes if folder else ()),
-            *(beside.notes if beside else ()),
+            *analysis.inputs.memory.notes,
         ),
         efficiency=efficiency,
         memory=memory,

@@ -1,35 +1,62 @@
-"""What explaining a rank and trying changes on its step both start from."""
+"""One rank's analysis, which explaining the rank and predicting its step share."""
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.errors import NotCapturedError
 from stepscope.explain.budget import step_time
+from stepscope.explain.collective_calls import list_calls
 from stepscope.explain.flops import count_costs
+from stepscope.explain.flops.pieces import choose, cut
+from stepscope.explain.idle import watch_host
 from stepscope.explain.memory.model import read_calls
+from stepscope.explain.rank_steps import measure_rank_steps
 from stepscope.explain.replay.overhead import correct, find_slowness
 from stepscope.explain.replay.typical import typical_step
+from stepscope.explain.roofline import find_ceilings
 from stepscope.explain.steps import find_steps
+from stepscope.explain.strategies import find_strategies
 from stepscope.explain.timeline import divide
 from stepscope.explain.work import find_work
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
     from stepscope.explain.flops import Costs
+    from stepscope.explain.flops.pieces import Chosen, Pieces
+    from stepscope.explain.idle import HostTime
     from stepscope.explain.memory.model import StepCalls
     from stepscope.explain.replay.overhead import Corrected
     from stepscope.explain.replay.typical import Typical
     from stepscope.explain.work import Work
+    from stepscope.records.efficiency import Ceilings
     from stepscope.records.explanation import Steps, Timeline
-    from stepscope.records.trace import Trace
+    from stepscope.records.job import Calls, RankSteps
+    from stepscope.records.rank_inputs import RankInputs
+    from stepscope.records.strategies import RankStrategy
+
+_T = TypeVar("_T")
 
 
 class RankAnalysis:
-    """Of one trace. Each part is found when it is first asked for, and then once only."""
+    """Each part is computed when it is first asked for, and only once."""
 
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
+    def __init__(self, inputs: RankInputs) -> None:
+        self.inputs = inputs
+        self.trace = inputs.trace
+        self._results: dict[Callable[[RankAnalysis], Any], Any] = {}
+
+    def compute_once(self, function: Callable[[RankAnalysis], _T]) -> _T:
+        """What the function makes of this analysis, for functions of modules that import this."""
+        if function not in self._results:
+            self._results[function] = function(self)
+        result: _T = self._results[function]
+        return result
 
     @cached_property
     def work(self) -> Work:
@@ -45,6 +72,10 @@ class RankAnalysis:
         return divide(self.work)
 
     @cached_property
+    def host_time(self) -> HostTime:
+        return watch_host(self.trace, self.work)
+
+    @cached_property
     def profiled_ms(self) -> float | None:
         """The step as it was recorded."""
         return step_time(self.steps, self.timeline).profiled
@@ -54,30 +85,69 @@ class RankAnalysis:
         return count_costs(self.trace, self.work, self.steps)
 
     @cached_property
-    def calls(self) -> StepCalls | None:
-        """Operators of a step's forward that tell the batch and the model."""
+    def steady_steps(self) -> Chosen:
+        """The steps that amounts per step are averaged over."""
+        return choose(self.steps)
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """The device's work in the steady steps."""
+        return cut(self.trace, self.work, self.costs, self.steady_steps)
+
+    @cached_property
+    def ceilings(self) -> Ceilings | None:
+        """The rates that the device can reach."""
+        return find_ceilings(self.trace, self.inputs.profile)
+
+    @cached_property
+    def forward_calls(self) -> StepCalls | None:
+        """Operators of a step's forward pass, which show the batch and the model."""
         return read_calls(self.trace, self.steps)
 
     @cached_property
+    def collective_calls(self) -> tuple[Calls, NDArray[np.int32]]:
+        """The calls in order of arrival, and the host event that made each."""
+        return list_calls(self.trace, self.work, self.steps, self.inputs.folder)
+
+    @cached_property
+    def rank_steps(self) -> RankSteps:
+        return measure_rank_steps(self.trace, self.work, self.steps)
+
+    @cached_property
+    def strategies(self) -> tuple[RankStrategy, ...]:
+        calls, rows = self.collective_calls
+        return find_strategies(
+            self.trace,
+            self.work,
+            calls,
+            rows,
+            self.rank_steps,
+            self.inputs.folder,
+            self.inputs.memory.captured,
+        )
+
+    @cached_property
     def slowness(self) -> float | None:
-        """How slow recording made the host; None where the trace does not tell."""
+        """How much recording slowed the host; None when the trace does not show it."""
         return find_slowness(self.trace)
 
     @cached_property
     def typical(self) -> Typical:
-        """Raises NotCapturedError for a trace that holds no work. Its calls' operators are not
-        told: `replay.build.describe` adds them."""
+        """Raises NotCapturedError for a trace without work. `replay.build.describe` adds the
+        operators of its calls."""
         return typical_step(self.trace, self.work, self.steps, described=False)
 
     @cached_property
     def corrected(self) -> Corrected | None:
-        """The typical step freed of the profiler's cost by the calibrated constants. None where the
-        trace shows no steady steps, where nothing tells how slow recording made them, and where it
-        comes out no shorter than it was recorded."""
+        """The typical step without the profiler's cost, by the calibrated constants.
+
+        None when the trace has no steady steps, when nothing shows how much recording slowed them,
+        and when the result is not shorter than the recorded step.
+        """
         if not self.steps.cycles_ns or self.slowness is None:
             return None
         try:
-            found = correct(self.typical.graph, self.trace, slowness=self.slowness)
+            step = correct(self.typical.graph, self.trace, slowness=self.slowness)
         except NotCapturedError:
             return None
-        return found if 0 < found.step_ns < 1e6 * (self.profiled_ms or 0.0) else None
+        return step if 0 < step.step_ns < 1e6 * (self.profiled_ms or 0.0) else None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"#(\d{1,18})(?!\d)")
 
 
-def measure_pace(trace: Trace, work: Work, steps: Steps) -> RankSteps:
+def measure_rank_steps(trace: Trace, work: Work, steps: Steps) -> RankSteps:
     """Over device cycles where there are any, marked steps on the CPU, else the whole window."""
     edges, numbers = step_edges(steps, work)
     sets = [

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from stepscope.explain.budget import mean_budget, stretched
 from stepscope.records.explanation import Explanation, called
-from stepscope.trace.profiles import load_profiles
 
 if TYPE_CHECKING:
     from stepscope.records.explanation import Budget, Finding, RankExplanation
@@ -29,10 +28,11 @@ def judge(
     ranks: tuple[RankExplanation, ...],
     notes: tuple[Note, ...],
     nccl: NcclSummary | None = None,
+    calibrations: tuple[Profile, ...] = (),
 ) -> Explanation:
-    """The gravest finding is the verdict."""
+    """The gravest finding is the verdict. `calibrations` are those of the first rank's host."""
     budget = mean_budget(ranks)
-    job, strategies, together = _together(ranks, budget)
+    job, strategies, together = _together(ranks, budget, calibrations)
     findings = _merge(ranks, (*together, *(nccl.findings if nccl else ())))
     top = findings[0]
     whose = called(ranks, top.rank) if len(ranks) > 1 and top.rank is not None else ""
@@ -60,7 +60,7 @@ def _once(notes: tuple[Note, ...]) -> tuple[Note, ...]:
 
 
 def _together(
-    ranks: tuple[RankExplanation, ...], budget: Budget
+    ranks: tuple[RankExplanation, ...], budget: Budget, calibrations: tuple[Profile, ...]
 ) -> tuple[Job | None, tuple[Strategy, ...], tuple[Finding, ...]]:
     """The job, how it is spread over its ranks, and what only several of them show."""
     alone = len(ranks) == 1
@@ -76,7 +76,7 @@ def _together(
     from stepscope.explain.stragglers import costs_of_record
 
     parts = [replace(rank.part, rank=rank.rank or 0) for rank in ranks]
-    job = costs_of_record(join_ranks(parts, _calibrations(ranks[0])), budget.step_ms)
+    job = costs_of_record(join_ranks(parts, calibrations), budget.step_ms)
     strategies = _of_record(join_strategies(spread, job.clock), ranks, budget.step_ms)
     return job, strategies, find_in_job(job, strategies)
 
@@ -93,13 +93,6 @@ def _of_record(
         budget = stretched(mean_budget(members), step_ms)
         found.append(strategy_of_record(strategy, budget, [rank.part.pace for rank in members]))
     return tuple(found)
-
-
-def _calibrations(first: RankExplanation) -> list[Profile]:
-    """Of the host that the first rank ran on; a bare trace does not say where that was."""
-    host = first.part.host
-    found = load_profiles(host, skip_broken=True) if host else ()
-    return [profile for profile in found if profile.kind == first.kind]
 
 
 def _merge(

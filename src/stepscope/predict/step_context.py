@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stepscope.explain.cpu_use import CpuUse
     from stepscope.explain.flops import Costs
     from stepscope.explain.memory.model import StepCalls
+    from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.explain.replay.graph import Flags, Floats, Ints, StepGraph
     from stepscope.explain.work import Work
     from stepscope.predict.optimizer_updates import Rule
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from stepscope.predict.scale_out import Exchange, Plan
     from stepscope.records.efficiency import Ceilings
     from stepscope.records.explanation import Steps
-    from stepscope.records.job import Job, RankFolder
+    from stepscope.records.job import Job
     from stepscope.records.memory import Memory
     from stepscope.records.profile import Profile
     from stepscope.records.trace import Trace
@@ -49,6 +50,7 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
 class StepContext(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One rank's typical step, without the profiler's cost."""
 
+    analysis: RankAnalysis
     trace: Trace
     work: Work
     steps: Steps
@@ -57,7 +59,6 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     parameters: Parameters | None
     ceilings: Ceilings | None
     memory: Memory | None = None
-    profile: Profile | None = None
     calls: StepCalls | None = None  # of a step's forward, where shapes were recorded
     batch: int | None = None
     rule: Rule = ADAM  # of the optimizer
@@ -66,7 +67,6 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     multiprocessors: int = USUAL_MULTIPROCESSORS
     # What more workers are predicted from, and the exchange as it was planned last.
     profiles: tuple[Profile, ...] = ()
-    folder: RankFolder | None = None
     cpu: CpuUse | None = None  # of a step that computes on the CPU
     job: Job | None = None
     steps_ns: tuple[int, ...] = ()  # as measured, without the profiler where a run tells

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from stepscope.explain.collective_calls import count_elements, list_calls
+from stepscope.explain.collective_calls import count_elements
 from stepscope.explain.collectives import DTYPE_BYTES
-from stepscope.explain.rank_steps import measure_pace
-from stepscope.explain.strategies import find_strategies
 from stepscope.explain.work import Kind, rows_named
 from stepscope.predict.buckets import ACCUMULATE, Buckets, places_behind, rows_in_step
 from stepscope.predict.transfers import Seen
@@ -64,13 +62,12 @@ def split_waiting(
 
 def find_traced(context: StepContext, graph: StepGraph) -> Traced | None:
     """None for a step that exchanges nothing."""
-    trace, work, steps = context.trace, context.work, context.steps
-    calls, row = list_calls(trace, work, steps, context.folder)
+    trace = context.trace
+    calls, row = context.analysis.collective_calls
     if not len(calls):
         return _alone(context, graph)
-    pace = measure_pace(trace, work, steps)
-    found = find_strategies(trace, work, calls, row, pace, context.folder)
-    otherwise = next((why for s in found if (why := _SPREAD_OUT.get(type(s)))), None)
+    strategies = context.analysis.strategies
+    otherwise = next((why for s in strategies if (why := _SPREAD_OUT.get(type(s)))), None)
     mine = _of_backward(context, row) & (calls.kind == KINDS.index("all_reduce"))
     ranks = _group_size(calls, mine) or trace.world_size or 1
     tasks, of = _tasks(context, graph, calls, mine)

@@ -12,11 +12,9 @@ from msgspec.structs import replace
 from stepscope.errors import UsageError
 from stepscope.explain.cpu_use import measure_cpu_use
 from stepscope.explain.memory.model import find_batch
-from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.replay.build import describe
 from stepscope.explain.replay.overhead import as_recorded, correct
 from stepscope.explain.replay.schedule import step_ns
-from stepscope.explain.roofline import find_ceilings
 from stepscope.predict.optimizer_updates import find_rule
 from stepscope.predict.order import SAME_PEAK, WITHOUT_CEILINGS, in_order
 from stepscope.predict.parameters import find_parameters
@@ -30,13 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stepscope.explain.memory.model import StepCalls
+    from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.explain.replay.overhead import Corrected
     from stepscope.predict.whatifs import Apply
-    from stepscope.records.job import Job, RankFolder
-    from stepscope.records.measured_steps import MeasuredSteps
+    from stepscope.records.job import Job
     from stepscope.records.memory import Memory
-    from stepscope.records.profile import Profile
-    from stepscope.records.trace import Trace
 
 # Of a change twice as large the error is about twice as large.
 OF_CHANGE = 0.08
@@ -62,48 +58,32 @@ class Bench:
     """A step that changes can be tried on, read and corrected once."""
 
     def __init__(
-        self,
-        trace: Trace,
-        *,
-        truth: MeasuredSteps | None = None,
-        memory: Memory | None = None,
-        profile: Profile | None = None,
-        profiles: Sequence[Profile] = (),
-        folder: RankFolder | None = None,
-        job: Job | None = None,
-        analysis: RankAnalysis | None = None,
+        self, analysis: RankAnalysis, *, memory: Memory | None = None, job: Job | None = None
     ) -> None:
-        analysis = analysis or RankAnalysis(trace)
-        work, steps, costs, typical = (
-            analysis.work,
-            analysis.steps,
-            analysis.costs,
-            analysis.typical,
-        )
-        self.profiled_ns = step_ns(typical.graph)
-        corrected = _step_of_record(analysis, truth)
+        trace, work, steps = analysis.trace, analysis.work, analysis.steps
+        measured = analysis.inputs.measured
+        self.profiled_ns = step_ns(analysis.typical.graph)
+        corrected = _step_of_record(analysis)
         graph = describe(trace, work, corrected.graph)
         self.corrected: Corrected = replace(corrected, graph=graph)
         device = find_device(trace.device_name or "")
-        ceilings = find_ceilings(trace, profile)
         context = StepContext(
+            analysis=analysis,
             trace=trace,
             work=work,
             steps=steps,
             graph=graph,
-            costs=costs,
+            costs=analysis.costs,
             parameters=find_parameters(analysis),
-            ceilings=ceilings,
+            ceilings=analysis.ceilings,
             memory=memory,
-            profile=profile,
-            calls=analysis.calls,
-            batch=_batch(analysis.calls),
+            calls=analysis.forward_calls,
+            batch=_batch(analysis.forward_calls),
             multiprocessors=device.multiprocessors if device else 108,
-            profiles=tuple(profiles) or ((profile,) if profile else ()),
-            folder=folder,
-            cpu=measure_cpu_use(analysis, folder.load if folder else None, ceilings),
+            profiles=analysis.inputs.calibrations,
+            cpu=analysis.compute_once(measure_cpu_use),
             job=job,
-            steps_ns=truth.steps_ns if truth else steps.cycles_ns,
+            steps_ns=measured.steps_ns if measured else steps.cycles_ns,
         )
         self.context = replace(context, rule=find_rule(context))
 
@@ -202,11 +182,11 @@ class Bench:
         )
 
 
-def _step_of_record(analysis: RankAnalysis, truth: MeasuredSteps | None) -> Corrected:
+def _step_of_record(analysis: RankAnalysis) -> Corrected:
     """As `explain` has it: measured, else freed of the profiler's cost, else as recorded."""
-    graph = analysis.typical.graph
-    if truth is not None:
-        return correct(graph, analysis.trace, truth=truth, slowness=analysis.slowness)
+    graph, measured = analysis.typical.graph, analysis.inputs.measured
+    if measured is not None:
+        return correct(graph, analysis.trace, truth=measured, slowness=analysis.slowness)
     return analysis.corrected or as_recorded(
         graph, analysis.trace, 1e6 * (analysis.profiled_ms or 0.0)
     )

@@ -17,7 +17,7 @@ from stepscope.trace.decode import Oddities
 from stepscope.trace.side_files import read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 STEPS = "steps.jsonl"
@@ -54,14 +54,20 @@ class StepRow(msgspec.Struct, frozen=True):
 
 
 def read_measured_steps(trace: Path, slowest: Path | None = None) -> MeasuredSteps | None:
-    """The truth beside a trace of a run folder; None where there is none.
+    """The steps measured next to a trace of a run folder; None when there are none."""
+    return summarise_steps(_rows(trace.parent / STEPS), slowest)
 
-    Only plain steps count: not those of the window or of the memory capture, nor one whose
-    beginning or end was not seen. A line that a kill cut short is left out. The device's own time
-    is the step where it is known: a host that runs ahead ends its steps early. `slowest` is the
-    trace of the rank whose steps are everybody's (see `slowest_in_step`).
+
+def summarise_steps(
+    all_rows: Iterable[StepRow], slowest: Path | None = None
+) -> MeasuredSteps | None:
+    """Medians over the plain steps; None when there are none.
+
+    The step is the device's own time when that is known: a host that runs ahead ends its steps
+    early. `slowest` is the trace of the rank whose steps count for the whole job (see
+    `slowest_in_step`).
     """
-    rows = plain_steps(trace.parent / STEPS)
+    rows = list(filter(_is_plain, all_rows))
     if not rows:
         return None
     from statistics import median  # 4 ms, and most traces have no such file

@@ -1,4 +1,4 @@
-"""memory.json, and bytes per step in steps.jsonl: what capture wrote about a rank's memory."""
+"""memory.json: what capture wrote about a rank's memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from stepscope.records.memory import CATEGORIES, CapturedMemory
 from stepscope.trace.decode import Oddities, shown
-from stepscope.trace.measured_steps import STEPS, read_steps
 from stepscope.trace.rank_folder import MEMORY
 from stepscope.trace.side_files import read_record
 
@@ -45,14 +44,6 @@ def read_memory(folder: Path) -> dict[str, Any] | None:
     """memory.json of a rank's folder in its own words; None where it was not captured."""
     captured, _ = read_captured(folder)
     return None if captured is None else to_builtins(captured)
-
-
-def read_step_bytes(folder: Path) -> tuple[tuple[tuple[int, int], ...], tuple[Note, ...]]:
-    """(step, bytes allocated at its end) of every step that was written with it."""
-    oddities = Oddities(STEPS)
-    rows = read_steps(folder / STEPS, oddities)
-    told = [(row.step, row.allocated_bytes) for row in rows]
-    return tuple((step, size) for step, size in told if size is not None), oddities.notes
 
 
 def _known(categories: Categories, place: str, oddities: Oddities) -> Categories:

@@ -63,6 +63,11 @@ def load_profiles(host: str | None = None, *, skip_broken: bool = False) -> tupl
     return tuple(sorted(found, key=lambda profile: -profile.when_unix))
 
 
+def find_calibrations(host: str, kind: str) -> tuple[Profile, ...]:
+    """All profiles of a host's devices of one kind, newest first; broken files are left out."""
+    return tuple(each for each in load_profiles(host, skip_broken=True) if each.kind == kind)
+
+
 def find_profile(
     host: str | None = None,
     *,

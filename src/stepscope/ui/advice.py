@@ -19,10 +19,10 @@ from stepscope.records.prediction import Setting
 from stepscope.records.quality import Note
 from stepscope.ui.whatif import (
     WORTH,
-    bench_of,
     figures,
     judge,
     labels,
+    make_bench,
     saved_ms,
     try_each,
     usual,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Explanation, Finding, RankExplanation, Remedy
     from stepscope.records.job import Job
     from stepscope.records.prediction import Prediction
-    from stepscope.records.trace import Trace
     from stepscope.ui.html.whatif_grid import WhatIfGrid
 
 # Remedies that a what-if can try, the better of two where there are two. Others have no number.
@@ -79,16 +78,11 @@ class Foresight(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def foresee(
-    trace: Trace,
-    rank: RankExplanation,
-    job: Job | None = None,
-    *,
-    draw: bool = False,
-    analysis: RankAnalysis | None = None,
+    analysis: RankAnalysis, rank: RankExplanation, job: Job | None = None, *, draw: bool = False
 ) -> Foresight:
     """Never raises: a step that cannot be predicted has no advice."""
     try:
-        return _foresee(bench_of(trace, rank, job, analysis), rank, draw)
+        return _foresee(make_bench(analysis, rank, job), rank, draw)
     except NotCapturedError:
         return Foresight(path=rank.path)
     except Exception as error:
@@ -99,21 +93,22 @@ def foresee(
 
 def foresee_again(explanation: Explanation, *, cache: bool, draw: bool = False) -> Foresight | None:
     """Of several ranks the one that decides the step: its trace is read once more."""
+    from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.explain.snapshot_rank import is_memory_only
     from stepscope.trace.discover import find_traces, on_disk
-    from stepscope.trace.read import read_trace
+    from stepscope.trace.rank_inputs import read_rank_inputs
 
     rank = deciding_rank(explanation)
     if is_memory_only(rank):
         return None
     try:
         with on_disk(find_traces(rank.path)[0]) as path:
-            trace = read_trace(path, cache=cache)
+            inputs = read_rank_inputs(path, name=rank.path, cache=cache)
     except Exception as error:
         if os.environ.get("STEPSCOPE_DEBUG") and not isinstance(error, StepscopeError):
             raise
         return Foresight(path=rank.path, note=_not_predicted(error))
-    return foresee(trace, rank, explanation.job, draw=draw)
+    return foresee(RankAnalysis(inputs), rank, explanation.job, draw=draw)
 
 
 def deciding_rank(explanation: Explanation) -> RankExplanation:

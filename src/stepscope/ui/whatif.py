@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec.structs import replace
 
 from stepscope.predict.whatif import Bench
-from stepscope.records.measured_steps import MeasuredSteps
 from stepscope.records.prediction import Prediction, Setting
 from stepscope.records.promise import promise_name
 from stepscope.records.words import plural
-from stepscope.trace.measured_steps import read_measured_steps
-from stepscope.trace.profiles import load_profiles
-from stepscope.trace.rank_folder import read_rank_folder
 from stepscope.ui.words import size
 from stepscope.verify.track_record import adjust, learn
 
@@ -26,9 +21,7 @@ if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.records.explanation import RankExplanation
     from stepscope.records.job import Job
-    from stepscope.records.profile import Profile
     from stepscope.records.promise import Kept
-    from stepscope.records.trace import Trace
 
 SCHEMA = 1
 # What is worth trying on any step, one at a time.
@@ -84,43 +77,9 @@ _OF = {"batch": "the batch", "bandwidth": "the bandwidth", "latency": "the laten
 _FACTORS = {0.5: "half", 2.0: "twice"}
 
 
-def bench_of(
-    trace: Trace,
-    rank: RankExplanation,
-    job: Job | None = None,
-    analysis: RankAnalysis | None = None,
-) -> Bench:
-    """A rank's step on the bench, with what else is known about the rank and its job."""
-    profiles = _profiles(rank)
-    return Bench(
-        trace,
-        truth=_truth(rank),
-        memory=rank.memory,
-        profile=next((each for each in profiles if each.device == rank.device), None),
-        profiles=profiles,
-        folder=read_rank_folder(Path(rank.path)),
-        job=job,
-        analysis=analysis,
-    )
-
-
-def _truth(rank: RankExplanation) -> MeasuredSteps | None:
-    """What lies beside the trace, with the step of record; of a trace that was fetched, what is
-    left of it."""
-    if rank.step_ms.truth is None:
-        return None
-    ns = round(rank.step_ms.truth * 1e6)
-    beside = read_measured_steps(Path(rank.path)) or MeasuredSteps(
-        steps=1, steps_ns=(ns,), step_ns=ns, wall_ns=ns, device_ns=None, phases_ns={}
-    )
-    return replace(beside, step_ns=ns)
-
-
-def _profiles(rank: RankExplanation) -> list[Profile]:
-    """Of the machine that the rank ran on; a bare trace does not say which that was."""
-    host = rank.part.host
-    found = load_profiles(host, skip_broken=True) if host else ()
-    return [profile for profile in found if profile.kind == rank.kind]
+def make_bench(analysis: RankAnalysis, rank: RankExplanation, job: Job | None = None) -> Bench:
+    """A rank's step on the bench, with its memory and its job."""
+    return Bench(analysis, memory=rank.memory, job=job)
 
 
 def label(setting: Setting) -> str:

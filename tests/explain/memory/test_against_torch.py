@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from benches import analyse
 from stepscope import read_trace
 from stepscope.explain.memory.lifetimes import find_lifetimes
 from stepscope.explain.memory.model import find_transformer
 from stepscope.explain.memory.theory import transformer_activations
-from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.records.memory import CATEGORIES
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _accumulated(folder: Path, micro_batches: int) -> Any:
         ) as profiler:
             step()
         profiler.export_chrome_trace(str(folder / "trace.json"))
-    calls = RankAnalysis(read_trace(folder / "trace.json")).calls
+    calls = analyse(read_trace(folder / "trace.json")).forward_calls
     assert calls is not None
     model = find_transformer(calls)
     assert model is not None

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from stepscope.explain.memory.account import look_beside
 from stepscope.explain.memory.growth import growth_of, growth_of_steps
+from stepscope.trace.rank_inputs import read_rank_inputs
 
+from ..build import write
 from . import training
 
 MB = 10**6
@@ -63,9 +64,9 @@ def test_steps_that_were_written_with_their_bytes_are_read(tmp_path):
     rows[4].pop("allocated_bytes")
     text = "\n".join(map(json.dumps, rows)) + '\n{"step": 10, "alloc'
     (tmp_path / "steps.jsonl").write_text(text)
-    beside = look_beside(tmp_path / "trace.json")
-    assert beside.step_bytes[:2] == ((0, 1000), (1, 1100))
-    growth = growth_of_steps(beside.step_bytes)
+    memory = read_rank_inputs(write(tmp_path / "trace.json", *training.train(1))).memory
+    assert memory.step_bytes[:2] == ((0, 1000), (1, 1100))
+    growth = growth_of_steps(memory.step_bytes)
     assert growth is not None
     assert growth.source == "steps"
     assert growth.skipped == 3

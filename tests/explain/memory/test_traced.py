@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benches import analyse
 from stepscope import read_trace
-from stepscope.explain.memory.account import Beside, explain_memory
+from stepscope.explain.memory.account import explain_memory
 from stepscope.explain.memory.lifetimes import find_lifetimes
-from stepscope.explain.steps import find_steps
-from stepscope.explain.work import find_work
 from stepscope.records.memory import CATEGORIES, Memory
+from stepscope.records.rank_inputs import MemoryInputs
 
 from .. import build
 from . import training
@@ -20,10 +20,7 @@ from . import training
 @pytest.fixture
 def account(read):
     def explaining(*events: build.Events, limit: int | None = None) -> Memory:
-        trace = read(*events)
-        found = explain_memory(
-            trace, find_steps(trace, find_work(trace)), beside=Beside(limit_bytes=limit)
-        )
+        found = explain_memory(analyse(read(*events), memory=MemoryInputs(limit_bytes=limit)))
         assert found is not None
         return found
 
@@ -132,7 +129,7 @@ def test_the_batch_and_the_largest_one_come_from_shapes_and_lines(account):
 def test_a_trace_without_allocator_events_tells_nothing(read):
     trace = read(build.op("aten::mm", start=0, dur=5))
     assert find_lifetimes(trace) is None
-    assert explain_memory(trace, find_steps(trace, find_work(trace))) is None
+    assert explain_memory(analyse(trace)) is None
 
 
 def test_on_the_cpu_what_was_there_before_is_not_known(read):
@@ -140,7 +137,7 @@ def test_on_the_cpu_what_was_there_before_is_not_known(read):
     recorder.move(1, 4096, 0x1)
     recorder.move(3, -4096, 0x1)
     trace = read(build.op("aten::mm", start=0, dur=5), recorder.events, device=None)
-    memory = explain_memory(trace, find_steps(trace, find_work(trace)))
+    memory = explain_memory(analyse(trace))
     assert memory is not None
     assert memory.device == "cpu"
     assert (memory.peak_bytes, memory.reserved_bytes) == (4096, None)
@@ -178,7 +175,7 @@ def test_whatever_events_there_are_categories_add_up_to_the_peak(tmp_path, moves
         del event["args"]["Total Allocated"]
     path = build.write(tmp_path / "trace.json", *training.train(3)[:-1], recorder.events)
     trace = read_trace(path, cache=False)
-    memory = explain_memory(trace, find_steps(trace, find_work(trace)))
+    memory = explain_memory(analyse(trace))
     if memory is None:
         assert not any(size for _, size, _, _ in moves)
         return
@@ -194,7 +191,7 @@ def test_gpt2_on_an_h200_agrees_with_torchs_own_peak(shared):
     if not path.is_file():
         pytest.skip(f"{path} is not on this machine")
     trace = read_trace(path)
-    memory = explain_memory(trace, find_steps(trace, find_work(trace)))
+    memory = explain_memory(analyse(trace))
     assert memory is not None
     assert memory.peak_bytes == 9166228992
     assert sum(held or 0 for held in memory.categories.values()) == memory.peak_bytes

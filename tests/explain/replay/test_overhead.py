@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from benches import analyse
 from graphs import Call, Task, make
 from stepscope import read_trace
 from stepscope.errors import NotCapturedError
-from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.replay.graph import Phase
 from stepscope.explain.replay.overhead import (
     WITH_SHAPES,
@@ -149,7 +149,7 @@ def test_steps_measured_on_an_h200_are_met(shared: Path) -> None:
 
 def test_a_step_whose_profilers_cost_is_not_told_is_replayed_as_recorded(read: Read) -> None:
     # Nothing in it only calls another operator: how slow recording was is not known.
-    analysis = RankAnalysis(steps(read, host_us=1000, device_us=100))
+    analysis = analyse(steps(read, host_us=1000, device_us=100))
     assert analysis.profiled_ms == 1.0
     assert analysis.corrected is None
     found = as_recorded(analysis.typical.graph, analysis.trace, 1e6)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepscope.explain.collective_calls import list_calls
-from stepscope.explain.rank_steps import measure_pace
-from stepscope.explain.steps import find_steps
-from stepscope.explain.strategies import find_strategies
+from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.strategies.join import join_strategies
-from stepscope.explain.work import find_work
 from stepscope.records.job import Clock, Job, RankFolder, Stragglers
+from stepscope.records.rank_inputs import MemoryInputs, RankInputs
+from stepscope.trace.memory_file import read_captured
 
 from ..build import AUTOGRAD, MAIN, Events, kernel, nccl, op
 
@@ -33,10 +32,9 @@ def strategies_of(
 ) -> tuple[RankStrategy, ...]:
     if layout is not None:
         folder = RankFolder(layout=layout)
-    work = find_work(trace)
-    steps = find_steps(trace, work)
-    calls, rows = list_calls(trace, work, steps, folder)
-    return find_strategies(trace, work, calls, rows, measure_pace(trace, work, steps), folder)
+    captured, _ = read_captured(Path(trace.path).parent)
+    memory = MemoryInputs(captured=captured)
+    return RankAnalysis(RankInputs(trace=trace, folder=folder, memory=memory)).strategies
 
 
 def job_with() -> Job:

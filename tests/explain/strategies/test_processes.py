@@ -19,7 +19,7 @@ import pytest
 from stepscope.explain.collective_calls import list_calls
 from stepscope.explain.job import join_ranks
 from stepscope.explain.job_findings import find_in_job
-from stepscope.explain.rank_steps import measure_pace
+from stepscope.explain.rank_steps import measure_rank_steps
 from stepscope.explain.steps import find_steps
 from stepscope.explain.work import find_work
 from stepscope.records.job import Clock, RankPart
@@ -80,7 +80,10 @@ def clock_of(run: Path) -> Clock:
         trace, folder = read_trace(path, cache=False), read_rank_folder(path)
         work = find_work(trace)
         steps = find_steps(trace, work)
-        calls, pace = list_calls(trace, work, steps, folder)[0], measure_pace(trace, work, steps)
+        calls, pace = (
+            list_calls(trace, work, steps, folder)[0],
+            measure_rank_steps(trace, work, steps),
+        )
         rounds = folder.rounds if folder else ()
         parts.append(RankPart(rank=rank, calls=calls, pace=pace, rounds=rounds))
     return join_ranks(parts).clock

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec.structs import replace
 
 from stepscope.explain.memory.batch import find_largest
 from stepscope.explain.memory.captured import capture_lines, is_account, memory_of_capture
 from stepscope.explain.memory.growth import growth_of_steps
-from stepscope.explain.memory.model import find_batch, find_transformer, read_calls
+from stepscope.explain.memory.model import find_batch, find_transformer
 from stepscope.explain.memory.theory import make_theory, transformer_activations
 from stepscope.records.strategies import RankFullySharded
-from stepscope.trace.memory_file import read_captured, read_step_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from stepscope.explain.memory.model import StepCalls
-    from stepscope.records.explanation import Steps
+    from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.records.memory import (
         BatchLine,
         CapturedMemory,
@@ -29,47 +26,21 @@ if TYPE_CHECKING:
         Memory,
         Theory,
     )
-    from stepscope.records.quality import Note
+    from stepscope.records.rank_inputs import MemoryInputs
     from stepscope.records.strategies import RankStrategy
     from stepscope.records.trace import Trace
 
 
-class Beside(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies beside a trace about memory, and the limit the user gave."""
-
-    captured: CapturedMemory | None = None
-    step_bytes: tuple[tuple[int, int], ...] = ()
-    limit_bytes: int | None = None
-    notes: tuple[Note, ...] = ()  # what in these files could not be read
-
-
-def look_beside(trace: Path, limit_bytes: int | None = None) -> Beside:
-    """Read what capture wrote about memory."""
-    captured, about_memory = read_captured(trace.parent)
-    step_bytes, about_steps = read_step_bytes(trace.parent)
-    return Beside(
-        captured=captured,
-        step_bytes=step_bytes,
-        limit_bytes=limit_bytes,
-        notes=(*about_memory, *about_steps),
-    )
-
-
-def explain_memory(
-    trace: Trace,
-    steps: Steps,
-    strategies: Iterable[RankStrategy] = (),
-    beside: Beside | None = None,
-) -> Memory | None:
+def explain_memory(analysis: RankAnalysis) -> Memory | None:
     """None where neither a capture nor the trace says anything about memory."""
-    beside = beside or Beside()
-    captured = beside.captured if beside.captured and is_account(beside.captured) else None
+    trace, inputs = analysis.trace, analysis.inputs.memory
+    captured = inputs.captured if inputs.captured and is_account(inputs.captured) else None
     if captured is None and not len(trace.memory):
         return None
     from stepscope.explain.memory.traced import memory_of_trace
 
-    traced = memory_of_trace(trace, steps)
-    calls = read_calls(trace, steps) if captured is not None or traced is not None else None
+    traced = memory_of_trace(trace, analysis.steps)
+    calls = analysis.forward_calls if captured is not None or traced is not None else None
     cast_bytes = calls.cast_bytes if calls else 0
     if captured is not None:
         memory = memory_of_capture(captured)
@@ -85,20 +56,22 @@ def explain_memory(
         memory, lines = traced.memory, traced.lines(cast_bytes)
     else:
         return None
-    limit, limit_from = _limit(trace, memory, beside)
+    limit, limit_from = _limit(trace, memory, inputs)
     return replace(
         memory,
-        growth=growth_of_steps(beside.step_bytes) or memory.growth,
+        growth=growth_of_steps(inputs.step_bytes) or memory.growth,
         limit_bytes=limit,
-        theory=_theory(memory, captured, calls, strategies),
+        theory=_theory(memory, captured, calls, analysis.strategies),
         largest_batch=_largest(lines, calls, limit, limit_from, _held_back(memory)),
     )
 
 
-def _limit(trace: Trace, memory: Memory, beside: Beside) -> tuple[int | None, LimitFrom | None]:
+def _limit(
+    trace: Trace, memory: Memory, inputs: MemoryInputs
+) -> tuple[int | None, LimitFrom | None]:
     """What the user said, else the device's memory; a CPU's is not in a trace."""
-    if beside.limit_bytes is not None:
-        return beside.limit_bytes, "given"
+    if inputs.limit_bytes is not None:
+        return inputs.limit_bytes, "given"
     if memory.device == "cpu":
         return None, None
     used = set(trace.device.device.tolist()) or {0}

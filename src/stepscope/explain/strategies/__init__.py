@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from stepscope.explain.work import Work
     from stepscope.records.job import Calls, RankFolder, RankSteps
+    from stepscope.records.memory import CapturedMemory
     from stepscope.records.strategies import RankStrategy
     from stepscope.records.trace import Trace
 
@@ -26,6 +27,7 @@ def find_strategies(
     rows: NDArray[np.int32],
     pace: RankSteps,
     folder: RankFolder | None,
+    captured: CapturedMemory | None = None,
 ) -> tuple[RankStrategy, ...]:
     """The strategies of one rank; empty where it communicates with nobody.
 
@@ -42,7 +44,7 @@ def find_strategies(
     )
     from stepscope.explain.strategies.evidence import gather_evidence
 
-    evidence = gather_evidence(trace, work, calls, rows, pace, folder)
+    evidence = gather_evidence(trace, work, calls, rows, pace, folder, captured)
     free = np.asarray(evidence.step >= 0)
     found: list[RankStrategy] = []
     for strategy in (pipeline, fully_sharded, tensor_parallel, data_parallel, other):

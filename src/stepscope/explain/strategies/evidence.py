@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stepscope.explain.intervals import Set
     from stepscope.explain.work import Work
     from stepscope.records.job import Calls, RankFolder, RankSteps
+    from stepscope.records.memory import CapturedMemory
     from stepscope.records.trace import Trace
 
     Bools = NDArray[np.bool_]
@@ -40,6 +41,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     work: Work
     pace: RankSteps
     layout: dict[str, Any]
+    captured: CapturedMemory | None
     groups: tuple[Group, ...]
     kind: NDArray[np.int8]
     group: Int32
@@ -102,6 +104,7 @@ def gather_evidence(
     row: Int32,
     pace: RankSteps,
     folder: RankFolder | None,
+    captured: CapturedMemory | None,
 ) -> Evidence:
     """Join the calls to what made them."""
     known = row >= 0
@@ -116,6 +119,7 @@ def gather_evidence(
         work=work,
         pace=pace,
         layout=folder.layout if folder else {},
+        captured=captured,
         groups=calls.groups,
         kind=calls.kind[order],
         group=calls.group[order],

@@ -232,7 +232,7 @@ def _memory(
     np.maximum.at(largest, names.code[gathers], sizes)
     parameters = int(largest.sum()) // width
     each = formula(shards)
-    rest = bytes_at_rest(evidence.trace.path)
+    rest = bytes_at_rest(evidence.captured)
     return ShardMemory(
         parameters=parameters,
         shards=shards,

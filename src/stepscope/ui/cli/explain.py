@@ -198,7 +198,7 @@ def _look_ahead(analysis: RankAnalysis, rank: RankExplanation, *, draw: Also | N
     from stepscope.ui.advice import foresee
 
     picture = draw(analysis.trace, rank) if draw else None
-    return _Look(picture, foresee(analysis.trace, rank, draw=draw is not None, analysis=analysis))
+    return _Look(picture, foresee(analysis, rank, draw=draw is not None))
 
 
 class _Look(NamedTuple):

@@ -100,7 +100,7 @@ def _open(path: str, cache: bool, progress: Progress | None) -> tuple[Bench, Ran
     from stepscope.explain.snapshot_rank import is_memory_only
     from stepscope.trace.discover import find_traces
     from stepscope.ui.advice import deciding_rank
-    from stepscope.ui.whatif import bench_of
+    from stepscope.ui.whatif import make_bench
 
     files = find_traces(path)
     chosen, about, job = files[0], Path(str(files[0])).name, None
@@ -109,7 +109,7 @@ def _open(path: str, cache: bool, progress: Progress | None) -> tuple[Bench, Ran
         slowest = deciding_rank(explanation)
         chosen, job = next(file for file in files if str(file) == slowest.path), explanation.job
         about = f"{slowest.called} of {len(explanation.ranks)}, the slowest"
-    found = explain_file(chosen, cache=cache, also=partial(bench_of, job=job), progress=progress)
+    found = explain_file(chosen, cache=cache, alone=partial(make_bench, job=job), progress=progress)
     if isinstance(found, Exception):
         raise found
     rank, bench = found

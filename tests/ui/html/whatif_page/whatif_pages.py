@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.explain.explain_job import explain_also
+from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.predict.whatif import Bench, parse
 from stepscope.records.explanation import Explanation
 from stepscope.records.prediction import Setting
-from stepscope.trace.read import read_trace
+from stepscope.trace.rank_inputs import read_rank_inputs
 from stepscope.ui.html.whatif_grid import WhatIfGrid, lay_out
-from stepscope.ui.whatif import bench_of, figures, try_each, usual
+from stepscope.ui.whatif import figures, make_bench, try_each, usual
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 TRACE = GOLDEN / "h200-resnet18/rank-00000/trace.json.gz"
@@ -23,7 +24,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>&{{ 7 * 7 }}"
 def laid_out(path: Path) -> tuple[Explanation, Bench, WhatIfGrid]:
     explanation = explain_also([path], cache=False)[0]
     rank = explanation.ranks[0]
-    bench = bench_of(read_trace(path, cache=False), rank)
+    bench = make_bench(RankAnalysis(read_rank_inputs(path, cache=False)), rank)
     return explanation, bench, lay_out(bench, try_each(bench, usual(bench)), (), rank)
 
 

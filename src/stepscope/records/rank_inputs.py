@@ -1,0 +1,45 @@
+"""All that was read about one rank: what explaining it and predicting its step both start from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from stepscope.records.host_load import HostLoad
+    from stepscope.records.job import RankFolder
+    from stepscope.records.measured_steps import MeasuredSteps
+    from stepscope.records.memory import CapturedMemory
+    from stepscope.records.profile import Profile
+    from stepscope.records.quality import Note
+    from stepscope.records.trace import Trace
+
+
+class MemoryInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """What capture wrote about memory, and the limit that the user gave."""
+
+    captured: CapturedMemory | None = None
+    step_bytes: tuple[tuple[int, int], ...] = ()  # (step, bytes allocated when it ended)
+    limit_bytes: int | None = None
+    notes: tuple[Note, ...] = ()  # parts of these files that could not be read
+
+
+class RankInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """A bare trace has the trace alone; a rank of a run folder may have all of them."""
+
+    trace: Trace
+    measured: MeasuredSteps | None = None
+    folder: RankFolder | None = None
+    memory: MemoryInputs = MemoryInputs()
+    calibrations: tuple[Profile, ...] = ()  # of the rank's host and kind, newest first
+
+    @property
+    def profile(self) -> Profile | None:
+        """The newest calibration of the rank's device. A CPU has no name in a trace."""
+        device = self.trace.device_name
+        return next((each for each in self.calibrations if device in (None, each.device)), None)
+
+    @property
+    def host_load(self) -> HostLoad | None:
+        return self.folder.load if self.folder else None

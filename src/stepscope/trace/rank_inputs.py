@@ -1,0 +1,80 @@
+"""Read everything that is known about one rank: its trace and the files that capture wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from stepscope.records.rank_inputs import MemoryInputs, RankInputs
+from stepscope.trace.decode import Oddities
+from stepscope.trace.measured_steps import STEPS, read_steps, summarise_steps
+from stepscope.trace.rank_folder import read_rank_folder
+from stepscope.trace.read import read_trace
+from stepscope.trace.regular_files import is_there
+
+if TYPE_CHECKING:
+    from stepscope.records.job import RankFolder
+    from stepscope.records.profile import Profile
+    from stepscope.records.trace import Trace
+    from stepscope.trace.files import Progress
+    from stepscope.trace.measured_steps import StepRow
+
+
+def read_rank_inputs(
+    path: str | Path,
+    *,
+    name: str | None = None,
+    cache: bool = True,
+    memory_limit: int | None = None,
+    slowest: Path | None = None,
+    progress: Progress | None = None,
+) -> RankInputs:
+    """Read the trace at `path` and what lies next to it. Raises UnreadableInputError.
+
+    `name` is what the user calls the file, when it was fetched from elsewhere. `slowest` is the
+    trace of the rank whose steps count for the whole job (see `slowest_in_step`).
+    """
+    path = Path(path)
+    trace = replace(read_trace(path, cache=cache, progress=progress), path=name or str(path))
+    folder = read_rank_folder(path)
+    oddities = Oddities(STEPS)
+    rows = read_steps(path.parent / STEPS, oddities)
+    return RankInputs(
+        trace=trace,
+        measured=summarise_steps(rows, slowest),
+        folder=folder,
+        memory=_read_memory(path.parent, rows, oddities, memory_limit),
+        calibrations=_find_calibrations(trace, folder),
+    )
+
+
+def _read_memory(
+    folder: Path, rows: list[StepRow], oddities: Oddities, limit_bytes: int | None
+) -> MemoryInputs:
+    from stepscope.trace.rank_folder import MEMORY
+
+    captured, notes = None, oddities.notes
+    if is_there(folder / MEMORY):
+        from stepscope.trace.memory_file import read_captured
+
+        captured, about_memory = read_captured(folder)
+        notes = (*about_memory, *notes)
+    return MemoryInputs(
+        captured=captured,
+        step_bytes=tuple(
+            (row.step, row.allocated_bytes) for row in rows if row.allocated_bytes is not None
+        ),
+        limit_bytes=limit_bytes,
+        notes=notes,
+    )
+
+
+def _find_calibrations(trace: Trace, folder: RankFolder | None) -> tuple[Profile, ...]:
+    """A bare trace does not say which machine it was recorded on."""
+    if folder is None or folder.host is None:
+        return ()
+    from stepscope.trace.profiles import find_calibrations
+
+    return find_calibrations(folder.host, trace.kind)

@@ -1,0 +1,26 @@
+"""Benches made from a trace and what else is known, without any file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stepscope.explain.rank_analysis import RankAnalysis
+from stepscope.predict.whatif import Bench
+from stepscope.records.rank_inputs import RankInputs
+
+if TYPE_CHECKING:
+    from stepscope.records.job import Job
+    from stepscope.records.memory import Memory
+    from stepscope.records.trace import Trace
+
+
+def analyse(trace: Trace, **inputs: Any) -> RankAnalysis:
+    """`inputs` are other fields of RankInputs."""
+    return RankAnalysis(RankInputs(trace=trace, **inputs))
+
+
+def bench_for(
+    trace: Trace, *, memory: Memory | None = None, job: Job | None = None, **inputs: Any
+) -> Bench:
+    """As `analyse`, with the rank's memory and its job."""
+    return Bench(analyse(trace, **inputs), memory=memory, job=job)
