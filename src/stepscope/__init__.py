@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     )
     from stepscope.explain.explain_job import explain_job
     from stepscope.explain.explain_rank import explain_rank
-    from stepscope.explain.torch_engine import explain_together
+    from stepscope.explain.explain_together import explain_together
     from stepscope.measure.watch import region, watch
     from stepscope.trace.read import read_trace
     from stepscope.ui.api import compare, explain, whatif, write_report
@@ -47,7 +47,7 @@ _HOME = {
     "compare": "stepscope.ui.api",
     "explain_job": "stepscope.explain.explain_job",
     "explain_rank": "stepscope.explain.explain_rank",
-    "explain_together": "stepscope.explain.torch_engine",
+    "explain_together": "stepscope.explain.explain_together",
     "read_trace": "stepscope.trace.read",
     "region": "stepscope.measure.watch",
     "watch": "stepscope.measure.watch",

@@ -10,7 +10,7 @@ import pytest
 from benches import analyse
 from stepscope import explain_rank, read_trace
 from stepscope.explain.efficiency import measure_efficiency
-from stepscope.explain.truncate_tables import shorten
+from stepscope.explain.truncate_tables import truncate_tables
 from stepscope.explain.verdict import judge
 from stepscope.records.devices import find_device
 from stepscope.records.explanation import StepTime
@@ -332,7 +332,7 @@ def test_with_many_ranks_spots_are_cut_and_what_is_left_out_is_summed(explained:
     rank = explained(
         *steps_of(*(unlike(place) for place in range(30)), every=1000), device="NVIDIA H200"
     )
-    whole, short = rank.efficiency, shorten(rank, 100).efficiency
+    whole, short = rank.efficiency, truncate_tables(rank, 100).efficiency
     assert whole is not None
     assert short is not None
     assert len(whole.spots) == 30

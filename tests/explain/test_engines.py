@@ -15,8 +15,9 @@ import pytest
 
 from stepscope.errors import StepscopeError, UnreadableInputError
 from stepscope.explain import explain_job as run_module
-from stepscope.explain.engines import AHEAD, Here, Pool, in_order
-from stepscope.explain.explain_job import explain_also, explain_job
+from stepscope.explain.engines import FILES_PER_WORKER, map_in_order
+from stepscope.explain.explain_job import JobTraces, explain_job
+from stepscope.explain.pool_engine import Here, Pool
 
 from .build import Events, kernel, nccl, op, step, write
 
@@ -79,7 +80,7 @@ def slowest_first(file: Path) -> str:
 
 @pytest.mark.parametrize("engine", [Here(), Pool(1), Pool(3)])
 def test_outcomes_come_in_the_order_of_the_files(engine: Here | Pool) -> None:
-    assert "".join(in_order(engine, slowest_first, NAMES)) == "abcdefgh"
+    assert "".join(map_in_order(engine, slowest_first, NAMES)) == "abcdefgh"
 
 
 def test_progress_counts_the_bytes_of_files_as_they_are_done(tmp_path: Path) -> None:
@@ -87,7 +88,9 @@ def test_progress_counts_the_bytes_of_files_as_they_are_done(tmp_path: Path) -> 
     for size, file in enumerate(files, 1):
         file.write_bytes(b"x" * size)
     told: list[tuple[int, int]] = []
-    list(in_order(Pool(2), slowest_first, files, lambda read, total: told.append((read, total))))
+    list(
+        map_in_order(Pool(2), slowest_first, files, lambda read, total: told.append((read, total)))
+    )
     assert [total for _, total in told] == [6, 6, 6]
     assert told[-1] == (6, 6)
     assert [read for read, _ in told] == sorted({read for read, _ in told})
@@ -99,10 +102,10 @@ def leave_a_mark(folder: Path, file: Path) -> None:
 
 def test_few_files_are_in_flight(tmp_path: Path) -> None:
     files = [Path(f"{n:02d}") for n in range(40)]
-    outcomes = in_order(Pool(2), partial(leave_a_mark, tmp_path), files)
+    outcomes = map_in_order(Pool(2), partial(leave_a_mark, tmp_path), files)
     next(outcomes)
     time.sleep(0.5)
-    assert len(list(tmp_path.iterdir())) <= 2 * AHEAD * 2  # one round, and one to replace it
+    assert len(list(tmp_path.iterdir())) <= 2 * FILES_PER_WORKER * 2  # and those that replace them
     assert len([*outcomes]) == 39
 
 
@@ -116,7 +119,7 @@ def deadly(file: Path) -> str:
 
 
 def test_a_killed_worker_costs_its_file_and_no_other() -> None:
-    outcomes = list(in_order(Pool(2), deadly, NAMES))
+    outcomes = list(map_in_order(Pool(2), deadly, NAMES))
     lost = [outcome for outcome in outcomes if isinstance(outcome, UnreadableInputError)]
     assert [o for o in outcomes if isinstance(o, str)] == list("abdefg")
     assert [str(error).partition(":")[0] for error in lost] == ["c", "h"]
@@ -133,20 +136,20 @@ def deadly_once(marks: Path, file: Path) -> str:
 
 
 def test_a_file_is_tried_again_alone(tmp_path: Path) -> None:
-    assert "".join(in_order(Pool(2), partial(deadly_once, tmp_path), NAMES)) == "abcdefgh"
+    assert "".join(map_in_order(Pool(2), partial(deadly_once, tmp_path), NAMES)) == "abcdefgh"
 
 
 def test_a_job_goes_on_without_the_file_whose_worker_was_killed(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_module, "explain_one_of_many", kills_rank_2)
+    monkeypatch.setattr(run_module, "try_explain_file", kills_rank_2)
     found = explain_job(job)
     assert [rank.rank for rank in found.ranks] == [0, 1, 3, 4]
     (left_out,) = (note for note in found.quality if note.id == "left-out")
     assert "rank-00002/trace.json: the process that read it was killed:" in left_out.detail
 
 
-_explain = run_module.explain_one_of_many
+_explain = run_module.try_explain_file
 
 
 def kills_rank_2(file: Path, **options: object) -> object:
@@ -158,42 +161,42 @@ def kills_rank_2(file: Path, **options: object) -> object:
 # Defects
 
 
-def trips_over_rank_1(trace, rank):  # type: ignore[no-untyped-def]
+def trips_over_rank_1(analysis, rank):  # type: ignore[no-untyped-def]
     if rank.rank == 1:
         raise KeyError("boom")
     return rank.rank
 
 
 def test_a_defect_of_ours_costs_one_file_of_many(job: Path) -> None:
-    found, also = explain_also([job], also=trips_over_rank_1)
-    assert also == [0, 2, 3, 4]
+    found, results = JobTraces([job]).explain(trips_over_rank_1)
+    assert results == [0, 2, 3, 4]
     assert "rank-00001/trace.json: a defect in stepscope: KeyError: 'boom'" in str(found.quality)
 
 
 def test_a_defect_in_all_files_is_an_error(job: Path) -> None:
     with pytest.raises(StepscopeError, match="a defect in stepscope: TypeError") as caught:
-        explain_also([job], also=1)  # type: ignore[arg-type]
+        JobTraces([job]).explain(1)  # type: ignore[arg-type]
     assert caught.value.exit_code == 1
 
 
 def test_whoever_looks_for_the_defect_sees_it(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPSCOPE_DEBUG", "1")
     with pytest.raises(KeyError, match="boom"):
-        explain_also([job], also=trips_over_rank_1)
+        JobTraces([job]).explain(trips_over_rank_1)
 
 
-# A second look at few of many
+# Visits of few of many
 
 
-def number(trace, rank):  # type: ignore[no-untyped-def]
-    return trace.rank, rank.gaps is not None
+def number(analysis, rank):  # type: ignore[no-untyped-def]
+    return analysis.trace.rank, rank.gaps is not None
 
 
-def test_a_second_look_is_taken_only_at_the_ranks_worth_it(job: Path) -> None:
+def test_of_many_ranks_only_those_worth_it_are_visited(job: Path) -> None:
     """The gravest finding is rank 4's; the first rank fills up."""
-    found, also = explain_also([job], also=number, also_for=2)
+    found, results = JobTraces([job]).explain(number, max_ranks=2)
     assert found.findings[0].rank == 4
-    assert also == [(0, True), (4, True)]
+    assert results == [(0, True), (4, True)]
     assert len(found.ranks) == 5
 
 
@@ -320,9 +323,9 @@ def test_workers_leave_when_their_parent_was_killed(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import os, time\n"
-        "from stepscope.explain.engines import _pool\n"
+        "from stepscope.explain.pool_engine import _start_pool\n"
         "def pid(_):\n    time.sleep(0.2)\n    return os.getpid()\n"
-        "pool = _pool(2)\n"
+        "pool = _start_pool(2)\n"
         "print(*set(pool.map(pid, range(4))), flush=True)\n"
         "time.sleep(60)\n"
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stepscope import UnreadableInputError, UsageError
-from stepscope.explain.explain_job import explain_also, explain_job
+from stepscope.explain.explain_job import JobTraces, explain_job
 from stepscope.explain.verdict import _cause_before_symptom
 from stepscope.records.explanation import Finding
 
@@ -218,13 +218,13 @@ def test_a_trace_without_any_work_has_a_verdict(tmp_path: Path) -> None:
     assert "no-work" in {note.id for note in found.ranks[0].quality}
 
 
-def test_results_of_a_second_look_come_in_the_order_of_ranks(tmp_path: Path) -> None:
+def test_results_of_visits_come_in_the_order_of_ranks(tmp_path: Path) -> None:
     write(tmp_path / "a.json", *training(), rank=1, world_size=2)
     write(tmp_path / "b.json", *training(), rank=0, world_size=2)
-    found, also = explain_also([tmp_path], also=_rank_and_events)
-    assert also == [(0, 6), (1, 6)]
+    found, results = JobTraces([tmp_path]).explain(_rank_and_events)
+    assert results == [(0, 6), (1, 6)]
     assert [rank.rank for rank in found.ranks] == [0, 1]
 
 
-def _rank_and_events(trace, rank):  # type: ignore[no-untyped-def]
-    return trace.rank, rank.events
+def _rank_and_events(analysis, rank):  # type: ignore[no-untyped-def]
+    return analysis.trace.rank, rank.events

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stepscope.explain.explain_rank import explain_rank
-from stepscope.explain.truncate_tables import OTHERS, shorten
+from stepscope.explain.truncate_tables import OTHERS, truncate_tables
 from stepscope.trace.read import read_trace
 
 from .build import frame, kernel, memcpy, nccl, op, write
@@ -51,7 +51,7 @@ def sums(rows: tuple[Any, ...]) -> dict[str, int]:
 
 
 def test_columns_add_up_to_what_they_did(rank: RankExplanation) -> None:
-    short = shorten(rank, 2)
+    short = truncate_tables(rank, 2)
     for table in TABLES:
         before, after = getattr(rank, table), getattr(short, table)
         if before:
@@ -60,7 +60,7 @@ def test_columns_add_up_to_what_they_did(rank: RankExplanation) -> None:
 
 
 def test_the_longest_stay_and_longest_comes_first(rank: RankExplanation) -> None:
-    short = shorten(rank, 2)
+    short = truncate_tables(rank, 2)
     assert set(rank.kernels[:2]) < set(short.kernels)
     totals = [row.total_ns for row in short.kernels]
     assert totals == sorted(totals, reverse=True)
@@ -75,14 +75,14 @@ def test_kinds_of_work_stay_apart(rank: RankExplanation) -> None:
             totals[row.kind] = totals.get(row.kind, 0) + row.total_ns
         return totals
 
-    assert by_kind(shorten(rank, 1)) == by_kind(rank)
+    assert by_kind(truncate_tables(rank, 1)) == by_kind(rank)
 
 
 def test_collectives_left_out_have_no_one_size(rank: RankExplanation) -> None:
-    *_, others = shorten(rank, 2).collectives
+    *_, others = truncate_tables(rank, 2).collectives
     assert (others.kind, others.group, others.group_size) == ("all_reduce", "0", 8)
     assert (others.size_bytes, others.busbw_gb_s, others.count) == (None, None, 4)
 
 
 def test_tables_that_fit_are_left_as_they_are(rank: RankExplanation) -> None:
-    assert shorten(rank, 100) == rank
+    assert truncate_tables(rank, 100) == rank

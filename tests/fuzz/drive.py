@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from fuzz.sound import check_answer, check_numbers
 from stepscope import StepscopeError, UnreadableInputError
-from stepscope.explain.engines import Here
 from stepscope.explain.explain_file import explain_file
-from stepscope.explain.snapshot_rank import is_memory_only
+from stepscope.explain.pool_engine import Here
 from stepscope.predict.whatif import parse
 from stepscope.predict.whatifs import WHATIFS, WITHOUT_VALUE
 from stepscope.trace.discover import find_traces
+from stepscope.trace.rank_inputs import ReadOptions
 from stepscope.ui.cli.explain import explain_paths
 from stepscope.ui.contract import explanation_json
 from stepscope.ui.json_text import json_text
@@ -82,15 +82,13 @@ def show(explanation: Explanation) -> None:
 def change(file: Any, *, cache: bool = False) -> None:
     """Every what-if, alone and two at a time."""
     try:
-        outcome = explain_file(file, cache=cache, alone=make_bench)
-    except StepscopeError:
+        _, benches = explain_file(file, make_bench, options=ReadOptions(cache=cache))
+    except StepscopeError as error:
+        check_numbers(str(error))
         return
-    if isinstance(outcome, Exception):
-        check_numbers(str(outcome))
+    if not benches:
         return
-    rank, bench = outcome
-    if bench is None or is_memory_only(rank):
-        return
+    (bench,) = benches
     try:
         before = bench.predict([])
     except StepscopeError:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stepscope import UnreadableInputError, UsageError, explain_job, read_trace
-from stepscope.explain.engines import Here
-from stepscope.explain.explain_job import explain_also
+from stepscope.explain.explain_job import JobTraces
+from stepscope.explain.pool_engine import Here
 from stepscope.trace.discover import find_traces, size_bytes
 from stepscope.trace.remote import fetched, is_url
 
@@ -105,7 +105,7 @@ def test_a_flat_folder_a_nested_one_and_a_file_are_found(put: Put) -> None:
 
 def test_a_run_behind_a_url_is_explained_with_its_measured_steps(put: Put, scratch: Path) -> None:
     url = put_run(put)
-    found, _ = explain_also([url], engine=Here())  # no other process has this one's memory
+    found, _ = JobTraces([url], engine=Here()).explain()  # no other process has this one's memory
     assert [rank.rank for rank in found.ranks] == [0, 1]
     assert [rank.path for rank in found.ranks] == [f"{url}/rank-0000{r}/trace.json" for r in (0, 1)]
     assert [rank.step_ms.truth for rank in found.ranks] == [4.0, 4.0]

@@ -14,21 +14,21 @@ from rich.console import Console
 
 import stepscope
 from stepscope.errors import NotCapturedError
-from stepscope.explain.explain_job import explain_also
+from stepscope.explain.explain_job import JobTraces, explain_job
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.predict.whatif import parse
 from stepscope.records.explanation import Advice, Explanation, Finding, Remedy
 from stepscope.records.job import RankSteps
 from stepscope.records.quality import Note
-from stepscope.trace.rank_inputs import read_rank_inputs
+from stepscope.trace.rank_inputs import ReadOptions, read_rank_inputs
 from stepscope.ui import advice as advice_room
 from stepscope.ui.advice import (
     REMEDIES,
-    Foresight,
-    advise,
-    deciding_rank,
-    foresee,
-    foresee_again,
+    RankAdvice,
+    add_advice,
+    advise_rank,
+    advise_slowest,
+    find_slowest,
     not_helping,
 )
 from stepscope.ui.cli.explain import command, explain_paths
@@ -42,17 +42,17 @@ TRACE = RUN / "rank-00000/trace.json.gz"
 
 
 def analysed() -> RankAnalysis:
-    return RankAnalysis(read_rank_inputs(TRACE, cache=False))
+    return RankAnalysis(read_rank_inputs(TRACE, ReadOptions(cache=False)))
 
 
 @pytest.fixture(scope="module")
 def explained() -> Explanation:
-    return explain_also([TRACE], cache=False)[0]
+    return explain_job(TRACE, cache=False)
 
 
 @pytest.fixture
-def foresight(explained: Explanation) -> Foresight:
-    return foresee(analysed(), explained.ranks[0])
+def rank_advice(explained: Explanation) -> RankAdvice:
+    return advise_rank(analysed(), explained.ranks[0])
 
 
 def advised(setting: str, saved: float, verdict: Any = "faster") -> Advice:
@@ -72,8 +72,8 @@ def with_remedies(explained: Explanation, *ids: str, rank: int | None = 0) -> Ex
     return replace(explained, findings=(finding,))
 
 
-def seen_by(explained: Explanation, *advice: Advice) -> Foresight:
-    return Foresight(path=explained.ranks[0].path, advice=advice)
+def seen_by(explained: Explanation, *advice: Advice) -> RankAdvice:
+    return RankAdvice(path=explained.ranks[0].path, advice=advice)
 
 
 # The map
@@ -93,9 +93,9 @@ def test_every_mapped_what_if_exists() -> None:
 
 
 def test_a_remedy_is_told_in_milliseconds_saved_of_each_step(
-    explained: Explanation, foresight: Foresight
+    explained: Explanation, rank_advice: RankAdvice
 ) -> None:
-    after = advise(explained, foresight)
+    after = add_advice(explained, rank_advice)
     numbers = {
         remedy.id: remedy
         for finding in after.findings
@@ -112,7 +112,7 @@ def test_a_remedy_is_told_in_milliseconds_saved_of_each_step(
 
 def test_the_remedy_that_saves_most_comes_first_and_is_next(explained: Explanation) -> None:
     plain = with_remedies(explained, "check-host", "compile", "cuda-graphs")
-    after = advise(plain, seen_by(plain, advised("cuda-graphs", 9.0), advised("compile", 2.0)))
+    after = add_advice(plain, seen_by(plain, advised("cuda-graphs", 9.0), advised("compile", 2.0)))
     assert [remedy.id for remedy in after.findings[0].remedies] == [
         "cuda-graphs", "compile", "check-host",
     ]  # fmt: skip
@@ -130,19 +130,19 @@ def test_next_is_the_largest_saving_of_all_findings_and_advice(explained: Explan
     first, second = offering("a", "high", "compile"), offering("b", "low", "bf16")
     plain = replace(explained, findings=(first, second))
     small, large = advised("compile", 2.0), advised("precision=bf16", 8.0)
-    after = advise(plain, seen_by(plain, small, large))
+    after = add_advice(plain, seen_by(plain, small, large))
     assert after.next == "do bf16 (predicted to save 8.00 of 24.9 ms)"
     plain = replace(explained, findings=(first,))
-    after = advise(plain, seen_by(plain, small, advised("optimizer=fused", 8.0)))
+    after = add_advice(plain, seen_by(plain, small, advised("optimizer=fused", 8.0)))
     assert after.next == "try optimizer=fused (predicted to save 8.00 of 24.9 ms)"
 
 
 def test_a_saving_whose_interval_holds_zero_is_not_next(explained: Explanation) -> None:
     plain = replace(explained, findings=(offering("a", "high", "compile", "bf16"),))
     doubtful = replace(advised("compile", 9.0), saved_low_ms=-0.5)
-    after = advise(plain, seen_by(plain, doubtful, advised("precision=bf16", 2.0)))
+    after = add_advice(plain, seen_by(plain, doubtful, advised("precision=bf16", 2.0)))
     assert after.next == "do bf16 (predicted to save 2.00 of 24.9 ms)"
-    only = advise(plain, seen_by(plain, doubtful))
+    only = add_advice(plain, seen_by(plain, doubtful))
     assert "predicted" not in only.next
 
 
@@ -151,8 +151,8 @@ def test_a_little_saving_does_not_replace_the_remedy_of_a_large_loss(
 ) -> None:
     """Half of 24.9 ms is lost: 1.24 ms are a tenth of it."""
     plain = replace(explained, findings=(offering("a", "high", "prefetch"),), next="do prefetch")
-    assert advise(plain, seen_by(plain, advised("compile", 1.2))).next == "do prefetch"
-    after = advise(plain, seen_by(plain, advised("compile", 1.3)))
+    assert add_advice(plain, seen_by(plain, advised("compile", 1.2))).next == "do prefetch"
+    after = add_advice(plain, seen_by(plain, advised("compile", 1.3)))
     assert after.next == "try compile (predicted to save 1.30 of 24.9 ms)"
 
 
@@ -160,30 +160,30 @@ def test_a_little_saving_does_not_replace_the_remedy_of_a_large_loss(
 def test_a_wish_is_next_only_where_a_finding_says_how(explained: Explanation, wish: str) -> None:
     link = advised(wish, 9.0)
     silent = replace(explained, findings=(offering("a", "high", "check-host"),), next="as said")
-    assert advise(silent, seen_by(silent, link)).next == "as said"
+    assert add_advice(silent, seen_by(silent, link)).next == "as said"
     remedy = wish.partition("=")[0]
     says = replace(explained, findings=(offering("a", "high", remedy),))
-    assert advise(says, seen_by(says, link)).next.startswith(f"do {remedy} (")
+    assert add_advice(says, seen_by(says, link)).next.startswith(f"do {remedy} (")
 
 
 def test_an_even_pace_is_told_as_what_to_do_about_the_straggler(explained: Explanation) -> None:
     slow = offering("straggler", "high", "no-straggler", "check-host")
     plain = replace(explained, findings=(slow,))
-    after = advise(plain, seen_by(plain, advised("no-straggler", 9.0)))
+    after = add_advice(plain, seen_by(plain, advised("no-straggler", 9.0)))
     assert after.next == "do check-host (predicted to save 9.00 of 24.9 ms)"
 
 
 @pytest.mark.parametrize("name", ["not-training-together", "gloo-on-device"])
 def test_what_makes_predictions_moot_stays_next(explained: Explanation, name: str) -> None:
     plain = replace(explained, findings=(offering(name, "high", "mend-it"),), next="do mend-it")
-    assert advise(plain, seen_by(plain, advised("compile", 9.0))).next == "do mend-it"
+    assert add_advice(plain, seen_by(plain, advised("compile", 9.0))).next == "do mend-it"
 
 
 def test_a_remedy_that_makes_it_worse_goes_behind_those_nobody_can_predict(
     explained: Explanation,
 ) -> None:
     plain = with_remedies(explained, "bf16", "check-host")
-    after = advise(plain, seen_by(plain, advised("precision=bf16", -1.3, "slower")))
+    after = add_advice(plain, seen_by(plain, advised("precision=bf16", -1.3, "slower")))
     assert [(each.id, each.predicted_ms) for each in after.findings[0].remedies] == [
         ("check-host", None),
         ("bf16", -1.3),
@@ -194,22 +194,22 @@ def test_a_remedy_that_makes_it_worse_goes_behind_those_nobody_can_predict(
 def test_of_two_ways_to_do_a_remedy_the_better_one_counts(explained: Explanation) -> None:
     plain = with_remedies(explained, "bucket-mb")
     small, large = REMEDIES["bucket-mb"]
-    after = advise(plain, seen_by(plain, advised(small, -2.0, "slower"), advised(large, 3.0)))
+    after = add_advice(plain, seen_by(plain, advised(small, -2.0, "slower"), advised(large, 3.0)))
     assert after.findings[0].remedies[0].predicted_ms == 3.0
 
 
 def test_a_finding_of_another_rank_keeps_its_remedies_as_they_are(explained: Explanation) -> None:
     other = with_remedies(explained, "compile", rank=5)
-    after = advise(other, seen_by(other, advised("compile", 9.0)))
+    after = add_advice(other, seen_by(other, advised("compile", 9.0)))
     assert after.findings[0].remedies[0].predicted_ms is None
 
 
 def test_what_was_tried_is_ranked_and_names_the_findings_it_answers(
-    explained: Explanation, foresight: Foresight
+    explained: Explanation, rank_advice: RankAdvice
 ) -> None:
-    saved = [each.saved_ms for each in foresight.advice]
+    saved = [each.saved_ms for each in rank_advice.advice]
     assert saved == sorted(saved, reverse=True)
-    by_setting = {each.setting: each for each in foresight.advice}
+    by_setting = {each.setting: each for each in rank_advice.advice}
     assert by_setting["precision=bf16"].verdict == "faster"
     assert by_setting["cuda-graphs"].verdict == "no difference"
     offering = [
@@ -234,17 +234,17 @@ def test_a_host_bound_step_is_told_that_bf16_makes_it_slower(shared: Path) -> No
 # Surfaces
 
 
-def test_json_and_terminal_show_the_advice(explained: Explanation, foresight: Foresight) -> None:
-    after = advise(explained, foresight)
+def test_json_and_terminal_show_the_advice(explained: Explanation, rank_advice: RankAdvice) -> None:
+    after = add_advice(explained, rank_advice)
     body = explanation_json(after)
     assert [each["setting"] for each in body["advice"]] == [
-        each.setting for each in foresight.advice
+        each.setting for each in rank_advice.advice
     ]
     screen = io.StringIO()
     Console(file=screen, width=100).print(advice_table(after.advice))
     printed = screen.getvalue()
     assert "--set precision=bf16" in printed
-    assert "no real difference (under 2%): " in printed
+    assert "no real difference (under 2.0%): " in printed
 
 
 def test_explain_prints_advice_from_the_trace_it_has_read(
@@ -284,14 +284,14 @@ def test_a_step_that_cannot_be_replayed_has_no_advice_and_no_note(
         raise NotCapturedError("no steps")
 
     monkeypatch.setattr(advice_room, "make_bench", untold)
-    seen = foresee(analysed(), explained.ranks[0])
-    assert seen == Foresight(path=explained.ranks[0].path)
-    assert advise(explained, seen) == explained
+    seen = advise_rank(analysed(), explained.ranks[0])
+    assert seen == RankAdvice(path=explained.ranks[0].path)
+    assert add_advice(explained, seen) == explained
 
 
-def test_without_foresight_an_explanation_stays_as_it_is(explained: Explanation) -> None:
-    assert advise(explained, None) is explained
-    noted = advise(explained, Foresight(path="x", note=Note(id="not-predicted", detail="why")))
+def test_without_advice_an_explanation_stays_as_it_is(explained: Explanation) -> None:
+    assert add_advice(explained, None) is explained
+    noted = add_advice(explained, RankAdvice(path="x", note=Note(id="not-predicted", detail="why")))
     assert [note.id for note in noted.quality] == ["not-predicted"]
 
 
@@ -310,12 +310,12 @@ def test_of_several_ranks_the_one_with_the_most_time_of_its_own_is_looked_at(
         return replace(rank, rank=number, part=replace(rank.part, pace=pace))
 
     both = replace(explained, ranks=(made(0, 100.0, 0.0), made(1, 101.0, 30.0)))
-    assert deciding_rank(both).rank == 0
+    assert find_slowest(both).rank == 0
 
 
 def test_a_trace_that_is_gone_since_is_a_note(explained: Explanation) -> None:
     gone = replace(explained, ranks=(replace(explained.ranks[0], path="/nowhere/trace.json"),))
-    seen = foresee_again(gone, cache=False)
+    seen = advise_slowest(JobTraces([TRACE], cache=False), gone)
     assert seen is not None
     assert seen.note is not None
     assert "does not exist" in seen.note.detail

@@ -282,12 +282,12 @@ def test_profiled_steps_answer_no_promise(golden: Path) -> None:
 def test_shortened_tables_say_nothing_of_a_step(capture: Capture) -> None:
     """Of more than 64 ranks only the longest rows are kept, and not the same ones of A and B."""
     from stepscope.explain.explain_job import explain_job
-    from stepscope.explain.truncate_tables import shorten
+    from stepscope.explain.truncate_tables import truncate_tables
     from stepscope.verify.traits import traits_of
     from stepscope.verify.workload import workload_of
 
     whole = explain_job(str(capture()), cache=False)
-    cut = replace(whole, ranks=tuple(shorten(rank, 2) for rank in whole.ranks))
+    cut = replace(whole, ranks=tuple(truncate_tables(rank, 2) for rank in whole.ranks))
     assert traits_of({}, whole).gradients
     assert workload_of({}, whole).signature
     assert not traits_of({}, cut).gradients

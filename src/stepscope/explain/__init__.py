@@ -13,14 +13,14 @@ kernels.py operators.py modules.py python_functions.py launches.py copies.py syn
 collective_calls.py  one rank's collectives; rank_steps.py: its steps, as ranks are compared
 budget.py            the step, divided
 findings/            one file per finding
-rank_analysis.py     what explaining a rank and predicting its step both start from
-explain_rank.py      all of it for one rank
-explain_file.py      the same from a file; truncate_tables.py cuts its tables
-engines.py           who reads the files: processes here, ray_engine.py, torch_engine.py
+rank_analysis.py     each part of a rank's analysis, computed once and shared with predictions
+explain_rank.py      everything about one rank
+explain_file.py      the same from a file, and a visit to it; truncate_tables.py
+engines.py           where files are read: pool_engine.py, ray_engine.py, torch_engine.py
 job.py               all ranks together: arrivals.py, stragglers.py, critical_path.py
 strategies/          data, sharded, tensor and pipeline parallelism, one file each
 job_findings/        findings that only several ranks show; nccl/, nccl_calls.py: NCCL's own logs
-explain_job.py       all files; verdict.py: what leads
+explain_job.py       all files of a job; verdict.py: which finding leads
 """
 
 from __future__ import annotations

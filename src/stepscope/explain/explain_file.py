@@ -1,96 +1,80 @@
-"""One trace file, explained where it is read: in this process, a worker, or another machine.
+"""One trace file, explained where it is read: in this process, in a worker, or elsewhere.
 
-What comes back is all that is ever held of a rank, so it is small: no columns of gaps, and tables
-that are shortened where there are many ranks.
+What comes back is all that is ever held of a rank, so it is small: no columns of gaps, and
+truncated tables when there are many ranks.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
 from stepscope.errors import StepscopeError, UnreadableInputError
 from stepscope.explain.explain_rank import explain_analysis
 from stepscope.explain.rank_analysis import RankAnalysis
-from stepscope.explain.truncate_tables import shorten
+from stepscope.explain.truncate_tables import truncate_tables
+from stepscope.records.explanation import RankExplanation
 from stepscope.trace.discover import on_disk
-from stepscope.trace.rank_inputs import read_rank_inputs
+from stepscope.trace.rank_inputs import AS_USUAL, ReadOptions, read_rank_inputs
 from stepscope.trace.regular_files import head_of
 from stepscope.trace.snapshot_pickle import is_pickle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from stepscope.records.explanation import RankExplanation
-    from stepscope.records.trace import Trace
     from stepscope.trace.discover import TraceFile
     from stepscope.trace.files import Progress
 
-    Also = Callable[[Trace, RankExplanation], Any]
-    Alone = Callable[[RankAnalysis, RankExplanation], Any]
-    Outcome = tuple[RankExplanation, Any] | Exception
+_R = TypeVar("_R")
+# Called with a rank while its trace is in memory.
+Visit = Callable[[RankAnalysis, RankExplanation], _R]
+
+
+class ExplainedFile(NamedTuple, Generic[_R]):
+    """A rank, and the result of the visit; a memory snapshot has no trace to visit."""
+
+    rank: RankExplanation
+    results: tuple[_R, ...] = ()
 
 
 def explain_file(
     file: TraceFile,
+    visit: Visit[_R] | None = None,
     *,
-    cache: bool,
-    also: Also | None = None,
-    alone: Alone | None = None,
-    most_rows: int | None = None,
+    options: ReadOptions = AS_USUAL,
+    max_rows: int | None = None,
     progress: Progress | None = None,
-    memory_limit: int | None = None,
-    slowest: Path | None = None,
-) -> Outcome:
-    """The rank and what `also` or `alone` made of it; an error where the file cannot be read.
-    `slowest` is the trace of the rank whose steps are the whole job's."""
+) -> ExplainedFile[_R]:
+    """Read and explain a file, then visit it. Raises UnreadableInputError."""
     try:
         with on_disk(file) as path:
             if is_pickle(head_of(path)):
                 from stepscope.explain.snapshot_rank import explain_snapshot
 
-                return explain_snapshot(path, str(file), memory_limit), None
-            inputs = read_rank_inputs(
-                path,
-                name=str(file),
-                cache=cache,
-                memory_limit=memory_limit,
-                slowest=slowest,
-                progress=progress,
-            )
+                return ExplainedFile(explain_snapshot(path, str(file), options.memory_limit))
+            inputs = read_rank_inputs(path, options, name=str(file), progress=progress)
             analysis = RankAnalysis(inputs)
             rank = explain_analysis(analysis)
-    except UnreadableInputError as error:
-        return error
     except MemoryError:
-        return UnreadableInputError(f"{file}: there is not enough memory to read it")
-    made = alone(analysis, rank) if alone else also(inputs.trace, rank) if also else None
+        raise UnreadableInputError(f"{file}: there is not enough memory to read it") from None
+    results = (visit(analysis, rank),) if visit else ()
     rank = replace(rank, gaps=None)
-    return (rank if most_rows is None else shorten(rank, most_rows)), made
+    return ExplainedFile(rank if max_rows is None else truncate_tables(rank, max_rows), results)
 
 
-def explain_one_of_many(
+def try_explain_file(
     file: TraceFile,
     *,
-    cache: bool,
-    also: Also | None = None,
-    most_rows: int | None = None,
-    memory_limit: int | None = None,
-    slowest: Path | None = None,
-) -> Outcome:
-    """As `explain_file`, but a defect of ours costs this file only."""
+    visit: Visit[_R] | None,
+    options: ReadOptions,
+    max_rows: int | None = None,
+) -> ExplainedFile[_R] | Exception:
+    """As `explain_file`; returns its error, so that one file of many costs only itself."""
     try:
-        return explain_file(
-            file,
-            cache=cache,
-            also=also,
-            most_rows=most_rows,
-            memory_limit=memory_limit,
-            slowest=slowest,
-        )
+        return explain_file(file, visit, options=options, max_rows=max_rows)
+    except UnreadableInputError as error:
+        return error
     except Exception as error:
         if os.environ.get("STEPSCOPE_DEBUG"):
             raise

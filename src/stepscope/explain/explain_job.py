@@ -1,23 +1,22 @@
-"""Several files, one verdict. One worker reads and explains a file; only summaries stay."""
+"""Several trace files, one explanation. A worker reads each file; only summaries come back."""
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
-from msgspec.structs import replace
-
-from stepscope.errors import UsageError
-from stepscope.explain.engines import Here, Pool, in_order
-from stepscope.explain.explain_file import explain_file, explain_one_of_many
+from stepscope.errors import StepscopeError, UsageError
+from stepscope.explain.engines import map_in_order
+from stepscope.explain.explain_file import explain_file, try_explain_file
+from stepscope.explain.pool_engine import Here, Pool
+from stepscope.explain.rank_numbers import number_ranks
 from stepscope.explain.verdict import judge
 from stepscope.records.quality import Note
-from stepscope.records.words import counted
 from stepscope.trace.discover import find_traces, named_file
 from stepscope.trace.measured_steps import slowest_in_step
 from stepscope.trace.profiles import find_calibrations
+from stepscope.trace.rank_inputs import ReadOptions
 from stepscope.trace.remote import is_url
 from stepscope.trace.run_state import run_notes
 
@@ -25,14 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from stepscope.explain.engines import Engine
-    from stepscope.explain.explain_file import Alone, Also, Outcome
+    from stepscope.explain.explain_file import ExplainedFile, Visit
     from stepscope.records.explanation import Explanation, RankExplanation
     from stepscope.records.nccl import NcclSummary
     from stepscope.records.profile import Profile
     from stepscope.trace.discover import TraceFile
     from stepscope.trace.files import Progress
 
-# With more ranks than this the tables of each are cut to so many rows: nobody reads a thousand
+# With more ranks than this, each rank's tables are cut to SHORT_ROWS rows: nobody reads a thousand
 # tables to their ends, and all of them must fit in memory and in one report.
 MANY_RANKS = 64
 SHORT_ROWS = 100
@@ -40,213 +39,181 @@ _SHORT_TABLES = (
     f"more than {MANY_RANKS} ranks: the tables of each hold its longest {SHORT_ROWS} rows, and "
     "what is left out is summed in rows called (others)"
 )
-_RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,8})(?!\d)", re.IGNORECASE)
+_R = TypeVar("_R")
 
 
 def explain_job(
     *paths: str | Path, cache: bool = True, progress: Progress | None = None
 ) -> Explanation:
     """Explain trace files, folders of them, or run folders, as one job."""
-    return explain_also(paths, cache=cache, progress=progress)[0]
+    return JobTraces(paths, cache=cache).explain(progress=progress)[0]
 
 
-def explain_also(
-    paths: Sequence[str | Path],
-    *,
-    cache: bool = True,
-    progress: Progress | None = None,
-    also: Also | None = None,
-    also_for: int | None = None,
-    alone: Alone | None = None,
-    engine: Engine | None = None,
-    memory_limit: int | None = None,
-) -> tuple[Explanation, list[Any]]:
-    """As `explain_job`; `also(trace, rank)` runs where the trace is; its results are returned.
+class JobTraces:
+    """The trace files of one job: found once, then explained and visited, rank by rank.
 
-    Of more than `also_for` ranks it is called for so many only: those the findings are about, and
-    the first ones. Their files are then read a second time. A single file that is read in this
-    process has `alone(analysis, rank)` called instead.
+    `visit(analysis, explanation)` is called in the process that has read a rank's trace. Its
+    results come back in the order of the ranks; from another process they must be picklable.
     """
-    engine = engine or Pool()
-    files = _find(paths, engine)
-    named = {named_file(path) for path in paths}
-    later = also is not None and also_for is not None and len(files) > also_for
-    first = None if later else also
-    outcomes = list(_each(files, cache, progress, first, engine, memory_limit, alone))
-    failures = [(f, o) for f, o in zip(files, outcomes, strict=True) if isinstance(o, Exception)]
-    for file, error in failures:
-        if str(file) in named or len(failures) == len(files):
-            raise error
-    done = [outcome for outcome in outcomes if not isinstance(outcome, Exception)]
-    if len(done) > 1:
-        from stepscope.explain.snapshot_rank import refuse_mixtures
 
-        refuse_mixtures([rank for rank, _ in done])
-    ranks, notes = _number([rank for rank, _ in done])
-    order = sorted(range(len(ranks)), key=lambda i: (ranks[i].rank or 0, ranks[i].path))
-    notes += [Note(id="left-out", detail=str(error)) for _, error in failures]
-    notes += _of_runs(paths)
-    if len(files) > MANY_RANKS:
-        notes.append(Note(id="short-tables", detail=_SHORT_TABLES))
-    explanation = judge(
-        tuple(ranks[i] for i in order), tuple(notes), _nccl(paths), _calibrations(ranks[order[0]])
-    )
-    if later and also and also_for:
-        return explanation, _second_look(explanation, files, cache, also, also_for, engine)
-    return explanation, [done[i][1] for i in order if done[i][1] is not None]
+    def __init__(
+        self,
+        paths: Sequence[str | Path],
+        *,
+        cache: bool = True,
+        memory_limit: int | None = None,
+        engine: Engine | None = None,
+        skip_missing: bool = False,
+    ) -> None:
+        self.paths = paths
+        self._engine = engine or Pool()
+        find = partial(_find_files, paths, skip_missing=skip_missing)
+        self.files: list[TraceFile] = self._engine.agree(find)
+        self._by_name = {str(file): file for file in self.files}
+        self._options = ReadOptions(
+            cache=cache, memory_limit=memory_limit, slowest=_find_slowest(self.files)
+        )
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one file only, and this process reads it."""
+        return len(self.files) == 1 and self._engine.local
+
+    def explain(
+        self,
+        visit: Visit[_R] | None = None,
+        *,
+        max_ranks: int | None = None,
+        progress: Progress | None = None,
+    ) -> tuple[Explanation, list[_R]]:
+        """Explain all ranks; the results of the visits come with it.
+
+        With more than `max_ranks` ranks only those that findings name and the first ones are
+        visited, and their files are read a second time.
+        """
+        at_once = visit if self._visits_all(max_ranks) else None
+        explained, failures = self._sort_out(list(self._outcomes(at_once, progress)))
+        ranks, notes = number_ranks([file.rank for file in explained])
+        order = sorted(range(len(ranks)), key=lambda i: (ranks[i].rank or 0, ranks[i].path))
+        explanation = self._judge(tuple(ranks[i] for i in order), notes, failures)
+        if visit is not None and max_ranks is not None and at_once is None:
+            return explanation, self.visit(choose_ranks(explanation, max_ranks), visit)
+        return explanation, [result for i in order for result in explained[i].results]
+
+    def take_part(self, visit: Visit[_R] | None = None, *, max_ranks: int | None = None) -> None:
+        """This process's share of `explain`, when another process of the engine leads."""
+        for _ in self._outcomes(visit if self._visits_all(max_ranks) else None):
+            pass
+
+    def visit(self, ranks: Iterable[RankExplanation], visit: Visit[_R]) -> list[_R]:
+        """Read these ranks again and visit them; those that cannot be read are left out."""
+        # Only the process that leads comes here: a collective engine would wait for the others.
+        engine = Here() if self._engine.collective else self._engine
+        files = [file for rank in ranks if (file := self._by_name.get(rank.path))]
+        read = partial(try_explain_file, visit=visit, options=self._options, max_rows=0)
+        outcomes: Iterable[ExplainedFile[_R] | Exception] = map_in_order(engine, read, files)
+        explained = [outcome for outcome in outcomes if not isinstance(outcome, Exception)]
+        return [result for file in explained for result in file.results]
+
+    def visit_here(
+        self, path: str, visit: Visit[_R], progress: Progress | None = None
+    ) -> ExplainedFile[_R]:
+        """Read one rank's file in this process and visit it. Raises StepscopeError."""
+        file = self._by_name.get(path) or find_traces(path)[0]
+        return explain_file(file, visit, options=self._options, progress=progress)
+
+    def _visits_all(self, max_ranks: int | None) -> bool:
+        return max_ranks is None or len(self.files) <= max_ranks
+
+    def _outcomes(
+        self, visit: Visit[_R] | None, progress: Progress | None = None
+    ) -> Iterable[ExplainedFile[_R] | Exception]:
+        if self.is_single:
+            return [explain_file(self.files[0], visit, options=self._options, progress=progress)]
+        max_rows = SHORT_ROWS if len(self.files) > MANY_RANKS else None
+        read = partial(try_explain_file, visit=visit, options=self._options, max_rows=max_rows)
+        return map_in_order(self._engine, read, self.files, progress)
+
+    def _sort_out(
+        self, outcomes: list[ExplainedFile[_R] | Exception]
+    ) -> tuple[list[ExplainedFile[_R]], list[Exception]]:
+        """Raises a failure when all files failed, or when the user named the file."""
+        named = {named_file(path) for path in self.paths}
+        explained: list[ExplainedFile[_R]] = []
+        failures: list[Exception] = []
+        for file, outcome in zip(self.files, outcomes, strict=True):
+            if not isinstance(outcome, Exception):
+                explained.append(outcome)
+            elif str(file) in named:
+                raise outcome
+            else:
+                failures.append(outcome)
+        if not explained:
+            raise failures[0]
+        return explained, failures
+
+    def _judge(
+        self, ranks: tuple[RankExplanation, ...], notes: list[Note], failures: list[Exception]
+    ) -> Explanation:
+        if len(ranks) > 1:
+            from stepscope.explain.snapshot_rank import refuse_mixtures
+
+            refuse_mixtures(ranks)
+        left_out = [Note(id="left-out", detail=str(error)) for error in failures]
+        short = [Note(id="short-tables", detail=_SHORT_TABLES)]
+        notes = [
+            *notes,
+            *left_out,
+            *_read_run_notes(self.paths),
+            *(short if len(self.files) > MANY_RANKS else ()),
+        ]
+        return judge(ranks, tuple(notes), _explain_nccl_logs(self.paths), _calibrations(ranks))
 
 
-def explain_share(
-    paths: Sequence[str | Path],
-    *,
-    engine: Engine,
-    cache: bool = True,
-    also: Also | None = None,
-    also_for: int | None = None,
-    memory_limit: int | None = None,
-) -> None:
-    """The part of `explain_also` of a process that takes part and does not lead."""
-    files = _find(paths, engine)
-    later = also_for is not None and len(files) > also_for
-    for _ in _each(files, cache, None, None if later else also, engine, memory_limit):
-        pass
+def choose_ranks(explanation: Explanation, max_ranks: int) -> list[RankExplanation]:
+    """The ranks worth a visit: those that findings name, then the first ones; in their order."""
+    numbers = [finding.rank for finding in explanation.findings]
+    if explanation.job:
+        numbers += [straggler.rank for straggler in explanation.job.stragglers.ranks]
+    named = [rank.path for number in numbers for rank in explanation.ranks if rank.rank == number]
+    by_worth = dict.fromkeys([*named, *(rank.path for rank in explanation.ranks)])
+    chosen = set([*by_worth][:max_ranks])
+    return [rank for rank in explanation.ranks if rank.path in chosen]
 
 
-def _find(paths: Sequence[str | Path], engine: Engine) -> list[TraceFile]:
+def _find_files(paths: Sequence[str | Path], *, skip_missing: bool) -> list[TraceFile]:
     if not paths:
         raise UsageError("nothing to explain: give a trace file, a folder of them or a run folder")
-    return engine.agree(lambda: [file for path in paths for file in find_traces(path)])
+    files = []
+    for path in paths:
+        try:
+            files += find_traces(path)
+        except StepscopeError:
+            if not skip_missing:
+                raise
+    return files
 
 
-def _each(
-    files: list[TraceFile],
-    cache: bool,
-    progress: Progress | None,
-    also: Also | None,
-    engine: Engine,
-    memory_limit: int | None,
-    alone: Alone | None = None,
-) -> Iterable[Outcome]:
-    if len(files) == 1 and isinstance(engine, Pool):
-        return [
-            explain_file(
-                files[0],
-                cache=cache,
-                also=also,
-                alone=alone,
-                progress=progress,
-                memory_limit=memory_limit,
-            )
-        ]
-    most_rows = SHORT_ROWS if len(files) > MANY_RANKS else None
-    work = partial(
-        explain_one_of_many,
-        cache=cache,
-        also=also,
-        most_rows=most_rows,
-        memory_limit=memory_limit,
-        slowest=_slowest(files),
-    )
-    return in_order(engine, work, files, progress)
+def _find_slowest(files: list[TraceFile]) -> Path | None:
+    """The rank whose steps count for the whole job; files elsewhere are not fetched for it."""
+    local = [file for file in files if isinstance(file, Path)]
+    return slowest_in_step(local) if len(local) == len(files) else None
 
 
-def _slowest(files: list[TraceFile]) -> Path | None:
-    """The rank whose step is the job's; what lies elsewhere is not fetched for it."""
-    here = [file for file in files if isinstance(file, Path)]
-    return slowest_in_step(here) if len(here) == len(files) else None
-
-
-def _second_look(
-    explanation: Explanation,
-    files: list[TraceFile],
-    cache: bool,
-    also: Also,
-    most: int,
-    engine: Engine,
-) -> list[Any]:
-    """What `also` makes of the ranks that are worth it, in their order."""
-    by_path = {str(file): file for file in files}
-    told = [finding.rank for finding in explanation.findings]
-    if explanation.job:
-        told += [straggler.rank for straggler in explanation.job.stragglers.ranks]
-    found = [rank.path for number in told for rank in explanation.ranks if rank.rank == number]
-    ordered = dict.fromkeys([*found, *(rank.path for rank in explanation.ranks)])
-    chosen = set([*ordered][:most])
-    again = [by_path[rank.path] for rank in explanation.ranks if rank.path in chosen]
-    work = partial(
-        explain_one_of_many, cache=cache, also=also, most_rows=0, slowest=_slowest(files)
-    )
-    # Of a job's processes only the one that leads comes here.
-    looks = in_order(Here() if engine.collective else engine, work, again)
-    return [outcome[1] for outcome in looks if not isinstance(outcome, Exception)]
-
-
-def _number(ranks: list[RankExplanation]) -> tuple[list[RankExplanation], list[Note]]:
-    """Files that do not say their rank get one from their name, else from their place."""
-    out, notes = [], []
-    for place, rank in enumerate(ranks):
-        if rank.rank is None:
-            match = _RANK_IN_NAME.search(Path(rank.path).name) or _RANK_IN_NAME.search(
-                Path(rank.path).parent.name
-            )
-            rank = replace(rank, rank=int(match[1]) if match else place)
-        out.append(rank)
-    if _are_processes(out):
-        places = sorted(range(len(out)), key=lambda i: _folder_order(out[i].path))
-        for number, place in enumerate(places):
-            out[place] = replace(out[place], rank=number, name=f"process {number + 1}")
-    numbers = [rank.rank for rank in out]
-    twice = sorted({n for n in numbers if n is not None and numbers.count(n) > 1})
-    if twice:
-        which = ", ".join(map(str, twice[:8]))
-        notes.append(
-            Note(id="duplicate-ranks", detail=f"more than one file says it is rank {which}")
-        )
-    worlds = {rank.world_size for rank in out if rank.world_size}
-    if len(worlds) > 1:
-        notes.append(
-            Note(
-                id="mixed-worlds",
-                detail=f"files of jobs with different world sizes: {sorted(worlds)}",
-            )
-        )
-    elif worlds and len(out) > 1 and len(out) < max(worlds):
-        notes.append(
-            Note(
-                id="missing-ranks", detail=f"{len(out)} of {counted(max(worlds), 'rank')} are here"
-            )
-        )
-    return out, notes
-
-
-def _folder_order(path: str) -> tuple[int, str]:
-    """rank-00000, rank-00000.2, ..., rank-00000.10: as the processes came."""
-    name = Path(path).parent.name
-    return len(name), name
-
-
-def _are_processes(ranks: list[RankExplanation]) -> bool:
-    """Whether these ran side by side without being ranks of a job, so that all say rank 0."""
-    members = [rank.part.member for rank in ranks]
-    apart = {(rank.part.host, m.pid) for rank, m in zip(ranks, members, strict=True) if m}
-    alone = all(member is not None and member.world_size == 1 for member in members)
-    return alone and len(ranks) > 1 and len(apart) == len(ranks)
-
-
-def _of_runs(paths: Sequence[str | Path]) -> list[Note]:
-    """Runs that are not over, or were left open, or could not write all they had."""
+def _read_run_notes(paths: Sequence[str | Path]) -> list[Note]:
+    """About runs that are not over, were left open, or could not write everything."""
     folders = [Path(path) for path in paths if not is_url(str(path)) and Path(path).is_dir()]
     return [note for folder in folders for note in run_notes(folder)]
 
 
-def _calibrations(first: RankExplanation) -> tuple[Profile, ...]:
-    """Of the host that the first rank ran on; a bare trace does not say where that was."""
-    host = first.part.host
-    return find_calibrations(host, first.kind) if host else ()
+def _calibrations(ranks: tuple[RankExplanation, ...]) -> tuple[Profile, ...]:
+    """Of the first rank's host; a bare trace does not say which host that was."""
+    host = ranks[0].part.host
+    return find_calibrations(host, ranks[0].kind) if host and len(ranks) > 1 else ()
 
 
-def _nccl(paths: Sequence[str | Path]) -> NcclSummary | None:
-    """NCCL's own logs, where one of the folders holds some."""
+def _explain_nccl_logs(paths: Sequence[str | Path]) -> NcclSummary | None:
+    """NCCL's own logs, when one of the folders holds some."""
     folders = [Path(path) for path in paths if Path(path).is_dir()]
     if not any(True for folder in folders for _ in folder.glob("*.log*")):
         return None

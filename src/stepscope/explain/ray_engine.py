@@ -1,7 +1,6 @@
 """The engine `ray`: tasks on a Ray cluster, or on one that lives as long as the command.
 
-Its nodes need stepscope installed, and must find the files under the same paths: a shared disk, or
-URLs.
+Its nodes need stepscope, and must find the files under the same paths: a shared disk, or URLs.
 """
 
 from __future__ import annotations
@@ -13,37 +12,38 @@ from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
-from stepscope.explain.engines import AHEAD, cores, died
+from stepscope.explain.engines import FILES_PER_WORKER, count_cores, worker_died
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from stepscope.explain.engines import Function, Placed
+    from stepscope.explain.engines import FileFunction, PlacedOutcome
     from stepscope.trace.discover import TraceFile
 
 _QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
 @contextmanager
-def ray_cluster(workers: int | None = None) -> Iterator[Cluster]:
+def ray_cluster(workers: int | None = None) -> Iterator[RayCluster]:
     """The running cluster (RAY_ADDRESS, or one on this machine), else a local one of our own."""
-    ray = _ray()
+    ray = _import_ray()
     ours = not ray.is_initialized()  # else it is not ours to end
-    with redirect_stdout(sys.stderr):  # Ray tells of lost workers on stdout, which is not its own
+    with redirect_stdout(sys.stderr):  # Ray reports lost workers on stdout, where our answer goes
         if ours:
             _connect(ray, workers)
         try:
-            yield Cluster(ray, workers)
+            yield RayCluster(ray, workers)
         finally:
             if ours:
                 ray.shutdown()
 
 
-class Cluster:
+class RayCluster:
     """A connected Ray cluster."""
 
     leads = True
     collective = False
+    local = False
 
     def __init__(self, ray: Any, workers: int | None) -> None:
         self._ray = ray
@@ -52,23 +52,23 @@ class Cluster:
     def agree(self, find: Callable[[], list[TraceFile]]) -> list[TraceFile]:
         return find()
 
-    def each(self, function: Function, files: Sequence[TraceFile]) -> Iterator[Placed]:
+    def map(self, function: FileFunction, files: Sequence[TraceFile]) -> Iterator[PlacedOutcome]:
         ray = self._ray
-        # Ray itself tries a task again whose worker died.
-        task = ray.remote(num_cpus=1, max_retries=1)(_work)
+        # Ray itself retries a task whose worker died.
+        task = ray.remote(num_cpus=1, max_retries=1)(_call_to_bytes)
         shared = ray.put(function)
-        flying: dict[Any, int] = {}
+        in_flight: dict[Any, int] = {}
         following = 0
-        while flying or following < len(files):
-            while following < len(files) and len(flying) < self._at_once():
-                flying[task.remote(shared, files[following])] = following
+        while in_flight or following < len(files):
+            while following < len(files) and len(in_flight) < self._at_once():
+                in_flight[task.remote(shared, files[following])] = following
                 following += 1
-            (job,), _ = ray.wait(list(flying), num_returns=1)
-            place = flying.pop(job)
+            (job,), _ = ray.wait(list(in_flight), num_returns=1)
+            place = in_flight.pop(job)
             yield place, self._outcome(job, files[place])
 
     def _at_once(self) -> int:
-        return AHEAD * self.workers
+        return FILES_PER_WORKER * self.workers
 
     def _outcome(self, job: Any, file: TraceFile) -> Any:
         lost = self._ray.exceptions
@@ -77,11 +77,11 @@ class Cluster:
         except lost.RayTaskError as error:  # raised by the function itself
             raise error.as_instanceof_cause() from None
         except (lost.RaySystemError, lost.RayError):
-            return died(file)
+            return worker_died(file)
 
 
-def _work(function: Function, file: TraceFile) -> bytes:
-    """As bytes: columns read straight from Ray's store would keep it full for as long as we run."""
+def _call_to_bytes(function: FileFunction, file: TraceFile) -> bytes:
+    """Bytes, because columns read straight from Ray's store would keep it full."""
     return pickle.dumps(function(file), protocol=pickle.HIGHEST_PROTOCOL)
 
 
@@ -92,10 +92,10 @@ def _connect(ray: Any, workers: int | None) -> None:
     except (ConnectionError, RuntimeError) as error:
         if address := os.environ.get("RAY_ADDRESS"):
             raise UsageError(f"no Ray cluster answers at RAY_ADDRESS={address}: {error}") from None
-    ray.init(address="local", num_cpus=workers or cores(), include_dashboard=False, **_QUIET)
+    ray.init(address="local", num_cpus=workers or count_cores(), include_dashboard=False, **_QUIET)
 
 
-def _ray() -> Any:
+def _import_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves this machine
     try:
         import ray

@@ -25,18 +25,18 @@ _MOST_SPOTS = 20
 _Row = TypeVar("_Row")
 
 
-def shorten(rank: RankExplanation, most_rows: int) -> RankExplanation:
+def truncate_tables(rank: RankExplanation, max_rows: int) -> RankExplanation:
     """At most so many rows in each table, and the sums of those left out."""
     return replace(
         rank,
-        kernels=_cut(rank.kernels, most_rows, _kernels, lambda row: row.total_ns),
-        operators=_cut(rank.operators, most_rows, _operators),
-        modules=_cut(rank.modules, most_rows, _modules),
-        lines=_cut(rank.lines, most_rows, _lines),
-        syncs=_cut(rank.syncs, most_rows, _syncs),
-        collectives=_cut(rank.collectives, most_rows, _collectives),
-        efficiency=_efficiency(rank.efficiency, most_rows),
-        memory=_memory(rank.memory, most_rows),
+        kernels=_cut(rank.kernels, max_rows, _kernels, lambda row: row.total_ns),
+        operators=_cut(rank.operators, max_rows, _operators),
+        modules=_cut(rank.modules, max_rows, _modules),
+        lines=_cut(rank.lines, max_rows, _lines),
+        syncs=_cut(rank.syncs, max_rows, _syncs),
+        collectives=_cut(rank.collectives, max_rows, _collectives),
+        efficiency=_efficiency(rank.efficiency, max_rows),
+        memory=_memory(rank.memory, max_rows),
     )
 
 

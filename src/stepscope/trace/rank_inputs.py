@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec.structs import replace
 
 from stepscope.records.rank_inputs import MemoryInputs, RankInputs
@@ -22,30 +23,38 @@ if TYPE_CHECKING:
     from stepscope.trace.measured_steps import StepRow
 
 
+class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the ranks of one job are read."""
+
+    cache: bool = True
+    memory_limit: int | None = None  # bytes that the training may use on each device
+    slowest: Path | None = None  # see `slowest_in_step`
+
+
+AS_USUAL = ReadOptions()
+
+
 def read_rank_inputs(
     path: str | Path,
+    options: ReadOptions = AS_USUAL,
     *,
     name: str | None = None,
-    cache: bool = True,
-    memory_limit: int | None = None,
-    slowest: Path | None = None,
     progress: Progress | None = None,
 ) -> RankInputs:
     """Read the trace at `path` and what lies next to it. Raises UnreadableInputError.
 
-    `name` is what the user calls the file, when it was fetched from elsewhere. `slowest` is the
-    trace of the rank whose steps count for the whole job (see `slowest_in_step`).
+    `name` is what the user calls the file, when it was fetched from elsewhere.
     """
     path = Path(path)
-    trace = replace(read_trace(path, cache=cache, progress=progress), path=name or str(path))
+    trace = read_trace(path, cache=options.cache, progress=progress)
     folder = read_rank_folder(path)
     oddities = Oddities(STEPS)
     rows = read_steps(path.parent / STEPS, oddities)
     return RankInputs(
-        trace=trace,
-        measured=summarise_steps(rows, slowest),
+        trace=replace(trace, path=name or str(path)),
+        measured=summarise_steps(rows, options.slowest),
         folder=folder,
-        memory=_read_memory(path.parent, rows, oddities, memory_limit),
+        memory=_read_memory(path.parent, rows, oddities, options.memory_limit),
         calibrations=_find_calibrations(trace, folder),
     )
 

@@ -1,12 +1,13 @@
-"""Findings meet predictions: what each remedy would buy, and what would not help.
+"""Findings meet predictions: what each remedy would save, and what would not help.
 
-One rank is looked at, the one that decides the step. Nothing here may fail an explanation: what
-goes wrong is a note.
+Only the rank that decides the step is advised. Nothing here may fail an explanation: an error
+becomes a note.
 """
 
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,11 +16,11 @@ from msgspec.structs import replace
 from stepscope.errors import NotCapturedError, StepscopeError
 from stepscope.explain.rank_steps import own_ms
 from stepscope.records.explanation import Advice
+from stepscope.records.figures import milliseconds, percent, significant
 from stepscope.records.prediction import Setting
 from stepscope.records.quality import Note
 from stepscope.ui.whatif import (
     WORTH,
-    figures,
     judge,
     labels,
     make_bench,
@@ -32,6 +33,7 @@ from stepscope.ui.whatif import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from stepscope.explain.explain_job import JobTraces
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.predict.whatif import Bench
     from stepscope.records.explanation import Explanation, Finding, RankExplanation, Remedy
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from stepscope.records.prediction import Prediction
     from stepscope.ui.html.whatif_grid import WhatIfGrid
 
-# Remedies that a what-if can try, the better of two where there are two. Others have no number.
+# The what-ifs that predict a remedy; the better of two counts. Other remedies have no number.
 REMEDIES = {
     "activation-checkpointing": ("checkpoint=blocks",),
     "bandwidth": ("bandwidth=2",),
@@ -60,98 +62,96 @@ REMEDIES = {
     "tf32": ("precision=tf32",),
     "threads": ("threads=fit",),
 }
-# Until these are mended every prediction is about the wrong thing.
+# Until these are fixed, every prediction is about the wrong thing.
 _BEFORE_ALL = frozenset({"not-training-together", "gloo-on-device"})
-# Nobody can do these as such; a finding that offers them says how.
+# Nobody can do these directly; a finding that offers them says how.
 _WISHES = frozenset({"bandwidth=2", "no-straggler", "no-data-wait", "no-sync"})
-# These buy memory, not time: told where a finding asks for them.
+# These save memory, not time: tried when a finding asks for them.
 _FOR_MEMORY = frozenset({"checkpoint=blocks"})
 
 
-class Foresight(msgspec.Struct, frozen=True, kw_only=True):
-    """What was made of one rank's step while its trace was there."""
+class RankAdvice(msgspec.Struct, frozen=True, kw_only=True):
+    """What changes of one rank's step would save."""
 
     path: str
     advice: tuple[Advice, ...] = ()
-    page: WhatIfGrid | None = None  # for the report, where one is asked for
-    note: Note | None = None
+    page: WhatIfGrid | None = None  # for the report, when one is asked for
+    note: Note | None = None  # why nothing could be predicted
 
 
-def foresee(
+def advise_rank(
     analysis: RankAnalysis, rank: RankExplanation, job: Job | None = None, *, draw: bool = False
-) -> Foresight:
-    """Never raises: a step that cannot be predicted has no advice."""
+) -> RankAdvice:
+    """Try the changes worth trying. Never raises: a step that cannot be predicted has no advice."""
     try:
-        return _foresee(make_bench(analysis, rank, job), rank, draw)
+        return _try_changes(make_bench(analysis, rank, job), rank, draw)
     except NotCapturedError:
-        return Foresight(path=rank.path)
+        return RankAdvice(path=rank.path)
     except Exception as error:
         if os.environ.get("STEPSCOPE_DEBUG"):
             raise
-        return Foresight(path=rank.path, note=_not_predicted(error))
+        return RankAdvice(path=rank.path, note=_note_not_predicted(error))
 
 
-def foresee_again(explanation: Explanation, *, cache: bool, draw: bool = False) -> Foresight | None:
-    """Of several ranks the one that decides the step: its trace is read once more."""
-    from stepscope.explain.rank_analysis import RankAnalysis
+def advise_slowest(
+    traces: JobTraces, explanation: Explanation, *, draw: bool = False
+) -> RankAdvice | None:
+    """Read the rank that decides the job's step again, and advise it."""
     from stepscope.explain.snapshot_rank import is_memory_only
-    from stepscope.trace.discover import find_traces, on_disk
-    from stepscope.trace.rank_inputs import read_rank_inputs
 
-    rank = deciding_rank(explanation)
+    rank = find_slowest(explanation)
     if is_memory_only(rank):
         return None
+    visit = partial(advise_rank, job=explanation.job, draw=draw)
     try:
-        with on_disk(find_traces(rank.path)[0]) as path:
-            inputs = read_rank_inputs(path, name=rank.path, cache=cache)
+        return traces.visit_here(rank.path, visit).results[0]
     except Exception as error:
         if os.environ.get("STEPSCOPE_DEBUG") and not isinstance(error, StepscopeError):
             raise
-        return Foresight(path=rank.path, note=_not_predicted(error))
-    return foresee(RankAnalysis(inputs), rank, explanation.job, draw=draw)
+        return RankAdvice(path=rank.path, note=_note_not_predicted(error))
 
 
-def deciding_rank(explanation: Explanation) -> RankExplanation:
-    """The one that needs the most time of its own: the others wait for it."""
+def find_slowest(explanation: Explanation) -> RankExplanation:
+    """The rank that needs the most time of its own: the others wait for it."""
     return max(explanation.ranks, key=own_ms)
 
 
-def _foresee(bench: Bench, rank: RankExplanation, draw: bool) -> Foresight:
+def _try_changes(bench: Bench, rank: RankExplanation, draw: bool) -> RankAdvice:
     from stepscope.verify.track_record import history
 
-    kept = history()
-    tried = try_each(bench, _worth_trying(bench, rank.findings), kept)
+    past_promises = history()
+    tried = try_each(bench, _list_changes(bench, rank.findings), past_promises)
     page = None
     if draw:
         from stepscope.ui.html.whatif_grid import lay_out
 
-        page = lay_out(bench, tried, kept, rank)
-    advice = tuple(_advice(prediction, rank) for prediction in tried.predictions)
-    return Foresight(path=rank.path, advice=advice, page=page)
+        page = lay_out(bench, tried, past_promises, rank)
+    advice = tuple(_make_advice(prediction, rank) for prediction in tried.predictions)
+    return RankAdvice(path=rank.path, advice=advice, page=page)
 
 
-def _worth_trying(bench: Bench, findings: Iterable[Finding]) -> list[Setting]:
-    """The usual ones, and what the findings name besides."""
-    asked = {
+def _list_changes(bench: Bench, findings: Iterable[Finding]) -> list[Setting]:
+    """The usual changes, and those that the findings' remedies stand for."""
+    asked_for = {
         setting
         for finding in findings
         for remedy in finding.remedies
         for setting in REMEDIES.get(remedy.id, ())
     }
-    found = [each for each in usual(bench) if str(each) not in _FOR_MEMORY]
-    known = {str(each) for each in found}
-    return [*found, *(_setting(text) for text in sorted(asked - known))]
+    changes = [change for change in usual(bench) if str(change) not in _FOR_MEMORY]
+    others = sorted(asked_for - {str(change) for change in changes})
+    return [*changes, *(_parse_setting(text) for text in others)]
 
 
-def _setting(text: str) -> Setting:
+def _parse_setting(text: str) -> Setting:
     name, _, value = text.partition("=")
     return Setting(name=name, value=value)
 
 
-def _advice(prediction: Prediction, rank: RankExplanation) -> Advice:
+def _make_advice(prediction: Prediction, rank: RankExplanation) -> Advice:
     saved, low, high = saved_ms(prediction)
     setting = str(prediction.settings[0])
-    named = [
+    findings = [
         finding.id
         for finding in rank.findings
         if any(setting in REMEDIES.get(remedy.id, ()) for remedy in finding.remedies)
@@ -169,44 +169,44 @@ def _advice(prediction: Prediction, rank: RankExplanation) -> Advice:
         low_ms=prediction.low_ms,
         high_ms=prediction.high_ms,
         throughput_factor=prediction.throughput_factor,
-        findings=tuple(named),
+        findings=tuple(findings),
         rank=rank.rank,
     )
 
 
-def advise(explanation: Explanation, foresight: Foresight | None) -> Explanation:
-    """Remedies with their numbers, the best first; the advice; and what to do next."""
-    if foresight is None:
+def add_advice(explanation: Explanation, rank_advice: RankAdvice | None) -> Explanation:
+    """Give remedies their numbers, the best first; add the advice, and what to do next."""
+    if rank_advice is None:
         return explanation
-    if foresight.note is not None:
-        return replace(explanation, quality=(*explanation.quality, foresight.note))
-    if not foresight.advice:
+    if rank_advice.note is not None:
+        return replace(explanation, quality=(*explanation.quality, rank_advice.note))
+    if not rank_advice.advice:
         return explanation
-    told = {each.setting: each for each in foresight.advice}
-    whose = next(rank.rank for rank in explanation.ranks if rank.path == foresight.path)
+    by_setting = {advice.setting: advice for advice in rank_advice.advice}
+    number = next(rank.rank for rank in explanation.ranks if rank.path == rank_advice.path)
     findings = tuple(
-        _with_numbers(finding, told) if finding.rank in (None, whose) else finding
+        _with_numbers(finding, by_setting) if finding.rank in (None, number) else finding
         for finding in explanation.findings
     )
     return replace(
         explanation,
         findings=findings,
-        advice=tuple(replace(each, rank=whose) for each in foresight.advice),
-        next=_next(explanation.next, findings, foresight.advice),
+        advice=tuple(replace(advice, rank=number) for advice in rank_advice.advice),
+        next=_choose_next(explanation.next, findings, rank_advice.advice),
     )
 
 
-def _with_numbers(finding: Finding, told: dict[str, Advice]) -> Finding:
-    remedies = [_with_number(remedy, told) for remedy in finding.remedies]
+def _with_numbers(finding: Finding, by_setting: dict[str, Advice]) -> Finding:
+    remedies = [_with_number(remedy, by_setting) for remedy in finding.remedies]
     remedies.sort(key=lambda remedy: -(remedy.predicted_ms or 0.0))
     return replace(finding, remedies=tuple(remedies))
 
 
-def _with_number(remedy: Remedy, told: dict[str, Advice]) -> Remedy:
-    found = [told[each] for each in REMEDIES.get(remedy.id, ()) if each in told]
-    if not found:
+def _with_number(remedy: Remedy, by_setting: dict[str, Advice]) -> Remedy:
+    settings = [setting for setting in REMEDIES.get(remedy.id, ()) if setting in by_setting]
+    if not settings:
         return remedy
-    best = max(found, key=lambda each: each.saved_ms)
+    best = max((by_setting[setting] for setting in settings), key=lambda advice: advice.saved_ms)
     return replace(
         remedy,
         predicted_ms=best.saved_ms,
@@ -215,22 +215,24 @@ def _with_number(remedy: Remedy, told: dict[str, Advice]) -> Remedy:
     )
 
 
-def _next(said: str, findings: tuple[Finding, ...], advice: tuple[Advice, ...]) -> str:
-    """The largest saving that is believable, whichever finding names it: its whole interval is
-    above zero. What makes all other numbers moot comes first, and so does a remedy without a number
-    for a loss beside which the saving is little."""
+def _choose_next(now: str, findings: tuple[Finding, ...], advice: tuple[Advice, ...]) -> str:
+    """The largest saving whose whole interval is above zero, whichever finding names it.
+
+    Two things come before it: what makes all predictions moot, and a remedy without a number for a
+    loss that is much larger than the saving.
+    """
     top = findings[0]
     if top.id in _BEFORE_ALL and top.severity in ("high", "medium"):
-        return said
-    actions = {each.setting: _action(each, findings) for each in advice if _is_believable(each)}
+        return now
+    actions = {each.setting: _describe(each, findings) for each in advice if _is_believable(each)}
     best = max(
         (each for each in advice if actions.get(each.setting)),
         key=lambda each: each.saved_ms,
         default=None,
     )
-    if best is None or best.saved_ms < _little_of(top, best.baseline_ms):
-        return _untried(said, top)
-    saved = f"{figures(best.saved_ms)} of {figures(best.baseline_ms)} ms"
+    if best is None or best.saved_ms < _least_saving(top, best.baseline_ms):
+        return _first_untried(now, top)
+    saved = f"{significant(best.saved_ms)} of {milliseconds(best.baseline_ms)}"
     return f"{actions[best.setting]} (predicted to save {saved})"
 
 
@@ -238,56 +240,51 @@ def _is_believable(advice: Advice) -> bool:
     return advice.saved_low_ms > 0 and advice.saved_ms >= WORTH * advice.baseline_ms
 
 
-def _little_of(top: Finding, step_ms: float) -> float:
-    """A tenth of what the leading finding loses, where something without a number can be done."""
+def _least_saving(top: Finding, step_ms: float) -> float:
+    """A tenth of what the leading finding loses, if it offers a remedy without a number."""
     grave = top.of == "step" and top.severity in ("high", "medium")
     untried = any(remedy.predicted_ms is None for remedy in top.remedies)
     return 0.1 * top.share * step_ms if grave and untried else 0.0
 
 
-def _action(advice: Advice, findings: tuple[Finding, ...]) -> str:
-    """What to do for it, as the first finding that offers it says."""
+def _describe(advice: Advice, findings: tuple[Finding, ...]) -> str:
+    """What to do, in the words of the first finding that offers it."""
     for finding in findings:
         for remedy in finding.remedies:
             if advice.setting in REMEDIES.get(remedy.id, ()):
-                return _how(remedy, finding)
+                return _how_to(remedy, finding)
     return "" if advice.setting in _WISHES else f"try {advice.label}"
 
 
-def _how(remedy: Remedy, finding: Finding) -> str:
-    """An even pace has a number, and how to get it is another remedy."""
+def _how_to(remedy: Remedy, finding: Finding) -> str:
+    """Ranks of equal speed have a number; another remedy says how to get there."""
     others = [each.summary for each in finding.remedies if each.id not in REMEDIES]
     return others[0] if remedy.id == "no-straggler" and others else remedy.summary
 
 
-def _untried(said: str, top: Finding) -> str:
-    """The leading finding's first remedy that was not found useless."""
-    useless = [each.summary for each in top.remedies if each.predicted_ms is not None]
-    untried = [each.summary for each in top.remedies if each.predicted_ms is None]
-    return untried[0] if said in useless and untried else said
+def _first_untried(now: str, top: Finding) -> str:
+    """The leading finding's first remedy that no prediction found useless."""
+    useless = [remedy.summary for remedy in top.remedies if remedy.predicted_ms is not None]
+    untried = [remedy.summary for remedy in top.remedies if remedy.predicted_ms is None]
+    return untried[0] if now in useless and untried else now
 
 
 def not_helping(advice: Iterable[Advice]) -> list[str]:
-    """What was tried in vain, in a line or two."""
+    """The changes that were tried in vain, in a line or two."""
     lines = []
-    for found, words in (
-        ("no difference", f"no real difference (under {WORTH:.0%})"),
+    for judged, words in (
+        ("no difference", f"no real difference (under {percent(WORTH)})"),
         ("slower", "slower"),
     ):
-        names = [each.label for each in advice if each.verdict == found]
+        names = [each.label for each in advice if each.verdict == judged]
         if names:
             lines.append(f"{words}: {', '.join(names)}")
     return lines
 
 
-def _not_predicted(error: Exception) -> Note:
-    return Note(
-        id="not-predicted",
-        detail=f"what changes would buy could not be predicted: {_words(error)}",
-    )
-
-
-def _words(error: Exception) -> str:
-    """A defect of ours is named; what is wrong with the input says it itself."""
+def _note_not_predicted(error: Exception) -> Note:
     known = isinstance(error, StepscopeError)
-    return str(error) if known else f"a defect in stepscope: {type(error).__name__}: {error}"
+    reason = str(error) if known else f"a defect in stepscope: {type(error).__name__}: {error}"
+    return Note(
+        id="not-predicted", detail=f"what changes would save could not be predicted: {reason}"
+    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,9 @@ from stepscope.records.explanation import Explanation
 
 if TYPE_CHECKING:
     from stepscope.records.prediction import Prediction
-    from stepscope.ui.html.picture import RankPicture
 
 PathLike = str | os.PathLike[str]
 Paths = PathLike | Sequence[PathLike]
-
-_DRAWN_RANKS = 16
 
 
 def explain(
@@ -33,8 +31,8 @@ def explain(
     """
     from stepscope.ui.cli.explain import explain_paths
 
-    limit = _bytes(memory_limit) if memory_limit is not None else None
-    return explain_paths(_several(paths), cache=cache, html=None, quiet=True, memory_limit=limit)
+    limit = _parse_limit(memory_limit) if memory_limit is not None else None
+    return explain_paths(_list_paths(paths), cache=cache, html=None, quiet=True, memory_limit=limit)
 
 
 def whatif(
@@ -51,17 +49,17 @@ def whatif(
     from stepscope.ui.whatif import adjusted
     from stepscope.verify.track_record import history
 
-    wanted = parse_settings([*changes, *_written(more)])
+    wanted = parse_settings([*changes, *_as_settings(more)])
     if not wanted:
         raise UsageError(
             "whatif needs a change, such as 'precision=bf16'; explain(path).advice holds the "
             "usual ones"
         )
     bench, _, _ = open_bench(os.fspath(path), cache=cache, quiet=True)
-    found = bench.predict(wanted)
-    if not found.applied:
-        raise NotCapturedError("; ".join(dict.fromkeys(found.refused)))
-    return adjusted(replace(found, settings=found.applied), history())
+    prediction = bench.predict(wanted)
+    if not prediction.applied:
+        raise NotCapturedError("; ".join(dict.fromkeys(prediction.refused)))
+    return adjusted(replace(prediction, settings=prediction.applied), history())
 
 
 def compare(a: Paths, b: Paths, *, paired: bool = False, cache: bool = True) -> Comparison:
@@ -71,7 +69,7 @@ def compare(a: Paths, b: Paths, *, paired: bool = False, cache: bool = True) -> 
     """
     from stepscope.verify import compare as verify
 
-    sides = [[os.fspath(path) for path in _several(side)] for side in (a, b)]
+    sides = [[os.fspath(path) for path in _list_paths(side)] for side in (a, b)]
     return verify.compare(*sides, paired=paired, cache=cache)
 
 
@@ -103,54 +101,38 @@ def _write(what: Explanation | Comparison | Paths, target: Path, cache: bool) ->
     else:
         from stepscope.ui.cli.explain import explain_paths
 
-        explain_paths(_several(what), cache=cache, html=target, quiet=True)
+        explain_paths(_list_paths(what), cache=cache, html=target, quiet=True)
 
 
 def _write_explanation(explanation: Explanation, target: Path, cache: bool) -> None:
-    from stepscope.ui.advice import foresee_again
+    from stepscope.explain.explain_job import JobTraces, choose_ranks
+    from stepscope.ui.advice import advise_slowest
     from stepscope.ui.html.report import write_report as write
+    from stepscope.ui.rank_look import DRAWN_RANKS, look_at_rank
 
-    foresight = foresee_again(explanation, cache=cache, draw=True)
-    page = foresight.page if foresight else None
-    write(explanation, _pictures(explanation, cache), target, whatif=page)
-
-
-def _pictures(explanation: Explanation, cache: bool) -> list[RankPicture]:
-    """Of the ranks that findings name, then of the first ones."""
-    from stepscope.errors import StepscopeError
-    from stepscope.explain.explain_file import explain_file
-    from stepscope.trace.discover import find_traces
-    from stepscope.ui.html.picture import draw_rank
-
-    named = {finding.rank for finding in explanation.findings}
-    ranks = sorted(explanation.ranks, key=lambda rank: rank.rank not in named)[:_DRAWN_RANKS]
-    pictures = []
-    for rank in ranks:
-        try:
-            outcome = explain_file(find_traces(rank.path)[0], cache=cache, also=draw_rank)
-        except StepscopeError:
-            continue
-        if not isinstance(outcome, Exception) and outcome[1] is not None:
-            pictures.append(outcome[1])
-    return pictures
+    traces = JobTraces([rank.path for rank in explanation.ranks], cache=cache, skip_missing=True)
+    ranks = choose_ranks(explanation, DRAWN_RANKS)
+    looks = traces.visit(ranks, partial(look_at_rank, draw=True))
+    advice = advise_slowest(traces, explanation, draw=True)
+    pictures = [look.picture for look in looks if look.picture]
+    write(explanation, pictures, target, whatif=advice.page if advice else None)
 
 
-def _several(paths: Paths) -> list[str | Path]:
+def _list_paths(paths: Paths) -> list[str | Path]:
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     return [path if isinstance(path, str) else Path(path) for path in given]
 
 
-def _written(settings: dict[str, str | float | bool]) -> list[str]:
+def _as_settings(settings: dict[str, str | float | bool]) -> list[str]:
     """batch="x2" is batch=x2, cuda_graphs=True is cuda-graphs; False leaves a change out."""
-    out = []
-    for name, value in settings.items():
-        dashed = name.replace("_", "-")
-        if value is not False:
-            out.append(dashed if value is True else f"{dashed}={value}")
-    return out
+    return [
+        name.replace("_", "-") if value is True else f"{name.replace('_', '-')}={value}"
+        for name, value in settings.items()
+        if value is not False
+    ]
 
 
-def _bytes(limit: int | str) -> int:
+def _parse_limit(limit: int | str) -> int:
     from stepscope.ui.sizes import parse_size
 
     return parse_size(str(limit), "memory_limit")

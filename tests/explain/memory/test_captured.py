@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 import stepscope
-from stepscope.explain.explain_job import explain_also
+from stepscope.explain.explain_job import JobTraces
 from stepscope.explain.memory import predict_peak
-from stepscope.explain.truncate_tables import shorten
+from stepscope.explain.truncate_tables import truncate_tables
 from stepscope.records.memory import CATEGORIES
 from stepscope.ui.contract import explanation_json
 
@@ -118,7 +118,7 @@ def test_a_damaged_file_is_said_and_nothing_else_is_lost(golden, tmp_path):
 
 def test_a_limit_given_takes_the_devices_place(golden):
     path = golden / "h200-resnet18"
-    explanation, _ = explain_also([path], cache=False, memory_limit=3_100_000_000)
+    explanation, _ = JobTraces([path], cache=False, memory_limit=3_100_000_000).explain()
     (rank,) = explanation.ranks
     assert rank.memory.largest_batch.limit_from == "given"
     assert "memory-near-limit" in {finding.id for finding in rank.findings}
@@ -146,7 +146,7 @@ def test_the_json_has_the_contracts_names_and_the_rest(golden):
 
 def test_shortened_tables_still_add_up(memory, golden):
     (rank,) = stepscope.explain_job(golden / "h200-resnet18", cache=False).ranks
-    short = shorten(rank, 3).memory
+    short = truncate_tables(rank, 3).memory
     assert len(short.by_module) == 4
     assert short.by_module[-1].module == "(others)"
     assert sum(each.size_bytes for each in short.by_module) == 2_762_500_612

@@ -11,7 +11,7 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from stepscope.explain.engines import in_order
+from stepscope.explain.engines import map_in_order
 from stepscope.explain.ray_engine import ray_cluster
 from stepscope.ui.cli.verbs import cli
 
@@ -28,7 +28,7 @@ def main():
         with Path(answer).open("w") as out, redirect_stdout(out):
             cli.main(["explain", folder, "--json", "--engine", "ray"], standalone_mode=False)
         files = [Path(name) for name in ("a", "deadly", "b", "c", "d", "e")]
-        outcomes = [str(outcome) for outcome in in_order(engine, work, files)]
+        outcomes = [str(outcome) for outcome in map_in_order(engine, work, files)]
     sys.stdout.write(json.dumps({"workers": engine.workers, "outcomes": outcomes}))
 
 

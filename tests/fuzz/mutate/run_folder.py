@@ -19,7 +19,7 @@ from fuzz.odd_json import odd_value
 from fuzz.sound import check_numbers
 from shared_traces import GOLDEN
 from stepscope import StepscopeError
-from stepscope.explain.engines import Here
+from stepscope.explain.pool_engine import Here
 from stepscope.measure.settings import Settings
 from stepscope.trace.discover import find_traces
 from stepscope.trace.memory_file import read_memory

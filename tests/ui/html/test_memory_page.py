@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 import snapshots
-from stepscope.explain.explain_job import explain_also
+from stepscope.explain.explain_job import JobTraces
 from stepscope.records.memory import SiteBytes
 from stepscope.ui.html.memory import memory_page
 from stepscope.ui.html.memory_charts import _round_values
@@ -21,13 +21,20 @@ HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 @pytest.fixture
 def run(golden):
-    return explain_also([golden / "h200-resnet18"], cache=False, also=draw_rank)
+    return _drawn(golden / "h200-resnet18")
 
 
 @pytest.fixture
 def snapshot(tmp_path):
     path = snapshots.write(tmp_path / "oom.pickle", _failed().snapshot())
-    return explain_also([path], cache=False, also=draw_rank)
+    return _drawn(path)
+
+
+def _drawn(path):
+    def draw(analysis, rank):
+        return draw_rank(analysis.trace, rank)
+
+    return JobTraces([path], cache=False).explain(draw)
 
 
 def _failed():

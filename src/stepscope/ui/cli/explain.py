@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,16 +13,11 @@ from stepscope.errors import StepscopeError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stepscope.explain.engines import Engine, EngineName
-    from stepscope.explain.explain_file import Also
-    from stepscope.explain.rank_analysis import RankAnalysis
-    from stepscope.records.explanation import Explanation, RankExplanation
-    from stepscope.ui.advice import Foresight
-    from stepscope.ui.html.picture import RankPicture
-
-
-# Each drawn rank adds up to half a megabyte to the report; the tables of all ranks are there.
-_DRAWN_RANKS = 16
+    from stepscope.explain.engines import Engine
+    from stepscope.explain.open_engine import EngineName
+    from stepscope.records.explanation import Explanation
+    from stepscope.ui.advice import RankAdvice
+    from stepscope.ui.rank_look import RankLook
 
 
 @click.command(name="explain", short_help="where each training step's time went")
@@ -88,12 +82,12 @@ def command(
     CUDA memory snapshots, or folders that hold one per rank, here or behind a URL (s3://, gs://,
     ...). Nothing leaves this machine.
     """
-    from stepscope.explain.engines import open_engine
+    from stepscope.explain.open_engine import open_engine
 
-    limit = _bytes(memory_limit) if memory_limit else None
+    limit = _parse_limit(memory_limit) if memory_limit else None
     with open_engine(engine, workers) as chosen:
         if not chosen.leads:
-            _explain_share(paths, cache=not no_cache, html=html, engine=chosen, memory_limit=limit)
+            _take_part(paths, cache=not no_cache, html=html, engine=chosen, memory_limit=limit)
             return
         explanation = explain_paths(
             paths,
@@ -122,7 +116,7 @@ def command(
         print_short(explanation)
 
 
-def _bytes(memory_limit: str) -> int:
+def _parse_limit(memory_limit: str) -> int:
     from stepscope.ui.sizes import parse_size
 
     return parse_size(memory_limit, "--memory-limit")
@@ -137,31 +131,28 @@ def explain_paths(
     engine: Engine | None = None,
     memory_limit: int | None = None,
 ) -> Explanation:
-    """Read and explain with progress on stderr; write the report when one is asked for."""
-    from stepscope.explain.explain_job import explain_also
+    """Read, explain and advise, with progress on stderr; write the report when asked for one."""
+    from stepscope.explain.explain_job import JobTraces
+    from stepscope.ui.advice import add_advice, advise_slowest
+    from stepscope.ui.rank_look import DRAWN_RANKS, choose_look
     from stepscope.ui.terminal.progress import shown_progress
 
     if html and not html.absolute().parent.is_dir():
         raise UsageError(f"--html {html}: its folder does not exist")
-    draw = _drawing(html)
+    draw = html is not None
     with shown_progress(quiet=quiet) as progress:
-        explanation, pictures = explain_also(
-            paths,
-            cache=cache,
-            progress=progress,
-            also=draw,
-            also_for=_DRAWN_RANKS,
-            alone=partial(_look_ahead, draw=draw),
-            engine=engine,
-            memory_limit=memory_limit,
-        )
-        explanation, pictures, foresight = _advised(explanation, pictures, cache, html)
+        traces = JobTraces(paths, cache=cache, memory_limit=memory_limit, engine=engine)
+        look = choose_look(traces, draw=draw)
+        explanation, looks = traces.explain(look, max_ranks=DRAWN_RANKS, progress=progress)
+        advice = looks[0].advice if looks else None
+        advice = advice or advise_slowest(traces, explanation, draw=draw)
+        explanation = add_advice(explanation, advice)
     if html:
-        _write(explanation, pictures, foresight, html)
+        _write(explanation, looks, advice, html)
     return explanation
 
 
-def _explain_share(
+def _take_part(
     paths: Sequence[str | Path],
     *,
     cache: bool,
@@ -169,66 +160,24 @@ def _explain_share(
     engine: Engine,
     memory_limit: int | None,
 ) -> None:
-    """What a process does that takes part in a job and does not lead it: never a word."""
-    from stepscope.explain.explain_job import explain_share
+    """The share of a process that does not lead; it prints nothing."""
+    from stepscope.explain.explain_job import JobTraces
+    from stepscope.ui.rank_look import DRAWN_RANKS, choose_look
 
     try:
-        explain_share(
-            paths,
-            engine=engine,
-            cache=cache,
-            also=_drawing(html),
-            also_for=_DRAWN_RANKS,
-            memory_limit=memory_limit,
-        )
-    except StepscopeError as error:  # the one that leads says it
+        traces = JobTraces(paths, cache=cache, memory_limit=memory_limit, engine=engine)
+        traces.take_part(choose_look(traces, draw=html is not None), max_ranks=DRAWN_RANKS)
+    except StepscopeError as error:  # the process that leads prints it
         sys.exit(error.exit_code)
 
 
-def _drawing(html: Path | None) -> Also | None:
-    if html is None:
-        return None
-    from stepscope.ui.html.picture import draw_rank
-
-    return draw_rank
-
-
-def _look_ahead(analysis: RankAnalysis, rank: RankExplanation, *, draw: Also | None) -> _Look:
-    """Of a single rank, while its trace is here: its picture, and what changes would buy."""
-    from stepscope.ui.advice import foresee
-
-    picture = draw(analysis.trace, rank) if draw else None
-    return _Look(picture, foresee(analysis, rank, draw=draw is not None))
-
-
-class _Look(NamedTuple):
-    picture: RankPicture | None
-    foresight: Foresight
-
-
-def _advised(
-    explanation: Explanation, made: list[Any], cache: bool, html: Path | None
-) -> tuple[Explanation, list[RankPicture], Foresight | None]:
-    """The explanation with advice, the pictures, and what was foreseen."""
-    from stepscope.ui.advice import advise, foresee_again
-
-    if made and isinstance(made[0], _Look):
-        look = made[0]
-        pictures = [look.picture] if look.picture else []
-        return advise(explanation, look.foresight), pictures, look.foresight
-    foresight = foresee_again(explanation, cache=cache, draw=html is not None)
-    return advise(explanation, foresight), made, foresight
-
-
 def _write(
-    explanation: Explanation,
-    pictures: list[RankPicture],
-    foresight: Foresight | None,
-    html: Path,
+    explanation: Explanation, looks: Sequence[RankLook], advice: RankAdvice | None, html: Path
 ) -> None:
     from stepscope.ui.html.report import write_report
 
+    pictures = [look.picture for look in looks if look.picture]
     try:
-        write_report(explanation, pictures, html, whatif=foresight.page if foresight else None)
+        write_report(explanation, pictures, html, whatif=advice.page if advice else None)
     except OSError as error:
         raise UsageError(f"--html {html} could not be written: {error.strerror}") from None

@@ -95,27 +95,22 @@ def open_bench(
 
 
 def _open(path: str, cache: bool, progress: Progress | None) -> tuple[Bench, RankExplanation, str]:
-    from stepscope.explain.explain_file import explain_file
-    from stepscope.explain.explain_job import explain_also
-    from stepscope.explain.snapshot_rank import is_memory_only
-    from stepscope.trace.discover import find_traces
-    from stepscope.ui.advice import deciding_rank
+    from stepscope.explain.explain_job import JobTraces
+    from stepscope.ui.advice import find_slowest
     from stepscope.ui.whatif import make_bench
 
-    files = find_traces(path)
-    chosen, about, job = files[0], Path(str(files[0])).name, None
-    if len(files) > 1:
-        explanation, _ = explain_also([path], cache=cache, progress=progress)
-        slowest = deciding_rank(explanation)
-        chosen, job = next(file for file in files if str(file) == slowest.path), explanation.job
+    traces = JobTraces([path], cache=cache)
+    chosen, job = str(traces.files[0]), None
+    about = Path(chosen).name
+    if len(traces.files) > 1:
+        explanation, _ = traces.explain(progress=progress)
+        slowest = find_slowest(explanation)
+        chosen, job = slowest.path, explanation.job
         about = f"{slowest.called} of {len(explanation.ranks)}, the slowest"
-    found = explain_file(chosen, cache=cache, alone=partial(make_bench, job=job), progress=progress)
-    if isinstance(found, Exception):
-        raise found
-    rank, bench = found
-    if bench is None or is_memory_only(rank):
+    rank, benches = traces.visit_here(chosen, partial(make_bench, job=job), progress)
+    if not benches:
         raise NotCapturedError(f"{chosen} is a memory snapshot: it holds no step to change")
-    return bench, rank, about
+    return benches[0], rank, about
 
 
 def _tell(

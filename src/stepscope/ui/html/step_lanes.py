@@ -64,18 +64,21 @@ def lanes_of_side(side: Side, *, cache: bool = True) -> StepLanes | None:
     """A middling step of the last run that has a trace; None without any."""
     from stepscope.explain.explain_file import explain_file
     from stepscope.trace.discover import find_traces
+    from stepscope.trace.rank_inputs import ReadOptions
 
     for run in reversed(side.runs):
         try:
             files = find_traces(run.path)
+            wanted = f"rank-{run.rank or 0:05d}"
+            file = next((each for each in files if wanted in str(each)), files[0])
+            explained = explain_file(
+                file,
+                lambda analysis, rank: step_lanes(analysis.trace, rank),
+                options=ReadOptions(cache=cache),
+            )
         except StepscopeError:
             continue
-        wanted = f"rank-{run.rank or 0:05d}"
-        file = next((each for each in files if wanted in str(each)), files[0])
-        found = explain_file(file, cache=cache, also=step_lanes)
-        if not isinstance(found, Exception):
-            lanes: StepLanes | None = found[1]
-            return lanes
+        return explained.results[0] if explained.results else None
     return None
 
 

@@ -6,12 +6,12 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from stepscope.explain.explain_job import explain_also
+from stepscope.explain.explain_job import explain_job
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.predict.whatif import Bench, parse
 from stepscope.records.explanation import Explanation
 from stepscope.records.prediction import Setting
-from stepscope.trace.rank_inputs import read_rank_inputs
+from stepscope.trace.rank_inputs import ReadOptions, read_rank_inputs
 from stepscope.ui.html.whatif_grid import WhatIfGrid, lay_out
 from stepscope.ui.whatif import figures, make_bench, try_each, usual
 
@@ -22,9 +22,9 @@ HOSTILE = "</script><img src=x onerror=alert(1)>&{{ 7 * 7 }}"
 
 
 def laid_out(path: Path) -> tuple[Explanation, Bench, WhatIfGrid]:
-    explanation = explain_also([path], cache=False)[0]
+    explanation = explain_job(path, cache=False)
     rank = explanation.ranks[0]
-    bench = make_bench(RankAnalysis(read_rank_inputs(path, cache=False)), rank)
+    bench = make_bench(RankAnalysis(read_rank_inputs(path, ReadOptions(cache=False))), rank)
     return explanation, bench, lay_out(bench, try_each(bench, usual(bench)), (), rank)
 
 

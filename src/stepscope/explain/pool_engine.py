@@ -1,0 +1,128 @@
+"""The engine `pool`: a process for each core of this machine; or this process alone."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from stepscope.explain.engines import FILES_PER_WORKER, count_cores, worker_died
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Sequence
+    from concurrent.futures import Future
+
+    from stepscope.explain.engines import FileFunction, PlacedOutcome
+    from stepscope.trace.discover import TraceFile
+
+_PARENT_POLL_S = 0.5
+
+
+class Here:
+    """Reads in this process, one file after the other."""
+
+    leads = True
+    collective = False
+    local = True
+
+    def agree(self, find: Callable[[], list[TraceFile]]) -> list[TraceFile]:
+        return find()
+
+    def map(self, function: FileFunction, files: Sequence[TraceFile]) -> Iterator[PlacedOutcome]:
+        return ((place, function(file)) for place, file in enumerate(files))
+
+
+class Pool:
+    """Reads in worker processes, one for each core."""
+
+    leads = True
+    collective = False
+    local = True
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers = workers or count_cores()
+
+    def agree(self, find: Callable[[], list[TraceFile]]) -> list[TraceFile]:
+        return find()
+
+    def map(self, function: FileFunction, files: Sequence[TraceFile]) -> Iterator[PlacedOutcome]:
+        """A killed worker breaks its whole pool, and nobody knows which file it had: all files in
+        flight are tried again, each in a process of its own, and a new pool takes the rest."""
+        waiting = deque(enumerate(files))
+        while waiting:
+            suspects = yield from self._until_broken(function, waiting)
+            for place, file in suspects:
+                yield place, _in_own_process(function, file)
+
+    def _until_broken(
+        self, function: FileFunction, waiting: deque[tuple[int, TraceFile]]
+    ) -> Generator[PlacedOutcome, None, list[tuple[int, TraceFile]]]:
+        """Returns the files in flight when the pool broke, if it did."""
+        from concurrent.futures import FIRST_COMPLETED, wait
+        from concurrent.futures.process import BrokenProcessPool
+
+        in_flight: dict[Future[Any], tuple[int, TraceFile]] = {}
+        pool = _start_pool(min(self.workers, len(waiting)))
+        try:
+            while waiting or in_flight:
+                while waiting and len(in_flight) < FILES_PER_WORKER * self.workers:
+                    job = pool.submit(_call, function, waiting[0][1])
+                    in_flight[job] = waiting.popleft()
+                for job in wait(in_flight, return_when=FIRST_COMPLETED).done:
+                    outcome = job.result()
+                    yield in_flight.pop(job)[0], outcome
+        except BrokenProcessPool:
+            suspects = []
+            for job, (place, file) in in_flight.items():
+                if job.done() and job.exception() is None:
+                    yield place, job.result()
+                else:
+                    suspects.append((place, file))
+            return suspects
+        finally:
+            pool.shutdown(cancel_futures=True)
+        return []
+
+
+def _in_own_process(function: FileFunction, file: TraceFile) -> Any:
+    from concurrent.futures.process import BrokenProcessPool
+
+    with _start_pool(1) as pool:
+        try:
+            return pool.submit(_call, function, file).result()
+        except BrokenProcessPool:
+            return worker_died(file)
+
+
+def _start_pool(workers: int) -> Any:
+    from concurrent.futures import ProcessPoolExecutor
+
+    return ProcessPoolExecutor(workers, initializer=_prepare_caller)
+
+
+def _prepare_caller() -> None:
+    """Ctrl-C ends a worker silently; the collector never searches what is loaded so far."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
+    gc.disable()
+    gc.freeze()
+
+
+def _exit_with_parent(parent: int) -> None:
+    """A killed parent ends nobody: its workers would wait for work forever."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_POLL_S)
+    os._exit(1)
+
+
+def _call(function: FileFunction, file: TraceFile) -> Any:
+    """Searching for cycles once per file costs less than doing so while it is read."""
+    try:
+        return function(file)
+    finally:
+        gc.collect()

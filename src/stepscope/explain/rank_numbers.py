@@ -1,0 +1,71 @@
+"""Which rank each file is of: as the trace says, else by its name, else by its place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from stepscope.records.quality import Note
+from stepscope.records.words import counted
+
+if TYPE_CHECKING:
+    from stepscope.records.explanation import RankExplanation
+
+_RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,8})(?!\d)", re.IGNORECASE)
+
+
+def number_ranks(ranks: list[RankExplanation]) -> tuple[list[RankExplanation], list[Note]]:
+    """Every rank with a number, and notes about numbers that do not fit together."""
+    numbered = [
+        rank if rank.rank is not None else replace(rank, rank=_number_in_name(rank.path, place))
+        for place, rank in enumerate(ranks)
+    ]
+    if _are_processes(numbered):
+        places = sorted(range(len(ranks)), key=lambda i: _folder_order(ranks[i].path))
+        for number, place in enumerate(places):
+            name = f"process {number + 1}"
+            numbered[place] = replace(numbered[place], rank=number, name=name)
+    return numbered, [*_notes_on_numbers(numbered), *_notes_on_world_sizes(numbered)]
+
+
+def _number_in_name(path: str, place: int) -> int:
+    file = Path(path)
+    match = _RANK_IN_NAME.search(file.name) or _RANK_IN_NAME.search(file.parent.name)
+    return int(match[1]) if match else place
+
+
+def _notes_on_numbers(ranks: list[RankExplanation]) -> list[Note]:
+    numbers = [rank.rank for rank in ranks]
+    twice = sorted({n for n in numbers if n is not None and numbers.count(n) > 1})
+    if not twice:
+        return []
+    which = ", ".join(map(str, twice[:8]))
+    return [Note(id="duplicate-ranks", detail=f"more than one file says it is rank {which}")]
+
+
+def _notes_on_world_sizes(ranks: list[RankExplanation]) -> list[Note]:
+    worlds = {rank.world_size for rank in ranks if rank.world_size}
+    if len(worlds) > 1:
+        detail = f"files of jobs with different world sizes: {sorted(worlds)}"
+        return [Note(id="mixed-worlds", detail=detail)]
+    if worlds and 1 < len(ranks) < max(worlds):
+        detail = f"{len(ranks)} of {counted(max(worlds), 'rank')} are here"
+        return [Note(id="missing-ranks", detail=detail)]
+    return []
+
+
+def _folder_order(path: str) -> tuple[int, str]:
+    """rank-00000, rank-00000.2, ..., rank-00000.10: the order in which the processes came."""
+    name = Path(path).parent.name
+    return len(name), name
+
+
+def _are_processes(ranks: list[RankExplanation]) -> bool:
+    """Whether these ran at the same time without being ranks of one job: all say rank 0."""
+    members = [rank.part.member for rank in ranks]
+    processes = {(rank.part.host, m.pid) for rank, m in zip(ranks, members, strict=True) if m}
+    alone = all(member is not None and member.world_size == 1 for member in members)
+    return alone and len(ranks) > 1 and len(processes) == len(ranks)
