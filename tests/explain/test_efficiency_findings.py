@@ -141,7 +141,7 @@ class TestTensorCoresIdle:
     def test_half_precision_on_plain_cores_is_told(self, on_h200: On) -> None:
         finding = sure(on_h200(calls(product(900, dtypes=HALF))), "tensor-cores-idle")
         assert finding.share == pytest.approx(1.0)
-        assert "without tensor cores: 0.90 ms of a 0.90 ms step" in finding.evidence[0]
+        assert "without tensor cores: 0.900 ms of a 0.900 ms step" in finding.evidence[0]
 
     def test_a_slow_product_of_odd_size_is_told_with_its_size(self, on_h200: On) -> None:
         odd = [[8192, 768], [768, 50257]]

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.explain.budget import mean_budget, stretched
+from stepscope.explain.findings import find_in_job, sort_findings
 from stepscope.records.explanation import Explanation, called
 from stepscope.trace.profiles import load_profiles
 
 if TYPE_CHECKING:
-    from stepscope.records.explanation import Budget, Finding, RankExplanation
+    from stepscope.records.explanation import Budget, Finding, NcclSummary, RankExplanation
     from stepscope.records.job import Job
-    from stepscope.records.nccl import NcclSummary
     from stepscope.records.profile import Profile
     from stepscope.records.quality import Note
     from stepscope.records.strategies import Strategy
 
-_SEVERITIES = ("high", "medium", "low", "none")
 _CAUSES = {
     "straggler": ("exposed-communication", "data-loading", "host-bound", "pipeline-bubble"),
     "gloo-on-device": ("host-bound", "launch-bound", "python-overhead", "blocking-syncs"),
@@ -72,7 +71,6 @@ def _together(
     if alone:
         return None, _of_record(join_strategies(spread), ranks, budget.step_ms), ()
     from stepscope.explain.job import join_ranks
-    from stepscope.explain.job_findings import find_in_job
     from stepscope.explain.stragglers import costs_of_record
 
     parts = [replace(rank.part, rank=rank.rank or 0) for rank in ranks]
@@ -112,15 +110,7 @@ def _merge(
             held = worst.get(finding.id)
             if held is None or finding.share > held.share:
                 worst[finding.id] = _of_rank(finding, rank, several=len(ranks) > 1)
-    found = sorted(
-        worst.values(),
-        key=lambda f: (_SEVERITIES.index(f.severity), f.of != "work", -f.share),
-    )
-    if any(finding.severity in ("high", "medium") for finding in found):
-        found = [finding for finding in found if finding.id != "healthy"]
-    else:
-        found.sort(key=lambda finding: finding.id != "healthy")
-    return tuple(_cause_before_symptom(found))
+    return tuple(_cause_before_symptom(list(sort_findings(worst.values()))))
 
 
 def _of_rank(finding: Finding, rank: RankExplanation, *, several: bool) -> Finding:

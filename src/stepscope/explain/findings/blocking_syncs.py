@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from stepscope.explain.findings.evidence import LOW, Evidence, severity
-from stepscope.records.explanation import Finding, Place, Remedy
+from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.records import remedies
+from stepscope.records.explanation import Finding, Place
 from stepscope.records.words import counted
 
 
-def find(evidence: Evidence) -> Finding | None:
+def find(evidence: RankEvidence) -> Finding | None:
     """Idle gaps in which a blocking call returned: the queue had run dry because of it."""
     idle = evidence.idle
     share = evidence.idle_share(idle.after_sync_ns)
     if evidence.on_host or share < LOW:
         return None
     calls = evidence.syncs[:3]
-    return Finding(
-        id="blocking-syncs",
-        title="Blocking synchronisation",
+    return RULE.finding(
         share=share,
         severity=severity(share),
         summary=f"{share:.0%} of the step is idle right after the host waited for the "
         f"{evidence.device}: .item(), .cpu(), print of a tensor or an explicit synchronize.",
         evidence=(
             f"{counted(idle.after_sync_gaps, 'gap')} opened by a blocking call, "
-            f"{evidence.ms(share)}",
+            f"{evidence.step_ms(share)}",
             *(
                 call.name
                 + (f" in {call.operator}" if call.operator else "")
@@ -38,10 +38,12 @@ def find(evidence: Evidence) -> Finding | None:
             if call.file is not None and call.line is not None
         ),
         remedies=(
-            Remedy(
-                id="no-sync",
-                summary="keep values on the device and read them every N steps; "
+            remedies.NO_SYNC.offer(
+                "keep values on the device and read them every N steps; "
                 "copy with non_blocking=True",
             ),
         ),
     )
+
+
+RULE = FindingRule(id="blocking-syncs", scope="rank", title="Blocking synchronisation", find=find)

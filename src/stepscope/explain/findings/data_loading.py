@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from stepscope.explain.findings.evidence import LOW, Evidence, places, severity
-from stepscope.records.explanation import GAP_CAUSES, Finding, Remedy
+from stepscope.explain.findings.evidence import LOW, RankEvidence, places, severity
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.records import remedies
+from stepscope.records.explanation import GAP_CAUSES, Finding
 
 
-def find(evidence: Evidence) -> Finding | None:
+def find(evidence: RankEvidence) -> Finding | None:
     """Host idle while a feeding thread was inside the data loader."""
-    share = evidence.part("data_loading")
+    share = evidence.budget_share("data_loading")
     if share < LOW:
         return None
-    return Finding(
-        id="data-loading",
-        title="Waiting for data",
+    return RULE.finding(
         share=share,
         severity=severity(share),
         summary=f"the {evidence.device} waits {share:.0%} of the step for the data loader.",
-        evidence=(f"idle inside the loader: {evidence.part_ms('data_loading')}",),
+        evidence=(f"idle inside the loader: {evidence.budget_ms('data_loading')}",),
         where=places(evidence, (GAP_CAUSES.index("data_loading"),)),
         remedies=(
-            Remedy(
-                id="no-data-wait",
-                summary="DataLoader(num_workers=..., persistent_workers=True, prefetch_factor=...)",
+            remedies.NO_DATA_WAIT.offer(
+                "DataLoader(num_workers=..., persistent_workers=True, prefetch_factor=...)",
             ),
-            Remedy(id="pin-memory", summary="pin_memory=True and copies with non_blocking=True"),
+            remedies.PIN_MEMORY.offer("pin_memory=True and copies with non_blocking=True"),
         ),
     )
+
+
+RULE = FindingRule(id="data-loading", scope="rank", title="Waiting for data", find=find)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.records import remedies
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import Evidence
+    from stepscope.explain.findings.evidence import RankEvidence
+    from stepscope.records.explanation import Finding
 
 DOMINANT = 0.40
 
 
-def find(evidence: Evidence) -> Finding | None:
+def find(evidence: RankEvidence) -> Finding | None:
     """A compute kernel with at least 40% of all device time."""
     whole = sum(kernel.total_ns for kernel in evidence.kernels)
     compute = [kernel for kernel in evidence.kernels if kernel.kind == "compute"]
@@ -25,8 +27,7 @@ def find(evidence: Evidence) -> Finding | None:
     busy = 1 - evidence.idle_share(evidence.timeline.idle_ns)
     share = top.total_ns / whole * busy
     word = "operator" if evidence.on_host else "kernel"
-    return Finding(
-        id="dominant-kernel",
+    return RULE.finding(
         title=f"One dominant {word}",
         share=share,
         severity="low",
@@ -36,5 +37,8 @@ def find(evidence: Evidence) -> Finding | None:
             top.name,
             f"{counted(top.count, 'call')}, {top.total_ns / top.count / 1000:.1f} µs each",
         ),
-        remedies=(Remedy(id="precision", summary="a lower precision, where this kernel has one"),),
+        remedies=(remedies.BF16.offer("a lower precision, where this kernel has one"),),
     )
+
+
+RULE = FindingRule(id="dominant-kernel", scope="rank", title="One dominant kernel", find=find)

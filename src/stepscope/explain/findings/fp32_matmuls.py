@@ -8,31 +8,29 @@ import msgspec
 
 from stepscope.explain.findings.evidence import (
     LOW,
-    Evidence,
+    RankEvidence,
     costliest_places,
     kernel_severity,
 )
+from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.window_kernels import by_operator, callers
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.records import remedies
 
 if TYPE_CHECKING:
     from stepscope.records.efficiency import Ceilings, DtypeUse, Efficiency, Spot
-    from stepscope.records.explanation import Place
+    from stepscope.records.explanation import Finding, Place
 
 FASTER = ("tf32", "bf16", "fp16")
 LEAST_GAIN = 1.5  # of a peak over that of fp32
 PRODUCTS_OF_ONE = 3  # tf32 products in which tensor cores make one of nearly full fp32
 _REMEDIES = {
-    "tf32": Remedy(
-        id="tf32",
-        summary='torch.set_float32_matmul_precision("high"): fp32 tensors, products in tf32',
+    "tf32": remedies.TF32.offer(
+        'torch.set_float32_matmul_precision("high"): fp32 tensors, products in tf32',
     ),
-    "bf16": Remedy(
-        id="bf16", summary='torch.autocast("cuda", dtype=torch.bfloat16) around forward and loss'
+    "bf16": remedies.BF16.offer(
+        'torch.autocast("cuda", dtype=torch.bfloat16) around forward and loss'
     ),
-    "fp16": Remedy(
-        id="fp16", summary='torch.autocast("cuda", dtype=torch.float16) with a GradScaler'
-    ),
+    "fp16": remedies.FP16.offer('torch.autocast("cuda", dtype=torch.float16) with a GradScaler'),
 }
 
 
@@ -44,7 +42,7 @@ class _Choice(msgspec.Struct, frozen=True):
     saved: float
 
 
-def find(evidence: Evidence) -> Finding | None:
+def find(evidence: RankEvidence) -> Finding | None:
     """Matmul-like time in fp32 less what the same work takes in a dtype that is faster."""
     efficiency = evidence.efficiency
     if efficiency is None or efficiency.ceilings is None or evidence.on_host:
@@ -52,18 +50,16 @@ def find(evidence: Evidence) -> Finding | None:
     use = next((use for use in efficiency.by_dtype if use.dtype == "fp32"), None)
     if use is None:
         return None
-    now = evidence.of_step(use.device_ns)
+    now = evidence.mean_step_share(use.device_ns)
     choices = [
         _Choice(dtype, after, now - after)
         for dtype in _faster(efficiency.ceilings)
-        if now - (after := evidence.of_step(_in_dtype(efficiency, use, dtype))) >= LOW
+        if now - (after := evidence.mean_step_share(_in_dtype(efficiency, use, dtype))) >= LOW
     ]
     if not choices:
         return None
     first = choices[0]
-    return Finding(
-        id="fp32-matmuls",
-        title="Matrix products in fp32",
+    return RULE.finding(
         share=first.saved,
         severity=kernel_severity(evidence, first.saved),
         summary=f"{now:.0%} of the step is matrix products in fp32; in {first.dtype} they would "
@@ -107,28 +103,34 @@ def _is_product(spot: Spot) -> bool:
 
 
 def _evidence(
-    evidence: Evidence, efficiency: Efficiency, use: DtypeUse, choices: list[_Choice]
+    evidence: RankEvidence, efficiency: Efficiency, use: DtypeUse, choices: list[_Choice]
 ) -> list[str]:
     assert efficiency.ceilings is not None
     reached = use.flops / use.device_ns / 1e3 if use.device_ns else 0.0
+    time = evidence.step_ms(evidence.mean_step_share(use.device_ns))
     lines = [
-        f"in fp32: {evidence.ms(evidence.of_step(use.device_ns))}, at {reached:.0f} of "
+        f"in fp32: {time}, at {reached:.0f} of "
         f"{efficiency.ceilings.flops['fp32'] / 1e12:.0f} TFLOP/s",
     ]
     if use.tensor_core_ns > LOW * use.device_ns:
-        part = evidence.of_step(use.tensor_core_ns)
-        lines.append(f"of it on tensor cores, several tf32 products for one: {evidence.ms(part)}")
+        part = evidence.mean_step_share(use.tensor_core_ns)
+        lines.append(
+            f"of it on tensor cores, several tf32 products for one: {evidence.step_ms(part)}"
+        )
     lines += [
         f"as close to the peak of {choice.dtype} "
         f"({efficiency.ceilings.flops[choice.dtype] / 1e12:.0f} TFLOP/s): "
-        f"{evidence.ms(choice.after)}"
+        f"{evidence.step_ms(choice.after)}"
         for choice in choices
     ]
     return [*lines, f"peaks: {efficiency.ceilings.source}"]
 
 
-def _places(evidence: Evidence, efficiency: Efficiency) -> tuple[Place, ...]:
+def _places(evidence: RankEvidence, efficiency: Efficiency) -> tuple[Place, ...]:
     names = {spot.operator for spot in efficiency.spots if _is_product(spot)}
     trace, launched = evidence.trace, evidence.launched
     chosen = by_operator(trace, launched, names.__contains__)
     return costliest_places(trace, callers(trace, launched)[chosen], launched.dur_ns[chosen])
+
+
+RULE = FindingRule(id="fp32-matmuls", scope="rank", title="Matrix products in fp32", find=find)

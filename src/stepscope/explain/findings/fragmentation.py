@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.memory.words import size
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.records import remedies
 from stepscope.records.memory import Fragmentation
 
 if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import Evidence
+    from stepscope.explain.findings.evidence import RankEvidence
+    from stepscope.records.explanation import Finding
     from stepscope.records.memory import Memory
 
 SHARE = 0.25
@@ -17,7 +19,7 @@ LEAST_BYTES = 256_000_000
 CROWDED = 0.80  # of the limit reserved: then what is free inside is missed
 
 
-def find(evidence: Evidence) -> Finding | None:
+def find(evidence: RankEvidence) -> Finding | None:
     """1 - allocated / reserved at the peak, where that is much."""
     return find_in(evidence.memory) if evidence.memory is not None else None
 
@@ -33,8 +35,7 @@ def find_in(memory: Memory) -> Finding | None:
         return None
     limit = memory.limit_bytes
     crowded = bool(limit and found.reserved_bytes >= CROWDED * limit)
-    return Finding(
-        id="fragmentation",
+    return RULE.finding(
         title="Memory in pieces" if missed else "Reserved and unused memory",
         share=found.share,
         of="memory",
@@ -43,14 +44,12 @@ def find_in(memory: Memory) -> Finding | None:
         + ("where a smaller request failed." if missed else f"at the {found.at}."),
         evidence=tuple(_evidence(memory, found, crowded=crowded, missed=missed is not None)),
         remedies=(
-            Remedy(
-                id="expandable-segments",
-                summary="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets segments grow "
+            remedies.EXPANDABLE_SEGMENTS.offer(
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets segments grow "
                 "instead of leaving holes",
             ),
-            Remedy(
-                id="steady-shapes",
-                summary="the same shapes in every step: pad to a few lengths, drop the last batch",
+            remedies.STEADY_SHAPES.offer(
+                "the same shapes in every step: pad to a few lengths, drop the last batch",
             ),
         ),
     )
@@ -92,3 +91,6 @@ def _evidence(memory: Memory, found: Fragmentation, *, crowded: bool, missed: bo
             "nothing is missing yet"
         )
     return lines
+
+
+RULE = FindingRule(id="fragmentation", scope="rank", title="Reserved and unused memory", find=find)

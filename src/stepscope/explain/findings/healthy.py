@@ -5,23 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.explain.efficiency import above_peak
+from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.machine_load import looked
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.records import remedies
 
 if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import Evidence
+    from stepscope.explain.findings.evidence import RankEvidence
+    from stepscope.records.explanation import Finding, Remedy
 
 _ALWAYS = ("data loading", "Python between operators", "exposed communication", "copies")
 
 
-def find(evidence: Evidence) -> Finding:
+def find(evidence: RankEvidence) -> Finding:
     """The device is busy computing and nothing else takes a tenth of the step."""
     timeline = evidence.timeline
-    share = evidence.part("compute")
+    share = evidence.budget_share("compute")
     seen, unknown = _seen(evidence), _unknown(evidence)
-    return Finding(
-        id="healthy",
-        title="Healthy",
+    return RULE.finding(
         share=share,
         severity="none",
         summary=f"the {evidence.device} computes for {share:.0%} of the step and no single loss "
@@ -30,14 +30,14 @@ def find(evidence: Evidence) -> Finding:
             f"looked at: {', '.join(seen)}{_achieved(evidence)}",
             *([f"not known: {'; '.join(unknown)}"] if unknown else []),
             f"idle {evidence.idle_share(timeline.idle_ns):.1%}, exposed communication "
-            f"{evidence.part('exposed_comm'):.1%}, exposed copies "
-            f"{evidence.part('exposed_memory'):.1%}",
+            f"{evidence.budget_share('exposed_comm'):.1%}, exposed copies "
+            f"{evidence.budget_share('exposed_memory'):.1%}",
         ),
         remedies=_remedies(evidence),
     )
 
 
-def _seen(evidence: Evidence) -> list[str]:
+def _seen(evidence: RankEvidence) -> list[str]:
     if not evidence.on_host:
         return [*_ALWAYS[:1], "host and launches", *_ALWAYS[2:], "precision and kernels"]
     found = list(_ALWAYS)
@@ -54,7 +54,7 @@ def _seen(evidence: Evidence) -> list[str]:
     return found
 
 
-def _unknown(evidence: Evidence) -> list[str]:
+def _unknown(evidence: RankEvidence) -> list[str]:
     """What could not be looked at, and how it can be."""
     found = []
     use = evidence.cpu
@@ -77,17 +77,17 @@ def _unknown(evidence: Evidence) -> list[str]:
     return found
 
 
-def _calibrated(evidence: Evidence) -> bool:
+def _calibrated(evidence: RankEvidence) -> bool:
     """A peak is known, and it can be right."""
     efficiency = evidence.efficiency
     return efficiency is not None and bool(efficiency.peak_flops) and not _wrong_peak(evidence)
 
 
-def _wrong_peak(evidence: Evidence) -> str:
+def _wrong_peak(evidence: RankEvidence) -> str:
     return above_peak(evidence.efficiency) if evidence.efficiency else ""
 
 
-def _achieved(evidence: Evidence) -> str:
+def _achieved(evidence: RankEvidence) -> str:
     """Products' arithmetic over the whole step, against the peak of their dtype."""
     efficiency = evidence.efficiency
     if (
@@ -104,14 +104,16 @@ def _achieved(evidence: Evidence) -> str:
     )
 
 
-def _remedies(evidence: Evidence) -> tuple[Remedy, ...]:
+def _remedies(evidence: RankEvidence) -> tuple[Remedy, ...]:
     """Where the peak is not known, that is the next thing to find out."""
     if _calibrated(evidence) or not evidence.on_host:
         return ()
     return (
-        Remedy(
-            id="calibrate",
-            summary="nothing to fix was seen; `stepscope calibrate` on the idle machine tells how "
+        remedies.CALIBRATE.offer(
+            "nothing to fix was seen; `stepscope calibrate` on the idle machine tells how "
             "near this is to what it can do",
         ),
     )
+
+
+RULE = FindingRule(id="healthy", scope="rank", title="Healthy", find=find)

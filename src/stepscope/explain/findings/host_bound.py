@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from stepscope.explain.findings.evidence import LOW, Evidence, places, severity
+from stepscope.explain.findings.evidence import LOW, RankEvidence, places, severity
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.records import remedies
 from stepscope.records.explanation import GAP_CAUSES, Finding, Remedy
 
 _OPERATORS, _PYTHON = GAP_CAUSES.index("operators"), GAP_CAUSES.index("python")
 
 
-def find(evidence: Evidence) -> Finding | None:
+def find(evidence: RankEvidence) -> Finding | None:
     """Host idle while the feeding threads were in operators or in Python."""
-    share = evidence.part("operators", "python")
+    share = evidence.budget_share("operators", "python")
     if share < LOW:
         return None
     if evidence.on_host:
         summary = (
             f"{share:.0%} of the step runs no operator: Python between the operators takes "
-            f"{evidence.part_ms('operators', 'python')}."
+            f"{evidence.budget_ms('operators', 'python')}."
         )
     else:
         summary = (
             f"the {evidence.device} has nothing queued for {share:.0%} of the step: "
             "the host launches work too slowly."
         )
-    return Finding(
-        id="host-bound",
+    return RULE.finding(
         title="Python between operators" if evidence.on_host else "Host-bound",
         share=share,
         severity=severity(share),
@@ -35,12 +36,12 @@ def find(evidence: Evidence) -> Finding | None:
     )
 
 
-def _evidence(evidence: Evidence) -> list[str]:
+def _evidence(evidence: RankEvidence) -> list[str]:
     launches = evidence.launches
     parts = {"operators": "inside operators", "python": "in Python outside operators"}
     lines = [
-        f"idle while the host was {parts[part]}: {evidence.part_ms(part)}"
-        for part in sorted(parts, key=evidence.part, reverse=True)
+        f"idle while the host was {parts[part]}: {evidence.budget_ms(part)}"
+        for part in sorted(parts, key=evidence.budget_share, reverse=True)
     ]
     if launches.queue_empty_share is not None:
         lines.append(
@@ -62,15 +63,18 @@ def _evidence(evidence: Evidence) -> list[str]:
     return lines
 
 
-def _remedies(evidence: Evidence) -> tuple[Remedy, ...]:
+def _remedies(evidence: RankEvidence) -> tuple[Remedy, ...]:
     if evidence.on_host:
         return (
-            Remedy(id="compile", summary="torch.compile fuses operators and removes Python"),
-            Remedy(id="batch", summary="a larger batch gives each operator more to do"),
+            remedies.COMPILE.offer("torch.compile fuses operators and removes Python"),
+            remedies.BATCH.offer("a larger batch gives each operator more to do"),
         )
     return (
-        Remedy(id="cuda-graphs", summary="replay the step as one CUDA graph: one launch per step"),
-        Remedy(id="compile", summary="torch.compile fuses operators and launches fewer kernels"),
-        Remedy(id="batch", summary="a larger batch makes kernels longer at the same launch cost"),
-        Remedy(id="optimizer", summary="a fused optimizer replaces hundreds of launches"),
+        remedies.CUDA_GRAPHS.offer("replay the step as one CUDA graph: one launch per step"),
+        remedies.COMPILE.offer("torch.compile fuses operators and launches fewer kernels"),
+        remedies.BATCH.offer("a larger batch makes kernels longer at the same launch cost"),
+        remedies.FUSED_OPTIMIZER.offer("a fused optimizer replaces hundreds of launches"),
     )
+
+
+RULE = FindingRule(id="host-bound", scope="rank", title="Host-bound", find=find)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.explain.findings.evidence import MEDIUM, Evidence, places, severity
-from stepscope.records.explanation import GAP_CAUSES, Finding, Remedy
+from stepscope.explain.findings.evidence import MEDIUM, RankEvidence, places, severity
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.records import remedies
+from stepscope.records.explanation import GAP_CAUSES, Finding
 from stepscope.records.words import counted
 
 SMALL_GAP_NS = 100_000
 _CAUSES = tuple(GAP_CAUSES.index(cause) for cause in ("launch", "operators", "python"))
 
 
-def find(evidence: Evidence) -> Finding | None:
+def find(evidence: RankEvidence) -> Finding | None:
     """Idle in small gaps between kernels that are shorter than the time between their launches."""
     launches, gaps = evidence.launches, evidence.gaps
     if evidence.on_host or not launches.calls or not launches.kernels:
@@ -24,16 +26,14 @@ def find(evidence: Evidence) -> Finding | None:
     interval_ns = evidence.whole.span_ns / launches.device_events
     if share < MEDIUM or launches.short_kernels < launches.kernels / 2:
         return None
-    return Finding(
-        id="launch-bound",
-        title="Launch-bound",
+    return RULE.finding(
         share=share,
         severity=severity(share),
         summary=f"{share:.0%} of the step is lost in small gaps between kernels: launching a "
         "kernel takes longer than running it.",
         evidence=(
             f"{counted(int(small.sum()), 'gap')} under {SMALL_GAP_NS // 1000} µs, "
-            f"{evidence.ms(share)}",
+            f"{evidence.step_ms(share)}",
             f"a kernel or copy runs {kernel_ns / 1000:.1f} µs on average, one starts every "
             f"{interval_ns / 1000:.1f} µs",
             f"shorter than 10 µs: {launches.short_kernels} of "
@@ -42,15 +42,18 @@ def find(evidence: Evidence) -> Finding | None:
         ),
         where=places(evidence, _CAUSES),
         remedies=(
-            Remedy(id="cuda-graphs", summary="replay the step as one CUDA graph"),
-            Remedy(id="compile", summary="torch.compile fuses small kernels"),
-            Remedy(id="optimizer", summary="optimizer with foreach=True or fused=True"),
-            Remedy(id="batch", summary="a larger batch makes each kernel longer"),
+            remedies.CUDA_GRAPHS.offer("replay the step as one CUDA graph"),
+            remedies.COMPILE.offer("torch.compile fuses small kernels"),
+            remedies.FUSED_OPTIMIZER.offer("optimizer with foreach=True or fused=True"),
+            remedies.BATCH.offer("a larger batch makes each kernel longer"),
         ),
     )
 
 
-def _slowed(evidence: Evidence) -> tuple[str, ...]:
+def _slowed(evidence: RankEvidence) -> tuple[str, ...]:
     if evidence.budget.basis in ("measured", "corrected"):
         return ()
     return ("the profiler makes every launch slower: without it this share is smaller",)
+
+
+RULE = FindingRule(id="launch-bound", scope="rank", title="Launch-bound", find=find)

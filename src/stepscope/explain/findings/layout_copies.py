@@ -10,13 +10,14 @@ import numpy as np
 from stepscope.explain.call_tree import group, sum_by
 from stepscope.explain.findings.evidence import (
     LOW,
-    Evidence,
+    RankEvidence,
     costliest_places,
     kernel_severity,
 )
+from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.window_kernels import by_kernel, by_operator, callers
 from stepscope.explain.work import named, one_of, rows_named
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.records import remedies
 from stepscope.records.trace import HostKind
 from stepscope.records.words import counted
 from stepscope.trace.links import nearest_of
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.window_kernels import Launched
+    from stepscope.records.explanation import Finding, Remedy
     from stepscope.records.trace import Trace
 
 TRANSPOSING = one_of("nchwto nhwcto batched_transpose transpose_readwrite")
@@ -32,7 +34,7 @@ COPYING = re.compile(r"^aten::(?:copy_|clone)$")
 LAYING_OUT = re.compile(r"^aten::(?:contiguous|reshape)$")
 
 
-def find(evidence: Evidence) -> Finding | None:
+def find(evidence: RankEvidence) -> Finding | None:
     """Transposing kernels, and the copies that `contiguous` and `reshape` make."""
     if evidence.on_host:
         return None
@@ -43,16 +45,14 @@ def find(evidence: Evidence) -> Finding | None:
     share = evidence.device_share(int(launched.dur_ns[chosen].sum()))
     if share < LOW:
         return None
-    return Finding(
-        id="layout-copies",
-        title="Copies that only change layout",
+    return RULE.finding(
         share=share,
         severity=kernel_severity(evidence, share),
         summary=f"{share:.0%} of the step is spent rewriting tensors in another order of "
         "dimensions; no value changes.",
         evidence=(
             f"{counted(int(chosen.sum()), 'such kernel')} in the trace's steps, "
-            f"{evidence.ms(share)}",
+            f"{evidence.step_ms(share)}",
             *_reasons(evidence, chosen, around),
         ),
         where=costliest_places(trace, callers(trace, launched)[chosen], launched.dur_ns[chosen]),
@@ -78,7 +78,9 @@ def _laid_out(trace: Trace, launched: Launched, around: NDArray[np.int32]) -> ND
     return named(trace, trace.host.name[around], known, LAYING_OUT.match)
 
 
-def _reasons(evidence: Evidence, chosen: NDArray[np.bool_], around: NDArray[np.int32]) -> list[str]:
+def _reasons(
+    evidence: RankEvidence, chosen: NDArray[np.bool_], around: NDArray[np.int32]
+) -> list[str]:
     """The operators that asked for it, the costliest first."""
     trace, host = evidence.trace, evidence.trace.host
     asks = chosen & (around >= 0)
@@ -93,7 +95,7 @@ def _reasons(evidence: Evidence, chosen: NDArray[np.bool_], around: NDArray[np.i
     return [
         f"for {_words(trace.strings[host.name[asking[first[i]]]])}: "
         f"{counted(int(calls[i]), 'kernel')}, "
-        f"{evidence.ms(evidence.device_share(int(total[i])))}"
+        f"{evidence.step_ms(evidence.device_share(int(total[i])))}"
         for i in np.argsort(-total, kind="stable")[:3].tolist()
     ]
 
@@ -103,8 +105,13 @@ def _words(name: str) -> str:
 
 
 def _remedies(in_convolution: bool) -> tuple[Remedy, ...]:
-    fuse = Remedy(id="compile", summary="torch.compile folds such copies into their neighbours")
+    fuse = remedies.COMPILE.offer("torch.compile folds such copies into their neighbours")
     if not in_convolution:
         return (fuse,)
     keep = "model.to(memory_format=torch.channels_last), and the input too: convolutions need none"
-    return (Remedy(id="channels-last", summary=keep), fuse)
+    return (remedies.CHANNELS_LAST.offer(keep), fuse)
+
+
+RULE = FindingRule(
+    id="layout-copies", scope="rank", title="Copies that only change layout", find=find
+)

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.memory.words import between_words, biggest, held_words, size
-from stepscope.records.explanation import Finding, Place, Remedy
+from stepscope.records import remedies
+from stepscope.records.explanation import Finding, Place
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import Evidence
+    from stepscope.explain.findings.evidence import RankEvidence
     from stepscope.records.memory import Memory, OutOfMemory
 
 NEAR, FULL = 0.90, 0.97
 _REMEDIES = (
-    Remedy(id="activation-checkpointing", summary="recompute activations instead of keeping them"),
-    Remedy(id="precision", summary="bf16 autocast halves most activations"),
-    Remedy(id="smaller-batch", summary="a smaller batch, accumulated over several passes"),
-    Remedy(id="sharding", summary="shard optimizer state, gradients and parameters (FSDP)"),
+    remedies.ACTIVATION_CHECKPOINTING.offer("recompute activations instead of keeping them"),
+    remedies.BF16.offer("bf16 autocast halves most activations"),
+    remedies.SMALLER_BATCH.offer("a smaller batch, accumulated over several passes"),
+    remedies.SHARDING.offer("shard optimizer state, gradients and parameters (FSDP)"),
 )
 
 
-def find(evidence: Evidence) -> Finding | None:
+def find(evidence: RankEvidence) -> Finding | None:
     """Allocated at the peak against the device's memory or the limit that was given."""
     return find_in(evidence.memory) if evidence.memory is not None else None
 
@@ -45,9 +47,7 @@ def find_in(memory: Memory) -> Finding | None:
             f"the largest batch that fits is about {fit.largest}"
             f"{between_words(fit.low, fit.high)}; now it is {fit.batch}"
         )
-    return Finding(
-        id="memory-near-limit",
-        title="Memory nearly full",
+    return RULE.finding(
         share=min(1.0, share),  # a limit that was given may be less than a step needs
         of="memory",
         severity="medium" if share >= FULL else "low",
@@ -64,8 +64,7 @@ def _failed(memory: Memory, last: OutOfMemory) -> Finding:
     where: tuple[Place, ...] = ()
     if last.file:
         where = (Place(file=last.file, line=last.line or 0, function=last.function),)
-    return Finding(
-        id="memory-near-limit",
+    return RULE.finding(
         title="Out of memory",
         share=min(1.0, max(0.0, last.allocated_bytes / limit)) if limit else 1.0,
         of="memory",
@@ -93,3 +92,6 @@ def _room(failed: OutOfMemory) -> list[str]:
     if failed.device_free_bytes is not None:
         words.append(f"the device had {size(failed.device_free_bytes)} free")
     return ["; ".join(words)] if words else []
+
+
+RULE = FindingRule(id="memory-near-limit", scope="rank", title="Memory nearly full", find=find)

@@ -8,23 +8,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.call_tree import group
-from stepscope.explain.findings.evidence import LOW, Evidence, costliest_places, severity
+from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places, severity
+from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.optimizer_steps import in_optimizer_step
 from stepscope.explain.window_kernels import by_operator
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.records import remedies
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.window_kernels import Launched
+    from stepscope.records.explanation import Finding
 
 FEWEST_PARAMETERS = 20
 # Operators of one tensor; `_foreach_` and `_fused_` ones take a list of them.
 ONE_TENSOR = re.compile(r"^aten::(?!_foreach|_fused)")
 
 
-def find(evidence: Evidence) -> Finding | None:
+def find(evidence: RankEvidence) -> Finding | None:
     """Kernels under `Optimizer.step#` that operators of one tensor launched."""
     if evidence.on_host:
         return None
@@ -43,36 +45,33 @@ def find(evidence: Evidence) -> Finding | None:
     if share < LOW:
         return None
     kernels = int(inside.sum()) / steps
-    return Finding(
-        id="optimizer-per-parameter",
-        title="Optimizer loops over parameters",
+    return RULE.finding(
         share=share,
         severity=severity(share),
         summary=f"the optimizer launches {kernels:,.0f} kernels per step, one parameter after the "
         f"other, and takes {share:.0%} of the step.",
         evidence=(
-            f"from its first kernel to its last: {evidence.ms(share)}, of which "
+            f"from its first kernel to its last: {evidence.step_ms(share)}, of which "
             f"{evidence.device_share(worked_ns) * evidence.budget.step_ms:.2f} ms is work",
             f"about {parameters:,.0f} parameters, {kernels / parameters:.1f} kernels for each",
             f"a kernel runs {launched.dur_ns[inside].mean() / 1000:.1f} µs on average",
         ),
         where=costliest_places(trace, step[inside], launched.dur_ns[inside]),
         remedies=(
-            Remedy(
-                id="fused-optimizer",
-                summary="fused=True (or foreach=True) updates many parameters with one kernel",
+            remedies.FUSED_OPTIMIZER.offer(
+                "fused=True (or foreach=True) updates many parameters with one kernel",
             ),
-            Remedy(id="cuda-graphs", summary="replay the step as one CUDA graph: one launch"),
+            remedies.CUDA_GRAPHS.offer("replay the step as one CUDA graph: one launch"),
         ),
     )
 
 
-def _steps_of(evidence: Evidence, launched: Launched) -> NDArray[np.int32]:
+def _steps_of(evidence: RankEvidence, launched: Launched) -> NDArray[np.int32]:
     """The optimizer step's mark around each launch, or -1."""
     return in_optimizer_step(evidence.trace, evidence.trace.device.launch[launched.rows])
 
 
-def _parameters(evidence: Evidence, launched: Launched, single: NDArray[np.bool_]) -> int:
+def _parameters(evidence: RankEvidence, launched: Launched, single: NDArray[np.bool_]) -> int:
     """How often an operator that every parameter needs was called: the least of the frequent."""
     if not single.any():
         return 0
@@ -83,7 +82,7 @@ def _parameters(evidence: Evidence, launched: Launched, single: NDArray[np.bool_
     return int(counts[2 * counts >= counts.max()].min())
 
 
-def _span_ns(evidence: Evidence, launched: Launched, step: NDArray[np.int32]) -> int:
+def _span_ns(evidence: RankEvidence, launched: Launched, step: NDArray[np.int32]) -> int:
     """First start to last end of each optimizer step's work, summed."""
     rows = launched.rows[step >= 0]
     start = evidence.trace.device.start_ns[rows]
@@ -92,3 +91,8 @@ def _span_ns(evidence: Evidence, launched: Launched, step: NDArray[np.int32]) ->
     np.minimum.at(begins, which, start)
     np.maximum.at(ends, which, start + launched.dur_ns[step >= 0])
     return int((ends - begins).sum()) if count else 0
+
+
+RULE = FindingRule(
+    id="optimizer-per-parameter", scope="rank", title="Optimizer loops over parameters", find=find
+)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from stepscope.explain.findings.evidence import LOW, Evidence, severity
+from typing import TYPE_CHECKING
+
+from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
+from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.launches import SHORT_KERNEL_NS
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.records import remedies
+
+if TYPE_CHECKING:
+    from stepscope.records.explanation import Finding
 
 
-def find(evidence: Evidence) -> Finding | None:
+def find(evidence: RankEvidence) -> Finding | None:
     """Most kernels are short, and together they take a visible part of the busy time."""
     launches, timeline = evidence.launches, evidence.timeline
     if evidence.on_host or not launches.kernels:
@@ -17,9 +23,7 @@ def find(evidence: Evidence) -> Finding | None:
     share = launches.short_kernels_ns / whole * busy
     if share < LOW or launches.short_kernels < launches.kernels / 2:
         return None
-    return Finding(
-        id="short-kernels",
-        title="Short kernels",
+    return RULE.finding(
         share=share,
         severity="low" if severity(share) == "low" else "medium",
         summary=f"{launches.short_kernels} of {launches.kernels} kernels are shorter than "
@@ -30,7 +34,10 @@ def find(evidence: Evidence) -> Finding | None:
             "a kernel that short is mostly start-up and tail: few multiprocessors do work",
         ),
         remedies=(
-            Remedy(id="compile", summary="torch.compile fuses elementwise kernels"),
-            Remedy(id="batch", summary="a larger batch makes each kernel longer"),
+            remedies.COMPILE.offer("torch.compile fuses elementwise kernels"),
+            remedies.BATCH.offer("a larger batch makes each kernel longer"),
         ),
     )
+
+
+RULE = FindingRule(id="short-kernels", scope="rank", title="Short kernels", find=find)

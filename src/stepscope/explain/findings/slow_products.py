@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.evidence import LOW, Evidence, severity
+from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
+from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.flops.dtypes import DTYPES
 from stepscope.explain.machine_load import disturbed
 from stepscope.explain.shapes import MOST, shape_words
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.records import remedies
 
 if TYPE_CHECKING:
     from stepscope.explain.cpu_use import CpuUse, Product
+    from stepscope.records.explanation import Finding, Remedy
     from stepscope.records.host_load import HostLoad
 
 FAR_BELOW = 0.25  # of the roof
@@ -23,7 +25,7 @@ LEAST_FLOPS = 1_000_000.0  # of one call: with less, the call itself decides
 _PLAIN_LOOPS = re.compile(r"slow_conv|thnn_conv|_conv_depthwise|conv_dilated")
 
 
-def find(evidence: Evidence) -> Finding | None:
+def find(evidence: RankEvidence) -> Finding | None:
     """Products at their quick pace, against calibrate's figure or the best of the same trace."""
     use = evidence.cpu
     if use is None or disturbed(use):
@@ -39,14 +41,12 @@ def find(evidence: Evidence) -> Finding | None:
         product.calls * (product.quick_ns - product.flops / (REACHABLE * roof) * 1e9)
         for product, roof in slow
     )
-    share = saved_ns / use.own_ns * evidence.part("compute") if use.own_ns else 0.0
+    share = saved_ns / use.own_ns * evidence.budget_share("compute") if use.own_ns else 0.0
     if share < LOW:
         return None
     worst, roof = max(slow, key=lambda pair: pair[0].own_ns)
     known = _calibrated(evidence, worst) is not None
-    return Finding(
-        id="slow-products",
-        title="Products far below the roof",
+    return RULE.finding(
         share=share,
         severity=severity(share),
         summary=f"{worst.operator} reaches {worst.flops_s / 1e9:.1f} of {roof / 1e9:.0f} GFLOP/s "
@@ -60,7 +60,7 @@ def find(evidence: Evidence) -> Finding | None:
     )
 
 
-def _roof(evidence: Evidence, use: CpuUse, product: Product) -> float | None:
+def _roof(evidence: RankEvidence, use: CpuUse, product: Product) -> float | None:
     """FLOP/s that products of this dtype have reached; of one bound by memory, nothing is said."""
     if (peak := _calibrated(evidence, product)) is not None:
         bytes_s = evidence.efficiency.ceilings.bytes_s  # type: ignore[union-attr]
@@ -70,7 +70,7 @@ def _roof(evidence: Evidence, use: CpuUse, product: Product) -> float | None:
     return max((each.flops_s for each in alike), default=None) if _dense(product) else None
 
 
-def _calibrated(evidence: Evidence, product: Product) -> float | None:
+def _calibrated(evidence: RankEvidence, product: Product) -> float | None:
     """The peak of this dtype with as many threads as the step uses."""
     ceilings = evidence.efficiency.ceilings if evidence.efficiency else None
     dtype = DTYPES[product.dtype] if product.dtype >= 0 else ""
@@ -117,20 +117,20 @@ def _narrow(load: HostLoad | None) -> bool:
 def _remedies(load: HostLoad | None, convolutions: bool) -> tuple[Remedy, ...]:
     found = []
     if _narrow(load):
-        found.append(
-            Remedy(id="vectors", summary="unset ATEN_CPU_CAPABILITY: torch picks the widest")
-        )
+        found.append(remedies.VECTORS.offer("unset ATEN_CPU_CAPABILITY: torch picks the widest"))
     if load and load.onednn is False:
-        found.append(Remedy(id="onednn", summary="torch.backends.mkldnn.enabled = True"))
+        found.append(remedies.ONEDNN.offer("torch.backends.mkldnn.enabled = True"))
     if convolutions:
         found.append(
-            Remedy(
-                id="channels-last",
-                summary="model.to(memory_format=torch.channels_last), the inputs too: "
+            remedies.CHANNELS_LAST.offer(
+                "model.to(memory_format=torch.channels_last), the inputs too: "
                 "convolutions need no reordering",
             )
         )
     return (
         *found,
-        Remedy(id="batch", summary="a larger batch, and sizes that are multiples of 16"),
+        remedies.BATCH.offer("a larger batch, and sizes that are multiples of 16"),
     )
+
+
+RULE = FindingRule(id="slow-products", scope="rank", title="Products far below the roof", find=find)

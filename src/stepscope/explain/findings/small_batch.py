@@ -9,10 +9,11 @@ import msgspec
 import numpy as np
 
 from stepscope.explain.call_tree import group
-from stepscope.explain.findings.evidence import LOW, Evidence, kernel_severity
+from stepscope.explain.findings.evidence import LOW, RankEvidence, kernel_severity
+from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.quantiles import median
 from stepscope.explain.work import Kind
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.records import remedies
 from stepscope.records.words import counted
 
 _TOO_MANY = 1 << 62  # of a damaged file
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.window_kernels import Launched
+    from stepscope.records.explanation import Finding
     from stepscope.records.trace import Trace
 
 
-def find(evidence: Evidence) -> Finding | None:
+def find(evidence: RankEvidence) -> Finding | None:
     """Most kernel time is short kernels with fewer blocks than the device has multiprocessors."""
     trace, launched = evidence.trace, evidence.launched
     units = _multiprocessors(trace)
@@ -39,9 +41,7 @@ def find(evidence: Evidence) -> Finding | None:
     lost = evidence.device_share(float((launched.dur_ns * (1 - filled))[small].sum()))
     if lost < LOW or 2 * launched.dur_ns[small].sum() < busy:
         return None
-    return Finding(
-        id="small-batch",
-        title="Too little work for the device",
+    return RULE.finding(
         share=lost,
         severity=kernel_severity(evidence, lost),
         summary=f"{lost:.0%} of the step is lost to multiprocessors without work: most kernels are "
@@ -53,12 +53,12 @@ def find(evidence: Evidence) -> Finding | None:
             "multiprocessors have a block",
             f"the median kernel runs {median(launched.dur_ns[known]) / 1000:.1f} µs in "
             f"{counted(int(median(blocks[known])), 'block')}",
-            f"idle between kernels: {evidence.part_ms('idle_launch', 'operators', 'python')}",
+            f"idle between kernels: {evidence.budget_ms('idle_launch', 'operators', 'python')}",
         ),
         remedies=(
-            Remedy(id="batch", summary="a larger batch: more blocks in the same time"),
-            Remedy(id="compile", summary="torch.compile joins small kernels into fewer"),
-            Remedy(id="cuda-graphs", summary="one launch per step, where the batch cannot grow"),
+            remedies.BATCH.offer("a larger batch: more blocks in the same time"),
+            remedies.COMPILE.offer("torch.compile joins small kernels into fewer"),
+            remedies.CUDA_GRAPHS.offer("one launch per step, where the batch cannot grow"),
         ),
     )
 
@@ -88,3 +88,8 @@ def _size(grid: str) -> int:
 
 def _mean(values: NDArray[np.float64], weights: NDArray[np.int64]) -> float:
     return float((values * weights).sum() / max(1, weights.sum()))
+
+
+RULE = FindingRule(
+    id="small-batch", scope="rank", title="Too little work for the device", find=find
+)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.evidence import LOW, Evidence, kernel_severity
+from stepscope.explain.findings.evidence import LOW, RankEvidence, kernel_severity
+from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.shapes import MOST, shape_words
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.records import remedies
 
 if TYPE_CHECKING:
     from stepscope.records.efficiency import Efficiency, Spot
+    from stepscope.records.explanation import Finding
 
 HALF = ("bf16", "fp16")
 EVEN = 8  # elements of 2 bytes that tensor cores read at once
@@ -19,7 +21,7 @@ SLOW = 0.5  # of the roof
 LONG_NS = 20_000  # of one call: shorter ones are slow for being small
 
 
-def find(evidence: Evidence) -> Finding | None:
+def find(evidence: RankEvidence) -> Finding | None:
     """Half-precision products in kernels without tensor cores, or of sizes that hinder them."""
     efficiency = evidence.efficiency
     if efficiency is None or efficiency.tensor_core_share is None or evidence.on_host:
@@ -29,21 +31,18 @@ def find(evidence: Evidence) -> Finding | None:
     )
     uneven = [spot for spot in efficiency.spots if _hinders(spot)]
     hindered_ns = sum(spot.gap_ns or 0.0 for spot in uneven)
-    share = evidence.of_step(without_ns + hindered_ns)
+    share = evidence.mean_step_share(without_ns + hindered_ns)
     if share < LOW:
         return None
-    return Finding(
-        id="tensor-cores-idle",
-        title="Tensor cores idle",
+    return RULE.finding(
         share=share,
         severity=kernel_severity(evidence, share),
         summary=f"{share:.0%} of the step is half-precision products that tensor cores do not do, "
         "or do in sizes that do not suit them.",
         evidence=tuple(_evidence(evidence, efficiency, without_ns, uneven)),
         remedies=(
-            Remedy(
-                id="compile",
-                summary="torch.compile pads odd sizes where that pays; by hand: multiples of 8, "
+            remedies.COMPILE.offer(
+                "torch.compile pads odd sizes where that pays; by hand: multiples of 8, "
                 "best of 64 (a vocabulary of 50257 becomes 50304)",
             ),
         ),
@@ -66,20 +65,24 @@ def _uneven(spot: Spot) -> list[int]:
 
 
 def _evidence(
-    evidence: Evidence, efficiency: Efficiency, without_ns: int, uneven: list[Spot]
+    evidence: RankEvidence, efficiency: Efficiency, without_ns: int, uneven: list[Spot]
 ) -> list[str]:
     lines = []
     if without_ns:
         lines.append(
             f"half precision in kernels without tensor cores: "
-            f"{evidence.ms(evidence.of_step(without_ns))}"
+            f"{evidence.step_ms(evidence.mean_step_share(without_ns))}"
         )
     for spot in uneven[:3]:
         sizes = ", ".join(map(str, _uneven(spot)))
+        time = evidence.step_ms(evidence.mean_step_share(spot.device_ns))
         rate, roof = (spot.achieved_flops or 0.0) / 1e12, (spot.ceiling_flops or 0.0) / 1e12
         lines.append(
             f"{spot.operator} {shape_words(spot.shapes, MOST)}: {sizes} is no multiple of {EVEN}; "
-            f"{rate:.0f} of {roof:.0f} TFLOP/s, {evidence.ms(evidence.of_step(spot.device_ns))}"
+            f"{rate:.0f} of {roof:.0f} TFLOP/s, {time}"
         )
     lines.append(f"{efficiency.tensor_core_share:.0%} of matmul-like time is on tensor cores")
     return lines
+
+
+RULE = FindingRule(id="tensor-cores-idle", scope="rank", title="Tensor cores idle", find=find)

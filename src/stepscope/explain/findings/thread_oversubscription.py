@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.evidence import LOW, Evidence, severity
+from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
+from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.machine_load import free_threads, looked, lost_to_others, threads_take_part
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.records import remedies
 
 if TYPE_CHECKING:
     from stepscope.explain.cpu_use import CpuUse
+    from stepscope.records.explanation import Finding, Remedy
     from stepscope.records.host_load import HostLoad, PlainSteps
 
 MANY_SWITCHES = 50  # involuntary, a second; asked where the system does not tell waits
 _MARGIN = 0.25  # cores: a machine is never quite idle
 
 
-def find(evidence: Evidence) -> Finding | None:
+def find(evidence: RankEvidence) -> Finding | None:
     """Threads of the job and other processes together exceed the cores, and threads waited."""
     use = evidence.cpu
     load, plain = looked(use)
@@ -31,9 +33,7 @@ def find(evidence: Evidence) -> Finding | None:
     if share < LOW or not _waited(load, plain):
         return None
     fitting = free_threads(load)
-    return Finding(
-        id="thread-oversubscription",
-        title="More threads than cores",
+    return RULE.finding(
         share=share,
         severity=severity(share),
         summary=f"{wanted:.1f} threads want {load.room:g} cores: {share:.0%} of the step is "
@@ -43,10 +43,10 @@ def find(evidence: Evidence) -> Finding | None:
     )
 
 
-def _lost(evidence: Evidence, use: CpuUse, plain: PlainSteps) -> float:
+def _lost(evidence: RankEvidence, use: CpuUse, plain: PlainSteps) -> float:
     """One loss, measured twice: by the system over plain steps, and by stalls in the trace."""
     stopped = (plain.throttled_ns or 0) / plain.wall_ns
-    stalled = use.stalled_share * evidence.part("compute")
+    stalled = use.stalled_share * evidence.budget_share("compute")
     return min(1.0, max(plain.waiting_share or 0.0, stopped, stalled))
 
 
@@ -62,7 +62,7 @@ def _waited(load: HostLoad, plain: PlainSteps) -> bool:
     return (load.local_ranks or 1) > 1 or threads_take_part(load, plain)
 
 
-def _evidence(evidence: Evidence, use: CpuUse, load: HostLoad, plain: PlainSteps) -> list[str]:
+def _evidence(evidence: RankEvidence, use: CpuUse, load: HostLoad, plain: PlainSteps) -> list[str]:
     ranks = load.local_ranks or 1
     each = "1 thread" if load.threads == 1 else f"{load.threads} threads"
     if ranks > 1:
@@ -74,8 +74,8 @@ def _evidence(evidence: Evidence, use: CpuUse, load: HostLoad, plain: PlainSteps
     ]
     if plain.waiting_share is not None:
         lines.append(
-            f"the training thread could have run and had no core for "
-            f"{evidence.ms(plain.waiting_share)} (over {plain.steps} steps without the profiler)"
+            f"the training thread was ready but had no core for "
+            f"{evidence.step_ms(plain.waiting_share)} ({plain.steps} steps without the profiler)"
         )
     if plain.involuntary:
         lines.append(
@@ -85,7 +85,7 @@ def _evidence(evidence: Evidence, use: CpuUse, load: HostLoad, plain: PlainSteps
     if plain.throttled_ns:
         lines.append(
             f"the control group's quota of {load.quota_cores or load.room:g} cores stopped it for "
-            f"{evidence.ms(min(1.0, plain.throttled_ns / plain.wall_ns))}"
+            f"{evidence.step_ms(min(1.0, plain.throttled_ns / plain.wall_ns))}"
         )
     if use.stalled_share >= LOW:
         lines.append(
@@ -96,21 +96,24 @@ def _evidence(evidence: Evidence, use: CpuUse, load: HostLoad, plain: PlainSteps
 
 
 def _remedies(load: HostLoad, fitting: int) -> tuple[Remedy, ...]:
-    pinned = Remedy(
-        id="pin-ranks",
-        summary="give the job cores of its own: taskset -c (one range for each rank)",
+    pinned = remedies.PIN_RANKS.offer(
+        "give the job cores of its own: taskset -c (one range for each rank)",
     )
     if load.threads == 1:
         return (
-            Remedy(id="fewer-ranks", summary="start no more ranks than there are cores"),
+            remedies.FEWER_RANKS.offer("start no more ranks than there are cores"),
             pinned,
         )
     number = fitting if fitting < load.threads else max(1, load.threads // 2)
     return (
-        Remedy(
-            id="threads",
-            summary=f"OMP_NUM_THREADS={number} (or torch.set_num_threads({number})): a thread for "
+        remedies.THREADS.offer(
+            f"OMP_NUM_THREADS={number} (or torch.set_num_threads({number})): a thread for "
             "each core that is free",
         ),
         pinned,
     )
+
+
+RULE = FindingRule(
+    id="thread-oversubscription", scope="rank", title="More threads than cores", find=find
+)
