@@ -19,7 +19,7 @@ explain_file.py      the same from a file; truncate_tables.py cuts its tables
 engines.py           who reads the files: processes here, ray_engine.py, torch_engine.py
 job.py               all ranks together: arrivals.py, stragglers.py, critical_path.py
 strategies/          data, sharded, tensor and pipeline parallelism, one file each
-job_findings/        findings that only several ranks show; nccl/, nccl_calls.py: NCCL's own logs
+nccl/                NCCL's own logs: how the ranks are connected
 explain_job.py       all files; verdict.py: what leads
 """
 

@@ -6,24 +6,27 @@ from stepscope.explain.findings.evidence import LOW, RankEvidence, places, sever
 from stepscope.explain.findings.rule import FindingRule
 from stepscope.records import remedies
 from stepscope.records.explanation import GAP_CAUSES, Finding
+from stepscope.records.figures import percent
 
 
 def find(evidence: RankEvidence) -> Finding | None:
-    """Host idle while a feeding thread was inside the data loader."""
+    """The device is idle while the training thread is inside the data loader."""
     share = evidence.budget_share("data_loading")
     if share < LOW:
         return None
     return RULE.finding(
         share=share,
         severity=severity(share),
-        summary=f"the {evidence.device} waits {share:.0%} of the step for the data loader.",
-        evidence=(f"idle inside the loader: {evidence.budget_ms('data_loading')}",),
+        summary=f"the {evidence.device} waits for the data loader for {percent(share)} of the "
+        "step.",
+        evidence=(f"waiting for the next batch: {evidence.budget_ms('data_loading')}",),
         where=places(evidence, (GAP_CAUSES.index("data_loading"),)),
         remedies=(
             remedies.NO_DATA_WAIT.offer(
-                "DataLoader(num_workers=..., persistent_workers=True, prefetch_factor=...)",
+                "give the loader workers: DataLoader(num_workers=..., persistent_workers=True, "
+                "prefetch_factor=...)"
             ),
-            remedies.PIN_MEMORY.offer("pin_memory=True and copies with non_blocking=True"),
+            remedies.PIN_MEMORY.offer("set pin_memory=True and copy with non_blocking=True"),
         ),
     )
 

@@ -1,4 +1,4 @@
-"""One kernel that decides the step."""
+"""One kernel that takes most of the device's time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.explain.findings.rule import FindingRule
 from stepscope.records import remedies
+from stepscope.records.figures import duration, percent
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
@@ -28,16 +29,16 @@ def find(evidence: RankEvidence) -> Finding | None:
     share = top.total_ns / whole * busy
     word = "operator" if evidence.on_host else "kernel"
     return RULE.finding(
-        title=f"One dominant {word}",
+        title="One dominant operator" if evidence.on_host else "",
         share=share,
         severity="low",
-        summary=f"one {word} takes {top.total_ns / whole:.0%} of the {evidence.device}'s time: "
-        "making anything else faster changes little.",
+        summary=f"one {word} takes {percent(top.total_ns / whole)} of all {evidence.device} time: "
+        "speeding up anything else changes little.",
         evidence=(
             top.name,
-            f"{counted(top.count, 'call')}, {top.total_ns / top.count / 1000:.1f} µs each",
+            f"{counted(top.count, 'call')}, {duration(top.total_ns / top.count)} each",
         ),
-        remedies=(remedies.BF16.offer("a lower precision, where this kernel has one"),),
+        remedies=(remedies.BF16.offer("use a lower precision (bf16) if this kernel supports it"),),
     )
 
 

@@ -1,4 +1,4 @@
-"""Copies and memsets that run while nothing else does."""
+"""Copies and memsets that run while nothing computes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
 from stepscope.explain.findings.rule import FindingRule
 from stepscope.records import remedies
+from stepscope.records.figures import percent, rate
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def find(evidence: RankEvidence) -> Finding | None:
-    """exposed_memory of the timeline."""
     share = evidence.budget_share("exposed_memory")
     if share < LOW:
         return None
@@ -22,18 +22,19 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         share=share,
         severity=severity(share),
-        summary=f"{share:.0%} of the step the {evidence.device} only copies or clears memory.",
+        summary=f"for {percent(share)} of the step the {evidence.device} only copies or clears "
+        "memory.",
         evidence=(
-            f"exposed: {evidence.budget_ms('exposed_memory')}",
+            f"not hidden by compute: {evidence.budget_ms('exposed_memory')}",
             *(
                 f"{copy.name}: {counted(copy.count, 'call')} in the whole trace"
-                + (f", {copy.gb_s:.1f} GB/s" if copy.gb_s is not None else "")
+                + (f", {rate(copy.gb_s * 1e9, 'B/s')}" if copy.gb_s is not None else "")
                 for copy in worst
             ),
         ),
         remedies=(
-            remedies.PIN_MEMORY.offer("pinned host memory and non_blocking=True copies"),
-            remedies.PREFETCH.offer("copy the next batch on a side stream during compute"),
+            remedies.PIN_MEMORY.offer("use pinned host memory and copy with non_blocking=True"),
+            remedies.PREFETCH.offer("copy the next batch on a side stream while the step computes"),
         ),
     )
 

@@ -1,12 +1,12 @@
-"""Memory that grows with every step."""
+"""Memory that grows in every step."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from stepscope.explain.findings.rule import FindingRule
-from stepscope.explain.memory.words import size
 from stepscope.records import remedies
+from stepscope.records.figures import size
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Finding
     from stepscope.records.memory import Memory
 
-# In a thousand steps, of the limit (or of the peak where there is none).
+# Share of the limit (or of the peak without a limit) that a thousand steps add.
 LEAST_SHARE = 0.01
 SOON_STEPS = 1000
 
 
 def find(evidence: RankEvidence) -> Finding | None:
-    """Steady growth of what is alive between steps."""
+    """Steady growth of the memory that is alive between steps."""
     return find_in(evidence.memory) if evidence.memory is not None else None
 
 
 def find_in(memory: Memory) -> Finding | None:
-    """The same of an account of memory alone."""
+    """The same, from the memory account alone."""
     growth = memory.growth
     if growth is None or not growth.steady:
         return None
@@ -34,9 +34,10 @@ def find_in(memory: Memory) -> Finding | None:
         return None
     ends = growth.ends_bytes
     evidence = [
-        f"alive at the end of a step: {size(ends[0])}, {counted(len(ends) - 1, 'step')} later "
+        f"alive at the end of a step: {size(ends[0])}; {counted(len(ends) - 1, 'step')} later: "
         f"{size(ends[-1])}",
-        f"{size(growth.bytes_per_step)} more in each step, the first {growth.skipped} left out",
+        f"grows by {size(growth.bytes_per_step)} per step (without the first "
+        f"{counted(growth.skipped, 'step')})",
     ]
     left = None
     if memory.limit_bytes:
@@ -50,11 +51,11 @@ def find_in(memory: Memory) -> Finding | None:
         evidence=tuple(evidence),
         remedies=(
             remedies.DETACH.offer(
-                "keep loss.item() or loss.detach(), not the loss: it holds its graph",
+                "keep loss.item() or loss.detach(), not the loss: it keeps its whole graph alive",
             ),
             remedies.SNAPSHOT.offer(
-                "torch.cuda.memory._dump_snapshot() after some steps, then `stepscope "
-                "explain` it: by_site names the lines",
+                "call torch.cuda.memory._dump_snapshot() after some steps and run `stepscope "
+                "explain` on the file: it names the lines that allocate"
             ),
         ),
     )

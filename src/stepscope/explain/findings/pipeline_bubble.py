@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def find(evidence: JobEvidence) -> Finding | None:
     """The pipeline that idles most."""
-    pipelines = [each for each in evidence.strategies if isinstance(each, Pipeline)]
+    pipelines = [strategy for strategy in evidence.strategies if isinstance(strategy, Pipeline)]
     worst = max(pipelines, key=lambda pipeline: pipeline.bubble_share, default=None)
     return _report(worst) if worst and worst.bubble_share >= LOW else None
 

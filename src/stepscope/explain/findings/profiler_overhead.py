@@ -1,4 +1,4 @@
-"""The profiler's own work shows in the trace: those gaps are not the training's."""
+"""Gaps in the trace that the profiler itself causes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING
 from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
 from stepscope.explain.findings.rule import FindingRule
 from stepscope.records import remedies
+from stepscope.records.figures import percent
 
 if TYPE_CHECKING:
     from stepscope.records.explanation import Finding
 
 
 def find(evidence: RankEvidence) -> Finding | None:
-    """Host idle while the profiler flushed or resized its buffers."""
+    """The device is idle while the profiler flushes or resizes its buffers."""
     share = evidence.budget_share("profiler")
     if share < LOW:
         return None
     return RULE.finding(
         share=share,
         severity="low" if severity(share) == "low" else "medium",
-        summary=f"{share:.0%} of the step is the profiler handling its own buffers; "
-        "without the profiler this time does not exist.",
+        summary=f"{percent(share)} of the step is the profiler's own work on its buffers: without "
+        "the profiler this time does not exist.",
         evidence=(f"in the profiler: {evidence.budget_ms('profiler')}",),
         remedies=(
             remedies.LIGHTER_PROFILE.offer("profile fewer steps, or without shapes and stacks"),

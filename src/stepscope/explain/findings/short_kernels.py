@@ -1,4 +1,4 @@
-"""Device time spent in kernels too short to use the device well."""
+"""Device time in kernels too short to use the device well."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
 from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.launches import SHORT_KERNEL_NS
 from stepscope.records import remedies
+from stepscope.records.figures import duration, percent
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.records.explanation import Finding
 
 
 def find(evidence: RankEvidence) -> Finding | None:
-    """Most kernels are short, and together they take a visible part of the busy time."""
+    """Most kernels are short, and together they take a visible share of the step."""
     launches, timeline = evidence.launches, evidence.timeline
     if evidence.on_host or not launches.kernels:
         return None
@@ -26,16 +28,17 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         share=share,
         severity="low" if severity(share) == "low" else "medium",
-        summary=f"{launches.short_kernels} of {launches.kernels} kernels are shorter than "
-        f"{SHORT_KERNEL_NS // 1000} µs; they take {share:.0%} of the step.",
+        summary=f"{percent(share)} of the step is kernels shorter than "
+        f"{SHORT_KERNEL_NS // 1000} µs: "
+        f"{launches.short_kernels:,} of {counted(launches.kernels, 'kernel')}.",
         evidence=(
-            f"mean of the short ones: "
-            f"{launches.short_kernels_ns / max(1, launches.short_kernels) / 1000:.1f} µs",
-            "a kernel that short is mostly start-up and tail: few multiprocessors do work",
+            "mean duration of these: "
+            + duration(launches.short_kernels_ns / max(1, launches.short_kernels)),
+            "such a kernel mostly starts up and drains: few multiprocessors do work",
         ),
         remedies=(
-            remedies.COMPILE.offer("torch.compile fuses elementwise kernels"),
-            remedies.BATCH.offer("a larger batch makes each kernel longer"),
+            remedies.COMPILE.offer("use torch.compile: it fuses elementwise kernels"),
+            remedies.BATCH.offer("use a larger batch: each kernel has more to do"),
         ),
     )
 
