@@ -106,7 +106,7 @@ def test_an_accelerators_step_has_no_use_of_the_cpu(read: Read) -> None:
 
 def test_free_threads_are_cores_that_others_leave_shared_among_ranks() -> None:
     assert free_threads(load_of(counters())) == 4
-    assert free_threads(load_of(CROWDED)) == 1  # 2.8 of 4 cores are taken
+    assert free_threads(load_of(CROWDED)) == 1  # 2.80 of 4 cores are taken
     assert free_threads(load_of(counters(), local_ranks=2)) == 2
     assert free_threads(load_of(counters(), quota_cores=1.5)) == 2
     assert free_threads(load_of(None, cores=1)) == 1
@@ -128,8 +128,8 @@ def test_threads_that_wait_for_cores_are_too_many(read: Read) -> None:
     assert rank.findings[0] is finding
     assert finding.share >= 0.6
     assert finding.severity == "high"
-    assert "6.8 threads want 4 cores" in finding.summary
-    assert finding.evidence[0] == "4 threads on 4 cores, where other processes keep 2.8 cores busy"
+    assert "6.80 threads compete for 4 cores" in finding.summary
+    assert finding.evidence[0] == "4 threads on 4 cores; other processes keep 2.80 busy"
     assert "OMP_NUM_THREADS=1" in finding.remedies[0].summary
     assert "healthy" not in {each.id for each in rank.findings}
 
@@ -193,7 +193,7 @@ def test_other_programs_that_take_the_cores_are_named(read: Read) -> None:
     rank = explained(read(steps([LARGE]), device=None), load_of(CROWDED))
     finding = sure(rank, "other-processes")
     assert finding.share == pytest.approx(0.6)
-    assert "2.8 of 4 cores" in finding.summary
+    assert "2.80 of 4 cores" in finding.summary
     assert any("backup 2.8" in line for line in finding.evidence)
     assert [remedy.id for remedy in finding.remedies] == ["idle-machine"]
 
@@ -215,7 +215,7 @@ def test_idle_cores_beside_large_operators_are_too_few_threads(read: Read) -> No
     load = load_of(counters(), variables={"OMP_NUM_THREADS": "1"})
     finding = sure(explained(read(steps([LARGE]), device=None), load), "too-few-threads")
     assert finding.share == pytest.approx(1 - 1 / 4**0.8, abs=0.01)
-    assert "3.0 of 4 cores are idle" in finding.summary
+    assert "3.00 of 4 cores are idle" in finding.summary
     assert "OMP_NUM_THREADS=1 is set" in finding.evidence
     assert "OMP_NUM_THREADS=4" in finding.remedies[0].summary
 
@@ -241,7 +241,7 @@ def test_many_small_operators_are_bound_by_their_dispatch(read: Read) -> None:
     finding = sure(explained(read(steps([SMALL] * 300), device=None)), "dispatch-bound")
     assert finding.share > 0.5
     assert "300 operators" in finding.summary
-    assert [remedy.id for remedy in finding.remedies] == ["compile", "batch", "optimizer"]
+    assert [remedy.id for remedy in finding.remedies] == ["compile", "batch", "fused-optimizer"]
 
 
 def test_threads_that_spin_between_small_operators_are_told(read: Read) -> None:
@@ -259,7 +259,7 @@ def test_products_far_below_calibrates_roof_are_slow(read: Read) -> None:
     load = load_of(counters(), capability="DEFAULT", onednn=False)
     rank = explained(read(steps([SLOW]), device=None), load, profile_of())
     finding = sure(rank, "slow-products")
-    assert "13.4 of 120 GFLOP/s (measured by calibrate)" in finding.summary
+    assert "13.4 GFLOP/s of 120 GFLOP/s (measured by calibrate)" in finding.summary
     # 0.268 GFLOP at 60 GFLOP/s are 4.5 of 20 ms.
     assert finding.share == pytest.approx(1 - 4.47 / 20, abs=0.01)
     assert any("torch uses DEFAULT instructions" in line for line in finding.evidence)
@@ -268,14 +268,14 @@ def test_products_far_below_calibrates_roof_are_slow(read: Read) -> None:
 
 def test_without_a_calibration_the_traces_best_product_is_the_roof(read: Read) -> None:
     finding = sure(explained(read(steps([LARGE, SLOW]), device=None)), "slow-products")
-    assert "13.4 of 107 GFLOP/s (the best product of this trace)" in finding.summary
+    assert "13.4 GFLOP/s of 107 GFLOP/s (the best product of this trace)" in finding.summary
 
 
 def test_a_plain_loop_is_named() -> None:
-    assert slow_products._why(None, ["aten::mm", "aten::_slow_conv2d_forward"]) == [
-        "aten::_slow_conv2d_forward: PyTorch's own loop, no vectorised library kernel"
+    assert slow_products._list_reasons(None, ["aten::mm", "aten::_slow_conv2d_forward"]) == [
+        "aten::_slow_conv2d_forward: PyTorch's own loop, not a vectorised library kernel"
     ]
-    assert slow_products._why(None, ["aten::mkldnn_convolution"]) == []
+    assert slow_products._list_reasons(None, ["aten::mkldnn_convolution"]) == []
 
 
 @pytest.mark.parametrize(
@@ -330,28 +330,28 @@ def test_denormal_values_that_cost_nothing_are_no_finding(read: Read) -> None:
     )
 
 
-# Healthy, with what was looked at.
+# Healthy, with what was checked.
 
 
-def test_healthy_says_what_was_looked_at_and_how_near_the_roof_it_is(read: Read) -> None:
+def test_healthy_says_what_was_checked_and_how_near_the_roof_it_is(read: Read) -> None:
     rank = explained(
         read(steps([LARGE]), device=None), load_of(counters(), threads=4), profile_of(threads=4)
     )
     finding = sure(rank, "healthy")
-    assert finding.evidence[0].startswith("looked at: data loading, ")
-    for word in ("threads", "other processes", "products' speed", "denormal numbers"):
+    assert finding.evidence[0].startswith("checked: data loading, ")
+    for word in ("threads", "other processes", "speed of matrix products", "denormal numbers"):
         assert word in finding.evidence[0]
     assert "of 120 GFLOP/s (measured by calibrate)" in finding.evidence[0]
     assert not any(line.startswith("not known") for line in finding.evidence)
     assert finding.remedies == ()
 
 
-def test_healthy_says_not_known_where_nothing_could_be_looked_at(read: Read) -> None:
+def test_healthy_says_not_known_where_nothing_could_be_checked(read: Read) -> None:
     bare = [(name, None, dur) for name, _, dur in [LARGE]]
     rank = explain_rank(read(steps(bare), device=None))
     finding = sure(rank, "healthy")
     unknown = next(line for line in finding.evidence if line.startswith("not known"))
-    for word in ("threads and other processes", "no shapes", "what the CPU can do at most"):
+    for word in ("threads and other processes", "no shapes", "the best the CPU can do"):
         assert word in unknown
     assert "threads" not in finding.evidence[0]
     assert "calibrate" in judge((rank,), ()).next

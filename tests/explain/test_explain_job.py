@@ -8,7 +8,7 @@ import pytest
 
 from stepscope import UnreadableInputError, UsageError
 from stepscope.explain.explain_job import JobTraces, explain_job
-from stepscope.explain.verdict import _cause_before_symptom
+from stepscope.explain.verdict import _put_cause_first
 from stepscope.records.explanation import Finding
 
 from .build import Events, frame, kernel, step, write
@@ -116,7 +116,7 @@ def test_severity_orders_the_headline_unless_the_cause_explains_half_of_the_symp
     plain = {"title": "", "summary": "", "evidence": ()}
     symptom = Finding(id="exposed-communication", share=0.47, severity="high", **plain)
     straggler = Finding(id="straggler", share=share, severity=severity, **plain)
-    found = _cause_before_symptom([symptom, straggler])
+    found = _put_cause_first([symptom, straggler])
     assert (found[0] is straggler) == leads
 
 

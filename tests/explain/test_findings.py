@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import stepscope.explain.findings as room
+from stepscope.explain import findings as findings_room
+from stepscope.explain.findings import FINDINGS, load_rules
 
 from .build import (
     Events,
@@ -27,11 +28,7 @@ if TYPE_CHECKING:
 
     from .conftest import Explain
 
-FILES = {
-    path.stem
-    for path in Path(room.__file__).parent.glob("*.py")
-    if path.stem not in ("__init__", "evidence")
-}
+ROOM = Path(findings_room.__file__).parent
 
 
 def busy(start: float, dur: float) -> Events:
@@ -111,16 +108,23 @@ def test_finding_does_not_appear_on_a_healthy_run(explained: Explain, name: str)
     assert name not in {each.id for each in explained(*CASES["healthy"]).findings}
 
 
-def test_every_file_of_the_room_is_a_finding_named_like_it() -> None:
-    """The id is the file's name with dashes; docs/findings/<id>.md is its page. Some are tried in
-    test files of their own."""
+def test_every_file_of_the_room_declares_the_finding_it_is_named_after() -> None:
+    files = {path.stem for path in ROOM.glob("*.py")} - {"__init__", "evidence", "rule"}
+    listed = [name for names in FINDINGS.values() for name in names]
+    assert sorted(listed) == sorted(files)
+    for scope, names in FINDINGS.items():
+        rules = load_rules(scope)
+        assert [rule.id.replace("-", "_") for rule in rules] == list(names)
+        assert {rule.scope for rule in rules} == {scope}
+        assert all(rule.title for rule in rules)
+    assert {name.replace("-", "_") for name in CASES} <= files
+
+
+def test_every_finding_is_tested() -> None:
     tests = "".join(path.read_text() for path in Path(__file__).parent.rglob("test_*.py"))
-    for stem in FILES:
-        name = stem.replace("_", "-")
-        assert f'id="{name}"' in (Path(room.__file__).parent / f"{stem}.py").read_text()
-        assert f'"{name}"' in tests
-        assert re.fullmatch(r"[a-z][a-z0-9]*(?:-[a-z]+)*", name)
-    assert {name.replace("-", "_") for name in CASES} <= FILES
+    for rule in (rule for scope in FINDINGS for rule in load_rules(scope)):
+        assert f'"{rule.id}"' in tests
+        assert re.fullmatch(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*", rule.id)
 
 
 def test_shares_are_of_the_step(explained: Explain) -> None:
@@ -182,4 +186,4 @@ def test_average_times_in_the_evidence_cover_the_whole_trace(explained: Explain)
     assert rank.budget.basis == "cycles"
     lines = finding(rank, "launch-bound").evidence
     # 60 kernels of 4 µs; from 0 to 594 µs one begins every 9.9 µs
-    assert any("runs 4.0 µs on average, one starts every 9.9 µs" in line for line in lines)
+    assert any("runs 4.00 µs on average; one starts every 9.90 µs" in line for line in lines)

@@ -1,4 +1,4 @@
-"""Findings from NCCL's logs, their summary, and the trace's calls joined to the log's.
+"""Findings from NCCL's logs, and their summary.
 
 No machine of several GPUs was at hand: the four-rank recording is one H200 that NCCL was told is
 four machines; InfiniBand, P2P and shared memory stand here in lines made after NCCL's sources.
@@ -10,15 +10,13 @@ import gzip
 import unicodedata
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from stepscope.errors import UnreadableInputError
-from stepscope.explain.nccl import FINDINGS, explain_nccl, judge_nccl
-from stepscope.explain.nccl_calls import join_ops
-from stepscope.records.explanation import Finding
-from stepscope.records.job import KINDS, Calls, Group
-from stepscope.records.nccl import NcclLog, NcclSummary
+from stepscope.explain.findings import find_in_nccl, load_rules
+from stepscope.explain.nccl import explain_nccl
+from stepscope.records.explanation import Finding, NcclSummary
+from stepscope.records.nccl import NcclLog
 from stepscope.trace.nccl_log import read_nccl_log
 from stepscope.ui.terminal.nccl import print_nccl
 
@@ -49,7 +47,7 @@ class Job:
         return [read_nccl_log(self._write(rank)) for rank in range(len(self.hosts))]
 
     def findings(self) -> dict[str, Finding]:
-        return {finding.id: finding for finding in judge_nccl(self.logs())}
+        return {finding.id: finding for finding in find_in_nccl(self.logs())}
 
     def _write(self, rank: int) -> Path:
         comm = f"comm 0xa{rank} rank {rank}"
@@ -96,11 +94,11 @@ def test_sockets_between_machines_with_adapters_are_grave(job: Job) -> None:
     finding = job.link("NET/Socket/0", *BETWEEN).findings()["nccl-socket-fallback"]
     assert finding.severity == "high"
     assert finding.evidence[0] == (
-        "communicator 0xfeed (4 ranks): ranks 1 -> 2, 3 -> 0 on channels 0-1 via NET/Socket/0 "
+        "communicator 0xfeed (4 ranks): ranks 1 -> 2, 3 -> 0 use NET/Socket/0 on channels 0-1 "
         "(nccl.n1.100.log:6)"
     )
     assert "n1 has mlx5_0:1/IB" in finding.evidence
-    assert any("n2 said: NET/IB : No device found." in line for line in finding.evidence)
+    assert any('NCCL on n2: "NET/IB : No device found."' in line for line in finding.evidence)
     first = finding.where[0]
     assert "NET/Socket/0" in Path(first.file).read_text().splitlines()[first.line - 1]
 
@@ -109,7 +107,7 @@ def test_sockets_where_nothing_else_was_seen_are_a_low_note(job: Job) -> None:
     job.say("NET/IB : No device found.")
     finding = job.link("NET/Socket/0", *BETWEEN).findings()["nccl-socket-fallback"]
     assert finding.severity == "low"
-    assert "saw no faster network" in finding.summary
+    assert "found no faster network" in finding.summary
 
 
 @pytest.mark.parametrize(
@@ -119,7 +117,7 @@ def test_sockets_where_nothing_else_was_seen_are_a_low_note(job: Job) -> None:
 def test_sockets_that_the_environment_asked_for_are_medium(job: Job, setting: str) -> None:
     finding = job.say(setting).link("NET/Socket/0", *BETWEEN).findings()["nccl-socket-fallback"]
     assert finding.severity == "medium"
-    assert finding.remedies[0].id == "unset"
+    assert finding.remedies[0].id == "unset-nccl-variables"
     assert any(setting.split(" ")[0] + "=" in line for line in finding.evidence)
 
 
@@ -133,7 +131,7 @@ def test_sockets_within_a_machine_are_grave(tmp_path: Path) -> None:
     job = Job(tmp_path, ("n1", "n1")).link("NET/Socket/0", (0, 1), (1, 0))
     finding = job.findings()["nccl-socket-fallback"]
     assert finding.severity == "high"
-    assert "ranks of one machine" in finding.summary
+    assert "ranks on one machine" in finding.summary
     assert finding.remedies[0].id == "one-machine"
 
 
@@ -150,7 +148,7 @@ def test_shared_memory_within_a_machine_is_a_soft_note(job: Job) -> None:
     finding = job.findings()["nccl-no-p2p"]
     assert finding.severity == "low"
     assert finding.summary.startswith("1 of 2 pairs of ranks on one machine")
-    assert "ranks 2 -> 3, 3 -> 2 on channels 0-1 via SHM/direct/direct" in finding.evidence[0]
+    assert "ranks 2 -> 3, 3 -> 2 use SHM/direct/direct on channels 0-1" in finding.evidence[0]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +202,7 @@ def test_warnings_alike_are_one_line_with_a_place(tmp_path: Path) -> None:
             for pid in (100, 101, 102)
         )
     )
-    (finding,) = judge_nccl([read_nccl_log(path)])
+    (finding,) = find_in_nccl([read_nccl_log(path)])
     assert (finding.id, finding.severity) == ("nccl-warnings", "low")
     assert finding.evidence == (
         "3 x Connection closed by peer n2<100> (misc/socket.cc:49), first at nccl.log:2",
@@ -217,22 +215,24 @@ def test_a_communicator_that_never_came_up_makes_warnings_graver(golden: Path) -
     assert summary is not None
     (finding,) = summary.findings
     assert (finding.id, finding.severity) == ("nccl-warnings", "medium")
-    assert "never initialised" in finding.summary
+    assert "never finished its initialisation" in finding.summary
 
 
 def test_every_finding_has_a_page_and_no_made_up_share(job: Job) -> None:
     job.link("NET/Socket/0", *BETWEEN).link("SHM/direct", (2, 3))
     job.channels[3] = 1
-    found = judge_nccl(job.logs())
-    assert len(found) == 3
-    assert {page.stem for page in PAGES.glob("nccl-*.md")} == set(FINDINGS)
-    for finding in found:
-        assert finding.id in FINDINGS
+    findings = find_in_nccl(job.logs())
+    assert len(findings) == 3
+    ids = {rule.id for rule in load_rules("nccl")}
+    assert {page.stem for page in PAGES.glob("nccl-*.md")} == ids
+    for finding in findings:
+        assert finding.id in ids
         assert finding.share == 0.0  # a log knows no times
         page = (PAGES / f"{finding.id}.md").read_text()
         assert page.startswith(f"# {finding.id}\n## What it says\n")
     order = ["high", "medium", "low"]
-    assert [f.severity for f in found] == sorted((f.severity for f in found), key=order.index)
+    severities = [finding.severity for finding in findings]
+    assert severities == sorted(severities, key=order.index)
 
 
 # The summary
@@ -268,7 +268,7 @@ def test_no_log_is_no_summary(tmp_path: Path) -> None:
 def test_notes_say_what_the_logs_do_not_hold(golden: Path) -> None:
     summary = explain_nccl(golden / "nccl/h200-duplicate-gpu/nccl.vm.779.log")
     assert summary is not None
-    assert any("logs of only 1 rank are here" in note for note in summary.notes)
+    assert any("only 1 rank has logs" in note for note in summary.notes)
     assert any("NCCL_DEBUG_SUBSYS" in note for note in summary.notes)
 
 
@@ -297,79 +297,3 @@ def test_the_terminal_holds_the_tables_in_its_width(
     for line in shown.splitlines():
         cells = sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in line)
         assert cells <= width, line
-
-
-# The join
-
-
-def calls_of(told: list[tuple[str, int]], *, size: int = 4, sequence: int = -1) -> Calls:
-    n = len(told)
-    zeros = np.zeros(n, dtype=np.int64)
-    return Calls(
-        groups=(Group(name="0", size=size),),
-        kind=np.array([KINDS.index(kind) for kind, _ in told], dtype=np.int8),
-        group=np.zeros(n, dtype=np.int32),
-        sequence=np.arange(n, dtype=np.int64) + sequence if sequence >= 0 else zeros - 1,
-        size_bytes=np.array([size for _, size in told], dtype=np.int64),
-        peer=np.full(n, -1, dtype=np.int32),
-        step=np.full(n, -1, dtype=np.int32),
-        arrival_ns=zeros,
-        start_ns=zeros,
-        end_ns=zeros,
-        exposed_ns=zeros,
-    )
-
-
-STEP = [
-    ("all_reduce", 4 << 20),
-    ("all_gather", 8192),
-    ("reduce_scatter", 16384),
-    ("broadcast", 400),
-    ("all_to_all", 256),
-]
-
-
-@pytest.fixture
-def rank_0(golden: Path) -> NcclLog:
-    return read_nccl_log(golden / "nccl/h200-four-nodes/nccl.vm.647.log.gz")
-
-
-def test_a_window_of_a_trace_finds_its_place_in_the_log(rank_0: NcclLog) -> None:
-    joined = join_ops(rank_0, calls_of([*STEP[2:], *STEP, ("barrier", -1)]))
-    assert (joined.matched, joined.calls) == (9, 9)
-    assert joined.places == {"0": 1}  # the barrier is only at the end
-    assert joined.communicators == {"0": 0}
-    names = [KINDS[rank_0.ops.kind[op]] for op in joined.op]
-    assert names[-2:] == ["all_to_all", "all_reduce"]
-    assert rank_0.ops.op_count[joined.op].tolist() == list(range(7, 16))
-
-
-def test_equal_steps_fit_at_several_places_and_the_sequence_decides(rank_0: NcclLog) -> None:
-    joined = join_ops(rank_0, calls_of(STEP))
-    assert joined.places == {"0": 3}
-    assert rank_0.ops.op_count[joined.op].tolist() == [0, 1, 2, 3, 4]
-    later = join_ops(rank_0, calls_of(STEP, sequence=6))
-    assert rank_0.ops.op_count[later.op].tolist() == [5, 6, 7, 8, 9]
-
-
-def test_calls_the_log_does_not_have_stay_alone(rank_0: NcclLog) -> None:
-    joined = join_ops(rank_0, calls_of([("all_reduce", 12), *STEP[1:]]))
-    assert joined.op.tolist()[0] == -1
-    assert joined.matched == 4
-
-
-def test_a_group_goes_to_a_communicator_of_its_size(rank_0: NcclLog) -> None:
-    assert join_ops(rank_0, calls_of(STEP, size=8)).matched == 0
-    second = join_ops(rank_0, calls_of([("all_reduce", 28)] * 3))
-    assert second.communicators == {"0": 1}
-    assert second.matched == 3
-
-
-def test_unknown_sizes_are_joined_by_kind_alone(rank_0: NcclLog) -> None:
-    joined = join_ops(rank_0, calls_of([(kind, -1) for kind, _ in STEP]))
-    assert joined.matched == 5
-
-
-def test_no_calls_join_nothing(rank_0: NcclLog) -> None:
-    joined = join_ops(rank_0, calls_of([]))
-    assert (joined.matched, joined.calls, joined.places) == (0, 0, {})

@@ -10,8 +10,9 @@ import pytest
 from jobs import Plan, make_job
 from jobs_files import write_job
 from stepscope.explain.explain_job import explain_job
+from stepscope.explain.findings import not_training_together
+from stepscope.explain.findings.evidence import JobEvidence
 from stepscope.explain.job import join_ranks
-from stepscope.explain.job_findings import not_training_together
 from stepscope.explain.membership import exchanges_gradients
 from stepscope.records.job import Membership
 from stepscope.ui.contract import explanation_json
@@ -38,7 +39,7 @@ def found(*members: Membership | None) -> Finding | None:
         msgspec.structs.replace(part, member=each)
         for part, each in zip(parts, members, strict=True)
     ]
-    return not_training_together.find(join_ranks(parts), ())
+    return not_training_together.find(JobEvidence(join_ranks(parts), ()))
 
 
 def test_ranks_that_exchange_nothing_do_not_train_together() -> None:
@@ -47,7 +48,7 @@ def test_ranks_that_exchange_nothing_do_not_train_together() -> None:
     assert (finding.id, finding.severity, finding.share) == ("not-training-together", "high", 0.5)
     assert finding.of == "work"
     assert "each trains a model of its own." in finding.summary
-    assert finding.evidence[0] == "exchanged in a step: 0 bytes; 547,000 bytes are trained"
+    assert finding.evidence[0] == "a step exchanges 0 B, but 547 kB of parameters are trained"
     assert finding.remedies[0].id == "wrap-model"
 
 
@@ -83,7 +84,7 @@ def test_calls_outside_the_recorded_steps_leave_a_doubt() -> None:
     finding = found(member(calls_before=6), member(calls_before=6))
     assert finding is not None
     assert finding.severity == "medium"
-    assert finding.summary.endswith("unless models are averaged at other steps.")
+    assert finding.summary.endswith("unless models are averaged in other steps.")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_calls_outside_the_recorded_steps_leave_a_doubt() -> None:
     [
         (True, "none", "2 processes train one model in shared memory"),
         (False, "low", "they share no parameters"),
-        (None, "low", "whether they share parameters cannot be told"),
+        (None, "low", "whether they share parameters is not known"),
     ],
 )
 def test_processes_without_a_group_are_told_in_other_words(

@@ -12,13 +12,11 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.errors import UnreadableInputError
-from stepscope.records.job import KINDS
 from stepscope.records.nccl import Communicator, NcclLog
 from stepscope.trace.nccl_log import find_nccl_logs, read_nccl_log
 
@@ -54,6 +52,10 @@ def log_of(tmp_path: Path) -> ReadLines:
     return reading
 
 
+def calls_in(log: NcclLog) -> int:
+    return sum(comm.calls for comm in log.communicators)
+
+
 def only(log: NcclLog) -> Communicator:
     (comm,) = log.communicators
     return comm
@@ -79,32 +81,19 @@ def test_a_real_log_tells_who_talks_to_whom(golden: Path) -> None:
     assert log.damaged_lines == log.foreign_lines == 0
 
 
-def test_a_real_log_tells_every_call_and_its_algorithm(golden: Path) -> None:
+def test_a_real_log_tells_the_calls_and_the_algorithms_chosen(golden: Path) -> None:
     log = read_nccl_log(golden / "nccl/h200-four-nodes/nccl.vm.647.log.gz")
-    ops = log.ops
-    told = [
-        (KINDS[kind], size, ops.algorithms[way] if way >= 0 else None)
-        for kind, size, way in zip(ops.kind, ops.size_bytes, ops.algorithm, strict=True)
-    ]
-    assert told[:6] == [
-        ("all_reduce", 4 << 20, "RING"),
-        ("all_gather", 8192, "RING"),  # 1024 bf16 from each of four
-        ("reduce_scatter", 16384, "RING"),
-        ("broadcast", 400, "RING"),
-        ("all_reduce", 28, "TREE"),  # of the second group
-        ("all_to_all", 256, None),  # goes as sends and receives: nobody chooses
-    ]
-    assert len(ops) == 19
-    world = ops.op_count[ops.communicator == 0]
-    assert world.tolist() == list(range(16))  # printed in hexadecimal
-    assert (ops.first_channel[0], ops.last_channel[0]) == (0, 1)
-    assert log.choices_unmatched == 0
+    assert [comm.calls for comm in log.communicators] == [16, 3]
+    chosen = {(choice.kind, choice.size_bytes): choice for choice in log.choices}
+    largest = chosen["all_reduce", 4 << 20]
+    assert (largest.algorithm, largest.first_channel, largest.last_channel) == ("RING", 0, 1)
+    assert chosen["all_reduce", 28].algorithm == "TREE"  # of the second group
+    assert "all_to_all" not in {kind for kind, _ in chosen}  # goes as sends and receives
 
 
 def test_only_rank_0_names_algorithms(golden: Path) -> None:
     log = read_nccl_log(golden / "nccl/h200-four-nodes/nccl.vm.648.log.gz")
     assert log.choices == ()
-    assert (log.ops.algorithm == -1).all()
 
 
 def test_a_refused_communicator_is_not_complete_and_its_warning_is_kept(golden: Path) -> None:
@@ -245,7 +234,7 @@ def test_an_address_used_again_is_another_communicator(log_of: ReadLines) -> Non
     again = START.replace("feed", "beef").format(rank=0)
     log = log_of(info(START.format(rank=0)), call(), info(destroyed), info(again), call(), call())
     assert [comm.id for comm in log.communicators] == ["0xfeed", "0xbeef"]
-    assert log.ops.communicator.tolist() == [0, 1, 1]
+    assert [comm.calls for comm in log.communicators] == [1, 2]
 
 
 def test_rings_trees_and_counts(log_of: ReadLines) -> None:
@@ -308,39 +297,18 @@ def test_what_a_process_found_and_was_told(log_of: ReadLines) -> None:
 # Calls
 
 
-@pytest.mark.parametrize(
-    ("kind", "datatype", "size_bytes"),
-    [
-        ("AllReduce", 7, 1024),
-        ("AllReduce", 9, 512),
-        ("AllGather", 6, 2048),  # one rank's part is printed: four make the whole
-        ("ReduceScatter", 7, 4096),
-        ("AlltoAll", 0, 1024),
-        ("Broadcast", 8, 2048),
-        ("Send", 7, 1024),
-        ("AllReduce", 10, 256),
-        ("AllReduce", 99, -1),
-    ],
-)
-def test_bytes_are_the_whole(log_of: ReadLines, kind: str, datatype: int, size_bytes: int) -> None:
-    ops = log_of(call(kind, 256, datatype)).ops
-    assert ops.size_bytes.tolist() == [size_bytes]
-    assert ops.count.tolist() == [256]
-
-
 def test_calls_of_a_communicator_whose_beginning_is_missing(log_of: ReadLines) -> None:
     log = log_of(call(comm="0x77", ranks=16, op_count="1f", stream="(nil)"))
     comm = only(log)
     assert (comm.address, comm.nranks, comm.rank, comm.complete) == ("0x77", 16, None, False)
-    assert log.ops.op_count.tolist() == [31]
-    assert log.ops.streams == ("(nil)",)
+    assert comm.calls == 1
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "chosen"),
     [
-        ("1024 Bytes -> Algo 1 proto 2 time 39.5", ("RING", "SIMPLE", -1, -1)),
-        ("AllReduce: 1024 Bytes -> Algo 0 proto 0 time 7.1", ("TREE", "LL", -1, -1)),
+        ("1024 Bytes -> Algo 1 proto 2 time 39.5", ("RING", "SIMPLE", None, None)),
+        ("AllReduce: 1024 Bytes -> Algo 0 proto 0 time 7.1", ("TREE", "LL", None, None)),
         (
             "AllReduce: 1024 Bytes -> Algo NVLS_TREE proto LL128 channel{Lo..Hi}={2..9}",
             ("NVLS_TREE", "LL128", 2, 9),
@@ -352,45 +320,26 @@ def test_calls_of_a_communicator_whose_beginning_is_missing(log_of: ReadLines) -
     ],
 )
 def test_algorithms_in_every_version(
-    log_of: ReadLines, line: str, told: tuple[str, str, int, int]
+    log_of: ReadLines, line: str, chosen: tuple[str, str, int | None, int | None]
 ) -> None:
-    log = log_of(info(START.format(rank=0)), call(), info(line))
-    ops = log.ops
-    assert told == (
-        ops.algorithms[ops.algorithm[0]],
-        ops.protocols[ops.protocol[0]],
-        ops.first_channel[0],
-        ops.last_channel[0],
+    (choice,) = log_of(info(START.format(rank=0)), call(), info(line)).choices
+    assert chosen == (
+        choice.algorithm,
+        choice.protocol,
+        choice.first_channel,
+        choice.last_channel,
     )
-    assert log.choices[0].count == 1
+    assert choice.count == 1
 
 
-def test_grouped_calls_get_their_algorithms_by_kind_and_size(log_of: ReadLines) -> None:
+def test_choices_are_counted_by_kind_and_size(log_of: ReadLines) -> None:
     log = log_of(
-        info(START.format(rank=0)),
-        call("AllReduce", 100),
-        call("AllGather", 100),
-        call("AllReduce", 999),
-        info("AllReduce: 3996 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..1}"),
         info("AllReduce: 400 Bytes -> Algo TREE proto LL channel{Lo..Hi}={0..0}"),
         info("AllGather: 400 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}"),
-        info("AllGather: 4 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}"),
+        info("AllReduce: 400 Bytes -> Algo TREE proto LL channel{Lo..Hi}={0..0}"),
     )
-    ways = [log.ops.algorithms[code] for code in log.ops.algorithm]
-    assert ways == ["TREE", "RING", "RING"]
-    assert log.choices_unmatched == 1
-
-
-def test_calls_on_other_ranks_do_not_take_rank_0s_algorithm(log_of: ReadLines) -> None:
-    other = START.replace("0xa1", "0xb2").replace("feed", "beef")
-    log = log_of(
-        info(START.format(rank=0)),
-        call(comm="0xa1"),
-        info(other.format(rank=3)),
-        call(comm="0xb2"),
-        info("AllReduce: 1024 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}"),
-    )
-    assert log.ops.algorithm.tolist() == [0, -1]
+    counts = [(choice.kind, choice.algorithm, choice.count) for choice in log.choices]
+    assert counts == [("all_reduce", "TREE", 2), ("all_gather", "RING", 1)]
 
 
 # Several processes, other people's lines, damage
@@ -440,18 +389,18 @@ def test_foreign_unread_and_damaged_lines_are_counted(log_of: ReadLines) -> None
         call(),
     )
     assert (log.lines, log.foreign_lines, log.unread_lines, log.damaged_lines) == (6, 2, 1, 2)
-    assert len(log.ops) == 1
+    assert calls_in(log) == 1
 
 
 def test_a_line_without_its_end_is_left_out_and_counted(log_of: ReadLines) -> None:
     log = log_of(call(), call(stream="0x5500")[:-3])
-    assert len(log.ops) == 1
+    assert calls_in(log) == 1
     assert log.damaged_lines == 1
 
 
 def test_numbers_too_large_to_be_meant_are_damage(log_of: ReadLines) -> None:
     log = log_of(call(count=10**30), call(), call(op_count="f" * 40))
-    assert len(log.ops) == 1
+    assert calls_in(log) == 1
     assert log.damaged_lines == 2
 
 
@@ -471,7 +420,7 @@ def test_a_cut_compressed_log_says_so(tmp_path: Path) -> None:
     path = tmp_path / "nccl.log.gz"
     path.write_bytes(whole[: len(whole) // 2])
     log = read_nccl_log(path)
-    assert 0 < len(log.ops) < 5000
+    assert 0 < calls_in(log) < 5000
     assert log.ended_early is not None
 
 
@@ -501,8 +450,7 @@ def test_nothing_breaks_the_reader_and_no_line_is_lost(
     path.write_bytes(text[:cut])
     log = read_nccl_log(path)
     assert log.foreign_lines + log.unread_lines + log.damaged_lines <= log.lines
-    assert len(log.ops) + sum(w.count for w in log.warnings) <= log.lines
-    assert all(0 <= code < len(log.communicators) for code in log.ops.communicator.tolist())
+    assert calls_in(log) + sum(w.count for w in log.warnings) <= log.lines
     assert all(comm.process < len(log.processes) for comm in log.communicators)
 
 
@@ -513,14 +461,9 @@ def test_no_line_takes_long(log_of: ReadLines, text: str) -> None:
     assert time.monotonic() - began < 2
 
 
-def test_memory_follows_the_calls_not_the_text(log_of: ReadLines) -> None:
+def test_every_call_is_counted(log_of: ReadLines) -> None:
     log = log_of(*(call(op_count=f"{i:x}", count=i % 7) for i in range(20_000)))
-    assert log.ops.op_count.tolist() == list(range(20_000))
-    columns = [getattr(log.ops, name) for name in log.ops.__struct_fields__]
-    assert sum(c.nbytes for c in columns if isinstance(c, np.ndarray)) < 80 * 20_000
-
-
-# Where logs are
+    assert calls_in(log) == 20_000
 
 
 def test_logs_of_a_run_folder_are_found_and_nothing_else(tmp_path: Path) -> None:
@@ -571,7 +514,7 @@ def test_numbers_that_nccl_cannot_mean_are_damage(log_of: ReadLines, what: str) 
     assert only(log).links == ()
     assert only(log).rings == ()
     assert only(log).rank == 0
-    assert len(log.ops) == 0
+    assert calls_in(log) == 0
 
 
 @pytest.mark.parametrize(
@@ -648,4 +591,4 @@ def test_links_beyond_a_world_that_is_known_later_are_damage(log_of: ReadLines) 
 
 def test_lines_that_end_in_carriage_returns_alone_are_lines(log_of: ReadLines) -> None:
     text = info(START.format(rank=0)).replace("\n", "\r") + call().replace("\n", "\r")
-    assert len(log_of(text).ops) == 1
+    assert calls_in(log_of(text)) == 1

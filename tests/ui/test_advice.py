@@ -81,7 +81,8 @@ def seen_by(explained: Explanation, *advice: Advice) -> RankAdvice:
 
 def test_every_mapped_remedy_is_one_that_some_finding_offers() -> None:
     source = "".join(file.read_text() for file in (SOURCE / "explain").rglob("*.py"))
-    assert [each for each in REMEDIES if f'id="{each}"' not in source] == []
+    constants = {name: f"remedies.{name.upper().replace('-', '_')}.offer(" for name in REMEDIES}
+    assert [name for name, offer in constants.items() if offer not in source] == []
 
 
 def test_every_mapped_what_if_exists() -> None:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from stepscope.explain.engines import Engine
     from stepscope.explain.explain_file import ExplainedFile, Visit
-    from stepscope.records.explanation import Explanation, RankExplanation
-    from stepscope.records.nccl import NcclSummary
+    from stepscope.records.explanation import Explanation, NcclSummary, RankExplanation
     from stepscope.records.profile import Profile
     from stepscope.trace.discover import TraceFile
     from stepscope.trace.files import Progress

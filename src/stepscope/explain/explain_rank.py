@@ -10,8 +10,8 @@ from stepscope.explain.copies import list_copies
 from stepscope.explain.cpu_use import measure_cpu_use
 from stepscope.explain.device_time import carry_back
 from stepscope.explain.efficiency import about_peaks, measure_efficiency
-from stepscope.explain.findings import find_all
-from stepscope.explain.findings.evidence import Evidence
+from stepscope.explain.findings import find_in_rank
+from stepscope.explain.findings.evidence import RankEvidence
 from stepscope.explain.idle import split_idle
 from stepscope.explain.kernels import list_kernels
 from stepscope.explain.launches import describe_launches
@@ -80,8 +80,8 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
     (calls, _), pace = analysis.collective_calls, analysis.rank_steps
     collectives = list_collectives(calls)
     memory = explain_memory(analysis)
-    findings = find_all(
-        Evidence(
+    findings = find_in_rank(
+        RankEvidence(
             trace=trace,
             on_host=work.on_host,
             timeline=in_step,

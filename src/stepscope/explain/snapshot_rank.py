@@ -7,15 +7,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepscope.errors import UsageError
-from stepscope.explain.findings import fragmentation, memory_leak, memory_near_limit
+from stepscope.explain.findings import (
+    fragmentation,
+    healthy,
+    memory_leak,
+    memory_near_limit,
+    sort_findings,
+)
 from stepscope.explain.memory.words import biggest, held_words, size
+from stepscope.records import remedies
 from stepscope.records.explanation import (
     Budget,
     Finding,
     Idle,
     Launches,
     RankExplanation,
-    Remedy,
     Steps,
     StepTime,
     Timeline,
@@ -28,8 +34,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stepscope.records.memory import Memory
-
-_SEVERITIES = ("high", "medium", "low", "none")
 
 
 def explain_snapshot(path: Path, name: str, limit_bytes: int | None) -> RankExplanation:
@@ -89,21 +93,17 @@ def refuse_mixtures(ranks: Sequence[RankExplanation]) -> None:
 
 def find_in_memory(memory: Memory) -> tuple[Finding, ...]:
     """The gravest first; what is held, where nothing is wrong."""
-    found = [
+    findings = [
         finding
         for module in (memory_near_limit, fragmentation, memory_leak)
         if (finding := module.find_in(memory))
     ]
-    found.sort(key=lambda finding: (_SEVERITIES.index(finding.severity), -finding.share))
-    if not any(finding.severity in ("high", "medium") for finding in found):
-        found.insert(0, _what_is_held(memory))
-    return tuple(found)
+    return sort_findings([_what_is_held(memory), *findings])
 
 
 def _what_is_held(memory: Memory) -> Finding:
     reserved = f" of {size(memory.reserved_bytes)} reserved" if memory.reserved_bytes else ""
-    return Finding(
-        id="healthy",
+    return healthy.RULE.finding(
         title="Memory",
         share=0.0,
         of="memory",
@@ -115,10 +115,8 @@ def _what_is_held(memory: Memory) -> Finding:
             "no request failed, and little of what is reserved is unused",
         ),
         remedies=(
-            Remedy(
-                id="run",
-                summary="`stepscope run` separates parameters, gradients, optimizer state and "
-                "activations",
+            remedies.STEPSCOPE_RUN.offer(
+                "`stepscope run` separates parameters, gradients, optimizer state and activations",
             ),
         ),
     )

@@ -1,4 +1,4 @@
-"""All ranks, one verdict: what the ranks say together, the findings in order, and what leads."""
+"""One verdict over all ranks: the findings of the ranks and of the job, the most severe first."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.explain.budget import mean_budget, stretched
+from stepscope.explain.findings import find_in_job, sort_findings
 from stepscope.records.explanation import Explanation, called
 
 if TYPE_CHECKING:
-    from stepscope.records.explanation import Budget, Finding, RankExplanation
+    from stepscope.records.explanation import Budget, Finding, NcclSummary, RankExplanation
     from stepscope.records.job import Job
-    from stepscope.records.nccl import NcclSummary
     from stepscope.records.profile import Profile
     from stepscope.records.quality import Note
     from stepscope.records.strategies import Strategy
 
-_SEVERITIES = ("high", "medium", "low", "none")
+# A cause, and the findings that may be its symptoms.
 _CAUSES = {
     "straggler": ("exposed-communication", "data-loading", "host-bound", "pipeline-bubble"),
     "gloo-on-device": ("host-bound", "launch-bound", "python-overhead", "blocking-syncs"),
@@ -30,10 +30,10 @@ def judge(
     nccl: NcclSummary | None = None,
     calibrations: tuple[Profile, ...] = (),
 ) -> Explanation:
-    """The gravest finding is the verdict. `calibrations` are those of the first rank's host."""
+    """The most severe finding is the verdict. `calibrations` are those of the first rank's host."""
     budget = mean_budget(ranks)
-    job, strategies, together = _together(ranks, budget, calibrations)
-    findings = _merge(ranks, (*together, *(nccl.findings if nccl else ())))
+    job, strategies, job_findings = _join_ranks(ranks, budget, calibrations)
+    findings = _merge(ranks, (*job_findings, *(nccl.findings if nccl else ())))
     top = findings[0]
     whose = called(ranks, top.rank) if len(ranks) > 1 and top.rank is not None else ""
     first_remedy = top.remedies[0].summary if top.remedies else None
@@ -47,22 +47,22 @@ def judge(
         job=job,
         strategies=strategies,
         nccl=nccl,
-        quality=_once((*notes, *(job.notes if job else ()))),
+        quality=_drop_repeated((*notes, *(job.notes if job else ()))),
     )
 
 
-def _once(notes: tuple[Note, ...]) -> tuple[Note, ...]:
-    """Files and ranks may say the same: the first to say it is enough; files left out add up."""
+def _drop_repeated(notes: tuple[Note, ...]) -> tuple[Note, ...]:
+    """One note of each kind; every file that was left out keeps its own."""
     first: dict[tuple[str, str], Note] = {}
     for note in notes:
         first.setdefault((note.id, note.detail if note.id == "left-out" else ""), note)
     return tuple(first.values())
 
 
-def _together(
+def _join_ranks(
     ranks: tuple[RankExplanation, ...], budget: Budget, calibrations: tuple[Profile, ...]
 ) -> tuple[Job | None, tuple[Strategy, ...], tuple[Finding, ...]]:
-    """The job, how it is spread over its ranks, and what only several of them show."""
+    """The job, its strategies, and the findings that only several ranks show."""
     alone = len(ranks) == 1
     if alone and not ranks[0].strategies:
         return None, (), ()
@@ -70,67 +70,59 @@ def _together(
 
     spread = [(rank.rank or 0, rank.strategies) for rank in ranks]
     if alone:
-        return None, _of_record(join_strategies(spread), ranks, budget.step_ms), ()
+        return None, _scale_strategies(join_strategies(spread), ranks, budget.step_ms), ()
     from stepscope.explain.job import join_ranks
-    from stepscope.explain.job_findings import find_in_job
     from stepscope.explain.stragglers import costs_of_record
 
     parts = [replace(rank.part, rank=rank.rank or 0) for rank in ranks]
     job = costs_of_record(join_ranks(parts, calibrations), budget.step_ms)
-    strategies = _of_record(join_strategies(spread, job.clock), ranks, budget.step_ms)
+    strategies = _scale_strategies(join_strategies(spread, job.clock), ranks, budget.step_ms)
     return job, strategies, find_in_job(job, strategies)
 
 
-def _of_record(
+def _scale_strategies(
     strategies: tuple[Strategy, ...], ranks: tuple[RankExplanation, ...], step_ms: float
 ) -> tuple[Strategy, ...]:
-    """Each strategy in the job's step, by the budgets and windows of the ranks that follow it."""
+    """Each strategy's times, scaled to the step of record by the ranks that use it."""
     from stepscope.explain.strategies.of_record import strategy_of_record
 
-    found = []
+    scaled = []
     for strategy in strategies:
         members = tuple(rank for rank in ranks if (rank.rank or 0) in strategy.ranks) or ranks
         budget = stretched(mean_budget(members), step_ms)
-        found.append(strategy_of_record(strategy, budget, [rank.part.pace for rank in members]))
-    return tuple(found)
+        scaled.append(strategy_of_record(strategy, budget, [rank.part.pace for rank in members]))
+    return tuple(scaled)
 
 
 def _merge(
-    ranks: tuple[RankExplanation, ...], of_job: tuple[Finding, ...] = ()
+    ranks: tuple[RankExplanation, ...], job_findings: tuple[Finding, ...] = ()
 ) -> tuple[Finding, ...]:
-    """One finding of each kind: the gravest rank's, with that rank's number; then the job's."""
-    worst: dict[str, Finding] = {finding.id: finding for finding in of_job}
+    """One finding of each kind: that of the rank where its share is largest, and the job's."""
+    worst: dict[str, Finding] = {finding.id: finding for finding in job_findings}
     for rank in ranks:
         for finding in rank.findings:
-            held = worst.get(finding.id)
-            if held is None or finding.share > held.share:
-                worst[finding.id] = _of_rank(finding, rank, several=len(ranks) > 1)
-    found = sorted(
-        worst.values(),
-        key=lambda f: (_SEVERITIES.index(f.severity), f.of != "work", -f.share),
-    )
-    if any(finding.severity in ("high", "medium") for finding in found):
-        found = [finding for finding in found if finding.id != "healthy"]
-    else:
-        found.sort(key=lambda finding: finding.id != "healthy")
-    return tuple(_cause_before_symptom(found))
+            known = worst.get(finding.id)
+            if known is None or finding.share > known.share:
+                worst[finding.id] = _name_rank(finding, rank, several=len(ranks) > 1)
+    return tuple(_put_cause_first(list(sort_findings(worst.values()))))
 
 
-def _of_rank(finding: Finding, rank: RankExplanation, *, several: bool) -> Finding:
-    """With the rank whose step its figures are of: among several, the budget's are their means."""
-    named = finding.summary.replace("of the step", f"of {rank.called}'s step", 1)
-    return replace(finding, rank=rank.rank, summary=named if several else finding.summary)
+def _name_rank(finding: Finding, rank: RankExplanation, *, several: bool) -> Finding:
+    """Name the rank whose step the figures refer to; among several, the budget is their mean."""
+    summary = finding.summary
+    if several:
+        summary = summary.replace("of the step", f"of {rank.called}'s step", 1)
+    return replace(finding, rank=rank.rank, summary=summary)
 
 
-def _cause_before_symptom(found: list[Finding]) -> list[Finding]:
-    """Ranks that wait in a collective show communication, and a rank that is short of data shows
-    data loading: when one rank is behind it, that rank leads. Severity orders the rest: a straggler
-    that explains little of a graver symptom stays behind it."""
+def _put_cause_first(findings: list[Finding]) -> list[Finding]:
+    """A slow rank makes the others wait in collectives: then the straggler leads, not the waiting.
+    A cause that explains little of a more severe symptom stays where it is."""
     for cause, symptoms in _CAUSES.items():
-        finding = next((each for each in found if each.id == cause), None)
-        if finding is not None and found[0].id in symptoms and _explains(finding, found[0]):
-            found = [finding, *(each for each in found if each is not finding)]
-    return found
+        first = next((finding for finding in findings if finding.id == cause), None)
+        if first is not None and findings[0].id in symptoms and _explains(first, findings[0]):
+            findings = [first, *(finding for finding in findings if finding is not first)]
+    return findings
 
 
 def _explains(cause: Finding, symptom: Finding) -> bool:

@@ -5,7 +5,7 @@ Field names are the words of the JSON contract (docs/json.md); times are integer
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
@@ -21,12 +21,19 @@ if TYPE_CHECKING:
     from stepscope.records.efficiency import Efficiency
     from stepscope.records.job import Job, RankPart
     from stepscope.records.memory import Memory
-    from stepscope.records.nccl import NcclSummary
+    from stepscope.records.nccl import (
+        Choice,
+        CommunicatorRow,
+        NcclProcess,
+        NcclWarning,
+        TransportRow,
+    )
     from stepscope.records.quality import Note
     from stepscope.records.strategies import RankStrategy, Strategy
 
 WorkKind = Literal["compute", "comm", "memory"]
 Severity = Literal["high", "medium", "low", "none"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # most severe first
 Basis = Literal["cycles", "window", "measured", "corrected"]  # what a budget's step is
 
 
@@ -332,6 +339,22 @@ class RankExplanation(msgspec.Struct, frozen=True, kw_only=True):
 def called(ranks: Iterable[RankExplanation], number: int | None) -> str:
     """The name in sentences of the rank with this number."""
     return next((rank.called for rank in ranks if rank.rank == number), f"rank {number}")
+
+
+class NcclSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What all NCCL logs of a job show."""
+
+    files: tuple[str, ...]
+    versions: tuple[str, ...]
+    processes: tuple[NcclProcess, ...]
+    communicators: tuple[CommunicatorRow, ...]
+    transports: tuple[TransportRow, ...]
+    choices: tuple[Choice, ...]
+    settings: dict[str, tuple[str, ...]]  # name -> distinct values over the processes
+    warnings: tuple[NcclWarning, ...]  # `process` is an index into the processes here
+    findings: tuple[Finding, ...]
+    calls: int
+    notes: tuple[str, ...]
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,39 +1,28 @@
-"""What NCCL (or RCCL) writes about itself: who talks to whom, over what, and every call.
+"""What NCCL (or RCCL) logs about itself: which ranks talk to which, and over what.
 
-A line number of the log stands beside whatever a person may want to look up.
+Records carry the line of the log where a reader can look them up.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from stepscope.records.explanation import Finding
-
-    Int8 = NDArray[np.int8]
-    Int16 = NDArray[np.int16]
-    Int32 = NDArray[np.int32]
-    Int64 = NDArray[np.int64]
-
-# The first three are ways between two ranks; COLLNET is a network that reduces on its own.
+# The first three connect two ranks; COLLNET is a network that reduces by itself.
 Family = Literal["P2P", "SHM", "NET", "COLLNET", "other"]
 SOCKET = "Socket"
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True):
-    """A sentence of NCCL's that is worth keeping as it is."""
+    """A sentence of NCCL's that is kept word for word."""
 
     text: str
     line: int
 
 
 class NcclProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """One process: what it found on its machine and what it was told."""
+    """One process: its version, devices and settings."""
 
     host: str
     pid: int
@@ -45,7 +34,7 @@ class NcclProcess(msgspec.Struct, frozen=True, kw_only=True):
     tuner: str | None = None  # an external tuner
     interfaces: tuple[str, ...] = ()  # sockets
     adapters: tuple[str, ...] = ()  # InfiniBand, RoCE or libfabric devices
-    settings: dict[str, str] = {}  # NCCL_* of the environment, as far as NCCL says so
+    settings: dict[str, str] = {}  # NCCL_* variables that NCCL reports
     facts: tuple[Fact, ...] = ()
     ranks: dict[str, int] = {}  # communicator id -> this process's rank in it
 
@@ -59,19 +48,19 @@ class Ring(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's parent and children in one tree; -1 is nobody."""
+    """A rank's parent and children in one tree; -1 is none."""
 
     channel: int
     up: int
     down: tuple[int, ...]
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """All channels between two ranks that go the same way. `transport` is NCCL's own text."""
+class NcclLink(msgspec.Struct, frozen=True, kw_only=True):
+    """All channels between two ranks over one transport. `transport` is NCCL's own text."""
 
     from_rank: int
-    to_rank: int | None  # None: to the network's own reduction
-    own_rank: int  # of the two, the one whose process wrote it
+    to_rank: int | None  # None: the network itself reduces
+    own_rank: int  # the one of the two whose process logged it
     channels: tuple[int, ...]
     transport: str
     family: Family
@@ -83,8 +72,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 class Communicator(msgspec.Struct, frozen=True, kw_only=True):
     """One communicator as one process sees it; `id` is the same for all its ranks, "" if unknown.
 
-    `guessed_lines` counts lines that do not say whose they are and were given to this one because
-    the thread or the rank fits.
+    `guessed_lines` counts lines that name no communicator and were assigned to this one because
+    the thread or the rank matches.
     """
 
     process: int  # index into NcclLog.processes
@@ -105,41 +94,16 @@ class Communicator(msgspec.Struct, frozen=True, kw_only=True):
     p2p_channels_per_peer: int | None = None
     rings: tuple[Ring, ...] = ()
     trees: tuple[Tree, ...] = ()
-    links: tuple[Link, ...] = ()
+    links: tuple[NcclLink, ...] = ()
     guessed_lines: int = 0
-
-
-class NcclOps(msgspec.Struct, frozen=True, kw_only=True):
-    """Every call in the order of the log, as columns; -1 means absent."""
-
-    algorithms: tuple[str, ...]
-    protocols: tuple[str, ...]
-    streams: tuple[str, ...]
-    kind: Int8  # index into records.job.KINDS
-    communicator: Int32  # index into NcclLog.communicators
-    op_count: Int64  # NCCL's count; calls of one group share it
-    count: Int64  # elements
-    datatype: Int16  # NCCL's number
-    size_bytes: Int64  # the whole: an all-gather's output, otherwise the input
-    reduction: Int64
-    root: Int32
-    ranks: Int32
-    stream: Int32  # index into streams
-    line: Int64
-    algorithm: Int8  # index into algorithms, as protocol into protocols
-    protocol: Int8
-    first_channel: Int16
-    last_channel: Int16
-
-    def __len__(self) -> int:
-        return len(self.line)
+    calls: int = 0
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """How often NCCL chose this way for calls of one kind and size (rank 0 says so)."""
+    """How often NCCL chose this algorithm for calls of one kind and size; only rank 0 logs it."""
 
     kind: str | None  # not printed before 2.23
-    size_bytes: int  # as NCCL prints it: newer ones print a rank's part of an all-gather
+    size_bytes: int  # as NCCL prints it: newer versions print one rank's part of an all-gather
     algorithm: str
     protocol: str
     first_channel: int | None
@@ -148,12 +112,12 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NcclWarning(msgspec.Struct, frozen=True, kw_only=True):
-    """A line at WARN, which NCCL keeps for what went wrong."""
+    """A line at level WARN: something went wrong."""
 
     process: int
     source: str
     text: str
-    line: int  # of the first
+    line: int  # where it appears first
     count: int
 
 
@@ -163,70 +127,37 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     processes: tuple[NcclProcess, ...]
     communicators: tuple[Communicator, ...]
-    ops: NcclOps
     choices: tuple[Choice, ...]
-    choices_unmatched: int  # lines on an algorithm with no call to go with
     warnings: tuple[NcclWarning, ...]
     warnings_left_out: int
     versions: tuple[str, ...]
     lines: int
-    foreign_lines: int  # somebody else's output
-    unread_lines: int  # NCCL's, on matters not kept here
+    foreign_lines: int  # not NCCL's
+    unread_lines: int  # NCCL's, about things that are not kept
     damaged_lines: int  # NCCL's, but cut or mixed with another line
-    calls_left_out: int = 0  # beyond those that are kept
     ended_early: str | None = None
 
 
-class NcclJoin(msgspec.Struct, frozen=True, kw_only=True):
-    """A trace's calls and the log's, one to one. -1 where a call found none.
-
-    Steps repeat, so the same run of calls may fit at several places; `places` counts them.
-    Algorithm and protocol are those of the place taken, and of all others in all likelihood.
-    """
-
-    op: Int64  # for each call: index into the log's ops
-    matched: int
-    calls: int
-    places: dict[str, int]  # group -> at how many places of the log its calls fit as well
-    communicators: dict[str, int]  # group -> index into NcclLog.communicators
-
-
 class CommunicatorRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One communicator over all the logs at hand."""
+    """One communicator, put together from all logs."""
 
     id: str
     nranks: int | None
     ranks_seen: int
     hosts: tuple[str, ...]
     nodes: int | None
-    channels: tuple[int, ...]  # distinct counts: more than one is worth a look
+    channels: tuple[int, ...]  # distinct counts: there should be one
     transports: tuple[str, ...]  # commonest first
     calls: int
     complete: bool
 
 
 class TransportRow(msgspec.Struct, frozen=True, kw_only=True):
-    """All links of one communicator that go the same way; a link that both ends log counts once."""
+    """All links of one communicator over one transport; a link that both ends log counts once."""
 
     communicator: str
     transport: str
     family: Family
     pairs: int
     channels: int
-    within_host: bool | None  # None: the peer's host is not known, or both kinds
-
-
-class NcclSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """All logs of a job without their calls."""
-
-    files: tuple[str, ...]
-    versions: tuple[str, ...]
-    processes: tuple[NcclProcess, ...]
-    communicators: tuple[CommunicatorRow, ...]
-    transports: tuple[TransportRow, ...]
-    choices: tuple[Choice, ...]
-    settings: dict[str, tuple[str, ...]]  # name -> distinct values over the processes
-    warnings: tuple[NcclWarning, ...]  # `process` is an index into the processes here
-    findings: tuple[Finding, ...]
-    calls: int
-    notes: tuple[str, ...]
+    within_host: bool | None  # None: the peer's host is not known, or some are and some are not

@@ -57,8 +57,6 @@ REMEDIES = {
     "no-straggler": ("no-straggler",),
     "no-sync": ("no-sync",),
     "one-thread": ("threads=1",),
-    "optimizer": ("optimizer=fused",),
-    "precision": ("precision=bf16",),
     "tf32": ("precision=tf32",),
     "threads": ("threads=fit",),
 }

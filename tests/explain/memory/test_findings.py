@@ -38,7 +38,7 @@ def test_nearly_full_says_what_fills_it():
     assert finding.share == pytest.approx(0.95)
     assert finding.of == "memory"
     assert "activations (55.00 GB)" in finding.summary
-    assert finding.evidence[0] == "76.00 GB allocated at the peak of 80.00 GB"
+    assert finding.evidence[0] == "76.0 GB of 80.0 GB allocated at the peak"
 
 
 def test_without_a_limit_nothing_is_near_it():
@@ -60,7 +60,7 @@ def test_a_failed_request_is_grave_whatever_the_limit():
     assert finding is not None
     assert finding.severity == "high"
     assert (finding.where[0].file, finding.where[0].line) == ("model.py", 7)
-    assert "18.00 GB held no tensor; the device had 1.00 GB free" in finding.evidence[0]
+    assert "18.0 GB held no tensor; the device had 1.00 GB free" in finding.evidence[0]
 
 
 def _held(allocated: int, reserved: int, **more) -> Memory:
@@ -78,7 +78,7 @@ def test_much_reserved_and_unused_is_told():
     assert finding is not None
     assert finding.share == pytest.approx(0.4)
     assert finding.severity == "low"
-    assert "62% of the memory there is are reserved" in finding.evidence[-1]
+    assert "62% of the device's memory is reserved" in finding.evidence[-1]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_it_is_graver_where_the_device_is_full_and_gravest_where_it_cost_a_reque
     missed = fragmentation.find_in(_held(45 * GB, 70 * GB, out_of_memory=(failed,)))
     assert missed is not None
     assert missed.severity == "high"
-    assert "where a smaller request failed" in missed.summary
+    assert "when a smaller request fails" in missed.summary
     larger = replace(
         failed, asked_bytes=30 * GB
     )  # more than is free: memory is full, not in pieces

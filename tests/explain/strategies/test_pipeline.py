@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stepscope.explain.job_findings import find_in_job
+from stepscope.explain.findings import find_in_job
 from stepscope.explain.strategies.join import bound
 from stepscope.records.strategies import Pipeline, RankPipeline
 

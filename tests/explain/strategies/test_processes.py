@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from stepscope.explain.collective_calls import list_calls
+from stepscope.explain.findings import find_in_job
 from stepscope.explain.job import join_ranks
-from stepscope.explain.job_findings import find_in_job
 from stepscope.explain.rank_steps import measure_rank_steps
 from stepscope.explain.steps import find_steps
 from stepscope.explain.work import find_work

@@ -1,83 +1,103 @@
-"""What is worth knowing about a step, one file a finding; a finding's id is its file's name.
+"""What is worth knowing about a step: one file per finding.
 
-Each file has `find(evidence) -> Finding | None` and a page of the same name in docs/findings.
+A finding's id is its file's name with dashes. The file declares itself in `RULE` (rule.py) and has
+a page of the same name in docs/findings. What findings look at is in evidence.py.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings import (
-    blocking_syncs,
-    data_loading,
-    denormals,
-    dispatch_bound,
-    dominant_kernel,
-    exposed_communication,
-    exposed_copies,
-    fp32_matmuls,
-    fragmentation,
-    gloo_on_device,
-    healthy,
-    host_bound,
-    launch_bound,
-    layout_copies,
-    memory_bound,
-    memory_leak,
-    memory_near_limit,
-    optimizer_per_parameter,
-    other_processes,
-    profiler_overhead,
-    python_overhead,
-    recomputation,
-    short_kernels,
-    slow_products,
-    small_batch,
-    tensor_cores_idle,
-    thread_oversubscription,
-    too_few_threads,
-)
+from stepscope.explain.findings.evidence import JobEvidence, NcclEvidence
+from stepscope.records.explanation import SEVERITIES
 
 if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import Evidence
+    from collections.abc import Iterable, Sequence
+
+    from stepscope.explain.findings.evidence import RankEvidence
+    from stepscope.explain.findings.rule import FindingRule, Scope
     from stepscope.records.explanation import Finding
+    from stepscope.records.job import Job
+    from stepscope.records.nccl import NcclLog
+    from stepscope.records.strategies import Strategy
 
-_ALL = (
-    thread_oversubscription,
-    other_processes,
-    too_few_threads,
-    dispatch_bound,
-    slow_products,
-    denormals,
-    launch_bound,
-    host_bound,
-    python_overhead,
-    data_loading,
-    blocking_syncs,
-    exposed_communication,
-    gloo_on_device,
-    exposed_copies,
-    profiler_overhead,
-    short_kernels,
-    dominant_kernel,
-    fp32_matmuls,
-    tensor_cores_idle,
-    memory_bound,
-    layout_copies,
-    small_batch,
-    optimizer_per_parameter,
-    recomputation,
-    memory_near_limit,
-    fragmentation,
-    memory_leak,
-)
-_RANK = {"high": 0, "medium": 1, "low": 2, "none": 3}
+# By scope, imported when that scope is asked for. Of two findings that are equally severe and have
+# the same share, the earlier one leads.
+FINDINGS: dict[Scope, tuple[str, ...]] = {
+    "rank": (
+        "thread_oversubscription",
+        "other_processes",
+        "too_few_threads",
+        "dispatch_bound",
+        "slow_products",
+        "denormals",
+        "launch_bound",
+        "host_bound",
+        "python_overhead",
+        "data_loading",
+        "blocking_syncs",
+        "exposed_communication",
+        "gloo_on_device",
+        "exposed_copies",
+        "profiler_overhead",
+        "short_kernels",
+        "dominant_kernel",
+        "fp32_matmuls",
+        "tensor_cores_idle",
+        "memory_bound",
+        "layout_copies",
+        "small_batch",
+        "optimizer_per_parameter",
+        "recomputation",
+        "memory_near_limit",
+        "fragmentation",
+        "memory_leak",
+        "healthy",
+    ),
+    "job": ("not_training_together", "straggler", "pipeline_bubble"),
+    "nccl": ("nccl_socket_fallback", "nccl_unequal_channels", "nccl_no_p2p", "nccl_warnings"),
+}
 
 
-def find_all(evidence: Evidence) -> tuple[Finding, ...]:
-    """The gravest first; `healthy` alone when nothing grave was found."""
-    found = [finding for module in _ALL if (finding := module.find(evidence))]
-    found.sort(key=lambda finding: (_RANK[finding.severity], -finding.share))
-    if not any(finding.severity in ("high", "medium") for finding in found):
-        found.insert(0, healthy.find(evidence))
-    return tuple(found)
+def load_rules(scope: Scope) -> list[FindingRule]:
+    """The rules of one scope, in the order of the list above."""
+    return [import_module(f"{__name__}.{name}").RULE for name in FINDINGS[scope]]
+
+
+def find_in_rank(evidence: RankEvidence) -> tuple[Finding, ...]:
+    """Findings about one rank's step."""
+    return sort_findings(_apply("rank", evidence))
+
+
+def find_in_job(job: Job, strategies: Sequence[Strategy]) -> tuple[Finding, ...]:
+    """Findings that only several ranks together show."""
+    return tuple(_apply("job", JobEvidence(job, strategies)))
+
+
+def find_in_nccl(logs: Sequence[NcclLog]) -> tuple[Finding, ...]:
+    """Findings about how the ranks are connected, from NCCL's own logs."""
+    from stepscope.explain.nccl.groups import group_communicators
+
+    return sort_findings(_apply("nccl", NcclEvidence(logs, group_communicators(logs))))
+
+
+def _apply(scope: Scope, evidence: RankEvidence | JobEvidence | NcclEvidence) -> list[Finding]:
+    return [finding for rule in load_rules(scope) if (finding := rule.find(evidence))]
+
+
+def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Most severe first, then the largest share. `healthy` leads when nothing needs attention and
+    is left out otherwise."""
+    in_order = sorted(
+        findings,
+        key=lambda f: (SEVERITIES.index(f.severity), f.of != "work", -f.share),
+    )
+    if any(needs_attention(finding) for finding in in_order):
+        return tuple(finding for finding in in_order if finding.id != "healthy")
+    return tuple(sorted(in_order, key=lambda finding: finding.id != "healthy"))
+
+
+def needs_attention(finding: Finding) -> bool:
+    """High or medium: worth acting on."""
+    return finding.severity in ("high", "medium")

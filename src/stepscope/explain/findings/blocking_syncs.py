@@ -1,34 +1,35 @@
-"""Calls that make the host wait for the device, after which the device waits for the host."""
+"""Calls that make the host wait for the device: afterwards the device waits for the host."""
 
 from __future__ import annotations
 
-from stepscope.explain.findings.evidence import LOW, Evidence, severity
-from stepscope.records.explanation import Finding, Place, Remedy
+from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.records import remedies
+from stepscope.records.explanation import Finding, Place
+from stepscope.records.figures import duration, percent
 from stepscope.records.words import counted
 
 
-def find(evidence: Evidence) -> Finding | None:
-    """Idle gaps in which a blocking call returned: the queue had run dry because of it."""
+def find(evidence: RankEvidence) -> Finding | None:
+    """Idle gaps in which a blocking call returned: it had emptied the queue."""
     idle = evidence.idle
     share = evidence.idle_share(idle.after_sync_ns)
     if evidence.on_host or share < LOW:
         return None
     calls = evidence.syncs[:3]
-    return Finding(
-        id="blocking-syncs",
-        title="Blocking synchronisation",
+    return RULE.finding(
         share=share,
         severity=severity(share),
-        summary=f"{share:.0%} of the step is idle right after the host waited for the "
-        f"{evidence.device}: .item(), .cpu(), print of a tensor or an explicit synchronize.",
+        summary=f"the {evidence.device} is idle for {percent(share)} of the step right after calls "
+        "that block the host: .item(), .cpu(), printing a tensor, or synchronize().",
         evidence=(
-            f"{counted(idle.after_sync_gaps, 'gap')} opened by a blocking call, "
-            f"{evidence.ms(share)}",
+            f"{counted(idle.after_sync_gaps, 'gap')} after blocking calls: "
+            f"{evidence.step_ms(share)}",
             *(
                 call.name
                 + (f" in {call.operator}" if call.operator else "")
                 + f": {counted(call.count, 'call')}, "
-                f"{call.total_ns / 1e6:.2f} ms on the host in the whole trace"
+                f"{duration(call.total_ns)} on the host in the whole trace"
                 for call in calls
             ),
         ),
@@ -38,10 +39,12 @@ def find(evidence: Evidence) -> Finding | None:
             if call.file is not None and call.line is not None
         ),
         remedies=(
-            Remedy(
-                id="no-sync",
-                summary="keep values on the device and read them every N steps; "
+            remedies.NO_SYNC.offer(
+                "keep values on the device and read them every N steps; "
                 "copy with non_blocking=True",
             ),
         ),
     )
+
+
+RULE = FindingRule(id="blocking-syncs", scope="rank", title="Blocking synchronisation", find=find)

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from stepscope.explain.findings.evidence import LOW, Evidence, places, severity
-from stepscope.records.explanation import GAP_CAUSES, Finding, Remedy
+from stepscope.explain.findings.evidence import LOW, RankEvidence, places, severity
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.records import remedies
+from stepscope.records.explanation import GAP_CAUSES, Finding
+from stepscope.records.figures import percent
 
 
-def find(evidence: Evidence) -> Finding | None:
-    """Host idle while a feeding thread was inside the data loader."""
-    share = evidence.part("data_loading")
+def find(evidence: RankEvidence) -> Finding | None:
+    """The device is idle while the training thread is inside the data loader."""
+    share = evidence.budget_share("data_loading")
     if share < LOW:
         return None
-    return Finding(
-        id="data-loading",
-        title="Waiting for data",
+    return RULE.finding(
         share=share,
         severity=severity(share),
-        summary=f"the {evidence.device} waits {share:.0%} of the step for the data loader.",
-        evidence=(f"idle inside the loader: {evidence.part_ms('data_loading')}",),
+        summary=f"the {evidence.device} waits for the data loader for {percent(share)} of the "
+        "step.",
+        evidence=(f"waiting for the next batch: {evidence.budget_ms('data_loading')}",),
         where=places(evidence, (GAP_CAUSES.index("data_loading"),)),
         remedies=(
-            Remedy(
-                id="no-data-wait",
-                summary="DataLoader(num_workers=..., persistent_workers=True, prefetch_factor=...)",
+            remedies.NO_DATA_WAIT.offer(
+                "give the loader workers: DataLoader(num_workers=..., persistent_workers=True, "
+                "prefetch_factor=...)"
             ),
-            Remedy(id="pin-memory", summary="pin_memory=True and copies with non_blocking=True"),
+            remedies.PIN_MEMORY.offer("set pin_memory=True and copy with non_blocking=True"),
         ),
     )
+
+
+RULE = FindingRule(id="data-loading", scope="rank", title="Waiting for data", find=find)

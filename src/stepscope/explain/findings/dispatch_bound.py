@@ -1,72 +1,84 @@
-"""A CPU step made of operators so short that calling them costs more than their work."""
+"""A CPU step of operators so short that calling them costs more than their work."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.evidence import LOW, Evidence, severity
+from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
+from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.machine_load import looked
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.records import remedies
+from stepscope.records.figures import duration, percent, significant
 
 if TYPE_CHECKING:
     from stepscope.explain.cpu_use import CpuUse
+    from stepscope.records.explanation import Finding
 
 _SPINNING = 1.4  # cores kept busy by operators that threads cannot share
-_SHORT = 0.25  # of the time in long operators: with more than that, threads have work
+_SHORT = 0.25  # of the time in long operators: with more, threads have work to share
 
 
-def find(evidence: Evidence) -> Finding | None:
-    """What operators take beyond their arithmetic and bytes, at their quick pace."""
+def find(evidence: RankEvidence) -> Finding | None:
+    """The time of operators beyond their arithmetic and bytes, in their fast calls."""
     use = evidence.cpu
     if use is None:
         return None
-    share = use.overhead_share * evidence.part("compute")
+    share = use.overhead_share * evidence.budget_share("compute")
     if share < LOW:
         return None
-    spins = _spinning(use)
-    return Finding(
-        id="dispatch-bound",
-        title="Operators too small",
+    spinning = _describe_spinning(use)
+    return RULE.finding(
         share=share,
         severity=severity(share),
-        summary=f"{share:.0%} of the step is the cost of calling {use.events:,.0f} operators, not "
-        "their arithmetic.",
+        summary=f"{percent(share)} of the step is the overhead of calling {use.events:,.0f} "
+        "operators, not their arithmetic.",
         evidence=(
-            f"beyond their work operators take {evidence.ms(share)}, "
-            f"{use.overhead_ns / use.events / 1e3:.1f} µs each",
-            *([spins] if spins else []),
-            *_unknown(use),
+            f"overhead: {evidence.step_ms(share)}, {duration(use.overhead_ns / use.events)} per "
+            "operator",
+            *([spinning] if spinning else []),
+            *_describe_unknown(use),
         ),
         remedies=(
-            Remedy(id="compile", summary="torch.compile joins operators into few"),
-            Remedy(id="batch", summary="a larger batch gives each operator more to do"),
-            Remedy(id="optimizer", summary="fused=True updates all parameters with one operator"),
+            remedies.COMPILE.offer(
+                "use torch.compile: it fuses operators, so there are fewer to call"
+            ),
+            remedies.BATCH.offer("use a larger batch: each operator does more work per call"),
+            remedies.FUSED_OPTIMIZER.offer(
+                "create the optimizer with fused=True: one operator updates all parameters"
+            ),
             *(
-                [Remedy(id="one-thread", summary="OMP_NUM_THREADS=1: nothing here is shared")]
-                if spins
+                [
+                    remedies.ONE_THREAD.offer(
+                        "set OMP_NUM_THREADS=1: no operator here is long enough to share"
+                    )
+                ]
+                if spinning
                 else []
             ),
         ),
     )
 
 
-def _spinning(use: CpuUse) -> str:
-    """Threads that wait for short parallel regions keep their cores busy doing nothing."""
+def _describe_spinning(use: CpuUse) -> str:
+    """Threads that wait for the next short operator keep their cores busy doing nothing."""
     load, plain = looked(use)
     if load is None or plain is None or load.threads < 2 or use.long_share >= _SHORT:
         return ""
     if (plain.used_cores or 0.0) < _SPINNING:
         return ""
     return (
-        f"the process keeps {plain.used_cores:.1f} cores busy with operators too short to share: "
-        f"its {load.threads} threads spin between them"
+        f"the process keeps {significant(plain.used_cores or 0.0)} cores busy although its "
+        f"operators are too short to share: its {load.threads} threads spin between them"
     )
 
 
-def _unknown(use: CpuUse) -> list[str]:
+def _describe_unknown(use: CpuUse) -> list[str]:
     if use.priced_share >= 0.5:
         return []
     return [
-        f"the work of {1 - use.priced_share:.0%} of the operators' time is not known: only calls "
-        "under 5 µs count there"
+        f"the work of {percent(1 - use.priced_share)} of the operators' time is not known: there, "
+        "only calls under 5 µs count as overhead"
     ]
+
+
+RULE = FindingRule(id="dispatch-bound", scope="rank", title="Operators too small", find=find)

@@ -1,19 +1,22 @@
-"""One kernel that decides the step."""
+"""One kernel that takes most of the device's time."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.records import remedies
+from stepscope.records.figures import duration, percent
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import Evidence
+    from stepscope.explain.findings.evidence import RankEvidence
+    from stepscope.records.explanation import Finding
 
 DOMINANT = 0.40
 
 
-def find(evidence: Evidence) -> Finding | None:
+def find(evidence: RankEvidence) -> Finding | None:
     """A compute kernel with at least 40% of all device time."""
     whole = sum(kernel.total_ns for kernel in evidence.kernels)
     compute = [kernel for kernel in evidence.kernels if kernel.kind == "compute"]
@@ -25,16 +28,18 @@ def find(evidence: Evidence) -> Finding | None:
     busy = 1 - evidence.idle_share(evidence.timeline.idle_ns)
     share = top.total_ns / whole * busy
     word = "operator" if evidence.on_host else "kernel"
-    return Finding(
-        id="dominant-kernel",
-        title=f"One dominant {word}",
+    return RULE.finding(
+        title="One dominant operator" if evidence.on_host else "",
         share=share,
         severity="low",
-        summary=f"one {word} takes {top.total_ns / whole:.0%} of the {evidence.device}'s time: "
-        "making anything else faster changes little.",
+        summary=f"one {word} takes {percent(top.total_ns / whole)} of all {evidence.device} time: "
+        "speeding up anything else changes little.",
         evidence=(
             top.name,
-            f"{counted(top.count, 'call')}, {top.total_ns / top.count / 1000:.1f} µs each",
+            f"{counted(top.count, 'call')}, {duration(top.total_ns / top.count)} each",
         ),
-        remedies=(Remedy(id="precision", summary="a lower precision, where this kernel has one"),),
+        remedies=(remedies.BF16.offer("use a lower precision (bf16) if this kernel supports it"),),
     )
+
+
+RULE = FindingRule(id="dominant-kernel", scope="rank", title="One dominant kernel", find=find)

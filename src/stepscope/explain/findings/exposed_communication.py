@@ -1,11 +1,13 @@
-"""Communication that no compute hides."""
+"""Communication that runs while nothing computes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.evidence import LOW, Evidence, severity
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.records import remedies
+from stepscope.records.figures import milliseconds, percent
 from stepscope.records.strategies import (
     RankDataParallel,
     RankFullySharded,
@@ -18,102 +20,95 @@ from stepscope.records.words import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from stepscope.records.explanation import Collective
+    from stepscope.records.explanation import Collective, Finding, Remedy
     from stepscope.records.strategies import RankStrategy
 
-# A step's messages together: below, latency decides on any link, and no bandwidth helps.
+# All messages of a step. Below this, latency decides on any link and bandwidth does not help.
 SMALL_BYTES = 64 * 1024
 
-_BUCKETS = Remedy(id="bucket-mb", summary="other DDP bucket sizes start communication earlier")
-_ACCUMULATE = Remedy(
-    id="accumulate", summary="accumulate gradients: communicate every N-th step (no_sync)"
+_BUCKETS = remedies.BUCKET_MB.offer(
+    "change bucket_cap_mb of DDP: smaller buckets start earlier, larger ones need fewer calls"
 )
-_BANDWIDTH = Remedy(
-    id="bandwidth", summary="compress gradients (bf16 comm hook) or use a faster link"
+_ACCUMULATE = remedies.ACCUMULATE.offer(
+    "accumulate gradients and communicate only every N-th step (no_sync)"
 )
-_PREFETCH = Remedy(
-    id="prefetch",
-    summary="gather ahead: set_modules_to_forward_prefetch and set_modules_to_backward_prefetch",
+_BANDWIDTH = remedies.BANDWIDTH.offer(
+    "compress gradients (bf16 communication hook) or use a faster link"
 )
-_LARGER_BLOCKS = Remedy(
-    id="larger-blocks", summary="call fully_shard on larger blocks: fewer and longer gathers"
+_PREFETCH = remedies.FSDP_PREFETCH.offer(
+    "gather blocks ahead: set_modules_to_forward_prefetch, set_modules_to_backward_prefetch"
 )
-_RESHARD = Remedy(
-    id="keep-gathered",
-    summary="reshard_after_forward=False where memory allows: backward gathers nothing again",
+_LARGER_BLOCKS = remedies.LARGER_BLOCKS.offer(
+    "call fully_shard on larger blocks: fewer, longer gathers"
 )
-_REDUCE = Remedy(
-    id="reduce-dtype", summary="gather and reduce in bf16 (MixedPrecisionPolicy): half the bytes"
+_RESHARD = remedies.KEEP_GATHERED.offer(
+    "set reshard_after_forward=False if memory allows: backward then gathers nothing again",
 )
-_FEWER_SPLITS = Remedy(
-    id="fewer-splits",
-    summary="split layers over fewer ranks, inside one host, and use the others as replicas",
+_REDUCE = remedies.REDUCE_DTYPE.offer(
+    "gather and reduce in bf16 (MixedPrecisionPolicy): half the bytes"
 )
-_SEQUENCE = Remedy(
-    id="sequence-parallel",
-    summary="SequenceParallel between the split layers: reduce-scatter and gather can overlap",
+_FEWER_SPLITS = remedies.FEWER_SPLITS.offer(
+    "split layers over fewer ranks, inside one host, and use the other ranks as replicas",
 )
-_MICRO_BATCHES = Remedy(
-    id="more-micro-batches", summary="more micro-batches fill the time that stages wait"
+_SEQUENCE = remedies.SEQUENCE_PARALLEL.offer(
+    "use SequenceParallel between the split layers: its reduce-scatter and gather can overlap",
 )
-_LESS_OFTEN = Remedy(
-    id="less-often",
-    summary="these calls belong to no strategy (a loss that is summed, norms, a barrier): make "
-    "them every N-th step, or one call of all",
+_MICRO_BATCHES = remedies.MICRO_BATCHES.offer(
+    "use more micro-batches: stages wait less for each other"
 )
-_LARGER_BATCH = Remedy(
-    id="larger-batch",
-    summary="a larger batch a rank, or fewer ranks: the messages are so small that each waits for "
-    "latency, which no bandwidth shortens",
+_LESS_OFTEN = remedies.LESS_OFTEN.offer(
+    "these calls belong to no strategy (a summed loss, norms, a barrier): make them every N-th "
+    "step, or join them into one call"
+)
+_LARGER_BATCH = remedies.BATCH.offer(
+    "use a larger batch per rank, or fewer ranks: the messages are so small that latency decides, "
+    "not bandwidth"
 )
 
 
-def find(evidence: Evidence) -> Finding | None:
-    """exposed_comm of the timeline."""
+def find(evidence: RankEvidence) -> Finding | None:
     timeline = evidence.timeline
-    share = evidence.part("exposed_comm")
+    share = evidence.budget_share("exposed_comm")
     if share < LOW:
         return None
     overlap = timeline.overlap
-    return Finding(
-        id="exposed-communication",
-        title="Exposed communication",
+    return RULE.finding(
         share=share,
         severity=severity(share),
-        summary=f"{share:.0%} of the step is communication that nothing hides.",
+        summary=f"{percent(share)} of the step is communication during which nothing computes.",
         evidence=(
-            f"exposed: {evidence.part_ms('exposed_comm')}",
-            f"{overlap:.0%} of communication overlaps compute"
+            f"not hidden by compute: {evidence.budget_ms('exposed_comm')}",
+            f"{percent(overlap)} of communication overlaps compute"
             if overlap is not None
             else "no communication",
-            *(_line(evidence, each) for each in evidence.collectives[:3]),
+            *(_describe(evidence, calls) for calls in evidence.collectives[:3]),
             "time in a collective includes waiting for slower ranks",
         ),
-        remedies=_remedies(evidence),
+        remedies=_offer(evidence),
     )
 
 
-def _remedies(evidence: Evidence) -> tuple[Remedy, ...]:
-    """What helps the strategy that exposes most; small messages wait for latency, not for bytes."""
+def _offer(evidence: RankEvidence) -> tuple[Remedy, ...]:
+    """For the strategy with the most exposed time. Small messages wait for latency, not bytes."""
     costliest = max(evidence.strategies, key=_exposed_ns, default=None)
     size: int | None = None
-    found: tuple[Remedy, ...]
+    offers: tuple[Remedy, ...]
     if isinstance(costliest, RankDataParallel):
         size = _sum(bucket.size_bytes for bucket in costliest.buckets)
-        found = (_ACCUMULATE,) if _is_small(size) else (_BUCKETS, _ACCUMULATE, _BANDWIDTH)
+        offers = (_ACCUMULATE,) if _is_small(size) else (_BUCKETS, _ACCUMULATE, _BANDWIDTH)
     elif isinstance(costliest, RankFullySharded):
         size = _sum(block.size_bytes for block in costliest.blocks)
-        found = (_PREFETCH, _LARGER_BLOCKS) if _is_small(size) else (_PREFETCH, _RESHARD, _REDUCE)
+        offers = (_PREFETCH, _LARGER_BLOCKS) if _is_small(size) else (_PREFETCH, _RESHARD, _REDUCE)
     elif isinstance(costliest, RankTensorParallel):
         size = costliest.size_bytes
-        found = (_FEWER_SPLITS,) if _is_small(size) else (_FEWER_SPLITS, _SEQUENCE)
+        offers = (_FEWER_SPLITS,) if _is_small(size) else (_FEWER_SPLITS, _SEQUENCE)
     elif isinstance(costliest, RankPipeline):
-        found = (_MICRO_BATCHES,)
+        offers = (_MICRO_BATCHES,)
     elif isinstance(costliest, RankOtherCommunication):
-        found = (_LESS_OFTEN,)
+        offers = (_LESS_OFTEN,)
     else:
-        found = (_ACCUMULATE, _BANDWIDTH)
-    return (*found, _LARGER_BATCH) if _is_small(size) else found
+        offers = (_ACCUMULATE, _BANDWIDTH)
+    return (*offers, _LARGER_BATCH) if _is_small(size) else offers
 
 
 def _exposed_ns(strategy: RankStrategy) -> int:
@@ -129,9 +124,16 @@ def _is_small(size_bytes: int | None) -> bool:
     return size_bytes is not None and size_bytes < SMALL_BYTES
 
 
-def _line(evidence: Evidence, each: Collective) -> str:
-    """Its part of the exposed time. Calls add up to that, less what surrounds them."""
+def _describe(evidence: RankEvidence, calls: Collective) -> str:
+    """The exposed time of these calls."""
     whole = evidence.whole.exposed_comm_ns
-    ms = evidence.part("exposed_comm") * evidence.budget.step_ms
-    part = ms * each.exposed_ns / whole if whole else 0.0
-    return f"{each.kind}: {part:.2f} ms of that, {counted(each.count, 'call')} in the trace"
+    ms = evidence.budget_share("exposed_comm") * evidence.budget.step_ms
+    part = ms * calls.exposed_ns / whole if whole else 0.0
+    return (
+        f"{calls.kind}: {milliseconds(part)} of this, {counted(calls.count, 'call')} in the trace"
+    )
+
+
+RULE = FindingRule(
+    id="exposed-communication", scope="rank", title="Exposed communication", find=find
+)

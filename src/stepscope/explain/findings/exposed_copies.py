@@ -1,34 +1,42 @@
-"""Copies and memsets that run while nothing else does."""
+"""Copies and memsets that run while nothing computes."""
 
 from __future__ import annotations
 
-from stepscope.explain.findings.evidence import LOW, Evidence, severity
-from stepscope.records.explanation import Finding, Remedy
+from typing import TYPE_CHECKING
+
+from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.records import remedies
+from stepscope.records.figures import percent, rate
 from stepscope.records.words import counted
 
+if TYPE_CHECKING:
+    from stepscope.records.explanation import Finding
 
-def find(evidence: Evidence) -> Finding | None:
-    """exposed_memory of the timeline."""
-    share = evidence.part("exposed_memory")
+
+def find(evidence: RankEvidence) -> Finding | None:
+    share = evidence.budget_share("exposed_memory")
     if share < LOW:
         return None
     worst = [copy for copy in evidence.copies if copy.exposed_ns][:3]
-    return Finding(
-        id="exposed-copies",
-        title="Exposed copies",
+    return RULE.finding(
         share=share,
         severity=severity(share),
-        summary=f"{share:.0%} of the step the {evidence.device} only copies or clears memory.",
+        summary=f"for {percent(share)} of the step the {evidence.device} only copies or clears "
+        "memory.",
         evidence=(
-            f"exposed: {evidence.part_ms('exposed_memory')}",
+            f"not hidden by compute: {evidence.budget_ms('exposed_memory')}",
             *(
                 f"{copy.name}: {counted(copy.count, 'call')} in the whole trace"
-                + (f", {copy.gb_s:.1f} GB/s" if copy.gb_s is not None else "")
+                + (f", {rate(copy.gb_s * 1e9, 'B/s')}" if copy.gb_s is not None else "")
                 for copy in worst
             ),
         ),
         remedies=(
-            Remedy(id="pin-memory", summary="pinned host memory and non_blocking=True copies"),
-            Remedy(id="prefetch", summary="copy the next batch on a side stream during compute"),
+            remedies.PIN_MEMORY.offer("use pinned host memory and copy with non_blocking=True"),
+            remedies.PREFETCH.offer("copy the next batch on a side stream while the step computes"),
         ),
     )
+
+
+RULE = FindingRule(id="exposed-copies", scope="rank", title="Exposed copies", find=find)

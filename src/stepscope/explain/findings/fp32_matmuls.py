@@ -1,4 +1,4 @@
-"""Matrix products in fp32, where tensor cores would do them several times faster."""
+"""Matrix products in fp32 that tensor cores would compute several times faster."""
 
 from __future__ import annotations
 
@@ -8,66 +8,65 @@ import msgspec
 
 from stepscope.explain.findings.evidence import (
     LOW,
-    Evidence,
+    RankEvidence,
     costliest_places,
     kernel_severity,
 )
+from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.window_kernels import by_operator, callers
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.records import remedies
+from stepscope.records.figures import percent, rate
 
 if TYPE_CHECKING:
     from stepscope.records.efficiency import Ceilings, DtypeUse, Efficiency, Spot
-    from stepscope.records.explanation import Place
+    from stepscope.records.explanation import Finding, Place
 
 FASTER = ("tf32", "bf16", "fp16")
-LEAST_GAIN = 1.5  # of a peak over that of fp32
-PRODUCTS_OF_ONE = 3  # tf32 products in which tensor cores make one of nearly full fp32
+LEAST_GAIN = 1.5  # a faster dtype's peak over that of fp32
+TF32_PER_FP32 = 3  # tf32 products that tensor cores use to emulate one product in fp32
 _REMEDIES = {
-    "tf32": Remedy(
-        id="tf32",
-        summary='torch.set_float32_matmul_precision("high"): fp32 tensors, products in tf32',
+    "tf32": remedies.TF32.offer(
+        'call torch.set_float32_matmul_precision("high"): tensors stay fp32, products use tf32',
     ),
-    "bf16": Remedy(
-        id="bf16", summary='torch.autocast("cuda", dtype=torch.bfloat16) around forward and loss'
+    "bf16": remedies.BF16.offer(
+        'run forward and loss under torch.autocast("cuda", dtype=torch.bfloat16)'
     ),
-    "fp16": Remedy(
-        id="fp16", summary='torch.autocast("cuda", dtype=torch.float16) with a GradScaler'
+    "fp16": remedies.FP16.offer(
+        'run forward and loss under torch.autocast("cuda", dtype=torch.float16), with a GradScaler'
     ),
 }
 
 
 class _Choice(msgspec.Struct, frozen=True):
-    """A faster dtype, what the products take in it, and what that saves; parts of the step."""
+    """A faster dtype: the share of the step that the products take in it, and the share saved."""
 
     dtype: str
     after: float
     saved: float
 
 
-def find(evidence: Evidence) -> Finding | None:
-    """Matmul-like time in fp32 less what the same work takes in a dtype that is faster."""
+def find(evidence: RankEvidence) -> Finding | None:
+    """Time of fp32 products minus the time of the same work in the first faster dtype."""
     efficiency = evidence.efficiency
     if efficiency is None or efficiency.ceilings is None or evidence.on_host:
         return None
     use = next((use for use in efficiency.by_dtype if use.dtype == "fp32"), None)
     if use is None:
         return None
-    now = evidence.of_step(use.device_ns)
+    now = evidence.mean_step_share(use.device_ns)
     choices = [
         _Choice(dtype, after, now - after)
         for dtype in _faster(efficiency.ceilings)
-        if now - (after := evidence.of_step(_in_dtype(efficiency, use, dtype))) >= LOW
+        if now - (after := evidence.mean_step_share(_in_dtype(efficiency, use, dtype))) >= LOW
     ]
     if not choices:
         return None
     first = choices[0]
-    return Finding(
-        id="fp32-matmuls",
-        title="Matrix products in fp32",
+    return RULE.finding(
         share=first.saved,
         severity=kernel_severity(evidence, first.saved),
-        summary=f"{now:.0%} of the step is matrix products in fp32; in {first.dtype} they would "
-        f"take about {first.after:.0%} of it.",
+        summary=f"{percent(now)} of the step is matrix products in fp32; in {first.dtype} they "
+        f"would take about {percent(first.after)}.",
         evidence=tuple(_evidence(evidence, efficiency, use, choices)),
         where=_places(evidence, efficiency),
         remedies=tuple(
@@ -86,15 +85,14 @@ def _faster(ceilings: Ceilings) -> list[str]:
 
 
 def _in_dtype(efficiency: Efficiency, use: DtypeUse, dtype: str) -> float:
-    """As far below the dtype's peak as it is below fp32's now, but never faster than memory.
-
-    What tensor cores already do in several tf32 products stays as it is in tf32.
+    """Time in `dtype`, at the same distance from its peak as now from fp32's, but never faster
+    than memory. Products that tensor cores already emulate with tf32 gain nothing from tf32.
     """
     ceilings = efficiency.ceilings
     assert ceilings is not None
     peak = ceilings.flops[dtype]
     plain = ceilings.flops["fp32"] / peak
-    emulated = ceilings.flops.get("tf32", peak) / PRODUCTS_OF_ONE / peak
+    emulated = ceilings.flops.get("tf32", peak) / TF32_PER_FP32 / peak
     on_cores = use.tensor_core_ns / use.device_ns if use.device_ns else 0.0
     emulated = 1.0 if dtype == "tf32" else emulated
     computing = use.device_ns * ((1 - on_cores) * plain + on_cores * emulated)
@@ -107,28 +105,31 @@ def _is_product(spot: Spot) -> bool:
 
 
 def _evidence(
-    evidence: Evidence, efficiency: Efficiency, use: DtypeUse, choices: list[_Choice]
+    evidence: RankEvidence, efficiency: Efficiency, use: DtypeUse, choices: list[_Choice]
 ) -> list[str]:
     assert efficiency.ceilings is not None
-    reached = use.flops / use.device_ns / 1e3 if use.device_ns else 0.0
+    flops_s = use.flops / use.device_ns * 1e9 if use.device_ns else 0.0
+    peaks = {name: rate(peak, "FLOP/s") for name, peak in efficiency.ceilings.flops.items()}
+    time = evidence.step_ms(evidence.mean_step_share(use.device_ns))
     lines = [
-        f"in fp32: {evidence.ms(evidence.of_step(use.device_ns))}, at {reached:.0f} of "
-        f"{efficiency.ceilings.flops['fp32'] / 1e12:.0f} TFLOP/s",
+        f"in fp32: {time}, at {rate(flops_s, 'FLOP/s')} (peak {peaks['fp32']})",
     ]
     if use.tensor_core_ns > LOW * use.device_ns:
-        part = evidence.of_step(use.tensor_core_ns)
-        lines.append(f"of it on tensor cores, several tf32 products for one: {evidence.ms(part)}")
+        part = evidence.mean_step_share(use.tensor_core_ns)
+        lines.append(f"of this on tensor cores, emulated with tf32: {evidence.step_ms(part)}")
     lines += [
-        f"as close to the peak of {choice.dtype} "
-        f"({efficiency.ceilings.flops[choice.dtype] / 1e12:.0f} TFLOP/s): "
-        f"{evidence.ms(choice.after)}"
+        f"equally efficient in {choice.dtype} (peak {peaks[choice.dtype]}): "
+        f"{evidence.step_ms(choice.after)}"
         for choice in choices
     ]
-    return [*lines, f"peaks: {efficiency.ceilings.source}"]
+    return [*lines, f"source of the peaks: {efficiency.ceilings.source}"]
 
 
-def _places(evidence: Evidence, efficiency: Efficiency) -> tuple[Place, ...]:
+def _places(evidence: RankEvidence, efficiency: Efficiency) -> tuple[Place, ...]:
     names = {spot.operator for spot in efficiency.spots if _is_product(spot)}
     trace, launched = evidence.trace, evidence.launched
     chosen = by_operator(trace, launched, names.__contains__)
     return costliest_places(trace, callers(trace, launched)[chosen], launched.dur_ns[chosen])
+
+
+RULE = FindingRule(id="fp32-matmuls", scope="rank", title="Matrix products in fp32", find=find)

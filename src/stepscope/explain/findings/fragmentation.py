@@ -1,65 +1,66 @@
-"""Memory that is reserved from the device and holds nothing."""
+"""Memory that torch has reserved from the device and that holds no tensor."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.memory.words import size
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.records import remedies
+from stepscope.records.figures import percent, size
 from stepscope.records.memory import Fragmentation
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import Evidence
+    from stepscope.explain.findings.evidence import RankEvidence
+    from stepscope.records.explanation import Finding
     from stepscope.records.memory import Memory
 
 SHARE = 0.25
 LEAST_BYTES = 256_000_000
-CROWDED = 0.80  # of the limit reserved: then what is free inside is missed
+CROWDED = 0.80  # of the limit is reserved: the unused part is then missed
 
 
-def find(evidence: Evidence) -> Finding | None:
-    """1 - allocated / reserved at the peak, where that is much."""
+def find(evidence: RankEvidence) -> Finding | None:
+    """1 - allocated / reserved at the peak, where that is a lot."""
     return find_in(evidence.memory) if evidence.memory is not None else None
 
 
 def find_in(memory: Memory) -> Finding | None:
-    """The same of an account of memory alone."""
+    """The same, from the memory account alone."""
     missed = _missed(memory)
-    found = missed or memory.fragmentation
-    if found is None:
+    state = missed or memory.fragmentation
+    if state is None:
         return None
-    free = found.reserved_bytes - found.allocated_bytes
-    if missed is None and (found.share < SHARE or free < LEAST_BYTES):
+    free = state.reserved_bytes - state.allocated_bytes
+    if missed is None and (state.share < SHARE or free < LEAST_BYTES):
         return None
     limit = memory.limit_bytes
-    crowded = bool(limit and found.reserved_bytes >= CROWDED * limit)
-    return Finding(
-        id="fragmentation",
-        title="Memory in pieces" if missed else "Reserved and unused memory",
-        share=found.share,
+    crowded = bool(limit and state.reserved_bytes >= CROWDED * limit)
+    return RULE.finding(
+        title="Fragmented memory" if missed else "",
+        share=state.share,
         of="memory",
         severity="high" if missed else "medium" if crowded else "low",
-        summary=f"{found.share:.0%} of what torch reserved ({size(free)}) holds no tensor "
-        + ("where a smaller request failed." if missed else f"at the {found.at}."),
-        evidence=tuple(_evidence(memory, found, crowded=crowded, missed=missed is not None)),
+        summary=f"{percent(state.share)} of the memory that torch reserved ({size(free)}) holds no "
+        "tensor " + ("when a smaller request fails." if missed else f"at the {state.at}."),
+        evidence=tuple(_list_evidence(memory, state, crowded=crowded, missed=missed is not None)),
         remedies=(
-            Remedy(
-                id="expandable-segments",
-                summary="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets segments grow "
-                "instead of leaving holes",
+            remedies.EXPANDABLE_SEGMENTS.offer(
+                "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: segments grow instead of "
+                "leaving holes"
             ),
-            Remedy(
-                id="steady-shapes",
-                summary="the same shapes in every step: pad to a few lengths, drop the last batch",
+            remedies.STEADY_SHAPES.offer(
+                "use the same shapes in every step: pad to a few lengths, drop the last partial "
+                "batch"
             ),
         ),
     )
 
 
 def _missed(memory: Memory) -> Fragmentation | None:
-    """The state in which a request failed that was smaller than what was reserved and free.
+    """The state in which a request failed although more was reserved and free.
 
-    The allocator gives whole free segments back before it fails: what is left is in pieces.
+    The allocator returns whole free segments before it fails: what is left is in pieces.
     """
     for failed in reversed(memory.out_of_memory):
         reserved, allocated = failed.reserved_bytes, failed.allocated_bytes
@@ -73,22 +74,27 @@ def _missed(memory: Memory) -> Fragmentation | None:
     return None
 
 
-def _evidence(memory: Memory, found: Fragmentation, *, crowded: bool, missed: bool) -> list[str]:
+def _list_evidence(
+    memory: Memory, state: Fragmentation, *, crowded: bool, missed: bool
+) -> list[str]:
     lines = [
-        f"allocated {size(found.allocated_bytes)} of {size(found.reserved_bytes)} reserved, at the "
-        f"{found.at}"
+        f"{size(state.allocated_bytes)} allocated of {size(state.reserved_bytes)} reserved at the "
+        f"{state.at}"
     ]
-    last = memory.at_end or found
+    last = memory.at_end or state
     if last.largest_free_bytes is not None:
         lines.append(
-            f"the largest free block is {size(last.largest_free_bytes)}, in {last.free_blocks} "
-            f"free blocks, at the {last.at}"
+            f"the largest of {counted(last.free_blocks or 0, 'free block')} is "
+            f"{size(last.largest_free_bytes)} at the {last.at}"
         )
     if missed:
-        lines.append("a request failed that would have fitted into what was reserved and free")
+        lines.append("a request failed although more than it asked for was reserved and free")
     elif memory.limit_bytes and not crowded:
         lines.append(
-            f"{found.reserved_bytes / memory.limit_bytes:.0%} of the memory there is are reserved: "
-            "nothing is missing yet"
+            f"{percent(state.reserved_bytes / memory.limit_bytes)} of the device's memory is "
+            "reserved: there is still room"
         )
     return lines
+
+
+RULE = FindingRule(id="fragmentation", scope="rank", title="Reserved but unused memory", find=find)

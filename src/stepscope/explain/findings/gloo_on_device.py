@@ -1,4 +1,4 @@
-"""Collectives of a device's tensors that gloo runs on the host while the device idles."""
+"""Collectives on device tensors that gloo runs on the host while the device idles."""
 
 from __future__ import annotations
 
@@ -9,84 +9,91 @@ import numpy as np
 
 from stepscope.explain import intervals
 from stepscope.explain.findings.evidence import LOW, severity
+from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.work import rows_named
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.records import remedies
+from stepscope.records.figures import percent
 from stepscope.records.trace import HostKind
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import Evidence
+    from stepscope.explain.findings.evidence import RankEvidence
     from stepscope.explain.intervals import Set
+    from stepscope.records.explanation import Finding
 
 _SPAN = re.compile(r"^gloo:")
-# The library that moves data between devices of a kind, where there is one.
+# The library that moves data between devices, by kind of device.
 _INSTEAD = {"cuda": "nccl", "rocm": "nccl", "xpu": "xccl"}
 
 
-def find(evidence: Evidence) -> Finding | None:
-    """Device idle during gloo's spans that move the device's tensors."""
+def find(evidence: RankEvidence) -> Finding | None:
+    """Idle time of the device while gloo moves its tensors."""
     library = _INSTEAD.get(evidence.trace.kind)
     if evidence.on_host or library is None:
         return None
-    spans = _device_spans(evidence)
+    spans = _select_device_spans(evidence)
     gaps = evidence.gaps.start_ns, evidence.gaps.end_ns
     share = evidence.idle_share(intervals.length(intervals.intersect(spans, gaps)))
     if share < LOW:
         return None
     window = evidence.timeline.start_ns, evidence.timeline.start_ns + evidence.timeline.span_ns
-    works = evidence.share(intervals.length(intervals.clip(spans, *window)))
+    works = evidence.window_share(intervals.length(intervals.clip(spans, *window)))
     device = evidence.device
-    return Finding(
-        id="gloo-on-device",
-        title=f"gloo instead of {library.upper()}",
+    return RULE.finding(
+        title="" if library == "nccl" else f"gloo instead of {library.upper()}",
         share=share,
         severity=severity(share),
-        summary=f"gloo exchanges the {device}'s tensors over the host; the {device} idles "
-        f"{share:.0%} of the step meanwhile.",
+        summary=f"the {device} is idle for {percent(share)} of the step while gloo exchanges its "
+        "tensors through the host.",
         evidence=(
-            f"the {device} idles while gloo works: {evidence.ms(share)}",
-            f"gloo works for {works:.0%} of the recorded steps; each tensor is copied to the host "
-            "and back",
-            *(f"group {name}: backend {backend}" for name, backend in _backends(evidence).items()),
+            f"idle while gloo works: {evidence.step_ms(share)}",
+            f"gloo works for {percent(works)} of the recorded steps; it copies each tensor to the "
+            "host and back",
+            *(
+                f"group {name}: backend {backend}"
+                for name, backend in _read_backends(evidence).items()
+            ),
         ),
         remedies=(
-            Remedy(
-                id="use-nccl",
-                summary=f'init_process_group("{library}"): {library.upper()} moves tensors from '
-                "device to device; keep gloo for tensors of the CPU",
+            remedies.USE_NCCL.offer(
+                f'call init_process_group("{library}"): {library.upper()} moves tensors directly '
+                "between devices; keep gloo for CPU tensors",
             ),
         ),
     )
 
 
-def _device_spans(evidence: Evidence) -> Set:
-    """gloo's spans that launch copies, or all where the capture says that no group has another
-    backend for the device."""
+def _select_device_spans(evidence: RankEvidence) -> Set:
+    """gloo's spans that launch copies; all of them where the capture shows that no group has
+    another backend for the device."""
     trace, host = evidence.trace, evidence.trace.host
     named = rows_named(trace, host, host.kind <= HostKind.ANNOTATION, _SPAN.match)
     if not named.any():
         return intervals.union(host.start_ns[:0], host.start_ns[:0])
-    if not _only_gloo(evidence):
+    if not _has_only_gloo(evidence):
         around = nearest_of(host, named, trace.device.launch)
         named = np.zeros(len(host), np.bool_)
         named[around[around >= 0]] = True
     return intervals.union(host.start_ns[named], (host.start_ns + host.dur_ns)[named])
 
 
-def _only_gloo(evidence: Evidence) -> bool:
-    """A model in DDP or FSDP on the device, whose gradients have no other way."""
-    backends = [_for_device(text) for text in _backends(evidence).values()]
+def _has_only_gloo(evidence: RankEvidence) -> bool:
+    """Whether a model in DDP or FSDP has no other backend for its gradients."""
+    backends = [_device_backend(text) for text in _read_backends(evidence).values()]
     spread = any(evidence.layout.get(name) for name in ("ddp", "fsdp_modules", "placements"))
     return spread and bool(backends) and all(name == "gloo" for name in backends)
 
 
-def _backends(evidence: Evidence) -> dict[str, str]:
-    """Group -> backend as torch says it, such as cpu:gloo,cuda:nccl."""
+def _read_backends(evidence: RankEvidence) -> dict[str, str]:
+    """Group -> backend in torch's words, such as cpu:gloo,cuda:nccl."""
     groups = evidence.layout.get("groups") or ()
-    return {str(each.get("name")): str(each.get("backend") or "") for each in groups}
+    return {str(row.get("name")): str(row.get("backend") or "") for row in groups}
 
 
-def _for_device(backend: str) -> str:
-    """The part that serves a device; one name serves all."""
+def _device_backend(backend: str) -> str:
+    """The backend for the device; a single name is for all devices."""
     parts = dict(part.split(":", 1) for part in backend.split(",") if ":" in part)
     return next((name for kind, name in parts.items() if kind != "cpu"), backend)
+
+
+RULE = FindingRule(id="gloo-on-device", scope="rank", title="gloo instead of NCCL", find=find)

@@ -2,75 +2,85 @@
 
 from __future__ import annotations
 
-from stepscope.explain.findings.evidence import LOW, Evidence, places, severity
-from stepscope.records.explanation import GAP_CAUSES, Finding, Remedy
+from typing import TYPE_CHECKING
+
+from stepscope.explain.findings.evidence import LOW, places, severity
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.records import remedies
+from stepscope.records.explanation import GAP_CAUSES
+from stepscope.records.figures import percent, significant
+
+if TYPE_CHECKING:
+    from stepscope.explain.findings.evidence import RankEvidence
+    from stepscope.records.explanation import Finding, Remedy
 
 _OPERATORS, _PYTHON = GAP_CAUSES.index("operators"), GAP_CAUSES.index("python")
 
 
-def find(evidence: Evidence) -> Finding | None:
-    """Host idle while the feeding threads were in operators or in Python."""
-    share = evidence.part("operators", "python")
+def find(evidence: RankEvidence) -> Finding | None:
+    """The device is idle while the launching threads are in operators or in Python."""
+    share = evidence.budget_share("operators", "python")
     if share < LOW:
         return None
     if evidence.on_host:
-        summary = (
-            f"{share:.0%} of the step runs no operator: Python between the operators takes "
-            f"{evidence.part_ms('operators', 'python')}."
-        )
+        summary = f"no operator runs for {percent(share)} of the step: Python is busy between them."
     else:
         summary = (
-            f"the {evidence.device} has nothing queued for {share:.0%} of the step: "
+            f"the {evidence.device} has nothing queued for {percent(share)} of the step: "
             "the host launches work too slowly."
         )
-    return Finding(
-        id="host-bound",
-        title="Python between operators" if evidence.on_host else "Host-bound",
+    return RULE.finding(
+        title="Python between operators" if evidence.on_host else "",
         share=share,
         severity=severity(share),
         summary=summary,
-        evidence=tuple(_evidence(evidence)),
+        evidence=tuple(_list_evidence(evidence)),
         where=places(evidence, (_OPERATORS, _PYTHON)),
-        remedies=_remedies(evidence),
+        remedies=_offer(evidence),
     )
 
 
-def _evidence(evidence: Evidence) -> list[str]:
+def _list_evidence(evidence: RankEvidence) -> list[str]:
     launches = evidence.launches
     parts = {"operators": "inside operators", "python": "in Python outside operators"}
     lines = [
-        f"idle while the host was {parts[part]}: {evidence.part_ms(part)}"
-        for part in sorted(parts, key=evidence.part, reverse=True)
+        f"idle while the host is {parts[part]}: {evidence.budget_ms(part)}"
+        for part in sorted(parts, key=evidence.budget_share, reverse=True)
     ]
     if launches.queue_empty_share is not None:
         lines.append(
-            f"nothing was queued for {launches.queue_empty_share:.0%} of the time "
-            f"(mean queue {launches.queue_mean:.1f}, longest {launches.queue_max})"
+            f"the launch queue is empty for {percent(launches.queue_empty_share)} of the time "
+            f"(mean length {significant(launches.queue_mean or 0.0)}, longest {launches.queue_max})"
         )
+    return [*lines, _describe_basis(evidence)]
+
+
+def _describe_basis(evidence: RankEvidence) -> str:
     if evidence.budget.basis == "measured":
-        lines.append("shares are of the step as measured without the profiler")
-    elif evidence.budget.basis == "corrected":
-        lines.append(
-            "shares are of the step with the profiler's cost taken out "
-            "(`stepscope run` measures the real step too)"
-        )
-    else:
-        lines.append(
-            "the profiler itself slows the host: without it this share is smaller "
-            "(`stepscope run` measures the real step too)"
-        )
-    return lines
-
-
-def _remedies(evidence: Evidence) -> tuple[Remedy, ...]:
-    if evidence.on_host:
+        return "shares refer to the step as measured without the profiler"
+    if evidence.budget.basis == "corrected":
         return (
-            Remedy(id="compile", summary="torch.compile fuses operators and removes Python"),
-            Remedy(id="batch", summary="a larger batch gives each operator more to do"),
+            "shares refer to the step with the profiler's cost removed "
+            "(`stepscope run` also measures the real step)"
         )
     return (
-        Remedy(id="cuda-graphs", summary="replay the step as one CUDA graph: one launch per step"),
-        Remedy(id="compile", summary="torch.compile fuses operators and launches fewer kernels"),
-        Remedy(id="batch", summary="a larger batch makes kernels longer at the same launch cost"),
-        Remedy(id="optimizer", summary="a fused optimizer replaces hundreds of launches"),
+        "the profiler slows the host: without it this share is smaller "
+        "(`stepscope run` also measures the real step)"
     )
+
+
+def _offer(evidence: RankEvidence) -> tuple[Remedy, ...]:
+    if evidence.on_host:
+        return (
+            remedies.COMPILE.offer("use torch.compile: it fuses operators and removes Python"),
+            remedies.BATCH.offer("use a larger batch: each operator does more work per call"),
+        )
+    return (
+        remedies.CUDA_GRAPHS.offer("replay the step as one CUDA graph: one launch per step"),
+        remedies.COMPILE.offer("use torch.compile: it fuses operators and launches fewer kernels"),
+        remedies.BATCH.offer("use a larger batch: longer kernels at the same launch cost"),
+        remedies.FUSED_OPTIMIZER.offer("use a fused optimizer: it saves hundreds of launches"),
+    )
+
+
+RULE = FindingRule(id="host-bound", scope="rank", title="Host-bound", find=find)

@@ -1,56 +1,60 @@
-"""Many small kernels: the time to launch each one is what the device waits for."""
+"""Many small kernels: the device waits for each launch."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from stepscope.explain.findings.evidence import MEDIUM, Evidence, places, severity
-from stepscope.records.explanation import GAP_CAUSES, Finding, Remedy
+from stepscope.explain.findings.evidence import MEDIUM, RankEvidence, places, severity
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.records import remedies
+from stepscope.records.explanation import GAP_CAUSES, Finding
+from stepscope.records.figures import duration, percent
 from stepscope.records.words import counted
 
 SMALL_GAP_NS = 100_000
 _CAUSES = tuple(GAP_CAUSES.index(cause) for cause in ("launch", "operators", "python"))
 
 
-def find(evidence: Evidence) -> Finding | None:
-    """Idle in small gaps between kernels that are shorter than the time between their launches."""
+def find(evidence: RankEvidence) -> Finding | None:
+    """Small gaps between kernels that are shorter than the time between their launches."""
     launches, gaps = evidence.launches, evidence.gaps
     if evidence.on_host or not launches.calls or not launches.kernels:
         return None
     sizes = gaps.end_ns - gaps.start_ns
     small = (sizes < SMALL_GAP_NS) & np.isin(gaps.cause, _CAUSES)
     share = evidence.idle_share(int(sizes[small].sum()))
-    kernel_ns = sum(each.total_ns for each in evidence.kernels) / launches.device_events
+    kernel_ns = sum(kernel.total_ns for kernel in evidence.kernels) / launches.device_events
     interval_ns = evidence.whole.span_ns / launches.device_events
     if share < MEDIUM or launches.short_kernels < launches.kernels / 2:
         return None
-    return Finding(
-        id="launch-bound",
-        title="Launch-bound",
+    return RULE.finding(
         share=share,
         severity=severity(share),
-        summary=f"{share:.0%} of the step is lost in small gaps between kernels: launching a "
+        summary=f"{percent(share)} of the step is lost in small gaps between kernels: launching a "
         "kernel takes longer than running it.",
         evidence=(
-            f"{counted(int(small.sum()), 'gap')} under {SMALL_GAP_NS // 1000} µs, "
-            f"{evidence.ms(share)}",
-            f"a kernel or copy runs {kernel_ns / 1000:.1f} µs on average, one starts every "
-            f"{interval_ns / 1000:.1f} µs",
-            f"shorter than 10 µs: {launches.short_kernels} of "
-            f"{counted(launches.kernels, 'kernel')}",
-            *_slowed(evidence),
+            f"{counted(int(small.sum()), 'gap')} under {SMALL_GAP_NS // 1000} µs: "
+            f"{evidence.step_ms(share)}",
+            f"a kernel or copy runs {duration(kernel_ns)} on average; one starts every "
+            f"{duration(interval_ns)}",
+            f"{launches.short_kernels:,} of {counted(launches.kernels, 'kernel')} run for less "
+            "than 10 µs",
+            *_warn_of_profiler(evidence),
         ),
         where=places(evidence, _CAUSES),
         remedies=(
-            Remedy(id="cuda-graphs", summary="replay the step as one CUDA graph"),
-            Remedy(id="compile", summary="torch.compile fuses small kernels"),
-            Remedy(id="optimizer", summary="optimizer with foreach=True or fused=True"),
-            Remedy(id="batch", summary="a larger batch makes each kernel longer"),
+            remedies.CUDA_GRAPHS.offer("replay the step as one CUDA graph: one launch per step"),
+            remedies.COMPILE.offer("use torch.compile: it fuses small kernels"),
+            remedies.FUSED_OPTIMIZER.offer("create the optimizer with fused=True or foreach=True"),
+            remedies.BATCH.offer("use a larger batch: each kernel runs longer per launch"),
         ),
     )
 
 
-def _slowed(evidence: Evidence) -> tuple[str, ...]:
+def _warn_of_profiler(evidence: RankEvidence) -> tuple[str, ...]:
     if evidence.budget.basis in ("measured", "corrected"):
         return ()
-    return ("the profiler makes every launch slower: without it this share is smaller",)
+    return ("the profiler slows every launch: without it this share is smaller",)
+
+
+RULE = FindingRule(id="launch-bound", scope="rank", title="Launch-bound", find=find)

@@ -1,4 +1,4 @@
-"""Copies that change nothing but how a tensor lies in memory."""
+"""Copies that only change a tensor's layout in memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import numpy as np
 from stepscope.explain.call_tree import group, sum_by
 from stepscope.explain.findings.evidence import (
     LOW,
-    Evidence,
+    RankEvidence,
     costliest_places,
     kernel_severity,
 )
+from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.window_kernels import by_kernel, by_operator, callers
 from stepscope.explain.work import named, one_of, rows_named
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.records import remedies
+from stepscope.records.figures import percent
 from stepscope.records.trace import HostKind
 from stepscope.records.words import counted
 from stepscope.trace.links import nearest_of
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.window_kernels import Launched
+    from stepscope.records.explanation import Finding, Remedy
     from stepscope.records.trace import Trace
 
 TRANSPOSING = one_of("nchwto nhwcto batched_transpose transpose_readwrite")
@@ -32,36 +35,34 @@ COPYING = re.compile(r"^aten::(?:copy_|clone)$")
 LAYING_OUT = re.compile(r"^aten::(?:contiguous|reshape)$")
 
 
-def find(evidence: Evidence) -> Finding | None:
+def find(evidence: RankEvidence) -> Finding | None:
     """Transposing kernels, and the copies that `contiguous` and `reshape` make."""
     if evidence.on_host:
         return None
     trace, launched = evidence.trace, evidence.launched
     in_convolution = by_kernel(trace, launched, TRANSPOSING)
-    around = _around(trace, launched)
-    chosen = in_convolution | _laid_out(trace, launched, around)
+    around = _find_surrounding(trace, launched)
+    chosen = in_convolution | _select_layout_copies(trace, launched, around)
     share = evidence.device_share(int(launched.dur_ns[chosen].sum()))
     if share < LOW:
         return None
-    return Finding(
-        id="layout-copies",
-        title="Copies that only change layout",
+    return RULE.finding(
         share=share,
         severity=kernel_severity(evidence, share),
-        summary=f"{share:.0%} of the step is spent rewriting tensors in another order of "
-        "dimensions; no value changes.",
+        summary=f"{percent(share)} of the step is copies that only change a tensor's memory "
+        "layout, not its values.",
         evidence=(
-            f"{counted(int(chosen.sum()), 'such kernel')} in the trace's steps, "
-            f"{evidence.ms(share)}",
-            *_reasons(evidence, chosen, around),
+            f"{counted(int(chosen.sum()), 'such kernel')} in the traced steps: "
+            f"{evidence.step_ms(share)}",
+            *_list_causes(evidence, chosen, around),
         ),
         where=costliest_places(trace, callers(trace, launched)[chosen], launched.dur_ns[chosen]),
-        remedies=_remedies(bool(in_convolution.any())),
+        remedies=_offer(bool(in_convolution.any())),
     )
 
 
-def _around(trace: Trace, launched: Launched) -> NDArray[np.int32]:
-    """The nearest operator around each piece that is not itself a copy, or -1."""
+def _find_surrounding(trace: Trace, launched: Launched) -> NDArray[np.int32]:
+    """The nearest operator around each kernel that is not itself a copy, or -1."""
     return nearest_of(trace.host, _operators_but(trace, COPYING), launched.operator)
 
 
@@ -70,16 +71,20 @@ def _operators_but(trace: Trace, these: re.Pattern[str]) -> NDArray[np.bool_]:
     return operator & ~rows_named(trace, trace.host, operator, these.match)
 
 
-def _laid_out(trace: Trace, launched: Launched, around: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Copies made by an operator that asks for another layout."""
+def _select_layout_copies(
+    trace: Trace, launched: Launched, around: NDArray[np.int32]
+) -> NDArray[np.bool_]:
+    """Copies made by an operator that changes the layout."""
     known = by_operator(trace, launched, COPYING.match) & (around >= 0)
     if not known.any():
         return known
     return named(trace, trace.host.name[around], known, LAYING_OUT.match)
 
 
-def _reasons(evidence: Evidence, chosen: NDArray[np.bool_], around: NDArray[np.int32]) -> list[str]:
-    """The operators that asked for it, the costliest first."""
+def _list_causes(
+    evidence: RankEvidence, chosen: NDArray[np.bool_], around: NDArray[np.int32]
+) -> list[str]:
+    """The operators that caused the copies, the costliest first."""
     trace, host = evidence.trace, evidence.trace.host
     asks = chosen & (around >= 0)
     if not asks.any():
@@ -91,20 +96,27 @@ def _reasons(evidence: Evidence, chosen: NDArray[np.bool_], around: NDArray[np.i
     total = sum_by(inverse, evidence.launched.dur_ns[asks], count)
     calls = np.bincount(inverse, minlength=count)
     return [
-        f"for {_words(trace.strings[host.name[asking[first[i]]]])}: "
+        f"for {_short_name(trace.strings[host.name[asking[first[i]]]])}: "
         f"{counted(int(calls[i]), 'kernel')}, "
-        f"{evidence.ms(evidence.device_share(int(total[i])))}"
+        f"{evidence.step_ms(evidence.device_share(int(total[i])))}"
         for i in np.argsort(-total, kind="stable")[:3].tolist()
     ]
 
 
-def _words(name: str) -> str:
+def _short_name(name: str) -> str:
     return name.removeprefix("autograd::engine::evaluate_function: ")
 
 
-def _remedies(in_convolution: bool) -> tuple[Remedy, ...]:
-    fuse = Remedy(id="compile", summary="torch.compile folds such copies into their neighbours")
+def _offer(in_convolution: bool) -> tuple[Remedy, ...]:
+    fuse = remedies.COMPILE.offer(
+        "use torch.compile: it folds such copies into neighbouring kernels"
+    )
     if not in_convolution:
         return (fuse,)
-    keep = "model.to(memory_format=torch.channels_last), and the input too: convolutions need none"
-    return (Remedy(id="channels-last", summary=keep), fuse)
+    keep = "convert model and inputs to torch.channels_last: convolutions then need no copies"
+    return (remedies.CHANNELS_LAST.offer(keep), fuse)
+
+
+RULE = FindingRule(
+    id="layout-copies", scope="rank", title="Copies that only change layout", find=find
+)

@@ -1,4 +1,4 @@
-"""Device time that goes to moving bytes: kernels whose roof is the memory."""
+"""Device time spent moving bytes: kernels limited by memory bandwidth."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import numpy as np
 
 from stepscope.explain.findings.evidence import (
     LOW,
-    Evidence,
+    RankEvidence,
     costliest_places,
     kernel_severity,
     spot_words,
 )
+from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.window_kernels import by_kernel, by_operator, callers
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.records import remedies
+from stepscope.records.figures import percent, rate
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
@@ -23,66 +25,69 @@ if TYPE_CHECKING:
 
     from stepscope.explain.window_kernels import Launched
     from stepscope.records.efficiency import Efficiency, Spot
+    from stepscope.records.explanation import Finding
 
-MOSTLY = 0.25  # of the step: with less than that, memory is not what binds it
-# Already one kernel for many tensors, or one for many operators.
+MOSTLY = 0.25  # of the step: with less, memory is not the limit
+# Kernels that already work on many tensors or for many operators.
 JOINED = re.compile(r"_foreach|_fused|multi_tensor|^triton_|embedding|index")
 
 
-def find(evidence: Evidence) -> Finding | None:
-    """What joining neighbours would save, where operators bound by memory take much of a step."""
+def find(evidence: RankEvidence) -> Finding | None:
+    """What fusing neighbouring kernels would save, where memory-bound operators take much time."""
     efficiency = evidence.efficiency
     if efficiency is None or evidence.on_host:
         return None
     spots = [spot for spot in efficiency.spots if spot.bound == "memory" and not spot.flops]
-    moving = evidence.of_step(sum(spot.device_ns for spot in spots))
+    moving = evidence.mean_step_share(sum(spot.device_ns for spot in spots))
     if moving < MOSTLY:
         return None
     trace, launched = evidence.trace, evidence.launched
-    chosen = _fusible(evidence, launched, spots)
-    saved_ns, runs = _saved(evidence, launched, chosen)
+    chosen = _select_fusible(evidence, launched, spots)
+    saved_ns, runs = _measure_saving(evidence, launched, chosen)
     saved = evidence.device_share(saved_ns)
     if saved < LOW:
         return None
-    return Finding(
-        id="memory-bound",
-        title="Bound by memory",
+    return RULE.finding(
         share=saved,
         severity=kernel_severity(evidence, saved),
-        summary=f"{moving:.0%} of the step moves data rather than computes; joining neighbouring "
-        f"kernels would save up to {saved:.0%} of it.",
+        summary=f"{percent(moving)} of the step moves data instead of computing; fusing "
+        f"neighbouring kernels would save up to {percent(saved)}.",
         evidence=(
-            f"operators bound by memory: {evidence.ms(moving)}",
-            f"{counted(runs, 'run')} of neighbours: all but the longest of each is "
-            f"{evidence.ms(saved)}",
-            *(_line(evidence, spot) for spot in _costliest(spots)),
-            *_bandwidth(efficiency),
+            f"operators limited by memory bandwidth: {evidence.step_ms(moving)}",
+            f"fusing {counted(runs, 'run')} of neighbouring kernels saves up to "
+            f"{evidence.step_ms(saved)}",
+            *(_describe_spot(evidence, spot) for spot in _costliest(spots)),
+            *_describe_bandwidth(efficiency),
         ),
         where=costliest_places(trace, callers(trace, launched)[chosen], launched.dur_ns[chosen]),
         remedies=(
-            Remedy(id="compile", summary="torch.compile joins neighbours: data is read once"),
-            Remedy(id="bf16", summary="half the bytes where tensors are still fp32"),
+            remedies.COMPILE.offer("use torch.compile: fused kernels read their data once"),
+            remedies.BF16.offer("use bf16: half the bytes where tensors are still fp32"),
         ),
     )
 
 
-def _fusible(evidence: Evidence, launched: Launched, spots: list[Spot]) -> NDArray[np.bool_]:
+def _select_fusible(
+    evidence: RankEvidence, launched: Launched, spots: list[Spot]
+) -> NDArray[np.bool_]:
     names = {spot.operator for spot in spots if not JOINED.search(spot.operator)}
-    names -= {spot.operator for spot in _computing(evidence)}
+    names -= {spot.operator for spot in _list_compute_bound(evidence)}
     bound = by_operator(evidence.trace, launched, names.__contains__)
     return bound & ~by_kernel(evidence.trace, launched, JOINED.search)
 
 
-def _computing(evidence: Evidence) -> list[Spot]:
-    """Operators that other shapes make bound by arithmetic: products stay what they are."""
+def _list_compute_bound(evidence: RankEvidence) -> list[Spot]:
+    """Operators that are limited by arithmetic in other shapes."""
     assert evidence.efficiency is not None
     return [spot for spot in evidence.efficiency.spots if spot.bound == "compute"]
 
 
-def _saved(evidence: Evidence, launched: Launched, chosen: NDArray[np.bool_]) -> tuple[int, int]:
-    """Over runs of such kernels on one stream: their time less the longest of each, and the runs.
+def _measure_saving(
+    evidence: RankEvidence, launched: Launched, chosen: NDArray[np.bool_]
+) -> tuple[int, int]:
+    """Time saved by fusing each run of such kernels on one stream, and the number of runs.
 
-    The kernel that joins a run still moves what its largest member moves.
+    A fused kernel still moves what the largest of its parts moves.
     """
     if not chosen.any():
         return 0, 0
@@ -102,14 +107,17 @@ def _costliest(spots: list[Spot]) -> list[Spot]:
     return sorted(spots, key=lambda spot: -spot.device_ns)[:3]
 
 
-def _line(evidence: Evidence, spot: Spot) -> str:
-    rate = ""
+def _describe_spot(evidence: RankEvidence, spot: Spot) -> str:
+    speed = ""
     if spot.bytes_moved and spot.device_ns:
-        rate = f", {spot.bytes_moved / spot.device_ns / 1e3:.2f} TB/s"
-    return f"{spot_words(evidence, spot)}{rate}"
+        speed = f", {rate(spot.bytes_moved / spot.device_ns * 1e9, 'B/s')}"
+    return f"{spot_words(evidence, spot)}{speed}"
 
 
-def _bandwidth(efficiency: Efficiency) -> tuple[str, ...]:
+def _describe_bandwidth(efficiency: Efficiency) -> tuple[str, ...]:
     if efficiency.ceilings is None or not efficiency.ceilings.bytes_s:
         return ()
-    return (f"the memory moves at most {efficiency.ceilings.bytes_s / 1e12:.2f} TB/s",)
+    return (f"peak of the memory: {rate(efficiency.ceilings.bytes_s, 'B/s')}",)
+
+
+RULE = FindingRule(id="memory-bound", scope="rank", title="Memory-bound", find=find)

@@ -1,29 +1,31 @@
-"""Memory that grows with every step."""
+"""Memory that grows in every step."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.memory.words import size
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.records import remedies
+from stepscope.records.figures import size
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import Evidence
+    from stepscope.explain.findings.evidence import RankEvidence
+    from stepscope.records.explanation import Finding
     from stepscope.records.memory import Memory
 
-# In a thousand steps, of the limit (or of the peak where there is none).
+# Share of the limit (or of the peak without a limit) that a thousand steps add.
 LEAST_SHARE = 0.01
 SOON_STEPS = 1000
 
 
-def find(evidence: Evidence) -> Finding | None:
-    """Steady growth of what is alive between steps."""
+def find(evidence: RankEvidence) -> Finding | None:
+    """Steady growth of the memory that is alive between steps."""
     return find_in(evidence.memory) if evidence.memory is not None else None
 
 
 def find_in(memory: Memory) -> Finding | None:
-    """The same of an account of memory alone."""
+    """The same, from the memory account alone."""
     growth = memory.growth
     if growth is None or not growth.steady:
         return None
@@ -32,31 +34,31 @@ def find_in(memory: Memory) -> Finding | None:
         return None
     ends = growth.ends_bytes
     evidence = [
-        f"alive at the end of a step: {size(ends[0])}, {counted(len(ends) - 1, 'step')} later "
+        f"alive at the end of a step: {size(ends[0])}; {counted(len(ends) - 1, 'step')} later: "
         f"{size(ends[-1])}",
-        f"{size(growth.bytes_per_step)} more in each step, the first {growth.skipped} left out",
+        f"grows by {size(growth.bytes_per_step)} per step (without the first "
+        f"{counted(growth.skipped, 'step')})",
     ]
     left = None
     if memory.limit_bytes:
         left = max(0, memory.limit_bytes - memory.peak_bytes) // growth.bytes_per_step
         evidence.append(f"at this rate memory is full in about {counted(left, 'step')}")
-    return Finding(
-        id="memory-leak",
-        title="Memory grows",
+    return RULE.finding(
         share=min(1.0, growth.bytes_per_step / memory.peak_bytes) if memory.peak_bytes else 0.0,
         of="memory",
         severity="high" if left is not None and left < SOON_STEPS else "medium",
         summary=f"every step adds {size(growth.bytes_per_step)} that is never released.",
         evidence=tuple(evidence),
         remedies=(
-            Remedy(
-                id="detach",
-                summary="keep loss.item() or loss.detach(), not the loss: it holds its graph",
+            remedies.DETACH.offer(
+                "keep loss.item() or loss.detach(), not the loss: it keeps its whole graph alive",
             ),
-            Remedy(
-                id="snapshot",
-                summary="torch.cuda.memory._dump_snapshot() after some steps, then `stepscope "
-                "explain` it: by_site names the lines",
+            remedies.SNAPSHOT.offer(
+                "call torch.cuda.memory._dump_snapshot() after some steps and run `stepscope "
+                "explain` on the file: it names the lines that allocate"
             ),
         ),
     )
+
+
+RULE = FindingRule(id="memory-leak", scope="rank", title="Memory grows", find=find)

@@ -1,4 +1,4 @@
-"""An optimizer that launches its kernels for one parameter after the other."""
+"""An optimizer that updates one parameter at a time."""
 
 from __future__ import annotations
 
@@ -8,72 +8,74 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.call_tree import group
-from stepscope.explain.findings.evidence import LOW, Evidence, costliest_places, severity
+from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places, severity
+from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.optimizer_steps import in_optimizer_step
 from stepscope.explain.window_kernels import by_operator
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.records import remedies
+from stepscope.records.figures import duration, milliseconds, percent, significant
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.window_kernels import Launched
+    from stepscope.records.explanation import Finding
 
 FEWEST_PARAMETERS = 20
-# Operators of one tensor; `_foreach_` and `_fused_` ones take a list of them.
+# Operators on one tensor; `_foreach_` and `_fused_` operators take a list.
 ONE_TENSOR = re.compile(r"^aten::(?!_foreach|_fused)")
 
 
-def find(evidence: Evidence) -> Finding | None:
-    """Kernels under `Optimizer.step#` that operators of one tensor launched."""
+def find(evidence: RankEvidence) -> Finding | None:
+    """Kernels under `Optimizer.step#` launched by operators on one tensor."""
     if evidence.on_host:
         return None
     trace, launched = evidence.trace, evidence.launched
-    step = _steps_of(evidence, launched)
+    step = _optimizer_steps(evidence, launched)
     inside = step >= 0
     single = inside & by_operator(trace, launched, ONE_TENSOR.match)
     steps = len(distinct(step[single]))
-    parameters = _parameters(evidence, launched, single) / max(1, steps)
+    parameters = _count_parameters(evidence, launched, single) / max(1, steps)
     if parameters < FEWEST_PARAMETERS or 2 * single.sum() < inside.sum():
         return None
-    span_ns = _span_ns(evidence, launched, step)
+    span_ns = _measure_span_ns(evidence, launched, step)
     worked_ns = min(span_ns, int(launched.dur_ns[inside].sum()))
     share = evidence.device_share(worked_ns) + evidence.idle_share(span_ns - worked_ns)
     share = min(1.0, share)
     if share < LOW:
         return None
     kernels = int(inside.sum()) / steps
-    return Finding(
-        id="optimizer-per-parameter",
-        title="Optimizer loops over parameters",
+    return RULE.finding(
         share=share,
         severity=severity(share),
-        summary=f"the optimizer launches {kernels:,.0f} kernels per step, one parameter after the "
-        f"other, and takes {share:.0%} of the step.",
+        summary=f"the optimizer takes {percent(share)} of the step: it launches {kernels:,.0f} "
+        "kernels, one parameter at a time.",
         evidence=(
-            f"from its first kernel to its last: {evidence.ms(share)}, of which "
-            f"{evidence.device_share(worked_ns) * evidence.budget.step_ms:.2f} ms is work",
-            f"about {parameters:,.0f} parameters, {kernels / parameters:.1f} kernels for each",
-            f"a kernel runs {launched.dur_ns[inside].mean() / 1000:.1f} µs on average",
+            f"from its first kernel to its last: {evidence.step_ms(share)}, with kernels running "
+            f"for {milliseconds(evidence.device_share(worked_ns) * evidence.budget.step_ms)}",
+            f"about {parameters:,.0f} parameters, {significant(kernels / parameters)} kernels each",
+            f"a kernel runs {duration(float(launched.dur_ns[inside].mean()))} on average",
         ),
         where=costliest_places(trace, step[inside], launched.dur_ns[inside]),
         remedies=(
-            Remedy(
-                id="fused-optimizer",
-                summary="fused=True (or foreach=True) updates many parameters with one kernel",
+            remedies.FUSED_OPTIMIZER.offer(
+                "create the optimizer with fused=True or foreach=True: one kernel for many "
+                "parameters",
             ),
-            Remedy(id="cuda-graphs", summary="replay the step as one CUDA graph: one launch"),
+            remedies.CUDA_GRAPHS.offer("replay the step as one CUDA graph: one launch per step"),
         ),
     )
 
 
-def _steps_of(evidence: Evidence, launched: Launched) -> NDArray[np.int32]:
-    """The optimizer step's mark around each launch, or -1."""
+def _optimizer_steps(evidence: RankEvidence, launched: Launched) -> NDArray[np.int32]:
+    """The optimizer step around each launch, or -1."""
     return in_optimizer_step(evidence.trace, evidence.trace.device.launch[launched.rows])
 
 
-def _parameters(evidence: Evidence, launched: Launched, single: NDArray[np.bool_]) -> int:
-    """How often an operator that every parameter needs was called: the least of the frequent."""
+def _count_parameters(evidence: RankEvidence, launched: Launched, single: NDArray[np.bool_]) -> int:
+    """Number of parameters: the fewest calls among the frequent operators, as each parameter needs
+    one call of each."""
     if not single.any():
         return 0
     host = evidence.trace.host
@@ -83,8 +85,8 @@ def _parameters(evidence: Evidence, launched: Launched, single: NDArray[np.bool_
     return int(counts[2 * counts >= counts.max()].min())
 
 
-def _span_ns(evidence: Evidence, launched: Launched, step: NDArray[np.int32]) -> int:
-    """First start to last end of each optimizer step's work, summed."""
+def _measure_span_ns(evidence: RankEvidence, launched: Launched, step: NDArray[np.int32]) -> int:
+    """From first start to last end of each optimizer step's kernels, summed."""
     rows = launched.rows[step >= 0]
     start = evidence.trace.device.start_ns[rows]
     first, which, count = group(step[step >= 0])
@@ -92,3 +94,8 @@ def _span_ns(evidence: Evidence, launched: Launched, step: NDArray[np.int32]) ->
     np.minimum.at(begins, which, start)
     np.maximum.at(ends, which, start + launched.dur_ns[step >= 0])
     return int((ends - begins).sum()) if count else 0
+
+
+RULE = FindingRule(
+    id="optimizer-per-parameter", scope="rank", title="Optimizer loops over parameters", find=find
+)

@@ -1,27 +1,33 @@
-"""The profiler's own work shows in the trace: those gaps are not the training's."""
+"""Gaps in the trace that the profiler itself causes."""
 
 from __future__ import annotations
 
-from stepscope.explain.findings.evidence import LOW, Evidence, severity
-from stepscope.records.explanation import Finding, Remedy
+from typing import TYPE_CHECKING
+
+from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.records import remedies
+from stepscope.records.figures import percent
+
+if TYPE_CHECKING:
+    from stepscope.records.explanation import Finding
 
 
-def find(evidence: Evidence) -> Finding | None:
-    """Host idle while the profiler flushed or resized its buffers."""
-    share = evidence.part("profiler")
+def find(evidence: RankEvidence) -> Finding | None:
+    """The device is idle while the profiler flushes or resizes its buffers."""
+    share = evidence.budget_share("profiler")
     if share < LOW:
         return None
-    return Finding(
-        id="profiler-overhead",
-        title="Profiler overhead",
+    return RULE.finding(
         share=share,
         severity="low" if severity(share) == "low" else "medium",
-        summary=f"{share:.0%} of the step is the profiler handling its own buffers; "
-        "without the profiler this time does not exist.",
-        evidence=(f"in the profiler: {evidence.part_ms('profiler')}",),
+        summary=f"{percent(share)} of the step is the profiler's own work on its buffers: without "
+        "the profiler this time does not exist.",
+        evidence=(f"in the profiler: {evidence.budget_ms('profiler')}",),
         remedies=(
-            Remedy(
-                id="lighter-profile", summary="profile fewer steps, or without shapes and stacks"
-            ),
+            remedies.LIGHTER_PROFILE.offer("profile fewer steps, or without shapes and stacks"),
         ),
     )
+
+
+RULE = FindingRule(id="profiler-overhead", scope="rank", title="Profiler overhead", find=find)

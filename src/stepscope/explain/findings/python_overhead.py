@@ -1,40 +1,48 @@
-"""The device waits for Python itself: code between operators, not the operators."""
+"""The device waits for Python code between operators."""
 
 from __future__ import annotations
 
-from stepscope.explain.findings.evidence import LOW, Evidence, places, severity
-from stepscope.records.explanation import GAP_CAUSES, Finding, Remedy
+from stepscope.explain.findings.evidence import LOW, RankEvidence, places, severity
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.records import remedies
+from stepscope.records.explanation import GAP_CAUSES, Finding
+from stepscope.records.figures import percent
 
 
-def find(evidence: Evidence) -> Finding | None:
-    """Of the time the host leaves the device without work, more than half in no operator.
+def find(evidence: RankEvidence) -> Finding | None:
+    """More than half of the time without work is Python outside operators.
 
-    host-bound tells how long the device has nothing queued; this tells that the time is in the
-    user's own code, which fewer or larger kernels would not make shorter. On a CPU the two are the
-    same, and host-bound alone speaks.
+    host-bound reports how long the device has nothing queued. This reports that the user's own code
+    is the reason, which fewer or larger kernels do not make shorter. On a CPU the two are the same,
+    and only host-bound is reported.
     """
     idle = evidence.idle
     if evidence.on_host or idle.python_ns <= idle.operators_ns:
         return None
-    # The step of record has less host idle than the window, and no word on whose it was.
-    host = evidence.part("operators", "python")
+    # The step of record has less idle time than the window; its causes are known for the window.
+    host = evidence.budget_share("operators", "python")
     share = host * idle.python_ns / (idle.python_ns + idle.operators_ns)
     if share < LOW:
         return None
-    return Finding(
-        id="python-overhead",
-        title="Python overhead",
+    return RULE.finding(
         share=share,
         severity=severity(share),
-        summary=f"the {evidence.device} waits {share:.0%} of the step for Python code between "
-        "operators.",
+        summary=f"the {evidence.device} waits for Python code between operators for "
+        f"{percent(share)} of the step.",
         evidence=(
-            f"idle while the host was in Python outside operators: {evidence.ms(share)}",
-            f"idle while it was inside operators: {evidence.ms(host - share)}",
+            f"idle while the host is in Python outside operators: {evidence.step_ms(share)}",
+            f"idle while the host is inside operators: {evidence.step_ms(host - share)}",
         ),
         where=places(evidence, (GAP_CAUSES.index("python"),)),
         remedies=(
-            Remedy(id="compile", summary="torch.compile takes Python out of the model's forward"),
-            Remedy(id="cuda-graphs", summary="a replayed graph runs no Python between kernels"),
+            remedies.COMPILE.offer(
+                "use torch.compile: it removes Python from the model's forward pass"
+            ),
+            remedies.CUDA_GRAPHS.offer(
+                "replay the step as one CUDA graph: no Python runs between kernels"
+            ),
         ),
     )
+
+
+RULE = FindingRule(id="python-overhead", scope="rank", title="Python overhead", find=find)

@@ -1,33 +1,40 @@
-"""Forward work that is done a second time during backward, to keep fewer activations."""
+"""Forward work that backward repeats, so that fewer activations are kept."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from stepscope.explain.efficiency import above_peak
-from stepscope.explain.findings.evidence import LOW, Evidence, severity, spot_words
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.explain.findings.evidence import LOW, RankEvidence, severity, spot_words
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.records import remedies
+from stepscope.records.figures import percent
+
+if TYPE_CHECKING:
+    from stepscope.records.explanation import Finding
 
 
-def find(evidence: Evidence) -> Finding | None:
-    """What activation checkpointing costs; never graver than medium: somebody chose it."""
+def find(evidence: RankEvidence) -> Finding | None:
+    """The cost of activation checkpointing; medium at most, because somebody chose it."""
     efficiency = evidence.efficiency
     if efficiency is None:
         return None
     spots = [spot for spot in efficiency.spots if spot.recomputed]
-    share = evidence.of_step(sum(spot.device_ns for spot in spots))
+    share = evidence.mean_step_share(sum(spot.device_ns for spot in spots))
     if share < LOW:
         return None
-    lines = [f"recomputed forward: {evidence.ms(share)}"]
+    lines = [f"repeated forward work: {evidence.step_ms(share)}"]
     if efficiency.hardware_flops:
         part = efficiency.recomputed_flops / efficiency.hardware_flops
-        lines.append(f"{part:.0%} of the step's FLOPs are done a second time")
+        lines.append(f"{percent(part)} of the step's FLOPs are done twice")
     if efficiency.mfu is not None and efficiency.hfu is not None and not above_peak(efficiency):
-        lines.append(f"HFU {efficiency.hfu:.0%} counts them, MFU {efficiency.mfu:.0%} does not")
-    return Finding(
-        id="recomputation",
-        title="Recomputation",
+        lines.append(
+            f"HFU {percent(efficiency.hfu)} counts them, MFU {percent(efficiency.mfu)} does not"
+        )
+    return RULE.finding(
         share=share,
         severity="low" if severity(share) == "low" else "medium",
-        summary=f"{share:.0%} of the step computes activations a second time, to save memory.",
+        summary=f"{percent(share)} of the step recomputes activations to save memory.",
         evidence=(
             *lines,
             *(
@@ -36,9 +43,11 @@ def find(evidence: Evidence) -> Finding | None:
             ),
         ),
         remedies=(
-            Remedy(
-                id="no-checkpoint",
-                summary="checkpoint fewer blocks, as many as memory needs and no more",
+            remedies.NO_CHECKPOINT.offer(
+                "checkpoint fewer blocks: only as many as memory requires",
             ),
         ),
     )
+
+
+RULE = FindingRule(id="recomputation", scope="rank", title="Recomputation", find=find)

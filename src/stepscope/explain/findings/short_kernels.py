@@ -1,14 +1,22 @@
-"""Device time spent in kernels too short to use the device well."""
+"""Device time in kernels too short to use the device well."""
 
 from __future__ import annotations
 
-from stepscope.explain.findings.evidence import LOW, Evidence, severity
+from typing import TYPE_CHECKING
+
+from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
+from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.launches import SHORT_KERNEL_NS
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.records import remedies
+from stepscope.records.figures import duration, percent
+from stepscope.records.words import counted
+
+if TYPE_CHECKING:
+    from stepscope.records.explanation import Finding
 
 
-def find(evidence: Evidence) -> Finding | None:
-    """Most kernels are short, and together they take a visible part of the busy time."""
+def find(evidence: RankEvidence) -> Finding | None:
+    """Most kernels are short, and together they take a visible share of the step."""
     launches, timeline = evidence.launches, evidence.timeline
     if evidence.on_host or not launches.kernels:
         return None
@@ -17,20 +25,22 @@ def find(evidence: Evidence) -> Finding | None:
     share = launches.short_kernels_ns / whole * busy
     if share < LOW or launches.short_kernels < launches.kernels / 2:
         return None
-    return Finding(
-        id="short-kernels",
-        title="Short kernels",
+    return RULE.finding(
         share=share,
         severity="low" if severity(share) == "low" else "medium",
-        summary=f"{launches.short_kernels} of {launches.kernels} kernels are shorter than "
-        f"{SHORT_KERNEL_NS // 1000} µs; they take {share:.0%} of the step.",
+        summary=f"{percent(share)} of the step is kernels shorter than "
+        f"{SHORT_KERNEL_NS // 1000} µs: "
+        f"{launches.short_kernels:,} of {counted(launches.kernels, 'kernel')}.",
         evidence=(
-            f"mean of the short ones: "
-            f"{launches.short_kernels_ns / max(1, launches.short_kernels) / 1000:.1f} µs",
-            "a kernel that short is mostly start-up and tail: few multiprocessors do work",
+            "mean duration of these: "
+            + duration(launches.short_kernels_ns / max(1, launches.short_kernels)),
+            "such a kernel mostly starts up and drains: few multiprocessors do work",
         ),
         remedies=(
-            Remedy(id="compile", summary="torch.compile fuses elementwise kernels"),
-            Remedy(id="batch", summary="a larger batch makes each kernel longer"),
+            remedies.COMPILE.offer("use torch.compile: it fuses elementwise kernels"),
+            remedies.BATCH.offer("use a larger batch: each kernel has more to do"),
         ),
     )
+
+
+RULE = FindingRule(id="short-kernels", scope="rank", title="Short kernels", find=find)

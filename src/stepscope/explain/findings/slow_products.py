@@ -1,30 +1,34 @@
-"""Matrix products and convolutions on the CPU far below what the machine has shown it can do."""
+"""Matrix products and convolutions on the CPU that run far below the machine's speed."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.evidence import LOW, Evidence, severity
+from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
+from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.flops.dtypes import DTYPES
 from stepscope.explain.machine_load import disturbed
 from stepscope.explain.shapes import MOST, shape_words
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.records import remedies
+from stepscope.records.figures import duration, percent, rate
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.explain.cpu_use import CpuUse, Product
+    from stepscope.records.explanation import Finding, Remedy
     from stepscope.records.host_load import HostLoad
 
 FAR_BELOW = 0.25  # of the roof
-REACHABLE = 0.5  # of the roof: what a good kernel gets on such shapes
-DENSE = 16.0  # FLOPs a byte: arithmetic decides, on any CPU
-LEAST_FLOPS = 1_000_000.0  # of one call: with less, the call itself decides
-# PyTorch's own loops, taken where no library kernel fits.
+REACHABLE = 0.5  # of the roof: what a good kernel reaches with such shapes
+DENSE = 16.0  # FLOPs per byte: arithmetic is the limit on any CPU
+LEAST_FLOPS = 1_000_000.0  # per call: with less, the overhead of the call decides
+# PyTorch's own loops, used when no library kernel fits.
 _PLAIN_LOOPS = re.compile(r"slow_conv|thnn_conv|_conv_depthwise|conv_dilated")
 
 
-def find(evidence: Evidence) -> Finding | None:
-    """Products at their quick pace, against calibrate's figure or the best of the same trace."""
+def find(evidence: RankEvidence) -> Finding | None:
+    """Fast calls of each product, against the calibrated speed or the best product of the trace."""
     use = evidence.cpu
     if use is None or disturbed(use):
         return None
@@ -32,45 +36,44 @@ def find(evidence: Evidence) -> Finding | None:
         (product, roof)
         for product in use.products
         if product.flops >= LEAST_FLOPS
-        and (roof := _roof(evidence, use, product))
+        and (roof := _find_roof(evidence, use, product))
         and product.flops_s < FAR_BELOW * roof
     ]
     saved_ns = sum(
         product.calls * (product.quick_ns - product.flops / (REACHABLE * roof) * 1e9)
         for product, roof in slow
     )
-    share = saved_ns / use.own_ns * evidence.part("compute") if use.own_ns else 0.0
+    share = saved_ns / use.own_ns * evidence.budget_share("compute") if use.own_ns else 0.0
     if share < LOW:
         return None
     worst, roof = max(slow, key=lambda pair: pair[0].own_ns)
-    known = _calibrated(evidence, worst) is not None
-    return Finding(
-        id="slow-products",
-        title="Products far below the roof",
+    known = _find_calibrated_peak(evidence, worst) is not None
+    return RULE.finding(
         share=share,
         severity=severity(share),
-        summary=f"{worst.operator} reaches {worst.flops_s / 1e9:.1f} of {roof / 1e9:.0f} GFLOP/s "
+        summary=f"{worst.operator} reaches {rate(worst.flops_s, 'FLOP/s')} of "
+        f"{rate(roof, 'FLOP/s')} "
         f"({'measured by calibrate' if known else 'the best product of this trace'}); at half of "
-        f"that the step would save {share:.0%}.",
+        f"that speed, {percent(share)} of the step would be saved.",
         evidence=(
-            *(_line(product) for product, _ in slow[:3]),
-            *_why(use.load, [product.operator for product, _ in slow]),
+            *(_describe(product) for product, _ in slow[:3]),
+            *_list_reasons(use.load, [product.operator for product, _ in slow]),
         ),
-        remedies=_remedies(use.load, any("conv" in product.operator for product, _ in slow)),
+        remedies=_offer(use.load, any("conv" in product.operator for product, _ in slow)),
     )
 
 
-def _roof(evidence: Evidence, use: CpuUse, product: Product) -> float | None:
-    """FLOP/s that products of this dtype have reached; of one bound by memory, nothing is said."""
-    if (peak := _calibrated(evidence, product)) is not None:
+def _find_roof(evidence: RankEvidence, use: CpuUse, product: Product) -> float | None:
+    """FLOP/s that products of this dtype reach; None for a product limited by memory."""
+    if (peak := _find_calibrated_peak(evidence, product)) is not None:
         bytes_s = evidence.efficiency.ceilings.bytes_s  # type: ignore[union-attr]
         by_bytes = product.bytes_moved / bytes_s if product.bytes_moved and bytes_s else 0.0
         return min(peak, product.flops / by_bytes) if by_bytes else peak
-    alike = [each for each in use.products if _comparable(each, product)]
-    return max((each.flops_s for each in alike), default=None) if _dense(product) else None
+    alike = [other for other in use.products if _is_comparable(other, product)]
+    return max((other.flops_s for other in alike), default=None) if _is_dense(product) else None
 
 
-def _calibrated(evidence: Evidence, product: Product) -> float | None:
+def _find_calibrated_peak(evidence: RankEvidence, product: Product) -> float | None:
     """The peak of this dtype with as many threads as the step uses."""
     ceilings = evidence.efficiency.ceilings if evidence.efficiency else None
     dtype = DTYPES[product.dtype] if product.dtype >= 0 else ""
@@ -81,56 +84,63 @@ def _calibrated(evidence: Evidence, product: Product) -> float | None:
     return ceilings.flops[dtype] * min(1.0, used)
 
 
-def _comparable(other: Product, product: Product) -> bool:
+def _is_comparable(other: Product, product: Product) -> bool:
     return other.dtype == product.dtype and other.flops >= LEAST_FLOPS
 
 
-def _dense(product: Product) -> bool:
+def _is_dense(product: Product) -> bool:
     return bool(product.bytes_moved) and product.flops >= DENSE * (product.bytes_moved or 0.0)
 
 
-def _line(product: Product) -> str:
+def _describe(product: Product) -> str:
     return (
-        f"{product.operator} {shape_words(product.shapes, MOST)}: {product.flops_s / 1e9:.1f} "
-        f"GFLOP/s at its quick pace, {product.calls:g} calls of {product.quick_ns / 1e6:.2f} ms"
+        f"{product.operator} {shape_words(product.shapes, MOST)}: "
+        f"{rate(product.flops_s, 'FLOP/s')} in its fast calls, "
+        f"{counted(product.calls, 'call')} of {duration(product.quick_ns)}"
     )
 
 
-def _why(load: HostLoad | None, operators: list[str]) -> list[str]:
+def _list_reasons(load: HostLoad | None, operators: list[str]) -> list[str]:
     lines = []
     loops = sorted({name for name in operators if _PLAIN_LOOPS.search(name)})
     if loops:
-        lines.append(f"{', '.join(loops)}: PyTorch's own loop, no vectorised library kernel")
+        lines.append(f"{', '.join(loops)}: PyTorch's own loop, not a vectorised library kernel")
     if load and load.onednn is False:
-        lines.append("oneDNN is off (torch.backends.mkldnn): its vectorised kernels are not used")
-    if _narrow(load):
+        lines.append(
+            "oneDNN is switched off (torch.backends.mkldnn): its vectorised kernels are not used"
+        )
+    if _uses_narrow_vectors(load):
         assert load is not None
-        lines.append(f"torch uses {load.capability} instructions, the processor has {load.offered}")
+        lines.append(
+            f"torch uses {load.capability} instructions, but the processor has {load.offered}"
+        )
     return lines
 
 
-def _narrow(load: HostLoad | None) -> bool:
-    """torch uses narrower vectors than the processor has; AVX2 by choice is no defect."""
+def _uses_narrow_vectors(load: HostLoad | None) -> bool:
+    """Narrower vectors than the processor has; choosing AVX2 is not a defect."""
     return bool(load and load.offered and load.capability in ("DEFAULT", "NO AVX"))
 
 
-def _remedies(load: HostLoad | None, convolutions: bool) -> tuple[Remedy, ...]:
-    found = []
-    if _narrow(load):
-        found.append(
-            Remedy(id="vectors", summary="unset ATEN_CPU_CAPABILITY: torch picks the widest")
+def _offer(load: HostLoad | None, convolutions: bool) -> tuple[Remedy, ...]:
+    offers = []
+    if _uses_narrow_vectors(load):
+        offers.append(
+            remedies.VECTORS.offer("unset ATEN_CPU_CAPABILITY: torch then uses the widest vectors")
         )
     if load and load.onednn is False:
-        found.append(Remedy(id="onednn", summary="torch.backends.mkldnn.enabled = True"))
+        offers.append(remedies.ONEDNN.offer("set torch.backends.mkldnn.enabled = True"))
     if convolutions:
-        found.append(
-            Remedy(
-                id="channels-last",
-                summary="model.to(memory_format=torch.channels_last), the inputs too: "
-                "convolutions need no reordering",
+        offers.append(
+            remedies.CHANNELS_LAST.offer(
+                "convert model and inputs to torch.channels_last: convolutions then need no "
+                "reordering",
             )
         )
     return (
-        *found,
-        Remedy(id="batch", summary="a larger batch, and sizes that are multiples of 16"),
+        *offers,
+        remedies.BATCH.offer("use a larger batch, and sizes that are multiples of 16"),
     )
+
+
+RULE = FindingRule(id="slow-products", scope="rank", title="Slow matrix products", find=find)

@@ -1,4 +1,4 @@
-"""Kernels with too little work to give every multiprocessor some."""
+"""Kernels with too little work for all multiprocessors."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ import msgspec
 import numpy as np
 
 from stepscope.explain.call_tree import group
-from stepscope.explain.findings.evidence import LOW, Evidence, kernel_severity
+from stepscope.explain.findings.evidence import LOW, RankEvidence, kernel_severity
+from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.quantiles import median
 from stepscope.explain.work import Kind
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.records import remedies
+from stepscope.records.figures import duration, percent
 from stepscope.records.words import counted
 
 _TOO_MANY = 1 << 62  # of a damaged file
-SHORT_NS = 20_000  # a longer kernel with few blocks is built so: a larger batch adds none
+SHORT_NS = 20_000  # longer kernels with few blocks are built that way
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.window_kernels import Launched
+    from stepscope.records.explanation import Finding
     from stepscope.records.trace import Trace
 
 
-def find(evidence: Evidence) -> Finding | None:
+def find(evidence: RankEvidence) -> Finding | None:
     """Most kernel time is short kernels with fewer blocks than the device has multiprocessors."""
     trace, launched = evidence.trace, evidence.launched
-    units = _multiprocessors(trace)
+    units = _count_multiprocessors(trace)
     if evidence.on_host or units is None:
         return None
-    blocks = _blocks(trace, launched)
+    blocks = _count_blocks(trace, launched)
     known = (blocks > 0) & (launched.kind == Kind.COMPUTE)
     filled = np.minimum(1.0, blocks / units)
     small = known & (filled < 1) & (launched.dur_ns < SHORT_NS)
@@ -39,46 +42,46 @@ def find(evidence: Evidence) -> Finding | None:
     lost = evidence.device_share(float((launched.dur_ns * (1 - filled))[small].sum()))
     if lost < LOW or 2 * launched.dur_ns[small].sum() < busy:
         return None
-    return Finding(
-        id="small-batch",
-        title="Too little work for the device",
+    return RULE.finding(
         share=lost,
         severity=kernel_severity(evidence, lost),
-        summary=f"{lost:.0%} of the step is lost to multiprocessors without work: most kernels are "
-        f"short and have fewer blocks than the {evidence.device} has multiprocessors ({units}).",
+        summary=f"{percent(lost)} of the step is lost because most kernels are too small to fill "
+        f"the {evidence.device}'s {units} multiprocessors.",
         evidence=(
-            f"{int(small.sum())} of {counted(int(known.sum()), 'kernel')} fill less than one wave, "
-            f"{launched.dur_ns[small].sum() / busy:.0%} of kernel time",
-            f"while they run, {_mean(filled[small], launched.dur_ns[small]):.0%} of the "
-            "multiprocessors have a block",
-            f"the median kernel runs {median(launched.dur_ns[known]) / 1000:.1f} µs in "
+            f"{int(small.sum()):,} of {counted(int(known.sum()), 'kernel')} have fewer blocks than "
+            f"multiprocessors: {percent(launched.dur_ns[small].sum() / busy)} of kernel time",
+            f"while they run, {percent(_mean(filled[small], launched.dur_ns[small]))} of the "
+            "multiprocessors have work",
+            f"the median kernel runs {duration(median(launched.dur_ns[known]))} with "
             f"{counted(int(median(blocks[known])), 'block')}",
-            f"idle between kernels: {evidence.part_ms('idle_launch', 'operators', 'python')}",
+            f"idle between kernels: {evidence.budget_ms('idle_launch', 'operators', 'python')}",
         ),
         remedies=(
-            Remedy(id="batch", summary="a larger batch: more blocks in the same time"),
-            Remedy(id="compile", summary="torch.compile joins small kernels into fewer"),
-            Remedy(id="cuda-graphs", summary="one launch per step, where the batch cannot grow"),
+            remedies.BATCH.offer("use a larger batch: more blocks run in the same time"),
+            remedies.COMPILE.offer("use torch.compile: it fuses small kernels"),
+            remedies.CUDA_GRAPHS.offer(
+                "if the batch cannot grow, replay the step as one CUDA graph: one launch per step"
+            ),
         ),
     )
 
 
-def _multiprocessors(trace: Trace) -> int | None:
-    """Of the device used. AMD's profiler counts grids in threads, so only CUDA's are read."""
+def _count_multiprocessors(trace: Trace) -> int | None:
+    """Of the device in use; CUDA only, because AMD's profiler counts grids in threads."""
     used = set(trace.device.device.tolist())
-    known = [each.multiprocessors for each in trace.devices if each.id in used]
+    known = [device.multiprocessors for device in trace.devices if device.id in used]
     return known[0] if trace.kind == "cuda" and known and known[0] > 0 else None
 
 
-def _blocks(trace: Trace, launched: Launched) -> NDArray[np.int64]:
-    """Blocks of each grid; 0 where not recorded. Each distinct grid is read once."""
+def _count_blocks(trace: Trace, launched: Launched) -> NDArray[np.int64]:
+    """Blocks of each kernel's grid; 0 where it is not recorded."""
     grid = trace.device.grid[launched.rows]
     first, inverse, _ = group(grid)
-    sizes = [_size(trace.strings[code]) if code >= 0 else 0 for code in grid[first].tolist()]
+    sizes = [_parse_grid(trace.strings[code]) if code >= 0 else 0 for code in grid[first].tolist()]
     return np.array(sizes, np.int64)[inverse]
 
 
-def _size(grid: str) -> int:
+def _parse_grid(grid: str) -> int:
     try:
         blocks = math.prod(int(side) for side in msgspec.json.decode(grid))
     except (TypeError, ValueError, msgspec.DecodeError):
@@ -88,3 +91,8 @@ def _size(grid: str) -> int:
 
 def _mean(values: NDArray[np.float64], weights: NDArray[np.int64]) -> float:
     return float((values * weights).sum() / max(1, weights.sum()))
+
+
+RULE = FindingRule(
+    id="small-batch", scope="rank", title="Kernels too small for the device", find=find
+)

@@ -1,85 +1,92 @@
-"""Half precision without what makes it fast: products that no tensor core does, or not well."""
+"""Half-precision products that use no tensor cores, or use them badly."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.evidence import LOW, Evidence, kernel_severity
+from stepscope.explain.findings.evidence import LOW, RankEvidence, kernel_severity
+from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.shapes import MOST, shape_words
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.records import remedies
+from stepscope.records.figures import percent, rate
 
 if TYPE_CHECKING:
     from stepscope.records.efficiency import Efficiency, Spot
+    from stepscope.records.explanation import Finding
 
 HALF = ("bf16", "fp16")
-EVEN = 8  # elements of 2 bytes that tensor cores read at once
+EVEN = 8  # 2-byte elements that tensor cores read at once
 MATMULS = re.compile(r"^aten::(?:addmm|mm|bmm|baddbmm|linear|matmul|addbmm)$")
 SLOW = 0.5  # of the roof
-LONG_NS = 20_000  # of one call: shorter ones are slow for being small
+LONG_NS = 20_000  # per call: shorter calls are slow because they are small
 
 
-def find(evidence: Evidence) -> Finding | None:
-    """Half-precision products in kernels without tensor cores, or of sizes that hinder them."""
+def find(evidence: RankEvidence) -> Finding | None:
+    """Half-precision products in kernels without tensor cores, or with sizes that slow them."""
     efficiency = evidence.efficiency
     if efficiency is None or efficiency.tensor_core_share is None or evidence.on_host:
         return None
     without_ns = sum(
         use.device_ns - use.tensor_core_ns for use in efficiency.by_dtype if use.dtype in HALF
     )
-    uneven = [spot for spot in efficiency.spots if _hinders(spot)]
+    uneven = [spot for spot in efficiency.spots if _is_slow_and_uneven(spot)]
     hindered_ns = sum(spot.gap_ns or 0.0 for spot in uneven)
-    share = evidence.of_step(without_ns + hindered_ns)
+    share = evidence.mean_step_share(without_ns + hindered_ns)
     if share < LOW:
         return None
-    return Finding(
-        id="tensor-cores-idle",
-        title="Tensor cores idle",
+    return RULE.finding(
         share=share,
         severity=kernel_severity(evidence, share),
-        summary=f"{share:.0%} of the step is half-precision products that tensor cores do not do, "
-        "or do in sizes that do not suit them.",
-        evidence=tuple(_evidence(evidence, efficiency, without_ns, uneven)),
+        summary=f"{percent(share)} of the step is half-precision products that use no tensor "
+        "cores, or have sizes that slow them down.",
+        evidence=tuple(_list_evidence(evidence, efficiency, without_ns, uneven)),
         remedies=(
-            Remedy(
-                id="compile",
-                summary="torch.compile pads odd sizes where that pays; by hand: multiples of 8, "
-                "best of 64 (a vocabulary of 50257 becomes 50304)",
+            remedies.COMPILE.offer(
+                "use torch.compile, which pads odd sizes where that pays; or choose multiples of "
+                "64 yourself (a vocabulary of 50257 becomes 50304)"
             ),
         ),
     )
 
 
-def _hinders(spot: Spot) -> bool:
-    """A slow product with a size that is no multiple of 8."""
+def _is_slow_and_uneven(spot: Spot) -> bool:
+    """A slow product with a size that is not a multiple of 8."""
     if spot.dtype not in HALF or not MATMULS.match(spot.operator) or not spot.ceiling_flops:
         return False
     if spot.device_ns < LONG_NS * spot.calls:
         return False
     slow = (spot.achieved_flops or 0.0) < SLOW * spot.ceiling_flops
-    return slow and bool(_uneven(spot)) and (spot.gap_ns or 0.0) > 0
+    return slow and bool(_list_uneven_sizes(spot)) and (spot.gap_ns or 0.0) > 0
 
 
-def _uneven(spot: Spot) -> list[int]:
+def _list_uneven_sizes(spot: Spot) -> list[int]:
     sizes = [int(size) for size in re.findall(r"\d+", spot.shapes)]
     return sorted({size for size in sizes if size > EVEN and size % EVEN})
 
 
-def _evidence(
-    evidence: Evidence, efficiency: Efficiency, without_ns: int, uneven: list[Spot]
+def _list_evidence(
+    evidence: RankEvidence, efficiency: Efficiency, without_ns: int, uneven: list[Spot]
 ) -> list[str]:
     lines = []
     if without_ns:
         lines.append(
-            f"half precision in kernels without tensor cores: "
-            f"{evidence.ms(evidence.of_step(without_ns))}"
+            f"half precision without tensor cores: "
+            f"{evidence.step_ms(evidence.mean_step_share(without_ns))}"
         )
     for spot in uneven[:3]:
-        sizes = ", ".join(map(str, _uneven(spot)))
-        rate, roof = (spot.achieved_flops or 0.0) / 1e12, (spot.ceiling_flops or 0.0) / 1e12
+        sizes = ", ".join(map(str, _list_uneven_sizes(spot)))
+        time = evidence.step_ms(evidence.mean_step_share(spot.device_ns))
+        achieved = rate(spot.achieved_flops or 0.0, "FLOP/s")
+        peak = rate(spot.ceiling_flops or 0.0, "FLOP/s")
         lines.append(
-            f"{spot.operator} {shape_words(spot.shapes, MOST)}: {sizes} is no multiple of {EVEN}; "
-            f"{rate:.0f} of {roof:.0f} TFLOP/s, {evidence.ms(evidence.of_step(spot.device_ns))}"
+            f"{spot.operator} {shape_words(spot.shapes, MOST)}: {sizes} is not a multiple of "
+            f"{EVEN}; {achieved} of {peak}, {time}"
         )
-    lines.append(f"{efficiency.tensor_core_share:.0%} of matmul-like time is on tensor cores")
+    lines.append(
+        f"{percent(efficiency.tensor_core_share or 0.0)} of product time is on tensor cores"
+    )
     return lines
+
+
+RULE = FindingRule(id="tensor-cores-idle", scope="rank", title="Tensor cores idle", find=find)

@@ -1,23 +1,27 @@
-"""Large operators run on few threads while cores stand idle."""
+"""Large operators run on few threads while cores are idle."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from stepscope.explain.cpu_use import LONG_NS
-from stepscope.explain.findings.evidence import LOW, Evidence, severity
+from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
+from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.machine_load import free_threads, idle_cores, looked
 from stepscope.explain.threading_gain import speedup
-from stepscope.records.explanation import Finding, Remedy
+from stepscope.records import remedies
+from stepscope.records.figures import percent, significant
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
+    from stepscope.records.explanation import Finding
     from stepscope.records.host_load import HostLoad
 
 _LEAST_IDLE = 0.75  # cores
 
 
-def find(evidence: Evidence) -> Finding | None:
-    """Operators long enough to share, fewer threads than free cores, and cores measured idle."""
+def find(evidence: RankEvidence) -> Finding | None:
+    """Operators are long enough to share, and cores are measured to be idle."""
     use = evidence.cpu
     load, plain = looked(use)
     if use is None or load is None or plain is None:
@@ -26,30 +30,27 @@ def find(evidence: Evidence) -> Finding | None:
     fitting = free_threads(load)
     if idle is None or idle < _LEAST_IDLE or fitting <= load.threads:
         return None
-    shared = use.long_share * evidence.part("compute")
+    shared = use.long_share * evidence.budget_share("compute")
     share = shared * (1 - 1 / speedup(load.threads, fitting))
     if share < LOW:
         return None
-    return Finding(
-        id="too-few-threads",
-        title="Cores stand idle",
+    return RULE.finding(
         share=share,
         severity=severity(share),
-        summary=f"{idle:.1f} of {load.room or 0:g} cores are idle while {_threads(load)} "
-        f"compute{'s' if load.threads == 1 else ''}: {fitting} threads could save {share:.0%} of "
-        "the step.",
+        summary=f"{significant(idle)} of {load.room or 0:g} cores are idle while {_threads(load)} "
+        f"compute{'s' if load.threads == 1 else ''}: {fitting} threads could save "
+        f"{percent(share)} of the step.",
         evidence=(
             f"operators of {LONG_NS / 1e6:g} ms and more, which threads can share: "
-            f"{evidence.ms(shared)}",
-            f"the process keeps {plain.used_cores or 0.0:.1f} cores busy "
-            f"(over {plain.steps} steps without the profiler)",
+            f"{evidence.step_ms(shared)}",
+            f"the process keeps {significant(plain.used_cores or 0.0)} cores busy "
+            f"({counted(plain.steps, 'step')} without the profiler)",
             *(f"{name}={value} is set" for name, value in load.variables.items() if "NUM" in name),
         ),
         remedies=(
-            Remedy(
-                id="threads",
-                summary=f"OMP_NUM_THREADS={fitting} (or torch.set_num_threads({fitting})): a "
-                "thread for each core",
+            remedies.THREADS.offer(
+                f"set OMP_NUM_THREADS={fitting} (or torch.set_num_threads({fitting})): one thread "
+                "for each core",
             ),
         ),
     )
@@ -57,5 +58,8 @@ def find(evidence: Evidence) -> Finding | None:
 
 def _threads(load: HostLoad) -> str:
     ranks = load.local_ranks or 1
-    one = "1 thread" if load.threads == 1 else f"{load.threads} threads"
-    return f"{one} of each rank" if ranks > 1 else one
+    threads = counted(load.threads, "thread")
+    return f"{threads} of each rank" if ranks > 1 else threads
+
+
+RULE = FindingRule(id="too-few-threads", scope="rank", title="Idle cores", find=find)

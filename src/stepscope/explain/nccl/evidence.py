@@ -1,4 +1,4 @@
-"""How findings put what they rest on: a few lines, each with the place it comes from."""
+"""The lines that NCCL findings show as evidence, each with the log line it comes from."""
 
 from __future__ import annotations
 
@@ -6,84 +6,108 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.explain.nccl.groups import Group, Member
+from stepscope.explain.nccl.groups import Member, NcclGroup
+from stepscope.records.nccl import SOCKET
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from stepscope.records.explanation import Place
-    from stepscope.records.nccl import Link, NcclLog
+    from stepscope.records.nccl import NcclLink, NcclLog
 
 SHOWN = 4
 DIGITS = re.compile(r"0x[0-9a-f]+|\d+")
 
-Chosen = tuple[Group, Member, "Link"]
+GroupLink = tuple[NcclGroup, Member, "NcclLink"]
 
 
-def chosen_links(groups: list[Group], wanted: Callable[[Link], bool]) -> list[Chosen]:
+def select_links(groups: list[NcclGroup], is_wanted: Callable[[NcclLink], bool]) -> list[GroupLink]:
+    """The links of all groups that `is_wanted` accepts."""
     return [
-        (group, member, link) for group in groups for member, link in group.links() if wanted(link)
+        (group, member, link)
+        for group in groups
+        for member, link in group.links()
+        if is_wanted(link)
     ]
 
 
-def link_lines(chosen: list[Chosen]) -> list[str]:
-    """A line a communicator and transport, with one example of where it stands."""
-    by_way: dict[tuple[str, str], list[Chosen]] = {}
-    for each in chosen:
-        by_way.setdefault((each[0].id, each[2].transport), []).append(each)
+def describe_links(links: list[GroupLink]) -> list[str]:
+    """One line per communicator and transport, with one example from the log."""
+    by_transport: dict[tuple[str, str], list[GroupLink]] = {}
+    for group, member, link in links:
+        by_transport.setdefault((group.id, link.transport), []).append((group, member, link))
     lines = []
-    for (_, transport), found in list(by_way.items())[:SHOWN]:
-        group, member, link = found[0]
-        pairs = sorted({(each.from_rank, each.to_rank or 0) for _, _, each in found})
-        channels = sorted({channel for _, _, each in found for channel in each.channels})
+    for (_, transport), same in list(by_transport.items())[:SHOWN]:
+        group, member, link = same[0]
+        pairs = sorted({(link.from_rank, link.to_rank or 0) for _, _, link in same})
+        channels = sorted({channel for _, _, link in same for channel in link.channels})
         shown = ", ".join(f"{a} -> {b}" for a, b in pairs[:SHOWN])
         shown += f" and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
         lines.append(
-            f"{group.words()}: ranks {shown} on {plural('channel', channels)} via {transport} "
-            f"({member.at(link.line)})"
+            f"{group.describe()}: ranks {shown} use {transport} on "
+            f"{number_ranges('channel', channels)} ({member.at(link.line)})"
         )
-    return [*lines, *more(len(by_way) - SHOWN, "other way")]
+    return [*lines, *count_rest(len(by_transport) - SHOWN, "other connection")]
 
 
-def facts(logs: Sequence[NcclLog], beginning: str) -> list[str]:
-    """What NCCL said, once a host."""
-    said: dict[tuple[str, str], str] = {}
+def quote_facts(logs: Sequence[NcclLog], beginning: str) -> list[str]:
+    """NCCL's own sentences that begin so, once per host."""
+    quotes: dict[tuple[str, str], str] = {}
     for log in logs:
         for process in log.processes:
             for fact in process.facts:
                 if fact.text.startswith(beginning):
                     at = f"{Path(log.path).name}:{fact.line}"
                     key = process.host, DIGITS.sub("#", fact.text)
-                    said.setdefault(key, f"{process.host} said: {fact.text} ({at})")
-    return list(said.values())[:SHOWN]
+                    quotes.setdefault(key, f'NCCL on {process.host}: "{fact.text}" ({at})')
+    return list(quotes.values())[:SHOWN]
 
 
-def count_pairs(chosen: list[Chosen]) -> int:
-    ends = ({link.from_rank, link.to_rank} for _, _, link in chosen)
-    return len({(g.id, frozenset(end)) for (g, _, _), end in zip(chosen, ends, strict=True)})
+def list_switches(logs: Sequence[NcclLog], names: tuple[str, ...]) -> list[str]:
+    """Which of these variables are set so that they switch a connection off, and where."""
+    switches = {
+        f"{name}={process.settings[name]} is set on {process.host}"
+        for log in logs
+        for process in log.processes
+        for name in names
+        if _switches_off(name, process.settings.get(name))
+    }
+    return sorted(switches)[:SHOWN]
 
 
-def places(chosen: list[Chosen]) -> tuple[Place, ...]:
-    """One a file."""
+def _switches_off(name: str, value: str | None) -> bool:
+    if value is None or (name.endswith("_DISABLE") and value == "0"):
+        return False
+    return name != "NCCL_NET" or value == SOCKET
+
+
+def count_pairs(links: list[GroupLink]) -> int:
+    """Pairs of ranks, whichever direction their links go."""
+    return len({(group.id, frozenset((link.from_rank, link.to_rank))) for group, _, link in links})
+
+
+def first_places(links: list[GroupLink]) -> tuple[Place, ...]:
+    """The first of these links in each log file."""
     first: dict[str, Place] = {}
-    for _, member, link in chosen:
+    for _, member, link in links:
         first.setdefault(member.log.path, member.place(link.line))
     return tuple(list(first.values())[:SHOWN])
 
 
-def plural(word: str, numbers: list[int]) -> str:
+def number_ranges(word: str, numbers: list[int]) -> str:
     """channel 3; ranks 0-3, 6."""
-    runs: list[list[int]] = []
+    ranges: list[list[int]] = []
     for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
         else:
-            runs.append([number, number])
-    shown = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs[:8])
-    shown += f" and {len(runs) - 8} more ranges" if len(runs) > 8 else ""
+            ranges.append([number, number])
+    shown = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges[:8])
+    shown += f" and {len(ranges) - 8} more ranges" if len(ranges) > 8 else ""
     return f"{word}{'' if len(set(numbers)) == 1 else 's'} {shown}"
 
 
-def more(left: int, words: str) -> list[str]:
-    return [f"{counted(left, words)} more"] if left > 0 else []
+def count_rest(left: int, words: str) -> list[str]:
+    """A last line for what is not shown."""
+    return [f"and {counted(left, words)}"] if left > 0 else []

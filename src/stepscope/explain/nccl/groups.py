@@ -1,4 +1,4 @@
-"""One communicator over the logs of its ranks."""
+"""One communicator, put together from the logs of its ranks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from stepscope.records.words import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from stepscope.records.nccl import Communicator, Link, NcclLog, NcclProcess
+    from stepscope.records.nccl import Communicator, NcclLink, NcclLog, NcclProcess
 
     Node = tuple[str, str]  # host name, NCCL_HOSTID
 
 
 class Member(NamedTuple):
-    """One rank's side of a communicator."""
+    """One rank's view of a communicator."""
 
     log: NcclLog
     comm: Communicator
     process: NcclProcess
 
     def at(self, line: int) -> str:
+        """file:line, for a sentence."""
         return f"{Path(self.log.path).name}:{line}"
 
     def place(self, line: int) -> Place:
@@ -33,11 +34,12 @@ class Member(NamedTuple):
 
     @property
     def node(self) -> Node:
+        """The machine, as NCCL knows it."""
         return self.process.host, self.process.settings.get("NCCL_HOSTID", "")
 
 
-class Group:
-    """All ranks of a communicator whose logs are at hand."""
+class NcclGroup:
+    """One communicator: all its ranks whose logs are given."""
 
     def __init__(self, name: str, members: list[Member]) -> None:
         self.id = name
@@ -56,38 +58,38 @@ class Group:
         return tuple(dict.fromkeys(member.process.host for member in self.members))
 
     @cached_property
-    def _node_of(self) -> dict[int | None, Node]:
+    def _node_by_rank(self) -> dict[int | None, Node]:
         return {member.comm.rank: member.node for member in self.members}
 
     @cached_property
-    def _believed(self) -> set[Node]:
-        """Containers often share a host name: it does not stand for one machine when NCCL counts
-        fewer ranks there than there are logs with that name."""
+    def _single_machines(self) -> set[Node]:
+        """Names that stand for one machine. Containers often share a host name: NCCL then counts
+        fewer ranks on the machine than there are logs with its name."""
         logs = Counter(member.node for member in self.members)
-        told = ((m.node, m.comm.local_ranks) for m in self.members)
-        return set(logs) - {node for node, ranks in told if ranks and logs[node] > ranks}
+        local_ranks = ((m.node, m.comm.local_ranks) for m in self.members)
+        return set(logs) - {node for node, ranks in local_ranks if ranks and logs[node] > ranks}
 
-    def links(self) -> Iterator[tuple[Member, Link]]:
+    def links(self) -> Iterator[tuple[Member, NcclLink]]:
         return ((member, link) for member in self.members for link in member.comm.links)
 
-    def within(self, link: Link) -> bool | None:
-        """Whether both ranks are on one machine; None where the logs do not tell."""
+    def within(self, link: NcclLink) -> bool | None:
+        """Whether both ranks are on one machine; None where the logs do not show it."""
         if link.family == "SHM" or self.nodes == 1:
             return True
-        one, other = self._node_of.get(link.from_rank), self._node_of.get(link.to_rank)
+        one, other = self._node_by_rank.get(link.from_rank), self._node_by_rank.get(link.to_rank)
         if one is None or other is None:
             return None
         if one != other:
             return False
-        return True if one in self._believed else None
+        return True if one in self._single_machines else None
 
-    def words(self) -> str:
+    def describe(self) -> str:
         ranks = "? ranks" if self.nranks is None else counted(self.nranks, "rank")
         return f"communicator {self.id} ({ranks})"
 
 
-def groups_of(logs: Iterable[NcclLog]) -> list[Group]:
-    """By the id that all ranks print; where there is none, by size and the order of creation."""
+def group_communicators(logs: Iterable[NcclLog]) -> list[NcclGroup]:
+    """By the id that all ranks print; without one, by size and order of creation."""
     members: dict[str, list[Member]] = {}
     for log in logs:
         unnamed: Counter[tuple[int, int | None]] = Counter()
@@ -99,5 +101,6 @@ def groups_of(logs: Iterable[NcclLog]) -> list[Group]:
             member = Member(log, comm, log.processes[comm.process])
             members.setdefault(key, []).append(member)
     return [
-        Group(key, sorted(found, key=lambda m: m.comm.rank or 0)) for key, found in members.items()
+        NcclGroup(key, sorted(same, key=lambda m: m.comm.rank or 0))
+        for key, same in members.items()
     ]

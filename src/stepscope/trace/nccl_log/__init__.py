@@ -1,14 +1,13 @@
-"""What NCCL (or RCCL) writes under NCCL_DEBUG=INFO -> who talks to whom, over what, every call.
+"""What NCCL (or RCCL) logs under NCCL_DEBUG=INFO: which ranks talk to which, and over what.
 
-One pass over the file; what stays is a row of numbers a call and a few records a process. Lines of
-several processes may be mixed: each begins with host:pid:tid. Most lines do not say which
-communicator they are about: then the thread that initialises one, else the rank, decides.
+One pass over the file. Lines of several processes may be mixed: each begins with host:pid:tid. Most
+lines do not name their communicator: then the thread that initialises one, or the rank, decides.
 
-find.py       which files are NCCL's logs
-lines.py      what its lines look like
-processes.py  processes and communicators while their lines come in
-calls.py      calls as rows of numbers, and the algorithms of them
-read.py       all of it: a log read in one pass
+find.py       which files are NCCL logs
+lines.py      what their lines look like
+processes.py  processes and communicators, built up line by line
+choices.py    the algorithms that NCCL chose
+read.py       a log, read in one pass
 """
 
 from stepscope.trace.nccl_log.find import find_nccl_logs, is_nccl_log

@@ -1,4 +1,4 @@
-"""Which files of a folder are NCCL's logs."""
+"""Which files in a folder are NCCL logs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 from stepscope.errors import UnreadableInputError
 from stepscope.trace.files import ByteSource
-from stepscope.trace.nccl_log.lines import ANSI, prefixed
+from stepscope.trace.nccl_log.lines import ANSI, split_prefix
 
 _ENDINGS = (".log", ".txt", ".out", ".err", ".log.gz", ".log.zst", ".txt.gz")
 
 
 def find_nccl_logs(path: str | Path) -> list[Path]:
-    """Logs of a run folder or of any folder; a file stands for itself. Empty where there is none.
+    """The logs in a folder; for a file, the file itself.
 
     In a folder a file counts when its first half megabyte has a line of NCCL's.
     """
@@ -34,10 +34,10 @@ def _may_be_log(file: Path) -> bool:
 
 
 def is_nccl_log(file: Path) -> bool:
-    """Whether NCCL's own lines show at the file's beginning."""
+    """Whether the file begins with lines of NCCL's."""
     try:
         head = next(iter(ByteSource(file)), b"")
     except UnreadableInputError:
         return False
     lines = (ANSI.sub(b"", line) for line in head.split(b"\n") if b"CCL" in line)
-    return any(map(prefixed, lines))
+    return any(map(split_prefix, lines))

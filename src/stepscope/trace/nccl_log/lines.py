@@ -1,4 +1,4 @@
-"""What NCCL's lines look like, version by version, and how a file falls into lines."""
+"""What NCCL's lines look like in each version, and how a file is split into lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEARCHED_BYTES = 8 << 10
 
 
 def _text(pattern: str) -> re.Pattern[str]:
-    """`#` is a number of at most nine digits, `@` one of eighteen: what is longer is damage."""
+    """`#` is a number of up to nine digits, `@` of up to eighteen: longer ones are damage."""
     return re.compile(_numbers(pattern), re.ASCII)
 
 
@@ -28,7 +28,7 @@ def _numbers(pattern: str) -> str:
 
 
 ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
-_PREFIX = _bytes(  # behind the host, so that it is found at once
+_PREFIX = _bytes(  # after the host, so that the search is fast
     r":(@):(@) \[(-?#)\] (?:(\S+?:#)(?: \([^()]{0,255}\))? |[\d.]+ \S+ )?"
     r"NCCL (INFO|WARN|TRACE)(?: (.*))?"
 )
@@ -96,7 +96,7 @@ class OddLineError(Exception):
 
 
 class Prefixed(NamedTuple):
-    """A line of NCCL's behind the words that every one begins with."""
+    """A line of NCCL's, split into its prefix and its text."""
 
     host: bytes
     pid: bytes
@@ -107,25 +107,25 @@ class Prefixed(NamedTuple):
     text: bytes
 
 
-def prefixed(line: bytes) -> Prefixed | None:
-    """host:pid:thread [device] NCCL INFO, wherever in the line it begins: lines get mixed."""
-    found = _PREFIX.search(line, 0, SEARCHED_BYTES)
-    while found is not None:
-        start = found.start()
+def split_prefix(line: bytes) -> Prefixed | None:
+    """host:pid:thread [device] NCCL INFO, wherever in the line it begins."""
+    match = _PREFIX.search(line, 0, SEARCHED_BYTES)
+    while match is not None:
+        start = match.start()
         before = line[max(0, start - _LONGEST_HOST_BYTES) : start]
         if host := _NO_HOST.split(before)[-1]:
-            pid, thread, device, source, level, text = found.groups(b"")
+            pid, thread, device, source, level, text = match.groups(b"")
             return Prefixed(host, pid, thread, device, source, level, text[:_LONGEST_TEXT_BYTES])
-        found = _PREFIX.search(line, start + 1, SEARCHED_BYTES)
+        match = _PREFIX.search(line, start + 1, SEARCHED_BYTES)
     return None
 
 
-def lines_of(source: Iterable[bytes]) -> Iterator[tuple[int, bytes, bool]]:
-    """Number, text and whether its end was seen. A progress bar's carriage returns divide a line
-    into parts that share its number; of a line without an end only the beginning is looked at."""
+def split_lines(source: Iterable[bytes]) -> Iterator[tuple[int, bytes, bool]]:
+    """Number, text, and whether the line is complete. A progress bar's carriage returns split a
+    line into parts that share its number. Of an endless line only the beginning is read."""
     rest = b""
     number = 0
-    endless = False  # the rest of the line was given up
+    endless = False  # the rest of this line is skipped
     for piece in source:
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
@@ -153,5 +153,5 @@ def _parts(line: bytes, endless: bool) -> list[bytes]:
     return line.split(b"\r")[1 if endless else 0 :]
 
 
-def text_of(raw: bytes) -> str:
+def to_text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")

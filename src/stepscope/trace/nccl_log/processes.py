@@ -1,11 +1,11 @@
-"""Processes and communicators while their lines come in."""
+"""Processes and communicators, built up line by line."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.records.nccl import Communicator, Fact, Link, NcclProcess
+from stepscope.records.nccl import Communicator, Fact, NcclLink, NcclProcess
 from stepscope.trace.nccl_log.lines import NET
 
 if TYPE_CHECKING:
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     _LinkKey = tuple[int, int | None, int, str]  # from, to, own rank, transport
 
 MOST_COMMS = 1024  # of one process
-_LONGEST_ID = 256  # a split of a split of a split has a longer one each time
+_LONGEST_ID = 256  # each split of a communicator makes it longer
 _FAMILIES: tuple[Family, ...] = ("P2P", "SHM", "NET", "COLLNET")
 
 
-class Comm:
-    """A communicator while its lines come in."""
+class CommunicatorBuilder:
+    """A communicator, built up line by line."""
 
     def __init__(self, process: int, line: int, address: str = "") -> None:
         self.process = process
@@ -39,21 +39,22 @@ class Comm:
         self.trees: dict[int, Tree] = {}
         self.links: dict[_LinkKey, tuple[int, set[int]]] = {}  # first line, channels
         self.guessed = 0
+        self.calls = 0
 
     def fits(self, own: int | None, peer: int | None = None) -> bool:
-        """Whether a line about these two ranks can be this one's."""
+        """Whether a line about these two ranks can belong to this communicator."""
         ranks_fit = own is None or self.own_rank() in (own, None)
         return ranks_fit and (peer is None or self.nranks is None or peer < self.nranks)
 
     def holds(self, *ranks: int) -> bool:
-        """Whether these can all be ranks of this one; -1 is nobody."""
+        """Whether all of these can be ranks of this communicator; -1 is none."""
         return self.nranks is None or max(ranks) < self.nranks
 
     def own_rank(self) -> int | None:
         return self.rank if self.rank is not None else next((k[2] for k in self.links), None)
 
-    def absorb(self, other: Comm) -> None:
-        """What was read before anybody said whose it is."""
+    def absorb(self, other: CommunicatorBuilder) -> None:
+        """Take over what was read before any line named the communicator."""
         self.links = other.links | self.links
         self.rings = other.rings | self.rings
         self.trees = other.trees | self.trees
@@ -61,11 +62,11 @@ class Comm:
         self.guessed += other.guessed
         other.links = {}
 
-    def drop_strangers(self) -> int:
-        """Lines about ranks beyond the world, which may have become known after them."""
+    def drop_impossible_ranks(self) -> int:
+        """Drop lines about ranks that do not exist: the world size may be logged after them."""
         before = len(self.links) + len(self.rings) + len(self.trees)
         self.links = {
-            key: found for key, found in self.links.items() if self.holds(key[0], key[1] or 0)
+            key: seen for key, seen in self.links.items() if self.holds(key[0], key[1] or 0)
         }
         self.rings = {k: r for k, r in self.rings.items() if self.holds(r.previous, r.next)}
         self.trees = {k: t for k, t in self.trees.items() if self.holds(t.up, *t.down)}
@@ -92,13 +93,14 @@ class Comm:
             p2p_channels_per_peer=per_peer,
             rings=tuple(self.rings[channel] for channel in sorted(self.rings)),
             trees=tuple(self.trees[channel] for channel in sorted(self.trees)),
-            links=tuple(_link(key, *found) for key, found in self.links.items()),
+            links=tuple(_link(key, *seen) for key, seen in self.links.items()),
             guessed_lines=self.guessed,
+            calls=self.calls,
         )
 
 
-class Process:
-    """A process while its lines come in."""
+class ProcessBuilder:
+    """A process, built up line by line."""
 
     def __init__(self, index: int, host: str, pid: int, device: int) -> None:
         self.index = index
@@ -110,16 +112,18 @@ class Process:
         self.adapters: dict[str, None] = {}
         self.settings: dict[str, str] = {}
         self.facts: dict[str, int] = {}
-        self.comms: list[Comm] = []  # in the order of their first line
-        self.by_address: dict[str, Comm] = {}
-        self.opened: dict[bytes, Comm] = {}  # thread -> the one it initialises
-        self.unnamed: dict[bytes, Comm] = {}  # thread -> lines that nobody claimed yet
+        self.comms: list[CommunicatorBuilder] = []  # in the order of their first line
+        self.by_address: dict[str, CommunicatorBuilder] = {}
+        self.opened: dict[bytes, CommunicatorBuilder] = {}  # thread -> the one it initialises
+        self.unnamed: dict[
+            bytes, CommunicatorBuilder
+        ] = {}  # thread -> lines that name no communicator yet
         self.says_start = False  # before 2.18.3 only the end of an initialisation is logged
-        self.last_used: Comm | None = None
+        self.last_used: CommunicatorBuilder | None = None
         self.splits: Counter[str] = Counter()
 
     def settle(self) -> None:
-        """Lines that no communicator claimed go to the latest one they fit."""
+        """Assign lines that name no communicator to the latest one that fits."""
         for unnamed in self.unnamed.values():
             named = (comm for comm in reversed(self.comms) if comm.address)
             home = next((comm for comm in named if comm.fits(unnamed.own_rank())), None)
@@ -145,15 +149,15 @@ class Process:
 
 
 class At(NamedTuple):
-    """Where a line stands."""
+    """Where a line is."""
 
-    process: Process
+    process: ProcessBuilder
     thread: bytes
     line: int
 
 
-def claimed(at: At, rank: int, address: str) -> Comm | None:
-    """What this thread wrote before it said which communicator it makes."""
+def claim_unnamed(at: At, rank: int, address: str) -> CommunicatorBuilder | None:
+    """What this thread logged before it named the communicator that it initialises."""
     process = at.process
     unnamed = process.unnamed.get(at.thread)
     if process.says_start or unnamed is None or not unnamed.fits(rank):
@@ -164,10 +168,14 @@ def claimed(at: At, rank: int, address: str) -> Comm | None:
     return unnamed
 
 
-def comm_id_of(
-    process: Process, comm_id: str | None, parent: str | None, split: str | None, color: str | None
+def name_communicator(
+    process: ProcessBuilder,
+    comm_id: str | None,
+    parent: str | None,
+    split: str | None,
+    color: str | None,
 ) -> str:
-    """The same text on every rank. Since 2.23 a split names its parent instead of an id."""
+    """An id that is the same on every rank. Since 2.23 a split logs its parent instead of an id."""
     if comm_id or not parent:
         return comm_id or ""
     count = split or str(process.splits[parent])
@@ -177,10 +185,10 @@ def comm_id_of(
     return child if len(child) <= _LONGEST_ID else ""
 
 
-def _link(key: _LinkKey, line: int, channels: set[int]) -> Link:
+def _link(key: _LinkKey, line: int, channels: set[int]) -> NcclLink:
     source, target, own, transport = key
     net = NET.match(transport)
-    return Link(
+    return NcclLink(
         from_rank=source,
         to_rank=target,
         own_rank=own,
@@ -197,4 +205,4 @@ def _family(transport: str) -> Family:
     for family in _FAMILIES:
         if transport.startswith(f"{family}/"):
             return family
-    return "SHM" if "shared memory" in transport else "other"  # so until 2.12
+    return "SHM" if "shared memory" in transport else "other"  # the wording until 2.12

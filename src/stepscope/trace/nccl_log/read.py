@@ -1,4 +1,4 @@
-"""Takes lines, keeps what they say: each goes to the process and communicator it is about."""
+"""Reads a log in one pass: each line goes to the process and communicator it is about."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from stepscope.records.nccl import NcclLog, NcclWarning, Ring, Tree
-from stepscope.records.trace import ABSENT
 from stepscope.trace.files import ByteSource
 from stepscope.trace.nccl_log import lines as forms
-from stepscope.trace.nccl_log.calls import Calls
-from stepscope.trace.nccl_log.lines import lines_of, text_of
-from stepscope.trace.nccl_log.processes import MOST_COMMS, At, Comm, Process, claimed, comm_id_of
+from stepscope.trace.nccl_log.choices import ChoiceCounter, is_plausible_call
+from stepscope.trace.nccl_log.lines import split_lines, to_text
+from stepscope.trace.nccl_log.processes import (
+    MOST_COMMS,
+    At,
+    CommunicatorBuilder,
+    ProcessBuilder,
+    claim_unnamed,
+    name_communicator,
+)
 
 if TYPE_CHECKING:
     import re
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
 _MOST_WARNINGS = 512
 _MOST_FACTS = 64
 _LATEST = 64  # communicators that a line without a name may be about
-# More than any job has: what would go beyond is a mixed or damaged line, and memory stays bounded.
+# More than any job has. Lines beyond are mixed or damaged, and memory stays bounded.
 _MOST_PROCESSES = 1 << 16
 _MOST_CHANNELS = 4096
 _MOST_SETTINGS = 512
@@ -35,20 +39,19 @@ _MOST_VERSIONS = 64
 def read_nccl_log(path: str | Path, progress: Progress | None = None) -> NcclLog:
     """Everything this file says. Raises UnreadableInputError when it cannot be opened."""
     source = ByteSource(Path(path), progress)
-    reader = _Reader()
-    for number, line, whole in lines_of(source):
+    reader = _NcclLogReader()
+    for number, line, whole in split_lines(source):
         reader.take(number, line, whole)
     return reader.finish(str(path), source.ended_early)
 
 
-class _Reader:
-    """Takes lines, keeps what they say."""
+class _NcclLogReader:
+    """Takes one line after the other."""
 
     def __init__(self) -> None:
-        self._processes: dict[tuple[bytes, bytes], Process] = {}
-        self._comms: list[Comm] = []
-        self._place: dict[Comm, int] = {}
-        self._calls = Calls()
+        self._processes: dict[tuple[bytes, bytes], ProcessBuilder] = {}
+        self._comms: list[CommunicatorBuilder] = []
+        self._choices = ChoiceCounter()
         self._warnings: dict[tuple[int, str, str], list[int]] = {}
         self._warnings_left_out = 0
         self._versions: dict[str, None] = {}
@@ -78,42 +81,42 @@ class _Reader:
             return
         if b"\x1b" in line:
             line = forms.ANSI.sub(b"", line)
-        found = forms.prefixed(line)
-        if found is None:
+        prefixed = forms.split_prefix(line)
+        if prefixed is None:
             self._without_prefix(line)
             return
-        host, pid, thread, device, source, level, text = found
+        host, pid, thread, device, source, level, text = prefixed
         process = self._processes.get((host, pid)) or self._new_process(host, pid, device)
         if process is None:
             self._unread += 1
         elif not whole:  # half a number looks like a number
             self._damaged += 1
         elif level == b"WARN":
-            self._warning(process, number, text_of(source), text_of(text).strip())
+            self._warning(process, number, to_text(source), to_text(text).strip())
         elif forms.CALL_MARK in text:
             self._damaged += not self._call(process, number, text)
         elif forms.CHOICE_MARK in text:
-            self._damaged += not self._calls.choose(process.index, text)
+            self._damaged += not self._choices.add(text)
         else:
-            self._other(At(process, thread, number), text_of(text).rstrip())
+            self._other(At(process, thread, number), to_text(text).rstrip())
 
-    def _new_process(self, host: bytes, pid: bytes, device: bytes) -> Process | None:
+    def _new_process(self, host: bytes, pid: bytes, device: bytes) -> ProcessBuilder | None:
         if len(self._processes) == _MOST_PROCESSES:
             return None
-        made = Process(len(self._processes), text_of(host), int(pid), int(device))
-        self._processes[host, pid] = made
-        return made
+        process = ProcessBuilder(len(self._processes), to_text(host), int(pid), int(device))
+        self._processes[host, pid] = process
+        return process
 
     def _without_prefix(self, line: bytes) -> None:
-        """At NCCL_DEBUG=VERSION, and in older ones, the version stands alone."""
-        if found := forms.VERSION.match(text_of(line[: forms.SEARCHED_BYTES]).strip()):
-            self._note_version(_version(found))
+        """With NCCL_DEBUG=VERSION, and in older versions, the version has a line without prefix."""
+        if match := forms.VERSION.match(to_text(line[: forms.SEARCHED_BYTES]).strip()):
+            self._note_version(_version(match))
         elif b"NCCL INFO" in line or b"NCCL WARN" in line:
             self._damaged += 1
         else:
             self._foreign += 1
 
-    def _warning(self, process: Process, number: int, source: str, text: str) -> None:
+    def _warning(self, process: ProcessBuilder, number: int, source: str, text: str) -> None:
         key = (process.index, source, text)
         if key in self._warnings:
             self._warnings[key][1] += 1
@@ -125,10 +128,10 @@ class _Reader:
     def _other(self, at: At, text: str) -> None:
         handled = False
         for pattern, handle in self._handlers:
-            if found := pattern.match(text):
+            if match := pattern.match(text):
                 handled = True
                 try:
-                    handle(at, found)
+                    handle(at, match)
                 except forms.OddLineError:
                     self._damaged += 1
                     return
@@ -139,47 +142,48 @@ class _Reader:
         elif not handled:
             self._unread += 1
 
-    def _call(self, process: Process, number: int, text: bytes) -> bool:
-        found = forms.CALL.match(text)
-        if found is None:
+    def _call(self, process: ProcessBuilder, number: int, text: bytes) -> bool:
+        """False when the line is damaged."""
+        call = forms.CALL.match(text)
+        if call is None:
             return False
-        address, ranks = text_of(found[7]), int(found[8])
+        address, ranks = to_text(call[7]), int(call[8])
         comm = process.by_address.get(address)
-        if comm is None:  # its beginning is not in this file
+        if comm is None:  # its initialisation is not in this file
             if len(process.comms) == MOST_COMMS:
                 return False
             comm = self._new_comm(At(process, b"", number), address)
             comm.nranks = ranks or None
         process.last_used = comm
-        says_algorithm = comm.rank in (0, None)
-        place = self._place[comm]
-        return self._calls.add(process.index, place, says_algorithm, ranks, number, found)
+        if not is_plausible_call(call):
+            return False
+        comm.calls += 1
+        return True
 
     # Communicators
 
-    def _new_comm(self, at: At, address: str = "") -> Comm:
-        """Raises OddLineError where a process would have more than any has."""
+    def _new_comm(self, at: At, address: str = "") -> CommunicatorBuilder:
+        """Raises OddLineError when a process would have more communicators than any has."""
         if len(at.process.comms) == MOST_COMMS:
             raise forms.OddLineError
-        comm = Comm(at.process.index, at.line, address)
-        self._place[comm] = len(self._comms)
+        comm = CommunicatorBuilder(at.process.index, at.line, address)
         self._comms.append(comm)
         at.process.comms.append(comm)
         if address:
             at.process.by_address[address] = comm
         return comm
 
-    def _init(self, at: At, found: re.Match[str]) -> None:
-        address, rank, nranks, device, bus_id, parent, split, color, comm_id, what = found.groups()
+    def _init(self, at: At, match: re.Match[str]) -> None:
+        address, rank, nranks, device, bus_id, parent, split, color, comm_id, what = match.groups()
         process = at.process
         _check(int(rank) < int(nranks))
-        if not what.startswith("Init"):  # destroyed: the address may serve another one later
+        if not what.startswith("Init"):  # destroyed: the address may be used again
             process.by_address.pop(address, None)
             return
         comm = process.by_address.get(address)
         if comm is None or (what == "Init START" and comm.complete):
-            comm = claimed(at, int(rank), address) or self._new_comm(at, address)
-        comm.id = comm.id or comm_id_of(process, comm_id, parent, split, color)
+            comm = claim_unnamed(at, int(rank), address) or self._new_comm(at, address)
+        comm.id = comm.id or name_communicator(process, comm_id, parent, split, color)
         comm.rank, comm.nranks, comm.device = int(rank), int(nranks), int(device)
         comm.bus_id, comm.parent = bus_id, parent
         if what == "Init START":
@@ -191,8 +195,9 @@ class _Reader:
 
     def _owner(
         self, at: At, address: str | None, own: int | None = None, peer: int | None = None
-    ) -> Comm:
-        """Whose line it is: it says so, its thread initialises one, or ranks and recency decide."""
+    ) -> CommunicatorBuilder:
+        """The communicator a line is about: the one it names, the one its thread initialises, or
+        the latest one whose rank matches."""
         process = at.process
         if address in process.by_address:
             return process.by_address[address]
@@ -208,14 +213,14 @@ class _Reader:
         process.unnamed[at.thread].guessed += 1
         return process.unnamed[at.thread]
 
-    def _nodes(self, at: At, found: re.Match[str]) -> None:
-        _check(int(found[2]) < int(found[3]) and int(found[5]) <= int(found[3]))
-        comm = at.process.by_address.get(found[1]) or self._new_comm(at, found[1])
-        comm.rank, comm.nranks = int(found[2]), int(found[3])
-        comm.nodes, comm.local_ranks = int(found[4]), int(found[5])
+    def _nodes(self, at: At, match: re.Match[str]) -> None:
+        _check(int(match[2]) < int(match[3]) and int(match[5]) <= int(match[3]))
+        comm = at.process.by_address.get(match[1]) or self._new_comm(at, match[1])
+        comm.rank, comm.nranks = int(match[2]), int(match[3])
+        comm.nodes, comm.local_ranks = int(match[4]), int(match[5])
 
-    def _link(self, at: At, found: re.Match[str]) -> None:
-        channel, source, target, direction, transport, address = found.groups()
+    def _link(self, at: At, match: re.Match[str]) -> None:
+        channel, source, target, direction, transport, address = match.groups()
         own, peer = int(source), int(target)
         if direction == "receive":
             own, peer = peer, own
@@ -224,80 +229,76 @@ class _Reader:
         key = (int(source), int(target), own, transport)
         comm.links.setdefault(key, (at.line, set()))[1].add(int(channel))
 
-    def _collnet(self, at: At, found: re.Match[str]) -> None:
-        channel, rank, transport, address = found.groups()
+    def _collnet(self, at: At, match: re.Match[str]) -> None:
+        channel, rank, transport, address = match.groups()
         comm = self._owner(at, address, int(rank))
         _check(comm.holds(int(rank)) and int(channel) < _MOST_CHANNELS)
         key = (int(rank), None, int(rank), transport)
         comm.links.setdefault(key, (at.line, set()))[1].add(int(channel))
 
-    def _ring(self, at: At, found: re.Match[str]) -> None:
-        channel, previous, after = int(found[1]), int(found[2]), int(found[3])
-        comm = self._owner(at, found[4])
+    def _ring(self, at: At, match: re.Match[str]) -> None:
+        channel, previous, after = int(match[1]), int(match[2]), int(match[3])
+        comm = self._owner(at, match[4])
         _check(comm.holds(previous, after) and channel < _MOST_CHANNELS)
         comm.rings[channel] = Ring(channel=channel, previous=previous, next=after)
 
-    def _trees(self, at: At, found: re.Match[str]) -> None:
-        comm = self._owner(at, found[2])
-        for channel, down, up in forms.TREE.findall(found[1]):
+    def _trees(self, at: At, match: re.Match[str]) -> None:
+        comm = self._owner(at, match[2])
+        for channel, down, up in forms.TREE.findall(match[1]):
             children = tuple(int(child) for child in down.split("/"))
             _check(comm.holds(int(up), *children) and int(channel) < _MOST_CHANNELS)
             comm.trees[int(channel)] = Tree(channel=int(channel), up=int(up), down=children)
 
-    def _order(self, at: At, found: re.Match[str]) -> None:
+    def _order(self, at: At, match: re.Match[str]) -> None:
         comm = self._owner(at, None)
         if comm.counts[0] is None:
-            comm.counts = (int(found[1]), *comm.counts[1:])
+            comm.counts = (int(match[1]), *comm.counts[1:])
 
-    def _counts(self, at: At, found: re.Match[str]) -> None:
-        counts = tuple(None if each is None else int(each) for each in found.groups())
+    def _counts(self, at: At, match: re.Match[str]) -> None:
+        counts = tuple(None if count is None else int(count) for count in match.groups())
         self._owner(at, None).counts = counts
 
     # Processes
 
-    def _setting(self, at: At, found: re.Match[str]) -> None:
-        _check(found[1] in at.process.settings or len(at.process.settings) < _MOST_SETTINGS)
-        number = found[2].removesuffix(".")  # some end as a sentence, some do not
-        at.process.settings[found[1]] = number if number.lstrip("-").isdigit() else found[2]
+    def _setting(self, at: At, match: re.Match[str]) -> None:
+        _check(match[1] in at.process.settings or len(at.process.settings) < _MOST_SETTINGS)
+        number = match[2].removesuffix(".")  # some end with a full stop
+        at.process.settings[match[1]] = number if number.lstrip("-").isdigit() else match[2]
 
-    def _words(self, at: At, found: re.Match[str]) -> None:
-        for name, value in found.groupdict().items():
+    def _words(self, at: At, match: re.Match[str]) -> None:
+        for name, value in match.groupdict().items():
             if value and not value.startswith("internal"):
                 at.process.words[name.rstrip("_")] = value
 
-    def _version(self, at: At, found: re.Match[str]) -> None:
-        at.process.words["version"] = _version(found)
-        self._note_version(_version(found))
+    def _version(self, at: At, match: re.Match[str]) -> None:
+        at.process.words["version"] = _version(match)
+        self._note_version(_version(match))
 
     def _note_version(self, version: str) -> None:
         if len(self._versions) < _MOST_VERSIONS:
             self._versions[version] = None
 
-    def _devices(self, at: At, found: re.Match[str]) -> None:
+    def _devices(self, at: At, match: re.Match[str]) -> None:
         _check(len(at.process.adapters) + len(at.process.interfaces) < _MOST_SETTINGS)
-        if found.lastgroup == "provider":
-            at.process.adapters[found["provider"]] = None
+        if match.lastgroup == "provider":
+            at.process.adapters[match["provider"]] = None
             return
-        kept = at.process.interfaces if found.lastgroup == "sockets" else at.process.adapters
-        kept |= dict.fromkeys(forms.LISTED.findall(found[1]))
+        names = at.process.interfaces if match.lastgroup == "sockets" else at.process.adapters
+        names |= dict.fromkeys(forms.LISTED.findall(match[1]))
 
-    def _nothing(self, at: At, found: re.Match[str]) -> None:
+    def _nothing(self, at: At, match: re.Match[str]) -> None:
         pass
 
     def finish(self, path: str, ended_early: str | None) -> NcclLog:
         for process in self._processes.values():
             process.settle()
-        self._damaged += sum(comm.drop_strangers() for comm in self._comms)
-        kept = [comm for comm in self._comms if comm.address or comm.links]
-        place = {comm: index for index, comm in enumerate(kept)}
-        moved = np.array([place.get(comm, ABSENT) for comm in self._comms], dtype=np.int32)
+        self._damaged += sum(comm.drop_impossible_ranks() for comm in self._comms)
+        comms = [comm for comm in self._comms if comm.address or comm.links]
         return NcclLog(
             path=path,
             processes=tuple(process.record() for process in self._processes.values()),
-            communicators=tuple(comm.record() for comm in kept),
-            ops=self._calls.columns(moved),
-            choices=self._calls.choices(),
-            choices_unmatched=self._calls.unmatched,
+            communicators=tuple(comm.record() for comm in comms),
+            choices=self._choices.choices(),
             warnings=tuple(
                 NcclWarning(process=process, source=source, text=text, line=line, count=count)
                 for (process, source, text), (line, count) in self._warnings.items()
@@ -308,16 +309,15 @@ class _Reader:
             foreign_lines=self._foreign,
             unread_lines=self._unread,
             damaged_lines=self._damaged,
-            calls_left_out=self._calls.left_out,
             ended_early=ended_early,
         )
 
 
 def _check(holds: bool) -> None:
-    """A line that does not hold to what NCCL can mean is damaged."""
+    """Numbers that NCCL cannot mean make a line damaged."""
     if not holds:
         raise forms.OddLineError
 
 
-def _version(found: re.Match[str]) -> str:
-    return f"{found[1]} {found[2]}"
+def _version(match: re.Match[str]) -> str:
+    return f"{match[1]} {match[2]}"

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from stepscope.records.nccl import Choice, CommunicatorRow, NcclSummary, TransportRow
+    from stepscope.records.explanation import NcclSummary
+    from stepscope.records.nccl import Choice, CommunicatorRow, TransportRow
 
 _SEVERITY = {"high": "bold red", "medium": "yellow", "low": "cyan", "none": "green"}
 _NARROW = 80

@@ -1,0 +1,54 @@
+"""Ranks on one machine that exchange data through host memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.nccl.evidence import (
+    count_pairs,
+    describe_links,
+    first_places,
+    list_switches,
+    quote_facts,
+    select_links,
+)
+from stepscope.records import remedies
+from stepscope.records.words import counted
+
+if TYPE_CHECKING:
+    from stepscope.explain.findings.evidence import NcclEvidence
+    from stepscope.records.explanation import Finding
+
+
+def find(evidence: NcclEvidence) -> Finding | None:
+    """Medium where somebody forbids P2P; NCCL may also have good reasons of its own."""
+    logs, groups = evidence
+    through_host = select_links(groups, lambda link: link.family == "SHM")
+    if not through_host:
+        return None
+    direct = select_links(groups, lambda link: link.family == "P2P")
+    switches = list_switches(logs, ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"))
+    quotes = quote_facts(logs, "P2P is disabled")
+    pairs = counted(count_pairs([*through_host, *direct]), "pair")
+    return RULE.finding(
+        share=0.0,
+        severity="medium" if switches or quotes else "low",
+        summary=f"{count_pairs(through_host)} of {pairs} of ranks on one machine exchange data "
+        "through host memory instead of directly between GPUs.",
+        evidence=(*describe_links(through_host), *switches, *quotes),
+        where=first_places(through_host),
+        remedies=(
+            remedies.P2P.offer(
+                "unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL where they are set"
+                if switches
+                else "run `nvidia-smi topo -p2p r`: PCIe access control (ACS), a virtual machine "
+                "or a container without all GPUs can block GPU-to-GPU access"
+            ),
+        ),
+    )
+
+
+RULE = FindingRule(
+    id="nccl-no-p2p", scope="nccl", title="No direct GPU-to-GPU transfers", find=find
+)

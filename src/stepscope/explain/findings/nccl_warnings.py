@@ -1,0 +1,63 @@
+"""Lines that NCCL logs at WARN."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.nccl.evidence import DIGITS, SHOWN, count_rest
+from stepscope.records import remedies
+from stepscope.records.explanation import Finding, Place
+from stepscope.records.words import counted
+
+if TYPE_CHECKING:
+    from stepscope.explain.findings.evidence import NcclEvidence
+    from stepscope.records.nccl import NcclLog, NcclWarning
+
+
+def find(evidence: NcclEvidence) -> Finding | None:
+    """All warnings; those that differ only in numbers are one line."""
+    logs = evidence.logs
+    by_text: dict[str, list[tuple[NcclLog, NcclWarning]]] = {}
+    for log in logs:
+        for warning in log.warnings:
+            by_text.setdefault(DIGITS.sub("#", warning.text), []).append((log, warning))
+    if not by_text:
+        return None
+    kinds = sorted(by_text.values(), key=lambda same: -_count(same))
+    failed = any(not c.complete and c.rank is not None for log in logs for c in log.communicators)
+    total = sum(map(_count, kinds)) + sum(log.warnings_left_out for log in logs)
+    return RULE.finding(
+        share=0.0,
+        severity="medium" if failed else "low",
+        summary=f"NCCL logged {counted(total, 'warning')}"
+        + (" and a communicator never finished its initialisation." if failed else "."),
+        evidence=(
+            *(_describe(same) for same in kinds[:SHOWN]),
+            *count_rest(len(kinds) - SHOWN, "other warning"),
+        ),
+        where=tuple(
+            Place(file=log.path, line=warning.line)
+            for log, warning in (same[0] for same in kinds[:SHOWN])
+        ),
+        remedies=(
+            remedies.READ_NCCL_WARNINGS.offer(
+                "read the first warning: the later ones often follow from it"
+            ),
+        ),
+    )
+
+
+def _count(same: list[tuple[NcclLog, NcclWarning]]) -> int:
+    return sum(warning.count for _, warning in same)
+
+
+def _describe(same: list[tuple[NcclLog, NcclWarning]]) -> str:
+    log, warning = same[0]
+    source = f" ({warning.source})" if warning.source else ""
+    at = f"{Path(log.path).name}:{warning.line}"
+    return f"{_count(same)} x {warning.text}{source}, first at {at}"
+
+
+RULE = FindingRule(id="nccl-warnings", scope="nccl", title="NCCL warnings", find=find)

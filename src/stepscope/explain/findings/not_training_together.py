@@ -1,0 +1,110 @@
+"""Ranks that are started as one job but do not exchange gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.membership import train_apart
+from stepscope.records import remedies
+from stepscope.records.figures import size
+from stepscope.records.words import counted
+
+if TYPE_CHECKING:
+    from stepscope.explain.findings.evidence import JobEvidence
+    from stepscope.records.explanation import Finding, Remedy, Severity
+    from stepscope.records.job import Membership
+
+_WRAP = remedies.WRAP_MODEL.offer(
+    "call init_process_group and wrap the model (DistributedDataParallel, fully_shard), or let the "
+    "trainer do it; if one process was meant, start only one"
+)
+_JOIN = remedies.START_AS_JOB.offer(
+    "if they should train one model, start them with torchrun and wrap the model in "
+    "DistributedDataParallel; otherwise nothing is wrong"
+)
+
+
+def find(evidence: JobEvidence) -> Finding | None:
+    """Only where every process is known to train and to exchange no gradients."""
+    if not train_apart(evidence.job.members):
+        return None
+    members = [member for member in evidence.job.members if member is not None]
+    if all(member.shared for member in members):
+        return _report_shared_memory(members)
+    started_as_job = max(member.world_size for member in members) > 1
+    return _report_job(members) if started_as_job else _report_separate(members)
+
+
+def _report_job(members: list[Membership]) -> Finding:
+    """Started as one job: each rank repeats, or contradicts, the others' work."""
+    at_times = any(member.calls_before and not member.exchanged_bytes for member in members)
+    unless = " unless models are averaged in other steps" if at_times else ""
+    return _report(
+        members,
+        severity="medium" if at_times else "high",
+        summary=f"the {len(members)} ranks exchange no gradients: each trains a model of its "
+        f"own{unless}.",
+        remedy=_WRAP,
+    )
+
+
+def _report_separate(members: list[Membership]) -> Finding:
+    """Started one by one, as in a sweep: this may be intended."""
+    known = all(member.shared is False for member in members)
+    consequence = (
+        "they share no parameters, so each trains a model of its own"
+        if known
+        else "whether they share parameters is not known"
+    )
+    return _report(
+        members,
+        severity="low",
+        summary=f"{len(members)} processes train without a process group; {consequence}.",
+        remedy=_JOIN,
+    )
+
+
+def _report_shared_memory(members: list[Membership]) -> Finding:
+    return RULE.finding(
+        title="Shared memory",
+        share=0.0,
+        severity="none",
+        of="work",
+        summary=f"{len(members)} processes train one model in shared memory, without a process "
+        "group: none waits for another.",
+        evidence=_list_evidence(members),
+    )
+
+
+def _report(
+    members: list[Membership], *, severity: Severity, summary: str, remedy: Remedy
+) -> Finding:
+    return RULE.finding(
+        share=1 - 1 / len(members),
+        severity=severity,
+        of="work",
+        summary=summary,
+        evidence=_list_evidence(members),
+        remedies=(remedy,),
+    )
+
+
+def _list_evidence(members: list[Membership]) -> tuple[str, ...]:
+    steps = ", ".join(str(member.steps) for member in members[:8])
+    sent = max(member.exchanged_bytes or 0 for member in members)
+    sizes = [member.trained_bytes for member in members if member.trained_bytes]
+    trained = f", but {size(max(sizes))} of parameters are trained" if sizes else ""
+    groups = max(member.groups for member in members)
+    group_words = counted(groups, "process group") if groups else "no process group"
+    pids = ", ".join(str(member.pid) for member in members[:8] if member.pid is not None)
+    return (
+        f"a step exchanges {size(sent)}{trained}",
+        f"{group_words}; no DDP, FSDP, DTensor, pipeline stage or RPC",
+        f"steps per rank: {steps}" + (f" (process ids {pids})" if pids else ""),
+    )
+
+
+RULE = FindingRule(
+    id="not-training-together", scope="job", title="These ranks do not train together", find=find
+)

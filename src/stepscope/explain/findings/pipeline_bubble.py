@@ -1,0 +1,95 @@
+"""Pipeline stages that wait for each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.explain.findings.evidence import LOW, severity
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.strategies.join import bound
+from stepscope.records import remedies
+from stepscope.records.figures import factor, milliseconds, percent
+from stepscope.records.strategies import Pipeline
+from stepscope.records.words import counted
+
+if TYPE_CHECKING:
+    from stepscope.explain.findings.evidence import JobEvidence
+    from stepscope.records.explanation import Finding, Remedy
+    from stepscope.records.strategies import Stage
+
+
+def find(evidence: JobEvidence) -> Finding | None:
+    """The pipeline that idles most."""
+    pipelines = [strategy for strategy in evidence.strategies if isinstance(strategy, Pipeline)]
+    worst = max(pipelines, key=lambda pipeline: pipeline.bubble_share, default=None)
+    return _report(worst) if worst and worst.bubble_share >= LOW else None
+
+
+def _report(pipeline: Pipeline) -> Finding:
+    """The share is the mean over the stages of time that is neither compute nor communication of
+    another strategy."""
+    share = pipeline.bubble_share
+    slowest = pipeline.deciding_stage
+    return RULE.finding(
+        share=share,
+        severity=severity(share),
+        summary=f"pipeline stages are idle for {percent(share)} of the step"
+        f"{_least_possible(pipeline)}.",
+        evidence=(
+            *(_describe_stage(stage) for stage in pipeline.stages),
+            f"the slowest stage computes {factor(pipeline.imbalance)} times the mean",
+        ),
+        remedies=_offer(pipeline),
+        rank=None if slowest is None else pipeline.stages[slowest].ranks[0],
+    )
+
+
+def _describe_stage(stage: Stage) -> str:
+    return (
+        f"stage {', '.join(map(str, stage.stage_indices))}: computes "
+        f"{milliseconds(stage.compute_ns / 1e6)} of {milliseconds(stage.step_ns / 1e6)}, "
+        f"waits {milliseconds(stage.receive_wait_ns / 1e6)} for input"
+    )
+
+
+def _least_possible(pipeline: Pipeline) -> str:
+    if pipeline.bound_share is None:
+        return ""
+    microbatches = counted(pipeline.microbatches or 0, "micro-batch", "micro-batches")
+    return (
+        f"; with {counted(pipeline.size, 'stage')} and {microbatches}, "
+        f"{percent(pipeline.bound_share)} is the least possible"
+    )
+
+
+def _offer(pipeline: Pipeline) -> tuple[Remedy, ...]:
+    offers = []
+    slowest = pipeline.deciding_stage
+    if slowest is not None:
+        where = ", ".join(map(str, pipeline.stages[slowest].stage_indices))
+        offers.append(
+            remedies.BALANCE_STAGES.offer(
+                f"move layers away from stage {where}: it computes {factor(pipeline.imbalance)} "
+                "times the mean and the others wait for it"
+            )
+        )
+    if pipeline.microbatches and pipeline.bound_share is not None:
+        most = max(len(stage.stage_indices) for stage in pipeline.stages)
+        twice = bound(pipeline.size, 2 * pipeline.microbatches * most)
+        offers.append(
+            remedies.MICRO_BATCHES.offer(
+                f"use {2 * pipeline.microbatches} micro-batches: the least possible idle time "
+                f"falls from {percent(pipeline.bound_share)} to {percent(twice)}"
+            )
+        )
+    if pipeline.schedule != "interleaved":
+        offers.append(
+            remedies.INTERLEAVE.offer(
+                "put several stages on each rank (Interleaved1F1B): filling and draining the "
+                "pipeline takes that many times less"
+            )
+        )
+    return tuple(offers)
+
+
+RULE = FindingRule(id="pipeline-bubble", scope="job", title="Pipeline bubble", find=find)

@@ -1,0 +1,53 @@
+"""How a finding declares itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from stepscope.records.explanation import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stepscope.records.explanation import Place, Remedy, Severity
+
+Scope = Literal["rank", "job", "nccl"]
+
+
+class FindingRule(msgspec.Struct, frozen=True, kw_only=True):
+    """One finding. `find` takes the evidence of its scope (evidence.py) and returns the finding,
+    or None when the step does not show it."""
+
+    id: str  # its file's name with dashes, and its page in docs/findings
+    scope: Scope
+    title: str
+    find: Callable[[Any], Finding | None]
+
+    def finding(
+        self,
+        *,
+        share: float,
+        severity: Severity,
+        summary: str,
+        evidence: tuple[str, ...],
+        title: str = "",
+        where: tuple[Place, ...] = (),
+        remedies: tuple[Remedy, ...] = (),
+        rank: int | None = None,
+        of: Literal["step", "memory", "work"] = "step",
+    ) -> Finding:
+        """A finding of this rule; `title` replaces the rule's own where it depends on the case."""
+        return Finding(
+            id=self.id,
+            title=title or self.title,
+            share=share,
+            severity=severity,
+            summary=summary,
+            evidence=evidence,
+            where=where,
+            remedies=remedies,
+            rank=rank,
+            of=of,
+        )

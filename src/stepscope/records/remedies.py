@@ -1,0 +1,119 @@
+"""Every remedy that stepscope knows, by id: one closed set for findings, what-ifs, docs and fixes.
+
+A finding offers a remedy with `offer`. What-ifs and fixes name the same ids. A test checks that
+each remedy is offered by a finding or reserved for the fix room.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from stepscope.records.explanation import Remedy
+
+
+class KnownRemedy(NamedTuple):
+    """One thing the user can do. `action` says it in general."""
+
+    id: str
+    action: str
+
+    def offer(self, summary: str = "") -> Remedy:
+        """The remedy as a finding offers it; `summary` fits the action to the case at hand."""
+        from stepscope.records.explanation import Remedy  # the fix room needs the ids alone
+
+        return Remedy(id=self.id, summary=summary or self.action)
+
+
+REMEDIES: dict[str, KnownRemedy] = {}
+
+
+def _add(name: str, action: str) -> KnownRemedy:
+    assert name not in REMEDIES, name
+    return REMEDIES.setdefault(name, KnownRemedy(name, action))
+
+
+# Fewer launches, less Python
+COMPILE = _add("compile", "use torch.compile: it fuses operators and launches fewer kernels")
+CUDA_GRAPHS = _add("cuda-graphs", "capture the step as a CUDA graph and replay it: one launch")
+FUSED_OPTIMIZER = _add("fused-optimizer", "create the optimizer with fused=True")
+BATCH = _add("batch", "use a larger batch: each operator has more to do per call")
+NO_SYNC = _add("no-sync", "keep values on the device and read them every N steps")
+
+# Precision and kernels
+BF16 = _add("bf16", "run forward and loss under bf16 autocast")
+FP16 = _add("fp16", "run forward and loss under fp16 autocast with a GradScaler")
+TF32 = _add("tf32", 'call torch.set_float32_matmul_precision("high")')
+CHANNELS_LAST = _add("channels-last", "convert model and inputs to torch.channels_last")
+VECTORS = _add("vectors", "unset ATEN_CPU_CAPABILITY: torch then uses the widest vectors")
+ONEDNN = _add("onednn", "set torch.backends.mkldnn.enabled = True")
+FLUSH_DENORMAL = _add("flush-denormal", "call torch.set_flush_denormal(True) before training")
+
+# Data
+NO_DATA_WAIT = _add("no-data-wait", "give the DataLoader more workers and let them prefetch")
+LOADER_WORKERS = _add("loader-workers", "set num_workers of the DataLoader")
+PIN_MEMORY = _add("pin-memory", "set pin_memory=True and copy with non_blocking=True")
+PREFETCH = _add("prefetch", "copy the next batch on a side stream while the step computes")
+CHECK_STORAGE = _add("check-storage", "check whether this host reads from slower storage")
+
+# Memory
+ACTIVATION_CHECKPOINTING = _add(
+    "activation-checkpointing", "recompute activations in backward instead of keeping them"
+)
+NO_CHECKPOINT = _add("no-checkpoint", "checkpoint fewer blocks: only as many as memory requires")
+SMALLER_BATCH = _add("smaller-batch", "use a smaller batch and accumulate gradients")
+SHARDING = _add("sharding", "shard parameters, gradients and optimizer state (FSDP)")
+EXPANDABLE_SEGMENTS = _add(
+    "expandable-segments", "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+)
+STEADY_SHAPES = _add("steady-shapes", "use the same shapes in every step")
+DETACH = _add("detach", "keep loss.item() or loss.detach(), not the loss itself")
+SNAPSHOT = _add("snapshot", "record a memory snapshot and run `stepscope explain` on it")
+
+# Threads and the machine
+THREADS = _add("threads", "set OMP_NUM_THREADS to the number of free cores per rank")
+ONE_THREAD = _add("one-thread", "set OMP_NUM_THREADS=1")
+PIN_RANKS = _add("pin-ranks", "give each rank cores of its own (taskset -c)")
+FEWER_RANKS = _add("fewer-ranks", "start no more ranks than there are cores")
+IDLE_MACHINE = _add("idle-machine", "stop the other programs, or keep them off these cores")
+
+# Communication
+BUCKET_MB = _add("bucket-mb", "change DDP's bucket_cap_mb: smaller buckets start earlier")
+ACCUMULATE = _add("accumulate", "accumulate gradients: communicate every N-th step (no_sync)")
+BANDWIDTH = _add("bandwidth", "send fewer bytes (bf16 communication hook) or use a faster link")
+FSDP_PREFETCH = _add("fsdp-prefetch", "let FSDP gather the next block ahead of time")
+LARGER_BLOCKS = _add("larger-blocks", "call fully_shard on larger blocks: fewer, longer gathers")
+KEEP_GATHERED = _add("keep-gathered", "set reshard_after_forward=False where memory allows")
+REDUCE_DTYPE = _add("reduce-dtype", "gather and reduce in bf16 (MixedPrecisionPolicy)")
+FEWER_SPLITS = _add("fewer-splits", "split layers over fewer ranks, inside one host")
+SEQUENCE_PARALLEL = _add("sequence-parallel", "use SequenceParallel between the split layers")
+LESS_OFTEN = _add("less-often", "make these calls every N-th step, or join them into one")
+USE_NCCL = _add("use-nccl", "start the process group with NCCL instead of gloo")
+
+# Ranks together
+WRAP_MODEL = _add("wrap-model", "wrap the model in DistributedDataParallel or fully_shard")
+START_AS_JOB = _add("start-as-job", "start the processes as one job with torchrun")
+MICRO_BATCHES = _add("micro-batches", "use more micro-batches")
+BALANCE_STAGES = _add("balance-stages", "move layers away from the slowest pipeline stage")
+INTERLEAVE = _add("interleave", "put several stages on each rank (Interleaved1F1B)")
+CHECK_HOST = _add("check-host", "look for what slows this rank's host")
+NO_STRAGGLER = _add("no-straggler", "bring the slow rank up to the pace of the others")
+BALANCE = _add("balance", "give every rank the same amount of work")
+CHECK_NCCL = _add("check-nccl", "record with `stepscope run --nccl-debug` to see the transports")
+
+# NCCL's environment
+UNSET_NCCL_VARIABLES = _add("unset-nccl-variables", "unset NCCL variables that hide a network")
+FAST_NETWORK = _add("fast-network", "give the job access to the fast network")
+FASTER_SOCKETS = _add("faster-sockets", "choose the fastest interface and use more sockets")
+ONE_MACHINE = _add("one-machine", "let the ranks of a machine reach each other directly")
+P2P = _add("p2p", "allow GPU-to-GPU access")
+SAME_ENVIRONMENT = _add("same-environment", "start every rank in the same environment")
+READ_NCCL_WARNINGS = _add("read-nccl-warnings", "read the first warning: later ones follow from it")
+
+# Knowing more
+CALIBRATE = _add("calibrate", "run `stepscope calibrate` on the idle machine")
+STEPSCOPE_RUN = _add("stepscope-run", "record the training with `stepscope run`")
+LIGHTER_PROFILE = _add("lighter-profile", "profile fewer steps, or without shapes and stacks")
+
+# Known to the fix room, offered by no finding yet.
+RESERVED = frozenset({LOADER_WORKERS.id})

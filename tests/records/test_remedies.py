@@ -1,0 +1,59 @@
+"""Remedies are one closed set: nothing offers one that is not in it, and none is left over."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import stepscope
+from stepscope.records import remedies
+from stepscope.records.remedies import REMEDIES, RESERVED, KnownRemedy
+from stepscope.ui import advice
+
+SOURCE = Path(stepscope.__file__).parent
+OFFER = re.compile(r"\bremedies\.([A-Z][A-Z0-9_]+)\b")
+
+
+def offered() -> set[str]:
+    names = {name for file in SOURCE.rglob("*.py") for name in OFFER.findall(file.read_text())} - {
+        "REMEDIES",
+        "RESERVED",
+    }
+    return {getattr(remedies, name).id for name in names}
+
+
+def test_findings_take_their_remedies_from_the_set() -> None:
+    """`Remedy(...)` is called in one place only: KnownRemedy.offer."""
+    makers = [
+        file.name
+        for file in SOURCE.rglob("*.py")
+        if re.search(r"(?<!class )\bRemedy\(", file.read_text())
+    ]
+    assert makers == ["remedies.py"]
+
+
+def test_every_remedy_is_offered_by_a_finding_or_reserved() -> None:
+    assert offered() | RESERVED == REMEDIES.keys()
+    assert not offered() & RESERVED
+
+
+def test_a_remedys_constant_is_named_after_its_id() -> None:
+    constants = {
+        name: value for name, value in vars(remedies).items() if isinstance(value, KnownRemedy)
+    }
+    assert {value.id for value in constants.values()} == REMEDIES.keys()
+    for name, remedy in constants.items():
+        assert name == remedy.id.replace("-", "_").upper()
+        assert REMEDIES[remedy.id] is remedy
+        assert remedy.action[0].islower()
+        assert not remedy.action.endswith(".")
+
+
+def test_a_finding_may_say_the_action_in_its_own_words() -> None:
+    assert remedies.COMPILE.offer().summary == remedies.COMPILE.action
+    fitted = remedies.COMPILE.offer("torch.compile fuses small kernels")
+    assert (fitted.id, fitted.summary) == ("compile", "torch.compile fuses small kernels")
+
+
+def test_what_ifs_stand_for_remedies_of_the_set() -> None:
+    assert advice.REMEDIES.keys() <= REMEDIES.keys()
