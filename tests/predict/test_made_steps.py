@@ -9,7 +9,8 @@ import pytest
 
 from explain.build import kernel, note, op, step, write
 from stepscope import read_trace
-from stepscope.predict.optimizer_updates import ADAM, MOMENTUM, PLAIN, Rule, current_kind
+from stepscope.predict.optimizer_rules import ADAM, MOMENTUM, PLAIN, Rule
+from stepscope.predict.optimizer_updates import current_kind
 from stepscope.predict.whatif import Bench, parse
 from stepscope.predict.whatifs import WHATIFS
 from stepscope.predict.whatifs.checkpoint import repetitions

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from stepscope import read_trace
 from stepscope.predict.contracted_step import sketch
 from stepscope.predict.order import in_order
+from stepscope.predict.outcome import Refused
 from stepscope.predict.scale_out import share_of_batch
 from stepscope.predict.scaled_step import Local, Plan, find_doubts, predict_together
 from stepscope.predict.scaling_grid import CannotScale, find_crew
 from stepscope.predict.whatif import Bench, parse
 from stepscope.predict.whatifs import cuda_graphs
-from stepscope.predict.whatifs.outcome import Refused
 
 if TYPE_CHECKING:
     from stepscope.predict.scaled_step import Together

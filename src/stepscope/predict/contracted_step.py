@@ -12,12 +12,12 @@ from stepscope.explain.work import Kind
 from stepscope.predict import exchange
 from stepscope.predict.buckets import find_gradients
 from stepscope.predict.max_plus import outline, split_call, with_slope
+from stepscope.predict.outcome import changed
 from stepscope.predict.scale_out import silent_ns
 from stepscope.predict.scaling_grid import find_links, first_of_forward
 from stepscope.predict.slowest_worker import slower
 from stepscope.predict.traced_exchange import find_traced, split_waiting
 from stepscope.predict.whatifs import cuda_graphs
-from stepscope.predict.whatifs.outcome import changed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,7 +21,7 @@ from stepscope.records.prediction import Peak
 
 if TYPE_CHECKING:
     from stepscope.explain.memory.theory import Transformer
-    from stepscope.predict.optimizer_updates import Rule
+    from stepscope.predict.optimizer_rules import Rule
     from stepscope.predict.step_context import StepContext
 
 _FLOAT = 4

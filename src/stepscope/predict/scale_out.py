@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -17,15 +16,17 @@ from stepscope.explain.replay.graph import Phase
 from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.work import Kind
 from stepscope.predict import exchange
+from stepscope.predict.batch_growth import SPREAD as BATCH_SPREAD
+from stepscope.predict.batch_growth import grow_batch
 from stepscope.predict.buckets import find_gradients, plan_buckets
 from stepscope.predict.edit import scale_calls, scale_tasks
 from stepscope.predict.norm_buffers import find_statistics
+from stepscope.predict.outcome import Outcome, Refused, changed
 from stepscope.predict.peaks import peak_at_batch
 from stepscope.predict.slowest_worker import ENOUGH_STEPS, find_straggling, own_steps, slower
 from stepscope.predict.traced_exchange import find_traced, split_waiting
 from stepscope.predict.transfers import find_transfers
-from stepscope.predict.whatifs import batch
-from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
+from stepscope.predict.worker_plan import Exchange, Plan
 from stepscope.records.devices import find_device
 from stepscope.records.words import counted
 
@@ -39,38 +40,11 @@ if TYPE_CHECKING:
 OF_STRAGGLING = 0.5  # of what the slowest adds, one standard deviation
 OF_MODEL = {True: 0.06, False: 0.03}  # of the step, by whether compute and links share cores
 LEAST = 0.98  # of what a worker takes by itself: links only add
-OF_SHARE = {True: 0.4, False: batch.SPREAD}  # of what a share of the batch takes away, likewise
+OF_SHARE = {True: 0.4, False: BATCH_SPREAD}  # of what a share of the batch takes away, likewise
 # On a CPU this much of forward and backward does not shrink with the samples: the median of seven
 # models (0.12 to 0.94), whose libraries repack weights for every product (docs/scale-out.md).
 _STAYS = 0.25
 _MB = 1 << 20
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for about workers."""
-
-    ranks: int
-    strong: bool = False  # the batch of all workers together stays
-    bucket_mb: float | None = None  # as traced, else DDP's own
-    bandwidth: float = 1.0
-    latency: float = 1.0
-    stage: int = 0  # of ZeRO
-
-
-class Exchange(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it."""
-
-    ranks: int
-    before: int  # workers of the trace
-    basis: str
-    buckets: int
-    size_bytes: int
-    comm_ns: float  # collectives one after the other
-    exposed_ns: float  # what they add to the step
-    least_ns: float  # no link makes the step shorter
-    straggling: float  # the slowest worker's step over a usual one
-    held_bytes: int = 0  # of DDP's buckets, where the trace has none yet
-    said: str = ""
 
 
 def replan(context: StepContext, **wanted: Any) -> Outcome:
@@ -274,7 +248,7 @@ def share_of_batch(context: StepContext, workers: int, factor: float) -> StepCon
         whole = context.batch * workers
         raise Refused(f"a batch of {whole} is too small for {counted(many, 'worker')}")
     if not context.on_host:
-        return batch.grow(context, factor).context
+        return grow_batch(context, factor).context
     graph = context.graph
     phase = graph.calls.phase
     passes = (phase == Phase.FORWARD) | (phase == Phase.BACKWARD)

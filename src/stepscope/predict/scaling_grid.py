@@ -18,11 +18,11 @@ from stepscope.predict import exchange
 from stepscope.predict.buckets import CAP_BYTES, find_gradients, plan_buckets
 from stepscope.predict.kernels import FLOOR_NS, copy_ns
 from stepscope.predict.norm_buffers import find_statistics
+from stepscope.predict.outcome import Refused
 from stepscope.predict.scale_out import about_batch, share_of_batch
 from stepscope.predict.slowest_worker import find_straggling
 from stepscope.predict.traced_exchange import find_traced
 from stepscope.predict.transfers import find_transfers
-from stepscope.predict.whatifs.outcome import Refused
 from stepscope.records.devices import find_device
 from stepscope.records.prediction import Setting
 

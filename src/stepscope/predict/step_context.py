@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from stepscope.predict.kernels import Family, family_of
-from stepscope.predict.optimizer_updates import ADAM
+from stepscope.predict.optimizer_rules import ADAM
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from stepscope.explain.memory.model import StepCalls
     from stepscope.explain.replay.graph import Flags, Floats, Ints, StepGraph
     from stepscope.explain.work import Work
-    from stepscope.predict.optimizer_updates import Rule
+    from stepscope.predict.optimizer_rules import Rule
     from stepscope.predict.parameters import Parameters
-    from stepscope.predict.scale_out import Exchange, Plan
+    from stepscope.predict.worker_plan import Exchange, Plan
     from stepscope.records.efficiency import Ceilings
     from stepscope.records.explanation import Steps
     from stepscope.records.job import Job, RankFolder

@@ -19,10 +19,10 @@ from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.roofline import find_ceilings
 from stepscope.predict.optimizer_updates import find_rule
 from stepscope.predict.order import SAME_PEAK, WITHOUT_CEILINGS, in_order
+from stepscope.predict.outcome import Refused, WrongValue
 from stepscope.predict.parameters import find_parameters
 from stepscope.predict.step_context import StepContext
 from stepscope.predict.whatifs import WHATIFS, WITHOUT_VALUE
-from stepscope.predict.whatifs.outcome import Refused, WrongValue
 from stepscope.records.devices import find_device
 from stepscope.records.prediction import Peak, Prediction, Setting
 

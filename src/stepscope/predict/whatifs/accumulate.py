@@ -8,7 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.replay.graph import Calls, Phase, Tasks
-from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 
 if TYPE_CHECKING:
     from stepscope.predict.step_context import StepContext

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.predict import scale_out
-from stepscope.predict.whatifs.factor import parse_positive
+from stepscope.predict.values import parse_positive
 
 if TYPE_CHECKING:
+    from stepscope.predict.outcome import Outcome
     from stepscope.predict.step_context import StepContext
-    from stepscope.predict.whatifs.outcome import Outcome
 
 HELP = "links with N times the bandwidth (bandwidth=2)"
 

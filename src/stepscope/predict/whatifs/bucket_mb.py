@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.predict import scale_out
+from stepscope.predict.outcome import Refused
 from stepscope.predict.traced_exchange import find_traced
-from stepscope.predict.whatifs.factor import parse_positive
-from stepscope.predict.whatifs.outcome import Refused
+from stepscope.predict.values import parse_positive
 
 if TYPE_CHECKING:
+    from stepscope.predict.outcome import Outcome
     from stepscope.predict.step_context import StepContext
-    from stepscope.predict.whatifs.outcome import Outcome
 
 HELP = "DDP's bucket_cap_mb: gradients summed in buckets of N MiB (bucket-mb=25)"
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.predict.edit import Selection, insert, remove, scale_calls
+from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.predict.peaks import peak_with_checkpoints
-from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.records.words import counted
 from stepscope.trace.links import distinct
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from stepscope.explain.replay.graph import Phase
 from stepscope.predict.edit import scale_calls
 from stepscope.predict.kernels import FLOOR_NS, Family
-from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
+from stepscope.predict.outcome import Outcome, Refused, changed
 
 if TYPE_CHECKING:
     from stepscope.predict.step_context import StepContext

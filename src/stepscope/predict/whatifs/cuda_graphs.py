@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from stepscope.explain import intervals
 from stepscope.explain.replay.graph import CallKind, Calls
 from stepscope.explain.work import Kind
-from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
+from stepscope.predict.outcome import Outcome, Refused, changed
 from stepscope.records.words import counted
 from stepscope.trace.links import distinct
 

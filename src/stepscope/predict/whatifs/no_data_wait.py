@@ -8,7 +8,7 @@ import numpy as np
 
 from stepscope.explain.work import DATA_LOADING, rows_named
 from stepscope.predict.host_time import shorten_gaps
-from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
+from stepscope.predict.outcome import Outcome, Refused, changed
 from stepscope.records.trace import HostKind
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import numpy as np
 from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.work import Kind
 from stepscope.predict.edit import scale_tasks
+from stepscope.predict.outcome import Outcome, Refused, changed
 from stepscope.predict.slowest_worker import slower
-from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,7 +8,7 @@ import numpy as np
 
 from stepscope.explain.replay.graph import CallKind
 from stepscope.predict.edit import Selection, remove
-from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
+from stepscope.predict.outcome import Outcome, Refused, changed
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:

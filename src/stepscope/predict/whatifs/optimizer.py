@@ -9,11 +9,11 @@ import numpy as np
 from stepscope.predict.edit import Selection, insert, remove
 from stepscope.predict.kernels import FLOOR_NS
 from stepscope.predict.optimizer_updates import current_kind, stepping
-from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.predict.optimizer_updates import Rule
+    from stepscope.predict.optimizer_rules import Rule
     from stepscope.predict.step_context import StepContext
 
 HELP = "foreach or fused instead of what runs now"

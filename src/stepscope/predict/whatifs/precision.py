@@ -20,7 +20,7 @@ from stepscope.explain.flops import DTYPES
 from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.predict.edit import insert
 from stepscope.predict.kernels import FLOOR_NS, Family, copy_ns, roofline_ns
-from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 from stepscope.explain.work import rows_named
 from stepscope.predict import edit
 from stepscope.predict.host_time import shorten_gaps
-from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.predict.whatifs.remove import pattern
 from stepscope.records.trace import HostKind
 from stepscope.records.words import counted

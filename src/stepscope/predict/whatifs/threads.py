@@ -22,7 +22,7 @@ from stepscope.explain.machine_load import (
 )
 from stepscope.explain.replay.graph import CallKind
 from stepscope.explain.threading_gain import speedup
-from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 
 if TYPE_CHECKING:
     from stepscope.explain.cpu_use import CpuUse

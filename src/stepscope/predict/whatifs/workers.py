@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.predict import scale_out
-from stepscope.predict.whatifs.outcome import WrongValue
+from stepscope.predict.outcome import WrongValue
 
 if TYPE_CHECKING:
+    from stepscope.predict.outcome import Outcome
     from stepscope.predict.step_context import StepContext
-    from stepscope.predict.whatifs.outcome import Outcome
 
 HELP = "N data-parallel workers, each with its own batch (workers=8; 8:strong divides one batch)"
 _MOST = 1 << 20

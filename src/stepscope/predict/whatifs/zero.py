@@ -8,12 +8,12 @@ from msgspec.structs import replace
 
 from stepscope.explain.memory.theory import VOLUME, bytes_per_parameter, zero_bytes
 from stepscope.predict import scale_out
-from stepscope.predict.whatifs.outcome import WrongValue
+from stepscope.predict.outcome import WrongValue
 from stepscope.records.prediction import Peak
 
 if TYPE_CHECKING:
+    from stepscope.predict.outcome import Outcome
     from stepscope.predict.step_context import StepContext
-    from stepscope.predict.whatifs.outcome import Outcome
 
 HELP = "shard optimizer state (1), gradients too (2), parameters too (3) over the workers"
 _DOUBT = 0.08  # of the step: who gathers what when differs between implementations

@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 
 from stepscope.predict.contracted_step import sketch
+from stepscope.predict.outcome import Refused
 from stepscope.predict.peaks import peak_at_batch
 from stepscope.predict.scale_out import OF_SHARE, about_batch, share_of_batch
 from stepscope.predict.scaled_step import find_doubts
 from stepscope.predict.scaling_grid import WORKERS, CannotScale, find_crew
-from stepscope.predict.whatifs.outcome import Refused
 from stepscope.ui.html.payload import encode_block
 from stepscope.ui.html.whatif_axes import Axis, Option
 from stepscope.verify.track_record import learn

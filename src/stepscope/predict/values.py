@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from stepscope.predict.whatifs.outcome import WrongValue
+from stepscope.predict.outcome import WrongValue
 
 
 def parse_positive(name: str, value: str, wanted: str) -> float:
