@@ -12,8 +12,7 @@ from stepscope import StepscopeError, UnreadableInputError
 from stepscope.explain.engines import Here
 from stepscope.explain.explain_file import explain_file
 from stepscope.explain.snapshot_rank import is_memory_only
-from stepscope.predict.whatif import parse
-from stepscope.predict.whatifs import WHATIFS, WITHOUT_VALUE
+from stepscope.predict.whatifs import WHATIFS, parse_setting
 from stepscope.trace.discover import find_traces
 from stepscope.ui.cli.explain import explain_paths
 from stepscope.ui.contract import explanation_json
@@ -44,9 +43,10 @@ _VALUES = {
     "bandwidth": ("2", "0.1"),
     "latency": ("2",),
 }
+_WITHOUT_VALUE = {name for name, whatif in WHATIFS.items() if not whatif.takes_value}
 CHANGES = [
     *(f"{name}={value}" for name, values in _VALUES.items() for value in values),
-    *sorted(WITHOUT_VALUE),
+    *sorted(_WITHOUT_VALUE),
 ]
 
 
@@ -101,7 +101,7 @@ def change(file: Any, *, cache: bool = False) -> None:
 
 def _predict(bench: Bench, wanted: list[str], before: Any) -> None:
     try:
-        after = bench.predict([parse(each) for each in wanted])
+        after = bench.predict([parse_setting(each) for each in wanted])
     except StepscopeError as error:
         refused(error)
         return
@@ -124,4 +124,4 @@ def refused(error: StepscopeError) -> str:
     return REFUSED
 
 
-assert set(_VALUES) | WITHOUT_VALUE == set(WHATIFS)
+assert set(_VALUES) | _WITHOUT_VALUE == set(WHATIFS)

@@ -11,7 +11,7 @@ from graphs import Call, Task, make
 from stepscope.explain.replay.graph import CallKind, StepGraph
 from stepscope.explain.replay.schedule import replay
 from stepscope.predict.max_plus import Outline, outline, split_call, times_after
-from stepscope.predict.slowest_worker import slower
+from stepscope.predict.slowest_worker import slow_down
 
 STEPS = 4
 
@@ -93,7 +93,7 @@ def test_a_slower_workers_host_and_kernels_take_longer() -> None:
     graph = make(Call(10, 20, (Task(90, spacing=10),)), Call(5, 5, (Task(90, spacing=10),)))
     shape = outline(graph)
     assert shape.own == (1.0, 0.9)  # of the stream's time a tenth lies between kernels
-    whole = outline(slower(graph, 2.0)).tables[0]
+    whole = outline(slow_down(graph, 2.0)).tables[0]
     assert whole[0, 0] == 2 * shape.tables[0][0, 0]
     assert whole[1, 1] == shape.tables[0][1, 1] * (1 + 0.9)
 

@@ -20,7 +20,8 @@ from stepscope.predict import scale_out, scaling_curve
 from stepscope.predict.algorithms import compare_algorithms
 from stepscope.predict.slowest_worker import expected_maximum
 from stepscope.predict.transfers import Seen, by_data_sheet, by_trace, find_transfers, lower_line
-from stepscope.predict.whatif import Bench, parse
+from stepscope.predict.whatif import Bench
+from stepscope.predict.whatifs import parse_setting
 from stepscope.records.devices import find_device
 from stepscope.records.job import Clock, Job, RankTimes, Straggler, Stragglers
 from stepscope.records.measured_steps import MeasuredSteps
@@ -49,7 +50,7 @@ def cpu_bench(folder: Path, *profiles: Profile, shape: tuple[int, int] = (512, 5
 
 
 def ask(bench: Bench, *settings: str) -> Prediction:
-    return bench.predict([parse(setting) for setting in settings])
+    return bench.predict([parse_setting(setting) for setting in settings])
 
 
 # The slowest of several
@@ -312,7 +313,7 @@ def ddp_bench(folder: Path, **how: Any) -> Bench:
 def comm_us(bench: Bench, *settings: str) -> float:
     trial = bench.begin()
     for setting in settings:
-        trial = bench.change(trial, parse(setting))
+        trial = bench.change(trial, parse_setting(setting))
     assert not trial.refused
     tasks = trial.context.graph.tasks
     return float(tasks.dur_ns[tasks.kind == Kind.COMM].sum()) / 1000
@@ -359,7 +360,7 @@ def test_zero_shares_memory_by_the_formula(tmp_path: Path) -> None:
     assert peaks == [rest + 800 + 200, rest + 400 + 300, rest + 400]
     said = ask(bench, "workers=4", "zero=3").assumptions
     assert any("1.5 times the bytes" in line for line in said)
-    assert any("4.00 bytes a parameter instead of 16" in line for line in said)
+    assert any("4.00 bytes per parameter instead of 16.0" in line for line in said)
 
 
 def _nothing(kind: type) -> dict[str, Any]:
@@ -408,7 +409,7 @@ def test_the_slow_rank_itself_gets_as_long_as_the_median_of_the_others(tmp_path:
     slow = job([[3000, 2000, 2000, 2200]] * 4)
     bench = ddp_bench(tmp_path, job=slow)
     found = ask(bench, "no-straggler")
-    graph = bench.change(bench.begin(), parse("no-straggler")).context.graph
+    graph = bench.change(bench.begin(), parse_setting("no-straggler")).context.graph
     before = bench.context.graph
     assert graph.calls.gap_ns.sum() == pytest.approx(before.calls.gap_ns.sum() * 2 / 3)
     assert found.predicted_ms < found.baseline_ms

@@ -13,13 +13,12 @@ from msgspec.structs import replace
 
 from stepscope import read_trace
 from stepscope.predict.contracted_step import sketch
-from stepscope.predict.order import in_order
 from stepscope.predict.outcome import Refused
 from stepscope.predict.scale_out import share_of_batch
 from stepscope.predict.scaled_step import Local, Plan, find_doubts, predict_together
 from stepscope.predict.scaling_grid import CannotScale, find_crew
-from stepscope.predict.whatif import Bench, parse
-from stepscope.predict.whatifs import cuda_graphs
+from stepscope.predict.whatif import Bench
+from stepscope.predict.whatifs import cuda_graphs, in_order, parse_setting
 
 if TYPE_CHECKING:
     from stepscope.predict.scaled_step import Together
@@ -35,7 +34,7 @@ LOCALS: tuple[tuple[str, ...], ...] = (
 
 def local(bench: Bench, crew: Crew, settings: tuple[str, ...], share: float = 1.0) -> Local | None:
     """With a share of the batch; None where a change refuses."""
-    wanted = in_order([parse(each) for each in settings])
+    wanted = in_order([parse_setting(each) for each in settings])
     trial = bench.begin()
     for setting in wanted:
         if setting.name != "cuda-graphs":
@@ -71,7 +70,7 @@ def both(
         asked.append(f"bandwidth={plan.bandwidth:g}")
     if len(asked) == len(settings):
         return None
-    told = bench.predict([parse(each) for each in asked])
+    told = bench.predict([parse_setting(each) for each in asked])
     assert not told.refused
     return predict_together(crew, find_doubts(bench), known, plan), told
 

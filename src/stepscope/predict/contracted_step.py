@@ -15,7 +15,7 @@ from stepscope.predict.max_plus import outline, split_call, with_slope
 from stepscope.predict.outcome import changed
 from stepscope.predict.scale_out import silent_ns
 from stepscope.predict.scaling_grid import find_links, first_of_forward
-from stepscope.predict.slowest_worker import slower
+from stepscope.predict.slowest_worker import slow_down
 from stepscope.predict.traced_exchange import find_traced, split_waiting
 from stepscope.predict.whatifs import cuda_graphs
 
@@ -114,7 +114,7 @@ def _outline(
     far = max((link.straggling for link in crew.links), key=lambda pace: abs(pace - 1))
     if far == 1.0 or not (len(marked) or (graph.tasks.after >= 0).any()):
         return found
-    return with_slope(found, outline(slower(graph, far), cuts, marked), far)
+    return with_slope(found, outline(slow_down(graph, far), cuts, marked), far)
 
 
 def _planned(crew: Crew, bare: StepGraph, one: StepGraph | None, calls: list[int]) -> Outline:

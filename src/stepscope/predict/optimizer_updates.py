@@ -14,7 +14,7 @@ from stepscope.records.trace import HostKind
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Flags
-    from stepscope.predict.optimizer_rules import Rule
+    from stepscope.predict.optimizer_rules import UpdateRule
     from stepscope.predict.step_context import StepContext
 
 _FUSED = re.compile(r"_fused_(?:adam|adamw|sgd|adagrad)", re.IGNORECASE)
@@ -23,9 +23,9 @@ _MOMENTUM = re.compile(r"mul_")  # plain SGD only adds
 _NAME = re.compile(r"^Optimizer\.step#(\w+)\.step$")
 
 
-def find_rule(context: StepContext) -> Rule:
-    """By the name that torch writes around the optimizer's step; Adam's where there is none."""
-    names = _optimizers(context)
+def find_rule(context: StepContext) -> UpdateRule:
+    """By the name that torch writes around the optimizer's step; Adam's if there is none."""
+    names = _optimizer_names(context)
     others = sorted(names - {"Adam", "AdamW", "SGD"})
     if others:
         return replace(ADAM, name=others[0], fused=False)
@@ -34,38 +34,37 @@ def find_rule(context: StepContext) -> Rule:
     return ADAM
 
 
-def current_kind(context: StepContext) -> str | None:
-    """By the names of what the optimizer's calls run."""
-    if not stepping(context).any():
+def current_form(context: StepContext) -> str | None:
+    """By the names of what the optimizer's calls run; None without an optimizer step."""
+    if not find_optimizer_calls(context).any():
         return None
     names = _called(context)
     if any(_FUSED.search(name) for name in names):
         return "fused"
-    lists = sum(bool(_FOREACH.search(name)) for name in names)
-    return "foreach" if lists or any("multi_tensor" in name for name in names) else "loop"
+    foreach = any(_FOREACH.search(name) or "multi_tensor" in name for name in names)
+    return "foreach" if foreach else "loop"
 
 
-def stepping(context: StepContext) -> Flags:
-    """The optimizer's calls."""
+def find_optimizer_calls(context: StepContext) -> Flags:
     calls = context.graph.calls
-    found: Flags = (calls.phase == Phase.OPTIMIZER) & (calls.kind != CallKind.WAIT)
-    return found
+    updating: Flags = (calls.phase == Phase.OPTIMIZER) & (calls.kind != CallKind.WAIT)
+    return updating
 
 
 def _called(context: StepContext) -> set[str]:
-    """Operators and kernels."""
+    """Names of the optimizer's operators and kernels."""
     host, device, strings = context.trace.host, context.trace.device, context.trace.strings
-    mine = stepping(context)
-    rows = context.graph.calls.operator[mine]
+    updating = find_optimizer_calls(context)
+    rows = context.graph.calls.operator[updating]
     names = {strings[host.name[row]] for row in rows[rows >= 0].tolist()}
-    kernels = context.graph.tasks.row[mine[context.graph.tasks.call]]
+    kernels = context.graph.tasks.row[updating[context.graph.tasks.call]]
     if len(device):
         names |= {strings[device.name[row]] for row in kernels[kernels >= 0].tolist()}
     return names
 
 
-def _optimizers(context: StepContext) -> set[str]:
+def _optimizer_names(context: StepContext) -> set[str]:
     host, strings = context.trace.host, context.trace.strings
     codes = np.unique(host.name[host.kind == HostKind.ANNOTATION]).tolist()
-    found = (_NAME.match(strings[code]) for code in codes)
-    return {match[1] for match in found if match}
+    matches = (_NAME.match(strings[code]) for code in codes)
+    return {match[1] for match in matches if match}

@@ -14,26 +14,26 @@ if TYPE_CHECKING:
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a failure
-    """This step has nothing for the what-if to change, or the trace does not tell enough."""
+    """There is nothing in this step to change, or the trace does not hold enough to tell."""
 
 
 class WrongValue(Refused):
-    """No step could be changed like that: the value itself makes no sense."""
+    """The value makes no sense for any step."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """`spread` is the relative error that such a what-if had on models it was not fitted to, of the
-    part of the step that it changes."""
+    """The step with the change made."""
 
     context: StepContext
     assumptions: tuple[str, ...]
+    # The relative error of this what-if on models it was not fitted to, for what it changes.
     spread: float
-    doubt: float = 0.0  # of the logarithm of the whole step, where the what-if knows it itself
-    samples: float = 1.0  # a step's samples, times this
-    repeats: float = 1.0  # so often the same work: that much longer adds no doubt
+    doubt: float = 0.0  # of the logarithm of the whole step, if the what-if knows it
+    samples: float = 1.0  # samples per step over those before
+    repeats: float = 1.0  # how often the same work repeats: that adds time but no doubt
     peak: Peak | None = None
 
 
 def changed(context: StepContext, graph: StepGraph) -> StepContext:
-    """The context with another graph, whose tasks are looked at anew."""
+    """The context with another graph; what it caches about the old one goes."""
     return replace(context, graph=graph)

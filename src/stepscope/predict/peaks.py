@@ -16,12 +16,12 @@ from msgspec.structs import replace
 from stepscope.explain.memory.batch import predict_peak
 from stepscope.explain.memory.model import find_transformer
 from stepscope.explain.memory.theory import token_bytes, transformer_activations
-from stepscope.predict.optimizer_updates import current_kind
+from stepscope.predict.optimizer_updates import current_form
 from stepscope.records.prediction import Peak
 
 if TYPE_CHECKING:
     from stepscope.explain.memory.theory import Transformer
-    from stepscope.predict.optimizer_rules import Rule
+    from stepscope.predict.optimizer_rules import UpdateRule
     from stepscope.predict.step_context import StepContext
 
 _FLOAT = 4
@@ -83,9 +83,9 @@ def _arithmetic(context: StepContext) -> Arithmetic | None:
     )
 
 
-def _in_step(context: StepContext, rule: Rule) -> int:
+def _in_step(context: StepContext, rule: UpdateRule) -> int:
     """Of a parameter: with its gradient, and a copy that foreach makes."""
-    copied = current_kind(context) == "foreach" and rule.state_bytes > _FLOAT
+    copied = current_form(context) == "foreach" and rule.state_bytes > _FLOAT
     return rule.state_bytes + _FLOAT + (_FLOAT if copied else 0)
 
 

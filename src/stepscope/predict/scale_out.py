@@ -23,7 +23,7 @@ from stepscope.predict.edit import scale_calls, scale_tasks
 from stepscope.predict.norm_buffers import find_statistics
 from stepscope.predict.outcome import Outcome, Refused, changed
 from stepscope.predict.peaks import peak_at_batch
-from stepscope.predict.slowest_worker import ENOUGH_STEPS, find_straggling, own_steps, slower
+from stepscope.predict.slowest_worker import ENOUGH_STEPS, find_straggling, own_steps, slow_down
 from stepscope.predict.traced_exchange import find_traced, split_waiting
 from stepscope.predict.transfers import find_transfers
 from stepscope.predict.worker_plan import Exchange, Plan
@@ -155,7 +155,7 @@ class _Planned:
 
     def step(self, transfers: Transfers | None, straggling: float) -> StepGraph:
         """The graph of it."""
-        graph, plan = slower(self.graph, straggling), self.plan
+        graph, plan = slow_down(self.graph, straggling), self.plan
         if self.retimed and self.traced is not None:
             return self._retime(graph, self.traced, transfers)
         if transfers is None or self.buckets is None:

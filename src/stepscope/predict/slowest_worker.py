@@ -56,7 +56,7 @@ def _from_job(context: StepContext) -> bool:
     return context.job is not None and len(context.job.ranks) > 1
 
 
-def slower(graph: StepGraph, factor: float) -> StepGraph:
+def slow_down(graph: StepGraph, factor: float) -> StepGraph:
     """All that a worker does by itself, so many times as long."""
     if factor == 1.0:
         return graph

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stepscope.explain.memory.model import StepCalls
     from stepscope.explain.replay.graph import Flags, Floats, Ints, StepGraph
     from stepscope.explain.work import Work
-    from stepscope.predict.optimizer_rules import Rule
+    from stepscope.predict.optimizer_rules import UpdateRule
     from stepscope.predict.parameters import Parameters
     from stepscope.predict.worker_plan import Exchange, Plan
     from stepscope.records.efficiency import Ceilings
@@ -60,7 +60,7 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     profile: Profile | None = None
     calls: StepCalls | None = None  # of a step's forward, where shapes were recorded
     batch: int | None = None
-    rule: Rule = ADAM  # of the optimizer
+    rule: UpdateRule = ADAM  # of the optimizer
     grown: float = 1.0  # samples of a step over those of the trace
     host_spread: float = 0.0
     multiprocessors: int = USUAL_MULTIPROCESSORS

@@ -18,11 +18,10 @@ from stepscope.explain.replay.overhead import as_recorded, correct
 from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.roofline import find_ceilings
 from stepscope.predict.optimizer_updates import find_rule
-from stepscope.predict.order import SAME_PEAK, WITHOUT_CEILINGS, in_order
 from stepscope.predict.outcome import Refused, WrongValue
 from stepscope.predict.parameters import find_parameters
 from stepscope.predict.step_context import StepContext
-from stepscope.predict.whatifs import WHATIFS, WITHOUT_VALUE
+from stepscope.predict.whatifs import find_whatif, in_order
 from stepscope.records.devices import find_device
 from stepscope.records.prediction import Peak, Prediction, Setting
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
     from stepscope.explain.memory.model import StepCalls
     from stepscope.explain.replay.overhead import Corrected
-    from stepscope.predict.whatifs import Apply
     from stepscope.records.job import Job, RankFolder
     from stepscope.records.measured_steps import MeasuredSteps
     from stepscope.records.memory import Memory
@@ -135,9 +133,9 @@ class Bench:
         return Trial(context=self.context, step_ns=self.corrected.step_ns)
 
     def change(self, trial: Trial, setting: Setting) -> Trial:
-        """One more what-if; asked for in the order of `predict.order`."""
+        """Make one more change; callers keep to `in_order`."""
         try:
-            outcome = _find(setting)(trial.context, setting.value)
+            outcome = find_whatif(setting.name).apply(trial.context, setting.value)
         except WrongValue as reason:
             raise UsageError(str(reason)) from None
         except Refused as reason:
@@ -213,9 +211,11 @@ def _step_of_record(analysis: RankAnalysis, truth: MeasuredSteps | None) -> Corr
 
 
 def _moves_peak(setting: Setting) -> frozenset[str]:
-    if setting.value.endswith(":strong"):
+    """What moves peak memory: the batch, or this what-if by its name."""
+    whatif = find_whatif(setting.name)
+    if whatif.shares_batch and whatif.shares_batch(setting.value):
         return frozenset({"batch"})
-    return frozenset({setting.name}) - SAME_PEAK
+    return frozenset() if whatif.keeps_peak else frozenset({setting.name})
 
 
 def _exchanged(context: StepContext) -> tuple[str, ...]:
@@ -226,7 +226,7 @@ def _exchanged(context: StepContext) -> tuple[str, ...]:
 def _doubted(context: StepContext, trial: Trial) -> tuple[str, ...]:
     """That the ceilings a prediction was priced with may be too low."""
     doubt = context.ceilings.doubt if context.ceilings else ""
-    priced = any(setting.name not in WITHOUT_CEILINGS for setting in trial.applied)
+    priced = any(find_whatif(setting.name).needs_ceilings for setting in trial.applied)
     return (doubt,) if doubt and priced else ()
 
 
@@ -235,32 +235,9 @@ def _batch(calls: StepCalls | None) -> int | None:
     return found[0] if found else None
 
 
-def parse(text: str) -> Setting:
-    """NAME or NAME=VALUE, as on the command line."""
-    name, _, value = text.partition("=")
-    setting = Setting(name=name.strip(), value=value.strip())
-    _find(setting)
-    if setting.value and setting.name in WITHOUT_VALUE:
-        raise UsageError(f"{setting}: {setting.name} takes no value; leave it out to go without it")
-    return setting
-
-
 def _told(setting: Setting, reason: str) -> str:
     """Which change it is that refuses; most say it themselves."""
     return reason if reason.startswith(setting.name) else f"{setting}: {reason}"
-
-
-def _find(setting: Setting) -> Apply:
-    found = WHATIFS.get(setting.name)
-    if found is None:
-        from difflib import get_close_matches
-
-        near = get_close_matches(setting.name, WHATIFS, 1)
-        meant = f", did you mean {near[0]}?" if near else ";"
-        raise UsageError(
-            f"there is no what-if {setting.name!r}{meant} there are {', '.join(sorted(WHATIFS))}"
-        )
-    return found
 
 
 def _interval(

@@ -16,6 +16,12 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return f"{self.name}={self.value}" if self.value else self.name
 
+    @classmethod
+    def parse(cls, text: str) -> Setting:
+        """NAME or NAME=VALUE."""
+        name, _, value = text.partition("=")
+        return cls(name=name.strip(), value=value.strip())
+
 
 class Peak(msgspec.Struct, frozen=True, kw_only=True):
     """Peak memory with the change."""

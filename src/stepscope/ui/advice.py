@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from stepscope.errors import NotCapturedError, StepscopeError
 from stepscope.explain.rank_steps import own_ms
+from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
 from stepscope.records.explanation import Advice
 from stepscope.records.prediction import Setting
 from stepscope.records.quality import Note
@@ -40,33 +41,8 @@ if TYPE_CHECKING:
     from stepscope.records.trace import Trace
     from stepscope.ui.html.whatif_grid import WhatIfGrid
 
-# Remedies that a what-if can try, the better of two where there are two. Others have no number.
-REMEDIES = {
-    "activation-checkpointing": ("checkpoint=blocks",),
-    "bandwidth": ("bandwidth=2",),
-    "batch": ("batch=x2",),
-    "bf16": ("precision=bf16",),
-    "bucket-mb": ("bucket-mb=5", "bucket-mb=100"),
-    "compile": ("compile",),
-    "cuda-graphs": ("cuda-graphs",),
-    "fp16": ("precision=fp16",),
-    "fused-optimizer": ("optimizer=fused",),
-    "no-checkpoint": ("checkpoint=none",),
-    "no-data-wait": ("no-data-wait",),
-    "no-straggler": ("no-straggler",),
-    "no-sync": ("no-sync",),
-    "one-thread": ("threads=1",),
-    "optimizer": ("optimizer=fused",),
-    "precision": ("precision=bf16",),
-    "tf32": ("precision=tf32",),
-    "threads": ("threads=fit",),
-}
 # Until these are mended every prediction is about the wrong thing.
 _BEFORE_ALL = frozenset({"not-training-together", "gloo-on-device"})
-# Nobody can do these as such; a finding that offers them says how.
-_WISHES = frozenset({"bandwidth=2", "no-straggler", "no-data-wait", "no-sync"})
-# These buy memory, not time: told where a finding asks for them.
-_FOR_MEMORY = frozenset({"checkpoint=blocks"})
 
 
 class Foresight(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,16 +117,18 @@ def _worth_trying(bench: Bench, findings: Iterable[Finding]) -> list[Setting]:
         setting
         for finding in findings
         for remedy in finding.remedies
-        for setting in REMEDIES.get(remedy.id, ())
+        for setting in settings_for_remedy(remedy.id)
     }
-    found = [each for each in usual(bench) if str(each) not in _FOR_MEMORY]
-    known = {str(each) for each in found}
-    return [*found, *(_setting(text) for text in sorted(asked - known))]
+    usual_ones = [
+        setting
+        for setting in usual(bench)
+        if setting.value not in WHATIFS[setting.name].saves_memory
+    ]
+    return [*usual_ones, *sorted(asked.difference(usual_ones), key=str)]
 
 
-def _setting(text: str) -> Setting:
-    name, _, value = text.partition("=")
-    return Setting(name=name, value=value)
+def _predicts(setting: str, remedy: Remedy) -> bool:
+    return setting in map(str, settings_for_remedy(remedy.id))
 
 
 def _advice(prediction: Prediction, rank: RankExplanation) -> Advice:
@@ -159,7 +137,7 @@ def _advice(prediction: Prediction, rank: RankExplanation) -> Advice:
     named = [
         finding.id
         for finding in rank.findings
-        if any(setting in REMEDIES.get(remedy.id, ()) for remedy in finding.remedies)
+        if any(_predicts(setting, remedy) for remedy in finding.remedies)
     ]
     return Advice(
         setting=setting,
@@ -208,7 +186,8 @@ def _with_numbers(finding: Finding, told: dict[str, Advice]) -> Finding:
 
 
 def _with_number(remedy: Remedy, told: dict[str, Advice]) -> Remedy:
-    found = [told[each] for each in REMEDIES.get(remedy.id, ()) if each in told]
+    settings = map(str, settings_for_remedy(remedy.id))
+    found = [told[each] for each in settings if each in told]
     if not found:
         return remedy
     best = max(found, key=lambda each: each.saved_ms)
@@ -254,14 +233,15 @@ def _action(advice: Advice, findings: tuple[Finding, ...]) -> str:
     """What to do for it, as the first finding that offers it says."""
     for finding in findings:
         for remedy in finding.remedies:
-            if advice.setting in REMEDIES.get(remedy.id, ()):
+            if _predicts(advice.setting, remedy):
                 return _how(remedy, finding)
-    return "" if advice.setting in _WISHES else f"try {advice.label}"
+    is_goal = WHATIFS[Setting.parse(advice.setting).name].is_goal
+    return "" if is_goal else f"try {advice.label}"
 
 
 def _how(remedy: Remedy, finding: Finding) -> str:
     """An even pace has a number, and how to get it is another remedy."""
-    others = [each.summary for each in finding.remedies if each.id not in REMEDIES]
+    others = [each.summary for each in finding.remedies if not settings_for_remedy(each.id)]
     return others[0] if remedy.id == "no-straggler" and others else remedy.summary
 
 

@@ -1,4 +1,4 @@
-"""batch=N (or batch=x2): more samples a step. Kernels grow by their shapes, host time stays."""
+"""batch=N (or batch=x2): another number of samples per step."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import re
 from typing import TYPE_CHECKING
 
 from stepscope.predict.batch_growth import grow_batch
+from stepscope.predict.declaration import Stage, WhatIf
 from stepscope.predict.outcome import Outcome, Refused, WrongValue
+from stepscope.predict.values import describe_factor
 
 if TYPE_CHECKING:
     from stepscope.predict.step_context import StepContext
 
-HELP = "another batch size, as a number or a factor (x2)"
 _FACTOR = re.compile(r"^x(\d+(?:\.\d+)?)$")
 
 
 def apply(context: StepContext, value: str) -> Outcome:
-    """Refuses where the batch of the trace is not known and a number was asked for."""
+    """Refuses a number of samples if the trace's own batch is not known."""
     return grow_batch(context, batch_factor(context, value))
 
 
@@ -32,7 +33,24 @@ def batch_factor(context: StepContext, value: str) -> float:
             f"batch={value}: give a number of samples, or a factor such as x2"
         ) from None
     if wanted < 1:
-        raise WrongValue(f"batch={value}: at least one sample")
+        raise WrongValue(f"batch={value}: give at least one sample")
     if not context.batch:
-        raise Refused(f"batch={value}: the batch is not in the trace; give a factor such as x2")
+        raise Refused(f"batch={value}: the trace does not say its batch; give a factor such as x2")
     return wanted / context.batch
+
+
+def _label(value: str) -> str:
+    if value.startswith("x"):
+        return f"{describe_factor(value)} the batch"
+    return f"batch {value}" if value else "batch"
+
+
+WHATIF = WhatIf(
+    name="batch",
+    help="another batch size, as a number or a factor (x2)",
+    label=_label,
+    stage=Stage.BATCH,
+    apply=apply,
+    usual=("x2",),
+    remedies={"batch": ("x2",)},
+)

@@ -10,9 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepscope.predict.optimizer_updates import current_kind
-from stepscope.predict.order import in_order
-from stepscope.predict.whatifs import cuda_graphs
+from stepscope.predict.optimizer_updates import current_form
+from stepscope.predict.whatifs import cuda_graphs, in_order
 from stepscope.records.prediction import Setting
 from stepscope.ui.html.whatif_axes import Axis, Option
 from stepscope.ui.html.whatif_scaling import Sketches, lay_out_crew
@@ -115,7 +114,7 @@ def _axes(bench: Bench, known: set[str], rank: RankExplanation) -> list[Axis]:
             "Optimizer",
             "The same update with fewer launches",
             [
-                Option(label=f"{current_kind(bench.context) or 'as it is'} (now)", setting=""),
+                Option(label=f"{current_form(bench.context) or 'as it is'} (now)", setting=""),
                 Option(label="fused", setting="optimizer=fused"),
             ],
             known,
