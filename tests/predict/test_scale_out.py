@@ -19,7 +19,13 @@ from stepscope.explain.work import Kind
 from stepscope.predict import scale_out, scaling_curve
 from stepscope.predict.algorithms import compare_algorithms
 from stepscope.predict.slowest_worker import expected_maximum
-from stepscope.predict.transfers import Seen, by_data_sheet, by_trace, find_transfers, lower_line
+from stepscope.predict.transfers import (
+    TracedAllReduces,
+    by_data_sheet,
+    by_trace,
+    find_transfer_times,
+    lower_line,
+)
 from stepscope.predict.whatif import Bench
 from stepscope.predict.whatifs import parse_setting
 from stepscope.records.devices import find_device
@@ -101,7 +107,7 @@ def test_a_step_that_is_long_on_every_rank_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_fit_of_the_same_size_is_taken_as_it_is(tmp_path: Path) -> None:
-    found = find_transfers(
+    found = find_transfer_times(
         4,
         trace=cpu_trace(tmp_path, [8]),
         profiles=[calibration(2, alpha_us=1), calibration(4, alpha_us=50, us_per_mb=10)],
@@ -116,7 +122,7 @@ def test_a_fit_of_the_same_size_is_taken_as_it_is(tmp_path: Path) -> None:
 
 def test_gloo_is_carried_over_as_a_ring(tmp_path: Path) -> None:
     """The same as the ring's formula with a hop's alpha and beta."""
-    found = find_transfers(
+    found = find_transfer_times(
         8,
         trace=cpu_trace(tmp_path, [8]),
         profiles=[calibration(2, alpha_us=200, us_per_mb=1000)],
@@ -133,7 +139,7 @@ def test_gloo_is_carried_over_as_a_ring(tmp_path: Path) -> None:
 def test_nccl_is_carried_over_with_a_trees_latency(tmp_path: Path) -> None:
     trace = gpu_trace(tmp_path, [8])
     profile = calibration(2, alpha_us=20, kind="cuda", device="NVIDIA H200", backend="nccl")
-    found = find_transfers(
+    found = find_transfer_times(
         1024, trace=trace, profiles=[profile], seen=None, device=None, on_host=False
     )
     assert found is not None
@@ -145,7 +151,7 @@ def test_the_further_it_is_carried_the_less_is_known(tmp_path: Path) -> None:
     trace = cpu_trace(tmp_path, [8])
     spreads = []
     for ranks in (2, 4, 64):
-        found = find_transfers(
+        found = find_transfer_times(
             ranks, trace=trace, profiles=[calibration(2)], seen=None, device=None, on_host=True
         )
         assert found is not None
@@ -157,7 +163,7 @@ def test_a_profile_of_another_device_or_backend_is_not_taken(tmp_path: Path) -> 
     trace = gpu_trace(tmp_path, [8])
     other = calibration(2, kind="cuda", device="NVIDIA A100-SXM4-80GB", backend="nccl")
     assert (
-        find_transfers(2, trace=trace, profiles=[other], seen=None, device=None, on_host=False)
+        find_transfer_times(2, trace=trace, profiles=[other], seen=None, device=None, on_host=False)
         is None
     )
 
@@ -182,7 +188,7 @@ def test_the_quickest_of_a_traces_collectives_tell_the_line() -> None:
 
 
 def test_what_a_trace_shows_is_carried_over_too() -> None:
-    seen = Seen(ranks=2, size_bytes=np.array([1e6, 5e6]), dur_ns=np.array([1e5, 5e5]))
+    seen = TracedAllReduces(ranks=2, size_bytes=np.array([1e6, 5e6]), dur_ns=np.array([1e5, 5e5]))
     found = by_trace(4, seen, "nccl")
     assert found is not None
     # 0.1 ns a byte over two ranks, which move each byte once: 1.5 times that over four.
@@ -254,9 +260,9 @@ def test_what_a_share_of_the_batch_takes_on_a_cpu_is_a_guess_and_shows_it(tmp_pa
     assert strong.high_ms / strong.low_ms > 1.2 * weak.high_ms / weak.low_ms
     assert any("a quarter" in said for said in strong.assumptions)
     # 0.4 of what the share takes away, of the part of the step that is a worker's own.
-    found = scale_out.doubt_of_share(4.5e6, 3.0e6, 4.0e6, on_host=True)
+    found = scale_out.share_doubt(4.5e6, 3.0e6, 4.0e6, on_host=True)
     assert found == pytest.approx(0.4 * math.log(1.5) * 0.75)
-    assert scale_out.doubt_of_share(4.5e6, 4.5e6, 5e6, on_host=True) == 0.0
+    assert scale_out.share_doubt(4.5e6, 4.5e6, 5e6, on_host=True) == 0.0
 
 
 def test_without_a_calibration_a_cpu_is_refused_and_told_what_to_do(tmp_path: Path) -> None:
@@ -371,14 +377,18 @@ def _nothing(kind: type) -> dict[str, Any]:
 
 def test_a_few_small_messages_tell_no_bandwidth() -> None:
     """84 bytes in 2 ms are not 0 µs + 0.0 GB/s: nothing is fitted."""
-    one = Seen(ranks=2, size_bytes=np.array([84.0, 84.0]), dur_ns=np.array([2.1e6, 2.2e6]))
+    one = TracedAllReduces(
+        ranks=2, size_bytes=np.array([84.0, 84.0]), dur_ns=np.array([2.1e6, 2.2e6])
+    )
     assert by_trace(2, one, "gloo") is None
-    alike = Seen(ranks=2, size_bytes=np.array([84.0, 4e4]), dur_ns=np.array([2.1e6, 2.2e6]))
+    alike = TracedAllReduces(
+        ranks=2, size_bytes=np.array([84.0, 4e4]), dur_ns=np.array([2.1e6, 2.2e6])
+    )
     assert by_trace(2, alike, "gloo") is None
 
 
 def test_sizes_apart_whose_times_are_apart_tell_a_bandwidth() -> None:
-    seen = Seen(ranks=2, size_bytes=np.array([1e3, 1e5]), dur_ns=np.array([1e5, 1e6]))
+    seen = TracedAllReduces(ranks=2, size_bytes=np.array([1e3, 1e5]), dur_ns=np.array([1e5, 1e6]))
     found = by_trace(2, seen, "gloo")
     assert found is not None
     assert "MB/s" in found.said

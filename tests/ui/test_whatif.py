@@ -188,7 +188,7 @@ def test_a_host_bound_step_that_gets_more_to_do_is_told_so() -> None:
 # The history of earlier promises
 
 
-def kept(name: str, promised: float, delivered: float) -> track_record.Kept:
+def kept(name: str, promised: float, delivered: float) -> track_record.TrackedPromise:
     promise = Promise(
         id="a", when_unix=0.0, host="h", settings=(_setting(name),), baseline_ms=100.0,
         predicted_ms=promised, low_ms=promised / 1.2, high_ms=promised * 1.2, workload=Workload(),
@@ -197,7 +197,7 @@ def kept(name: str, promised: float, delivered: float) -> track_record.Kept:
         promise="a", when_unix=1.0, a_ms=100.0, b_ms=delivered, change=0.0, low=0.0, high=0.0,
         confidence=0.95, verdict="faster",
     )  # fmt: skip
-    return track_record.Kept(promise=promise, delivery=delivery)
+    return track_record.TrackedPromise(promise=promise, delivery=delivery)
 
 
 def test_promises_that_came_out_slower_make_the_next_one_slower_and_it_says_so() -> None:

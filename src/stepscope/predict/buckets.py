@@ -80,7 +80,7 @@ def rows_in_step(context: StepContext, names: tuple[str, ...]) -> NDArray[np.int
     return rows[np.argsort(host.start_ns[rows], kind="stable")]
 
 
-def places_behind(context: StepContext, graph: StepGraph, times_ns: NDArray[np.int64]) -> Ints:
+def calls_after(context: StepContext, graph: StepGraph, times_ns: NDArray[np.int64]) -> Ints:
     """Of host times in backward: the call of the graph right behind what began before them.
 
     Where what-ifs have repeated calls, the last pass counts.
@@ -104,7 +104,7 @@ def find_gradients(context: StepContext, graph: StepGraph) -> Gradients | None:
     rows = rows_in_step(context, (ACCUMULATE,))
     if not len(rows) or (host.shapes[rows] < 0).any():
         return None
-    ready = places_behind(context, graph, host.start_ns[rows] + host.dur_ns[rows])
+    ready = calls_after(context, graph, host.start_ns[rows] + host.dur_ns[rows])
     last = _last_pass(graph, ready, host.shapes[rows])
     rows, ready = rows[last], ready[last]
     size, dtype = _sizes(context, rows)
@@ -149,7 +149,7 @@ def _tensor_bytes(strings: tuple[str, ...], shapes: int, dtypes: int) -> tuple[i
     return math.prod(first) * DTYPE_BYTES.get(name.lower(), 4), name
 
 
-def plan_buckets(
+def fill_buckets(
     gradients: Gradients, cap_bytes: int = CAP_BYTES, first_bytes: int | None = None
 ) -> Buckets:
     """As torch's Reducer does: a bucket of one type closes once it holds its limit."""

@@ -18,19 +18,19 @@ from stepscope.explain.replay.schedule import replay
 from stepscope.explain.work import Kind
 from stepscope.predict.buckets import chain_buckets
 from stepscope.predict.edit import Selection, remove, scale_calls, scale_tasks
-from stepscope.predict.insert_collectives import Piece, weave
+from stepscope.predict.insert_collectives import InsertedCall, insert_collectives
 from stepscope.predict.kernels import FLOOR_NS, copy_ns
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Floats, Ints, StepGraph
     from stepscope.predict.buckets import Buckets
-    from stepscope.predict.norm_buffers import Statistics
-    from stepscope.predict.traced_exchange import Traced
-    from stepscope.predict.transfers import Transfers
+    from stepscope.predict.norm_buffers import NormBuffers
+    from stepscope.predict.traced_exchange import TracedExchange
+    from stepscope.predict.transfers import TransferTimes
     from stepscope.records.efficiency import Ceilings
 
 
-class Toll(msgspec.Struct, frozen=True, kw_only=True):
+class DdpCost(msgspec.Struct, frozen=True, kw_only=True):
     """What DDP itself costs the host: at each tensor, each bucket, and once a step.
 
     Measured as DDP over one rank against no DDP; docs/scale-out.md has the table.
@@ -42,11 +42,11 @@ class Toll(msgspec.Struct, frozen=True, kw_only=True):
     copied_bytes_s: float  # a CPU's, bytes read plus written; a device copies by its own ceiling
 
 
-ON_CPU = Toll(step_ns=450_000, bucket_ns=60_000, tensor_ns=15_000, copied_bytes_s=27e9)
-ON_DEVICE = Toll(step_ns=300_000, bucket_ns=75_000, tensor_ns=35_000, copied_bytes_s=0.0)
+COST_ON_CPU = DdpCost(step_ns=450_000, bucket_ns=60_000, tensor_ns=15_000, copied_bytes_s=27e9)
+COST_ON_DEVICE = DdpCost(step_ns=300_000, bucket_ns=75_000, tensor_ns=35_000, copied_bytes_s=0.0)
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class StepLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Where a step takes collectives: its streams, and what kind of step it is."""
 
     on_host: bool
@@ -55,7 +55,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     end_of_backward: int  # call
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
+class ReduceRules(msgspec.Struct, frozen=True, kw_only=True):
     """How gradients are reduced."""
 
     kind: str  # of collective
@@ -64,13 +64,13 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     waiting_ns: float  # what ranks wait for one another besides
 
 
-def find_place(graph: StepGraph, ready: Ints, *, on_host: bool) -> Place:
+def find_layout(graph: StepGraph, ready: Ints, *, on_host: bool) -> StepLayout:
     tasks = graph.tasks
     computing = tasks.kind == Kind.COMPUTE
     busy = np.bincount(tasks.stream[computing], tasks.dur_ns[computing], max(1, graph.streams))
     backward = np.flatnonzero(graph.calls.phase == Phase.BACKWARD)
     last = int(backward.max()) + 1 if len(backward) else 0
-    return Place(
+    return StepLayout(
         on_host=on_host,
         compute=-1 if on_host else int(busy.argmax()),
         comm=graph.streams,
@@ -78,14 +78,14 @@ def find_place(graph: StepGraph, ready: Ints, *, on_host: bool) -> Place:
     )
 
 
-def without_traced(graph: StepGraph, traced: Traced) -> StepGraph:
+def without_traced(graph: StepGraph, traced: TracedExchange) -> StepGraph:
     """The step with its own exchange taken out; the calls stay."""
     gone = np.zeros(len(graph.tasks), np.bool_)
     gone[traced.tasks] = True
     return remove(graph, Selection(calls=np.zeros(len(graph.calls), np.bool_), tasks=gone))
 
 
-def retime_traced(graph: StepGraph, traced: Traced, dur_ns: Floats) -> StepGraph:
+def retime_traced(graph: StepGraph, traced: TracedExchange, dur_ns: Floats) -> StepGraph:
     """The traced exchange with other durations."""
     durations = graph.tasks.dur_ns.copy()
     durations[traced.tasks] = dur_ns
@@ -95,33 +95,33 @@ def retime_traced(graph: StepGraph, traced: Traced, dur_ns: Floats) -> StepGraph
 def sum_gradients(
     graph: StepGraph,
     buckets: Buckets,
-    transfers: Transfers,
+    transfers: TransferTimes,
     *,
     on_host: bool,
     toll: bool,
     ceilings: Ceilings | None,
-    statistics: Statistics | None = None,
+    statistics: NormBuffers | None = None,
     waiting_ns: float = 0.0,
 ) -> StepGraph:
     """One all-reduce for each bucket. `toll`: what DDP does itself is not in the step yet."""
-    place = find_place(graph, buckets.ready, on_host=on_host)
-    rules = Rules(kind="all_reduce", toll=toll, ceilings=ceilings, waiting_ns=waiting_ns)
+    place = find_layout(graph, buckets.ready, on_host=on_host)
+    rules = ReduceRules(kind="all_reduce", toll=toll, ceilings=ceilings, waiting_ns=waiting_ns)
     pieces = _reduce(graph, buckets, transfers, place, rules)
     if toll and statistics:
         pieces += _broadcast(graph, statistics, transfers, place, len(pieces))
-    return weave(graph, pieces, place.compute)
+    return insert_collectives(graph, pieces, place.compute)
 
 
 def _reduce(
     graph: StepGraph,
     buckets: Buckets,
-    transfers: Transfers,
-    place: Place,
-    rules: Rules,
-) -> list[Piece]:
+    transfers: TransferTimes,
+    place: StepLayout,
+    rules: ReduceRules,
+) -> list[InsertedCall]:
     """Collectives inside backward, and who waits for the last of them."""
     sizes = buckets.size_bytes.astype(np.float64)
-    rates = ON_CPU if place.on_host else ON_DEVICE
+    rates = COST_ON_CPU if place.on_host else COST_ON_DEVICE
     host: Floats = np.zeros(len(buckets))
     fill: Floats = np.zeros(len(buckets))
     if rules.toll:
@@ -129,16 +129,18 @@ def _reduce(
         fill = _copied_ns(sizes, place, rules.ceilings)
     durations, lost = _in_backward(graph, buckets, transfers, place, rules.kind, host + fill)
     durations = durations + rules.waiting_ns / max(1, len(buckets))
-    pieces: list[Piece] = []
+    pieces: list[InsertedCall] = []
     last = -1
     for number, before in enumerate(buckets.ready.tolist()):
         if rules.toll and not place.on_host:
             pieces.append(
-                Piece(before=before, stream=place.compute, dur_ns=fill[number], kind=Kind.MEMORY)
+                InsertedCall(
+                    before=before, stream=place.compute, dur_ns=fill[number], kind=Kind.MEMORY
+                )
             )
         last = len(pieces)
         pieces.append(
-            Piece(
+            InsertedCall(
                 before=before,
                 stream=place.comm,
                 dur_ns=durations[number],
@@ -153,29 +155,37 @@ def _reduce(
 
 
 def _broadcast(
-    graph: StepGraph, statistics: Statistics, transfers: Transfers, place: Place, offset: int
-) -> list[Piece]:
+    graph: StepGraph,
+    statistics: NormBuffers,
+    transfers: TransferTimes,
+    place: StepLayout,
+    offset: int,
+) -> list[InsertedCall]:
     """Before forward, and forward waits for it."""
-    rates = ON_CPU if place.on_host else ON_DEVICE
+    rates = COST_ON_CPU if place.on_host else COST_ON_DEVICE
     first = int(np.flatnonzero(graph.calls.phase == Phase.FORWARD).min(initial=len(graph.calls)))
     sizes = np.array(statistics.messages_bytes, np.float64)
     pieces = [
-        Piece(before=first, stream=place.comm, dur_ns=dur, gap_ns=rates.bucket_ns)
+        InsertedCall(before=first, stream=place.comm, dur_ns=dur, gap_ns=rates.bucket_ns)
         for dur in transfers.expected_ns(sizes, "broadcast").tolist()
     ]
     host = rates.tensor_ns * statistics.tensors
     return [*pieces, *_wait(place, first, offset + len(pieces) - 1, host, 0.0)]
 
 
-def _wait(place: Place, before: int, last: int, host_ns: float, device_ns: float) -> list[Piece]:
+def _wait(
+    place: StepLayout, before: int, last: int, host_ns: float, device_ns: float
+) -> list[InsertedCall]:
     """For the collective `last`; then what it takes to go on."""
     if place.on_host:
         return [
-            Piece(before=before, stream=place.comm, host_waits=True),
-            Piece(before=before, stream=place.comm, gap_ns=host_ns + device_ns, kind=Kind.MEMORY),
+            InsertedCall(before=before, stream=place.comm, host_waits=True),
+            InsertedCall(
+                before=before, stream=place.comm, gap_ns=host_ns + device_ns, kind=Kind.MEMORY
+            ),
         ]
     return [
-        Piece(
+        InsertedCall(
             before=before,
             stream=place.compute,
             dur_ns=device_ns,
@@ -186,10 +196,10 @@ def _wait(place: Place, before: int, last: int, host_ns: float, device_ns: float
     ]
 
 
-def _copied_ns(sizes: Floats, place: Place, ceilings: Ceilings | None) -> Floats:
+def _copied_ns(sizes: Floats, place: StepLayout, ceilings: Ceilings | None) -> Floats:
     """Gradients into their bucket, or back: read once, written once."""
     if place.on_host:
-        return 2 * sizes / ON_CPU.copied_bytes_s * 1e9
+        return 2 * sizes / COST_ON_CPU.copied_bytes_s * 1e9
     if ceilings is None:
         return np.full(len(sizes), FLOOR_NS)
     return copy_ns(2 * sizes, ceilings)
@@ -198,8 +208,8 @@ def _copied_ns(sizes: Floats, place: Place, ceilings: Ceilings | None) -> Floats
 def _in_backward(
     graph: StepGraph,
     buckets: Buckets,
-    transfers: Transfers,
-    place: Place,
+    transfers: TransferTimes,
+    place: StepLayout,
     kind: str,
     host_ns: Floats,
 ) -> tuple[Floats, Floats]:
@@ -224,7 +234,7 @@ def _in_backward(
 def shard(
     graph: StepGraph,
     buckets: Buckets,
-    transfers: Transfers,
+    transfers: TransferTimes,
     stage: int,
     *,
     on_host: bool,
@@ -238,8 +248,8 @@ def shard(
     stepping = graph.calls.phase == Phase.OPTIMIZER
     graph = scale_calls(graph, stepping, share)
     graph = scale_tasks(graph, stepping[graph.tasks.call], share)
-    place = find_place(graph, buckets.ready, on_host=on_host)
-    rules = Rules(kind="reduce_scatter", toll=toll, ceilings=ceilings, waiting_ns=waiting_ns)
+    place = find_layout(graph, buckets.ready, on_host=on_host)
+    rules = ReduceRules(kind="reduce_scatter", toll=toll, ceilings=ceilings, waiting_ns=waiting_ns)
     pieces = _reduce(graph, buckets, transfers, place, rules)
     gathers = transfers.expected_ns(buckets.size_bytes.astype(np.float64), "all_gather")
     lost = transfers.contention.lost if on_host and transfers.contention else 0.0
@@ -248,19 +258,21 @@ def shard(
     else:
         for starts, order in _blocks(graph, buckets, place):
             pieces += _gather_ahead(starts, gathers[order], place, len(pieces), lost)
-    return weave(graph, pieces, place.compute)
+    return insert_collectives(graph, pieces, place.compute)
 
 
-def _gather_at_end(end: int, gathers: Floats, place: Place, offset: int) -> list[Piece]:
-    toll = (ON_CPU if place.on_host else ON_DEVICE).bucket_ns
+def _gather_at_end(end: int, gathers: Floats, place: StepLayout, offset: int) -> list[InsertedCall]:
+    toll = (COST_ON_CPU if place.on_host else COST_ON_DEVICE).bucket_ns
     pieces = [
-        Piece(before=end, stream=place.comm, dur_ns=dur, gap_ns=toll, behind_compute=True)
+        InsertedCall(before=end, stream=place.comm, dur_ns=dur, gap_ns=toll, behind_compute=True)
         for dur in gathers.tolist()
     ]
     return [*pieces, *_wait(place, end, offset + len(pieces) - 1, 0.0, 0.0)]
 
 
-def _blocks(graph: StepGraph, buckets: Buckets, place: Place) -> list[tuple[list[int], list[int]]]:
+def _blocks(
+    graph: StepGraph, buckets: Buckets, place: StepLayout
+) -> list[tuple[list[int], list[int]]]:
     """Of forward and of backward: where each bucket's layers begin, and the buckets' order.
 
     Layers run in forward in the reverse order, each for the same share of the calls.
@@ -280,15 +292,15 @@ def _blocks(graph: StepGraph, buckets: Buckets, place: Place) -> list[tuple[list
 
 
 def _gather_ahead(
-    starts: list[int], gathers: Floats, place: Place, offset: int, lost: float
-) -> list[Piece]:
+    starts: list[int], gathers: Floats, place: StepLayout, offset: int, lost: float
+) -> list[InsertedCall]:
     """The first gather in the open, every other while the block before it computes."""
-    toll = (ON_CPU if place.on_host else ON_DEVICE).bucket_ns
-    pieces: list[Piece] = []
+    toll = (COST_ON_CPU if place.on_host else COST_ON_DEVICE).bucket_ns
+    pieces: list[InsertedCall] = []
 
     def launch(before: int, dur: float, charge: float) -> int:
         pieces.append(
-            Piece(before=before, stream=place.comm, dur_ns=dur, gap_ns=toll, call_ns=charge)
+            InsertedCall(before=before, stream=place.comm, dur_ns=dur, gap_ns=toll, call_ns=charge)
         )
         return offset + len(pieces) - 1
 

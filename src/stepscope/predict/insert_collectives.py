@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stepscope.explain.replay.graph import StepGraph
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
+class InsertedCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call with one task; `host_waits` is a call that waits for the stream instead."""
 
     before: int  # this call of the graph, or its length
@@ -35,7 +35,9 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     host_waits: bool = False
 
 
-def weave(graph: StepGraph, pieces: Sequence[Piece], compute_stream: int) -> StepGraph:
+def insert_collectives(
+    graph: StepGraph, pieces: Sequence[InsertedCall], compute_stream: int
+) -> StepGraph:
     """Pieces before the same call stay in their order. A piece can wait for an earlier one only."""
     if not pieces:
         return graph
@@ -69,7 +71,7 @@ def weave(graph: StepGraph, pieces: Sequence[Piece], compute_stream: int) -> Ste
 
 
 def _with_host_waits(
-    graph: StepGraph, pieces: Sequence[Piece], place: np.ndarray, task: np.ndarray
+    graph: StepGraph, pieces: Sequence[InsertedCall], place: np.ndarray, task: np.ndarray
 ) -> StepGraph:
     waiting = [number for number, piece in enumerate(pieces) if piece.host_waits]
     if not waiting:

@@ -15,7 +15,7 @@ _NORM = "aten::batch_norm"
 _MEAN = 3  # input, weight, bias, running mean, running variance
 
 
-class Statistics(msgspec.Struct, frozen=True, kw_only=True):
+class NormBuffers(msgspec.Struct, frozen=True, kw_only=True):
     """Of all batch norms: two vectors in fp32 each, and a counter."""
 
     norms: int
@@ -31,7 +31,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
         return self.size_bytes, 8 * self.norms
 
 
-def find_statistics(context: StepContext) -> Statistics | None:
+def find_norm_buffers(context: StepContext) -> NormBuffers | None:
     """None for a step without batch norms that keep statistics."""
     host, strings = context.trace.host, context.trace.strings
     channels: dict[int, int] = {}
@@ -41,7 +41,7 @@ def find_statistics(context: StepContext) -> Statistics | None:
             channels[code] = _channels(strings[code])
         sizes.append(channels.get(code, 0))
     kept = [size for size in sizes if size]
-    return Statistics(norms=len(kept), size_bytes=8 * sum(kept)) if kept else None
+    return NormBuffers(norms=len(kept), size_bytes=8 * sum(kept)) if kept else None
 
 
 def _channels(shapes: str) -> int:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import StepGraph
     from stepscope.predict.step_context import StepContext
-    from stepscope.records.prediction import Peak
+    from stepscope.records.prediction import PeakMemory
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a failure
@@ -31,7 +31,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     doubt: float = 0.0  # of the logarithm of the whole step, if the what-if knows it
     samples: float = 1.0  # samples per step over those before
     repeats: float = 1.0  # how often the same work repeats: that adds time but no doubt
-    peak: Peak | None = None
+    peak: PeakMemory | None = None
 
 
 def changed(context: StepContext, graph: StepGraph) -> StepContext:

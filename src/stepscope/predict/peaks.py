@@ -17,7 +17,7 @@ from stepscope.explain.memory.batch import predict_peak
 from stepscope.explain.memory.model import find_transformer
 from stepscope.explain.memory.theory import token_bytes, transformer_activations
 from stepscope.predict.optimizer_updates import current_form
-from stepscope.records.prediction import Peak
+from stepscope.records.prediction import PeakMemory
 
 if TYPE_CHECKING:
     from stepscope.explain.memory.theory import Transformer
@@ -42,18 +42,18 @@ class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.fixed_bytes + scaling_bytes, self.optimizer_bytes)
 
 
-def peak_at_batch(context: StepContext, factor: float) -> Peak | None:
+def peak_at_batch(context: StepContext, factor: float) -> PeakMemory | None:
     """At so many times the trace's batch; None where nothing tells."""
     if context.memory is not None and context.memory.largest_batch is not None:
         size, low, high = predict_peak(context.memory, factor)
-        return Peak(size_bytes=size, low_bytes=low, high_bytes=high)
+        return PeakMemory(size_bytes=size, low_bytes=low, high_bytes=high)
     found = _arithmetic(context)
     if found is None:
         return None
     return _around(found.peak_bytes(factor * (found.blocks_bytes + found.outside_bytes)))
 
 
-def peak_with_checkpoints(context: StepContext) -> Peak | None:
+def peak_with_checkpoints(context: StepContext) -> PeakMemory | None:
     """With every block's inputs kept and the rest of it recomputed."""
     found = _arithmetic(context)
     if found is None:
@@ -95,8 +95,8 @@ def _of_loss(model: Transformer, tokens: int) -> int:
     return logits if model.compute_bytes < 4 else 2 * logits
 
 
-def _around(size: float) -> Peak:
-    return Peak(
+def _around(size: float) -> PeakMemory:
+    return PeakMemory(
         size_bytes=round(size),
         low_bytes=round(size * (1 - _UNSURE)),
         high_bytes=round(size * (1 + _UNSURE)),

@@ -18,15 +18,15 @@ from stepscope.explain.work import Kind
 from stepscope.predict import exchange
 from stepscope.predict.batch_growth import SPREAD as BATCH_SPREAD
 from stepscope.predict.batch_growth import grow_batch
-from stepscope.predict.buckets import find_gradients, plan_buckets
+from stepscope.predict.buckets import fill_buckets, find_gradients
 from stepscope.predict.edit import scale_calls, scale_tasks
-from stepscope.predict.norm_buffers import find_statistics
+from stepscope.predict.norm_buffers import find_norm_buffers
 from stepscope.predict.outcome import Outcome, Refused, changed
 from stepscope.predict.peaks import peak_at_batch
 from stepscope.predict.slowest_worker import ENOUGH_STEPS, find_straggling, own_steps, slow_down
-from stepscope.predict.traced_exchange import find_traced, split_waiting
-from stepscope.predict.transfers import find_transfers
-from stepscope.predict.worker_plan import Exchange, Plan
+from stepscope.predict.traced_exchange import find_traced_exchange, split_waiting
+from stepscope.predict.transfers import find_transfer_times
+from stepscope.predict.worker_plan import Exchange, WorkerPlan
 from stepscope.records.devices import find_device
 from stepscope.records.words import counted
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Floats, StepGraph
     from stepscope.predict.buckets import Buckets
     from stepscope.predict.step_context import StepContext
-    from stepscope.predict.traced_exchange import Traced
-    from stepscope.predict.transfers import Transfers
+    from stepscope.predict.traced_exchange import TracedExchange
+    from stepscope.predict.transfers import TransferTimes
 
-OF_STRAGGLING = 0.5  # of what the slowest adds, one standard deviation
-OF_MODEL = {True: 0.06, False: 0.03}  # of the step, by whether compute and links share cores
-LEAST = 0.98  # of what a worker takes by itself: links only add
-OF_SHARE = {True: 0.4, False: BATCH_SPREAD}  # of what a share of the batch takes away, likewise
+STRAGGLING_DOUBT = 0.5  # of what the slowest adds, one standard deviation
+MODEL_DOUBT = {True: 0.06, False: 0.03}  # of the step, by whether compute and links share cores
+LINK_FLOOR = 0.98  # of what a worker takes by itself: links only add
+SHARE_DOUBT = {True: 0.4, False: BATCH_SPREAD}  # of what a share of the batch takes away, likewise
 # On a CPU this much of forward and backward does not shrink with the samples: the median of seven
 # models (0.12 to 0.94), whose libraries repack weights for every product (docs/scale-out.md).
 _STAYS = 0.25
@@ -51,9 +51,9 @@ def replan(context: StepContext, **wanted: Any) -> Outcome:
     """The step under the plan so far and what is wanted now. Refuses what nobody can know."""
     bare = context.bare or context.graph
     first = context.plan is None
-    traced = find_traced(context, bare)
+    traced = find_traced_exchange(context, bare)
     before = traced.ranks if traced else 1
-    old = context.plan or Plan(ranks=before)
+    old = context.plan or WorkerPlan(ranks=before)
     plan = replace(old, **wanted)
     plan = replace(plan, strong=plan.strong and plan.ranks != before)
     if plan == old:
@@ -76,7 +76,7 @@ def replan(context: StepContext, **wanted: Any) -> Outcome:
         size_bytes=planned.size_bytes,
         comm_ns=_comm_ns(graph),
         exposed_ns=max(0.0, step - without),
-        least_ns=0.0 if plan.strong else LEAST * min(step, own),
+        least_ns=0.0 if plan.strong else LINK_FLOOR * min(step, own),
         straggling=straggling,
         held_bytes=planned.held_bytes,
     )
@@ -92,8 +92,8 @@ def replan(context: StepContext, **wanted: Any) -> Outcome:
     )
 
 
-def _samples(plan: Plan, old: Plan) -> float:
-    def share(each: Plan) -> float:
+def _samples(plan: WorkerPlan, old: WorkerPlan) -> float:
+    def share(each: WorkerPlan) -> float:
         return 1.0 if each.strong else float(each.ranks)
 
     return share(plan) / (share(old) if not plan.strong else 1.0)
@@ -103,14 +103,21 @@ class _Planned:
     """One step under one plan; links and stragglers can still vary."""
 
     def __init__(
-        self, context: StepContext, bare: StepGraph, plan: Plan, traced: Traced | None, before: int
+        self,
+        context: StepContext,
+        bare: StepGraph,
+        plan: WorkerPlan,
+        traced: TracedExchange | None,
+        before: int,
     ) -> None:
         self.context, self.plan, self.traced, self.before = context, plan, traced, before
         self.toll = traced is None
-        self.statistics = find_statistics(context) if self.toll else None
+        self.statistics = find_norm_buffers(context) if self.toll else None
         self.share = before / plan.ranks if plan.strong else 1.0
         graph = share_of_batch(replace(context, graph=bare), before, self.share).graph
-        self.own_ns = (silent_ns(bare), silent_ns(graph)) if plan.strong else (0.0, 0.0)
+        self.own_ns = (
+            (step_without_comm_ns(bare), step_without_comm_ns(graph)) if plan.strong else (0.0, 0.0)
+        )
         keeps = traced is not None and len(traced.tasks) > 0
         self.retimed = keeps and plan.bucket_mb is None and not plan.stage
         self.graph = graph
@@ -149,11 +156,11 @@ class _Planned:
                 "and record_shapes=True"
             )
         if plan.bucket_mb is None:
-            return plan_buckets(gradients)
+            return fill_buckets(gradients)
         cap = round(plan.bucket_mb * _MB)
-        return plan_buckets(gradients, cap, cap)
+        return fill_buckets(gradients, cap, cap)
 
-    def step(self, transfers: Transfers | None, straggling: float) -> StepGraph:
+    def step(self, transfers: TransferTimes | None, straggling: float) -> StepGraph:
         """The graph of it."""
         graph, plan = slow_down(self.graph, straggling), self.plan
         if self.retimed and self.traced is not None:
@@ -183,7 +190,9 @@ class _Planned:
             waiting_ns=self.waiting_ns,
         )
 
-    def _retime(self, graph: StepGraph, traced: Traced, transfers: Transfers | None) -> StepGraph:
+    def _retime(
+        self, graph: StepGraph, traced: TracedExchange, transfers: TransferTimes | None
+    ) -> StepGraph:
         """Only what moves bytes changes; what a rank waits for others inside stays."""
         durations = graph.tasks.dur_ns[traced.tasks]
         if transfers is None:
@@ -195,12 +204,12 @@ class _Planned:
         return exchange.retime_traced(graph, traced, waiting + share * expected)
 
     def _waiting(self, durations: Floats, buckets: Buckets) -> tuple[Floats, Floats]:
-        now = _transfers(self.context, Plan(ranks=self.before), self.traced)
+        now = _transfers(self.context, WorkerPlan(ranks=self.before), self.traced)
         return split_waiting(durations, buckets, now)
 
-    def doubt(self, graph: StepGraph, transfers: Transfers | None, straggling: float) -> float:
+    def doubt(self, graph: StepGraph, transfers: TransferTimes | None, straggling: float) -> float:
         """Of the logarithm of the step: of the share, of the link, and whether slow steps meet."""
-        share = doubt_of_share(*self.own_ns, step_ns(graph), on_host=self.context.on_host)
+        share = share_doubt(*self.own_ns, step_ns(graph), on_host=self.context.on_host)
         if transfers is None:
             return share
         factor = math.exp(1.96 * transfers.spread)
@@ -209,17 +218,19 @@ class _Planned:
         )
         link = math.log(max(high, 1.0) / max(low, 1.0)) / (2 * 1.96)
         usual = step_ns(self.step(transfers, 1.0)) if straggling != 1.0 else step_ns(graph)
-        slow = OF_STRAGGLING * abs(math.log(max(step_ns(graph), 1.0) / max(usual, 1.0)))
-        return math.hypot(share, link, slow, OF_MODEL[self.context.on_host])
+        slow = STRAGGLING_DOUBT * abs(math.log(max(step_ns(graph), 1.0) / max(usual, 1.0)))
+        return math.hypot(share, link, slow, MODEL_DOUBT[self.context.on_host])
 
 
-def _transfers(context: StepContext, plan: Plan, traced: Traced | None) -> Transfers | None:
+def _transfers(
+    context: StepContext, plan: WorkerPlan, traced: TracedExchange | None
+) -> TransferTimes | None:
     if plan.ranks < 2:
         if (plan.bandwidth, plan.latency, plan.stage, plan.bucket_mb) != (1.0, 1.0, 0, None):
             raise Refused("nothing is exchanged in this step: ask for workers=N together with it")
         return None
     trace = context.trace
-    found = find_transfers(
+    found = find_transfer_times(
         plan.ranks,
         trace=trace,
         profiles=context.profiles,
@@ -256,15 +267,15 @@ def share_of_batch(context: StepContext, workers: int, factor: float) -> StepCon
     return replace(changed(context, shared), grown=context.grown * factor)
 
 
-def doubt_of_share(whole_ns: float, share_ns: float, step: float, *, on_host: bool) -> float:
+def share_doubt(whole_ns: float, share_ns: float, step: float, *, on_host: bool) -> float:
     """Of the logarithm of the step. A worker's own time with the whole batch and with its share."""
     if not share_ns or not step:
         return 0.0
     moved = abs(math.log(max(whole_ns, 1.0) / share_ns))
-    return OF_SHARE[on_host] * min(1.0, moved) * min(1.0, share_ns / step)
+    return SHARE_DOUBT[on_host] * min(1.0, moved) * min(1.0, share_ns / step)
 
 
-def silent_ns(graph: StepGraph) -> float:
+def step_without_comm_ns(graph: StepGraph) -> float:
     """The step if no collective took any time."""
     return step_ns(scale_tasks(graph, graph.tasks.kind == Kind.COMM, 0.0))
 
@@ -288,16 +299,16 @@ def _without_comm(graph: StepGraph) -> StepGraph:
 
 def _assumptions(
     context: StepContext,
-    plan: Plan,
+    plan: WorkerPlan,
     told: Exchange,
-    transfers: Transfers | None,
+    transfers: TransferTimes | None,
     planned: _Planned,
 ) -> tuple[str, ...]:
     said = []
     if plan.ranks != told.before:
         own = "cores" if context.on_host else "a device"
         said.append(f"{told.before} -> {counted(plan.ranks, 'worker')}, each with {own} of its own")
-        said.append(about_batch(on_host=context.on_host, strong=plan.strong))
+        said.append(describe_batch(on_host=context.on_host, strong=plan.strong))
         said.append(_about_straggling(context, told))
     if transfers:
         said.append(transfers.said)
@@ -321,7 +332,7 @@ def _assumptions(
     return tuple(said)
 
 
-def about_batch(*, on_host: bool, strong: bool) -> str:
+def describe_batch(*, on_host: bool, strong: bool) -> str:
     if not strong:
         return "each worker keeps its batch"
     if on_host:
@@ -342,7 +353,7 @@ def _about_straggling(context: StepContext, told: Exchange) -> str:
     )
 
 
-def _about_exchange(plan: Plan, told: Exchange, traced: Traced | None) -> str:
+def _about_exchange(plan: WorkerPlan, told: Exchange, traced: TracedExchange | None) -> str:
     if plan.ranks < 2:
         return ""
     kind = f"ZeRO stage {plan.stage}" if plan.stage else "DDP"

@@ -15,14 +15,14 @@ from msgspec.structs import replace
 
 from stepscope.explain.replay.graph import Phase
 from stepscope.predict import exchange
-from stepscope.predict.buckets import CAP_BYTES, find_gradients, plan_buckets
+from stepscope.predict.buckets import CAP_BYTES, fill_buckets, find_gradients
 from stepscope.predict.kernels import FLOOR_NS, copy_ns
-from stepscope.predict.norm_buffers import find_statistics
+from stepscope.predict.norm_buffers import find_norm_buffers
 from stepscope.predict.outcome import Refused
-from stepscope.predict.scale_out import about_batch, share_of_batch
+from stepscope.predict.scale_out import describe_batch, share_of_batch
 from stepscope.predict.slowest_worker import find_straggling
-from stepscope.predict.traced_exchange import find_traced
-from stepscope.predict.transfers import find_transfers
+from stepscope.predict.traced_exchange import find_traced_exchange
+from stepscope.predict.transfers import find_transfer_times
 from stepscope.records.devices import find_device
 from stepscope.records.prediction import Setting
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from stepscope.explain.replay.graph import StepGraph
     from stepscope.predict.buckets import Buckets, Gradients
     from stepscope.predict.step_context import StepContext
-    from stepscope.predict.traced_exchange import Traced
-    from stepscope.predict.transfers import Transfers
+    from stepscope.predict.traced_exchange import TracedExchange
+    from stepscope.predict.transfers import TransferTimes
     from stepscope.predict.whatif import Bench
     from stepscope.records.profile import Segment
 
@@ -45,7 +45,7 @@ _MOST_BUCKETS = 60  # of one size: more are not worth their place in the report
 Line = tuple[float, float, float]  # up to so many bytes, ns, ns a byte
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerLink(msgspec.Struct, frozen=True, kw_only=True):
     """Between so many workers."""
 
     ranks: int
@@ -59,7 +59,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     said: tuple[str, ...] = ()
 
 
-class Way(msgspec.Struct, frozen=True, kw_only=True):
+class BucketLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Gradients in buckets of one size."""
 
     bucket_mb: float | None  # None: as it is now
@@ -69,13 +69,13 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     fill_ns: tuple[float, ...]
 
 
-class Crew(msgspec.Struct, frozen=True, kw_only=True):
+class ScalingSetup(msgspec.Struct, frozen=True, kw_only=True):
     """What all steps have in common."""
 
     before: int
     on_host: bool
-    links: tuple[Link, ...]  # by number of workers
-    ways: tuple[Way, ...]  # as now first
+    links: tuple[WorkerLink, ...]  # by number of workers
+    ways: tuple[BucketLayout, ...]  # as now first
     retimed: bool  # buckets as now are tasks of the trace
     finish_ns: float  # of the host, behind the last sum
     # Batch norms' statistics before forward: bytes of each message, the host's time for it, behind.
@@ -88,7 +88,7 @@ class Crew(msgspec.Struct, frozen=True, kw_only=True):
     no_buckets: str = ""  # why there are no other sizes
     no_share: str = ""  # why the batch cannot be shared
     held_bytes: int = 0  # of the buckets, where the trace has none yet
-    traced: Traced | None = None
+    traced: TracedExchange | None = None
     rows: tuple[int, ...] = ()  # of the trace, of those tasks
 
 
@@ -96,10 +96,10 @@ class CannotScale(Exception):  # noqa: N818 - an answer, not a failure
     """Why nothing can be said about more workers."""
 
 
-def find_crew(bench: Bench) -> Crew:
+def find_scaling_setup(bench: Bench) -> ScalingSetup:
     """Raises CannotScale with the what-if's own reason."""
     context = bench.context
-    traced = find_traced(context, context.graph)
+    traced = find_traced_exchange(context, context.graph)
     before = traced.ranks if traced else 1
     said = _tried(bench, before)
     keeps = traced is not None and len(traced.tasks) > 0
@@ -107,9 +107,9 @@ def find_crew(bench: Bench) -> Crew:
     plans = _plans(traced, gradients)
     places = _places(context.graph, traced, gradients, plans, keeps)
     toll = traced is None
-    statistics = find_statistics(context) if toll else None
-    rates = exchange.ON_CPU if context.on_host else exchange.ON_DEVICE
-    return Crew(
+    statistics = find_norm_buffers(context) if toll else None
+    rates = exchange.COST_ON_CPU if context.on_host else exchange.COST_ON_DEVICE
+    return ScalingSetup(
         before=before,
         on_host=context.on_host,
         links=tuple(_link(context, traced, ranks, before, said) for ranks in sorted(said)),
@@ -133,7 +133,7 @@ def find_crew(bench: Bench) -> Crew:
 def _tried(bench: Bench, before: int) -> dict[int, tuple[str, ...]]:
     """What is assumed about each number of workers, whatever their batch."""
     found: dict[int, tuple[str, ...]] = {before: ()}
-    own = about_batch(on_host=bench.context.on_host, strong=False)
+    own = describe_batch(on_host=bench.context.on_host, strong=False)
     # The fewest that exchange something first: a reason names their number.
     for ranks in sorted({*WORKERS} - {before}, key=lambda ranks: (ranks < 2, ranks)):
         trial = bench.change(bench.begin(), Setting(name="workers", value=str(ranks)))
@@ -154,17 +154,19 @@ def _no_share(context: StepContext) -> str:
 
 def _link(
     context: StepContext,
-    traced: Traced | None,
+    traced: TracedExchange | None,
     ranks: int,
     before: int,
     said: dict[int, tuple[str, ...]],
-) -> Link:
+) -> WorkerLink:
     straggling = find_straggling(context, ranks, before)
-    found = find_links(context, traced, ranks)
+    found = find_link_times(context, traced, ranks)
     if found is None:
-        return Link(ranks=ranks, straggling=straggling, spread=0.0, basis="none", said=said[ranks])
+        return WorkerLink(
+            ranks=ranks, straggling=straggling, spread=0.0, basis="none", said=said[ranks]
+        )
     meets = found.contention if context.on_host else None
-    return Link(
+    return WorkerLink(
         ranks=ranks,
         straggling=straggling,
         spread=found.spread,
@@ -177,10 +179,12 @@ def _link(
     )
 
 
-def find_links(context: StepContext, traced: Traced | None, ranks: int) -> Transfers | None:
+def find_link_times(
+    context: StepContext, traced: TracedExchange | None, ranks: int
+) -> TransferTimes | None:
     if ranks < 2:
         return None
-    return find_transfers(
+    return find_transfer_times(
         ranks,
         trace=context.trace,
         profiles=context.profiles,
@@ -199,7 +203,7 @@ def _lines(segments: Sequence[Segment]) -> tuple[Line, ...]:
 _Plan = tuple[float | None, "Buckets", str]
 
 
-def _plans(traced: Traced | None, gradients: Gradients | None) -> list[_Plan]:
+def _plans(traced: TracedExchange | None, gradients: Gradients | None) -> list[_Plan]:
     """Sizes that make other buckets than those before them; marks are the trace's or gradients'."""
     found: list[_Plan] = []
     if traced and traced.buckets:
@@ -207,12 +211,12 @@ def _plans(traced: Traced | None, gradients: Gradients | None) -> list[_Plan]:
     if gradients is None:
         return found
     if not found:
-        found.append((None, plan_buckets(gradients), "gradient"))
+        found.append((None, fill_buckets(gradients), "gradient"))
     usual = not (traced and traced.buckets)
     for size in BUCKETS_MB:
         if usual and size * _MB == CAP_BYTES:
             continue
-        plan = plan_buckets(gradients, size * _MB, size * _MB)
+        plan = fill_buckets(gradients, size * _MB, size * _MB)
         known = [np.array_equal(plan.size_bytes, each.size_bytes) for _, each, _ in found]
         if not any(known) and len(plan) <= _MOST_BUCKETS:
             found.append((float(size), plan, "gradient"))
@@ -221,7 +225,7 @@ def _plans(traced: Traced | None, gradients: Gradients | None) -> list[_Plan]:
 
 def _places(
     graph: StepGraph,
-    traced: Traced | None,
+    traced: TracedExchange | None,
     gradients: Gradients | None,
     plans: list[_Plan],
     keeps: bool,
@@ -241,7 +245,7 @@ def _places(
         }
         calls |= {("gradient", number): int(gradients.ready[number]) for number in closing}
     ready = sorted(calls, key=lambda place: calls[place])
-    first = first_of_forward(graph)
+    first = first_forward_call(graph)
     before = sum(calls[place] < first for place in ready)
     return [*ready[:before], ("forward", 0), *ready[before:], ("end", 0)]
 
@@ -254,12 +258,12 @@ def _way(
     kind: str,
     places: list[tuple[str, int]],
     toll: bool,
-) -> Way:
+) -> BucketLayout:
     sizes = plan.size_bytes.astype(np.float64)
     none = np.zeros(len(plan))
-    rates = exchange.ON_CPU if context.on_host else exchange.ON_DEVICE
+    rates = exchange.COST_ON_CPU if context.on_host else exchange.COST_ON_DEVICE
     host = rates.bucket_ns + rates.tensor_ns * plan.tensors.astype(np.float64)
-    return Way(
+    return BucketLayout(
         bucket_mb=size_mb,
         size_bytes=tuple(sizes.tolist()),
         marks=_marks(gradients, plan, kind, places),
@@ -286,7 +290,7 @@ def _closing(plan: Buckets, gradients: Gradients) -> list[int]:
     return [last[at] for at in plan.ready.tolist()]
 
 
-def first_of_forward(graph: StepGraph) -> int:
+def first_forward_call(graph: StepGraph) -> int:
     forward = np.flatnonzero(graph.calls.phase == Phase.FORWARD)
     return int(forward.min(initial=len(graph.calls)))
 
@@ -294,7 +298,7 @@ def first_of_forward(graph: StepGraph) -> int:
 def _fill(context: StepContext, sizes: np.ndarray) -> np.ndarray:
     """Gradients into their bucket: read once, written once."""
     if context.on_host:
-        return 2 * sizes / exchange.ON_CPU.copied_bytes_s * 1e9
+        return 2 * sizes / exchange.COST_ON_CPU.copied_bytes_s * 1e9
     if context.ceilings is None:
         return np.full(len(sizes), FLOOR_NS)
     return copy_ns(2 * sizes, context.ceilings)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stepscope.explain.work import Work
     from stepscope.predict.optimizer_rules import UpdateRule
     from stepscope.predict.parameters import Parameters
-    from stepscope.predict.worker_plan import Exchange, Plan
+    from stepscope.predict.worker_plan import Exchange, WorkerPlan
     from stepscope.records.efficiency import Ceilings
     from stepscope.records.explanation import Steps
     from stepscope.records.job import Job, RankFolder
@@ -71,7 +71,7 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     job: Job | None = None
     steps_ns: tuple[int, ...] = ()  # as measured, without the profiler where a run tells
     bare: StepGraph | None = None  # the step before an exchange was planned
-    plan: Plan | None = None
+    plan: WorkerPlan | None = None
     exchange: Exchange | None = None
 
     @property

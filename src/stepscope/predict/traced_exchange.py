@@ -12,8 +12,8 @@ from stepscope.explain.collectives import DTYPE_BYTES
 from stepscope.explain.rank_steps import measure_pace
 from stepscope.explain.strategies import find_strategies
 from stepscope.explain.work import Kind, rows_named
-from stepscope.predict.buckets import ACCUMULATE, Buckets, places_behind, rows_in_step
-from stepscope.predict.transfers import Seen
+from stepscope.predict.buckets import ACCUMULATE, Buckets, calls_after, rows_in_step
+from stepscope.predict.transfers import TracedAllReduces
 from stepscope.records.job import KINDS
 from stepscope.records.strategies import (
     RankFullySharded,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from stepscope.explain.replay.graph import Floats, StepGraph
     from stepscope.predict.step_context import StepContext
-    from stepscope.predict.transfers import Transfers
+    from stepscope.predict.transfers import TransferTimes
     from stepscope.records.job import Calls
 
     Flags = NDArray[np.bool_]
@@ -41,18 +41,18 @@ _SPREAD_OUT = {
 }
 
 
-class Traced(msgspec.Struct, frozen=True, kw_only=True):
+class TracedExchange(msgspec.Struct, frozen=True, kw_only=True):
     """Data parallelism as the trace shows it; `ranks` is 1 where nobody else takes part."""
 
     ranks: int
     buckets: Buckets | None  # None: all-reduces whose sizes are not known
     tasks: NDArray[np.intp]  # of the graph, one for each bucket; none where a rank was alone
-    seen: Seen | None
+    seen: TracedAllReduces | None
     otherwise: str | None = None  # why replicas are not all there is
 
 
 def split_waiting(
-    durations: Floats, buckets: Buckets, now: Transfers | None
+    durations: Floats, buckets: Buckets, now: TransferTimes | None
 ) -> tuple[Floats, Floats]:
     """Of traced collectives: what is not their transfer, and their transfer over the one expected,
     where they were quicker."""
@@ -62,7 +62,7 @@ def split_waiting(
     return durations - moving, moving / np.maximum(expected, 1.0)
 
 
-def find_traced(context: StepContext, graph: StepGraph) -> Traced | None:
+def find_traced_exchange(context: StepContext, graph: StepGraph) -> TracedExchange | None:
     """None for a step that exchanges nothing."""
     trace, work, steps = context.trace, context.work, context.steps
     calls, row = list_calls(trace, work, steps, context.folder)
@@ -79,11 +79,11 @@ def find_traced(context: StepContext, graph: StepGraph) -> Traced | None:
     if len(tasks) and (sizes > 0).all():
         made = np.where(row[of] >= 0, trace.host.start_ns[np.maximum(row[of], 0)], 0)
         buckets = Buckets(
-            ready=np.maximum.accumulate(places_behind(context, graph, made)),
+            ready=np.maximum.accumulate(calls_after(context, graph, made)),
             size_bytes=sizes,
             tensors=np.zeros(len(tasks), np.int32),
         )
-    return Traced(
+    return TracedExchange(
         ranks=ranks, buckets=buckets, tasks=tasks, seen=_seen(calls, mine, ranks),
         otherwise=otherwise,
     )  # fmt: skip
@@ -123,18 +123,18 @@ def _tasks(
     return tasks[hit], order[place[hit]]
 
 
-def _seen(calls: Calls, mine: Flags, ranks: int) -> Seen | None:
+def _seen(calls: Calls, mine: Flags, ranks: int) -> TracedAllReduces | None:
     known = mine & (calls.size_bytes > 0)
     if ranks < 2 or not known.any():
         return None
-    return Seen(
+    return TracedAllReduces(
         ranks=ranks,
         size_bytes=calls.size_bytes[known].astype(np.float64),
         dur_ns=(calls.end_ns - calls.start_ns)[known].astype(np.float64),
     )
 
 
-def _alone(context: StepContext, graph: StepGraph) -> Traced | None:
+def _alone(context: StepContext, graph: StepGraph) -> TracedExchange | None:
     """DDP over one rank: its all-reduces are called, and nothing is sent."""
     host = context.trace.host
     rows = rows_in_step(context, (_REDUCE,))
@@ -148,11 +148,11 @@ def _alone(context: StepContext, graph: StepGraph) -> Traced | None:
     buckets = None
     if (sizes > 0).all():
         buckets = Buckets(
-            ready=np.maximum.accumulate(places_behind(context, graph, host.start_ns[rows])),
+            ready=np.maximum.accumulate(calls_after(context, graph, host.start_ns[rows])),
             size_bytes=sizes,
             tensors=np.zeros(len(rows), np.int32),
         )
-    return Traced(ranks=1, buckets=buckets, tasks=np.zeros(0, np.intp), seen=None)
+    return TracedExchange(ranks=1, buckets=buckets, tasks=np.zeros(0, np.intp), seen=None)
 
 
 def _gradient_width(context: StepContext) -> int:

@@ -46,7 +46,7 @@ _ONE_DOMAIN = 8  # GPUs that such links join; beyond, a network does
 _USUAL = (0.7, 5_000_000.0, 2.0)  # share lost, latency beside compute, times as long
 
 
-class Transfers(msgspec.Struct, frozen=True, kw_only=True):
+class TransferTimes(msgspec.Struct, frozen=True, kw_only=True):
     """latency x alpha + bytes x beta / bandwidth, by kind of collective."""
 
     ranks: int
@@ -71,7 +71,7 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
         slowed = self._at(self.contention.beside, size_bytes)
         return np.maximum(alone, slowed * alone / np.maximum(whole, 1.0))
 
-    def scaled(self, factor: float) -> Transfers:
+    def scaled(self, factor: float) -> TransferTimes:
         """Every time, times this."""
         return replace(self, latency=self.latency * factor, bandwidth=self.bandwidth / factor)
 
@@ -83,7 +83,7 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class TracedAllReduces(msgspec.Struct, frozen=True, kw_only=True):
     """All-reduces that a trace shows: how long each took, with what it waited for other ranks."""
 
     ranks: int
@@ -91,15 +91,15 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     dur_ns: Floats
 
 
-def find_transfers(
+def find_transfer_times(
     ranks: int,
     *,
     trace: Trace,
     profiles: Iterable[Profile],
-    seen: Seen | None,
+    seen: TracedAllReduces | None,
     device: DeviceSpec | None,
     on_host: bool,
-) -> Transfers | None:
+) -> TransferTimes | None:
     """None where nobody knows."""
     fitting = [profile for profile in profiles if _is_of(profile, trace)]
     found = _by_profile(ranks, fitting)
@@ -129,7 +129,7 @@ def _is_of(profile: Profile, trace: Trace) -> bool:
 # By calibration
 
 
-def _by_profile(ranks: int, profiles: Sequence[Profile]) -> Transfers | None:
+def _by_profile(ranks: int, profiles: Sequence[Profile]) -> TransferTimes | None:
     """The same size, measured as the world; else measured as part of one; else carried over."""
     choices = [
         (profile, fit)
@@ -163,7 +163,7 @@ def _by_profile(ranks: int, profiles: Sequence[Profile]) -> Transfers | None:
     if contention and contention.group_size != ranks:
         beside = _carried(contention.beside, contention.group_size, ranks, profile.backend)
         contention = replace(contention, group_size=ranks, beside=beside)
-    return Transfers(
+    return TransferTimes(
         ranks=ranks, basis=basis, said=said, spread=spread, lines=lines, contention=contention
     )
 
@@ -219,7 +219,7 @@ def _usual_contention(lines: Iterable[Segment], ranks: int) -> Contention:
 # By what the trace shows
 
 
-def by_trace(ranks: int, seen: Seen, backend: str | None) -> Transfers | None:
+def by_trace(ranks: int, seen: TracedAllReduces, backend: str | None) -> TransferTimes | None:
     """The line under all of them: what lies above it was waiting for other ranks."""
     if seen.ranks < 2 or not len(seen.size_bytes) or not _tells_rate(seen):
         return None
@@ -235,7 +235,7 @@ def by_trace(ranks: int, seen: Seen, backend: str | None) -> Transfers | None:
     whole = _carried((line,), seen.ranks, ranks, backend)
     spread = math.hypot(_OF_TRACE, _EACH_DOUBLING * abs(math.log2(ranks / seen.ranks)))
     rate = 1 / beta if beta else math.inf
-    return Transfers(
+    return TransferTimes(
         ranks=ranks,
         basis="trace",
         said=(
@@ -248,7 +248,7 @@ def by_trace(ranks: int, seen: Seen, backend: str | None) -> Transfers | None:
     )
 
 
-def _tells_rate(seen: Seen) -> bool:
+def _tells_rate(seen: TracedAllReduces) -> bool:
     """Whether bytes decide how long they take: one large enough, or sizes apart whose times are.
 
     A few small messages tell a latency with waiting in it, and no bandwidth.
@@ -291,7 +291,7 @@ def _latency_ns(ranks: int) -> float:
     return _LATENCY_NS + 2 * math.log2(ranks) * _ROUND_NS
 
 
-def by_data_sheet(ranks: int, device: DeviceSpec) -> Transfers | None:
+def by_data_sheet(ranks: int, device: DeviceSpec) -> TransferTimes | None:
     """A ring over the device's own link, one direction."""
     if not device.link_bytes_s:
         return None
@@ -309,7 +309,7 @@ def by_data_sheet(ranks: int, device: DeviceSpec) -> Transfers | None:
     )
     if beyond:
         said += f"; {ranks} workers need a network beyond that link, which is slower"
-    return Transfers(
+    return TransferTimes(
         ranks=ranks,
         basis="data sheet",
         said=said,

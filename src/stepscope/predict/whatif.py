@@ -23,7 +23,7 @@ from stepscope.predict.parameters import find_parameters
 from stepscope.predict.step_context import StepContext
 from stepscope.predict.whatifs import find_whatif, in_order
 from stepscope.records.devices import find_device
-from stepscope.records.prediction import Peak, Prediction, Setting
+from stepscope.records.prediction import PeakMemory, Prediction, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from stepscope.records.trace import Trace
 
 # Of a change twice as large the error is about twice as large.
-OF_CHANGE = 0.08
+CHANGE_DOUBT = 0.08
 _HIDDEN_HOST, _UNSEEN_HOST = 0.9, 0.1
-LEAST = 0.01  # nobody knows a step better than this
+SMALLEST_DOUBT = 0.01  # nobody knows a step better than this
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     step_ns: float
     samples: float = 1.0
     variance: float = 0.0
-    peak: Peak | None = None
+    peak: PeakMemory | None = None
     peak_changes: frozenset[str] = frozenset()  # by what: the batch, or a what-if's name
     assumptions: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
@@ -106,14 +106,14 @@ class Bench:
         self.context = replace(context, rule=find_rule(context))
 
     @cached_property
-    def peak_now(self) -> Peak | None:
+    def peak_now(self) -> PeakMemory | None:
         """As measured, else by arithmetic."""
         from stepscope.predict.peaks import peak_at_batch
 
         memory = self.context.memory
         if memory is None:
             return peak_at_batch(self.context, 1.0)
-        return Peak(**dict.fromkeys(Peak.__struct_fields__, memory.peak_bytes))
+        return PeakMemory(**dict.fromkeys(PeakMemory.__struct_fields__, memory.peak_bytes))
 
     @cached_property
     def lowest(self) -> float:
@@ -145,7 +145,7 @@ class Bench:
             nothing = f"{setting}: nothing of the step would be left"
             return replace(trial, refused=(*trial.refused, nothing))
         moved = abs(math.log(max(after, 1.0) / max(trial.step_ns * outcome.repeats, 1.0)))
-        variance = (outcome.spread * min(1.0, moved)) ** 2 + (OF_CHANGE * moved) ** 2
+        variance = (outcome.spread * min(1.0, moved)) ** 2 + (CHANGE_DOUBT * moved) ** 2
         variance += outcome.doubt**2
         return Trial(
             context=outcome.context,
@@ -245,7 +245,7 @@ def _interval(
 ) -> tuple[float, float]:
     """The baseline's doubt where the host still decides, and the what-ifs' own."""
     doubt = _host_doubt(context, base, predicted)
-    half = 1.96 * math.sqrt(doubt**2 + variance + LEAST**2)
+    half = 1.96 * math.sqrt(doubt**2 + variance + SMALLEST_DOUBT**2)
     return predicted * math.exp(-half), predicted * math.exp(half)
 
 
@@ -255,7 +255,7 @@ def _half_of_speedup(before: StepContext, trial: Trial, base: Corrected) -> floa
         _host_doubt(context, base, step)
         for context, step in ((before, base.step_ns), (trial.context, trial.step_ns))
     )
-    return 1.96 * math.sqrt((now - then) ** 2 + trial.variance + LEAST**2)
+    return 1.96 * math.sqrt((now - then) ** 2 + trial.variance + SMALLEST_DOUBT**2)
 
 
 def _host_doubt(context: StepContext, base: Corrected, step: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for about workers."""
 
     ranks: int

@@ -23,15 +23,15 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         return cls(name=name.strip(), value=value.strip())
 
 
-class Peak(msgspec.Struct, frozen=True, kw_only=True):
+class PeakMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Peak memory with the change."""
 
     size_bytes: int
     low_bytes: int
     high_bytes: int
 
-    def plus(self, more_bytes: int) -> Peak:
-        return Peak(
+    def plus(self, more_bytes: int) -> PeakMemory:
+        return PeakMemory(
             size_bytes=self.size_bytes + more_bytes,
             low_bytes=self.low_bytes + more_bytes,
             high_bytes=self.high_bytes + more_bytes,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import RankExplanation
     from stepscope.records.job import Job
     from stepscope.records.profile import Profile
-    from stepscope.records.promise import Kept
+    from stepscope.records.promise import TrackedPromise
     from stepscope.records.trace import Trace
 
 SCHEMA = 1
@@ -252,7 +252,7 @@ def prediction_json(prediction: Prediction, before: Prediction) -> dict[str, Any
     }
 
 
-def adjusted(prediction: Prediction, history: Sequence[Kept]) -> Prediction:
+def adjusted(prediction: Prediction, history: Sequence[TrackedPromise]) -> Prediction:
     """Moved and widened by what became of earlier predictions of the same kind, and saying so."""
     name = promise_name(setting.name for setting in prediction.settings)
     lesson = learn(name, history)
@@ -309,7 +309,9 @@ def usual(bench: Bench) -> list[Setting]:
     ]
 
 
-def try_each(bench: Bench, settings: Sequence[Setting], history: Sequence[Kept] = ()) -> Tried:
+def try_each(
+    bench: Bench, settings: Sequence[Setting], history: Sequence[TrackedPromise] = ()
+) -> Tried:
     """One at a time."""
     found: list[Prediction] = []
     refused: list[str] = []

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from stepscope.predict.declaration import Stage, WhatIf
 from stepscope.predict.outcome import WrongValue
 from stepscope.records.figures import significant
-from stepscope.records.prediction import Peak
+from stepscope.records.prediction import PeakMemory
 
 if TYPE_CHECKING:
     from stepscope.predict.outcome import Outcome
@@ -44,7 +44,7 @@ def apply(context: StepContext, value: str) -> Outcome:
     )
 
 
-def _peak(context: StepContext, stage: int, ranks: int) -> Peak | None:
+def _peak(context: StepContext, stage: int, ranks: int) -> PeakMemory | None:
     """The measured peak with its shared part divided; stage 3 gathers one layer at a time."""
     from stepscope.explain.memory.theory import zero_bytes
 
@@ -57,7 +57,7 @@ def _peak(context: StepContext, stage: int, ranks: int) -> Peak | None:
     whole = {name: size or 0 for name, size in held.items()}
     size = memory.peak_bytes - sum(whole.values()) + zero_bytes(stage, ranks, **whole)
     gathered = whole["parameters"] // 4 if stage == 3 else 0
-    return Peak(size_bytes=size, low_bytes=size, high_bytes=size + gathered)
+    return PeakMemory(size_bytes=size, low_bytes=size, high_bytes=size + gathered)
 
 
 WHATIF = WhatIf(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stepscope.predict.whatif import Bench, Trial
     from stepscope.records.explanation import RankExplanation
     from stepscope.records.prediction import Prediction
-    from stepscope.records.promise import Kept
+    from stepscope.records.promise import TrackedPromise
     from stepscope.ui.html.whatif_scaling import CrewCell, CrewGrid
     from stepscope.ui.whatif import Tried
 
@@ -56,7 +56,7 @@ class WhatIfGrid:
 
 
 def lay_out(
-    bench: Bench, tried: Tried, history: Sequence[Kept], rank: RankExplanation
+    bench: Bench, tried: Tried, history: Sequence[TrackedPromise], rank: RankExplanation
 ) -> WhatIfGrid:
     """The controls that this step takes, and every combination of them."""
     singles = {str(each.settings[0]): each for each in tried.predictions}
@@ -192,7 +192,7 @@ def _fitting(axes: list[Axis], work: int) -> tuple[tuple[Axis, ...], tuple[str, 
 
 
 def _cells(
-    bench: Bench, axes: tuple[Axis, ...], history: Sequence[Kept], crew: CrewGrid
+    bench: Bench, axes: tuple[Axis, ...], history: Sequence[TrackedPromise], crew: CrewGrid
 ) -> tuple[dict[str, list[float | None]], tuple[CrewCell | None, ...]]:
     """What combinations share is predicted once: they are a tree. A CUDA graph is made last."""
     order = _order(axes)

@@ -12,12 +12,12 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 from whatif_pages import CPU, cell, combinations, laid_out, pick, places_with, shown, words
 
-from stepscope.predict.contracted_step import Sketch
+from stepscope.predict.contracted_step import ContractedStep
 from stepscope.predict.scaled_step import Local, Plan, predict_together
 from stepscope.predict.whatif import Bench
 from stepscope.predict.whatifs import parse_setting
 from stepscope.records.explanation import Explanation
-from stepscope.records.promise import Delivery, Kept
+from stepscope.records.promise import Delivery, TrackedPromise
 from stepscope.ui.html.whatif_grid import WhatIfGrid
 from stepscope.ui.html.whatif_scaling import CrewCell, lay_out_crew
 from stepscope.ui.whatif import adjusted, figures
@@ -157,7 +157,7 @@ def test_workers_links_and_buckets_move_all_numbers_beside_the_other_controls(
         assert memory == expected
 
 
-def sketched(cell: CrewCell, plan: Plan, strong: bool) -> Sketch:
+def sketched(cell: CrewCell, plan: Plan, strong: bool) -> ContractedStep:
     share = cell.shared[plan.link]
     assert share is not None
     return share.sketch if strong else cell.sketch
@@ -292,7 +292,7 @@ def test_earlier_predictions_of_the_same_changes_move_those_with_workers_too(
         change=ms / told.baseline_ms - 1, low=0.0, high=0.0, confidence=0.95, verdict="faster",
         named=False,
     )  # fmt: skip
-    history = (Kept(promise=promise, delivery=delivery),) * 2
+    history = (TrackedPromise(promise=promise, delivery=delivery),) * 2
     expected = adjusted(told, history)
     assert expected.predicted_ms > 1.02 * told.predicted_ms
     page = open_page(explanation, changed(grid, crew=lay_out_crew(bench, history)))
