@@ -58,7 +58,7 @@ def transfers(trace: Trace, *, ranks: int = 2, **how: float) -> TransferTimes:
         ranks,
         trace=trace,
         profiles=[calibration(ranks, kind=trace.kind, device=trace.device_name or "cpu", **given)],
-        seen=None,
+        traced=None,
         device=None,
         on_host=trace.kind == "cpu",
     )
@@ -210,7 +210,7 @@ def exchanged(trace: Trace, *, cap_mb: float, **how: float) -> tuple[float, Benc
         fill_buckets(wanted, cap, cap),
         transfers(trace, **how),
         on_host=context.on_host,
-        toll=False,
+        add_ddp=False,
         ceilings=context.ceilings,
     )
     return step_ns(graph) / US, found
@@ -258,10 +258,10 @@ def test_ddp_itself_costs_the_host(tmp_path: Path) -> None:
         step_ns(
             sum_gradients(
                 context.graph, fill_buckets(wanted, MB, MB), free,
-                on_host=True, toll=toll, ceilings=None,
+                on_host=True, add_ddp=add_ddp, ceilings=None,
             )
         )
-        for toll in (False, True)
+        for add_ddp in (False, True)
     ]  # fmt: skip
     # 450 µs a step, 60 a bucket, 15 a tensor, and 3 MiB copied out and back at 27 GB/s.
     copied = 4 * 3 * MB / 27e9 * 1e9
@@ -278,7 +278,7 @@ def test_statistics_of_batch_norms_are_sent_before_forward(tmp_path: Path) -> No
         step_ns(
             sum_gradients(
                 context.graph, fill_buckets(wanted), line,
-                on_host=True, toll=True, ceilings=None, statistics=statistics,
+                on_host=True, add_ddp=True, ceilings=None, norm_buffers=statistics,
             )
         )
         for statistics in (None, NormBuffers(norms=2, size_bytes=1024))
@@ -296,7 +296,7 @@ def test_zero_moves_so_many_times_the_bytes(stage: int, volume: float, tmp_path:
     line = transfers(trace, alpha_us=0, us_per_mb=100)
     graph = shard(
         context.graph, fill_buckets(wanted, MB, MB), line, stage,
-        on_host=False, toll=False, ceilings=context.ceilings,
+        on_host=False, add_ddp=False, ceilings=context.ceilings,
     )  # fmt: skip
     moved = float(graph.tasks.dur_ns[graph.tasks.kind == 1].sum())
     assert moved == pytest.approx(volume * 3 * 100e3)
@@ -310,9 +310,9 @@ def test_zero_divides_the_optimizers_work(stage: int, tmp_path: Path) -> None:
     assert wanted is not None
     free = transfers(trace, ranks=4, alpha_us=0, us_per_mb=0)
     buckets = fill_buckets(wanted, MB, MB)
-    graph = shard(context.graph, buckets, free, stage, on_host=True, toll=False, ceilings=None)
-    tolls = 60e3 * (3 if stage < 3 else 6)  # a gather for each bucket, or two
-    assert step_ns(graph) == pytest.approx(4_000e3 + 125e3 + tolls, rel=0.001)
+    graph = shard(context.graph, buckets, free, stage, on_host=True, add_ddp=False, ceilings=None)
+    launches = 60e3 * (3 if stage < 3 else 6)  # a gather for each bucket, or two
+    assert step_ns(graph) == pytest.approx(4_000e3 + 125e3 + launches, rel=0.001)
 
 
 # Weaving
@@ -322,7 +322,7 @@ def test_pieces_keep_their_order_and_wait_for_one_another(tmp_path: Path) -> Non
     context = bench(gpu_trace(tmp_path, [512, 512])).context
     graph, comm = context.graph, context.graph.streams
     pieces = [
-        InsertedCall(before=2, stream=comm, dur_ns=7, behind_compute=True),
+        InsertedCall(before=2, stream=comm, dur_ns=7, after_compute=True),
         InsertedCall(before=2, stream=comm, dur_ns=9),
         InsertedCall(before=4, stream=0, dur_ns=0, after=1),
     ]

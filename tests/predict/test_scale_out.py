@@ -21,9 +21,9 @@ from stepscope.predict.algorithms import compare_algorithms
 from stepscope.predict.slowest_worker import expected_maximum
 from stepscope.predict.transfers import (
     TracedAllReduces,
-    by_data_sheet,
-    by_trace,
     find_transfer_times,
+    from_data_sheet,
+    from_trace,
     lower_line,
 )
 from stepscope.predict.whatif import Bench
@@ -111,7 +111,7 @@ def test_a_fit_of_the_same_size_is_taken_as_it_is(tmp_path: Path) -> None:
         4,
         trace=cpu_trace(tmp_path, [8]),
         profiles=[calibration(2, alpha_us=1), calibration(4, alpha_us=50, us_per_mb=10)],
-        seen=None,
+        traced=None,
         device=None,
         on_host=True,
     )
@@ -126,7 +126,7 @@ def test_gloo_is_carried_over_as_a_ring(tmp_path: Path) -> None:
         8,
         trace=cpu_trace(tmp_path, [8]),
         profiles=[calibration(2, alpha_us=200, us_per_mb=1000)],
-        seen=None,
+        traced=None,
         device=None,
         on_host=True,
     )
@@ -140,7 +140,7 @@ def test_nccl_is_carried_over_with_a_trees_latency(tmp_path: Path) -> None:
     trace = gpu_trace(tmp_path, [8])
     profile = calibration(2, alpha_us=20, kind="cuda", device="NVIDIA H200", backend="nccl")
     found = find_transfer_times(
-        1024, trace=trace, profiles=[profile], seen=None, device=None, on_host=False
+        1024, trace=trace, profiles=[profile], traced=None, device=None, on_host=False
     )
     assert found is not None
     assert found.expected_ns(np.array([0.0]))[0] == pytest.approx(200_000)  # log2: ten times
@@ -152,7 +152,7 @@ def test_the_further_it_is_carried_the_less_is_known(tmp_path: Path) -> None:
     spreads = []
     for ranks in (2, 4, 64):
         found = find_transfer_times(
-            ranks, trace=trace, profiles=[calibration(2)], seen=None, device=None, on_host=True
+            ranks, trace=trace, profiles=[calibration(2)], traced=None, device=None, on_host=True
         )
         assert found is not None
         spreads.append(found.spread)
@@ -163,7 +163,9 @@ def test_a_profile_of_another_device_or_backend_is_not_taken(tmp_path: Path) -> 
     trace = gpu_trace(tmp_path, [8])
     other = calibration(2, kind="cuda", device="NVIDIA A100-SXM4-80GB", backend="nccl")
     assert (
-        find_transfer_times(2, trace=trace, profiles=[other], seen=None, device=None, on_host=False)
+        find_transfer_times(
+            2, trace=trace, profiles=[other], traced=None, device=None, on_host=False
+        )
         is None
     )
 
@@ -171,13 +173,13 @@ def test_a_profile_of_another_device_or_backend_is_not_taken(tmp_path: Path) -> 
 def test_a_data_sheets_link_is_a_ring_of_one_direction() -> None:
     device = find_device("NVIDIA H200")
     assert device is not None
-    found = by_data_sheet(8, device)
+    found = from_data_sheet(8, device)
     assert found is not None
     # 900 GB/s both ways: 450 one way, of which 75%; 2 x 7/8 of the bytes.
     seconds = 2 * 7 / 8 * 1e9 / (0.75 * 450e9)
     latency = 12e-6 + 2 * 3 * 6e-6
     assert found.expected_ns(np.array([1e9]))[0] == pytest.approx((seconds + latency) * 1e9)
-    assert "data sheet" in found.said
+    assert "data sheet" in found.source
 
 
 def test_the_quickest_of_a_traces_collectives_tell_the_line() -> None:
@@ -189,7 +191,7 @@ def test_the_quickest_of_a_traces_collectives_tell_the_line() -> None:
 
 def test_what_a_trace_shows_is_carried_over_too() -> None:
     seen = TracedAllReduces(ranks=2, size_bytes=np.array([1e6, 5e6]), dur_ns=np.array([1e5, 5e5]))
-    found = by_trace(4, seen, "nccl")
+    found = from_trace(4, seen, "nccl")
     assert found is not None
     # 0.1 ns a byte over two ranks, which move each byte once: 1.5 times that over four.
     assert found.expected_ns(np.array([1e6]))[0] == pytest.approx(1.5e5)
@@ -221,7 +223,7 @@ def test_the_exchange_is_told_once_as_it_ends_up(tmp_path: Path) -> None:
     found = ask(cpu_bench(tmp_path), "workers=2", "bucket-mb=1", "bandwidth=2")
     told = [line for line in found.assumptions if "exchanges" in line]
     assert len(told) == 1
-    assert "3.1 MB in 3 buckets of 1 MiB at 2 times the bandwidth" in told[0]
+    assert "3.15 MB in 3 buckets of 1 MiB at 2 times the bandwidth" in told[0]
 
 
 def test_twice_the_bandwidth_halves_what_bytes_take_and_half_the_latency_the_rest(
@@ -380,19 +382,19 @@ def test_a_few_small_messages_tell_no_bandwidth() -> None:
     one = TracedAllReduces(
         ranks=2, size_bytes=np.array([84.0, 84.0]), dur_ns=np.array([2.1e6, 2.2e6])
     )
-    assert by_trace(2, one, "gloo") is None
+    assert from_trace(2, one, "gloo") is None
     alike = TracedAllReduces(
         ranks=2, size_bytes=np.array([84.0, 4e4]), dur_ns=np.array([2.1e6, 2.2e6])
     )
-    assert by_trace(2, alike, "gloo") is None
+    assert from_trace(2, alike, "gloo") is None
 
 
 def test_sizes_apart_whose_times_are_apart_tell_a_bandwidth() -> None:
     seen = TracedAllReduces(ranks=2, size_bytes=np.array([1e3, 1e5]), dur_ns=np.array([1e5, 1e6]))
-    found = by_trace(2, seen, "gloo")
+    found = from_trace(2, seen, "gloo")
     assert found is not None
-    assert "MB/s" in found.said
-    assert "0.0 GB/s" not in found.said
+    assert "MB/s" in found.source
+    assert "0.0 GB/s" not in found.source
 
 
 # no-straggler
@@ -522,7 +524,7 @@ def test_ddp_over_one_rank_keeps_the_buckets_it_was_traced_with(shared: Path) ->
     found = ask(bench, "workers=8")
     told = found.assumptions[-1]
     # 163 million parameters of four bytes; the head's bucket is as large as its one gradient.
-    assert "652.4 MB in 14 buckets as traced" in told
+    assert "652 MB in 14 buckets as traced" in told
     assert found.predicted_ms >= found.baseline_ms
 
 

@@ -220,7 +220,7 @@ def _moves_peak(setting: Setting) -> frozenset[str]:
 
 def _exchanged(context: StepContext) -> tuple[str, ...]:
     """Planned by several what-ifs together, told once."""
-    return (context.exchange.said,) if context.exchange and context.exchange.said else ()
+    return (context.exchange.summary,) if context.exchange and context.exchange.summary else ()
 
 
 def _doubted(context: StepContext, trial: Trial) -> tuple[str, ...]:
