@@ -37,8 +37,8 @@ from stepscope.explain.replay.schedule import STEPS, replay, step_ns
 from stepscope.explain.replay.typical import typical_step
 from stepscope.explain.steps import find_steps
 from stepscope.explain.work import find_work
-from stepscope.predict.whatif import Bench, parse
-from stepscope.predict.whatifs import WHATIFS
+from stepscope.predict.whatif import Bench
+from stepscope.predict.whatifs import WHATIFS, parse_setting
 from stepscope.records.measured_steps import MeasuredSteps
 from stepscope.records.rank_inputs import RankInputs
 from stepscope.trace.read import read_trace
@@ -173,9 +173,9 @@ def _whatifs(recorded: dict[str, Recorded], traces: dict[str, Trace]) -> list[di
         if source not in traces or target not in recorded:
             continue
         truth, before = recorded[target].ms, recorded[source].ms
-        bare = _bench(traces[source]).predict([parse(setting)])
+        bare = _bench(traces[source]).predict([parse_setting(setting)])
         known = _bench(traces[source], measured=recorded[source].measured()).predict(
-            [parse(setting)]
+            [parse_setting(setting)]
         )
         errors = [found.predicted_ms / truth - 1 for found in (bare, known)]
         change = truth / before - 1
@@ -229,7 +229,7 @@ def _speed(traces: dict[str, Trace]) -> dict[str, float]:
     graph, times = bench.context.graph, 1
     while graph.size < TASKS:
         times *= 2
-        graph = WHATIFS["accumulate"](bench.context, str(times)).context.graph
+        graph = WHATIFS["accumulate"].apply(bench.context, str(times)).context.graph
     found: dict[str, float] = {"tasks": graph.size}
     for name, run, steps in (("every task", replay, 1), ("the step alone", step_ns, STEPS)):
         took = []

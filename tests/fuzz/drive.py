@@ -11,8 +11,7 @@ from fuzz.sound import check_answer, check_numbers
 from stepscope import StepscopeError, UnreadableInputError
 from stepscope.explain.explain_file import explain_file
 from stepscope.explain.pool_engine import Here
-from stepscope.predict.whatif import parse
-from stepscope.predict.whatifs import WHATIFS, WITHOUT_VALUE
+from stepscope.predict.whatifs import WHATIFS, parse_setting
 from stepscope.trace.discover import find_traces
 from stepscope.trace.rank_inputs import ReadOptions
 from stepscope.ui.cli.explain import explain_paths
@@ -44,9 +43,10 @@ _VALUES = {
     "bandwidth": ("2", "0.1"),
     "latency": ("2",),
 }
+_WITHOUT_VALUE = {name for name, whatif in WHATIFS.items() if not whatif.takes_value}
 CHANGES = [
     *(f"{name}={value}" for name, values in _VALUES.items() for value in values),
-    *sorted(WITHOUT_VALUE),
+    *sorted(_WITHOUT_VALUE),
 ]
 
 
@@ -99,7 +99,7 @@ def change(file: Any, *, cache: bool = False) -> None:
 
 def _predict(bench: Bench, wanted: list[str], before: Any) -> None:
     try:
-        after = bench.predict([parse(each) for each in wanted])
+        after = bench.predict([parse_setting(each) for each in wanted])
     except StepscopeError as error:
         refused(error)
         return
@@ -122,4 +122,4 @@ def refused(error: StepscopeError) -> str:
     return REFUSED
 
 
-assert set(_VALUES) | WITHOUT_VALUE == set(WHATIFS)
+assert set(_VALUES) | _WITHOUT_VALUE == set(WHATIFS)

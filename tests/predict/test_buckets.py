@@ -17,20 +17,20 @@ from stepscope.predict.buckets import (
     Buckets,
     Gradients,
     chain_buckets,
+    fill_buckets,
     find_gradients,
-    plan_buckets,
 )
 from stepscope.predict.exchange import shard, sum_gradients
-from stepscope.predict.insert_collectives import Piece, weave
-from stepscope.predict.norm_buffers import Statistics
-from stepscope.predict.transfers import find_transfers
+from stepscope.predict.insert_collectives import InsertedCall, insert_collectives
+from stepscope.predict.norm_buffers import NormBuffers
+from stepscope.predict.transfers import find_transfer_times
 from stepscope.predict.whatif import Bench
 from stepscope.records.measured_steps import MeasuredSteps
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepscope.predict.transfers import Transfers
+    from stepscope.predict.transfers import TransferTimes
     from stepscope.records.trace import Trace
 
 US = 1000.0
@@ -53,13 +53,13 @@ def bench(trace: Trace, step_us: float = 4500) -> Bench:
     return bench_for(trace, measured=truth)
 
 
-def transfers(trace: Trace, *, ranks: int = 2, **how: float) -> Transfers:
+def transfers(trace: Trace, *, ranks: int = 2, **how: float) -> TransferTimes:
     given = {"lost": 0.0, **how}
-    found = find_transfers(
+    found = find_transfer_times(
         ranks,
         trace=trace,
         profiles=[calibration(ranks, kind=trace.kind, device=trace.device_name or "cpu", **given)],
-        seen=None,
+        traced=None,
         device=None,
         on_host=trace.kind == "cpu",
     )
@@ -71,7 +71,7 @@ def transfers(trace: Trace, *, ranks: int = 2, **how: float) -> Transfers:
 
 
 def test_a_bucket_closes_once_it_holds_its_limit() -> None:
-    found = plan_buckets(gradients(6 * MB, 6 * MB, 20 * MB, 6 * MB, 3 * MB))
+    found = fill_buckets(gradients(6 * MB, 6 * MB, 20 * MB, 6 * MB, 3 * MB))
     # The first limit is 1 MiB, the others 25: one that holds 24 takes the next one too.
     assert (found.size_bytes / MB).tolist() == [6, 26, 9]
     assert found.ready.tolist() == [1, 3, 5]
@@ -79,12 +79,12 @@ def test_a_bucket_closes_once_it_holds_its_limit() -> None:
 
 
 def test_a_limit_that_was_asked_for_holds_for_the_first_bucket_too() -> None:
-    found = plan_buckets(gradients(6 * MB, 6 * MB, 6 * MB), 10 * MB, 10 * MB)
+    found = fill_buckets(gradients(6 * MB, 6 * MB, 6 * MB), 10 * MB, 10 * MB)
     assert (found.size_bytes / MB).tolist() == [12, 6]
 
 
 def test_types_do_not_share_a_bucket_and_what_is_left_comes_last() -> None:
-    found = plan_buckets(gradients(2 * MB, MB // 4, 2 * MB, MB // 4, dtype=(0, 1, 0, 1)), MB)
+    found = fill_buckets(gradients(2 * MB, MB // 4, 2 * MB, MB // 4, dtype=(0, 1, 0, 1)), MB)
     assert (found.size_bytes / MB).tolist() == [2, 2, 0.5]
     assert found.ready.tolist() == [1, 3, 4]
 
@@ -105,7 +105,7 @@ def test_buckets_are_those_of_torch(tensors: list[tuple[int, bool]], cap: int, f
     theirs, _ = dist._compute_bucket_assignment_by_size(
         made, [first, cap], [False] * len(made), order
     )
-    ours = plan_buckets(
+    ours = fill_buckets(
         gradients(
             *(size * (2 if narrow else 4) for size, narrow in tensors),
             dtype=tuple(int(narrow) for _, narrow in tensors),
@@ -208,10 +208,10 @@ def exchanged(trace: Trace, *, cap_mb: float, **how: float) -> tuple[float, Benc
     cap = round(cap_mb * MB)
     graph = sum_gradients(
         context.graph,
-        plan_buckets(wanted, cap, cap),
+        fill_buckets(wanted, cap, cap),
         transfers(trace, **how),
         on_host=context.on_host,
-        toll=False,
+        add_ddp=False,
         ceilings=context.ceilings,
     )
     return step_ns(graph) / US, found
@@ -258,11 +258,11 @@ def test_ddp_itself_costs_the_host(tmp_path: Path) -> None:
     steps = [
         step_ns(
             sum_gradients(
-                context.graph, plan_buckets(wanted, MB, MB), free,
-                on_host=True, toll=toll, ceilings=None,
+                context.graph, fill_buckets(wanted, MB, MB), free,
+                on_host=True, add_ddp=add_ddp, ceilings=None,
             )
         )
-        for toll in (False, True)
+        for add_ddp in (False, True)
     ]  # fmt: skip
     # 450 µs a step, 60 a bucket, 15 a tensor, and 3 MiB copied out and back at 27 GB/s.
     copied = 4 * 3 * MB / 27e9 * 1e9
@@ -278,11 +278,11 @@ def test_statistics_of_batch_norms_are_sent_before_forward(tmp_path: Path) -> No
     steps = [
         step_ns(
             sum_gradients(
-                context.graph, plan_buckets(wanted), line,
-                on_host=True, toll=True, ceilings=None, statistics=statistics,
+                context.graph, fill_buckets(wanted), line,
+                on_host=True, add_ddp=True, ceilings=None, norm_buffers=statistics,
             )
         )
-        for statistics in (None, Statistics(norms=2, size_bytes=1024))
+        for statistics in (None, NormBuffers(norms=2, size_bytes=1024))
     ]  # fmt: skip
     # Two messages, half an all-reduce each, the host's way to them, and six tensors.
     assert steps[1] - steps[0] == pytest.approx(2 * 500e3 + 60e3 + 6 * 15e3, rel=0.01)
@@ -296,8 +296,8 @@ def test_zero_moves_so_many_times_the_bytes(stage: int, volume: float, tmp_path:
     assert wanted is not None
     line = transfers(trace, alpha_us=0, us_per_mb=100)
     graph = shard(
-        context.graph, plan_buckets(wanted, MB, MB), line, stage,
-        on_host=False, toll=False, ceilings=context.ceilings,
+        context.graph, fill_buckets(wanted, MB, MB), line, stage,
+        on_host=False, add_ddp=False, ceilings=context.ceilings,
     )  # fmt: skip
     moved = float(graph.tasks.dur_ns[graph.tasks.kind == 1].sum())
     assert moved == pytest.approx(volume * 3 * 100e3)
@@ -310,10 +310,10 @@ def test_zero_divides_the_optimizers_work(stage: int, tmp_path: Path) -> None:
     wanted = find_gradients(context, context.graph)
     assert wanted is not None
     free = transfers(trace, ranks=4, alpha_us=0, us_per_mb=0)
-    buckets = plan_buckets(wanted, MB, MB)
-    graph = shard(context.graph, buckets, free, stage, on_host=True, toll=False, ceilings=None)
-    tolls = 60e3 * (3 if stage < 3 else 6)  # a gather for each bucket, or two
-    assert step_ns(graph) == pytest.approx(4_000e3 + 125e3 + tolls, rel=0.001)
+    buckets = fill_buckets(wanted, MB, MB)
+    graph = shard(context.graph, buckets, free, stage, on_host=True, add_ddp=False, ceilings=None)
+    launches = 60e3 * (3 if stage < 3 else 6)  # a gather for each bucket, or two
+    assert step_ns(graph) == pytest.approx(4_000e3 + 125e3 + launches, rel=0.001)
 
 
 # Weaving
@@ -323,11 +323,11 @@ def test_pieces_keep_their_order_and_wait_for_one_another(tmp_path: Path) -> Non
     context = bench(gpu_trace(tmp_path, [512, 512])).context
     graph, comm = context.graph, context.graph.streams
     pieces = [
-        Piece(before=2, stream=comm, dur_ns=7, behind_compute=True),
-        Piece(before=2, stream=comm, dur_ns=9),
-        Piece(before=4, stream=0, dur_ns=0, after=1),
+        InsertedCall(before=2, stream=comm, dur_ns=7, after_compute=True),
+        InsertedCall(before=2, stream=comm, dur_ns=9),
+        InsertedCall(before=4, stream=0, dur_ns=0, after=1),
     ]
-    woven = weave(graph, pieces, 0)
+    woven = insert_collectives(graph, pieces, 0)
     new = np.flatnonzero(woven.tasks.row < 0)
     assert woven.tasks.dur_ns[new].tolist() == [7, 9, 0]
     assert woven.tasks.after[new].tolist() == [new[0] - 1, -1, new[1]]
@@ -339,10 +339,10 @@ def test_pieces_keep_their_order_and_wait_for_one_another(tmp_path: Path) -> Non
 def test_a_host_that_waits_takes_no_task_along(tmp_path: Path) -> None:
     context = bench(cpu_trace(tmp_path, [512, 512])).context
     pieces = [
-        Piece(before=1, stream=0, dur_ns=5_000 * US),
-        Piece(before=2, stream=0, host_waits=True),
+        InsertedCall(before=1, stream=0, dur_ns=5_000 * US),
+        InsertedCall(before=2, stream=0, host_waits=True),
     ]
-    woven = weave(context.graph, pieces, -1)
+    woven = insert_collectives(context.graph, pieces, -1)
     assert len(woven.tasks) == 1
     assert woven.calls.kind[3] == CallKind.WAIT
     # Forward ends at 1000, the task at 6000; one call of backward ran beside it.
@@ -351,7 +351,7 @@ def test_a_host_that_waits_takes_no_task_along(tmp_path: Path) -> None:
 
 def test_nothing_to_weave_is_the_same_step(tmp_path: Path) -> None:
     context = bench(cpu_trace(tmp_path, [512, 512])).context
-    assert weave(context.graph, [], -1) is context.graph
+    assert insert_collectives(context.graph, [], -1) is context.graph
 
 
 def test_buckets_count_themselves() -> None:

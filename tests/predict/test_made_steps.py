@@ -10,10 +10,11 @@ import pytest
 from benches import bench_for
 from explain.build import kernel, note, op, step, write
 from stepscope import read_trace
-from stepscope.predict.optimizer_updates import ADAM, MOMENTUM, PLAIN, Rule, current_kind
-from stepscope.predict.whatif import Bench, parse
-from stepscope.predict.whatifs import WHATIFS
-from stepscope.predict.whatifs.checkpoint import repetitions
+from stepscope.predict.optimizer_rules import ADAM, MOMENTUM, PLAIN, UpdateRule
+from stepscope.predict.optimizer_updates import current_form
+from stepscope.predict.whatif import Bench
+from stepscope.predict.whatifs import WHATIFS, parse_setting
+from stepscope.predict.whatifs.checkpoint import count_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +73,7 @@ def bench(tmp_path: Path) -> Callable[..., Bench]:
 
 def us(bench: Bench, name: str, value: str) -> list[float]:
     """Of every kernel of the trace, after the change."""
-    tasks = WHATIFS[name](bench.context, value).context.graph.tasks
+    tasks = WHATIFS[name].apply(bench.context, value).context.graph.tasks
     found: list[float] = (tasks.dur_ns[tasks.row >= 0] / 1e3).tolist()
     return found
 
@@ -173,19 +174,19 @@ def test_a_convolutions_gradient_of_weights_sums_over_twice_the_samples(
 
 def test_a_cuda_graphs_kernels_are_a_microsecond_apart(bench: Callable[..., Bench]) -> None:
     many = [("aten::relu", [IMAGES], 50.0)] * 5
-    graph = WHATIFS["cuda-graphs"](bench(*many).context, "").context.graph
+    graph = WHATIFS["cuda-graphs"].apply(bench(*many).context, "").context.graph
     assert graph.tasks.spacing_ns.tolist() == [1000.0] * 5
     assert len(graph.calls) == 1
 
 
-def test_a_fused_optimizer_takes_so_much_of_the_hosts_time() -> None:
+def test_a_fused_optimizer_costs_the_host_what_was_measured() -> None:
     """Once a step and for each tensor, in microseconds."""
-    kinds = ADAM.kinds
-    assert kinds["foreach"].host_us(100) == 890 + 17 * 100
-    assert kinds["fused"].host_us(100) / kinds["foreach"].host_us(100) == pytest.approx(
+    forms = ADAM.forms
+    assert forms["foreach"].host_us(100) == 890 + 17 * 100
+    assert forms["fused"].host_us(100) / forms["foreach"].host_us(100) == pytest.approx(
         0.413, abs=0.001
     )
-    assert kinds["fused"].host_us(100) / kinds["loop"].host_us(100) == pytest.approx(
+    assert forms["fused"].host_us(100) / forms["loop"].host_us(100) == pytest.approx(
         0.094, abs=0.001
     )
 
@@ -215,16 +216,16 @@ def stepped(folder: Path, optimizer: str, *operators: str) -> Bench:
     ],
 )
 def test_an_optimizers_rule_is_known_by_its_name_and_what_it_runs(
-    optimizer: str, operators: tuple[str, ...], rule: Rule, tmp_path: Path
+    optimizer: str, operators: tuple[str, ...], rule: UpdateRule, tmp_path: Path
 ) -> None:
     made = stepped(tmp_path, optimizer, *operators)
     assert made.context.rule == rule
-    assert current_kind(made.context) == "foreach"
+    assert current_form(made.context) == "foreach"
 
 
 def test_what_has_no_fused_form_is_refused(tmp_path: Path) -> None:
     made = stepped(tmp_path, "RMSprop", "aten::_foreach_mul_", "aten::_foreach_addcdiv_")
-    found = made.predict([parse("optimizer=fused")])
+    found = made.predict([parse_setting("optimizer=fused")])
     assert found.refused == ("optimizer=fused: PyTorch has no fused form of RMSprop",)
 
 
@@ -238,7 +239,7 @@ def test_blocks_are_counted_by_operators_not_kernels(bench: Callable[..., Bench]
     block = [("aten::mm", [[512, 768], [768, 3072]], 50.0)] * 2 + [
         ("aten::mm", [[512, 3072], [3072, 768]], 50.0)
     ]
-    assert repetitions(bench(*block * 3).context) == 3
+    assert count_blocks(bench(*block * 3).context) == 3
 
 
 def test_a_product_that_runs_many_times_in_a_block_does_not_hide_the_block(
@@ -252,14 +253,14 @@ def test_a_product_that_runs_many_times_in_a_block_does_not_hide_the_block(
     ]
     head = ("aten::mm", [[512, 768], [768, 1000]], 50.0)
     made = bench(*block * 3, head)
-    assert repetitions(made.context) == 3
+    assert count_blocks(made.context) == 3
     # Fifteen times the same layer is nobody's block.
-    assert repetitions(bench(*[block[1]] * 15, head).context) == 15
+    assert count_blocks(bench(*[block[1]] * 15, head).context) == 15
 
 
 def test_what_was_not_changed_is_there_again(bench: Callable[..., Bench]) -> None:
     found = bench(("aten::relu", [IMAGES], 50.0), ("aten::mm", [[64, 64], [64, 64]], 10.0))
-    same = WHATIFS["scale"](found.context, ".*:1").context.graph
+    same = WHATIFS["scale"].apply(found.context, ".*:1").context.graph
     assert np.array_equal(same.tasks.dur_ns, found.context.graph.tasks.dur_ns)
 
 
@@ -283,7 +284,7 @@ def _accumulating(folder: Path, micro_batches: int) -> Bench:
 def test_accumulation_counts_the_micro_batches_that_are_there(
     tmp_path: Path, now: int, asked: int, factor: int
 ) -> None:
-    found = _accumulating(tmp_path, now).predict([parse(f"accumulate={asked}")])
+    found = _accumulating(tmp_path, now).predict([parse_setting(f"accumulate={asked}")])
     step_of = {many: 4000 * many + 500 for many in (now, asked)}
     assert found.predicted_ms / found.baseline_ms == pytest.approx(
         step_of[asked] / step_of[now], rel=0.01
@@ -298,5 +299,5 @@ def test_accumulation_counts_the_micro_batches_that_are_there(
 def test_accumulation_refuses_what_is_there_and_what_does_not_divide(
     tmp_path: Path, asked: int
 ) -> None:
-    found = _accumulating(tmp_path, 4).predict([parse(f"accumulate={asked}")])
+    found = _accumulating(tmp_path, 4).predict([parse_setting(f"accumulate={asked}")])
     assert "has 4 micro-batches already" in found.refused[0]

@@ -10,18 +10,18 @@ from msgspec.structs import replace
 from graphs import Call, Task, make
 from stepscope.explain.replay.graph import CallKind, StepGraph
 from stepscope.explain.replay.schedule import replay
-from stepscope.predict.max_plus import Outline, outline, split_call, times_after
-from stepscope.predict.slowest_worker import slower
+from stepscope.predict.max_plus import StepTables, advance_times, split_launch, tabulate_step
+from stepscope.predict.slowest_worker import slow_down
 
 STEPS = 4
 
 
-def steps_of(shape: Outline, lasting: list[float] | None = None) -> list[float]:
+def steps_of(shape: StepTables, lasting: list[float] | None = None) -> list[float]:
     """By its tables; marked tasks last so long."""
     now, ends = np.zeros(shape.tables.shape[1]), []
     for _ in range(STEPS):
         for number, table in enumerate(shape.tables):
-            now = times_after(table, now)
+            now = advance_times(table, now)
             if lasting is not None and number < len(lasting):
                 now[list(shape.marked[number])] += lasting[number]
         ends.append(float(now.max()))
@@ -59,7 +59,7 @@ def test_tables_between_any_calls_give_the_replayed_steps(
 ) -> None:
     place = st.integers(0, len(graph.calls))
     cuts = sorted(data.draw(st.lists(place, max_size=5)))
-    shape = outline(graph, cuts)
+    shape = tabulate_step(graph, cuts)
     assert len(shape.tables) == len(cuts) + 1
     np.testing.assert_allclose(steps_of(shape), replay(graph, STEPS).step_ends_ns)
 
@@ -74,7 +74,7 @@ def test_marked_tasks_may_last_as_long_as_they_like(graph: StepGraph, data: st.D
     durations = graph.tasks.dur_ns.copy()
     durations[marked] = lasting
     longer = replace(graph, tasks=replace(graph.tasks, dur_ns=durations))
-    shape = outline(graph, (), marked)
+    shape = tabulate_step(graph, (), marked)
     np.testing.assert_allclose(steps_of(shape, lasting), replay(longer, STEPS).step_ends_ns)
 
 
@@ -83,7 +83,7 @@ def test_one_streams_table_by_hand() -> None:
     graph = make(
         Call(10, 20, (Task(100, latency=1),)), Call(10, 5, (Task(5, latency=1, spacing=2),)), end=7
     )
-    (table,) = outline(graph).tables
+    (table,) = tabulate_step(graph).tables
     assert table[0].tolist() == [52, -np.inf]  # the host waits for nobody
     # Behind a free stream: 10 + 1 + 100 + 2 + 5. Behind a busy one: 100 + 2 + 5.
     assert table[1].tolist() == [118, 107]
@@ -91,16 +91,16 @@ def test_one_streams_table_by_hand() -> None:
 
 def test_a_slower_workers_host_and_kernels_take_longer() -> None:
     graph = make(Call(10, 20, (Task(90, spacing=10),)), Call(5, 5, (Task(90, spacing=10),)))
-    shape = outline(graph)
+    shape = tabulate_step(graph)
     assert shape.own == (1.0, 0.9)  # of the stream's time a tenth lies between kernels
-    whole = outline(slower(graph, 2.0)).tables[0]
+    whole = tabulate_step(slow_down(graph, 2.0)).tables[0]
     assert whole[0, 0] == 2 * shape.tables[0][0, 0]
     assert whole[1, 1] == shape.tables[0][1, 1] * (1 + 0.9)
 
 
 def test_one_launch_taken_apart_runs_as_before() -> None:
     graph = make(Call(30, 12, tuple(Task(10 * (1 + i), latency=5) for i in range(6))))
-    parts = split_call(graph, [2, 2, 5])
+    parts = split_launch(graph, [2, 2, 5])
     assert len(parts.calls) == 4
     assert parts.host_ns == graph.host_ns
     assert (parts.calls.kind == CallKind.LAUNCH).all()

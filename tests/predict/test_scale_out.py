@@ -20,8 +20,15 @@ from stepscope.explain.work import Kind
 from stepscope.predict import scale_out, scaling_curve
 from stepscope.predict.algorithms import compare_algorithms
 from stepscope.predict.slowest_worker import expected_maximum
-from stepscope.predict.transfers import Seen, by_data_sheet, by_trace, find_transfers, lower_line
-from stepscope.predict.whatif import Bench, parse
+from stepscope.predict.transfers import (
+    TracedAllReduces,
+    find_transfer_times,
+    from_data_sheet,
+    from_trace,
+    lower_line,
+)
+from stepscope.predict.whatif import Bench
+from stepscope.predict.whatifs import parse_setting
 from stepscope.records.devices import find_device
 from stepscope.records.job import Clock, Job, RankTimes, Straggler, Stragglers
 from stepscope.records.measured_steps import MeasuredSteps
@@ -52,7 +59,7 @@ def cpu_bench(folder: Path, *profiles: Profile, shape: tuple[int, int] = (512, 5
 
 
 def ask(bench: Bench, *settings: str) -> Prediction:
-    return bench.predict([parse(setting) for setting in settings])
+    return bench.predict([parse_setting(setting) for setting in settings])
 
 
 # The slowest of several
@@ -108,11 +115,11 @@ def test_a_step_that_is_long_on_every_rank_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_fit_of_the_same_size_is_taken_as_it_is(tmp_path: Path) -> None:
-    found = find_transfers(
+    found = find_transfer_times(
         4,
         trace=cpu_trace(tmp_path, [8]),
         profiles=[calibration(2, alpha_us=1), calibration(4, alpha_us=50, us_per_mb=10)],
-        seen=None,
+        traced=None,
         device=None,
         on_host=True,
     )
@@ -123,11 +130,11 @@ def test_a_fit_of_the_same_size_is_taken_as_it_is(tmp_path: Path) -> None:
 
 def test_gloo_is_carried_over_as_a_ring(tmp_path: Path) -> None:
     """The same as the ring's formula with a hop's alpha and beta."""
-    found = find_transfers(
+    found = find_transfer_times(
         8,
         trace=cpu_trace(tmp_path, [8]),
         profiles=[calibration(2, alpha_us=200, us_per_mb=1000)],
-        seen=None,
+        traced=None,
         device=None,
         on_host=True,
     )
@@ -140,8 +147,8 @@ def test_gloo_is_carried_over_as_a_ring(tmp_path: Path) -> None:
 def test_nccl_is_carried_over_with_a_trees_latency(tmp_path: Path) -> None:
     trace = gpu_trace(tmp_path, [8])
     profile = calibration(2, alpha_us=20, kind="cuda", device="NVIDIA H200", backend="nccl")
-    found = find_transfers(
-        1024, trace=trace, profiles=[profile], seen=None, device=None, on_host=False
+    found = find_transfer_times(
+        1024, trace=trace, profiles=[profile], traced=None, device=None, on_host=False
     )
     assert found is not None
     assert found.expected_ns(np.array([0.0]))[0] == pytest.approx(200_000)  # log2: ten times
@@ -152,8 +159,8 @@ def test_the_further_it_is_carried_the_less_is_known(tmp_path: Path) -> None:
     trace = cpu_trace(tmp_path, [8])
     spreads = []
     for ranks in (2, 4, 64):
-        found = find_transfers(
-            ranks, trace=trace, profiles=[calibration(2)], seen=None, device=None, on_host=True
+        found = find_transfer_times(
+            ranks, trace=trace, profiles=[calibration(2)], traced=None, device=None, on_host=True
         )
         assert found is not None
         spreads.append(found.spread)
@@ -164,7 +171,9 @@ def test_a_profile_of_another_device_or_backend_is_not_taken(tmp_path: Path) -> 
     trace = gpu_trace(tmp_path, [8])
     other = calibration(2, kind="cuda", device="NVIDIA A100-SXM4-80GB", backend="nccl")
     assert (
-        find_transfers(2, trace=trace, profiles=[other], seen=None, device=None, on_host=False)
+        find_transfer_times(
+            2, trace=trace, profiles=[other], traced=None, device=None, on_host=False
+        )
         is None
     )
 
@@ -172,13 +181,13 @@ def test_a_profile_of_another_device_or_backend_is_not_taken(tmp_path: Path) -> 
 def test_a_data_sheets_link_is_a_ring_of_one_direction() -> None:
     device = find_device("NVIDIA H200")
     assert device is not None
-    found = by_data_sheet(8, device)
+    found = from_data_sheet(8, device)
     assert found is not None
     # 900 GB/s both ways: 450 one way, of which 75%; 2 x 7/8 of the bytes.
     seconds = 2 * 7 / 8 * 1e9 / (0.75 * 450e9)
     latency = 12e-6 + 2 * 3 * 6e-6
     assert found.expected_ns(np.array([1e9]))[0] == pytest.approx((seconds + latency) * 1e9)
-    assert "data sheet" in found.said
+    assert "data sheet" in found.source
 
 
 def test_the_quickest_of_a_traces_collectives_tell_the_line() -> None:
@@ -189,8 +198,8 @@ def test_the_quickest_of_a_traces_collectives_tell_the_line() -> None:
 
 
 def test_what_a_trace_shows_is_carried_over_too() -> None:
-    seen = Seen(ranks=2, size_bytes=np.array([1e6, 5e6]), dur_ns=np.array([1e5, 5e5]))
-    found = by_trace(4, seen, "nccl")
+    seen = TracedAllReduces(ranks=2, size_bytes=np.array([1e6, 5e6]), dur_ns=np.array([1e5, 5e5]))
+    found = from_trace(4, seen, "nccl")
     assert found is not None
     # 0.1 ns a byte over two ranks, which move each byte once: 1.5 times that over four.
     assert found.expected_ns(np.array([1e6]))[0] == pytest.approx(1.5e5)
@@ -222,7 +231,7 @@ def test_the_exchange_is_told_once_as_it_ends_up(tmp_path: Path) -> None:
     found = ask(cpu_bench(tmp_path), "workers=2", "bucket-mb=1", "bandwidth=2")
     told = [line for line in found.assumptions if "exchanges" in line]
     assert len(told) == 1
-    assert "3.1 MB in 3 buckets of 1 MiB at 2 times the bandwidth" in told[0]
+    assert "3.15 MB in 3 buckets of 1 MiB at 2 times the bandwidth" in told[0]
 
 
 def test_twice_the_bandwidth_halves_what_bytes_take_and_half_the_latency_the_rest(
@@ -261,9 +270,9 @@ def test_what_a_share_of_the_batch_takes_on_a_cpu_is_a_guess_and_shows_it(tmp_pa
     assert strong.high_ms / strong.low_ms > 1.2 * weak.high_ms / weak.low_ms
     assert any("a quarter" in said for said in strong.assumptions)
     # 0.4 of what the share takes away, of the part of the step that is a worker's own.
-    found = scale_out.doubt_of_share(4.5e6, 3.0e6, 4.0e6, on_host=True)
+    found = scale_out.share_doubt(4.5e6, 3.0e6, 4.0e6, on_host=True)
     assert found == pytest.approx(0.4 * math.log(1.5) * 0.75)
-    assert scale_out.doubt_of_share(4.5e6, 4.5e6, 5e6, on_host=True) == 0.0
+    assert scale_out.share_doubt(4.5e6, 4.5e6, 5e6, on_host=True) == 0.0
 
 
 def test_without_a_calibration_a_cpu_is_refused_and_told_what_to_do(tmp_path: Path) -> None:
@@ -322,7 +331,7 @@ def ddp_bench(folder: Path, **how: Any) -> Bench:
 def comm_us(bench: Bench, *settings: str) -> float:
     trial = bench.begin()
     for setting in settings:
-        trial = bench.change(trial, parse(setting))
+        trial = bench.change(trial, parse_setting(setting))
     assert not trial.refused
     tasks = trial.context.graph.tasks
     return float(tasks.dur_ns[tasks.kind == Kind.COMM].sum()) / 1000
@@ -369,7 +378,7 @@ def test_zero_shares_memory_by_the_formula(tmp_path: Path) -> None:
     assert peaks == [rest + 800 + 200, rest + 400 + 300, rest + 400]
     said = ask(bench, "workers=4", "zero=3").assumptions
     assert any("1.5 times the bytes" in line for line in said)
-    assert any("4.00 bytes a parameter instead of 16" in line for line in said)
+    assert any("4.00 bytes per parameter instead of 16.0" in line for line in said)
 
 
 def _nothing(kind: type) -> dict[str, Any]:
@@ -380,18 +389,22 @@ def _nothing(kind: type) -> dict[str, Any]:
 
 def test_a_few_small_messages_tell_no_bandwidth() -> None:
     """84 bytes in 2 ms are not 0 µs + 0.0 GB/s: nothing is fitted."""
-    one = Seen(ranks=2, size_bytes=np.array([84.0, 84.0]), dur_ns=np.array([2.1e6, 2.2e6]))
-    assert by_trace(2, one, "gloo") is None
-    alike = Seen(ranks=2, size_bytes=np.array([84.0, 4e4]), dur_ns=np.array([2.1e6, 2.2e6]))
-    assert by_trace(2, alike, "gloo") is None
+    one = TracedAllReduces(
+        ranks=2, size_bytes=np.array([84.0, 84.0]), dur_ns=np.array([2.1e6, 2.2e6])
+    )
+    assert from_trace(2, one, "gloo") is None
+    alike = TracedAllReduces(
+        ranks=2, size_bytes=np.array([84.0, 4e4]), dur_ns=np.array([2.1e6, 2.2e6])
+    )
+    assert from_trace(2, alike, "gloo") is None
 
 
 def test_sizes_apart_whose_times_are_apart_tell_a_bandwidth() -> None:
-    seen = Seen(ranks=2, size_bytes=np.array([1e3, 1e5]), dur_ns=np.array([1e5, 1e6]))
-    found = by_trace(2, seen, "gloo")
+    seen = TracedAllReduces(ranks=2, size_bytes=np.array([1e3, 1e5]), dur_ns=np.array([1e5, 1e6]))
+    found = from_trace(2, seen, "gloo")
     assert found is not None
-    assert "MB/s" in found.said
-    assert "0.0 GB/s" not in found.said
+    assert "MB/s" in found.source
+    assert "0.0 GB/s" not in found.source
 
 
 # no-straggler
@@ -418,7 +431,7 @@ def test_the_slow_rank_itself_gets_as_long_as_the_median_of_the_others(tmp_path:
     slow = job([[3000, 2000, 2000, 2200]] * 4)
     bench = ddp_bench(tmp_path, job=slow)
     found = ask(bench, "no-straggler")
-    graph = bench.change(bench.begin(), parse("no-straggler")).context.graph
+    graph = bench.change(bench.begin(), parse_setting("no-straggler")).context.graph
     before = bench.context.graph
     assert graph.calls.gap_ns.sum() == pytest.approx(before.calls.gap_ns.sum() * 2 / 3)
     assert found.predicted_ms < found.baseline_ms
@@ -523,7 +536,7 @@ def test_ddp_over_one_rank_keeps_the_buckets_it_was_traced_with(shared: Path) ->
     found = ask(bench, "workers=8")
     told = found.assumptions[-1]
     # 163 million parameters of four bytes; the head's bucket is as large as its one gradient.
-    assert "652.4 MB in 14 buckets as traced" in told
+    assert "652 MB in 14 buckets as traced" in told
     assert found.predicted_ms >= found.baseline_ms
 
 

@@ -13,18 +13,17 @@ from msgspec.structs import replace
 
 from benches import bench_for
 from stepscope import read_trace
-from stepscope.predict.contracted_step import sketch
-from stepscope.predict.order import in_order
+from stepscope.predict.contracted_step import contract_step
+from stepscope.predict.outcome import Refused
 from stepscope.predict.scale_out import share_of_batch
 from stepscope.predict.scaled_step import Local, Plan, find_doubts, predict_together
-from stepscope.predict.scaling_grid import CannotScale, find_crew
-from stepscope.predict.whatif import Bench, parse
-from stepscope.predict.whatifs import cuda_graphs
-from stepscope.predict.whatifs.outcome import Refused
+from stepscope.predict.scaling_grid import CannotScale, find_scaling_setup
+from stepscope.predict.whatif import Bench
+from stepscope.predict.whatifs import cuda_graphs, in_order, parse_setting
 
 if TYPE_CHECKING:
     from stepscope.predict.scaled_step import Together
-    from stepscope.predict.scaling_grid import Crew
+    from stepscope.predict.scaling_grid import ScalingSetup
     from stepscope.records.prediction import Prediction
 
 BANDWIDTHS = (0.25, 1.0, 1.0, 8.0)
@@ -34,9 +33,11 @@ LOCALS: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 
 
-def local(bench: Bench, crew: Crew, settings: tuple[str, ...], share: float = 1.0) -> Local | None:
+def local(
+    bench: Bench, crew: ScalingSetup, settings: tuple[str, ...], share: float = 1.0
+) -> Local | None:
     """With a share of the batch; None where a change refuses."""
-    wanted = in_order([parse(each) for each in settings])
+    wanted = in_order([parse_setting(each) for each in settings])
     trial = bench.begin()
     for setting in wanted:
         if setting.name != "cuda-graphs":
@@ -49,17 +50,17 @@ def local(bench: Bench, crew: Crew, settings: tuple[str, ...], share: float = 1.
     except Refused:
         return None
     return Local(
-        sketch=sketch(crew, context),
+        sketch=contract_step(crew, context),
         step_ns=trial.step_ns,
         variance=trial.variance,
-        whole=sketch(crew, trial.context) if share != 1.0 else None,
-        graphed=sketch(crew, context, graphed=True) if graphed else None,
+        whole=contract_step(crew, trial.context) if share != 1.0 else None,
+        graphed=contract_step(crew, context, graphed=True) if graphed else None,
         spread=cuda_graphs.apply(trial.context, "").spread if graphed else 0.0,
     )
 
 
 def both(
-    bench: Bench, crew: Crew, known: Local, settings: tuple[str, ...], plan: Plan, how: str
+    bench: Bench, crew: ScalingSetup, known: Local, settings: tuple[str, ...], plan: Plan, how: str
 ) -> tuple[Together, Prediction] | None:
     """From the outline, and replayed; None where nothing is changed."""
     link, way = crew.links[plan.link], crew.ways[plan.way]
@@ -72,7 +73,7 @@ def both(
         asked.append(f"bandwidth={plan.bandwidth:g}")
     if len(asked) == len(settings):
         return None
-    told = bench.predict([parse(each) for each in asked])
+    told = bench.predict([parse_setting(each) for each in asked])
     assert not told.refused
     return predict_together(crew, find_doubts(bench), known, plan), told
 
@@ -82,7 +83,7 @@ def agree(
 ) -> int:
     """Combinations drawn at random: the step within a percent, its interval within three."""
     rng = random.Random(7)
-    crew = find_crew(bench)
+    crew = find_scaling_setup(bench)
     compared = 0
     for settings in locals_:
         for _ in range(many):
@@ -113,7 +114,7 @@ def agree(
 def test_a_real_step_on_one_gpu(golden: Path) -> None:
     """With batch norms, whose statistics are sent before forward."""
     bench = bench_for(read_trace(golden / "h200-resnet18/rank-00000/trace.json.gz", cache=False))
-    assert find_crew(bench).sent_bytes
+    assert find_scaling_setup(bench).sent_bytes
     assert agree(bench) > 15
     assert agree(bench, how=":strong") > 12
 
@@ -124,7 +125,7 @@ def test_workers_that_differ(golden: Path) -> None:
     rng = random.Random(1)
     steps = [round(bench.corrected.step_ns * math.exp(rng.gauss(0, 0.07))) for _ in range(100)]
     bench.context = replace(bench.context, steps_ns=tuple(steps))
-    assert max(link.straggling for link in find_crew(bench).links) > 1.15
+    assert max(link.straggling for link in find_scaling_setup(bench).links) > 1.15
     assert agree(bench, many=4) > 10
 
 
@@ -132,7 +133,7 @@ def test_workers_that_differ(golden: Path) -> None:
 def test_a_cpu_whose_cores_are_shared(lost: float | None, tmp_path: Path) -> None:
     trace = cpu_trace(tmp_path, [512, 512])
     bench = bench_for(trace, calibrations=(calibration(2, lost=lost),))
-    assert find_crew(bench).links[3].beside
+    assert find_scaling_setup(bench).links[3].beside
     assert agree(bench, many=20, locals_=((),)) > 10
     assert agree(bench, many=20, locals_=((),), how=":strong") > 10
 
@@ -140,7 +141,7 @@ def test_a_cpu_whose_cores_are_shared(lost: float | None, tmp_path: Path) -> Non
 def test_a_gpu_with_calibrated_links(tmp_path: Path) -> None:
     nccl = calibration(2, kind="cuda", device="NVIDIA H200", backend="nccl", us_per_mb=500)
     bench = bench_for(gpu_trace(tmp_path, [2048, 512]), calibrations=(nccl,))
-    crew = find_crew(bench)
+    crew = find_scaling_setup(bench)
     assert [way.bucket_mb for way in crew.ways] == [None, 1, 5, 10]
     assert agree(bench, many=20, locals_=((), ("cuda-graphs",))) > 10
 
@@ -149,7 +150,7 @@ def test_a_job_that_exchanges_already(tmp_path: Path) -> None:
     """Its all-reduce keeps what it waits and moves its bytes at another pace."""
     nccl = calibration(2, kind="cuda", device="NVIDIA H200", backend="nccl", us_per_mb=100)
     bench = bench_for(ddp_trace(tmp_path, elements=1 << 20, dur=900), calibrations=(nccl,))
-    crew = find_crew(bench)
+    crew = find_scaling_setup(bench)
     assert (crew.before, crew.retimed) == (2, True)
     assert agree(bench, many=20, locals_=((), ("batch=x2",))) > 10
     assert agree(bench, many=20, locals_=((), ("batch=x2",)), how=":strong") > 10
@@ -174,11 +175,11 @@ def test_steps_of_every_kind(name: str, shared: Path) -> None:
 def test_what_cannot_be_known_says_what_to_do(tmp_path: Path) -> None:
     bench = bench_for(cpu_trace(tmp_path, [512, 512]))
     with pytest.raises(CannotScale, match="stepscope calibrate --ranks 2"):
-        find_crew(bench)
+        find_scaling_setup(bench)
 
 
 def test_bucket_sizes_that_change_nothing_are_left_out(tmp_path: Path) -> None:
     """Three gradients of a MiB: in one bucket each, or all in one."""
     bench = bench_for(cpu_trace(tmp_path, [512, 512]), calibrations=(calibration(2),))
-    ways = find_crew(bench).ways
+    ways = find_scaling_setup(bench).ways
     assert [(way.bucket_mb, len(way.size_bytes)) for way in ways] == [(None, 2), (1, 3), (5, 1)]

@@ -11,7 +11,7 @@ from explain.build import kernel, step, write
 from explain.cpu_steps import CROWDED, LARGE, SECOND, SMALL, counters, load_of, steps
 from stepscope import read_trace
 from stepscope.errors import UsageError
-from stepscope.predict.whatif import parse
+from stepscope.predict.whatifs import parse_setting
 from stepscope.records.job import RankFolder
 from stepscope.records.measured_steps import MeasuredSteps
 
@@ -38,7 +38,7 @@ def predicted(
         steps=9, steps_ns=(ns,) * 9, step_ns=ns, wall_ns=ns, device_ns=None, phases_ns={}
     )
     folder = RankFolder(load=load)
-    return bench_for(trace, measured=truth, folder=folder).predict([parse(setting)])
+    return bench_for(trace, measured=truth, folder=folder).predict([parse_setting(setting)])
 
 
 def test_idle_cores_share_long_operators(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_fit_is_a_thread_for_each_free_core(tmp_path: Path) -> None:
     [
         (None, "threads=2", "stepscope run"),
         (load_of(counters()), "threads=1", "already"),
-        (load_of(counters()), "threads=16", "only are free"),
+        (load_of(counters()), "threads=16", "free cores for 4 threads only"),
         (load_of(counters(waiting_ns=SECOND, training_waiting_ns=SECOND), threads=4), "threads=1",
          "only one thread computes"),
     ],
@@ -119,5 +119,6 @@ def test_an_accelerators_step_is_refused(tmp_path: Path) -> None:
     ]
     trace = read_trace(write(tmp_path / "trace.json", *events), cache=False)
     assert (
-        "does not compute on the CPU" in bench_for(trace).predict([parse("threads=2")]).refused[0]
+        "does not compute on the CPU"
+        in bench_for(trace).predict([parse_setting("threads=2")]).refused[0]
     )

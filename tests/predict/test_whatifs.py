@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from benches import bench_for
 from stepscope import UsageError, read_trace
-from stepscope.predict.whatif import Bench, parse
-from stepscope.predict.whatifs import HELP, WHATIFS
+from stepscope.predict import whatifs
+from stepscope.predict.whatif import Bench
+from stepscope.predict.whatifs import WHATIFS, in_order, parse_setting
 from stepscope.records.measured_steps import MeasuredSteps
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ class H200:
 
     def predict(self, name: str, *settings: str, measured: bool = True) -> Prediction:
         found = self.bench(name, measured=measured)
-        return found.predict([parse(setting) for setting in settings])
+        return found.predict([parse_setting(setting) for setting in settings])
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +151,7 @@ def test_a_what_if_refuses_where_there_is_nothing_to_change(
 
 def test_an_unknown_what_if_is_wrong_use() -> None:
     with pytest.raises(UsageError, match="precision"):
-        parse("precison=bf16")
+        parse_setting("precison=bf16")
 
 
 @pytest.mark.parametrize(
@@ -167,9 +169,50 @@ def test_so_is_a_value_that_makes_no_sense(h200: H200, setting: str, word: str) 
         h200.predict("gpt2s_b8_bf16", setting)
 
 
-def test_every_what_if_says_what_it_does() -> None:
-    assert set(HELP) == set(WHATIFS)
-    assert all(HELP.values())
+def test_every_file_in_the_folder_is_a_what_if_that_declares_itself() -> None:
+    names = {module.name.replace("_", "-") for module in iter_modules(whatifs.__path__)}
+    assert names == set(WHATIFS)
+    assert [whatif.name for whatif in WHATIFS.values()] == list(WHATIFS)
+    assert all(whatif.help for whatif in WHATIFS.values())
+
+
+def test_what_a_what_if_declares_fits_together() -> None:
+    for whatif in WHATIFS.values():
+        tried = {*whatif.usual, *(value for values in whatif.remedies.values() for value in values)}
+        assert all(bool(value) == whatif.takes_value for value in tried)
+        assert set(whatif.saves_memory) <= tried
+        assert all(whatif.describe(value) for value in (*tried, "3", ""))
+
+
+def test_changes_are_made_in_one_order_whatever_the_order_asked() -> None:
+    texts = ["cuda-graphs", "batch=x2", "workers=4", "precision=bf16", "no-sync", "remove=a"]
+    wanted = [parse_setting(text) for text in texts]
+    expected = ["remove", "no-sync", "precision", "batch", "workers", "cuda-graphs"]
+    assert [setting.name for setting in in_order(wanted)] == expected
+    assert in_order(wanted[::-1]) == in_order(wanted)
+
+
+@pytest.mark.parametrize(
+    ("remedy", "setting"),
+    [
+        ("bf16", "precision=bf16"),
+        ("fp16", "precision=fp16"),
+        ("tf32", "precision=tf32"),
+        ("fused-optimizer", "optimizer=fused"),
+        ("activation-checkpointing", "checkpoint=blocks"),
+        ("no-checkpoint", "checkpoint=none"),
+        ("one-thread", "threads=1"),
+    ],
+)
+def test_a_remedys_id_is_a_name_for_the_what_if_that_predicts_it(remedy: str, setting: str) -> None:
+    assert str(parse_setting(remedy)) == setting
+    with pytest.raises(UsageError, match="takes no value"):
+        parse_setting(f"{remedy}=2")
+
+
+def test_a_remedys_id_that_is_a_what_ifs_name_takes_a_value() -> None:
+    assert str(parse_setting("bucket-mb=3")) == "bucket-mb=3"
+    assert str(parse_setting("threads=4")) == "threads=4"
 
 
 def test_removing_the_optimizer_saves_what_it_takes(h200: H200) -> None:

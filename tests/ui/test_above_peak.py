@@ -15,7 +15,7 @@ from stepscope import explain_rank, read_trace
 from stepscope.explain.efficiency import above_peak
 from stepscope.explain.roofline import doubt_about
 from stepscope.explain.verdict import judge
-from stepscope.predict.whatif import parse
+from stepscope.predict.whatifs import parse_setting
 from stepscope.records.efficiency import Spot
 from stepscope.records.job import RankFolder
 from stepscope.records.profile import Profile
@@ -120,8 +120,8 @@ def test_a_busy_calibration_is_noted_by_explain_and_whatif(trace: Trace) -> None
     assert [note.detail for note in rank.quality if note.id == "busy-calibration"] == [said]
     assert "busy machine" in headline(efficiency_of(rank))
     bench = bench_for(trace, calibrations=(BUSY,), folder=RankFolder(load=load_of(counters())))
-    assert said in bench.predict([parse("threads=4")]).assumptions
-    assert said not in bench.predict([parse("scale=mm:0.5")]).assumptions
+    assert said in bench.predict([parse_setting("threads=4")]).assumptions
+    assert said not in bench.predict([parse_setting("scale=mm:0.5")]).assumptions
 
 
 @pytest.mark.parametrize(

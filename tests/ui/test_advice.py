@@ -16,14 +16,13 @@ import stepscope
 from stepscope.errors import NotCapturedError
 from stepscope.explain.explain_job import JobTraces, explain_job
 from stepscope.explain.rank_analysis import RankAnalysis
-from stepscope.predict.whatif import parse
+from stepscope.predict.whatifs import parse_setting, remedy_ids, settings_for_remedy
 from stepscope.records.explanation import Advice, Explanation, Finding, Remedy
 from stepscope.records.job import RankSteps
 from stepscope.records.quality import Note
 from stepscope.trace.rank_inputs import ReadOptions, read_rank_inputs
 from stepscope.ui import advice as advice_room
 from stepscope.ui.advice import (
-    REMEDIES,
     RankAdvice,
     add_advice,
     advise_rank,
@@ -81,13 +80,14 @@ def seen_by(explained: Explanation, *advice: Advice) -> RankAdvice:
 
 def test_every_mapped_remedy_is_one_that_some_finding_offers() -> None:
     source = "".join(file.read_text() for file in (SOURCE / "explain").rglob("*.py"))
-    constants = {name: f"remedies.{name.upper().replace('-', '_')}.offer(" for name in REMEDIES}
+    constants = {name: f"remedies.{name.upper().replace('-', '_')}.offer(" for name in remedy_ids()}
     assert [name for name, offer in constants.items() if offer not in source] == []
 
 
 def test_every_mapped_what_if_exists() -> None:
-    for settings in REMEDIES.values():
-        assert [str(parse(each)) for each in settings] == list(settings)
+    for remedy in remedy_ids():
+        settings = settings_for_remedy(remedy)
+        assert tuple(parse_setting(str(setting)) for setting in settings) == settings
 
 
 # Numbers
@@ -106,8 +106,7 @@ def test_a_remedy_is_told_in_milliseconds_saved_of_each_step(
     bench = make_bench(analysed(), explained.ranks[0])
     assert "bf16" in numbers
     for name, remedy in numbers.items():
-        (setting,) = REMEDIES[name]
-        expected = saved_ms(bench.predict([parse(setting)]))
+        expected = saved_ms(bench.predict(settings_for_remedy(name)))
         assert (remedy.predicted_ms, remedy.low_ms, remedy.high_ms) == pytest.approx(expected)
 
 
@@ -194,7 +193,7 @@ def test_a_remedy_that_makes_it_worse_goes_behind_those_nobody_can_predict(
 
 def test_of_two_ways_to_do_a_remedy_the_better_one_counts(explained: Explanation) -> None:
     plain = with_remedies(explained, "bucket-mb")
-    small, large = REMEDIES["bucket-mb"]
+    small, large = map(str, settings_for_remedy("bucket-mb"))
     after = add_advice(plain, seen_by(plain, advised(small, -2.0, "slower"), advised(large, 3.0)))
     assert after.findings[0].remedies[0].predicted_ms == 3.0
 
@@ -216,7 +215,10 @@ def test_what_was_tried_is_ranked_and_names_the_findings_it_answers(
     offering = [
         finding.id
         for finding in explained.ranks[0].findings
-        if any("precision=bf16" in REMEDIES.get(remedy.id, ()) for remedy in finding.remedies)
+        if any(
+            "precision=bf16" in map(str, settings_for_remedy(remedy.id))
+            for remedy in finding.remedies
+        )
     ]
     assert list(by_setting["precision=bf16"].findings) == offering != []
 

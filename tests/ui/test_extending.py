@@ -10,8 +10,7 @@ import pytest
 
 from benches import bench_for
 from stepscope.errors import UsageError
-from stepscope.predict.whatif import parse
-from stepscope.predict.whatifs import WHATIFS
+from stepscope.predict.whatifs import WHATIFS, parse_setting
 from stepscope.trace.read import read_trace
 
 ROOT = Path(__file__).parents[2]
@@ -35,14 +34,16 @@ def test_a_graph_can_be_changed_without_a_what_if(capsys: pytest.CaptureFixture[
 def test_a_what_if_of_ones_own_works_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     own: dict[str, Any] = {}
     exec(SECOND, own)
-    monkeypatch.setitem(WHATIFS, "faster", own["apply"])
+    monkeypatch.setitem(WHATIFS, "faster", own["WHATIF"])
     bench = bench_for(read_trace(TRACE))
     before = bench.predict([])
-    after = bench.predict([parse("faster=conv|cudnn|xmma|cutlass:2")])
+    after = bench.predict([parse_setting("faster=conv|cudnn|xmma|cutlass:2")])
     assert after.predicted_ms < 0.9 * before.predicted_ms
     assert after.assumptions[0].endswith("tasks 2 times as fast")
-    both = bench.predict([parse("faster=conv|cudnn|xmma|cutlass:2"), parse("precision=bf16")])
+    both = bench.predict(
+        [parse_setting("faster=conv|cudnn|xmma|cutlass:2"), parse_setting("precision=bf16")]
+    )
     assert both.refused == ()
-    assert bench.predict([parse("faster=nothing-like-it:2")]).refused
+    assert bench.predict([parse_setting("faster=nothing-like-it:2")]).refused
     with pytest.raises(UsageError, match="write REGEX:FACTOR"):
-        bench.predict([parse("faster=conv")])
+        bench.predict([parse_setting("faster=conv")])

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 import snapshots
 from benches import bench_for
 from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputError, UsageError
-from stepscope.predict.whatifs import HELP
+from stepscope.predict.whatifs import WHATIFS
 from stepscope.records.prediction import Prediction, Setting
 from stepscope.records.promise import Delivery, Promise, Workload
 from stepscope.trace.measured_steps import read_measured_steps
@@ -22,7 +22,6 @@ from stepscope.trace.read import read_trace
 from stepscope.ui.cli.whatif import command
 from stepscope.ui.terminal.explanation import make_console
 from stepscope.ui.whatif import (
-    USUAL,
     adjusted,
     decides,
     figures,
@@ -99,7 +98,7 @@ def _setting(text: str) -> Setting:
         ("workers=8", "8 workers"),
         ("workers=1", "1 worker"),
         ("workers=8:weak", "8 workers"),
-        ("workers=8:strong", "8 workers (the same batch among them)"),
+        ("workers=8:strong", "8 workers (sharing the batch)"),
         ("latency=0.5", "half the latency"),
         ("bandwidth=4", "4 times the bandwidth"),
         ("bandwidth=x2", "twice the bandwidth"),
@@ -189,7 +188,7 @@ def test_a_host_bound_step_that_gets_more_to_do_is_told_so() -> None:
 # The history of earlier promises
 
 
-def kept(name: str, promised: float, delivered: float) -> track_record.Kept:
+def kept(name: str, promised: float, delivered: float) -> track_record.TrackedPromise:
     promise = Promise(
         id="a", when_unix=0.0, host="h", settings=(_setting(name),), baseline_ms=100.0,
         predicted_ms=promised, low_ms=promised / 1.2, high_ms=promised * 1.2, workload=Workload(),
@@ -198,7 +197,7 @@ def kept(name: str, promised: float, delivered: float) -> track_record.Kept:
         promise="a", when_unix=1.0, a_ms=100.0, b_ms=delivered, change=0.0, low=0.0, high=0.0,
         confidence=0.95, verdict="faster",
     )  # fmt: skip
-    return track_record.Kept(promise=promise, delivery=delivery)
+    return track_record.TrackedPromise(promise=promise, delivery=delivery)
 
 
 def test_promises_that_came_out_slower_make_the_next_one_slower_and_it_says_so() -> None:
@@ -315,7 +314,7 @@ def test_wrong_use_says_what_is_right(words: tuple[str, ...], message: str) -> N
 
 
 def test_an_unknown_name_lists_all_there_are() -> None:
-    refuses(UsageError, ", ".join(sorted(HELP)), RUN, "--set", "xyz")
+    refuses(UsageError, ", ".join(sorted(WHATIFS)), RUN, "--set", "xyz")
 
 
 def test_without_a_path_there_is_nothing_to_change() -> None:
@@ -368,7 +367,9 @@ def test_without_a_change_the_usual_ones_are_tried_and_ranked(whatif: Any) -> No
     assert factors == sorted(factors, reverse=True)
     tried = {each["settings"][0] for each in body["tried"]}
     assert {"precision=bf16", "compile", "cuda-graphs", "batch=x2"} <= tried
-    assert len(tried) + len(body["refused"]) == len(USUAL)
+    assert len(tried) + len(body["refused"]) == sum(
+        len(whatif.usual) for whatif in WHATIFS.values() if not whatif.for_several_ranks
+    )
     printed = whatif(RUN)
     assert "verdict  torch.compile would make this step" in printed
     names = [line.split()[0] for line in printed.splitlines() if " ms " in line and "x " in line]
@@ -377,9 +378,11 @@ def test_without_a_change_the_usual_ones_are_tried_and_ranked(whatif: Any) -> No
 
 def test_list_names_every_what_if(whatif: Any) -> None:
     printed = whatif("--list")
-    assert [line.split()[0] for line in printed.splitlines()] == list(HELP)
+    assert [line.split()[0] for line in printed.splitlines()] == list(WHATIFS)
     body = json.loads(whatif("--list", "--json"))
-    assert {each["name"]: each["help"] for each in body["whatifs"]} == HELP
+    assert {each["name"]: each["help"] for each in body["whatifs"]} == {
+        name: whatif.help for name, whatif in WHATIFS.items()
+    }
 
 
 def test_of_several_ranks_the_one_that_decides_is_changed_and_named(

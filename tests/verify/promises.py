@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stepscope.records.prediction import Setting
-from stepscope.records.promise import Delivery, Kept, Promise, Workload
+from stepscope.records.promise import Delivery, Promise, TrackedPromise, Workload
 from stepscope.verify.record_file import this_host
 
 WORKLOAD = Workload(script="train.py", world_size=1)
@@ -45,8 +45,8 @@ def delivery(**changes: Any) -> Delivery:
     return Delivery(**(values | changes))
 
 
-def kept(delivered_ms: float, **changes: Any) -> Kept:
+def kept(delivered_ms: float, **changes: Any) -> TrackedPromise:
     made = promise(**changes)
     change = delivered_ms / made.baseline_ms - 1
     told = delivery(promise=made.id, a_ms=made.baseline_ms, b_ms=delivered_ms, change=change)
-    return Kept(promise=made, delivery=told)
+    return TrackedPromise(promise=made, delivery=told)

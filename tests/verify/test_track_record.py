@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from promises import delivery, kept, promise
 
 from stepscope.errors import UsageError
-from stepscope.records.promise import Kept
+from stepscope.records.promise import TrackedPromise
 from stepscope.verify.record_file import append, record_folder
 from stepscope.verify.track_record import (
     adjust,
@@ -134,8 +134,8 @@ def test_summary_by_hand() -> None:
         kept(16.8, id="1"),  # +5%, inside
         kept(14.4, id="2"),  # -10%, outside
         kept(16.0, id="3"),  # 0
-        Kept(promise=promise(id="4")),
-        Kept(promise=promise("batch=16", id="5")),
+        TrackedPromise(promise=promise(id="4")),
+        TrackedPromise(promise=promise("batch=16", id="5")),
     ]
     first, second = summarise(rows)
     assert (first.name, first.promised, first.delivered) == ("precision", 4, 3)

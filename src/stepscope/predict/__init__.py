@@ -1,25 +1,34 @@
-"""What would it buy: the step's graph (explain/replay) edited and replayed, and cost models.
+"""What a change would save: the step's graph (explain/replay), edited and replayed.
 
-whatif.py     a trace and some what-ifs -> a prediction with an interval
-whatifs/      what could be changed, one file each
-context.py      what a what-if looks at
-edit.py       select, scale, insert, remove, reorder
-updates.py    what an optimizer's update costs, by its rule and how it is run
-host_time.py  host time inside some events, taken out of the gaps it lies in
-kernels.py    how long a kernel would take
-alpha_beta.py how long a collective takes: latency and bandwidth fitted to a sweep
-algorithms.py ring, tree and halving-doubling, compared
-scale_out.py  more workers: one plan of what they exchange
-scaling_curve.py  steps and throughput by number of workers
-slowest.py    the slowest of several workers
-buckets.py    gradients in DDP's buckets, summed one after the other
-traced.py     the exchange that a trace already shows
-norms.py      statistics that DDP sends before forward
-transfers.py  how long collectives over so many ranks last, and who says so
-exchange.py   DDP's or ZeRO's collectives put into a step
-weave.py      launches, tasks and waits, all in one pass
-crew.py       workers, links and buckets for many changed steps at once
-outline.py    a step folded to a few moments: tables of waiting and spending
-sketch.py     one changed step's outlines
-crew_step.py  crew and sketch -> the step; the report's page does the same
+From what everything stands on to what users call:
+
+step_context.py      one rank's step and what is known about it
+worker_plan.py       what is planned about workers, and what came of it
+optimizer_rules.py   update rules of optimizers and what each form costs
+kernels.py           how long a kernel would take
+alpha_beta.py        how long a collective takes: latency and bandwidth fitted to a sweep
+algorithms.py        ring, tree and halving-doubling, compared
+transfers.py         how long collectives over N ranks take, and where that is known from
+parameters.py        the model's parameters
+edit.py              select, scale, insert, remove, reorder
+host_time.py         host time inside some events, taken out of the gaps it lies in
+insert_collectives.py  launches, tasks and waits put into a graph in one pass
+optimizer_updates.py which rule and form the step's optimizer has
+buckets.py           gradients in DDP's buckets, summed one after the other
+norm_buffers.py      batch-norm statistics that DDP sends before forward
+traced_exchange.py   the exchange that a trace already shows
+exchange.py          DDP's or ZeRO's collectives put into a step
+slowest_worker.py    the slowest of several workers
+peaks.py             peak memory with another batch, or with blocks recomputed
+batch_growth.py      a step with more samples or fewer
+outcome.py           what a what-if gives back
+values.py            values that users write
+scale_out.py         a step with other workers, links or buckets
+declaration.py       what a what-if declares about itself
+whatifs/             the what-ifs, one file each
+whatif.py            a trace and some what-ifs -> a prediction with an interval
+scaling_curve.py     steps and throughput by number of workers
+scaling_grid.py      workers, links and buckets for many changed steps at once
+max_plus.py          a step contracted to tables between a few moments
+contracted_step.py   the tables of one changed step
 """

@@ -34,7 +34,7 @@ class Crossover(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: float
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class AlgorithmComparison(msgspec.Struct, frozen=True, kw_only=True):
     """One all-reduce under each algorithm."""
 
     size_bytes: int
@@ -57,7 +57,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
 
 def compare_algorithms(
     size_bytes: int, ranks: int, alpha_ns: float, beta_ns_per_byte: float
-) -> Comparison:
+) -> AlgorithmComparison:
     """Every algorithm's time, the fastest, and the sizes at which two of them change places."""
     if ranks < 2:
         raise UsageError(f"a collective needs at least 2 ranks, not {ranks}")
@@ -68,7 +68,7 @@ def compare_algorithms(
         for name, (hops, volume) in _terms(ranks).items()
     }
     least = min(times.values())
-    return Comparison(
+    return AlgorithmComparison(
         size_bytes=size_bytes,
         ranks=ranks,
         alpha_ns=alpha_ns,

@@ -1,4 +1,4 @@
-"""Gradients become ready in backward, fill buckets as DDP fills them, and are summed beside it.
+"""Gradients become ready in backward, fill DDP's buckets, and are summed while backward runs.
 
 DDP puts gradients into buckets in the order in which they became ready (its buckets are rebuilt
 after the first step) and closes a bucket when it holds its limit or more. Buckets are summed one
@@ -37,7 +37,7 @@ _PASSES = 100
 class Gradients(msgspec.Struct, frozen=True, kw_only=True):
     """In the order in which they become ready."""
 
-    ready: Ints  # the call of the graph that comes right behind
+    ready: Ints  # the next call of the graph
     size_bytes: Sizes
     dtype: Ints  # a code; buckets hold one type
 
@@ -48,7 +48,7 @@ class Gradients(msgspec.Struct, frozen=True, kw_only=True):
 class Buckets(msgspec.Struct, frozen=True, kw_only=True):
     """In the order in which they are summed."""
 
-    ready: Ints  # the call right behind the last gradient
+    ready: Ints  # the next call after the last gradient
     size_bytes: Sizes
     tensors: Ints
 
@@ -63,16 +63,16 @@ def step_window(context: StepContext) -> tuple[int, int]:
     start = host.start_ns[rows]
     steps = context.steps.steps
     if steps and len(rows):
-        at = int(step_of(steps, start.max(keepdims=True))[0])
-        if at >= 0:
-            return steps[at].start_ns, steps[at].start_ns + steps[at].dur_ns
+        number = int(step_of(steps, start.max(keepdims=True))[0])
+        if number >= 0:
+            return steps[number].start_ns, steps[number].start_ns + steps[number].dur_ns
     if not len(rows):
         return 0, 0
     return int(start.min()), int((start + host.dur_ns[rows]).max())
 
 
 def rows_in_step(context: StepContext, names: tuple[str, ...]) -> NDArray[np.intp]:
-    """Operators of the step with these names, by start."""
+    """Operators of the step with these names, in order of their start."""
     host = context.trace.host
     begin, end = step_window(context)
     among = (host.kind == HostKind.OPERATOR) & (host.start_ns >= begin) & (host.start_ns < end)
@@ -80,10 +80,10 @@ def rows_in_step(context: StepContext, names: tuple[str, ...]) -> NDArray[np.int
     return rows[np.argsort(host.start_ns[rows], kind="stable")]
 
 
-def places_behind(context: StepContext, graph: StepGraph, times_ns: NDArray[np.int64]) -> Ints:
-    """Of host times in backward: the call of the graph right behind what began before them.
+def calls_after(context: StepContext, graph: StepGraph, times_ns: NDArray[np.int64]) -> Ints:
+    """For each host time in backward: the call of the graph after the last one begun by then.
 
-    Where what-ifs have repeated calls, the last pass counts.
+    If what-ifs have repeated calls, the last pass counts.
     """
     calls = graph.calls
     known = np.flatnonzero((calls.row >= 0) & (calls.phase == Phase.BACKWARD))
@@ -99,12 +99,12 @@ def places_behind(context: StepContext, graph: StepGraph, times_ns: NDArray[np.i
 
 
 def find_gradients(context: StepContext, graph: StepGraph) -> Gradients | None:
-    """From backward's accumulation of gradients; None without it or without shapes."""
+    """Read from backward's accumulation of gradients; None without it or without shapes."""
     host = context.trace.host
     rows = rows_in_step(context, (ACCUMULATE,))
     if not len(rows) or (host.shapes[rows] < 0).any():
         return None
-    ready = places_behind(context, graph, host.start_ns[rows] + host.dur_ns[rows])
+    ready = calls_after(context, graph, host.start_ns[rows] + host.dur_ns[rows])
     last = _last_pass(graph, ready, host.shapes[rows])
     rows, ready = rows[last], ready[last]
     size, dtype = _sizes(context, rows)
@@ -114,29 +114,29 @@ def find_gradients(context: StepContext, graph: StepGraph) -> Gradients | None:
 
 
 def _last_pass(graph: StepGraph, ready: Ints, shapes: Ints) -> slice:
-    """With micro-batches the same gradients come again behind each forward; the last are summed."""
+    """Micro-batches bring the same gradients after each forward; only the last ones are summed."""
     forward = np.append(0, np.cumsum(graph.calls.phase == Phase.FORWARD))[ready]
     edges = np.flatnonzero(np.diff(forward)) + 1
     passes = np.split(shapes, edges)
-    alike = all(np.array_equal(each, passes[-1]) for each in passes)
-    return slice(int(edges[-1]) if alike and len(edges) else 0, None)
+    repeated = all(np.array_equal(one_pass, passes[-1]) for one_pass in passes)
+    return slice(int(edges[-1]) if repeated and len(edges) else 0, None)
 
 
 def _sizes(context: StepContext, rows: NDArray[np.intp]) -> tuple[Sizes, Ints]:
-    """Bytes of each gradient and its type; each distinct pair of shapes and types is read once."""
+    """Bytes and type of each gradient; each distinct pair of shapes and types is read once."""
     host, strings = context.trace.host, context.trace.strings
     pairs = np.stack((host.shapes[rows], host.dtypes[rows]), axis=1)
-    told, of = np.unique(pairs, axis=0, return_inverse=True)
-    found = [_tensor_bytes(strings, *pair) for pair in told.tolist()]
-    of = of.reshape(-1)
-    names = sorted({name for _, name in found})
-    sizes = np.array([size for size, _ in found], np.int64)[of]
-    codes = np.array([names.index(name) for _, name in found], np.int32)[of]
+    distinct_pairs, place = np.unique(pairs, axis=0, return_inverse=True)
+    tensors = [_tensor_bytes(strings, *pair) for pair in distinct_pairs.tolist()]
+    place = place.reshape(-1)
+    names = sorted({name for _, name in tensors})
+    sizes = np.array([size for size, _ in tensors], np.int64)[place]
+    codes = np.array([names.index(name) for _, name in tensors], np.int32)[place]
     return sizes, codes
 
 
 def _tensor_bytes(strings: tuple[str, ...], shapes: int, dtypes: int) -> tuple[int, str]:
-    """Of the first input; four bytes an element where its type was not recorded."""
+    """Bytes and type of the first input; four bytes per element if its type was not recorded."""
     try:
         dims = msgspec.json.decode(strings[shapes])
         names = msgspec.json.decode(strings[dtypes]) if dtypes >= 0 else []
@@ -149,10 +149,10 @@ def _tensor_bytes(strings: tuple[str, ...], shapes: int, dtypes: int) -> tuple[i
     return math.prod(first) * DTYPE_BYTES.get(name.lower(), 4), name
 
 
-def plan_buckets(
+def fill_buckets(
     gradients: Gradients, cap_bytes: int = CAP_BYTES, first_bytes: int | None = None
 ) -> Buckets:
-    """As torch's Reducer does: a bucket of one type closes once it holds its limit."""
+    """Fill buckets as torch's Reducer does: a bucket of one type closes once it holds its limit."""
     first = min(FIRST_BYTES, cap_bytes) if first_bytes is None else first_bytes
     limit = dict.fromkeys(distinct(gradients.dtype).tolist(), first)
     held: dict[int, list[int]] = {code: [] for code in limit}
@@ -177,33 +177,36 @@ def plan_buckets(
 
 
 class Chain(msgspec.Struct, frozen=True, kw_only=True):
-    """Buckets one after the other: how long each lasts, and what compute loses to it."""
+    """Buckets one after the other: how long each takes, and what compute loses to it."""
 
     dur_ns: Floats
     lost_ns: Floats
 
 
 def chain_buckets(
-    ready_ns: Floats, compute_end_ns: float, alone_ns: Floats, beside_ns: Floats, lost: float
+    ready_ns: Floats, compute_end_ns: float, alone_ns: Floats, contended_ns: Floats, lost: float
 ) -> Chain:
-    """Beside compute a collective takes `beside_ns` and compute loses `lost` of `alone_ns`; what is
-    left when compute has ended goes at its own speed. What compute loses moves all that follows.
+    """Run buckets one after the other; each waits for its gradients.
+
+    While compute runs, a collective takes `contended_ns` and compute loses `lost` of `alone_ns`.
+    After compute has ended, the rest of the collective runs at its own speed. What compute loses
+    delays everything that follows, so this repeats until it settles.
     """
-    taken = now_taken = np.zeros(len(ready_ns))
-    lasting = alone_ns.copy()
+    guess = lost_ns = np.zeros(len(ready_ns))
+    dur_ns = alone_ns.copy()
     for _ in range(_PASSES):
         end, spent = 0.0, 0.0
-        compute_end = compute_end_ns + float(taken.sum())
-        now_taken = np.zeros(len(ready_ns))
+        compute_end = compute_end_ns + float(guess.sum())
+        lost_ns = np.zeros(len(ready_ns))
         for number in range(len(ready_ns)):
             start = max(float(ready_ns[number]) + spent, end)
             room = max(0.0, compute_end - start)
-            share = min(1.0, room / beside_ns[number]) if beside_ns[number] > 0 else 1.0
-            lasting[number] = share * beside_ns[number] + (1 - share) * alone_ns[number]
-            now_taken[number] = lost * alone_ns[number] * share
-            end = start + lasting[number]
-            spent += now_taken[number]
-        if np.abs(now_taken - taken).max(initial=0.0) < 1.0:
+            share = min(1.0, room / contended_ns[number]) if contended_ns[number] > 0 else 1.0
+            dur_ns[number] = share * contended_ns[number] + (1 - share) * alone_ns[number]
+            lost_ns[number] = lost * alone_ns[number] * share
+            end = start + dur_ns[number]
+            spent += lost_ns[number]
+        if np.abs(lost_ns - guess).max(initial=0.0) < 1.0:
             break
-        taken = (taken + now_taken) / 2
-    return Chain(dur_ns=lasting, lost_ns=now_taken)
+        guess = (guess + lost_ns) / 2
+    return Chain(dur_ns=dur_ns, lost_ns=lost_ns)

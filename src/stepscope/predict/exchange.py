@@ -1,8 +1,8 @@
 """The exchange of gradients put into a step: DDP's buckets, or ZeRO's shards.
 
 Collectives run one after the other on a stream of their own. On an accelerator each waits for the
-compute launched before it, and the compute behind backward waits for the last; where the CPU is the
-device the host itself waits.
+compute launched before it, and the compute after backward waits for the last one. If the CPU is the
+device, the host itself waits.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from stepscope.explain.replay.schedule import replay
 from stepscope.explain.work import Kind
 from stepscope.predict.buckets import chain_buckets
 from stepscope.predict.edit import Selection, remove, scale_calls, scale_tasks
-from stepscope.predict.insert_collectives import Piece, weave
+from stepscope.predict.insert_collectives import InsertedCall, insert_collectives
 from stepscope.predict.kernels import FLOOR_NS, copy_ns
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Floats, Ints, StepGraph
     from stepscope.predict.buckets import Buckets
-    from stepscope.predict.norm_buffers import Statistics
-    from stepscope.predict.traced_exchange import Traced
-    from stepscope.predict.transfers import Transfers
+    from stepscope.predict.norm_buffers import NormBuffers
+    from stepscope.predict.traced_exchange import TracedExchange
+    from stepscope.predict.transfers import TransferTimes
     from stepscope.records.efficiency import Ceilings
 
 
-class Toll(msgspec.Struct, frozen=True, kw_only=True):
-    """What DDP itself costs the host: at each tensor, each bucket, and once a step.
+class DdpCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What DDP itself costs the host: per step, per bucket and per tensor.
 
     Measured as DDP over one rank against no DDP; docs/scale-out.md has the table.
     """
@@ -39,53 +39,71 @@ class Toll(msgspec.Struct, frozen=True, kw_only=True):
     step_ns: float
     bucket_ns: float
     tensor_ns: float
-    copied_bytes_s: float  # a CPU's, bytes read plus written; a device copies by its own ceiling
+
+    def filling_ns(self, buckets: Buckets) -> Floats:
+        """The host's time for each bucket."""
+        return self.bucket_ns + self.tensor_ns * buckets.tensors.astype(np.float64)
 
 
-ON_CPU = Toll(step_ns=450_000, bucket_ns=60_000, tensor_ns=15_000, copied_bytes_s=27e9)
-ON_DEVICE = Toll(step_ns=300_000, bucket_ns=75_000, tensor_ns=35_000, copied_bytes_s=0.0)
+_COST_ON_CPU = DdpCost(step_ns=450_000, bucket_ns=60_000, tensor_ns=15_000)
+_COST_ON_DEVICE = DdpCost(step_ns=300_000, bucket_ns=75_000, tensor_ns=35_000)
+_CPU_COPY_BYTES_S = 27e9  # bytes read plus bytes written
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a step takes collectives: its streams, and what kind of step it is."""
+def ddp_cost(*, on_host: bool) -> DdpCost:
+    return _COST_ON_CPU if on_host else _COST_ON_DEVICE
+
+
+class StepLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """Where collectives go in a step."""
 
     on_host: bool
-    compute: int  # stream; -1 where the host computes
-    comm: int
+    compute: int  # stream; -1 if the host computes
+    comm: int  # stream
     end_of_backward: int  # call
 
+    @property
+    def cost(self) -> DdpCost:
+        return ddp_cost(on_host=self.on_host)
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
+
+class ReduceRules(msgspec.Struct, frozen=True, kw_only=True):
     """How gradients are reduced."""
 
     kind: str  # of collective
-    toll: bool  # what DDP does itself is not in the step yet
+    add_ddp: bool  # DDP's own cost is not in the step yet
     ceilings: Ceilings | None
-    waiting_ns: float  # what ranks wait for one another besides
+    waiting_ns: float  # what ranks wait for each other on top
 
 
-def find_place(graph: StepGraph, ready: Ints, *, on_host: bool) -> Place:
+def find_layout(graph: StepGraph, ready: Ints, *, on_host: bool) -> StepLayout:
     tasks = graph.tasks
     computing = tasks.kind == Kind.COMPUTE
     busy = np.bincount(tasks.stream[computing], tasks.dur_ns[computing], max(1, graph.streams))
     backward = np.flatnonzero(graph.calls.phase == Phase.BACKWARD)
-    last = int(backward.max()) + 1 if len(backward) else 0
-    return Place(
+    end = int(backward.max()) + 1 if len(backward) else 0
+    return StepLayout(
         on_host=on_host,
         compute=-1 if on_host else int(busy.argmax()),
         comm=graph.streams,
-        end_of_backward=max(last, int(ready.max(initial=0))),
+        end_of_backward=max(end, int(ready.max(initial=0))),
     )
 
 
-def without_traced(graph: StepGraph, traced: Traced) -> StepGraph:
-    """The step with its own exchange taken out; the calls stay."""
-    gone = np.zeros(len(graph.tasks), np.bool_)
-    gone[traced.tasks] = True
-    return remove(graph, Selection(calls=np.zeros(len(graph.calls), np.bool_), tasks=gone))
+def first_forward_call(graph: StepGraph) -> int:
+    """The number of calls if there is no forward."""
+    forward = np.flatnonzero(graph.calls.phase == Phase.FORWARD)
+    return int(forward.min(initial=len(graph.calls)))
 
 
-def retime_traced(graph: StepGraph, traced: Traced, dur_ns: Floats) -> StepGraph:
+def remove_traced(graph: StepGraph, traced: TracedExchange) -> StepGraph:
+    """The step without its own exchange; the calls stay."""
+    tasks = np.zeros(len(graph.tasks), np.bool_)
+    tasks[traced.tasks] = True
+    return remove(graph, Selection(calls=np.zeros(len(graph.calls), np.bool_), tasks=tasks))
+
+
+def retime_traced(graph: StepGraph, traced: TracedExchange, dur_ns: Floats) -> StepGraph:
     """The traced exchange with other durations."""
     durations = graph.tasks.dur_ns.copy()
     durations[traced.tasks] = dur_ns
@@ -95,89 +113,98 @@ def retime_traced(graph: StepGraph, traced: Traced, dur_ns: Floats) -> StepGraph
 def sum_gradients(
     graph: StepGraph,
     buckets: Buckets,
-    transfers: Transfers,
+    transfers: TransferTimes,
     *,
     on_host: bool,
-    toll: bool,
+    add_ddp: bool,
     ceilings: Ceilings | None,
-    statistics: Statistics | None = None,
+    norm_buffers: NormBuffers | None = None,
     waiting_ns: float = 0.0,
 ) -> StepGraph:
-    """One all-reduce for each bucket. `toll`: what DDP does itself is not in the step yet."""
-    place = find_place(graph, buckets.ready, on_host=on_host)
-    rules = Rules(kind="all_reduce", toll=toll, ceilings=ceilings, waiting_ns=waiting_ns)
-    pieces = _reduce(graph, buckets, transfers, place, rules)
-    if toll and statistics:
-        pieces += _broadcast(graph, statistics, transfers, place, len(pieces))
-    return weave(graph, pieces, place.compute)
+    """Insert one all-reduce per bucket. `add_ddp`: DDP's own cost is not in the step yet."""
+    layout = find_layout(graph, buckets.ready, on_host=on_host)
+    rules = ReduceRules(
+        kind="all_reduce", add_ddp=add_ddp, ceilings=ceilings, waiting_ns=waiting_ns
+    )
+    inserted = _reduce(graph, buckets, transfers, layout, rules)
+    if add_ddp and norm_buffers:
+        inserted += _broadcast(graph, norm_buffers, transfers, layout, len(inserted))
+    return insert_collectives(graph, inserted, layout.compute)
 
 
 def _reduce(
     graph: StepGraph,
     buckets: Buckets,
-    transfers: Transfers,
-    place: Place,
-    rules: Rules,
-) -> list[Piece]:
-    """Collectives inside backward, and who waits for the last of them."""
-    sizes = buckets.size_bytes.astype(np.float64)
-    rates = ON_CPU if place.on_host else ON_DEVICE
+    transfers: TransferTimes,
+    layout: StepLayout,
+    rules: ReduceRules,
+) -> list[InsertedCall]:
+    """Collectives inside backward, and the wait for the last of them."""
     host: Floats = np.zeros(len(buckets))
     fill: Floats = np.zeros(len(buckets))
-    if rules.toll:
-        host = rates.bucket_ns + rates.tensor_ns * buckets.tensors.astype(np.float64)
-        fill = _copied_ns(sizes, place, rules.ceilings)
-    durations, lost = _in_backward(graph, buckets, transfers, place, rules.kind, host + fill)
+    if rules.add_ddp:
+        host = layout.cost.filling_ns(buckets)
+        fill = bucket_copy_ns(buckets, rules.ceilings, on_host=layout.on_host)
+    durations, lost = _in_backward(graph, buckets, transfers, layout, rules.kind, host + fill)
     durations = durations + rules.waiting_ns / max(1, len(buckets))
-    pieces: list[Piece] = []
+    inserted: list[InsertedCall] = []
     last = -1
     for number, before in enumerate(buckets.ready.tolist()):
-        if rules.toll and not place.on_host:
-            pieces.append(
-                Piece(before=before, stream=place.compute, dur_ns=fill[number], kind=Kind.MEMORY)
+        if rules.add_ddp and not layout.on_host:
+            inserted.append(
+                InsertedCall(
+                    before=before, stream=layout.compute, dur_ns=fill[number], kind=Kind.MEMORY
+                )
             )
-        last = len(pieces)
-        pieces.append(
-            Piece(
+        last = len(inserted)
+        inserted.append(
+            InsertedCall(
                 before=before,
-                stream=place.comm,
+                stream=layout.comm,
                 dur_ns=durations[number],
-                gap_ns=host[number] + (fill[number] if place.on_host else 0.0),
+                gap_ns=host[number] + (fill[number] if layout.on_host else 0.0),
                 call_ns=lost[number],
-                behind_compute=True,
+                after_compute=True,
             )
         )
-    finish = rates.step_ns if rules.toll else 0.0
-    back = float(fill.sum())
-    return [*pieces, *_wait(place, place.end_of_backward, last, finish, back)]
+    finish_ns = layout.cost.step_ns if rules.add_ddp else 0.0
+    copy_back_ns = float(fill.sum())
+    return [*inserted, *_wait(layout, layout.end_of_backward, last, finish_ns, copy_back_ns)]
 
 
 def _broadcast(
-    graph: StepGraph, statistics: Statistics, transfers: Transfers, place: Place, offset: int
-) -> list[Piece]:
-    """Before forward, and forward waits for it."""
-    rates = ON_CPU if place.on_host else ON_DEVICE
-    first = int(np.flatnonzero(graph.calls.phase == Phase.FORWARD).min(initial=len(graph.calls)))
-    sizes = np.array(statistics.messages_bytes, np.float64)
-    pieces = [
-        Piece(before=first, stream=place.comm, dur_ns=dur, gap_ns=rates.bucket_ns)
+    graph: StepGraph,
+    norm_buffers: NormBuffers,
+    transfers: TransferTimes,
+    layout: StepLayout,
+    offset: int,
+) -> list[InsertedCall]:
+    """Before forward, which waits for it."""
+    first = first_forward_call(graph)
+    sizes = np.array(norm_buffers.messages_bytes, np.float64)
+    inserted = [
+        InsertedCall(before=first, stream=layout.comm, dur_ns=dur, gap_ns=layout.cost.bucket_ns)
         for dur in transfers.expected_ns(sizes, "broadcast").tolist()
     ]
-    host = rates.tensor_ns * statistics.tensors
-    return [*pieces, *_wait(place, first, offset + len(pieces) - 1, host, 0.0)]
+    host_ns = layout.cost.tensor_ns * norm_buffers.tensors
+    return [*inserted, *_wait(layout, first, offset + len(inserted) - 1, host_ns, 0.0)]
 
 
-def _wait(place: Place, before: int, last: int, host_ns: float, device_ns: float) -> list[Piece]:
-    """For the collective `last`; then what it takes to go on."""
-    if place.on_host:
+def _wait(
+    layout: StepLayout, before: int, last: int, host_ns: float, device_ns: float
+) -> list[InsertedCall]:
+    """Wait for the collective `last`; then spend this much before going on."""
+    if layout.on_host:
         return [
-            Piece(before=before, stream=place.comm, host_waits=True),
-            Piece(before=before, stream=place.comm, gap_ns=host_ns + device_ns, kind=Kind.MEMORY),
+            InsertedCall(before=before, stream=layout.comm, host_waits=True),
+            InsertedCall(
+                before=before, stream=layout.comm, gap_ns=host_ns + device_ns, kind=Kind.MEMORY
+            ),
         ]
     return [
-        Piece(
+        InsertedCall(
             before=before,
-            stream=place.compute,
+            stream=layout.compute,
             dur_ns=device_ns,
             gap_ns=host_ns,
             kind=Kind.MEMORY,
@@ -186,36 +213,36 @@ def _wait(place: Place, before: int, last: int, host_ns: float, device_ns: float
     ]
 
 
-def _copied_ns(sizes: Floats, place: Place, ceilings: Ceilings | None) -> Floats:
-    """Gradients into their bucket, or back: read once, written once."""
-    if place.on_host:
-        return 2 * sizes / ON_CPU.copied_bytes_s * 1e9
+def bucket_copy_ns(buckets: Buckets, ceilings: Ceilings | None, *, on_host: bool) -> Floats:
+    """Gradients copied into their bucket, or back: each byte is read once and written once."""
+    moved = 2 * buckets.size_bytes.astype(np.float64)
+    if on_host:
+        return moved / _CPU_COPY_BYTES_S * 1e9
     if ceilings is None:
-        return np.full(len(sizes), FLOOR_NS)
-    return copy_ns(2 * sizes, ceilings)
+        return np.full(len(moved), FLOOR_NS)
+    return copy_ns(moved, ceilings)
 
 
 def _in_backward(
     graph: StepGraph,
     buckets: Buckets,
-    transfers: Transfers,
-    place: Place,
+    transfers: TransferTimes,
+    layout: StepLayout,
     kind: str,
     host_ns: Floats,
 ) -> tuple[Floats, Floats]:
-    """How long each collective lasts, and what the host loses while it does."""
+    """How long each collective takes, and what the host loses meanwhile."""
     sizes = buckets.size_bytes.astype(np.float64)
     alone = transfers.expected_ns(sizes, kind)
-    if not place.on_host or transfers.contention is None:
+    if not layout.on_host or transfers.contention is None:
         return alone, np.zeros(len(buckets))
-    calls = graph.calls
-    ended = np.append(0.0, replay(graph).called_ns + calls.call_ns)  # of the call before each
+    ended = np.append(0.0, replay(graph).called_ns + graph.calls.call_ns)  # by previous call
     spent = np.cumsum(host_ns)
     chain = chain_buckets(
         ended[buckets.ready] + spent,
-        float(ended[place.end_of_backward] + spent[-1]) if len(spent) else 0.0,
+        float(ended[layout.end_of_backward] + spent[-1]) if len(spent) else 0.0,
         alone,
-        transfers.beside_ns(sizes, kind),
+        transfers.contended_ns(sizes, kind),
         transfers.contention.lost,
     )
     return chain.dur_ns, chain.lost_ns
@@ -224,78 +251,96 @@ def _in_backward(
 def shard(
     graph: StepGraph,
     buckets: Buckets,
-    transfers: Transfers,
+    transfers: TransferTimes,
     stage: int,
     *,
     on_host: bool,
-    toll: bool,
+    add_ddp: bool,
     ceilings: Ceilings | None,
     waiting_ns: float = 0.0,
 ) -> StepGraph:
-    """ZeRO: gradients scattered in backward, the optimizer's work divided, parameters gathered:
-    once behind the optimizer (stages 1 and 2), or before forward and before backward (stage 3)."""
+    """ZeRO: scatter gradients in backward, divide the optimizer's work, gather parameters.
+
+    Stages 1 and 2 gather once after the optimizer; stage 3 before forward and before backward.
+    """
     share = 1.0 / transfers.ranks
     stepping = graph.calls.phase == Phase.OPTIMIZER
     graph = scale_calls(graph, stepping, share)
     graph = scale_tasks(graph, stepping[graph.tasks.call], share)
-    place = find_place(graph, buckets.ready, on_host=on_host)
-    rules = Rules(kind="reduce_scatter", toll=toll, ceilings=ceilings, waiting_ns=waiting_ns)
-    pieces = _reduce(graph, buckets, transfers, place, rules)
+    layout = find_layout(graph, buckets.ready, on_host=on_host)
+    rules = ReduceRules(
+        kind="reduce_scatter", add_ddp=add_ddp, ceilings=ceilings, waiting_ns=waiting_ns
+    )
+    inserted = _reduce(graph, buckets, transfers, layout, rules)
     gathers = transfers.expected_ns(buckets.size_bytes.astype(np.float64), "all_gather")
     lost = transfers.contention.lost if on_host and transfers.contention else 0.0
     if stage < 3:
-        pieces += _gather_at_end(len(graph.calls), gathers, place, len(pieces))
+        inserted += _gather_at_end(len(graph.calls), gathers, layout, len(inserted))
     else:
-        for starts, order in _blocks(graph, buckets, place):
-            pieces += _gather_ahead(starts, gathers[order], place, len(pieces), lost)
-    return weave(graph, pieces, place.compute)
+        for starts, order in _find_blocks(graph, buckets, layout):
+            inserted += _gather_ahead(starts, gathers[order], layout, len(inserted), lost)
+    return insert_collectives(graph, inserted, layout.compute)
 
 
-def _gather_at_end(end: int, gathers: Floats, place: Place, offset: int) -> list[Piece]:
-    toll = (ON_CPU if place.on_host else ON_DEVICE).bucket_ns
-    pieces = [
-        Piece(before=end, stream=place.comm, dur_ns=dur, gap_ns=toll, behind_compute=True)
+def _gather_at_end(
+    end: int, gathers: Floats, layout: StepLayout, offset: int
+) -> list[InsertedCall]:
+    inserted = [
+        InsertedCall(
+            before=end,
+            stream=layout.comm,
+            dur_ns=dur,
+            gap_ns=layout.cost.bucket_ns,
+            after_compute=True,
+        )
         for dur in gathers.tolist()
     ]
-    return [*pieces, *_wait(place, end, offset + len(pieces) - 1, 0.0, 0.0)]
+    return [*inserted, *_wait(layout, end, offset + len(inserted) - 1, 0.0, 0.0)]
 
 
-def _blocks(graph: StepGraph, buckets: Buckets, place: Place) -> list[tuple[list[int], list[int]]]:
-    """Of forward and of backward: where each bucket's layers begin, and the buckets' order.
+def _find_blocks(
+    graph: StepGraph, buckets: Buckets, layout: StepLayout
+) -> list[tuple[list[int], list[int]]]:
+    """For forward, then for backward: where each bucket's layers begin, and the buckets' order.
 
-    Layers run in forward in the reverse order, each for the same share of the calls.
+    Layers run in reverse order in forward, each for the same share of the calls.
     """
-    first = np.flatnonzero(graph.calls.phase == Phase.BACKWARD).min(initial=place.end_of_backward)
+    first = np.flatnonzero(graph.calls.phase == Phase.BACKWARD).min(initial=layout.end_of_backward)
     edges = np.append(first, buckets.ready).astype(float)
-    length = max(1.0, place.end_of_backward - first)
+    length = max(1.0, layout.end_of_backward - first)
     forward = np.flatnonzero(graph.calls.phase == Phase.FORWARD)
     count = len(buckets)
-    backwards = ([int(edges[n]) for n in range(count)], list(range(count)))
+    in_backward = ([int(edges[n]) for n in range(count)], list(range(count)))
     if not len(forward):
-        return [backwards]
+        return [in_backward]
     shares = 1.0 - np.clip((edges[1:] - first) / length, 0.0, 1.0)  # where a block begins
-    places = forward[np.minimum((shares * len(forward)).astype(int), len(forward) - 1)]
+    starts = forward[np.minimum((shares * len(forward)).astype(int), len(forward) - 1)]
     order = list(range(count))[::-1]
-    return [([int(places[n]) for n in order], order), backwards]
+    return [([int(starts[n]) for n in order], order), in_backward]
 
 
 def _gather_ahead(
-    starts: list[int], gathers: Floats, place: Place, offset: int, lost: float
-) -> list[Piece]:
-    """The first gather in the open, every other while the block before it computes."""
-    toll = (ON_CPU if place.on_host else ON_DEVICE).bucket_ns
-    pieces: list[Piece] = []
+    starts: list[int], gathers: Floats, layout: StepLayout, offset: int, lost: float
+) -> list[InsertedCall]:
+    """The first gather is exposed; each other one runs while the block before it computes."""
+    inserted: list[InsertedCall] = []
 
-    def launch(before: int, dur: float, charge: float) -> int:
-        pieces.append(
-            Piece(before=before, stream=place.comm, dur_ns=dur, gap_ns=toll, call_ns=charge)
+    def launch(before: int, dur: float, lost_ns: float) -> int:
+        inserted.append(
+            InsertedCall(
+                before=before,
+                stream=layout.comm,
+                dur_ns=dur,
+                gap_ns=layout.cost.bucket_ns,
+                call_ns=lost_ns,
+            )
         )
-        return offset + len(pieces) - 1
+        return offset + len(inserted) - 1
 
     pending = launch(starts[0], float(gathers[0]), 0.0)
     for number, start in enumerate(starts):
-        pieces += _wait(place, start, pending, 0.0, 0.0)
+        inserted += _wait(layout, start, pending, 0.0, 0.0)
         if number + 1 < len(starts):
             dur = float(gathers[number + 1])
             pending = launch(start, dur, lost * dur)
-    return pieces
+    return inserted

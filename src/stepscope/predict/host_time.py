@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 def shorten_gaps(
     context: StepContext, rows: NDArray[np.intp], factor: float = 0.0
 ) -> tuple[StepGraph, float]:
-    """The gaps of the step with what these host events fill of them multiplied by a factor.
+    """Multiply by `factor` the part of the step's gaps that these host events fill.
 
-    Events are looked for in the step that the graph was taken from (its calls' rows); returns what
-    was saved, in nanoseconds of the step without the profiler.
+    Only events in the step that the graph was taken from count. Also returns the time saved, in
+    nanoseconds of the step without the profiler.
     """
     graph, host = context.graph, context.trace.host
     calls = graph.calls
@@ -33,16 +33,15 @@ def shorten_gaps(
     start = host.start_ns[calls.row[known]]
     end = start + host.dur_ns[calls.row[known]]
     steps = context.steps.steps
-    of = step_of(steps, start[-1:]) if steps else np.array([-1])
-    begin = steps[int(of[0])].start_ns if steps and of[0] >= 0 else int(start[0])
-    before = np.append(begin, end[:-1])
-    begun = host.start_ns[rows]
-    covered = intervals.union(begun, begun + host.dur_ns[rows])
-    inside = intervals.length_before(covered, start) - intervals.length_before(covered, before)
-    profiled = np.maximum(start - before, 1)
-    share = np.clip(inside / profiled, 0.0, 1.0)
-    keep = np.ones(len(calls))
-    keep[known] = 1.0 - share * (1.0 - factor)
-    gaps = calls.gap_ns * keep
-    saved = float((calls.gap_ns - gaps).sum())
-    return replace(graph, calls=replace(calls, gap_ns=gaps)), saved
+    number = int(step_of(steps, start[-1:])[0]) if steps else -1
+    step_start = steps[number].start_ns if number >= 0 else int(start[0])
+    gap_start = np.append(step_start, end[:-1])
+    event_start = host.start_ns[rows]
+    events = intervals.union(event_start, event_start + host.dur_ns[rows])
+    filled = intervals.length_before(events, start) - intervals.length_before(events, gap_start)
+    share = np.clip(filled / np.maximum(start - gap_start, 1), 0.0, 1.0)
+    left = np.ones(len(calls))
+    left[known] = 1.0 - share * (1.0 - factor)
+    gap_ns = calls.gap_ns * left
+    saved_ns = float((calls.gap_ns - gap_ns).sum())
+    return replace(graph, calls=replace(calls, gap_ns=gap_ns)), saved_ns

@@ -32,7 +32,7 @@ _MOST_KEPT = 8  # ends of tasks at one moment; of any more their stream's time s
 _MANY_TASKS = 8  # of one call: it is taken apart
 
 
-class Outline(msgspec.Struct, frozen=True, kw_only=True):
+class StepTables(msgspec.Struct, frozen=True, kw_only=True):
     """Tables of (later time, earlier time), one for each stretch between two moments."""
 
     tables: NDArray[np.float64]  # stretches x times x times
@@ -45,7 +45,7 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
     slope: NDArray[np.float64] | None = None
 
 
-def slowed(shape: Outline, pace: float) -> Floats:
+def slow_tables(shape: StepTables, pace: float) -> Floats:
     """Its tables for a worker that takes so many times as long for its own work."""
     if shape.slope is None or pace == 1.0:
         found: Floats = shape.tables * (1 + (pace - 1) * np.array(shape.own))
@@ -53,21 +53,23 @@ def slowed(shape: Outline, pace: float) -> Floats:
     return np.asarray(shape.tables + (pace - 1) * shape.slope)
 
 
-def with_slope(shape: Outline, other: Outline, pace: float) -> Outline:
+def add_slope(shape: StepTables, other: StepTables, pace: float) -> StepTables:
     """`other` is the same step of a worker so many times as slow."""
     known = np.isfinite(shape.tables) & np.isfinite(other.tables)
     apart = np.subtract(other.tables, shape.tables, out=np.zeros_like(shape.tables), where=known)
     return replace(shape, slope=apart / (pace - 1))
 
 
-def outline(graph: StepGraph, cuts: Sequence[int] = (), marked: Sequence[int] = ()) -> Outline:
+def tabulate_step(
+    graph: StepGraph, cuts: Sequence[int] = (), marked: Sequence[int] = ()
+) -> StepTables:
     """Moments come right before some calls (in order; one may repeat, or be the length), and where
     marked tasks start: how long those last is not known yet."""
     whole = _taken_apart(graph, marked) if marked else graph
     lanes = _Lanes(whole, marked)
     found = lanes.run(list(cuts))
     times = found.shape[1]
-    return Outline(
+    return StepTables(
         tables=found,
         marked=tuple(lanes.marked),
         host_ns=graph.host_ns,
@@ -76,13 +78,13 @@ def outline(graph: StepGraph, cuts: Sequence[int] = (), marked: Sequence[int] = 
     )
 
 
-def times_after(table: Floats, before: Floats) -> Floats:
+def advance_times(table: Floats, before: Floats) -> Floats:
     """One stretch further."""
     found: Floats = (table + before).max(axis=1)
     return found
 
 
-def split_call(graph: StepGraph, bounds: Sequence[int]) -> StepGraph:
+def split_launch(graph: StepGraph, bounds: Sequence[int]) -> StepGraph:
     """A graph of one call as one of several, the next beginning at each of these tasks."""
     count = len(bounds) + 1
     number = np.arange(count)
@@ -106,7 +108,7 @@ def _taken_apart(graph: StepGraph, marked: Sequence[int]) -> StepGraph:
         return graph
     special = _special(graph, marked).tolist()
     bounds = sorted({edge for task in special for edge in (task, task + 1)})
-    return split_call(graph, [edge for edge in bounds if 0 < edge < len(graph.tasks)])
+    return split_launch(graph, [edge for edge in bounds if 0 < edge < len(graph.tasks)])
 
 
 def _special(graph: StepGraph, marked: Sequence[int]) -> NDArray[np.intp]:

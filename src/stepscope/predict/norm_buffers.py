@@ -1,4 +1,4 @@
-"""Buffers that DDP sends from rank 0 before every forward: running statistics of batch norms."""
+"""Running statistics of batch norms, which DDP sends from rank 0 before every forward."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _NORM = "aten::batch_norm"
 _MEAN = 3  # input, weight, bias, running mean, running variance
 
 
-class Statistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Of all batch norms: two vectors in fp32 each, and a counter."""
+class NormBuffers(msgspec.Struct, frozen=True, kw_only=True):
+    """Two fp32 vectors and a counter per batch norm."""
 
     norms: int
     size_bytes: int
@@ -27,11 +27,11 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def messages_bytes(self) -> tuple[int, int]:
-        """DDP flattens tensors of one type into one message."""
+        """Two: DDP flattens all tensors of one type into one message."""
         return self.size_bytes, 8 * self.norms
 
 
-def find_statistics(context: StepContext) -> Statistics | None:
+def find_norm_buffers(context: StepContext) -> NormBuffers | None:
     """None for a step without batch norms that keep statistics."""
     host, strings = context.trace.host, context.trace.strings
     channels: dict[int, int] = {}
@@ -40,8 +40,10 @@ def find_statistics(context: StepContext) -> Statistics | None:
         if code >= 0 and code not in channels:
             channels[code] = _channels(strings[code])
         sizes.append(channels.get(code, 0))
-    kept = [size for size in sizes if size]
-    return Statistics(norms=len(kept), size_bytes=8 * sum(kept)) if kept else None
+    with_statistics = [size for size in sizes if size]
+    if not with_statistics:
+        return None
+    return NormBuffers(norms=len(with_statistics), size_bytes=8 * sum(with_statistics))
 
 
 def _channels(shapes: str) -> int:

@@ -1,7 +1,7 @@
-"""More workers: a step's own work, the slowest of them, and the gradients they exchange.
+"""More workers: a worker's own work, the slowest of them, and the gradients they exchange.
 
-What is asked for together (how many workers, how large the buckets, what link, what is sharded) is
-one plan, and the step is planned anew from what one worker computes whenever part of it changes.
+What is asked for about workers (how many, how large the buckets, which link, what is sharded) is
+one plan. Whenever part of it changes, the step is planned again from what one worker computes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -17,139 +16,122 @@ from stepscope.explain.replay.graph import Phase
 from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.work import Kind
 from stepscope.predict import exchange
-from stepscope.predict.buckets import find_gradients, plan_buckets
+from stepscope.predict.batch_growth import SPREAD as BATCH_SPREAD
+from stepscope.predict.batch_growth import grow_batch
+from stepscope.predict.buckets import fill_buckets, find_gradients
 from stepscope.predict.edit import scale_calls, scale_tasks
-from stepscope.predict.norm_buffers import find_statistics
+from stepscope.predict.norm_buffers import find_norm_buffers
+from stepscope.predict.outcome import Outcome, Refused, changed
 from stepscope.predict.peaks import peak_at_batch
-from stepscope.predict.slowest_worker import ENOUGH_STEPS, find_straggling, own_steps, slower
-from stepscope.predict.traced_exchange import find_traced, split_waiting
-from stepscope.predict.transfers import find_transfers
-from stepscope.predict.whatifs import batch
-from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
+from stepscope.predict.slowest_worker import ENOUGH_STEPS, find_straggling, own_steps, slow_down
+from stepscope.predict.traced_exchange import find_traced_exchange, split_waiting
+from stepscope.predict.transfers import find_transfer_times
+from stepscope.predict.worker_plan import Exchange, WorkerPlan
 from stepscope.records.devices import find_device
+from stepscope.records.figures import milliseconds, percent, size
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Floats, StepGraph
     from stepscope.predict.buckets import Buckets
     from stepscope.predict.step_context import StepContext
-    from stepscope.predict.traced_exchange import Traced
-    from stepscope.predict.transfers import Transfers
+    from stepscope.predict.traced_exchange import TracedExchange
+    from stepscope.predict.transfers import TransferTimes
 
-OF_STRAGGLING = 0.5  # of what the slowest adds, one standard deviation
-OF_MODEL = {True: 0.06, False: 0.03}  # of the step, by whether compute and links share cores
-LEAST = 0.98  # of what a worker takes by itself: links only add
-OF_SHARE = {True: 0.4, False: batch.SPREAD}  # of what a share of the batch takes away, likewise
+STRAGGLING_DOUBT = 0.5  # of what the slowest worker adds, one standard deviation
+MODEL_DOUBT = {True: 0.06, False: 0.03}  # of the step, by whether compute and links share cores
+LINK_FLOOR = 0.98  # of what a worker takes by itself: links only add
+SHARE_DOUBT = {True: 0.4, False: BATCH_SPREAD}  # of what a smaller share of the batch saves
 # On a CPU this much of forward and backward does not shrink with the samples: the median of seven
 # models (0.12 to 0.94), whose libraries repack weights for every product (docs/scale-out.md).
-_STAYS = 0.25
+_FIXED_SHARE = 0.25
 _MB = 1 << 20
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for about workers."""
-
-    ranks: int
-    strong: bool = False  # the batch of all workers together stays
-    bucket_mb: float | None = None  # as traced, else DDP's own
-    bandwidth: float = 1.0
-    latency: float = 1.0
-    stage: int = 0  # of ZeRO
-
-
-class Exchange(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it."""
-
-    ranks: int
-    before: int  # workers of the trace
-    basis: str
-    buckets: int
-    size_bytes: int
-    comm_ns: float  # collectives one after the other
-    exposed_ns: float  # what they add to the step
-    least_ns: float  # no link makes the step shorter
-    straggling: float  # the slowest worker's step over a usual one
-    held_bytes: int = 0  # of DDP's buckets, where the trace has none yet
-    said: str = ""
-
-
 def replan(context: StepContext, **wanted: Any) -> Outcome:
-    """The step under the plan so far and what is wanted now. Refuses what nobody can know."""
+    """The step under the plan so far and what is wanted now. Refuses what cannot be known."""
     bare = context.bare or context.graph
     first = context.plan is None
-    traced = find_traced(context, bare)
+    traced = find_traced_exchange(context, bare)
     before = traced.ranks if traced else 1
-    old = context.plan or Plan(ranks=before)
+    old = context.plan or WorkerPlan(ranks=before)
     plan = replace(old, **wanted)
     plan = replace(plan, strong=plan.strong and plan.ranks != before)
     if plan == old:
         return Outcome(
             context=context, assumptions=("workers and links stay as they are",), spread=0.0
         )
-    if traced and traced.otherwise:
-        raise Refused(f"only replicas can be added and changed here, and {traced.otherwise}")
-    transfers = _transfers(context, plan, traced)
+    if traced and traced.not_replicas:
+        raise Refused(f"only replicas can be added and changed here, and {traced.not_replicas}")
+    transfers = _planned_transfers(context, plan, traced)
     straggling = find_straggling(context, plan.ranks, before)
-    planned = _Planned(context, bare, plan, traced, before)
-    graph = planned.step(transfers, straggling)
-    step, without = step_ns(graph), step_ns(_without_comm(graph))
+    planned = _PlannedStep(context, bare, plan, traced, before)
+    graph = planned.build(transfers, straggling)
+    step, without = step_ns(graph), step_ns(_silence_comm(graph))
     own = without if planned.retimed else min(without, step_ns(planned.graph))
-    told = Exchange(
+    result = Exchange(
         ranks=plan.ranks,
         before=before,
         basis=transfers.basis if transfers else "none",
         buckets=planned.count,
         size_bytes=planned.size_bytes,
-        comm_ns=_comm_ns(graph),
+        comm_ns=float(graph.tasks.dur_ns[graph.tasks.kind == Kind.COMM].sum()),
         exposed_ns=max(0.0, step - without),
-        least_ns=0.0 if plan.strong else LEAST * min(step, own),
+        least_ns=0.0 if plan.strong else LINK_FLOOR * min(step, own),
         straggling=straggling,
         held_bytes=planned.held_bytes,
     )
-    told = replace(told, said=_about_exchange(plan, told, traced))
-    said = _assumptions(context, plan, told, transfers, planned)
+    result = replace(result, summary=_describe_exchange(plan, result, traced))
+    assumptions = _assumptions(context, plan, result, transfers, planned)
     return Outcome(
-        context=changed(replace(context, bare=bare, plan=plan, exchange=told), graph),
-        assumptions=said if first else (),
+        context=changed(replace(context, bare=bare, plan=plan, exchange=result), graph),
+        assumptions=assumptions if first else (),
         spread=0.0,
         doubt=planned.doubt(graph, transfers, straggling) if first else 0.0,
-        samples=_samples(plan, old),
+        samples=_samples_factor(plan, old),
         peak=peak_at_batch(context, context.grown * planned.share) if plan.strong else None,
     )
 
 
-def _samples(plan: Plan, old: Plan) -> float:
-    def share(each: Plan) -> float:
-        return 1.0 if each.strong else float(each.ranks)
+def _samples_factor(plan: WorkerPlan, old: WorkerPlan) -> float:
+    """Samples per step of all workers, over those of the old plan."""
+    if plan.strong:
+        return 1.0
+    return plan.ranks / (1.0 if old.strong else old.ranks)
 
-    return share(plan) / (share(old) if not plan.strong else 1.0)
 
-
-class _Planned:
+class _PlannedStep:
     """One step under one plan; links and stragglers can still vary."""
 
     def __init__(
-        self, context: StepContext, bare: StepGraph, plan: Plan, traced: Traced | None, before: int
+        self,
+        context: StepContext,
+        bare: StepGraph,
+        plan: WorkerPlan,
+        traced: TracedExchange | None,
+        before: int,
     ) -> None:
         self.context, self.plan, self.traced, self.before = context, plan, traced, before
-        self.toll = traced is None
-        self.statistics = find_statistics(context) if self.toll else None
+        self.add_ddp = traced is None
+        self.norm_buffers = find_norm_buffers(context) if self.add_ddp else None
         self.share = before / plan.ranks if plan.strong else 1.0
         graph = share_of_batch(replace(context, graph=bare), before, self.share).graph
-        self.own_ns = (silent_ns(bare), silent_ns(graph)) if plan.strong else (0.0, 0.0)
-        keeps = traced is not None and len(traced.tasks) > 0
-        self.retimed = keeps and plan.bucket_mb is None and not plan.stage
+        self.own_ns = (0.0, 0.0)
+        if plan.strong:
+            self.own_ns = (step_without_comm_ns(bare), step_without_comm_ns(graph))
+        has_tasks = traced is not None and len(traced.tasks) > 0
+        self.retimed = has_tasks and plan.bucket_mb is None and not plan.stage
         self.graph = graph
         if self.retimed or plan.ranks < 2:
             self.buckets = traced.buckets if traced else None
         else:
             self.buckets = self._find_buckets(graph)
         self.waiting_ns = 0.0
-        if keeps and not self.retimed and traced is not None:
+        if has_tasks and not self.retimed and traced is not None:
             if traced.buckets:
                 durations = graph.tasks.dur_ns[traced.tasks]
-                self.waiting_ns = float(self._waiting(durations, traced.buckets)[0].sum())
-            self.graph = exchange.without_traced(graph, traced)
+                self.waiting_ns = float(self._split_waiting(durations, traced.buckets)[0].sum())
+            self.graph = exchange.remove_traced(graph, traced)
 
     @property
     def count(self) -> int:
@@ -161,8 +143,8 @@ class _Planned:
 
     @property
     def held_bytes(self) -> int:
-        plain = self.toll and not self.plan.stage
-        return self.size_bytes if plain and self.plan.ranks > 1 else 0
+        plain_ddp = self.add_ddp and not self.plan.stage
+        return self.size_bytes if plain_ddp and self.plan.ranks > 1 else 0
 
     def _find_buckets(self, graph: StepGraph) -> Buckets:
         traced, plan = self.traced, self.plan
@@ -175,97 +157,100 @@ class _Planned:
                 "and record_shapes=True"
             )
         if plan.bucket_mb is None:
-            return plan_buckets(gradients)
+            return fill_buckets(gradients)
         cap = round(plan.bucket_mb * _MB)
-        return plan_buckets(gradients, cap, cap)
+        return fill_buckets(gradients, cap, cap)
 
-    def step(self, transfers: Transfers | None, straggling: float) -> StepGraph:
-        """The graph of it."""
-        graph, plan = slower(self.graph, straggling), self.plan
+    def build(self, transfers: TransferTimes | None, straggling: float) -> StepGraph:
+        """The graph with these transfers, its own work slowed by `straggling`."""
+        graph, plan = slow_down(self.graph, straggling), self.plan
         if self.retimed and self.traced is not None:
             return self._retime(graph, self.traced, transfers)
         if transfers is None or self.buckets is None:
             return graph
-        on_host, ceilings = self.context.on_host, self.context.ceilings
+        options: dict[str, Any] = {
+            "on_host": self.context.on_host,
+            "add_ddp": self.add_ddp,
+            "ceilings": self.context.ceilings,
+            "waiting_ns": self.waiting_ns,
+        }
         if plan.stage:
-            return exchange.shard(
-                graph,
-                self.buckets,
-                transfers,
-                plan.stage,
-                on_host=on_host,
-                toll=self.toll,
-                ceilings=ceilings,
-                waiting_ns=self.waiting_ns,
-            )
+            return exchange.shard(graph, self.buckets, transfers, plan.stage, **options)
         return exchange.sum_gradients(
-            graph,
-            self.buckets,
-            transfers,
-            on_host=on_host,
-            toll=self.toll,
-            ceilings=ceilings,
-            statistics=self.statistics,
-            waiting_ns=self.waiting_ns,
+            graph, self.buckets, transfers, norm_buffers=self.norm_buffers, **options
         )
 
-    def _retime(self, graph: StepGraph, traced: Traced, transfers: Transfers | None) -> StepGraph:
-        """Only what moves bytes changes; what a rank waits for others inside stays."""
+    def _retime(
+        self, graph: StepGraph, traced: TracedExchange, transfers: TransferTimes | None
+    ) -> StepGraph:
+        """Only the transfers change; what a rank waits for others inside them stays."""
         durations = graph.tasks.dur_ns[traced.tasks]
         if transfers is None:
             return exchange.retime_traced(graph, traced, np.zeros(len(durations)))
         if traced.buckets is None:
             raise Refused("the trace does not give how many bytes its all-reduces move")
-        waiting, share = self._waiting(durations, traced.buckets)
+        waiting, share = self._split_waiting(durations, traced.buckets)
         expected = transfers.expected_ns(traced.buckets.size_bytes.astype(np.float64))
         return exchange.retime_traced(graph, traced, waiting + share * expected)
 
-    def _waiting(self, durations: Floats, buckets: Buckets) -> tuple[Floats, Floats]:
-        now = _transfers(self.context, Plan(ranks=self.before), self.traced)
+    def _split_waiting(self, durations: Floats, buckets: Buckets) -> tuple[Floats, Floats]:
+        now = _planned_transfers(self.context, WorkerPlan(ranks=self.before), self.traced)
         return split_waiting(durations, buckets, now)
 
-    def doubt(self, graph: StepGraph, transfers: Transfers | None, straggling: float) -> float:
-        """Of the logarithm of the step: of the share, of the link, and whether slow steps meet."""
-        share = doubt_of_share(*self.own_ns, step_ns(graph), on_host=self.context.on_host)
+    def doubt(self, graph: StepGraph, transfers: TransferTimes | None, straggling: float) -> float:
+        """Of the logarithm of the step: about the share of the batch, the link, and whether slow
+        steps of different workers coincide."""
+        share = share_doubt(*self.own_ns, step_ns(graph), on_host=self.context.on_host)
         if transfers is None:
             return share
         factor = math.exp(1.96 * transfers.spread)
         low, high = (
-            step_ns(self.step(transfers.scaled(each), straggling)) for each in (1 / factor, factor)
+            step_ns(self.build(transfers.scaled(scale), straggling))
+            for scale in (1 / factor, factor)
         )
         link = math.log(max(high, 1.0) / max(low, 1.0)) / (2 * 1.96)
-        usual = step_ns(self.step(transfers, 1.0)) if straggling != 1.0 else step_ns(graph)
-        slow = OF_STRAGGLING * abs(math.log(max(step_ns(graph), 1.0) / max(usual, 1.0)))
-        return math.hypot(share, link, slow, OF_MODEL[self.context.on_host])
+        usual = step_ns(self.build(transfers, 1.0)) if straggling != 1.0 else step_ns(graph)
+        slow = STRAGGLING_DOUBT * abs(math.log(max(step_ns(graph), 1.0) / max(usual, 1.0)))
+        return math.hypot(share, link, slow, MODEL_DOUBT[self.context.on_host])
 
 
-def _transfers(context: StepContext, plan: Plan, traced: Traced | None) -> Transfers | None:
+def find_link_times(
+    context: StepContext, traced: TracedExchange | None, ranks: int
+) -> TransferTimes | None:
+    """Collectives over `ranks` workers of this step; None for one worker, or if not known."""
+    if ranks < 2:
+        return None
+    return find_transfer_times(
+        ranks,
+        trace=context.trace,
+        profiles=context.profiles,
+        traced=traced.all_reduces if traced else None,
+        device=find_device(context.trace.device_name or ""),
+        on_host=context.on_host,
+    )
+
+
+def _planned_transfers(
+    context: StepContext, plan: WorkerPlan, traced: TracedExchange | None
+) -> TransferTimes | None:
     if plan.ranks < 2:
         if (plan.bandwidth, plan.latency, plan.stage, plan.bucket_mb) != (1.0, 1.0, 0, None):
             raise Refused("nothing is exchanged in this step: ask for workers=N together with it")
         return None
-    trace = context.trace
-    found = find_transfers(
-        plan.ranks,
-        trace=trace,
-        profiles=context.profiles,
-        seen=traced.seen if traced else None,
-        device=find_device(trace.device_name or ""),
-        on_host=context.on_host,
-    )
-    if found is None:
+    times = find_link_times(context, traced, plan.ranks)
+    if times is None:
         raise Refused(
             f"how long an all-reduce over {counted(plan.ranks, 'worker')} takes is not known: run "
             f"`stepscope calibrate --ranks {plan.ranks}` where the training runs, or `stepscope "
             "calibrate` under its launcher (a bare trace does not say its host)"
         )
-    return replace(found, bandwidth=plan.bandwidth, latency=plan.latency)
+    return replace(times, bandwidth=plan.bandwidth, latency=plan.latency)
 
 
 def share_of_batch(context: StepContext, workers: int, factor: float) -> StepContext:
-    """The step with so many times the samples. On a CPU most of forward and backward grows.
+    """The step with `factor` times the samples. On a CPU most of forward and backward scales.
 
-    Refuses less than one sample for each worker; `workers` have the batch together now.
+    Refuses less than one sample per worker; `workers` is how many share the batch now.
     """
     if factor == 1.0:
         return context
@@ -274,39 +259,35 @@ def share_of_batch(context: StepContext, workers: int, factor: float) -> StepCon
         whole = context.batch * workers
         raise Refused(f"a batch of {whole} is too small for {counted(many, 'worker')}")
     if not context.on_host:
-        return batch.grow(context, factor).context
+        return grow_batch(context, factor).context
     graph = context.graph
     phase = graph.calls.phase
-    passes = (phase == Phase.FORWARD) | (phase == Phase.BACKWARD)
-    shared = scale_calls(graph, passes & (graph.calls.row >= 0), _STAYS + (1 - _STAYS) * factor)
+    scaled = ((phase == Phase.FORWARD) | (phase == Phase.BACKWARD)) & (graph.calls.row >= 0)
+    shared = scale_calls(graph, scaled, _FIXED_SHARE + (1 - _FIXED_SHARE) * factor)
     return replace(changed(context, shared), grown=context.grown * factor)
 
 
-def doubt_of_share(whole_ns: float, share_ns: float, step: float, *, on_host: bool) -> float:
-    """Of the logarithm of the step. A worker's own time with the whole batch and with its share."""
+def share_doubt(whole_ns: float, share_ns: float, step: float, *, on_host: bool) -> float:
+    """Of the logarithm of the step, by a worker's own time with all and with part of the batch."""
     if not share_ns or not step:
         return 0.0
     moved = abs(math.log(max(whole_ns, 1.0) / share_ns))
-    return OF_SHARE[on_host] * min(1.0, moved) * min(1.0, share_ns / step)
+    return SHARE_DOUBT[on_host] * min(1.0, moved) * min(1.0, share_ns / step)
 
 
-def silent_ns(graph: StepGraph) -> float:
+def step_without_comm_ns(graph: StepGraph) -> float:
     """The step if no collective took any time."""
     return step_ns(scale_tasks(graph, graph.tasks.kind == Kind.COMM, 0.0))
 
 
-def _comm_ns(graph: StepGraph) -> float:
-    return float(graph.tasks.dur_ns[graph.tasks.kind == Kind.COMM].sum())
-
-
-def _without_comm(graph: StepGraph) -> StepGraph:
-    """Collectives that take no time, and nothing from compute."""
-    moving = graph.tasks.kind == Kind.COMM
+def _silence_comm(graph: StepGraph) -> StepGraph:
+    """Collectives take no time, and inserted ones take none from compute either."""
+    comm = graph.tasks.kind == Kind.COMM
     calls = graph.calls
-    ours = np.zeros(len(calls), np.bool_)
-    ours[graph.tasks.call[moving & (graph.tasks.row < 0)]] = True
-    graph = replace(graph, calls=replace(calls, call_ns=np.where(ours, 0.0, calls.call_ns)))
-    return scale_tasks(graph, moving, 0.0)
+    inserted = np.zeros(len(calls), np.bool_)
+    inserted[graph.tasks.call[comm & (graph.tasks.row < 0)]] = True
+    graph = replace(graph, calls=replace(calls, call_ns=np.where(inserted, 0.0, calls.call_ns)))
+    return scale_tasks(graph, comm, 0.0)
 
 
 # In words
@@ -314,40 +295,38 @@ def _without_comm(graph: StepGraph) -> StepGraph:
 
 def _assumptions(
     context: StepContext,
-    plan: Plan,
-    told: Exchange,
-    transfers: Transfers | None,
-    planned: _Planned,
+    plan: WorkerPlan,
+    result: Exchange,
+    transfers: TransferTimes | None,
+    planned: _PlannedStep,
 ) -> tuple[str, ...]:
-    said = []
-    if plan.ranks != told.before:
+    lines = []
+    if plan.ranks != result.before:
         own = "cores" if context.on_host else "a device"
-        said.append(f"{told.before} -> {counted(plan.ranks, 'worker')}, each with {own} of its own")
-        said.append(about_batch(on_host=context.on_host, strong=plan.strong))
-        said.append(_about_straggling(context, told))
+        workers = counted(plan.ranks, "worker")
+        lines.append(f"{result.before} -> {workers}, each with {own} of its own")
+        lines.append(describe_batch(on_host=context.on_host, strong=plan.strong))
+        lines.append(_describe_straggling(context, result))
     if transfers:
-        said.append(transfers.said)
+        lines.append(transfers.source)
         if context.on_host and transfers.contention:
-            said.append(
+            lines.append(
                 "as many cores as workers: communication takes "
-                f"{transfers.contention.lost:.0%} of its time from compute beside it"
+                f"{percent(transfers.contention.lost)} of its time from the compute next to it"
             )
-        if planned.statistics and not plan.stage:
-            said.append(
-                f"statistics of {counted(planned.statistics.norms, 'batch norm')} are sent "
-                "before forward, as "
-                "DDP does unless broadcast_buffers=False"
+        if planned.norm_buffers and not plan.stage:
+            lines.append(
+                f"statistics of {counted(planned.norm_buffers.norms, 'batch norm')} are sent "
+                "before forward, as DDP does unless broadcast_buffers=False"
             )
-        if told.held_bytes:
-            said.append(
-                f"DDP's buckets take {told.held_bytes / 1e6:.1f} MB of every worker's memory"
-            )
+        if result.held_bytes:
+            lines.append(f"DDP's buckets take {size(result.held_bytes)} of every worker's memory")
         if not context.on_host and not planned.retimed:
-            said.append("communication and compute do not slow each other on the device")
-    return tuple(said)
+            lines.append("communication and compute do not slow each other on the device")
+    return tuple(lines)
 
 
-def about_batch(*, on_host: bool, strong: bool) -> str:
+def describe_batch(*, on_host: bool, strong: bool) -> str:
     if not strong:
         return "each worker keeps its batch"
     if on_host:
@@ -355,20 +334,20 @@ def about_batch(*, on_host: bool, strong: bool) -> str:
     return "the batch stays and is shared; host time and the shortest kernels stay too"
 
 
-def _about_straggling(context: StepContext, told: Exchange) -> str:
+def _describe_straggling(context: StepContext, result: Exchange) -> str:
     steps = len(own_steps(context))
     if steps < ENOUGH_STEPS:
         return (
-            "all workers are taken to be equally fast: how much they differ is not known from "
-            f"{counted(steps, 'step')}"
+            f"all workers are taken to be equally fast: {counted(steps, 'step')} do not show how "
+            "much they differ"
         )
     return (
-        f"the slowest of {told.ranks} needs {told.straggling:.3f} of a typical step (expected "
+        f"the slowest of {result.ranks} needs {result.straggling:.3f} of a typical step (expected "
         f"maximum over {steps} measured steps, drawn independently)"
     )
 
 
-def _about_exchange(plan: Plan, told: Exchange, traced: Traced | None) -> str:
+def _describe_exchange(plan: WorkerPlan, result: Exchange, traced: TracedExchange | None) -> str:
     if plan.ranks < 2:
         return ""
     kind = f"ZeRO stage {plan.stage}" if plan.stage else "DDP"
@@ -380,8 +359,8 @@ def _about_exchange(plan: Plan, told: Exchange, traced: Traced | None) -> str:
         link += f" at {plan.bandwidth:g} times the bandwidth"
     if plan.latency != 1.0:
         link += f" at {plan.latency:g} times the latency"
-    buckets = counted(told.buckets, "bucket")
     return (
-        f"{kind} exchanges {told.size_bytes / 1e6:.1f} MB in {buckets} {how}{link}: "
-        f"{told.comm_ns / 1e6:.2f} ms, of which {told.exposed_ns / 1e6:.2f} ms lengthen the step"
+        f"{kind} exchanges {size(result.size_bytes)} in {counted(result.buckets, 'bucket')} {how}"
+        f"{link}: {milliseconds(result.comm_ns / 1e6)}, of which "
+        f"{milliseconds(result.exposed_ns / 1e6)} lengthen the step"
     )

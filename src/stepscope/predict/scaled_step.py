@@ -14,13 +14,13 @@ import numpy as np
 
 from stepscope.predict import scale_out, whatif
 from stepscope.predict.buckets import chain_buckets
-from stepscope.predict.max_plus import HOST, slowed, times_after
+from stepscope.predict.max_plus import HOST, advance_times, slow_tables
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Floats
-    from stepscope.predict.contracted_step import Sketch
-    from stepscope.predict.max_plus import Outline
-    from stepscope.predict.scaling_grid import Crew, Line, Link, Way
+    from stepscope.predict.contracted_step import ContractedStep
+    from stepscope.predict.max_plus import StepTables
+    from stepscope.predict.scaling_grid import BucketLayout, Line, ScalingSetup, WorkerLink
     from stepscope.predict.whatif import Bench
 
 _STEPS = 4
@@ -45,8 +45,8 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(
-    crew: Crew,
-    step: Sketch,
+    crew: ScalingSetup,
+    step: ContractedStep,
     plan: Plan,
     *,
     slower: float | None = None,
@@ -68,11 +68,11 @@ def cost_ns(lines: tuple[Line, ...], sizes: Floats, bandwidth: float) -> Floats:
     return found
 
 
-def _host(step: Sketch, shape: Outline, pace: float) -> float:
+def _host(step: ContractedStep, shape: StepTables, pace: float) -> float:
     return shape.host_ns * (pace if step.task_ns is None else 1.0)
 
 
-def _busy(shape: Outline, pace: float) -> Floats:
+def _busy(shape: StepTables, pace: float) -> Floats:
     own = np.array(shape.own[1 : 1 + len(shape.busy_ns)])
     found: Floats = np.array(shape.busy_ns) * (1 + (pace - 1) * own)
     return found
@@ -83,7 +83,9 @@ def _steady(ends: list[float]) -> float:
     return (ends[-1] - ends[-1 - half]) / half
 
 
-def _retimed(step: Sketch, link: Link, way: Way, plan: Plan, pace: float, times: float) -> Done:
+def _retimed(
+    step: ContractedStep, link: WorkerLink, way: BucketLayout, plan: Plan, pace: float, times: float
+) -> Done:
     """The trace's own collectives with other durations."""
     shape = step.traced
     assert shape is not None
@@ -93,12 +95,12 @@ def _retimed(step: Sketch, link: Link, way: Way, plan: Plan, pace: float, times:
         lasting = np.array(step.wait_ns) + np.array(step.share) * expected
         if times == _FREE:
             lasting = np.zeros(len(shape.marked))
-    tables = slowed(shape, pace)
+    tables = slow_tables(shape, pace)
     now = np.zeros(tables.shape[1])
     ends = []
     for _ in range(_STEPS):
         for number, table in enumerate(tables):
-            now = times_after(table, now)
+            now = advance_times(table, now)
             if number < len(lasting):
                 now[list(shape.marked[number])] += lasting[number]
         ends.append(float(now.max()))
@@ -113,12 +115,18 @@ def _retimed(step: Sketch, link: Link, way: Way, plan: Plan, pace: float, times:
 
 
 def _planned(
-    crew: Crew, step: Sketch, link: Link, way: Way, plan: Plan, pace: float, times: float
+    crew: ScalingSetup,
+    step: ContractedStep,
+    link: WorkerLink,
+    way: BucketLayout,
+    plan: Plan,
+    pace: float,
+    times: float,
 ) -> Done:
     """Collectives put between the stretches."""
     shape = step.planned
     assert shape is not None
-    tables = slowed(shape, pace)
+    tables = slow_tables(shape, pace)
     if not link.all_reduce:
         return _alone(tables, _host(step, shape, pace), _busy(shape, pace))
     tolls = step.task_ns is None  # inside a CUDA graph nobody pays the host
@@ -137,7 +145,7 @@ def _planned(
     ends = []
     for _ in range(_STEPS):
         for number, table in enumerate(tables):
-            lanes.now = times_after(table, lanes.now)
+            lanes.now = advance_times(table, lanes.now)
             lanes.meet(number)
         ends.append(float(max(lanes.now.max(), lanes.comm)))
     busy = _busy(shape, pace)
@@ -157,7 +165,7 @@ def _alone(tables: Floats, host_ns: float, busy: Floats) -> Done:
     ends = []
     for _ in range(_STEPS):
         for table in tables:
-            now = times_after(table, now)
+            now = advance_times(table, now)
         ends.append(float(now.max()))
     return Done(
         step_ns=_steady(ends),
@@ -168,22 +176,28 @@ def _alone(tables: Floats, host_ns: float, busy: Floats) -> Done:
 
 
 def _contended(
-    crew: Crew, tables: Floats, link: Link, way: Way, host: Floats, bandwidth: float, times: float
+    crew: ScalingSetup,
+    tables: Floats,
+    link: WorkerLink,
+    way: BucketLayout,
+    host: Floats,
+    bandwidth: float,
+    times: float,
 ) -> tuple[Floats, Floats]:
     """Where compute and communication share processors each makes the other longer."""
     sizes = np.array(way.size_bytes)
     now, ended = np.zeros(tables.shape[1]), []
     for table in tables:
-        now = times_after(table, now)
+        now = advance_times(table, now)
         ended.append(float(now[HOST]))
     spent = np.cumsum(host)
     alone = cost_ns(link.all_reduce, sizes, bandwidth)
-    slowed = cost_ns(link.beside, sizes, bandwidth)
+    slow_tables = cost_ns(link.beside, sizes, bandwidth)
     chain = chain_buckets(
         np.array([ended[mark] for mark in way.marks]) + spent,
         ended[crew.moments - 1] + float(spent[-1]),
         times * alone,
-        times * np.maximum(alone, slowed),
+        times * np.maximum(alone, slow_tables),
         link.lost,
     )
     return chain.dur_ns, chain.lost_ns
@@ -194,9 +208,9 @@ class _Lanes:
 
     def __init__(
         self,
-        crew: Crew,
-        step: Sketch,
-        way: Way,
+        crew: ScalingSetup,
+        step: ContractedStep,
+        way: BucketLayout,
         host: Floats,
         lasting: Floats,
         lost: Floats,
@@ -279,24 +293,24 @@ class Doubts(msgspec.Struct, frozen=True, kw_only=True):
 def find_doubts(bench: Bench) -> Doubts:
     base = bench.corrected
     return Doubts(
-        of_change=whatif.OF_CHANGE,
-        least=whatif.LEAST,
-        of_model=scale_out.OF_MODEL[bench.context.on_host],
-        of_straggling=scale_out.OF_STRAGGLING,
+        of_change=whatif.CHANGE_DOUBT,
+        least=whatif.SMALLEST_DOUBT,
+        of_model=scale_out.MODEL_DOUBT[bench.context.on_host],
+        of_straggling=scale_out.STRAGGLING_DOUBT,
         of_host=whatif.host_spread(base),
         lowest=bench.lowest,
-        reached=scale_out.LEAST,
+        reached=scale_out.LINK_FLOOR,
     )
 
 
 class Local(msgspec.Struct, frozen=True, kw_only=True):
     """A step with what one worker changes."""
 
-    sketch: Sketch
+    sketch: ContractedStep
     step_ns: float
     variance: float
-    whole: Sketch | None = None  # with the whole batch, where `sketch` has a share of it
-    graphed: Sketch | None = None  # and then a CUDA graph is made of it
+    whole: ContractedStep | None = None  # with the whole batch, where `sketch` has a share of it
+    graphed: ContractedStep | None = None  # and then a CUDA graph is made of it
     spread: float = 0.0
 
 
@@ -309,7 +323,7 @@ class Together(msgspec.Struct, frozen=True, kw_only=True):
     exposed_ns: float
 
 
-def predict_together(crew: Crew, doubts: Doubts, local: Local, plan: Plan) -> Together:
+def predict_together(crew: ScalingSetup, doubts: Doubts, local: Local, plan: Plan) -> Together:
     """The changes are made in the order of `predict.order`: each adds its doubt."""
     step, variance, first = local.step_ns, local.variance, True
     done = run(crew, local.sketch, plan)
@@ -338,7 +352,7 @@ def predict_together(crew: Crew, doubts: Doubts, local: Local, plan: Plan) -> To
     )
 
 
-def _changes(crew: Crew, plan: Plan) -> list[Plan]:
+def _changes(crew: ScalingSetup, plan: Plan) -> list[Plan]:
     """Workers, then buckets, then links; those that are as now are no change."""
     now = next(i for i, link in enumerate(crew.links) if link.ranks == crew.before)
     found = []
@@ -351,7 +365,9 @@ def _changes(crew: Crew, plan: Plan) -> list[Plan]:
     return found
 
 
-def _doubt(crew: Crew, doubts: Doubts, step: Sketch, plan: Plan, done: Done) -> float:
+def _doubt(
+    crew: ScalingSetup, doubts: Doubts, step: ContractedStep, plan: Plan, done: Done
+) -> float:
     """Of the logarithm of the step: the link's, and whether slow steps meet."""
     link = crew.links[plan.link]
     if not link.all_reduce:
@@ -364,14 +380,14 @@ def _doubt(crew: Crew, doubts: Doubts, step: Sketch, plan: Plan, done: Done) -> 
     return math.hypot(of_link, slow, doubts.of_model)
 
 
-def _doubt_of_share(crew: Crew, local: Local, done: Done) -> float:
+def _doubt_of_share(crew: ScalingSetup, local: Local, done: Done) -> float:
     if local.whole is None:
         return 0.0
     own = (_own(local.whole), _own(local.sketch))
-    return scale_out.doubt_of_share(*own, done.step_ns, on_host=crew.on_host)
+    return scale_out.share_doubt(*own, done.step_ns, on_host=crew.on_host)
 
 
-def _own(step: Sketch) -> float:
+def _own(step: ContractedStep) -> float:
     """What a worker needs by itself."""
     if step.traced is not None:
         return step.silent_ns
@@ -379,7 +395,7 @@ def _own(step: Sketch) -> float:
     return _alone(step.planned.tables, 0.0, np.zeros(0)).step_ns
 
 
-def _without(crew: Crew, step: Sketch, plan: Plan) -> float:
+def _without(crew: ScalingSetup, step: ContractedStep, plan: Plan) -> float:
     """The step if no collective took any time."""
     silent = step.quiet_ns if plan.way else step.silent_ns
     if step.traced is not None and silent is not None:
@@ -387,7 +403,7 @@ def _without(crew: Crew, step: Sketch, plan: Plan) -> float:
     return run(crew, step, plan, times=_FREE).step_ns
 
 
-def _least(doubts: Doubts, step: Sketch, plan: Plan, done: Done, without: float) -> float:
+def _least(doubts: Doubts, step: ContractedStep, plan: Plan, done: Done, without: float) -> float:
     """No link makes the step shorter than what a worker needs by itself."""
     own = without
     if step.planned is not None and (step.traced is None or plan.way):

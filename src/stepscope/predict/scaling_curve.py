@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.predict.traced_exchange import find_traced
+from stepscope.predict.traced_exchange import find_traced_exchange
 from stepscope.records.prediction import ScalingCurve, ScalingPoint, Setting
 
 if TYPE_CHECKING:
@@ -61,5 +61,5 @@ def curve(bench: Bench, workers: Sequence[int] = WORKERS, *, strong: bool = Fals
 
 
 def _present(bench: Bench) -> int:
-    traced = find_traced(bench.context, bench.context.graph)
+    traced = find_traced_exchange(bench.context, bench.context.graph)
     return traced.ranks if traced else 1

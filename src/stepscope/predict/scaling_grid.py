@@ -1,8 +1,9 @@
 """More workers, other links and other buckets for many steps at once, without replaying each.
 
-What does not hang on a step's other changes (links by number of workers, the slowest of them, what
-goes into which bucket) is found once: the crew. Of each changed step only its outline is kept. With
-both, `crew_step` gives what `scale_out.replan` gives, for any number of workers and any link.
+What does not depend on a step's other changes (links by number of workers, the slowest worker, what
+goes into which bucket) is found once: the setup. Of each changed step only its tables are kept
+(contracted_step.py). Both together give what `scale_out.replan` gives, for any number of workers
+and any link.
 """
 
 from __future__ import annotations
@@ -13,17 +14,13 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.replay.graph import Phase
-from stepscope.predict import exchange
-from stepscope.predict.buckets import CAP_BYTES, find_gradients, plan_buckets
-from stepscope.predict.kernels import FLOOR_NS, copy_ns
-from stepscope.predict.norm_buffers import find_statistics
-from stepscope.predict.scale_out import about_batch, share_of_batch
+from stepscope.predict.buckets import CAP_BYTES, fill_buckets, find_gradients
+from stepscope.predict.exchange import bucket_copy_ns, ddp_cost, first_forward_call
+from stepscope.predict.norm_buffers import find_norm_buffers
+from stepscope.predict.outcome import Refused
+from stepscope.predict.scale_out import describe_batch, find_link_times, share_of_batch
 from stepscope.predict.slowest_worker import find_straggling
-from stepscope.predict.traced_exchange import find_traced
-from stepscope.predict.transfers import find_transfers
-from stepscope.predict.whatifs.outcome import Refused
-from stepscope.records.devices import find_device
+from stepscope.predict.traced_exchange import find_traced_exchange
 from stepscope.records.prediction import Setting
 
 if TYPE_CHECKING:
@@ -32,21 +29,21 @@ if TYPE_CHECKING:
     from stepscope.explain.replay.graph import StepGraph
     from stepscope.predict.buckets import Buckets, Gradients
     from stepscope.predict.step_context import StepContext
-    from stepscope.predict.traced_exchange import Traced
-    from stepscope.predict.transfers import Transfers
+    from stepscope.predict.traced_exchange import TracedExchange
     from stepscope.predict.whatif import Bench
     from stepscope.records.profile import Segment
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BUCKETS_MB = (1, 5, 10, 25, 50, 100)
 _MB = 1 << 20
-_MOST_BUCKETS = 60  # of one size: more are not worth their place in the report
+_MAX_BUCKETS = 60  # of one size: more are not worth their place in the report
 
-Line = tuple[float, float, float]  # up to so many bytes, ns, ns a byte
+Line = tuple[float, float, float]  # up to this many bytes, ns, ns per byte
+Moment = tuple[str, int]  # what becomes ready: "gradient" or "bucket" and its number
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """Between so many workers."""
+class WorkerLink(msgspec.Struct, frozen=True, kw_only=True):
+    """The link between `ranks` workers."""
 
     ranks: int
     straggling: float
@@ -56,94 +53,98 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     broadcast: tuple[Line, ...] = ()
     beside: tuple[Line, ...] = ()  # an all-reduce while the host computes
     lost: float = 0.0
-    said: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()  # assumptions
 
 
-class Way(msgspec.Struct, frozen=True, kw_only=True):
+class BucketLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Gradients in buckets of one size."""
 
     bucket_mb: float | None  # None: as it is now
     size_bytes: tuple[float, ...]
-    marks: tuple[int, ...]  # the moment of each, among the outline's; none where they are traced
+    marks: tuple[int, ...]  # the moment of each bucket, by number; none if they are traced
     host_ns: tuple[float, ...]  # what DDP takes for each
     fill_ns: tuple[float, ...]
 
 
-class Crew(msgspec.Struct, frozen=True, kw_only=True):
+class ScalingSetup(msgspec.Struct, frozen=True, kw_only=True):
     """What all steps have in common."""
 
-    before: int
+    before: int  # workers of the trace
     on_host: bool
-    links: tuple[Link, ...]  # by number of workers
-    ways: tuple[Way, ...]  # as now first
-    retimed: bool  # buckets as now are tasks of the trace
-    finish_ns: float  # of the host, behind the last sum
-    # Batch norms' statistics before forward: bytes of each message, the host's time for it, behind.
+    links: tuple[WorkerLink, ...]  # by number of workers
+    ways: tuple[BucketLayout, ...]  # the present one first
+    retimed: bool  # the present buckets are tasks of the trace
+    finish_ns: float  # of the host, after the last sum
+    # Batch norms' statistics before forward: bytes of each message, the host's time for it and
+    # after it.
     sent_bytes: tuple[float, ...] = ()
     send_ns: float = 0.0
     sent_ns: float = 0.0
     moments: int = 0
-    forward: int = -1  # which moment forward is
-    places: tuple[tuple[str, int], ...] = ()  # what every moment is, in order
+    forward: int = -1  # the number of the moment at which forward begins
+    places: tuple[Moment, ...] = ()  # the moments, in order
     no_buckets: str = ""  # why there are no other sizes
     no_share: str = ""  # why the batch cannot be shared
-    held_bytes: int = 0  # of the buckets, where the trace has none yet
-    traced: Traced | None = None
-    rows: tuple[int, ...] = ()  # of the trace, of those tasks
+    held_bytes: int = 0  # by the buckets, if the trace has none yet
+    traced: TracedExchange | None = None
+    rows: tuple[int, ...] = ()  # of the trace: the tasks of its exchange
 
 
 class CannotScale(Exception):  # noqa: N818 - an answer, not a failure
     """Why nothing can be said about more workers."""
 
 
-def find_crew(bench: Bench) -> Crew:
+def find_scaling_setup(bench: Bench) -> ScalingSetup:
     """Raises CannotScale with the what-if's own reason."""
     context = bench.context
-    traced = find_traced(context, context.graph)
+    traced = find_traced_exchange(context, context.graph)
     before = traced.ranks if traced else 1
-    said = _tried(bench, before)
-    keeps = traced is not None and len(traced.tasks) > 0
+    assumptions = _assumptions_by_workers(bench, before)
+    has_tasks = traced is not None and len(traced.tasks) > 0
     gradients = find_gradients(context, context.graph)
-    plans = _plans(traced, gradients)
-    places = _places(context.graph, traced, gradients, plans, keeps)
-    toll = traced is None
-    statistics = find_statistics(context) if toll else None
-    rates = exchange.ON_CPU if context.on_host else exchange.ON_DEVICE
-    return Crew(
+    plans = _plan_sizes(traced, gradients)
+    moments = _find_moments(context.graph, traced, gradients, plans, has_tasks)
+    add_ddp = traced is None
+    norm_buffers = find_norm_buffers(context) if add_ddp else None
+    cost = ddp_cost(on_host=context.on_host)
+    return ScalingSetup(
         before=before,
         on_host=context.on_host,
-        links=tuple(_link(context, traced, ranks, before, said) for ranks in sorted(said)),
-        ways=tuple(_way(context, gradients, *plan, places, toll) for plan in plans),
-        retimed=keeps,
-        finish_ns=rates.step_ns if toll else 0.0,
-        sent_bytes=tuple(map(float, statistics.messages_bytes)) if statistics else (),
-        send_ns=rates.bucket_ns,
-        sent_ns=rates.tensor_ns * statistics.tensors if statistics else 0.0,
-        moments=len(places),
-        forward=places.index(("forward", 0)) if places else -1,
-        places=tuple(places),
+        links=tuple(
+            _find_link(context, traced, ranks, before, assumptions[ranks])
+            for ranks in sorted(assumptions)
+        ),
+        ways=tuple(_lay_out(context, gradients, plan, moments, add_ddp) for plan in plans),
+        retimed=has_tasks,
+        finish_ns=cost.step_ns if add_ddp else 0.0,
+        sent_bytes=tuple(map(float, norm_buffers.messages_bytes)) if norm_buffers else (),
+        send_ns=cost.bucket_ns,
+        sent_ns=cost.tensor_ns * norm_buffers.tensors if norm_buffers else 0.0,
+        moments=len(moments),
+        forward=moments.index(("forward", 0)) if moments else -1,
+        places=tuple(moments),
         traced=traced,
         rows=tuple(context.graph.tasks.row[traced.tasks].tolist()) if traced else (),
         no_buckets="" if gradients else "The trace does not give the gradients' sizes",
-        no_share=_no_share(context),
-        held_bytes=int(plans[0][1].size_bytes.sum()) if toll and plans else 0,
+        no_share=_why_not_shared(context),
+        held_bytes=int(plans[0].buckets.size_bytes.sum()) if add_ddp and plans else 0,
     )
 
 
-def _tried(bench: Bench, before: int) -> dict[int, tuple[str, ...]]:
+def _assumptions_by_workers(bench: Bench, before: int) -> dict[int, tuple[str, ...]]:
     """What is assumed about each number of workers, whatever their batch."""
-    found: dict[int, tuple[str, ...]] = {before: ()}
-    own = about_batch(on_host=bench.context.on_host, strong=False)
-    # The fewest that exchange something first: a reason names their number.
+    by_workers: dict[int, tuple[str, ...]] = {before: ()}
+    own_batch = describe_batch(on_host=bench.context.on_host, strong=False)
+    # The fewest that exchange something come first: a refusal names their number.
     for ranks in sorted({*WORKERS} - {before}, key=lambda ranks: (ranks < 2, ranks)):
         trial = bench.change(bench.begin(), Setting(name="workers", value=str(ranks)))
         if trial.refused:
             raise CannotScale(trial.refused[-1])
-        found[ranks] = tuple(line for line in trial.assumptions if line != own)
-    return found
+        by_workers[ranks] = tuple(line for line in trial.assumptions if line != own_batch)
+    return by_workers
 
 
-def _no_share(context: StepContext) -> str:
+def _why_not_shared(context: StepContext) -> str:
     """Whatever the batch is."""
     try:
         share_of_batch(replace(context, batch=None), 1, 0.5)
@@ -152,41 +153,30 @@ def _no_share(context: StepContext) -> str:
     return ""
 
 
-def _link(
+def _find_link(
     context: StepContext,
-    traced: Traced | None,
+    traced: TracedExchange | None,
     ranks: int,
     before: int,
-    said: dict[int, tuple[str, ...]],
-) -> Link:
+    assumptions: tuple[str, ...],
+) -> WorkerLink:
     straggling = find_straggling(context, ranks, before)
-    found = find_links(context, traced, ranks)
-    if found is None:
-        return Link(ranks=ranks, straggling=straggling, spread=0.0, basis="none", said=said[ranks])
-    meets = found.contention if context.on_host else None
-    return Link(
+    times = find_link_times(context, traced, ranks)
+    if times is None:
+        return WorkerLink(
+            ranks=ranks, straggling=straggling, spread=0.0, basis="none", said=assumptions
+        )
+    contention = times.contention if context.on_host else None
+    return WorkerLink(
         ranks=ranks,
         straggling=straggling,
-        spread=found.spread,
-        basis=found.basis,
-        all_reduce=_lines(found.lines["all_reduce"]),
-        broadcast=_lines(found.lines["broadcast"]),
-        beside=_lines(meets.beside) if meets else (),
-        lost=meets.lost if meets else 0.0,
-        said=said[ranks],
-    )
-
-
-def find_links(context: StepContext, traced: Traced | None, ranks: int) -> Transfers | None:
-    if ranks < 2:
-        return None
-    return find_transfers(
-        ranks,
-        trace=context.trace,
-        profiles=context.profiles,
-        seen=traced.seen if traced else None,
-        device=find_device(context.trace.device_name or ""),
-        on_host=context.on_host,
+        spread=times.spread,
+        basis=times.basis,
+        all_reduce=_lines(times.lines["all_reduce"]),
+        broadcast=_lines(times.lines["broadcast"]),
+        beside=_lines(contention.beside) if contention else (),
+        lost=contention.lost if contention else 0.0,
+        said=assumptions,
     )
 
 
@@ -196,105 +186,95 @@ def _lines(segments: Sequence[Segment]) -> tuple[Line, ...]:
 
 # Buckets, and the moments at which they are ready
 
-_Plan = tuple[float | None, "Buckets", str]
+
+class _SizePlan(msgspec.Struct, frozen=True, kw_only=True):
+    bucket_mb: float | None  # None: as it is now
+    buckets: Buckets
+    marked_by: str  # "bucket" of the trace, or "gradient"
 
 
-def _plans(traced: Traced | None, gradients: Gradients | None) -> list[_Plan]:
-    """Sizes that make other buckets than those before them; marks are the trace's or gradients'."""
-    found: list[_Plan] = []
+def _plan_sizes(traced: TracedExchange | None, gradients: Gradients | None) -> list[_SizePlan]:
+    """The present buckets, and each size that makes other buckets than those before it."""
+    plans: list[_SizePlan] = []
     if traced and traced.buckets:
-        found.append((None, traced.buckets, "bucket"))
+        plans.append(_SizePlan(bucket_mb=None, buckets=traced.buckets, marked_by="bucket"))
     if gradients is None:
-        return found
-    if not found:
-        found.append((None, plan_buckets(gradients), "gradient"))
-    usual = not (traced and traced.buckets)
+        return plans
+    has_usual_size = not plans
+    if has_usual_size:
+        usual = fill_buckets(gradients)
+        plans.append(_SizePlan(bucket_mb=None, buckets=usual, marked_by="gradient"))
     for size in BUCKETS_MB:
-        if usual and size * _MB == CAP_BYTES:
+        if has_usual_size and size * _MB == CAP_BYTES:
             continue
-        plan = plan_buckets(gradients, size * _MB, size * _MB)
-        known = [np.array_equal(plan.size_bytes, each.size_bytes) for _, each, _ in found]
-        if not any(known) and len(plan) <= _MOST_BUCKETS:
-            found.append((float(size), plan, "gradient"))
-    return found
+        buckets = fill_buckets(gradients, size * _MB, size * _MB)
+        known = any(np.array_equal(buckets.size_bytes, plan.buckets.size_bytes) for plan in plans)
+        if not known and len(buckets) <= _MAX_BUCKETS:
+            plans.append(_SizePlan(bucket_mb=float(size), buckets=buckets, marked_by="gradient"))
+    return plans
 
 
-def _places(
+def _find_moments(
     graph: StepGraph,
-    traced: Traced | None,
+    traced: TracedExchange | None,
     gradients: Gradients | None,
-    plans: list[_Plan],
-    keeps: bool,
-) -> list[tuple[str, int]]:
-    """Every moment by what it is: one of the gradients or of the trace's buckets becomes ready."""
+    plans: list[_SizePlan],
+    has_tasks: bool,
+) -> list[Moment]:
+    """When a gradient or one of the trace's buckets is ready, forward begins, backward ends."""
     if not plans:
         return []
-    calls: dict[tuple[str, int], int] = {}
-    if traced and traced.buckets and not keeps:
-        calls |= {("bucket", i): at for i, at in enumerate(traced.buckets.ready.tolist())}
+    calls: dict[Moment, int] = {}
+    if traced and traced.buckets and not has_tasks:
+        calls |= {("bucket", i): call for i, call in enumerate(traced.buckets.ready.tolist())}
     if gradients is not None:
         closing = {
             number
-            for _, plan, kind in plans
-            if kind == "gradient"
-            for number in _closing(plan, gradients)
+            for plan in plans
+            if plan.marked_by == "gradient"
+            for number in _closing_gradients(plan.buckets, gradients)
         }
         calls |= {("gradient", number): int(gradients.ready[number]) for number in closing}
-    ready = sorted(calls, key=lambda place: calls[place])
-    first = first_of_forward(graph)
-    before = sum(calls[place] < first for place in ready)
+    ready = sorted(calls, key=lambda moment: calls[moment])
+    first = first_forward_call(graph)
+    before = sum(calls[moment] < first for moment in ready)
     return [*ready[:before], ("forward", 0), *ready[before:], ("end", 0)]
 
 
-def _way(
+def _lay_out(
     context: StepContext,
     gradients: Gradients | None,
-    size_mb: float | None,
-    plan: Buckets,
-    kind: str,
-    places: list[tuple[str, int]],
-    toll: bool,
-) -> Way:
-    sizes = plan.size_bytes.astype(np.float64)
-    none = np.zeros(len(plan))
-    rates = exchange.ON_CPU if context.on_host else exchange.ON_DEVICE
-    host = rates.bucket_ns + rates.tensor_ns * plan.tensors.astype(np.float64)
-    return Way(
-        bucket_mb=size_mb,
-        size_bytes=tuple(sizes.tolist()),
-        marks=_marks(gradients, plan, kind, places),
-        host_ns=tuple((host if toll else none).tolist()),
-        fill_ns=tuple((_fill(context, sizes) if toll else none).tolist()),
+    plan: _SizePlan,
+    moments: list[Moment],
+    add_ddp: bool,
+) -> BucketLayout:
+    buckets, on_host = plan.buckets, context.on_host
+    none = np.zeros(len(buckets))
+    host = ddp_cost(on_host=on_host).filling_ns(buckets) if add_ddp else none
+    fill = bucket_copy_ns(buckets, context.ceilings, on_host=on_host) if add_ddp else none
+    return BucketLayout(
+        bucket_mb=plan.bucket_mb,
+        size_bytes=tuple(buckets.size_bytes.astype(np.float64).tolist()),
+        marks=_mark_buckets(gradients, plan, moments),
+        host_ns=tuple(host.tolist()),
+        fill_ns=tuple(fill.tolist()),
     )
 
 
-def _marks(
-    gradients: Gradients | None, plan: Buckets, kind: str, places: list[tuple[str, int]]
+def _mark_buckets(
+    gradients: Gradients | None, plan: _SizePlan, moments: list[Moment]
 ) -> tuple[int, ...]:
-    if kind == "bucket" or gradients is None:
-        known = [("bucket", number) for number in range(len(plan))]
-        return tuple(places.index(place) for place in known) if known[0] in places else ()
-    return tuple(places.index(("gradient", number)) for number in _closing(plan, gradients))
+    if plan.marked_by == "bucket" or gradients is None:
+        known = [("bucket", number) for number in range(len(plan.buckets))]
+        return tuple(moments.index(moment) for moment in known) if known[0] in moments else ()
+    closing = _closing_gradients(plan.buckets, gradients)
+    return tuple(moments.index(("gradient", number)) for number in closing)
 
 
-def _closing(plan: Buckets, gradients: Gradients) -> list[int]:
-    """The gradient that closes each bucket; of several types, the last that is ready then."""
-    ends: list[int] = (np.cumsum(plan.tensors) - 1).tolist()
+def _closing_gradients(buckets: Buckets, gradients: Gradients) -> list[int]:
+    """The gradient that closes each bucket; with several types, the last that is ready then."""
+    ends: list[int] = (np.cumsum(buckets.tensors) - 1).tolist()
     if len(np.unique(gradients.dtype)) == 1:
         return ends
-    last = {at: number for number, at in enumerate(gradients.ready.tolist())}
-    return [last[at] for at in plan.ready.tolist()]
-
-
-def first_of_forward(graph: StepGraph) -> int:
-    forward = np.flatnonzero(graph.calls.phase == Phase.FORWARD)
-    return int(forward.min(initial=len(graph.calls)))
-
-
-def _fill(context: StepContext, sizes: np.ndarray) -> np.ndarray:
-    """Gradients into their bucket: read once, written once."""
-    if context.on_host:
-        return 2 * sizes / exchange.ON_CPU.copied_bytes_s * 1e9
-    if context.ceilings is None:
-        return np.full(len(sizes), FLOOR_NS)
-    return copy_ns(2 * sizes, context.ceilings)
+    last = {call: number for number, call in enumerate(gradients.ready.tolist())}
+    return [last[call] for call in buckets.ready.tolist()]

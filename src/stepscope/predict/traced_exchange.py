@@ -10,8 +10,8 @@ import numpy as np
 from stepscope.explain.collective_calls import count_elements
 from stepscope.explain.collectives import DTYPE_BYTES
 from stepscope.explain.work import Kind, rows_named
-from stepscope.predict.buckets import ACCUMULATE, Buckets, places_behind, rows_in_step
-from stepscope.predict.transfers import Seen
+from stepscope.predict.buckets import ACCUMULATE, Buckets, calls_after, rows_in_step
+from stepscope.predict.transfers import TracedAllReduces
 from stepscope.records.job import KINDS
 from stepscope.records.strategies import (
     RankFullySharded,
@@ -26,67 +26,72 @@ if TYPE_CHECKING:
 
     from stepscope.explain.replay.graph import Floats, StepGraph
     from stepscope.predict.step_context import StepContext
-    from stepscope.predict.transfers import Transfers
+    from stepscope.predict.transfers import TransferTimes
     from stepscope.records.job import Calls
 
     Flags = NDArray[np.bool_]
 
 _REDUCE = "c10d::allreduce_"
-_SPREAD_OUT = {
+_NOT_REPLICAS = {
     RankFullySharded: "its parameters are sharded",
     RankTensorParallel: "its layers are split over ranks",
     RankPipeline: "it is a pipeline",
 }
 
 
-class Traced(msgspec.Struct, frozen=True, kw_only=True):
-    """Data parallelism as the trace shows it; `ranks` is 1 where nobody else takes part."""
+class TracedExchange(msgspec.Struct, frozen=True, kw_only=True):
+    """Data parallelism as the trace shows it; `ranks` is 1 if nobody else takes part."""
 
     ranks: int
-    buckets: Buckets | None  # None: all-reduces whose sizes are not known
-    tasks: NDArray[np.intp]  # of the graph, one for each bucket; none where a rank was alone
-    seen: Seen | None
-    otherwise: str | None = None  # why replicas are not all there is
+    buckets: Buckets | None  # None: the sizes of the all-reduces are not known
+    tasks: NDArray[np.intp]  # of the graph, one per bucket; none if a rank was alone
+    all_reduces: TracedAllReduces | None
+    not_replicas: str | None = None  # why the ranks are more than replicas
 
 
 def split_waiting(
-    durations: Floats, buckets: Buckets, now: Transfers | None
+    durations: Floats, buckets: Buckets, now: TransferTimes | None
 ) -> tuple[Floats, Floats]:
-    """Of traced collectives: what is not their transfer, and their transfer over the one expected,
-    where they were quicker."""
+    """Split traced collectives into waiting and transfer.
+
+    Returns each one's waiting, and its transfer over the expected one: less than 1 if it was
+    faster.
+    """
     sizes = buckets.size_bytes.astype(np.float64)
     expected = now.expected_ns(sizes) if now else np.zeros(len(sizes))
-    moving = np.minimum(durations, expected)
-    return durations - moving, moving / np.maximum(expected, 1.0)
+    transfer = np.minimum(durations, expected)
+    return durations - transfer, transfer / np.maximum(expected, 1.0)
 
 
-def find_traced(context: StepContext, graph: StepGraph) -> Traced | None:
+def find_traced_exchange(context: StepContext, graph: StepGraph) -> TracedExchange | None:
     """None for a step that exchanges nothing."""
     trace = context.trace
     calls, row = context.analysis.collective_calls
     if not len(calls):
-        return _alone(context, graph)
-    strategies = context.analysis.strategies
-    otherwise = next((why for s in strategies if (why := _SPREAD_OUT.get(type(s)))), None)
-    mine = _of_backward(context, row) & (calls.kind == KINDS.index("all_reduce"))
-    ranks = _group_size(calls, mine) or trace.world_size or 1
-    tasks, of = _tasks(context, graph, calls, mine)
+        return _find_single_rank(context, graph)
+    reasons = (_NOT_REPLICAS.get(type(strategy)) for strategy in context.analysis.strategies)
+    summing = _is_in_backward(context, row) & (calls.kind == KINDS.index("all_reduce"))
+    ranks = _group_size(calls, summing) or trace.world_size or 1
+    tasks, of = _find_tasks(context, graph, calls, summing)
     sizes = calls.size_bytes[of]
     buckets = None
     if len(tasks) and (sizes > 0).all():
-        made = np.where(row[of] >= 0, trace.host.start_ns[np.maximum(row[of], 0)], 0)
+        called_ns = np.where(row[of] >= 0, trace.host.start_ns[np.maximum(row[of], 0)], 0)
         buckets = Buckets(
-            ready=np.maximum.accumulate(places_behind(context, graph, made)),
+            ready=np.maximum.accumulate(calls_after(context, graph, called_ns)),
             size_bytes=sizes,
             tensors=np.zeros(len(tasks), np.int32),
         )
-    return Traced(
-        ranks=ranks, buckets=buckets, tasks=tasks, seen=_seen(calls, mine, ranks),
-        otherwise=otherwise,
-    )  # fmt: skip
+    return TracedExchange(
+        ranks=ranks,
+        buckets=buckets,
+        tasks=tasks,
+        all_reduces=_find_all_reduces(calls, summing, ranks),
+        not_replicas=next((reason for reason in reasons if reason), None),
+    )
 
 
-def _of_backward(context: StepContext, row: NDArray[np.int32]) -> Flags:
+def _is_in_backward(context: StepContext, row: NDArray[np.int32]) -> Flags:
     host = context.trace.host
     backward = (host.forward_thread > 0) | rows_named(
         context.trace,
@@ -94,23 +99,22 @@ def _of_backward(context: StepContext, row: NDArray[np.int32]) -> Flags:
         host.kind <= HostKind.ANNOTATION,
         lambda name: name.startswith("autograd::engine"),
     )
-    found: Flags = nearest_of(host, backward, row) >= 0
-    return found
+    inside: Flags = nearest_of(host, backward, row) >= 0
+    return inside
 
 
-def _group_size(calls: Calls, mine: Flags) -> int | None:
-    sizes = [calls.groups[group].size for group in distinct(calls.group[mine]).tolist()]
-    known = [size for size in sizes if size]
-    return max(known, default=None)
+def _group_size(calls: Calls, chosen: Flags) -> int | None:
+    sizes = [calls.groups[group].size for group in distinct(calls.group[chosen]).tolist()]
+    return max((size for size in sizes if size), default=None)
 
 
-def _tasks(
-    context: StepContext, graph: StepGraph, calls: Calls, mine: Flags
+def _find_tasks(
+    context: StepContext, graph: StepGraph, calls: Calls, summing: Flags
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The graph's tasks that sum gradients, and the call of each, joined by their start."""
+    """The graph's tasks that sum gradients and the call of each, joined by their start."""
     events = context.trace.host if context.on_host else context.trace.device
     tasks = np.flatnonzero((graph.tasks.kind == Kind.COMM) & (graph.tasks.row >= 0))
-    wanted = np.flatnonzero(mine)
+    wanted = np.flatnonzero(summing)
     if not len(tasks) or not len(wanted):
         return tasks[:0], wanted[:0]
     order = wanted[np.argsort(calls.start_ns[wanted], kind="stable")]
@@ -120,22 +124,22 @@ def _tasks(
     return tasks[hit], order[place[hit]]
 
 
-def _seen(calls: Calls, mine: Flags, ranks: int) -> Seen | None:
-    known = mine & (calls.size_bytes > 0)
+def _find_all_reduces(calls: Calls, summing: Flags, ranks: int) -> TracedAllReduces | None:
+    known = summing & (calls.size_bytes > 0)
     if ranks < 2 or not known.any():
         return None
-    return Seen(
+    return TracedAllReduces(
         ranks=ranks,
         size_bytes=calls.size_bytes[known].astype(np.float64),
         dur_ns=(calls.end_ns - calls.start_ns)[known].astype(np.float64),
     )
 
 
-def _alone(context: StepContext, graph: StepGraph) -> Traced | None:
-    """DDP over one rank: its all-reduces are called, and nothing is sent."""
+def _find_single_rank(context: StepContext, graph: StepGraph) -> TracedExchange | None:
+    """DDP over one rank: all-reduces are called, but nothing is sent."""
     host = context.trace.host
     rows = rows_in_step(context, (_REDUCE,))
-    rows = rows[_of_backward(context, rows.astype(np.int32))]
+    rows = rows[_is_in_backward(context, rows.astype(np.int32))]
     if not len(rows):
         return None
     width = _gradient_width(context)
@@ -145,15 +149,15 @@ def _alone(context: StepContext, graph: StepGraph) -> Traced | None:
     buckets = None
     if (sizes > 0).all():
         buckets = Buckets(
-            ready=np.maximum.accumulate(places_behind(context, graph, host.start_ns[rows])),
+            ready=np.maximum.accumulate(calls_after(context, graph, host.start_ns[rows])),
             size_bytes=sizes,
             tensors=np.zeros(len(rows), np.int32),
         )
-    return Traced(ranks=1, buckets=buckets, tasks=np.zeros(0, np.intp), seen=None)
+    return TracedExchange(ranks=1, buckets=buckets, tasks=np.zeros(0, np.intp), all_reduces=None)
 
 
 def _gradient_width(context: StepContext) -> int:
-    """Bytes of an element; the call's own list of tensors does not tell its type."""
+    """Bytes per element; the call's own list of tensors does not give its type."""
     host, strings = context.trace.host, context.trace.strings
     rows = rows_in_step(context, (ACCUMULATE,))
     rows = rows[host.dtypes[rows] >= 0]
@@ -167,7 +171,7 @@ def _gradient_width(context: StepContext) -> int:
 
 
 def _given_elements(context: StepContext, shapes: int) -> int:
-    """Of the list of tensors that the call was given; 0 where it was not recorded."""
+    """Elements of the call's list of tensors; 0 if it was not recorded."""
     if shapes < 0:
         return 0
     try:

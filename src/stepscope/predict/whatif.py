@@ -16,13 +16,12 @@ from stepscope.explain.replay.build import describe
 from stepscope.explain.replay.overhead import as_recorded, correct
 from stepscope.explain.replay.schedule import step_ns
 from stepscope.predict.optimizer_updates import find_rule
-from stepscope.predict.order import SAME_PEAK, WITHOUT_CEILINGS, in_order
+from stepscope.predict.outcome import Refused, WrongValue
 from stepscope.predict.parameters import find_parameters
 from stepscope.predict.step_context import StepContext
-from stepscope.predict.whatifs import WHATIFS, WITHOUT_VALUE
-from stepscope.predict.whatifs.outcome import Refused, WrongValue
+from stepscope.predict.whatifs import find_whatif, in_order
 from stepscope.records.devices import find_device
-from stepscope.records.prediction import Peak, Prediction, Setting
+from stepscope.records.prediction import PeakMemory, Prediction, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,14 +29,13 @@ if TYPE_CHECKING:
     from stepscope.explain.memory.model import StepCalls
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.explain.replay.overhead import Corrected
-    from stepscope.predict.whatifs import Apply
     from stepscope.records.job import Job
     from stepscope.records.memory import Memory
 
 # Of a change twice as large the error is about twice as large.
-OF_CHANGE = 0.08
+CHANGE_DOUBT = 0.08
 _HIDDEN_HOST, _UNSEEN_HOST = 0.9, 0.1
-LEAST = 0.01  # nobody knows a step better than this
+SMALLEST_DOUBT = 0.01  # nobody knows a step better than this
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +45,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     step_ns: float
     samples: float = 1.0
     variance: float = 0.0
-    peak: Peak | None = None
+    peak: PeakMemory | None = None
     peak_changes: frozenset[str] = frozenset()  # by what: the batch, or a what-if's name
     assumptions: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
@@ -88,14 +86,14 @@ class Bench:
         self.context = replace(context, rule=find_rule(context))
 
     @cached_property
-    def peak_now(self) -> Peak | None:
+    def peak_now(self) -> PeakMemory | None:
         """As measured, else by arithmetic."""
         from stepscope.predict.peaks import peak_at_batch
 
         memory = self.context.memory
         if memory is None:
             return peak_at_batch(self.context, 1.0)
-        return Peak(**dict.fromkeys(Peak.__struct_fields__, memory.peak_bytes))
+        return PeakMemory(**dict.fromkeys(PeakMemory.__struct_fields__, memory.peak_bytes))
 
     @cached_property
     def lowest(self) -> float:
@@ -115,9 +113,9 @@ class Bench:
         return Trial(context=self.context, step_ns=self.corrected.step_ns)
 
     def change(self, trial: Trial, setting: Setting) -> Trial:
-        """One more what-if; asked for in the order of `predict.order`."""
+        """Make one more change; callers keep to `in_order`."""
         try:
-            outcome = _find(setting)(trial.context, setting.value)
+            outcome = find_whatif(setting.name).apply(trial.context, setting.value)
         except WrongValue as reason:
             raise UsageError(str(reason)) from None
         except Refused as reason:
@@ -127,7 +125,7 @@ class Bench:
             nothing = f"{setting}: nothing of the step would be left"
             return replace(trial, refused=(*trial.refused, nothing))
         moved = abs(math.log(max(after, 1.0) / max(trial.step_ns * outcome.repeats, 1.0)))
-        variance = (outcome.spread * min(1.0, moved)) ** 2 + (OF_CHANGE * moved) ** 2
+        variance = (outcome.spread * min(1.0, moved)) ** 2 + (CHANGE_DOUBT * moved) ** 2
         variance += outcome.doubt**2
         return Trial(
             context=outcome.context,
@@ -193,20 +191,22 @@ def _step_of_record(analysis: RankAnalysis) -> Corrected:
 
 
 def _moves_peak(setting: Setting) -> frozenset[str]:
-    if setting.value.endswith(":strong"):
+    """What moves peak memory: the batch, or this what-if by its name."""
+    whatif = find_whatif(setting.name)
+    if whatif.shares_batch and whatif.shares_batch(setting.value):
         return frozenset({"batch"})
-    return frozenset({setting.name}) - SAME_PEAK
+    return frozenset() if whatif.keeps_peak else frozenset({setting.name})
 
 
 def _exchanged(context: StepContext) -> tuple[str, ...]:
     """Planned by several what-ifs together, told once."""
-    return (context.exchange.said,) if context.exchange and context.exchange.said else ()
+    return (context.exchange.summary,) if context.exchange and context.exchange.summary else ()
 
 
 def _doubted(context: StepContext, trial: Trial) -> tuple[str, ...]:
     """That the ceilings a prediction was priced with may be too low."""
     doubt = context.ceilings.doubt if context.ceilings else ""
-    priced = any(setting.name not in WITHOUT_CEILINGS for setting in trial.applied)
+    priced = any(find_whatif(setting.name).needs_ceilings for setting in trial.applied)
     return (doubt,) if doubt and priced else ()
 
 
@@ -215,32 +215,9 @@ def _batch(calls: StepCalls | None) -> int | None:
     return found[0] if found else None
 
 
-def parse(text: str) -> Setting:
-    """NAME or NAME=VALUE, as on the command line."""
-    name, _, value = text.partition("=")
-    setting = Setting(name=name.strip(), value=value.strip())
-    _find(setting)
-    if setting.value and setting.name in WITHOUT_VALUE:
-        raise UsageError(f"{setting}: {setting.name} takes no value; leave it out to go without it")
-    return setting
-
-
 def _told(setting: Setting, reason: str) -> str:
     """Which change it is that refuses; most say it themselves."""
     return reason if reason.startswith(setting.name) else f"{setting}: {reason}"
-
-
-def _find(setting: Setting) -> Apply:
-    found = WHATIFS.get(setting.name)
-    if found is None:
-        from difflib import get_close_matches
-
-        near = get_close_matches(setting.name, WHATIFS, 1)
-        meant = f", did you mean {near[0]}?" if near else ";"
-        raise UsageError(
-            f"there is no what-if {setting.name!r}{meant} there are {', '.join(sorted(WHATIFS))}"
-        )
-    return found
 
 
 def _interval(
@@ -248,7 +225,7 @@ def _interval(
 ) -> tuple[float, float]:
     """The baseline's doubt where the host still decides, and the what-ifs' own."""
     doubt = _host_doubt(context, base, predicted)
-    half = 1.96 * math.sqrt(doubt**2 + variance + LEAST**2)
+    half = 1.96 * math.sqrt(doubt**2 + variance + SMALLEST_DOUBT**2)
     return predicted * math.exp(-half), predicted * math.exp(half)
 
 
@@ -258,7 +235,7 @@ def _half_of_speedup(before: StepContext, trial: Trial, base: Corrected) -> floa
         _host_doubt(context, base, step)
         for context, step in ((before, base.step_ns), (trial.context, trial.step_ns))
     )
-    return 1.96 * math.sqrt((now - then) ** 2 + trial.variance + LEAST**2)
+    return 1.96 * math.sqrt((now - then) ** 2 + trial.variance + SMALLEST_DOUBT**2)
 
 
 def _host_doubt(context: StepContext, base: Corrected, step: float) -> float:

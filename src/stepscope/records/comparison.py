@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from stepscope.records.notebook import card, line
-from stepscope.records.promise import Kept, Workload
+from stepscope.records.promise import TrackedPromise, Workload
 
 Verdict = Literal["faster", "slower", "no difference seen"]
 # measured: without the profiler. profiled: steps of a trace. listed: from somebody's list.
@@ -130,7 +130,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     config: tuple[Difference, ...] = ()
     workload: Workload = Workload()  # A's
     evidence: Evidence = Evidence()
-    promise: Kept | None = None  # the one that this comparison answers
+    promise: TrackedPromise | None = None  # the one that this comparison answers
     open_promises: tuple[OpenPromise, ...] = ()  # about A, not answered
     notes: tuple[str, ...] = ()
 

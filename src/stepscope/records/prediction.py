@@ -16,16 +16,22 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return f"{self.name}={self.value}" if self.value else self.name
 
+    @classmethod
+    def parse(cls, text: str) -> Setting:
+        """NAME or NAME=VALUE."""
+        name, _, value = text.partition("=")
+        return cls(name=name.strip(), value=value.strip())
 
-class Peak(msgspec.Struct, frozen=True, kw_only=True):
+
+class PeakMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Peak memory with the change."""
 
     size_bytes: int
     low_bytes: int
     high_bytes: int
 
-    def plus(self, more_bytes: int) -> Peak:
-        return Peak(
+    def plus(self, more_bytes: int) -> PeakMemory:
+        return PeakMemory(
             size_bytes=self.size_bytes + more_bytes,
             low_bytes=self.low_bytes + more_bytes,
             high_bytes=self.high_bytes + more_bytes,

@@ -93,7 +93,7 @@ class Forgotten(msgspec.Struct, frozen=True, kw_only=True, tag="forgotten", tag_
     schema: int = RECORD_SCHEMA
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class TrackedPromise(msgspec.Struct, frozen=True, kw_only=True):
     """A promise and, once it was tried, its newest delivery."""
 
     promise: Promise

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from stepscope.errors import NotCapturedError, StepscopeError
 from stepscope.explain.rank_steps import own_ms
+from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
 from stepscope.records.explanation import Advice
 from stepscope.records.figures import milliseconds, percent, significant
 from stepscope.records.prediction import Setting
@@ -41,31 +42,8 @@ if TYPE_CHECKING:
     from stepscope.records.prediction import Prediction
     from stepscope.ui.html.whatif_grid import WhatIfGrid
 
-# The what-ifs that predict a remedy; the better of two counts. Other remedies have no number.
-REMEDIES = {
-    "activation-checkpointing": ("checkpoint=blocks",),
-    "bandwidth": ("bandwidth=2",),
-    "batch": ("batch=x2",),
-    "bf16": ("precision=bf16",),
-    "bucket-mb": ("bucket-mb=5", "bucket-mb=100"),
-    "compile": ("compile",),
-    "cuda-graphs": ("cuda-graphs",),
-    "fp16": ("precision=fp16",),
-    "fused-optimizer": ("optimizer=fused",),
-    "no-checkpoint": ("checkpoint=none",),
-    "no-data-wait": ("no-data-wait",),
-    "no-straggler": ("no-straggler",),
-    "no-sync": ("no-sync",),
-    "one-thread": ("threads=1",),
-    "tf32": ("precision=tf32",),
-    "threads": ("threads=fit",),
-}
 # Until these are fixed, every prediction is about the wrong thing.
 _BEFORE_ALL = frozenset({"not-training-together", "gloo-on-device"})
-# Nobody can do these directly; a finding that offers them says how.
-_WISHES = frozenset({"bandwidth=2", "no-straggler", "no-data-wait", "no-sync"})
-# These save memory, not time: tried when a finding asks for them.
-_FOR_MEMORY = frozenset({"checkpoint=blocks"})
 
 
 class RankAdvice(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,16 +112,16 @@ def _list_changes(bench: Bench, findings: Iterable[Finding]) -> list[Setting]:
         setting
         for finding in findings
         for remedy in finding.remedies
-        for setting in REMEDIES.get(remedy.id, ())
+        for setting in settings_for_remedy(remedy.id)
     }
-    changes = [change for change in usual(bench) if str(change) not in _FOR_MEMORY]
-    others = sorted(asked_for - {str(change) for change in changes})
-    return [*changes, *(_parse_setting(text) for text in others)]
+    usual_changes = [
+        change for change in usual(bench) if change.value not in WHATIFS[change.name].saves_memory
+    ]
+    return [*usual_changes, *sorted(asked_for.difference(usual_changes), key=str)]
 
 
-def _parse_setting(text: str) -> Setting:
-    name, _, value = text.partition("=")
-    return Setting(name=name, value=value)
+def _predicts(setting: str, remedy: Remedy) -> bool:
+    return setting in map(str, settings_for_remedy(remedy.id))
 
 
 def _make_advice(prediction: Prediction, rank: RankExplanation) -> Advice:
@@ -152,7 +130,7 @@ def _make_advice(prediction: Prediction, rank: RankExplanation) -> Advice:
     findings = [
         finding.id
         for finding in rank.findings
-        if any(setting in REMEDIES.get(remedy.id, ()) for remedy in finding.remedies)
+        if any(_predicts(setting, remedy) for remedy in finding.remedies)
     ]
     return Advice(
         setting=setting,
@@ -201,7 +179,8 @@ def _with_numbers(finding: Finding, by_setting: dict[str, Advice]) -> Finding:
 
 
 def _with_number(remedy: Remedy, by_setting: dict[str, Advice]) -> Remedy:
-    settings = [setting for setting in REMEDIES.get(remedy.id, ()) if setting in by_setting]
+    names = map(str, settings_for_remedy(remedy.id))
+    settings = [setting for setting in names if setting in by_setting]
     if not settings:
         return remedy
     best = max((by_setting[setting] for setting in settings), key=lambda advice: advice.saved_ms)
@@ -249,14 +228,15 @@ def _describe(advice: Advice, findings: tuple[Finding, ...]) -> str:
     """What to do, in the words of the first finding that offers it."""
     for finding in findings:
         for remedy in finding.remedies:
-            if advice.setting in REMEDIES.get(remedy.id, ()):
+            if _predicts(advice.setting, remedy):
                 return _how_to(remedy, finding)
-    return "" if advice.setting in _WISHES else f"try {advice.label}"
+    is_goal = WHATIFS[Setting.parse(advice.setting).name].is_goal
+    return "" if is_goal else f"try {advice.label}"
 
 
 def _how_to(remedy: Remedy, finding: Finding) -> str:
     """Ranks of equal speed have a number; another remedy says how to get there."""
-    others = [each.summary for each in finding.remedies if each.id not in REMEDIES]
+    others = [other.summary for other in finding.remedies if not settings_for_remedy(other.id)]
     return others[0] if remedy.id == "no-straggler" and others else remedy.summary
 
 

@@ -16,7 +16,7 @@ from stepscope.ui.words import duration
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepscope.predict.algorithms import Comparison
+    from stepscope.predict.algorithms import AlgorithmComparison
     from stepscope.records.profile import CollectiveFit
 
 SCHEMA = 1
@@ -192,7 +192,7 @@ def calibration_json(profile: Profile, saved: Path) -> dict[str, Any]:
     }
 
 
-def compare_words(comparison: Comparison, profile: Profile) -> Words:
+def compare_words(comparison: AlgorithmComparison, profile: Profile) -> Words:
     """What the formulas say, and where their numbers come from."""
     fastest = " and ".join(name.replace("_", "-") for name in comparison.fastest)
     times = ", ".join(
@@ -215,7 +215,7 @@ def compare_words(comparison: Comparison, profile: Profile) -> Words:
     )
 
 
-def _crossover_words(comparison: Comparison) -> str:
+def _crossover_words(comparison: AlgorithmComparison) -> str:
     told = [
         f"{each.below.replace('_', '-')} beats {each.above.replace('_', '-')} below "
         f"{size(each.size_bytes)}"
@@ -226,7 +226,7 @@ def _crossover_words(comparison: Comparison) -> str:
     return "; ".join(told) + "; time both in your job before you choose (NCCL: NCCL_ALGO)"
 
 
-def compare_json(comparison: Comparison, profile: Profile) -> dict[str, Any]:
+def compare_json(comparison: AlgorithmComparison, profile: Profile) -> dict[str, Any]:
     """`calibrate --compare --json`."""
     return {
         "schema": SCHEMA,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from stepscope.records.comparison import Comparison, OpenPromise, Side
-    from stepscope.records.promise import Kept
+    from stepscope.records.promise import TrackedPromise
 
 SCHEMA = 1
 _TOLD_PARTS = 3
@@ -65,7 +65,7 @@ def whole_steps(comparison: Comparison) -> tuple[float, float]:
     return sum(row.a_ms for row in comparison.budget), sum(row.b_ms for row in comparison.budget)
 
 
-def promise_words(kept: Kept) -> str:
+def promise_words(kept: TrackedPromise) -> str:
     """What was promised, what came of it."""
     promise, delivered = kept.promise, kept.delivered_ms
     said = (
@@ -97,7 +97,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
     return {"schema": SCHEMA, **found}
 
 
-def _promise(kept: Kept | None) -> dict[str, Any] | None:
+def _promise(kept: TrackedPromise | None) -> dict[str, Any] | None:
     if kept is None:
         return None
     return {

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from stepscope.records.promise import Delivery, Kept, Promise
+    from stepscope.records.promise import Delivery, Promise, TrackedPromise
     from stepscope.verify.track_record import Summary
 
 
-def words_of(kept: Sequence[Kept]) -> Words:
+def words_of(kept: Sequence[TrackedPromise]) -> Words:
     errors = [abs(each.error) for each in kept if each.error is not None]
     waiting = len(kept) - len(errors)
     compare = "stepscope compare BEFORE AFTER, or stepscope ab -- COMMAND --- COMMAND"
@@ -68,7 +68,7 @@ def forgotten_words(promise: Promise, *, delivery_only: bool) -> str:
 
 
 def record_json(
-    kept: Sequence[Kept],
+    kept: Sequence[TrackedPromise],
     rows: Sequence[Summary],
     folder: Path,
     unread: int = 0,

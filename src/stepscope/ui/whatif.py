@@ -9,9 +9,9 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.predict.whatif import Bench
+from stepscope.predict.whatifs import WHATIFS
 from stepscope.records.prediction import Prediction, Setting
 from stepscope.records.promise import promise_name
-from stepscope.records.words import plural
 from stepscope.ui.words import size
 from stepscope.verify.track_record import adjust, learn
 
@@ -21,23 +21,9 @@ if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.records.explanation import RankExplanation
     from stepscope.records.job import Job
-    from stepscope.records.promise import Kept
+    from stepscope.records.promise import TrackedPromise
 
 SCHEMA = 1
-# What is worth trying on any step, one at a time.
-USUAL = (
-    Setting(name="precision", value="tf32"),
-    Setting(name="precision", value="bf16"),
-    Setting(name="optimizer", value="fused"),
-    Setting(name="compile"),
-    Setting(name="cuda-graphs"),
-    Setting(name="no-sync"),
-    Setting(name="no-data-wait"),
-    Setting(name="batch", value="x2"),
-    Setting(name="checkpoint", value="none"),
-    Setting(name="checkpoint", value="blocks"),
-)
-OF_SEVERAL = (Setting(name="bandwidth", value="2"), Setting(name="no-straggler"))
 WORTH = 0.02  # a change of the time for a sample that is worth having
 _ALONE = 0.92  # whoever needs this much of the step alone decides it
 
@@ -51,31 +37,6 @@ BASIS = {
 Verdict = Literal["faster", "slower", "no difference"]
 Decider = Literal["host", "device", "both"]
 
-_LABELS = {
-    "cuda-graphs": "CUDA graphs",
-    "compile": "torch.compile",
-    "no-sync": "no blocking calls",
-    "no-data-wait": "data always ready",
-    "no-straggler": "no straggler",
-    "checkpoint=blocks": "checkpointing every block",
-    "checkpoint=none": "no checkpointing",
-    "threads=1": "one thread",
-    "threads=fit": "a thread for each free core",
-}
-_TEMPLATES = {
-    "precision": "{}",
-    "threads": "{} threads",
-    "optimizer": "a {} optimizer",
-    "accumulate": "{} micro-batches a step",
-    "batch": "batch {}",
-    "bucket-mb": "DDP buckets of {} MB",
-    "zero": "ZeRO stage {}",
-    "remove": "no {}",
-    "scale": "scaling {}",
-}
-_OF = {"batch": "the batch", "bandwidth": "the bandwidth", "latency": "the latency"}
-_FACTORS = {0.5: "half", 2.0: "twice"}
-
 
 def make_bench(analysis: RankAnalysis, rank: RankExplanation, job: Job | None = None) -> Bench:
     """A rank's step on the bench, with its memory and its job."""
@@ -84,26 +45,8 @@ def make_bench(analysis: RankAnalysis, rank: RankExplanation, job: Job | None = 
 
 def label(setting: Setting) -> str:
     """One change as people call it."""
-    name, value = setting.name, setting.value
-    fixed = _LABELS.get(str(setting)) or _LABELS.get(name)
-    if fixed:
-        return fixed
-    if name == "workers":
-        among = " (the same batch among them)" if value.endswith(":strong") else ""
-        count = value.partition(":")[0]
-        return f"{count} {plural(int(count) if count.isdigit() else 2, 'worker')}{among}"
-    if name in _OF and (name != "batch" or value.startswith("x")):
-        return f"{_factor(value)} {_OF[name]}"
-    template = _TEMPLATES.get(name)
-    return template.format(value) if template and value else str(setting)
-
-
-def _factor(value: str) -> str:
-    try:
-        factor = float(value.removeprefix("x"))
-    except ValueError:
-        return value
-    return _FACTORS.get(factor) or f"{factor:g} times"
+    whatif = WHATIFS.get(setting.name)
+    return whatif.describe(setting.value) if whatif else str(setting)
 
 
 def labels(settings: Sequence[Setting]) -> str:
@@ -268,7 +211,7 @@ def prediction_json(prediction: Prediction, before: Prediction) -> dict[str, Any
     }
 
 
-def adjusted(prediction: Prediction, history: Sequence[Kept]) -> Prediction:
+def adjusted(prediction: Prediction, history: Sequence[TrackedPromise]) -> Prediction:
     """Moved and widened by what became of earlier predictions of the same kind, and saying so."""
     name = promise_name(setting.name for setting in prediction.settings)
     lesson = learn(name, history)
@@ -309,15 +252,25 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def usual(bench: Bench) -> list[Setting]:
-    """What is worth trying on this step: recomputing buys memory alone, where that is known; what
-    ranks do to each other is tried where there are several."""
-    found = [each for each in USUAL if bench.context.memory or str(each) != "checkpoint=blocks"]
-    return found + (
-        list(OF_SEVERAL) if bench.context.job or bench.context.trace.collectives else []
-    )
+    """Changes worth trying on this step, one at a time.
+
+    What saves memory is tried only if memory was captured, and what changes how ranks work together
+    only if there are several.
+    """
+    context = bench.context
+    several = bool(context.job or context.trace.collectives)
+    return [
+        Setting(name=whatif.name, value=value)
+        for whatif in WHATIFS.values()
+        for value in whatif.usual
+        if (several or not whatif.for_several_ranks)
+        and (context.memory or value not in whatif.saves_memory)
+    ]
 
 
-def try_each(bench: Bench, settings: Sequence[Setting], history: Sequence[Kept] = ()) -> Tried:
+def try_each(
+    bench: Bench, settings: Sequence[Setting], history: Sequence[TrackedPromise] = ()
+) -> Tried:
     """One at a time."""
     found: list[Prediction] = []
     refused: list[str] = []

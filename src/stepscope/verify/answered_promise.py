@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.records.comparison import OpenPromise
-from stepscope.records.promise import Delivery, Kept
+from stepscope.records.promise import Delivery, TrackedPromise
 from stepscope.verify.promised_change import judge
 from stepscope.verify.record_file import append
 from stepscope.verify.track_record import (
@@ -106,7 +106,9 @@ def _without_script(comparison: Comparison) -> Comparison:
     return replace(comparison, evidence=replace(comparison.evidence, changed=changed))
 
 
-def _deliver(promise: Promise, comparison: Comparison, seen: Sequence[str], *, named: bool) -> Kept:
+def _deliver(
+    promise: Promise, comparison: Comparison, seen: Sequence[str], *, named: bool
+) -> TrackedPromise:
     delivery = Delivery(
         promise=promise.id,
         when_unix=time.time(),
@@ -123,4 +125,4 @@ def _deliver(promise: Promise, comparison: Comparison, seen: Sequence[str], *, n
         b_path=comparison.b.runs[-1].path,
     )
     append(delivery)
-    return Kept(promise=promise, delivery=delivery)
+    return TrackedPromise(promise=promise, delivery=delivery)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepscope.errors import UsageError
-from stepscope.records.promise import Delivery, Forgotten, Kept, Promise, Workload
+from stepscope.records.promise import Delivery, Forgotten, Promise, TrackedPromise, Workload
 from stepscope.trace.profiles import this_host
 from stepscope.verify.record_file import append, read_lines
 
@@ -96,7 +96,7 @@ def _is_same(one: Promise, other: Promise) -> bool:
     return msgspec.structs.replace(one, id=other.id, when_unix=other.when_unix) == other
 
 
-def history(host: str | None = None, *, every_host: bool = False) -> tuple[Kept, ...]:
+def history(host: str | None = None, *, every_host: bool = False) -> tuple[TrackedPromise, ...]:
     """All promises of a host (this one for None), oldest first, each with its newest delivery.
 
     What was forgotten is left out, and so is a delivery that would not be taken today.
@@ -110,7 +110,7 @@ def history(host: str | None = None, *, every_host: bool = False) -> tuple[Kept,
             known = deliveries.get(line.promise, line)
             deliveries[line.promise] = max(known, line, key=lambda each: each.when_unix)
     kept = [
-        Kept(promise=promise, delivery=deliveries.get(promise.id))
+        TrackedPromise(promise=promise, delivery=deliveries.get(promise.id))
         for promise in promises.values()
         if every_host or promise.host == wanted
     ]
@@ -211,7 +211,7 @@ def _deliveries(lines: Sequence[Line], promises: dict[str, Promise]) -> list[Del
     ]
 
 
-def summarise(kept: Sequence[Kept]) -> tuple[Summary, ...]:
+def summarise(kept: Sequence[TrackedPromise]) -> tuple[Summary, ...]:
     """One row a what-if, the most delivered first."""
     names = dict.fromkeys(each.promise.name for each in kept)
     rows = [_summary(name, [each for each in kept if each.promise.name == name]) for name in names]
@@ -219,7 +219,7 @@ def summarise(kept: Sequence[Kept]) -> tuple[Summary, ...]:
 
 
 def adjust(
-    name: str, predicted_ms: float, low: float, high: float, history: Sequence[Kept]
+    name: str, predicted_ms: float, low: float, high: float, history: Sequence[TrackedPromise]
 ) -> tuple[float, float, float]:
     """A prediction moved and widened by what became of earlier ones of the same what-if."""
     lesson = learn(name, history)
@@ -231,7 +231,7 @@ def adjust(
     return moved, moved * math.exp(-below), moved * math.exp(above)
 
 
-def learn(name: str, history: Sequence[Kept]) -> Lesson | None:
+def learn(name: str, history: Sequence[TrackedPromise]) -> Lesson | None:
     """What the deliveries of one what-if teach; None without any.
 
     With n of them, e = ln(delivered / predicted) of each, and h the promised half-width, as a
@@ -265,7 +265,7 @@ def _half_width(promise: Promise, error: float) -> float:
     return max(width, _NARROWEST)
 
 
-def _summary(name: str, kept: Sequence[Kept]) -> Summary:
+def _summary(name: str, kept: Sequence[TrackedPromise]) -> Summary:
     from statistics import median
 
     errors = [each.error for each in kept if each.error is not None]

@@ -1,60 +1,115 @@
-"""What could be changed, one file a what-if; a what-if's name is its file's.
+"""What can be changed: one file per what-if, each with one record, `WHATIF`.
 
-Each file has `HELP` and `apply(context, value) -> Outcome`, which raises Refused where there is
-nothing to change or the trace does not tell enough. A file is imported when it is asked for.
+`apply(context, value)` gives an Outcome. It raises Refused if there is nothing to change or the
+trace does not hold enough to tell. A file is imported when its what-if is first asked for.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import MutableMapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stepscope.errors import UsageError
+from stepscope.records.prediction import Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable, Iterator
 
-    from stepscope.predict.step_context import StepContext
-    from stepscope.predict.whatifs.outcome import Outcome
+    from stepscope.predict.declaration import WhatIf
 
-    Apply = Callable[[StepContext, str], Outcome]
-    HELP: dict[str, str]
-
+# In the order in which they are listed and tried.
 _NAMES = (
     "precision",
     "optimizer",
-    "cuda-graphs",
     "compile",
+    "cuda-graphs",
     "threads",
+    "no-sync",
+    "no-data-wait",
     "batch",
     "accumulate",
     "checkpoint",
-    "no-sync",
-    "no-data-wait",
-    "remove",
-    "scale",
     "workers",
     "zero",
     "bucket-mb",
     "bandwidth",
     "latency",
     "no-straggler",
+    "remove",
+    "scale",
 )
 
 
-def _file(name: str) -> Any:
-    return import_module(f"{__name__}.{name.replace('-', '_')}")
+class _WhatIfs(MutableMapping[str, "WhatIf"]):
+    """Name -> declaration, read from its file on first use."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._declared: dict[str, WhatIf | None] = dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> WhatIf:
+        whatif = self._declared[name]
+        if whatif is None:
+            file = import_module(f"{__name__}.{name.replace('-', '_')}")
+            whatif = self._declared[name] = file.WHATIF
+        return whatif
+
+    def __setitem__(self, name: str, whatif: WhatIf) -> None:
+        self._declared[name] = whatif
+
+    def __delitem__(self, name: str) -> None:
+        del self._declared[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._declared
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._declared)
+
+    def __len__(self) -> int:
+        return len(self._declared)
 
 
-def _apply(name: str, context: StepContext, value: str) -> Outcome:
-    outcome: Outcome = _file(name).apply(context, value)
-    return outcome
+WHATIFS = _WhatIfs(_NAMES)
 
 
-WHATIFS: dict[str, Apply] = {name: partial(_apply, name) for name in _NAMES}
-WITHOUT_VALUE = frozenset(("compile", "cuda-graphs", "no-sync", "no-data-wait", "no-straggler"))
+def find_whatif(name: str) -> WhatIf:
+    """Raises UsageError for a name that nothing has."""
+    if name in WHATIFS:
+        return WHATIFS[name]
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, [*WHATIFS, *remedy_ids()], 1)
+    hint = f", did you mean {near[0]}?" if near else ";"
+    raise UsageError(f"there is no what-if {name!r}{hint} there are {', '.join(sorted(WHATIFS))}")
 
 
-def __getattr__(name: str) -> Any:
-    if name != "HELP":
-        raise AttributeError(name)
-    return {each: _file(each).HELP for each in _NAMES}
+def parse_setting(text: str) -> Setting:
+    """NAME, NAME=VALUE or the id of a remedy, as on the command line."""
+    setting = Setting.parse(text)
+    stands_for = () if setting.name in WHATIFS else settings_for_remedy(setting.name)
+    takes_value = not stands_for and find_whatif(setting.name).takes_value
+    if setting.value and not takes_value:
+        raise UsageError(f"{setting}: {setting.name} takes no value; leave it out to go without it")
+    return stands_for[0] if stands_for else setting
+
+
+def in_order(settings: Iterable[Setting]) -> list[Setting]:
+    """The order in which changes are made: by stage, then by name and value."""
+    return sorted(
+        settings, key=lambda setting: (find_whatif(setting.name).stage, setting.name, setting.value)
+    )
+
+
+def remedy_ids() -> set[str]:
+    """Remedies that a what-if can predict."""
+    return {remedy for whatif in WHATIFS.values() for remedy in whatif.remedies}
+
+
+def settings_for_remedy(remedy: str) -> tuple[Setting, ...]:
+    """What predicts a remedy; none for a remedy without a what-if. The best one counts."""
+    return tuple(
+        Setting(name=whatif.name, value=value)
+        for whatif in WHATIFS.values()
+        for value in whatif.remedies.get(remedy, ())
+    )

@@ -8,42 +8,56 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.replay.graph import Calls, Phase, Tasks
-from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.values import parse_whole
 
 if TYPE_CHECKING:
+    from stepscope.explain.replay.graph import StepGraph
     from stepscope.predict.step_context import StepContext
 
-HELP = "N micro-batches per optimizer step (accumulate=4)"
-_MOST_CALLS = 1_000_000  # a step with more is not replayed
+_MAX_CALLS = 1_000_000  # a step with more is not replayed
 
 
 def apply(context: StepContext, value: str) -> Outcome:
-    """Refuses where there is no optimizer step to save."""
-    try:
-        times = int(value)
-    except ValueError:
-        times = 0
-    if times < 2:
+    """Refuses a step without an optimizer step to save."""
+    wanted = parse_whole(value)
+    if wanted < 2:
         raise WrongValue(f"accumulate={value}: give the number of micro-batches, 2 or more")
     graph = context.graph
     stepping = graph.calls.phase == Phase.OPTIMIZER
     if not stepping.any():
         raise Refused("accumulate: the trace shows no optimizer step")
-    if times * len(graph.calls) > _MOST_CALLS:
-        most = max(2, _MOST_CALLS // len(graph.calls))
+    if wanted * len(graph.calls) > _MAX_CALLS:
+        most = max(2, _MAX_CALLS // len(graph.calls))
         raise Refused(
-            f"accumulate={value}: {len(graph.calls)} calls {times} times are too many to replay; "
-            f"{most} micro-batches can be, and with more the time per sample stays the same"
+            f"accumulate={value}: {len(graph.calls):,} calls {wanted:,} times are too many to "
+            f"replay; {most} micro-batches can be, and with more the time per sample stays the same"
         )
     now = context.calls.micro_batches if context.calls else 1
-    if times % now or times == now:
+    if wanted % now or wanted == now:
         raise Refused(
             f"accumulate={value}: the step has {now} micro-batches already: "
             f"give a multiple of {now}"
         )
-    times //= now
+    repeats = wanted // now
     passes = np.flatnonzero(~stepping)
-    order = np.concatenate([*[passes] * times, np.flatnonzero(stepping)])
+    order = np.concatenate([*[passes] * repeats, np.flatnonzero(stepping)])
+    return Outcome(
+        context=changed(context, _repeat_calls(graph, order)),
+        assumptions=(
+            f"{value} forward and backward passes of the present batch, then one optimizer step; "
+            "gradients are added up in place (zero_grad once)",
+        ),
+        spread=0.05,
+        doubt=0.03,  # backward adds to gradients instead of writing them
+        samples=float(repeats),
+        repeats=float(repeats),
+    )
+
+
+def _repeat_calls(graph: StepGraph, order: np.ndarray) -> StepGraph:
+    """The calls in this order, each with its tasks; a call may come again."""
     calls = Calls(
         **{
             name: getattr(graph.calls, name)[order]
@@ -53,21 +67,21 @@ def apply(context: StepContext, value: str) -> Outcome:
         awaits=tuple(graph.calls.awaits[i] for i in order.tolist()),
     )
     by_call = [np.flatnonzero(graph.tasks.call == call) for call in range(len(graph.calls))]
-    pieces = [by_call[call] for call in order.tolist()]
-    chosen = np.concatenate(pieces) if pieces else np.zeros(0, np.intp)
-    number = np.repeat(np.arange(len(order), dtype=np.int32), [len(piece) for piece in pieces])
+    launched = [by_call[call] for call in order.tolist()]
+    chosen = np.concatenate(launched) if launched else np.zeros(0, np.intp)
+    call = np.repeat(np.arange(len(order), dtype=np.int32), [len(tasks) for tasks in launched])
     tasks = Tasks(
         **{name: getattr(graph.tasks, name)[chosen] for name in graph.tasks.__struct_fields__}
     )
-    tasks = replace(tasks, call=number, after=np.full(len(chosen), -1, np.int32))
-    return Outcome(
-        context=changed(context, replace(graph, calls=calls, tasks=tasks)),
-        assumptions=(
-            f"{value} forward and backward passes of the present batch, then one optimizer step; "
-            "gradients are added up in place (zero_grad once)",
-        ),
-        spread=0.05,
-        doubt=0.03,  # gradients that are added to, not written
-        samples=float(times),
-        repeats=float(times),
-    )
+    tasks = replace(tasks, call=call, after=np.full(len(chosen), -1, np.int32))
+    return replace(graph, calls=calls, tasks=tasks)
+
+
+WHATIF = WhatIf(
+    name="accumulate",
+    help="N micro-batches per optimizer step (accumulate=4)",
+    label="{} micro-batches per step",
+    stage=Stage.ACCUMULATE,
+    apply=apply,
+    keeps_peak=True,
+)

@@ -1,20 +1,34 @@
-"""bandwidth=FACTOR: links that move so many times as many bytes a second."""
+"""bandwidth=FACTOR: links with FACTOR times the bandwidth."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.predict import scale_out
-from stepscope.predict.whatifs.factor import parse_positive
+from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.values import describe_factor, parse_positive
 
 if TYPE_CHECKING:
+    from stepscope.predict.outcome import Outcome
     from stepscope.predict.step_context import StepContext
-    from stepscope.predict.whatifs.outcome import Outcome
-
-HELP = "links with N times the bandwidth (bandwidth=2)"
 
 
 def apply(context: StepContext, value: str) -> Outcome:
-    """Refuses where nothing is exchanged."""
+    """Refuses a step that exchanges nothing."""
+    from stepscope.predict.scale_out import replan
+
     factor = parse_positive("bandwidth", value, "a factor, such as bandwidth=2")
-    return scale_out.replan(context, bandwidth=factor)
+    return replan(context, bandwidth=factor)
+
+
+WHATIF = WhatIf(
+    name="bandwidth",
+    help="links with N times the bandwidth (bandwidth=2)",
+    label=lambda value: f"{describe_factor(value)} the bandwidth",
+    stage=Stage.LINKS,
+    apply=apply,
+    usual=("2",),
+    for_several_ranks=True,
+    is_goal=True,
+    keeps_peak=True,
+    remedies={"bandwidth": ("2",)},
+)

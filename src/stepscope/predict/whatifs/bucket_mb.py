@@ -1,28 +1,43 @@
-"""bucket-mb=N: DDP's bucket_cap_mb, in MiB: how many gradients are summed at once."""
+"""bucket-mb=N: DDP's bucket_cap_mb, in MiB. It sets how many gradients are summed at once."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.predict import scale_out
-from stepscope.predict.traced_exchange import find_traced
-from stepscope.predict.whatifs.factor import parse_positive
-from stepscope.predict.whatifs.outcome import Refused
+from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.outcome import Refused
+from stepscope.predict.values import parse_positive
+from stepscope.records.figures import size
 
 if TYPE_CHECKING:
+    from stepscope.predict.outcome import Outcome
     from stepscope.predict.step_context import StepContext
-    from stepscope.predict.whatifs.outcome import Outcome
-
-HELP = "DDP's bucket_cap_mb: gradients summed in buckets of N MiB (bucket-mb=25)"
 
 
 def apply(context: StepContext, value: str) -> Outcome:
-    """Refuses where nothing is exchanged, without the gradients' sizes, and where all of them are
-    in one bucket before and after."""
-    size = parse_positive("bucket-mb", value, "a number of MiB, such as bucket-mb=10")
-    traced = find_traced(context, context.bare or context.graph)
+    """Refuses a step that exchanges nothing, unknown sizes of gradients, and a limit that leaves
+    all gradients in the one bucket they are in."""
+    from stepscope.predict.scale_out import replan
+    from stepscope.predict.traced_exchange import find_traced_exchange
+
+    limit_mb = parse_positive("bucket-mb", value, "a number of MiB, such as bucket-mb=10")
+    traced = find_traced_exchange(context, context.bare or context.graph)
     buckets = traced.buckets if traced else None
-    if buckets is not None and len(buckets) == 1 and buckets.size_bytes.sum() <= size * (1 << 20):
-        total = f"{int(buckets.size_bytes.sum()):,} bytes"
-        raise Refused(f"bucket-mb={value}: all gradients ({total}) are in one bucket already")
-    return scale_out.replan(context, bucket_mb=size)
+    if buckets is not None and len(buckets) == 1:
+        total_bytes = int(buckets.size_bytes.sum())
+        if total_bytes <= limit_mb * (1 << 20):
+            raise Refused(
+                f"bucket-mb={value}: all gradients ({size(total_bytes)}) are in one bucket already"
+            )
+    return replan(context, bucket_mb=limit_mb)
+
+
+WHATIF = WhatIf(
+    name="bucket-mb",
+    help="DDP's bucket_cap_mb: gradients summed in buckets of N MiB (bucket-mb=25)",
+    label="DDP buckets of {} MiB",
+    stage=Stage.BUCKETS,
+    apply=apply,
+    keeps_peak=True,
+    remedies={"bucket-mb": ("5", "100")},
+)

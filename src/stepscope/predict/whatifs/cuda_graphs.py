@@ -1,4 +1,4 @@
-"""cuda-graphs: the whole step launched at once; the host no longer decides its length."""
+"""cuda-graphs: the whole step in one launch; the host no longer decides how long it takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from msgspec.structs import replace
 from stepscope.explain import intervals
 from stepscope.explain.replay.graph import CallKind, Calls
 from stepscope.explain.work import Kind
-from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
+from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.outcome import Outcome, Refused, changed
+from stepscope.records.figures import duration
 from stepscope.records.words import counted
 from stepscope.trace.links import distinct
 
@@ -19,29 +21,70 @@ if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Tasks
     from stepscope.predict.step_context import StepContext
 
-HELP = "launch the whole step as one CUDA graph"
-# Between kernels of a graph, as measured (H200); a launch costs the host this much.
-SPACING_NS = 1_000.0
-_LAUNCH_NS = 30_000.0
+SPACING_NS = 1_000.0  # between kernels of a graph, as measured on an H200
+_LAUNCH_NS = 30_000.0  # of the host, per graph
 _PER_NODE_NS = 60.0
+_LATENCY_NS = 5_000.0
+_KERNELS_PER_LAUNCH = 20  # more, and the step is a graph already
 
 
 def apply(context: StepContext, value: str) -> Outcome:
-    """Refuses on a CPU, where the step is a graph already, and where nothing is launched."""
+    """Refuses a CPU, a step that is a graph already, and a step that launches nothing."""
     del value
     graph = context.graph
-    tasks = graph.tasks
-    if context.on_host or not len(tasks):
+    if context.on_host or not len(graph.tasks):
         raise Refused("cuda-graphs: the trace has no accelerator")
     if any(name.startswith("gloo:") for name in context.trace.strings):
-        raise Refused("cuda-graphs: gloo exchanges tensors on the host, which no graph records")
-    if len(graph.calls) and len(tasks) > 20 * int((graph.calls.kind == CallKind.LAUNCH).sum()):
+        raise Refused("cuda-graphs: gloo exchanges tensors on the host, which no graph can record")
+    launches = int((graph.calls.kind == CallKind.LAUNCH).sum())
+    if len(graph.calls) and len(graph.tasks) > _KERNELS_PER_LAUNCH * launches:
         raise Refused("cuda-graphs: the step is launched as a graph already")
+    tasks = _join_streams(context)
+    assumptions = [
+        f"{counted(len(tasks), 'kernel')} in one launch, {duration(SPACING_NS)} apart; shapes must "
+        "stay the same from step to step",
+    ]
     waits = int((graph.calls.kind == CallKind.WAIT).sum())
-    one = Calls(
+    if waits:
+        assumptions.append(
+            f"{counted(waits, 'blocking call')} per step must go: nothing may wait inside a graph"
+        )
+    spread = 0.05
+    if tasks is not graph.tasks:
+        spread = 0.35
+        assumptions.append("several streams compute; how far they will overlap is a guess")
+    inside = replace(
+        tasks,
+        call=np.zeros(len(tasks), np.int32),
+        spacing_ns=np.full(len(tasks), SPACING_NS),
+        latency_ns=np.full(len(tasks), _LATENCY_NS),
+    )
+    launched = replace(
+        graph, calls=_one_launch(len(tasks)), tasks=inside, end_ns=0.0, queue_depth=1 << 30
+    )
+    return Outcome(
+        context=changed(context, launched), assumptions=tuple(assumptions), spread=spread
+    )
+
+
+WHATIF = WhatIf(
+    name="cuda-graphs",
+    help="launch the whole step as one CUDA graph",
+    label="CUDA graphs",
+    stage=Stage.LAUNCH_ONCE,
+    apply=apply,
+    takes_value=False,
+    usual=("",),
+    needs_ceilings=False,
+    remedies={"cuda-graphs": ("",)},
+)
+
+
+def _one_launch(tasks: int) -> Calls:
+    return Calls(
         kind=np.array([CallKind.LAUNCH], np.int8),
         gap_ns=np.array([_LAUNCH_NS]),
-        call_ns=np.array([_PER_NODE_NS * len(tasks)]),
+        call_ns=np.array([_PER_NODE_NS * tasks]),
         tail_ns=np.zeros(1),
         phase=np.zeros(1, np.int8),
         row=np.full(1, -1, np.int32),
@@ -49,35 +92,13 @@ def apply(context: StepContext, value: str) -> Outcome:
         frames=np.zeros(1),
         awaits=((),),
     )
-    tasks = _in_a_row(context)
-    inside = replace(
-        tasks,
-        call=np.zeros(len(tasks), np.int32),
-        spacing_ns=np.full(len(tasks), SPACING_NS),
-        latency_ns=np.full(len(tasks), 5_000.0),
-    )
-    said = [
-        f"{counted(len(tasks), 'kernel')} in one launch, {SPACING_NS / 1000:.1f} µs apart; "
-        "shapes must stay "
-        "the same from step to step",
-    ]
-    if waits:
-        said.append(
-            f"{counted(waits, 'blocking call')} per step must go: nothing may wait inside a graph"
-        )
-    spread = 0.05
-    if tasks is not graph.tasks:
-        spread = 0.35
-        said.append("several streams compute; how far they will overlap is a guess")
-    new = replace(graph, calls=one, tasks=inside, end_ns=0.0, queue_depth=1 << 30)
-    return Outcome(context=changed(context, new), assumptions=tuple(said), spread=spread)
 
 
-def _in_a_row(context: StepContext) -> Tasks:
-    """Compute of several streams on one, shortened to between what they take one after the other
-    and what the busiest takes alone.
+def _join_streams(context: StepContext) -> Tasks:
+    """Put the compute of several streams on one, and shorten it by a guessed overlap.
 
-    Which of them wait for which is not in the trace: while the host was slow, nothing had to wait.
+    The guess lies between no overlap and all of it behind the busiest stream. Which tasks wait for
+    which is not in the trace: while the host was slow, nothing had to wait.
     """
     tasks = context.graph.tasks
     compute = tasks.kind == Kind.COMPUTE
@@ -85,11 +106,11 @@ def _in_a_row(context: StepContext) -> Tasks:
     if len(streams) < 2:
         return tasks
     work = context.work
-    mine = work.kind == Kind.COMPUTE
-    summed = float((work.end_ns[mine] - work.start_ns[mine]).sum())
-    seen = intervals.length(work.compute) / summed if summed else 1.0
+    computing = work.kind == Kind.COMPUTE
+    summed = float((work.end_ns[computing] - work.start_ns[computing]).sum())
+    traced = intervals.length(work.compute) / summed if summed else 1.0
     busiest = np.bincount(tasks.stream[compute], tasks.dur_ns[compute]).max()
-    overlap = math.sqrt(seen * busiest / tasks.dur_ns[compute].sum())
+    overlap = math.sqrt(traced * busiest / tasks.dur_ns[compute].sum())
     return replace(
         tasks,
         stream=np.where(compute, streams[0], tasks.stream).astype(np.int32),

@@ -1,20 +1,30 @@
-"""latency=FACTOR: collectives that take so many times as long to get going."""
+"""latency=FACTOR: collectives that take FACTOR times as long to start."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.predict import scale_out
-from stepscope.predict.whatifs.factor import parse_positive
+from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.values import describe_factor, parse_positive
 
 if TYPE_CHECKING:
+    from stepscope.predict.outcome import Outcome
     from stepscope.predict.step_context import StepContext
-    from stepscope.predict.whatifs.outcome import Outcome
-
-HELP = "collectives with N times the latency (latency=0.5)"
 
 
 def apply(context: StepContext, value: str) -> Outcome:
-    """Refuses where nothing is exchanged."""
+    """Refuses a step that exchanges nothing."""
+    from stepscope.predict.scale_out import replan
+
     factor = parse_positive("latency", value, "a factor, such as latency=0.5")
-    return scale_out.replan(context, latency=factor)
+    return replan(context, latency=factor)
+
+
+WHATIF = WhatIf(
+    name="latency",
+    help="collectives with N times the latency (latency=0.5)",
+    label=lambda value: f"{describe_factor(value)} the latency",
+    stage=Stage.LINKS,
+    apply=apply,
+    keeps_peak=True,
+)

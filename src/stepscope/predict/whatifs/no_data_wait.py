@@ -1,4 +1,4 @@
-"""no-data-wait: batches are there when the step wants them."""
+"""no-data-wait: every batch is ready when the step needs it."""
 
 from __future__ import annotations
 
@@ -7,29 +7,44 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.work import DATA_LOADING, rows_named
+from stepscope.predict.declaration import Stage, WhatIf
 from stepscope.predict.host_time import shorten_gaps
-from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
+from stepscope.predict.outcome import Outcome, Refused, changed
+from stepscope.records.figures import milliseconds
 from stepscope.records.trace import HostKind
 
 if TYPE_CHECKING:
     from stepscope.predict.step_context import StepContext
 
-HELP = "batches are ready when the step wants them"
-
 
 def apply(context: StepContext, value: str) -> Outcome:
-    """Refuses where no loading is recorded."""
+    """Refuses a trace without data loading."""
     del value
     host = context.trace.host
     named = host.kind <= HostKind.ANNOTATION
     loading = np.flatnonzero(rows_named(context.trace, host, named, DATA_LOADING.search))
     if not len(loading):
         raise Refused("no-data-wait: this trace has no data loading to remove")
-    graph, saved = shorten_gaps(context, loading)
-    if saved <= 0:
+    graph, saved_ns = shorten_gaps(context, loading)
+    if saved_ns <= 0:
         raise Refused("no-data-wait: the steps of this trace never wait for data")
     return Outcome(
         context=changed(context, graph),
-        assumptions=(f"{saved / 1e6:.2f} ms per step inside the data loader removed",),
+        assumptions=(f"{milliseconds(saved_ns / 1e6)} per step inside the data loader removed",),
         spread=0.05,
     )
+
+
+WHATIF = WhatIf(
+    name="no-data-wait",
+    help="batches are ready when the step needs them",
+    label="data always ready",
+    stage=Stage.STOP_WAITING,
+    apply=apply,
+    takes_value=False,
+    usual=("",),
+    is_goal=True,
+    keeps_peak=True,
+    needs_ceilings=False,
+    remedies={"no-data-wait": ("",)},
+)

@@ -1,4 +1,4 @@
-"""no-straggler: the slowest rank needs as long as the median rank does."""
+"""no-straggler: the slowest rank takes as long as the median rank."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import numpy as np
 
 from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.work import Kind
+from stepscope.predict.declaration import Stage, WhatIf
 from stepscope.predict.edit import scale_tasks
-from stepscope.predict.slowest_worker import slower
-from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
+from stepscope.predict.outcome import Outcome, Refused, changed
+from stepscope.predict.slowest_worker import slow_down
+from stepscope.records.figures import milliseconds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,38 +23,54 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-HELP = "the slowest rank takes as long as the median one"
-_LEAST = 0.02  # of the step: less is no straggler
-_HALVINGS = 30
+_SMALLEST_GAIN = 0.02  # of the step: less is no straggler
+_BISECTIONS = 30
 
 
 def apply(context: StepContext, value: str) -> Outcome:
-    """Refuses on one rank, and where no rank is known to be slower than the others."""
+    """Refuses one rank, and a job in which no rank is known to be slower than the others."""
     del value
     job = context.job
     if job is None or len(job.ranks) < 2:
         raise Refused("no-straggler: give all ranks of the job: one alone is no comparison")
-    own = np.array([each.own_ms for each in job.times])
-    slowest, gain = _gain(own)
-    rank, length = job.ranks[slowest], max(each.step_ms for each in job.times)
-    if not _found_rank(job.stragglers) or gain < _LEAST * length:
+    own_ms = np.array([times.own_ms for times in job.times])
+    slowest, gain_ms = _gain(own_ms)
+    rank, job_step_ms = job.ranks[slowest], max(times.step_ms for times in job.times)
+    if not _is_rank(job.stragglers) or gain_ms < _SMALLEST_GAIN * job_step_ms:
         raise Refused(f"no-straggler: {_why_not(job.stragglers)}")
-    graph = _shorter(context, rank, own, slowest, (1.0 - gain / length) * step_ns(context.graph))
+    wanted_ns = (1.0 - gain_ms / job_step_ms) * step_ns(context.graph)
     return Outcome(
-        context=changed(context, graph),
+        context=changed(context, _shorten(context, rank, own_ms, slowest, wanted_ns)),
         assumptions=(
-            f"rank {rank} needs {own[slowest]:.2f} ms per step without communication, the others "
-            f"{_usual(own, slowest):.2f} (median): without that, steps of {length:.2f} ms "
-            f"(recorded) are {gain:.2f} ms shorter",
+            f"rank {rank} needs {milliseconds(own_ms[slowest])} per step without communication, "
+            f"the others {milliseconds(_median_of_others(own_ms, slowest))} (median): without that "
+            f"difference, steps of {milliseconds(job_step_ms)} (recorded) are "
+            f"{milliseconds(gain_ms)} shorter",
             "the next slowest rank then sets the pace",
         ),
         spread=0.05,
     )
 
 
-def _found_rank(stragglers: Stragglers) -> bool:
-    """A link that is slow is no rank to be made quicker."""
-    links_only = stragglers.ranks and all(each.rank is None for each in stragglers.ranks)
+WHATIF = WhatIf(
+    name="no-straggler",
+    help="the slowest rank takes as long as the median one",
+    label="no straggler",
+    stage=Stage.BALANCE,
+    apply=apply,
+    takes_value=False,
+    usual=("",),
+    for_several_ranks=True,
+    is_goal=True,
+    keeps_peak=True,
+    needs_ceilings=False,
+    remedies={"no-straggler": ("",)},
+)
+
+
+def _is_rank(stragglers: Stragglers) -> bool:
+    """A slow link is not a rank that could be made faster."""
+    links_only = stragglers.ranks and all(found.rank is None for found in stragglers.ranks)
     return stragglers.verdict == "found" and not links_only
 
 
@@ -62,31 +80,31 @@ def _why_not(stragglers: Stragglers) -> str:
     return "no rank is slower than the others"
 
 
-def _usual(own: Floats, slowest: int) -> float:
-    return float(np.median(np.delete(own, slowest)))
+def _median_of_others(own_ms: Floats, slowest: int) -> float:
+    return float(np.median(np.delete(own_ms, slowest)))
 
 
-def _gain(own: Floats) -> tuple[int, float]:
-    """The rank that is slowest, and what a step gains when it takes as long as the median one."""
-    slowest = int(own.argmax())
-    after = own.copy()
-    after[slowest] = min(own[slowest], _usual(own, slowest))
-    return slowest, float(own.max() - after.max())
+def _gain(own_ms: Floats) -> tuple[int, float]:
+    """The slowest rank, and what a step gains when that rank takes as long as the median one."""
+    slowest = int(own_ms.argmax())
+    after = own_ms.copy()
+    after[slowest] = min(own_ms[slowest], _median_of_others(own_ms, slowest))
+    return slowest, float(own_ms.max() - after.max())
 
 
-def _shorter(
-    context: StepContext, rank: int, own: Floats, slowest: int, wanted_ns: float
+def _shorten(
+    context: StepContext, rank: int, own_ms: Floats, slowest: int, wanted_ns: float
 ) -> StepGraph:
-    """The slow rank's own work is shortened; on any other, what it waits inside collectives."""
+    """Shorten the slow rank's own work; on any other rank, its waiting inside collectives."""
     graph = context.graph
     if context.trace.rank == rank:
-        return slower(graph, _usual(own, slowest) / float(own[slowest]))
+        return slow_down(graph, _median_of_others(own_ms, slowest) / float(own_ms[slowest]))
     comm = graph.tasks.kind == Kind.COMM
     if not comm.any():
         raise Refused(f"no-straggler: the trace of rank {context.trace.rank} shows no collectives")
     low, high = 0.0, 1.0
-    for _ in range(_HALVINGS):
+    for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        short = step_ns(scale_tasks(graph, comm, middle)) < wanted_ns
-        low, high = (middle, high) if short else (low, middle)
+        too_short = step_ns(scale_tasks(graph, comm, middle)) < wanted_ns
+        low, high = (middle, high) if too_short else (low, middle)
     return scale_tasks(graph, comm, high)

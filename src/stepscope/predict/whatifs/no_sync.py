@@ -1,4 +1,4 @@
-"""no-sync: blocking calls removed; the host runs ahead as far as the queue lets it."""
+"""no-sync: no call blocks; the host runs ahead as far as the launch queue lets it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.replay.graph import CallKind
+from stepscope.predict.declaration import Stage, WhatIf
 from stepscope.predict.edit import Selection, remove
-from stepscope.predict.whatifs.outcome import Outcome, Refused, changed
+from stepscope.predict.outcome import Outcome, Refused, changed
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.predict.step_context import StepContext
 
-HELP = "remove calls that wait for the device (.item(), .cpu(), synchronize)"
-
 
 def apply(context: StepContext, value: str) -> Outcome:
-    """Refuses where nothing waits."""
+    """Refuses a step in which nothing waits."""
     del value
     if context.on_host:
         raise Refused("no-sync: the trace has no accelerator to wait for")
@@ -26,12 +25,27 @@ def apply(context: StepContext, value: str) -> Outcome:
     waiting = graph.calls.kind == CallKind.WAIT
     if not waiting.any():
         raise Refused("no-sync: no call of this step waits for the device")
-    none = np.zeros(len(graph.tasks), np.bool_)
-    new = remove(graph, Selection(calls=waiting, tasks=none), with_gaps=False)
+    no_tasks = np.zeros(len(graph.tasks), np.bool_)
+    without = remove(graph, Selection(calls=waiting, tasks=no_tasks), with_gaps=False)
     return Outcome(
-        context=changed(context, new),
+        context=changed(context, without),
         assumptions=(
             f"{counted(int(waiting.sum()), 'blocking call')} per step removed, all else as before",
         ),
         spread=0.05,
     )
+
+
+WHATIF = WhatIf(
+    name="no-sync",
+    help="without calls that wait for the device (.item(), .cpu(), synchronize)",
+    label="no blocking calls",
+    stage=Stage.STOP_WAITING,
+    apply=apply,
+    takes_value=False,
+    usual=("",),
+    is_goal=True,
+    keeps_peak=True,
+    needs_ceilings=False,
+    remedies={"no-sync": ("",)},
+)

@@ -6,77 +6,108 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope.predict.declaration import Stage, WhatIf
 from stepscope.predict.edit import Selection, insert, remove
 from stepscope.predict.kernels import FLOOR_NS
-from stepscope.predict.optimizer_updates import current_kind, stepping
-from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.optimizer_updates import current_form, find_optimizer_calls
+from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.records.figures import significant
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.predict.optimizer_updates import Rule
+    from stepscope.explain.replay.graph import Flags, StepGraph
+    from stepscope.predict.optimizer_rules import UpdateForm, UpdateRule
+    from stepscope.predict.parameters import Parameters
     from stepscope.predict.step_context import StepContext
 
-HELP = "foreach or fused instead of what runs now"
-VALUES = ("foreach", "fused")
+_FORMS = ("foreach", "fused")
 
 
 def apply(context: StepContext, value: str) -> Outcome:
-    """Refuses where the optimizer is as asked already, or none can be seen."""
-    if value not in VALUES:
+    """Refuses an optimizer that has this form already, and a trace without one."""
+    if value not in _FORMS:
         raise WrongValue(f"optimizer={value}: choose foreach or fused")
-    mine, now, rule = stepping(context), current_kind(context), context.rule
+    now, rule, parameters = current_form(context), context.rule, context.parameters
     if now is None:
         raise Refused("optimizer: the trace shows no optimizer step")
-    old, new = rule.kinds[now], rule.kinds[value]
+    old, new = rule.forms[now], rule.forms[value]
     if old.order >= new.order:
         raise Refused(f"optimizer={value}: the optimizer is {now} already")
     if value == "fused" and not rule.fused:
         raise Refused(f"optimizer=fused: PyTorch has no fused form of {rule.name}")
-    parameters = context.parameters
     if parameters is None:
         raise Refused("optimizer: the trace does not give the parameters (record shapes)")
-    graph = context.graph
-    updating = mine[graph.tasks.call]
-    host = float((graph.calls.gap_ns + graph.calls.call_ns)[mine].sum())
-    host_new = host * new.host_us(parameters.tensors) / old.host_us(parameters.tensors)
-    ceilings = context.ceilings
-    rate = ceilings.bytes_s if ceilings and ceilings.bytes_s else None
-    device = float(graph.tasks.dur_ns[updating].sum())
-    device_new = (
-        parameters.elements * new.bytes_each / rate * 1e9
-        if rate
-        else device * new.bytes_each / old.bytes_each
-    )
-    count = max(new.fewest, round(new.launches * parameters.elements / 1e6))
-    device_new = max(device_new, count * FLOOR_NS)
-    place = np.full(count, int(np.flatnonzero(mine)[0]), np.int32)
-    stream = int(graph.tasks.stream[updating][0]) if updating.any() else 0
-    graph = insert(
-        graph,
-        place,
-        gap_ns=host_new * 0.9 / count,
-        call_ns=host_new * 0.1 / count,
-        dur_ns=device_new / count,
-        stream=stream,
-    )
-    # The new calls stand before the first old one and have its phase.
-    chosen = np.concatenate((mine[: place[0]], np.zeros(count, np.bool_), mine[place[0] :]))
-    graph = remove(graph, Selection(calls=chosen, tasks=chosen[graph.tasks.call]))
-    on_device = f", {device / 1e6:.2f} -> {device_new / 1e6:.2f} ms of the device"
+    graph, updating = context.graph, find_optimizer_calls(context)
+    host_ns = float((graph.calls.gap_ns + graph.calls.call_ns)[updating].sum())
+    host_after_ns = host_ns * new.host_us(parameters.tensors) / old.host_us(parameters.tensors)
+    device_ns = float(graph.tasks.dur_ns[updating[graph.tasks.call]].sum())
+    launches = max(new.fewest, round(new.launches * parameters.elements / 1e6))
+    device_after_ns = _device_ns(context, parameters, device_ns, old, new)
+    device_after_ns = max(device_after_ns, launches * FLOOR_NS)
+    on_device = f", {_change(device_ns, device_after_ns)} of the device"
     return Outcome(
-        context=changed(context, graph),
+        context=changed(
+            context, _replace_update(graph, updating, launches, host_after_ns, device_after_ns)
+        ),
         assumptions=(
             f"{now} -> {value} for {counted(parameters.tensors, 'tensor')} of "
-            f"{parameters.elements:,} "
-            f"parameters: {host / 1e6:.2f} -> {host_new / 1e6:.2f} ms of the host"
+            f"{parameters.elements:,} parameters: {_change(host_ns, host_after_ns)} of the host"
             f"{'' if context.on_host else on_device}",
-            _about(rule),
+            _basis(rule),
         ),
         spread=0.2,
     )
 
 
-def _about(rule: Rule) -> str:
+WHATIF = WhatIf(
+    name="optimizer",
+    help="a foreach or fused optimizer instead of the present form",
+    label="a {} optimizer",
+    stage=Stage.OPTIMIZER,
+    apply=apply,
+    usual=("fused",),
+    keeps_peak=True,
+    remedies={"fused-optimizer": ("fused",)},
+)
+
+
+def _device_ns(
+    context: StepContext,
+    parameters: Parameters,
+    now_ns: float,
+    old: UpdateForm,
+    new: UpdateForm,
+) -> float:
+    """By the device's bandwidth if that is known, else by the bytes of both forms."""
+    ceilings = context.ceilings
+    if ceilings and ceilings.bytes_s:
+        return parameters.elements * new.bytes_each / ceilings.bytes_s * 1e9
+    return now_ns * new.bytes_each / old.bytes_each
+
+
+def _replace_update(
+    graph: StepGraph, updating: Flags, launches: int, host_ns: float, device_ns: float
+) -> StepGraph:
+    tasks = updating[graph.tasks.call]
+    first = int(np.flatnonzero(updating)[0])
+    graph = insert(
+        graph,
+        np.full(launches, first, np.int32),
+        gap_ns=host_ns * 0.9 / launches,
+        call_ns=host_ns * 0.1 / launches,
+        dur_ns=device_ns / launches,
+        stream=int(graph.tasks.stream[tasks][0]) if tasks.any() else 0,
+    )
+    # The new calls stand before the first old one and have its phase.
+    old = np.concatenate((updating[:first], np.zeros(launches, np.bool_), updating[first:]))
+    return remove(graph, Selection(calls=old, tasks=old[graph.tasks.call]))
+
+
+def _change(before_ns: float, after_ns: float) -> str:
+    return f"{significant(before_ns / 1e6)} -> {significant(after_ns / 1e6)} ms"
+
+
+def _basis(rule: UpdateRule) -> str:
     if rule.fused:
-        return f"as {rule.name} of this kind does on an H200"
-    return f"as Adam of this kind does; {rule.name} moves other bytes"
+        return f"as {rule.name} in this form does on an H200"
+    return f"as Adam in this form does; {rule.name} moves other bytes"

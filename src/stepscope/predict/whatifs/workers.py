@@ -1,28 +1,49 @@
-"""workers=N: so many replicas of the model, gradients summed by DDP; workers=N:strong divides the
-batch among them."""
+"""workers=N: N replicas of the model, gradients summed by DDP. workers=N:strong divides the batch
+among them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.predict import scale_out
-from stepscope.predict.whatifs.outcome import WrongValue
+from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.outcome import WrongValue
+from stepscope.predict.values import parse_whole
+from stepscope.records.words import plural
 
 if TYPE_CHECKING:
+    from stepscope.predict.outcome import Outcome
     from stepscope.predict.step_context import StepContext
-    from stepscope.predict.whatifs.outcome import Outcome
 
-HELP = "N data-parallel workers, each with its own batch (workers=8; 8:strong divides one batch)"
-_MOST = 1 << 20
+_MAX_WORKERS = 1 << 20
 
 
 def apply(context: StepContext, value: str) -> Outcome:
-    """Refuses where nobody knows what an all-reduce costs, or the gradients' sizes."""
-    number, _, how = value.partition(":")
-    try:
-        count = int(number)
-    except ValueError:
-        count = 0
-    if not 1 <= count <= _MOST or how not in ("", "strong", "weak"):
+    """Refuses if the cost of an all-reduce or the sizes of the gradients are not known."""
+    from stepscope.predict.scale_out import replan
+
+    number, _, scaling = value.partition(":")
+    count = parse_whole(number)
+    if not 1 <= count <= _MAX_WORKERS or scaling not in ("", "strong", "weak"):
         raise WrongValue(f"workers={value}: give their number, such as 8, or 8:strong")
-    return scale_out.replan(context, ranks=count, strong=how == "strong")
+    return replan(context, ranks=count, strong=scaling == "strong")
+
+
+def _label(value: str) -> str:
+    count = value.partition(":")[0]
+    shared = " (sharing the batch)" if _shares_batch(value) else ""
+    return f"{count} {plural(parse_whole(count), 'worker')}{shared}"
+
+
+def _shares_batch(value: str) -> bool:
+    return value.endswith(":strong")
+
+
+WHATIF = WhatIf(
+    name="workers",
+    help="N data-parallel workers, each with its own batch (workers=8; 8:strong divides one batch)",
+    label=_label,
+    stage=Stage.WORKERS,
+    apply=apply,
+    keeps_peak=True,
+    shares_batch=_shares_batch,
+)

@@ -1,4 +1,4 @@
-"""zero=STAGE: optimizer state (1), gradients too (2), parameters too (3) shared by the workers."""
+"""zero=STAGE: workers share optimizer state (1), also gradients (2), also parameters (3)."""
 
 from __future__ import annotations
 
@@ -6,44 +6,48 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.explain.memory.theory import VOLUME, bytes_per_parameter, zero_bytes
-from stepscope.predict import scale_out
-from stepscope.predict.whatifs.outcome import WrongValue
-from stepscope.records.prediction import Peak
+from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.outcome import WrongValue
+from stepscope.records.figures import significant
+from stepscope.records.prediction import PeakMemory
 
 if TYPE_CHECKING:
+    from stepscope.predict.outcome import Outcome
     from stepscope.predict.step_context import StepContext
-    from stepscope.predict.whatifs.outcome import Outcome
 
-HELP = "shard optimizer state (1), gradients too (2), parameters too (3) over the workers"
-_DOUBT = 0.08  # of the step: who gathers what when differs between implementations
+_DOUBT = 0.08  # of the step: implementations differ in what they gather when
 
 
 def apply(context: StepContext, value: str) -> Outcome:
-    """Refuses for one worker, which has nobody to share with."""
+    """Refuses one worker: it has nobody to share with."""
+    from stepscope.explain.memory.theory import VOLUME, bytes_per_parameter
+    from stepscope.predict.scale_out import replan
+
     if value not in ("1", "2", "3"):
         raise WrongValue(f"zero={value}: choose stage 1, 2 or 3")
     stage = int(value)
-    found = scale_out.replan(context, stage=stage)
-    told = found.context.exchange
-    ranks = told.ranks if told else 1
-    each = bytes_per_parameter(stage, ranks)
+    outcome = replan(context, stage=stage)
+    exchange = outcome.context.exchange
+    ranks = exchange.ranks if exchange else 1
     return replace(
-        found,
+        outcome,
         assumptions=(
-            *found.assumptions,
+            *outcome.assumptions,
             f"{VOLUME[stage]:g} times the bytes of plain data parallelism on the wire; the "
             f"optimizer works on 1/{ranks} of the parameters",
-            f"with mixed-precision Adam a worker would hold {each:.2f} bytes a parameter "
-            f"instead of {bytes_per_parameter(0, ranks):.0f}",
+            "with mixed-precision Adam a worker would hold "
+            f"{significant(bytes_per_parameter(stage, ranks))} bytes per parameter instead of "
+            f"{significant(bytes_per_parameter(0, ranks))}",
         ),
-        doubt=(found.doubt**2 + _DOUBT**2) ** 0.5,
+        doubt=(outcome.doubt**2 + _DOUBT**2) ** 0.5,
         peak=_peak(context, stage, ranks),
     )
 
 
-def _peak(context: StepContext, stage: int, ranks: int) -> Peak | None:
-    """What is measured, with the shared part of it divided; stage 3 gathers a layer at a time."""
+def _peak(context: StepContext, stage: int, ranks: int) -> PeakMemory | None:
+    """The measured peak with its shared part divided; stage 3 gathers one layer at a time."""
+    from stepscope.explain.memory.theory import zero_bytes
+
     memory = context.memory
     if memory is None or memory.peak_bytes is None:
         return None
@@ -53,4 +57,13 @@ def _peak(context: StepContext, stage: int, ranks: int) -> Peak | None:
     whole = {name: size or 0 for name, size in held.items()}
     size = memory.peak_bytes - sum(whole.values()) + zero_bytes(stage, ranks, **whole)
     gathered = whole["parameters"] // 4 if stage == 3 else 0
-    return Peak(size_bytes=size, low_bytes=size, high_bytes=size + gathered)
+    return PeakMemory(size_bytes=size, low_bytes=size, high_bytes=size + gathered)
+
+
+WHATIF = WhatIf(
+    name="zero",
+    help="shard optimizer state (1), also gradients (2), also parameters (3) over the workers",
+    label="ZeRO stage {}",
+    stage=Stage.SHARD,
+    apply=apply,
+)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from stepscope.trace.files import Progress
     from stepscope.ui.whatif import Tried
 
-_AGAIN = ("remove", "scale")  # these may be given more than once
-
 
 @click.command(name="whatif", short_help="what a change would buy, before anybody tries it")
 @click.argument("path", required=False)
@@ -73,11 +71,11 @@ def command(
 
 
 def parse_settings(texts: Sequence[str]) -> list[Setting]:
-    """As on the command line; the same name twice would be two answers to one question."""
-    from stepscope.predict.whatif import parse
+    """Settings as on the command line; most what-ifs may be given only once."""
+    from stepscope.predict.whatifs import WHATIFS, parse_setting
 
-    wanted = [parse(text) for text in texts]
-    names = [setting.name for setting in wanted if setting.name not in _AGAIN]
+    wanted = [parse_setting(text) for text in texts]
+    names = [setting.name for setting in wanted if not WHATIFS[setting.name].repeatable]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"--set {twice[0]} is given twice: a step has one")
@@ -209,14 +207,15 @@ def _remember(raw: Prediction, bench: Bench, path: str) -> str:
 
 
 def _print_list(as_json: bool) -> None:
-    from stepscope.predict.whatifs import HELP
+    from stepscope.predict.whatifs import WHATIFS
 
     if as_json:
-        _write({"schema": 1, "whatifs": [{"name": n, "help": h} for n, h in HELP.items()]})
+        listed = [{"name": whatif.name, "help": whatif.help} for whatif in WHATIFS.values()]
+        _write({"schema": 1, "whatifs": listed})
         return
-    width = max(map(len, HELP))
-    for name, words in HELP.items():
-        click.echo(f"{name:<{width}}  {words}")
+    width = max(map(len, WHATIFS))
+    for whatif in WHATIFS.values():
+        click.echo(f"{whatif.name:<{width}}  {whatif.help}")
 
 
 def _write(body: dict[str, Any]) -> None:

@@ -10,9 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepscope.predict.optimizer_updates import current_kind
-from stepscope.predict.order import in_order
-from stepscope.predict.whatifs import cuda_graphs
+from stepscope.predict.optimizer_updates import current_form
+from stepscope.predict.whatifs import cuda_graphs, in_order
 from stepscope.records.prediction import Setting
 from stepscope.ui.html.whatif_axes import Axis, Option
 from stepscope.ui.html.whatif_scaling import Sketches, lay_out_crew
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from stepscope.predict.whatif import Bench, Trial
     from stepscope.records.explanation import RankExplanation
     from stepscope.records.prediction import Prediction
-    from stepscope.records.promise import Kept
+    from stepscope.records.promise import TrackedPromise
     from stepscope.ui.html.whatif_scaling import CrewCell, CrewGrid
     from stepscope.ui.whatif import Tried
 
@@ -57,7 +56,7 @@ class WhatIfGrid:
 
 
 def lay_out(
-    bench: Bench, tried: Tried, history: Sequence[Kept], rank: RankExplanation
+    bench: Bench, tried: Tried, history: Sequence[TrackedPromise], rank: RankExplanation
 ) -> WhatIfGrid:
     """The controls that this step takes, and every combination of them."""
     singles = {str(each.settings[0]): each for each in tried.predictions}
@@ -115,7 +114,7 @@ def _axes(bench: Bench, known: set[str], rank: RankExplanation) -> list[Axis]:
             "Optimizer",
             "The same update with fewer launches",
             [
-                Option(label=f"{current_kind(bench.context) or 'as it is'} (now)", setting=""),
+                Option(label=f"{current_form(bench.context) or 'as it is'} (now)", setting=""),
                 Option(label="fused", setting="optimizer=fused"),
             ],
             known,
@@ -193,7 +192,7 @@ def _fitting(axes: list[Axis], work: int) -> tuple[tuple[Axis, ...], tuple[str, 
 
 
 def _cells(
-    bench: Bench, axes: tuple[Axis, ...], history: Sequence[Kept], crew: CrewGrid
+    bench: Bench, axes: tuple[Axis, ...], history: Sequence[TrackedPromise], crew: CrewGrid
 ) -> tuple[dict[str, list[float | None]], tuple[CrewCell | None, ...]]:
     """What combinations share is predicted once: they are a tree. A CUDA graph is made last."""
     order = _order(axes)

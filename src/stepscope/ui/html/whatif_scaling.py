@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from stepscope.predict.contracted_step import sketch
+from stepscope.predict.contracted_step import contract_step
+from stepscope.predict.outcome import Refused
 from stepscope.predict.peaks import peak_at_batch
-from stepscope.predict.scale_out import OF_SHARE, about_batch, share_of_batch
+from stepscope.predict.scale_out import SHARE_DOUBT, describe_batch, share_of_batch
 from stepscope.predict.scaled_step import find_doubts
-from stepscope.predict.scaling_grid import WORKERS, CannotScale, find_crew
-from stepscope.predict.whatifs.outcome import Refused
+from stepscope.predict.scaling_grid import WORKERS, CannotScale, find_scaling_setup
 from stepscope.ui.html.payload import encode_block
 from stepscope.ui.html.whatif_axes import Axis, Option
 from stepscope.verify.track_record import learn
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stepscope.explain.replay.graph import Floats
-    from stepscope.predict.contracted_step import Sketch
-    from stepscope.predict.max_plus import Outline
+    from stepscope.predict.contracted_step import ContractedStep
+    from stepscope.predict.max_plus import StepTables
     from stepscope.predict.scaled_step import Doubts
-    from stepscope.predict.scaling_grid import Crew, Link
+    from stepscope.predict.scaling_grid import ScalingSetup, WorkerLink
     from stepscope.predict.step_context import StepContext
     from stepscope.predict.whatif import Bench, Trial
-    from stepscope.records.prediction import Peak, Setting
-    from stepscope.records.promise import Kept
+    from stepscope.records.prediction import PeakMemory, Setting
+    from stepscope.records.promise import TrackedPromise
     from stepscope.ui.html.payload import Column
 
 BANDWIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -53,15 +53,15 @@ _BASIS = {
 class Share:
     """The step of a worker that has only some of the batch."""
 
-    sketch: Sketch
-    peak: Peak | None
+    sketch: ContractedStep
+    peak: PeakMemory | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrewCell:
     """One combination of the other controls."""
 
-    sketch: Sketch
+    sketch: ContractedStep
     step_ns: float  # before a CUDA graph is made of it
     variance: float
     spread: float  # of the CUDA graph
@@ -72,7 +72,7 @@ class CrewCell:
 class CrewGrid:
     """What the page computes from; `why` is the reason where nothing can be said."""
 
-    crew: Crew | None
+    crew: ScalingSetup | None
     why: str
     axes: tuple[Axis, ...]
     doubts: Doubts | None = None
@@ -80,10 +80,10 @@ class CrewGrid:
     unit_ns: float = 1.0
 
 
-def lay_out_crew(bench: Bench, history: Sequence[Kept]) -> CrewGrid:
+def lay_out_crew(bench: Bench, history: Sequence[TrackedPromise]) -> CrewGrid:
     """Controls that cannot be moved say why."""
     try:
-        crew = find_crew(bench)
+        crew = find_scaling_setup(bench)
     except CannotScale as reason:
         return CrewGrid(crew=None, why=str(reason), axes=_axes(None, str(reason)))
     return CrewGrid(
@@ -100,9 +100,9 @@ class Sketches:
     """Steps of all cells. Twice the batch among twice the workers is the step of one: each is
     sketched once."""
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: ScalingSetup) -> None:
         self.crew = crew
-        self.known: dict[tuple[object, ...], Sketch] = {}
+        self.known: dict[tuple[object, ...], ContractedStep] = {}
 
     def cell_of(
         self, local: Trial, settings: Sequence[Setting], spread: float, *, graphed: bool
@@ -134,15 +134,15 @@ class Sketches:
 
     def _of(
         self, context: StepContext, share: float, others: frozenset[Setting], graphed: bool
-    ) -> Sketch:
+    ) -> ContractedStep:
         key = (others, graphed, round(context.grown * share, 9))
         if key not in self.known:
             context = share_of_batch(context, self.crew.before, share)
-            self.known[key] = sketch(self.crew, context, graphed=graphed)
+            self.known[key] = contract_step(self.crew, context, graphed=graphed)
         return self.known[key]
 
 
-def _adjusted(history: Sequence[Kept]) -> dict[str, tuple[float, float]]:
+def _adjusted(history: Sequence[TrackedPromise]) -> dict[str, tuple[float, float]]:
     """What earlier predictions of these names teach, as two numbers."""
     lessons = {name: learn(name, history) for name in {each.promise.name for each in history}}
     return {name: (x.shift, x.stretch) for name, x in lessons.items() if x is not None}
@@ -151,7 +151,7 @@ def _adjusted(history: Sequence[Kept]) -> dict[str, tuple[float, float]]:
 # The controls
 
 
-def _axes(crew: Crew | None, why: str) -> tuple[Axis, ...]:
+def _axes(crew: ScalingSetup | None, why: str) -> tuple[Axis, ...]:
     before = crew.before if crew else 1
     return (
         _workers(before, [link.ranks for link in crew.links] if crew else WORKERS, why),
@@ -177,7 +177,7 @@ def _workers(before: int, known: Sequence[int], why: str) -> Axis:
     )
 
 
-def _share(crew: Crew | None, why: str) -> Axis:
+def _share(crew: ScalingSetup | None, why: str) -> Axis:
     """Said with the number of workers: workers=8:strong."""
     return Axis(
         id="share",
@@ -209,7 +209,7 @@ def _bandwidth(why: str) -> Axis:
     )
 
 
-def _buckets(crew: Crew | None, why: str) -> Axis:
+def _buckets(crew: ScalingSetup | None, why: str) -> Axis:
     ways = sorted(crew.ways, key=lambda way: way.bucket_mb or 25.0) if crew else []
     traced = crew is not None and not any(crew.ways[0].host_ns)
     if traced:
@@ -267,15 +267,15 @@ def encode_crew(grid: CrewGrid, cells: Sequence[CrewCell | None]) -> str:
         "adjusted": grid.adjusted or {},
         "shapes": shapes,
         "held": crew.held_bytes,
-        "ofShare": OF_SHARE[crew.on_host],
-        "batch": [about_batch(on_host=crew.on_host, strong=each) for each in (False, True)],
+        "ofShare": SHARE_DOUBT[crew.on_host],
+        "batch": [describe_batch(on_host=crew.on_host, strong=each) for each in (False, True)],
         "sketches": [_sketch(step) for step in sketches],
         "cells": [_cell(cell, place) if cell else None for cell in cells],
     }
     return encode_block(_rounded(head), columns)
 
 
-def _link(link: Link) -> dict[str, Any]:
+def _link(link: WorkerLink) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.to_builtins(link)
     return found | {"basis": _BASIS.get(link.basis, link.basis)}
 
@@ -298,7 +298,7 @@ def _peak(share: Share | None) -> dict[str, int] | None:
     return {"peak": peak.size_bytes, "peak_low": peak.low_bytes, "peak_high": peak.high_bytes}
 
 
-def _sketch(step: Sketch) -> dict[str, Any]:
+def _sketch(step: ContractedStep) -> dict[str, Any]:
     return {
         "compute": step.compute,
         "task": step.task_ns,
@@ -322,7 +322,7 @@ def _sketch(step: Sketch) -> dict[str, Any]:
 
 def _tables(
     name: str,
-    shapes: Sequence[Outline | None],
+    shapes: Sequence[StepTables | None],
     unit_ns: float,
     columns: dict[str, Column],
 ) -> dict[str, Any] | None:
@@ -349,7 +349,7 @@ def _tables(
     return {"times": times, "stretches": stretches, "sloped": sloped}
 
 
-def _part(shape: Outline, kind: str) -> Floats:
+def _part(shape: StepTables, kind: str) -> Floats:
     if kind == "tables":
         return shape.tables
     slope = shape.tables * np.array(shape.own) if shape.slope is None else shape.slope

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from stepscope.predict.algorithms import Comparison
+    from stepscope.predict.algorithms import AlgorithmComparison
     from stepscope.records.profile import Profile
     from stepscope.ui.calibration import Words
 
@@ -79,7 +79,9 @@ def print_calibration(
         console.print(Text.assemble("report   ", (one_line(str(report)), "bold")), soft_wrap=True)
 
 
-def print_comparison(comparison: Comparison, profile: Profile, *, width: int | None = None) -> None:
+def print_comparison(
+    comparison: AlgorithmComparison, profile: Profile, *, width: int | None = None
+) -> None:
     """Algorithms side by side."""
     from stepscope.ui.terminal.console import make_console
 

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from stepscope.records.promise import Delivery, Kept
+    from stepscope.records.promise import Delivery, TrackedPromise
     from stepscope.verify.track_record import Summary
 
 _DASH = "-"
 
 
 def print_record(
-    kept: Sequence[Kept],
+    kept: Sequence[TrackedPromise],
     rows: Sequence[Summary],
     folder: Path,
     *,
@@ -80,7 +80,7 @@ def _summaries(rows: Sequence[Summary], width: int) -> Table:
     )
 
 
-def _promises(kept: Sequence[Kept], top: int, width: int) -> Table:
+def _promises(kept: Sequence[TrackedPromise], top: int, width: int) -> Table:
     columns = [("id", "l"), ("when", "l"), ("what-if", "l"), ("before", "r"), ("promised", "r")]
     columns += [("delivered", "r"), ("error", "r")]
     newest = sorted(kept, key=lambda each: -each.promise.when_unix)[:top]
@@ -93,7 +93,7 @@ def _promises(kept: Sequence[Kept], top: int, width: int) -> Table:
     )
 
 
-def _cells(kept: Kept) -> list[str]:
+def _cells(kept: TrackedPromise) -> list[str]:
     promise, delivered, error = kept.promise, kept.delivered_ms, kept.error
     return [
         promise.id,

@@ -12,11 +12,12 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 from whatif_pages import CPU, cell, combinations, laid_out, pick, places_with, shown, words
 
-from stepscope.predict.contracted_step import Sketch
+from stepscope.predict.contracted_step import ContractedStep
 from stepscope.predict.scaled_step import Local, Plan, predict_together
-from stepscope.predict.whatif import Bench, parse
+from stepscope.predict.whatif import Bench
+from stepscope.predict.whatifs import parse_setting
 from stepscope.records.explanation import Explanation
-from stepscope.records.promise import Delivery, Kept
+from stepscope.records.promise import Delivery, TrackedPromise
 from stepscope.ui.html.whatif_grid import WhatIfGrid
 from stepscope.ui.html.whatif_scaling import CrewCell, lay_out_crew
 from stepscope.ui.whatif import adjusted, figures
@@ -133,7 +134,7 @@ def test_workers_links_and_buckets_move_all_numbers_beside_the_other_controls(
     page: Any, bench: Bench, grid: WhatIfGrid
 ) -> None:
     for settings in CREW:
-        told = bench.predict([parse(each) for each in settings])
+        told = bench.predict([parse_setting(each) for each in settings])
         assert not told.refused
         page.evaluate("wanted => window.stepscope.whatif.set(wanted)", list(settings))
         assert number(shown(page)) == pytest.approx(told.predicted_ms, rel=0.01)
@@ -156,7 +157,7 @@ def test_workers_links_and_buckets_move_all_numbers_beside_the_other_controls(
         assert memory == expected
 
 
-def sketched(cell: CrewCell, plan: Plan, strong: bool) -> Sketch:
+def sketched(cell: CrewCell, plan: Plan, strong: bool) -> ContractedStep:
     share = cell.shared[plan.link]
     assert share is not None
     return share.sketch if strong else cell.sketch
@@ -231,12 +232,12 @@ def test_both_scaling_charts_are_those_of_the_other_controls(
     page.evaluate("wanted => window.stepscope.whatif.set(wanted)", wanted)
     dots = page.locator(f'[data-out="{name}"] .dot title').all_text_contents()
     assert dots[-1].startswith(f"{most} workers")
-    same = [parse("precision=bf16"), parse("bandwidth=0.25")]
-    told = bench.predict([*same, parse(f"workers={most}{how}")])
+    same = [parse_setting("precision=bf16"), parse_setting("bandwidth=0.25")]
+    told = bench.predict([*same, parse_setting(f"workers={most}{how}")])
     assert number(dots[-1].partition("a step of ")[2]) == pytest.approx(told.predicted_ms, rel=0.01)
     low, high = re.findall(r"[\d.,]+\d", dots[-1].partition("(")[2])[:2]
     assert number(high) / number(low) == pytest.approx(told.high_ms / told.low_ms, rel=0.03)
-    alone = bench.predict([parse("precision=bf16")])
+    alone = bench.predict([parse_setting("precision=bf16")])
     efficiency = told.throughput_factor / alone.throughput_factor / most
     assert number(dots[-1].partition("efficiency ")[2]) == pytest.approx(100 * efficiency, abs=0.6)
     chosen = page.locator(".wi-charts .dot.is-chosen title").all_text_contents()
@@ -282,7 +283,7 @@ def test_earlier_predictions_of_the_same_changes_move_those_with_workers_too(
 ) -> None:
     """Twice a step with workers and bf16 took 10% longer than promised."""
     explanation, bench, grid = explained
-    settings = (parse("precision=bf16"), parse("workers=8"))
+    settings = (parse_setting("precision=bf16"), parse_setting("workers=8"))
     told = bench.predict(settings)
     promise = make_promise(told)
     ms = 1.1 * told.predicted_ms
@@ -291,7 +292,7 @@ def test_earlier_predictions_of_the_same_changes_move_those_with_workers_too(
         change=ms / told.baseline_ms - 1, low=0.0, high=0.0, confidence=0.95, verdict="faster",
         named=False,
     )  # fmt: skip
-    history = (Kept(promise=promise, delivery=delivery),) * 2
+    history = (TrackedPromise(promise=promise, delivery=delivery),) * 2
     expected = adjusted(told, history)
     assert expected.predicted_ms > 1.02 * told.predicted_ms
     page = open_page(explanation, changed(grid, crew=lay_out_crew(bench, history)))

@@ -8,7 +8,8 @@ from typing import Any
 
 from stepscope.explain.explain_job import explain_job
 from stepscope.explain.rank_analysis import RankAnalysis
-from stepscope.predict.whatif import Bench, parse
+from stepscope.predict.whatif import Bench
+from stepscope.predict.whatifs import parse_setting
 from stepscope.records.explanation import Explanation
 from stepscope.records.prediction import Setting
 from stepscope.trace.rank_inputs import ReadOptions, read_rank_inputs
@@ -34,7 +35,7 @@ def combinations(grid: WhatIfGrid) -> list[tuple[int, ...]]:
 
 def settings_of(grid: WhatIfGrid, places: tuple[int, ...]) -> list[Setting]:
     options = [axis.options[place] for axis, place in zip(grid.axes, places, strict=True)]
-    return [parse(option.setting) for option in options if option.setting]
+    return [parse_setting(option.setting) for option in options if option.setting]
 
 
 def cell(grid: WhatIfGrid, places: tuple[int, ...]) -> dict[str, float | None]:
