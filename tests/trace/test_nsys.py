@@ -35,7 +35,7 @@ from stepscope.records.trace import Device, DeviceKind, HostKind, Trace
 from stepscope.trace import database, links
 from stepscope.trace.consistency import inconsistency
 from stepscope.trace.nsys import read_nsys
-from stepscope.trace.nsys_words import call_name, copy_name, parse_range, sync_name
+from stepscope.trace.nsys_names import call_name, copy_name, parse_range, sync_name
 from stepscope.trace.plausible import OddValues
 from stepscope.trace.read import read_trace
 

@@ -53,7 +53,7 @@ class Codes(dict[Any, int]):
         code = self[key] = len(self)
         return code
 
-    def of(self, values: Sequence[Any]) -> NDArray[np.int32]:
+    def encode(self, values: Sequence[Any]) -> NDArray[np.int32]:
         return _packed(map(self.__getitem__, values), len(values), INT32)
 
 
@@ -201,10 +201,10 @@ class Collector:
         bad = no_start | no_dur | negative | huge
         if not bad.any():
             return events, kinds, start, dur
-        self._losses.count("without a usable start", int(no_start.sum()))
-        self._losses.count("without a duration", int((no_dur & ~no_start).sum()))
-        self._losses.count("with a negative duration", int((negative & ~no_start).sum()))
-        self._losses.count("longer than 100 days", int((huge & ~no_start).sum()))
+        self._losses.add_malformed("without a usable start", int(no_start.sum()))
+        self._losses.add_malformed("without a duration", int((no_dur & ~no_start).sum()))
+        self._losses.add_malformed("with a negative duration", int((negative & ~no_start).sum()))
+        self._losses.add_malformed("longer than 100 days", int((huge & ~no_start).sum()))
         good = ~bad
         return list(compress(events, good.tobytes())), kinds[good], start[good], dur[good]
 
@@ -224,7 +224,7 @@ class Collector:
         shapes, dtypes, concrete = self._input_codes(operators)
         self.host.add(
             kind=kinds,
-            name=self.names.of([e.name for e in rows]),
+            name=self.names.encode([e.name for e in rows]),
             thread=self._lane_codes(rows),
             start_ns=start,
             dur_ns=dur,
@@ -251,7 +251,7 @@ class Collector:
             stream[no_stream] = _whole([e.tid for e in compress(rows, no_stream.tobytes())], INT32)
         self.device.add(
             kind=kinds,
-            name=self.names.of([e.name for e in rows]),
+            name=self.names.encode([e.name for e in rows]),
             lane=self._lane_codes(rows),
             device=device,
             stream=stream,
@@ -270,7 +270,7 @@ class Collector:
         # A failed allocation is an instant of the same category, but moved no bytes.
         moved = np.array([e.name == "[memory]" for e in events])
         timed = time != INVALID_NS
-        self._losses.count("without a usable start", int((moved & ~timed).sum()))
+        self._losses.add_malformed("without a usable start", int((moved & ~timed).sum()))
         good = moved & timed
         rows = list(compress(events, good.tobytes()))
         args = [e.args for e in rows]
@@ -307,7 +307,7 @@ class Collector:
             self._signature_texts = self._signature_texts[:, :0]
         known = len(self._signatures)
         inputs = [b"\0".join((a.shapes, a.dtypes, a.concrete)) for a in args]  # no JSON holds a NUL
-        of = self._signatures.of(inputs)
+        of = self._signatures.encode(inputs)
         if new := len(self._signatures) - known:
             latest = [*islice(reversed(self._signatures), new)][::-1]
             texts = zip(*(signature.split(b"\0") for signature in latest), strict=True)
@@ -316,7 +316,7 @@ class Collector:
         return self._signature_texts.take(of, axis=1)
 
     def _text_codes(self, texts: Sequence[bytes]) -> NDArray[np.int32]:
-        codes = self.texts.of(texts)
+        codes = self.texts.encode(texts)
         absent = self.texts.get(b"")
         if absent is not None:
             codes[codes == absent] = ABSENT

@@ -6,7 +6,6 @@ make sense it keeps those that do, and hands the others to an `Oddities`, which 
 
 from __future__ import annotations
 
-import json
 import math
 import reprlib
 import types
@@ -20,7 +19,8 @@ from stepscope.records.words import counted
 _T = TypeVar("_T")
 _BOM = b"\xef\xbb\xbf"
 _LONGEST_NUMBER = 40  # characters; int() of thousands takes long, and nothing has so many
-_FAILURES = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+# All that decoding damaged, oddly typed or too deeply nested JSON may raise.
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 UNFIT: Any = object()
 
 
@@ -32,7 +32,7 @@ def decode(text: bytes, kind: type[_T]) -> _T:
     """All of it as one value of this kind."""
     try:
         return msgspec.json.decode(text.removeprefix(_BOM), type=kind)
-    except _FAILURES as error:
+    except DECODE_ERRORS as error:
         raise NotJsonError(_words(error)) from None
 
 
@@ -78,8 +78,10 @@ def decode_patiently(text: bytes) -> Any:
     text = text.removeprefix(_BOM)
     try:
         return msgspec.json.decode(text)
-    except _FAILURES as error:
+    except DECODE_ERRORS as error:
         first = error
+    import json
+
     try:
         value = json.loads(
             text.decode("utf-8", "replace"),

@@ -22,7 +22,7 @@ from stepscope.trace.plausible import (
     is_whole,
     plausible_groups,
 )
-from stepscope.trace.recover import Losses, decode
+from stepscope.trace.recover import Losses, decode_events
 from stepscope.trace.times import NeedsTextError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def read_kineto(
         path=str(path),
         source=NAME,
         columns=collector,
-        facts=_facts(text.outside, collector),
+        facts=_facts(text.outside.keys, collector),
         quality=_notes(source, text, losses, collector, limits),
     )
 
@@ -71,16 +71,16 @@ def _collect(
     collector = Collector(losses, launch_flows=launch_flows)
     kind: type[Event | ExactEvent] = Event
     while (piece := text.next_piece()) is not None:
-        batch = decode(piece, kind, limits)
+        batch = decode_events(piece, kind, limits)
         try:
             collector.add(batch.events)
         except NeedsTextError:
             kind = ExactEvent
-            batch = decode(piece, kind, limits)
+            batch = decode_events(piece, kind, limits)
             collector.add(batch.events)
-        losses.add(batch.losses)
+        losses.merge(batch.losses)
         if batch.events:
-            text.used()
+            text.mark_used()
         stretch.check(collector.rows, losses.unreadable + losses.not_events)
         if batch.closed_at is not None:
             text.close(piece, batch.closed_at)
@@ -154,7 +154,7 @@ def _refuse_useless(path: Path, text: EventText, losses: Losses, collector: Coll
         raise UnreadableInputError(
             f"{path}: none of its events ({collector.events:,}) can be used ({reasons})"
         )
-    if "Trace" in collector.categories or "schemaVersion" in text.outside:
+    if "Trace" in collector.categories or "schemaVersion" in text.outside.keys:
         raise UnreadableInputError(
             f"{path} is a PyTorch trace without a recorded operator or kernel: was the profiler "
             "stopped before its first active step?"
@@ -292,13 +292,13 @@ def _notes(
                 byte_offset=place,
             )
         )
-    if losses.mended:
+    if losses.repaired:
         notes.append(
             Note(
                 id="mended",
                 detail="parts of the file are not valid JSON (bare nan or inf, unescaped quotes "
                 "or backslashes) and were mended",
-                count=losses.mended,
+                count=losses.repaired,
             )
         )
     if losses.coerced:
@@ -325,6 +325,6 @@ def _notes(
         for reason, count in losses.malformed.items()
     ]
     notes += [
-        Note(id="metadata-lost", detail=f"{part} could not be read") for part in text.outside_lost
+        Note(id="metadata-lost", detail=f"{part} could not be read") for part in text.outside.lost
     ]
     return tuple(notes)
