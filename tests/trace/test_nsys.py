@@ -685,7 +685,7 @@ def test_long_texts_are_cut_and_said(file: Path) -> None:
     export.range("x" * 100_000, (1000, 1010), MAIN)
     trace = read_nsys(export.write(file))
     assert notes(trace) == {"cut-texts": 1}
-    assert "x" * database.MOST_CHARACTERS in trace.strings
+    assert "x" * database.MAX_CHARACTERS in trace.strings
 
 
 ODD = [-1 << 63, -5, 1 << 62, (1 << 63) - 1, "text", b"blob", 0.5, float("inf"), ""]

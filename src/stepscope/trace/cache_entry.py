@@ -31,7 +31,7 @@ MAGIC = b"stepscope-columns\n"
 _ALIGN = 64
 _SIZES = 16  # bytes: length and checksum of the head
 _START = len(MAGIC) + _SIZES
-_MOST_HEAD_BYTES = 256 << 20
+_MAX_HEAD_BYTES = 256 << 20
 _TABLES: dict[str, type[Any]] = {
     "host": HostEvents,
     "device": DeviceEvents,
@@ -82,7 +82,7 @@ def write_entry(file: IO[bytes], key: str, trace: Trace) -> None:
         checksum = zlib.crc32(_values(trace, column).data, checksum)
     known = {name: getattr(trace, name) for name in _OF_THE_TRACE}
     head = msgspec.json.encode(_Head(key=key, columns=layout, checksum=checksum, **known))
-    if len(head) > _MOST_HEAD_BYTES:
+    if len(head) > _MAX_HEAD_BYTES:
         raise ValueError("too many different texts")
     sizes = len(head).to_bytes(8, "little") + zlib.crc32(head).to_bytes(8, "little")
     begin = MAGIC + sizes + head
@@ -127,7 +127,7 @@ def _head(data: NDArray[np.uint8]) -> tuple[_Head, int]:
         raise ValueError("not an entry")
     sizes = data[len(MAGIC) : _START].tobytes()
     size, expected = int.from_bytes(sizes[:8], "little"), int.from_bytes(sizes[8:], "little")
-    if size > min(_MOST_HEAD_BYTES, len(data) - _START):
+    if size > min(_MAX_HEAD_BYTES, len(data) - _START):
         raise ValueError("a head longer than the entry")
     text = data[_START : _START + size].tobytes()
     if zlib.crc32(text) != expected:

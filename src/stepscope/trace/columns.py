@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from stepscope.records.limits import MOST_RANKS
+from stepscope.records.limits import MAX_RANKS
 from stepscope.records.trace import ABSENT, CollectiveArgs, DeviceKind, HostKind
 from stepscope.trace.events import Args, Event, ExactEvent, Role, classify
 from stepscope.trace.plausible import (
-    MOST_ELEMENTS,
+    MAX_ELEMENTS,
     OddValues,
     is_rank_text,
 )
@@ -38,8 +38,8 @@ INT8, INT32, INT64 = np.int8, np.int32, np.int64
 _LARGEST: dict[type[np.signedinteger[Any]], int] = {
     kind: int(np.iinfo(kind).max) for kind in (INT8, INT32, INT64)
 }
-_MOST_SIGNATURES = 1 << 16  # remembered: where no two calls are alike, memory must not follow
-_MOST_CATEGORIES = 1 << 12  # the same
+_MAX_SIGNATURES = 1 << 16  # remembered: where no two calls are alike, memory must not follow
+_MAX_CATEGORIES = 1 << 12  # the same
 _FILE_NAMES = {info.name: info.encode_name for info in msgspec.structs.fields(Args)}
 # Ways to say nothing; -1 as an unsigned number is one.
 _NOTHING_SAID = (None, "", ABSENT, str(ABSENT), (1 << 32) - 1, (1 << 64) - 1)
@@ -63,7 +63,7 @@ class _Roles(dict[str, int]):
     def __missing__(self, key: str) -> int:
         phase, _, category = key.partition(" ")
         role, kind = classify(phase, category)
-        if len(self) < _MOST_CATEGORIES:
+        if len(self) < _MAX_CATEGORIES:
             self[key] = role * 16 + kind
         return role * 16 + kind
 
@@ -302,7 +302,7 @@ class Collector:
     def _input_codes(self, args: Sequence[Args]) -> NDArray[np.int32]:
         """Three rows: shapes, dtypes, concrete inputs. The same few calls come again and again, so
         these are looked up together, and one by one only the first time."""
-        if len(self._signatures) > _MOST_SIGNATURES:
+        if len(self._signatures) > _MAX_SIGNATURES:
             self._signatures.clear()
             self._signature_texts = self._signature_texts[:, :0]
         known = len(self._signatures)
@@ -410,17 +410,17 @@ def _collective(args: Args, odd: OddValues) -> CollectiveArgs:
 
     return CollectiveArgs(
         name=_text(args.collective),
-        in_elements=whole("in_elements", MOST_ELEMENTS),
-        out_elements=whole("out_elements", MOST_ELEMENTS),
+        in_elements=whole("in_elements", MAX_ELEMENTS),
+        out_elements=whole("out_elements", MAX_ELEMENTS),
         dtype=_text(args.dtype),
         group=_text(args.group),
         group_description=_text(args.group_description),
-        group_size=whole("group_size", MOST_RANKS),
+        group_size=whole("group_size", MAX_RANKS),
         group_ranks=_rank_text(args, odd),
         in_split=_text(args.in_split),
         out_split=_text(args.out_split),
-        source_rank=whole("source_rank", MOST_RANKS),
-        destination_rank=whole("destination_rank", MOST_RANKS),
+        source_rank=whole("source_rank", MAX_RANKS),
+        destination_rank=whole("destination_rank", MAX_RANKS),
         sequence=whole("collective_sequence", _LARGEST[INT64]),
     )
 

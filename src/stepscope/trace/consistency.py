@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepscope.records.limits import MOST_RANKS
+from stepscope.records.limits import MAX_EVENT_BYTES, MAX_RANKS
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind
 from stepscope.trace.links import are_sorted
 from stepscope.trace.plausible import (
-    MOST_BYTES,
-    MOST_ELEMENTS,
+    MAX_ELEMENTS,
     OddValues,
     is_rank_text,
     limit_numbers,
@@ -121,7 +120,7 @@ def _facts(trace: Trace) -> Iterator[str]:
     if trace.kind not in KINDS:
         yield f"the kind of the device is {trace.kind!r}"
     ranks = (trace.rank or 0, trace.world_size or 0)
-    if trace.events < 0 or min(ranks) < 0 or max(ranks) > MOST_RANKS:
+    if trace.events < 0 or min(ranks) < 0 or max(ranks) > MAX_RANKS:
         yield "a count or a rank cannot be true"
 
 
@@ -146,12 +145,14 @@ def _collectives(trace: Trace) -> Iterator[str]:
     for call in trace.collectives:
         elements = (call.in_elements, call.out_elements)
         ranks = (call.group_size, call.source_rank, call.destination_rank)
-        if not (_known(elements, MOST_ELEMENTS) and _known(ranks, MOST_RANKS)):
+        if not (_known(elements, MAX_ELEMENTS) and _known(ranks, MAX_RANKS)):
             yield f"a number of {call.name} cannot be true"
         if not is_rank_text(call.group_ranks):
             yield f"the ranks of {call.name} cannot be true"
     for device in trace.devices:
-        if not (_known((device.memory_bytes,), MOST_BYTES) and _known((device.id,), MOST_RANKS)):
+        if not (
+            _known((device.memory_bytes,), MAX_EVENT_BYTES) and _known((device.id,), MAX_RANKS)
+        ):
             yield f"a number of device {device.name} cannot be true"
 
 

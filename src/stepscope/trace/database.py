@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 20_000
 TIMES = ("start", "end")  # their absence is no time at all, where other columns have ABSENT
-MOST_CHARACTERS = 1 << 16  # of one text; the rest is cut
+MAX_CHARACTERS = 1 << 16  # of one text; the rest is cut
 ANY = 2**63 - 1
 
 # A damaged schema or a missing tail must not hide the tables before it; nothing is ever written.
@@ -178,7 +178,7 @@ class Database:
         """Column by column: in quick pieces as long as they hold whole numbers, then by rows."""
         select = [f"ifnull({_quoted(name)}, {_missing(name)})" for name in names]
         after = None
-        rows_left = self._most_rows()
+        rows_left = self._max_rows()
         while text is None and rows_left >= 0:
             piece = self._piece(table, select, after)
             if piece is None:
@@ -234,9 +234,9 @@ class Database:
         if self._text_bytes_left < 0:
             raise sqlite3.DataError("more text than the file has room for")
         decoded = text.decode("utf-8", "replace")
-        if len(decoded) > MOST_CHARACTERS:
+        if len(decoded) > MAX_CHARACTERS:
             self.cut_texts += 1
-            return decoded[:MOST_CHARACTERS]
+            return decoded[:MAX_CHARACTERS]
         return decoded
 
     def _is_endless(self) -> int:
@@ -265,9 +265,9 @@ class Database:
         return names & plain, names - plain
 
     def _all(self, table: str, query: str) -> list[tuple[Any, ...]]:
-        return [row for rows in self._fetch(table, query, self._most_rows()) for row in rows]
+        return [row for rows in self._fetch(table, query, self._max_rows()) for row in rows]
 
-    def _most_rows(self) -> int:
+    def _max_rows(self) -> int:
         """Of one table; what SQLite may do to read it begins anew."""
         self._operations_left = _LEAST_OPERATIONS + _OPERATIONS_PER_BYTE * self._size_bytes
         return self._size_bytes // _LEAST_ROW_BYTES
@@ -332,7 +332,7 @@ def _quoted(name: str) -> str:
 def _text(name: str) -> str:
     """No longer than what is kept and one character, by which it is seen to be cut."""
     value = _quoted(name)
-    return f"CASE typeof({value}) WHEN 'text' THEN substr({value}, 1, {MOST_CHARACTERS + 1}) END"
+    return f"CASE typeof({value}) WHEN 'text' THEN substr({value}, 1, {MAX_CHARACTERS + 1}) END"
 
 
 def _number_or_text(name: str) -> str:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UnreadableInputError
-from stepscope.records.limits import MOST_RANKS
+from stepscope.records.limits import MAX_EVENT_BYTES, MAX_RANKS
 from stepscope.records.quality import Note
 from stepscope.records.trace import ABSENT, Device
 from stepscope.records.words import counted, plural
@@ -16,12 +16,7 @@ from stepscope.trace.events import Event, ExactEvent, platform_of
 from stepscope.trace.files import ByteSource
 from stepscope.trace.json_pieces import EventText
 from stepscope.trace.limits import NAME_CHARACTERS, Limits, megabytes
-from stepscope.trace.plausible import (
-    MOST_BYTES,
-    OddValues,
-    is_whole,
-    plausible_groups,
-)
+from stepscope.trace.plausible import OddValues, is_whole, plausible_groups
 from stepscope.trace.recover import Losses, decode_events
 from stepscope.trace.times import NeedsTextError
 
@@ -171,8 +166,8 @@ def _facts(outside: dict[str, Any], collector: Collector) -> Facts:
     distributed = distributed if isinstance(distributed, dict) else {}
     return Facts(
         kind=_platform(outside, collector),
-        rank=_whole_to(MOST_RANKS, distributed, "rank", collector.odd),
-        world_size=_whole_to(MOST_RANKS, distributed, "world_size", collector.odd),
+        rank=_whole_to(MAX_RANKS, distributed, "rank", collector.odd),
+        world_size=_whole_to(MAX_RANKS, distributed, "world_size", collector.odd),
         backend=_words(distributed.get("backend")),
         groups=plausible_groups(distributed.get("pg_config"), collector.odd),
         devices=_devices(outside.get("deviceProperties"), collector.odd),
@@ -209,10 +204,10 @@ def _devices(rows: Any, odd: OddValues) -> tuple[Device, ...]:
 
     return tuple(
         Device(
-            id=number(row, "id", MOST_RANKS),
+            id=number(row, "id", MAX_RANKS),
             name=_words(row.get("name")) or "",
-            memory_bytes=number(row, "totalGlobalMem", MOST_BYTES),
-            multiprocessors=number(row, "numSms", MOST_RANKS),
+            memory_bytes=number(row, "totalGlobalMem", MAX_EVENT_BYTES),
+            multiprocessors=number(row, "numSms", MAX_RANKS),
         )
         for row in rows
         if isinstance(row, dict)

@@ -17,7 +17,7 @@ from stepscope.errors import UsageError
 EVENT_VARIABLE = "STEPSCOPE_MAX_EVENT_MB"
 EXPANSION_VARIABLE = "STEPSCOPE_MAX_EXPANSION"
 NAME_CHARACTERS = 1 << 16  # of a name, category, process or thread: longer ones are kept cut
-MOST_ELEMENTS = 1 << 20  # of a list that are held at once: each takes up to 100 bytes
+MAX_HELD_ELEMENTS = 1 << 20  # of a list: each takes up to 100 bytes
 ZSTD_WINDOW_BYTES = 1 << 27  # what zstd itself refuses to go beyond unless told to
 
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 SYNCHRONISING_CODES = tuple(code for code, kind in enumerate(KINDS) if kind in SYNCHRONISING)
 _ALL_TO_ALL = KINDS.index("all_to_all")
-_MOST_UNEQUAL = 4
-_MOST_BYTES = np.int64(2**60)
+_MAX_UNEQUAL = 4
+_NO_SIZE = np.int64(2**60)  # larger than any
 _SEND, _RECV = KINDS.index("send"), KINDS.index("recv")
 
 
@@ -179,13 +179,13 @@ def _shares_alike(
     parts: Sequence[RankPart], members: list[_Member], table: NDArray[np.int32]
 ) -> NDArray[np.bool_]:
     """Whether the ranks' bytes can be shares of the same collective."""
-    least, most = np.full(len(table), _MOST_BYTES), np.zeros(len(table), np.int64)
+    least, most = np.full(len(table), _NO_SIZE), np.zeros(len(table), np.int64)
     for place, (part, _, _) in enumerate(members):
         here = np.flatnonzero(table[:, place] >= 0)
         size = parts[part].calls.size_bytes[table[here, place]]
         here, size = here[size > 0], size[size > 0]
         least[here], most[here] = np.minimum(least[here], size), np.maximum(most[here], size)
-    return most <= _MOST_UNEQUAL * least
+    return most <= _MAX_UNEQUAL * least
 
 
 def _sizes(parts: Sequence[RankPart], members: list[_Member], table: NDArray[np.int32]) -> Int64:

@@ -13,7 +13,7 @@ from stepscope.errors import UnreadableInputError
 from stepscope.records.quality import Note
 from stepscope.records.words import counted
 from stepscope.trace.assemble import assemble
-from stepscope.trace.database import MOST_CHARACTERS, Database
+from stepscope.trace.database import MAX_CHARACTERS, Database
 from stepscope.trace.nsys_facts import describe_export
 from stepscope.trace.nsys_names import UNNAMED
 from stepscope.trace.nsys_tables import NsysTables, holds_events
@@ -140,7 +140,7 @@ def _notes(database: Database, tables: NsysTables) -> Iterator[Note]:
         yield Note(
             id="cut-texts",
             detail=f"{counted(database.cut_texts, 'text')} of the file cut after "
-            f"{MOST_CHARACTERS:,} characters",
+            f"{MAX_CHARACTERS:,} characters",
             count=database.cut_texts,
         )
     if tables.unnamed:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from stepscope.records.limits import MOST_RANKS
+from stepscope.records.limits import MAX_EVENT_BYTES, MAX_RANKS
 from stepscope.records.trace import ABSENT, Device
 from stepscope.trace.assemble import Facts
 from stepscope.trace.nsys_tables import LATEST_NS
-from stepscope.trace.plausible import MOST_BYTES, MOST_DEVICES, is_whole
+from stepscope.trace.plausible import MAX_DEVICES, is_whole
 
 if TYPE_CHECKING:
     from stepscope.trace.columns import Collector
@@ -47,7 +47,7 @@ def _rank_variables(database: Database) -> dict[str, int]:
             match = _RANK_VARIABLE.fullmatch(value)
             if match:
                 variables[match[1]] = int(match[2])
-    return {name: number for name, number in variables.items() if number <= MOST_RANKS}
+    return {name: number for name, number in variables.items() if number <= MAX_RANKS}
 
 
 def _devices(database: Database, odd: OddValues) -> tuple[Device, ...]:
@@ -63,10 +63,10 @@ def _devices(database: Database, odd: OddValues) -> tuple[Device, ...]:
 
     return tuple(
         Device(
-            id=whole(columns[0], number, MOST_DEVICES),
+            id=whole(columns[0], number, MAX_DEVICES),
             name=name if isinstance(name, str) else "",
-            memory_bytes=whole(columns[2], memory, MOST_BYTES),
-            multiprocessors=whole(columns[3], processors, MOST_DEVICES),
+            memory_bytes=whole(columns[2], memory, MAX_EVENT_BYTES),
+            multiprocessors=whole(columns[3], processors, MAX_DEVICES),
         )
         for number, name, memory, processors in database.records(table, *columns)
     )

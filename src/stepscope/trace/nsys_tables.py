@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stepscope.records.limits import MAX_EVENT_BYTES
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind
 from stepscope.trace import links
 from stepscope.trace import nsys_names as names
 from stepscope.trace.columns import Codes, Collector
 from stepscope.trace.database import ANY, TIMES
-from stepscope.trace.plausible import MOST_BYTES, MOST_DEVICES, MOST_IDS, is_whole
+from stepscope.trace.plausible import MAX_DEVICES, MAX_IDS, is_whole
 from stepscope.trace.recover import Losses
 from stepscope.trace.times import INVALID_NS, LIMIT_DUR_NS, LIMIT_NS
 
@@ -38,14 +39,14 @@ _MAX_GRID_SIDE = 2**16 - 1  # CUDA's limit for y and z; x may be as large as an 
 _TIMED = dict.fromkeys(TIMES, ANY)
 _DEVICE = _TIMED | {
     "globalPid": ANY,
-    "deviceId": MOST_DEVICES,
+    "deviceId": MAX_DEVICES,
     "streamId": _UNSIGNED,
     "correlationId": _UNSIGNED,
-    "graphNodeId": MOST_IDS,
+    "graphNodeId": MAX_IDS,
 }
 _GRID = {"gridX": 2**31 - 1, "gridY": _MAX_GRID_SIDE, "gridZ": _MAX_GRID_SIDE}
-_COPY = dict.fromkeys(("copyKind", "srcKind", "dstKind"), _UNSIGNED) | {"bytes": MOST_BYTES}
-_SET = {"memKind": _UNSIGNED, "bytes": MOST_BYTES}
+_COPY = dict.fromkeys(("copyKind", "srcKind", "dstKind"), _UNSIGNED) | {"bytes": MAX_EVENT_BYTES}
+_SET = {"memKind": _UNSIGNED, "bytes": MAX_EVENT_BYTES}
 _GRAPH = {"graphId": ANY}
 _CALL = _TIMED | {"globalTid": ANY, "correlationId": _UNSIGNED, "nameId": ANY}
 _RANGE = _TIMED | {"globalTid": ANY, "eventType": _UNSIGNED, "textId": ANY}
@@ -72,7 +73,7 @@ class NsysTables:
         }
         devices = database.records("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid")
         self._gpus = {  # (process, its number for a GPU) -> the machine's number
-            (pid, device): gpu for gpu, device, pid in devices if is_whole(gpu, MOST_DEVICES)
+            (pid, device): gpu for gpu, device, pid in devices if is_whole(gpu, MAX_DEVICES)
         }
 
     def read(self) -> None:

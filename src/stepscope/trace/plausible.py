@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from stepscope.records.limits import MOST_RANKS
+from stepscope.records.encode_json import replace_invalid
+from stepscope.records.limits import MAX_EVENT_BYTES, MAX_RANKS
 from stepscope.records.quality import Note
 from stepscope.records.trace import ABSENT
 from stepscope.records.words import counted
@@ -24,29 +25,27 @@ if TYPE_CHECKING:
 
     Columns = dict[str, NDArray[Any]]
 
-# Half a million sizes of this much still add up within 64 bits; the largest machines hold 2**41.
-MOST_BYTES = 1 << 44
-MOST_ELEMENTS = 1 << 44
-MOST_IDS = 1 << 62
-MOST_DEVICES = 1 << 16
-_MOST_SIDES = 64  # torch's own limit on a tensor's dimensions
-_MOST_GRID_SIDE = (1 << 31) - 1  # CUDA's own limit
+MAX_ELEMENTS = 1 << 44
+MAX_IDS = 1 << 62
+MAX_DEVICES = 1 << 16
+_MAX_SIDES = 64  # torch's own limit on a tensor's dimensions
+_MAX_GRID_SIDE = (1 << 31) - 1  # CUDA's own limit
 _SHOWN = 60
 _LARGEST_SHOWN = 1 << 128
 
 LIMITS = {
-    "host": {"correlation": MOST_IDS, "sequence": MOST_IDS},
+    "host": {"correlation": MAX_IDS, "sequence": MAX_IDS},
     "device": {
-        "correlation": MOST_IDS,
-        "device": MOST_DEVICES,
-        "size_bytes": MOST_BYTES,
-        "graph_node": MOST_IDS,
+        "correlation": MAX_IDS,
+        "device": MAX_DEVICES,
+        "size_bytes": MAX_EVENT_BYTES,
+        "graph_node": MAX_IDS,
     },
     "memory": {
-        "address": MOST_IDS,
-        "allocated_bytes": MOST_BYTES,
-        "reserved_bytes": MOST_BYTES,
-        "device": MOST_DEVICES,
+        "address": MAX_IDS,
+        "allocated_bytes": MAX_EVENT_BYTES,
+        "reserved_bytes": MAX_EVENT_BYTES,
+        "device": MAX_DEVICES,
     },
 }
 
@@ -89,7 +88,7 @@ def _shown(value: object) -> str:
         return repr(value)
     if not isinstance(value, str):
         return f"a {type(value).__name__}"
-    text = value[:_SHOWN].encode("utf-8", "replace").decode()
+    text = replace_invalid(value[:_SHOWN])
     return text if len(value) <= _SHOWN else f"{text}…"
 
 
@@ -106,7 +105,7 @@ def limit_numbers(table: str, columns: Columns, odd: OddValues) -> None:
 def limit_sizes(columns: Columns, odd: OddValues) -> None:
     """Allocations and frees, which are negative: what is impossible moves no bytes."""
     sizes = columns["size_bytes"]
-    outside = (sizes > MOST_BYTES) | (sizes < -MOST_BYTES)
+    outside = (sizes > MAX_EVENT_BYTES) | (sizes < -MAX_EVENT_BYTES)
     if outside.any():
         odd.add("Bytes", int(outside.sum()), int(sizes[outside][0]))
         columns["size_bytes"] = np.where(outside, 0, sizes)
@@ -145,9 +144,9 @@ def _is_shape_or_list(argument: Any) -> bool:
 
 
 def _is_shape(sides: list[Any]) -> bool:
-    if len(sides) > _MOST_SIDES or not all(type(side) is int and side >= 0 for side in sides):
+    if len(sides) > _MAX_SIDES or not all(type(side) is int and side >= 0 for side in sides):
         return False
-    return bool(math.prod(side or 1 for side in sides) <= MOST_ELEMENTS)
+    return bool(math.prod(side or 1 for side in sides) <= MAX_ELEMENTS)
 
 
 def are_words(text: bytes) -> bool:
@@ -161,7 +160,7 @@ def is_grid(text: bytes) -> bool:
 
 
 def _is_grid(sides: list[int]) -> bool:
-    return 0 < len(sides) <= 3 and all(0 < side <= _MOST_GRID_SIDE for side in sides)
+    return 0 < len(sides) <= 3 and all(0 < side <= _MAX_GRID_SIDE for side in sides)
 
 
 # A column of text codes: what its field is called in the file, and what the text must be.
@@ -188,7 +187,7 @@ def is_whole(value: Any, most: int) -> bool:
 
 def rank_list(ranks: Any) -> list[int] | None:
     """Ranks of a group, each once; None where they cannot be."""
-    if not isinstance(ranks, list) or not all(is_whole(rank, MOST_RANKS) for rank in ranks):
+    if not isinstance(ranks, list) or not all(is_whole(rank, MAX_RANKS) for rank in ranks):
         return None
     return ranks if len(set(ranks)) == len(ranks) else None
 
@@ -209,7 +208,7 @@ def _group(group: dict[str, Any], odd: OddValues) -> dict[str, Any]:
         "pg_name": lambda name: isinstance(name, str),
         "pg_desc": lambda words: isinstance(words, str),
         "backend_config": lambda words: isinstance(words, str),
-        "pg_size": lambda size: is_whole(size, MOST_RANKS),
+        "pg_size": lambda size: is_whole(size, MAX_RANKS),
         "ranks": lambda ranks: rank_list(ranks) is not None,
     }
     kept = {}

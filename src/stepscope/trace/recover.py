@@ -26,7 +26,7 @@ from stepscope.trace.json_brackets import (
     event_boundaries,
     scan_brackets,
 )
-from stepscope.trace.limits import MOST_ELEMENTS, NAME_CHARACTERS, Limits
+from stepscope.trace.limits import MAX_HELD_ELEMENTS, NAME_CHARACTERS, Limits
 
 if TYPE_CHECKING:
     from stepscope.trace.json_pieces import EventPiece
@@ -253,7 +253,7 @@ class _Recovery:
 
 def _elements(text: bytes) -> list[msgspec.Raw]:
     """The elements of a list. Text that may hold too many must be a single event."""
-    if text.count(b",") > MOST_ELEMENTS:
+    if text.count(b",") > MAX_HELD_ELEMENTS:
         return [msgspec.json.decode(text, type=msgspec.Raw)]
     return _RAWS.decode(b"[" + text + b"]")
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-MOST_BYTES = 8 << 20  # of a file that is held whole
-MOST_LINE_BYTES = 1 << 20
-MOST_LINES = 250_000
-MOST_BYTES_OF_LINES = 128 << 20
+MAX_FILE_BYTES = 8 << 20  # of a file that is held whole
+MAX_LINE_BYTES = 1 << 20
+MAX_LINES = 250_000
+MAX_LINES_BYTES = 128 << 20
 _PIECE_BYTES = 256 << 10
 _ENDLESS = 8  # times the longest line: whoever wrote so much wrote no lines
 _BUFFER_BYTES = 128 << 10
@@ -75,12 +75,12 @@ def read_some(path: Path, size: int) -> bytes:
             raise unreadable(path, error) from None
 
 
-def read_whole(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+def read_whole(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     """All of a file; one that is larger than it may be is not read."""
-    content = read_some(path, most_bytes + 1)
-    if len(content) > most_bytes:
+    content = read_some(path, max_bytes + 1)
+    if len(content) > max_bytes:
         raise UnreadableInputError(
-            f"{path} is larger than {most_bytes >> 20} MiB: no such file should be"
+            f"{path} is larger than {max_bytes >> 20} MiB: no such file should be"
         )
     return content
 
@@ -100,18 +100,18 @@ class LineFile:
         self,
         path: Path,
         *,
-        most_lines: int = MOST_LINES,
-        most_line_bytes: int = MOST_LINE_BYTES,
-        most_bytes: int = MOST_BYTES_OF_LINES,
+        max_lines: int = MAX_LINES,
+        max_line_bytes: int = MAX_LINE_BYTES,
+        max_bytes: int = MAX_LINES_BYTES,
     ) -> None:
         self.path = path
-        self.most_lines, self.most_line_bytes = most_lines, most_line_bytes
-        self.most_bytes = most_bytes
+        self.max_lines, self.max_line_bytes = max_lines, max_line_bytes
+        self.max_bytes = max_bytes
         self.too_long = 0  # lines that were left out
         self.is_cut = False  # more follows that was not read
 
     def __iter__(self) -> Iterator[Line]:
-        left = self.most_lines
+        left = self.max_lines
         for line in self._lines():
             if not left:
                 self.is_cut = True
@@ -126,13 +126,13 @@ class LineFile:
             *whole, rest = (rest + piece).split(b"\n")
             for text in whole:
                 number += 1
-                if skipped or len(text) > self.most_line_bytes:
+                if skipped or len(text) > self.max_line_bytes:
                     self.too_long, skipped = self.too_long + 1, 0
                 elif text.strip():
                     yield Line(number, text, True)
-            if len(rest) > self.most_line_bytes:
+            if len(rest) > self.max_line_bytes:
                 rest, skipped = b"", skipped + len(rest)
-            if skipped > _ENDLESS * self.most_line_bytes:
+            if skipped > _ENDLESS * self.max_line_bytes:
                 self.is_cut = True
                 break
         if skipped:
@@ -141,7 +141,7 @@ class LineFile:
             yield Line(number + 1, rest, False)
 
     def _pieces(self) -> Iterator[bytes]:
-        left = self.most_bytes
+        left = self.max_bytes
         with open_file(self.path) as file:
             try:
                 while left > 0 and (piece := file.read(min(_PIECE_BYTES, left))):

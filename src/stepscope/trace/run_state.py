@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 RUN, RANK = "run.json", "rank.json"
-_MOST_BYTES = 64 << 20
+_MAX_FILE_BYTES = 64 << 20
 _NAMED = 4  # ranks that a sentence names
 
 
@@ -195,7 +195,7 @@ def _missing(run: _Run | None, ranks: Sequence[_Rank]) -> Note | None:
 def _decode(file: Path, kind: type[_T]) -> tuple[_T | None, str | None]:
     """What it holds, and why that cannot be read; neither where there is no file."""
     try:
-        content = read_whole(file, _MOST_BYTES)
+        content = read_whole(file, _MAX_FILE_BYTES)
         if not content.strip(b"\0 \n"):
             return None, f"{file.name} is empty"
         return decode(content, kind), None

@@ -13,7 +13,7 @@ import msgspec
 
 from stepscope.errors import UnreadableInputError
 from stepscope.trace.decode import UNFIT, NotJsonError, decode, decode_patiently, fit, shown
-from stepscope.trace.regular_files import MOST_BYTES, LineFile, MissingFileError, read_whole
+from stepscope.trace.regular_files import MAX_FILE_BYTES, LineFile, MissingFileError, read_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,11 +24,11 @@ _T = TypeVar("_T")
 
 
 def read_record(
-    file: Path, kind: type[_T], oddities: Oddities, most_bytes: int = MOST_BYTES
+    file: Path, kind: type[_T], oddities: Oddities, max_bytes: int = MAX_FILE_BYTES
 ) -> _T | None:
     """The whole file as one record; None where it was not captured or says nothing."""
     try:
-        text = read_whole(file, most_bytes)
+        text = read_whole(file, max_bytes)
     except MissingFileError:
         return None
     except UnreadableInputError as error:
@@ -42,7 +42,7 @@ def read_record(
 def _fitted(text: bytes, kind: type[_T], oddities: Oddities) -> _T | None:
     """What can be kept of a record that is not all as it should be."""
     try:
-        value = decode_patiently(text[:MOST_BYTES])
+        value = decode_patiently(text[:MAX_FILE_BYTES])
     except NotJsonError as error:
         oddities.unread(str(error))
         return None
@@ -71,11 +71,11 @@ def read_rows(file: Path, kind: type[_T], oddities: Oddities) -> list[_T]:
     except UnreadableInputError as error:
         oddities.unread(str(error))
     if lines.too_long:
-        oddities.left_out(f"lines of over {lines.most_line_bytes >> 20} MiB", lines.too_long)
+        oddities.left_out(f"lines of over {lines.max_line_bytes >> 20} MiB", lines.too_long)
     if lines.is_cut:
         oddities.left_out(
-            f"only its beginning was read, {len(rows):,} lines; at most {lines.most_lines:,} lines "
-            f"and {lines.most_bytes >> 20} MiB are"
+            f"only its beginning was read, {len(rows):,} lines; at most {lines.max_lines:,} lines "
+            f"and {lines.max_bytes >> 20} MiB are"
         )
     return rows
 
