@@ -17,7 +17,7 @@ from stepscope.errors import UnreadableInputError
 from stepscope.explain.nccl import FINDINGS, explain_nccl, judge_nccl
 from stepscope.explain.nccl_calls import join_ops
 from stepscope.records.explanation import Finding
-from stepscope.records.job import KINDS, Calls, Group
+from stepscope.records.job import KINDS, CollectiveCalls, Group
 from stepscope.records.nccl import NcclLog, NcclSummary
 from stepscope.trace.nccl_log import read_nccl_log
 from stepscope.ui.terminal.nccl import print_nccl
@@ -302,10 +302,10 @@ def test_the_terminal_holds_the_tables_in_its_width(
 # The join
 
 
-def calls_of(told: list[tuple[str, int]], *, size: int = 4, sequence: int = -1) -> Calls:
+def calls_of(told: list[tuple[str, int]], *, size: int = 4, sequence: int = -1) -> CollectiveCalls:
     n = len(told)
     zeros = np.zeros(n, dtype=np.int64)
-    return Calls(
+    return CollectiveCalls(
         groups=(Group(name="0", size=size),),
         kind=np.array([KINDS.index(kind) for kind, _ in told], dtype=np.int8),
         group=np.zeros(n, dtype=np.int32),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stepscope.explain.arrivals import Met
     from stepscope.records.job import Clock, CriticalPath, Membership, RankPart
     from stepscope.records.profile import Profile
-    from stepscope.trace.matching import Block, Transfers
+    from stepscope.trace.matching import MatchedCollectives, MatchedTransfers
 
     Int64 = NDArray[np.int64]
 
@@ -137,7 +137,7 @@ def _matrix(parts: Sequence[RankPart], steps: tuple[int, ...], name: str) -> Int
     return out
 
 
-def _about_groups(parts: Sequence[RankPart], blocks: Sequence[Block]) -> list[Note]:
+def _about_groups(parts: Sequence[RankPart], blocks: Sequence[MatchedCollectives]) -> list[Note]:
     notes = []
     here = {part.rank for part in parts}
     absent = {
@@ -180,7 +180,7 @@ def _about_clock(clock: Clock) -> list[Note]:
 def _typical_path(
     parts: Sequence[RankPart],
     met: Sequence[Met],
-    transfers: Transfers,
+    transfers: MatchedTransfers,
     clock: Clock,
     steps: tuple[int, ...],
     step_ns: Int64,

@@ -13,7 +13,7 @@ from stepscope.records.trace import ABSENT
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.records.job import Calls
+    from stepscope.records.job import CollectiveCalls
     from stepscope.records.nccl import NcclLog, NcclOps
 
     Int64 = NDArray[np.int64]
@@ -24,7 +24,7 @@ _FEW, _FEW_BYTES = -2, 64
 _BARRIER, _ALL_REDUCE = KINDS.index("barrier"), KINDS.index("all_reduce")
 
 
-def join_ops(log: NcclLog, calls: Calls, *, process: int | None = None) -> NcclJoin:
+def join_ops(log: NcclLog, calls: CollectiveCalls, *, process: int | None = None) -> NcclJoin:
     """For each of a rank's calls in its trace the log's call, group by group and in order.
 
     A trace covers a window of what the log covers: the window is laid where most calls agree in
@@ -73,7 +73,7 @@ def _candidates(log: NcclLog, size: int | None, process: int | None) -> list[int
     ]
 
 
-def _lay(ops: NcclOps, comm: int, calls: Calls, rows: NDArray[np.intp]) -> _Fit:
+def _lay(ops: NcclOps, comm: int, calls: CollectiveCalls, rows: NDArray[np.intp]) -> _Fit:
     """The window of a communicator's calls that agrees with most of these."""
     there = np.flatnonzero(ops.communicator == comm)
     if not len(there) or not len(rows):
@@ -93,7 +93,7 @@ def _lay(ops: NcclOps, comm: int, calls: Calls, rows: NDArray[np.intp]) -> _Fit:
     return _Fit(agrees, there[np.flatnonzero(agrees) + offsets[chosen]], len(best))
 
 
-def _hint(calls: Calls, rows: NDArray[np.intp]) -> int:
+def _hint(calls: CollectiveCalls, rows: NDArray[np.intp]) -> int:
     """Where the window begins if the group's own count is the communicator's; it breaks ties."""
     sequence = int(calls.sequence[rows[0]])
     return sequence if sequence != ABSENT else 0

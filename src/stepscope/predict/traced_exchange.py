@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Floats, StepGraph
     from stepscope.predict.step_context import StepContext
     from stepscope.predict.transfers import Transfers
-    from stepscope.records.job import Calls
+    from stepscope.records.job import CollectiveCalls
 
     Flags = NDArray[np.bool_]
 
@@ -101,14 +101,14 @@ def _of_backward(context: StepContext, row: NDArray[np.int32]) -> Flags:
     return found
 
 
-def _group_size(calls: Calls, mine: Flags) -> int | None:
+def _group_size(calls: CollectiveCalls, mine: Flags) -> int | None:
     sizes = [calls.groups[group].size for group in distinct(calls.group[mine]).tolist()]
     known = [size for size in sizes if size]
     return max(known, default=None)
 
 
 def _tasks(
-    context: StepContext, graph: StepGraph, calls: Calls, mine: Flags
+    context: StepContext, graph: StepGraph, calls: CollectiveCalls, mine: Flags
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The graph's tasks that sum gradients, and the call of each, joined by their start."""
     events = context.trace.host if context.on_host else context.trace.device
@@ -123,7 +123,7 @@ def _tasks(
     return tasks[hit], order[place[hit]]
 
 
-def _seen(calls: Calls, mine: Flags, ranks: int) -> Seen | None:
+def _seen(calls: CollectiveCalls, mine: Flags, ranks: int) -> Seen | None:
     known = mine & (calls.size_bytes > 0)
     if ranks < 2 or not known.any():
         return None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.records.job import RankPart
-    from stepscope.trace.matching import Block, Transfers
+    from stepscope.trace.matching import MatchedCollectives, MatchedTransfers
 
     Float = NDArray[np.float64]
     Index = NDArray[np.intp]
@@ -73,8 +73,8 @@ class _Contradiction(Exception):  # noqa: N818 - an outcome, not an error
 
 def align(
     parts: Sequence[RankPart],
-    blocks: Sequence[Block] | None = None,
-    transfers: Transfers | None = None,
+    blocks: Sequence[MatchedCollectives] | None = None,
+    transfers: MatchedTransfers | None = None,
 ) -> Clock:
     """Offsets of all ranks against the lowest one that anything connects to the others."""
     if len(parts) < 2:
@@ -108,7 +108,9 @@ def _base(part: RankPart) -> int:
 # What bounds there are.
 
 
-def _collect(parts: Sequence[RankPart], blocks: Sequence[Block], base: Index) -> _Edges:
+def _collect(
+    parts: Sequence[RankPart], blocks: Sequence[MatchedCollectives], base: Index
+) -> _Edges:
     meetings, members, starts, ends, sources = [], [], [], [], []
     count = 0
     for block in blocks:
@@ -143,7 +145,7 @@ def _collect(parts: Sequence[RankPart], blocks: Sequence[Block], base: Index) ->
     )
 
 
-def _tightest(block: Block, dur: NDArray[np.int64]) -> Index:
+def _tightest(block: MatchedCollectives, dur: NDArray[np.int64]) -> Index:
     """Synchronising collectives, the ones that the last comer spent least time in when many."""
     rows = np.flatnonzero(block.synchronising)
     if len(rows) <= _MAX_OF_A_GROUP:
@@ -168,8 +170,8 @@ def _common_rounds(
 
 def _messages(
     parts: Sequence[RankPart],
-    transfers: Transfers,
-    blocks: Sequence[Block],
+    transfers: MatchedTransfers,
+    blocks: Sequence[MatchedCollectives],
     base: Index,
 ) -> _Arrows:
     sent = [
@@ -196,7 +198,7 @@ def _messages(
 
 
 def _broadcasts(
-    parts: Sequence[RankPart], block: Block, base: Index
+    parts: Sequence[RankPart], block: MatchedCollectives, base: Index
 ) -> list[tuple[int, int, float, float]]:
     """Nobody has a broadcast's data before its root began to send."""
     out = []

@@ -55,7 +55,7 @@ _FAILURES = (sqlite3.Error, sqlite3.Warning, MemoryError)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TableRows:
     """Some rows of one table; a column that the table lacks is absent in every row."""
 
     count: int
@@ -69,15 +69,15 @@ class Rows:
         values = self.columns.get(name)
         return np.broadcast_to(np.int64(_missing(name)), self.count) if values is None else values
 
-    def where(self, chosen: NDArray[np.bool_]) -> Rows:
+    def where(self, chosen: NDArray[np.bool_]) -> TableRows:
         if chosen.all():
             return self
         texts = tuple(t for t, keep in zip(self.texts, chosen.tolist(), strict=False) if keep)
         columns = {name: values[chosen] for name, values in self.columns.items()}
-        return Rows(int(chosen.sum()), columns, texts)
+        return TableRows(int(chosen.sum()), columns, texts)
 
-    def with_column(self, name: str, values: Int64) -> Rows:
-        return Rows(self.count, {**self.columns, name: values}, self.texts)
+    def with_column(self, name: str, values: Int64) -> TableRows:
+        return TableRows(self.count, {**self.columns, name: values}, self.texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Database:
 
     def batches(
         self, table: str, wanted: Mapping[str, int], odd: OddValues, *, text: str | None = None
-    ) -> Iterator[Rows]:
+    ) -> Iterator[TableRows]:
         """Whole numbers by column, and one column of text; what is neither is absent.
 
         A number below zero or above what its column is said to hold is absent too, and counted.
@@ -168,7 +168,7 @@ class Database:
                 numbers = _whole_numbers(column, place, odd)
                 columns[name] = _limited(numbers, wanted[name], place, odd)
             count = len(values[0])
-            yield Rows(count, columns, texts)
+            yield TableRows(count, columns, texts)
             first += count
             self._report(count)
 

@@ -62,7 +62,7 @@ def _collect(
 ) -> tuple[ByteSource, EventText, Losses, Collector]:
     source, losses = ByteSource(path, progress, limits), Losses()
     text = _open_text(source, str(path), limits)
-    stretch = _Stretch(source, text, limits)
+    stretch = _UselessTextGuard(source, text, limits)
     collector = Collector(losses, launch_flows=launch_flows)
     kind: type[Event | ExactEvent] = Event
     while (piece := text.next_piece()) is not None:
@@ -84,7 +84,7 @@ def _collect(
     return source, text, losses, collector
 
 
-class _Stretch:
+class _UselessTextGuard:
     """The part of a file since an event said something: what does not must not go on for ever."""
 
     def __init__(self, source: ByteSource, text: EventText, limits: Limits) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from stepscope.trace.database import Database, Rows
+    from stepscope.trace.database import Database, TableRows
 
     Int32 = NDArray[np.int32]
     Int64 = NDArray[np.int64]
@@ -138,7 +138,7 @@ class NsysTables:
         table: str,
         kind: DeviceKind,
         columns: dict[str, int],
-        name_codes: Callable[[Rows], Int32],
+        name_codes: Callable[[TableRows], Int32],
     ) -> None:
         for rows in self._device_rows(table, kind, columns):
             self._add_device(rows, kind, name_codes(rows))
@@ -149,7 +149,7 @@ class NsysTables:
         kind: DeviceKind,
         columns: dict[str, int],
         left_out: Int64 | None = None,
-    ) -> Iterator[Rows]:
+    ) -> Iterator[TableRows]:
         """The rows with usable times, without those of the correlations to leave out."""
         for batch in self._batches(f"{_CUPTI}{table}", _DEVICE | columns):
             rows = self._timed(batch)
@@ -164,12 +164,12 @@ class NsysTables:
 
     def _batches(
         self, table: str, columns: dict[str, int], text: str | None = None
-    ) -> Iterator[Rows]:
+    ) -> Iterator[TableRows]:
         for batch in self._database.batches(table, columns, self.columns.odd, text=text):
             self.columns.events += len(batch)
             yield batch
 
-    def _add_device(self, rows: Rows, kind: DeviceKind, name: Int32) -> None:
+    def _add_device(self, rows: TableRows, kind: DeviceKind, name: Int32) -> None:
         self.columns.device.add(
             kind=_repeated(kind, len(rows), np.int8),
             name=name,
@@ -218,14 +218,14 @@ class NsysTables:
                 sequence=np.where(parsed[:, 4] >= 0, parsed[:, 4] + scope, ABSENT),
             )
 
-    def _range_texts(self, rows: Rows) -> list[str]:
+    def _range_texts(self, rows: TableRows) -> list[str]:
         """A range's text is in its row, or registered once and referred to."""
         pairs = zip(rows.texts, rows["textId"].tolist(), strict=True)
         texts = [text or self._strings.get(key) or names.UNNAMED for text, key in pairs]
         self.unnamed += texts.count(names.UNNAMED)
         return texts
 
-    def _add_host(self, rows: Rows, **columns: NDArray[Any]) -> None:
+    def _add_host(self, rows: TableRows, **columns: NDArray[Any]) -> None:
         absent = _repeated(ABSENT, len(rows), np.int64)
         narrow = _repeated(ABSENT, len(rows), np.int32)
         wide = ("correlation", "sequence")
@@ -243,7 +243,7 @@ class NsysTables:
             if is_whole(thread, ANY):
                 self.columns.thread_names[_lane(thread)] = self._strings.get(name, "")
 
-    def _timed(self, rows: Rows) -> Rows:
+    def _timed(self, rows: TableRows) -> TableRows:
         """The rows with a usable start and duration; the others are counted."""
         start, end = rows["start"], rows["end"]
         # CUPTI writes zeros if it could not take the time.
@@ -262,7 +262,7 @@ class NsysTables:
             good &= ~bad
         return rows.where(good)
 
-    def _correlation(self, rows: Rows, process: Int64) -> Int64:
+    def _correlation(self, rows: TableRows, process: Int64) -> Int64:
         ids = rows["correlationId"]
         if ABSENT in self._busy:  # old exports do not say which process did the device work
             return ids
@@ -276,7 +276,7 @@ class NsysTables:
 
         return _by_distinct(process, codes) << 32
 
-    def _device_ids(self, rows: Rows) -> Int32:
+    def _device_ids(self, rows: TableRows) -> Int32:
         """The machine's numbers of the GPUs; a process may see only some, counted from zero."""
         device = rows["deviceId"]
         pid = (rows["globalPid"] >> 24) & _MAX_ID
@@ -302,11 +302,11 @@ class NsysTables:
         self.unnamed += int((name == self.columns.names.get(names.UNNAMED, ABSENT)).sum())
         return name
 
-    def _copy_names(self, rows: Rows) -> Int32:
+    def _copy_names(self, rows: TableRows) -> Int32:
         kinds = (rows[column].tolist() for column in ("copyKind", "srcKind", "dstKind"))
         return self._distinct_names(zip(*kinds, strict=True), names.copy_name)
 
-    def _memset_names(self, rows: Rows) -> Int32:
+    def _memset_names(self, rows: TableRows) -> Int32:
         return self._distinct_names(rows["memKind"].tolist(), names.memset_name)
 
     def _distinct_names(self, keys: Iterable[Any], make_name: Callable[[Any], str]) -> Int32:
@@ -315,7 +315,7 @@ class NsysTables:
         place = distinct.encode(list(keys))
         return self.columns.names.encode([make_name(key) for key in distinct])[place]
 
-    def _grid_codes(self, rows: Rows) -> Int32:
+    def _grid_codes(self, rows: TableRows) -> Int32:
         x, y, z = rows["gridX"], rows["gridY"], rows["gridZ"]
         whole = (x > 0) & (y > 0) & (z > 0)
         return _by_distinct(np.where(whole, x << 32 | y << 16 | z, ABSENT), self._grid_text_codes)

@@ -85,7 +85,7 @@ def read_whole(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     return content
 
 
-class Line(NamedTuple):
+class FileLine(NamedTuple):
     """One line without its end."""
 
     number: int
@@ -110,7 +110,7 @@ class LineFile:
         self.too_long = 0  # lines that were left out
         self.is_cut = False  # more follows that was not read
 
-    def __iter__(self) -> Iterator[Line]:
+    def __iter__(self) -> Iterator[FileLine]:
         left = self.max_lines
         for line in self._lines():
             if not left:
@@ -119,7 +119,7 @@ class LineFile:
             left -= 1
             yield line
 
-    def _lines(self) -> Iterator[Line]:
+    def _lines(self) -> Iterator[FileLine]:
         """Those that hold anything. Nothing follows a line without end."""
         number, rest, skipped = 0, b"", 0
         for piece in self._pieces():
@@ -129,7 +129,7 @@ class LineFile:
                 if skipped or len(text) > self.max_line_bytes:
                     self.too_long, skipped = self.too_long + 1, 0
                 elif text.strip():
-                    yield Line(number, text, True)
+                    yield FileLine(number, text, True)
             if len(rest) > self.max_line_bytes:
                 rest, skipped = b"", skipped + len(rest)
             if skipped > _ENDLESS * self.max_line_bytes:
@@ -138,7 +138,7 @@ class LineFile:
         if skipped:
             self.too_long += 1
         elif rest.strip() and not self.is_cut:
-            yield Line(number + 1, rest, False)
+            yield FileLine(number + 1, rest, False)
 
     def _pieces(self) -> Iterator[bytes]:
         left = self.max_bytes

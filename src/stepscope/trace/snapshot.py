@@ -22,7 +22,7 @@ from stepscope.records.trace import ABSENT
 from stepscope.trace.plausible import OddValues
 from stepscope.trace.regular_files import head_of, open_file, unreadable
 from stepscope.trace.snapshot_pickle import is_pickle, load_plain
-from stepscope.trace.snapshot_stacks import Stacks
+from stepscope.trace.snapshot_stacks import SnapshotStacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -71,10 +71,10 @@ def read_snapshot(path: Path) -> Snapshot:
             raise unreadable(path, error) from None
     root, dicts = load_plain(data, str(path))
     del data
-    return _Reader(str(path), dicts).read(root)
+    return _SnapshotReader(str(path), dicts).read(root)
 
 
-class _Reader:
+class _SnapshotReader:
     """Checks every shape on the way; a part that is referred to again and again counts each time,
     so that a small file cannot ask for endless work."""
 
@@ -82,7 +82,7 @@ class _Reader:
         self._name = name
         self._left = dicts
         self._odd = OddValues()
-        self._stacks = Stacks(self._odd)
+        self._stacks = SnapshotStacks(self._odd)
         self._unknown: set[str] = set()
 
     def read(self, root: Any) -> Snapshot:

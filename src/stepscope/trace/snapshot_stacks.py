@@ -21,7 +21,7 @@ LONGEST_NAME = 4096
 _LAST_LINE = 1 << 31
 
 
-class Stacks:
+class SnapshotStacks:
     """Lists of frames are known by identity, so that a shared one is read once."""
 
     def __init__(self, odd: OddValues) -> None:
