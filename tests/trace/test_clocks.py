@@ -21,9 +21,9 @@ BLOCKS = [0, pytest.param(1, marks=pytest.mark.slow)]
 
 
 def aligned(parts: list[RankPart]) -> Clock:
-    from stepscope.trace.clocks import align
+    from stepscope.trace.clocks import align_clocks
 
-    return align(parts)
+    return align_clocks(parts)
 
 
 def wrong_clocks(ranks: int, block: int, **fixed: Any) -> list[str]:

@@ -15,12 +15,12 @@ from stepscope.trace import regular_files
 from stepscope.trace.regular_files import (
     LineFile,
     MissingFileError,
-    head_of,
-    names_in,
+    list_folder,
     open_file,
     open_to_append,
+    read_head,
+    read_tail,
     read_whole,
-    tail_of,
 )
 
 
@@ -112,7 +112,7 @@ def test_a_file_is_read_whole_up_to_its_limit(path: Path) -> None:
 
 def test_head_and_tail(path: Path) -> None:
     path.write_bytes(b"0123456789")
-    assert (head_of(path, 3), tail_of(path, 3), tail_of(path, 30)) == (
+    assert (read_head(path, 3), read_tail(path, 3), read_tail(path, 30)) == (
         b"012",
         b"789",
         b"0123456789",
@@ -136,7 +136,7 @@ def test_appending_needs_a_regular_file_too(path: Path) -> None:
 
 def test_a_folder_that_cannot_be_listed_is_an_error_of_ours(path: Path) -> None:
     with pytest.raises(UnreadableInputError, match="does not exist"):
-        names_in(path)
+        list_folder(path)
 
 
 # Lines.

@@ -21,7 +21,7 @@ from stepscope.trace.measured_steps import read_measured_steps
 from stepscope.trace.profiles import find_profile
 from stepscope.trace.rank_folder import read_rank_folder
 from stepscope.trace.read import read_trace
-from stepscope.trace.regular_files import head_of
+from stepscope.trace.regular_files import read_head
 from stepscope.trace.snapshot_pickle import is_pickle
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def explain_file(
     `slowest` is the trace of the rank whose steps are the whole job's."""
     try:
         with on_disk(file) as path:
-            if is_pickle(head_of(path)):
+            if is_pickle(read_head(path)):
                 from stepscope.explain.snapshot_rank import explain_snapshot
 
                 return explain_snapshot(path, str(file), memory_limit), None

@@ -15,7 +15,7 @@ from stepscope.records.job import Job, Lanes, Stragglers
 from stepscope.records.quality import Note
 from stepscope.records.trace import ABSENT
 from stepscope.records.words import counted
-from stepscope.trace.clocks import align
+from stepscope.trace.clocks import align_clocks
 from stepscope.trace.matching import match_collectives, match_transfers
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def join_ranks(parts: Sequence[RankPart], profiles: Sequence[Profile] = ()) -> J
     blocks = match_collectives(parts)
     notes += _about_groups(parts, blocks)
     transfers = match_transfers(parts)
-    clock = align(parts, blocks, transfers)
+    clock = align_clocks(parts, blocks, transfers)
     notes += _about_clock(clock)
     met = [meet(parts, block, clock) for block in blocks]
     members = tuple(part.member for part in parts)

@@ -22,8 +22,8 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 
-from stepscope.trace.cache_entry import MAGIC, read_entry, size_of, write_entry
-from stepscope.trace.regular_files import open_file, unreadable
+from stepscope.trace.cache_entry import MAGIC, entry_bytes, read_entry, write_entry
+from stepscope.trace.regular_files import open_file, unreadable_error
 
 try:
     import fcntl
@@ -73,7 +73,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
                 while block := file.read(1 << 20):
                     digest.update(block)
             except OSError as error:
-                raise unreadable(path, error) from None
+                raise unreadable_error(path, error) from None
         return f"stepscope-{digest.hexdigest()[:40]}"
 
     def load(self, key: str, path: Path) -> Trace | None:
@@ -91,7 +91,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     def save(self, key: str, trace: Trace) -> None:
         """Write the entry; a full or unwritable disk only means that nothing is cached."""
         with contextlib.suppress(*_NOT_WRITTEN):  # also: facts that JSON cannot hold
-            if size_of(trace) > LIMIT_BYTES:
+            if entry_bytes(trace) > LIMIT_BYTES:
                 return
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._sweep()

@@ -69,7 +69,7 @@ class _Head(msgspec.Struct, frozen=True):
 _OF_THE_TRACE = [name for name in _Head.__struct_fields__ if name in Trace.__struct_fields__]
 
 
-def size_of(trace: Trace) -> int:
+def entry_bytes(trace: Trace) -> int:
     """Bytes of the entry without its head."""
     return _end(_layout({name: len(getattr(trace, name)) for name in _TABLES}))
 

@@ -71,7 +71,7 @@ class _Contradiction(Exception):  # noqa: N818 - an outcome, not an error
     """The times cannot all be true."""
 
 
-def align(
+def align_clocks(
     parts: Sequence[RankPart],
     blocks: Sequence[MatchedCollectives] | None = None,
     transfers: MatchedTransfers | None = None,

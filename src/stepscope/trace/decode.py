@@ -73,7 +73,7 @@ class Oddities:
         return (*self._notes, odd)
 
 
-def decode_patiently(text: bytes) -> Any:
+def decode_leniently(text: bytes) -> Any:
     """Any JSON. Bytes that are no text and numbers that are none cost themselves, not the file."""
     text = text.removeprefix(_BOM)
     try:
@@ -107,11 +107,11 @@ def fit(value: Any, kind: Any, place: str, oddities: Oddities) -> Any:
         parts = _fit_parts(value, choice, place, oddities)
         if parts is not None:
             return parts
-    oddities.add(place, f"{shown(value)} ({why})")
+    oddities.add(place, f"{brief(value)} ({why})")
     return UNFIT
 
 
-def shown(value: Any) -> str:
+def brief(value: Any) -> str:
     """Short, whatever it is."""
     return _REPR.repr(value)
 

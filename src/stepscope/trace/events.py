@@ -157,7 +157,7 @@ def classify(phase: str, category: str) -> tuple[Role, int]:
     return (Role.METADATA if phase == "M" else Role.IGNORED), 0
 
 
-def platform_of(categories: set[str]) -> str | None:
+def accelerator_family(categories: set[str]) -> str | None:
     """The accelerator family that the categories alone give away."""
     for family in ("mtia", "xpu", "hip"):
         if any(category.lower().startswith(family) for category in categories):

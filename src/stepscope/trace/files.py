@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from stepscope.errors import UnreadableInputError
 from stepscope.trace.limits import EXPANSION_VARIABLE, ZSTD_WINDOW_BYTES, Limits, megabytes
-from stepscope.trace.regular_files import open_file, unreadable
+from stepscope.trace.regular_files import open_file, unreadable_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,7 +73,7 @@ class ByteSource:
                         self.check_expansion(self.text_bytes, self.file_bytes)
                     yield piece
             except OSError as error:
-                raise unreadable(self.path, error) from None
+                raise unreadable_error(self.path, error) from None
 
     def check_expansion(self, text_bytes: int, file_bytes: int) -> None:
         """Refuse a stretch of the file that makes far more text than any trace does."""

@@ -12,7 +12,7 @@ from stepscope.records.trace import ABSENT, Device
 from stepscope.records.words import counted, plural
 from stepscope.trace.assemble import Facts, assemble
 from stepscope.trace.columns import Collector
-from stepscope.trace.events import Event, ExactEvent, platform_of
+from stepscope.trace.events import Event, ExactEvent, accelerator_family
 from stepscope.trace.files import ByteSource
 from stepscope.trace.json_pieces import EventText
 from stepscope.trace.limits import NAME_CHARACTERS, Limits, megabytes
@@ -181,7 +181,7 @@ def _facts(outside: dict[str, Any], collector: Collector) -> Facts:
 
 
 def _platform(outside: dict[str, Any], collector: Collector) -> str:
-    family = platform_of(collector.categories)
+    family = accelerator_family(collector.categories)
     if family:
         return family
     names = str(outside.get("deviceProperties")).lower()

@@ -120,7 +120,7 @@ def nearest_of(
     return found.astype(np.int32)
 
 
-def depth_of(parent: NDArray[np.int32]) -> NDArray[np.int32]:
+def count_ancestors(parent: NDArray[np.int32]) -> NDArray[np.int32]:
     """How many ancestors each row has. The reach of `above` doubles each round."""
     depth = (parent >= 0).astype(np.int32)  # levels between a row and what it has above
     above = parent.astype(np.intp)

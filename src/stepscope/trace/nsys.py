@@ -17,7 +17,7 @@ from stepscope.trace.database import MAX_CHARACTERS, Database
 from stepscope.trace.nsys_facts import describe_export
 from stepscope.trace.nsys_names import UNNAMED
 from stepscope.trace.nsys_tables import NsysTables, holds_events
-from stepscope.trace.regular_files import unreadable
+from stepscope.trace.regular_files import unreadable_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,7 @@ def read_nsys(path: Path, progress: Progress | None = None) -> Trace:
     except sqlite3.Error as error:
         raise _damaged(path, f"its list of tables: {error}") from None
     except OSError as error:
-        raise unreadable(path, error) from None
+        raise unreadable_error(path, error) from None
     with closing(database):
         _refuse_foreign(path, database)
         database.watch(filter(holds_events, database.tables), progress)

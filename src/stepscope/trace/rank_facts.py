@@ -152,7 +152,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
 def decode_facts(folder: Path, oddities: Oddities) -> RankFacts:
     """Of a rank's folder; nothing is known where there is no rank.json."""
     facts = read_record(folder / RANK, RankFacts, oddities) or RankFacts()
-    named = rank_of_folder(folder)
+    named = folder_rank(folder)
     if named is not None and facts.rank not in (UNSET, None, named):
         oddities.add("rank", f"{facts.rank} in the folder {folder.name}")
         return msgspec.structs.replace(facts, rank=named)
@@ -165,7 +165,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
     return found
 
 
-def rank_of_folder(folder: Path) -> int | None:
+def folder_rank(folder: Path) -> int | None:
     """rank-00003, and rank-00003.2 of a second process that says it is rank 3."""
     word, _, number = folder.name.partition(".")[0].partition("-")
     return int(number) if word == "rank" and number.isdecimal() and len(number) <= 8 else None

@@ -41,7 +41,7 @@ def open_file(path: Path) -> IO[bytes]:
         _require_regular(path, path.stat().st_mode)
         return io.BufferedReader(_NeverWaits(_opened(path, os.O_RDONLY)), _BUFFER_BYTES)
     except (OSError, ValueError) as error:
-        raise unreadable(path, error) from None
+        raise unreadable_error(path, error) from None
 
 
 def open_to_append(path: Path) -> int:
@@ -51,33 +51,33 @@ def open_to_append(path: Path) -> int:
     return _opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
 
 
-def head_of(path: Path, size: int = 16) -> bytes:
+def read_head(path: Path, size: int = 16) -> bytes:
     """The first bytes, to recognise a format by."""
-    return read_some(path, size)
+    return read_start(path, size)
 
 
-def tail_of(path: Path, size: int) -> bytes:
+def read_tail(path: Path, size: int) -> bytes:
     """The last bytes."""
     with open_file(path) as file:
         try:
             file.seek(max(0, file.seek(0, os.SEEK_END) - size))
             return file.read(size)
         except OSError as error:
-            raise unreadable(path, error) from None
+            raise unreadable_error(path, error) from None
 
 
-def read_some(path: Path, size: int) -> bytes:
+def read_start(path: Path, size: int) -> bytes:
     """So many bytes from the start, or all there are."""
     with open_file(path) as file:
         try:
             return file.read(size)
         except OSError as error:
-            raise unreadable(path, error) from None
+            raise unreadable_error(path, error) from None
 
 
 def read_whole(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     """All of a file; one that is larger than it may be is not read."""
-    content = read_some(path, max_bytes + 1)
+    content = read_start(path, max_bytes + 1)
     if len(content) > max_bytes:
         raise UnreadableInputError(
             f"{path} is larger than {max_bytes >> 20} MiB: no such file should be"
@@ -149,7 +149,7 @@ class LineFile:
                     yield piece
                 self.is_cut = left <= 0 and file.read(1) != b""
             except OSError as error:
-                raise unreadable(self.path, error) from None
+                raise unreadable_error(self.path, error) from None
 
 
 def is_folder(path: Path) -> bool:
@@ -159,10 +159,10 @@ def is_folder(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError) as error:
-        raise unreadable(path, error) from None
+        raise unreadable_error(path, error) from None
 
 
-def is_there(path: Path) -> bool:
+def may_exist(path: Path) -> bool:
     """Also where it cannot be looked at: whoever opens it says so."""
     try:
         path.stat()
@@ -173,15 +173,15 @@ def is_there(path: Path) -> bool:
     return True
 
 
-def names_in(folder: Path) -> list[Path]:
+def list_folder(folder: Path) -> list[Path]:
     """What a folder holds, by name."""
     try:
         return sorted(folder.iterdir())
     except (OSError, ValueError) as error:
-        raise unreadable(folder, error) from None
+        raise unreadable_error(folder, error) from None
 
 
-def unreadable(path: Path, error: OSError | ValueError) -> UnreadableInputError:
+def unreadable_error(path: Path, error: OSError | ValueError) -> UnreadableInputError:
     """In words: the name, the rights, or the disk and the network behind it."""
     if isinstance(error, FileNotFoundError):
         return MissingFileError(f"{path} does not exist")

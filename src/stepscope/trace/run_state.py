@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from stepscope.errors import StepscopeError
-from stepscope.records.process_identity import ProcessIdentity, state_of
+from stepscope.records.process_identity import ProcessIdentity, process_state
 from stepscope.records.quality import Note
 from stepscope.records.unwritten import TRACE, unwritten_parts
 from stepscope.records.words import counted, plural
@@ -108,7 +108,7 @@ def _state(run: _RunFile | None, ranks: Sequence[_RankFile]) -> Note | None:
     if run.process is None or run.status != "running":
         return None
     who = f"stepscope run (process {run.process.pid} on {run.process.host})"
-    state = state_of(run.process)
+    state = process_state(run.process)
     if state == "running":
         return Note(id="still-running", detail=f"{who} is still running: more may come")
     return Note(
@@ -133,7 +133,7 @@ def _of_ranks(ranks: Sequence[_RankFile]) -> str:
         return "; no rank had ended a step"
     closed = sum(rank.status == "finished" for rank in ranks)
     states = [
-        state_of(rank.process)
+        process_state(rank.process)
         for rank in ranks
         if rank.status == "running" and rank.process is not None
     ]
@@ -170,7 +170,7 @@ def _code_words(code: int) -> str:
 
 def _unclosed_ranks(ranks: Sequence[_RankFile]) -> Note | None:
     open_ranks = [rank for rank in ranks if rank.status == "running" and rank.process is not None]
-    states = {state_of(rank.process) for rank in open_ranks if rank.process is not None}
+    states = {process_state(rank.process) for rank in open_ranks if rank.process is not None}
     if not states:
         return None
     if states == {"running"}:

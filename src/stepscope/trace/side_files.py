@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from stepscope.errors import UnreadableInputError
-from stepscope.trace.decode import UNFIT, NotJsonError, decode, decode_patiently, fit, shown
+from stepscope.trace.decode import UNFIT, NotJsonError, brief, decode, decode_leniently, fit
 from stepscope.trace.regular_files import MAX_FILE_BYTES, LineFile, MissingFileError, read_whole
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ def read_record(
 def _fitted(text: bytes, kind: type[_T], oddities: Oddities) -> _T | None:
     """What can be kept of a record that is not all as it should be."""
     try:
-        value = decode_patiently(text[:MAX_FILE_BYTES])
+        value = decode_leniently(text[:MAX_FILE_BYTES])
     except NotJsonError as error:
         oddities.unread(str(error))
         return None
     if not isinstance(value, dict):
-        oddities.unread(f"it holds {shown(value)} and no object")
+        oddities.unread(f"it holds {brief(value)} and no object")
         return None
     found = fit(value, kind, "", oddities)
     return None if found is UNFIT else found
@@ -82,7 +82,7 @@ def read_rows(file: Path, kind: type[_T], oddities: Oddities) -> list[_T]:
 
 def _row(text: bytes, number: int, ended: bool, kind: Any, oddities: Oddities) -> Any:
     try:
-        value = decode_patiently(text)
+        value = decode_leniently(text)
     except NotJsonError as error:
         if ended:
             oddities.add(f"line {number}", str(error))

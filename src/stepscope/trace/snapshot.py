@@ -20,7 +20,7 @@ from stepscope.records.limits import MAX_EVENT_BYTES
 from stepscope.records.memory import ACTIONS, BLOCK_STATES, Blocks, History, Segments, Snapshot
 from stepscope.records.trace import ABSENT
 from stepscope.trace.plausible import OddValues
-from stepscope.trace.regular_files import head_of, open_file, unreadable
+from stepscope.trace.regular_files import open_file, read_head, unreadable_error
 from stepscope.trace.snapshot_pickle import is_pickle, load_plain
 from stepscope.trace.snapshot_stacks import SnapshotStacks
 
@@ -48,10 +48,10 @@ _UNKNOWN_ACTION, _UNKNOWN_STATE = _ACTION["unknown"], _STATE["unknown"]
 
 def is_snapshot(path: Path) -> bool:
     """By content: whether the file is a pickle."""
-    return is_pickle(head_of(path))
+    return is_pickle(read_head(path))
 
 
-def snapshots_in(folder: Path) -> list[Path]:
+def find_snapshots(folder: Path) -> list[Path]:
     """Pickles in a folder, by the names that people give them and by their content."""
     named = (file for file in sorted(folder.iterdir()) if file.suffix in (".pickle", ".pkl"))
     return [file for file in named if file.is_file() and is_snapshot(file)]
@@ -68,7 +68,7 @@ def read_snapshot(path: Path) -> Snapshot:
                 )
             data = file.read(MAX_FILE_BYTES)
         except OSError as error:
-            raise unreadable(path, error) from None
+            raise unreadable_error(path, error) from None
     root, dicts = load_plain(data, str(path))
     del data
     return _SnapshotReader(str(path), dicts).read(root)
