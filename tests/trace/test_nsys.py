@@ -33,7 +33,7 @@ from nsys_export import (
 from stepscope.errors import UnreadableInputError
 from stepscope.records.trace import Device, DeviceKind, HostKind, Trace
 from stepscope.trace import database, links
-from stepscope.trace.consistency import inconsistency
+from stepscope.trace.consistency import find_inconsistency
 from stepscope.trace.nsys import read_nsys
 from stepscope.trace.nsys_names import call_name, copy_name, parse_range, sync_name
 from stepscope.trace.plausible import OddValues
@@ -715,7 +715,7 @@ def test_a_value_that_cannot_be_true_is_counted_and_not_captured(
     [note] = [note for note in trace.quality if note.id == "odd-values"]
     assert f"{table}.{column}" in note.detail
     assert f"row {last}" in note.detail
-    assert inconsistency(trace) is None
+    assert find_inconsistency(trace) is None
 
 
 def test_odd_values_of_every_batch_are_counted_together(

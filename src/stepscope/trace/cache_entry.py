@@ -22,7 +22,7 @@ from stepscope.records.trace import (
     Thread,
     Trace,
 )
-from stepscope.trace.consistency import column_types, inconsistency
+from stepscope.trace.consistency import column_types, find_inconsistency
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -116,7 +116,7 @@ def read_entry(file: IO[bytes], key: str, path: str) -> Trace:
         **{name: getattr(head, name) for name in _OF_THE_TRACE},
         **{name: kind(**tables[name]) for name, kind in _TABLES.items()},
     )
-    if broken := inconsistency(trace):
+    if broken := find_inconsistency(trace):
         raise ValueError(broken)
     return trace
 

@@ -1,6 +1,6 @@
-"""What every reader promises of a Trace: the rules that code behind the readers relies on.
+"""The rules that every Trace keeps, and that code after the readers relies on.
 
-A Trace that comes from a cache entry is checked against them: its bytes may be any.
+A Trace from a cache entry is checked against them: its file may hold anything.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def column_types(table: type[Any]) -> dict[str, np.dtype[Any]]:
     return {name: _TYPES[table.__annotations__[name]] for name in table.__struct_fields__}
 
 
-def inconsistency(trace: Trace) -> str | None:
-    """The first broken rule, in words; None for a sound trace."""
+def find_inconsistency(trace: Trace) -> str | None:
+    """The first broken rule, in words; None if there is none."""
     rules = (_shapes, _indices, _times, _orders, _parents, _facts, _values, _collectives)
     return next((broken for rule in rules for broken in rule(trace)), None)
 
@@ -97,11 +97,11 @@ def _times(trace: Trace) -> Iterator[str]:
 def _orders(trace: Trace) -> Iterator[str]:
     host, device = trace.host, trace.device
     if not are_sorted(host.thread, host.start_ns, -host.dur_ns):
-        yield "host events are not in their order"
+        yield "host events are not sorted"
     if not are_sorted(device.start_ns, device.dur_ns):
-        yield "device events are not in their order"
+        yield "device events are not sorted"
     if not are_sorted(trace.memory.time_ns):
-        yield "memory events are not in the order of time"
+        yield "memory events are not sorted by time"
 
 
 def _parents(trace: Trace) -> Iterator[str]:
@@ -125,7 +125,7 @@ def _facts(trace: Trace) -> Iterator[str]:
 
 
 def _values(trace: Trace) -> Iterator[str]:
-    """What the border would not have let through."""
+    """Values that plausible.py would have refused."""
     odd = OddValues()
     texts = [text.encode() for text in trace.strings]
     for name in ("host", "device", "memory"):
@@ -136,7 +136,7 @@ def _values(trace: Trace) -> Iterator[str]:
         if name == "memory":
             limit_sizes(columns, odd)
     if plausible_groups(list(trace.groups), odd) != trace.groups:
-        yield "a process group holds something else"
+        yield "a process group holds a value that cannot be true"
     for note in odd.notes():
         yield note.detail
 
@@ -156,8 +156,8 @@ def _collectives(trace: Trace) -> Iterator[str]:
             yield f"a number of device {device.name} cannot be true"
 
 
-def _known(numbers: tuple[int, ...], most: int) -> bool:
-    return all(ABSENT <= number <= most for number in numbers)
+def _known(numbers: tuple[int, ...], limit: int) -> bool:
+    return all(ABSENT <= number <= limit for number in numbers)
 
 
 def _within(column: Column, lowest: int, end: int) -> bool:

@@ -66,9 +66,9 @@ def _worth_a_digest(path: Path, head: bytes, size_bytes: int) -> bool:
         return False
     if size_bytes < _LOOK_FROM_BYTES or head.startswith(SQLITE):
         return True
-    from stepscope.trace.kineto import check_begin
+    from stepscope.trace.kineto import check_start
 
-    check_begin(path)
+    check_start(path)
     return not has_holes(path)
 
 
