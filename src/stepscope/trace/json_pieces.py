@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepscope.errors import UnreadableInputError
+from stepscope.records import figures
 from stepscope.trace.files import GZIP, ZSTD
 from stepscope.trace.json_brackets import (
     EVENT_BOUNDARY,
@@ -25,7 +26,7 @@ from stepscope.trace.json_brackets import (
     last_boundary,
     scan_brackets,
 )
-from stepscope.trace.limits import Limits, megabytes
+from stepscope.trace.limits import Limits
 from stepscope.trace.outside_keys import OutsideKeys
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class EventText:
             tail.append(chunk)
             size += len(chunk)
             if size > self._limits.outside_bytes:
-                self.outside.lost.append(f"what follows the events (over {megabytes(size)})")
+                self.outside.lost.append(f"what follows the events (over {figures.size(size)})")
                 return
         self.outside.read_tail(b"".join(tail))
 
@@ -208,7 +209,7 @@ class EventText:
         if self.size - self._used > self._limits.gap_bytes:
             self._exhausted = True
             self.stopped = (
-                f"no event follows in the next {megabytes(self.size - self._used)} of text; "
+                f"no event follows in the next {figures.size(self.size - self._used)} of text; "
                 f"{self._limits.raise_event}"
             )
         chunks, size = [self._buffer], 0
@@ -310,7 +311,7 @@ class EventText:
         if len(self._buffer) > self._limits.outside_bytes:
             raise UnreadableInputError(
                 f"{self._name} is not a readable trace: no list of events in the first "
-                f"{megabytes(len(self._buffer))} of its text (byte {self.size}); "
+                f"{figures.size(len(self._buffer))} of its text (byte {self.size}); "
                 f"{self._limits.raise_event}"
             )
         return self._fill()

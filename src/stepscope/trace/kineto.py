@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UnreadableInputError
+from stepscope.records import figures
 from stepscope.records.limits import MAX_EVENT_BYTES, MAX_RANKS
 from stepscope.records.quality import Note
 from stepscope.records.trace import ABSENT, Device
@@ -15,7 +16,7 @@ from stepscope.trace.columns import Collector
 from stepscope.trace.events import Event, ExactEvent, accelerator_family
 from stepscope.trace.files import ByteSource
 from stepscope.trace.json_pieces import EventText
-from stepscope.trace.limits import NAME_CHARACTERS, Limits, megabytes
+from stepscope.trace.limits import NAME_CHARACTERS, Limits
 from stepscope.trace.plausible import OddValues, is_whole, plausible_groups
 from stepscope.trace.recover import Losses, decode_events
 from stepscope.trace.times import NeedsTextError
@@ -271,7 +272,7 @@ def _text_notes(
         yield Note(
             id="oversized-events",
             detail=f"left out: {counted(text.too_long, 'event')} longer than "
-            f"{megabytes(limits.event_bytes)} or without an end, the first at byte {offset}: "
+            f"{figures.size(limits.event_bytes)} or without an end, the first at byte {offset}: "
             f"{begin}; {limits.raise_event}",
             count=text.too_long,
             byte_offset=offset,
@@ -286,7 +287,7 @@ def _loss_notes(losses: Losses, limits: Limits) -> Iterator[Note]:
             id="shortened",
             detail=f"{counted(losses.shortened, 'event')} with a name of over "
             f"{NAME_CHARACTERS:,} characters, which was cut, or an argument of over "
-            f"{megabytes(limits.large_bytes)}, which was left out; the first at about byte "
+            f"{figures.size(limits.large_bytes)}, which was left out; the first at about byte "
             f"{offset}: {begin!r}",
             count=losses.shortened,
             byte_offset=offset,
