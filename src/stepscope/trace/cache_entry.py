@@ -1,7 +1,7 @@
-"""One file of the cache: a Trace as a head of JSON, then its columns as they lie in memory.
+"""One file of the cache: a Trace as a head of JSON, then its columns as they are in memory.
 
-The layout is the reader's own: an entry whose list of columns differs in any name, type, offset or
-length is refused, as is one whose values break a rule of consistency.py, whatever its checksums.
+An entry is refused if its list of columns differs in any name, type, offset or length from what
+this version writes, or if its values break a rule of consistency.py, whatever its checksums.
 """
 
 from __future__ import annotations
@@ -66,24 +66,24 @@ class _Head(msgspec.Struct, frozen=True):
     checksum: int  # of all columns, one after the other
 
 
-_OF_THE_TRACE = [name for name in _Head.__struct_fields__ if name in Trace.__struct_fields__]
+_TRACE_FIELDS = [name for name in _Head.__struct_fields__ if name in Trace.__struct_fields__]
 
 
 def entry_bytes(trace: Trace) -> int:
-    """Bytes of the entry without its head."""
+    """The size of the entry without its head."""
     return _end(_layout({name: len(getattr(trace, name)) for name in _TABLES}))
 
 
 def write_entry(file: IO[bytes], key: str, trace: Trace) -> None:
-    """Raises ValueError for a trace that no entry can hold."""
+    """Raises ValueError for a trace that an entry cannot hold."""
     layout = _layout({name: len(getattr(trace, name)) for name in _TABLES})
     checksum = 0
     for column in layout:
         checksum = zlib.crc32(_values(trace, column).data, checksum)
-    known = {name: getattr(trace, name) for name in _OF_THE_TRACE}
-    head = msgspec.json.encode(_Head(key=key, columns=layout, checksum=checksum, **known))
+    fields = {name: getattr(trace, name) for name in _TRACE_FIELDS}
+    head = msgspec.json.encode(_Head(key=key, columns=layout, checksum=checksum, **fields))
     if len(head) > _MAX_HEAD_BYTES:
-        raise ValueError("too many different texts")
+        raise ValueError("the head is too long")
     sizes = len(head).to_bytes(8, "little") + zlib.crc32(head).to_bytes(8, "little")
     begin = MAGIC + sizes + head
     file.write(begin + b"\0" * (-len(begin) % _ALIGN))
@@ -94,7 +94,7 @@ def write_entry(file: IO[bytes], key: str, trace: Trace) -> None:
 
 
 def read_entry(file: IO[bytes], key: str, path: str) -> Trace:
-    """The Trace, its columns mapped from disk. Raises ValueError for what is not its entry."""
+    """The Trace, with columns mapped from disk. Raises ValueError if this is not its entry."""
     data = np.memmap(file, dtype=np.uint8, mode="r")
     head, base = _head(data)
     if head.key != key:
@@ -113,7 +113,7 @@ def read_entry(file: IO[bytes], key: str, path: str) -> Trace:
         raise ValueError("damaged columns")
     trace = Trace(
         path=path,
-        **{name: getattr(head, name) for name in _OF_THE_TRACE},
+        **{name: getattr(head, name) for name in _TRACE_FIELDS},
         **{name: kind(**tables[name]) for name, kind in _TABLES.items()},
     )
     if broken := find_inconsistency(trace):
@@ -136,7 +136,7 @@ def _head(data: NDArray[np.uint8]) -> tuple[_Head, int]:
 
 
 def _layout(counts: dict[str, int]) -> list[_Column]:
-    """Every column of tables of that many rows, one after the other."""
+    """Every column of tables with these numbers of rows, one after the other."""
     columns, offset = [], 0
     for table, kind in _TABLES.items():
         count = counts[table]
