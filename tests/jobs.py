@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.records.job import Calls, Group, RankPart, RankSteps, Rounds
+from stepscope.records.job import CollectiveCalls, Group, RankPart, RankSteps, Rounds
 from stepscope.records.profile import CollectiveFit, Profile, Segment
 
 if __package__:  # python -m tests.jobs, from the repository's root
@@ -284,7 +284,7 @@ def _noisy(plan: Plan, salt: int, times: Floats) -> Floats:
 
 
 def _calls(plan: Plan, timeline: Timeline, clocks: Clocks) -> dict[str, NDArray[Any]]:
-    """The columns of Calls for all ranks; `group` still counts all groups."""
+    """The columns of CollectiveCalls for all ranks; `group` still counts all groups."""
     calls = timeline.calls
     rank = calls["rank"]
     read = {
@@ -309,11 +309,11 @@ def _calls(plan: Plan, timeline: Timeline, clocks: Clocks) -> dict[str, NDArray[
     }
 
 
-def _calls_of_rank(columns: dict[str, NDArray[Any]], groups: list[Group]) -> Calls:
+def _calls_of_rank(columns: dict[str, NDArray[Any]], groups: list[Group]) -> CollectiveCalls:
     used, place = np.unique(columns["group"], return_inverse=True)
     mine = tuple(groups[i] for i in used.tolist())
     told: dict[str, Any] = {**columns, "groups": mine, "group": place.astype(np.int32)}
-    return Calls(**told)
+    return CollectiveCalls(**told)
 
 
 def _pace_columns(plan: Plan, timeline: Timeline, clocks: Clocks) -> dict[str, Ints]:

@@ -18,7 +18,7 @@ from jobs_files import write_job
 from jobs_table import describe, judge, said, tally
 from jobs_world import paces
 from stepscope.measure.clock import offset_bounds
-from stepscope.records.job import KINDS, SYNCHRONISING, Calls, RankPart
+from stepscope.records.job import KINDS, SYNCHRONISING, CollectiveCalls, RankPart
 from stepscope.records.job import Job as Joined
 
 # How many jobs of each size a block has; thresholds hold for its jobs of a size together. Other
@@ -547,7 +547,7 @@ def only_steps(part: RankPart, steps: Sequence[int]) -> RankPart:
     )
 
 
-def some_calls(calls: Calls, rows: Any) -> Calls:
+def some_calls(calls: CollectiveCalls, rows: Any) -> CollectiveCalls:
     """Of one rank's calls, only these rows."""
     columns = {name: getattr(calls, name)[rows] for name in calls.__struct_fields__[1:]}
     return msgspec.structs.replace(calls, **columns)
@@ -581,7 +581,7 @@ def test_a_trace_on_disk_says_what_the_rank_recorded(
         assert_same_calls(seen, job.parts[rank].calls, backend)
 
 
-def assert_same_calls(seen: Calls, true: Calls, backend: str) -> None:
+def assert_same_calls(seen: CollectiveCalls, true: CollectiveCalls, backend: str) -> None:
     told = ["start_ns", "end_ns", "arrival_ns", "size_bytes"]
     told += ["kind", "sequence", "peer"] if backend == "nccl" else []
     for name in told:

@@ -12,7 +12,7 @@ import pytest
 
 from jobs import PIPELINES, Job, Plan, draw_plan, make_job
 from jobs_table import clock_errors
-from stepscope.records.job import Calls, Clock, RankPart
+from stepscope.records.job import Clock, CollectiveCalls, RankPart
 
 # Ranks, and how many jobs of that size a block has. Other blocks are other draws of the same:
 # `make test-slow` has them.
@@ -21,9 +21,9 @@ BLOCKS = [0, pytest.param(1, marks=pytest.mark.slow)]
 
 
 def aligned(parts: list[RankPart]) -> Clock:
-    from stepscope.trace.clocks import align
+    from stepscope.trace.clocks import align_clocks
 
-    return align(parts)
+    return align_clocks(parts)
 
 
 def wrong_clocks(ranks: int, block: int, **fixed: Any) -> list[str]:
@@ -132,11 +132,13 @@ def without_calls(part: RankPart) -> RankPart:
     return msgspec.structs.replace(part, calls=some_calls(part.calls, np.arange(0)), rounds=())
 
 
-def some_calls(calls: Calls, rows: Any) -> Calls:
+def some_calls(calls: CollectiveCalls, rows: Any) -> CollectiveCalls:
     """Of one rank's calls, only these rows."""
     columns = {name: getattr(calls, name) for name in calls.__struct_fields__}
     groups = columns.pop("groups")
-    return Calls(groups=groups, **{name: values[rows] for name, values in columns.items()})
+    return CollectiveCalls(
+        groups=groups, **{name: values[rows] for name, values in columns.items()}
+    )
 
 
 @pytest.mark.parametrize("tell_sequence", [True, False])

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from nsys_export import small
 from stepscope import read_trace
 from stepscope.records.trace import HostEvents
-from stepscope.trace.consistency import column_types, inconsistency
+from stepscope.trace.consistency import column_types, find_inconsistency
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,16 +22,16 @@ def test_what_readers_make_is_sound(golden: Path, tmp_path: Path) -> None:
         *(golden / f"{name}.json.gz" for name in names),
         small().write(tmp_path / "run.sqlite"),
     ]
-    assert {inconsistency(read_trace(file, cache=False)) for file in files} == {None}
+    assert {find_inconsistency(read_trace(file, cache=False)) for file in files} == {None}
 
 
 def test_the_broken_rule_is_named(golden: Path) -> None:
     trace = read_trace(golden / "cpu_step.json.gz", cache=False)
     negative = np.full(len(trace.host), -1)
     broken = replace(trace, host=replace(trace.host, dur_ns=negative))
-    assert "a duration is negative" in (inconsistency(broken) or "")
+    assert "a duration is negative" in (find_inconsistency(broken) or "")
     short = replace(trace, host=replace(trace.host, name=trace.host.name[:-1]))
-    assert inconsistency(short) == "column name of HostEvents has another type or length"
+    assert find_inconsistency(short) == "column name of HostEvents has another type or length"
 
 
 def test_types_of_columns_are_those_that_the_record_declares() -> None:

@@ -14,9 +14,9 @@ from layouts import COMPRESSIONS, HEAD, LAYOUTS, TAIL, text_of
 from stepscope import UnreadableInputError, read_trace
 from stepscope.trace import files
 from stepscope.trace.events import Event
-from stepscope.trace.json_pieces import EventText, outline
+from stepscope.trace.json_pieces import EventText
 from stepscope.trace.limits import Limits
-from stepscope.trace.recover import Losses, decode
+from stepscope.trace.recover import Losses, decode_events
 
 NASTY = [
     '}, {"ph": "X"',
@@ -61,11 +61,11 @@ def read_in_pieces(
     chunks = (text[at : at + size] for at in range(0, len(text), size))
     reader, events, losses = EventText(chunks, "trace.json", limits), [], Losses()
     while (piece := reader.next_piece()) is not None:
-        batch = decode(piece, Event, limits)
+        batch = decode_events(piece, Event, limits)
         if batch.events:
-            reader.used()
+            reader.mark_used()
         events += batch.events
-        losses.add(batch.losses)
+        losses.merge(batch.losses)
         if batch.closed_at is not None:
             reader.close(piece, batch.closed_at)
         elif batch.resume is not None:
@@ -96,8 +96,8 @@ def test_every_layout_cut_anywhere_gives_the_same_events(
     assert essence(found) == essence(events)
     assert losses == Losses()
     assert reader.finished
-    assert reader.outside_lost == []
-    assert reader.outside == ({} if layout.startswith("bare") else {**HEAD, **TAIL})
+    assert reader.outside.lost == []
+    assert reader.outside.keys == ({} if layout.startswith("bare") else {**HEAD, **TAIL})
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
@@ -127,8 +127,8 @@ def test_metadata_before_the_events_may_be_huge_and_name_the_key() -> None:
     head = {"metadata": noise, "note": '"traceEvents": [', **HEAD}
     events, reader, losses = read_in_pieces(text_of(ops(5), "dumped", head=head), 1 << 16)
     assert essence(events) == essence(ops(5))
-    assert reader.outside["note"] == '"traceEvents": ['
-    assert reader.outside["distributedInfo"]["rank"] == 3
+    assert reader.outside.keys["note"] == '"traceEvents": ['
+    assert reader.outside.keys["distributedInfo"]["rank"] == 3
     assert losses == Losses()
 
 
@@ -141,8 +141,8 @@ def test_a_second_list_behind_the_events_is_not_events(layout: str, size: int) -
     }
     events, reader, losses = read_in_pieces(text_of(ops(20), layout, tail=foreign), size)
     assert essence(events) == essence(ops(20))
-    assert len(reader.outside["stackFrames"]) == 300
-    assert reader.outside["distributedInfo"] == {"rank": 5}
+    assert len(reader.outside.keys["stackFrames"]) == 300
+    assert reader.outside.keys["distributedInfo"] == {"rank": 5}
     assert losses == Losses()
     assert reader.finished
 
@@ -152,7 +152,7 @@ def test_no_events_between_the_brackets_still_gives_the_keys_behind_them() -> No
     for size in (1, 5, 1000):
         events, reader, _ = read_in_pieces(text, size)
         assert events == []
-        assert reader.outside["rank"] == 1
+        assert reader.outside.keys["rank"] == 1
 
 
 def test_an_event_larger_than_any_piece_is_read_whole() -> None:
@@ -200,18 +200,18 @@ def test_slips_in_the_keys_around_the_events_are_mended() -> None:
     text = b'{"metadata": {"loss": NaN}, "distributedInfo": {"rank": 2}, "traceEvents": ['
     text += json.dumps(ops(1)[0]).encode() + b'], "path": "C:\\work", "size": 7}'
     _, reader, _ = read_in_pieces(text, 1000)
-    assert reader.outside["distributedInfo"] == {"rank": 2}
-    assert reader.outside["metadata"] == {"loss": None}
-    assert reader.outside["path"] == "C:\\work"
-    assert reader.outside["size"] == 7
-    assert reader.outside_lost == []
+    assert reader.outside.keys["distributedInfo"] == {"rank": 2}
+    assert reader.outside.keys["metadata"] == {"loss": None}
+    assert reader.outside.keys["path"] == "C:\\work"
+    assert reader.outside.keys["size"] == 7
+    assert reader.outside.lost == []
 
 
 def test_keys_around_the_events_that_cannot_be_read_are_reported_and_cost_no_events() -> None:
     text = b'{"a": "un"quoted", "traceEvents": [%s], "b": }' % json.dumps(ops(1)[0]).encode()
     events, reader, _ = read_in_pieces(text, 1000)
     assert len(events) == 1
-    assert reader.outside_lost == ["the keys before the events", "what follows the events"]
+    assert reader.outside.lost == ["the keys before the events", "what follows the events"]
 
 
 def test_a_tail_without_end_is_not_held_in_memory() -> None:
@@ -219,15 +219,5 @@ def test_a_tail_without_end_is_not_held_in_memory() -> None:
     events, reader, _ = read_in_pieces(text, 1000, Limits(event_bytes=50_000))
     assert len(events) == 2
     assert reader.finished
-    assert len(reader.outside_lost) == 1
+    assert len(reader.outside.lost) == 1
     assert reader.size < 250_000
-
-
-def test_outline_tells_finished_from_unfinished_from_damaged() -> None:
-    assert outline(b'{"a": [1, "]}"]}, {"b": 2}').complete
-    assert outline(b'{"a": "}, {", "b": {}}, {"c": 1}').cuts == [(22, 24)]
-    assert outline(b'{"a": [{"b": 1}').open_brackets == b"{["
-    assert outline(b'{"a": "text').in_string
-    assert outline(b'{"a": 1}] , "b": 2}').closed_at == 8
-    assert outline(b'{"a": [1}').mismatched
-    assert outline(b"{}}").mismatched

@@ -231,7 +231,7 @@ def test_inputs_are_those_of_each_call_however_alike_calls_are(
     read: Any, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
 ) -> None:
     monkeypatch.setattr(files, "PIECE_BYTES", piece_bytes)
-    monkeypatch.setattr(columns, "_MOST_SIGNATURES", 20)
+    monkeypatch.setattr(columns, "_MAX_SIGNATURES", 20)
     inputs = [
         (shapes, dtypes, concrete)
         for shapes in (None, "[[2, 3]]", "[[3, 2]]")

@@ -81,7 +81,7 @@ def test_nesting_deeper_than_any_program_takes_no_longer() -> None:
     parent = parents_of(host)
     assert parent[:depth].tolist() == list(range(-1, depth - 1))
     assert (parent[depth:] == -1).all()
-    assert links.depth_of(parent)[: depth + 1].tolist() == [*range(depth), 0]
+    assert links.count_ancestors(parent)[: depth + 1].tolist() == [*range(depth), 0]
 
 
 @given(SPANS)
@@ -93,7 +93,7 @@ def test_depth_counts_ancestors(spans: list[tuple[int, int, int, int]]) -> None:
         while above >= 0:
             depth, above = depth + 1, parent[above]
         expected.append(depth)
-    assert links.depth_of(parent).tolist() == expected
+    assert links.count_ancestors(parent).tolist() == expected
 
 
 @given(SPANS, st.lists(st.booleans(), min_size=40, max_size=40))

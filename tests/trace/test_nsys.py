@@ -33,9 +33,9 @@ from nsys_export import (
 from stepscope.errors import UnreadableInputError
 from stepscope.records.trace import Device, DeviceKind, HostKind, Trace
 from stepscope.trace import database, links
-from stepscope.trace.consistency import inconsistency
+from stepscope.trace.consistency import find_inconsistency
 from stepscope.trace.nsys import read_nsys
-from stepscope.trace.nsys_words import call_name, copy_name, parse_range, sync_name
+from stepscope.trace.nsys_names import call_name, copy_name, parse_range, sync_name
 from stepscope.trace.plausible import OddValues
 from stepscope.trace.read import read_trace
 
@@ -685,7 +685,7 @@ def test_long_texts_are_cut_and_said(file: Path) -> None:
     export.range("x" * 100_000, (1000, 1010), MAIN)
     trace = read_nsys(export.write(file))
     assert notes(trace) == {"cut-texts": 1}
-    assert "x" * database.MOST_CHARACTERS in trace.strings
+    assert "x" * database.MAX_CHARACTERS in trace.strings
 
 
 ODD = [-1 << 63, -5, 1 << 62, (1 << 63) - 1, "text", b"blob", 0.5, float("inf"), ""]
@@ -715,7 +715,7 @@ def test_a_value_that_cannot_be_true_is_counted_and_not_captured(
     [note] = [note for note in trace.quality if note.id == "odd-values"]
     assert f"{table}.{column}" in note.detail
     assert f"row {last}" in note.detail
-    assert inconsistency(trace) is None
+    assert find_inconsistency(trace) is None
 
 
 def test_odd_values_of_every_batch_are_counted_together(

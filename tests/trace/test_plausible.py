@@ -10,7 +10,7 @@ from made import call, kernel, memory, op
 
 from stepscope import explain, read_trace
 from stepscope.records.trace import ABSENT
-from stepscope.trace.plausible import are_shapes, are_words, is_grid, rank_list
+from stepscope.trace.plausible import are_shapes, are_texts, is_grid, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +63,8 @@ def test_an_example_and_its_place_are_shown(write_trace: Write) -> None:
     trace = read(write_trace, op("aten::mm", 0, 5, **{"Input Dims": [[-7]]}), op("a", 9, 1))
     (note,) = trace.quality
     assert note.detail == (
-        "Input Dims: 1 value that cannot be true, such as [[-7]] in aten::mm; taken as not captured"
+        "Input Dims: 1 value that cannot be true, such as [[-7]] in aten::mm; "
+        "treated as not captured"
     )
 
 
@@ -83,7 +84,7 @@ def test_texts_that_are_not_what_their_name_says_are_not_captured(write_trace: W
 
 def test_deep_nesting_is_no_list_of_words_and_no_grid() -> None:
     deep = b"[" * 5000 + b"]" * 5000
-    assert not are_words(deep)
+    assert not are_texts(deep)
     assert not is_grid(deep)
     assert not are_shapes(deep)
 

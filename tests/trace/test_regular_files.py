@@ -15,12 +15,12 @@ from stepscope.trace import regular_files
 from stepscope.trace.regular_files import (
     LineFile,
     MissingFileError,
-    head_of,
-    names_in,
+    list_folder,
     open_file,
     open_to_append,
+    read_head,
+    read_tail,
     read_whole,
-    tail_of,
 )
 
 
@@ -112,7 +112,7 @@ def test_a_file_is_read_whole_up_to_its_limit(path: Path) -> None:
 
 def test_head_and_tail(path: Path) -> None:
     path.write_bytes(b"0123456789")
-    assert (head_of(path, 3), tail_of(path, 3), tail_of(path, 30)) == (
+    assert (read_head(path, 3), read_tail(path, 3), read_tail(path, 30)) == (
         b"012",
         b"789",
         b"0123456789",
@@ -136,7 +136,7 @@ def test_appending_needs_a_regular_file_too(path: Path) -> None:
 
 def test_a_folder_that_cannot_be_listed_is_an_error_of_ours(path: Path) -> None:
     with pytest.raises(UnreadableInputError, match="does not exist"):
-        names_in(path)
+        list_folder(path)
 
 
 # Lines.
@@ -157,7 +157,7 @@ def test_lines_have_their_numbers_and_blank_ones_are_left_out(path: Path) -> Non
 def test_lines_that_are_too_long_are_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regular_files, "_PIECE_BYTES", 7)
     path.write_bytes(b"a\n" + b"x" * 50 + b"\nb\n" + b"y" * 30)
-    found, file = lines_of(path, most_line_bytes=10)
+    found, file = lines_of(path, max_line_bytes=10)
     assert [text for _, text, _ in found] == [b"a", b"b"]
     assert [number for number, _, _ in found] == [1, 3]
     assert file.too_long == 2
@@ -175,14 +175,14 @@ def test_pieces_of_any_size_give_the_same_lines(
 
 def test_more_lines_than_the_limit_are_said(path: Path) -> None:
     path.write_bytes(b"x\n" * 10)
-    assert not lines_of(path, most_lines=10)[1].is_cut
-    found, file = lines_of(path, most_lines=9)
+    assert not lines_of(path, max_lines=10)[1].is_cut
+    found, file = lines_of(path, max_lines=9)
     assert (len(found), file.is_cut) == (9, True)
 
 
 def test_bytes_beyond_the_limit_are_not_read_and_their_line_is_no_line(path: Path) -> None:
     path.write_bytes(b"one\ntwo\nthree\n")
-    found, file = lines_of(path, most_bytes=10)
+    found, file = lines_of(path, max_bytes=10)
     assert ([text for _, text, _ in found], file.is_cut) == ([b"one", b"two"], True)
 
 
@@ -199,7 +199,7 @@ def test_an_endless_line_takes_no_memory(path: Path) -> None:
 
 def test_nothing_is_looked_for_behind_a_line_without_end(path: Path) -> None:
     path.write_bytes(b"a\n" + b"x" * 100 + b"\nb\n" + b"x" * 3_000_000 + b"\nc\n")
-    found, file = lines_of(path, most_line_bytes=100_000)
+    found, file = lines_of(path, max_line_bytes=100_000)
     assert ([text for _, text, _ in found], file.is_cut) == ([b"a", b"x" * 100, b"b"], True)
 
 

@@ -14,7 +14,7 @@ from stepscope import UnreadableInputError, UsageError, explain_job, read_trace
 from stepscope.explain.explain_job import JobTraces
 from stepscope.explain.pool_engine import Here
 from stepscope.trace.discover import find_traces, size_bytes
-from stepscope.trace.remote import fetched, is_url
+from stepscope.trace.remote import fetch, is_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -115,7 +115,7 @@ def test_a_run_behind_a_url_is_explained_with_its_measured_steps(put: Put, scrat
 def test_a_trace_is_on_this_disk_only_while_it_is_read(put: Put, scratch: Path) -> None:
     put_run(put)
     (file, _) = find_traces("memory://run")
-    with fetched(file) as path:  # type: ignore[arg-type]
+    with fetch(file) as path:  # type: ignore[arg-type]
         assert path.read_bytes() == text_of(0)
         names = {each.name for each in path.parent.iterdir()}
         assert names == {"trace.json", "steps.jsonl", "rank.json"}

@@ -11,7 +11,7 @@ import pytest
 
 import stepscope
 from stepscope.errors import NotCapturedError
-from stepscope.records.process_identity import ProcessIdentity, state_of, this_process
+from stepscope.records.process_identity import ProcessIdentity, process_state, this_process
 from stepscope.trace.run_state import run_notes
 
 ME = this_process()
@@ -36,11 +36,11 @@ def said(run: Path) -> dict[str, str]:
 
 
 def test_a_process_is_known_by_more_than_its_number() -> None:
-    assert state_of(ME) == "running"
-    assert state_of(GONE) == "gone"
-    assert state_of(replace(ME, boot="another")) == "restarted"
-    assert state_of(replace(ME, host="another")) == "unknown"
-    assert state_of(replace(ME, namespace="pid:[1]")) == "unknown"
+    assert process_state(ME) == "running"
+    assert process_state(GONE) == "gone"
+    assert process_state(replace(ME, boot="another")) == "restarted"
+    assert process_state(replace(ME, host="another")) == "unknown"
+    assert process_state(replace(ME, namespace="pid:[1]")) == "unknown"
 
 
 def test_a_finished_run_says_nothing(tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ def test_frames_that_are_shared_are_read_once():
 
 
 def test_more_containers_than_anybody_needs_are_refused(monkeypatch):
-    monkeypatch.setattr(snapshot_pickle, "MOST_CONTAINERS", 100)
+    monkeypatch.setattr(snapshot_pickle, "MAX_CONTAINERS", 100)
     with pytest.raises(UnreadableInputError, match="more than 100 dicts and lists"):
         load_plain(pickle.dumps([[] for _ in range(101)], 4), "x")
 

@@ -8,12 +8,12 @@ from rich.console import Console, Group
 
 from stepscope.records.job import Group as ProcessGroup
 from stepscope.records.strategies import (
-    Block,
     Bucket,
     DataParallel,
     FullySharded,
     OtherCommunication,
     Pipeline,
+    ShardedBlock,
     ShardMemory,
     Stage,
     Strategy,
@@ -68,7 +68,7 @@ def test_blocks_and_the_memory_formula() -> None:
         measured_gradient_bytes=1_000_000,
         measured_optimizer_bytes=2_100_000,
     )
-    block = Block(
+    block = ShardedBlock(
         name="layers.3",
         operation="gather",
         phase="forward",

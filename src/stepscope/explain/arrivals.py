@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from stepscope.records.job import Clock, RankPart
     from stepscope.records.profile import Profile
-    from stepscope.trace.matching import Block
+    from stepscope.trace.matching import MatchedCollectives
 
     Int64 = NDArray[np.int64]
 
@@ -29,7 +29,7 @@ _NEVER = -(2**62)
 class Met(msgspec.Struct, frozen=True, kw_only=True):
     """A block on the one clock. Matrices are (collectives, members); `here` says what is known."""
 
-    block: Block
+    block: MatchedCollectives
     here: NDArray[np.bool_]
     arrival_ns: Int64
     start_ns: Int64
@@ -62,7 +62,7 @@ class Met(msgspec.Struct, frozen=True, kw_only=True):
         return least
 
 
-def meet(parts: Sequence[RankPart], block: Block, clock: Clock) -> Met:
+def meet(parts: Sequence[RankPart], block: MatchedCollectives, clock: Clock) -> Met:
     """Bring a block's times to the one clock where there is one."""
     ranks = [parts[member].rank for member in block.members.tolist()]
     aligned = clock.aligned and all(rank in clock.offset_ns for rank in ranks)
@@ -102,7 +102,7 @@ def list_joined(
     return tuple(sorted(rows, key=lambda row: -((row.transfer_ns or 0) + (row.wait_ns or 0))))
 
 
-def _sorts(block: Block) -> list[tuple[int, int, NDArray[np.intp]]]:
+def _sorts(block: MatchedCollectives) -> list[tuple[int, int, NDArray[np.intp]]]:
     told = np.stack((block.kind.astype(np.int64), block.size_bytes), axis=1)
     distinct, inverse = np.unique(told, axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from stepscope.records.trace import ABSENT
-from stepscope.trace.links import depth_of, nearest
+from stepscope.trace.links import count_ancestors, nearest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,7 +25,7 @@ class Levels(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, parent: NDArray[np.int32]) -> Levels:
-        depth = depth_of(parent)
+        depth = count_ancestors(parent)
         deepest = int(depth.max(initial=0))
         # numpy counts small numbers instead of comparing them
         order = np.argsort(depth.astype(np.min_scalar_type(deepest)), kind="stable")

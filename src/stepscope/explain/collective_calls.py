@@ -13,7 +13,7 @@ from stepscope.explain import call_tree, intervals
 from stepscope.explain.collectives import DTYPE_BYTES, kind_of, size_bytes
 from stepscope.explain.steps import step_of
 from stepscope.explain.work import Kind, rows_named
-from stepscope.records.job import KINDS, Calls, Group
+from stepscope.records.job import KINDS, CollectiveCalls, Group
 from stepscope.records.trace import ABSENT, CollectiveArgs, HostKind
 from stepscope.trace.links import nearest_of
 
@@ -46,7 +46,7 @@ class _Told(msgspec.Struct, frozen=True):
 
 def list_calls(
     trace: Trace, work: Work, steps: Steps, folder: RankFolder | None = None
-) -> tuple[Calls, NDArray[np.int32]]:
+) -> tuple[CollectiveCalls, NDArray[np.int32]]:
     """Every collective in the order of arrival, and the host event that made each (or ABSENT)."""
     rows = np.flatnonzero(work.kind == Kind.COMM)
     if work.on_host:  # c10d:: calls only start what the gloo: span then does
@@ -67,7 +67,7 @@ def list_calls(
     def column(values: list[int], kind: Any) -> NDArray[Any]:
         return np.array(values, kind)[order]
 
-    calls = Calls(
+    calls = CollectiveCalls(
         groups=tuple(groups),
         kind=column([_CODE[each.kind] for each in told], np.int8),
         group=column([number[each.group] for each in told], np.int32),

@@ -14,7 +14,7 @@ from stepscope.records.job import KINDS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.records.job import Calls
+    from stepscope.records.job import CollectiveCalls
     from stepscope.records.trace import CollectiveArgs
 
 DTYPE_BYTES = {
@@ -52,7 +52,7 @@ def bus_factor(kind: str, ranks: int) -> float:
     return 1.0
 
 
-def list_collectives(calls: Calls) -> tuple[Collective, ...]:
+def list_collectives(calls: CollectiveCalls) -> tuple[Collective, ...]:
     """Longest total first."""
     if not len(calls):
         return ()
@@ -68,7 +68,7 @@ def size_bytes(args: CollectiveArgs) -> int | None:
     return elements * width if width and elements >= 0 else None
 
 
-def _summarise(calls: Calls, rows: NDArray[np.intp]) -> Collective:
+def _summarise(calls: CollectiveCalls, rows: NDArray[np.intp]) -> Collective:
     """Of calls of one kind, group and size."""
     one = rows[0]
     kind, size = KINDS[calls.kind[one]], int(calls.size_bytes[one])

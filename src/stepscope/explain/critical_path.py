@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from stepscope.explain.arrivals import Met
     from stepscope.records.job import Clock, RankPart
-    from stepscope.trace.matching import Transfers
+    from stepscope.trace.matching import MatchedTransfers
 
     Int64 = NDArray[np.int64]
 
@@ -45,7 +45,7 @@ class _Event(NamedTuple):
 def critical_path(
     parts: Sequence[RankPart],
     met: Sequence[Met],
-    transfers: Transfers,
+    transfers: MatchedTransfers,
     clock: Clock,
     step: int,
 ) -> CriticalPath | None:
@@ -113,7 +113,7 @@ def _collectives(met: Sequence[Met], part: int, step: int) -> list[_Event]:
 
 
 def _receives(
-    parts: Sequence[RankPart], transfers: Transfers, clock: Clock, part: int, step: int
+    parts: Sequence[RankPart], transfers: MatchedTransfers, clock: Clock, part: int, step: int
 ) -> list[_Event]:
     """A receive ends after its sender began."""
     out = []

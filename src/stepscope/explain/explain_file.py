@@ -19,7 +19,7 @@ from stepscope.explain.truncate_tables import truncate_tables
 from stepscope.records.explanation import RankExplanation
 from stepscope.trace.discover import on_disk
 from stepscope.trace.rank_inputs import AS_USUAL, ReadOptions, read_rank_inputs
-from stepscope.trace.regular_files import head_of
+from stepscope.trace.regular_files import read_head
 from stepscope.trace.snapshot_pickle import is_pickle
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def explain_file(
     """Read and explain a file, then visit it. Raises UnreadableInputError."""
     try:
         with on_disk(file) as path:
-            if is_pickle(head_of(path)):
+            if is_pickle(read_head(path)):
                 from stepscope.explain.snapshot_rank import explain_snapshot
 
                 return ExplainedFile(explain_snapshot(path, str(file), options.memory_limit))

@@ -15,7 +15,7 @@ from stepscope.records.job import Job, Lanes, Stragglers
 from stepscope.records.quality import Note
 from stepscope.records.trace import ABSENT
 from stepscope.records.words import counted
-from stepscope.trace.clocks import align
+from stepscope.trace.clocks import align_clocks
 from stepscope.trace.matching import match_collectives, match_transfers
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stepscope.explain.arrivals import Met
     from stepscope.records.job import Clock, CriticalPath, Membership, RankPart
     from stepscope.records.profile import Profile
-    from stepscope.trace.matching import Block, Transfers
+    from stepscope.trace.matching import MatchedCollectives, MatchedTransfers
 
     Int64 = NDArray[np.int64]
 
@@ -50,7 +50,7 @@ def join_ranks(parts: Sequence[RankPart], profiles: Sequence[Profile] = ()) -> J
     blocks = match_collectives(parts)
     notes += _about_groups(parts, blocks)
     transfers = match_transfers(parts)
-    clock = align(parts, blocks, transfers)
+    clock = align_clocks(parts, blocks, transfers)
     notes += _about_clock(clock)
     met = [meet(parts, block, clock) for block in blocks]
     members = tuple(part.member for part in parts)
@@ -137,7 +137,7 @@ def _matrix(parts: Sequence[RankPart], steps: tuple[int, ...], name: str) -> Int
     return out
 
 
-def _about_groups(parts: Sequence[RankPart], blocks: Sequence[Block]) -> list[Note]:
+def _about_groups(parts: Sequence[RankPart], blocks: Sequence[MatchedCollectives]) -> list[Note]:
     notes = []
     here = {part.rank for part in parts}
     absent = {
@@ -180,7 +180,7 @@ def _about_clock(clock: Clock) -> list[Note]:
 def _typical_path(
     parts: Sequence[RankPart],
     met: Sequence[Met],
-    transfers: Transfers,
+    transfers: MatchedTransfers,
     clock: Clock,
     steps: tuple[int, ...],
     step_ns: Int64,

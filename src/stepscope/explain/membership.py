@@ -13,7 +13,7 @@ from stepscope.records.job import Membership
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stepscope.records.job import Calls, RankFolder, RankSteps
+    from stepscope.records.job import CollectiveCalls, RankFolder, RankSteps
     from stepscope.records.trace import Trace
 
 # Sums of a loss or of norms are no exchange of gradients.
@@ -21,7 +21,7 @@ LEAST_SHARE = 0.01
 
 
 def find_membership(
-    folder: RankFolder | None, trace: Trace, calls: Calls, pace: RankSteps
+    folder: RankFolder | None, trace: Trace, calls: CollectiveCalls, pace: RankSteps
 ) -> Membership | None:
     """None for a bare trace, and for a capture that did not look at communication."""
     if folder is None or not folder.layout:
@@ -67,7 +67,7 @@ def train_apart(members: Sequence[Membership | None]) -> bool:
 
 
 def _exchanged_bytes(
-    lines: Sequence[dict[str, Any]], trace: Trace, calls: Calls, pace: RankSteps
+    lines: Sequence[dict[str, Any]], trace: Trace, calls: CollectiveCalls, pace: RankSteps
 ) -> int | None:
     """By the trace or by the flight recorder, whichever saw more: gloo's calls on a device's
     tensors are not among the trace's, sends and receives are not in the recorder."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from stepscope.explain.work import Work
     from stepscope.records.efficiency import Ceilings
     from stepscope.records.explanation import Steps, Timeline
-    from stepscope.records.job import Calls, RankSteps
+    from stepscope.records.job import CollectiveCalls, RankSteps
     from stepscope.records.rank_inputs import RankInputs
     from stepscope.records.strategies import RankStrategy
 
@@ -105,7 +105,7 @@ class RankAnalysis:
         return read_calls(self.trace, self.steps)
 
     @cached_property
-    def collective_calls(self) -> tuple[Calls, NDArray[np.int32]]:
+    def collective_calls(self) -> tuple[CollectiveCalls, NDArray[np.int32]]:
         """The calls in order of arrival, and the host event that made each."""
         return list_calls(self.trace, self.work, self.steps, self.inputs.folder)
 

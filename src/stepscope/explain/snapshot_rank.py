@@ -26,7 +26,7 @@ from stepscope.records.explanation import (
     StepTime,
     Timeline,
 )
-from stepscope.records.job import Calls, RankPart, RankSteps
+from stepscope.records.job import CollectiveCalls, RankPart, RankSteps
 from stepscope.records.quality import Note
 
 if TYPE_CHECKING:
@@ -124,10 +124,10 @@ def _what_is_held(memory: Memory) -> Finding:
 
 def _no_part() -> RankPart:
     none: Any = np.zeros(0, np.int64)
-    calls = {name: none for name in Calls.__struct_fields__ if name != "groups"}
+    calls = {name: none for name in CollectiveCalls.__struct_fields__ if name != "groups"}
     return RankPart(
         rank=0,
-        calls=Calls(groups=(), **calls),
+        calls=CollectiveCalls(groups=(), **calls),
         pace=RankSteps(**dict.fromkeys(RankSteps.__struct_fields__, none)),
     )
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Floats, StepGraph
     from stepscope.predict.step_context import StepContext
     from stepscope.predict.transfers import TransferTimes
-    from stepscope.records.job import Calls
+    from stepscope.records.job import CollectiveCalls
 
     Flags = NDArray[np.bool_]
 
@@ -103,13 +103,13 @@ def _is_in_backward(context: StepContext, row: NDArray[np.int32]) -> Flags:
     return inside
 
 
-def _group_size(calls: Calls, chosen: Flags) -> int | None:
+def _group_size(calls: CollectiveCalls, chosen: Flags) -> int | None:
     sizes = [calls.groups[group].size for group in distinct(calls.group[chosen]).tolist()]
     return max((size for size in sizes if size), default=None)
 
 
 def _find_tasks(
-    context: StepContext, graph: StepGraph, calls: Calls, summing: Flags
+    context: StepContext, graph: StepGraph, calls: CollectiveCalls, summing: Flags
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The graph's tasks that sum gradients and the call of each, joined by their start."""
     events = context.trace.host if context.on_host else context.trace.device
@@ -124,7 +124,9 @@ def _find_tasks(
     return tasks[hit], order[place[hit]]
 
 
-def _find_all_reduces(calls: Calls, summing: Flags, ranks: int) -> TracedAllReduces | None:
+def _find_all_reduces(
+    calls: CollectiveCalls, summing: Flags, ranks: int
+) -> TracedAllReduces | None:
     known = summing & (calls.size_bytes > 0)
     if ranks < 2 or not known.any():
         return None

@@ -86,7 +86,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     b: str | None
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+class ComparedFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What was looked at on both sides, and what of it changed from A to B."""
 
     looked_at: tuple[str, ...] = ()
@@ -129,7 +129,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     b_peak_bytes: int | None = None
     config: tuple[Difference, ...] = ()
     workload: Workload = Workload()  # A's
-    evidence: Evidence = Evidence()
+    evidence: ComparedFacts = ComparedFacts()
     promise: TrackedPromise | None = None  # the one that this comparison answers
     open_promises: tuple[OpenPromise, ...] = ()  # about A, not answered
     notes: tuple[str, ...] = ()

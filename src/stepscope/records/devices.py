@@ -13,7 +13,7 @@ import msgspec
 _APART = str.maketrans("_/-", "   ")
 _VENDOR_WORDS = frozenset({"nvidia", "amd", "tesla", "instinct", "geforce"})
 # Drivers keep some memory for themselves (ECC alone takes a sixteenth), and print no more than is.
-_LEAST_MEMORY, _MOST_MEMORY = 0.90, 1.03
+_LEAST_MEMORY, _MAX_MEMORY = 0.90, 1.03
 
 
 class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ def find_device(
 
 
 def _holds(row: DeviceSpec, memory_bytes: int) -> bool:
-    return _LEAST_MEMORY <= memory_bytes / row.memory_bytes <= _MOST_MEMORY
+    return _LEAST_MEMORY <= memory_bytes / row.memory_bytes <= _MAX_MEMORY
 
 
 def _plain(name: str) -> str:

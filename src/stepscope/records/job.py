@@ -1,8 +1,7 @@
-"""What several ranks say together: one clock, collectives joined across ranks, who waits for whom.
+"""What several ranks show together: one clock, collectives joined across ranks, who waits for whom.
 
-`Calls` and `RankSteps` are what one rank gives; `Job` is what comes of all of them. Times are
-integer nanoseconds: in `Calls` and `RankSteps` on the rank's own clock, in `Job` on the
-reference rank's.
+`CollectiveCalls` and `RankSteps` come from one rank, with times on its own clock. `Job` is the
+result for all ranks, with times on the reference rank's clock. Times are integer nanoseconds.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
 
 
-class Calls(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveCalls(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's collectives in the order they were called."""
 
     groups: tuple[Group, ...]
@@ -142,7 +141,7 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank brings to the job's view."""
 
     rank: int
-    calls: Calls
+    calls: CollectiveCalls
     pace: RankSteps
     rounds: tuple[Rounds, ...] = ()
     host: str | None = None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_MOST_CHARACTERS = 160
+_MAX_CHARACTERS = 160
 _LEAST_SHARE = 0.005
 _COLOURS = {
     "compute": "#2e9e6b",
@@ -30,8 +30,8 @@ _COLOURS = {
 def line(kind: str, *facts: str) -> str:
     """`<Explanation: verdict; 24.88 ms a step>`: the first fact is cut where it is long."""
     first, *rest = facts
-    if len(first) > _MOST_CHARACTERS:
-        first = f"{first[: _MOST_CHARACTERS - 1].rstrip()}…"
+    if len(first) > _MAX_CHARACTERS:
+        first = f"{first[: _MAX_CHARACTERS - 1].rstrip()}…"
     return f"<{kind}: {'; '.join([first.rstrip('.'), *rest])}>"
 
 

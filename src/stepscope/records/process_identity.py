@@ -37,7 +37,7 @@ def this_process() -> ProcessIdentity:
     )
 
 
-def state_of(process: ProcessIdentity) -> State:
+def process_state(process: ProcessIdentity) -> State:
     """Whether it runs now; of another machine or container that cannot be seen from here."""
     if process.host != os.uname().nodename or process.boot is None:
         return "unknown"

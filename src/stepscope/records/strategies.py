@@ -76,7 +76,7 @@ class DataParallel(
     buckets: tuple[Bucket, ...]
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True):
+class ShardedBlock(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of communication of one sharded block; the root's name is "(root)"."""
 
     name: str
@@ -125,7 +125,7 @@ class RankFullySharded(
     step_ns: int
     comm_ns: int
     exposed_ns: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[ShardedBlock, ...]
     prefetched_share: float | None  # of gathers, the first of a phase left out
     memory: ShardMemory | None = None
 
@@ -147,7 +147,7 @@ class FullySharded(
     comm_ns: int
     exposed_ns: int
     exposed_share: float
-    blocks: tuple[Block, ...]
+    blocks: tuple[ShardedBlock, ...]
     prefetched_share: float | None
     memory: ShardMemory | None  # of the rank that holds most
 

@@ -1,26 +1,37 @@
-"""Files -> columns: readers, links, the cache. Knows formats; knows nothing of what is good or bad.
+"""Files -> columns: readers, links, the cache. Knows formats, not whether a number is good or bad.
 
-files.py     bytes of a plain, gzip or zstd file, in pieces
-text.py      JSON text cut into pieces of whole events, with the keys around them
-mend.py      text that is almost JSON -> JSON
-events.py    one event as Kineto writes it, typed; which category is what
-recover.py   damaged pieces: keep every event that can be kept, count the rest
-columns.py   pieces of events -> growing columns
-kineto.py    all of the above, joined: a Kineto JSON file -> a Trace
-database.py  the tables of a SQLite file as columns, in batches
-nsys_words.py  what the numbers and texts of an Nsight Systems export mean
-nsys.py      the two above, joined: an Nsight Systems SQLite export -> a Trace
-links.py     parent, launch, forward of backward
-assemble.py  columns of any reader -> one sorted, linked Trace
-cache.py     a Trace on disk, found again by the file's content
-read.py      read_trace: recognise the format, use the cache
-snapshot.py  a CUDA memory snapshot, snapshot_pickle.py the plain data in it: nothing is run
-regular_files.py    the one way to open a file; decode.py side_files.py   JSON of others as records
-rank_facts.py rank_folder.py truth.py memory_file.py profiles.py   what capture and calibrate wrote
-nccl_log/    NCCL's own logs
-matching.py  the same collective on several ranks
-clocks.py    one clock for all ranks, with an error bar
-layout.py    names in a folder of traces
-remote.py    traces behind a URL
-discover.py  which files a path or URL stands for
+Kineto JSON
+  files.py          bytes of a plain, gzip or zstd file, in pieces; limits.py  how large they may be
+  json_pieces.py    JSON text cut into pieces of whole events
+  json_brackets.py  where an event ends, by its brackets
+  outside_keys.py   the keys before and after the events
+  events.py         one event as Kineto writes it, typed; which category is what
+  recover.py        pieces -> events; of damaged ones, every event that can be read
+  repair_json.py    text that is almost JSON -> JSON
+  times.py          microseconds -> exact nanoseconds
+  columns.py        events -> growing columns
+  kineto.py         all of the above, joined: a Kineto JSON file -> a Trace
+Nsight Systems
+  database.py       the tables of a SQLite file as columns, in batches
+  nsys_tables.py    the tables of an export -> columns; nsys_names.py  Nsight's numbers as names
+  nsys_facts.py     rank, devices and clock of an export
+  nsys.py           all of the above, joined: an Nsight Systems SQLite export -> a Trace
+Every trace
+  plausible.py      values that cannot be true become "not captured"
+  links.py          parent, launch, forward of backward
+  assemble.py       columns of any reader -> one sorted, linked Trace
+  consistency.py    the rules that every Trace keeps
+  cache.py          a Trace on disk, found again by the file's content; cache_entry.py  its format
+  read.py           read_trace: recognise the format, use the cache
+  layout.py discover.py remote.py   which files a path or URL stands for
+Other files of a run
+  regular_files.py  the only way to open a file; decode.py side_files.py  JSON as records
+  rank_facts.py rank_folder.py measured_steps.py memory_file.py profiles.py  what capture and
+                    calibrate wrote; run_state.py  whether the run was closed
+  nccl_log/         NCCL's own logs
+  snapshot.py       a CUDA memory snapshot; snapshot_pickle.py pickle_tuples.py  its pickle, read
+                    without running anything; snapshot_stacks.py  its Python stacks
+Several ranks
+  matching.py       the same collective on several ranks
+  clocks.py         one clock for all ranks, with an error bar
 """

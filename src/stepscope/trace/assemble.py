@@ -1,4 +1,4 @@
-"""Columns of any reader -> one linked Trace: sort, link, give absolute times, say what is odd."""
+"""Columns of any reader -> one linked Trace: sort, link, make times absolute, note what is odd."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from stepscope.records.figures import percent
 from stepscope.records.quality import Note
 from stepscope.records.trace import (
     ABSENT,
@@ -74,7 +75,7 @@ _FLOWS = {"begins": np.bool_, "id": _I64, "lane": _I32, "time_ns": _I64}
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file says about itself."""
+    """What a trace file says about itself."""
 
     kind: str
     rank: int | None = None
@@ -89,7 +90,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 def assemble(
     *, path: str, source: str, columns: Collector, facts: Facts, quality: tuple[Note, ...]
 ) -> Trace:
-    """Sort, link, and freeze."""
+    """Sort, link and freeze."""
     tables = _plausible(columns)
     host = _sorted(tables["host"], links.host_order)
     device = _sorted(tables["device"], _device_order)
@@ -125,7 +126,7 @@ def assemble(
 
 
 def _plausible(columns: Collector) -> dict[str, Columns]:
-    """All tables, without the values that cannot be true."""
+    """All tables, without values that cannot be true."""
     tables = {
         "host": columns.host.finish(**_HOST),
         "device": columns.device.finish(**_DEVICE),
@@ -140,7 +141,7 @@ def _plausible(columns: Collector) -> dict[str, Columns]:
 
 
 def _frozen(columns: Columns) -> Columns:
-    """Read-only, as the columns of a cached trace are: who writes to one learns it at once."""
+    """Read-only, like the columns of a cached trace: writing to one fails at once."""
     for values in columns.values():
         values.flags.writeable = False
     return columns
@@ -155,7 +156,7 @@ def _sorted(columns: Columns, order_of: Any) -> Columns:
 
 
 def _device_order(columns: Columns) -> NDArray[np.intp] | None:
-    """None where the file has the order already."""
+    """None if the file is sorted already."""
     start, dur = columns["start_ns"], columns["dur_ns"]
     if links.are_sorted(start, dur):
         return None
@@ -163,20 +164,20 @@ def _device_order(columns: Columns) -> NDArray[np.intp] | None:
 
 
 def _memory_order(columns: Columns) -> NDArray[np.intp]:
-    """By time; what the file puts at one instant stays in the file's order."""
+    """By time; events at the same instant stay in the file's order."""
     return np.argsort(columns["time_ns"], kind="stable")
 
 
 def _launches(host: Columns, device: Columns, flows: Columns) -> NDArray[np.int32]:
     launch = links.find_launches(host, device["correlation"])
     if (launch < 0).any() and len(flows["id"]) and (device["correlation"] < 0).any():
-        drawn = links.launches_by_flow(host, device, flows)
-        launch = np.where(launch < 0, drawn, launch)
+        by_flow = links.launches_by_flow(host, device, flows)
+        launch = np.where(launch < 0, by_flow, launch)
     return launch
 
 
 def _shift_all(tables: tuple[Columns, ...], base_ns: int, notes: list[Note]) -> None:
-    """Relative -> absolute times, unless that would leave the range of times."""
+    """Relative -> absolute times, unless these would be out of range."""
     times = [(table, key) for table in tables for key in ("start_ns", "time_ns") if key in table]
     largest = max((int(np.abs(t[k]).max(initial=0)) for t, k in times), default=0)
     if not base_ns:
@@ -195,7 +196,7 @@ def _shift_all(tables: tuple[Columns, ...], base_ns: int, notes: list[Note]) -> 
 
 
 def _number_threads(columns: Collector, host: Columns, memory: Columns) -> tuple[Thread, ...]:
-    """Keep only lanes that host events use, numbered from zero in the sorted order."""
+    """Keep only lanes that host events use, numbered from zero in sorted order."""
     lanes = list(columns.lanes)
     used = links.distinct(np.concatenate((host["thread"], memory["thread"])))
     renumber = np.full(len(lanes), ABSENT, dtype=_I32)
@@ -225,15 +226,15 @@ def _number_texts(columns: Collector, host: Columns, device: Columns) -> tuple[s
 
 def _note_unlinked(device: Columns, launch: NDArray[np.int32], notes: list[Note]) -> None:
     work = device["kind"] <= DeviceKind.MEMSET
-    lost = work & (launch < 0)
-    if lost.any():
-        share = device["dur_ns"][lost].sum() / max(1, device["dur_ns"][work].sum())
+    unlinked = work & (launch < 0)
+    if unlinked.any():
+        share = device["dur_ns"][unlinked].sum() / max(1, device["dur_ns"][work].sum())
         notes.append(
             Note(
                 id="unlinked",
-                detail=f"no launch was recorded for {int(lost.sum())} of "
-                f"{counted(int(work.sum()), 'device event')} ({share:.1%} of device time; usually "
-                "launched before the window); they are counted as work",
-                count=int(lost.sum()),
+                detail=f"no launch was recorded for {int(unlinked.sum())} of "
+                f"{counted(int(work.sum()), 'device event')} ({percent(share)} of device time), "
+                "usually launched before the window; they count as work",
+                count=int(unlinked.sum()),
             )
         )

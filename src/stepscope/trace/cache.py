@@ -1,12 +1,12 @@
 """Traces on disk, found again by the content of the file each was read from.
 
-The key is a digest of the trace file's bytes, so an entry can never be stale, however the file
-was moved, copied or rewritten. Entries are written beside and renamed into place: two processes
+The key is a digest of the trace file's bytes, so an entry is never stale, however the file was
+moved, copied or rewritten. Entries are written under another name and then renamed: two processes
 may write the same one. Anything wrong with an entry means "not cached", never an error.
 
-The folder may hold files of other programs, and other users may write to it: only files of our
-names are ever touched, and only regular files that belong to this user or to root, and that nobody
-else may write to, are read.
+The folder may hold files of other programs, and other users may write to it. Only files with our
+names are touched; only regular files that belong to this user or root, and that nobody else may
+write to, are read.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 
-from stepscope.trace.cache_entry import MAGIC, read_entry, size_of, write_entry
-from stepscope.trace.regular_files import open_file, unreadable
+from stepscope.trace.cache_entry import MAGIC, entry_bytes, read_entry, write_entry
+from stepscope.trace.regular_files import open_file, unreadable_error
 
 try:
     import fcntl
@@ -35,12 +35,14 @@ if TYPE_CHECKING:
 
     from stepscope.records.trace import Trace
 
-# Raise it whenever readers or links change what a Trace holds.
+# Raise it whenever readers or links change the content of a Trace.
 VERSION = 5
 LIMIT_BYTES = 4 << 30
 _ABANDONED_S = 24 * 3600
 _ENTRY = re.compile(r"stepscope-[0-9a-f]{40}\.columns")
-_FORMER_ENTRY = re.compile(r"[0-9a-f]{40}\.columns")  # up to version 4; ours if it has our head
+_FORMER_ENTRY = re.compile(
+    r"[0-9a-f]{40}\.columns"
+)  # up to version 4; ours if it begins with MAGIC
 _TEMPORARY = re.compile(r"stepscope-[0-9a-f]{16}\.writing")
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _NOT_READ = (OSError, ValueError, RecursionError, MemoryError, msgspec.MsgspecError)
@@ -66,14 +68,14 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
         return cls(folder=base / "stepscope")
 
     def key(self, path: Path) -> str:
-        """The name of the file's entry, without its suffix."""
+        """The name of the file's cache entry, without its suffix."""
         digest = hashlib.sha256(f"{VERSION}:".encode())
         with open_file(path) as file:
             try:
                 while block := file.read(1 << 20):
                     digest.update(block)
             except OSError as error:
-                raise unreadable(path, error) from None
+                raise unreadable_error(path, error) from None
         return f"stepscope-{digest.hexdigest()[:40]}"
 
     def load(self, key: str, path: Path) -> Trace | None:
@@ -85,13 +87,13 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
         except _NOT_READ:
             return None
         with contextlib.suppress(OSError):  # a cache that root filled may be read-only
-            os.utime(entry)  # the least recently used goes first
+            os.utime(entry)  # the least recently used entry is removed first
         return trace
 
     def save(self, key: str, trace: Trace) -> None:
-        """Write the entry; a full or unwritable disk only means that nothing is cached."""
-        with contextlib.suppress(*_NOT_WRITTEN):  # also: facts that JSON cannot hold
-            if size_of(trace) > LIMIT_BYTES:
+        """Write the entry; on a full or read-only disk nothing is cached."""
+        with contextlib.suppress(*_NOT_WRITTEN):  # also for facts that JSON cannot hold
+            if entry_bytes(trace) > LIMIT_BYTES:
                 return
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._sweep()
@@ -103,58 +105,58 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
             self._make_room()
 
     def used_bytes(self) -> int:
-        return sum(found.st_size for found, _ in self._entries())
+        return sum(info.st_size for info, _ in self._entries())
 
     def _entry(self, key: str) -> Path:
         return self.folder / f"{key}.columns"
 
     def _entries(self) -> Iterator[tuple[os.stat_result, Path]]:
         yield from _files(self.folder, _ENTRY)
-        for found, path in _files(self.folder, _FORMER_ENTRY):
+        for info, path in _files(self.folder, _FORMER_ENTRY):
             if _begins_as_ours(path):
-                yield found, path
+                yield info, path
 
     def _make_room(self) -> None:
-        """Entries over the limit go first, then the least recently used."""
+        """Remove entries over the limit first, then the least recently used."""
 
-        def turn(pair: tuple[os.stat_result, Path]) -> tuple[bool, float]:
-            return pair[0].st_size <= LIMIT_BYTES, pair[0].st_mtime
+        def priority(entry: tuple[os.stat_result, Path]) -> tuple[bool, float]:
+            return entry[0].st_size <= LIMIT_BYTES, entry[0].st_mtime
 
-        entries = sorted(self._entries(), key=turn)
-        used = sum(found.st_size for found, _ in entries)
-        for found, entry in entries:
+        entries = sorted(self._entries(), key=priority)
+        used = sum(info.st_size for info, _ in entries)
+        for info, path in entries:
             if used <= LIMIT_BYTES:
                 return
-            entry.unlink(missing_ok=True)
-            used -= found.st_size
+            path.unlink(missing_ok=True)
+            used -= info.st_size
 
     def _sweep(self) -> None:
-        """Remove what writers left that were killed."""
-        for found, path in _files(self.folder, _TEMPORARY):
+        """Remove the unfinished files of killed writers."""
+        for info, path in _files(self.folder, _TEMPORARY):
             with contextlib.suppress(OSError), _open_own(path) as file:
-                if _is_abandoned(file, found.st_mtime):
+                if _is_abandoned(file, info.st_mtime):
                     path.unlink(missing_ok=True)
 
 
 def _files(folder: Path, name: re.Pattern[str]) -> Iterator[tuple[os.stat_result, Path]]:
-    """The regular files of such names; others come and go in the folder."""
+    """The regular files with matching names; files may come and go meanwhile."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             if name.fullmatch(path.name):
                 with contextlib.suppress(OSError):
-                    found = path.lstat()
-                    if stat.S_ISREG(found.st_mode):
-                        yield found, path
+                    info = path.lstat()
+                    if stat.S_ISREG(info.st_mode):
+                        yield info, path
 
 
 def _open_own(path: Path) -> IO[bytes]:
-    """Open a regular file of this user's or root's that nobody else may write to."""
+    """Open a regular file that belongs to this user or root and that nobody else may write to."""
     file = os.fdopen(os.open(path, _READ), "rb")
-    found = os.fstat(file.fileno())
-    own = not hasattr(os, "geteuid") or found.st_uid in (0, os.geteuid())
-    if not stat.S_ISREG(found.st_mode) or not own or found.st_mode & 0o022:
+    info = os.fstat(file.fileno())
+    own = not hasattr(os, "geteuid") or info.st_uid in (0, os.geteuid())
+    if not stat.S_ISREG(info.st_mode) or not own or info.st_mode & 0o022:
         file.close()
-        raise PermissionError(f"{path} is not a file of ours")
+        raise PermissionError(f"{path} may have been written by another user")
     return file
 
 
@@ -168,7 +170,7 @@ def _begins_as_ours(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _temporary(folder: Path) -> Iterator[tuple[IO[bytes], Path]]:
-    """A new file that is locked while its writer lives, and gone afterwards unless renamed."""
+    """A new file, locked while its writer lives, and removed afterwards unless renamed."""
     path, file = _create_locked(folder)
     try:
         with file:
@@ -179,7 +181,7 @@ def _temporary(folder: Path) -> Iterator[tuple[IO[bytes], Path]]:
 
 
 def _create_locked(folder: Path) -> tuple[Path, IO[bytes]]:
-    """Again under another name where another process sweeps it before it is locked."""
+    """Try again under another name if another process removes the file before it is locked."""
     while True:
         path = folder / f"stepscope-{os.urandom(8).hex()}.writing"
         file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
@@ -196,7 +198,7 @@ def _lock(file: IO[bytes]) -> None:
 
 
 def _is_abandoned(file: IO[bytes], written: float) -> bool:
-    """Nobody holds its lock; where there are no locks: nobody wrote to it for a day."""
+    """Whether nobody holds its lock or, without locks, nobody wrote to it for a day."""
     if fcntl is not None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

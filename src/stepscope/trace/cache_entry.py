@@ -1,7 +1,7 @@
-"""One file of the cache: a Trace as a head of JSON, then its columns as they lie in memory.
+"""One file of the cache: a Trace as a head of JSON, then its columns as they are in memory.
 
-The layout is the reader's own: an entry whose list of columns differs in any name, type, offset or
-length is refused, as is one whose values break a rule of consistency.py, whatever its checksums.
+An entry is refused if its list of columns differs in any name, type, offset or length from what
+this version writes, or if its values break a rule of consistency.py, whatever its checksums.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stepscope.records.trace import (
     Thread,
     Trace,
 )
-from stepscope.trace.consistency import column_types, inconsistency
+from stepscope.trace.consistency import column_types, find_inconsistency
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,7 +31,7 @@ MAGIC = b"stepscope-columns\n"
 _ALIGN = 64
 _SIZES = 16  # bytes: length and checksum of the head
 _START = len(MAGIC) + _SIZES
-_MOST_HEAD_BYTES = 256 << 20
+_MAX_HEAD_BYTES = 256 << 20
 _TABLES: dict[str, type[Any]] = {
     "host": HostEvents,
     "device": DeviceEvents,
@@ -66,24 +66,24 @@ class _Head(msgspec.Struct, frozen=True):
     checksum: int  # of all columns, one after the other
 
 
-_OF_THE_TRACE = [name for name in _Head.__struct_fields__ if name in Trace.__struct_fields__]
+_TRACE_FIELDS = [name for name in _Head.__struct_fields__ if name in Trace.__struct_fields__]
 
 
-def size_of(trace: Trace) -> int:
-    """Bytes of the entry without its head."""
+def entry_bytes(trace: Trace) -> int:
+    """The size of the entry without its head."""
     return _end(_layout({name: len(getattr(trace, name)) for name in _TABLES}))
 
 
 def write_entry(file: IO[bytes], key: str, trace: Trace) -> None:
-    """Raises ValueError for a trace that no entry can hold."""
+    """Raises ValueError for a trace that an entry cannot hold."""
     layout = _layout({name: len(getattr(trace, name)) for name in _TABLES})
     checksum = 0
     for column in layout:
         checksum = zlib.crc32(_values(trace, column).data, checksum)
-    known = {name: getattr(trace, name) for name in _OF_THE_TRACE}
-    head = msgspec.json.encode(_Head(key=key, columns=layout, checksum=checksum, **known))
-    if len(head) > _MOST_HEAD_BYTES:
-        raise ValueError("too many different texts")
+    fields = {name: getattr(trace, name) for name in _TRACE_FIELDS}
+    head = msgspec.json.encode(_Head(key=key, columns=layout, checksum=checksum, **fields))
+    if len(head) > _MAX_HEAD_BYTES:
+        raise ValueError("the head is too long")
     sizes = len(head).to_bytes(8, "little") + zlib.crc32(head).to_bytes(8, "little")
     begin = MAGIC + sizes + head
     file.write(begin + b"\0" * (-len(begin) % _ALIGN))
@@ -94,7 +94,7 @@ def write_entry(file: IO[bytes], key: str, trace: Trace) -> None:
 
 
 def read_entry(file: IO[bytes], key: str, path: str) -> Trace:
-    """The Trace, its columns mapped from disk. Raises ValueError for what is not its entry."""
+    """The Trace, with columns mapped from disk. Raises ValueError if this is not its entry."""
     data = np.memmap(file, dtype=np.uint8, mode="r")
     head, base = _head(data)
     if head.key != key:
@@ -113,10 +113,10 @@ def read_entry(file: IO[bytes], key: str, path: str) -> Trace:
         raise ValueError("damaged columns")
     trace = Trace(
         path=path,
-        **{name: getattr(head, name) for name in _OF_THE_TRACE},
+        **{name: getattr(head, name) for name in _TRACE_FIELDS},
         **{name: kind(**tables[name]) for name, kind in _TABLES.items()},
     )
-    if broken := inconsistency(trace):
+    if broken := find_inconsistency(trace):
         raise ValueError(broken)
     return trace
 
@@ -127,7 +127,7 @@ def _head(data: NDArray[np.uint8]) -> tuple[_Head, int]:
         raise ValueError("not an entry")
     sizes = data[len(MAGIC) : _START].tobytes()
     size, expected = int.from_bytes(sizes[:8], "little"), int.from_bytes(sizes[8:], "little")
-    if size > min(_MOST_HEAD_BYTES, len(data) - _START):
+    if size > min(_MAX_HEAD_BYTES, len(data) - _START):
         raise ValueError("a head longer than the entry")
     text = data[_START : _START + size].tobytes()
     if zlib.crc32(text) != expected:
@@ -136,7 +136,7 @@ def _head(data: NDArray[np.uint8]) -> tuple[_Head, int]:
 
 
 def _layout(counts: dict[str, int]) -> list[_Column]:
-    """Every column of tables of that many rows, one after the other."""
+    """Every column of tables with these numbers of rows, one after the other."""
     columns, offset = [], 0
     for table, kind in _TABLES.items():
         count = counts[table]

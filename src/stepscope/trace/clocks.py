@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.records.job import RankPart
-    from stepscope.trace.matching import Block, Transfers
+    from stepscope.trace.matching import MatchedCollectives, MatchedTransfers
 
     Float = NDArray[np.float64]
     Index = NDArray[np.intp]
 
-MOST_DRIFT = 200e-6  # of two quartz clocks against each other
+MAX_DRIFT = 200e-6  # of two quartz clocks against each other
 READING_NS = 1_000.0  # what a time in a trace is good for
 _BINS = (16, 4, 2)
 _PASSES = 4
-_MOST_HOPS = 256
-_MOST_OF_A_GROUP = 4096  # collectives of one group that are looked at: the shortest ones
+_MAX_HOPS = 256
+_MAX_OF_A_GROUP = 4096  # collectives of one group that are looked at: the shortest ones
 _BROADCAST = KINDS.index("broadcast")
 _INF = np.inf
 
@@ -71,10 +71,10 @@ class _Contradiction(Exception):  # noqa: N818 - an outcome, not an error
     """The times cannot all be true."""
 
 
-def align(
+def align_clocks(
     parts: Sequence[RankPart],
-    blocks: Sequence[Block] | None = None,
-    transfers: Transfers | None = None,
+    blocks: Sequence[MatchedCollectives] | None = None,
+    transfers: MatchedTransfers | None = None,
 ) -> Clock:
     """Offsets of all ranks against the lowest one that anything connects to the others."""
     if len(parts) < 2:
@@ -108,7 +108,9 @@ def _base(part: RankPart) -> int:
 # What bounds there are.
 
 
-def _collect(parts: Sequence[RankPart], blocks: Sequence[Block], base: Index) -> _Edges:
+def _collect(
+    parts: Sequence[RankPart], blocks: Sequence[MatchedCollectives], base: Index
+) -> _Edges:
     meetings, members, starts, ends, sources = [], [], [], [], []
     count = 0
     for block in blocks:
@@ -143,14 +145,14 @@ def _collect(parts: Sequence[RankPart], blocks: Sequence[Block], base: Index) ->
     )
 
 
-def _tightest(block: Block, dur: NDArray[np.int64]) -> Index:
+def _tightest(block: MatchedCollectives, dur: NDArray[np.int64]) -> Index:
     """Synchronising collectives, the ones that the last comer spent least time in when many."""
     rows = np.flatnonzero(block.synchronising)
-    if len(rows) <= _MOST_OF_A_GROUP:
+    if len(rows) <= _MAX_OF_A_GROUP:
         return rows
     here = block.row[rows] >= 0
     shortest = np.where(here, dur[rows], np.iinfo(np.int64).max).min(axis=1)
-    return np.sort(rows[np.argsort(shortest, kind="stable")[:_MOST_OF_A_GROUP]])
+    return np.sort(rows[np.argsort(shortest, kind="stable")[:_MAX_OF_A_GROUP]])
 
 
 def _common_rounds(
@@ -168,8 +170,8 @@ def _common_rounds(
 
 def _messages(
     parts: Sequence[RankPart],
-    transfers: Transfers,
-    blocks: Sequence[Block],
+    transfers: MatchedTransfers,
+    blocks: Sequence[MatchedCollectives],
     base: Index,
 ) -> _Arrows:
     sent = [
@@ -196,7 +198,7 @@ def _messages(
 
 
 def _broadcasts(
-    parts: Sequence[RankPart], block: Block, base: Index
+    parts: Sequence[RankPart], block: MatchedCollectives, base: Index
 ) -> list[tuple[int, int, float, float]]:
     """Nobody has a broadcast's data before its root began to send."""
     out = []
@@ -242,7 +244,7 @@ def _fit(
     bins: int,
 ) -> Clock:
     drift = np.zeros(len(parts))
-    wobble = np.full(len(parts), MOST_DRIFT)  # what drift may still be, either side
+    wobble = np.full(len(parts), MAX_DRIFT)  # what drift may still be, either side
     wobble[reference] = 0.0
     reached = np.isfinite(rough)
     for _ in range(_PASSES):
@@ -260,7 +262,7 @@ def _rough(parts: int, edges: _Edges, arrows: _Arrows, reference: int) -> Float:
     span = float(edges.end.max() - edges.start.min()) if len(edges.part) else 0.0
     if len(arrows.sent):
         span = max(span, float(arrows.received.max() - arrows.sent.min()))
-    slack = span * MOST_DRIFT
+    slack = span * MAX_DRIFT
     low, high = _propagate(
         edges.part, edges.meeting, edges.start - slack, edges.end + slack,
         arrows.sender, arrows.receiver, arrows.received - arrows.sent + 2 * slack,
@@ -345,7 +347,7 @@ def _propagate(
     low, high = np.full(nodes, -_INF), np.full(nodes, _INF)
     low[known] = high[known] = 0.0
     count = int(meeting.max()) + 1 if len(meeting) else 0
-    for _ in range(_MOST_HOPS):
+    for _ in range(_MAX_HOPS):
         before = low.copy(), high.copy()
         earliest, latest = np.full(count, -_INF), np.full(count, _INF)
         np.maximum.at(earliest, meeting, start - high[node])

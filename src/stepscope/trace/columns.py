@@ -1,4 +1,4 @@
-"""Pieces of events -> growing columns. The only place that walks over event objects."""
+"""Decoded events -> growing columns. The only place that loops over event objects."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from stepscope.records.limits import MOST_RANKS
+from stepscope.records.limits import MAX_RANKS
 from stepscope.records.trace import ABSENT, CollectiveArgs, DeviceKind, HostKind
 from stepscope.trace.events import Args, Event, ExactEvent, Role, classify
 from stepscope.trace.plausible import (
-    MOST_ELEMENTS,
+    MAX_ELEMENTS,
     OddValues,
     is_rank_text,
 )
@@ -38,40 +38,40 @@ INT8, INT32, INT64 = np.int8, np.int32, np.int64
 _LARGEST: dict[type[np.signedinteger[Any]], int] = {
     kind: int(np.iinfo(kind).max) for kind in (INT8, INT32, INT64)
 }
-_MOST_SIGNATURES = 1 << 16  # remembered: where no two calls are alike, memory must not follow
-_MOST_CATEGORIES = 1 << 12  # the same
+_MAX_SIGNATURES = 1 << 16  # remembered: memory must not grow if no two calls are alike
+_MAX_CATEGORIES = 1 << 12  # likewise
 _FILE_NAMES = {info.name: info.encode_name for info in msgspec.structs.fields(Args)}
-# Ways to say nothing; -1 as an unsigned number is one.
-_NOTHING_SAID = (None, "", ABSENT, str(ABSENT), (1 << 32) - 1, (1 << 64) - 1)
+# Ways to write "no value"; -1 as an unsigned number is one.
+_NO_VALUE = (None, "", ABSENT, str(ABSENT), (1 << 32) - 1, (1 << 64) - 1)
 _HEX = re.compile(r"0[xX][0-9a-fA-F]{1,15}")
 
 
 class Codes(dict[Any, int]):
-    """Value -> small number, handed out in order of first sight."""
+    """Value -> small number, in the order in which values first occur."""
 
     def __missing__(self, key: Hashable) -> int:
         code = self[key] = len(self)
         return code
 
-    def of(self, values: Sequence[Any]) -> NDArray[np.int32]:
+    def encode(self, values: Sequence[Any]) -> NDArray[np.int32]:
         return _packed(map(self.__getitem__, values), len(values), INT32)
 
 
 class _Roles(dict[str, int]):
-    """Phase and category, a blank between them -> Role and kind."""
+    """ "phase category" -> Role and kind, in one number."""
 
     def __missing__(self, key: str) -> int:
         phase, _, category = key.partition(" ")
         role, kind = classify(phase, category)
-        if len(self) < _MOST_CATEGORIES:
+        if len(self) < _MAX_CATEGORIES:
             self[key] = role * 16 + kind
         return role * 16 + kind
 
 
 class _Growing:
-    """A column under way: room for more rows than it has, or one value for all of them.
+    """A column that grows: room for more rows than it has, or one value for all of them.
 
-    A list of pieces would be joined in the end, which takes the memory twice.
+    Joining a list of pieces at the end would need the memory twice.
     """
 
     def __init__(self, first: NDArray[Any]) -> None:
@@ -83,7 +83,7 @@ class _Growing:
 
     def add(self, piece: NDArray[Any]) -> None:
         rows = self._rows + len(piece)
-        if self._continues(piece):
+        if self._stays_constant(piece):
             self._room = np.broadcast_to(piece[0], rows)
         elif rows > len(self._room) or not self._room.flags.writeable:
             room = np.empty(2 * rows, self._room.dtype)
@@ -93,13 +93,13 @@ class _Growing:
             self._room[self._rows : rows] = piece
         self._rows = rows
 
-    def _continues(self, piece: NDArray[Any]) -> bool:
-        """Whether all rows, and those of the piece, hold one value."""
+    def _stays_constant(self, piece: NDArray[Any]) -> bool:
+        """Whether all rows, and those of the piece, hold the same value."""
         return is_constant(self.values) and is_constant(piece) and self._room[0] == piece[0]
 
 
 class Table:
-    """Columns that grow by pieces."""
+    """Columns that grow piece by piece."""
 
     def __init__(self) -> None:
         self._columns: dict[str, _Growing] = {}
@@ -112,7 +112,7 @@ class Table:
                 self._columns[name] = _Growing(values)
 
     def column(self, name: str) -> NDArray[Any]:
-        """What there is so far."""
+        """The rows so far."""
         return self._columns[name].values if name in self._columns else np.empty(0, INT64)
 
     def finish(self, **dtypes: Any) -> dict[str, NDArray[Any]]:
@@ -124,12 +124,12 @@ class Table:
 
 
 def is_constant(column: NDArray[Any]) -> bool:
-    """One value for all rows, as np.broadcast_to makes it."""
+    """Whether np.broadcast_to made the column: one value for all rows."""
     return bool(len(column)) and column.strides == (0,)
 
 
 class Collector:
-    """Takes decoded events piece by piece; holds columns and the tables of distinct values."""
+    """Collects decoded events, piece by piece, in columns and tables of distinct values."""
 
     def __init__(self, losses: Losses, *, launch_flows: bool = False) -> None:
         self.events = 0
@@ -146,7 +146,7 @@ class Collector:
         self._signature_texts = np.empty((3, 0), INT32)  # the codes of these, by signature
         self.odd = OddValues()
         self._losses = losses
-        # Arrows from launch to device event repeat what correlation ids say: most files need none.
+        # Flows from launch to device event repeat the correlation ids: most files need none.
         self._flow_tables = {Role.BACKWARD_FLOW: self.backward_flows}
         if launch_flows:
             self._flow_tables[Role.LAUNCH_FLOW] = self.launch_flows
@@ -156,7 +156,7 @@ class Collector:
         return {key.partition(" ")[2] for key in self._roles}
 
     def lacks_correlations(self) -> bool:
-        """Whether some device work can only be linked by the arrows drawn to it."""
+        """Whether some device work can only be linked by its flow events."""
         ids, kinds = self.device.column("correlation"), self.device.column("kind")
         return bool(((ids < 0) & (kinds <= DeviceKind.MEMSET)).any())
 
@@ -166,21 +166,21 @@ class Collector:
         return known + len(self.device.column("kind"))
 
     def add(self, events: list[Event] | list[ExactEvent]) -> None:
-        """Raises NeedsTextError, before taking anything, when times need the exact decoder."""
+        """Add events. Raises NeedsTextError, before adding any, if times need the exact decoder."""
         start = _starts(events)
         count = len(events)
         keys = [f"{e.ph} {e.cat}" for e in events]
         codes = _packed(map(self._roles.__getitem__, keys), count, np.int16)
         roles, kinds = codes >> 4, (codes & 15).astype(INT8)
         self.rows += int((roles < Role.METADATA).sum())
-        for role, take in (
+        for role, add_rows in (
             (Role.HOST, self._add_host),
             (Role.DEVICE, self._add_device),
             (Role.MEMORY, self._add_memory),
         ):
             chosen = roles == role
             if chosen.any():
-                take(list(compress(events, chosen.tobytes())), kinds[chosen], start[chosen])
+                add_rows(list(compress(events, chosen.tobytes())), kinds[chosen], start[chosen])
         for role, table in self._flow_tables.items():
             chosen = roles == role
             if chosen.any():
@@ -201,10 +201,10 @@ class Collector:
         bad = no_start | no_dur | negative | huge
         if not bad.any():
             return events, kinds, start, dur
-        self._losses.count("without a usable start", int(no_start.sum()))
-        self._losses.count("without a duration", int((no_dur & ~no_start).sum()))
-        self._losses.count("with a negative duration", int((negative & ~no_start).sum()))
-        self._losses.count("longer than 100 days", int((huge & ~no_start).sum()))
+        self._losses.add_malformed("without a usable start", int(no_start.sum()))
+        self._losses.add_malformed("without a duration", int((no_dur & ~no_start).sum()))
+        self._losses.add_malformed("with a negative duration", int((negative & ~no_start).sum()))
+        self._losses.add_malformed("longer than 100 days", int((huge & ~no_start).sum()))
         good = ~bad
         return list(compress(events, good.tobytes())), kinds[good], start[good], dur[good]
 
@@ -224,7 +224,7 @@ class Collector:
         shapes, dtypes, concrete = self._input_codes(operators)
         self.host.add(
             kind=kinds,
-            name=self.names.of([e.name for e in rows]),
+            name=self.names.encode([e.name for e in rows]),
             thread=self._lane_codes(rows),
             start_ns=start,
             dur_ns=dur,
@@ -251,7 +251,7 @@ class Collector:
             stream[no_stream] = _whole([e.tid for e in compress(rows, no_stream.tobytes())], INT32)
         self.device.add(
             kind=kinds,
-            name=self.names.of([e.name for e in rows]),
+            name=self.names.encode([e.name for e in rows]),
             lane=self._lane_codes(rows),
             device=device,
             stream=stream,
@@ -270,7 +270,7 @@ class Collector:
         # A failed allocation is an instant of the same category, but moved no bytes.
         moved = np.array([e.name == "[memory]" for e in events])
         timed = time != INVALID_NS
-        self._losses.count("without a usable start", int((moved & ~timed).sum()))
+        self._losses.add_malformed("without a usable start", int((moved & ~timed).sum()))
         good = moved & timed
         rows = list(compress(events, good.tobytes()))
         args = [e.args for e in rows]
@@ -300,23 +300,23 @@ class Collector:
         return _packed(map(self.lanes.__getitem__, keys), len(events), INT32)
 
     def _input_codes(self, args: Sequence[Args]) -> NDArray[np.int32]:
-        """Three rows: shapes, dtypes, concrete inputs. The same few calls come again and again, so
-        these are looked up together, and one by one only the first time."""
-        if len(self._signatures) > _MOST_SIGNATURES:
+        """Three rows: shapes, dtypes, concrete inputs. The same few calls come again and again: all
+        three are looked up together, and one by one only the first time."""
+        if len(self._signatures) > _MAX_SIGNATURES:
             self._signatures.clear()
             self._signature_texts = self._signature_texts[:, :0]
         known = len(self._signatures)
         inputs = [b"\0".join((a.shapes, a.dtypes, a.concrete)) for a in args]  # no JSON holds a NUL
-        of = self._signatures.of(inputs)
+        signatures = self._signatures.encode(inputs)
         if new := len(self._signatures) - known:
             latest = [*islice(reversed(self._signatures), new)][::-1]
             texts = zip(*(signature.split(b"\0") for signature in latest), strict=True)
-            codes = np.stack([self._text_codes(each) for each in texts])
+            codes = np.stack([self._text_codes(column) for column in texts])
             self._signature_texts = np.concatenate((self._signature_texts, codes), axis=1)
-        return self._signature_texts.take(of, axis=1)
+        return self._signature_texts.take(signatures, axis=1)
 
     def _text_codes(self, texts: Sequence[bytes]) -> NDArray[np.int32]:
-        codes = self.texts.of(texts)
+        codes = self.texts.encode(texts)
         absent = self.texts.get(b"")
         if absent is not None:
             codes[codes == absent] = ABSENT
@@ -331,20 +331,22 @@ class Collector:
     def _whole(
         self, field: str, args: Sequence[Args], dtype: type[np.signedinteger[Any]] = INT64
     ) -> NDArray[Any]:
-        """One argument of every event; what was written and is no whole number is counted."""
+        """One argument of every event; values that are not whole numbers are counted."""
         values = [*map(attrgetter(field), args)]
         try:
             return _packed(values, len(values), dtype)
         except struct.error:
             numbers = np.array([_whole_or_absent(value, dtype) for value in values], dtype=dtype)
-        lost = [value for value in compress(values, (numbers == ABSENT).tobytes()) if _says(value)]
+        lost = [
+            value for value in compress(values, (numbers == ABSENT).tobytes()) if _is_written(value)
+        ]
         if lost:
             self.odd.add(_FILE_NAMES[field], len(lost), lost[0])
         return numbers
 
 
 def _texts(raws: Sequence[msgspec.Raw]) -> list[bytes]:
-    """Faster than bytes() of each. No JSON holds a NUL."""
+    """Faster than bytes() of each one. JSON never holds a NUL."""
     return b"\0".join(raws).split(b"\0") if raws else []
 
 
@@ -363,14 +365,14 @@ def _scatter(where: NDArray[np.bool_], values: NDArray[Any], default: int = ABSE
 
 
 def _packed(values: Iterable[int], count: int, dtype: type[np.signedinteger[Any]]) -> NDArray[Any]:
-    """Whole numbers that fit; half the time of np.fromiter."""
+    """A column of whole numbers that fit, in half the time of np.fromiter."""
     column = np.empty(count, dtype)
     struct.pack_into(f"{count}{column.dtype.char}", column.data, 0, *values)
     return column
 
 
 def _whole(values: list[Any], dtype: type[np.signedinteger[Any]] = INT64) -> NDArray[Any]:
-    """A column of whole numbers; what is not one is absent, numeric text is taken."""
+    """A column of whole numbers, also from numeric text; anything else is absent."""
     try:
         return _packed(values, len(values), dtype)
     except struct.error:
@@ -394,33 +396,33 @@ def _whole_or_absent(value: Any, dtype: type[np.signedinteger[Any]]) -> int:
     return number if abs(number) <= _LARGEST[dtype] else ABSENT
 
 
-def _says(value: Any) -> bool:
-    """Whether a writer meant something by it."""
-    return value not in _NOTHING_SAID
+def _is_written(value: Any) -> bool:
+    """Whether the writer gave a value at all."""
+    return value not in _NO_VALUE
 
 
 def _collective(args: Args, odd: OddValues) -> CollectiveArgs:
-    def whole(field: str, most: int) -> int:
+    def whole(field: str, limit: int) -> int:
         value = getattr(args, field)
         number = _whole_or_absent(value, INT64)
-        if number > most or number < ABSENT or (number == ABSENT and _says(value)):
+        if number > limit or number < ABSENT or (number == ABSENT and _is_written(value)):
             odd.add(_FILE_NAMES[field], 1, value, _text(args.collective))
             return ABSENT
         return number
 
     return CollectiveArgs(
         name=_text(args.collective),
-        in_elements=whole("in_elements", MOST_ELEMENTS),
-        out_elements=whole("out_elements", MOST_ELEMENTS),
+        in_elements=whole("in_elements", MAX_ELEMENTS),
+        out_elements=whole("out_elements", MAX_ELEMENTS),
         dtype=_text(args.dtype),
         group=_text(args.group),
         group_description=_text(args.group_description),
-        group_size=whole("group_size", MOST_RANKS),
+        group_size=whole("group_size", MAX_RANKS),
         group_ranks=_rank_text(args, odd),
         in_split=_text(args.in_split),
         out_split=_text(args.out_split),
-        source_rank=whole("source_rank", MOST_RANKS),
-        destination_rank=whole("destination_rank", MOST_RANKS),
+        source_rank=whole("source_rank", MAX_RANKS),
+        destination_rank=whole("destination_rank", MAX_RANKS),
         sequence=whole("collective_sequence", _LARGEST[INT64]),
     )
 

@@ -1,6 +1,6 @@
-"""What every reader promises of a Trace: the rules that code behind the readers relies on.
+"""The rules that every Trace keeps, and that code after the readers relies on.
 
-A Trace that comes from a cache entry is checked against them: its bytes may be any.
+A Trace from a cache entry is checked against them: its file may hold anything.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepscope.records.limits import MOST_RANKS
+from stepscope.records.limits import MAX_EVENT_BYTES, MAX_RANKS
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind
 from stepscope.trace.links import are_sorted
 from stepscope.trace.plausible import (
-    MOST_BYTES,
-    MOST_ELEMENTS,
+    MAX_ELEMENTS,
     OddValues,
     is_rank_text,
     limit_numbers,
@@ -46,8 +45,8 @@ def column_types(table: type[Any]) -> dict[str, np.dtype[Any]]:
     return {name: _TYPES[table.__annotations__[name]] for name in table.__struct_fields__}
 
 
-def inconsistency(trace: Trace) -> str | None:
-    """The first broken rule, in words; None for a sound trace."""
+def find_inconsistency(trace: Trace) -> str | None:
+    """The first broken rule, in words; None if there is none."""
     rules = (_shapes, _indices, _times, _orders, _parents, _facts, _values, _collectives)
     return next((broken for rule in rules for broken in rule(trace)), None)
 
@@ -98,11 +97,11 @@ def _times(trace: Trace) -> Iterator[str]:
 def _orders(trace: Trace) -> Iterator[str]:
     host, device = trace.host, trace.device
     if not are_sorted(host.thread, host.start_ns, -host.dur_ns):
-        yield "host events are not in their order"
+        yield "host events are not sorted"
     if not are_sorted(device.start_ns, device.dur_ns):
-        yield "device events are not in their order"
+        yield "device events are not sorted"
     if not are_sorted(trace.memory.time_ns):
-        yield "memory events are not in the order of time"
+        yield "memory events are not sorted by time"
 
 
 def _parents(trace: Trace) -> Iterator[str]:
@@ -121,12 +120,12 @@ def _facts(trace: Trace) -> Iterator[str]:
     if trace.kind not in KINDS:
         yield f"the kind of the device is {trace.kind!r}"
     ranks = (trace.rank or 0, trace.world_size or 0)
-    if trace.events < 0 or min(ranks) < 0 or max(ranks) > MOST_RANKS:
+    if trace.events < 0 or min(ranks) < 0 or max(ranks) > MAX_RANKS:
         yield "a count or a rank cannot be true"
 
 
 def _values(trace: Trace) -> Iterator[str]:
-    """What the border would not have let through."""
+    """Values that plausible.py would have refused."""
     odd = OddValues()
     texts = [text.encode() for text in trace.strings]
     for name in ("host", "device", "memory"):
@@ -137,7 +136,7 @@ def _values(trace: Trace) -> Iterator[str]:
         if name == "memory":
             limit_sizes(columns, odd)
     if plausible_groups(list(trace.groups), odd) != trace.groups:
-        yield "a process group holds something else"
+        yield "a process group holds a value that cannot be true"
     for note in odd.notes():
         yield note.detail
 
@@ -146,17 +145,19 @@ def _collectives(trace: Trace) -> Iterator[str]:
     for call in trace.collectives:
         elements = (call.in_elements, call.out_elements)
         ranks = (call.group_size, call.source_rank, call.destination_rank)
-        if not (_known(elements, MOST_ELEMENTS) and _known(ranks, MOST_RANKS)):
+        if not (_known(elements, MAX_ELEMENTS) and _known(ranks, MAX_RANKS)):
             yield f"a number of {call.name} cannot be true"
         if not is_rank_text(call.group_ranks):
             yield f"the ranks of {call.name} cannot be true"
     for device in trace.devices:
-        if not (_known((device.memory_bytes,), MOST_BYTES) and _known((device.id,), MOST_RANKS)):
+        if not (
+            _known((device.memory_bytes,), MAX_EVENT_BYTES) and _known((device.id,), MAX_RANKS)
+        ):
             yield f"a number of device {device.name} cannot be true"
 
 
-def _known(numbers: tuple[int, ...], most: int) -> bool:
-    return all(ABSENT <= number <= most for number in numbers)
+def _known(numbers: tuple[int, ...], limit: int) -> bool:
+    return all(ABSENT <= number <= limit for number in numbers)
 
 
 def _within(column: Column, lowest: int, end: int) -> bool:

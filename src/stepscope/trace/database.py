@@ -1,7 +1,7 @@
-"""The tables of a SQLite file as columns, in batches; every row before the damage of a damaged one.
+"""The tables of a SQLite file as columns, in batches. A damaged table gives its rows up to there.
 
-Knows nothing of what the tables mean. The file may be anybody's: only plain tables are read, never
-a view, a virtual table or a computed column, so that nothing in the file is ever executed; and no
+Knows nothing of what the tables mean. The file may come from anybody: only plain tables are read,
+never a view, a virtual table or a computed column, so nothing in the file is ever executed; and no
 table gives more rows or text than the file has room for.
 """
 
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
     Int64 = NDArray[np.int64]
 
 BATCH_ROWS = 20_000
-TIMES = ("start", "end")  # their absence is no time at all, where other columns have ABSENT
-MOST_CHARACTERS = 1 << 16  # of one text; the rest is cut
+TIMES = ("start", "end")  # absent values are INVALID_NS here and ABSENT in other columns
+MAX_CHARACTERS = 1 << 16  # of one text; the rest is cut off
 ANY = 2**63 - 1
 
-# A damaged schema or a missing tail must not hide the tables before it; nothing is ever written.
+# A damaged schema or a missing end must not hide the tables before it; nothing is ever written.
 _PRAGMAS = ("writable_schema=ON", "cell_size_check=ON", "trusted_schema=OFF", "query_only=ON")
 _LIMITS = {
-    sqlite3.SQLITE_LIMIT_LENGTH: 4 << 20,  # of one value that is asked for
+    sqlite3.SQLITE_LIMIT_LENGTH: 4 << 20,  # of one value
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
 _FUNCTIONS = ("ifnull", "typeof", "substr", "max", "json_group_array")
 _PLAIN = re.compile(r"\s*CREATE\s+TABLE\b", re.IGNORECASE)
-_LEAST_ROW_BYTES = 6  # two of its cell, two of the pointer to it, a header, a value
-_LEAST_TEXT_BYTES = 1 << 20
-_LEAST_OPERATIONS = 10_000_000
+_MIN_ROW_BYTES = 6  # two for its cell, two for the pointer to it, a header, a value
+_MIN_TEXT_BYTES = 1 << 20
+_MIN_OPERATIONS = 10_000_000
 _OPERATIONS_PER_BYTE = 50
 _OPERATIONS_AT_ONCE = 1_000_000
 _NUMBERS = msgspec.json.Decoder(list[int])
@@ -55,7 +55,7 @@ _FAILURES = (sqlite3.Error, sqlite3.Warning, MemoryError)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TableRows:
     """Some rows of one table; a column that the table lacks is absent in every row."""
 
     count: int
@@ -69,20 +69,20 @@ class Rows:
         values = self.columns.get(name)
         return np.broadcast_to(np.int64(_missing(name)), self.count) if values is None else values
 
-    def where(self, chosen: NDArray[np.bool_]) -> Rows:
+    def where(self, chosen: NDArray[np.bool_]) -> TableRows:
         if chosen.all():
             return self
         texts = tuple(t for t, keep in zip(self.texts, chosen.tolist(), strict=False) if keep)
         columns = {name: values[chosen] for name, values in self.columns.items()}
-        return Rows(int(chosen.sum()), columns, texts)
+        return TableRows(int(chosen.sum()), columns, texts)
 
-    def with_column(self, name: str, values: Int64) -> Rows:
-        return Rows(self.count, {**self.columns, name: values}, self.texts)
+    def with_column(self, name: str, values: Int64) -> TableRows:
+        return TableRows(self.count, {**self.columns, name: values}, self.texts)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """A column in a batch whose first row has that number."""
+class _BatchColumn:
+    """A column of a batch, and the number of the batch's first row."""
 
     table: str
     column: str
@@ -96,18 +96,18 @@ class _Place:
 
 
 class Database:
-    """An open file. `damaged` says which tables could not be read to their end, and why."""
+    """An open file. `damaged` maps tables that could not be read to their end to the reason."""
 
     def __init__(self, path: Path) -> None:
-        """Raises sqlite3.Error when not even the list of tables can be read."""
+        """Raises sqlite3.Error if the list of tables cannot be read."""
         self.damaged: dict[str, str] = {}
         self.cut_texts = 0
-        self.unfinished = _log_beside(path)
+        self.unfinished = _find_log(path)
         self._size_bytes = path.stat().st_size
-        self._text_bytes_left = 2 * self._size_bytes + _LEAST_TEXT_BYTES  # UTF-16 may grow
-        self._operations_left = _LEAST_OPERATIONS
+        self._text_bytes_left = 2 * self._size_bytes + _MIN_TEXT_BYTES  # UTF-16 may grow
+        self._operations_left = _MIN_OPERATIONS
         self._progress: Progress | None = None
-        self._rows_read = self._rows_in_all = 0
+        self._rows_read = self._all_rows = 0
         self._columns_of: dict[str, frozenset[str]] = {}
         address = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
         self._connection = sqlite3.connect(address, uri=True)
@@ -122,25 +122,25 @@ class Database:
         self._connection.close()
 
     def watch(self, tables: Iterable[str], progress: Progress | None) -> None:
-        """Report the share of these tables' rows that `batches` has given, as bytes."""
+        """Report progress through the rows of these tables, as bytes of the file."""
         self._progress = progress
         for table in tables if progress else ():
             try:
                 query = f"SELECT max(rowid) FROM {_quoted(table)}"
                 (last,) = self._connection.execute(query).fetchone()
-            except _FAILURES:  # reading it will tell
+            except _FAILURES:  # reading the table will report it
                 continue
-            self._rows_in_all += last if isinstance(last, int) and last > 0 else 0
+            self._all_rows += last if isinstance(last, int) and last > 0 else 0
 
     def columns(self, table: str) -> frozenset[str]:
-        """Names in lower case, since SQLite takes any; computed columns are not among them."""
+        """Names in lower case, since SQLite ignores case; without computed columns."""
         if table not in self._columns_of and table in self.tables:
             rows = self._all(table, f"PRAGMA table_info({_quoted(table)})")
             self._columns_of[table] = frozenset(str(row[1]).lower() for row in rows)
         return self._columns_of.get(table, frozenset())
 
     def records(self, table: str, *wanted: str) -> list[tuple[Any, ...]]:
-        """The rows of a small table as they are; None for columns that it lacks."""
+        """The rows of a small table, unchanged; None for columns that it lacks."""
         have = self.columns(table)
         if not any(name.lower() in have for name in wanted):
             return []
@@ -149,10 +149,10 @@ class Database:
 
     def batches(
         self, table: str, wanted: Mapping[str, int], odd: OddValues, *, text: str | None = None
-    ) -> Iterator[Rows]:
-        """Whole numbers by column, and one column of text; what is neither is absent.
+    ) -> Iterator[TableRows]:
+        """Batches of whole numbers by column, and one column of text; other values are absent.
 
-        A number below zero or above what its column is said to hold is absent too, and counted.
+        A negative number, or one above the limit of its column in `wanted`, is absent and counted.
         """
         have = self.columns(table)
         names = [name for name in wanted if name.lower() in have]
@@ -164,21 +164,21 @@ class Database:
                 continue
             columns = {}
             for name, column in zip(names, values, strict=True):
-                place = _Place(table, name, first)
+                place = _BatchColumn(table, name, first)
                 numbers = _whole_numbers(column, place, odd)
                 columns[name] = _limited(numbers, wanted[name], place, odd)
             count = len(values[0])
-            yield Rows(count, columns, texts)
+            yield TableRows(count, columns, texts)
             first += count
             self._report(count)
 
     def _values(
         self, table: str, names: list[str], text: str | None
     ) -> Iterator[tuple[Sequence[Sequence[Any]], tuple[str | None, ...]]]:
-        """Column by column: in quick pieces as long as they hold whole numbers, then by rows."""
+        """Column by column: in fast pieces while they hold whole numbers, then row by row."""
         select = [f"ifnull({_quoted(name)}, {_missing(name)})" for name in names]
         after = None
-        rows_left = self._most_rows()
+        rows_left = self._max_rows()
         while text is None and rows_left >= 0:
             piece = self._piece(table, select, after)
             if piece is None:
@@ -202,10 +202,9 @@ class Database:
     def _piece(
         self, table: str, select: list[str], after: int | None
     ) -> tuple[int, list[list[int]]] | None:
-        """The last row's number and the columns of the next rows.
+        """The last row's number and the columns of the next rows; None if this way fails.
 
         SQLite writes each column as one JSON text, which takes half as long as tuples of numbers.
-        None for what cannot be read in this way.
         """
         if "_rowid_" in self.columns(table):
             return None
@@ -220,38 +219,38 @@ class Database:
             return None
 
     def _restrict(self) -> None:
-        """SQLite may read plain tables and nothing else."""
-        self._connection.text_factory = self._decode
+        """Allow SQLite to read plain tables and nothing else."""
+        self._connection.text_factory = self._decode_text
         for limit, most in _LIMITS.items():
             self._connection.setlimit(limit, most)
         for pragma in _PRAGMAS:
             self._connection.execute(f"PRAGMA {pragma}")
         self._connection.set_authorizer(_authorize)
-        self._connection.set_progress_handler(self._is_endless, _OPERATIONS_AT_ONCE)
+        self._connection.set_progress_handler(self._gives_up, _OPERATIONS_AT_ONCE)
 
-    def _decode(self, text: bytes) -> str:
+    def _decode_text(self, text: bytes) -> str:
         self._text_bytes_left -= len(text)
         if self._text_bytes_left < 0:
             raise sqlite3.DataError("more text than the file has room for")
         decoded = text.decode("utf-8", "replace")
-        if len(decoded) > MOST_CHARACTERS:
+        if len(decoded) > MAX_CHARACTERS:
             self.cut_texts += 1
-            return decoded[:MOST_CHARACTERS]
+            return decoded[:MAX_CHARACTERS]
         return decoded
 
-    def _is_endless(self) -> int:
-        """SQLite asks now and then, and gives up where the answer is not zero."""
+    def _gives_up(self) -> int:
+        """SQLite calls this now and then, and stops unless it returns zero."""
         self._operations_left -= _OPERATIONS_AT_ONCE
         return int(self._operations_left < 0)
 
     def _list_tables(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The names of plain tables, and of what computes its rows: views and virtual tables."""
+        """The names of plain tables, and of views and virtual tables, which compute their rows."""
         query = (
             "SELECT name, type = 'table' AND rootpage > 0, substr(sql, 1, 100) FROM sqlite_master "
             "WHERE type IN ('table', 'view') AND typeof(name) = 'text'"
         )
         rows: list[tuple[str, int | None, Any]] = []
-        for attempt in (1, 2):  # after a failure SQLite goes on with the part that it could load
+        for attempt in (1, 2):  # after a failure SQLite continues with the part it could load
             rows.clear()
             try:
                 rows.extend(self._connection.execute(query))
@@ -265,12 +264,12 @@ class Database:
         return names & plain, names - plain
 
     def _all(self, table: str, query: str) -> list[tuple[Any, ...]]:
-        return [row for rows in self._fetch(table, query, self._most_rows()) for row in rows]
+        return [row for rows in self._fetch(table, query, self._max_rows()) for row in rows]
 
-    def _most_rows(self) -> int:
-        """Of one table; what SQLite may do to read it begins anew."""
-        self._operations_left = _LEAST_OPERATIONS + _OPERATIONS_PER_BYTE * self._size_bytes
-        return self._size_bytes // _LEAST_ROW_BYTES
+    def _max_rows(self) -> int:
+        """The most rows that one table can have; also resets SQLite's budget of operations."""
+        self._operations_left = _MIN_OPERATIONS + _OPERATIONS_PER_BYTE * self._size_bytes
+        return self._size_bytes // _MIN_ROW_BYTES
 
     def _fetch(self, table: str, query: str, rows_left: int) -> Iterator[list[tuple[Any, ...]]]:
         try:
@@ -296,13 +295,13 @@ class Database:
 
     def _report(self, rows: int) -> None:
         self._rows_read += rows
-        if self._progress and self._rows_in_all:
-            share = min(1.0, self._rows_read / self._rows_in_all)
+        if self._progress and self._all_rows:
+            share = min(1.0, self._rows_read / self._all_rows)
             self._progress(int(self._size_bytes * share), self._size_bytes)
 
 
-def _log_beside(path: Path) -> str | None:
-    """A log that a writer left and that is not read; without it the file may miss rows."""
+def _find_log(path: Path) -> str | None:
+    """The name of a log that a writer left: it is not read, so the file may lack rows."""
     for suffix in ("-wal", "-journal"):
         log = path.with_name(path.name + suffix)
         try:
@@ -314,7 +313,7 @@ def _log_beside(path: Path) -> str | None:
 
 
 def _authorize(action: int, _: Any, detail: str | None, __: Any, view: str | None) -> int:
-    """Reading of columns and our own few functions; `view` names what computes them."""
+    """Allow reading columns and a few functions, unless `view` names a view that asks for it."""
     allowed = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_PRAGMA)
     allowed |= action == sqlite3.SQLITE_FUNCTION and detail in _FUNCTIONS
     return sqlite3.SQLITE_OK if allowed and view is None else sqlite3.SQLITE_DENY
@@ -330,9 +329,9 @@ def _quoted(name: str) -> str:
 
 
 def _text(name: str) -> str:
-    """No longer than what is kept and one character, by which it is seen to be cut."""
+    """One character longer than what is kept, to see whether it was cut."""
     value = _quoted(name)
-    return f"CASE typeof({value}) WHEN 'text' THEN substr({value}, 1, {MOST_CHARACTERS + 1}) END"
+    return f"CASE typeof({value}) WHEN 'text' THEN substr({value}, 1, {MAX_CHARACTERS + 1}) END"
 
 
 def _number_or_text(name: str) -> str:
@@ -344,7 +343,7 @@ def _missing(column: str) -> int:
     return int(INVALID_NS) if column in TIMES else ABSENT
 
 
-def _whole_numbers(values: Sequence[Any], place: _Place, odd: OddValues) -> Int64:
+def _whole_numbers(values: Sequence[Any], place: _BatchColumn, odd: OddValues) -> Int64:
     numbers = np.empty(len(values), np.int64)
     try:
         struct.pack_into(f"{len(values)}q", numbers.data, 0, *values)
@@ -356,7 +355,7 @@ def _whole_numbers(values: Sequence[Any], place: _Place, odd: OddValues) -> Int6
     return numbers
 
 
-def _limited(numbers: Int64, most: int, place: _Place, odd: OddValues) -> Int64:
+def _limited(numbers: Int64, most: int, place: _BatchColumn, odd: OddValues) -> Int64:
     if place.column in TIMES or (numbers.min() >= ABSENT and numbers.max() <= most):
         return numbers
     outside = (numbers < ABSENT) | (numbers > most)

@@ -1,12 +1,11 @@
-"""JSON of others, decoded: whatever is wrong with it is one kind of error.
+"""Decode JSON that other programs wrote: whatever is wrong with it is one kind of error.
 
-`decode` takes or refuses a text. `fit` goes on where it can: of a record whose values do not all
-make sense it keeps those that do, and hands the others to an `Oddities`, which counts them.
+`decode` accepts or refuses a text. `fit` keeps the values of a record that make sense, and hands
+the others to an `Oddities`, which counts them.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import reprlib
 import types
@@ -19,25 +18,26 @@ from stepscope.records.words import counted
 
 _T = TypeVar("_T")
 _BOM = b"\xef\xbb\xbf"
-_LONGEST_NUMBER = 40  # characters; int() of thousands takes long, and nothing has so many
-_FAILURES = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_LONGEST_NUMBER = 40  # characters; int() of thousands of digits takes long
+# All that decoding damaged, oddly typed or too deeply nested JSON may raise.
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 UNFIT: Any = object()
 
 
 class NotJsonError(ValueError):
-    """The text is no JSON, or not of the kind that was asked for."""
+    """The text is not JSON, or not of the kind that was asked for."""
 
 
 def decode(text: bytes, kind: type[_T]) -> _T:
-    """All of it as one value of this kind."""
+    """The whole text as one value of this kind."""
     try:
         return msgspec.json.decode(text.removeprefix(_BOM), type=kind)
-    except _FAILURES as error:
-        raise NotJsonError(_words(error)) from None
+    except DECODE_ERRORS as error:
+        raise NotJsonError(_reason(error)) from None
 
 
 class Oddities:
-    """What one file says that makes no sense: how often, and the first of it."""
+    """The values of one file that make no sense: how many, and the first of them."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -46,40 +46,42 @@ class Oddities:
         self._notes: list[Note] = []
 
     def add(self, place: str, why: str) -> None:
-        """One value, or one line, that counts as not captured."""
+        """Count one value, or one line, as not captured."""
         self.count += 1
         self.first = self.first or f"{place}: {why}"
 
     def unread(self, why: str) -> None:
-        """The file as a whole says nothing."""
+        """The whole file could not be read."""
         detail = f"{self.file} could not be read: {why}"
         self._notes.append(Note(id="side-file-unreadable", detail=detail))
 
     def left_out(self, why: str, count: int | None = None) -> None:
-        """A part of it was not even looked at."""
+        """A part of the file was not read."""
         self._notes.append(Note(id="side-file-cut", detail=f"{self.file}: {why}", count=count))
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """For `quality`."""
+        """For a record's `quality`."""
         if not self.count:
             return tuple(self._notes)
         odd = Note(
             id="side-file-values",
-            detail=f"{self.file}: {counted(self.count, 'value')} that cannot be true left out as "
+            detail=f"{self.file}: {counted(self.count, 'value')} that cannot be true, treated as "
             f"not captured; the first is {self.first}",
             count=self.count,
         )
         return (*self._notes, odd)
 
 
-def decode_patiently(text: bytes) -> Any:
-    """Any JSON. Bytes that are no text and numbers that are none cost themselves, not the file."""
+def decode_leniently(text: bytes) -> Any:
+    """Decode any JSON; bytes and numbers that make no sense are replaced, not the file refused."""
     text = text.removeprefix(_BOM)
     try:
         return msgspec.json.decode(text)
-    except _FAILURES as error:
+    except DECODE_ERRORS as error:
         first = error
+    import json
+
     try:
         value = json.loads(
             text.decode("utf-8", "replace"),
@@ -87,14 +89,14 @@ def decode_patiently(text: bytes) -> Any:
             parse_float=_number,
             parse_constant=str,
         )
-        # A surrogate without its other half is in no text that can be written again.
+        # Half of a surrogate pair cannot be written again.
         return msgspec.json.decode(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError):
-        raise NotJsonError(_words(first)) from None
+        raise NotJsonError(_reason(first)) from None
 
 
 def fit(value: Any, kind: Any, place: str, oddities: Oddities) -> Any:
-    """The value as this kind, without those of its parts that do not fit; UNFIT if none does."""
+    """The value as this kind, without the parts that do not fit; UNFIT if nothing fits."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -105,12 +107,12 @@ def fit(value: Any, kind: Any, place: str, oddities: Oddities) -> Any:
         parts = _fit_parts(value, choice, place, oddities)
         if parts is not None:
             return parts
-    oddities.add(place, f"{shown(value)} ({why})")
+    oddities.add(place, f"{brief(value)} ({why})")
     return UNFIT
 
 
-def shown(value: Any) -> str:
-    """Short, whatever it is."""
+def brief(value: Any) -> str:
+    """A short text for any value."""
     return _REPR.repr(value)
 
 
@@ -119,50 +121,50 @@ _REPR.maxstring = _REPR.maxother = 60
 
 
 def _fit_parts(value: Any, kind: Any, place: str, oddities: Oddities) -> Any:
-    """None where this kind has no parts, or the value has others."""
+    """None if this kind has no parts, or the value has others."""
     origin, inner = get_origin(kind), get_args(kind)
     if isinstance(value, dict):
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             return _fit_struct(value, kind, place, oddities)
         if origin is dict:
             pairs = {
-                key: fit(each, inner[1], _inside(place, key), oddities)
-                for key, each in value.items()
+                key: fit(item, inner[1], _inside(place, key), oddities)
+                for key, item in value.items()
             }
-            return {key: each for key, each in pairs.items() if each is not UNFIT}
-    several = origin is list or (origin is tuple and inner[1:] == (...,))
-    if isinstance(value, list) and several:
+            return {key: item for key, item in pairs.items() if item is not UNFIT}
+    is_sequence = origin is list or (origin is tuple and inner[1:] == (...,))
+    if isinstance(value, list) and is_sequence:
         items = [
-            fit(each, inner[0], f"{place}[{number}]", oddities) for number, each in enumerate(value)
+            fit(item, inner[0], f"{place}[{number}]", oddities) for number, item in enumerate(value)
         ]
-        return origin(each for each in items if each is not UNFIT)
+        return origin(item for item in items if item is not UNFIT)
     return None
 
 
 def _fit_struct(value: dict[str, Any], kind: Any, place: str, oddities: Oddities) -> Any:
-    """With its defaults where a value does not fit; UNFIT where one without a default does not."""
-    found = {}
+    """A value that does not fit gets its default; UNFIT if it has none."""
+    values = {}
     for field in msgspec.structs.fields(kind):
         if field.encode_name in value:
             inside = _inside(place, field.encode_name)
             fitted = fit(value[field.encode_name], field.type, inside, oddities)
             if fitted is not UNFIT:
-                found[field.name] = fitted
+                values[field.name] = fitted
                 continue
             if field.required:
                 return UNFIT
         elif field.required:
             oddities.add(place or "the record", f"{field.encode_name} is missing")
             return UNFIT
-    return kind(**found)
+    return kind(**values)
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:
-    """What a value may be, without bounds and without None."""
+    """The types that a value may have, without bounds."""
     if get_origin(kind) is Annotated:
         return _choices(get_args(kind)[0])
     if get_origin(kind) in (Union, types.UnionType):
-        return tuple(choice for each in get_args(kind) for choice in _choices(each))
+        return tuple(choice for member in get_args(kind) for choice in _choices(member))
     return (kind,)
 
 
@@ -180,7 +182,7 @@ def _number(text: str) -> float | str:
     return value if math.isfinite(value) else f"{text[:_LONGEST_NUMBER]}…"
 
 
-def _words(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, UnicodeDecodeError):

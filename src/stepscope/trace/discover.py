@@ -7,8 +7,8 @@ from pathlib import Path
 
 from stepscope.errors import NotCapturedError, UnreadableInputError
 from stepscope.trace.layout import ENDINGS, is_trace_name
-from stepscope.trace.regular_files import is_folder, is_there, names_in
-from stepscope.trace.remote import RemoteTrace, fetched, find_remote, is_url, local_path
+from stepscope.trace.regular_files import is_folder, list_folder, may_exist
+from stepscope.trace.remote import RemoteTrace, fetch, find_remote_traces, is_url, local_path
 from stepscope.trace.run_state import is_run_folder, run_notes
 
 TraceFile = Path | RemoteTrace
@@ -17,7 +17,7 @@ TraceFile = Path | RemoteTrace
 def find_traces(path: str | Path) -> list[TraceFile]:
     """Raises UnreadableInputError when there is nothing to read."""
     here = _here(path)
-    return [*find_remote(str(path))] if here is None else [*_find(here)]
+    return [*find_remote_traces(str(path))] if here is None else [*_find(here)]
 
 
 def named_file(path: str | Path) -> str:
@@ -32,7 +32,7 @@ def _here(path: str | Path) -> Path | None:
 
 def on_disk(file: TraceFile) -> AbstractContextManager[Path]:
     """The file where readers can open it; one that was fetched goes with the block."""
-    return fetched(file) if isinstance(file, RemoteTrace) else nullcontext(file)
+    return fetch(file) if isinstance(file, RemoteTrace) else nullcontext(file)
 
 
 def size_bytes(file: TraceFile) -> int:
@@ -47,17 +47,17 @@ def size_bytes(file: TraceFile) -> int:
 
 def _find(path: Path) -> list[Path]:
     if not is_folder(path):
-        if not is_there(path):
+        if not may_exist(path):
             raise UnreadableInputError(f"{path} does not exist")
         return [path]
-    here = names_in(path)
+    here = list_folder(path)
     found = sorted(path.glob("rank-*/trace.json*")) or _traces_among(here)
     inner = [] if found else [folder for folder in here if is_folder(folder)]
-    found = found or [trace for folder in inner for trace in _traces_among(names_in(folder))]
+    found = found or [trace for folder in inner for trace in _traces_among(list_folder(folder))]
     if not found:
-        from stepscope.trace.snapshot import snapshots_in
+        from stepscope.trace.snapshot import find_snapshots
 
-        found = snapshots_in(path)
+        found = find_snapshots(path)
     if not found and is_run_folder(path):
         raise NotCapturedError(f"{path} holds no trace{_why_none(path)}")
     if not found:

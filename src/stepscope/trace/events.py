@@ -1,9 +1,8 @@
 """One event as Kineto writes it, typed; and which category means what.
 
-Fields that nobody uses are skipped by the decoder without making an object. `gc=False` keeps a
-hundred thousand short-lived records out of the garbage collector's sight. Annotations are no texts
-here: before its first event a decoder would evaluate each of them, which takes as long as reading a
-small trace.
+The decoder skips unused fields without making an object. `gc=False` hides a hundred thousand
+short-lived records from the garbage collector. This file has no `from __future__ import
+annotations`: the decoder would evaluate each annotation first, as long as reading a small trace.
 """
 
 from enum import IntEnum
@@ -15,14 +14,14 @@ from stepscope.records.trace import ABSENT, DeviceKind, HostKind
 from stepscope.trace.limits import NAME_CHARACTERS
 
 Number = int | float
-Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS)]  # a longer one is kept cut
+Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS)]  # longer ones are cut
 NOTHING = msgspec.Raw(b"")
 
 
 class Args(msgspec.Struct, gc=False, frozen=True):
     """The arguments we keep, of all categories together.
 
-    Numbers are `Any` because writers differ (ROCm quotes some); `columns` makes them whole.
+    Numbers are `Any` because writers differ (ROCm quotes some); columns.py converts them.
     """
 
     correlation: Any = ABSENT
@@ -76,7 +75,7 @@ class Event(msgspec.Struct, gc=False, frozen=True):
 
 
 class ExactEvent(Event, gc=False, frozen=True):
-    """The same with `ts` as text, for files whose times a double cannot hold to the ns."""
+    """An event with `ts` as text, for files whose times a double cannot hold to the ns."""
 
     ts: msgspec.Raw = NOTHING  # type: ignore[assignment]
 
@@ -157,8 +156,8 @@ def classify(phase: str, category: str) -> tuple[Role, int]:
     return (Role.METADATA if phase == "M" else Role.IGNORED), 0
 
 
-def platform_of(categories: set[str]) -> str | None:
-    """The accelerator family that the categories alone give away."""
+def accelerator_family(categories: set[str]) -> str | None:
+    """The kind of accelerator, if the categories alone show it."""
     for family in ("mtia", "xpu", "hip"):
         if any(category.lower().startswith(family) for category in categories):
             return "rocm" if family == "hip" else family

@@ -1,7 +1,7 @@
-"""The bytes of a trace file, in pieces, whatever it is compressed with.
+"""The bytes of a trace file, in pieces, however it is compressed.
 
-A compressed file that ends early or is damaged gives what it has and says so in `ended_early`: the
-rest of the reader then treats the text like any other cut file.
+A compressed file that ends early or is damaged gives what it has and says so in `ended_early`; the
+reader then treats its text like that of any other cut file.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import zlib
 from typing import IO, TYPE_CHECKING, Any
 
 from stepscope.errors import UnreadableInputError
-from stepscope.trace.limits import EXPANSION_VARIABLE, ZSTD_WINDOW_BYTES, Limits, megabytes
-from stepscope.trace.regular_files import open_file, unreadable
+from stepscope.records import figures
+from stepscope.trace.limits import EXPANSION_VARIABLE, ZSTD_WINDOW_BYTES, Limits
+from stepscope.trace.regular_files import open_file, unreadable_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,24 +30,24 @@ SQLITE = b"SQLite format 3\x00"
 _READ_BYTES = 128 << 10
 _SALVAGE_READ_BYTES = 4 << 10
 _SALVAGE_STEP_BYTES = 64
-_FIRST_READ_BYTES = 4 << 10  # of a member, as what a tiny one does not need is copied
-_ZSTD_STEP_BYTES = 2 << 10  # its blocks may be a thousand times longer than their code
-_ZSTD_SMALL_STEP_BYTES = 64  # once they were
+_FIRST_READ_BYTES = 4 << 10  # of a gzip member: what follows a tiny one is copied
+_ZSTD_STEP_BYTES = 2 << 10  # a block's text may be a thousand times longer
+_ZSTD_SMALL_STEP_BYTES = 64  # once it was
 
 
 def has_holes(path: Path) -> bool:
-    """Whether the file is longer than what was ever written to it."""
+    """Whether parts of the file were never written."""
     with open_file(path) as file:
         try:
             return os.lseek(file.fileno(), 0, os.SEEK_HOLE) < os.fstat(file.fileno()).st_size
-        except (OSError, AttributeError):  # not every system or disk can tell
+        except (OSError, AttributeError):  # not every system or disk knows
             return False
 
 
 class ByteSource:
-    """Iterate once over a file's decompressed bytes, in pieces of PIECE_BYTES at most.
+    """Iterate once over a file's decompressed bytes, in pieces of up to PIECE_BYTES.
 
-    Raises UnreadableInputError where a small file makes more text than `limits` allow.
+    Raises UnreadableInputError if a small file expands to more text than `limits` allow.
     """
 
     def __init__(
@@ -54,8 +55,8 @@ class ByteSource:
     ) -> None:
         self.path = path
         self.ended_early: str | None = None
-        self.text_bytes = 0  # given so far
-        self.file_bytes = 0  # that these were made of
+        self.text_bytes = 0  # handed out so far
+        self.file_bytes = 0  # of the file, that this text came from
         self._ahead_bytes = 0  # read from the file and not yet decompressed
         self._progress = progress
         self.limits = limits or Limits.chosen()
@@ -73,15 +74,15 @@ class ByteSource:
                         self.check_expansion(self.text_bytes, self.file_bytes)
                     yield piece
             except OSError as error:
-                raise unreadable(self.path, error) from None
+                raise unreadable_error(self.path, error) from None
 
     def check_expansion(self, text_bytes: int, file_bytes: int) -> None:
-        """Refuse a stretch of the file that makes far more text than any trace does."""
+        """Refuse a part of the file that expands to far more text than any trace does."""
         if text_bytes > self.limits.expansion * max(1, file_bytes):
             raise UnreadableInputError(
                 f"{self.path} is refused at byte {self.text_bytes} of its text: "
-                f"{megabytes(text_bytes)} were made of {megabytes(file_bytes)} in the file, over "
-                f"{self.limits.expansion} times as much, which no usual trace does; "
+                f"{figures.size(file_bytes)} of the file expand to {figures.size(text_bytes)}, "
+                f"over {self.limits.expansion} times as much, which no usual trace does; "
                 f"if it is one, set {EXPANSION_VARIABLE} above {self.limits.expansion}, or "
                 "decompress it first"
             )
@@ -100,12 +101,12 @@ class ByteSource:
 
         failures: Any = (isal_zlib.error, zlib.error)  # isal's stub mistypes its own
         member: Any = isal_zlib.decompressobj(wbits=31)
-        data, given, step = b"", 0, _FIRST_READ_BYTES
+        data, produced, step = b"", 0, _FIRST_READ_BYTES
         try:
             while data := data or file.read(step):
                 step = min(2 * step, _READ_BYTES)
                 piece = member.decompress(data, PIECE_BYTES)
-                given += len(piece)
+                produced += len(piece)
                 data = member.unconsumed_tail
                 self._ahead_bytes = len(data)
                 yield piece
@@ -117,43 +118,43 @@ class ByteSource:
             self.ended_early = "the gzip stream ends early"
         except failures as error:
             self.ended_early = f"the gzip stream is damaged ({error})"
-            yield from _salvage(file, given)
+            yield from _salvage(file, produced)
 
     def _unzstd(self, file: IO[bytes]) -> Iterator[bytes]:
         import zstandard
 
         reader = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES)
-        frame: Any = None  # a new one for the next frame, made when there is data for it
-        made: list[bytes] = []
+        frame: Any = None  # the decoder of the current frame, made when there is data for it
+        texts: list[bytes] = []
         step = _ZSTD_STEP_BYTES
         try:
             while data := file.read(step):
                 while data:
                     frame = frame or reader.decompressobj()
-                    made.append(frame.decompress(data))
+                    texts.append(frame.decompress(data))
                     data = frame.unused_data
                     frame = None if frame.eof else frame
-                size = sum(map(len, made))
+                size = sum(map(len, texts))
                 step = _ZSTD_STEP_BYTES if size <= PIECE_BYTES else _ZSTD_SMALL_STEP_BYTES
                 if size >= PIECE_BYTES:
-                    yield from _in_pieces(made)
+                    yield from _take_pieces(texts)
             self.ended_early = "the zstd stream ends early" if frame else None
         except zstandard.ZstdError as error:
             self.ended_early = _zstd_failure(error)
-        yield from _in_pieces(made)
+        yield from _take_pieces(texts)
 
 
 def _zstd_failure(error: Exception) -> str:
     if "too much memory" in str(error):
         return (
-            f"a zstd frame needs a window of over {ZSTD_WINDOW_BYTES >> 20} MB: decompress it "
+            f"a zstd frame needs a window of over {figures.size(ZSTD_WINDOW_BYTES)}: decompress it "
             "first with `zstd -d --long=31`"
         )
     return f"the zstd stream is damaged ({error})"
 
 
 def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Thousands of tiny members are no more pieces than one large one."""
+    """Join the small pieces of thousands of tiny members."""
     held: list[bytes] = []
     size = 0
     for piece in pieces:
@@ -167,10 +168,10 @@ def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield b"".join(held)
 
 
-def _in_pieces(made: list[bytes]) -> Iterator[bytes]:
-    """Empty the list, piece by piece: few bytes of zstd may make many."""
-    text = b"".join(made)
-    made.clear()
+def _take_pieces(texts: list[bytes]) -> Iterator[bytes]:
+    """Empty the list, piece by piece: a few bytes of zstd may expand to many."""
+    text = b"".join(texts)
+    texts.clear()
     if len(text) <= 2 * PIECE_BYTES:
         yield text
     else:
@@ -178,9 +179,9 @@ def _in_pieces(made: list[bytes]) -> Iterator[bytes]:
 
 
 def _next_member(file: IO[bytes], data: bytes) -> bytes:
-    """What follows one gzip member, without the zeros that tapes and block devices pad with.
+    """The next gzip member, after the zeros that tapes and block devices pad with.
 
-    Anything but another member is no part of the stream, as for gzip itself.
+    Like gzip itself, ignore anything that is not another member.
     """
     while not (data := data.lstrip(b"\x00")):
         data = file.read(_READ_BYTES)
@@ -191,22 +192,22 @@ def _next_member(file: IO[bytes], data: bytes) -> bytes:
     return data if data.startswith(GZIP) else b""
 
 
-def _salvage(file: IO[bytes], given: int) -> Iterator[bytes]:
-    """The bytes between the last piece that was given and the damage.
+def _salvage(file: IO[bytes], produced: int) -> Iterator[bytes]:
+    """The bytes between the last piece and the damage.
 
-    A decompressor that meets damage keeps what it made in that call to itself: go there again and
-    then on in small steps, so that little is made in the last one.
+    A decompressor that meets damage loses what it produced in that call: decompress up to there
+    again, then on in small steps, so that the last one loses little.
     """
-    left = PIECE_BYTES  # more cannot lie there
+    left = PIECE_BYTES  # there cannot be more
     file.seek(0)
     member = zlib.decompressobj(wbits=31)
     data = b""
     try:
         while left > 0 and (data := data or file.read(_SALVAGE_READ_BYTES)):
-            piece = member.decompress(data, given or _SALVAGE_STEP_BYTES)
+            piece = member.decompress(data, produced or _SALVAGE_STEP_BYTES)
             data = member.unconsumed_tail
-            if given:
-                given -= len(piece)
+            if produced:
+                produced -= len(piece)
             else:
                 left -= len(piece)
                 yield piece

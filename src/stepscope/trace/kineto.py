@@ -6,26 +6,23 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UnreadableInputError
-from stepscope.records.limits import MOST_RANKS
+from stepscope.records import figures
+from stepscope.records.limits import MAX_EVENT_BYTES, MAX_RANKS
 from stepscope.records.quality import Note
 from stepscope.records.trace import ABSENT, Device
 from stepscope.records.words import counted, plural
 from stepscope.trace.assemble import Facts, assemble
 from stepscope.trace.columns import Collector
-from stepscope.trace.events import Event, ExactEvent, platform_of
+from stepscope.trace.events import Event, ExactEvent, accelerator_family
 from stepscope.trace.files import ByteSource
 from stepscope.trace.json_pieces import EventText
-from stepscope.trace.limits import NAME_CHARACTERS, Limits, megabytes
-from stepscope.trace.plausible import (
-    MOST_BYTES,
-    OddValues,
-    is_whole,
-    plausible_groups,
-)
-from stepscope.trace.recover import Losses, decode
+from stepscope.trace.limits import NAME_CHARACTERS, Limits
+from stepscope.trace.plausible import OddValues, is_whole, plausible_groups
+from stepscope.trace.recover import Losses, decode_events
 from stepscope.trace.times import NeedsTextError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from stepscope.records.trace import Trace
@@ -34,6 +31,10 @@ if TYPE_CHECKING:
 NAME = "kineto"
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _HIP_CALL = re.compile(r"hip[A-Z]")
+_CUDA_CATEGORIES = {
+    *("cuda_runtime", "cuda_driver", "kernel", "gpu_memcpy", "gpu_memset", "cuda_sync"),
+    *("runtime", "memcpy", "memset"),
+}
 
 
 def read_kineto(
@@ -51,13 +52,20 @@ def read_kineto(
         path=str(path),
         source=NAME,
         columns=collector,
-        facts=_facts(text.outside, collector),
-        quality=_notes(source, text, losses, collector, limits),
+        facts=_describe(text.outside.keys, collector),
+        quality=(
+            *_text_notes(source, text, losses, collector.events, limits),
+            *_loss_notes(losses, limits),
+            *(
+                Note(id="metadata-lost", detail=f"{part} could not be read")
+                for part in text.outside.lost
+            ),
+        ),
     )
 
 
-def check_begin(path: Path) -> None:
-    """Raises UnreadableInputError where the file does not begin as a trace does."""
+def check_start(path: Path) -> None:
+    """Raise UnreadableInputError if the file does not begin like a trace."""
     source = ByteSource(path)
     _open_text(source, str(path), source.limits)
 
@@ -67,21 +75,21 @@ def _collect(
 ) -> tuple[ByteSource, EventText, Losses, Collector]:
     source, losses = ByteSource(path, progress, limits), Losses()
     text = _open_text(source, str(path), limits)
-    stretch = _Stretch(source, text, limits)
+    guard = _UselessTextGuard(source, text, limits)
     collector = Collector(losses, launch_flows=launch_flows)
     kind: type[Event | ExactEvent] = Event
     while (piece := text.next_piece()) is not None:
-        batch = decode(piece, kind, limits)
+        batch = decode_events(piece, kind, limits)
         try:
             collector.add(batch.events)
         except NeedsTextError:
             kind = ExactEvent
-            batch = decode(piece, kind, limits)
+            batch = decode_events(piece, kind, limits)
             collector.add(batch.events)
-        losses.add(batch.losses)
+        losses.merge(batch.losses)
         if batch.events:
-            text.used()
-        stretch.check(collector.rows, losses.unreadable + losses.not_events)
+            text.mark_used()
+        guard.check(collector.rows, losses.unreadable + losses.not_events)
         if batch.closed_at is not None:
             text.close(piece, batch.closed_at)
         elif batch.resume is not None:
@@ -89,12 +97,12 @@ def _collect(
     return source, text, losses, collector
 
 
-class _Stretch:
-    """The part of a file since an event said something: what does not must not go on for ever."""
+class _UselessTextGuard:
+    """Ends the reading if events that say nothing, or cannot be read, go on for too long."""
 
     def __init__(self, source: ByteSource, text: EventText, limits: Limits) -> None:
         self._source, self._text, self._limits = source, text, limits
-        self._rows = self._damaged = 0
+        self._rows = self._damaged = 0  # up to the last event that said something
         self._text_bytes = self._file_bytes = self._seen_bytes = 0
 
     def check(self, rows: int, damaged: int) -> None:
@@ -114,7 +122,7 @@ def _open_text(source: ByteSource, name: str, limits: Limits) -> EventText:
     try:
         return EventText(source, name, limits)
     except UnreadableInputError as error:
-        if source.ended_early:  # then that is why there is nothing to find
+        if source.ended_early:  # this is why no event was found
             raise UnreadableInputError(f"{name}: {source.ended_early}; {error}") from None
         raise
 
@@ -130,7 +138,7 @@ def _refuse_empty(path: Path, text: EventText, losses: Losses) -> None:
             "its list is an event"
         )
     if text.stopped or text.first_too_long:
-        raise UnreadableInputError(f"{path} holds no event that can be read: {_too_much(text)}")
+        raise UnreadableInputError(f"{path} holds no event that can be read: {_why_none(text)}")
     if not text.finished:
         raise UnreadableInputError(
             f"{path} ends at byte {text.size}, before its first event is complete"
@@ -140,7 +148,7 @@ def _refuse_empty(path: Path, text: EventText, losses: Losses) -> None:
     )
 
 
-def _too_much(text: EventText) -> str:
+def _why_none(text: EventText) -> str:
     if text.stopped is None and text.first_too_long:
         return f"the first is too long (at byte {text.first_too_long[0]})"
     return f"{text.stopped} (read up to byte {text.size})"
@@ -150,30 +158,29 @@ def _refuse_useless(path: Path, text: EventText, losses: Losses, collector: Coll
     if collector.known_rows():
         return
     if losses.malformed:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in losses.malformed.items())
         raise UnreadableInputError(
-            f"{path}: none of its events ({collector.events:,}) can be used ({reasons})"
+            f"{path}: none of its events ({collector.events:,}) can be used ({losses.reasons})"
         )
-    if "Trace" in collector.categories or "schemaVersion" in text.outside:
+    if "Trace" in collector.categories or "schemaVersion" in text.outside.keys:
         raise UnreadableInputError(
             f"{path} is a PyTorch trace without a recorded operator or kernel: was the profiler "
             "stopped before its first active step?"
         )
-    seen = ", ".join(sorted(filter(None, collector.categories))[:6])
+    categories = ", ".join(sorted(filter(None, collector.categories))[:6])
     raise UnreadableInputError(
         f"{path} is a trace of another tool: no PyTorch events among its {collector.events} "
-        f"(categories: {seen or 'none'})"
+        f"(categories: {categories or 'none'})"
     )
 
 
-def _facts(outside: dict[str, Any], collector: Collector) -> Facts:
+def _describe(outside: dict[str, Any], collector: Collector) -> Facts:
     distributed = outside.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     return Facts(
         kind=_platform(outside, collector),
-        rank=_whole_to(MOST_RANKS, distributed, "rank", collector.odd),
-        world_size=_whole_to(MOST_RANKS, distributed, "world_size", collector.odd),
-        backend=_words(distributed.get("backend")),
+        rank=_plausible_whole(distributed, "rank", MAX_RANKS, collector.odd),
+        world_size=_plausible_whole(distributed, "world_size", MAX_RANKS, collector.odd),
+        backend=_text(distributed.get("backend")),
         groups=plausible_groups(distributed.get("pg_config"), collector.odd),
         devices=_devices(outside.get("deviceProperties"), collector.odd),
         base_ns=_whole(outside.get("baseTimeNanoseconds")) or 0,
@@ -186,7 +193,7 @@ def _facts(outside: dict[str, Any], collector: Collector) -> Facts:
 
 
 def _platform(outside: dict[str, Any], collector: Collector) -> str:
-    family = platform_of(collector.categories)
+    family = accelerator_family(collector.categories)
     if family:
         return family
     names = str(outside.get("deviceProperties")).lower()
@@ -194,32 +201,31 @@ def _platform(outside: dict[str, Any], collector: Collector) -> str:
         return "rocm"
     if "amd" in names or "instinct" in names or any(map(_HIP_CALL.match, collector.names)):
         return "rocm"
-    touched = {"cuda_runtime", "cuda_driver", "kernel", "gpu_memcpy", "gpu_memset", "cuda_sync"}
-    seen = {category.lower() for category in collector.categories}
-    return "cuda" if seen & (touched | {"runtime", "memcpy", "memset"}) else "cpu"
+    categories = {category.lower() for category in collector.categories}
+    return "cuda" if categories & _CUDA_CATEGORIES else "cpu"
 
 
 def _devices(rows: Any, odd: OddValues) -> tuple[Device, ...]:
     if not isinstance(rows, list):
         return ()
 
-    def number(row: dict[str, Any], name: str, most: int) -> int:
-        value = _whole_to(most, row, name, odd)
+    def number(row: dict[str, Any], name: str, limit: int) -> int:
+        value = _plausible_whole(row, name, limit, odd)
         return ABSENT if value is None else value
 
     return tuple(
         Device(
-            id=number(row, "id", MOST_RANKS),
-            name=_words(row.get("name")) or "",
-            memory_bytes=number(row, "totalGlobalMem", MOST_BYTES),
-            multiprocessors=number(row, "numSms", MOST_RANKS),
+            id=number(row, "id", MAX_RANKS),
+            name=_text(row.get("name")) or "",
+            memory_bytes=number(row, "totalGlobalMem", MAX_EVENT_BYTES),
+            multiprocessors=number(row, "numSms", MAX_RANKS),
         )
         for row in rows
         if isinstance(row, dict)
     )
 
 
-def _words(value: Any) -> str | None:
+def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
@@ -230,101 +236,81 @@ def _whole(value: Any) -> int | None:
     return value if usable else None
 
 
-def _whole_to(most: int, row: dict[str, Any], name: str, odd: OddValues) -> int | None:
+def _plausible_whole(row: dict[str, Any], name: str, limit: int, odd: OddValues) -> int | None:
     number = _whole(row.get(name))
-    if is_whole(number, most):
+    if is_whole(number, limit):
         return number
     if row.get(name) not in (None, ABSENT):
         odd.add(name, 1, row[name])
     return None
 
 
-def _notes(
-    source: ByteSource, text: EventText, losses: Losses, collector: Collector, limits: Limits
-) -> tuple[Note, ...]:
-    notes = []
+def _text_notes(
+    source: ByteSource, text: EventText, losses: Losses, events: int, limits: Limits
+) -> Iterator[Note]:
+    """Parts of the text that were not read as events."""
     if source.ended_early or losses.cut_at is not None or not text.finished:
         why = source.ended_early or text.stopped or "the list of events is not closed"
-        where = text.size if losses.cut_at is None else losses.cut_at
-        notes.append(
-            Note(
-                id="truncated",
-                detail=f"the file is cut off at byte {where}: {why}; "
-                f"{counted(collector.events, 'event')} before that "
-                f"{plural(collector.events, 'was', 'were')} read",
-                count=int(losses.cut_at is not None),
-                byte_offset=where,
-            )
+        cut_at = text.size if losses.cut_at is None else losses.cut_at
+        yield Note(
+            id="truncated",
+            detail=f"the file is cut off at byte {cut_at}: {why}; {counted(events, 'event')} "
+            f"before that {plural(events, 'was', 'were')} read",
+            count=int(losses.cut_at is not None),
+            byte_offset=cut_at,
         )
     if losses.unreadable:
-        notes.append(
-            Note(
-                id="unreadable-events",
-                detail=f"{counted(losses.unreadable, 'event')} could not be read, the first at "
-                "byte "
-                f"{losses.first_unreadable}",
-                count=losses.unreadable,
-                byte_offset=losses.first_unreadable,
-            )
+        yield Note(
+            id="unreadable-events",
+            detail=f"{counted(losses.unreadable, 'event')} could not be read, the first at byte "
+            f"{losses.first_unreadable}",
+            count=losses.unreadable,
+            byte_offset=losses.first_unreadable,
         )
     if text.first_too_long:
-        place, begin = text.first_too_long
-        notes.append(
-            Note(
-                id="oversized-events",
-                detail=f"left out: {counted(text.too_long, 'event')} longer than "
-                f"{megabytes(limits.event_bytes)} or without an end, the first at byte {place}: "
-                f"{begin}; {limits.raise_event}",
-                count=text.too_long,
-                byte_offset=place,
-            )
+        offset, begin = text.first_too_long
+        yield Note(
+            id="oversized-events",
+            detail=f"left out: {counted(text.too_long, 'event')} longer than "
+            f"{figures.size(limits.event_bytes)} or without an end, the first at byte {offset}: "
+            f"{begin}; {limits.raise_event}",
+            count=text.too_long,
+            byte_offset=offset,
         )
+
+
+def _loss_notes(losses: Losses, limits: Limits) -> Iterator[Note]:
+    """Events that were read, but not as they stand."""
     if losses.first_shortened:
-        place, begin = losses.first_shortened
-        notes.append(
-            Note(
-                id="shortened",
-                detail=f"{counted(losses.shortened, 'event')} with a name of over "
-                f"{NAME_CHARACTERS:,} characters, which was cut, or an argument of over "
-                f"{megabytes(limits.large_bytes)}, which was left out; the first at about byte "
-                f"{place}: {begin!r}",
-                count=losses.shortened,
-                byte_offset=place,
-            )
+        offset, begin = losses.first_shortened
+        yield Note(
+            id="shortened",
+            detail=f"{counted(losses.shortened, 'event')} with a name of over "
+            f"{NAME_CHARACTERS:,} characters, which was cut, or an argument of over "
+            f"{figures.size(limits.large_bytes)}, which was left out; the first at about byte "
+            f"{offset}: {begin!r}",
+            count=losses.shortened,
+            byte_offset=offset,
         )
-    if losses.mended:
-        notes.append(
-            Note(
-                id="mended",
-                detail="parts of the file are not valid JSON (bare nan or inf, unescaped quotes "
-                "or backslashes) and were mended",
-                count=losses.mended,
-            )
+    if losses.repaired:
+        yield Note(
+            id="mended",
+            detail="parts of the file are not valid JSON (bare nan or inf, unescaped quotes or "
+            "backslashes) and were repaired",
+            count=losses.repaired,
         )
     if losses.coerced:
-        notes.append(
-            Note(
-                id="odd-types",
-                detail=f"unexpected types of values in {counted(losses.coerced, 'event')}; "
-                "they were read "
-                "as far as these make sense",
-                count=losses.coerced,
-            )
+        yield Note(
+            id="odd-types",
+            detail=f"{counted(losses.coerced, 'event')} with values of unexpected types; those "
+            "that make sense were read",
+            count=losses.coerced,
         )
     if losses.not_events:
-        notes.append(
-            Note(
-                id="not-events",
-                detail=f"{counted(losses.not_events, 'element')} of traceEvents "
-                f"{plural(losses.not_events, 'is no object', 'are not objects')}",
-                count=losses.not_events,
-            )
+        yield Note(
+            id="not-events",
+            detail=f"{counted(losses.not_events, 'element')} of traceEvents "
+            f"{plural(losses.not_events, 'is not an object', 'are not objects')}",
+            count=losses.not_events,
         )
-    notes += [
-        Note(id="malformed", detail=f"left out: {counted(count, 'event')} {reason}", count=count)
-        for reason, count in losses.malformed.items()
-    ]
-    notes += [
-        Note(id="metadata-lost", detail=f"{part} could not be read") for part in text.outside_lost
-    ]
-    return tuple(notes)
+    yield from losses.malformed_notes()

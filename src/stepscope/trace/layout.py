@@ -4,8 +4,8 @@ from __future__ import annotations
 
 ENDINGS = (".json", ".json.gz", ".json.zst", ".sqlite")
 # What capture writes beside a rank's trace and `explain` reads.
-BESIDE = ("steps.jsonl", "clock.json", "rank.json", "comms.jsonl", "memory.json")
-_NO_TRACES = frozenset((*BESIDE, "run.json", "samples.json"))
+SIDE_FILES = ("steps.jsonl", "clock.json", "rank.json", "comms.jsonl", "memory.json")
+_NO_TRACES = frozenset((*SIDE_FILES, "run.json", "samples.json"))
 
 
 def is_trace_name(name: str) -> bool:

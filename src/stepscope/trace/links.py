@@ -21,10 +21,10 @@ _MAX_ROUNDS = 512
 def host_order(columns: dict[str, NDArray[Any]]) -> NDArray[np.intp]:
     """The order of records/trace.py: by thread, start, longest first, outer kind first."""
     thread, start = columns["thread"], columns["start_ns"]
-    order = np.lexsort((start, thread))  # nearly the file's own; only what begins at once is left
-    same = np.zeros(len(order) + 1, np.bool_)
-    same[1:-1] = (np.diff(start[order]) == 0) & (np.diff(thread[order]) == 0)
-    places = np.flatnonzero(same[1:] | same[:-1])
+    order = np.lexsort((start, thread))  # nearly the file's own order; ties are sorted below
+    tied = np.zeros(len(order) + 1, np.bool_)
+    tied[1:-1] = (np.diff(start[order]) == 0) & (np.diff(thread[order]) == 0)
+    places = np.flatnonzero(tied[1:] | tied[:-1])
     rows = order[places]
     keys = (_NESTING[columns["kind"][rows]], -columns["dur_ns"][rows], start[rows], thread[rows])
     order[places] = rows[np.lexsort(keys)]
@@ -45,12 +45,12 @@ def are_sorted(*keys: NDArray[Any]) -> bool:
 def find_parents(
     thread: NDArray[np.int32], start: NDArray[np.int64], end: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """For rows in host order: the nearest row before that encloses this one, or -1.
+    """For rows in host order: the nearest earlier row that encloses each one, or -1.
 
-    That is the nearest earlier row whose end is not before ours. Every row first guesses its
+    It is the nearest earlier row that does not end before this one. Every row first guesses its
     predecessor; a wrong guess is replaced by that row's own guess, which skips only rows that end
-    even earlier. Past siblings the reach doubles each round, out of a nest it grows by a level;
-    what is nested deeper than any program is walked row by row.
+    even earlier. Across siblings the reach doubles each round; out of a nest it grows by one level.
+    Nests deeper than any program's are walked row by row.
     """
     count = len(start)
     guess = np.arange(-1, count - 1)
@@ -69,7 +69,7 @@ def find_parents(
 
 
 def _walk_parents(thread: NDArray[np.int32], end: NDArray[np.int64]) -> NDArray[np.int32]:
-    """The same by a stack of open rows: linear whatever the nesting."""
+    """Find parents with a stack of open rows: linear, however deep the nesting."""
     parent: list[int] = []
     open_rows: list[int] = []
     ends, threads = end.tolist(), thread.tolist()
@@ -93,36 +93,36 @@ def nearest(host: HostEvents, wanted: NDArray[np.bool_]) -> NDArray[np.int32]:
     """For every host row: itself or its nearest ancestor among the wanted rows, or -1."""
     if not wanted.any():
         return np.full(len(host), ABSENT, np.int32)
-    found = np.where(wanted, np.arange(len(host)), host.parent)
-    active = np.flatnonzero((found >= 0) & ~wanted[found])
+    ancestor = np.where(wanted, np.arange(len(host)), host.parent)
+    active = np.flatnonzero((ancestor >= 0) & ~wanted[ancestor])
     while len(active):
-        above = found[active] = found[found[active]]
+        above = ancestor[active] = ancestor[ancestor[active]]
         active = active[(above >= 0) & ~wanted[above]]
-    return found.astype(np.int32)
+    return ancestor.astype(np.int32)
 
 
 def nearest_of(
     host: HostEvents, wanted: NDArray[np.bool_], rows: NDArray[Any]
 ) -> NDArray[np.int32]:
-    """The same for a few rows (-1 stays -1): up from them, a level at a time."""
+    """`nearest` for a few rows (-1 stays -1): climbs from them, one level at a time."""
     if not wanted.any():
         return np.full(len(rows), ABSENT, np.int32)
-    found = rows.astype(np.intp)  # numpy looks up by these three times as fast as by int32
-    active = np.flatnonzero(found >= 0)
-    here = found[active]
+    ancestor = rows.astype(np.intp)  # numpy indexes with these three times as fast as with int32
+    active = np.flatnonzero(ancestor >= 0)
+    here = ancestor[active]
     while len(active):
-        on = ~wanted[here]
-        active = active[on]
-        here = host.parent[here[on]].astype(np.intp)
-        found[active] = here
-        inside = here >= 0
-        active, here = active[inside], here[inside]
-    return found.astype(np.int32)
+        unwanted = ~wanted[here]
+        active = active[unwanted]
+        here = host.parent[here[unwanted]].astype(np.intp)
+        ancestor[active] = here
+        has_parent = here >= 0
+        active, here = active[has_parent], here[has_parent]
+    return ancestor.astype(np.int32)
 
 
-def depth_of(parent: NDArray[np.int32]) -> NDArray[np.int32]:
-    """How many ancestors each row has. The reach of `above` doubles each round."""
-    depth = (parent >= 0).astype(np.int32)  # levels between a row and what it has above
+def count_ancestors(parent: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The number of ancestors of each row. The reach of `above` doubles each round."""
+    depth = (parent >= 0).astype(np.int32)  # levels from a row up to `above`
     above = parent.astype(np.intp)
     active = np.flatnonzero(above >= 0)
     while len(active):
@@ -136,7 +136,7 @@ def depth_of(parent: NDArray[np.int32]) -> NDArray[np.int32]:
 def find_launches(
     host: dict[str, NDArray[Any]], device_correlation: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """The runtime call with the same correlation; the earliest one where ids repeat."""
+    """The runtime call with the same correlation; the earliest one if ids repeat."""
     rows = np.flatnonzero((host["kind"] == HostKind.RUNTIME) & (host["correlation"] > 0))
     if not len(rows):
         return np.full(len(device_correlation), ABSENT, dtype=np.int32)
@@ -162,14 +162,14 @@ def locate(
     times = np.concatenate((start[rows], at_time))
     times -= times.min()
     span = int(times.max()) + 1
-    if int(lanes.max()) >= 2**62 // span:  # then ranks instead of times
+    if int(lanes.max()) >= 2**62 // span:  # use the order of the times instead
         times, span = np.unique(times, return_inverse=True)[1], len(times)
     keys = lanes * span + times  # one number for each (lane, time)
-    here, asked = keys[: len(rows)], keys[len(rows) :]
-    order = np.argsort(here, kind="stable")
-    place = np.minimum(np.searchsorted(here[order], asked), len(rows) - 1)
-    found = order[place]
-    return np.where(here[found] == asked, rows[found], ABSENT)
+    row_keys, wanted_keys = keys[: len(rows)], keys[len(rows) :]
+    order = np.argsort(row_keys, kind="stable")
+    place = np.minimum(np.searchsorted(row_keys[order], wanted_keys), len(rows) - 1)
+    candidate = order[place]
+    return np.where(row_keys[candidate] == wanted_keys, rows[candidate], ABSENT)
 
 
 def launches_by_flow(
@@ -177,7 +177,7 @@ def launches_by_flow(
     device: dict[str, NDArray[Any]],
     flows: dict[str, NDArray[Any]],
 ) -> NDArray[np.int32]:
-    """Launches of device events that carry no correlation, from the arrows drawn to them."""
+    """Launches of device events without a correlation, from the flow events that end at them."""
     launch = np.full(len(device["start_ns"]), ABSENT, dtype=np.int32)
     begins, ends = _pairs(flows)
     if not len(begins):
@@ -186,9 +186,9 @@ def launches_by_flow(
     source = locate(
         host["thread"], host["start_ns"], calls, flows["lane"][begins], flows["time_ns"][begins]
     )
-    every = np.arange(len(launch))
+    all_rows = np.arange(len(launch))
     target = locate(
-        device["lane"], device["start_ns"], every, flows["lane"][ends], flows["time_ns"][ends]
+        device["lane"], device["start_ns"], all_rows, flows["lane"][ends], flows["time_ns"][ends]
     )
     good = (source >= 0) & (target >= 0)
     launch[target[good]] = source[good]
@@ -198,7 +198,7 @@ def launches_by_flow(
 def find_forwards(
     host: dict[str, NDArray[Any]], flows: dict[str, NDArray[Any]]
 ) -> NDArray[np.int32]:
-    """A backward operator's forward operator: by the drawn arrow, else by sequence number."""
+    """A backward operator's forward operator: by flow event, else by sequence number."""
     count = len(host["start_ns"])
     forward_of = np.full(count, ABSENT, dtype=np.int32)
     numbered = (host["kind"] == HostKind.OPERATOR) & (host["sequence"] >= 0)
@@ -222,7 +222,7 @@ def _link_by_sequence(
     backwards: NDArray[np.intp],
     out: NDArray[np.int32],
 ) -> None:
-    """Of nested forward operators with one number, the last to start made the autograd node."""
+    """If nested forward operators share a number, the last to start made the autograd node."""
     if not len(forwards) or not len(backwards):
         return
     sequence, start = host["sequence"], host["start_ns"]

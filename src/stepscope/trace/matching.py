@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from stepscope.records.job import Calls, Group, RankPart
+    from stepscope.records.job import CollectiveCalls, Group, RankPart
 
     Int64 = NDArray[np.int64]
     _Member = tuple[int, int, Group]  # part, its code for the group, the group
 
 SYNCHRONISING_CODES = tuple(code for code, kind in enumerate(KINDS) if kind in SYNCHRONISING)
 _ALL_TO_ALL = KINDS.index("all_to_all")
-_MOST_UNEQUAL = 4
-_MOST_BYTES = np.int64(2**60)
+_MAX_UNEQUAL = 4
+_NO_SIZE = np.int64(2**60)  # larger than any
 _SEND, _RECV = KINDS.index("send"), KINDS.index("recv")
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True):
+class MatchedCollectives(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives of one group: `row` is (collectives, members), each a row of a part's Calls."""
 
     group: Group
@@ -56,7 +56,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
         return np.isin(self.kind, SYNCHRONISING_CODES)
 
 
-class Transfers(msgspec.Struct, frozen=True, kw_only=True):
+class MatchedTransfers(msgspec.Struct, frozen=True, kw_only=True):
     """Sends joined to the receives they feed."""
 
     sender: NDArray[np.intp]  # parts
@@ -68,7 +68,7 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.sender)
 
 
-def match_collectives(parts: Sequence[RankPart]) -> list[Block]:
+def match_collectives(parts: Sequence[RankPart]) -> list[MatchedCollectives]:
     """One block for every group that at least two of the parts call into."""
     found: dict[tuple[str, tuple[int, ...]], list[_Member]] = {}
     for part, each in enumerate(parts):
@@ -77,7 +77,7 @@ def match_collectives(parts: Sequence[RankPart]) -> list[Block]:
     return [_block(parts, members) for members in found.values() if len(members) > 1]
 
 
-def _block(parts: Sequence[RankPart], members: list[_Member]) -> Block:
+def _block(parts: Sequence[RankPart], members: list[_Member]) -> MatchedCollectives:
     rows = [_collective_rows(parts[part].calls, code) for part, code, _ in members]
     sequences = [
         parts[part].calls.sequence[row] for (part, _, _), row in zip(members, rows, strict=True)
@@ -105,7 +105,7 @@ def _block(parts: Sequence[RankPart], members: list[_Member]) -> Block:
     shared = ((table >= 0).sum(axis=1) > 1) & _shares_alike(parts, members, table)
     order = np.argsort(_first_arrival(parts, members, table[shared]), kind="stable")
     table = table[shared][order]
-    return Block(
+    return MatchedCollectives(
         group=members[0][2],
         members=np.array([part for part, _, _ in members], np.intp),
         kind=distinct[shared][order, 1].astype(np.int8),
@@ -117,7 +117,7 @@ def _block(parts: Sequence[RankPart], members: list[_Member]) -> Block:
     )
 
 
-def _collective_rows(calls: Calls, group: int) -> NDArray[np.intp]:
+def _collective_rows(calls: CollectiveCalls, group: int) -> NDArray[np.intp]:
     wanted = (calls.group == group) & (calls.kind != _SEND) & (calls.kind != _RECV)
     return np.flatnonzero(wanted)
 
@@ -143,7 +143,7 @@ def _keys(*told: NDArray[Any]) -> NDArray[np.int64]:
     return np.stack((*columns, nth), axis=1)
 
 
-def _collective_keys(calls: Calls, rows: NDArray[np.intp], step: Int64 | None) -> Int64:
+def _collective_keys(calls: CollectiveCalls, rows: NDArray[np.intp], step: Int64 | None) -> Int64:
     """By sequence; by step, kind and bytes where there is none. Ranks may give unequal shares to an
     all-to-all."""
     kind = calls.kind[rows]
@@ -179,13 +179,13 @@ def _shares_alike(
     parts: Sequence[RankPart], members: list[_Member], table: NDArray[np.int32]
 ) -> NDArray[np.bool_]:
     """Whether the ranks' bytes can be shares of the same collective."""
-    least, most = np.full(len(table), _MOST_BYTES), np.zeros(len(table), np.int64)
+    least, most = np.full(len(table), _NO_SIZE), np.zeros(len(table), np.int64)
     for place, (part, _, _) in enumerate(members):
         here = np.flatnonzero(table[:, place] >= 0)
         size = parts[part].calls.size_bytes[table[here, place]]
         here, size = here[size > 0], size[size > 0]
         least[here], most[here] = np.minimum(least[here], size), np.maximum(most[here], size)
-    return most <= _MOST_UNEQUAL * least
+    return most <= _MAX_UNEQUAL * least
 
 
 def _sizes(parts: Sequence[RankPart], members: list[_Member], table: NDArray[np.int32]) -> Int64:
@@ -197,7 +197,7 @@ def _sizes(parts: Sequence[RankPart], members: list[_Member], table: NDArray[np.
     return out
 
 
-def match_transfers(parts: Sequence[RankPart]) -> Transfers:
+def match_transfers(parts: Sequence[RankPart]) -> MatchedTransfers:
     """The nth send of a rank to another in a step feeds that one's nth receive from it."""
     sends = [_point_to_point(part, place, _SEND) for place, part in enumerate(parts)]
     receives = [_point_to_point(part, place, _RECV) for place, part in enumerate(parts)]
@@ -211,7 +211,7 @@ def match_transfers(parts: Sequence[RankPart]) -> Transfers:
         if key in known
     ]
     ours, theirs = (np.array([pair[i] for pair in pairs], np.intp) for i in (0, 1))
-    return Transfers(
+    return MatchedTransfers(
         sender=send[ours, 4],
         send=send[ours, 5],
         receiver=recv[theirs, 4],

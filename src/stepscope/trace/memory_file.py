@@ -8,7 +8,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from stepscope.records.memory import CATEGORIES, CapturedMemory
-from stepscope.trace.decode import Oddities, shown
+from stepscope.trace.decode import Oddities, brief
 from stepscope.trace.rank_folder import MEMORY
 from stepscope.trace.side_files import read_record
 
@@ -49,7 +49,7 @@ def read_memory(folder: Path) -> dict[str, Any] | None:
 def _known(categories: Categories, place: str, oddities: Oddities) -> Categories:
     """Without names that are no category."""
     for name in categories.keys() - set(CATEGORIES):
-        oddities.add(f"{place}.{shown(name)}", "no such category")
+        oddities.add(f"{place}.{brief(name)}", "no such category")
     return {name: categories[name] for name in CATEGORIES if name in categories}
 
 

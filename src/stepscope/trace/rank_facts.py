@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 RANK = "rank.json"
 
 
-class ProcessGroup(msgspec.Struct, frozen=True, kw_only=True):
+class CapturedGroup(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of communication.groups."""
 
     name: str = ""
@@ -42,14 +42,14 @@ class ProcessGroup(msgspec.Struct, frozen=True, kw_only=True):
     ranks: list[RankNumber] = []
 
 
-class Bucket(msgspec.Struct, frozen=True, kw_only=True):
+class CapturedBucket(msgspec.Struct, frozen=True, kw_only=True):
     """Gradients that DDP sums at once."""
 
     size_bytes: Bytes | None = None
     parameters: list[str] | None = None
 
 
-class Replica(msgspec.Struct, frozen=True, kw_only=True):
+class CapturedReplica(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of communication.ddp."""
 
     index: Count | None = None
@@ -62,7 +62,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     unused_parameter_bytes: Bytes | None = None
     bucket_cap_bytes: Bytes | None = None
     buckets_rebuilt: bool | None = None
-    buckets: list[Bucket] = []
+    buckets: list[CapturedBucket] = []
     grad_ready_order: list[Count] = []
     gradient_as_bucket_view: bool | None = None
     find_unused_parameters: bool | None = None
@@ -75,7 +75,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     average_overlap_ns: DurationNs | None = None
 
 
-class Placement(msgspec.Struct, frozen=True, kw_only=True):
+class CapturedPlacement(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of communication.placements. Older captures have no groups."""
 
     mesh: list[str] = []
@@ -85,14 +85,14 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     count: Count = 0
 
 
-class Stage(msgspec.Struct, frozen=True, kw_only=True):
+class CapturedStage(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of communication.pipeline_stages."""
 
     stage: RankNumber
     stages: Ranks | None = None
 
 
-class Trained(msgspec.Struct, frozen=True, kw_only=True):
+class CapturedTraining(msgspec.Struct, frozen=True, kw_only=True):
     """communication.trained."""
 
     tensors: Count | None = None
@@ -100,23 +100,23 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
     shared_tensors: Count | None = None
 
 
-class Communication(msgspec.Struct, frozen=True, kw_only=True):
+class CapturedLayout(msgspec.Struct, frozen=True, kw_only=True):
     """How the job is laid out over its ranks."""
 
-    groups: list[ProcessGroup] | UnsetType | None = UNSET
-    ddp: list[Replica] | UnsetType | None = UNSET
-    placements: list[Placement] | UnsetType | None = UNSET
-    trained: Trained | UnsetType | None = UNSET
+    groups: list[CapturedGroup] | UnsetType | None = UNSET
+    ddp: list[CapturedReplica] | UnsetType | None = UNSET
+    placements: list[CapturedPlacement] | UnsetType | None = UNSET
+    trained: CapturedTraining | UnsetType | None = UNSET
     rpc: bool | UnsetType | None = UNSET
     libraries: list[str] | UnsetType | None = UNSET
     fsdp_modules: dict[str, Count] | UnsetType | None = UNSET
-    pipeline_stages: list[Stage] | UnsetType | None = UNSET
+    pipeline_stages: list[CapturedStage] | UnsetType | None = UNSET
     nccl_version: str | UnsetType | None = UNSET
     flight_recorder: dict[str, Count] | UnsetType | None = UNSET
     notes: list[str] | UnsetType | None = UNSET
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True):
+class CapturedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """The accelerator that the rank trains on."""
 
     index: Count | UnsetType = UNSET
@@ -144,15 +144,15 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     torch: str | UnsetType | None = UNSET
     cuda: str | UnsetType | None = UNSET
     hip: str | UnsetType | None = UNSET
-    device: Device | str | UnsetType | None = UNSET
-    communication: Communication | UnsetType | None = UNSET
+    device: CapturedDevice | str | UnsetType | None = UNSET
+    communication: CapturedLayout | UnsetType | None = UNSET
     host_load: HostLoad | UnsetType | None = UNSET
 
 
 def decode_facts(folder: Path, oddities: Oddities) -> RankFacts:
     """Of a rank's folder; nothing is known where there is no rank.json."""
     facts = read_record(folder / RANK, RankFacts, oddities) or RankFacts()
-    named = rank_of_folder(folder)
+    named = folder_rank(folder)
     if named is not None and facts.rank not in (UNSET, None, named):
         oddities.add("rank", f"{facts.rank} in the folder {folder.name}")
         return msgspec.structs.replace(facts, rank=named)
@@ -165,7 +165,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
     return found
 
 
-def rank_of_folder(folder: Path) -> int | None:
+def folder_rank(folder: Path) -> int | None:
     """rank-00003, and rank-00003.2 of a second process that says it is rank 3."""
     word, _, number = folder.name.partition(".")[0].partition("-")
     return int(number) if word == "rank" and number.isdecimal() and len(number) <= 8 else None

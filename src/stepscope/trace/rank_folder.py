@@ -18,7 +18,7 @@ from stepscope.records.limits import (  # noqa: TC001  (decoded at run time)
 )
 from stepscope.trace.decode import Oddities
 from stepscope.trace.rank_facts import RANK, decode_facts
-from stepscope.trace.regular_files import is_there
+from stepscope.trace.regular_files import may_exist
 from stepscope.trace.side_files import read_record, read_rows
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 def read_rank_folder(trace: Path) -> RankFolder | None:
     """None for a bare trace. What is missing, cut short or makes no sense is left out."""
     folder = trace.parent
-    if not any(map(is_there, (folder / RANK, folder / CLOCK, folder / COMMS))):
+    if not any(map(may_exist, (folder / RANK, folder / CLOCK, folder / COMMS))):
         return None
     about_rank, about_clock, about_comms = map(Oddities, (RANK, CLOCK, COMMS))
     rank: dict[str, Any] = msgspec.structs.asdict(decode_facts(folder, about_rank))

@@ -13,7 +13,7 @@ from stepscope.trace.decode import Oddities
 from stepscope.trace.measured_steps import STEPS, read_steps, summarise_steps
 from stepscope.trace.rank_folder import read_rank_folder
 from stepscope.trace.read import read_trace
-from stepscope.trace.regular_files import is_there
+from stepscope.trace.regular_files import may_exist
 
 if TYPE_CHECKING:
     from stepscope.records.job import RankFolder
@@ -65,7 +65,7 @@ def _read_memory(
     from stepscope.trace.rank_folder import MEMORY
 
     captured, notes = None, oddities.notes
-    if is_there(folder / MEMORY):
+    if may_exist(folder / MEMORY):
         from stepscope.trace.memory_file import read_captured
 
         captured, about_memory = read_captured(folder)

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from stepscope.errors import UnreadableInputError
 from stepscope.trace.files import SQLITE, has_holes
-from stepscope.trace.regular_files import head_of
-from stepscope.trace.remote import RemoteTrace, fetched, is_url, local_path
+from stepscope.trace.regular_files import read_head
+from stepscope.trace.remote import RemoteTrace, fetch, is_url, local_path
 from stepscope.trace.snapshot_pickle import is_pickle
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def read_trace(path: str | Path, *, cache: bool = True, progress: Progress | Non
     if isinstance(path, str) and is_url(path):
         return _read_url(path, cache, progress)
     path = Path(path)
-    head = head_of(path)
+    head = read_head(path)
     version = _version(path)
     if not cache or version is None or not _worth_a_digest(path, head, version[0]):
         return _read(path, head, progress)
@@ -53,7 +53,7 @@ def _read_url(url: str, cache: bool, progress: Progress | None) -> Trace:
     local = local_path(url)
     if local:
         return read_trace(local, cache=cache, progress=progress)
-    with fetched(RemoteTrace(url=url)) as path:
+    with fetch(RemoteTrace(url=url)) as path:
         return replace(read_trace(path, cache=cache, progress=progress), path=url)
 
 
@@ -66,9 +66,9 @@ def _worth_a_digest(path: Path, head: bytes, size_bytes: int) -> bool:
         return False
     if size_bytes < _LOOK_FROM_BYTES or head.startswith(SQLITE):
         return True
-    from stepscope.trace.kineto import check_begin
+    from stepscope.trace.kineto import check_start
 
-    check_begin(path)
+    check_start(path)
     return not has_holes(path)
 
 

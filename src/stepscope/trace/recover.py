@@ -1,9 +1,9 @@
-"""Damaged pieces: keep every event that can be kept, count the rest, remember where.
+"""Pieces of text -> events. Of damaged pieces, keep every event that can be read, count the rest.
 
-In order, each step only for what the one before could not read: the piece as it is, odd types
-coerced; its events with the profiler's known slips mended; ever smaller runs of them, down to
-single events; a single event ended where the list of events, or the piece, ends. Strings that are
-longer than any name are cut, and arguments that are longer than most events are left out.
+Each step is only for what the one before could not read: the piece as it is; with odd types
+coerced; with the profiler's known slips repaired; ever smaller runs of events, down to single ones;
+a single event that ends where the list or the piece ends. Strings longer than any name are cut;
+arguments longer than most events are left out.
 """
 
 from __future__ import annotations
@@ -15,15 +15,22 @@ from zlib import crc32
 
 import msgspec
 
+from stepscope.records.quality import Note
 from stepscope.records.trace import ABSENT
+from stepscope.records.words import counted
+from stepscope.trace.decode import DECODE_ERRORS
 from stepscope.trace.events import NO_ARGS, NOTHING, Args, Event, ExactEvent
-from stepscope.trace.json_pieces import ANY_BOUNDARY, DECODE_ERRORS, boundaries, outline
-from stepscope.trace.limits import MOST_ELEMENTS, NAME_CHARACTERS, Limits
+from stepscope.trace.json_brackets import (
+    ANY_BOUNDARY,
+    SEPARATORS,
+    event_boundaries,
+    scan_brackets,
+)
+from stepscope.trace.limits import MAX_HELD_ELEMENTS, NAME_CHARACTERS, Limits
 
 if TYPE_CHECKING:
-    from stepscope.trace.json_pieces import Piece
+    from stepscope.trace.json_pieces import EventPiece
 
-_BETWEEN = b" \r\n\t,"
 _OBJECT = b"{"[0]
 _STRING = b'"'[0]
 _SHOWN_BYTES = 40
@@ -32,34 +39,45 @@ _USUAL = Limits()
 
 
 class Losses(msgspec.Struct):
-    """What was wrong with a file's events, and where it began."""
+    """What was wrong with a file's events, and the first place of each problem."""
 
-    mended: int = 0
+    repaired: int = 0
     coerced: int = 0
     unreadable: int = 0
     not_events: int = 0
     cut_at: int | None = None
     shortened: int = 0  # events with a text that is too long to keep
-    first_shortened: tuple[int, str] | None = None  # its place, and how the text begins
+    first_shortened: tuple[int, str] | None = None  # its byte, and how the text begins
     first_unreadable: int | None = None
     malformed: dict[str, int] = msgspec.field(default_factory=dict)
 
-    def lose(self, offset: int) -> None:
+    def add_unreadable(self, offset: int) -> None:
         self.unreadable += 1
         if self.first_unreadable is None:
             self.first_unreadable = offset
 
-    def shorten(self, offset: int, text: str) -> None:
+    def add_shortened(self, offset: int, text: str) -> None:
         self.shortened += 1
         self.first_shortened = self.first_shortened or (offset, text)
 
-    def count(self, reason: str, rows: int = 1) -> None:
+    def add_malformed(self, reason: str, rows: int = 1) -> None:
         if rows:
             self.malformed[reason] = self.malformed.get(reason, 0) + rows
 
-    def add(self, later: Losses) -> None:
-        """Take in the losses of text behind this one's."""
-        self.mended += later.mended
+    @property
+    def reasons(self) -> str:
+        """Why events are malformed, in words."""
+        return ", ".join(f"{rows} {reason}" for reason, rows in self.malformed.items())
+
+    def malformed_notes(self) -> list[Note]:
+        return [
+            Note(id="malformed", detail=f"left out: {counted(rows, 'event')} {reason}", count=rows)
+            for reason, rows in self.malformed.items()
+        ]
+
+    def merge(self, later: Losses) -> None:
+        """Add the losses of later text."""
+        self.repaired += later.repaired
         self.coerced += later.coerced
         self.unreadable += later.unreadable
         self.shortened += later.shortened
@@ -69,11 +87,11 @@ class Losses(msgspec.Struct):
         if self.first_unreadable is None:
             self.first_unreadable = later.first_unreadable
         for reason, rows in later.malformed.items():
-            self.count(reason, rows)
+            self.add_malformed(reason, rows)
 
 
-class Batch(msgspec.Struct):
-    """The events of a piece, what they cost, and how far into the piece they reach."""
+class DecodedPiece(msgspec.Struct):
+    """The events of a piece, what was lost, and how far into the piece they reach."""
 
     events: list[Any]
     losses: Losses = msgspec.field(default_factory=Losses)
@@ -86,13 +104,15 @@ def _decoder(kind: type[Event | ExactEvent]) -> msgspec.json.Decoder[list[Any]]:
     return msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
 
 
-def decode(piece: Piece, kind: type[Event | ExactEvent], limits: Limits = _USUAL) -> Batch:
-    """All events that can be had from a piece."""
+def decode_events(
+    piece: EventPiece, kind: type[Event | ExactEvent], limits: Limits = _USUAL
+) -> DecodedPiece:
+    """All events of a piece that can be read."""
     text = piece.text if piece.end is None else piece.text[: piece.end]
     try:
         if not piece.single:
             events = _decoder(kind).decode(b"".join((b"[", text, b"]")))
-            return Batch(events, closed_at=piece.end)
+            return DecodedPiece(events, closed_at=piece.end)
     except DECODE_ERRORS:
         pass
     return _Recovery(piece, kind, limits.large_bytes).run()
@@ -101,47 +121,47 @@ def decode(piece: Piece, kind: type[Event | ExactEvent], limits: Limits = _USUAL
 class _Recovery:
     """Decode ever smaller runs of events until what fails is a single one."""
 
-    def __init__(self, piece: Piece, kind: type[Event | ExactEvent], large_bytes: int) -> None:
+    def __init__(self, piece: EventPiece, kind: type[Event | ExactEvent], large_bytes: int) -> None:
         self.piece, self.kind, self.large_bytes = piece, kind, large_bytes
         self.text = bytes(piece.text)
-        self.batch = Batch([])
-        self.losses = self.batch.losses
+        self.result = DecodedPiece([])
+        self.losses = self.result.losses
         self.rows: list[bytes] = []
         self.starts: list[int] = []
-        self.may_walk_bytes = len(self.text)  # keeps hopeless walks from costing squares
+        self.scan_budget_bytes = len(self.text)  # hopeless scans must not take quadratic time
 
-    def run(self) -> Batch:
+    def run(self) -> DecodedPiece:
         events = self._decoded(self.text[: self.piece.end])
         if events is not None:
-            self.batch.events, self.batch.closed_at = events, self.piece.end
-            return self.batch
-        from stepscope.trace.repair_json import escape_quotes, mend
+            self.result.events, self.result.closed_at = events, self.piece.end
+            return self.result
+        from stepscope.trace.repair_json import escape_quotes, repair
 
         self._split()
-        self.mended = [mend(escape_quotes(row)) for row in self.rows]
-        changed = (old != new for old, new in zip(self.rows, self.mended, strict=True))
-        self.changes = [0, *accumulate(changed)]
+        repaired = [repair(escape_quotes(row)) for row in self.rows]
+        changed = (old != new for old, new in zip(self.rows, repaired, strict=True))
+        repaired_before = [0, *accumulate(changed)]
         pending = [(0, len(self.rows))] if self.rows else []
-        while pending and self.batch.closed_at is None and self.batch.resume is None:
+        while pending and self.result.closed_at is None and self.result.resume is None:
             low, high = pending.pop()
-            events = self._decoded(b",".join(self.mended[low:high]), self.starts[low])
+            events = self._decoded(b",".join(repaired[low:high]), self.starts[low])
             if events is not None:
-                self.losses.mended += self.changes[high] - self.changes[low]
-                self.batch.events += events
+                self.losses.repaired += repaired_before[high] - repaired_before[low]
+                self.result.events += events
             elif high - low == 1:
-                self.batch.events += self._single(low)
+                self.result.events += self._single(low)
             else:
                 middle = (low + high) // 2
                 pending += [(middle, high), (low, middle)]
-        explained = self.batch.closed_at is not None or self.batch.resume is not None
+        explained = self.result.closed_at is not None or self.result.resume is not None
         if not explained and self.rows and self.losses == Losses():
-            self.losses.mended = 1  # commas too many or too few
-        return self.batch
+            self.losses.repaired = 1  # too many or too few commas
+        return self.result
 
     def _split(self) -> None:
-        """Rows of one event each, as far as that can be told from damaged text."""
+        """Rows of one event each, as far as damaged text shows them."""
         text, end = self.text, self.piece.end
-        bounds = [] if self.piece.single else boundaries(text)
+        bounds = [] if self.piece.single else event_boundaries(text)
         if end is not None:
             bounds = sorted([*bounds, (end, end)])
         starts = [0, *(resume for _, resume in bounds)]
@@ -151,37 +171,37 @@ class _Recovery:
             last, cuts = self._grow(segments, first)
             begin = segments[first][0]
             for until, resume in [*cuts, (segments[last][1], 0)]:
-                row = text[begin:until].lstrip(_BETWEEN)
+                row = text[begin:until].lstrip(SEPARATORS)
                 if row:
                     self.starts.append(until - len(row))
-                    self.rows.append(row.rstrip(_BETWEEN))
+                    self.rows.append(row.rstrip(SEPARATORS))
                 begin = resume
             first = last + 1
 
     def _grow(
         self, segments: list[tuple[int, int]], first: int
     ) -> tuple[int, list[tuple[int, int]]]:
-        """The segment where what begins in `first` ends, and the cuts between events on the way.
+        """The segment in which the event of segment `first` ends, and the cuts found on the way.
 
-        An event goes on in the next segment where it holds a list of objects, if that list ends.
+        A list of objects inside an event spreads it over several segments, if that list ends.
         """
         text = self.text
         if _is_plain(text[slice(*segments[first])]):
             return first, []
-        shape = outline(text[slice(*segments[first])])
-        own = cuts = _moved(shape.cuts, segments[first][0])
+        scan = scan_brackets(text[slice(*segments[first])])
+        own = cuts = _shifted(scan.cuts, segments[first][0])
         last, final = first, len(segments) - 1
-        while shape.in_inner_list and last < final and self.may_walk_bytes > 0:
+        while scan.in_inner_list and last < final and self.scan_budget_bytes > 0:
             last += 1
             start, end = segments[last]
-            self.may_walk_bytes -= end - start
-            shape = outline(text[start:end], shape.open_brackets)
-            cuts = cuts + _moved(shape.cuts, start) if shape.cuts else cuts
-        ended = shape.complete or shape.closed_at is not None or cuts is not own
+            self.scan_budget_bytes -= end - start
+            scan = scan_brackets(text[start:end], scan.open_brackets)
+            cuts = cuts + _shifted(scan.cuts, start) if scan.cuts else cuts
+        ended = scan.complete or scan.closed_at is not None or cuts is not own
         if last == first or ended:
             return last, cuts
         to_come = last == final and not self.piece.last
-        if shape.unfinished and (to_come or not self._is_event(segments[first + 1])):
+        if scan.unfinished and (to_come or not self._is_event(segments[first + 1])):
             return last, cuts
         return first, own  # a bracket is missing: the next segment is an event of its own
 
@@ -189,29 +209,29 @@ class _Recovery:
         return b'"ph"' in self.text[slice(*segment)]
 
     def _single(self, row: int) -> list[Any]:
-        """The end of the list may lie inside this row, or the end of the piece."""
-        from stepscope.trace.repair_json import escape_quotes, mend
+        """The event of a row that did not decode: the list or the piece may end inside it."""
+        from stepscope.trace.repair_json import escape_quotes, repair
 
         text = escape_quotes(self.rows[row])
-        shape = outline(text)
-        if shape.closed_at is not None:
-            events = self._decoded(mend(text[: shape.closed_at].rstrip(_BETWEEN)))
-            if events is not None:  # the place is counted from the end, where nothing was escaped
-                behind = len(text) - shape.closed_at
-                self.batch.closed_at = self.starts[row] + len(self.rows[row]) - behind
-                self.losses.mended += text != self.rows[row]
+        scan = scan_brackets(text)
+        if scan.closed_at is not None:
+            events = self._decoded(repair(text[: scan.closed_at].rstrip(SEPARATORS)))
+            if events is not None:  # counted from the end, where nothing was escaped
+                rest = len(text) - scan.closed_at
+                self.result.closed_at = self.starts[row] + len(self.rows[row]) - rest
+                self.losses.repaired += text != self.rows[row]
                 return events
-        goes_on = row == len(self.rows) - 1 and shape.unfinished
+        goes_on = row == len(self.rows) - 1 and scan.unfinished
         if goes_on and self.piece.last:
             self.losses.cut_at = self.piece.offset + self.starts[row]
         elif goes_on and not self.piece.single:
-            self.batch.resume = self.starts[row]
+            self.result.resume = self.starts[row]
         else:
-            self.losses.lose(self.piece.offset + self.starts[row])
+            self.losses.add_unreadable(self.piece.offset + self.starts[row])
         return []
 
     def _decoded(self, text: bytes, start: int = 0) -> list[Any] | None:
-        """Events of text that is valid JSON, whatever its types; None where it is not."""
+        """The events of valid JSON, whatever its types; None for anything else."""
         try:
             if not self.piece.single:
                 return _decoder(self.kind).decode(b"[" + text + b"]")
@@ -227,57 +247,57 @@ class _Recovery:
         if odd.first_shortened:
             place, begin = odd.first_shortened
             odd.first_shortened = self.piece.offset + start + place, begin
-        self.losses.add(odd)
+        self.losses.merge(odd)
         return [event for event in events if event is not None]
 
 
 def _elements(text: bytes) -> list[msgspec.Raw]:
-    """Of a list; where they could be too many to hold, the text must be one event alone."""
-    if text.count(b",") > MOST_ELEMENTS:
+    """The elements of a list. Text that may hold too many must be a single event."""
+    if text.count(b",") > MAX_HELD_ELEMENTS:
         return [msgspec.json.decode(text, type=msgspec.Raw)]
     return _RAWS.decode(b"[" + text + b"]")
 
 
 def _is_plain(segment: bytes) -> bool:
-    """Certainly one event at most: what most segments are, found out without a walk."""
+    """Certainly no more than one event: true of most segments, and found without a scan."""
     pairs = segment.count(b"{") == segment.count(b"}") and segment.count(b"[") == segment.count(
         b"]"
     )
     return pairs and not ANY_BOUNDARY.search(segment)
 
 
-def _moved(cuts: list[tuple[int, int]], by: int) -> list[tuple[int, int]]:
+def _shifted(cuts: list[tuple[int, int]], by: int) -> list[tuple[int, int]]:
     return [(end + by, resume + by) for end, resume in cuts]
 
 
 def _coerce(kind: type[Any], raw: msgspec.Raw, losses: Losses, large_bytes: int) -> Any:
-    """One element whose types may not be the expected ones: take what can be taken."""
+    """One element with unexpected types: keep the fields that make sense."""
     if memoryview(raw)[0] != _OBJECT:
         losses.not_events += 1
         return None
     large = len(memoryview(raw)) > large_bytes
     try:
-        if not large:  # else its arguments could be a million objects
+        if not large:  # the arguments of a large one could be a million objects
             return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError:
         pass
-    reading = _Reading(large_bytes)
-    event = reading.event(kind, raw)
-    if reading.shortened is not None:
-        losses.shorten(0, reading.shortened)
+    reader = _FieldReader(large_bytes)
+    event = reader.read(kind, raw)
+    if reader.shortened is not None:
+        losses.add_shortened(0, reader.shortened)
     elif not large:
         losses.coerced += 1
     return event
 
 
-class _Reading:
-    """One event, field by field; what nobody asks for is never made an object."""
+class _FieldReader:
+    """Reads one event field by field; fields that are not used never become objects."""
 
     def __init__(self, large_bytes: int) -> None:
         self.large_bytes = large_bytes
-        self.shortened: str | None = None  # the begin of the first text that was too long
+        self.shortened: str | None = None  # how the first text that was too long begins
 
-    def event(self, kind: type[Any], raw: msgspec.Raw) -> Any:
+    def read(self, kind: type[Any], raw: msgspec.Raw) -> Any:
         row = msgspec.json.decode(raw, type=_raw_fields(Event))
         return kind(
             ph=self._text(row.ph),
@@ -311,7 +331,7 @@ class _Reading:
         )
 
     def _kept(self, raw: msgspec.Raw) -> msgspec.Raw:
-        """As it is, unless it is too long to keep."""
+        """The text as it is, unless it is too long to keep."""
         view = memoryview(raw)
         if len(view) <= self.large_bytes:
             return raw
@@ -319,7 +339,7 @@ class _Reading:
         return NOTHING
 
     def _value(self, raw: msgspec.Raw) -> Any:
-        """What the text says, or None where that is no value (a number that nothing can hold)."""
+        """The decoded value, or None for a number that nothing can hold."""
         if not raw:
             return None
         try:
@@ -341,7 +361,7 @@ class _Reading:
         return value
 
     def _short(self, raw: msgspec.Raw) -> Any:
-        """A value; a string no longer than a name may be."""
+        """A value; a string is cut to the longest length of a name."""
         if not raw:
             return None
         is_text = memoryview(raw)[0] == _STRING
@@ -358,7 +378,7 @@ class _Reading:
 
 @cache
 def _raw_fields(kind: type[Any]) -> Any:
-    """The same record with every field as text."""
+    """The same record with every field as undecoded text."""
     fields = [
         (info.name, msgspec.Raw, msgspec.field(default=NOTHING, name=info.encode_name))
         for info in msgspec.structs.fields(kind)

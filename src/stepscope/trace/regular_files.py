@@ -1,9 +1,9 @@
-"""The one way in which files of others are opened: regular files only, and within a limit.
+"""The only way to open files that others wrote: regular files only, and within a limit.
 
 A pipe would wait for its writer for ever, /dev/zero never ends, and a file under /proc may do both
-and call itself regular. So a file is looked at before it is opened and again once it is open, when
-nobody can exchange it any more; reading never waits; and who reads a file whole says how much of it
-may be held. Whatever goes wrong is an UnreadableInputError that names the file.
+and still call itself regular. So a file is checked before it is opened and again once it is open,
+when nobody can exchange it any more; reading never waits; whoever reads a whole file sets a limit.
+Every failure is an UnreadableInputError that names the file.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ import stat
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 from stepscope.errors import UnreadableInputError
+from stepscope.records import figures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-MOST_BYTES = 8 << 20  # of a file that is held whole
-MOST_LINE_BYTES = 1 << 20
-MOST_LINES = 250_000
-MOST_BYTES_OF_LINES = 128 << 20
+MAX_FILE_BYTES = 8 << 20  # of a file that is held whole
+MAX_LINE_BYTES = 1 << 20
+MAX_LINES = 250_000
+MAX_LINES_BYTES = 128 << 20
 _PIECE_BYTES = 256 << 10
-_ENDLESS = 8  # times the longest line: whoever wrote so much wrote no lines
+_ENDLESS = 8  # times the longest line: text this long has no lines
 _BUFFER_BYTES = 128 << 10
-# Neither waits for the other end of a pipe nor is handed on to programs that are started.
+# Do not wait for the other end of a pipe; do not pass the file on to child processes.
 _FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 class MissingFileError(UnreadableInputError):
-    """There is no such file: what it would hold was not captured."""
+    """There is no such file: its content was not captured."""
 
 
 def open_file(path: Path) -> IO[bytes]:
@@ -41,77 +42,77 @@ def open_file(path: Path) -> IO[bytes]:
         _require_regular(path, path.stat().st_mode)
         return io.BufferedReader(_NeverWaits(_opened(path, os.O_RDONLY)), _BUFFER_BYTES)
     except (OSError, ValueError) as error:
-        raise unreadable(path, error) from None
+        raise unreadable_error(path, error) from None
 
 
 def open_to_append(path: Path) -> int:
-    """A descriptor to read and append with; the file is made where there is none."""
+    """A descriptor to read and append with; a missing file is created."""
     with contextlib.suppress(FileNotFoundError):
         _require_regular(path, path.stat().st_mode)
     return _opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
 
 
-def head_of(path: Path, size: int = 16) -> bytes:
+def read_head(path: Path, size: int = 16) -> bytes:
     """The first bytes, to recognise a format by."""
-    return read_some(path, size)
+    return read_start(path, size)
 
 
-def tail_of(path: Path, size: int) -> bytes:
+def read_tail(path: Path, size: int) -> bytes:
     """The last bytes."""
     with open_file(path) as file:
         try:
             file.seek(max(0, file.seek(0, os.SEEK_END) - size))
             return file.read(size)
         except OSError as error:
-            raise unreadable(path, error) from None
+            raise unreadable_error(path, error) from None
 
 
-def read_some(path: Path, size: int) -> bytes:
-    """So many bytes from the start, or all there are."""
+def read_start(path: Path, size: int) -> bytes:
+    """The first `size` bytes, or all there are."""
     with open_file(path) as file:
         try:
             return file.read(size)
         except OSError as error:
-            raise unreadable(path, error) from None
+            raise unreadable_error(path, error) from None
 
 
-def read_whole(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """All of a file; one that is larger than it may be is not read."""
-    content = read_some(path, most_bytes + 1)
-    if len(content) > most_bytes:
+def read_whole(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """All of a file; one larger than the limit is refused."""
+    content = read_start(path, max_bytes + 1)
+    if len(content) > max_bytes:
         raise UnreadableInputError(
-            f"{path} is larger than {most_bytes >> 20} MiB: no such file should be"
+            f"{path} is larger than {figures.size(max_bytes)}, the limit for such a file"
         )
     return content
 
 
-class Line(NamedTuple):
+class FileLine(NamedTuple):
     """One line without its end."""
 
     number: int
     text: bytes
-    ended: bool  # False for a last line that a writer may have been cut off in
+    ended: bool  # False for a last line that its writer may not have finished
 
 
 class LineFile:
-    """The lines of a file within limits; what is left out is counted once they were read."""
+    """The lines of a file within limits. What is left out is known once they were read."""
 
     def __init__(
         self,
         path: Path,
         *,
-        most_lines: int = MOST_LINES,
-        most_line_bytes: int = MOST_LINE_BYTES,
-        most_bytes: int = MOST_BYTES_OF_LINES,
+        max_lines: int = MAX_LINES,
+        max_line_bytes: int = MAX_LINE_BYTES,
+        max_bytes: int = MAX_LINES_BYTES,
     ) -> None:
         self.path = path
-        self.most_lines, self.most_line_bytes = most_lines, most_line_bytes
-        self.most_bytes = most_bytes
+        self.max_lines, self.max_line_bytes = max_lines, max_line_bytes
+        self.max_bytes = max_bytes
         self.too_long = 0  # lines that were left out
-        self.is_cut = False  # more follows that was not read
+        self.is_cut = False  # the rest was not read
 
-    def __iter__(self) -> Iterator[Line]:
-        left = self.most_lines
+    def __iter__(self) -> Iterator[FileLine]:
+        left = self.max_lines
         for line in self._lines():
             if not left:
                 self.is_cut = True
@@ -119,29 +120,29 @@ class LineFile:
             left -= 1
             yield line
 
-    def _lines(self) -> Iterator[Line]:
-        """Those that hold anything. Nothing follows a line without end."""
+    def _lines(self) -> Iterator[FileLine]:
+        """All lines but blank ones, up to a line without end."""
         number, rest, skipped = 0, b"", 0
         for piece in self._pieces():
             *whole, rest = (rest + piece).split(b"\n")
             for text in whole:
                 number += 1
-                if skipped or len(text) > self.most_line_bytes:
+                if skipped or len(text) > self.max_line_bytes:
                     self.too_long, skipped = self.too_long + 1, 0
                 elif text.strip():
-                    yield Line(number, text, True)
-            if len(rest) > self.most_line_bytes:
+                    yield FileLine(number, text, True)
+            if len(rest) > self.max_line_bytes:
                 rest, skipped = b"", skipped + len(rest)
-            if skipped > _ENDLESS * self.most_line_bytes:
+            if skipped > _ENDLESS * self.max_line_bytes:
                 self.is_cut = True
                 break
         if skipped:
             self.too_long += 1
         elif rest.strip() and not self.is_cut:
-            yield Line(number + 1, rest, False)
+            yield FileLine(number + 1, rest, False)
 
     def _pieces(self) -> Iterator[bytes]:
-        left = self.most_bytes
+        left = self.max_bytes
         with open_file(self.path) as file:
             try:
                 while left > 0 and (piece := file.read(min(_PIECE_BYTES, left))):
@@ -149,21 +150,21 @@ class LineFile:
                     yield piece
                 self.is_cut = left <= 0 and file.read(1) != b""
             except OSError as error:
-                raise unreadable(self.path, error) from None
+                raise unreadable_error(self.path, error) from None
 
 
 def is_folder(path: Path) -> bool:
-    """False for what is not there; an UnreadableInputError for what cannot be looked at."""
+    """False for a missing path. Raises UnreadableInputError if it cannot be checked."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError) as error:
-        raise unreadable(path, error) from None
+        raise unreadable_error(path, error) from None
 
 
-def is_there(path: Path) -> bool:
-    """Also where it cannot be looked at: whoever opens it says so."""
+def may_exist(path: Path) -> bool:
+    """False only for a missing path: if it cannot be checked, opening it will say why."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -173,16 +174,16 @@ def is_there(path: Path) -> bool:
     return True
 
 
-def names_in(folder: Path) -> list[Path]:
-    """What a folder holds, by name."""
+def list_folder(folder: Path) -> list[Path]:
+    """The paths in a folder, sorted by name."""
     try:
         return sorted(folder.iterdir())
     except (OSError, ValueError) as error:
-        raise unreadable(folder, error) from None
+        raise unreadable_error(folder, error) from None
 
 
-def unreadable(path: Path, error: OSError | ValueError) -> UnreadableInputError:
-    """In words: the name, the rights, or the disk and the network behind it."""
+def unreadable_error(path: Path, error: OSError | ValueError) -> UnreadableInputError:
+    """The failure in words: the name, the permissions, the disk or the network."""
     if isinstance(error, FileNotFoundError):
         return MissingFileError(f"{path} does not exist")
     if isinstance(error, PermissionError):
@@ -191,11 +192,11 @@ def unreadable(path: Path, error: OSError | ValueError) -> UnreadableInputError:
         return UnreadableInputError(f"{path} is not a regular file: it has nothing to read now")
     if isinstance(error, OSError):
         return UnreadableInputError(f"{path}: {error.strerror or error}")
-    return UnreadableInputError(f"{str(path)!r}: {error}")  # a name that no file can have
+    return UnreadableInputError(f"{str(path)!r}: {error}")  # no file can have this name
 
 
 class _NeverWaits(io.FileIO):
-    """Files under /proc may say "not now", which Python's buffers take for nothing at all."""
+    """Files under /proc may answer "not now", which Python's buffers take for the end."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor, "rb")
@@ -214,7 +215,7 @@ class _NeverWaits(io.FileIO):
 
 
 def _opened(path: Path, flags: int) -> int:
-    """A descriptor of a regular file: checked again on what was opened in the end."""
+    """A descriptor of a regular file, checked on the file that was really opened."""
     descriptor = os.open(path, flags | _FLAGS, 0o644)
     try:
         _require_regular(path, os.fstat(descriptor).st_mode)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepscope.errors import StepscopeError, UnreadableInputError, UsageError
-from stepscope.trace.layout import BESIDE, ENDINGS, is_trace_name
+from stepscope.trace.layout import ENDINGS, SIDE_FILES, is_trace_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ def local_path(url: str) -> Path | None:
     return Path(unquote(parts.path))
 
 
-def find_remote(url: str) -> list[RemoteTrace]:
+def find_remote_traces(url: str) -> list[RemoteTrace]:
     """As discover.find_traces, on a URL."""
     filesystem, root = _open(url)
     with _failures(url):
@@ -61,7 +61,7 @@ def find_remote(url: str) -> list[RemoteTrace]:
 
 
 @contextmanager
-def fetched(trace: RemoteTrace) -> Iterator[Path]:
+def fetch(trace: RemoteTrace) -> Iterator[Path]:
     """The trace and what lies beside it, on this disk for as long as the block runs."""
     import tempfile
 
@@ -173,7 +173,7 @@ class _Listing:
         return RemoteTrace(
             url=self._url_of(info["name"]),
             size_bytes=info.get("size") or 0,
-            beside=tuple(name for name in BESIDE if name in around),
+            beside=tuple(name for name in SIDE_FILES if name in around),
         )
 
     def _inside(self, name: str) -> str:

@@ -1,15 +1,15 @@
-"""Slips of a profiler's pen: text that is almost JSON -> JSON that says the same.
+"""Repair text that is almost JSON: the known slips of profilers, put right with the same meaning.
 
-Knows only text: bare nan and inf, numbers no double can hold, stray backslashes, raw control
-characters, broken UTF-8, lone surrogates, quotes inside names that nobody escaped. All of it is
-for text that a decoder has already refused; valid JSON comes back with its meaning unchanged.
+Bare nan and inf, numbers that no double can hold, stray backslashes, raw control characters, broken
+UTF-8, lone surrogates, unescaped quotes inside names. It is for text that a decoder has already
+refused; valid JSON keeps its meaning.
 """
 
 from __future__ import annotations
 
 import re
 
-from stepscope.trace.json_pieces import STRING
+from stepscope.trace.json_brackets import STRING
 
 _ABSENT = (
     rb"(?<=[:,\[\s])(?:"
@@ -38,50 +38,50 @@ _IN_NAME = re.compile(
 )
 
 
-def mend(text: bytes) -> bytes:
-    """The text with every known slip put right, except quotes."""
+def repair(text: bytes) -> bytes:
+    """Put every known slip right, except quotes."""
     if not text.isascii():
         text = text.decode("utf-8", "replace").encode()
-    mended, position = bytearray(), 0
-    while found := _TO_SLIP.match(text, position):  # anchored: what is clean is passed over once
-        slip = found.start(found.lastgroup or 0)
-        mended += text[position:slip]
-        mended += _put_right(found)
-        position = found.end()
-    return bytes(mended + text[position:]) if position else text
+    repaired, position = bytearray(), 0
+    while match := _TO_SLIP.match(text, position):  # anchored: clean text is passed only once
+        slip = match.start(match.lastgroup or 0)
+        repaired += text[position:slip]
+        repaired += _replacement(match)
+        position = match.end()
+    return bytes(repaired + text[position:]) if position else text
 
 
 def escape_quotes(text: bytes) -> bytes:
-    """One event's text with the quotes inside its name and category escaped.
+    """Escape the quotes inside the name and category of one event.
 
-    Such a value ends at the quote that another key follows, or the end of the object.
+    A name ends at the quote that is followed by another key or by the end of the object.
     """
     parts, position = bytearray(), 0
     while opens := _NAME_OPENS.search(text, position):
         done = opens.end()
         parts += text[position:done]
-        for found in _IN_NAME.finditer(text, done):
-            if found["closes"] is not None:
+        for match in _IN_NAME.finditer(text, done):
+            if match["closes"] is not None:
                 break
-            if found[0] == b'"':
-                parts += text[done : found.start()] + rb"\""
-                done = found.end()
+            if match[0] == b'"':
+                parts += text[done : match.start()] + rb"\""
+                done = match.end()
         else:
-            return text  # a value without an end: no quote of it can be told from another
-        if b'"ph"' in text[opens.end() : found.start()]:
+            return text  # the name has no end: its quotes cannot be told from others
+        if b'"ph"' in text[opens.end() : match.start()]:
             return text  # not a name but the event itself: something else is missing
-        parts += text[done : found.end()]
-        position = found.end()
+        parts += text[done : match.end()]
+        position = match.end()
     return bytes(parts + text[position:]) if position else text
 
 
-def _put_right(found: re.Match[bytes]) -> bytes:
-    if found.lastgroup == "string":
-        return _ESCAPE.sub(_escape, found["string"])
-    return b"null" if found.lastgroup == "absent" else b" "
+def _replacement(slip: re.Match[bytes]) -> bytes:
+    if slip.lastgroup == "string":
+        return _ESCAPE.sub(_repair_escape, slip["string"])
+    return b"null" if slip.lastgroup == "absent" else b" "
 
 
-def _escape(match: re.Match[bytes]) -> bytes:
+def _repair_escape(match: re.Match[bytes]) -> bytes:
     if match.lastgroup == "control":
         return b"\\u%04x" % match[0][0]
     if match.lastgroup == "stray":

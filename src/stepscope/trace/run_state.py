@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from stepscope.errors import StepscopeError
-from stepscope.records.process_identity import ProcessIdentity, state_of
+from stepscope.records.process_identity import ProcessIdentity, process_state
 from stepscope.records.quality import Note
 from stepscope.records.unwritten import TRACE, unwritten_parts
 from stepscope.records.words import counted, plural
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 RUN, RANK = "run.json", "rank.json"
-_MOST_BYTES = 64 << 20
+_MAX_FILE_BYTES = 64 << 20
 _NAMED = 4  # ranks that a sentence names
 
 
-class _Rank(msgspec.Struct, frozen=True):
+class _RankFile(msgspec.Struct, frozen=True):
     rank: int | None = None
     status: str = ""
     process: ProcessIdentity | None = None
@@ -42,11 +42,11 @@ class _Signal(msgspec.Struct, frozen=True):
     signal: str
 
 
-class _Run(msgspec.Struct, frozen=True):
+class _RunFile(msgspec.Struct, frozen=True):
     status: str = ""
     process: ProcessIdentity | None = None
     signals: list[_Signal] = []
-    ranks: list[_Rank] = []
+    ranks: list[_RankFile] = []
     exit_code: int | None = None
 
 
@@ -58,7 +58,7 @@ def run_notes(folder: Path) -> list[Note]:
     """What to know about the run before its numbers are trusted; empty for a whole one."""
     if not is_run_folder(folder):
         return []
-    run, problem = _decode(folder / RUN, _Run)
+    run, problem = _decode(folder / RUN, _RunFile)
     ranks = _ranks(folder)
     notes = [_state(run, ranks), _missing(run, ranks)]
     if problem:
@@ -66,13 +66,13 @@ def run_notes(folder: Path) -> list[Note]:
     return [note for note in notes if note is not None]
 
 
-def _ranks(folder: Path) -> list[_Rank]:
+def _ranks(folder: Path) -> list[_RankFile]:
     found = []
     for place in sorted(folder.glob("rank-*")):
-        rank, problem = _decode(place / RANK, _Rank)
+        rank, problem = _decode(place / RANK, _RankFile)
         problems = rank.problems if rank else [problem or f"{RANK} was not written"]
         found.append(
-            _Rank(
+            _RankFile(
                 rank=rank.rank if rank else None,
                 status=rank.status if rank else "unreadable",
                 process=rank.process if rank else None,
@@ -93,7 +93,7 @@ def _missing_in(place: Path, problems: list[str]) -> dict[str, str]:
     return missing
 
 
-def _state(run: _Run | None, ranks: Sequence[_Rank]) -> Note | None:
+def _state(run: _RunFile | None, ranks: Sequence[_RankFile]) -> Note | None:
     """Whether the run was closed; the ranks alone tell where a script captures itself."""
     if run is not None and run.status == "handed over":
         return Note(
@@ -108,7 +108,7 @@ def _state(run: _Run | None, ranks: Sequence[_Rank]) -> Note | None:
     if run.process is None or run.status != "running":
         return None
     who = f"stepscope run (process {run.process.pid} on {run.process.host})"
-    state = state_of(run.process)
+    state = process_state(run.process)
     if state == "running":
         return Note(id="still-running", detail=f"{who} is still running: more may come")
     return Note(
@@ -117,7 +117,7 @@ def _state(run: _Run | None, ranks: Sequence[_Rank]) -> Note | None:
     )
 
 
-def _how_it_ended(state: str, run: _Run) -> str:
+def _how_it_ended(state: str, run: _RunFile) -> str:
     heard = ", ".join(dict.fromkeys(each.signal for each in run.signals[:_NAMED]))
     after = f", after it had passed on {heard} to the command" if heard else ""
     if state == "restarted":
@@ -127,13 +127,13 @@ def _how_it_ended(state: str, run: _Run) -> str:
     return f"wrote no end, and whether it still runs cannot be seen from here{after}"
 
 
-def _of_ranks(ranks: Sequence[_Rank]) -> str:
+def _of_ranks(ranks: Sequence[_RankFile]) -> str:
     """What is known of the job's own processes."""
     if not ranks:
         return "; no rank had ended a step"
     closed = sum(rank.status == "finished" for rank in ranks)
     states = [
-        state_of(rank.process)
+        process_state(rank.process)
         for rank in ranks
         if rank.status == "running" and rank.process is not None
     ]
@@ -149,7 +149,7 @@ def _of_ranks(ranks: Sequence[_Rank]) -> str:
     return f"; {words}" if words else ""
 
 
-def _ended_ranks(run: _Run, ranks: Sequence[_Rank]) -> Note | None:
+def _ended_ranks(run: _RunFile, ranks: Sequence[_RankFile]) -> Note | None:
     """The command is over, and ranks of it had no time to close their files."""
     unclosed = sum(rank.status == "running" for rank in ranks)
     if not unclosed or run.exit_code is None:
@@ -168,9 +168,9 @@ def _code_words(code: int) -> str:
         return f"exit code {code}"
 
 
-def _unclosed_ranks(ranks: Sequence[_Rank]) -> Note | None:
+def _unclosed_ranks(ranks: Sequence[_RankFile]) -> Note | None:
     open_ranks = [rank for rank in ranks if rank.status == "running" and rank.process is not None]
-    states = {state_of(rank.process) for rank in open_ranks if rank.process is not None}
+    states = {process_state(rank.process) for rank in open_ranks if rank.process is not None}
     if not states:
         return None
     if states == {"running"}:
@@ -178,7 +178,7 @@ def _unclosed_ranks(ranks: Sequence[_Rank]) -> Note | None:
     return Note(id="not-closed", detail=f"the run was not closed{_of_ranks(ranks)}")
 
 
-def _missing(run: _Run | None, ranks: Sequence[_Rank]) -> Note | None:
+def _missing(run: _RunFile | None, ranks: Sequence[_RankFile]) -> Note | None:
     """Parts that could not be written, with the reasons that run.json or the ranks give."""
     closed = {rank.folder: rank.missing for rank in run.ranks} if run is not None else {}
     told = []
@@ -195,7 +195,7 @@ def _missing(run: _Run | None, ranks: Sequence[_Rank]) -> Note | None:
 def _decode(file: Path, kind: type[_T]) -> tuple[_T | None, str | None]:
     """What it holds, and why that cannot be read; neither where there is no file."""
     try:
-        content = read_whole(file, _MOST_BYTES)
+        content = read_whole(file, _MAX_FILE_BYTES)
         if not content.strip(b"\0 \n"):
             return None, f"{file.name} is empty"
         return decode(content, kind), None

@@ -1,4 +1,4 @@
-"""Files that capture writes beside a trace, as records: JSON, or JSON lines.
+"""The files that capture writes next to a trace, as records: JSON, or JSON lines.
 
 Each may be missing, cut short, damaged or not a file at all. What can be read is read; the rest is
 counted as not captured.
@@ -12,23 +12,34 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from stepscope.errors import UnreadableInputError
-from stepscope.trace.decode import UNFIT, NotJsonError, decode, decode_patiently, fit, shown
-from stepscope.trace.regular_files import MOST_BYTES, LineFile, MissingFileError, read_whole
+from stepscope.records import figures
+from stepscope.records.words import counted
+from stepscope.trace.decode import (
+    DECODE_ERRORS,
+    UNFIT,
+    NotJsonError,
+    brief,
+    decode,
+    decode_leniently,
+    fit,
+)
+from stepscope.trace.regular_files import MAX_FILE_BYTES, LineFile, MissingFileError, read_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from stepscope.trace.decode import Oddities
+    from stepscope.trace.regular_files import FileLine
 
 _T = TypeVar("_T")
 
 
 def read_record(
-    file: Path, kind: type[_T], oddities: Oddities, most_bytes: int = MOST_BYTES
+    file: Path, kind: type[_T], oddities: Oddities, max_bytes: int = MAX_FILE_BYTES
 ) -> _T | None:
-    """The whole file as one record; None where it was not captured or says nothing."""
+    """The whole file as one record; None if it was not captured or cannot be read."""
     try:
-        text = read_whole(file, most_bytes)
+        text = read_whole(file, max_bytes)
     except MissingFileError:
         return None
     except UnreadableInputError as error:
@@ -36,25 +47,25 @@ def read_record(
         return None
     with contextlib.suppress(NotJsonError):
         return decode(text, kind)
-    return _fitted(text, kind, oddities)
+    return _fit_text(text, kind, oddities)
 
 
-def _fitted(text: bytes, kind: type[_T], oddities: Oddities) -> _T | None:
-    """What can be kept of a record that is not all as it should be."""
+def _fit_text(text: bytes, kind: type[_T], oddities: Oddities) -> _T | None:
+    """The values of a record that make sense."""
     try:
-        value = decode_patiently(text[:MOST_BYTES])
+        value = decode_leniently(text[:MAX_FILE_BYTES])
     except NotJsonError as error:
         oddities.unread(str(error))
         return None
     if not isinstance(value, dict):
-        oddities.unread(f"it holds {shown(value)} and no object")
+        oddities.unread(f"it holds {brief(value)}, not an object")
         return None
-    found = fit(value, kind, "", oddities)
-    return None if found is UNFIT else found
+    record = fit(value, kind, "", oddities)
+    return None if record is UNFIT else record
 
 
 def read_rows(file: Path, kind: type[_T], oddities: Oddities) -> list[_T]:
-    """One record a line. A last line that a kill cut short is left out and not counted."""
+    """One record per line. A last line that was cut short is left out and not counted."""
     lines = LineFile(file)
     decoder = msgspec.json.Decoder(kind)
     rows = []
@@ -62,8 +73,8 @@ def read_rows(file: Path, kind: type[_T], oddities: Oddities) -> list[_T]:
         for line in lines:
             try:
                 rows.append(decoder.decode(line.text))
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                row = _row(line.text, line.number, line.ended, kind, oddities)
+            except DECODE_ERRORS:
+                row = _fit_line(line, kind, oddities)
                 if row is not UNFIT:
                     rows.append(row)
     except MissingFileError:
@@ -71,20 +82,23 @@ def read_rows(file: Path, kind: type[_T], oddities: Oddities) -> list[_T]:
     except UnreadableInputError as error:
         oddities.unread(str(error))
     if lines.too_long:
-        oddities.left_out(f"lines of over {lines.most_line_bytes >> 20} MiB", lines.too_long)
+        longest = figures.size(lines.max_line_bytes)
+        oddities.left_out(
+            f"left out {counted(lines.too_long, 'line')} of over {longest}", lines.too_long
+        )
     if lines.is_cut:
         oddities.left_out(
-            f"only its beginning was read, {len(rows):,} lines; at most {lines.most_lines:,} lines "
-            f"and {lines.most_bytes >> 20} MiB are"
+            f"only its first {counted(len(rows), 'line')} were read; the limits are "
+            f"{lines.max_lines:,} lines and {figures.size(lines.max_bytes)}"
         )
     return rows
 
 
-def _row(text: bytes, number: int, ended: bool, kind: Any, oddities: Oddities) -> Any:
+def _fit_line(line: FileLine, kind: Any, oddities: Oddities) -> Any:
     try:
-        value = decode_patiently(text)
+        value = decode_leniently(line.text)
     except NotJsonError as error:
-        if ended:
-            oddities.add(f"line {number}", str(error))
+        if line.ended:
+            oddities.add(f"line {line.number}", str(error))
         return UNFIT
-    return fit(value, kind, f"line {number}", oddities)
+    return fit(value, kind, f"line {line.number}", oddities)

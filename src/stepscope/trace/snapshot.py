@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepscope.errors import UnreadableInputError
+from stepscope.records.limits import MAX_EVENT_BYTES
 from stepscope.records.memory import ACTIONS, BLOCK_STATES, Blocks, History, Segments, Snapshot
 from stepscope.records.trace import ABSENT
-from stepscope.trace.plausible import MOST_BYTES, OddValues
-from stepscope.trace.regular_files import head_of, open_file, unreadable
+from stepscope.trace.plausible import OddValues
+from stepscope.trace.regular_files import open_file, read_head, unreadable_error
 from stepscope.trace.snapshot_pickle import is_pickle, load_plain
-from stepscope.trace.snapshot_stacks import Stacks
+from stepscope.trace.snapshot_stacks import SnapshotStacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
     Int64 = NDArray[np.int64]
     Place = Callable[[int], str]
 
-MOST_FILE_BYTES = 2 << 30
-MOST_DEVICES = 1024
-_MOST_ADDRESS = (1 << 63) - 1
+MAX_FILE_BYTES = 2 << 30
+MAX_DEVICES = 1024
+_MAX_ADDRESS = (1 << 63) - 1
 _LATEST_US = 9 * 10**15  # the year 2255, in nanoseconds still a 64-bit number
 _LARGEST_SUM = float(1 << 60)
 
@@ -47,10 +48,10 @@ _UNKNOWN_ACTION, _UNKNOWN_STATE = _ACTION["unknown"], _STATE["unknown"]
 
 def is_snapshot(path: Path) -> bool:
     """By content: whether the file is a pickle."""
-    return is_pickle(head_of(path))
+    return is_pickle(read_head(path))
 
 
-def snapshots_in(folder: Path) -> list[Path]:
+def find_snapshots(folder: Path) -> list[Path]:
     """Pickles in a folder, by the names that people give them and by their content."""
     named = (file for file in sorted(folder.iterdir()) if file.suffix in (".pickle", ".pkl"))
     return [file for file in named if file.is_file() and is_snapshot(file)]
@@ -60,20 +61,20 @@ def read_snapshot(path: Path) -> Snapshot:
     """Raises UnreadableInputError for anything but plain data in the shape of a snapshot."""
     with open_file(path) as file:
         try:
-            if os.fstat(file.fileno()).st_size > MOST_FILE_BYTES:
+            if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
                 raise UnreadableInputError(
-                    f"{path} has more than {MOST_FILE_BYTES >> 30} GiB: record a shorter history "
+                    f"{path} has more than {MAX_FILE_BYTES >> 30} GiB: record a shorter history "
                     "(max_entries)"
                 )
-            data = file.read(MOST_FILE_BYTES)
+            data = file.read(MAX_FILE_BYTES)
         except OSError as error:
-            raise unreadable(path, error) from None
+            raise unreadable_error(path, error) from None
     root, dicts = load_plain(data, str(path))
     del data
-    return _Reader(str(path), dicts).read(root)
+    return _SnapshotReader(str(path), dicts).read(root)
 
 
-class _Reader:
+class _SnapshotReader:
     """Checks every shape on the way; a part that is referred to again and again counts each time,
     so that a small file cannot ask for endless work."""
 
@@ -81,7 +82,7 @@ class _Reader:
         self._name = name
         self._left = dicts
         self._odd = OddValues()
-        self._stacks = Stacks(self._odd)
+        self._stacks = SnapshotStacks(self._odd)
         self._unknown: set[str] = set()
 
     def read(self, root: Any) -> Snapshot:
@@ -150,7 +151,7 @@ class _Reader:
 
     def _sizes(self, rows: Dicts, key: str, place: Place, default: int | None = None) -> Int64:
         values = [row.get(key, default) for row in rows]
-        column = self._whole(values, key, place, most=MOST_BYTES)
+        column = self._whole(values, key, place, most=MAX_EVENT_BYTES)
         if float(column.sum(dtype=np.float64)) > _LARGEST_SUM:
             raise self._misshapen(f"{key} adds up to more bytes than any machine has")
         return column
@@ -174,11 +175,11 @@ class _Reader:
         """Those that can be true, with their blocks."""
         place: Place = "segments[{}]".format
         device = self._whole(
-            [row.get("device", 0) for row in listed], "device", place, most=MOST_DEVICES - 1
+            [row.get("device", 0) for row in listed], "device", place, most=MAX_DEVICES - 1
         )
         segments = Segments(
             device=device.astype(np.int32),
-            address=self._column(listed, "address", place, most=_MOST_ADDRESS - MOST_BYTES),
+            address=self._column(listed, "address", place, most=_MAX_ADDRESS - MAX_EVENT_BYTES),
             total_bytes=self._sizes(listed, "total_size", place),
         )
         blocks = self._blocks(listed, segments)
@@ -256,13 +257,13 @@ class _Reader:
         derived: Int64 = segments.address[segment] + before - starts[segment]
         if not any("address" in block for block in flat):
             return derived
-        said = self._column(flat, "address", place, most=_MOST_ADDRESS)
+        said = self._column(flat, "address", place, most=_MAX_ADDRESS)
         return np.where(said >= 0, said, derived)
 
     def _requested(self, flat: Dicts, size: Int64, place: Place) -> Int64:
         if not any("requested_size" in block for block in flat):
             return size
-        asked = self._column(flat, "requested_size", place, most=MOST_BYTES)
+        asked = self._column(flat, "requested_size", place, most=MAX_EVENT_BYTES)
         return np.where(asked >= 0, asked, size)
 
     # Histories
@@ -271,10 +272,10 @@ class _Reader:
         if not isinstance(traces, list):
             self._odd.add("device_traces (no list)", 1, traces)
             return
-        if len(traces) > MOST_DEVICES:
-            left = len(traces) - MOST_DEVICES
+        if len(traces) > MAX_DEVICES:
+            left = len(traces) - MAX_DEVICES
             self._odd.add("device_traces", left, f"{len(traces):,} devices")
-        for device, events in enumerate(traces[:MOST_DEVICES]):
+        for device, events in enumerate(traces[:MAX_DEVICES]):
             what = f"device_traces[{device}]"
             yield self._history(device, self._dicts(events, what), f"{what}[{{}}]".format)
 
@@ -286,7 +287,7 @@ class _Reader:
             [row.get("addr", row.get("device_free", 0)) for row in rows],
             "addr",
             place,
-            most=_MOST_ADDRESS,
+            most=_MAX_ADDRESS,
         )
         size = self._sizes(rows, "size", place, default=0)
         stamps = [row.get("time_us", ABSENT) for row in rows]
@@ -303,8 +304,8 @@ class _Reader:
 
 
 def _integer(value: Any) -> int:
-    fits = type(value) is int and -_MOST_ADDRESS <= value <= _MOST_ADDRESS
-    return value if fits else -_MOST_ADDRESS
+    fits = type(value) is int and -_MAX_ADDRESS <= value <= _MAX_ADDRESS
+    return value if fits else -_MAX_ADDRESS
 
 
 def _kept(segments: Segments, blocks: Blocks, usable: NDArray[np.bool_]) -> tuple[Segments, Blocks]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # Of a thousand million bytes of empty lists nobody needs the lists.
-MOST_CONTAINERS = 30_000_000
+MAX_CONTAINERS = 30_000_000
 _FREE_CONTAINERS = 1_000_000  # that a file of any length may hold
 _BYTES_A_CONTAINER = 8  # a snapshot's have about thirty
 _LARGEST_TUPLE = 1_000  # all levels counted
@@ -100,7 +100,7 @@ def is_pickle(head: bytes) -> bool:
 def load_plain(data: bytes, name: str) -> tuple[Any, int]:
     """What the pickle holds, and how many dicts it makes. Raises UnreadableInputError."""
     seen, nested = _scan(data, name)
-    most = min(MOST_CONTAINERS, _FREE_CONTAINERS + len(data) // _BYTES_A_CONTAINER)
+    most = min(MAX_CONTAINERS, _FREE_CONTAINERS + len(data) // _BYTES_A_CONTAINER)
     if sum(seen[code] for code in _CONTAINERS) > most:
         raise UnreadableInputError(
             f"{name} holds more than {most:,} dicts and lists: record a shorter history "

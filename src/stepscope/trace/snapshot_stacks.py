@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stepscope.records.encode_json import replace_invalid
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -19,7 +21,7 @@ LONGEST_NAME = 4096
 _LAST_LINE = 1 << 31
 
 
-class Stacks:
+class SnapshotStacks:
     """Lists of frames are known by identity, so that a shared one is read once."""
 
     def __init__(self, odd: OddValues) -> None:
@@ -85,7 +87,7 @@ class Stacks:
             return ""
         if len(text) <= LONGEST_NAME and text.isascii():
             return text
-        whole = text[:LONGEST_NAME].encode("utf-8", "replace").decode()
+        whole = replace_invalid(text[:LONGEST_NAME])
         if whole != text:
             self._odd.add(f"{key} (cut or mended)", 1, text, where)
         return whole

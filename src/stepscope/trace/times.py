@@ -1,8 +1,8 @@
 """Microseconds with decimals -> exact integer nanoseconds.
 
 A double holds a time below 2**43 µs (three months, Kineto's base interval) to better than half a
-nanosecond, if the whole and the fractional part are converted apart. Beyond that, whole numbers
-are still exact, and numbers with decimals must be read from their text.
+nanosecond, if the whole and the fractional part are converted separately. Beyond that, whole
+numbers are still exact, and numbers with decimals must be read from their text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 INVALID_NS = np.int64(-(2**63))
-LIMIT_NS = 2**62  # years 1824 to 2116: whatever lies outside is not a time
+LIMIT_NS = 2**62  # years 1824 to 2116: anything outside is not a time
 LIMIT_DUR_NS = 100 * 86_400 * 10**9  # 100 days
 _EXACT_BELOW_US = float(2**43)
 _MAX_DIGITS = 40
@@ -30,7 +30,7 @@ class NeedsTextError(Exception):
 
 
 def microseconds_to_ns(values: Sequence[Any]) -> NDArray[np.int64]:
-    """Exact conversion of ints and floats; INVALID_NS for None, NaN and what is out of range."""
+    """Convert ints and floats exactly; INVALID_NS for None, NaN and values out of range."""
     if values and type(values[0]) is int and set(map(type, values)) == {int}:
         return _whole_to_ns(values)
     number = np.empty(len(values))
@@ -57,11 +57,11 @@ def microseconds_to_ns(values: Sequence[Any]) -> NDArray[np.int64]:
 
 
 def durations_to_ns(values: Sequence[Any]) -> NDArray[np.int64]:
-    """The same for durations: those that doubles cannot hold are beyond LIMIT_DUR_NS anyway."""
+    """Convert durations: those that doubles cannot hold are beyond LIMIT_DUR_NS anyway."""
     try:
-        found = microseconds_to_ns(values)
-        if INVALID_NS not in found:
-            return found
+        durations = microseconds_to_ns(values)
+        if INVALID_NS not in durations:
+            return durations
     except NeedsTextError:
         pass
     number = np.array([_float_or_nan(value) for value in values])
@@ -76,7 +76,7 @@ def _whole_to_ns(values: Sequence[int]) -> NDArray[np.int64]:
 
 
 def text_to_ns(texts: Sequence[Any]) -> NDArray[np.int64]:
-    """The same from the numbers' JSON text."""
+    """Convert the JSON text of microseconds."""
     return np.array([_one_text_to_ns(bytes(text)) for text in texts], dtype=np.int64)
 
 
@@ -101,7 +101,7 @@ def _one_text_to_ns(text: bytes) -> int:
     else:
         try:
             number = Decimal(text.decode("ascii", "replace").strip(' "')) * 1000
-            if number.adjusted() > _MAX_DIGITS:  # writing it out would take forever
+            if number.adjusted() > _MAX_DIGITS:  # converting it would take forever
                 return int(INVALID_NS)
             ns = round(number)
         except (InvalidOperation, Overflow, ValueError, OverflowError):

@@ -19,7 +19,7 @@ import stepscope
 from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
 from stepscope.measure import folder as layout
 from stepscope.measure.settings import Settings
-from stepscope.trace.regular_files import read_some, tail_of
+from stepscope.trace.regular_files import read_start, read_tail
 from stepscope.ui.job_environment import job_environment
 from stepscope.ui.run_folder import describe_ranks
 
@@ -147,7 +147,7 @@ def _carriers(folder: str) -> list[int]:
         if int(place.name) == os.getpid():
             continue
         with contextlib.suppress(UnreadableInputError):  # it has ended, or is not ours
-            if mark in read_some(place / "environ", _MOST_ENVIRONMENT):
+            if mark in read_start(place / "environ", _MOST_ENVIRONMENT):
                 found.append(int(place.name))
     return found
 
@@ -191,7 +191,7 @@ def _check(command: Sequence[str], folder: Path, code: int, ranks: list[dict[str
 
 def _last_lines(output: Path) -> str:
     try:
-        text = tail_of(output, _LAST_BYTES).decode(errors="replace")
+        text = read_tail(output, _LAST_BYTES).decode(errors="replace")
     except UnreadableInputError:
         return ""
     lines = text.splitlines()[-_LAST_LINES:]

@@ -23,7 +23,7 @@ from stepscope.measure.processes import BACKWARD, STARTED, STEP, TORCH
 from stepscope.measure.schedule import Schedule
 from stepscope.records.limits import StepNumber  # noqa: TC001  (decoded at run time)
 from stepscope.trace.decode import NotJsonError, decode
-from stepscope.trace.regular_files import LineFile, tail_of
+from stepscope.trace.regular_files import LineFile, read_tail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,7 +137,7 @@ def events_of(folder: Path) -> Counter[str]:
 def steps_seen(rank: Path) -> int:
     """The steps that a rank has written down, from the end of its list."""
     try:
-        lines = tail_of(rank / layout.STEPS, _LAST_BYTES).splitlines()
+        lines = read_tail(rank / layout.STEPS, _LAST_BYTES).splitlines()
     except UnreadableInputError:
         return 0
     for line in reversed(lines):

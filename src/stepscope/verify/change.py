@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from stepscope.records.limits import MOST_MS
+from stepscope.records.limits import MAX_MS
 from stepscope.verify.spread import quantile_spread
 from stepscope.verify.student import student_quantile
 
@@ -82,7 +82,7 @@ def typical(runs: Sequence[Floats]) -> tuple[float, float, float]:
         draws = medians if len(runs) > 1 else logs[0]
         reach = student_quantile(len(draws) - 1, 1 - _TAIL) * float(draws.std(ddof=1))
         low, high = (value + sign * reach / math.sqrt(len(draws)) for sign in (-1, 1))
-    ends = min(low, value), min(max(high, value), math.log(MOST_MS))  # no step takes longer
+    ends = min(low, value), min(max(high, value), math.log(MAX_MS))  # no step takes longer
     return math.exp(value), math.exp(ends[0]), max(math.exp(ends[1]), math.exp(value))
 
 

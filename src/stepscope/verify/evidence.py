@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stepscope.records.comparison import Difference, Evidence
+from stepscope.records.comparison import ComparedFacts, Difference
 from stepscope.verify.traits import Traits, batch_growth, common_factor, traits_of
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ def evidence_of(
     b: tuple[dict[str, Any], Explanation | None],
     phases: Sequence[MovedPhase],
     step_ms: float,
-) -> Evidence:
+) -> ComparedFacts:
     """Facts and explanation of each side, the phases as they moved, A's step."""
     before, after = traits_of(*a), traits_of(*b)
     found = [*_same_words(before, after), *_same_facts(before, after)]
     for pair in (_parameters, _batch, _products_a_step, _blocking):
         found += pair(before, after)
     found += _data_loading(phases, step_ms)
-    return Evidence(
+    return ComparedFacts(
         looked_at=tuple(row.name for row in found),
         changed=tuple(row for row in found if row.a != row.b),
     )

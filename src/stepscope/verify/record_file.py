@@ -7,7 +7,6 @@ kill cut short is closed by the next writer and left out by every reader.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepscope.errors import UnreadableInputError, UsageError
+from stepscope.records.encode_json import encode_json
 from stepscope.records.promise import RECORD_SCHEMA, Delivery, Forgotten, Promise
 from stepscope.trace.profiles import this_host, user_folder
 from stepscope.trace.regular_files import LineFile, open_to_append
@@ -45,7 +45,7 @@ def append(line: Line) -> None:
         handle = open_to_append(path)
         try:
             with _locked(handle):
-                _write(handle, _encoded(line) + b"\n")
+                _write(handle, encode_json(line) + b"\n")
         finally:
             os.close(handle)
     except (OSError, UnreadableInputError) as error:
@@ -54,15 +54,6 @@ def append(line: Line) -> None:
             f"the track record cannot be written: {path}: {why}; "
             "set STEPSCOPE_RECORD to a folder you can write"
         ) from None
-
-
-def _encoded(line: Line) -> bytes:
-    """A path that is no text has a question mark for every byte that is none."""
-    try:
-        return msgspec.json.encode(line)
-    except UnicodeEncodeError:
-        text = json.dumps(msgspec.to_builtins(line), ensure_ascii=False)
-        return text.encode("utf-8", "replace")
 
 
 def read_lines() -> list[Line]:

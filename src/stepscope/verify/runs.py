@@ -19,8 +19,8 @@ from stepscope.trace.decode import Oddities
 from stepscope.trace.layout import is_trace_name
 from stepscope.trace.measured_steps import PHASES, STEPS, plain_steps
 from stepscope.trace.memory_file import read_captured
-from stepscope.trace.rank_facts import RANK, rank_of_folder, read_facts
-from stepscope.trace.regular_files import is_folder, is_there, names_in
+from stepscope.trace.rank_facts import RANK, folder_rank, read_facts
+from stepscope.trace.regular_files import is_folder, list_folder, may_exist
 from stepscope.trace.remote import is_url
 from stepscope.trace.side_files import read_record
 from stepscope.verify.step_lists import is_step_list, read_step_list
@@ -71,7 +71,7 @@ def find_runs(path: str, *, unit: str = "ms", column: str | None = None) -> list
     here = Path(path)
     if is_folder(here):
         return _in_folder(here)
-    if not is_there(here):
+    if not may_exist(here):
         raise UnreadableInputError(f"{path} does not exist")
     if here.name == STEPS:
         return [_of_ranks(here.parent, [here.parent])]
@@ -102,12 +102,12 @@ def profiled_run(run: Run, explanation: Explanation) -> Run:
 
 
 def _in_folder(folder: Path) -> list[Run]:
-    if is_there(folder / STEPS):
+    if may_exist(folder / STEPS):
         return [_of_ranks(folder, [folder])]
     ranks = _rank_folders(folder)
-    if ranks or is_there(folder / RUN):
+    if ranks or may_exist(folder / RUN):
         return [_of_ranks(folder, ranks)]
-    inner = names_in(folder)
+    inner = list_folder(folder)
     runs = [each for each in inner if is_folder(each) and _rank_folders(each)]
     if runs and not any(is_trace_name(each.name) for each in inner):
         return [_of_ranks(each, _rank_folders(each)) for each in runs]
@@ -121,7 +121,7 @@ def _rank_folders(run: Path) -> list[Path]:
         for each in sorted(run.glob("rank-*"))
         if "." not in each.name
         and is_folder(each)
-        and (is_there(each / STEPS) or is_there(each / RANK))
+        and (may_exist(each / STEPS) or may_exist(each / RANK))
     ]
 
 
@@ -130,7 +130,7 @@ def _of_traces(path: str) -> Run:
 
 
 def _of_ranks(folder: Path, ranks: list[Path]) -> Run:
-    has_trace = any(is_trace_name(file.name) for rank in ranks for file in names_in(rank))
+    has_trace = any(is_trace_name(file.name) for rank in ranks for file in list_folder(rank))
     read = {rank: rows for rank in ranks if (rows := plain_steps(rank / STEPS))}
     facts = _facts(folder, ranks)
     peaks = [peak for rank in ranks if (peak := _peak_bytes(rank)) is not None]
@@ -154,7 +154,7 @@ def _of_ranks(folder: Path, ranks: list[Path]) -> Run:
     steps = {rank: _steps_of(rows) for rank, rows in read.items()}
     slowest = max(steps, key=lambda rank: float(np.median(steps[rank][0])))
     step_ms, phases = steps[slowest]
-    number = read_facts(slowest).get("rank", rank_of_folder(slowest))
+    number = read_facts(slowest).get("rank", folder_rank(slowest))
     return Run(
         path=path,
         steps_are="measured",

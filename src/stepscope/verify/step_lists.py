@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepscope.errors import UnreadableInputError, UsageError
-from stepscope.trace.decode import NotJsonError, decode, shown
-from stepscope.trace.regular_files import read_some, read_whole
+from stepscope.trace.decode import NotJsonError, brief, decode
+from stepscope.trace.regular_files import read_start, read_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ def is_step_list(path: Path) -> bool:
     if not path.name.endswith(".json"):
         return False
     try:
-        text = read_some(path, _LARGEST_JSON + 1)
+        text = read_start(path, _LARGEST_JSON + 1)
         if _BARE_NUMBERS.match(text[:256].removeprefix(_BOM)):
             return True
         return len(text) <= _LARGEST_JSON and _is_list(decode(text, Any))
@@ -109,7 +109,7 @@ def _json_rows(path: Path, content: Any) -> list[tuple[int, Any]]:
         chosen = _choose(path, list(lists), None)
         return [(place, {chosen: value}) for place, value in enumerate(lists[chosen], 1)]
     if not isinstance(content, list):
-        raise UnreadableInputError(f"{path} holds {shown(content)}: a list was expected")
+        raise UnreadableInputError(f"{path} holds {brief(content)}: a list was expected")
     return list(enumerate(content, 1))
 
 
@@ -184,7 +184,7 @@ def _values(path: Path, rows: Sequence[tuple[int, Any]], unit: str, column: str 
     for place, (number, cell) in enumerate(rows):
         found = _as_number(cell)
         if found is None or not 0 < found[0] <= _LONGEST_MS:
-            raise UnreadableInputError(f"{path}, line {number}: {shown(cell)} is not a step time")
+            raise UnreadableInputError(f"{path}, line {number}: {brief(cell)} is not a step time")
         out[place] = found[0] * UNITS[found[1] or unit]
     return out
 

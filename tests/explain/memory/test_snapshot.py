@@ -15,7 +15,7 @@ from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.explain.explain_job import explain_job
 from stepscope.explain.memory.snapshot import memory_of_snapshot
 from stepscope.explain.snapshot_rank import find_in_memory
-from stepscope.trace.snapshot import _Reader
+from stepscope.trace.snapshot import _SnapshotReader
 from stepscope.ui.cli.main import main
 from stepscope.ui.contract import explanation_json
 
@@ -27,7 +27,7 @@ SMALL = 1024
 
 
 def _memory(device: snapshots.Device, limit: int | None = None):
-    snapshot = _Reader("made", 10**9).read(device.snapshot())
+    snapshot = _SnapshotReader("made", 10**9).read(device.snapshot())
     return memory_of_snapshot(snapshot, limit)[0]
 
 
@@ -76,7 +76,7 @@ def test_without_a_history_the_last_state_is_told():
     device.events.clear()
     snapshot = device.snapshot()
     snapshot["device_traces"] = []
-    memory, _ = memory_of_snapshot(_Reader("made", 10**9).read(snapshot))
+    memory, _ = memory_of_snapshot(_SnapshotReader("made", 10**9).read(snapshot))
     assert memory.peak_bytes == WEIGHTS
     assert memory.timeline is None
     assert memory.fragmentation.at == "end"
@@ -146,7 +146,7 @@ def test_torchs_own_viewer_counts_the_same():
     assert "segments: 2" in text
     assert "total_reserved: 10.0MiB" in text
     assert "total_allocated: 2.9MiB" in text
-    memory, _ = memory_of_snapshot(_Reader("made", 10**9).read(made))
+    memory, _ = memory_of_snapshot(_SnapshotReader("made", 10**9).read(made))
     assert memory.at_end.reserved_bytes == 10 * snapshots.MB
     assert f"{memory.at_end.allocated_bytes / snapshots.MB:.1f}MiB" == "2.9MiB"
 
@@ -202,7 +202,7 @@ def test_a_history_that_contradicts_the_blocks_is_not_believed():
     device = snapshots.training()
     device._note("alloc", 0x1234, 1 << 40, snapshots.MODEL)
     device._note("alloc", device.segments[0]["address"], 3_000_000, snapshots.LOADING)
-    memory, notes = memory_of_snapshot(_Reader("made", 10**9).read(device.snapshot()))
+    memory, notes = memory_of_snapshot(_SnapshotReader("made", 10**9).read(device.snapshot()))
     assert memory.peak_bytes == WEIGHTS + ACTIVATIONS + SMALL
     assert sum(site.size_bytes for site in memory.by_site) == memory.peak_bytes
     (note,) = notes
@@ -214,7 +214,7 @@ def test_reserved_is_not_known_where_the_history_gives_back_what_was_never_taken
     device = snapshots.training()
     device._note("segment_alloc", 0x1234, 1 << 40, None)
     device.fail(8_000_000, 1_000_000, snapshots.MODEL)
-    memory, notes = memory_of_snapshot(_Reader("made", 10**9).read(device.snapshot()))
+    memory, notes = memory_of_snapshot(_SnapshotReader("made", 10**9).read(device.snapshot()))
     assert memory.reserved_bytes is None
     assert memory.fragmentation is None
     assert memory.timeline.reserved_bytes is None

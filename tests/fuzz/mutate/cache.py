@@ -16,7 +16,7 @@ from fuzz.odd_json import damage, odd_value
 from shared_traces import GOLDEN
 from stepscope.trace import read
 from stepscope.trace.cache import Cache
-from stepscope.trace.consistency import inconsistency
+from stepscope.trace.consistency import find_inconsistency
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +51,7 @@ def drive(path: Path, work: Path) -> str:
     os.environ["STEPSCOPE_CACHE_DIR"] = str(copied / "cache")
     read._CACHE_FROM_BYTES = 0
     trace = copied / "trace.json"
-    broken = inconsistency(read.read_trace(trace))
+    broken = find_inconsistency(read.read_trace(trace))
     assert broken is None, broken
     return drive_trace(trace, work, cache=True)
 

@@ -35,7 +35,7 @@ from stepscope.records.explanation import (
     SyncCall,
     Timeline,
 )
-from stepscope.records.job import Calls, Job, RankPart, RankSteps
+from stepscope.records.job import CollectiveCalls, Job, RankPart, RankSteps
 from stepscope.records.quality import Note
 from stepscope.records.trace import (
     Device,
@@ -303,10 +303,10 @@ def made_explanation(trace: Trace) -> RankExplanation:
 def made_part(trace: Trace) -> RankPart:
     """A rank that brings nothing to the job's view."""
     none = np.zeros(0, np.int64)
-    calls = {name: none for name in _fields(Calls) if name != "groups"}
+    calls = {name: none for name in _fields(CollectiveCalls) if name != "groups"}
     return RankPart(
         rank=trace.rank or 0,
-        calls=Calls(groups=(), **calls),
+        calls=CollectiveCalls(groups=(), **calls),
         pace=RankSteps(**dict.fromkeys(_fields(RankSteps), none)),
     )
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.work import Work
-    from stepscope.records.job import Calls, RankFolder, RankSteps
+    from stepscope.records.job import CollectiveCalls, RankFolder, RankSteps
     from stepscope.records.memory import CapturedMemory
     from stepscope.records.strategies import RankStrategy
     from stepscope.records.trace import Trace
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def find_strategies(
     trace: Trace,
     work: Work,
-    calls: Calls,
+    calls: CollectiveCalls,
     rows: NDArray[np.int32],
     pace: RankSteps,
     folder: RankFolder | None,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from stepscope.explain.intervals import Set
     from stepscope.explain.work import Work
-    from stepscope.records.job import Calls, RankFolder, RankSteps
+    from stepscope.records.job import CollectiveCalls, RankFolder, RankSteps
     from stepscope.records.memory import CapturedMemory
     from stepscope.records.trace import Trace
 
@@ -64,11 +64,11 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         return mean(self.pace.dur_ns)
 
     def of_kind(self, *names: str) -> Bools:
-        """Calls of these kinds."""
+        """CollectiveCalls of these kinds."""
         return np.isin(self.kind, [_CODE[name] for name in names])
 
     def of_groups(self, names: set[str]) -> Bools:
-        """Calls in groups of these names."""
+        """CollectiveCalls in groups of these names."""
         chosen = [place for place, group in enumerate(self.groups) if group.name in names]
         return np.isin(self.group, chosen)
 
@@ -100,7 +100,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 def gather_evidence(
     trace: Trace,
     work: Work,
-    calls: Calls,
+    calls: CollectiveCalls,
     row: Int32,
     pace: RankSteps,
     folder: RankFolder | None,
@@ -136,7 +136,7 @@ def gather_evidence(
     )
 
 
-def _exposed_in_steps(work: Work, calls: Calls, pace: RankSteps) -> Int64:
+def _exposed_in_steps(work: Work, calls: CollectiveCalls, pace: RankSteps) -> Int64:
     """What no compute hides of each call, without what runs on after the last step."""
     if not len(pace):
         return calls.exposed_ns
@@ -149,7 +149,7 @@ def _window(pace: RankSteps) -> tuple[int, int]:
     return int(pace.start_ns[0]), int(pace.start_ns[-1] + pace.dur_ns[-1])
 
 
-def _around(work: Work, calls: Calls, pace: RankSteps, begun: Int64) -> Int64:
+def _around(work: Work, calls: CollectiveCalls, pace: RankSteps, begun: Int64) -> Int64:
     """Exposed communication of the steps that is inside no call, such as gloo's queue and the wait
     operators after it: it belongs to the call of the steps that was begun last."""
     out = np.zeros(len(calls), np.int64)
@@ -165,7 +165,9 @@ def _around(work: Work, calls: Calls, pace: RankSteps, begun: Int64) -> Int64:
     return out
 
 
-def _ready_on_device(trace: Trace, work: Work, calls: Calls, made: Int64, known: Bools) -> Int64:
+def _ready_on_device(
+    trace: Trace, work: Work, calls: CollectiveCalls, made: Int64, known: Bools
+) -> Int64:
     """When the compute launched before it is done."""
     compute = np.flatnonzero(work.kind == Kind.COMPUTE)
     launch = trace.device.launch[work.rows[compute]]

@@ -17,7 +17,7 @@ from stepscope.explain.strategies.evidence import compute_before, mean
 from stepscope.explain.strategies.memory import bytes_at_rest
 from stepscope.explain.work import rows_named
 from stepscope.records.job import KINDS
-from stepscope.records.strategies import Block, RankFullySharded, ShardMemory
+from stepscope.records.strategies import RankFullySharded, ShardedBlock, ShardMemory
 from stepscope.records.trace import HostKind
 from stepscope.records.words import counted
 from stepscope.trace.links import distinct, nearest_of
@@ -150,7 +150,7 @@ def _block_name(annotation: str) -> str:
 
 def _blocks(
     evidence: Evidence, mine: Bools, names: _Names
-) -> tuple[tuple[Block, ...], float | None]:
+) -> tuple[tuple[ShardedBlock, ...], float | None]:
     """In the order they come in the step, and the share of gathers that are prefetched."""
     gathers = np.flatnonzero(mine & evidence.of_kind("all_gather"))
     lead = np.zeros(len(evidence), np.int64)
@@ -171,13 +171,13 @@ def _blocks(
 
 def _block(
     evidence: Evidence, names: _Names, at: NDArray[np.intp], lead: Int64, opening: Bools
-) -> Block:
+) -> ShardedBlock:
     """Calls of one block, operation and phase."""
     steps = max(1, len(evidence.pace))
     operation = _OPERATIONS[KINDS[evidence.kind[at[0]]]]
     size = evidence.size_bytes[at]
     ahead = mean(lead[at]) if operation == "gather" else None
-    return Block(
+    return ShardedBlock(
         name=names.words[names.code[at[0]]],
         operation=operation,
         phase="backward" if evidence.backward[at[0]] else "forward",

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from stepscope.explain.strategies.evidence import mean
 from stepscope.records.job import Clock
 from stepscope.records.strategies import (
-    Block,
     Bucket,
     DataParallel,
     FullySharded,
@@ -23,6 +22,7 @@ from stepscope.records.strategies import (
     RankOtherCommunication,
     RankPipeline,
     RankTensorParallel,
+    ShardedBlock,
     Stage,
     TensorParallel,
     Use,
@@ -193,7 +193,7 @@ def _fully_sharded(parts: list[tuple[int, RankFullySharded]]) -> FullySharded:
     exposed = mean([part.exposed_ns for part in each])
     groups = _groups(part.groups for part in each)
     replicate = _groups(part.replicate_groups for part in each)
-    blocks: dict[tuple[str, str, str], list[Block]] = {}
+    blocks: dict[tuple[str, str, str], list[ShardedBlock]] = {}
     for part in each:
         for block in part.blocks:
             blocks.setdefault((block.name, block.operation, block.phase), []).append(block)
@@ -218,7 +218,7 @@ def _fully_sharded(parts: list[tuple[int, RankFullySharded]]) -> FullySharded:
     )
 
 
-def _block(same: list[Block]) -> Block:
+def _block(same: list[ShardedBlock]) -> ShardedBlock:
     known = [block.prefetched for block in same if block.prefetched is not None]
     return replace(
         same[0],

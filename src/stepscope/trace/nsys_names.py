@@ -1,4 +1,4 @@
-"""What Nsight's numbers and texts mean, in the words that Kineto uses for the same things."""
+"""Nsight's numbers and texts as names, in the words that Kineto uses for the same events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BACKWARD = re.compile(r"\w*Backward\d*")
 
 
 def copy_name(kinds: tuple[int, int, int]) -> str:
-    """From copyKind, srcKind and dstKind."""
+    """The name of a copy of this copyKind, srcKind and dstKind."""
     kind, source, target = kinds
     return (
         f"Memcpy {_word(_COPIES, kind)} ({_word(_MEMORIES, source)} -> {_word(_MEMORIES, target)})"
@@ -48,17 +48,17 @@ def graph_name(graph: int) -> str:
 
 
 def sync_name(call: str) -> str:
-    """From the call that waits: the file's syncType does not fit its own enumeration (2025.3)."""
+    """Named after the call that waits: syncType does not fit its own enumeration (2025.3)."""
     return next((word for part, word in _SYNCS if part in call), "Unknown Sync")
 
 
 def call_name(name: str) -> str:
-    """cudaLaunchKernel_v7000 -> cudaLaunchKernel; cuMemcpyHtoD_v2 is the driver's own name."""
+    """cudaLaunchKernel_v7000 -> cudaLaunchKernel; cuMemcpyHtoD_v2 stays: the driver says so."""
     return _API_VERSION.sub("", name)
 
 
 def parse_range(text: str) -> tuple[str, str, str]:
-    """Name, sequence number and shapes, as torch.autograd.profiler.emit_nvtx joins them."""
+    """Name, sequence number and shapes, as torch.autograd.profiler.emit_nvtx writes them."""
     name, tagged, rest = text.partition(", op_id = ")
     if tagged and rest[:1].isdecimal():
         shapes = rest.partition(", sizes = ")[2].partition(", input_op_ids = ")[0]
@@ -71,17 +71,17 @@ def parse_range(text: str) -> tuple[str, str, str]:
 
 
 class RangeCodes(dict[tuple[str, bool, str, bool], tuple[int, int, int, int]]):
-    """(Name, has a number, shapes, has a tail) -> kind, name, shapes and forward thread.
+    """(name, has a sequence number, shapes, has a tail) -> kind, name, shapes and forward thread.
 
-    Texts of operators are almost all different, because of their ids; these keys are few.
+    The texts of operators almost all differ, because of their ids; these keys are few.
     """
 
     def __init__(self, columns: Collector) -> None:
         super().__init__()
         self._columns = columns
 
-    def of(self, text: str) -> tuple[int, int, int, int, int]:
-        """The same and the sequence number, or -1."""
+    def parse(self, text: str) -> tuple[int, int, int, int, int]:
+        """Kind, name, shapes, forward thread and the sequence number, or -1."""
         name, sequence, shapes = parse_range(text)
         row = self[name, bool(sequence), shapes, len(name) < len(text)]
         return (*row, int(sequence) if sequence else ABSENT)
@@ -93,7 +93,7 @@ class RangeCodes(dict[tuple[str, bool, str, bool], tuple[int, int, int, int]]):
             kind,
             self._columns.names[name],
             self._columns.texts[shapes.encode()] if shapes else ABSENT,
-            # Which thread the forward pass ran on is not recorded.
+            # The export does not say which thread ran the forward pass.
             1 if numbered and _BACKWARD.fullmatch(name) else ABSENT,
         )
         return row
