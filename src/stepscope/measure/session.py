@@ -1,7 +1,7 @@
-"""One rank's capture: counts steps, keeps the truth, and lets each part act when it is due.
+"""One rank's capture: counts steps, notes their times, and lets each part act when it is due.
 
 A process becomes a rank when it ends its first step. Until then nothing but a line in
-processes.jsonl is written, so launchers, data-loader workers and helpers leave no rank behind.
+processes.jsonl is written, so launchers, data-loader workers and helpers leave no rank folder.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import functools
 import os
 import sys
 import time
-import weakref
 from collections import deque
-from dataclasses import asdict
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter_ns
@@ -25,27 +23,26 @@ from stepscope.measure.comms import Comms
 from stepscope.measure.dynamo import surrounds
 from stepscope.measure.forked import end_without_destructors
 from stepscope.measure.host_load import HostLoad
-from stepscope.measure.kept_json import KeptJson
 from stepscope.measure.memory import MemoryStep
-from stepscope.measure.never_raise import harmless, note, problems
+from stepscope.measure.never_raise import harmless, note
 from stepscope.measure.optimizers import Optimizers, any_optimizer_made, with_closure
 from stepscope.measure.passes import Passes
+from stepscope.measure.profiler_windows import OTHER_THREADS, ProfilerWindows
 from stepscope.measure.ranges import Ranges
+from stepscope.measure.rank_file import RankFile
 from stepscope.measure.rank_parts import RankParts
-from stepscope.measure.ranks import facts, rank_and_world
+from stepscope.measure.ranks import rank_and_world
 from stepscope.measure.schedule import PlannedWindow, Schedule
 from stepscope.measure.steps import AGAIN, ENDED, ENTER, LEAVE, PERHAPS, Anchor, StepLines
-from stepscope.measure.window import CLOSURE, Window
+from stepscope.measure.window import CLOSURE
 from stepscope.measure.writer import LineWriter
-from stepscope.records.process_identity import this_process
 
 if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
     from stepscope.measure.steps import Note
 
-# Kept in memory while nobody writes them down: before the first step ends, or on a disk that hangs.
+# Kept in memory until they can be written: before the first step ends, or on a disk that hangs.
 MOST_NOTES = 1 << 16
-_OTHER_THREADS = "several threads train: steps are those of the first, and the profiler stays off"
 
 
 class Session:
@@ -63,13 +60,9 @@ class Session:
         self.thread = get_ident()  # the one that trains; 0 once closed
         self._alone = True  # no other thread trains
         self._pid = os.getpid()
-        self._rank = (0, 1)
         self._parts: RankParts | None = None
-        self._rank_file: KeptJson | None = None
-        self._window: Window | None = None
-        self._windows: list[Window] = []
-        self._others_profilers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._profiled = False  # ever
+        self._rank_file: RankFile | None = None
+        self._windows = ProfilerWindows(settings)
         self._memory: MemoryStep | None = None
         self._job: dict[str, Any] | None = None
         self._ranges = Ranges() if settings.nvtx else None
@@ -196,10 +189,13 @@ class Session:
         if not ended:
             self.notes.append((PERHAPS, perf_counter_ns(), time.time_ns()))
             return
-        plain = self._window is None and self._memory is None
-        two = ended == 2 and plain and self.number + 2 < self._due
+        two = ended == 2 and self._is_plain() and self.number + 2 < self._due
         self.number += two
         self._step_ends(two=two)
+
+    def _is_plain(self) -> bool:
+        """Whether the running step is neither profiled nor the memory step."""
+        return self._windows.running is None and self._memory is None
 
     def _is_training_thread(self) -> bool:
         """The first that trains; that others train too is remembered."""
@@ -208,7 +204,7 @@ class Session:
             self.thread = here
         if here != self.thread and not self._closed:
             self._alone = False
-            note("threads", _OTHER_THREADS)
+            note("threads", OTHER_THREADS)
         return here == self.thread
 
     def _as_forward(self, closure: Any) -> Any:
@@ -217,7 +213,8 @@ class Session:
         @surrounds
         @functools.wraps(closure)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            mark = self._window.mark(CLOSURE) if self._window is not None else None
+            window = self._windows.running
+            mark = window.mark(CLOSURE) if window is not None else None
             self.notes.append((ENTER, perf_counter_ns(), "forward"))
             try:
                 return closure(*args, **kwargs)
@@ -259,19 +256,12 @@ class Session:
 
     @harmless
     def profiler_begins(self, profiler: Any) -> None:
-        """Where the script starts one of its own, ours steps aside."""
-        window = self._window
-        if window is not None and window.owns(profiler):
-            return
-        self._others_profilers.add(profiler)
-        if window is not None:
-            self._window = None
-            note("window", "the script used the profiler itself; the window was given up")
-            window.abandon()
+        """Ours, or one of the script's own."""
+        self._windows.script_profiler_begins(profiler)
 
     @harmless
     def profiler_ended(self, profiler: Any) -> None:
-        self._others_profilers.discard(profiler)
+        self._windows.script_profiler_ends(profiler)
 
     @harmless
     def step_ends(self) -> None:
@@ -286,7 +276,7 @@ class Session:
         parts = self._parts or self._become_rank()
         if parts is None:
             return
-        now, number, window = perf_counter_ns(), self.number, self._window is not None
+        now, number, window = perf_counter_ns(), self.number, self._windows.running is not None
         events = parts.device.mark() if parts.device is not None else None
         usual = not (self._cut or skipped or last) and self._memory is None
         marks = () if usual else self._marks(skipped=skipped, last=last)
@@ -314,7 +304,7 @@ class Session:
         self._load.pause(self.number, self._optimizers.known)
         self._end_memory_step(parts)
         self._begin(parts)
-        self._load.resume(self.number, plain=self._window is None and self._memory is None)
+        self._load.resume(self.number, plain=self._is_plain())
         self.notes.append((AGAIN, perf_counter_ns(), None))
         if parts.device is not None:
             parts.device.restart()
@@ -328,10 +318,7 @@ class Session:
             self._close_window(parts)
         elif self._schedule.measures_memory(step):
             self._begin_memory_step()
-        elif self._window is not None and self._window.over:
-            self._finish_late(self._window)
-        elif self._window is not None:
-            self._window.step()
+        elif self._windows.step_begins(step):
             self._comms.step_begins(step)
 
     def _begin_memory_step(self) -> None:
@@ -344,54 +331,17 @@ class Session:
     def _open_window(self, parts: RankParts, planned: PlannedWindow) -> None:
         parts.sampler_pauses()
         parts.synchronise("start", self.number)  # on every rank, whatever becomes of the window
-        if self._window is not None:
-            self._finish(self._window)
-        problem = self._why_no_window()
-        if problem:
-            note("window", problem)
-            return
-        window = Window(self.settings, planned, parts.folder, after=self._windows[-1:])
-        self._profiled = True
-        self._window = window
-        try:
-            window.start()
-        except Exception:
-            self._window = None
-            raise
-        self._comms.window_begins(self.number)
-
-    def _why_no_window(self) -> str | None:
-        import torch
-
-        if self._window is not None:
-            return "collectives of the last window are under way; no other was opened"
-        if not self._alone:
-            return _OTHER_THREADS
-        if self._others_profilers or torch.autograd._profiler_enabled():
-            return "the script's own profiler is running; no window was opened"
-        return None
+        if self._windows.open(planned, parts.folder, one_thread_trains=self._alone):
+            self._comms.window_begins(self.number)
 
     def _close_window(self, parts: RankParts) -> None:
-        window = self._window
+        window = self._windows.running
         if window is not None:
-            self._finish(window)
+            self._windows.finish(window)
             parts.collectives(self._comms.window_ends(self.number - 1))
         self._look_at_the_job()
         parts.synchronise("end", self.number)
         parts.sampler_resumes()
-
-    def _finish(self, window: Window) -> None:
-        self._window = None
-        if window.finish():
-            self._windows.append(window)
-        else:
-            self._window = window
-
-    def _finish_late(self, window: Window) -> None:
-        """Asked again ever more rarely: behind the 1st, 2nd, 4th, 8th... step too late."""
-        late = self.number - window.last - 1
-        if late & (late - 1) == 0:
-            self._finish(window)
 
     def _end_memory_step(self, parts: RankParts) -> None:
         memory, self._memory = self._memory, None
@@ -402,9 +352,9 @@ class Session:
     # Beginning and end.
 
     def _become_rank(self) -> RankParts | None:
-        self._rank = rank_and_world()
+        rank, world_size = rank_and_world()
         try:
-            folder = layout.claim_rank_folder(Path(self.settings.folder), self._rank[0])
+            folder = layout.claim_rank_folder(Path(self.settings.folder), rank)
         except OSError as error:
             self._closed = True  # nowhere to write: stay out of the way for good
             self.thread = 0
@@ -413,7 +363,7 @@ class Session:
         lines = StepLines(self._began_ns)
         steps = LineWriter(folder / layout.STEPS, self.notes, lines)
         self._parts = RankParts(folder, steps, self.thread, self.settings.sample_hz)
-        self._rank_file = KeptJson(folder / layout.RANK)
+        self._rank_file = RankFile(folder, rank, world_size)
         self._look_at_the_job()
         self._load.resume(self.number + 1, plain=True)
         self._describe("running")
@@ -429,30 +379,13 @@ class Session:
     def _describe(self, status: str) -> None:
         if self._rank_file is None:
             return
-        rank, world = self._rank
-        short = {
-            "schema": layout.SCHEMA,
-            "rank": rank,
-            "world_size": world,
-            "status": status,
+        progress = {
             "steps": self.number,
             "steps_end_with": self._steps_end_with(),
             "skipped": self._skipped,
-            "process": asdict(this_process()),
-            "problems": problems(),
         }
-        whole = {
-            **short,
-            "argv": sys.argv,
-            "communication": self._job,
-            "host_load": self._load.content(),
-            **facts(),
-        }
-        shortest = {**short, "problems": problems()[:3]}
-        try:
-            self._rank_file.write(whole, short, shortest, last=status != "running")
-        except OSError as error:
-            layout.note_unwritten(layout.RANK, error)
+        surroundings = {"communication": self._job, "host_load": self._load.content()}
+        self._rank_file.write(status, progress, surroundings)
 
     def _steps_end_with(self) -> str:
         """What ended this rank's steps."""
@@ -474,10 +407,7 @@ class Session:
         if self._parts is not None:
             # Before the window: its stop may wait, and a launcher may not.
             self._parts.close()
-        if self._window is not None:
-            self._stop_window(self._window)
-        for window in self._windows:
-            window.close()
+        self._windows.close(self.number)
         self._describe("finished")
 
     @harmless
@@ -490,23 +420,10 @@ class Session:
             self._due = sys.maxsize
             self._step_ends(last=True)
 
-    def _stop_window(self, window: Window) -> None:
-        """The script ends inside the window: keep what was recorded, unless there is better."""
-        self._window = None
-        recorded = self.number - window.planned.first_active
-        if not window.over:
-            note("window", f"the script ended inside the window, after step {self.number - 1}")
-        better = max((earlier.planned.active for earlier in self._windows), default=1)
-        if recorded < better and not window.over:
-            window.abandon()
-        else:
-            window.stop()
-            self._windows.append(window)
-
     def _forked(self) -> None:
         """A child of the training is not the training."""
         self._closed = True
         self.thread = 0
-        self._window = self._memory = None
-        if self._profiled:
+        self._windows.running = self._memory = None
+        if self._windows.ever_started:
             end_without_destructors()
