@@ -133,7 +133,7 @@ class Labels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
+class AllocatorPeak:
     """The step's highest point, in requested bytes; categories add up to it."""
 
     requested_bytes: int
@@ -148,7 +148,7 @@ def replay(
     owners: Mapping[int, str],
     labels: Labels,
     clock: int,
-) -> Peak:
+) -> AllocatorPeak:
     """Follow every allocation and release from the step's beginning; stop the film at the top.
 
     `start` is bytes by category when the first event had not happened, `owners` the category of
@@ -157,7 +157,7 @@ def replay(
     ends = _ends(events, clock)
     level = dict(start)
     total = sum(level.values())
-    best = Peak(requested_bytes=total, allocations=clock, categories=dict(level))
+    best = AllocatorPeak(requested_bytes=total, allocations=clock, categories=dict(level))
     blocks: dict[int, tuple[str, int]] = {}
     for place, event in enumerate(events):
         address, size = int(event["addr"]), int(event["size"])
@@ -169,7 +169,9 @@ def replay(
             level[category] = level.get(category, 0) + size
             total += size
             if total > best.requested_bytes:
-                best = Peak(requested_bytes=total, allocations=clock, categories=dict(level))
+                best = AllocatorPeak(
+                    requested_bytes=total, allocations=clock, categories=dict(level)
+                )
         elif event["action"] == "free_requested":
             category, size = blocks.pop(address, (owners.get(address, "other"), size))
             level[category] = level.get(category, 0) - size
@@ -193,7 +195,7 @@ def _ends(events: Sequence[Mapping[str, Any]], clock: int) -> dict[int, int]:
 
 
 @dataclass(slots=True)
-class Phases:
+class PhaseTicks:
     """Which phase ran at which tick of the allocator's clock."""
 
     ticks: list[int] = field(default_factory=list)

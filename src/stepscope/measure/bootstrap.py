@@ -6,13 +6,13 @@ from typing import Any
 
 from stepscope.measure import processes
 from stepscope.measure.after_import import when_imported
-from stepscope.measure.never_raise import harmless
+from stepscope.measure.never_raise import never_raise
 from stepscope.measure.settings import Settings
 
 _session: Any = None
 
 
-@harmless
+@never_raise
 def arm() -> None:
     """Costs nothing in processes that never import torch."""
     settings = Settings.from_environment()

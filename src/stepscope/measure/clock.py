@@ -26,7 +26,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from stepscope.measure.never_raise import harmless, note
+from stepscope.measure.never_raise import never_raise, note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -61,7 +61,7 @@ class ClockSync:
         self._syncs: list[dict[str, Any]] = []
         self._notes: list[str] = []
 
-    @harmless
+    @never_raise
     def synchronise(
         self, label: str, step: int | None = None, rounds: int = ROUNDS
     ) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import flight, parallel
-from stepscope.measure.never_raise import harmless
+from stepscope.measure.never_raise import never_raise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -36,7 +36,7 @@ class Comms:
         self._searched = False
         self._notes: dict[str, None] = {}
 
-    @harmless
+    @never_raise
     def attach(self) -> None:
         """Remember DDP instances as they are made. May be called again."""
         parallel.watch_replicas()
@@ -57,7 +57,7 @@ class Comms:
         marks, self._marks = self._marks, []
         return (self._collect(marks, step) if marks else None) or []
 
-    @harmless
+    @never_raise
     def group_ends(self) -> None:
         """The process group is about to be destroyed: look while it is there."""
         self._look()
@@ -81,7 +81,7 @@ class Comms:
             "notes": list(self._notes),
         }
 
-    @harmless
+    @never_raise
     def _collect(self, marks: list[tuple[int, int]], last: int) -> list[dict[str, Any]]:
         end_ns = self._now()
         self._watch_clock()

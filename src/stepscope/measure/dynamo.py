@@ -11,7 +11,7 @@ import sys
 from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stepscope.measure.never_raise import harmless
+from stepscope.measure.never_raise import never_raise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ _OURS = "stepscope.measure"
 _UNPATCHED = "unpatched_nn_module_call_impl"
 
 
-@harmless
+@never_raise
 def pass_over_our_frames() -> None:
     """Neither our functions nor what they call is compiled. Once torch is there."""
     for code in _codes_of_ours():
@@ -48,7 +48,7 @@ def _empty(*_args: Any, **_kwargs: Any) -> None:
     return None
 
 
-@harmless
+@never_raise
 def know_as_unpatched(original: Any, replacement: Any) -> None:
     """Dynamo takes the short way through modules as long as nobody patched how they are called.
 
@@ -76,7 +76,7 @@ def has_compiled() -> bool:
     return bool(len(seen) or sum(dynamo.utils.counters["frames"].values()))
 
 
-@harmless
+@never_raise
 def _surround(replacement: Any) -> None:
     _pass_over(replacement.__code__, calls_too=False)
 

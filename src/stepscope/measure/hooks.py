@@ -20,7 +20,7 @@ from stepscope.measure.dynamo import (
     surrounds,
     untraced,
 )
-from stepscope.measure.never_raise import harmless
+from stepscope.measure.never_raise import never_raise
 from stepscope.measure.steps import ENTER, LEAVE
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _CREATE_GRAPH = 2  # of the engine's arguments behind the outputs
 
 
-@harmless
+@never_raise
 def install(session: Session) -> None:
     """Attach to torch; called once, when torch has been imported."""
     pass_over_our_frames()

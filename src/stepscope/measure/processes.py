@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 
 from stepscope.measure.folder import PROCESSES
-from stepscope.measure.never_raise import harmless
+from stepscope.measure.never_raise import never_raise
 from stepscope.measure.writer import append_lines
 
 STARTED, TORCH, BACKWARD, STEP = "started", "torch", "backward", "step"
 _LONGEST = 400  # characters of a command line
 
 
-@harmless
+@never_raise
 def tell(folder: str, event: str) -> None:
     """One line, in one write: many processes share the file."""
     line = {

@@ -22,9 +22,9 @@ from stepscope.measure import processes
 from stepscope.measure.comms import Comms
 from stepscope.measure.dynamo import surrounds
 from stepscope.measure.forked import end_without_destructors
-from stepscope.measure.host_load import HostLoad
+from stepscope.measure.host_load import HostLoadMeter
 from stepscope.measure.memory import MemoryStep
-from stepscope.measure.never_raise import harmless, note
+from stepscope.measure.never_raise import never_raise, note
 from stepscope.measure.optimizers import Optimizers, any_optimizer_made, with_closure
 from stepscope.measure.passes import Passes
 from stepscope.measure.profiler_windows import OTHER_THREADS, ProfilerWindows
@@ -55,7 +55,7 @@ class Session:
         self._began_ns = perf_counter_ns()
         self.notes: deque[Note] = deque(maxlen=MOST_NOTES)
         self._comms = Comms()
-        self._load = HostLoad()
+        self._load = HostLoadMeter()
         self._optimizers = Optimizers()
         self.thread = get_ident()  # the one that trains; 0 once closed
         self._alone = True  # no other thread trains
@@ -84,7 +84,7 @@ class Session:
     def optimizer_calls(self) -> int:
         return self._optimizers.calls
 
-    @harmless
+    @never_raise
     def torch_is_here(self) -> None:
         """Once torch is imported."""
         self._comms.attach()
@@ -92,7 +92,7 @@ class Session:
 
     # What hooks report. Phases count only in the thread that trains; hooks note them themselves.
 
-    @harmless
+    @never_raise
     def tell(self, phase: str, *, entering: bool) -> None:
         """Whoever else listens, that a phase begins or ends."""
         if self._ranges is not None:
@@ -121,7 +121,7 @@ class Session:
             self._ask_passes(roots)
         return True
 
-    @harmless
+    @never_raise
     def _ask_passes(self, roots: Any) -> None:
         assert self.passes is not None
         if self.passes.begins(roots, optimizer_exists=any_optimizer_made()):
@@ -142,13 +142,13 @@ class Session:
         elif self.settings.step_on == "backward":
             self.step_ends()
 
-    @harmless
+    @never_raise
     def _end_pass(self) -> None:
         assert self.passes is not None
         if self.passes.ends(optimizer_exists=any_optimizer_made()):
             self._step_ends()
 
-    @harmless
+    @never_raise
     def gradient_was_taken(self) -> None:
         """By a script without an optimizer, which may never call backward."""
         if any_optimizer_made() or self.in_backward or not self.first_pass_begins():
@@ -225,45 +225,45 @@ class Session:
 
         return timed
 
-    @harmless
+    @never_raise
     def boundary(self) -> None:
         """A batch is asked for, or a forward pass begins: where it follows a backward pass, the
         step of that pass is over. Evaluation and losses have none."""
         if self._passed:
             self._step_ends()
 
-    @harmless
+    @never_raise
     def module_begins(self, module: Any) -> None:
         if self._ranges is not None:
             self._ranges.push(type(module).__name__)
 
-    @harmless
+    @never_raise
     def module_ends(self, _module: Any) -> None:
         if self._ranges is not None:
             self._ranges.pop()
 
-    @harmless
+    @never_raise
     def step_was_skipped(self) -> None:
         if self._steps_on_optimizer and get_ident() == self.thread:
             self.passes = None
             self._skipped += 1
             self._step_ends(skipped=True)
 
-    @harmless
+    @never_raise
     def group_ends(self) -> None:
         """The process group is about to go."""
         self._comms.group_ends()
 
-    @harmless
+    @never_raise
     def profiler_begins(self, profiler: Any) -> None:
         """Ours, or one of the script's own."""
         self._windows.script_profiler_begins(profiler)
 
-    @harmless
+    @never_raise
     def profiler_ended(self, profiler: Any) -> None:
         self._windows.script_profiler_ends(profiler)
 
-    @harmless
+    @never_raise
     def step_ends(self) -> None:
         """The running step is over."""
         if self._is_training_thread():
@@ -370,12 +370,12 @@ class Session:
         processes.tell(self.settings.folder, processes.STEP)
         return self._parts
 
-    @harmless
+    @never_raise
     def _look_at_the_job(self) -> None:
         """How the job is laid out, looked at while its process groups are there."""
         self._job = self._comms.describe(self._optimizers.parameters())
 
-    @harmless
+    @never_raise
     def _describe(self, status: str) -> None:
         if self._rank_file is None:
             return
@@ -393,7 +393,7 @@ class Session:
             return self.settings.step_on
         return "backward" if self.passes is not None and self.passes.ends_steps else "optimizer"
 
-    @harmless
+    @never_raise
     def close(self) -> None:
         """At exit, however often it is called."""
         if self._closed or os.getpid() != self._pid:
@@ -410,7 +410,7 @@ class Session:
         self._windows.close(self.number)
         self._describe("finished")
 
-    @harmless
+    @never_raise
     def _end_last_step(self) -> None:
         """Of a training whose steps end where the next one begins; nothing more is begun."""
         follows = self.settings.step_on in ("forward", "dataloader")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Run:
+class WatchedRun:
     """What `watch` gives: say where steps end; `folder` is the run folder."""
 
     def __init__(self, session: Session, folder: Path) -> None:
@@ -35,7 +35,7 @@ class Run:
 
 
 @contextlib.contextmanager
-def watch(folder: str | Path | None = None, **options: Any) -> Iterator[Run]:
+def watch(folder: str | Path | None = None, **options: Any) -> Iterator[WatchedRun]:
     """Capture the steps inside. Options are those of `stepscope run` (wait, warmup, active, ...).
 
     Several ranks of one job must be given the same folder.
@@ -44,7 +44,7 @@ def watch(folder: str | Path | None = None, **options: Any) -> Iterator[Run]:
     session = Session(Settings(folder=str(where), step_on="call", **options))
     install(session)
     try:
-        yield Run(session, where)
+        yield WatchedRun(session, where)
     finally:
         session.close()
 

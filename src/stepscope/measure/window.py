@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.gloo_drain import AT_EXIT_S, PATIENCE_S, collectives_ended
 from stepscope.measure.kineto_messages import KinetoMessages, without_thread_complaint
-from stepscope.measure.never_raise import harmless
+from stepscope.measure.never_raise import never_raise
 from stepscope.measure.trace_file import TraceFile
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ def _profile(messages: KinetoMessages, **options: Any) -> Any:
     """torch.profiler.profile, which says nothing."""
     from torch.profiler import profile
 
-    class Profile(profile):  # type: ignore[misc]
+    class QuietProfile(profile):  # type: ignore[misc]
         def prepare_trace(self) -> None:
             with without_thread_complaint():
                 super().prepare_trace()
             messages.silence()
 
-    return Profile(**options)
+    return QuietProfile(**options)
 
 
 class Window:
@@ -146,7 +146,7 @@ class Window:
             self.profiler.step_rec_fn = None
             annotation.__exit__(None, None, None)
 
-    @harmless
+    @never_raise
     def _suspend(self) -> None:
         """Torch before 2.6 cannot: there what follows the last step is recorded as well."""
         toggle = getattr(self.profiler, "toggle_collection_dynamic", None)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from stepscope.errors import UsageError
 from stepscope.measure.calibrate.ceilings import measure_ceilings
 from stepscope.measure.calibrate.collectives import Buffers, elements
-from stepscope.measure.calibrate.contention import Beside
+from stepscope.measure.calibrate.contention import ContentionTimer
 from stepscope.measure.calibrate.groups import make_groups
 from stepscope.measure.calibrate.sweep import NotOfferedError, Sweeper
 
@@ -107,7 +107,7 @@ def _sweep_all(
     contention: list[dict[str, Any]] = []
     world = groups[0].place
     if device.type == "cpu" and "all_reduce" in settings.kinds and world is not None:
-        contention = Beside(world, buffers).run(sizes[-1], quick=settings.quick)
+        contention = ContentionTimer(world, buffers).run(sizes[-1], quick=settings.quick)
     return sweeps, refused, contention
 
 
