@@ -17,7 +17,7 @@ def arm() -> None:
     """Costs nothing in processes that never import torch."""
     settings = Settings.from_environment()
     if settings is not None:
-        processes.tell(settings.folder, processes.STARTED)
+        processes.record(settings.folder, processes.STARTED)
         when_imported("torch", lambda _module: _begin(settings))
 
 

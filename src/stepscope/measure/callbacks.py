@@ -1,6 +1,6 @@
 """Thin callbacks for trainers that own the loop: they only say where steps end.
 
-Batches whose gradients are gathered into one step of the optimizer are one step.
+Batches whose gradients accumulate for one optimizer step are one step.
 
 Trainer(..., callbacks=[stepscope.measure.callbacks.hugging_face("my-run")])
 lightning.Trainer(..., callbacks=[stepscope.measure.callbacks.lightning("my-run")])
@@ -74,7 +74,7 @@ def lightning(folder: str | Path | None = None, **options: Any) -> Any:
             watching.begin()
 
         def on_train_batch_end(self, trainer: Any, module: Any, *_: Any, **__: Any) -> None:
-            # A module that steps by itself may do so unseen: there every batch is a step.
+            # A module with manual optimization may step unseen: there every batch is a step.
             stepped, self._stepped = self._stepped, trainer.global_step
             if stepped != self._stepped or not module.automatic_optimization:
                 watching.step()

@@ -1,4 +1,4 @@
-"""processes.jsonl: which Python processes of the job we are in, and how far each of them came.
+"""processes.jsonl: which Python processes of the job are watched, and how far each of them came.
 
 `run` reads it to say, while the job runs, what was attached and what is missing.
 """
@@ -20,7 +20,7 @@ _LONGEST = 400  # characters of a command line
 
 
 @never_raise
-def tell(folder: str, event: str) -> None:
+def record(folder: str, event: str) -> None:
     """One line, in one write: many processes share the file."""
     line = {
         "event": event,

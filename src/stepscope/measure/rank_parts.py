@@ -1,4 +1,4 @@
-"""What a rank writes into its folder while it trains, and the helpers that write it."""
+"""The files a rank writes while it trains: step times, clock rounds, collectives, samples."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RankParts:
 
     @never_raise
     def collectives(self, lines: list[dict[str, Any]]) -> None:
-        """They come once a window: a thread that ends with them, not one that keeps waking."""
+        """They come once per window: a short thread writes them, not one that keeps waking."""
         if lines:
             thread = started_thread(lambda: self._write_collectives(lines), "stepscope-comms")
             if thread is None:

@@ -25,7 +25,7 @@ from stepscope.measure.forked import end_without_destructors
 from stepscope.measure.host_load import HostLoadMeter
 from stepscope.measure.memory import MemoryStep
 from stepscope.measure.never_raise import never_raise, note
-from stepscope.measure.optimizers import Optimizers, any_optimizer_made, with_closure
+from stepscope.measure.optimizers import Optimizers, any_optimizer_created, with_closure
 from stepscope.measure.passes import Passes
 from stepscope.measure.profiler_windows import OTHER_THREADS, ProfilerWindows
 from stepscope.measure.ranges import Ranges
@@ -51,7 +51,7 @@ class Session:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.number = 0  # of the running step
-        self._schedule = Schedule.of(settings)
+        self._schedule = Schedule.plan(settings)
         self._began_ns = perf_counter_ns()
         self.notes: deque[Note] = deque(maxlen=MOST_NOTES)
         self._comms = Comms()
@@ -66,14 +66,14 @@ class Session:
         self._memory: MemoryStep | None = None
         self._job: dict[str, Any] | None = None
         self._ranges = Ranges() if settings.nvtx else None
-        self.listens = settings.nvtx  # somebody wants to be told of phases
+        self.phases_wanted = settings.nvtx  # ranges or the memory step follow phases
         self._steps_on_optimizer = settings.step_on in ("auto", "optimizer")
         self._anchor = Anchor()
         self.passes = Passes() if settings.step_on == "auto" else None
         self.passes_ended = 0
         self.in_backward = 0
         self._passed = False  # a backward pass ended since the last step did
-        self._cut = True  # where the running step began was not seen
+        self._cut = True  # the running step's beginning was not seen
         self._skipped = 0
         self._closed = False
         self._due = self._schedule.next_due(0)
@@ -88,13 +88,13 @@ class Session:
     def torch_is_here(self) -> None:
         """Once torch is imported."""
         self._comms.attach()
-        processes.tell(self.settings.folder, processes.TORCH)
+        processes.record(self.settings.folder, processes.TORCH)
 
-    # What hooks report. Phases count only in the thread that trains; hooks note them themselves.
+    # Called by hooks. Phases count only in the training thread; hooks note them themselves.
 
     @never_raise
-    def tell(self, phase: str, *, entering: bool) -> None:
-        """Whoever else listens, that a phase begins or ends."""
+    def phase_changes(self, phase: str, *, entering: bool) -> None:
+        """A phase begins or ends: pass it on to NVTX ranges and the memory step."""
         if self._ranges is not None:
             if entering:
                 self._ranges.push(phase)
@@ -104,7 +104,7 @@ class Session:
             self._memory.phase(phase, entering=entering)
 
     def first_pass_begins(self) -> bool:
-        """Whoever runs backward first is the thread that trains; trainers may start one for it."""
+        """The thread that runs backward first trains; a trainer may start one for it."""
         if self._closed:
             return False
         if not self.number and not self.in_backward:
@@ -124,9 +124,9 @@ class Session:
     @never_raise
     def _ask_passes(self, roots: Any) -> None:
         assert self.passes is not None
-        if self.passes.begins(roots, optimizer_exists=any_optimizer_made()):
+        if self.passes.begins(roots, optimizer_exists=any_optimizer_created()):
             self._step_ends()
-            self._cut = True  # the next one has begun before
+            self._cut = True  # the next step has already begun
 
     def pass_ends(self, outermost: bool) -> None:
         self.in_backward -= 1
@@ -135,7 +135,7 @@ class Session:
         self._passed = True
         self.passes_ended += 1
         if self.passes_ended == 1:
-            processes.tell(self.settings.folder, processes.BACKWARD)
+            processes.record(self.settings.folder, processes.BACKWARD)
         if self.passes is not None:
             if not self._optimizers.stepping:
                 self._end_pass()
@@ -145,13 +145,13 @@ class Session:
     @never_raise
     def _end_pass(self) -> None:
         assert self.passes is not None
-        if self.passes.ends(optimizer_exists=any_optimizer_made()):
+        if self.passes.ends(optimizer_exists=any_optimizer_created()):
             self._step_ends()
 
     @never_raise
     def gradient_was_taken(self) -> None:
-        """By a script without an optimizer, which may never call backward."""
-        if any_optimizer_made() or self.in_backward or not self.first_pass_begins():
+        """A script without an optimizer took a gradient; it may never call backward."""
+        if any_optimizer_created() or self.in_backward or not self.first_pass_begins():
             return
         self.pass_begins()
         self.pass_ends(outermost=True)
@@ -164,8 +164,8 @@ class Session:
             if not self._optimizers.begins(optimizer):
                 return None
             self.notes.append((ENTER, perf_counter_ns(), "optimizer"))
-            if self.listens:
-                self.tell("optimizer", entering=True)
+            if self.phases_wanted:
+                self.phase_changes("optimizer", entering=True)
             return with_closure(args, kwargs, self._as_forward)
         except Exception as error:
             note("before an optimizer's step", error)
@@ -176,8 +176,8 @@ class Session:
             if get_ident() != self.thread or not self._optimizers.ends():
                 return
             self.notes.append((LEAVE, perf_counter_ns(), "optimizer"))
-            if self.listens:
-                self.tell("optimizer", entering=False)
+            if self.phases_wanted:
+                self.phase_changes("optimizer", entering=False)
             if self._steps_on_optimizer:
                 self.passes = None
                 self._end_steps(self._anchor.ends_steps(optimizer))
@@ -185,7 +185,7 @@ class Session:
             note("after an optimizer's step", error)
 
     def _end_steps(self, ended: int) -> None:
-        """As many as an optimizer's step has shown to be over."""
+        """An optimizer's step has shown that this many steps are over."""
         if not ended:
             self.notes.append((PERHAPS, perf_counter_ns(), time.time_ns()))
             return
@@ -198,7 +198,7 @@ class Session:
         return self._windows.running is None and self._memory is None
 
     def _is_training_thread(self) -> bool:
-        """The first that trains; that others train too is remembered."""
+        """Whether this is the first thread that trains; remember whether others train too."""
         here = get_ident()
         if here != self.thread and not self.number and not self.passes_ended and not self._closed:
             self.thread = here
@@ -227,8 +227,8 @@ class Session:
 
     @never_raise
     def boundary(self) -> None:
-        """A batch is asked for, or a forward pass begins: where it follows a backward pass, the
-        step of that pass is over. Evaluation and losses have none."""
+        """A batch is requested or a forward pass begins: after a backward pass, that pass's step is
+        over. Evaluation and losses run no backward pass."""
         if self._passed:
             self._step_ends()
 
@@ -270,7 +270,7 @@ class Session:
             self._step_ends()
 
     def _step_ends(self, *, skipped: bool = False, last: bool = False, two: bool = False) -> None:
-        """Note its times, act for the next one."""
+        """Note the step's times and prepare the next one."""
         if self._closed:
             return
         parts = self._parts or self._become_rank()
@@ -291,15 +291,15 @@ class Session:
         unusual = {
             "skipped": skipped,
             "first": self._cut,  # its beginning was not seen
-            "last": last,  # nor was its end
-            "memory": self._memory is not None,  # its times are not the training's
+            "last": last,  # its end was not seen
+            "memory": self._memory is not None,  # its times include our own work
         }
         return tuple(mark for mark, holds in unusual.items() if holds)
 
-    # The schedule: what does the step that now begins need?
+    # What the schedule asks for before the next step.
 
     def _act(self, parts: RankParts) -> None:
-        """Whatever this does takes time between two steps that belongs to neither."""
+        """The time this takes lies between two steps and belongs to neither."""
         self._due = self._schedule.next_due(self.number + 1)
         self._load.pause(self.number, self._optimizers.known)
         self._end_memory_step(parts)
@@ -325,12 +325,12 @@ class Session:
         if not self._alone:
             return
         self._memory = MemoryStep(list(self._optimizers.known))
-        self.listens = True
+        self.phases_wanted = True
         self._memory.begin()
 
     def _open_window(self, parts: RankParts, planned: PlannedWindow) -> None:
         parts.sampler_pauses()
-        parts.synchronise("start", self.number)  # on every rank, whatever becomes of the window
+        parts.synchronise("start", self.number)  # on every rank, even if no window opens
         if self._windows.open(planned, parts.folder, one_thread_trains=self._alone):
             self._comms.window_begins(self.number)
 
@@ -339,13 +339,13 @@ class Session:
         if window is not None:
             self._windows.finish(window)
             parts.collectives(self._comms.window_ends(self.number - 1))
-        self._look_at_the_job()
+        self._read_job_layout()
         parts.synchronise("end", self.number)
         parts.sampler_resumes()
 
     def _end_memory_step(self, parts: RankParts) -> None:
         memory, self._memory = self._memory, None
-        self.listens = self._ranges is not None
+        self.phases_wanted = self._ranges is not None
         if memory is not None:
             layout.try_write_json(parts.folder / layout.MEMORY, memory.end())
 
@@ -356,7 +356,7 @@ class Session:
         try:
             folder = layout.claim_rank_folder(Path(self.settings.folder), rank)
         except OSError as error:
-            self._closed = True  # nowhere to write: stay out of the way for good
+            self._closed = True  # nowhere to write: capture nothing
             self.thread = 0
             note("run folder", layout.why_refused(error))
             return None
@@ -364,15 +364,15 @@ class Session:
         steps = LineWriter(folder / layout.STEPS, self.notes, lines)
         self._parts = RankParts(folder, steps, self.thread, self.settings.sample_hz)
         self._rank_file = RankFile(folder, rank, world_size)
-        self._look_at_the_job()
+        self._read_job_layout()
         self._load.resume(self.number + 1, plain=True)
         self._describe("running")
-        processes.tell(self.settings.folder, processes.STEP)
+        processes.record(self.settings.folder, processes.STEP)
         return self._parts
 
     @never_raise
-    def _look_at_the_job(self) -> None:
-        """How the job is laid out, looked at while its process groups are there."""
+    def _read_job_layout(self) -> None:
+        """Read the job's layout while its process groups exist."""
         self._job = self._comms.describe(self._optimizers.parameters())
 
     @never_raise
@@ -395,7 +395,7 @@ class Session:
 
     @never_raise
     def close(self) -> None:
-        """At exit, however often it is called."""
+        """At exit; further calls do nothing."""
         if self._closed or os.getpid() != self._pid:
             return
         self._end_last_step()
@@ -412,7 +412,7 @@ class Session:
 
     @never_raise
     def _end_last_step(self) -> None:
-        """Of a training whose steps end where the next one begins; nothing more is begun."""
+        """Where a step ends only when the next one begins, the last one ends here."""
         follows = self.settings.step_on in ("forward", "dataloader")
         if self.passes is not None and self.passes.ends_steps:
             follows = self.passes.is_amid_step
@@ -421,7 +421,7 @@ class Session:
             self._step_ends(last=True)
 
     def _forked(self) -> None:
-        """A child of the training is not the training."""
+        """In a forked child, which does not train: capture nothing."""
         self._closed = True
         self.thread = 0
         self._windows.running = self._memory = None

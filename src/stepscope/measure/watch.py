@@ -1,4 +1,4 @@
-"""Library use: capture from inside a script, with steps said by the script itself.
+"""Library use: capture from inside a script, which says itself where steps end.
 
 with stepscope.watch() as run:
     for batch in loader:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class WatchedRun:
-    """What `watch` gives: say where steps end; `folder` is the run folder."""
+    """What `watch` yields: call `step` after each step; `folder` is the run folder."""
 
     def __init__(self, session: Session, folder: Path) -> None:
         self._session = session
@@ -50,7 +50,7 @@ def watch(folder: str | Path | None = None, **options: Any) -> Iterator[WatchedR
 
 
 def _folder(given: str | Path | None) -> Path:
-    """One that cannot be made ends the capture, not the training."""
+    """A folder that cannot be created ends the capture, not the training."""
     where = Path(given or ".")
     try:
         where = where if given is not None else new_run_folder(sys.argv[0] or "python")
