@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from stepscope.measure.calibrate.collectives import Buffers, elements
-from stepscope.measure.calibrate.contention import Beside
+from stepscope.measure.calibrate.contention import ContentionTimer
 from stepscope.measure.calibrate.groups import make_groups
 from stepscope.measure.calibrate.sweep import Sweeper
 
@@ -169,7 +169,7 @@ def run_rounds(
                 sweep = sweeper.run(sizes, budget, number, lambda _: None)
                 found["sweeps"].append(sweep.plain())
                 if world.place is not None and not options.sleep:
-                    beside = Beside(world.place, buffers)
+                    beside = ContentionTimer(world.place, buffers)
                     found["contention"].append(beside.run(sizes[-1], quick=True))
             elif part != "alone":
                 found["together"][str(part)].append(together[part].timed(options.steps))

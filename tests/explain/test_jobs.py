@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from clock_bounds import offset_bounds
 from jobs import FORMS, PIPELINES, Fault, Form, Job, Plan, draw_plan, make_job, profile_of
 from jobs_files import write_job
 from jobs_table import describe, judge, said, tally
 from jobs_world import paces
-from stepscope.measure.clock import offset_bounds
 from stepscope.records.job import KINDS, SYNCHRONISING, CollectiveCalls, RankPart
 from stepscope.records.job import Job as Joined
 

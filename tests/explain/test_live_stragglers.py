@@ -1,7 +1,9 @@
 """Four real processes with a known fault: who is slow, and why.
 
-Work is sleep, so the truth is known; a machine that is busy with other things can still make some
-rank slow for a while, and then rightly says so. Each case therefore gets three tries.
+Work is sleep, so the truth is known. A machine that is busy with other things can still make some
+rank slow for a while, and stepscope then rightly says so: of the WINDOWS windows of a run, at least
+ENOUGH must give the expected verdict. A verdict that is right 95 times in 100 passes 999 times in
+1,000; one that is right once in three passes once in five; one that is never right never passes.
 """
 
 from __future__ import annotations
@@ -27,13 +29,18 @@ if TYPE_CHECKING:
 SCRIPT = Path(__file__).parent / "scripts/stragglers.py"
 START = Path(__file__).parent / "scripts/start_ranks.py"
 LAUNCH = Path(__file__).parent / "scripts/two_hosts.sh"
-WINDOW = ("--wait", "5", "--warmup", "2", "--active", "6", "--no-explain")
-TRIES = 3
+WINDOW = ("--wait", "4", "--warmup", "1", "--active", "6", "--no-explain")
+WINDOWS, ENOUGH = 5, 3
+STEPS = 4 + 1 + 6
 
 
-def capture(out: Path, *arguments: str, launcher: tuple[str, ...] | None = None) -> Path:
+def capture(
+    out: Path, *arguments: str, windows: int = WINDOWS, launcher: tuple[str, ...] | None = None
+) -> Path:
     how = launcher or (sys.executable, str(START), "4")
-    ours = (sys.executable, "-m", "stepscope", "run", "--out", str(out), *WINDOW, "--")
+    window = (*WINDOW, "--repeat", str(windows))
+    ours = (sys.executable, "-m", "stepscope", "run", "--out", str(out), *window, "--")
+    arguments = ("--steps", str(windows * STEPS + 4), *arguments)
     done = subprocess.run(
         [*ours, *how, str(SCRIPT), *arguments],
         capture_output=True,
@@ -53,7 +60,7 @@ def explained(run: Path) -> Job:
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run without any fault."""
+    """A run without any fault, of several windows."""
     return capture(tmp_path_factory.mktemp("healthy") / "run")
 
 
@@ -64,40 +71,48 @@ def verdict(job: Job) -> tuple[str, str | None, int | None]:
     return stragglers.verdict, stragglers.ranks[0].cause, stragglers.ranks[0].rank
 
 
-def said(
-    tmp_path: Path,
-    wanted: tuple[str, str | None, int | None],
-    *arguments: str,
-    first: Path | None = None,
+def only_window(run: Path, number: int, out: Path) -> Path:
+    """A copy of the run as if it had captured this window alone."""
+    shutil.copytree(run, out)
+    for folder in out.glob("rank-*"):
+        traces = [folder / f"trace{'' if n == 0 else f'-{n}'}.json.gz" for n in range(WINDOWS)]
+        chosen = traces[number].read_bytes()
+        for trace in traces:
+            trace.unlink()
+        (folder / "trace.json.gz").write_bytes(chosen)
+    return out
+
+
+def expect_in_most_windows(
+    run: Path, expected: tuple[str, str | None, int | None], tmp_path: Path
 ) -> None:
-    tries = []
-    for number in range(TRIES):
-        run = first if first and not number else capture(tmp_path / f"run{number}", *arguments)
-        tries.append(verdict(explained(run)))
-        if tries[-1] == wanted:
-            return
-    raise AssertionError(f"wanted {wanted}, got {tries}")
+    verdicts = [
+        verdict(explained(only_window(run, number, tmp_path / f"window-{number}")))
+        for number in range(WINDOWS)
+    ]
+    assert verdicts.count(expected) >= ENOUGH, verdicts
 
 
 def test_a_rank_that_computes_longer(tmp_path: Path) -> None:
-    said(tmp_path, ("found", "compute", 2), "--slow-compute", "2")
+    run = capture(tmp_path / "run", "--slow-compute", "2")
+    expect_in_most_windows(run, ("found", "compute", 2), tmp_path)
 
 
 def test_a_rank_whose_data_comes_late(tmp_path: Path) -> None:
-    said(tmp_path, ("found", "input", 1), "--slow-input", "1")
+    run = capture(tmp_path / "run", "--slow-input", "1")
+    expect_in_most_windows(run, ("found", "input", 1), tmp_path)
 
 
 def test_nothing_wrong_accuses_nobody(tmp_path: Path, healthy: Path) -> None:
-    said(tmp_path, ("none", None, None), first=healthy)
+    expect_in_most_windows(healthy, ("none", None, None), tmp_path)
 
 
 def test_an_offset_of_five_milliseconds_is_found(tmp_path: Path, healthy: Path) -> None:
     """All ranks run on this machine's one clock, so the whole offset is ours."""
-    run = tmp_path / "run"
-    shutil.copytree(healthy, run)
+    before, run = (only_window(healthy, 0, tmp_path / name) for name in ("before", "run"))
     shift(run / "rank-00003", 5_000_000)
     job = explained(run)
-    assert explained(healthy).clock.aligned
+    assert explained(before).clock.aligned
     assert job.clock.aligned
     for rank, offset_ns in {1: 0, 2: 0, 3: 5_000_000}.items():
         assert abs(job.clock.offset_ns[rank] - offset_ns) < 100_000
@@ -131,7 +146,7 @@ def two_hosts() -> Iterator[tuple[str, str]]:
         pytest.skip("needs ip and tc (iproute2)")
     names = f"ssa{os.getpid()}", f"ssb{os.getpid()}"
     a, b = names
-    made = _network(
+    added = _network(
         f"ip netns add {a}",
         f"ip netns add {b}",
         f"ip link add {a} netns {a} type veth peer name {b} netns {b}",
@@ -142,8 +157,8 @@ def two_hosts() -> Iterator[tuple[str, str]]:
         f"tc -n {b} qdisc del dev {b} root",
     )
     try:
-        if made.returncode:
-            pytest.skip(f"no network namespaces or token buckets here: {made.stderr.strip()}")
+        if added.returncode:
+            pytest.skip(f"no network namespaces or token buckets here: {added.stderr.strip()}")
         yield names
     finally:
         _network(f"ip netns del {a} || true", f"ip netns del {b} || true")
@@ -165,6 +180,6 @@ def test_a_slow_link_between_two_hosts(
     bucket = "tbf rate 100mbit burst 256kb latency 1s"
     slowed = _network(f"tc -n {far} qdisc add dev {far} root {bucket}")
     assert slowed.returncode == 0, slowed.stderr
-    found = explained(capture(tmp_path / "run", "--steps", "15", launcher=launcher))
-    assert verdict(found) == ("found", "link", None)
-    assert found.stragglers.ranks[0].slowdown > 1.5
+    job = explained(capture(tmp_path / "run", windows=1, launcher=launcher))
+    assert verdict(job) == ("found", "link", None)
+    assert job.stragglers.ranks[0].slowdown > 1.5

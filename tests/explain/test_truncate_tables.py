@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from stepscope.explain.explain_rank import explain_rank
 from stepscope.explain.truncate_tables import OTHERS, truncate_tables
+from stepscope.records.memory import Memory, ModuleBytes, SiteBytes
 from stepscope.trace.read import read_trace
 
-from .build import frame, kernel, memcpy, nccl, op, write
+from .build import call, frame, kernel, memcpy, nccl, op, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +24,7 @@ TABLES = ("kernels", "operators", "modules", "lines", "syncs", "collectives")
 
 @pytest.fixture
 def rank(tmp_path: Path) -> RankExplanation:
-    """Six kernels of three kinds, as many operators, modules, lines and collectives."""
+    """Six rows or more in every table."""
     events = []
     for n in range(6):
         at = 1000 * n
@@ -32,6 +34,16 @@ def rank(tmp_path: Path) -> RankExplanation:
             op(f"aten::op{n}", start=at + 20, dur=100 + n),
             kernel(f"gemm{n}", start=at + 50, dur=10 * (n + 1), launched_at=at + 30),
             memcpy(f"Memcpy {n}", start=at + 200, dur=5 + n, launched_at=at + 40),
+            op(
+                "aten::mm",
+                start=at + 130,
+                dur=30,
+                shapes=[[64, 64], [64, 64 + n]],
+                dtypes=["float", "float"],
+            ),
+            kernel(f"matmul{n}", start=at + 300, dur=20 + n, launched_at=at + 140),
+            op(f"aten::item{n}", start=at + 800, dur=20),
+            call("cudaStreamSynchronize", start=at + 805, dur=10 + n),
             kernel(
                 "ncclDevKernel_AllReduce",
                 start=at + 400,
@@ -50,13 +62,44 @@ def sums(rows: tuple[Any, ...]) -> dict[str, int]:
     return {n: sum(getattr(row, n) for row in rows) for n in names if n not in ("min_ns", "max_ns")}
 
 
-def test_columns_add_up_to_what_they_did(rank: RankExplanation) -> None:
-    short = truncate_tables(rank, 2)
-    for table in TABLES:
-        before, after = getattr(rank, table), getattr(short, table)
-        if before:
-            assert sums(after) == sums(before), table
-            assert len(after) < len(before), table
+@pytest.mark.parametrize("table", TABLES)
+def test_columns_add_up_to_what_they_did(rank: RankExplanation, table: str) -> None:
+    before, after = getattr(rank, table), getattr(truncate_tables(rank, 2), table)
+    assert len(before) >= 6
+    assert len(after) < len(before)
+    assert sums(after) == sums(before)
+
+
+def test_times_of_operators_against_the_roofline_add_up(rank: RankExplanation) -> None:
+    before, after = rank.efficiency, truncate_tables(rank, 2).efficiency
+    assert before is not None
+    assert after is not None
+    assert len(before.spots) >= 6
+    assert len(after.spots) < len(before.spots)
+    assert sum(s.device_ns for s in after.spots) == sum(s.device_ns for s in before.spots)
+    assert sum(s.calls for s in after.spots) == sum(s.calls for s in before.spots)
+
+
+def test_memory_of_modules_and_places_adds_up(rank: RankExplanation) -> None:
+    memory = Memory(
+        source="snapshot",
+        device="cuda",
+        peak_bytes=42,
+        reserved_bytes=None,
+        phase=None,
+        measured="",
+        categories={},
+        by_module=tuple(ModuleBytes(module=f"m{n}", size_bytes=n, tensors=1) for n in range(6)),
+        by_site=tuple(SiteBytes(operator=f"o{n}", size_bytes=n, blocks=2) for n in range(6)),
+    )
+    short = truncate_tables(replace(rank, memory=memory), 2).memory
+    assert short is not None
+    assert [(row.module, row.size_bytes, row.tensors) for row in short.by_module[2:]] == [
+        (OTHERS, 2 + 3 + 4 + 5, 4)
+    ]
+    assert [(row.operator, row.size_bytes, row.blocks) for row in short.by_site[2:]] == [
+        (OTHERS, 2 + 3 + 4 + 5, 8)
+    ]
 
 
 def test_the_longest_stay_and_longest_comes_first(rank: RankExplanation) -> None:

@@ -20,7 +20,7 @@ from stepscope.measure import memory as memory_module
 from stepscope.measure.allocator import (
     Allocator,
     Labels,
-    Phases,
+    PhaseTicks,
     Reading,
     nearest,
     replay,
@@ -92,7 +92,7 @@ def test_replay_agrees_with_a_plain_simulation_and_adds_up(moves: list[tuple[int
 
 
 def test_phases_tell_in_which_one_an_allocation_was_made() -> None:
-    phases = Phases()
+    phases = PhaseTicks()
     for name, tick in (("forward", 10), ("backward", 14), ("forward", 20), ("optimizer", 20)):
         phases.begin(name, tick)
     found = [phases.at(tick) for tick in (10, 11, 14, 15, 20, 21)]

@@ -14,19 +14,24 @@ from stepscope.measure.calibrate import ceilings
 from stepscope.measure.calibrate.ceilings import best_of, measure_ceilings
 from stepscope.measure.calibrate.collectives import Buffers, actual_bytes, elements
 from stepscope.measure.calibrate.groups import partitions
-from stepscope.measure.calibrate.settings import Settings
+from stepscope.measure.calibrate.settings import CalibrationSettings
 from stepscope.measure.calibrate.stopwatch import spread
 from stepscope.measure.calibrate.sweep import choose_repeats
 
 
 def test_sizes_are_powers_of_two_up_to_the_largest_asked_for() -> None:
-    assert Settings().sizes() == [1 << power for power in range(10, 29)]
-    assert Settings(max_bytes=5000).sizes() == [1024, 2048, 4096]
-    assert Settings(quick=True, max_bytes=64 << 10).sizes() == [1 << 10, 1 << 12, 1 << 14, 1 << 16]
+    assert CalibrationSettings().sizes() == [1 << power for power in range(10, 29)]
+    assert CalibrationSettings(max_bytes=5000).sizes() == [1024, 2048, 4096]
+    assert CalibrationSettings(quick=True, max_bytes=64 << 10).sizes() == [
+        1 << 10,
+        1 << 12,
+        1 << 14,
+        1 << 16,
+    ]
 
 
 def test_settings_travel_as_arguments() -> None:
-    settings = Settings(
+    settings = CalibrationSettings(
         backend="gloo", max_bytes=4096, seconds=2.5, quick=True, kinds=("all_reduce",)
     )
     assert settings.arguments() == [

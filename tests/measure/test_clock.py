@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from two_ranks import run_ranks
 
+from clock_bounds import offset_bounds
 from stepscope.measure import clock as clock_module
-from stepscope.measure.clock import ClockSync, offset_bounds
+from stepscope.measure.clock import ClockSync
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -88,6 +88,7 @@ def test_every_bucket_of_every_step_is_there_in_order(watched: list[Any]) -> Non
 
 
 def test_a_line_says_what_was_sent_and_what_was_not_measured(watched: list[Any]) -> None:
+    assert watched[0]["lines"]
     for line in watched[0]["lines"]:
         assert (line["kind"], line["group"], line["group_size"]) == ("all_reduce", "0", 2)
         assert (line["dtype"], line["p2p"], line["source"]) == ("float32", False, "flight recorder")
@@ -188,7 +189,8 @@ def test_sharded_parameters_and_mesh_groups_are_described(tmp_path: Path) -> Non
         assert described["fsdp_modules"] == {"FSDPLinear": 1, "FSDPSequential": 1}
         described_as = {group["name"]: group["description"] for group in described["groups"]}
         assert "mesh_tp" in described_as.values()
-        assert all(group in described_as for group in placement["groups"])
+        assert placement["groups"]
+        assert set(placement["groups"]) <= set(described_as)
         assert {line["kind"] for line in answer["lines"]} >= {"all_gather"}
         assert all(line["group_size"] == 2 for line in answer["lines"])
 

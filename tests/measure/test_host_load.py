@@ -17,8 +17,8 @@ pytest.importorskip("torch")
 import torch
 
 from stepscope.measure import host_load, machine
-from stepscope.measure.host_load import HostLoad
-from stepscope.measure.machine import Process
+from stepscope.measure.host_load import HostLoadMeter
+from stepscope.measure.machine import RunningProcess
 from stepscope.records.host_load import PlainSteps
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
@@ -47,7 +47,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def plain_of(load: HostLoad) -> dict[str, Any]:
+def plain_of(load: HostLoadMeter) -> dict[str, Any]:
     content = load.content()
     assert content is not None
     found: dict[str, Any] = content["plain"]
@@ -55,7 +55,7 @@ def plain_of(load: HostLoad) -> dict[str, Any]:
 
 
 def test_only_plain_steps_count(clock: Clock) -> None:
-    load = HostLoad()
+    load = HostLoadMeter()
     load.resume(1, plain=True)
     clock.advance(wall_ns=100, user_ns=60)
     load.pause(4)
@@ -72,7 +72,7 @@ def test_only_plain_steps_count(clock: Clock) -> None:
 
 
 def test_a_stretch_without_a_step_is_none(clock: Clock) -> None:
-    load = HostLoad()
+    load = HostLoadMeter()
     assert load.content() is None
     load.resume(3, plain=True)
     clock.advance(wall_ns=100)
@@ -89,16 +89,16 @@ def test_programs_outside_the_job_are_summed_by_name(
     monkeypatch.setattr(machine, "_captured", lambda _pid: False)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
 
-    def seen(**cpu_ns: int) -> dict[int, Process]:
+    def seen(**cpu_ns: int) -> dict[int, RunningProcess]:
         return {
-            ours: Process("python", 1, cpu_ns["ours"]),
-            7: Process("loader", ours, 500),
-            8: Process("make", 1, cpu_ns["first"]),
-            9: Process("make", 1, cpu_ns["second"]),
+            ours: RunningProcess("python", 1, cpu_ns["ours"]),
+            7: RunningProcess("loader", ours, 500),
+            8: RunningProcess("make", 1, cpu_ns["first"]),
+            9: RunningProcess("make", 1, cpu_ns["second"]),
         }
 
     clock.told["processes"] = seen(ours=0, first=0, second=0)
-    load = HostLoad()
+    load = HostLoadMeter()
     load.resume(1, plain=True)
     clock.advance(wall_ns=1000)
     clock.told["processes"] = seen(ours=900, first=300, second=200)
@@ -115,12 +115,15 @@ def test_ranks_of_one_parent_are_counted_though_their_group_ends_first(
     monkeypatch.setattr(machine, "_captured", lambda _pid: False)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
 
-    def seen(cpu_ns: int) -> dict[int, Process]:
-        ranks = {os.getpid(): Process("python", 5, cpu_ns), 7: Process("python", 5, cpu_ns)}
-        return {**ranks, 5: Process("python", 1, 0), 8: Process("tracker", 5, 0)}
+    def seen(cpu_ns: int) -> dict[int, RunningProcess]:
+        ranks = {
+            os.getpid(): RunningProcess("python", 5, cpu_ns),
+            7: RunningProcess("python", 5, cpu_ns),
+        }
+        return {**ranks, 5: RunningProcess("python", 1, 0), 8: RunningProcess("tracker", 5, 0)}
 
     clock.told["processes"] = seen(0)
-    load = HostLoad()
+    load = HostLoadMeter()
     load.resume(1, plain=True)
     clock.advance(wall_ns=1000)
     clock.told["processes"] = seen(900)
@@ -138,7 +141,7 @@ def test_what_fails_is_noted_and_not_raised(monkeypatch: pytest.MonkeyPatch) -> 
         raise OSError("no /proc here")
 
     monkeypatch.setattr(host_load, "counters", broken)
-    load = HostLoad()
+    load = HostLoadMeter()
     load.resume(1, plain=True)
     load.pause(2)
     assert plain_of(load) is None
@@ -150,7 +153,7 @@ def test_denormal_values_of_a_training_are_found_and_left_as_they_are() -> None:
     weights.grad = torch.full((100,), 1e-40)
     optimizer.step()
     before = weights.grad.clone()
-    load = HostLoad()
+    load = HostLoadMeter()
     load.resume(1, plain=True)
     load.pause(2, [optimizer])
     content = load.content()

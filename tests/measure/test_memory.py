@@ -747,8 +747,8 @@ def test_modules_in_another_thread_do_no_harm() -> None:
         (memory_module.MemoryStep, "_watch_graph"),
         (saved_module.SavedTensors, "read"),
         (saved_module.SavedTensors, "_open"),
-        (saved_module.Timeline, "mark"),
-        (saved_module.Timeline, "hooks"),
+        (saved_module.ThreadHistory, "mark"),
+        (saved_module.ThreadHistory, "hooks"),
         (storages_module, "_piece"),
     ],
 )

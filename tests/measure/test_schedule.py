@@ -11,7 +11,7 @@ from stepscope.measure.settings import Settings
 
 
 def schedule(**settings: object) -> Schedule:
-    return Schedule.of(Settings(folder="", **settings))  # type: ignore[arg-type]
+    return Schedule.plan(Settings(folder="", **settings))  # type: ignore[arg-type]
 
 
 def roles(schedule: Schedule, steps: int = 40) -> dict[str, list[int]]:

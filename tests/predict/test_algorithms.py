@@ -58,11 +58,13 @@ def test_a_hop_comes_out_of_a_measured_ring() -> None:
     beta=st.floats(1e-4, 10),
 )
 def test_at_a_crossover_both_take_the_same(ranks: int, alpha_ns: float, beta: float) -> None:
-    for each in compare_algorithms(1, ranks, alpha_ns, beta).crossovers:
-        if each.size_bytes < 1000:
+    crossovers = compare_algorithms(1, ranks, alpha_ns, beta).crossovers
+    assert crossovers
+    for crossover in crossovers:
+        if crossover.size_bytes < 1000:
             continue  # rounded to whole bytes below
-        times = compare_algorithms(round(each.size_bytes), ranks, alpha_ns, beta).times_ns
-        assert times[each.below] == pytest.approx(times[each.above], rel=1e-2)
+        times = compare_algorithms(round(crossover.size_bytes), ranks, alpha_ns, beta).times_ns
+        assert times[crossover.below] == pytest.approx(times[crossover.above], rel=1e-2)
 
 
 @pytest.mark.parametrize("wrong", [(1, 1, 1.0, 1.0), (-1, 2, 1.0, 1.0), (1, 2, -1.0, 1.0)])

@@ -1,7 +1,7 @@
 """Real processes under DDP against what was predicted from one of them alone.
 
 Compute is sleep, so four ranks need no four cores; what they exchange is real. A machine that is
-busy with other things can spoil a measurement, so each case gets three tries.
+busy with other things can spoil a round, so the promise must hold in most rounds, not in all.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ import pytest
 pytest.importorskip("torch.distributed")
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/ddp_prediction.py"
-TRIES = 3
+ROUNDS, ENOUGH = 5, 3
 WITHIN = 0.15
 
 
 def promised_and_delivered(out: Path, *arguments: str) -> list[dict[str, Any]]:
     answer = out / "rows.json"
     done = subprocess.run(
-        [sys.executable, str(BENCHMARK), "--json", str(answer), *arguments],
+        [
+            *(sys.executable, str(BENCHMARK), "--json", str(answer), "--rounds", str(ROUNDS)),
+            *arguments,
+        ],
         capture_output=True,
         text=True,
         timeout=240,
@@ -36,41 +39,38 @@ def promised_and_delivered(out: Path, *arguments: str) -> list[dict[str, Any]]:
     return rows
 
 
-def kept(rows: list[dict[str, Any]]) -> bool:
-    return all(abs(row["error"]) <= WITHIN for row in rows)
-
-
-def until_kept(out: Path, *arguments: str) -> None:
-    tries = []
-    for _ in range(TRIES):
-        tries.append(promised_and_delivered(out, *arguments))
-        if kept(tries[-1]):
-            return
-    raise AssertionError(tries)
+def expect_kept(row: dict[str, Any]) -> None:
+    """In most rounds the step took as long as promised."""
+    errors = [row["promised_ms"] / round_ms - 1 for round_ms in row["rounds_ms"]]
+    assert len(errors) == ROUNDS
+    assert sum(abs(error) <= WITHIN for error in errors) >= ENOUGH, row
 
 
 def test_four_workers_that_sleep_take_as_long_as_promised(tmp_path: Path) -> None:
-    until_kept(
-        tmp_path, "--ranks", "4", "--sleep", "0.008", "--batch", "1", "--rounds", "2",
-        "--steps", "3", "--seconds", "0.5", "--buckets", "25", "--largest", str(8 << 20),
+    (row,) = promised_and_delivered(
+        tmp_path, "--ranks", "4", "--sleep", "0.008", "--batch", "1", "--steps", "3",
+        "--seconds", "0.25", "--buckets", "25", "--largest", str(8 << 20),
     )  # fmt: skip
+    expect_kept(row)
 
 
 @pytest.mark.slow
 def test_small_buckets_are_promised_to_be_quicker_where_they_are(tmp_path: Path) -> None:
-    """Sums hide behind a backward that sleeps: of six layers' gradients only the last is seen."""
-    for _ in range(TRIES):
-        rows = promised_and_delivered(
-            tmp_path, "--ranks", "4", "--sleep", "0.008", "--batch", "1", "--rounds", "3",
-            "--steps", "5", "--buckets", "1", "25",
-        )  # fmt: skip
-        small, large = rows
-        apart = large["delivered_ms"] - small["delivered_ms"]
-        if kept(rows) and apart > 0 and large["promised_ms"] > small["promised_ms"]:
-            return
-    raise AssertionError(rows)
+    """A sleeping backward hides the exchange of all but the last of six layers' gradients."""
+    small, large = promised_and_delivered(
+        tmp_path, "--ranks", "4", "--sleep", "0.008", "--batch", "1", "--steps", "5",
+        "--buckets", "1", "25",
+    )  # fmt: skip
+    expect_kept(small)
+    expect_kept(large)
+    assert large["promised_ms"] > small["promised_ms"]
+    by_round = zip(small["rounds_ms"], large["rounds_ms"], strict=True)
+    assert sum(large_ms > small_ms for small_ms, large_ms in by_round) >= ENOUGH, (small, large)
 
 
 @pytest.mark.slow
 def test_two_workers_that_compute_take_as_long_as_promised(tmp_path: Path) -> None:
-    until_kept(tmp_path, "--ranks", "2", "--priority")
+    rows = promised_and_delivered(tmp_path, "--ranks", "2", "--priority")
+    assert rows
+    for row in rows:
+        expect_kept(row)

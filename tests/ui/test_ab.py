@@ -123,31 +123,31 @@ def test_the_folder_can_be_compared_again(turns: tuple[Path, str, str]) -> None:
     assert found.change == json.loads(turns[1])["change"]
 
 
-@pytest.mark.slow
-def test_six_milliseconds_are_more_than_five(tmp_path: Path) -> None:
-    """In one of three tries: other work on the machine may hide a millisecond."""
+def three_verdicts(tmp_path: Path, pairs: int, a_ms: float, b_ms: float) -> list[str]:
+    """A right verdict comes 95 times in 100; two of three are then right 99 times in 100."""
+    verdicts = []
     for number in range(3):
         (tmp_path / str(number)).mkdir()
-        out, said, _ = take_turns(tmp_path / str(number), 4, 5, 6)
-        body = json.loads(said)
+        out, answer, _ = take_turns(tmp_path / str(number), pairs, a_ms, b_ms)
+        body = json.loads(answer)
         assert body["paired"]
         traced = sorted(path.parts[-3] for path in out.glob("*/rank-00000/trace.json.gz"))
-        assert traced == ["a-04", "b-04"]
-        if body["verdict"] == "slower":
-            return
-        assert body["verdict"] == "no difference seen"
-    pytest.fail(f"not found: {body['change']:.1%} ({body['low']:.1%} to {body['high']:.1%})")
+        assert traced == [f"a-{pairs:02}", f"b-{pairs:02}"]
+        verdicts.append(body["verdict"])
+    return verdicts
+
+
+@pytest.mark.slow
+def test_six_milliseconds_are_more_than_five(tmp_path: Path) -> None:
+    verdicts = three_verdicts(tmp_path, 4, 5, 6)
+    assert verdicts.count("slower") >= 2, verdicts
+    assert "faster" not in verdicts
 
 
 @pytest.mark.slow
 def test_the_same_command_twice_is_no_difference(tmp_path: Path) -> None:
-    """In one of two tries: one in twenty is wrong, both only one in four hundred times."""
-    for number in range(2):
-        (tmp_path / str(number)).mkdir()
-        body = json.loads(take_turns(tmp_path / str(number), 3, 5, 5)[1])
-        if body["verdict"] == "no difference seen":
-            return
-    pytest.fail(f"a difference: {body['change']:.1%} ({body['low']:.1%} to {body['high']:.1%})")
+    verdicts = three_verdicts(tmp_path, 3, 5, 5)
+    assert verdicts.count("no difference seen") >= 2, verdicts
 
 
 def test_a_failing_command_is_refused_with_its_code_and_its_log(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class Sentences(Dataset[torch.Tensor]):
         return (start + torch.arange(LENGTH + 1) * 3) % VOCABULARY
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and a feed-forward layer."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class SmallLanguageModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.blocks = nn.Sequential(*(TransformerBlock() for _ in range(LAYERS)))
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -7,12 +7,14 @@ folder. No random number is drawn, no tensor of the training is changed, no stre
     inject/       the sitecustomize that `stepscope run` puts on PYTHONPATH
     after_import.py  acts when torch is imported, in whatever order
     processes.py  which processes of the job we are in, and how far each came
-    harmless.py   nothing of ours ever raises into the training
+    never_raise.py  nothing of ours ever raises into the training
     folder.py     the run folder: names, atomic writes
     ranks.py      which rank is this process
     hooks.py      where steps and phases begin and end, seen from inside torch
     dynamo.py     keeps all of this out of code that torch.compile compiles
     session.py    one rank's capture: counts steps, lets each part act when it is due
+    profiler_windows.py  opens and closes the profiler windows, makes way for the script's profiler
+    rank_file.py  rank.json: what this rank is and how far it came
     schedule.py   which step does what
     optimizers.py which optimizers step, and when
     passes.py     steps of a training without a torch optimizer
@@ -26,7 +28,7 @@ folder. No random number is drawn, no tensor of the training is changed, no stre
     host_load.py  how busy the machine was in plain steps
     memory.py     bytes by category, in one step of its own
     storages.py   which storages hold the model, its gradients and the optimizer's state
-    saved.py      what the autograd graph keeps for backward, by module
+    saved_tensors.py     what the autograd graph keeps for backward, by module
     allocator.py  the caching allocator's counters, and its history of that step
     comms.py      collectives of the window, and how the job is laid out
     flight.py     torch's flight recorder as lines of comms.jsonl

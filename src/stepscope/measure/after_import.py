@@ -1,7 +1,7 @@
-"""Act right after a module is imported: by whom, in which order and how lazily does not matter.
+"""Act right after a module is imported, whoever imports it, however lazily.
 
-Many libraries ask `importlib.util.find_spec("torch")` only to know whether torch is installed. So
-the finder stays where it is, and the action waits until the module's code has really run.
+Many libraries call `importlib.util.find_spec("torch")` only to learn whether torch is installed. So
+the finder stays in place, and the action waits until the module's code has run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _actions: dict[str, list[Action]] = {}
 
 
 def when_imported(name: str, action: Action) -> None:
-    """Run action(module) now if the module is there, else each time its code has run."""
+    """Run action(module) now if the module is loaded, else each time its code has run."""
     if name in sys.modules:
         _run([action], name, sys.modules[name])
         return
@@ -68,7 +68,7 @@ class _Finder:
 
 
 def _act_after(spec: Any, name: str) -> None:
-    """Every spec has a loader of its own, which may never be used: nothing else is changed."""
+    """Patch the spec's own loader, which may never be used; nothing else changes."""
     loader = spec.loader
     original = loader.exec_module
 

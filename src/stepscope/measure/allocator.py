@@ -1,8 +1,8 @@
 """The caching allocator's own account: its counters and its history of one step.
 
 The counters are read and never reset, so the script's own `max_memory_allocated` stays what it was.
-This step's peak comes from replaying the allocator's history, which also tells what held it: an
-address that we saw to be a gradient or an activation was one from its allocation to its release.
+The step's peak comes from replaying the allocator's history, which also shows what held it: an
+address that was seen as a gradient or an activation was one from its allocation to its release.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Reading:
 
 
 class Allocator:
-    """Of one kind of device; the CPU's keeps no account."""
+    """The allocator of one kind of device; the CPU's keeps no account."""
 
     def __init__(self, kind: str, devices: Sequence[int], notes: set[str]) -> None:
         self.kind = kind
@@ -47,7 +47,7 @@ class Allocator:
             notes.add(f"the model is on {len(self.devices)} devices: allocator figures are summed")
 
     def read(self) -> Reading | None:
-        """None where there is no account."""
+        """None without an account."""
         if self._module is None:
             return None
         try:
@@ -72,7 +72,7 @@ class Allocator:
         return reading.allocations if reading is not None else 0
 
     def start_history(self) -> None:
-        """Unless the script records for itself. No stacks: this costs next to nothing."""
+        """Unless the script records a history itself. Without stacks this costs almost nothing."""
         if self.kind != "cuda" or len(self.devices) != 1 or self._module is None:
             return
         try:
@@ -116,7 +116,7 @@ def _sum(stats: Iterable[Mapping[str, Any]], name: str, which: str) -> int:
 
 @dataclass(slots=True)
 class Labels:
-    """What we saw at which address, and when by the allocator's clock."""
+    """What was seen at which address, and when by the allocator's clock."""
 
     _seen: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
 
@@ -133,7 +133,7 @@ class Labels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
+class AllocatorPeak:
     """The step's highest point, in requested bytes; categories add up to it."""
 
     requested_bytes: int
@@ -148,16 +148,16 @@ def replay(
     owners: Mapping[int, str],
     labels: Labels,
     clock: int,
-) -> Peak:
-    """Follow every allocation and release from the step's beginning; stop the film at the top.
+) -> AllocatorPeak:
+    """Follow every allocation and release of the step to its highest point.
 
-    `start` is bytes by category when the first event had not happened, `owners` the category of
-    addresses held then, `clock` the number of allocations made until then.
+    Before the first event, `start` has the bytes by category, `owners` the category of each held
+    address and `clock` the number of allocations.
     """
     ends = _ends(events, clock)
     level = dict(start)
     total = sum(level.values())
-    best = Peak(requested_bytes=total, allocations=clock, categories=dict(level))
+    best = AllocatorPeak(requested_bytes=total, allocations=clock, categories=dict(level))
     blocks: dict[int, tuple[str, int]] = {}
     for place, event in enumerate(events):
         address, size = int(event["addr"]), int(event["size"])
@@ -169,7 +169,9 @@ def replay(
             level[category] = level.get(category, 0) + size
             total += size
             if total > best.requested_bytes:
-                best = Peak(requested_bytes=total, allocations=clock, categories=dict(level))
+                best = AllocatorPeak(
+                    requested_bytes=total, allocations=clock, categories=dict(level)
+                )
         elif event["action"] == "free_requested":
             category, size = blocks.pop(address, (owners.get(address, "other"), size))
             level[category] = level.get(category, 0) - size
@@ -193,7 +195,7 @@ def _ends(events: Sequence[Mapping[str, Any]], clock: int) -> dict[int, int]:
 
 
 @dataclass(slots=True)
-class Phases:
+class PhaseTicks:
     """Which phase ran at which tick of the allocator's clock."""
 
     ticks: list[int] = field(default_factory=list)
@@ -204,12 +206,12 @@ class Phases:
         self.names.append(name)
 
     def at(self, tick: int) -> str:
-        """An allocation with this number was made in that phase."""
+        """The phase in which the allocation with this number was made."""
         return self.names[max(0, bisect_left(self.ticks, tick) - 1)]
 
 
 def nearest(readings: Sequence[Reading], tick: int) -> Reading:
-    """The reading taken closest to that tick; readings are in order."""
+    """The reading closest to that tick; readings are in order."""
     place = bisect_right([reading.allocations for reading in readings], tick)
     around = readings[max(0, place - 1) : place + 1]
     return min(around, key=lambda reading: abs(reading.allocations - tick))

@@ -6,18 +6,18 @@ from typing import Any
 
 from stepscope.measure import processes
 from stepscope.measure.after_import import when_imported
-from stepscope.measure.never_raise import harmless
+from stepscope.measure.never_raise import never_raise
 from stepscope.measure.settings import Settings
 
 _session: Any = None
 
 
-@harmless
+@never_raise
 def arm() -> None:
     """Costs nothing in processes that never import torch."""
     settings = Settings.from_environment()
     if settings is not None:
-        processes.tell(settings.folder, processes.STARTED)
+        processes.record(settings.folder, processes.STARTED)
         when_imported("torch", lambda _module: _begin(settings))
 
 

@@ -1,6 +1,6 @@
 """Thin callbacks for trainers that own the loop: they only say where steps end.
 
-Batches whose gradients are gathered into one step of the optimizer are one step.
+Batches whose gradients accumulate for one optimizer step are one step.
 
 Trainer(..., callbacks=[stepscope.measure.callbacks.hugging_face("my-run")])
 lightning.Trainer(..., callbacks=[stepscope.measure.callbacks.lightning("my-run")])
@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from stepscope.measure.never_raise import harmless
-from stepscope.measure.watch import Run, watch
+from stepscope.measure.never_raise import never_raise
+from stepscope.measure.watch import WatchedRun, watch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,9 +24,9 @@ class _Watching:
     def __init__(self, folder: str | Path | None, options: dict[str, Any]) -> None:
         self._folder, self._options = folder, options
         self._stack = contextlib.ExitStack()
-        self._run: Run | None = None
+        self._run: WatchedRun | None = None
 
-    @harmless
+    @never_raise
     def begin(self) -> None:
         self._run = self._stack.enter_context(watch(self._folder, **self._options))
 
@@ -34,7 +34,7 @@ class _Watching:
         if self._run is not None:
             self._run.step()
 
-    @harmless
+    @never_raise
     def end(self) -> None:
         self._run = None
         self._stack.close()
@@ -46,7 +46,7 @@ def hugging_face(folder: str | Path | None = None, **options: Any) -> Any:
 
     watching = _Watching(folder, options)
 
-    class StepscopeCallback(TrainerCallback):
+    class StepscopeTrainerCallback(TrainerCallback):
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             watching.begin()
 
@@ -56,7 +56,7 @@ def hugging_face(folder: str | Path | None = None, **options: Any) -> Any:
         def on_train_end(self, *_: Any, **__: Any) -> None:
             watching.end()
 
-    return StepscopeCallback()
+    return StepscopeTrainerCallback()
 
 
 def lightning(folder: str | Path | None = None, **options: Any) -> Any:
@@ -68,13 +68,13 @@ def lightning(folder: str | Path | None = None, **options: Any) -> Any:
 
     watching = _Watching(folder, options)
 
-    class StepscopeCallback(Callback):
+    class StepscopeLightningCallback(Callback):
         def on_train_start(self, trainer: Any, *_: Any, **__: Any) -> None:
             self._stepped = trainer.global_step
             watching.begin()
 
         def on_train_batch_end(self, trainer: Any, module: Any, *_: Any, **__: Any) -> None:
-            # A module that steps by itself may do so unseen: there every batch is a step.
+            # A module with manual optimization may step unseen: there every batch is a step.
             stepped, self._stepped = self._stepped, trainer.global_step
             if stepped != self._stepped or not module.automatic_optimization:
                 watching.step()
@@ -82,4 +82,4 @@ def lightning(folder: str | Path | None = None, **options: Any) -> Any:
         def on_train_end(self, *_: Any, **__: Any) -> None:
             watching.end()
 
-    return StepscopeCallback()
+    return StepscopeLightningCallback()

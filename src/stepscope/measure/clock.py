@@ -1,14 +1,14 @@
 """Rounds that tie the ranks' clocks together, over sockets of our own.
 
-Rank 0 opens a port and says where through the job's own store; the others connect. In a round every
-rank says it has arrived and rank 0, once all have, lets them go: nobody leaves before everybody has
-come. That is all an all-reduce of one element would tell us, without a process group: a registered
-group would shift the names of the script's later groups wherever one rank gave up, gloo writes a
-line to the script's output in some versions of torch, and its waits cannot all be bounded. Nothing
-outlives the call: no group, no thread, no socket, no hold on the store.
+Rank 0 opens a port and publishes it in the job's own store; the others connect. In a round every
+rank reports its arrival, and rank 0 releases all once the last has arrived: no rank leaves before
+every rank has come. An all-reduce of one element would show the same, but needs a process group: a
+registered group would shift the names of the script's later groups if one rank gave up, gloo prints
+a line into the script's output in some versions of torch, and not all of its waits have a limit.
+Nothing outlives the call: no group, no thread, no socket, no hold on the store.
 
-A rank that is dead, late or at another step costs the others about `timeout_s` to meet and as much
-again for the rounds, no more. After a broken meeting, or two that somebody missed, none is tried.
+A rank that is dead, late or at another step costs the others no more than about `timeout_s` to meet
+and as much again for the rounds. After one broken or two missed meetings, none is tried again.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from stepscope.measure.never_raise import harmless, note
+from stepscope.measure.never_raise import never_raise, note
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 ROUNDS = 50
 TIMEOUT_S = 5.0
@@ -39,12 +39,12 @@ _MOST_AT_ONCE = 64
 _POLL_S = (0.001, 0.05)  # from, to
 _HELLO = struct.Struct(">16sI")
 _HERE, _GO = b"h", b"g"
-# A key in the store is never used twice, whatever sessions come and go in this process.
+# A key in the store is never used twice, even by several sessions in this process.
 _uses: Counter[tuple[str, int | None]] = Counter()
 
 
 class _Missed(Exception):  # noqa: N818 - an outcome, not an error
-    """Not everybody came."""
+    """A rank did not come."""
 
 
 class ClockSync:
@@ -61,14 +61,14 @@ class ClockSync:
         self._syncs: list[dict[str, Any]] = []
         self._notes: list[str] = []
 
-    @harmless
+    @never_raise
     def synchronise(
         self, label: str, step: int | None = None, rounds: int = ROUNDS
     ) -> dict[str, Any] | None:
         """Meet the other ranks at this label and step; None when that is not possible.
 
-        Every rank of the default group has to call it at the same labels and steps; one that does
-        not is waited for no longer than the timeout.
+        Every rank of the default group has to call it with the same labels and steps; the others
+        wait for a missing rank no longer than the timeout.
         """
         _uses[label, step] += 1
         store = self._store()
@@ -99,7 +99,7 @@ class ClockSync:
         }
 
     def _store(self) -> Any | None:
-        """The job's store, where there are ranks to meet."""
+        """The job's store, or None without other ranks to meet."""
         dist = sys.modules.get("torch.distributed")
         if dist is None or not dist.is_available() or not dist.is_initialized():
             return None
@@ -133,13 +133,13 @@ class ClockSync:
         if self._misses >= _MISSES:
             self._give_up(f"{reason}; not tried again")
         else:
-            self._say(reason)
+            self._note(reason)
 
     def _give_up(self, reason: str) -> None:
         self._given_up = True
-        self._say(reason)
+        self._note(reason)
 
-    def _say(self, reason: str) -> None:
+    def _note(self, reason: str) -> None:
         self._notes.append(reason)
         note("clock", reason)
 
@@ -147,8 +147,8 @@ class ClockSync:
 class _Meeting:
     """Where the ranks find each other: through the store first, then over sockets.
 
-    It happens in a thread, because a call to a store can block for as long as another thread holds
-    it, and a look-up of a name for as long as the resolver likes.
+    They meet in a thread: a call to a store blocks while another thread holds it, and a name
+    look-up blocks as long as the resolver likes.
     """
 
     def __init__(self, store: Any, key: str, rank: int, world: int, timeout_s: float) -> None:
@@ -163,7 +163,7 @@ class _Meeting:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[list[socket.socket]]:
-        """Everybody, connected; closed behind the block."""
+        """The connected peers; closed after the block."""
         thread = threading.Thread(target=self._meet, name="stepscope-clock", daemon=True)
         thread.start()
         try:
@@ -186,7 +186,7 @@ class _Meeting:
             self._problem = error
 
     def _invite(self) -> None:
-        """Rank 0: open a port, publish it, wait for all, let them begin."""
+        """Rank 0: open a port, publish it, wait for all ranks, release them."""
         token = secrets.token_bytes(16)
         with _listener() as server:
             where = {
@@ -219,7 +219,7 @@ class _Meeting:
                 raise _Missed(f"{missing} ranks did not come in time")
 
     def _join(self) -> None:
-        """The others: look for rank 0's port, connect, wait to be let go."""
+        """The others: read rank 0's port, connect, wait to be released."""
         pause = _Pause()
         while not self._store.check([f"{self._key}/where"]):
             if not pause.until(self._deadline):
@@ -257,61 +257,61 @@ class _Meeting:
 
 
 class _Door:
-    """Lets in who knows the token. Nobody is waited for: a stranger who says nothing, or too much,
-    costs the ranks no time, and of what one sends no more is read than a rank would say."""
+    """Admits connections that know the token, and waits for none: a stranger that sends nothing, or
+    too much, costs the ranks no time, and no more is read from it than a rank would send."""
 
     def __init__(self, server: socket.socket, token: bytes, world: int) -> None:
         self._server, self._token = server, token
         self._expected = set(range(1, world))
-        self._said: dict[socket.socket, bytes] = {}
+        self._received: dict[socket.socket, bytes] = {}
 
     def look(self) -> list[socket.socket]:
-        """Ranks that have come since."""
+        """Ranks that have come since the last call."""
         for _ in range(_MOST_AT_ONCE):
             try:
                 peer, _ = self._server.accept()
-            except OSError:  # nobody there, or gone again
+            except OSError:  # no connection waits, or it is gone again
                 break
             peer.setblocking(False)
-            self._said[peer] = b""
-            if len(self._said) > MOST_RANKS:
-                self._show_out(next(iter(self._said)))
-        return [peer for peer in list(self._said) if self._admits(peer)]
+            self._received[peer] = b""
+            if len(self._received) > MOST_RANKS:
+                self._reject(next(iter(self._received)))
+        return [peer for peer in list(self._received) if self._admits(peer)]
 
     def _admits(self, peer: socket.socket) -> bool:
         try:
-            more = peer.recv(_HELLO.size - len(self._said[peer]))
+            more = peer.recv(_HELLO.size - len(self._received[peer]))
         except BlockingIOError:
             return False
         except OSError:
             more = b""
-        self._said[peer] += more
-        if more and len(self._said[peer]) < _HELLO.size:
+        self._received[peer] += more
+        if more and len(self._received[peer]) < _HELLO.size:
             return False
-        if not more or not self._knows(self._said[peer]):
-            self._show_out(peer)
+        if not more or not self._knows(self._received[peer]):
+            self._reject(peer)
             return False
-        del self._said[peer]
+        del self._received[peer]
         return True
 
     def _knows(self, hello: bytes) -> bool:
-        said, rank = _HELLO.unpack(hello)
-        if not hmac.compare_digest(said, self._token) or rank not in self._expected:
+        token, rank = _HELLO.unpack(hello)
+        if not hmac.compare_digest(token, self._token) or rank not in self._expected:
             return False
         self._expected.remove(rank)
         return True
 
-    def _show_out(self, peer: socket.socket) -> None:
-        del self._said[peer]
+    def _reject(self, peer: socket.socket) -> None:
+        del self._received[peer]
         peer.close()
 
     def close(self) -> None:
-        for peer in list(self._said):
-            self._show_out(peer)
+        for peer in list(self._received):
+            self._reject(peer)
 
 
 class _Pause:
-    """Sleeps that grow: quick when the others are near, cheap for the store when they are not."""
+    """Growing sleeps: quick while the others are near, cheap for the store when they are not."""
 
     def __init__(self) -> None:
         self._next_s = _POLL_S[0]
@@ -329,7 +329,7 @@ class _Pause:
 def _lead(
     peers: Sequence[socket.socket], rounds: int, now: Callable[[], int], deadline: float
 ) -> list[list[int]]:
-    """Rank 0's arrival and leave are one instant: all others came before it, all leave after it."""
+    """Rank 0 arrives and leaves in one instant: all others come before it and leave after it."""
     marks = []
     for _ in range(rounds):
         for peer in peers:
@@ -373,7 +373,7 @@ def _receive(peer: socket.socket, size: int) -> bytes:
 
 
 def _listener() -> socket.socket:
-    """A port on every interface: which one the others reach, only they can tell."""
+    """A port on every interface: only the others know which one they can reach."""
     try:
         server = socket.create_server(
             ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=MOST_RANKS
@@ -385,7 +385,7 @@ def _listener() -> socket.socket:
 
 
 def _hosts(store: Any) -> list[str]:
-    """Names under which this job has already reached rank 0's machine."""
+    """Names by which this job has already reached rank 0's machine."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     names = [os.environ.get("MASTER_ADDR"), getattr(store, "host", None), socket.gethostname()]
@@ -409,7 +409,7 @@ def _connect(where: dict[str, Any], deadline: float) -> socket.socket:
 
 
 def _perf_to_unix(now: Callable[[], int]) -> int:
-    """What to add to time.perf_counter_ns(), from the reading least disturbed."""
+    """What to add to time.perf_counter_ns(), from the least disturbed of five readings."""
 
     def reading() -> tuple[int, int]:
         before = time.perf_counter_ns()
@@ -418,21 +418,3 @@ def _perf_to_unix(now: Callable[[], int]) -> int:
         return after - before, unix - (before + after) // 2
 
     return min(reading() for _ in range(5))[1]
-
-
-def offset_bounds(
-    rounds_a: Iterable[Sequence[int]], rounds_b: Iterable[Sequence[int]]
-) -> tuple[int, int] | None:
-    """Between which values clock B minus clock A lies; None when the rounds contradict each other.
-
-    Nobody leaves a round before everybody has come, so in every round B came before A left and A
-    came before B left.
-    """
-    low: int | None = None
-    high: int | None = None
-    for (came_a, left_a), (came_b, left_b) in zip(rounds_a, rounds_b, strict=True):
-        low = came_b - left_a if low is None else max(low, came_b - left_a)
-        high = left_b - came_a if high is None else min(high, left_b - came_a)
-    if low is None or high is None or low > high:
-        return None
-    return low, high

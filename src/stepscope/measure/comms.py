@@ -1,6 +1,6 @@
 """Collectives of the profiler window, and how the job is laid out to need them.
 
-Everything is read from what torch keeps anyway (flight.py, parallel.py); nothing is hooked into the
+Everything is read from what torch records anyway (flight.py, parallel.py), without hooks in the
 communication itself. A DDP bucket is ready when its all-reduce is created; its end is in the trace.
 """
 
@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import flight, parallel
-from stepscope.measure.never_raise import harmless
+from stepscope.measure.never_raise import never_raise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ _NO_HOOK = (
 
 
 class Comms:
-    """Collects around one profiler window after the other; describes the job when asked."""
+    """Collects the collectives of each profiler window, and describes the job."""
 
     def __init__(self, *, now: Callable[[], int] = time.time_ns) -> None:
         self._now = now
@@ -36,9 +36,9 @@ class Comms:
         self._searched = False
         self._notes: dict[str, None] = {}
 
-    @harmless
+    @never_raise
     def attach(self) -> None:
-        """Remember DDP instances as they are made. May be called again."""
+        """Remember DDP instances as they are created. May be called again."""
         parallel.watch_replicas()
 
     def window_begins(self, step: int) -> None:
@@ -57,10 +57,10 @@ class Comms:
         marks, self._marks = self._marks, []
         return (self._collect(marks, step) if marks else None) or []
 
-    @harmless
+    @never_raise
     def group_ends(self) -> None:
-        """The process group is about to be destroyed: look while it is there."""
-        self._look()
+        """The process group is about to be destroyed: read it now."""
+        self._read_groups()
 
     def describe(self, parameters: Iterable[Any] = ()) -> dict[str, Any]:
         """Groups, replicas, shards, versions; `parameters` are those that the optimizers hold."""
@@ -81,11 +81,11 @@ class Comms:
             "notes": list(self._notes),
         }
 
-    @harmless
+    @never_raise
     def _collect(self, marks: list[tuple[int, int]], last: int) -> list[dict[str, Any]]:
         end_ns = self._now()
-        self._watch_clock()
-        self._look()
+        self._check_clock()
+        self._read_groups()
         sizes = {group["name"]: group["size"] for group in self._groups}
         lines = {}
         for entry in self._entries(since_ns=marks[0][0]):
@@ -102,29 +102,33 @@ class Comms:
     def _entries(self, *, since_ns: int) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = []
         for name, dump in flight.recorders():
-            found = json.loads(dump()).get("entries") or []
-            self._recorders[name] = len(found)
-            if found and found[0]["record_id"] > 0 and found[0]["time_created_ns"] > since_ns:
-                self._say(
-                    f"the flight recorder keeps {len(found)} entries: the window's first "
+            recorded = json.loads(dump()).get("entries") or []
+            self._recorders[name] = len(recorded)
+            if (
+                recorded
+                and recorded[0]["record_id"] > 0
+                and recorded[0]["time_created_ns"] > since_ns
+            ):
+                self._note(
+                    f"the flight recorder keeps {len(recorded)} entries: the window's first "
                     "collectives are lost; TORCH_FR_BUFFER_SIZE makes it longer"
                 )
-            entries += found
+            entries += recorded
         if not entries and self._groups:
-            self._say(
+            self._note(
                 "the flight recorder is empty or missing; where torch has one for this backend, "
                 "TORCH_FR_BUFFER_SIZE=2000 turns it on"
             )
         return entries
 
-    def _look(self) -> None:
-        """Keep what there is to see: by the time it is asked for, the group may be gone."""
+    def _read_groups(self) -> None:
+        """Keep the groups and replicas: the group may be gone when `describe` is called."""
         groups = parallel.groups()
         if not groups:
             return
         self._groups = groups
         if any("gloo" in group["backend"] for group in groups):
-            self._say("gloo's sends and receives are not in the flight recorder")
+            self._note("gloo's sends and receives are not in the flight recorder")
         replicas = parallel.replicas()
         if not replicas and not self._searched:
             self._searched = True
@@ -132,15 +136,15 @@ class Comms:
             replicas = parallel.replicas()
         if replicas:
             self._replicas = replicas
-            self._say(_NO_HOOK)
+            self._note(_NO_HOOK)
 
-    def _watch_clock(self) -> None:
+    def _check_clock(self) -> None:
         moved = self._now() - time.perf_counter_ns() - self._unix_less_perf
         if abs(moved) > _CLOCK_MOVED_NS:
-            self._say(
+            self._note(
                 f"the wall clock was set {moved / 1e6:+.1f} ms in the window: "
                 "collectives may be missing or counted to the wrong step"
             )
 
-    def _say(self, text: str) -> None:
+    def _note(self, text: str) -> None:
         self._notes.setdefault(text)

@@ -1,8 +1,8 @@
-"""What torch.compile sees of us: nothing.
+"""Hides our frames from torch.compile.
 
-Dynamo compiles every Python frame that runs below a compiled function, ours as well; each of our
-calls that it cannot trace would split the graph, and a split graph rounds differently. So all our
-frames are marked as ones to pass over.
+Dynamo compiles every Python frame below a compiled function, ours included. Each of our calls that
+it cannot trace would split the graph, and a split graph rounds differently. So all our frames are
+marked to be skipped.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stepscope.measure.never_raise import harmless
+from stepscope.measure.never_raise import never_raise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,24 +21,24 @@ _OURS = "stepscope.measure"
 _UNPATCHED = "unpatched_nn_module_call_impl"
 
 
-@harmless
-def pass_over_our_frames() -> None:
-    """Neither our functions nor what they call is compiled. Once torch is there."""
-    for code in _codes_of_ours():
-        _pass_over(code, calls_too=True)
+@never_raise
+def skip_our_frames() -> None:
+    """Compile neither our functions nor what they call. Call once torch is imported."""
+    for code in _our_codes():
+        _skip(code, calls_too=True)
 
 
 def surrounds(replacement: F) -> F:
-    """Mark a function that stands around a call of the training's, which may be compiled."""
+    """Mark a function that wraps a call of the training's, which may be compiled."""
     _surround(replacement)
     return replacement
 
 
 def untraced(hook: F) -> F:
-    """Mark a hook that torch calls: where dynamo traces through the call, it sees an empty one.
+    """Mark a hook that torch calls: dynamo traces an empty function instead.
 
-    `is_compiling` in a hook would do nearly that; but a frame that asks is always compiled, even
-    if nothing else is in it.
+    `is_compiling` in the hook would do almost that, but a frame that calls it is always compiled,
+    even if it does nothing else.
     """
     hook._torchdynamo_inline = _empty  # type: ignore[attr-defined]
     return hook
@@ -48,11 +48,11 @@ def _empty(*_args: Any, **_kwargs: Any) -> None:
     return None
 
 
-@harmless
+@never_raise
 def know_as_unpatched(original: Any, replacement: Any) -> None:
-    """Dynamo takes the short way through modules as long as nobody patched how they are called.
+    """Dynamo has a fast path for modules as long as their call is not patched.
 
-    What it finds when it is imported counts as unpatched: nothing to do unless it is there already.
+    The call it finds when it is imported counts as unpatched: nothing to do before that.
     """
     for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
         module: Any = sys.modules.get(name)
@@ -61,7 +61,7 @@ def know_as_unpatched(original: Any, replacement: Any) -> None:
 
 
 def is_tracing() -> bool:
-    """Whether torch.compile runs the training's code to learn what it does: nothing trains then."""
+    """Whether torch.compile is tracing the training's code: nothing trains then."""
     guards = sys.modules.get("torch._guards")
     return guards is not None and guards.TracingContext.try_get() is not None
 
@@ -76,12 +76,12 @@ def has_compiled() -> bool:
     return bool(len(seen) or sum(dynamo.utils.counters["frames"].values()))
 
 
-@harmless
+@never_raise
 def _surround(replacement: Any) -> None:
-    _pass_over(replacement.__code__, calls_too=False)
+    _skip(replacement.__code__, calls_too=False)
 
 
-def _pass_over(code: CodeType, *, calls_too: bool) -> None:
+def _skip(code: CodeType, *, calls_too: bool) -> None:
     import torch._C._dynamo.eval_frame
 
     eval_frame: Any = torch._C._dynamo.eval_frame
@@ -94,7 +94,7 @@ def _pass_over(code: CodeType, *, calls_too: bool) -> None:
     eval_frame.set_code_exec_strategy(code, strategy)
 
 
-def _codes_of_ours() -> set[CodeType]:
+def _our_codes() -> set[CodeType]:
     modules = [module for name, module in list(sys.modules.items()) if name.startswith(_OURS)]
     files = {getattr(module, "__file__", None) for module in modules}
     return {
@@ -103,19 +103,19 @@ def _codes_of_ours() -> set[CodeType]:
 
 
 def _codes(names: Any) -> Iterator[CodeType]:
-    """Of all functions, methods and properties, with the functions that they make."""
+    """The code of all functions, methods and properties, with the functions inside them."""
     for value in list(names.values()):
         if isinstance(value, type):
             if value.__module__.startswith(_OURS):
                 yield from _codes(vars(value))
             continue
-        for function in (value, *(getattr(value, name, None) for name in _WAYS)):
+        for function in (value, *(getattr(value, name, None) for name in _WRAPPED)):
             code = getattr(function, "__code__", None)
             if isinstance(code, CodeType):
                 yield from _with_inner(code)
 
 
-_WAYS = ("fget", "fset", "__func__", "__wrapped__")
+_WRAPPED = ("fget", "fset", "__func__", "__wrapped__")
 
 
 def _with_inner(code: CodeType) -> Iterator[CodeType]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import atexit
 import ctypes
 
-from stepscope.measure.never_raise import harmless
+from stepscope.measure.never_raise import never_raise
 
 
-@harmless
+@never_raise
 def end_without_destructors() -> None:
     """In the child. What Python does at exit, and what C has to print, is done all the same."""
     libc = ctypes.CDLL(None)

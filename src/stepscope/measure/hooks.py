@@ -1,7 +1,7 @@
 """Where steps and phases begin and end, seen from inside torch. Nothing here changes a result.
 
-Code that torch.compile traces must not see any of it (see dynamo.py): what it cannot be kept from
-tracing asks `is_compiling` first, which is a constant there.
+Code that torch.compile traces must see none of it (see dynamo.py): replacements that it traces
+anyway ask `is_compiling` first, which is a constant there.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from stepscope.measure.after_import import when_imported
 from stepscope.measure.dynamo import (
     is_tracing,
     know_as_unpatched,
-    pass_over_our_frames,
+    skip_our_frames,
     surrounds,
     untraced,
 )
-from stepscope.measure.never_raise import harmless
+from stepscope.measure.never_raise import never_raise
 from stepscope.measure.steps import ENTER, LEAVE
 
 if TYPE_CHECKING:
     from stepscope.measure.session import Session
 
-_CREATE_GRAPH = 2  # of the engine's arguments behind the outputs
+_CREATE_GRAPH = 2  # its place among the engine's arguments after the outputs
 
 
-@harmless
+@never_raise
 def install(session: Session) -> None:
     """Attach to torch; called once, when torch has been imported."""
-    pass_over_our_frames()
+    skip_our_frames()
     session.torch_is_here()
     _watch_optimizers(session)
     _watch_engine(session)
@@ -63,10 +63,10 @@ def _watch_optimizers(session: Session) -> None:
 
 
 def _watch_engine(session: Session) -> None:
-    """Where autograd's engine is called: behind torch.autograd.backward and torch.autograd.grad.
+    """Replace the call of autograd's engine below torch.autograd.backward and torch.autograd.grad.
 
-    torch.compile knows those two by name and looks into neither, so they stay what they are. Flat,
-    because what runs behind a call finds the processor's caches empty (see steps.py).
+    torch.compile knows those two by name and traces into neither, so they stay unchanged. The code
+    is flat, because calls are expensive while the processor's caches are cold (see steps.py).
     """
     import torch.autograd.graph
 
@@ -89,24 +89,24 @@ def _watch_engine(session: Session) -> None:
         if trains:
             outermost = session.pass_begins(outputs)
             notes.append((ENTER, perf_counter_ns(), "backward"))
-            if session.listens:
-                session.tell("backward", entering=True)
+            if session.phases_wanted:
+                session.phase_changes("backward", entering=True)
         try:
             return original(outputs, *args, **kwargs)
         finally:
             if trains:
                 notes.append((LEAVE, perf_counter_ns(), "backward"))
-                if session.listens:
-                    session.tell("backward", entering=False)
+                if session.phases_wanted:
+                    session.phase_changes("backward", entering=False)
                 session.pass_ends(outermost)
 
-    # torch.autograd calls it by its own name for it; tracers replace and restore both.
+    # torch.autograd holds a name of its own for it; tracers replace and restore both.
     torch.autograd._engine_run_backward = run_backward
     torch.autograd.graph._engine_run_backward = run_backward
 
 
 def _creates_graph(args: tuple[Any, ...]) -> bool:
-    """Gradients that are differentiated again are part of a loss."""
+    """Gradients that will be differentiated again are part of a loss."""
     return len(args) > _CREATE_GRAPH and bool(args[_CREATE_GRAPH])
 
 
@@ -128,14 +128,14 @@ def _watch_data_loader(session: Session) -> None:
             if ends_steps:
                 session.boundary()
             notes.append((ENTER, perf_counter_ns(), "data"))
-            if session.listens:
-                session.tell("data", entering=True)
+            if session.phases_wanted:
+                session.phase_changes("data", entering=True)
             try:
                 return original(*args, **kwargs)
             finally:
                 notes.append((LEAVE, perf_counter_ns(), "data"))
-                if session.listens:
-                    session.tell("data", entering=False)
+                if session.phases_wanted:
+                    session.phase_changes("data", entering=False)
 
         owner.__next__ = following
 
@@ -143,7 +143,7 @@ def _watch_data_loader(session: Session) -> None:
 
 
 def _watch_grad_scaler(session: Session) -> None:
-    """A step that GradScaler skips (inf or nan) is a step all the same: its time was spent."""
+    """A step that GradScaler skips (inf or nan) still counts: its time was spent."""
 
     def attach(module: Any) -> None:
         from torch.compiler import is_compiling
@@ -167,9 +167,9 @@ def _watch_grad_scaler(session: Session) -> None:
 
 
 def _watch_modules(session: Session) -> None:
-    """Costs a call per module: only for scripts that asked for it.
+    """Costs a call per module: only when requested.
 
-    Not by torch's global hooks: dynamo traces modules that have hooks in another way, and takes the
+    torch's global hooks will not do: dynamo traces modules with hooks differently, and takes the
     graph's inputs in another order.
     """
     from torch.compiler import is_compiling
@@ -186,7 +186,7 @@ def _watch_modules(session: Session) -> None:
         if is_compiling():
             return original(self, *args, **kwargs)
         trains = get_ident() == session.thread
-        # Inside backward it is a checkpoint that computes its part again.
+        # Inside backward, a checkpoint recomputes its part.
         if trains and depth == 0 and ends_steps and not session.in_backward:
             session.boundary()
         depth += trains
@@ -202,7 +202,7 @@ def _watch_modules(session: Session) -> None:
 
 
 def _watch_profilers(session: Session) -> None:
-    """A script that profiles itself comes first, from its warm-up on."""
+    """A script's own profiler has priority, from its warm-up on."""
     from torch.autograd import profiler
 
     prepare, leave = profiler.profile._prepare_trace, profiler.profile.__exit__

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.machine import Counts, counters, grown, job, local_ranks, machine_facts
-from stepscope.measure.never_raise import harmless
+from stepscope.measure.never_raise import never_raise
 from stepscope.measure.ranks import rank_and_world
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _LEAST_CORES = 0.05
 _MOST_TENSORS, _VALUES = 200, 2048  # looked at for denormal numbers
 
 
-class HostLoad:
+class HostLoadMeter:
     """Counters over all plain steps so far. `resume` and `pause` stand between two steps."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class HostLoad:
         self._started: Counts = {}
         self._several = False
 
-    @harmless
+    @never_raise
     def resume(self, step: int, *, plain: bool) -> None:
         """The step that now begins is an ordinary one, unless it is not."""
         self._started = self._started or machine_facts()
@@ -44,7 +44,7 @@ class HostLoad:
         self._began = counters(several=self._several) if plain else None
         self._from_step = step
 
-    @harmless
+    @never_raise
     def pause(self, step: int, optimizers: Iterable[Any] = ()) -> None:
         """The last ordinary step is over."""
         began, self._began = self._began, None
@@ -56,7 +56,7 @@ class HostLoad:
         for tensor in _tensors(optimizers):
             self._look_at(tensor)
 
-    @harmless
+    @never_raise
     def content(self) -> Counts | None:
         """For rank.json; None before the first stretch began."""
         if not self._started:

@@ -112,14 +112,14 @@ def _tick_ns() -> int:
     return round(1e9 / os.sysconf("SC_CLK_TCK"))
 
 
-class Process:
+class RunningProcess:
     __slots__ = ("cpu_ns", "name", "parent")
 
     def __init__(self, name: str, parent: int, cpu_ns: int) -> None:
         self.name, self.parent, self.cpu_ns = name, parent, cpu_ns
 
 
-def _processes() -> dict[int, Process] | None:
+def _processes() -> dict[int, RunningProcess] | None:
     """Every process that can be seen; None where there are none or too many."""
     try:
         names = [entry for entry in os.listdir(_PROC) if entry.isdigit()]  # noqa: PTH208
@@ -133,11 +133,11 @@ def _processes() -> dict[int, Process] | None:
             head, _, rest = (_PROC / pid / "stat").read_text(errors="replace").rpartition(")")
             fields = rest.split()
             cpu = (int(fields[11]) + int(fields[12])) * tick_ns
-            found[int(pid)] = Process(head.partition("(")[2], int(fields[1]), cpu)
+            found[int(pid)] = RunningProcess(head.partition("(")[2], int(fields[1]), cpu)
     return found or None
 
 
-def job(processes: dict[int, Process], *, several: bool | None = None) -> set[int]:
+def job(processes: dict[int, RunningProcess], *, several: bool | None = None) -> set[int]:
     """This process, where it is one of several its launcher, and everything they started."""
     root = os.getpid()
     if several is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stepscope.measure.allocator import Allocator, Labels, Phases, Reading, nearest, replay
+from stepscope.measure.allocator import Allocator, Labels, PhaseTicks, Reading, nearest, replay
 from stepscope.measure.dynamo import has_compiled
 from stepscope.measure.saved_tensors import OUTSIDE, SavedTensors
 from stepscope.measure.storages import KNOWN, Held, Model, on
@@ -19,7 +19,7 @@ from stepscope.measure.storages import KNOWN, Held, Model, on
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from stepscope.measure.allocator import Peak
+    from stepscope.measure.allocator import AllocatorPeak
     from stepscope.measure.saved_tensors import Saved
     from stepscope.measure.storages import Key
 
@@ -64,7 +64,7 @@ class MemoryStep:
         self._moments: dict[str, _Moment] = {}
         self._readings: list[Reading] = []
         self._labels = Labels()
-        self._phases = Phases()
+        self._phases = PhaseTicks()
         self._running = ["forward"]
         self._largest = 0  # activations alive together
         self._by_module: dict[int, tuple[int, int]] = {}
@@ -311,7 +311,7 @@ class MemoryStep:
                     self._labels.add([key], "activations", saved.seen_at)
             for key, given in self._saved.given:
                 self._labels.add([key], "other", given.seen_at)
-        top: Peak = replay(
+        top: AllocatorPeak = replay(
             events,
             start=start,
             owners={key[1]: name for key, name in begin.held.owner().items()},

@@ -36,7 +36,7 @@ def problems() -> list[str]:
         return list(_problems)
 
 
-def harmless(function: Callable[P, R]) -> Callable[P, R | None]:
+def never_raise(function: Callable[P, R]) -> Callable[P, R | None]:
     """Swallow and note every Exception; KeyboardInterrupt and SystemExit pass."""
 
     @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""Which optimizers step, and when: inside each other, with a closure, or never to the end."""
+"""Which optimizers step, and when: nested, with a closure, or interrupted by an exception."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WRAPPER, _TORCHS = "wrapper", f"optim{os.sep}optimizer.py"  # torch's own, arou
 
 
 class Optimizers:
-    """Told of every step's beginning and end in the thread that trains."""
+    """Notified in the training thread when an optimizer's step begins and ends."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -27,7 +27,7 @@ class Optimizers:
         return bool(self._running)
 
     def begins(self, optimizer: Any) -> bool:
-        """True for a step that is not inside another one's."""
+        """True for an outermost step."""
         self._running = _still_running(self._running)
         self._running.append(optimizer)
         if len(self._running) > 1:
@@ -39,7 +39,7 @@ class Optimizers:
         return True
 
     def ends(self) -> bool:
-        """Likewise."""
+        """True for an outermost step."""
         if not self._running:
             return False
         self._running.pop()
@@ -63,8 +63,8 @@ def with_closure(args: Any, kwargs: Any, wrap: Callable[[Any], Any]) -> Any:
     return None
 
 
-def any_optimizer_made() -> bool:
-    """Whether there ever was a torch optimizer: torch wraps its class's step when it is made."""
+def any_optimizer_created() -> bool:
+    """Whether a torch optimizer was ever created: its constructor wraps its class's `step`."""
     module: Any = sys.modules.get("torch.optim.optimizer")
     if module is None:
         return False
@@ -78,7 +78,7 @@ def any_optimizer_made() -> bool:
 
 
 def _still_running(optimizers: list[Any]) -> list[Any]:
-    """An optimizer whose step raised never reported its end: only those on the stack count."""
+    """Only optimizers on the stack: one whose step raised never reported its end."""
     if not optimizers:
         return optimizers
     running: list[Any] = []

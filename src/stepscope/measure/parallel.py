@@ -14,7 +14,7 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from stepscope.measure.never_raise import harmless
+from stepscope.measure.never_raise import never_raise
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _replicas: list[weakref.ref[Any]] = []  # every DDP instance since watch_replicas()
 
 
-@harmless
+@never_raise
 def groups() -> list[dict[str, Any]]:
     """The process groups this rank is in."""
     dist = sys.modules.get("torch.distributed")
@@ -42,7 +42,7 @@ def groups() -> list[dict[str, Any]]:
     ]
 
 
-@harmless
+@never_raise
 def nccl_version() -> str:
     """Asked only where a group runs on NCCL."""
     import torch.cuda.nccl
@@ -82,7 +82,7 @@ def watch_replicas() -> None:
     kind.__init__ = __init__
 
 
-@harmless
+@never_raise
 def search_replicas() -> None:
     """For when watch_replicas() came too late: find what was made before it."""
     module = sys.modules.get("torch.nn.parallel.distributed")
@@ -101,7 +101,7 @@ def replicas() -> list[dict[str, Any]]:
     return [replica for replica in found if replica is not None]
 
 
-@harmless
+@never_raise
 def _replica(index: int, ddp: Any) -> dict[str, Any]:
     """DDP's own record of itself. Its times are averages over sampled iterations."""
     data = ddp._get_ddp_logging_data()
@@ -169,7 +169,7 @@ def _integers(text: Any) -> list[int]:
 # What is trained, and by other ways than process groups
 
 
-@harmless
+@never_raise
 def trained(parameters: Iterable[Any]) -> dict[str, Any]:
     """The trained tensors: how many, their bytes, and how many processes on this host may share.
 
@@ -191,7 +191,7 @@ def _is_shared(tensor: Any) -> bool:
         return False
 
 
-@harmless
+@never_raise
 def uses_rpc() -> bool:
     """Whether an RPC agent runs: gradients may travel without a collective."""
     api = sys.modules.get("torch.distributed.rpc.api")
@@ -207,7 +207,7 @@ def exchanging_libraries() -> list[str]:
 # DTensor, FSDP, pipelines
 
 
-@harmless
+@never_raise
 def placements(parameters: Iterable[Any]) -> list[dict[str, Any]]:
     """How parameters lie on device meshes: FSDP2, tensor parallelism, or both."""
     kind: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
@@ -228,7 +228,7 @@ def placements(parameters: Iterable[Any]) -> list[dict[str, Any]]:
     ]
 
 
-@harmless
+@never_raise
 def shards_and_stages() -> dict[str, Any]:
     """Modules under FSDP (either one) by class, and pipeline stages, in one search."""
     fsdp = sys.modules.get("torch.distributed.fsdp")

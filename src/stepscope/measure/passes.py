@@ -1,4 +1,4 @@
-"""Steps of a training without a torch optimizer, told from its backward passes.
+"""Steps of a training without a torch optimizer, derived from its backward passes.
 
 A script that updates its parameters by hand resets their gradients once a step. So a pass that
 finds the gradients reset is the first of a step; passes that add to them belong to the same step.
@@ -14,11 +14,11 @@ from stepscope.measure.dynamo import has_compiled
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-# On a device, gradients zeroed through `.data` leave no mark that can be read without waiting for
-# it: after so many passes each of them is a step.
+# On a device, gradients zeroed through `.data` leave no mark that can be read without a
+# synchronisation: after this many passes, count each as a step.
 _MOST_PASSES = 8
-# With a torch optimizer about, gradients are reset so often before we believe that it never steps:
-# at once where compiled code has updated the parameters, for an optimizer in there is not heard.
+# When a torch optimizer exists, this many resets of the gradients show that it never steps. One is
+# enough when compiled code has updated the parameters: hooks do not see an optimizer in there.
 _PATIENCE = 3
 _FARTHEST = 10_000  # nodes of the graph
 
@@ -29,16 +29,16 @@ class Passes:
     def __init__(self) -> None:
         self.ends_steps = False  # decided: passes, not optimizers, end steps
         self._per_step = 0  # passes of a step, once known
-        self._since = 0  # the last step ended
+        self._since = 0  # passes since the last step ended
         self._resets = 0
         self._parameter: Callable[[], Any] = lambda: None
         self._gradient: Callable[[], Any] = lambda: None
         self._version = -1
-        self._updates = -1  # of the parameter, as its version counts them
+        self._updates = -1  # the parameter's version
         self._sum: float | None = None
 
     def begins(self, roots: Any, *, optimizer_exists: bool) -> bool:
-        """Whether a step ended before this pass, which nobody noticed at the time."""
+        """Whether a step ended unnoticed before this pass."""
         over = self._since > 0 and self._were_reset()
         if self._parameter() is None:
             self._parameter = _some_parameter(roots)
@@ -96,7 +96,7 @@ class Passes:
 
 
 def _sum_on_cpu(gradient: Any) -> float | None:
-    """Changes when a gradient is zeroed through `.data`; looked at until steps are understood."""
+    """Changes when a gradient is zeroed through `.data`; read until a step's passes are known."""
     try:
         return float(gradient.detach().abs().sum()) if gradient.device.type == "cpu" else None
     except Exception:

@@ -1,4 +1,4 @@
-"""processes.jsonl: which Python processes of the job we are in, and how far each of them came.
+"""processes.jsonl: which Python processes of the job are watched, and how far each of them came.
 
 `run` reads it to say, while the job runs, what was attached and what is missing.
 """
@@ -12,15 +12,15 @@ import time
 from pathlib import Path
 
 from stepscope.measure.folder import PROCESSES
-from stepscope.measure.never_raise import harmless
+from stepscope.measure.never_raise import never_raise
 from stepscope.measure.writer import append_lines
 
 STARTED, TORCH, BACKWARD, STEP = "started", "torch", "backward", "step"
 _LONGEST = 400  # characters of a command line
 
 
-@harmless
-def tell(folder: str, event: str) -> None:
+@never_raise
+def record(folder: str, event: str) -> None:
     """One line, in one write: many processes share the file."""
     line = {
         "event": event,

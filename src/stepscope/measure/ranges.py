@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from stepscope.measure.never_raise import harmless
+from stepscope.measure.never_raise import never_raise
 
 
 class Ranges:
@@ -15,14 +15,14 @@ class Ranges:
         self._nvtx: Any = None
         self._open = 0
 
-    @harmless
+    @never_raise
     def push(self, name: str) -> None:
         nvtx = self._find()
         if nvtx is not None:
             nvtx.range_push(f"stepscope: {name}")
             self._open += 1
 
-    @harmless
+    @never_raise
     def pop(self) -> None:
         if self._open:
             self._open -= 1

@@ -1,4 +1,4 @@
-"""What a rank writes into its folder while it trains, and the helpers that write it."""
+"""The files a rank writes while it trains: step times, clock rounds, collectives, samples."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
 from stepscope.measure.clock import ClockSync
-from stepscope.measure.never_raise import harmless
+from stepscope.measure.never_raise import never_raise
 from stepscope.measure.sampler import Sampler
 from stepscope.measure.steps import DeviceClock
 from stepscope.measure.writer import LineWriter, append_lines, started_thread
@@ -28,14 +28,14 @@ class RankParts:
         self._clocks = ClockSync()
         self._sampler = Sampler(thread, sample_hz) if sample_hz > 0 else None
 
-    @harmless
+    @never_raise
     def synchronise(self, label: str, step: int) -> None:
         if self._clocks.synchronise(label, step) is not None:
             layout.try_write_json(self.folder / layout.CLOCK, self._clocks.content())
 
-    @harmless
+    @never_raise
     def collectives(self, lines: list[dict[str, Any]]) -> None:
-        """They come once a window: a thread that ends with them, not one that keeps waking."""
+        """They come once per window: a short thread writes them, not one that keeps waking."""
         if lines:
             thread = started_thread(lambda: self._write_collectives(lines), "stepscope-comms")
             if thread is None:
@@ -43,7 +43,7 @@ class RankParts:
             else:
                 self._writing.append(thread)
 
-    @harmless
+    @never_raise
     def _write_collectives(self, lines: list[dict[str, Any]]) -> None:
         try:
             append_lines(self.folder / layout.COMMS, map(json.dumps, lines))
@@ -58,7 +58,7 @@ class RankParts:
         if self._sampler is not None:
             self._sampler.resume()
 
-    @harmless
+    @never_raise
     def close(self) -> None:
         self._steps.close()
         for thread in self._writing:

@@ -22,7 +22,7 @@ from torch.compiler import is_compiling
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from stepscope.measure.dynamo import is_tracing, surrounds
-from stepscope.measure.storages import Key, Piece, pieces, tensors_in
+from stepscope.measure.storages import Key, TensorStorage, pieces, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -44,7 +44,7 @@ class Saved:
 
 
 @dataclass(slots=True)
-class Timeline:
+class ThreadHistory:
     """One thread's sequence numbers: which module ran when, and when the script had hooks."""
 
     first: int
@@ -101,7 +101,7 @@ class SavedTensors:
         self._notes = notes
         self._on_root, self._on_backward, self._now = on_root, on_backward, now
         self._lock = threading.RLock()
-        self._timelines: dict[int, Timeline] = {}
+        self._timelines: dict[int, ThreadHistory] = {}
         self._kept: dict[int, Any] = {}  # modules that ran: an id means something while it lives
         self._undo: list[Callable[[], None]] = []
         self._backward_depth = 0
@@ -282,7 +282,7 @@ class SavedTensors:
                 if not self._hooked(line, number):
                     self._open(node, number, line.module_of(number))
 
-    def _hooked(self, line: Timeline, number: int) -> bool:
+    def _hooked(self, line: ThreadHistory, number: int) -> bool:
         """Numbers of another thread's forward (DataParallel) cannot be told from ours."""
         if line.hooked(number):
             return True
@@ -303,7 +303,7 @@ class SavedTensors:
                     self.records[piece.key] = self._new(piece, number, module)
                     self.seen.append((piece.key, self.records[piece.key]))
 
-    def _new(self, piece: Piece, number: int, module: int) -> Saved:
+    def _new(self, piece: TensorStorage, number: int, module: int) -> Saved:
         return Saved(
             size_bytes=piece.size_bytes,
             alive=StorageWeakRef(piece.storage),
@@ -320,13 +320,13 @@ class SavedTensors:
                 key: saved for key in list(self.records) if (saved := _current(self.records, key))
             }
 
-    def _timeline(self) -> Timeline:
+    def _timeline(self) -> ThreadHistory:
         ident = threading.get_ident()
         line = self._timelines.get(ident)
         if line is None:
             # Only the training thread can hold graphs from before this step.
             first = _sequence_number() if ident == self._main else 0
-            line = Timeline(first, forward=not self._backward_depth)
+            line = ThreadHistory(first, forward=not self._backward_depth)
             self._timelines[ident] = line
         return line
 

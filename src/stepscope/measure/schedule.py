@@ -1,4 +1,4 @@
-"""Which step does what, from the step's number alone: the same on every rank."""
+"""What happens in which step, by the step's number alone: the same on every rank."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class PlannedWindow:
         return self.first_active + self.active - 1
 
 
-# A script may end, or be ended, after a few steps: these windows come before the one that is meant
-# to stay, and each later window replaces the trace. The first step sets things up.
+# A script may end or be killed after a few steps, so short windows come first; each later window
+# replaces the trace. The first step is left out: it sets things up.
 _EARLY = (
     PlannedWindow(first=1, warmup=1, active=1),
     PlannedWindow(first=6, warmup=1, active=2),
@@ -43,16 +43,16 @@ _EARLY_MEMORY = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The windows in order, and the steps in which memory is looked at."""
+    """The windows in order, and the steps that measure memory."""
 
     windows: tuple[PlannedWindow, ...]
     memory_steps: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, settings: Settings) -> Schedule:
-        """As asked for; where nobody said how long to wait, early windows come first."""
+    def plan(cls, settings: Settings) -> Schedule:
+        """As the settings ask; early windows come first unless they say how long to wait."""
         adaptive = settings.wait is None
-        # The first step cannot be recorded: where it began was not seen.
+        # The first step cannot be recorded: its beginning was not seen.
         wait = DEFAULT_WAIT if settings.wait is None else max(1, settings.wait)
         cycle = wait + settings.warmup + settings.active
         asked = [
@@ -76,14 +76,14 @@ class Schedule:
         return next((window for window in self.windows if window.first == step), None)
 
     def closes(self, step: int) -> bool:
-        """Whether a window's last step is just over when this one begins."""
+        """Whether the previous step was a window's last."""
         return any(window.last + 1 == step for window in self.windows)
 
     def measures_memory(self, step: int) -> bool:
         return step in self.memory_steps
 
     def next_due(self, step: int) -> int:
-        """The first step from this one on before which there is something to do."""
+        """The first step, from this one on, that something has to happen before."""
         due = [
             place
             for window in self.windows

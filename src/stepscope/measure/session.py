@@ -1,7 +1,7 @@
-"""One rank's capture: counts steps, keeps the truth, and lets each part act when it is due.
+"""One rank's capture: counts steps, notes their times, and lets each part act when it is due.
 
 A process becomes a rank when it ends its first step. Until then nothing but a line in
-processes.jsonl is written, so launchers, data-loader workers and helpers leave no rank behind.
+processes.jsonl is written, so launchers, data-loader workers and helpers leave no rank folder.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import functools
 import os
 import sys
 import time
-import weakref
 from collections import deque
-from dataclasses import asdict
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter_ns
@@ -24,28 +22,27 @@ from stepscope.measure import processes
 from stepscope.measure.comms import Comms
 from stepscope.measure.dynamo import surrounds
 from stepscope.measure.forked import end_without_destructors
-from stepscope.measure.host_load import HostLoad
-from stepscope.measure.kept_json import KeptJson
+from stepscope.measure.host_load import HostLoadMeter
 from stepscope.measure.memory import MemoryStep
-from stepscope.measure.never_raise import harmless, note, problems
-from stepscope.measure.optimizers import Optimizers, any_optimizer_made, with_closure
+from stepscope.measure.never_raise import never_raise, note
+from stepscope.measure.optimizers import Optimizers, any_optimizer_created, with_closure
 from stepscope.measure.passes import Passes
+from stepscope.measure.profiler_windows import OTHER_THREADS, ProfilerWindows
 from stepscope.measure.ranges import Ranges
+from stepscope.measure.rank_file import RankFile
 from stepscope.measure.rank_parts import RankParts
-from stepscope.measure.ranks import facts, rank_and_world
+from stepscope.measure.ranks import rank_and_world
 from stepscope.measure.schedule import PlannedWindow, Schedule
 from stepscope.measure.steps import AGAIN, ENDED, ENTER, LEAVE, PERHAPS, Anchor, StepLines
-from stepscope.measure.window import CLOSURE, Window
+from stepscope.measure.window import CLOSURE
 from stepscope.measure.writer import LineWriter
-from stepscope.records.process_identity import this_process
 
 if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
     from stepscope.measure.steps import Note
 
-# Kept in memory while nobody writes them down: before the first step ends, or on a disk that hangs.
+# Kept in memory until they can be written: before the first step ends, or on a disk that hangs.
 MOST_NOTES = 1 << 16
-_OTHER_THREADS = "several threads train: steps are those of the first, and the profiler stays off"
 
 
 class Session:
@@ -54,33 +51,29 @@ class Session:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.number = 0  # of the running step
-        self._schedule = Schedule.of(settings)
+        self._schedule = Schedule.plan(settings)
         self._began_ns = perf_counter_ns()
         self.notes: deque[Note] = deque(maxlen=MOST_NOTES)
         self._comms = Comms()
-        self._load = HostLoad()
+        self._load = HostLoadMeter()
         self._optimizers = Optimizers()
         self.thread = get_ident()  # the one that trains; 0 once closed
         self._alone = True  # no other thread trains
         self._pid = os.getpid()
-        self._rank = (0, 1)
         self._parts: RankParts | None = None
-        self._rank_file: KeptJson | None = None
-        self._window: Window | None = None
-        self._windows: list[Window] = []
-        self._others_profilers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._profiled = False  # ever
+        self._rank_file: RankFile | None = None
+        self._windows = ProfilerWindows(settings)
         self._memory: MemoryStep | None = None
         self._job: dict[str, Any] | None = None
         self._ranges = Ranges() if settings.nvtx else None
-        self.listens = settings.nvtx  # somebody wants to be told of phases
+        self.phases_wanted = settings.nvtx  # ranges or the memory step follow phases
         self._steps_on_optimizer = settings.step_on in ("auto", "optimizer")
         self._anchor = Anchor()
         self.passes = Passes() if settings.step_on == "auto" else None
         self.passes_ended = 0
         self.in_backward = 0
         self._passed = False  # a backward pass ended since the last step did
-        self._cut = True  # where the running step began was not seen
+        self._cut = True  # the running step's beginning was not seen
         self._skipped = 0
         self._closed = False
         self._due = self._schedule.next_due(0)
@@ -91,17 +84,17 @@ class Session:
     def optimizer_calls(self) -> int:
         return self._optimizers.calls
 
-    @harmless
+    @never_raise
     def torch_is_here(self) -> None:
         """Once torch is imported."""
         self._comms.attach()
-        processes.tell(self.settings.folder, processes.TORCH)
+        processes.record(self.settings.folder, processes.TORCH)
 
-    # What hooks report. Phases count only in the thread that trains; hooks note them themselves.
+    # Called by hooks. Phases count only in the training thread; hooks note them themselves.
 
-    @harmless
-    def tell(self, phase: str, *, entering: bool) -> None:
-        """Whoever else listens, that a phase begins or ends."""
+    @never_raise
+    def phase_changes(self, phase: str, *, entering: bool) -> None:
+        """A phase begins or ends: pass it on to NVTX ranges and the memory step."""
         if self._ranges is not None:
             if entering:
                 self._ranges.push(phase)
@@ -111,7 +104,7 @@ class Session:
             self._memory.phase(phase, entering=entering)
 
     def first_pass_begins(self) -> bool:
-        """Whoever runs backward first is the thread that trains; trainers may start one for it."""
+        """The thread that runs backward first trains; a trainer may start one for it."""
         if self._closed:
             return False
         if not self.number and not self.in_backward:
@@ -128,12 +121,12 @@ class Session:
             self._ask_passes(roots)
         return True
 
-    @harmless
+    @never_raise
     def _ask_passes(self, roots: Any) -> None:
         assert self.passes is not None
-        if self.passes.begins(roots, optimizer_exists=any_optimizer_made()):
+        if self.passes.begins(roots, optimizer_exists=any_optimizer_created()):
             self._step_ends()
-            self._cut = True  # the next one has begun before
+            self._cut = True  # the next step has already begun
 
     def pass_ends(self, outermost: bool) -> None:
         self.in_backward -= 1
@@ -142,23 +135,23 @@ class Session:
         self._passed = True
         self.passes_ended += 1
         if self.passes_ended == 1:
-            processes.tell(self.settings.folder, processes.BACKWARD)
+            processes.record(self.settings.folder, processes.BACKWARD)
         if self.passes is not None:
             if not self._optimizers.stepping:
                 self._end_pass()
         elif self.settings.step_on == "backward":
             self.step_ends()
 
-    @harmless
+    @never_raise
     def _end_pass(self) -> None:
         assert self.passes is not None
-        if self.passes.ends(optimizer_exists=any_optimizer_made()):
+        if self.passes.ends(optimizer_exists=any_optimizer_created()):
             self._step_ends()
 
-    @harmless
+    @never_raise
     def gradient_was_taken(self) -> None:
-        """By a script without an optimizer, which may never call backward."""
-        if any_optimizer_made() or self.in_backward or not self.first_pass_begins():
+        """A script without an optimizer took a gradient; it may never call backward."""
+        if any_optimizer_created() or self.in_backward or not self.first_pass_begins():
             return
         self.pass_begins()
         self.pass_ends(outermost=True)
@@ -171,8 +164,8 @@ class Session:
             if not self._optimizers.begins(optimizer):
                 return None
             self.notes.append((ENTER, perf_counter_ns(), "optimizer"))
-            if self.listens:
-                self.tell("optimizer", entering=True)
+            if self.phases_wanted:
+                self.phase_changes("optimizer", entering=True)
             return with_closure(args, kwargs, self._as_forward)
         except Exception as error:
             note("before an optimizer's step", error)
@@ -183,8 +176,8 @@ class Session:
             if get_ident() != self.thread or not self._optimizers.ends():
                 return
             self.notes.append((LEAVE, perf_counter_ns(), "optimizer"))
-            if self.listens:
-                self.tell("optimizer", entering=False)
+            if self.phases_wanted:
+                self.phase_changes("optimizer", entering=False)
             if self._steps_on_optimizer:
                 self.passes = None
                 self._end_steps(self._anchor.ends_steps(optimizer))
@@ -192,23 +185,26 @@ class Session:
             note("after an optimizer's step", error)
 
     def _end_steps(self, ended: int) -> None:
-        """As many as an optimizer's step has shown to be over."""
+        """An optimizer's step has shown that this many steps are over."""
         if not ended:
             self.notes.append((PERHAPS, perf_counter_ns(), time.time_ns()))
             return
-        plain = self._window is None and self._memory is None
-        two = ended == 2 and plain and self.number + 2 < self._due
+        two = ended == 2 and self._is_plain() and self.number + 2 < self._due
         self.number += two
         self._step_ends(two=two)
 
+    def _is_plain(self) -> bool:
+        """Whether the running step is neither profiled nor the memory step."""
+        return self._windows.running is None and self._memory is None
+
     def _is_training_thread(self) -> bool:
-        """The first that trains; that others train too is remembered."""
+        """Whether this is the first thread that trains; remember whether others train too."""
         here = get_ident()
         if here != self.thread and not self.number and not self.passes_ended and not self._closed:
             self.thread = here
         if here != self.thread and not self._closed:
             self._alone = False
-            note("threads", _OTHER_THREADS)
+            note("threads", OTHER_THREADS)
         return here == self.thread
 
     def _as_forward(self, closure: Any) -> Any:
@@ -217,7 +213,8 @@ class Session:
         @surrounds
         @functools.wraps(closure)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            mark = self._window.mark(CLOSURE) if self._window is not None else None
+            window = self._windows.running
+            mark = window.mark(CLOSURE) if window is not None else None
             self.notes.append((ENTER, perf_counter_ns(), "forward"))
             try:
                 return closure(*args, **kwargs)
@@ -228,65 +225,58 @@ class Session:
 
         return timed
 
-    @harmless
+    @never_raise
     def boundary(self) -> None:
-        """A batch is asked for, or a forward pass begins: where it follows a backward pass, the
-        step of that pass is over. Evaluation and losses have none."""
+        """A batch is requested or a forward pass begins: after a backward pass, that pass's step is
+        over. Evaluation and losses run no backward pass."""
         if self._passed:
             self._step_ends()
 
-    @harmless
+    @never_raise
     def module_begins(self, module: Any) -> None:
         if self._ranges is not None:
             self._ranges.push(type(module).__name__)
 
-    @harmless
+    @never_raise
     def module_ends(self, _module: Any) -> None:
         if self._ranges is not None:
             self._ranges.pop()
 
-    @harmless
+    @never_raise
     def step_was_skipped(self) -> None:
         if self._steps_on_optimizer and get_ident() == self.thread:
             self.passes = None
             self._skipped += 1
             self._step_ends(skipped=True)
 
-    @harmless
+    @never_raise
     def group_ends(self) -> None:
         """The process group is about to go."""
         self._comms.group_ends()
 
-    @harmless
+    @never_raise
     def profiler_begins(self, profiler: Any) -> None:
-        """Where the script starts one of its own, ours steps aside."""
-        window = self._window
-        if window is not None and window.owns(profiler):
-            return
-        self._others_profilers.add(profiler)
-        if window is not None:
-            self._window = None
-            note("window", "the script used the profiler itself; the window was given up")
-            window.abandon()
+        """Ours, or one of the script's own."""
+        self._windows.script_profiler_begins(profiler)
 
-    @harmless
+    @never_raise
     def profiler_ended(self, profiler: Any) -> None:
-        self._others_profilers.discard(profiler)
+        self._windows.script_profiler_ends(profiler)
 
-    @harmless
+    @never_raise
     def step_ends(self) -> None:
         """The running step is over."""
         if self._is_training_thread():
             self._step_ends()
 
     def _step_ends(self, *, skipped: bool = False, last: bool = False, two: bool = False) -> None:
-        """Note its times, act for the next one."""
+        """Note the step's times and prepare the next one."""
         if self._closed:
             return
         parts = self._parts or self._become_rank()
         if parts is None:
             return
-        now, number, window = perf_counter_ns(), self.number, self._window is not None
+        now, number, window = perf_counter_ns(), self.number, self._windows.running is not None
         events = parts.device.mark() if parts.device is not None else None
         usual = not (self._cut or skipped or last) and self._memory is None
         marks = () if usual else self._marks(skipped=skipped, last=last)
@@ -301,20 +291,20 @@ class Session:
         unusual = {
             "skipped": skipped,
             "first": self._cut,  # its beginning was not seen
-            "last": last,  # nor was its end
-            "memory": self._memory is not None,  # its times are not the training's
+            "last": last,  # its end was not seen
+            "memory": self._memory is not None,  # its times include our own work
         }
         return tuple(mark for mark, holds in unusual.items() if holds)
 
-    # The schedule: what does the step that now begins need?
+    # What the schedule asks for before the next step.
 
     def _act(self, parts: RankParts) -> None:
-        """Whatever this does takes time between two steps that belongs to neither."""
+        """The time this takes lies between two steps and belongs to neither."""
         self._due = self._schedule.next_due(self.number + 1)
         self._load.pause(self.number, self._optimizers.known)
         self._end_memory_step(parts)
         self._begin(parts)
-        self._load.resume(self.number, plain=self._window is None and self._memory is None)
+        self._load.resume(self.number, plain=self._is_plain())
         self.notes.append((AGAIN, perf_counter_ns(), None))
         if parts.device is not None:
             parts.device.restart()
@@ -328,131 +318,74 @@ class Session:
             self._close_window(parts)
         elif self._schedule.measures_memory(step):
             self._begin_memory_step()
-        elif self._window is not None and self._window.over:
-            self._finish_late(self._window)
-        elif self._window is not None:
-            self._window.step()
+        elif self._windows.step_begins(step):
             self._comms.step_begins(step)
 
     def _begin_memory_step(self) -> None:
         if not self._alone:
             return
         self._memory = MemoryStep(list(self._optimizers.known))
-        self.listens = True
+        self.phases_wanted = True
         self._memory.begin()
 
     def _open_window(self, parts: RankParts, planned: PlannedWindow) -> None:
         parts.sampler_pauses()
-        parts.synchronise("start", self.number)  # on every rank, whatever becomes of the window
-        if self._window is not None:
-            self._finish(self._window)
-        problem = self._why_no_window()
-        if problem:
-            note("window", problem)
-            return
-        window = Window(self.settings, planned, parts.folder, after=self._windows[-1:])
-        self._profiled = True
-        self._window = window
-        try:
-            window.start()
-        except Exception:
-            self._window = None
-            raise
-        self._comms.window_begins(self.number)
-
-    def _why_no_window(self) -> str | None:
-        import torch
-
-        if self._window is not None:
-            return "collectives of the last window are under way; no other was opened"
-        if not self._alone:
-            return _OTHER_THREADS
-        if self._others_profilers or torch.autograd._profiler_enabled():
-            return "the script's own profiler is running; no window was opened"
-        return None
+        parts.synchronise("start", self.number)  # on every rank, even if no window opens
+        if self._windows.open(planned, parts.folder, one_thread_trains=self._alone):
+            self._comms.window_begins(self.number)
 
     def _close_window(self, parts: RankParts) -> None:
-        window = self._window
+        window = self._windows.running
         if window is not None:
-            self._finish(window)
+            self._windows.finish(window)
             parts.collectives(self._comms.window_ends(self.number - 1))
-        self._look_at_the_job()
+        self._read_job_layout()
         parts.synchronise("end", self.number)
         parts.sampler_resumes()
 
-    def _finish(self, window: Window) -> None:
-        self._window = None
-        if window.finish():
-            self._windows.append(window)
-        else:
-            self._window = window
-
-    def _finish_late(self, window: Window) -> None:
-        """Asked again ever more rarely: behind the 1st, 2nd, 4th, 8th... step too late."""
-        late = self.number - window.last - 1
-        if late & (late - 1) == 0:
-            self._finish(window)
-
     def _end_memory_step(self, parts: RankParts) -> None:
         memory, self._memory = self._memory, None
-        self.listens = self._ranges is not None
+        self.phases_wanted = self._ranges is not None
         if memory is not None:
             layout.try_write_json(parts.folder / layout.MEMORY, memory.end())
 
     # Beginning and end.
 
     def _become_rank(self) -> RankParts | None:
-        self._rank = rank_and_world()
+        rank, world_size = rank_and_world()
         try:
-            folder = layout.claim_rank_folder(Path(self.settings.folder), self._rank[0])
+            folder = layout.claim_rank_folder(Path(self.settings.folder), rank)
         except OSError as error:
-            self._closed = True  # nowhere to write: stay out of the way for good
+            self._closed = True  # nowhere to write: capture nothing
             self.thread = 0
             note("run folder", layout.why_refused(error))
             return None
         lines = StepLines(self._began_ns)
         steps = LineWriter(folder / layout.STEPS, self.notes, lines)
         self._parts = RankParts(folder, steps, self.thread, self.settings.sample_hz)
-        self._rank_file = KeptJson(folder / layout.RANK)
-        self._look_at_the_job()
+        self._rank_file = RankFile(folder, rank, world_size)
+        self._read_job_layout()
         self._load.resume(self.number + 1, plain=True)
         self._describe("running")
-        processes.tell(self.settings.folder, processes.STEP)
+        processes.record(self.settings.folder, processes.STEP)
         return self._parts
 
-    @harmless
-    def _look_at_the_job(self) -> None:
-        """How the job is laid out, looked at while its process groups are there."""
+    @never_raise
+    def _read_job_layout(self) -> None:
+        """Read the job's layout while its process groups exist."""
         self._job = self._comms.describe(self._optimizers.parameters())
 
-    @harmless
+    @never_raise
     def _describe(self, status: str) -> None:
         if self._rank_file is None:
             return
-        rank, world = self._rank
-        short = {
-            "schema": layout.SCHEMA,
-            "rank": rank,
-            "world_size": world,
-            "status": status,
+        progress = {
             "steps": self.number,
             "steps_end_with": self._steps_end_with(),
             "skipped": self._skipped,
-            "process": asdict(this_process()),
-            "problems": problems(),
         }
-        whole = {
-            **short,
-            "argv": sys.argv,
-            "communication": self._job,
-            "host_load": self._load.content(),
-            **facts(),
-        }
-        shortest = {**short, "problems": problems()[:3]}
-        try:
-            self._rank_file.write(whole, short, shortest, last=status != "running")
-        except OSError as error:
-            layout.note_unwritten(layout.RANK, error)
+        surroundings = {"communication": self._job, "host_load": self._load.content()}
+        self._rank_file.write(status, progress, surroundings)
 
     def _steps_end_with(self) -> str:
         """What ended this rank's steps."""
@@ -460,9 +393,9 @@ class Session:
             return self.settings.step_on
         return "backward" if self.passes is not None and self.passes.ends_steps else "optimizer"
 
-    @harmless
+    @never_raise
     def close(self) -> None:
-        """At exit, however often it is called."""
+        """At exit; further calls do nothing."""
         if self._closed or os.getpid() != self._pid:
             return
         self._end_last_step()
@@ -474,15 +407,12 @@ class Session:
         if self._parts is not None:
             # Before the window: its stop may wait, and a launcher may not.
             self._parts.close()
-        if self._window is not None:
-            self._stop_window(self._window)
-        for window in self._windows:
-            window.close()
+        self._windows.close(self.number)
         self._describe("finished")
 
-    @harmless
+    @never_raise
     def _end_last_step(self) -> None:
-        """Of a training whose steps end where the next one begins; nothing more is begun."""
+        """Where a step ends only when the next one begins, the last one ends here."""
         follows = self.settings.step_on in ("forward", "dataloader")
         if self.passes is not None and self.passes.ends_steps:
             follows = self.passes.is_amid_step
@@ -490,23 +420,10 @@ class Session:
             self._due = sys.maxsize
             self._step_ends(last=True)
 
-    def _stop_window(self, window: Window) -> None:
-        """The script ends inside the window: keep what was recorded, unless there is better."""
-        self._window = None
-        recorded = self.number - window.planned.first_active
-        if not window.over:
-            note("window", f"the script ended inside the window, after step {self.number - 1}")
-        better = max((earlier.planned.active for earlier in self._windows), default=1)
-        if recorded < better and not window.over:
-            window.abandon()
-        else:
-            window.stop()
-            self._windows.append(window)
-
     def _forked(self) -> None:
-        """A child of the training is not the training."""
+        """In a forked child, which does not train: capture nothing."""
         self._closed = True
         self.thread = 0
-        self._window = self._memory = None
-        if self._profiled:
+        self._windows.running = self._memory = None
+        if self._windows.ever_started:
             end_without_destructors()

@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict, dataclass, fields
 
 VARIABLE = "STEPSCOPE_CAPTURE"
-# What may end a step, as a user says it; `watch` says it itself (call).
+# What may end a step, as a user names it; under `watch` the script calls `step` (call).
 STEP_ON = ("auto", "optimizer", "backward", "dataloader", "forward")
 
 
@@ -30,12 +30,12 @@ class Settings:
     nccl_debug: bool = False
 
     def to_environment(self) -> dict[str, str]:
-        """The variable to hand down."""
+        """The variable for child processes."""
         return {VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
     def from_environment(cls) -> Settings | None:
-        """What the launcher asked for, or None when nobody did."""
+        """The settings that `stepscope run` handed down, or None."""
         text = os.environ.get(VARIABLE)
         if not text:
             return None

@@ -4,9 +4,9 @@ Each nanosecond of the training thread belongs to one phase: data (inside the da
 (inside autograd), optimizer (inside optimizer steps), forward (from a batch's arrival to the start
 of backward), other (the rest). They add up to the step.
 
-The training thread only notes what happened when; who gets which nanosecond is worked out in the
-writer's thread, many steps at a time. Between two notes the training empties the processor's
-caches: there a line of Python costs several times what it costs in a loop of its own.
+The training thread only notes events with their times; the writer's thread attributes the time,
+many steps at once. Between two notes the training evicts the processor's caches, so a line of
+Python costs several times as much there as in a loop of its own.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _TEXT = (
     + '"end_unix_ns": %d, "window": %s'
 )
 
-# What happened, when by the performance counter, and to what: the phase, or the step that ended.
+# An event, its time by the performance counter, and its subject: a phase, or the step that ended.
 Note = tuple[int, int, Any]
 
 
-# What only the training thread knows of a step when it ends: its number, when that was by the wall
-# clock, whether the profiler ran, the device's events around it, words for what is unusual, and
-# whether the first PERHAPS since the last end was the end of a step as well.
+# What only the training thread knows about a step that ends: its number, the wall clock, whether
+# the profiler ran, the device's events around it, marks of what is unusual, and whether the first
+# PERHAPS since the previous step's end also ended a step.
 Ended = tuple[int, int, bool, Any, tuple[str, ...], bool]
 
 
 class StepClock:
-    """Attributes time to the phase that is on top."""
+    """Attributes time to the innermost phase."""
 
     def __init__(self, began_ns: int = 0) -> None:
         self._began = self._since = began_ns
@@ -50,10 +50,10 @@ class StepClock:
         self._perhaps: tuple[int, int, dict[str, int]] | None = None
 
     def read(self, notes: Iterable[Note]) -> Iterator[tuple[Ended, int, dict[str, int]]]:
-        """Every step that ended, its wall time and its phases'; they add up.
+        """Every step that ended, its wall time and its phases' times, which add up to it.
 
-        The end of a phase that never began (a hook added in the middle) changes nothing. After
-        AGAIN, the time since the last step ended was ours (a window opened), not the next step's.
+        The end of a phase that never began (a hook added in the middle) changes nothing. AGAIN says
+        that the time since the last step's end was ours (a window opened), not the next step's.
         """
         stack = self._stack
         for what, now, it in notes:
@@ -80,7 +80,7 @@ class StepClock:
     def _split(
         self, ended: Ended, wall: int, spent: dict[str, int]
     ) -> Iterator[tuple[Ended, int, dict[str, int]]]:
-        """One step, or two of which the first was not known as one when it ended."""
+        """One step, or two when the first was not recognised as one at its end."""
         number, _, window, _, _, two = ended
         if two and self._perhaps is not None:
             unix_ns, until, before = self._perhaps
@@ -90,17 +90,17 @@ class StepClock:
         yield ended, wall, spent
 
     def _after(self, phase: str) -> str:
-        """What runs between phases: a batch is followed by forward, the rest by odds and ends.
+        """The phase that follows this one: forward after a batch, "other" after the rest.
 
-        A script without a data loader gives no such sign: there everything outside backward and
-        the optimizer counts as forward.
+        In a script without a data loader everything outside backward and the optimizer counts as
+        forward.
         """
         self._sees_data |= phase == "data"
         return "forward" if phase == "data" or not self._sees_data else "other"
 
 
 class StepLines:
-    """In the writer's thread: what was noted, as lines of steps.jsonl."""
+    """In the writer's thread: notes become lines of steps.jsonl."""
 
     def __init__(self, began_ns: int) -> None:
         self._clock = StepClock(began_ns)
@@ -133,7 +133,7 @@ def _text(step: Ended, wall_ns: int, spent: dict[str, int]) -> str:
 
 
 def _device(events: Any) -> str | None:
-    """None while the device has not got there; nothing where it cannot say."""
+    """None while the device is still busy; empty when its time cannot be read."""
     try:
         if not events[1].query():
             return None
@@ -146,9 +146,9 @@ def _device(events: Any) -> str | None:
 class Anchor:
     """Decides which optimizer steps end a training step.
 
-    One does when it is the anchor's, the first optimizer seen to step. Other optimizers that step
-    in between (a GAN's second one) belong to the same step. When another optimizer steps twice
-    while the anchor does not, it becomes the anchor, and its step before was one of its own.
+    The first optimizer that steps is the anchor: each of its steps ends a training step. Others
+    that step in between (a GAN's second one) belong to the same training step. An optimizer that
+    steps twice while the anchor does not becomes the anchor, and its first step counts too.
     """
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class DeviceClock:
 
     @classmethod
     def here(cls) -> DeviceClock | None:
-        """None on a machine without a device."""
+        """None without a CUDA device."""
         cuda = sys.modules["torch"].cuda
         return cls(cuda) if cuda.is_available() else None
 

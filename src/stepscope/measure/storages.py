@@ -25,7 +25,7 @@ _COMPRESSED = (
 _DEPTH = 4  # of containers in an optimizer's state
 
 
-class Piece(NamedTuple):
+class TensorStorage(NamedTuple):
     """One storage behind a tensor."""
 
     key: Key
@@ -33,7 +33,7 @@ class Piece(NamedTuple):
     storage: Any
 
 
-def pieces(tensor: Any, notes: set[str]) -> Iterator[Piece]:
+def pieces(tensor: Any, notes: set[str]) -> Iterator[TensorStorage]:
     """The storages a tensor stands on: one, or several for sparse tensors and subclasses."""
     try:
         with torch.no_grad():
@@ -48,15 +48,15 @@ def pieces(tensor: Any, notes: set[str]) -> Iterator[Piece]:
             yield piece
 
 
-def _piece(tensor: Any) -> Piece:
+def _piece(tensor: Any) -> TensorStorage:
     storage = tensor.untyped_storage()
     device = str(tensor.device)
     if device.startswith("meta"):
-        return Piece((device, 0), 0, storage)
+        return TensorStorage((device, 0), 0, storage)
     # Asking a lazily cloned tensor for its address would make it copy itself.
     lazy = getattr(torch._C, "_is_cow_tensor", None)
     address = -storage._cdata if lazy is not None and lazy(tensor) else storage.data_ptr()
-    return Piece((device, address), storage.nbytes(), storage)
+    return TensorStorage((device, address), storage.nbytes(), storage)
 
 
 def _plain(tensor: Any, notes: set[str]) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Library use: capture from inside a script, with steps said by the script itself.
+"""Library use: capture from inside a script, which says itself where steps end.
 
 with stepscope.watch() as run:
     for batch in loader:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Run:
-    """What `watch` gives: say where steps end; `folder` is the run folder."""
+class WatchedRun:
+    """What `watch` yields: call `step` after each step; `folder` is the run folder."""
 
     def __init__(self, session: Session, folder: Path) -> None:
         self._session = session
@@ -35,7 +35,7 @@ class Run:
 
 
 @contextlib.contextmanager
-def watch(folder: str | Path | None = None, **options: Any) -> Iterator[Run]:
+def watch(folder: str | Path | None = None, **options: Any) -> Iterator[WatchedRun]:
     """Capture the steps inside. Options are those of `stepscope run` (wait, warmup, active, ...).
 
     Several ranks of one job must be given the same folder.
@@ -44,13 +44,13 @@ def watch(folder: str | Path | None = None, **options: Any) -> Iterator[Run]:
     session = Session(Settings(folder=str(where), step_on="call", **options))
     install(session)
     try:
-        yield Run(session, where)
+        yield WatchedRun(session, where)
     finally:
         session.close()
 
 
 def _folder(given: str | Path | None) -> Path:
-    """One that cannot be made ends the capture, not the training."""
+    """A folder that cannot be created ends the capture, not the training."""
     where = Path(given or ".")
     try:
         where = where if given is not None else new_run_folder(sys.argv[0] or "python")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.gloo_drain import AT_EXIT_S, PATIENCE_S, collectives_ended
 from stepscope.measure.kineto_messages import KinetoMessages, without_thread_complaint
-from stepscope.measure.never_raise import harmless
+from stepscope.measure.never_raise import never_raise
 from stepscope.measure.trace_file import TraceFile
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ CLOSURE = "stepscope: closure"  # the forward and backward that an optimizer's s
 
 
 def _detach_afterwards(cuda: str | None) -> None:
-    """Ask Kineto to let go of CUPTI behind the window.
+    """Ask Kineto to detach CUPTI after the window.
 
     Otherwise every launch stays slower for the rest of the run: 28 ms steps of GPT-2 small on an
-    H200 became 30 to 34 ms. Letting go disturbs CUDA graphs before CUDA 12.6, so not there.
+    H200 became 30 to 34 ms. Before CUDA 12.6 detaching disturbs CUDA graphs, so it stays attached.
     """
     version = tuple(int(part) for part in (cuda or "0").split(".")[:2])
     if version >= (12, 6):
@@ -32,16 +32,16 @@ def _detach_afterwards(cuda: str | None) -> None:
 
 
 def _profile(messages: KinetoMessages, **options: Any) -> Any:
-    """torch.profiler.profile, which says nothing."""
+    """torch.profiler.profile without its messages."""
     from torch.profiler import profile
 
-    class Profile(profile):  # type: ignore[misc]
+    class QuietProfile(profile):  # type: ignore[misc]
         def prepare_trace(self) -> None:
             with without_thread_complaint():
                 super().prepare_trace()
             messages.silence()
 
-    return Profile(**options)
+    return QuietProfile(**options)
 
 
 class Window:
@@ -50,7 +50,7 @@ class Window:
     def __init__(
         self, settings: Settings, planned: PlannedWindow, folder: Path, *, after: list[Window]
     ) -> None:
-        """`after` is the window before this one, whose file it may replace."""
+        """`after` holds the previous window, whose file this one may replace."""
         import torch
         from torch.profiler import ProfilerAction
 
@@ -94,7 +94,7 @@ class Window:
         return getattr(self.profiler, "profiler", None) is profiler
 
     def mark(self, name: str) -> Any:
-        """Begin an annotation in the trace; its end is the caller's."""
+        """Begin an annotation in the trace; the caller ends it."""
         from torch.profiler import record_function
 
         annotation = record_function(name)
@@ -111,10 +111,10 @@ class Window:
             self.profiler.step()
 
     def finish(self) -> bool:
-        """Behind the last step: stop and save the trace.
+        """After the last step: stop and save the trace.
 
-        False where communication of that step is still under way (see quiet.py): nothing more is
-        recorded, and a later step's end is the time to ask again.
+        False while that step's communication is under way (see gloo_drain.py): recording stops, and
+        the caller asks again after a later step.
         """
         patience_s = 0.0 if self.over else PATIENCE_S
         with self._messages.unheard():
@@ -133,22 +133,22 @@ class Window:
         self.stop()
 
     def stop(self) -> None:
-        """Now, and save what there is: the script ends."""
+        """The script ends: stop now and save what there is."""
         with self._messages.unheard():
             self._leave_step()
             collectives_ended(patience_s=AT_EXIT_S, until_ns=self._until_ns)
             self.profiler.stop()
 
     def _leave_step(self) -> None:
-        """The last step's annotation ends where the step does, however long we wait behind it."""
+        """End the last step's annotation where the step ends, before any waiting."""
         annotation = getattr(self.profiler, "step_rec_fn", None)
         if annotation is not None:
             self.profiler.step_rec_fn = None
             annotation.__exit__(None, None, None)
 
-    @harmless
+    @never_raise
     def _suspend(self) -> None:
-        """Torch before 2.6 cannot: there what follows the last step is recorded as well."""
+        """Stop recording. torch before 2.6 cannot, and records what follows the last step too."""
         toggle = getattr(self.profiler, "toggle_collection_dynamic", None)
         if toggle is not None:
             toggle(False, self.profiler.activities)

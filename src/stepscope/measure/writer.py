@@ -1,6 +1,6 @@
 """Lines to disk in the background: the training thread only appends to a queue.
 
-Every line reaches the operating system within FLUSH_S, whole, so a kill costs at most that much.
+Every line reaches the operating system whole within FLUSH_S, so a kill loses no more than that.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ MOST_UNWRITTEN = 1 << 16  # lines
 
 
 class AsLines(Protocol):
-    """Runs in the writer's thread; may keep rows back until a later call, never beyond the last."""
+    """Runs in the writer's thread; may hold rows back until a later call, but not the last one."""
 
     def __call__(self, rows: list[Any], *, last: bool) -> list[str]: ...
 
 
 def append_lines(path: Path, lines: Iterable[str], *, alone: bool = False) -> None:
-    """In one write, unbuffered: nothing of a line stays behind in this process.
+    """In one unbuffered write, so that no part of a line stays in this process.
 
-    Whoever writes to the file `alone` leaves all of the lines or none.
+    With `alone` (no other process writes to the file) either all lines are written or none.
     """
     data = "".join(f"{line}\n" for line in lines).encode()
     with path.open("ab", buffering=0) as file:
@@ -44,7 +44,7 @@ def append_lines(path: Path, lines: Iterable[str], *, alone: bool = False) -> No
 
 
 def started_thread(work: Callable[[], object], name: str) -> threading.Thread | None:
-    """None, noted, where no more threads can be had."""
+    """None, with a note, when the system allows no more threads."""
     thread = threading.Thread(target=work, name=name, daemon=True)
     try:
         thread.start()
@@ -58,24 +58,25 @@ class LineWriter:
     """Empties a queue into one file from a daemon thread."""
 
     def __init__(self, path: Path, queue: deque[Any], as_lines: AsLines) -> None:
-        """Others append to `queue` as they like; without a limit of its own it has none."""
         self._path = path
         self._queue = queue
         self._as_lines = as_lines
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._unwritten: list[str] = []  # a full disk may have room again
-        self._thread = started_thread(self._run, "stepscope-writer")  # without one: at the end
+        self._thread = started_thread(
+            self._run, "stepscope-writer"
+        )  # without a thread, lines are written at the end
 
     def close(self) -> None:
-        """Write what is left; at most a few seconds."""
+        """Write what is left, within a few seconds."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=5)
         self._drain(last=True)
 
     def _run(self) -> None:
-        # On round times of the wall clock: the ranks of a job lose this time together.
+        # At round times of the wall clock, so that all ranks of a job lose this time together.
         while not self._stop.wait(FLUSH_S - time.time() % FLUSH_S):
             self._drain()
 

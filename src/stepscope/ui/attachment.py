@@ -112,7 +112,7 @@ class Attachment:
 
 
 def _window_words(settings: Settings, steps: int) -> str:
-    coming = [window for window in Schedule.of(settings).windows if window.last >= steps]
+    coming = [window for window in Schedule.plan(settings).windows if window.last >= steps]
     if not coming:
         return "the window is recorded"
     ranges = [
@@ -201,7 +201,7 @@ def why_no_trace(facts: dict[str, Any], settings: Settings, code: int | None = N
     if status == "running":
         return problem or _unclosed(code)
     steps = facts.get("steps", 0)
-    first = Schedule.of(settings).windows[0].first_active
+    first = Schedule.plan(settings).windows[0].first_active
     if steps <= first:
         seen = "1 step was seen" if steps == 1 else f"{steps} steps were seen"
         return f"only {seen}, and at least {first + 1} are needed"

@@ -123,9 +123,9 @@ def test_low_is_never_above_high(fixed, scaling, share, limit):
         maybe_scaling_bytes=int(fixed * share),
     )
     fit = find_largest((line,), batch=64, batch_from="", limit_bytes=limit, limit_from="given")
-    if fit.factor is not None:
-        assert fit.factor_low <= fit.factor
-        assert fit.factor_high is None or fit.factor_high >= fit.factor
+    assert fit.factor is not None
+    assert fit.factor_low <= fit.factor
+    assert fit.factor_high is None or fit.factor_high >= fit.factor
 
 
 def test_from_batch_4_on_an_h200_batches_2_8_and_16_are_predicted(shared):

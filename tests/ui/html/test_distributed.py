@@ -181,6 +181,7 @@ def test_a_slow_link_is_ringed():
 
 
 def test_every_row_of_the_tables_has_its_cells(job, apart):
+    assert all(table["rows"] for table in job_tables(job))
     for each in (job, apart):
         for table in job_tables(each):
             assert all(len(row) == len(table["columns"]) for row in table["rows"])

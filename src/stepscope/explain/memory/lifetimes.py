@@ -47,7 +47,7 @@ _GRADIENTS, _OPTIMIZER, _ACTIVATIONS, _TEMPORARIES, _OTHER = (
 )
 
 
-class Phase(IntEnum):
+class MemoryPhase(IntEnum):
     """What the host was doing; forward is whatever is nothing else."""
 
     FORWARD = 0
@@ -176,15 +176,15 @@ def _phases(trace: Trace, rows: Int32) -> Int8:
     phase = np.zeros(len(rows), np.int8)
     backward = rows_named(trace, host, said, re.compile(re.escape(BACKWARD)).match)
     resets = rows_named(trace, host, said, re.compile(re.escape(ZERO_GRAD)).match)
-    phase[nearest_of(host, backward, rows) >= 0] = Phase.BACKWARD
-    phase[in_optimizer_step(trace, rows) >= 0] = Phase.OPTIMIZER
-    phase[nearest_of(host, resets, rows) >= 0] = Phase.ZERO_GRAD
+    phase[nearest_of(host, backward, rows) >= 0] = MemoryPhase.BACKWARD
+    phase[in_optimizer_step(trace, rows) >= 0] = MemoryPhase.OPTIMIZER
+    phase[nearest_of(host, resets, rows) >= 0] = MemoryPhase.ZERO_GRAD
     return phase
 
 
 def _categories(size: Int64, phase: Int8, other_end: Int64) -> Int8:
     """See the table at the top."""
-    backward = phase == Phase.BACKWARD
+    backward = phase == MemoryPhase.BACKWARD
     begins = backward & ~np.append(False, backward[:-1])
     run = np.cumsum(begins)  # how many backward passes have begun
     category = np.full(len(size), _OTHER, np.int8)
@@ -193,17 +193,17 @@ def _categories(size: Int64, phase: Int8, other_end: Int64) -> Int8:
     end = np.maximum(other_end, 0)
     ends_in = np.where(has_end, phase[end], -1)
     same_run = has_end & (run[end] == run)
-    forward = allocates & (phase == Phase.FORWARD)
-    category[forward & (ends_in == Phase.FORWARD) & same_run] = _TEMPORARIES
-    category[forward & (ends_in == Phase.BACKWARD)] = _ACTIVATIONS
+    forward = allocates & (phase == MemoryPhase.FORWARD)
+    category[forward & (ends_in == MemoryPhase.FORWARD) & same_run] = _TEMPORARIES
+    category[forward & (ends_in == MemoryPhase.BACKWARD)] = _ACTIVATIONS
     in_backward = allocates & backward
     category[in_backward] = _GRADIENTS
-    category[in_backward & (ends_in == Phase.BACKWARD) & same_run] = _TEMPORARIES
-    in_step = allocates & (phase == Phase.OPTIMIZER)
+    category[in_backward & (ends_in == MemoryPhase.BACKWARD) & same_run] = _TEMPORARIES
+    in_step = allocates & (phase == MemoryPhase.OPTIMIZER)
     category[in_step & ~has_end] = _OPTIMIZER
-    category[in_step & (ends_in == Phase.OPTIMIZER)] = _TEMPORARIES
+    category[in_step & (ends_in == MemoryPhase.OPTIMIZER)] = _TEMPORARIES
     from_before = ~allocates & ~has_end
-    category[from_before & (phase == Phase.ZERO_GRAD)] = _GRADIENTS
+    category[from_before & (phase == MemoryPhase.ZERO_GRAD)] = _GRADIENTS
     category[from_before & backward] = _ACTIVATIONS
     released = ~allocates & has_end
     category[released] = category[end[released]]

@@ -40,7 +40,7 @@ _BYTES = {
 _NARROW = ("c10::Half", "c10::BFloat16")
 
 
-class Call(msgspec.Struct, frozen=True):
+class ShapedCall(msgspec.Struct, frozen=True):
     """One operator's name, input shapes and input types."""
 
     name: str
@@ -65,7 +65,7 @@ class StepCalls(msgspec.Struct, frozen=True, kw_only=True):
     kept before the next begins.
     """
 
-    calls: tuple[Call, ...]
+    calls: tuple[ShapedCall, ...]
     cast_bytes: int
     micro_batches: int = 1  # passes of this kind in the step
 
@@ -116,7 +116,7 @@ def _split_passes(
     return trained or passes
 
 
-def _decode(trace: Trace, rows: Rows) -> tuple[Call, ...]:
+def _decode(trace: Trace, rows: Rows) -> tuple[ShapedCall, ...]:
     """Each distinct name with its shapes and types is read once."""
     host = trace.host
     keys = list(
@@ -127,19 +127,19 @@ def _decode(trace: Trace, rows: Rows) -> tuple[Call, ...]:
             strict=True,
         )
     )
-    known: dict[tuple[int, int, int], Call | None] = {}
+    known: dict[tuple[int, int, int], ShapedCall | None] = {}
     for key in dict.fromkeys(keys):
         known[key] = _call(trace.strings, *key)
     return tuple(call for key in keys if (call := known[key]) is not None)
 
 
-def _call(strings: tuple[str, ...], name: int, shapes: int, dtypes: int) -> Call | None:
+def _call(strings: tuple[str, ...], name: int, shapes: int, dtypes: int) -> ShapedCall | None:
     try:
         dims = msgspec.json.decode(strings[shapes], type=list[Any])
         types = msgspec.json.decode(strings[dtypes], type=list[Any]) if dtypes >= 0 else []
     except msgspec.DecodeError:
         return None
-    return Call(strings[name], tuple(dims), tuple(str(each) for each in types))
+    return ShapedCall(strings[name], tuple(dims), tuple(str(each) for each in types))
 
 
 def _cast_bytes(trace: Trace, rows: Rows) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.memory.lifetimes import Phase
+from stepscope.explain.memory.lifetimes import MemoryPhase
 from stepscope.records.memory import CATEGORIES, MemoryTimeline, PhaseSpan
 
 if TYPE_CHECKING:
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     Int64 = NDArray[np.int64]
 
 BINS = 200
-_NAMES = {Phase.FORWARD: "forward", Phase.BACKWARD: "backward", Phase.OPTIMIZER: "optimizer"}
+_NAMES = {
+    MemoryPhase.FORWARD: "forward",
+    MemoryPhase.BACKWARD: "backward",
+    MemoryPhase.OPTIMIZER: "optimizer",
+}
 
 
 def thinned(time: Int64, level: Int64, bins: int = BINS) -> NDArray[np.intp]:
@@ -62,12 +66,13 @@ def _phases(lifetimes: Lifetimes, low: int, high: int, start: int) -> tuple[Phas
     """Forward before every backward, backward, the optimizer's step; what else runs is unnamed."""
     phase, time = lifetimes.phase[low:high], lifetimes.time_ns[low:high]
     edges = np.flatnonzero(np.diff(phase, prepend=-1))
-    codes = [Phase(code) for code in phase[edges].tolist()]
+    codes = [MemoryPhase(code) for code in phase[edges].tolist()]
     ends = np.append(time[edges[1:]], time[-1:]).tolist()
     out = []
     for place, (edge, code, end) in enumerate(zip(edges.tolist(), codes, ends, strict=True)):
-        leads = place + 1 < len(codes) and codes[place + 1] == Phase.BACKWARD
-        if code in (Phase.BACKWARD, Phase.OPTIMIZER) or (code == Phase.FORWARD and leads):
+        before_backward = place + 1 < len(codes) and codes[place + 1] == MemoryPhase.BACKWARD
+        trains = code in (MemoryPhase.BACKWARD, MemoryPhase.OPTIMIZER)
+        if trains or (code == MemoryPhase.FORWARD and before_backward):
             began = int(time[edge])
             out.append(PhaseSpan(name=_NAMES[code], start_ns=began - start, dur_ns=end - began))
     return tuple(out)

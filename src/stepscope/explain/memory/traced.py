@@ -16,7 +16,7 @@ import numpy as np
 from stepscope.explain.memory.batch import line_of
 from stepscope.explain.memory.captured import fragmentation_of
 from stepscope.explain.memory.growth import growth_of_trace
-from stepscope.explain.memory.lifetimes import OPTIMIZER, Phase, find_lifetimes
+from stepscope.explain.memory.lifetimes import OPTIMIZER, MemoryPhase, find_lifetimes
 from stepscope.explain.memory.sites import modules_at, sites_at
 from stepscope.explain.memory.timeline import step_timeline
 from stepscope.explain.work import rows_named
@@ -47,10 +47,10 @@ KEPT = {
 }
 _OPTIMIZER_NAME = re.compile(r"^Optimizer\.step#(\w+)\.step$")
 _PHASES = {
-    Phase.FORWARD: "forward",
-    Phase.BACKWARD: "backward",
-    Phase.OPTIMIZER: "optimizer",
-    Phase.ZERO_GRAD: "zero_grad",
+    MemoryPhase.FORWARD: "forward",
+    MemoryPhase.BACKWARD: "backward",
+    MemoryPhase.OPTIMIZER: "optimizer",
+    MemoryPhase.ZERO_GRAD: "zero_grad",
 }
 _PARAMETERS, _GRADIENTS, _OPTIMIZER, _OTHER = (
     CATEGORIES.index(name) for name in ("parameters", "gradients", "optimizer", "other")
@@ -101,7 +101,7 @@ def memory_of_trace(trace: Trace, steps: Steps) -> TracedMemory | None:
         device="cpu" if lifetimes.on_cpu else trace.kind,
         peak_bytes=allocated,
         reserved_bytes=reserved,
-        phase=_PHASES[Phase(int(lifetimes.phase[peak]))],
+        phase=_PHASES[MemoryPhase(int(lifetimes.phase[peak]))],
         measured="the window's highest point, from the allocator events of the trace",
         categories=categories,
         by_module=modules_at(trace, lifetimes, peak),
@@ -115,7 +115,7 @@ def memory_of_trace(trace: Trace, steps: Steps) -> TracedMemory | None:
         memory=memory,
         peak=categories,
         kept_other_bytes=int(kept[_OTHER]),
-        in_optimizer=int(lifetimes.phase[peak]) == Phase.OPTIMIZER,
+        in_optimizer=int(lifetimes.phase[peak]) == MemoryPhase.OPTIMIZER,
     )
 
 

@@ -43,7 +43,7 @@ def step_ends(graph: StepGraph, steps: int) -> list[float] | None:
     if not len(calls) or len(waits) * _TASKS_A_WAIT > graph.size:
         return None
     stretches = _stretches(graph, waits)
-    run = _Run(graph, steps)
+    run = _Replay(graph, steps)
     ends = []
     for step in range(steps):
         for stretch in stretches:
@@ -68,7 +68,7 @@ class _Lane(msgspec.Struct, frozen=True, kw_only=True):
     beyond: Floats  # and from its start to this one's end, less all before it
 
 
-class _Stretch(msgspec.Struct, frozen=True, kw_only=True):
+class _HostStretch(msgspec.Struct, frozen=True, kw_only=True):
     """Calls that do not wait for the device, and perhaps one at their end that does."""
 
     first_task: int
@@ -82,7 +82,7 @@ class _Stretch(msgspec.Struct, frozen=True, kw_only=True):
     tail_ns: float
 
 
-def _stretches(graph: StepGraph, waits: list[int]) -> list[_Stretch]:
+def _stretches(graph: StepGraph, waits: list[int]) -> list[_HostStretch]:
     calls, tasks = graph.calls, graph.tasks
     first_task = np.searchsorted(tasks.call, np.arange(len(calls) + 1))
     launching = calls.kind == CallKind.LAUNCH
@@ -98,7 +98,7 @@ def _stretches(graph: StepGraph, waits: list[int]) -> list[_Stretch]:
         waited = last - 1 in waits
         mine = behind[first:last]
         found.append(
-            _Stretch(
+            _HostStretch(
                 first_task=low,
                 end_task=high,
                 spent=spent,
@@ -140,7 +140,7 @@ def _lanes(graph: StepGraph, low: int, high: int, first_call: int) -> list[_Lane
     return lanes
 
 
-class _Run:
+class _Replay:
     """Where the host and the streams have got to."""
 
     def __init__(self, graph: StepGraph, steps: int) -> None:
@@ -149,7 +149,7 @@ class _Run:
         self.count = len(graph.tasks)
         self.starts = np.zeros(steps * self.count)
 
-    def through(self, stretch: _Stretch, step: int) -> bool:
+    def through(self, stretch: _HostStretch, step: int) -> bool:
         """One stretch further. False: it takes too many turns."""
         base = step * self.count
         starts = self.starts[base : base + self.count]

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.intervals import Set
-    from stepscope.explain.strategies.evidence import Bools, Evidence, Int64
+    from stepscope.explain.strategies.evidence import Bools, Int64, StrategyEvidence
     from stepscope.records.strategies import Why
 
 _FORWARD = "DistributedDataParallel.forward"
 _MOST = 0.1  # of a bucket's time: less does not count
 
 
-def find(evidence: Evidence, free: Bools) -> tuple[RankDataParallel | None, Bools]:
+def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankDataParallel | None, Bools]:
     """All-reduces of the gradients' group that backward calls; DDP's broadcasts of buffers."""
     replicas = evidence.layout.get("ddp") or []
     reduces = free & evidence.of_kind("all_reduce")
@@ -57,7 +57,7 @@ def find(evidence: Evidence, free: Bools) -> tuple[RankDataParallel | None, Bool
     ), every
 
 
-def _told(evidence: Evidence, replicas: list[dict[str, Any]]) -> tuple[str, ...]:
+def _told(evidence: StrategyEvidence, replicas: list[dict[str, Any]]) -> tuple[str, ...]:
     trace, host = evidence.trace, evidence.trace.host
     out = [
         f"DistributedDataParallel of {each.get('module')} over {each.get('world_size')} ranks"
@@ -69,7 +69,7 @@ def _told(evidence: Evidence, replicas: list[dict[str, Any]]) -> tuple[str, ...]
     return tuple(out) or ("all-reduces called by backward",)
 
 
-def _grid(evidence: Evidence, mine: Bools) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _grid(evidence: StrategyEvidence, mine: Bools) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Calls as (steps, buckets): of the steps that have the usual number of them."""
     calls = np.flatnonzero(mine)
     step = evidence.step[calls]
@@ -90,7 +90,7 @@ def _names(replicas: list[dict[str, Any]], sizes: list[int]) -> list[tuple[str, 
 
 
 def _backward(
-    evidence: Evidence, steps: NDArray[np.intp], places: NDArray[np.intp]
+    evidence: StrategyEvidence, steps: NDArray[np.intp], places: NDArray[np.intp]
 ) -> tuple[Int64, Int64] | None:
     """Per step: where the backward that fills the first bucket began, and where it ended."""
     mine, others = backward_spans(evidence)
@@ -113,7 +113,7 @@ def _last(of: Set, times: Int64, floor: Int64) -> Int64:
 
 
 def _buckets(
-    evidence: Evidence,
+    evidence: StrategyEvidence,
     places: NDArray[np.intp],
     backward: tuple[Int64, Int64] | None,
     names: list[tuple[str, ...]],
@@ -154,7 +154,7 @@ def _buckets(
     return tuple(out)
 
 
-def _covered(evidence: Evidence, start: Int64, end: Int64) -> Int64:
+def _covered(evidence: StrategyEvidence, start: Int64, end: Int64) -> Int64:
     """Compute between these times, in their shape."""
     flat = intervals.covered(evidence.work.compute, start.reshape(-1), end.reshape(-1))
     return flat.reshape(start.shape)

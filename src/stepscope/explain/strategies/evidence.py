@@ -34,7 +34,7 @@ _CODE = {name: code for code, name in enumerate(KINDS)}
 _IN_BACKWARD = re.compile(r"^autograd::engine::evaluate_function|^FSDP::.*backward|_backward_hook")
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+class StrategyEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Columns of one rank's calls, in the order they were made."""
 
     trace: Trace
@@ -105,7 +105,7 @@ def gather_evidence(
     pace: RankSteps,
     folder: RankFolder | None,
     captured: CapturedMemory | None,
-) -> Evidence:
+) -> StrategyEvidence:
     """Join the calls to what made them."""
     known = row >= 0
     made = calls.start_ns
@@ -114,7 +114,7 @@ def gather_evidence(
     order = np.argsort(made, kind="stable")
     ready = made if work.on_host else _ready_on_device(trace, work, calls, made, known)
     begun = made if work.on_host else calls.start_ns
-    return Evidence(
+    return StrategyEvidence(
         trace=trace,
         work=work,
         pace=pace,
@@ -188,7 +188,7 @@ def mean(values: Any) -> int:
     return round(float(np.mean(values))) if len(values) else 0
 
 
-def backward_spans(evidence: Evidence) -> tuple[Set, Set]:
+def backward_spans(evidence: StrategyEvidence) -> tuple[Set, Set]:
     """Compute of backward and all other compute, each as (starts, ends) by start."""
     trace, work, host = evidence.trace, evidence.work, evidence.trace.host
     engine = _of_backward(trace)
@@ -209,7 +209,7 @@ def _unions(start: Int64, end: Int64, chosen: Bools, within: Set) -> Set:
     return intervals.intersect(intervals.union(start[chosen], end[chosen]), within)
 
 
-def compute_before(evidence: Evidence, times: Int64) -> Int64:
+def compute_before(evidence: StrategyEvidence, times: Int64) -> Int64:
     """When the compute that was launched before these host times had all ended; 0 for none."""
     trace, work = evidence.trace, evidence.work
     if work.on_host:

@@ -25,7 +25,7 @@ from stepscope.trace.links import distinct, nearest_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.explain.strategies.evidence import Bools, Evidence, Int32, Int64
+    from stepscope.explain.strategies.evidence import Bools, Int32, Int64, StrategyEvidence
     from stepscope.records.strategies import Flavour, Operation
 
 _FSDP1, _FSDP2 = "FullyShardedDataParallel.", "FSDP::"
@@ -40,7 +40,7 @@ _OPERATIONS: dict[str, Operation] = {
 ROOT = "(root)"
 
 
-def find(evidence: Evidence, free: Bools) -> tuple[RankFullySharded | None, Bools]:
+def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankFullySharded | None, Bools]:
     """What FSDP's annotations hold, else groups that gather and scatter."""
     around = evidence.inside(lambda name: name.startswith((_FSDP2, _FSDP1)))
     functional = evidence.inside(lambda name: name.startswith("_c10d_functional::")) >= 0
@@ -76,20 +76,20 @@ def find(evidence: Evidence, free: Bools) -> tuple[RankFullySharded | None, Bool
     ), mine
 
 
-def fsdp_groups(evidence: Evidence) -> set[str]:
+def fsdp_groups(evidence: StrategyEvidence) -> set[str]:
     """Names of the groups in which FSDP's annotated calls are made."""
     around = evidence.inside(lambda name: name.startswith((_FSDP2, _FSDP1))) >= 0
     functional = evidence.inside(lambda name: name.startswith("_c10d_functional::")) >= 0
     return {group.name for group in evidence.groups_of(around & ~functional)}
 
 
-def _annotations(evidence: Evidence, around: Int32, mine: Bools) -> dict[int, str]:
+def _annotations(evidence: StrategyEvidence, around: Int32, mine: Bools) -> dict[int, str]:
     """String codes and names of what is around these calls."""
     codes = distinct(evidence.trace.host.name[around[mine & (around >= 0)]]).tolist()
     return {code: evidence.trace.strings[code] for code in codes}
 
 
-def _told(evidence: Evidence, annotated: bool) -> tuple[str, ...]:
+def _told(evidence: StrategyEvidence, annotated: bool) -> tuple[str, ...]:
     out = [
         f"{counted(count, 'module')} of class {name}"
         for name, count in (evidence.layout.get("fsdp_modules") or {}).items()
@@ -99,7 +99,7 @@ def _told(evidence: Evidence, annotated: bool) -> tuple[str, ...]:
     return tuple(out) or ("gathers and scatters in one group",)
 
 
-def _gathering_and_scattering(evidence: Evidence, free: Bools) -> Bools:
+def _gathering_and_scattering(evidence: StrategyEvidence, free: Bools) -> Bools:
     """Calls in groups that do both."""
     gathers = free & evidence.of_kind("all_gather")
     scatters = free & evidence.of_kind("reduce_scatter")
@@ -107,7 +107,7 @@ def _gathering_and_scattering(evidence: Evidence, free: Bools) -> Bools:
     return (gathers | scatters) & np.isin(evidence.group, list(both))
 
 
-def _only_after_backward(evidence: Evidence, mine: Bools) -> bool:
+def _only_after_backward(evidence: StrategyEvidence, mine: Bools) -> bool:
     """Gathers that come after the last scatter of their step: updated weights, shared again."""
     gathers = mine & evidence.of_kind("all_gather")
     scatters = mine & evidence.of_kind("reduce_scatter")
@@ -116,14 +116,14 @@ def _only_after_backward(evidence: Evidence, mine: Bools) -> bool:
     return bool((evidence.made_ns[gathers] > last[evidence.step[gathers]]).all())
 
 
-class _Names(msgspec.Struct, frozen=True):
+class _BlockNames(msgspec.Struct, frozen=True):
     """The block of each call, as a number into `words`."""
 
     words: list[str]
     code: NDArray[np.intp]
 
 
-def _names(evidence: Evidence, around: Int32, mine: Bools) -> _Names:
+def _names(evidence: StrategyEvidence, around: Int32, mine: Bools) -> _BlockNames:
     """As annotated, else by its place among calls of its kind in the step."""
     calls = np.flatnonzero(mine)
     code = np.zeros(len(evidence), np.intp)
@@ -133,14 +133,14 @@ def _names(evidence: Evidence, around: Int32, mine: Bools) -> _Names:
         number = {key: words.index(_block_name(name)) for key, name in annotations.items()}
         names = evidence.trace.host.name[around[calls]].tolist()
         code[calls] = [number[name] for name in names]
-        return _Names(words, code)
+        return _BlockNames(words, code)
     order = np.lexsort((evidence.made_ns[calls], evidence.step[calls], evidence.kind[calls]))
     calls = calls[order]
     key = evidence.kind[calls].astype(np.int64) * (len(evidence.pace) + 1) + evidence.step[calls]
     opens = np.flatnonzero(np.diff(key, prepend=key[:1] - 1))
     place = np.arange(len(calls)) - np.repeat(opens, np.diff(np.append(opens, len(calls))))
     code[calls] = place
-    return _Names([f"#{number}" for number in range(int(place.max()) + 1)], code)
+    return _BlockNames([f"#{number}" for number in range(int(place.max()) + 1)], code)
 
 
 def _block_name(annotation: str) -> str:
@@ -149,7 +149,7 @@ def _block_name(annotation: str) -> str:
 
 
 def _blocks(
-    evidence: Evidence, mine: Bools, names: _Names
+    evidence: StrategyEvidence, mine: Bools, names: _BlockNames
 ) -> tuple[tuple[ShardedBlock, ...], float | None]:
     """In the order they come in the step, and the share of gathers that are prefetched."""
     gathers = np.flatnonzero(mine & evidence.of_kind("all_gather"))
@@ -170,7 +170,11 @@ def _blocks(
 
 
 def _block(
-    evidence: Evidence, names: _Names, at: NDArray[np.intp], lead: Int64, opening: Bools
+    evidence: StrategyEvidence,
+    names: _BlockNames,
+    at: NDArray[np.intp],
+    lead: Int64,
+    opening: Bools,
 ) -> ShardedBlock:
     """Calls of one block, operation and phase."""
     steps = max(1, len(evidence.pace))
@@ -190,13 +194,13 @@ def _block(
     )
 
 
-def _first_of_phase(evidence: Evidence, gathers: NDArray[np.intp]) -> NDArray[np.intp]:
+def _first_of_phase(evidence: StrategyEvidence, gathers: NDArray[np.intp]) -> NDArray[np.intp]:
     """The first gather of each step's forward and backward: nothing runs that could hide it."""
     key = evidence.step[gathers].astype(np.int64) * 2 + evidence.backward[gathers]
     return gathers[np.flatnonzero(np.diff(key, prepend=key[:1] - 1))]
 
 
-def _leads(evidence: Evidence, gathers: NDArray[np.intp], names: _Names) -> Int64:
+def _leads(evidence: StrategyEvidence, gathers: NDArray[np.intp], names: _BlockNames) -> Int64:
     """How long before the end of the compute in front of a block its gather began.
 
     In front of it is what was launched before the block's parameters were copied out (FSDP2 says
@@ -221,7 +225,7 @@ def _leads(evidence: Evidence, gathers: NDArray[np.intp], names: _Names) -> Int6
 
 
 def _memory(
-    evidence: Evidence, gathers: Bools, names: _Names, shards: int | None
+    evidence: StrategyEvidence, gathers: Bools, names: _BlockNames, shards: int | None
 ) -> ShardMemory | None:
     """Parameters are counted from what is gathered, each block once."""
     width = _element_bytes(evidence, gathers)
@@ -249,7 +253,7 @@ def formula(shards: int) -> tuple[float, ...]:
     return tuple(kept + split / shards for kept, split in _MIXED_ADAM)
 
 
-def _element_bytes(evidence: Evidence, gathers: Bools) -> int | None:
+def _element_bytes(evidence: StrategyEvidence, gathers: Bools) -> int | None:
     """Bytes of one gathered element, as the kernels or the calls recorded its type."""
     trace, host = evidence.trace, evidence.trace.host
     groups = {group.name for group in evidence.groups_of(gathers)}

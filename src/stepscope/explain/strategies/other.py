@@ -11,12 +11,12 @@ from stepscope.records.job import KINDS
 from stepscope.records.strategies import RankOtherCommunication, Use
 
 if TYPE_CHECKING:
-    from stepscope.explain.strategies.evidence import Bools, Evidence
+    from stepscope.explain.strategies.evidence import Bools, StrategyEvidence
 
 _QUIET = ("ProfilerStep", "autograd::engine::")
 
 
-def find(evidence: Evidence, free: Bools) -> tuple[RankOtherCommunication | None, Bools]:
+def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankOtherCommunication | None, Bools]:
     """Everything left over."""
     if not free.any():
         return None, free
@@ -46,7 +46,7 @@ def find(evidence: Evidence, free: Bools) -> tuple[RankOtherCommunication | None
     ), free
 
 
-def _callers(evidence: Evidence) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+def _callers(evidence: StrategyEvidence) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     """Name of what is around each call and is not communication itself, or -1."""
     around = evidence.inside(
         lambda name: not COMM_SPAN.search(name) and not name.startswith(_QUIET)

@@ -21,14 +21,14 @@ from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.explain.intervals import Set
-    from stepscope.explain.strategies.evidence import Bools, Evidence
+    from stepscope.explain.strategies.evidence import Bools, StrategyEvidence
 
 _MICROBATCH = re.compile(r"^(?:Forward|Backward) (\d{1,9})$|^PP:\d+[A-Z_]+?(\d{1,9})$")
 _RING = re.compile(r"(?:^|[_\W])(?:cp|context|ring)(?:$|[_\W])", re.IGNORECASE)
 _SOME_COMPUTE_NS = 20_000  # between receives that belong to two micro-batches
 
 
-def find(evidence: Evidence, free: Bools) -> tuple[RankPipeline | None, Bools]:
+def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankPipeline | None, Bools]:
     """Sends and receives, but not those of a ring of attention."""
     ring = {group.name for group in evidence.groups if _RING.search(group.description)}
     stages = evidence.layout.get("pipeline_stages") or []
@@ -73,11 +73,11 @@ def find(evidence: Evidence, free: Bools) -> tuple[RankPipeline | None, Bools]:
     ), mine
 
 
-def _spans(evidence: Evidence, chosen: Bools) -> Set:
+def _spans(evidence: StrategyEvidence, chosen: Bools) -> Set:
     return intervals.union(evidence.start_ns[chosen], evidence.end_ns[chosen])
 
 
-def _annotated(evidence: Evidence) -> int | None:
+def _annotated(evidence: StrategyEvidence) -> int | None:
     """Micro-batches a step, where the schedule numbers them."""
     trace, host = evidence.trace, evidence.trace.host
     rows = rows_named(trace, host, host.kind == HostKind.ANNOTATION, _MICROBATCH.match)
@@ -86,7 +86,7 @@ def _annotated(evidence: Evidence) -> int | None:
     return len(numbers) or None
 
 
-def _groups(evidence: Evidence, mine: Bools, stages: int | None) -> tuple[Group, ...]:
+def _groups(evidence: StrategyEvidence, mine: Bools, stages: int | None) -> tuple[Group, ...]:
     """gloo does not say which group a send belongs to: a described one with as many ranks does."""
     named = tuple(group for group in evidence.groups_of(mine) if group.name)
     if named:
@@ -108,7 +108,7 @@ def _group(each: dict[str, object]) -> Group:
     )
 
 
-def _bursts(evidence: Evidence, receiving: Bools) -> int:
+def _bursts(evidence: StrategyEvidence, receiving: Bools) -> int:
     """Receives, where those of several tensors of one micro-batch count once."""
     made = np.sort((evidence.made_ns if evidence.work.on_host else evidence.start_ns)[receiving])
     if len(made) < 2:
@@ -117,7 +117,7 @@ def _bursts(evidence: Evidence, receiving: Bools) -> int:
     return 1 + int((between > _SOME_COMPUTE_NS).sum())
 
 
-def _late_forward(evidence: Evidence) -> float:
+def _late_forward(evidence: StrategyEvidence) -> float:
     """How much of forward's compute runs after the step's backward has begun."""
     backward, forward = backward_spans(evidence)
     total = late = 0

@@ -24,7 +24,7 @@ from stepscope.trace.links import nearest_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.explain.strategies.evidence import Bools, Evidence, Int32
+    from stepscope.explain.strategies.evidence import Bools, Int32, StrategyEvidence
 
 _KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _GROUP = re.compile(r"(?:^|[_\W])(?:tp|tensor|sp)(?:$|[_\W])|tensor_?(?:model_?)?parallel", re.I)
@@ -32,7 +32,7 @@ _SPLIT = re.compile(r"S\(|Shard")
 _SCALAR_BYTES = 8
 
 
-def find(evidence: Evidence, free: Bools) -> tuple[RankTensorParallel | None, Bools]:
+def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankTensorParallel | None, Bools]:
     """Functional collectives, groups that say so, or one group used alike forward and backward."""
     wanted = free & evidence.of_kind(*_KINDS)
     groups = _split_groups(evidence)
@@ -69,7 +69,7 @@ def find(evidence: Evidence, free: Bools) -> tuple[RankTensorParallel | None, Bo
     ), mine
 
 
-def _functional(evidence: Evidence, wanted: Bools, groups: set[str] | None) -> Bools:
+def _functional(evidence: StrategyEvidence, wanted: Bools, groups: set[str] | None) -> Bools:
     """Functional collectives in groups that split layers, as far as the capture or sizes tell."""
     calls = wanted & (evidence.inside(lambda name: name.startswith("_c10d_functional::")) >= 0)
     if groups is not None:
@@ -79,7 +79,7 @@ def _functional(evidence: Evidence, wanted: Bools, groups: set[str] | None) -> B
     return calls & np.isin(evidence.group, telling)
 
 
-def _split_groups(evidence: Evidence) -> set[str] | None:
+def _split_groups(evidence: StrategyEvidence) -> set[str] | None:
     """Groups over which parameters are split and which FSDP does not use; None where the capture
     does not tell."""
     placements = evidence.layout.get("placements")
@@ -94,11 +94,11 @@ def _split_groups(evidence: Evidence) -> set[str] | None:
     return split - fsdp_groups(evidence)
 
 
-def _not_scalar(evidence: Evidence) -> Bools:
+def _not_scalar(evidence: StrategyEvidence) -> Bools:
     return (evidence.size_bytes < 0) | (evidence.size_bytes > _SCALAR_BYTES)
 
 
-def _alike(evidence: Evidence, wanted: Bools) -> Bools:
+def _alike(evidence: StrategyEvidence, wanted: Bools) -> Bools:
     """As Megatron does it: forward and backward reduce the same sizes, as often, in one group."""
     reduces = wanted & evidence.of_kind("all_reduce")
     out = np.zeros(len(evidence), np.bool_)
@@ -112,7 +112,7 @@ def _alike(evidence: Evidence, wanted: Bools) -> Bools:
     return out
 
 
-def _split_parameters(evidence: Evidence, groups: set[str]) -> int | None:
+def _split_parameters(evidence: StrategyEvidence, groups: set[str]) -> int | None:
     """Parameters that are split over a dimension that tensor parallelism has."""
     count = 0
     for each in evidence.layout.get("placements") or []:
@@ -126,7 +126,7 @@ def _split_parameters(evidence: Evidence, groups: set[str]) -> int | None:
     return count or None
 
 
-def _layers(evidence: Evidence, mine: Bools) -> tuple[Layer, ...]:
+def _layers(evidence: StrategyEvidence, mine: Bools) -> tuple[Layer, ...]:
     """By nn.Module, where those were recorded: backward by the forward operator it belongs to."""
     calls = np.flatnonzero(mine)
     modules = _modules(evidence, evidence.row[calls])
@@ -147,7 +147,7 @@ def _layers(evidence: Evidence, mine: Bools) -> tuple[Layer, ...]:
     return tuple(out)
 
 
-def _modules(evidence: Evidence, rows: Int32) -> NDArray[np.int32]:
+def _modules(evidence: StrategyEvidence, rows: Int32) -> NDArray[np.int32]:
     """The module's name around each host row, as a string code, or ABSENT."""
     trace, host = evidence.trace, evidence.trace.host
     python = host.kind == HostKind.PYTHON

@@ -10,6 +10,6 @@ what they mean is decided elsewhere.
     collectives.py  one call of each kind of collective
     groups.py       the world and the groups inside it, each under a name
     sweep.py        one collective over all sizes, in random order, pass after pass
-    beside.py       an all-reduce and compute at the same time, on a CPU
+    contention.py   an all-reduce and compute at the same time, on a CPU
     job.py          join the other ranks, measure everything, leave
 """

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.errors import StepscopeError
-from stepscope.measure.calibrate.settings import KINDS, PROGRESS, Settings
+from stepscope.measure.calibrate.settings import KINDS, PROGRESS, CalibrationSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,8 +53,8 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _settings(options: argparse.Namespace) -> Settings:
-    return Settings(
+def _settings(options: argparse.Namespace) -> CalibrationSettings:
+    return CalibrationSettings(
         backend=options.backend,
         max_bytes=options.max_bytes,
         seconds=options.seconds,

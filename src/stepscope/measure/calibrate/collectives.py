@@ -15,7 +15,7 @@ _ELEMENT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class GroupPlace:
     """Where this rank stands: its process group and the world's ranks in it."""
 
     handle: Any
@@ -53,7 +53,7 @@ def actual_bytes(size_bytes: int, group_size: int) -> int:
 
 
 def make_call(
-    kind: str, place: Place | None, buffers: Buffers, size_bytes: int
+    kind: str, place: GroupPlace | None, buffers: Buffers, size_bytes: int
 ) -> Callable[[], object]:
     """This rank's part of the collective; nothing for a rank that is in no group."""
     if place is None:
@@ -85,7 +85,7 @@ def _reduce_scatter() -> Callable[..., object]:
     return found or dist.reduce_scatter_tensor
 
 
-def _send_or_receive(place: Place, tensor: torch.Tensor) -> Callable[[], object]:
+def _send_or_receive(place: GroupPlace, tensor: torch.Tensor) -> Callable[[], object]:
     """Neighbours in pairs, one way: even numbers send, odd ones receive, a last one rests."""
     index = place.index
     if index % 2:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from stepscope.measure.calibrate.collectives import actual_bytes, elements
 
 if TYPE_CHECKING:
-    from stepscope.measure.calibrate.collectives import Buffers, Place
+    from stepscope.measure.calibrate.collectives import Buffers, GroupPlace
 
 SIZES = (256 << 10, 1 << 20, 4 << 20, 16 << 20)
 _REPEATS, _QUICK_REPEATS = 5, 3
@@ -26,10 +26,10 @@ _AT_LEAST_NS = 8_000_000  # of compute: several of a scheduler's turns
 _TIMES_ALONE = 4  # compute lasts this many times as long as the all-reduce, to hold all of it
 
 
-class Beside:
+class ContentionTimer:
     """Measures in one group; every rank makes the same calls."""
 
-    def __init__(self, place: Place, buffers: Buffers) -> None:
+    def __init__(self, place: GroupPlace, buffers: Buffers) -> None:
         self._place, self._buffers = place, buffers
         self._left = torch.randn(_ROWS, _WIDTH)
         self._right = torch.randn(_WIDTH, _WIDTH)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from stepscope.measure.calibrate.collectives import Place
+from stepscope.measure.calibrate.collectives import GroupPlace
 
 _ENOUGH_FOR_PAIRS = 4
 
@@ -22,7 +22,7 @@ class NamedGroup:
 
     name: str
     size: int
-    place: Place | None
+    place: GroupPlace | None
 
 
 def make_groups() -> list[NamedGroup]:
@@ -33,7 +33,7 @@ def make_groups() -> list[NamedGroup]:
         NamedGroup(
             name="world",
             size=world,
-            place=Place(handle=dist.group.WORLD, ranks=everyone, rank=rank),
+            place=GroupPlace(handle=dist.group.WORLD, ranks=everyone, rank=rank),
         )
     ]
     for name, parts in partitions(_hosts(world)).items():
@@ -41,7 +41,7 @@ def make_groups() -> list[NamedGroup]:
         for ranks in parts:
             handle = dist.new_group(list(ranks))  # every rank has to make every group
             if rank in ranks:
-                mine = Place(handle=handle, ranks=ranks, rank=rank)
+                mine = GroupPlace(handle=handle, ranks=ranks, rank=rank)
         found.append(NamedGroup(name=name, size=len(parts[0]), place=mine))
     return found
 

@@ -16,14 +16,14 @@ import torch.distributed as dist
 from stepscope.errors import UsageError
 from stepscope.measure.calibrate.ceilings import measure_ceilings
 from stepscope.measure.calibrate.collectives import Buffers, elements
-from stepscope.measure.calibrate.contention import Beside
+from stepscope.measure.calibrate.contention import ContentionTimer
 from stepscope.measure.calibrate.groups import make_groups
 from stepscope.measure.calibrate.sweep import NotOfferedError, Sweeper
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stepscope.measure.calibrate.settings import Settings
+    from stepscope.measure.calibrate.settings import CalibrationSettings
 
     Progress = Callable[[str, float], None]  # what is being measured, share of all that is done
 
@@ -37,7 +37,7 @@ def is_launched() -> bool:
     return int(os.environ.get("WORLD_SIZE") or 1) > 1 and "RANK" in os.environ
 
 
-def measure(settings: Settings, progress: Progress) -> dict[str, Any] | None:
+def measure(settings: CalibrationSettings, progress: Progress) -> dict[str, Any] | None:
     """Everything measured, on rank 0; None on the other ranks."""
     device = _own_device()
     if not is_launched():
@@ -58,7 +58,7 @@ def measure(settings: Settings, progress: Progress) -> dict[str, Any] | None:
 
 
 def _measure_together(
-    settings: Settings, progress: Progress, device: torch.device, backend: str
+    settings: CalibrationSettings, progress: Progress, device: torch.device, backend: str
 ) -> dict[str, Any] | None:
     first = dist.get_rank() == 0
     # gloo carries tensors of the host whatever else the machine has.
@@ -81,7 +81,7 @@ def _measure_together(
 
 
 def _sweep_all(
-    settings: Settings, progress: Progress, device: torch.device, backend: str
+    settings: CalibrationSettings, progress: Progress, device: torch.device, backend: str
 ) -> tuple[list[dict[str, Any]], list[dict[str, str]], list[dict[str, Any]]]:
     sweeps: list[dict[str, Any]] = []
     refused: list[dict[str, str]] = []
@@ -107,7 +107,7 @@ def _sweep_all(
     contention: list[dict[str, Any]] = []
     world = groups[0].place
     if device.type == "cpu" and "all_reduce" in settings.kinds and world is not None:
-        contention = Beside(world, buffers).run(sizes[-1], quick=settings.quick)
+        contention = ContentionTimer(world, buffers).run(sizes[-1], quick=settings.quick)
     return sweeps, refused, contention
 
 
@@ -154,7 +154,7 @@ def _own_device() -> torch.device:
     return device
 
 
-def _backend(settings: Settings, device: torch.device) -> str:
+def _backend(settings: CalibrationSettings, device: torch.device) -> str:
     backend = settings.backend or ("nccl" if device.type == "cuda" else "gloo")
     if backend == "nccl" and device.type != "cuda":
         raise UsageError("--backend nccl: torch finds no CUDA device on this machine")

@@ -14,7 +14,7 @@ QUICK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class CalibrationSettings:
     """One calibration. Every rank has the same."""
 
     backend: str | None = None  # gloo on the CPU, nccl on CUDA, unless said

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stepscope.errors import NotCapturedError, StepscopeError, UsageError
-from stepscope.measure.calibrate.settings import KINDS, Settings
+from stepscope.measure.calibrate.settings import KINDS, CalibrationSettings
 from stepscope.ui.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def command(
         raise UsageError("calibrate measures with PyTorch: pip install torch")
     if html is not None and not html.absolute().parent.is_dir():
         raise UsageError(f"--html {html}: its folder does not exist")
-    settings = Settings(
+    settings = CalibrationSettings(
         backend=backend, max_bytes=max_bytes, seconds=seconds, quick=quick, kinds=kinds or KINDS
     )
     raw = _measure(settings, ranks, quiet=as_json)
@@ -107,7 +107,9 @@ def command(
         _conclude(raw, html, as_json)
 
 
-def _measure(settings: Settings, ranks: int | None, *, quiet: bool) -> dict[str, Any] | None:
+def _measure(
+    settings: CalibrationSettings, ranks: int | None, *, quiet: bool
+) -> dict[str, Any] | None:
     """None on every rank but the first."""
     from stepscope.ui.terminal.calibration import shown_shares
 
@@ -122,7 +124,7 @@ def _measure(settings: Settings, ranks: int | None, *, quiet: bool) -> dict[str,
         return _measure_here(settings, shown)
 
 
-def _measure_here(settings: Settings, shown: Shown) -> dict[str, Any] | None:
+def _measure_here(settings: CalibrationSettings, shown: Shown) -> dict[str, Any] | None:
     rank = os.environ.get("RANK", "0")
     with _silent_stdout():
         from stepscope.measure.calibrate.job import measure
@@ -150,7 +152,7 @@ def _silent_stdout() -> Iterator[None]:
         os.close(kept)
 
 
-def _start_ranks(settings: Settings, ranks: int, shown: Shown) -> dict[str, Any]:
+def _start_ranks(settings: CalibrationSettings, ranks: int, shown: Shown) -> dict[str, Any]:
     cores = max(1, (os.cpu_count() or 1) // ranks)
     environment = {"OMP_NUM_THREADS": str(cores), **os.environ}
     with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:

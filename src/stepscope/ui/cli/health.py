@@ -130,7 +130,7 @@ def _look(folder: Path, settings: Settings, code: int) -> Health:
 
     places = sorted(folder.glob("rank-*"))
     if not any((place / layout.TRACE).exists() for place in places):
-        needed = Schedule.of(settings).windows[0].last + 1
+        needed = Schedule.plan(settings).windows[0].last + 1
         seen = max((_facts(place).get("steps") or 0 for place in places), default=0)
         raise NotCapturedError(
             f"the command ended with exit code {code} before {counted(needed, 'step')} were over "

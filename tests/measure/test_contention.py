@@ -20,11 +20,11 @@ def alone() -> Iterator[Any]:
     pytest.importorskip("torch.distributed")
     import torch.distributed as dist
 
-    from stepscope.measure.calibrate.collectives import Place
+    from stepscope.measure.calibrate.collectives import GroupPlace
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        yield Place(handle=dist.group.WORLD, ranks=(0,), rank=0)
+        yield GroupPlace(handle=dist.group.WORLD, ranks=(0,), rank=0)
     finally:
         dist.destroy_process_group()
 
@@ -33,10 +33,10 @@ def test_each_size_is_measured_alone_and_beside_compute(alone: Any) -> None:
     import torch
 
     from stepscope.measure.calibrate.collectives import Buffers
-    from stepscope.measure.calibrate.contention import Beside
+    from stepscope.measure.calibrate.contention import ContentionTimer
 
     buffers = Buffers.allocate(512 * KB // 4, torch.device("cpu"))
-    (found,) = Beside(alone, buffers).run(512 * KB, quick=True)
+    (found,) = ContentionTimer(alone, buffers).run(512 * KB, quick=True)
     assert found["size_bytes"] == 256 * KB  # 1 MiB does not fit
     assert set(found) == {"size_bytes", "alone_ns", "compute_ns", "slowed_ns", "lasts_ns"}
     # It is chosen to last several times as long; a busy machine may have been quicker since.

@@ -1,0 +1,115 @@
+"""The profiler windows of one rank: when one opens and closes, and why one does not.
+
+A script's own profiler comes first: no window opens next to it, and an open one is given up.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from stepscope.measure.never_raise import note
+from stepscope.measure.window import Window
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stepscope.measure.schedule import PlannedWindow
+    from stepscope.measure.settings import Settings
+
+OTHER_THREADS = "several threads train: steps are those of the first, and the profiler stays off"
+
+
+class ProfilerWindows:
+    """At most one window runs at a time; the saved ones wait for their files."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.running: Window | None = None
+        self.ever_started = False
+        self._settings = settings
+        self._saved: list[Window] = []
+        self._script_profilers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def open(self, planned: PlannedWindow, folder: Path, *, one_thread_trains: bool) -> bool:
+        """Whether it runs now."""
+        if self.running is not None:
+            self.finish(self.running)
+        problem = self._why_not(one_thread_trains=one_thread_trains)
+        if problem:
+            note("window", problem)
+            return False
+        window = Window(self._settings, planned, folder, after=self._saved[-1:])
+        self.ever_started = True
+        self.running = window
+        try:
+            window.start()
+        except Exception:
+            self.running = None
+            raise
+        return True
+
+    def _why_not(self, *, one_thread_trains: bool) -> str | None:
+        import torch
+
+        if self.running is not None:
+            return "collectives of the last window are under way; no other was opened"
+        if not one_thread_trains:
+            return OTHER_THREADS
+        if self._script_profilers or torch.autograd._profiler_enabled():
+            return "the script's own profiler is running; no window was opened"
+        return None
+
+    def finish(self, window: Window) -> None:
+        """Save its trace, or keep it running while its last collectives are under way."""
+        self.running = None
+        if window.finish():
+            self._saved.append(window)
+        else:
+            self.running = window
+
+    def step_begins(self, step: int) -> bool:
+        """Whether the open window records this step."""
+        window = self.running
+        if window is None:
+            return False
+        if window.over:
+            # Ask ever more rarely: 1, 2, 4, 8... steps after the last one.
+            late = step - window.last - 1
+            if late & (late - 1) == 0:
+                self.finish(window)
+            return False
+        window.step()
+        return True
+
+    def script_profiler_begins(self, profiler: Any) -> None:
+        window = self.running
+        if window is not None and window.owns(profiler):
+            return
+        self._script_profilers.add(profiler)
+        if window is not None:
+            self.running = None
+            note("window", "the script used the profiler itself; the window was given up")
+            window.abandon()
+
+    def script_profiler_ends(self, profiler: Any) -> None:
+        self._script_profilers.discard(profiler)
+
+    def close(self, steps: int) -> None:
+        """The script ends after this many steps: wait for the files."""
+        if self.running is not None:
+            self._stop(self.running, steps)
+        for window in self._saved:
+            window.close()
+
+    def _stop(self, window: Window, steps: int) -> None:
+        """The script ends inside the window: keep what was recorded, unless there is better."""
+        self.running = None
+        recorded = steps - window.planned.first_active
+        if not window.over:
+            note("window", f"the script ended inside the window, after step {steps - 1}")
+        better = max((saved.planned.active for saved in self._saved), default=1)
+        if recorded < better and not window.over:
+            window.abandon()
+        else:
+            window.stop()
+            self._saved.append(window)
