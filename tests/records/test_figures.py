@@ -40,6 +40,17 @@ def test_changes_carry_their_sign() -> None:
     assert figures.signed_percent(0.042) == "+4.2%"
     assert figures.signed_percent(-0.364) == "-36%"
     assert figures.signed_percent(0.0) == "0%"
+    assert figures.signed_percent(0.0043) == "+0.43%"
+    assert figures.unsigned_percent(-0.0043) == "0.43%"
+    assert figures.signed(1.234) == "+1.23"
+    assert figures.signed(-45.67) == "-45.7"
+    assert figures.signed(0.0) == "0"
+
+
+def test_powers_of_two_keep_their_round_numbers() -> None:
+    assert figures.binary_size(1024) == "1 KiB"
+    assert figures.binary_size(256 << 20) == "256 MiB"
+    assert figures.binary_size(100) == "100 B"
 
 
 def test_an_interval_shows_both_ends() -> None:

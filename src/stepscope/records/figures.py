@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _DURATIONS = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
 _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+_BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _RATES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _WHOLE = ("ns", "B")  # nobody measures a part of one
 
@@ -35,6 +36,11 @@ def _rounds_up(decimals: int) -> float:
     return 10.0 ** (3 - decimals) - 0.5 * 10.0**-decimals
 
 
+def signed(value: float) -> str:
+    """+1.23, -45.6."""
+    return f"+{significant(value)}" if value > 0 else significant(value)
+
+
 def milliseconds(ms: float) -> str:
     """Times that are compared with each other stay in one unit."""
     return f"{significant(ms)} ms"
@@ -48,6 +54,12 @@ def duration(ns: float) -> str:
 def size(size_bytes: float) -> str:
     """A GB is 1e9 bytes."""
     return _scaled(size_bytes, _SIZES)
+
+
+def binary_size(size_bytes: float) -> str:
+    """For sizes that are powers of two: 64 KiB, 256 MiB."""
+    unit = next((unit for unit in _BINARY if size_bytes >= unit[0]), None)
+    return f"{size_bytes / unit[0]:.3g} {unit[1]}" if unit else size(size_bytes)
 
 
 def rate(per_second: float, unit: str) -> str:
@@ -64,9 +76,16 @@ def percent(share: float) -> str:
 
 
 def signed_percent(change: float) -> str:
-    """+4.2%, -36%."""
-    text = percent(change)
-    return f"+{text}" if change > 0 and text[0].isdigit() else text
+    """A change needs its small digits too: -36%, +4.2%, +0.43%."""
+    value = 100 * change
+    if abs(value) < 0.005:
+        return "0%"
+    return f"{value:+.{0 if abs(value) >= 9.95 else 1 if abs(value) >= 0.995 else 2}f}%"
+
+
+def unsigned_percent(change: float) -> str:
+    """How large a change is, in as many digits: 36%, 4.2%, 0.43%."""
+    return signed_percent(abs(change)).lstrip("+")
 
 
 def factor(times: float) -> str:
