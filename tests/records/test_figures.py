@@ -55,3 +55,9 @@ def test_powers_of_two_keep_their_round_numbers() -> None:
 
 def test_an_interval_shows_both_ends() -> None:
     assert figures.interval(30.123, 133.4) == "30.1 to 133"
+
+
+def test_an_axis_shows_no_zeros_after_the_point() -> None:
+    assert figures.trimmed(figures.size(10e6)) == "10 MB"
+    assert figures.trimmed(figures.size(1e6)) == "1 MB"
+    assert figures.trimmed(figures.size(2.5e6)) == "2.50 MB"

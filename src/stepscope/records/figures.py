@@ -6,6 +6,7 @@ page; tests/records/figures.json holds cases that both must pass.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -67,6 +68,21 @@ def rate(per_second: float, unit: str) -> str:
     return _scaled(per_second, [(scale, f"{prefix}{unit}") for scale, prefix in _RATES])
 
 
+def flop_rate(per_second: float) -> str:
+    """12.3 TFLOP/s."""
+    return rate(per_second, "FLOP/s")
+
+
+def byte_rate(per_second: float) -> str:
+    """456 GB/s."""
+    return rate(per_second, "B/s")
+
+
+def flops(count: float) -> str:
+    """7.89 TFLOP."""
+    return rate(count, "FLOP")
+
+
 def percent(share: float) -> str:
     """36%, 4.2%, <0.1%, 0%: a share of the step needs no more."""
     value = 100 * share
@@ -76,15 +92,15 @@ def percent(share: float) -> str:
 
 
 def signed_percent(change: float) -> str:
-    """A change needs its small digits too: -36%, +4.2%, +0.43%."""
+    """A change keeps the digits that an interval needs: -36%, +12.3%, +4.2%, +0.43%."""
     value = 100 * change
     if abs(value) < 0.005:
         return "0%"
-    return f"{value:+.{0 if abs(value) >= 9.95 else 1 if abs(value) >= 0.995 else 2}f}%"
+    return f"{value:+.{0 if abs(value) >= 20 else 1 if abs(value) >= 2 else 2}f}%"
 
 
 def unsigned_percent(change: float) -> str:
-    """How large a change is, in as many digits: 36%, 4.2%, 0.43%."""
+    """How large a change is, in the same digits: 36%, 4.2%, 0.43%."""
     return signed_percent(abs(change)).lstrip("+")
 
 
@@ -96,6 +112,11 @@ def factor(times: float) -> str:
 def interval(low: float, high: float) -> str:
     """Both ends: 30.1 to 33.5."""
     return f"{significant(low)} to {significant(high)}"
+
+
+def trimmed(text: str) -> str:
+    """Round values of an axis: 10 MB, not 10.0 MB."""
+    return re.sub(r"\.0+(?= )", "", text)
 
 
 def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:

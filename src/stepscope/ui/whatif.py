@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.predict.whatif import Bench
+from stepscope.records.figures import size
 from stepscope.records.measured_steps import MeasuredSteps
 from stepscope.records.prediction import Prediction, Setting
 from stepscope.records.promise import promise_name
@@ -17,7 +18,6 @@ from stepscope.records.words import plural
 from stepscope.trace.measured_steps import read_measured_steps
 from stepscope.trace.profiles import load_profiles
 from stepscope.trace.rank_folder import read_rank_folder
-from stepscope.ui.words import size
 from stepscope.verify.track_record import adjust, learn
 
 if TYPE_CHECKING:

@@ -109,7 +109,7 @@ def command(
 
 def _measure(settings: Settings, ranks: int | None, *, quiet: bool) -> dict[str, Any] | None:
     """None on every rank but the first."""
-    from stepscope.ui.terminal.calibration import shown_shares
+    from stepscope.ui.terminal.progress import shown_shares
 
     launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     if launched and ranks is not None:
@@ -215,9 +215,9 @@ def _failure(answer: Path, said: list[str]) -> StepscopeError:
 
 def _conclude(raw: dict[str, Any], html: Path | None, as_json: bool) -> None:
     from stepscope.trace.profiles import save_profile
-    from stepscope.ui.calibration import calibration_json, profile_of
+    from stepscope.ui.calibration import calibration_json, fit_profile
 
-    profile = profile_of(raw)
+    profile = fit_profile(raw)
     saved = save_profile(profile)
     if html is not None:
         from stepscope.ui.html.calibration import write_calibration
@@ -250,9 +250,9 @@ def _compare(size_bytes: int, world: int | None, as_json: bool) -> None:
         size_bytes, world or profile.world_size, hop.alpha_ns, hop.beta_ns_per_byte
     )
     if as_json:
-        from stepscope.ui.calibration import compare_json
+        from stepscope.ui.calibration import algorithms_json
 
-        _write_json(compare_json(comparison, profile))
+        _write_json(algorithms_json(comparison, profile))
         return
     from stepscope.ui.terminal.calibration import print_comparison
 
