@@ -114,7 +114,7 @@ def test_exit_5_only_where_it_is_surely_slower_by_more(tmp_path: Path) -> None:
     [
         (["a"], "two sides are compared"),
         (["a", "b", "c"], "--against B1 B2"),
-        (["a", "--against"], "name B's runs behind it"),
+        (["a", "--against"], "name B's runs after it"),
         (["a", "b", "--html", "no/such/folder/x.html"], "its folder does not exist"),
         (["a", "b", "--promise", "x", "--no-promise"], "contradict"),
         (["a", "b", "--promise", "x"], "no promise has that id"),
@@ -204,9 +204,7 @@ def test_a_promise_is_answered_and_told(fused: tuple[Path, Path]) -> None:
     promised(fused[0])
     assert "promise" not in told(*fused, "--no-promise")
     shown = " ".join(told(*fused).split())
-    assert (
-        "optimizer=fused promised 17.0 ms (16.0 to 17.5) and delivered 18.0 ms" in shown
-    )
+    assert "optimizer=fused promised 17.0 ms (16.0 to 17.5) and delivered 18.0 ms" in shown
     assert "outside the interval" in shown
     assert json.loads(told(*fused, "--json"))["promise"] is None  # it is answered
     again = json.loads(told(*fused, "--json", "--promise", "abc"))["promise"]
@@ -295,7 +293,10 @@ def test_what_next_fits_what_was_compared(tmp_path: Path) -> None:
 
 
 def test_the_parts_table_has_the_verdicts_steps_as_its_total(golden: Path, tmp_path: Path) -> None:
-    traces = golden / "h200-resnet18/rank-00000/trace.json.gz", golden / "cpu-two-ranks/rank-00000/trace.json.gz"
+    traces = (
+        golden / "h200-resnet18/rank-00000/trace.json.gz",
+        golden / "cpu-two-ranks/rank-00000/trace.json.gz",
+    )
     page = tmp_path / "page.html"
     printed = told(*traces, "--html", page)
     found = compare([str(traces[0])], [str(traces[1])])

@@ -26,7 +26,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     done: bool = False
 
 
-class Turns(msgspec.Struct, frozen=True, kw_only=True):
+class PairedRuns(msgspec.Struct, frozen=True, kw_only=True):
     """The content of ab.json."""
 
     command_a: tuple[str, ...]
@@ -57,7 +57,7 @@ def read_pairs(folder: Path) -> tuple[list[str], list[str]]:
     """A's and B's run folders of the pairs that were finished, in the same order."""
     file = folder / AB
     try:
-        turns = decode(read_whole(file), Turns)
+        turns = decode(read_whole(file), PairedRuns)
     except NotJsonError as error:
         raise UnreadableInputError(f"{file} is not what stepscope ab writes: {error}") from None
     done = [pair for pair in turns.pairs if pair.done]
