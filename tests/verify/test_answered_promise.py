@@ -283,16 +283,16 @@ def test_shortened_tables_say_nothing_of_a_step(capture: Capture) -> None:
     """Of more than 64 ranks only the longest rows are kept, and not the same ones of A and B."""
     from stepscope.explain.explain_job import explain_job
     from stepscope.explain.truncate_tables import shorten
-    from stepscope.verify.traits import traits_of
-    from stepscope.verify.workload import workload_of
+    from stepscope.verify.traits import read_traits
+    from stepscope.verify.workload import describe_workload
 
     whole = explain_job(str(capture()), cache=False)
     cut = replace(whole, ranks=tuple(shorten(rank, 2) for rank in whole.ranks))
-    assert traits_of({}, whole).gradients
-    assert workload_of({}, whole).signature
-    assert not traits_of({}, cut).gradients
-    assert "optimizer" not in traits_of({}, cut).words
-    assert workload_of({}, cut).signature is None
+    assert read_traits({}, whole).gradients
+    assert describe_workload({}, whole).signature
+    assert not read_traits({}, cut).gradients
+    assert "optimizer" not in read_traits({}, cut).words
+    assert describe_workload({}, cut).signature is None
 
 
 # The record is not poisoned

@@ -36,7 +36,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     smallest: float
 
 
-def ratio_of_runs(a: Sequence[Floats], b: Sequence[Floats], *, paired: bool = False) -> Estimate:
+def median_ratio(a: Sequence[Floats], b: Sequence[Floats], *, paired: bool = False) -> Estimate:
     """ln(B / A) of the runs' median steps: each side's runs, each the steps of a run in order."""
     return quantile_ratio(a, b, 0.5, paired=paired)
 

@@ -11,7 +11,7 @@ import numpy as np
 from stepscope.errors import NotCapturedError, UsageError
 from stepscope.records.comparison import (
     Comparison,
-    MovedPhase,
+    PhaseChange,
     RunSteps,
     Side,
     SlowSteps,
@@ -22,16 +22,16 @@ from stepscope.verify.change import (
     FEW,
     allow_for_starts,
     median_difference,
+    median_ratio,
     quantile_ratio,
-    ratio_of_runs,
     typical,
 )
-from stepscope.verify.differences import moved_kernels, moved_operators, moved_parts
-from stepscope.verify.evidence import evidence_of
+from stepscope.verify.differences import kernel_changes, operator_changes, part_changes
+from stepscope.verify.evidence import compare_traits
 from stepscope.verify.runs import find_runs, profiled_run
 from stepscope.verify.spread import quantile_spread
 from stepscope.verify.steady import drift, warm_up
-from stepscope.verify.workload import SHAPES, differences, workload_of
+from stepscope.verify.workload import SHAPES, describe_workload, differences
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Explanation
     from stepscope.trace.files import Progress
     from stepscope.verify.change import Estimate
-    from stepscope.verify.runs import Run
+    from stepscope.verify.runs import ComparedRun
 
     Floats = NDArray[np.float64]
 
@@ -101,7 +101,7 @@ class _Explained:
         self._known: dict[str, Explanation] = {}
         self._cache, self._progress = cache, progress
 
-    def __call__(self, run: Run) -> Explanation:
+    def __call__(self, run: ComparedRun) -> Explanation:
         if run.path not in self._known:
             from stepscope.explain.explain_job import explain_job
 
@@ -111,7 +111,9 @@ class _Explained:
         return self._known[run.path]
 
 
-def _same_kind(sides: Sequence[Sequence[Run]], explained: _Explained) -> tuple[StepsAre, list[str]]:
+def _same_kind(
+    sides: Sequence[Sequence[ComparedRun]], explained: _Explained
+) -> tuple[StepsAre, list[str]]:
     """Profiled steps are compared with profiled ones only."""
     runs = [run for side in sides for run in side]
     notes = [note for run in runs for note in run.notes]
@@ -135,7 +137,7 @@ def _same_kind(sides: Sequence[Sequence[Run]], explained: _Explained) -> tuple[S
     return "profiled", notes
 
 
-def _check(sides: Sequence[Sequence[Run]], paired: bool) -> None:
+def _check(sides: Sequence[Sequence[ComparedRun]], paired: bool) -> None:
     for run in (run for side in sides for run in side):
         if len(run.step_ms) < 2:
             raise NotCapturedError(
@@ -151,7 +153,7 @@ def _check(sides: Sequence[Sequence[Run]], paired: bool) -> None:
 
 
 def _explain_both(
-    sides: Sequence[Sequence[Run]], explained: _Explained
+    sides: Sequence[Sequence[ComparedRun]], explained: _Explained
 ) -> tuple[Explanation, Explanation] | None:
     """The last run with a trace on each side: `ab` records one in its last pair."""
     traced = [[run for run in side if run.has_trace] for side in sides]
@@ -161,7 +163,7 @@ def _explain_both(
 
 
 def _compared(
-    sides: Sequence[Sequence[Run]],
+    sides: Sequence[Sequence[ComparedRun]],
     steps_are: StepsAre,
     both: tuple[Explanation, Explanation] | None,
     notes: list[str],
@@ -175,7 +177,7 @@ def _compared(
         [run.step_ms[first:] for run, first in zip(side, firsts, strict=True)]
         for side, firsts in zip(sides, dropped, strict=True)
     ]
-    of_steps = ratio_of_runs(*steps, paired=paired)
+    of_steps = median_ratio(*steps, paired=paired)
     found = allow_for_starts(of_steps, starts)
     a, b = (
         _side(runs, firsts, kept) for runs, firsts, kept in zip(sides, dropped, steps, strict=True)
@@ -205,14 +207,14 @@ def _compared(
         slow_steps=_slow_steps(steps, paired, starts),
         phases=phases,
         rest=_rest(a, b, found, phases) if phases else None,
-        budget=moved_parts(both, (a, b), steps_are) if both else (),
-        kernels=moved_kernels(*both) if both else (),
-        operators=moved_operators(*both) if both else (),
+        budget=part_changes(both, (a, b), steps_are) if both else (),
+        kernels=kernel_changes(*both) if both else (),
+        operators=operator_changes(*both) if both else (),
         a_peak_bytes=_peak(sides[0]),
         b_peak_bytes=_peak(sides[1]),
         config=config,
-        workload=workload_of(last[0].facts, explained[0]),
-        evidence=evidence_of(
+        workload=describe_workload(last[0].facts, explained[0]),
+        evidence=compare_traits(
             (last[0].facts, explained[0]), (last[1].facts, explained[1]), phases, a.ms
         ),
         notes=(*notes, *_about(a, b, steps_are, starts, both)),
@@ -230,7 +232,7 @@ def _verdict(found: Estimate) -> Verdict:
     return "slower" if found.low > 0 else "no difference seen"
 
 
-def _side(runs: Sequence[Run], dropped: Sequence[int], steps: Sequence[Floats]) -> Side:
+def _side(runs: Sequence[ComparedRun], dropped: Sequence[int], steps: Sequence[Floats]) -> Side:
     ms, low, high = typical(steps)
     return Side(
         ms=ms,
@@ -276,11 +278,11 @@ def _slow_steps(steps: Sequence[Sequence[Floats]], paired: bool, starts: float) 
 
 
 def _phases(
-    sides: Sequence[Sequence[Run]],
+    sides: Sequence[Sequence[ComparedRun]],
     dropped: Sequence[Sequence[int]],
     paired: bool,
     starts: float,
-) -> tuple[MovedPhase, ...]:
+) -> tuple[PhaseChange, ...]:
     """Where every run has them; phases that nobody spends time in are left out."""
     runs = [run for side in sides for run in side]
     names = [name for name in runs[0].phases if all(name in run.phases for run in runs)]
@@ -296,7 +298,7 @@ def _phases(
         found = median_difference(a, b, paired=paired)
         found = allow_for_starts(found, starts, max(medians))
         out.append(
-            MovedPhase(
+            PhaseChange(
                 id=name,
                 a_ms=medians[0],
                 b_ms=medians[1],
@@ -308,7 +310,7 @@ def _phases(
     return tuple(out)
 
 
-def _rest(a: Side, b: Side, found: Estimate, phases: Sequence[MovedPhase]) -> MovedPhase:
+def _rest(a: Side, b: Side, found: Estimate, phases: Sequence[PhaseChange]) -> PhaseChange:
     """What medians of phases leave of the median step: with it they add up to B - A exactly.
 
     It is as uncertain as the step and the phases together.
@@ -316,7 +318,7 @@ def _rest(a: Side, b: Side, found: Estimate, phases: Sequence[MovedPhase]) -> Mo
     change = (b.ms - a.ms) - sum(row.change_ms for row in phases)
     halves = [(row.high_ms - row.low_ms) / 2 for row in phases]
     reach = math.hypot(a.ms * (_share(found.high) - _share(found.low)) / 2, *halves)
-    return MovedPhase(
+    return PhaseChange(
         id="rest",
         a_ms=a.ms - sum(row.a_ms for row in phases),
         b_ms=b.ms - sum(row.b_ms for row in phases),
@@ -326,7 +328,7 @@ def _rest(a: Side, b: Side, found: Estimate, phases: Sequence[MovedPhase]) -> Mo
     )
 
 
-def _peak(runs: Sequence[Run]) -> int | None:
+def _peak(runs: Sequence[ComparedRun]) -> int | None:
     return max((run.peak_bytes for run in runs if run.peak_bytes is not None), default=None)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.explain.budget import mean_budget
-from stepscope.records.comparison import MovedName, MovedPart
+from stepscope.records.comparison import NameChange, PartChange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 MOST_ROWS = 100
 
 
-def moved_parts(
+def part_changes(
     explained: tuple[Explanation, Explanation], sides: tuple[Side, Side], steps_are: StepsAre
-) -> tuple[MovedPart, ...]:
+) -> tuple[PartChange, ...]:
     """Each side's step, divided as its trace says; in the budget's order, and all of them, so that
     they add up to the steps that are compared.
 
@@ -35,7 +35,7 @@ def moved_parts(
         for budget, side in zip(budgets, sides, strict=True)
     ]
     return tuple(
-        MovedPart(
+        PartChange(
             id=name,
             a_ms=parts[0].get(name, 0.0),
             b_ms=parts[1].get(name, 0.0),
@@ -50,7 +50,7 @@ def _as_recorded(explanation: Explanation) -> Budget:
     return mean_budget(tuple(ranks))
 
 
-def moved_kernels(a: Explanation, b: Explanation) -> tuple[MovedName, ...]:
+def kernel_changes(a: Explanation, b: Explanation) -> tuple[NameChange, ...]:
     """By name, the largest change first: those that came, went, or take another time.
 
     None where nothing ran on a device: a CPU's kernels are its operators.
@@ -58,7 +58,7 @@ def moved_kernels(a: Explanation, b: Explanation) -> tuple[MovedName, ...]:
     return _moved(_each(a, _kernels), _each(b, _kernels)) if _on_device(a, b) else ()
 
 
-def moved_operators(a: Explanation, b: Explanation) -> tuple[MovedName, ...]:
+def operator_changes(a: Explanation, b: Explanation) -> tuple[NameChange, ...]:
     """By name, whatever the shapes: own device time; own host time where nothing has a device."""
     on_device = _on_device(a, b)
 
@@ -100,17 +100,17 @@ def _each(explanation: Explanation, table: Callable[[RankExplanation], Table]) -
     return out
 
 
-def _moved(a: Table, b: Table) -> tuple[MovedName, ...]:
+def _moved(a: Table, b: Table) -> tuple[NameChange, ...]:
     rows = (_row(name, a.get(name), b.get(name)) for name in dict.fromkeys((*a, *b)))
     return _largest(row for row in rows if row.change_ms)
 
 
 def _row(
     name: str, before: tuple[float, float] | None, after: tuple[float, float] | None
-) -> MovedName:
+) -> NameChange:
     a_ms = before[0] / 1e6 if before else None
     b_ms = after[0] / 1e6 if after else None
-    return MovedName(
+    return NameChange(
         name=name,
         a_ms=a_ms,
         b_ms=b_ms,
@@ -120,5 +120,5 @@ def _row(
     )
 
 
-def _largest(rows: Iterable[MovedName]) -> tuple[MovedName, ...]:
+def _largest(rows: Iterable[NameChange]) -> tuple[NameChange, ...]:
     return tuple(sorted(rows, key=lambda row: -abs(row.change_ms))[:MOST_ROWS])

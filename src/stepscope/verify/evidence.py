@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stepscope.records.comparison import Difference, Evidence
-from stepscope.verify.traits import Traits, batch_growth, common_factor, traits_of
+from stepscope.verify.traits import Traits, batch_growth, common_factor, read_traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stepscope.records.comparison import MovedPhase
+    from stepscope.records.comparison import PhaseChange
     from stepscope.records.explanation import Explanation
 
 _MORE_PRODUCTS = 0.05  # by which the products of a step differ where a step does more or less
@@ -19,14 +19,14 @@ _SEVERAL_TIMES = 2.0  # blocking calls differ by so much, and by one in a step a
 _COUNTED = ("threads", "workers")  # how the names of such facts end
 
 
-def evidence_of(
+def compare_traits(
     a: tuple[dict[str, Any], Explanation | None],
     b: tuple[dict[str, Any], Explanation | None],
-    phases: Sequence[MovedPhase],
+    phases: Sequence[PhaseChange],
     step_ms: float,
 ) -> Evidence:
     """Facts and explanation of each side, the phases as they moved, A's step."""
-    before, after = traits_of(*a), traits_of(*b)
+    before, after = read_traits(*a), read_traits(*b)
     found = [*_same_words(before, after), *_same_facts(before, after)]
     for pair in (_parameters, _batch, _products_a_step, _blocking):
         found += pair(before, after)
@@ -119,7 +119,7 @@ def _blocking(a: Traits, b: Traits) -> list[Difference]:
     return [Difference(name="blocking calls", a=words[0], b=words[1])]
 
 
-def _data_loading(phases: Sequence[MovedPhase], step_ms: float) -> list[Difference]:
+def _data_loading(phases: Sequence[PhaseChange], step_ms: float) -> list[Difference]:
     """Measured, so only what is beyond chance and a good part of the step counts."""
     row = next((row for row in phases if row.id == "data"), None)
     if row is None:

@@ -47,7 +47,7 @@ class _WholeRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ComparedRun:
     """One run of one side. Steps are in the order they ran, in milliseconds."""
 
     path: str
@@ -61,7 +61,7 @@ class Run:
     notes: tuple[str, ...] = ()
 
 
-def find_runs(path: str, *, unit: str = "ms", column: str | None = None) -> list[Run]:
+def find_runs(path: str, *, unit: str = "ms", column: str | None = None) -> list[ComparedRun]:
     """One for a run folder, a step list, a trace or a folder of traces; more for a folder of runs.
 
     The steps of a trace are not read yet: `profiled_run` does that.
@@ -77,11 +77,11 @@ def find_runs(path: str, *, unit: str = "ms", column: str | None = None) -> list
         return [_of_ranks(here.parent, [here.parent])]
     if is_step_list(here):
         steps = read_step_list(here, unit, column)
-        return [Run(path=path, steps_are="listed", step_ms=steps)]
+        return [ComparedRun(path=path, steps_are="listed", step_ms=steps)]
     return [_of_traces(path)]
 
 
-def profiled_run(run: Run, explanation: Explanation) -> Run:
+def profiled_run(run: ComparedRun, explanation: Explanation) -> ComparedRun:
     """The same run with the steps of its trace: those of the rank that takes longest."""
     ranks = [rank for rank in explanation.ranks if rank.steps.cycles_ns or rank.steps.steps]
     if not ranks:
@@ -89,7 +89,7 @@ def profiled_run(run: Run, explanation: Explanation) -> Run:
     slowest = max(ranks, key=lambda rank: rank.step_ms.profiled or 0.0)
     cycles = slowest.steps.cycles_ns
     steps_ns = cycles if len(cycles) > 1 else [step.dur_ns for step in slowest.steps.steps]
-    return Run(
+    return ComparedRun(
         path=run.path,
         steps_are="profiled",
         step_ms=np.array(steps_ns, np.float64) / 1e6,
@@ -101,7 +101,7 @@ def profiled_run(run: Run, explanation: Explanation) -> Run:
     )
 
 
-def _in_folder(folder: Path) -> list[Run]:
+def _in_folder(folder: Path) -> list[ComparedRun]:
     if is_there(folder / STEPS):
         return [_of_ranks(folder, [folder])]
     ranks = _rank_folders(folder)
@@ -125,11 +125,11 @@ def _rank_folders(run: Path) -> list[Path]:
     ]
 
 
-def _of_traces(path: str) -> Run:
-    return Run(path=path, steps_are="profiled", step_ms=np.empty(0), has_trace=True)
+def _of_traces(path: str) -> ComparedRun:
+    return ComparedRun(path=path, steps_are="profiled", step_ms=np.empty(0), has_trace=True)
 
 
-def _of_ranks(folder: Path, ranks: list[Path]) -> Run:
+def _of_ranks(folder: Path, ranks: list[Path]) -> ComparedRun:
     has_trace = any(is_trace_name(file.name) for rank in ranks for file in names_in(rank))
     read = {rank: rows for rank in ranks if (rows := plain_steps(rank / STEPS))}
     facts = _facts(folder, ranks)
@@ -142,7 +142,7 @@ def _of_ranks(folder: Path, ranks: list[Path]) -> Run:
                 f"{folder} holds no step to compare: its capture saw none outside the window"
             )
         why = f"{folder}: no step was measured outside the profiler's window"
-        return Run(
+        return ComparedRun(
             path=path,
             steps_are="profiled",
             step_ms=np.empty(0),
@@ -155,7 +155,7 @@ def _of_ranks(folder: Path, ranks: list[Path]) -> Run:
     slowest = max(steps, key=lambda rank: float(np.median(steps[rank][0])))
     step_ms, phases = steps[slowest]
     number = read_facts(slowest).get("rank", rank_of_folder(slowest))
-    return Run(
+    return ComparedRun(
         path=path,
         steps_are="measured",
         step_ms=step_ms,

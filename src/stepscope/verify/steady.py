@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.verify.change import ratio_of_runs
+from stepscope.verify.change import median_ratio
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,7 +51,7 @@ def drift(steps: Floats) -> float | None:
     if len(steps) < _FEWEST:
         return None
     half = len(steps) // 2
-    found = ratio_of_runs([steps[:half]], [steps[half:]])
+    found = median_ratio([steps[:half]], [steps[half:]])
     share = float(np.expm1(found.value))
     return share if not found.low <= 0 <= found.high and abs(share) >= _DRIFTS else None
 

@@ -50,13 +50,13 @@ class Traits:
     blocking: float | None = None  # calls a step that wait for the device
 
 
-def traits_of(facts: dict[str, Any], explanation: Explanation | None) -> Traits:
+def read_traits(facts: dict[str, Any], explanation: Explanation | None) -> Traits:
     """Of the first rank: every rank runs the same program."""
     words = _words_of_facts(facts)
     if explanation is None:
         return Traits(words=words, facts=facts)
     rank = explanation.ranks[0]
-    if is_shortened(rank):
+    if is_truncated(rank):
         return Traits(words=words, facts=facts)
     steps = max(1, len(rank.steps.steps))
     names = frozenset((*(x.name for x in rank.operators), *(x.name for x in rank.kernels)))
@@ -72,18 +72,18 @@ def traits_of(facts: dict[str, Any], explanation: Explanation | None) -> Traits:
     )
 
 
-def is_shortened(rank: RankExplanation) -> bool:
+def is_truncated(rank: RankExplanation) -> bool:
     """Of very many ranks only the longest rows are kept: what is missing says nothing."""
     return OTHERS in {*(x.name for x in rank.operators), *(x.name for x in rank.kernels)}
 
 
-def script_of(facts: dict[str, Any]) -> str | None:
+def script_name(facts: dict[str, Any]) -> str | None:
     """The file that trains: argv of the process, not the launcher's."""
     argv = facts.get("argv") or ()
     return Path(str(argv[0])).name or None if argv else None
 
 
-def device_of(facts: dict[str, Any]) -> str | None:
+def device_name(facts: dict[str, Any]) -> str | None:
     device = facts.get("device")
     name = device.get("name") if isinstance(device, dict) else device
     return str(name) if name else None
@@ -93,7 +93,7 @@ def _words_of_facts(facts: dict[str, Any]) -> dict[str, str]:
     ddp = (facts.get("communication") or {}).get("ddp") or ()
     cap = ddp[0].get("bucket_cap_bytes") if ddp else None
     known: dict[str, Any] = {name: facts.get(name) for name in _FACTS}
-    known |= {"script": script_of(facts), "device": device_of(facts)}
+    known |= {"script": script_name(facts), "device": device_name(facts)}
     known |= {"world size": facts.get("world_size"), "bucket size": f"{cap} bytes" if cap else None}
     return {name: str(value) for name, value in known.items() if value}
 

@@ -10,7 +10,7 @@ import numpy as np
 from stepscope.records.comparison import Difference
 from stepscope.records.promise import Workload
 from stepscope.records.trace import HostKind
-from stepscope.verify.traits import PRODUCTS, device_of, is_shortened, script_of
+from stepscope.verify.traits import PRODUCTS, device_name, is_truncated, script_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,29 +23,29 @@ SHAPES = "shapes"
 _FACTS = ("command", "world_size", "host", "device", "torch", "cuda", "hip", "python")
 
 
-def workload_of(facts: dict[str, Any], explanation: Explanation | None = None) -> Workload:
+def describe_workload(facts: dict[str, Any], explanation: Explanation | None = None) -> Workload:
     """From what capture wrote beside the trace, and the trace's operators."""
     rank = explanation.ranks[0] if explanation else None
     return Workload(
-        script=script_of(facts),
+        script=script_name(facts),
         world_size=facts.get("world_size") or (rank.world_size if rank else None),
-        device=device_of(facts) or (rank.device if rank else None),
+        device=device_name(facts) or (rank.device if rank else None),
         signature=None
-        if rank is None or is_shortened(rank)
+        if rank is None or is_truncated(rank)
         else signature((each.name, each.shapes) for each in rank.operators),
     )
 
 
-def workload_of_trace(trace: Trace, facts: dict[str, Any] | None = None) -> Workload:
+def describe_trace(trace: Trace, facts: dict[str, Any] | None = None) -> Workload:
     """The same, for whoever has the trace's columns and no explanation."""
     facts = facts or {}
     host = trace.host
     rows = np.flatnonzero(host.kind == HostKind.OPERATOR)
     pairs = np.unique(np.stack((host.name[rows], host.shapes[rows]), axis=1), axis=0).tolist()
     return Workload(
-        script=script_of(facts),
+        script=script_name(facts),
         world_size=facts.get("world_size") or trace.world_size,
-        device=device_of(facts) or trace.device_name,
+        device=device_name(facts) or trace.device_name,
         signature=signature(
             (trace.strings[name], trace.strings[shapes] if shapes >= 0 else "")
             for name, shapes in pairs
@@ -80,7 +80,7 @@ def differences(
 def _words(facts: dict[str, Any]) -> dict[str, str]:
     out = {}
     for name in _FACTS:
-        value = device_of(facts) if name == "device" else facts.get(name)
+        value = device_name(facts) if name == "device" else facts.get(name)
         if name == "command":
             value = " ".join(map(str, value or facts.get("argv") or ()))
         if value:

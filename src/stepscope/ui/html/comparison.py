@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from stepscope.records.comparison import Comparison, MovedName
+    from stepscope.records.comparison import Comparison, NameChange
 
 STYLES = ("report.css", "calibration.css", "comparison.css")
 SCRIPTS = ("palette.js", "theme.js", "comparison.js")
@@ -284,7 +284,7 @@ def _phases(comparison: Comparison) -> list[tuple[str, ...]]:
     return rows
 
 
-def _named(rows: tuple[MovedName, ...]) -> list[tuple[str, ...]]:
+def _named(rows: tuple[NameChange, ...]) -> list[tuple[str, ...]]:
     return [
         (
             short_kernel(row.name, _LONGEST_NAME),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from stepscope.records.comparison import Comparison, MovedName
+    from stepscope.records.comparison import Comparison, NameChange
     from stepscope.ui.terminal.tables import Row
 
 _STYLES = {"faster": "bold green", "slower": "bold red", "no difference seen": "bold"}
@@ -193,7 +193,7 @@ def _phases(comparison: Comparison, width: int) -> Table:
     return fitting_table(title, columns, rows, width=width, spare=("B", "A"))
 
 
-def _names(title: str, rows: tuple[MovedName, ...], step_ms: float, top: int, width: int) -> Table:
+def _names(title: str, rows: tuple[NameChange, ...], step_ms: float, top: int, width: int) -> Table:
     table = titled_table(
         f"{title}, ms a step",
         ("change", "r"),
@@ -213,7 +213,7 @@ def _names(title: str, rows: tuple[MovedName, ...], step_ms: float, top: int, wi
     return table
 
 
-def _calls(row: MovedName) -> str:
+def _calls(row: NameChange) -> str:
     a, b = (f"{calls:.4g}" if calls else "0" for calls in (row.a_calls, row.b_calls))
     return a if a == b else f"{a} -> {b}"
 
