@@ -13,11 +13,11 @@ from scipy import stats
 
 from stepscope.verify.change import (
     Estimate,
-    allow_for_starts,
     median_difference,
     median_ratio,
     quantile_ratio,
-    typical,
+    typical_step,
+    widen_for_starts,
 )
 from stepscope.verify.steady import settled
 
@@ -74,18 +74,18 @@ def test_runs_that_a_coarse_clock_makes_equal_are_not_known_exactly() -> None:
 
 
 def test_starts_add_to_the_interval_as_deviations_do() -> None:
-    found = allow_for_starts(Estimate(value=0.0, low=-0.03, high=0.03, smallest=0.04), 0.01)
+    found = widen_for_starts(Estimate(value=0.0, low=-0.03, high=0.03, smallest=0.04), 0.01)
     reach = 1.959964 * 0.01 * np.sqrt(2)
     assert found.high == pytest.approx(np.hypot(0.03, reach))
     assert found.low == -found.high
-    assert allow_for_starts(found, 0.0) == found
+    assert widen_for_starts(found, 0.0) == found
 
 
 def test_typical_step_is_the_geometric_mean_of_medians() -> None:
-    ms, low, high = typical(runs_at(8.0, 18.0))
+    ms, low, high = typical_step(runs_at(8.0, 18.0))
     assert ms == pytest.approx(12.0)
     assert low < 12 < high
-    assert typical([np.array([5.0, 6.0, 7.0])])[0] == pytest.approx(6.0)
+    assert typical_step([np.array([5.0, 6.0, 7.0])])[0] == pytest.approx(6.0)
 
 
 def test_the_interval_turns_round_with_the_sides() -> None:

@@ -47,7 +47,7 @@ def test_only_finished_pairs_are_compared(tmp_path: Path) -> None:
 
 def test_not_one_finished_pair_is_not_captured(tmp_path: Path) -> None:
     write(tmp_path, (False,))
-    with pytest.raises(NotCapturedError, match="not one pair"):
+    with pytest.raises(NotCapturedError, match="no pair of runs is finished"):
         read_pairs(tmp_path)
 
 

@@ -96,7 +96,7 @@ def test_all_promises_of_one_what_if_are_forgotten_together() -> None:
     ("changes", "why"),
     [
         ({"seen": (), "named": False}, "nothing shows that the promised change was made"),
-        ({"a_ms": 41.0}, "A takes 41.00 ms a step, and the promise is about 20.00 ms"),
+        ({"a_ms": 41.0}, "A takes 41.0 ms a step, and the promise is about 20.0 ms"),
         ({"low": -0.7, "high": 1.27}, "between -70% and \\+127%"),
         ({"low": -1.0, "high": 1e300}, "only known"),
     ],
