@@ -33,7 +33,7 @@ from series import (
     real_lists,
     unseen_lists,
 )
-from stepscope.verify.change import Estimate, ratio_of_runs
+from stepscope.verify.change import Estimate, median_ratio
 from stepscope.verify.correlation import correlation_times
 from stepscope.verify.steady import settled
 
@@ -82,7 +82,7 @@ def by_compare(a: Floats, b: Floats) -> tuple[float, float]:
 
 
 def _compared(a: Floats, b: Floats) -> Estimate:
-    return ratio_of_runs([settled(a)], [settled(b)])
+    return median_ratio([settled(a)], [settled(b)])
 
 
 def by_bootstrap(a: Floats, b: Floats, draws: int = 400) -> tuple[float, float]:
@@ -146,9 +146,7 @@ def _print_starts(comparisons: int, seed: int) -> None:
         for runs in (2, 3, 5):
             a, b = (_starts(rng, comparisons, runs, between) for _ in range(2))
             for paired in (False, True):
-                found = [
-                    ratio_of_runs([*x], [*y], paired=paired) for x, y in zip(a, b, strict=True)
-                ]
+                found = [median_ratio([*x], [*y], paired=paired) for x, y in zip(a, b, strict=True)]
                 cells.append(_cell(100 * float(np.mean([e.low <= 0 <= e.high for e in found]))))
         print(f"{between:<27.1%}" + "".join(cells), flush=True)
 

@@ -30,7 +30,7 @@ from stepscope.records.measured_steps import MeasuredSteps
 from stepscope.records.prediction import Prediction, Setting
 from stepscope.records.rank_inputs import RankInputs
 from stepscope.trace.read import read_trace
-from stepscope.ui.calibration import profile_of
+from stepscope.ui.calibration import fit_profile
 
 WORKLOAD = Path(__file__).with_name("workloads") / "replicas.py"
 AGREES = 0.15
@@ -103,7 +103,7 @@ def measure(ranks: int, out: Path, rest: list[str]) -> dict[str, Any]:
 
 def compare(ranks: int, out: Path, measured: dict[str, Any], *, strong: bool = False) -> list[Row]:
     trace = read_trace(out / "trace.json", cache=False)
-    profile = profile_of(raw_calibration(ranks, measured))
+    profile = fit_profile(raw_calibration(ranks, measured))
     steps = [round(ns * 1e9) for block in measured["alone"] for ns in block]
     middle = round(statistics.median(steps))
     truth = MeasuredSteps(

@@ -40,7 +40,24 @@ def test_changes_carry_their_sign() -> None:
     assert figures.signed_percent(0.042) == "+4.2%"
     assert figures.signed_percent(-0.364) == "-36%"
     assert figures.signed_percent(0.0) == "0%"
+    assert figures.signed_percent(0.0043) == "+0.43%"
+    assert figures.unsigned_percent(-0.0043) == "0.43%"
+    assert figures.signed(1.234) == "+1.23"
+    assert figures.signed(-45.67) == "-45.7"
+    assert figures.signed(0.0) == "0"
+
+
+def test_powers_of_two_keep_their_round_numbers() -> None:
+    assert figures.binary_size(1024) == "1 KiB"
+    assert figures.binary_size(256 << 20) == "256 MiB"
+    assert figures.binary_size(100) == "100 B"
 
 
 def test_an_interval_shows_both_ends() -> None:
     assert figures.interval(30.123, 133.4) == "30.1 to 133"
+
+
+def test_an_axis_shows_no_zeros_after_the_point() -> None:
+    assert figures.trimmed(figures.size(10e6)) == "10 MB"
+    assert figures.trimmed(figures.size(1e6)) == "1 MB"
+    assert figures.trimmed(figures.size(2.5e6)) == "2.50 MB"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from traced import write_trace
 from stepscope.errors import UsageError
 from stepscope.records.promise import Workload
 from stepscope.ui.cli.ab import command
+from stepscope.verify.pairs import read_pairs
 from stepscope.verify.track_record import open_promises, remember
 
 TRAIN = """
@@ -117,7 +119,6 @@ def test_output_of_the_commands_is_in_files(turns: tuple[Path, str, str]) -> Non
 
 def test_the_folder_can_be_compared_again(turns: tuple[Path, str, str]) -> None:
     from stepscope.verify.compare import compare
-    from stepscope.verify.pairs import read_pairs
 
     found = compare(*read_pairs(turns[0]), paired=True)
     assert found.change == json.loads(turns[1])["change"]
@@ -176,7 +177,7 @@ def test_a_command_without_training_steps_is_refused(tmp_path: Path) -> None:
         (["--", "a"], "two commands with ---"),
         (["--", "a", "---", "b", "---", "c"], "two commands with ---"),
         (["--", "---", "b"], "no command before ---"),
-        (["--", "a", "---"], "no command behind ---"),
+        (["--", "a", "---"], "no command after ---"),
         (["--", "/no/such/program", "---", sys.executable], "no such command"),
         (["--", sys.executable, "---", "/no/such/program"], "no such command"),
         (["--", sys.executable, "---", "LR=1", "python", "a b.py"], "env LR=1 python 'a b.py'"),
@@ -225,7 +226,7 @@ def made_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Instead of running a command, write the run folder it would leave: --fused is faster."""
     seeds = iter(range(1000))
 
-    def capture_turn(
+    def capture_run(
         words: Sequence[str], folder: Path, *, step_on: str, window: int | None
     ) -> None:
         del step_on
@@ -235,7 +236,7 @@ def made_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         if window is not None:
             write_trace(folder / "rank-00000", optimizer="fused" if fused else "loop")
 
-    monkeypatch.setattr("stepscope.ui.ab_runner.capture_turn", capture_turn)
+    monkeypatch.setattr("stepscope.ui.ab_runner.capture_run", capture_run)
 
 
 def take_made_turns(out: Path, *options: str, b: Sequence[str] = ("--fused",)) -> dict[str, Any]:
@@ -284,6 +285,25 @@ def test_without_traces_the_user_says_which_promise_it_is(tmp_path: Path) -> Non
         "promise"
     ]
     assert named["delivery"]["named"]
+
+
+@pytest.mark.usefixtures("made_turns")
+def test_a_full_disk_is_said_and_what_is_finished_can_be_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    write_bytes = Path.write_bytes
+
+    def refuse(self: Path, data: bytes) -> int:
+        if self.name == ".ab.json.tmp" and (out / "b-03").exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+        return write_bytes(self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(UsageError, match="no space left on device; stepscope compare") as raised:
+        take_made_turns(out, "--pairs", "3")
+    assert raised.value.exit_code == 2
+    assert [len(side) for side in read_pairs(out)] == [2, 2]
 
 
 @pytest.mark.usefixtures("made_turns")

@@ -20,7 +20,7 @@ from stepscope.records.efficiency import Spot
 from stepscope.records.job import RankFolder
 from stepscope.records.profile import Profile
 from stepscope.ui.contract import explanation_json
-from stepscope.ui.efficiency import falls, headline, share_of_peak, share_of_roof
+from stepscope.ui.efficiency import headline, peak_losses, share_of_peak, share_of_roof
 from stepscope.ui.html.efficiency import efficiency_view
 from stepscope.ui.terminal.explanation import print_explanation
 
@@ -71,7 +71,7 @@ def test_what_is_above_it_is_an_error_in_the_numbers(trace: Trace) -> None:
         "the peak must be wrong; run stepscope calibrate again on an idle machine"
     )
     assert headline(efficiency_of(rank)) == f"MFU is not known: {said}"
-    assert falls(rank) == []
+    assert peak_losses(rank) == []
     assert [note.detail for note in rank.quality if note.id == "above-peak"] == [said]
 
 

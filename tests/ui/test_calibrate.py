@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 
+from stepscope.records.figures import binary_size, byte_rate, flop_rate
 from stepscope.records.profile import Profile
 from stepscope.trace.profiles import load_profiles, this_host
 from stepscope.ui.calibration import (
-    beside_compute,
+    calibration_answer,
     calibration_json,
-    profile_of,
-    rate,
-    rows_of,
-    size,
-    words_of,
+    collective_rows,
+    contention_sentence,
+    fit_profile,
 )
 from stepscope.ui.html.calibration import write_calibration
 from stepscope.ui.terminal.calibration import print_calibration
@@ -76,7 +75,7 @@ def raw() -> dict[str, Any]:
 
 @pytest.fixture
 def profile(raw: dict[str, Any]) -> Profile:
-    return profile_of(raw)
+    return fit_profile(raw)
 
 
 @pytest.fixture(scope="module")
@@ -222,15 +221,15 @@ def test_raw_times_become_a_profile(profile: Profile) -> None:
 
 
 def test_rates_are_those_of_the_largest_size(profile: Profile) -> None:
-    first, second = rows_of(profile)
+    first, second = collective_rows(profile)
     assert first.algbw_gb_s == pytest.approx(65536 / (20_000 + 32_768))
     assert first.busbw_gb_s == pytest.approx(first.algbw_gb_s)  # 2(n-1)/n is 1 for two ranks
     assert (second.from_bytes, second.to_bytes) == (1024, 65536)
 
 
 def test_words_name_the_device_and_the_collective(profile: Profile, tmp_path: Path) -> None:
-    words = words_of(profile)
-    assert words.verdict.startswith("NVIDIA H200: 790 TFLOP/s in bf16 matmuls, 4.3 TB/s copied")
+    words = calibration_answer(profile)
+    assert words.verdict.startswith("NVIDIA H200: 790 TFLOP/s in bf16 matmuls, 4.30 TB/s copied")
     assert "nccl" in words.verdict
     assert calibration_json(profile, tmp_path)["verdict"] == words.verdict
 
@@ -245,16 +244,16 @@ def beside(raw: dict[str, Any]) -> Profile:
             {"size_bytes": size_bytes, "alone_ns": alone, "compute_ns": 1e6,
              "slowed_ns": 1e6 + alone / 2, "lasts_ns": 2 * alone}
         )  # fmt: skip
-    return profile_of(raw | {"contention": rows})
+    return fit_profile(raw | {"contention": rows})
 
 
 def test_what_an_all_reduce_takes_from_compute_is_said(
     beside: Profile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = beside_compute(beside)
+    told = contention_sentence(beside)
     assert told == (
-        "compute beside an all_reduce over 2 ranks loses 50% of the time that the all_reduce takes "
-        "alone; one of 64 KiB then lasts 106 µs instead of 52.77 µs"
+        "while an all_reduce over 2 ranks runs, compute loses 50% of the time that the all_reduce "
+        "takes alone, and one of 64 KiB lasts 106 µs instead of 52.8 µs"
     )
     print_calibration(beside, saved=Path("p.json"), width=200)
     assert f"overlap  {told}" in capsys.readouterr().out
@@ -266,15 +265,15 @@ def test_what_an_all_reduce_takes_from_compute_is_said(
 def test_where_it_was_not_measured_nothing_is_said(
     profile: Profile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert beside_compute(profile) is None
+    assert contention_sentence(profile) is None
     print_calibration(profile, saved=Path("p.json"))
-    assert "beside" not in capsys.readouterr().out
+    assert "overlap" not in capsys.readouterr().out
 
 
 def test_sizes_that_the_sweep_did_not_reach_are_not_compared(raw: dict[str, Any]) -> None:
     row = {"alone_ns": 1e6, "compute_ns": 1e6, "slowed_ns": 1.25e6, "lasts_ns": 2e6}
     rows = [{"size_bytes": 1 << 20, **row}, {"size_bytes": 4 << 20, **row}]
-    told = beside_compute(profile_of(raw | {"contention": rows}))
+    told = contention_sentence(fit_profile(raw | {"contention": rows}))
     assert told is not None
     assert told.endswith("loses 25% of the time that the all_reduce takes alone")
 
@@ -285,16 +284,16 @@ def test_no_line_is_wider_than_the_terminal(
 ) -> None:
     print_calibration(profile, saved=Path("p.json"), width=width)
     shown = capsys.readouterr().out
-    assert "not offered by nccl" in shown
-    assert "not offered by NVIDIA H200" in shown
+    assert "nccl does not offer it" in shown
+    assert "NVIDIA H200 does not offer it" in shown
     for line in shown.splitlines():
         cells = sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in line)
         assert cells <= width, line
 
 
 def test_units() -> None:
-    assert rate(7.9e14, "FLOP/s") == "790 TFLOP/s"
-    assert rate(9e8, "B/s") == "900 MB/s"
-    assert size(1024) == "1 KiB"
-    assert size(256 << 20) == "256 MiB"
-    assert size(100) == "100 B"
+    assert flop_rate(7.9e14) == "790 TFLOP/s"
+    assert byte_rate(9e8) == "900 MB/s"
+    assert binary_size(1024) == "1 KiB"
+    assert binary_size(256 << 20) == "256 MiB"
+    assert binary_size(100) == "100 B"

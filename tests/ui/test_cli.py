@@ -52,6 +52,23 @@ def test_explain_prints_verdict_why_next_first(trace: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("verb", [["record"], ["record", "--json"], ["--help"], ["doctor", "-h"]])
+def test_a_reader_that_leaves_ends_us_quietly(verb: list[str], tmp_path: Path) -> None:
+    """As `stepscope record | head` does."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "stepscope", *verb],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "STEPSCOPE_RECORD": str(tmp_path)},
+        timeout=120,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_json_is_one_object_and_nothing_else(trace: Path) -> None:
     done = run("explain", "--json", trace)
     body = json.loads(done.stdout)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,10 +19,11 @@ from traced import write_trace
 
 from stepscope.errors import SlowerError, StepscopeError, UsageError
 from stepscope.records.comparison import Difference
+from stepscope.records.figures import signed, signed_percent, significant, unsigned_percent
 from stepscope.records.prediction import Setting
 from stepscope.records.promise import Promise
 from stepscope.ui.cli.compare import command
-from stepscope.ui.comparison import milliseconds, percent, words_of
+from stepscope.ui.comparison import comparison_answer
 from stepscope.ui.terminal.comparison import draw_interval
 from stepscope.verify.compare import compare
 from stepscope.verify.record_file import this_host
@@ -58,7 +58,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
 def test_verdict_why_and_next_come_first(runs: tuple[Path, Path]) -> None:
     lines = told(*runs).splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["verdict", "why", "next"]
-    assert "B is faster: 20.00 -> 17.99 ms a step, 10.1% less" in lines[0]
+    assert "B is faster: 20.0 -> 18.0 ms a step, 10.1% less" in lines[0]
     shown = "\n".join(lines)
     for words in (
         "stepscope ab -- COMMAND_A --- COMMAND_B",
@@ -114,7 +114,7 @@ def test_exit_5_only_where_it_is_surely_slower_by_more(tmp_path: Path) -> None:
     [
         (["a"], "two sides are compared"),
         (["a", "b", "c"], "--against B1 B2"),
-        (["a", "--against"], "name B's runs behind it"),
+        (["a", "--against"], "name B's runs after it"),
         (["a", "b", "--html", "no/such/folder/x.html"], "its folder does not exist"),
         (["a", "b", "--promise", "x", "--no-promise"], "contradict"),
         (["a", "b", "--promise", "x"], "no promise has that id"),
@@ -204,9 +204,7 @@ def test_a_promise_is_answered_and_told(fused: tuple[Path, Path]) -> None:
     promised(fused[0])
     assert "promise" not in told(*fused, "--no-promise")
     shown = " ".join(told(*fused).split())
-    assert (
-        "optimizer=fused was promised to give 17.00 ms (16.00 to 17.50) and gave 17.99 ms" in shown
-    )
+    assert "optimizer=fused promised 17.0 ms (16.0 to 17.5) and delivered 18.0 ms" in shown
     assert "outside the interval" in shown
     assert json.loads(told(*fused, "--json"))["promise"] is None  # it is answered
     again = json.loads(told(*fused, "--json", "--promise", "abc"))["promise"]
@@ -231,7 +229,7 @@ def test_a_narrow_terminal_is_wide_enough(
     runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from stepscope.ui.terminal import comparison
-    from stepscope.ui.terminal.explanation import make_console
+    from stepscope.ui.terminal.console import make_console
 
     narrow = make_console(60)
     monkeypatch.setattr(comparison, "make_console", lambda _: narrow)
@@ -265,7 +263,7 @@ def test_an_interval_without_width_is_one_mark(share: float) -> None:
 
 
 def test_what_rounds_to_nothing_is_no_signed_zero(tmp_path: Path) -> None:
-    assert [percent(x, sign=True) for x in (0.0, -0.00004, 0.00004)] == ["0%"] * 3
+    assert [signed_percent(x) for x in (0.0, -0.00004, 0.00004)] == ["0%"] * 3
     same = tmp_path / "same.txt"
     same.write_text("10\n" * 100)
     printed = told(same, same)
@@ -274,11 +272,11 @@ def test_what_rounds_to_nothing_is_no_signed_zero(tmp_path: Path) -> None:
 
 
 def test_steps_below_a_millisecond_keep_their_digits() -> None:
-    assert [milliseconds(x) for x in (162.171, 1.0, 0.98765, 0.0123456)] == [
-        "162.17",
+    assert [significant(x) for x in (162.171, 1.0, 0.98765, 0.0123456)] == [
+        "162",
         "1.00",
-        "0.9877",
-        "0.01235",
+        "0.988",
+        "0.0123",
     ]
 
 
@@ -291,20 +289,20 @@ def test_what_next_fits_what_was_compared(tmp_path: Path) -> None:
     assert "capture both with stepscope run" in printed
     found = compare([str(a)], [str(b)])
     other = replace(found, config=(Difference(name="shapes", a="[8]", b="[16]"),))
-    assert "compare samples a second" in words_of(other).next
+    assert "compare samples a second" in comparison_answer(other).next
 
 
 def test_the_parts_table_has_the_verdicts_steps_as_its_total(golden: Path, tmp_path: Path) -> None:
-    traces = [
-        shutil.copy(golden / "h200-resnet18/rank-00000/trace.json.gz", tmp_path / f"{name}.json.gz")
-        for name in "ab"
-    ]
+    traces = (
+        golden / "h200-resnet18/rank-00000/trace.json.gz",
+        golden / "cpu-two-ranks/rank-00000/trace.json.gz",
+    )
     page = tmp_path / "page.html"
     printed = told(*traces, "--html", page)
     found = compare([str(traces[0])], [str(traces[1])])
-    step = milliseconds(found.a_ms)
-    assert f"No difference seen: {step} and {step} ms a step" in " ".join(printed.split())
-    assert f"parts of the profiled step  {step} -> {step} ms" in printed
+    steps = f"{significant(found.a_ms)} -> {significant(found.b_ms)} ms"
+    assert f"B is faster: {steps} a step" in " ".join(printed.split())
+    assert f"parts of the profiled step  {steps}" in printed
     text = page.read_text()
     assert "Parts of the profiled step" in text
     assert f'<td>The step</td><td class="number">{found.a_ms:.3f}</td>' in text
@@ -326,21 +324,22 @@ def test_why_is_of_all_measured_steps_and_never_of_the_trace(
     """Seen: data -7.23 ms from three traced steps, where the table said data +0.23."""
     found = compare([str(fused[0])], [str(fused[1])])
     rows = tuple(replace(row, change_ms=-7.23) for row in found.budget)
-    why = words_of(replace(found, budget=rows)).why
+    why = comparison_answer(replace(found, budget=rows)).why
     assert "7.23" not in why
     for phase in ("forward", "backward"):
         (row,) = [row for row in found.phases if row.id == phase]
-        assert f"{phase} {row.change_ms:+.2f} ms" in why
+        assert f"{phase} {signed(row.change_ms)} ms" in why
     still = tuple(replace(row, low_ms=-1.0, high_ms=1.0) for row in found.phases)
-    unmoved = words_of(replace(found, budget=rows, phases=still)).why
-    assert "no phase of the loop moved beyond chance by itself" in unmoved
+    unmoved = comparison_answer(replace(found, budget=rows, phases=still)).why
+    assert "no single phase of the loop changed by more than chance explains" in unmoved
     assert "7.23" not in unmoved
 
 
 def test_percentages_have_two_digits_that_count() -> None:
-    assert [percent(x) for x in (0.5, 0.123, 0.0123, 0.00123)] == ["50%", "12.3%", "1.23%", "0.12%"]
-    assert percent(-0.05, sign=True) == "-5.0%"
-    assert percent(0.05, sign=True) == "+5.0%"
+    shares = (0.5, 0.123, 0.0123, 0.00123)
+    assert [unsigned_percent(x) for x in shares] == ["50%", "12.3%", "1.23%", "0.12%"]
+    assert signed_percent(-0.05) == "-5.0%"
+    assert signed_percent(0.05) == "+5.0%"
 
 
 def test_as_a_process_it_ends_with_documented_codes(runs: tuple[Path, Path]) -> None:

@@ -35,7 +35,7 @@ def write(delivered_ms: float, **changes: Any) -> None:
 
 def test_an_empty_record_says_how_to_begin() -> None:
     shown = told()
-    assert "Nothing was promised" in shown
+    assert "No promise is recorded" in shown
     assert "stepscope whatif" in shown
     body = json.loads(told("--json"))
     assert body["what_ifs"] == body["promises"] == []
@@ -55,7 +55,7 @@ def test_promised_against_delivered_by_what_if() -> None:
     append(promise("batch=16", id="dd"))
     shown = told()
     assert "3 promises tried: half of them came within 5.0%" in shown
-    assert "2 of 3 lie inside" in shown
+    assert "2 of 3 landed inside" in shown
     body = json.loads(told("--json"))
     assert body["schema"] == 1
     rows = {row["name"]: row for row in body["what_ifs"]}
@@ -69,7 +69,7 @@ def test_promised_against_delivered_by_what_if() -> None:
 
 def test_other_hosts_are_listed_on_request() -> None:
     append(promise(id="aa", host="elsewhere"))
-    assert "Nothing was promised" in told()
+    assert "No promise is recorded" in told()
     assert "aa" in told("--every-host")
 
 
@@ -92,7 +92,7 @@ def test_forget_takes_ids_or_a_name_and_says_what_went() -> None:
     assert json.loads(told("--json"))["promises"][0]["delivery"] is None
     assert told("forget", "aa") == "forgot aa (precision=bf16)\n"
     assert told("forget", "--all-of", "batch").count("forgot") == 2
-    assert "Nothing was promised" in told()
+    assert "No promise is recorded" in told()
     for wrong in (("forget",), ("forget", "aa", "--all-of", "batch")):
         with pytest.raises(UsageError, match="ids of promises, or --all-of NAME"):
             told(*wrong)
@@ -109,7 +109,7 @@ def test_a_delivery_that_does_not_count_is_told() -> None:
     append(promise(id="aa"))
     append(delivery(promise="aa", seen=()))
     shown = " ".join(told().split())
-    assert "a delivery of aa (20.00 -> 16.00 ms) is not counted: nothing shows" in shown
+    assert "a measurement of aa (20.0 -> 16.0 ms) does not count: nothing shows" in shown
     body = json.loads(told("--json"))
     assert [row["promise"] for row in body["ignored"]] == ["aa"]
     assert body["promises"][0]["delivery"] is None

@@ -53,7 +53,7 @@ def test_buckets_say_why_they_are_exposed() -> None:
             ),
         )
     )
-    assert "4 replicas · 2 buckets · 10.00 ms of 20.00 ms exposed (10% of the step)" in text
+    assert "4 replicas · 2 buckets · 10.0 ms of 20.0 ms exposed (10% of the step)" in text
     assert "nothing left to hide it" in text
     assert "waited for rank 3" in text
 

@@ -18,11 +18,13 @@ import stepscope
 from jobs import Fault, Plan, make_job, profile_of
 from stepscope.explain.job import join_ranks
 from stepscope.records.explanation import Explanation
+from stepscope.records.figures import duration
 from stepscope.records.job import Job
+from stepscope.ui.terminal.bars import COLOURS, cells_per_part
 from stepscope.ui.terminal.console import make_console
 from stepscope.ui.terminal.distributed import job_sections
-from stepscope.ui.terminal.explanation import COLOURS, cells_of, print_explanation
-from stepscope.ui.words import PARTS, duration, short_kernel
+from stepscope.ui.terminal.explanation import print_explanation
+from stepscope.ui.words import PARTS, short_kernel
 
 
 @pytest.fixture
@@ -127,7 +129,7 @@ def test_every_part_has_a_word_and_a_colour(two_ranks: Explanation) -> None:
 )
 def test_bar_fills_the_width_and_hides_no_visible_part(shares: list[float], width: int) -> None:
     shares = [share / sum(shares) for share in shares]
-    cells = cells_of(shares, width)
+    cells = cells_per_part(shares, width)
     assert sum(cells) == width
     for share, count in zip(shares, cells, strict=True):
         assert count > 0 or share * width < 1

@@ -20,7 +20,7 @@ from stepscope.records.promise import Delivery, Promise, Workload
 from stepscope.trace.measured_steps import read_measured_steps
 from stepscope.trace.read import read_trace
 from stepscope.ui.cli.whatif import command
-from stepscope.ui.terminal.explanation import make_console
+from stepscope.ui.terminal.console import make_console
 from stepscope.ui.whatif import (
     adjusted,
     decides,

@@ -94,21 +94,21 @@ def test_the_promised_change_alone_answers_its_promise(
 @pytest.mark.parametrize(
     ("name", "step", "why"),
     [
-        ("precision=bf16", {}, "its precision is as in A"),
+        ("precision=bf16", {}, "its precision is the same as in A"),
         ("precision=bf16", {"dtype": "c10::Half"}, "precision fp32 -> fp16"),
-        ("precision=bf16", {"optimizer": "fused"}, "its precision is as in A"),
-        ("precision=bf16", {"dtype": BF16, "optimizer": "fused"}, "more than that: optimizer"),
-        ("precision=bf16", {"dtype": BF16, "batch": 16}, "more than that: batch 8 -> 16"),
-        ("precision=bf16", {"dtype": BF16, "again": 2}, "more than that: products a step"),
+        ("precision=bf16", {"optimizer": "fused"}, "its precision is the same as in A"),
+        ("precision=bf16", {"dtype": BF16, "optimizer": "fused"}, "in other ways too: optimizer"),
+        ("precision=bf16", {"dtype": BF16, "batch": 16}, "in other ways too: batch 8 -> 16"),
+        ("precision=bf16", {"dtype": BF16, "again": 2}, "in other ways too: products a step"),
         ("precision=bf16", {"dtype": BF16, "width": 32}, "other work than A: parameters"),
         ("batch=x2", {"batch": 24}, "batch=x2 is not seen in B: batch 8 -> 24"),
         ("batch=x2", {"width": 32}, "other work than A: parameters"),
         ("accumulate=2", {"passes": 4}, "micro-batches 1 -> 4"),
-        ("optimizer=fused", {"optimizer": "plain"}, "its optimizer is as in A"),
-        ("precision=bf16 optimizer=fused", {"dtype": BF16}, "its optimizer is as in A"),
-        ("bandwidth=2", {}, "leaves no trace in what is captured"),
-        ("remove=addcdiv", {"optimizer": "plain"}, "leaves no trace in what is captured"),
-        ("threads=1", {}, "leaves no trace in what is captured"),
+        ("optimizer=fused", {"optimizer": "plain"}, "its optimizer is the same as in A"),
+        ("precision=bf16 optimizer=fused", {"dtype": BF16}, "its optimizer is the same as in A"),
+        ("bandwidth=2", {}, "capture records nothing that shows"),
+        ("remove=addcdiv", {"optimizer": "plain"}, "capture records nothing that shows"),
+        ("threads=1", {}, "capture records nothing that shows"),
     ],
 )
 def test_anything_else_leaves_the_promise_open_and_says_why(
@@ -179,7 +179,7 @@ def test_in_turns_a_may_be_further_from_the_promises_own_run(capture: Capture) -
     a, b = [capture(), capture()], [capture(16.4, dtype=BF16) for _ in range(2)]
     promised(a[0], baseline_ms=30.0)
     apart = compare([*map(str, a)], [*map(str, b)], cache=False)
-    assert "the promise is about 30.00 ms" in reason(with_promise(apart))
+    assert "the promise is about 30.0 ms" in reason(with_promise(apart))
     paired = compare([*map(str, a)], [*map(str, b)], cache=False, paired=True)
     assert with_promise(paired).promise is not None
 
@@ -240,8 +240,8 @@ def test_a_name_lets_b_be_another_file(capture: Capture) -> None:
     ("step", "why"),
     [
         ({}, "is not seen in B"),
-        ({"optimizer": "fused", "width": 32}, "B is other work than A"),
-        ({"optimizer": "fused", "batch": 16}, "more than that: batch"),
+        ({"optimizer": "fused", "width": 32}, "B does other work than A"),
+        ({"optimizer": "fused", "batch": 16}, "in other ways too: batch"),
     ],
 )
 def test_a_name_does_not_stand_against_what_is_seen(
@@ -259,11 +259,11 @@ def test_a_named_promise_is_about_the_same_work_as_a(capture: Capture) -> None:
     made = promised(a, workload=work)
     why = reason(with_promise(compared(a, b), made.id))
     assert why == (
-        "A is other work than the promise is about: script train.py, not vae.py, "
+        "A does other work than the promise is about: script train.py, not vae.py, "
         "its operators have other shapes"
     )
     slow = promised(a, baseline_ms=50.0)
-    assert "the promise is about 50.00 ms" in reason(with_promise(compared(a, b), slow.id))
+    assert "the promise is about 50.0 ms" in reason(with_promise(compared(a, b), slow.id))
 
 
 def test_a_name_nobody_has_is_wrong_use(capture: Capture) -> None:
@@ -283,16 +283,16 @@ def test_shortened_tables_say_nothing_of_a_step(capture: Capture) -> None:
     """Of more than 64 ranks only the longest rows are kept, and not the same ones of A and B."""
     from stepscope.explain.explain_job import explain_job
     from stepscope.explain.truncate_tables import truncate_tables
-    from stepscope.verify.traits import traits_of
-    from stepscope.verify.workload import workload_of
+    from stepscope.verify.traits import read_traits
+    from stepscope.verify.workload import describe_workload
 
     whole = explain_job(str(capture()), cache=False)
     cut = replace(whole, ranks=tuple(truncate_tables(rank, 2) for rank in whole.ranks))
-    assert traits_of({}, whole).gradients
-    assert workload_of({}, whole).signature
-    assert not traits_of({}, cut).gradients
-    assert "optimizer" not in traits_of({}, cut).words
-    assert workload_of({}, cut).signature is None
+    assert read_traits({}, whole).gradients
+    assert describe_workload({}, whole).signature
+    assert not read_traits({}, cut).gradients
+    assert "optimizer" not in read_traits({}, cut).words
+    assert describe_workload({}, cut).signature is None
 
 
 # The record is not poisoned

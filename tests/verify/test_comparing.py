@@ -15,6 +15,7 @@ from folders import noisy, write_run
 from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
 from stepscope.explain.explain_job import explain_job
 from stepscope.records.comparison import Comparison
+from stepscope.records.figures import milliseconds
 from stepscope.verify.compare import compare
 
 
@@ -248,8 +249,8 @@ def test_a_step_that_explain_calls_shorter_is_named_with_its_reason(
     assert alone.budget.basis == "corrected"
     assert alone.budget.step_ms < found.b_ms  # else there is nothing to be named
     (note,) = [note for note in found.notes if "stepscope explain" in note]
-    assert f"{ours.budget.step_ms:.2f} ms (measured) for a step of A" in note
-    assert f"{alone.budget.step_ms:.2f} ms (estimated) for one of B" in note
+    assert f"{milliseconds(ours.budget.step_ms)} (measured) for A's step" in note
+    assert f"{milliseconds(alone.budget.step_ms)} (estimated) for B's" in note
     measured = compare([str(run)], [str(run)], cache=False)
     assert not [note for note in measured.notes if "stepscope explain" in note]
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from stepscope.errors import NotCapturedError, UnreadableInputError
-from stepscope.verify.pairs import AB, Turns, plan_pairs, read_pairs
+from stepscope.verify.pairs import AB, PairedRuns, plan_pairs, read_pairs
 
 
 def test_every_two_pairs_are_a_b_b_a_or_the_other_way_round() -> None:
@@ -34,7 +34,7 @@ def write(folder: Path, done: tuple[bool, ...]) -> None:
         msgspec.structs.replace(pair, done=is_done)
         for pair, is_done in zip(plan_pairs(len(done)), done, strict=True)
     )
-    turns = Turns(command_a=("a",), command_b=("b",), pairs=pairs)
+    turns = PairedRuns(command_a=("a",), command_b=("b",), pairs=pairs)
     (folder / AB).write_bytes(msgspec.json.encode(turns))
 
 
@@ -47,7 +47,7 @@ def test_only_finished_pairs_are_compared(tmp_path: Path) -> None:
 
 def test_not_one_finished_pair_is_not_captured(tmp_path: Path) -> None:
     write(tmp_path, (False,))
-    with pytest.raises(NotCapturedError, match="not one pair"):
+    with pytest.raises(NotCapturedError, match="no pair of runs is finished"):
         read_pairs(tmp_path)
 
 

@@ -39,14 +39,14 @@ def test_one_ranks_folder_or_its_steps_stand_for_that_rank(tmp_path: Path) -> No
     for path in (folder / "rank-00001", folder / "rank-00001/steps.jsonl"):
         (run,) = find_runs(str(path))
         assert run.step_ms.tolist() == [20, 21]
-        assert run.notes == (f"{folder / 'rank-00001'}: steps of 1 of 2 ranks are here",)
+        assert run.notes == (f"{folder / 'rank-00001'} has the steps of 1 of 2 ranks",)
 
 
 def test_a_rank_that_left_nothing_is_said(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [10, 11], [10, 11])
     (folder / "rank-00001/steps.jsonl").unlink()
     (run,) = find_runs(str(folder))
-    assert run.notes == (f"{folder}: steps of 1 of 2 ranks are here",)
+    assert run.notes == (f"{folder} has the steps of 1 of 2 ranks",)
 
 
 def test_a_command_that_failed_is_said(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_the_recorded_run_folder_has_93_plain_steps(golden: Path) -> None:
 
 def test_a_run_without_steps_is_not_captured(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [])
-    with pytest.raises(NotCapturedError, match="holds no step to compare"):
+    with pytest.raises(NotCapturedError, match="has no step to compare"):
         find_runs(str(folder))
 
 

@@ -115,7 +115,7 @@ def test_a_list_that_was_cut_says_so(tmp_path: Path) -> None:
     path = tmp_path / "cut.json"
     path.write_text("[12.5, 13, 12.")
     assert is_step_list(path)
-    with pytest.raises(UnreadableInputError, match="is not whole"):
+    with pytest.raises(UnreadableInputError, match="is incomplete"):
         read_step_list(path)
 
 

@@ -96,7 +96,7 @@ def test_all_promises_of_one_what_if_are_forgotten_together() -> None:
     ("changes", "why"),
     [
         ({"seen": (), "named": False}, "nothing shows that the promised change was made"),
-        ({"a_ms": 41.0}, "A takes 41.00 ms a step, and the promise is about 20.00 ms"),
+        ({"a_ms": 41.0}, "A takes 41.0 ms a step, and the promise is about 20.0 ms"),
         ({"low": -0.7, "high": 1.27}, "between -70% and \\+127%"),
         ({"low": -1.0, "high": 1e300}, "only known"),
     ],
@@ -237,12 +237,12 @@ def test_signature_is_of_what_a_model_is_made_of() -> None:
 
 def test_trace_and_explanation_give_the_same_workload(golden: Path) -> None:
     import stepscope
-    from stepscope.verify.workload import workload_of, workload_of_trace
+    from stepscope.verify.workload import describe_trace, describe_workload
 
     path = golden / "h200-resnet18/rank-00000/trace.json.gz"
-    explained = workload_of({}, stepscope.explain_job(path, cache=False))
+    explained = describe_workload({}, stepscope.explain_job(path, cache=False))
     assert explained.signature is not None
-    assert workload_of_trace(stepscope.read_trace(path)) == explained
+    assert describe_trace(stepscope.read_trace(path)) == explained
 
 
 def test_the_same_promise_is_made_once_until_it_is_answered() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.explain.explain_job import explain_job
-from stepscope.verify.evidence import evidence_of
+from stepscope.verify.evidence import compare_traits
 from stepscope.verify.traits import _dtypes, _optimizer_form, _shapes, batch_growth, common_factor
 
 PRODUCT, GRADIENT = ((8, 16), (16, 32)), ((16, 8), (8, 32))
@@ -76,5 +76,5 @@ def test_what_changed_between_real_traces(
     if not folder.is_dir():
         pytest.skip("the shared traces are not beside the repository")
     a, b = (explain_job(folder / f"{name}.json.gz", cache=False) for name in (before, after))
-    found = evidence_of(({}, a), ({}, b), (), 1.0).changed
+    found = compare_traits(({}, a), ({}, b), (), 1.0).changed
     assert {row.name: (row.a, row.b) for row in found} == changed

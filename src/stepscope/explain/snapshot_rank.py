@@ -14,7 +14,7 @@ from stepscope.explain.findings import (
     memory_near_limit,
     sort_findings,
 )
-from stepscope.explain.memory.words import biggest, held_words, size
+from stepscope.explain.memory.words import biggest, held_words
 from stepscope.records import remedies
 from stepscope.records.explanation import (
     Budget,
@@ -26,6 +26,7 @@ from stepscope.records.explanation import (
     StepTime,
     Timeline,
 )
+from stepscope.records.figures import size
 from stepscope.records.job import CollectiveCalls, RankPart, RankSteps
 from stepscope.records.quality import Note
 

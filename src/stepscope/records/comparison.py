@@ -47,7 +47,7 @@ class SlowSteps(msgspec.Struct, frozen=True, kw_only=True):
     high: float
 
 
-class MovedPhase(msgspec.Struct, frozen=True, kw_only=True):
+class PhaseChange(msgspec.Struct, frozen=True, kw_only=True):
     """A phase of the training loop, on the host: medians over steps."""
 
     id: str
@@ -58,7 +58,7 @@ class MovedPhase(msgspec.Struct, frozen=True, kw_only=True):
     high_ms: float
 
 
-class MovedPart(msgspec.Struct, frozen=True, kw_only=True):
+class PartChange(msgspec.Struct, frozen=True, kw_only=True):
     """A part of the budget, in milliseconds of the step."""
 
     id: str
@@ -67,7 +67,7 @@ class MovedPart(msgspec.Struct, frozen=True, kw_only=True):
     change_ms: float
 
 
-class MovedName(msgspec.Struct, frozen=True, kw_only=True):
+class NameChange(msgspec.Struct, frozen=True, kw_only=True):
     """A kernel or an operator: its time in a step before and after; None where it was not there."""
 
     name: str
@@ -120,11 +120,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     a: Side
     b: Side
     slow_steps: SlowSteps | None = None
-    phases: tuple[MovedPhase, ...] = ()
-    rest: MovedPhase | None = None  # phases' changes and this one add up to b_ms - a_ms
-    budget: tuple[MovedPart, ...] = ()
-    kernels: tuple[MovedName, ...] = ()
-    operators: tuple[MovedName, ...] = ()
+    phases: tuple[PhaseChange, ...] = ()
+    rest: PhaseChange | None = None  # phases' changes and this one add up to b_ms - a_ms
+    budget: tuple[PartChange, ...] = ()
+    kernels: tuple[NameChange, ...] = ()
+    operators: tuple[NameChange, ...] = ()
     a_peak_bytes: int | None = None
     b_peak_bytes: int | None = None
     config: tuple[Difference, ...] = ()

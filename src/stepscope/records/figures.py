@@ -6,6 +6,7 @@ page; tests/records/figures.json holds cases that both must pass.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 _DURATIONS = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
 _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+_BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _RATES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _WHOLE = ("ns", "B")  # nobody measures a part of one
 
@@ -35,6 +37,11 @@ def _rounds_up(decimals: int) -> float:
     return 10.0 ** (3 - decimals) - 0.5 * 10.0**-decimals
 
 
+def signed(value: float) -> str:
+    """+1.23, -45.6."""
+    return f"+{significant(value)}" if value > 0 else significant(value)
+
+
 def milliseconds(ms: float) -> str:
     """Times that are compared with each other stay in one unit."""
     return f"{significant(ms)} ms"
@@ -50,9 +57,30 @@ def size(size_bytes: float) -> str:
     return _scaled(size_bytes, _SIZES)
 
 
+def binary_size(size_bytes: float) -> str:
+    """For sizes that are powers of two: 64 KiB, 256 MiB."""
+    unit = next((unit for unit in _BINARY if size_bytes >= unit[0]), None)
+    return f"{size_bytes / unit[0]:.3g} {unit[1]}" if unit else size(size_bytes)
+
+
 def rate(per_second: float, unit: str) -> str:
     """12.3 TFLOP/s, 456 GB/s."""
     return _scaled(per_second, [(scale, f"{prefix}{unit}") for scale, prefix in _RATES])
+
+
+def flop_rate(per_second: float) -> str:
+    """12.3 TFLOP/s."""
+    return rate(per_second, "FLOP/s")
+
+
+def byte_rate(per_second: float) -> str:
+    """456 GB/s."""
+    return rate(per_second, "B/s")
+
+
+def flops(count: float) -> str:
+    """7.89 TFLOP."""
+    return rate(count, "FLOP")
 
 
 def percent(share: float) -> str:
@@ -64,9 +92,16 @@ def percent(share: float) -> str:
 
 
 def signed_percent(change: float) -> str:
-    """+4.2%, -36%."""
-    text = percent(change)
-    return f"+{text}" if change > 0 and text[0].isdigit() else text
+    """A change keeps the digits that an interval needs: -36%, +12.3%, +4.2%, +0.43%."""
+    value = 100 * change
+    if abs(value) < 0.005:
+        return "0%"
+    return f"{value:+.{0 if abs(value) >= 20 else 1 if abs(value) >= 2 else 2}f}%"
+
+
+def unsigned_percent(change: float) -> str:
+    """How large a change is, in the same digits: 36%, 4.2%, 0.43%."""
+    return signed_percent(abs(change)).lstrip("+")
 
 
 def factor(times: float) -> str:
@@ -77,6 +112,11 @@ def factor(times: float) -> str:
 def interval(low: float, high: float) -> str:
     """Both ends: 30.1 to 33.5."""
     return f"{significant(low)} to {significant(high)}"
+
+
+def trimmed(text: str) -> str:
+    """Round values of an axis: 10 MB, not 10.0 MB."""
+    return re.sub(r"\.0+(?= )", "", text)
 
 
 def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:

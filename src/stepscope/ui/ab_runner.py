@@ -34,7 +34,7 @@ _LAST_LINES, _LAST_BYTES = 5, 16 << 10
 _MOST_ENVIRONMENT = 8 << 20  # bytes; the system allows a quarter of that
 
 
-def capture_turn(command: Sequence[str], folder: Path, *, step_on: str, window: int | None) -> None:
+def capture_run(command: Sequence[str], folder: Path, *, step_on: str, window: int | None) -> None:
     """Run it to its end into a new run folder; raises NotCapturedError where that came to nothing.
 
     Only steps are captured; with `window`, also a trace after so many of them, and memory.

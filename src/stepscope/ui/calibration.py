@@ -1,4 +1,4 @@
-"""A calibration in words, for every surface: raw times -> profile -> verdict, rows, JSON."""
+"""A calibration for every surface: measured times become a profile, sentences, rows and JSON."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import msgspec
 from stepscope.explain.collectives import bus_factor
 from stepscope.explain.roofline import doubt_about
 from stepscope.predict.alpha_beta import fit_contention, fit_sweep
+from stepscope.records.figures import binary_size, byte_rate, duration, flop_rate, percent, size
 from stepscope.records.profile import Profile
 from stepscope.records.words import counted
-from stepscope.ui.words import duration
+from stepscope.ui.answer import Answer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,14 +21,13 @@ if TYPE_CHECKING:
     from stepscope.records.profile import CollectiveFit
 
 SCHEMA = 1
-_DISTURBED = 0.2  # passes that disagree by more than this: the machine was not ours alone
-_POOR_FIT = 1.5  # times the noise floor
+_DISTURBED = 0.2  # passes that disagree by more than this: other programs used the machine
+_POOR_FIT = 1.5  # times the noise between passes
 _RATES = ("copy_bytes_s", "host_to_device_bytes_s", "device_to_host_bytes_s")
 _COSTS = ("launch_ns", "launch_gap_ns", "tiny_op_ns")
-_UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
     """One collective in one group, as tables print it; rates are at the largest size."""
 
     kind: str
@@ -45,20 +45,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     noise: float
 
 
-class Words(msgspec.Struct, frozen=True, kw_only=True):
-    """The first lines of every surface."""
-
-    verdict: str
-    why: str
-    next: str
-
-
-def profile_of(raw: dict[str, Any]) -> Profile:
-    """What the ranks measured, fitted."""
+def fit_profile(raw: dict[str, Any]) -> Profile:
+    """Fit what the ranks measured."""
     machine = raw["machine"]
     single = {name: machine[name] for name in (*_RATES, *_COSTS) if name in machine}
     spread = {f"matmul {dtype}": one["spread"] for dtype, one in machine["matmul_flops"].items()}
-    refused = {f"{each['kind']}, {each['group']}": each["why"] for each in raw["not_offered"]}
+    refused = {f"{call['kind']}, {call['group']}": call["why"] for call in raw["not_offered"]}
     return Profile(
         host=raw["host"],
         device=raw["device"],
@@ -85,15 +77,14 @@ def _fit(sweep: dict[str, Any]) -> CollectiveFit:
     return fit_sweep(**{name: sweep[name] for name in names})
 
 
-def rows_of(profile: Profile) -> list[Row]:
-    """A row for each fit."""
-    return [_row(fit) for fit in profile.fits]
+def collective_rows(profile: Profile) -> list[CollectiveRow]:
+    return [_collective_row(fit) for fit in profile.fits]
 
 
-def _row(fit: CollectiveFit) -> Row:
+def _collective_row(fit: CollectiveFit) -> CollectiveRow:
     largest = fit.measured[-1]
     algbw = largest.size_bytes / largest.time_ns
-    return Row(
+    return CollectiveRow(
         kind=fit.kind,
         group=fit.group,
         group_size=fit.group_size,
@@ -110,23 +101,47 @@ def _row(fit: CollectiveFit) -> Row:
     )
 
 
-def words_of(profile: Profile) -> Words:
-    """Verdict, why, next."""
-    return Words(verdict=_verdict(profile), why=_why(profile), next=_next(profile))
+def machine_rows(profile: Profile) -> list[tuple[str, str, float]]:
+    """Label, value and spread of every ceiling."""
+    rows = [
+        (f"matmul {dtype}", flop_rate(flops), profile.spread.get(f"matmul {dtype}", 0.0))
+        for dtype, flops in sorted(profile.matmul_flops.items(), key=lambda pair: -pair[1])
+    ]
+    for label, name in (
+        ("copy, read + write", "copy_bytes_s"),
+        ("host to device, pinned", "host_to_device_bytes_s"),
+        ("device to host, pinned", "device_to_host_bytes_s"),
+    ):
+        value = getattr(profile, name)
+        if value is not None:
+            rows.append((label, byte_rate(value), profile.spread.get(name, 0.0)))
+    for label, name in (
+        ("launch, host", "launch_ns"),
+        ("launch to launch, device", "launch_gap_ns"),
+        ("tiny operator, host", "tiny_op_ns"),
+    ):
+        value = getattr(profile, name)
+        if value is not None:
+            rows.append((label, duration(value), profile.spread.get(name, 0.0)))
+    return rows
+
+
+def calibration_answer(profile: Profile) -> Answer:
+    return Answer(verdict=_verdict(profile), why=_why(profile), next=_next(profile))
 
 
 def _verdict(profile: Profile) -> str:
     parts = []
     if profile.matmul_flops:
         dtype, best = max(profile.matmul_flops.items(), key=lambda pair: pair[1])
-        parts.append(f"{rate(best, 'FLOP/s')} in {dtype} matmuls")
+        parts.append(f"{flop_rate(best)} in {dtype} matmuls")
     if profile.copy_bytes_s:
-        parts.append(f"{rate(profile.copy_bytes_s, 'B/s')} copied")
-    shown = next((row for row in rows_of(profile) if row.kind == "all_reduce"), None)
+        parts.append(f"{byte_rate(profile.copy_bytes_s)} copied")
+    shown = next((row for row in collective_rows(profile) if row.kind == "all_reduce"), None)
     if shown:
         parts.append(
             f"all_reduce over {counted(shown.group_size, 'rank')} {duration(shown.latency_ns)} + "
-            f"{rate(shown.algbw_gb_s * 1e9, 'B/s')} ({profile.backend})"
+            f"{byte_rate(shown.algbw_gb_s * 1e9)} ({profile.backend})"
         )
     return f"{profile.device}: {', '.join(parts)}"
 
@@ -134,14 +149,15 @@ def _verdict(profile: Profile) -> str:
 def _why(profile: Profile) -> str:
     if not profile.fits:
         widest = max(profile.spread.items(), key=lambda pair: pair[1])
-        rounds = f"best of {profile.rounds} rounds" if profile.rounds > 1 else "of repeated runs"
-        return f"{rounds}; the widest spread is that of {widest[0]}, {widest[1]:.0%}"
+        rounds = (
+            f"best of {profile.rounds} rounds" if profile.rounds > 1 else "best of several runs"
+        )
+        return f"{rounds}; {widest[0]} varies most, by {percent(widest[1])}"
     worst = max(profile.fits, key=lambda fit: fit.held_out)
     return (
-        f"{counted(worst.passes, 'pass', 'passes')} in random order: a fit without one pass is "
-        "off by "
-        f"{worst.held_out:.1%} on it at worst ({worst.kind}), where passes disagree by "
-        f"{worst.noise:.1%}"
+        f"{counted(worst.passes, 'pass', 'passes')} in random order: each pass is predicted from "
+        f"the others, at worst {percent(worst.held_out)} off ({worst.kind}, whose passes differ by "
+        f"{percent(worst.noise)})"
     )
 
 
@@ -153,31 +169,32 @@ def _next(profile: Profile) -> str:
     loudest = max(profile.fits, key=lambda fit: fit.noise)
     if loudest.noise > _DISTURBED:
         return (
-            f"passes of {loudest.kind} disagree by {loudest.noise:.0%}: if others use the machine, "
-            "calibrate again when it is idle"
+            f"passes of {loudest.kind} differ by {percent(loudest.noise)}: if other programs use "
+            "the machine, calibrate again when it is idle"
         )
     poor = [fit.kind for fit in profile.fits if fit.held_out > _POOR_FIT * fit.noise]
     if poor:
-        return f"lines do not describe {', '.join(poor)} well: look at the plot (--html)"
+        return f"latency + bytes / rate fits {', '.join(poor)} poorly: see the plot (--html)"
     return "choose an algorithm: stepscope calibrate --compare 25MB --world 8"
 
 
-def beside_compute(profile: Profile) -> str | None:
-    """What an all-reduce and compute cost each other, in a sentence; None where not measured."""
-    found = profile.contention
-    if found is None:
+def contention_sentence(profile: Profile) -> str | None:
+    """How much an all-reduce and compute slow each other down; None if that was not measured."""
+    contention = profile.contention
+    if contention is None:
         return None
-    told = (
-        f"compute beside an all_reduce over {counted(found.group_size, 'rank')} loses "
-        f"{found.lost:.0%} of the time that the all_reduce takes alone"
+    slowdown = (
+        f"while an all_reduce over {counted(contention.group_size, 'rank')} runs, compute loses "
+        f"{percent(contention.lost)} of the time that the all_reduce takes alone"
     )
-    fit, line = profile.fit_for("all_reduce", found.group_size), found.beside[-1]
+    fit, line = profile.fit_for("all_reduce", contention.group_size), contention.beside[-1]
     largest = min(fit.measured[-1].size_bytes, line.to_bytes) if fit else 0
-    if fit is None or largest < found.beside[0].from_bytes:
-        return told
+    if fit is None or largest < contention.beside[0].from_bytes:
+        return slowdown
     lasts, alone = line.at(largest), fit.expected_ns(largest)
     return (
-        f"{told}; one of {size(largest)} then lasts {duration(lasts)} instead of {duration(alone)}"
+        f"{slowdown}, and one of {binary_size(largest)} lasts {duration(lasts)} instead of "
+        f"{duration(alone)}"
     )
 
 
@@ -185,20 +202,22 @@ def calibration_json(profile: Profile, saved: Path) -> dict[str, Any]:
     """`calibrate --json`, schema 1 (docs/json.md)."""
     return {
         "schema": SCHEMA,
-        **msgspec.to_builtins(words_of(profile)),
+        **msgspec.to_builtins(calibration_answer(profile)),
         "saved": str(saved),
         "profile": msgspec.to_builtins(profile),
-        "collectives": [msgspec.to_builtins(row) for row in rows_of(profile)],
+        "collectives": [msgspec.to_builtins(row) for row in collective_rows(profile)],
     }
 
 
-def compare_words(comparison: AlgorithmComparison, profile: Profile) -> Words:
-    """What the formulas say, and where their numbers come from."""
+def algorithms_answer(comparison: AlgorithmComparison, profile: Profile) -> Answer:
+    """Which all-reduce algorithm is fastest, and where the numbers come from."""
     fastest = " and ".join(name.replace("_", "-") for name in comparison.fastest)
     times = ", ".join(
         f"{name.replace('_', '-')} {duration(ns)}" for name, ns in comparison.times_ns.items()
     )
-    return Words(
+    beta = comparison.beta_ns_per_byte
+    hop_rate = byte_rate(1e9 / beta if beta else 0.0)
+    return Answer(
         verdict=(
             f"{fastest}{' tie' if len(comparison.fastest) > 1 else ' is fastest'} for an "
             f"all_reduce of {size(comparison.size_bytes)} over "
@@ -206,31 +225,28 @@ def compare_words(comparison: AlgorithmComparison, profile: Profile) -> Words:
             f"{duration(min(comparison.times_ns.values()))}"
         ),
         why=(
-            f"{times}; a hop of {duration(comparison.alpha_ns)} + "
-            f"{1 / comparison.beta_ns_per_byte if comparison.beta_ns_per_byte else 0:.2f} GB/s, "
-            f"taking the all_reduce measured over {counted(profile.world_size or 1, 'rank')} "
-            f"({profile.backend}, {profile.host}) to be a ring"
+            f"{times}; one hop takes {duration(comparison.alpha_ns)} and then moves {hop_rate}, if "
+            f"the all_reduce measured over {counted(profile.world_size or 1, 'rank')} "
+            f"({profile.backend}, {profile.host}) ran as a ring"
         ),
         next=_crossover_words(comparison),
     )
 
 
 def _crossover_words(comparison: AlgorithmComparison) -> str:
-    told = [
-        f"{each.below.replace('_', '-')} beats {each.above.replace('_', '-')} below "
-        f"{size(each.size_bytes)}"
-        for each in comparison.crossovers
-    ]
-    if not told:
-        told = ["at every size the order is the same"]
-    return "; ".join(told) + "; time both in your job before you choose (NCCL: NCCL_ALGO)"
+    crossovers = [
+        f"{crossover.below.replace('_', '-')} beats {crossover.above.replace('_', '-')} below "
+        f"{size(crossover.size_bytes)}"
+        for crossover in comparison.crossovers
+    ] or ["the order is the same at every size"]
+    return "; ".join(crossovers) + "; time both in your job before you choose (NCCL: NCCL_ALGO)"
 
 
-def compare_json(comparison: AlgorithmComparison, profile: Profile) -> dict[str, Any]:
+def algorithms_json(comparison: AlgorithmComparison, profile: Profile) -> dict[str, Any]:
     """`calibrate --compare --json`."""
     return {
         "schema": SCHEMA,
-        **msgspec.to_builtins(compare_words(comparison, profile)),
+        **msgspec.to_builtins(algorithms_answer(comparison, profile)),
         "comparison": msgspec.to_builtins(comparison),
         "measured": {
             "host": profile.host,
@@ -239,19 +255,3 @@ def compare_json(comparison: AlgorithmComparison, profile: Profile) -> dict[str,
             "when_unix": profile.when_unix,
         },
     }
-
-
-def rate(value: float, unit: str) -> str:
-    """1.23 T..., three digits."""
-    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
-        if value >= scale:
-            return f"{value / scale:.3g} {prefix}{unit}"
-    return f"{value:.3g} {unit}"
-
-
-def size(value: float) -> str:
-    """Bytes in the largest binary unit that suits."""
-    for unit, scale in _UNITS:
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value:.0f} B"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
+from stepscope.records.figures import duration
 from stepscope.records.words import sentence
-from stepscope.ui.words import duration
 
 if TYPE_CHECKING:
     from stepscope.records.job import (
@@ -25,7 +25,6 @@ NOT_ALIGNED = "the ranks' clocks are not aligned, so the order of arrivals is no
 NOTHING_SHARED = "no collective in which ranks wait for each other was recorded by two of them"
 WITHIN_ERROR = "no rank arrived last by more than the clock's error bar"
 _TONES: dict[str, Tone] = {"none": "good", "found": "bad"}
-_BYTES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
 def who(straggler: Straggler) -> str:
@@ -132,12 +131,3 @@ def no_arrivals(job: Job) -> str:
     if not job.clock.aligned:
         return NOT_ALIGNED
     return WITHIN_ERROR if job.arrivals else NOTHING_SHARED
-
-
-def bytes_words(size: float) -> str:
-    """Decimal units, as bandwidths are in GB/s."""
-    for unit, scale in _BYTES:
-        if size >= scale:
-            value = size / scale
-            return f"{value:.1f} {unit}" if value < 100 else f"{value:.0f} {unit}"
-    return f"{size:.0f} B"

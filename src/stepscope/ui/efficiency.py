@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.explain.efficiency import ABOVE, above_peak
 from stepscope.explain.truncate_tables import OTHERS
+from stepscope.records.figures import flop_rate
 from stepscope.ui.words import PARTS
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _COLOURS = {"exposed_comm": "comm", "exposed_memory": "memory"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fall:
+class PeakLoss:
     """One step down from the peak to what the model's arithmetic got."""
 
     id: str
@@ -35,7 +36,7 @@ class Fall:
     left: float  # share that remains below it
 
 
-def falls(rank: RankExplanation) -> list[Fall]:
+def peak_losses(rank: RankExplanation) -> list[PeakLoss]:
     """From the peak down to MFU: the parts of the step that are not the model's arithmetic.
 
     They and MFU add up to 1. Empty without an MFU.
@@ -57,7 +58,7 @@ def falls(rank: RankExplanation) -> list[Fall]:
         if shares[name] >= LEAST_SHARE:
             ms = shares[name] * step
             out.append(
-                Fall(
+                PeakLoss(
                     id=name,
                     label=label,
                     hint=hint,
@@ -129,8 +130,8 @@ def headline(efficiency: Efficiency) -> str:
     if efficiency.peak_source == "calibrated" and efficiency.ceilings and efficiency.ceilings.doubt:
         source = "calibrated on a busy machine, so too low"
     return (
-        f"MFU {efficiency.mfu:.1%}: {rate(_achieved(efficiency))} of "
-        f"{rate(efficiency.peak_flops)} in {efficiency.dtype} ({source})"
+        f"MFU {efficiency.mfu:.1%}: {flop_rate(_achieved(efficiency))} of "
+        f"{flop_rate(efficiency.peak_flops)} in {efficiency.dtype} ({source})"
     )
 
 
@@ -145,7 +146,7 @@ def against_fastest(efficiency: Efficiency) -> str:
     if peak < 1.5 * efficiency.peak_flops:
         return ""
     share = efficiency.mfu * efficiency.peak_flops / peak
-    return f"Of what its tensor cores do in {dtype} ({rate(peak)}) that is {share:.1%}."
+    return f"Of what its tensor cores do in {dtype} ({flop_rate(peak)}) that is {share:.1%}."
 
 
 def no_peak(efficiency: Efficiency) -> str:
@@ -160,31 +161,6 @@ def no_peak(efficiency: Efficiency) -> str:
 
 def _achieved(efficiency: Efficiency) -> float:
     return efficiency.model_flops / ((efficiency.step_ms or 0.0) / 1e3 or 1e30)
-
-
-def rate(flops_s: float) -> str:
-    """FLOPs a second, three figures."""
-    return f"{amount(flops_s)}/s"
-
-
-def amount(flops: float) -> str:
-    """FLOPs, three figures."""
-    for unit, one in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6)):
-        if flops >= one:
-            return f"{_three(flops / one)} {unit}"
-    return f"{flops:.0f} FLOP"
-
-
-def bandwidth(bytes_s: float) -> str:
-    """Bytes a second, three figures."""
-    for unit, one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if bytes_s >= one:
-            return f"{_three(bytes_s / one)} {unit}/s"
-    return f"{bytes_s / 1e3:.1f} kB/s"
-
-
-def _three(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def operators(efficiency: Efficiency) -> list[Spot]:

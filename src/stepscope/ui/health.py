@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from stepscope.explain.rank_steps import typical_step
-from stepscope.ui.words import duration, size
+from stepscope.records.figures import duration, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.memory.words import LABELS, between_words, size
+from stepscope.explain.memory.words import LABELS, between_words
+from stepscope.records.figures import size
 from stepscope.records.memory import CATEGORIES
 
 if TYPE_CHECKING:
     from stepscope.records.memory import LargestBatch, Memory, SiteBytes, Theory, ZeroRow
-
-__all__ = ["LABELS", "size"]
 
 HINTS = {
     "parameters": "The model's weights.",

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 
+from stepscope.records.figures import milliseconds, significant, unsigned_percent
 from stepscope.records.words import counted
-from stepscope.ui.comparison import SCHEMA, Words, percent
+from stepscope.ui.answer import Answer
+from stepscope.ui.comparison import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,52 +20,50 @@ if TYPE_CHECKING:
     from stepscope.verify.track_record import Summary
 
 
-def words_of(kept: Sequence[TrackedPromise]) -> Words:
-    errors = [abs(each.error) for each in kept if each.error is not None]
+def record_answer(kept: Sequence[TrackedPromise]) -> Answer:
+    errors = [abs(row.error) for row in kept if row.error is not None]
     waiting = len(kept) - len(errors)
     compare = "stepscope compare BEFORE AFTER, or stepscope ab -- COMMAND --- COMMAND"
     if not kept:
-        return Words(
-            verdict="Nothing was promised on this host yet.",
-            why="stepscope whatif --remember writes down what it predicts",
+        return Answer(
+            verdict="No promise is recorded on this host yet.",
+            why="stepscope whatif --remember records what it predicts",
             next="stepscope whatif PATH --set NAME=VALUE --remember",
         )
     if not errors:
-        return Words(
+        return Answer(
             verdict=f"{counted(waiting, 'promise')}, none of them tried yet.",
-            why="no comparison has shown one of these changes alone",
+            why="no comparison has tried one of these changes alone",
             next=f"make the change, then {compare}",
         )
-    inside = sum(bool(each.inside) for each in kept if each.inside is not None)
+    inside = sum(bool(row.inside) for row in kept)
     who = "half of them" if len(errors) > 1 else "it"
-    return Words(
+    return Answer(
         verdict=(
             f"{counted(len(errors), 'promise')} tried: {who} came within "
-            f"{percent(median(errors))} of what was promised."
+            f"{unsigned_percent(median(errors))} of the prediction."
         ),
-        why=f"{inside} of {len(errors)} lie inside the promised interval; {waiting} still open",
+        why=f"{inside} of {len(errors)} landed inside the promised interval; {waiting} still open",
         next=f"try the open ones: {compare}" if waiting else "ask stepscope whatif for more",
     )
 
 
 def unread_words(unread: int) -> str:
-    """Of lines in the record that nobody can read any more."""
     return (
         f"{counted(unread, 'line')} of the record cannot be read: left out here, kept in the file"
     )
 
 
 def ignored_words(delivery: Delivery, why: str) -> str:
-    """Of a delivery in the record that teaches nothing."""
     return (
-        f"a delivery of {delivery.promise} ({delivery.a_ms:.2f} -> {delivery.b_ms:.2f} ms) is not "
-        f"counted: {why}"
+        f"a measurement of {delivery.promise} ({significant(delivery.a_ms)} -> "
+        f"{milliseconds(delivery.b_ms)}) does not count: {why}"
     )
 
 
 def forgotten_words(promise: Promise, *, delivery_only: bool) -> str:
     if delivery_only:
-        return f"forgot what was delivered of {promise.id} ({promise.words}): it is open again"
+        return f"forgot the measurement of {promise.id} ({promise.words}): it is open again"
     return f"forgot {promise.id} ({promise.words})"
 
 
@@ -75,25 +75,22 @@ def record_json(
     ignored: Sequence[tuple[Delivery, str]] = (),
 ) -> dict[str, Any]:
     """`record --json`."""
-    words = words_of(kept)
     return {
         "schema": SCHEMA,
-        "verdict": words.verdict,
-        "why": words.why,
-        "next": words.next,
+        **to_builtins(record_answer(kept)),
         "folder": str(folder),
         "unread_lines": unread,
         "ignored": [{**to_builtins(delivery), "why": why} for delivery, why in ignored],
         "what_ifs": [to_builtins(row) for row in rows],
         "promises": [
             {
-                **to_builtins(each.promise),
-                "name": each.promise.name,
-                "delivery": to_builtins(each.delivery),
-                "delivered_ms": each.delivered_ms,
-                "error": each.error,
-                "inside": each.inside,
+                **to_builtins(row.promise),
+                "name": row.promise.name,
+                "delivery": to_builtins(row.delivery),
+                "delivered_ms": row.delivered_ms,
+                "error": row.error,
+                "inside": row.inside,
             }
-            for each in kept
+            for row in kept
         ],
     }

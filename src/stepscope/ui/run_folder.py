@@ -52,6 +52,16 @@ def claim(out: Path | None, command: Sequence[str]) -> ClaimedFolder:
     return ClaimedFolder(out, made=made)
 
 
+def claim_or_refuse(out: Path | None, command: Sequence[str]) -> Path:
+    """For verbs that can do nothing without a folder: always a UsageError."""
+    try:
+        return claim(out, command).path
+    except OSError as error:
+        raise UsageError(
+            f"no folder for the capture can be made: {error}; --out names another"
+        ) from None
+
+
 def _script(command: Sequence[str]) -> str:
     for word in command:
         if word.endswith((".py", ".sh")):

@@ -1,24 +1,37 @@
-"""What we say on stderr, so that a command's own output stays its own."""
+"""Messages on stderr, so that stdout holds a command's own output or our answer alone."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from stepscope.ui.words import one_line
 
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+_CLOSED_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
+
 
 def say(message: str, *more: str) -> None:
-    """Names in it come from files and commands: they are printed as text, and `more` below it.
+    """Print a message, with the lines of `more` indented below it.
 
-    Where nobody can read it, that is no failure of whatever had something to say.
+    A closed stderr is no failure of the caller.
     """
     text = "\n  ".join((f"stepscope: {one_line(message)}", *map(one_line, more)))
     try:
         click.echo(text, err=True)
     except OSError:
-        # What is left in the buffer would fail again at the end, and change the exit code.
+        # The rest of the buffer would fail again at exit and change the exit code.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def leave_quietly() -> NoReturn:
+    """End as other tools do when the reader of our output has left, as `| head` does."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(_CLOSED_PIPE)

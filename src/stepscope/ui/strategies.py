@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stepscope.records.figures import duration, size
 from stepscope.records.strategies import (
     DataParallel,
     FullySharded,
@@ -14,7 +15,6 @@ from stepscope.records.strategies import (
     TensorParallel,
 )
 from stepscope.records.words import counted
-from stepscope.ui.words import duration, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-def sections_of(strategies: Sequence[Strategy], top: int = 8) -> list[Section]:
+def describe_strategies(strategies: Sequence[Strategy], top: int = 8) -> list[Section]:
     """Nothing for a job of one rank."""
     out = []
     for each in strategies:

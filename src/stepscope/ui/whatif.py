@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from stepscope.predict.whatif import Bench
 from stepscope.predict.whatifs import WHATIFS
+from stepscope.records.figures import size
 from stepscope.records.prediction import Prediction, Setting
 from stepscope.records.promise import promise_name
-from stepscope.ui.words import size
 from stepscope.verify.track_record import adjust, learn
 
 if TYPE_CHECKING:

@@ -50,21 +50,3 @@ def short_kernel(name: str, width: int) -> str:
     keep = max(4, width - 1)
     front = keep * 2 // 3
     return f"{text[:front]}…{text[len(text) - (keep - front) :]}"
-
-
-def duration(ns: float) -> str:
-    """Three significant digits in the unit that suits."""
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
-        if abs(ns) >= size:
-            value = ns / size
-            return f"{value:.2f} {unit}" if value < 100 else f"{value:.0f} {unit}"
-    return f"{ns:.0f} ns"
-
-
-def size(size_bytes: float) -> str:
-    """Three significant digits; a GB is 1e9 bytes."""
-    for unit, one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= one:
-            value = size_bytes / one
-            return f"{value:.2f} {unit}" if value < 100 else f"{value:.0f} {unit}"
-    return f"{size_bytes:.0f} B"

@@ -1,7 +1,7 @@
-"""Which promise a comparison answers: one about A, where B is A with that change and nothing else.
+"""Which promise a comparison answers: one about A, if B is A with that change and nothing else.
 
-Without evidence of it the promise stays open and the reason is said. The user's word (`--promise`)
-stands for what cannot be seen, never against what can.
+Without evidence the promise stays open, and the reason is given. The user's word (`--promise`)
+replaces evidence that is missing; it never overrules evidence that is there.
 """
 
 from __future__ import annotations
@@ -29,49 +29,49 @@ if TYPE_CHECKING:
     from stepscope.records.comparison import Comparison
     from stepscope.records.promise import Promise, Workload
 
-CLOSE_BASELINE = 1.25  # A's step over the promise's, or the other way round, at most
-_MOST_TOLD = 5  # open promises that are named
+CLOSE_BASELINE = 1.25  # largest ratio of A's step to the promise's, either way
+_MOST_OPEN = 5  # open promises that are named
 _BY_WORD = "; if B is that change and nothing else, --promise {} answers it"
 _PROFILED = "promises are about steps without the profiler, and these are profiled ones"
 
 
 def with_promise(comparison: Comparison, promise_id: str | None = None) -> Comparison:
-    """The promise this comparison answers, written down and kept beside it; why others stay open.
+    """Record the promise that this comparison answers, or say why the open ones stay open.
 
-    Where several fit, the newest is answered.
+    If several fit, the newest is answered.
     """
-    chosen = [find_promise(promise_id)] if promise_id else _about_a(comparison)
-    waiting = []
-    for promise in chosen:
+    candidates = [find_promise(promise_id)] if promise_id else _about_a(comparison)
+    still_open = []
+    for promise in candidates:
         seen, why = examine(promise, comparison, named=promise_id is not None)
         hint = "" if examine(promise, comparison, named=True)[1] else _BY_WORD.format(promise.id)
         if why is None:
-            kept = _deliver(promise, comparison, seen, named=promise_id is not None)
-            return replace(comparison, promise=kept)
-        waiting.append(OpenPromise(id=promise.id, words=promise.words, why=why + hint))
-    return replace(comparison, open_promises=tuple(waiting[:_MOST_TOLD]))
+            answered = _deliver(promise, comparison, seen, named=promise_id is not None)
+            return replace(comparison, promise=answered)
+        still_open.append(OpenPromise(id=promise.id, words=promise.words, why=why + hint))
+    return replace(comparison, open_promises=tuple(still_open[:_MOST_OPEN]))
 
 
 def examine(
     promise: Promise, comparison: Comparison, *, named: bool = False
 ) -> tuple[Sequence[str], str | None]:
-    """What is seen of the promised change in B, and why the promise stays open, if it does."""
+    """What shows the promised change in B, and why the promise stays open, if it does."""
     if comparison.steps_are == "profiled":
         return (), f"{_PROFILED}: compare run folders (stepscope run) or use stepscope ab"
-    why = _not_its_work(promise.workload, comparison.workload, named=named)
+    why = _other_work(promise.workload, comparison.workload, named=named)
     if why is None:
-        # In turns a busy machine slows A and B alike, so A may be far from the promise's own run.
+        # A busy machine slows alternating runs alike, so A may be far from the promise's own run.
         far = named or comparison.paired
         why = off_baseline(promise, comparison.a_ms, ANY_BASELINE if far else CLOSE_BASELINE)
     if why is not None:
         return (), why
-    told = judge(promise.settings, _without_script(comparison) if named else comparison)
-    why = told.against or (None if named else told.unseen)
-    return told.seen, why or too_vague(comparison.low, comparison.high)
+    judgement = judge(promise.settings, _without_script(comparison) if named else comparison)
+    why = judgement.against or (None if named else judgement.unseen)
+    return judgement.seen, why or too_vague(comparison.low, comparison.high)
 
 
 def _about_a(comparison: Comparison) -> list[Promise]:
-    """Open promises of this host that name A's work as far as that is known, newest first."""
+    """Open promises of this host whose script or operators are A's, newest first."""
     work = comparison.workload
     return [
         promise
@@ -81,16 +81,16 @@ def _about_a(comparison: Comparison) -> list[Promise]:
     ]
 
 
-def _not_its_work(promised: Workload, work: Workload, *, named: bool) -> str | None:
+def _other_work(promised: Workload, work: Workload, *, named: bool) -> str | None:
     differs = promised.differs_in(work)
     if named:  # shapes may vary from run to run, and files have new names
         both = {"script", "signature"}.issubset(differs)
         differs = tuple(x for x in differs if x in ("world_size", "device") or both)
     if differs:
-        told = (_words(name, promised, work) for name in differs)
-        return f"A is other work than the promise is about: {', '.join(told)}"
+        names = ", ".join(_words(name, promised, work) for name in differs)
+        return f"A does other work than the promise is about: {names}"
     if not named and not promised.is_same(work):
-        return "nothing captured says that A is the work the promise is about (shapes of operators)"
+        return "nothing captured shows that A does the work the promise is about (operator shapes)"
     return None
 
 
@@ -101,7 +101,7 @@ def _words(name: str, promised: Workload, work: Workload) -> str:
 
 
 def _without_script(comparison: Comparison) -> Comparison:
-    """Two files may hold A and B where the user says that B is the promised change."""
+    """A and B may be two files if the user says that B is the promised change."""
     changed = tuple(row for row in comparison.evidence.changed if row.name != "script")
     return replace(comparison, evidence=replace(comparison.evidence, changed=changed))
 

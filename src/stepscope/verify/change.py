@@ -1,4 +1,4 @@
-"""From A's and B's runs to one change with its interval, and the smallest that would be seen."""
+"""One change with its interval from the runs of A and B, and the smallest change to be found."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from stepscope.verify.spread import Floats, Spread
 
 CONFIDENCE = 0.95
-POWER = 0.8  # the smallest detectable change is found this often
-FEW = 8  # with fewer steps on a side ranks say nothing: there a normal distribution is assumed
-_MEDIAN_OVER_MEAN = 1.2  # a few values' median spreads so much more than their mean
+POWER = 0.8  # how often the smallest detectable change is found
+FEW = 8  # with fewer steps on a side, order statistics say nothing: assume a normal distribution
+_MEDIAN_OVER_MEAN = 1.2  # spread of a few values' median over that of their mean
 _Z_LOW, _Z_POWER = 1.959964, 0.841621
 _TAIL = (1 - CONFIDENCE) / 2
-_COUNTS = 0.75
-_ONE_OF_TWO = _Z_LOW / math.sqrt(2)  # how far each of two equal sides goes
+_WIDTHS_COUNT = 0.75
+_ONE_OF_TWO = _Z_LOW / math.sqrt(2)  # deviations of each side, of two equal ones
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """A difference of B from A, its interval, and what would be found with POWER."""
+    """A difference of B from A, its interval, and the smallest one found with POWER."""
 
     value: float
     low: float
@@ -36,8 +36,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     smallest: float
 
 
-def ratio_of_runs(a: Sequence[Floats], b: Sequence[Floats], *, paired: bool = False) -> Estimate:
-    """ln(B / A) of the runs' median steps: each side's runs, each the steps of a run in order."""
+def median_ratio(a: Sequence[Floats], b: Sequence[Floats], *, paired: bool = False) -> Estimate:
+    """ln(B / A) of the runs' median steps. A run is its steps in order."""
     return quantile_ratio(a, b, 0.5, paired=paired)
 
 
@@ -56,22 +56,23 @@ def median_difference(
     return _difference(a, b, 0.5, paired=paired)
 
 
-def allow_for_starts(found: Estimate, share: float, of: float = 1.0) -> Estimate:
-    """Wider by what two starts of one command differ: `share` is the standard deviation of one.
+def widen_for_starts(estimate: Estimate, share: float, whole: float = 1.0) -> Estimate:
+    """Widen the interval by how much two starts of one command differ.
 
-    `of` is what the share is of: 1 for logarithms of ratios, else a number of milliseconds.
+    `share` is the standard deviation of one start, as a share of `whole`: 1 for logarithms of
+    ratios, else milliseconds.
     """
-    deviation = share * of * math.sqrt(2)
+    deviation = share * whole * math.sqrt(2)
     reach = _Z_LOW * deviation
     return Estimate(
-        value=found.value,
-        low=found.value - math.hypot(found.value - found.low, reach),
-        high=found.value + math.hypot(found.high - found.value, reach),
-        smallest=math.hypot(found.smallest, (_Z_LOW + _Z_POWER) * deviation),
+        value=estimate.value,
+        low=estimate.value - math.hypot(estimate.value - estimate.low, reach),
+        high=estimate.value + math.hypot(estimate.high - estimate.value, reach),
+        smallest=math.hypot(estimate.smallest, (_Z_LOW + _Z_POWER) * deviation),
     )
 
 
-def typical(runs: Sequence[Floats]) -> tuple[float, float, float]:
+def typical_step(runs: Sequence[Floats]) -> tuple[float, float, float]:
     """One side's step and its interval: the geometric mean of its runs' medians."""
     logs = [np.log(run) for run in runs]
     medians = np.array([np.median(run) for run in logs])
@@ -91,18 +92,18 @@ def _difference(
 ) -> Estimate:
     if len(a) == len(b) == 1:
         if min(len(a[0]), len(b[0])) < FEW:
-            return _of_few_steps(a[0], b[0])
-        return _of_two_runs(quantile_spread(a[0], level), quantile_spread(b[0], level))
+            return _compare_few_steps(a[0], b[0])
+        return _compare_two_runs(quantile_spread(a[0], level), quantile_spread(b[0], level))
     spreads = [[quantile_spread(run, level) for run in side] for side in (a, b)]
     if paired:
-        return _of_pairs(*spreads)
-    return _of_many_runs(*spreads)
+        return _compare_pairs(*spreads)
+    return _compare_many_runs(*spreads)
 
 
-def _of_two_runs(a: Spread, b: Spread) -> Estimate:
-    """Both sides as far off as together is just likely, A one way and B the other.
+def _compare_two_runs(a: Spread, b: Spread) -> Estimate:
+    """Move A one way and B the other, as far as both together are just likely to be off.
 
-    How far each of them goes is an angle: 45 degrees where both are known equally well.
+    An angle divides the distance: 45 degrees if both are known equally well.
     """
     angle = _angle(a, b)
     ends, sizes = [], []
@@ -122,17 +123,17 @@ def _of_two_runs(a: Spread, b: Spread) -> Estimate:
 
 
 def _angle(a: Spread, b: Spread) -> float:
-    """By how well shares are known and how far apart steps lie there.
+    """From how well each side's share of steps is known, and how far apart its steps lie there.
 
-    The latter is noisy where few steps lie near the quantile, and is often the same on both sides:
-    it counts by three quarters, which makes the interval 0.5% too narrow at most.
+    The latter is noisy if few steps lie near the quantile, and often the same on both sides: it
+    counts by three quarters, which makes the interval at most 0.5% too narrow.
     """
     widths = [run.at(_ONE_OF_TWO) - run.at(-_ONE_OF_TWO) for run in (a, b)]
     deviations = [run.deviation for run in (a, b)]
     if min(widths) <= 0:
         widths = deviations
     known, apart = deviations[1] / deviations[0], widths[1] / widths[0]
-    return math.atan(known * (apart / known) ** _COUNTS)
+    return math.atan(known * (apart / known) ** _WIDTHS_COUNT)
 
 
 def _ends(run: Spread) -> tuple[float, float]:
@@ -142,7 +143,7 @@ def _ends(run: Spread) -> tuple[float, float]:
     return low, high
 
 
-def _of_few_steps(a: Floats, b: Floats) -> Estimate:
+def _compare_few_steps(a: Floats, b: Floats) -> Estimate:
     """Student's interval with one variance for both sides."""
     freedom = len(a) + len(b) - 2
     variance = float(((a - a.mean()) ** 2).sum() + ((b - b.mean()) ** 2).sum()) / freedom
@@ -150,18 +151,18 @@ def _of_few_steps(a: Floats, b: Floats) -> Estimate:
     return _student_interval(float(np.median(b) - np.median(a)), deviation, freedom)
 
 
-def _of_pairs(a: Sequence[Spread], b: Sequence[Spread]) -> Estimate:
-    """What is between the runs of a pair counts; what changes from pair to pair falls out."""
+def _compare_pairs(a: Sequence[Spread], b: Sequence[Spread]) -> Estimate:
+    """Differences within pairs count; what changes from pair to pair cancels."""
     differences = np.array([y.value - x.value for x, y in zip(a, b, strict=True)])
     n = len(differences)
     variance = max(float(differences.var(ddof=1)), 2 * _rounding_variance(a, b))
     return _student_interval(float(differences.mean()), math.sqrt(variance / n), n - 1)
 
 
-def _of_many_runs(a: Sequence[Spread], b: Sequence[Spread]) -> Estimate:
-    """Runs are what is drawn: one variance between runs, of both sides together.
+def _compare_many_runs(a: Sequence[Spread], b: Sequence[Spread]) -> Estimate:
+    """The runs are the sample: one variance between runs, pooled over both sides.
 
-    What chance within runs does to their medians is already in it.
+    It already holds what chance within a run does to its median.
     """
     sides = [np.array([run.value for run in side]) for side in (a, b)]
     freedom = len(a) + len(b) - 2
@@ -172,7 +173,7 @@ def _of_many_runs(a: Sequence[Spread], b: Sequence[Spread]) -> Estimate:
 
 
 def _rounding_variance(a: Sequence[Spread], b: Sequence[Spread]) -> float:
-    """Runs that a coarse clock makes equal are not."""
+    """A coarse clock makes runs equal that are not."""
     return float(max(run.rounding for run in (*a, *b))) ** 2 / 12
 
 

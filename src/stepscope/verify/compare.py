@@ -1,5 +1,5 @@
-"""B against A: reads both sides, drops warm-up, and puts the change, its interval and what moved
-into one record."""
+"""B against A: read both sides, drop the warm-up, and put the change, its interval and what else
+changed into one record."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ import numpy as np
 from stepscope.errors import NotCapturedError, UsageError
 from stepscope.records.comparison import (
     Comparison,
-    MovedPhase,
+    PhaseChange,
     RunSteps,
     Side,
     SlowSteps,
 )
+from stepscope.records.figures import milliseconds, unsigned_percent
 from stepscope.records.words import counted
 from stepscope.verify.change import (
     CONFIDENCE,
     FEW,
-    allow_for_starts,
     median_difference,
+    median_ratio,
     quantile_ratio,
-    ratio_of_runs,
-    typical,
+    typical_step,
+    widen_for_starts,
 )
-from stepscope.verify.differences import moved_kernels, moved_operators, moved_parts
-from stepscope.verify.evidence import evidence_of
+from stepscope.verify.differences import kernel_changes, operator_changes, part_changes
+from stepscope.verify.evidence import compare_traits
 from stepscope.verify.runs import find_runs, profiled_run
 from stepscope.verify.spread import quantile_spread
 from stepscope.verify.steady import drift, warm_up
-from stepscope.verify.workload import SHAPES, differences, workload_of
+from stepscope.verify.workload import SHAPES, describe_workload, differences
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,17 +43,17 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Explanation
     from stepscope.trace.files import Progress
     from stepscope.verify.change import Estimate
-    from stepscope.verify.runs import Run
+    from stepscope.verify.runs import ComparedRun
 
     Floats = NDArray[np.float64]
 
 _PERCENTS = np.arange(101) / 100
-_SLOW = 0.95
-_MOST_POINTS = 160  # of a run's trail
-_ENOUGH_FOR_SLOW = 100  # steps of every run: five of them are the slow ones
+_SLOW = 0.95  # quantile of the slow steps
+_MOST_POINTS = 160  # of a run's steps, as drawn
+_ENOUGH_FOR_SLOW = 100  # steps per run: five of them are slow
 FEWEST_STEADY = 100  # with fewer steps the interval may be too narrow
-# What the median step changes from one start of a command to the next, as a standard deviation,
-# where it cannot be seen: one run on each side. docs/compare.md says where it comes from.
+# Standard deviation of the median step from one start of a command to the next, assumed if each
+# side is one run. docs/compare.md says where it comes from.
 BETWEEN_STARTS = 0.005
 _BASES = {
     "corrected": "estimated",
@@ -61,8 +62,8 @@ _BASES = {
     "window": "whole window",
 }
 _OTHER_SHAPES = (
-    "shapes of operators differ: where a step of B holds more or fewer samples, compare "
-    "samples a second, not steps"
+    "operators have other shapes in B: if a step holds more or fewer samples, compare samples a "
+    "second, not steps"
 )
 
 
@@ -78,30 +79,30 @@ def compare(
     cache: bool = True,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Each side one run or several. Raises where the two sides cannot be compared."""
+    """Each side is one run or several. Raises if the two sides cannot be compared."""
     sides = [
         [run for path in paths for run in find_runs(path, unit=unit, column=column)]
         for paths in (a, b)
     ]
-    explained = _Explained(cache, progress)
-    steps_are, notes = _same_kind(sides, explained)
+    explain_run = _Explanations(cache, progress)
+    steps_are, notes = _step_kind(sides, explain_run)
     if steps_are == "profiled":
-        sides = [[profiled_run(run, explained(run)) for run in side] for side in sides]
+        sides = [[profiled_run(run, explain_run(run)) for run in side] for side in sides]
     _check(sides, paired)
-    both = _explain_both(sides, explained) if explain or steps_are == "profiled" else None
-    unseen = steps_are == "measured" and len(sides[0]) == len(sides[1]) == 1
-    starts = between_starts if unseen else 0.0
-    return _compared(sides, steps_are, both, notes, paired=paired, starts=starts)
+    both = _explain_both(sides, explain_run) if explain or steps_are == "profiled" else None
+    one_start = steps_are == "measured" and len(sides[0]) == len(sides[1]) == 1
+    starts = between_starts if one_start else 0.0
+    return _build_comparison(sides, steps_are, both, notes, paired=paired, starts=starts)
 
 
-class _Explained:
-    """Explanations by path, each made once."""
+class _Explanations:
+    """Explains each run once."""
 
     def __init__(self, cache: bool, progress: Progress | None) -> None:
         self._known: dict[str, Explanation] = {}
         self._cache, self._progress = cache, progress
 
-    def __call__(self, run: Run) -> Explanation:
+    def __call__(self, run: ComparedRun) -> Explanation:
         if run.path not in self._known:
             from stepscope.explain.explain_job import explain_job
 
@@ -111,8 +112,10 @@ class _Explained:
         return self._known[run.path]
 
 
-def _same_kind(sides: Sequence[Sequence[Run]], explained: _Explained) -> tuple[StepsAre, list[str]]:
-    """Profiled steps are compared with profiled ones only."""
+def _step_kind(
+    sides: Sequence[Sequence[ComparedRun]], explain_run: _Explanations
+) -> tuple[StepsAre, list[str]]:
+    """Which steps are compared: profiled steps are compared with profiled ones only."""
     runs = [run for side in sides for run in side]
     notes = [note for run in runs for note in run.notes]
     profiled = [run for run in runs if run.steps_are == "profiled"]
@@ -121,47 +124,47 @@ def _same_kind(sides: Sequence[Sequence[Run]], explained: _Explained) -> tuple[S
     bare = next((run for run in runs if not run.has_trace), None)
     if bare is not None:
         for run in profiled:
-            explained(run)  # what is no trace at all is said first
+            explain_run(run)  # raises first if the file is no trace at all
         raise UsageError(
             f"{profiled[0].path} has only profiled steps and {bare.path} only steps without the "
-            "profiler, which slows what it records: the difference would be the profiler's. "
-            "Capture both with stepscope run, or compare two traces"
+            "profiler: the difference would be the profiler's overhead. Capture both with "
+            "stepscope run, or compare two traces"
         )
     if len(profiled) < len(runs):
         notes.append(
-            f"{profiled[0].path} has only profiled steps, so the profiled steps of both sides are "
+            f"{profiled[0].path} has only profiled steps: the profiled steps of both sides are "
             "compared"
         )
     return "profiled", notes
 
 
-def _check(sides: Sequence[Sequence[Run]], paired: bool) -> None:
+def _check(sides: Sequence[Sequence[ComparedRun]], paired: bool) -> None:
     for run in (run for side in sides for run in side):
         if len(run.step_ms) < 2:
             raise NotCapturedError(
-                f"{run.path} has one {'profiled ' if run.steps_are == 'profiled' else ''}step: "
-                "nothing tells a change from noise. Record several steps"
+                f"{run.path} has one {'profiled ' if run.steps_are == 'profiled' else ''}step, "
+                "which cannot tell a change from noise. Record several steps"
             )
         if not (run.step_ms > 0).all():
             raise NotCapturedError(f"{run.path} has a step that takes no time")
     if paired and len(sides[0]) != len(sides[1]):
         raise UsageError(
-            f"pairs need as many runs of A as of B: there are {len(sides[0])} and {len(sides[1])}"
+            f"pairs need as many runs of A as of B: A has {len(sides[0])}, B has {len(sides[1])}"
         )
 
 
 def _explain_both(
-    sides: Sequence[Sequence[Run]], explained: _Explained
+    sides: Sequence[Sequence[ComparedRun]], explain_run: _Explanations
 ) -> tuple[Explanation, Explanation] | None:
-    """The last run with a trace on each side: `ab` records one in its last pair."""
+    """The last run with a trace on each side: `ab` records traces in its last pair."""
     traced = [[run for run in side if run.has_trace] for side in sides]
     if not all(traced):
         return None
-    return explained(traced[0][-1]), explained(traced[1][-1])
+    return explain_run(traced[0][-1]), explain_run(traced[1][-1])
 
 
-def _compared(
-    sides: Sequence[Sequence[Run]],
+def _build_comparison(
+    sides: Sequence[Sequence[ComparedRun]],
     steps_are: StepsAre,
     both: tuple[Explanation, Explanation] | None,
     notes: list[str],
@@ -175,28 +178,28 @@ def _compared(
         [run.step_ms[first:] for run, first in zip(side, firsts, strict=True)]
         for side, firsts in zip(sides, dropped, strict=True)
     ]
-    of_steps = ratio_of_runs(*steps, paired=paired)
-    found = allow_for_starts(of_steps, starts)
+    within_runs = median_ratio(*steps, paired=paired)
+    ratio = widen_for_starts(within_runs, starts)
     a, b = (
-        _side(runs, firsts, kept) for runs, firsts, kept in zip(sides, dropped, steps, strict=True)
+        _side(runs, firsts, rest) for runs, firsts, rest in zip(sides, dropped, steps, strict=True)
     )
     last = (sides[0][-1], sides[1][-1])
     config = differences(last[0].facts, last[1].facts, both)
     phases = _phases(sides, dropped, paired, starts)
-    explained = both or (None, None)
+    explanations = both or (None, None)
     if any(row.name == SHAPES for row in config):
         notes.append(_OTHER_SHAPES)
     return Comparison(
         a_ms=a.ms,
         b_ms=b.ms,
-        change=_share(found.value),
-        low=_share(found.low),
-        high=_share(found.high),
+        change=_change(ratio.value),
+        low=_change(ratio.low),
+        high=_change(ratio.high),
         confidence=CONFIDENCE,
-        verdict=_verdict(found),
-        smallest_detectable=_share(found.smallest),
-        steps_low=_share(of_steps.low),
-        steps_high=_share(of_steps.high),
+        verdict=_verdict(ratio),
+        smallest_detectable=_change(ratio.smallest),
+        steps_low=_change(within_runs.low),
+        steps_high=_change(within_runs.high),
         between_starts=starts or None,
         steps_are=steps_are,
         paired=paired,
@@ -204,34 +207,34 @@ def _compared(
         b=b,
         slow_steps=_slow_steps(steps, paired, starts),
         phases=phases,
-        rest=_rest(a, b, found, phases) if phases else None,
-        budget=moved_parts(both, (a, b), steps_are) if both else (),
-        kernels=moved_kernels(*both) if both else (),
-        operators=moved_operators(*both) if both else (),
+        rest=_rest(a, b, ratio, phases) if phases else None,
+        budget=part_changes(both, (a, b), steps_are) if both else (),
+        kernels=kernel_changes(*both) if both else (),
+        operators=operator_changes(*both) if both else (),
         a_peak_bytes=_peak(sides[0]),
         b_peak_bytes=_peak(sides[1]),
         config=config,
-        workload=workload_of(last[0].facts, explained[0]),
-        evidence=evidence_of(
-            (last[0].facts, explained[0]), (last[1].facts, explained[1]), phases, a.ms
+        workload=describe_workload(last[0].facts, explanations[0]),
+        evidence=compare_traits(
+            (last[0].facts, explanations[0]), (last[1].facts, explanations[1]), phases, a.ms
         ),
-        notes=(*notes, *_about(a, b, steps_are, starts, both)),
+        notes=(*notes, *_notes(a, b, steps_are, starts, both)),
     )
 
 
-def _share(logarithm: float) -> float:
-    """Of a ratio's logarithm, the change; two steps may leave it as wide as numbers go."""
+def _change(logarithm: float) -> float:
+    """B / A - 1 from ln(B / A), which two steps may leave without an upper end."""
     return math.expm1(min(logarithm, 700.0))
 
 
-def _verdict(found: Estimate) -> Verdict:
-    if found.high < 0:
+def _verdict(ratio: Estimate) -> Verdict:
+    if ratio.high < 0:
         return "faster"
-    return "slower" if found.low > 0 else "no difference seen"
+    return "slower" if ratio.low > 0 else "no difference seen"
 
 
-def _side(runs: Sequence[Run], dropped: Sequence[int], steps: Sequence[Floats]) -> Side:
-    ms, low, high = typical(steps)
+def _side(runs: Sequence[ComparedRun], dropped: Sequence[int], steps: Sequence[Floats]) -> Side:
+    ms, low, high = typical_step(steps)
     return Side(
         ms=ms,
         low_ms=low,
@@ -240,21 +243,21 @@ def _side(runs: Sequence[Run], dropped: Sequence[int], steps: Sequence[Floats]) 
         runs=tuple(
             RunSteps(
                 path=run.path,
-                steps=len(kept),
+                steps=len(rest),
                 warm_up=first,
-                median_ms=float(np.median(kept)),
-                effective_steps=quantile_spread(kept).effective,
+                median_ms=float(np.median(rest)),
+                effective_steps=quantile_spread(rest).effective,
                 rank=run.rank,
-                drift=drift(kept),
-                trail_ms=_trail(kept),
+                drift=drift(rest),
+                trail_ms=_trail(rest),
             )
-            for run, first, kept in zip(runs, dropped, steps, strict=True)
+            for run, first, rest in zip(runs, dropped, steps, strict=True)
         ),
     )
 
 
 def _trail(steps: Floats) -> tuple[float, ...]:
-    """In order; of a long run the medians of equal stretches."""
+    """The steps in order; a long run becomes medians of equal stretches."""
     parts = np.array_split(steps, min(len(steps), _MOST_POINTS))
     return tuple(float(np.median(part)) for part in parts)
 
@@ -262,26 +265,26 @@ def _trail(steps: Floats) -> tuple[float, ...]:
 def _slow_steps(steps: Sequence[Sequence[Floats]], paired: bool, starts: float) -> SlowSteps | None:
     if min(len(run) for side in steps for run in side) < _ENOUGH_FOR_SLOW:
         return None
-    found = allow_for_starts(quantile_ratio(steps[0], steps[1], _SLOW, paired=paired), starts)
+    ratio = widen_for_starts(quantile_ratio(steps[0], steps[1], _SLOW, paired=paired), starts)
     a, b = (
         float(np.exp(np.mean([np.log(np.quantile(run, _SLOW)) for run in side]))) for side in steps
     )
     return SlowSteps(
         a_ms=a,
         b_ms=b,
-        change=_share(found.value),
-        low=_share(found.low),
-        high=_share(found.high),
+        change=_change(ratio.value),
+        low=_change(ratio.low),
+        high=_change(ratio.high),
     )
 
 
 def _phases(
-    sides: Sequence[Sequence[Run]],
+    sides: Sequence[Sequence[ComparedRun]],
     dropped: Sequence[Sequence[int]],
     paired: bool,
     starts: float,
-) -> tuple[MovedPhase, ...]:
-    """Where every run has them; phases that nobody spends time in are left out."""
+) -> tuple[PhaseChange, ...]:
+    """The phases that every run has and that take any time."""
     runs = [run for side in sides for run in side]
     names = [name for name in runs[0].phases if all(name in run.phases for run in runs)]
     out = []
@@ -293,30 +296,30 @@ def _phases(
         medians = [float(np.mean([np.median(run) for run in side])) for side in (a, b)]
         if not any(medians):
             continue
-        found = median_difference(a, b, paired=paired)
-        found = allow_for_starts(found, starts, max(medians))
+        difference = median_difference(a, b, paired=paired)
+        difference = widen_for_starts(difference, starts, max(medians))
         out.append(
-            MovedPhase(
+            PhaseChange(
                 id=name,
                 a_ms=medians[0],
                 b_ms=medians[1],
-                change_ms=found.value,
-                low_ms=found.low,
-                high_ms=found.high,
+                change_ms=difference.value,
+                low_ms=difference.low,
+                high_ms=difference.high,
             )
         )
     return tuple(out)
 
 
-def _rest(a: Side, b: Side, found: Estimate, phases: Sequence[MovedPhase]) -> MovedPhase:
-    """What medians of phases leave of the median step: with it they add up to B - A exactly.
+def _rest(a: Side, b: Side, ratio: Estimate, phases: Sequence[PhaseChange]) -> PhaseChange:
+    """The median step less its phases' medians, so that all rows add up to B - A exactly.
 
     It is as uncertain as the step and the phases together.
     """
     change = (b.ms - a.ms) - sum(row.change_ms for row in phases)
     halves = [(row.high_ms - row.low_ms) / 2 for row in phases]
-    reach = math.hypot(a.ms * (_share(found.high) - _share(found.low)) / 2, *halves)
-    return MovedPhase(
+    reach = math.hypot(a.ms * (_change(ratio.high) - _change(ratio.low)) / 2, *halves)
+    return PhaseChange(
         id="rest",
         a_ms=a.ms - sum(row.a_ms for row in phases),
         b_ms=b.ms - sum(row.b_ms for row in phases),
@@ -326,11 +329,11 @@ def _rest(a: Side, b: Side, found: Estimate, phases: Sequence[MovedPhase]) -> Mo
     )
 
 
-def _peak(runs: Sequence[Run]) -> int | None:
+def _peak(runs: Sequence[ComparedRun]) -> int | None:
     return max((run.peak_bytes for run in runs if run.peak_bytes is not None), default=None)
 
 
-def _about(
+def _notes(
     a: Side,
     b: Side,
     steps_are: StepsAre,
@@ -340,33 +343,34 @@ def _about(
     notes = []
     if steps_are == "profiled":
         notes.append(
-            f"profiled steps, {_steps(a)} and {_steps(b)}: the profiler slows the host, and so few "
-            "steps say little; stepscope run measures steps without it"
+            f"these are {_steps(a)} and {_steps(b)} profiled steps: they are few, and the profiler "
+            "slows the host; stepscope run measures steps without it"
         )
-        notes += _about_cost(*both) if both else []
+        notes += _overhead_notes(*both) if both else []
     elif starts:
         notes.append(
-            "one run on each side: what two starts of one command differ cannot be seen; a "
-            f"standard deviation of {starts:.2%} is assumed (--between-starts); stepscope ab "
-            "measures it"
+            "one run on each side does not show how much two starts of one command differ: a "
+            f"standard deviation of {unsigned_percent(starts)} is assumed (--between-starts); "
+            "stepscope ab measures it"
         )
     elif len(a.runs) == len(b.runs) == 1:
         notes.append(
-            "one run on each side: what two starts of one command differ cannot be seen, and is "
-            "not in the interval"
+            "one run on each side does not show how much two starts of one command differ: the "
+            "interval leaves that out"
         )
-    return notes + [note for name, side in (("A", a), ("B", b)) for note in _about_side(name, side)]
+    drifts = [note for name, side in (("A", a), ("B", b)) for note in _drift_notes(name, side)]
+    return [*notes, *drifts, *_few_steps_notes({"A": a, "B": b})]
 
 
-def _about_cost(*both: Explanation) -> list[str]:
-    """What `explain` says of the same traces, where that is another step than the verdict's."""
-    budgets = [each.budget for each in both]
+def _overhead_notes(*both: Explanation) -> list[str]:
+    """The steps that `explain` reports for these traces, if they are not the verdict's."""
+    budgets = [explanation.budget for explanation in both]
     if all(budget.basis == "cycles" for budget in budgets):
         return []
-    a, b = (f"{budget.step_ms:.2f} ms ({_BASES[budget.basis]})" for budget in budgets)
+    a, b = (f"{milliseconds(budget.step_ms)} ({_BASES[budget.basis]})" for budget in budgets)
     return [
-        f"stepscope explain, which takes off what the profiler costs, says {a} for a step of A and "
-        f"{b} for one of B; the verdict and the parts here are about profiled steps"
+        f"without the profiler's overhead, stepscope explain gives {a} for A's step and {b} for "
+        "B's; the verdict and the parts here are of profiled steps"
     ]
 
 
@@ -374,25 +378,26 @@ def _steps(side: Side) -> int:
     return sum(run.steps for run in side.runs)
 
 
-def _about_side(name: str, side: Side) -> list[str]:
+def _drift_notes(name: str, side: Side) -> list[str]:
     notes = []
     for number, run in enumerate(side.runs, 1):
-        whose = name if len(side.runs) == 1 else f"{name}'s run {number}"
         if run.drift is not None:
-            way = "slower" if run.drift > 0 else "faster"
-            notes.append(
-                f"{whose} drifts: its second half is {abs(run.drift):.1%} {way} than its first"
-            )
-        if len(side.runs) == 1 and FEW <= run.steps < FEWEST_STEADY:
-            notes.append(
-                f"{whose} has only {counted(run.steps, 'step')}: where steps come in slow and "
-                "fast spells the "
-                "interval is too narrow"
-            )
-        if len(side.runs) == 1 and run.steps < FEW:
-            notes.append(
-                f"{whose} has only {counted(run.steps, 'step')}: the interval takes each for a "
-                "fair draw, "
-                "which steps that follow each other seldom are"
-            )
+            whose = name if len(side.runs) == 1 else f"{name}'s run {number}"
+            size, way = unsigned_percent(run.drift), "slower" if run.drift > 0 else "faster"
+            notes.append(f"{whose} drifts: its second half is {size} {way} than its first")
     return notes
+
+
+def _few_steps_notes(sides: dict[str, Side]) -> list[str]:
+    """One note for both sides if both have few steps."""
+    few = {
+        name: side.runs[0].steps
+        for name, side in sides.items()
+        if len(side.runs) == 1 and side.runs[0].steps < FEWEST_STEADY
+    }
+    if not few:
+        return []
+    counts = " and ".join(f"{name} has only {counted(n, 'step')}" for name, n in few.items())
+    if min(few.values()) < FEW:
+        return [f"{counts}: the interval assumes independent steps, which neighbours seldom are"]
+    return [f"{counts}: if slow and fast spells alternate, the interval is too narrow"]

@@ -1,12 +1,12 @@
-"""How many steps of a run say as much as one independent step would: tau.
+"""The correlation time tau: how many steps of a run are as informative as one independent step.
 
-n values average out as n / tau independent ones do, where tau is the variance of a long average
-over that of independent values: the spectrum at frequency zero. It is read from the slowest
-cosines in the values. Each of those is one degree of freedom, so the answer comes with how well it
-is known. Few cosines stay near zero but know little, many know more but leave it: 0.2 n^(2/3) are
-taken, and down to half of that where neighbours have much in common for long.
+n values average out as n / tau independent ones do. tau is the variance of a long average over that
+of independent values, which is the spectrum at frequency zero. It is estimated from the slowest
+cosines of the values. Each cosine is one degree of freedom, so the estimate comes with its own
+uncertainty. Few cosines stay near frequency zero but are uncertain, many are certain but leave it:
+0.2 n^(2/3) are used, and down to half of that if correlations reach far.
 
-docs/compare.md has the formulas; benchmarks/comparison.py is what they were chosen by.
+docs/compare.md has the formulas; benchmarks/comparison.py tests them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 _MOST_COSINES, _FEWEST_COSINES, _OF_EFFECTIVE = 0.2, 0.1, 0.15
 _LONGEST_LAG = 0.1  # of the run
-_SHORTEST = 0.2  # steps that take turns may say more than independent ones, but not much more
+_SHORTEST = 0.2  # alternating steps are more informative than independent ones, but not by much
 _ROUNDS = 3
 
 
 def correlation_times(rows: Floats) -> tuple[Floats, Floats]:
-    """tau of each row, and the degrees of freedom it is known with."""
+    """tau of each row, and its degrees of freedom."""
     n = rows.shape[1]
     centred = rows - rows.mean(axis=1, keepdims=True)
     power = (centred**2).mean(axis=1)
@@ -43,27 +43,27 @@ def correlation_times(rows: Floats) -> tuple[Floats, Floats]:
     numbers = np.arange(1, int(used.max()) + 1)
     turned = waves[:, numbers] * np.exp(-0.5j * math.pi * numbers / n)
     spectrum = 2 * turned.real**2 / n
-    falls = 1 / (1 + (math.pi / 2 * numbers * rough[:, None] / n) ** 2)
+    decay = 1 / (1 + (math.pi / 2 * numbers * rough[:, None] / n) ** 2)
     last = (np.arange(len(rows)), used - 1)
-    at_zero = np.cumsum(spectrum, axis=1)[last] / np.cumsum(falls, axis=1)[last]
+    at_zero = np.cumsum(spectrum, axis=1)[last] / np.cumsum(decay, axis=1)[last]
     varies = power > 0
     tau = np.clip(at_zero / np.where(varies, power, 1.0), _SHORTEST, n / 2)
     return np.where(varies, tau, 1.0), used.astype(np.float64)
 
 
 def _sum_of_correlations(products: Floats, n: int) -> Floats:
-    """A rough tau of each row: one, and twice the correlations at all lags.
+    """A rough tau of each row: one plus twice the correlations at all lags.
 
-    Lags come in pairs, added up as long as pairs are positive and never growing (Geyer's sequence);
-    the mean of so few values takes tau / n off each correlation, which is given back.
+    Lags are added in pairs while pairs are positive and not growing (Geyer's sequence). Subtracting
+    the mean of few values takes tau / n off each correlation, which is added back.
     """
     power = products[:, :1]
-    found = products / np.where(power > 0, power, 1.0)
-    longer = n / (n - np.arange(found.shape[1]))
-    tau = np.ones((len(found), 1))
+    correlations = products / np.where(power > 0, power, 1.0)
+    longer = n / (n - np.arange(correlations.shape[1]))
+    tau = np.ones((len(correlations), 1))
     for _ in range(_ROUNDS):
         lost = np.minimum(tau / n, 0.5)
-        lags = (found * (1 - lost) + lost) * longer
+        lags = (correlations * (1 - lost) + lost) * longer
         lags[:, 0] = 1.0
         pairs = np.minimum.accumulate(lags[:, 0::2] + lags[:, 1::2], axis=1)
         tau = 2 * np.maximum(pairs, 0.0).sum(axis=1, keepdims=True) - 1

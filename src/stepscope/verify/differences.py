@@ -1,4 +1,4 @@
-"""What moved between two explanations: parts of the budget, kernels, operators. Per step, in ms."""
+"""What changed between two explanations: parts of the step, kernels, operators; in ms per step."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.explain.budget import mean_budget
-from stepscope.records.comparison import MovedName, MovedPart
+from stepscope.records.comparison import NameChange, PartChange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from stepscope.records.comparison import Side, StepsAre
     from stepscope.records.explanation import Budget, Explanation, RankExplanation
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 MOST_ROWS = 100
 
 
-def moved_parts(
-    explained: tuple[Explanation, Explanation], sides: tuple[Side, Side], steps_are: StepsAre
-) -> tuple[MovedPart, ...]:
-    """Each side's step, divided as its trace says; in the budget's order, and all of them, so that
-    they add up to the steps that are compared.
+def part_changes(
+    both: tuple[Explanation, Explanation], sides: tuple[Side, Side], steps_are: StepsAre
+) -> tuple[PartChange, ...]:
+    """Each side's step, split as its trace is. All parts are listed, so that they add up to the
+    steps that are compared.
 
-    Steps that were profiled are divided as they were recorded, with what the profiler added.
+    Profiled steps are split as recorded, with the profiler's overhead.
     """
-    budgets = [_as_recorded(x) if steps_are == "profiled" else x.budget for x in explained]
+    budgets = [_as_recorded(x) if steps_are == "profiled" else x.budget for x in both]
     parts = [
         {part.id: part.share * side.ms for part in budget.parts}
         for budget, side in zip(budgets, sides, strict=True)
     ]
     return tuple(
-        MovedPart(
+        PartChange(
             id=name,
             a_ms=parts[0].get(name, 0.0),
             b_ms=parts[1].get(name, 0.0),
@@ -50,16 +50,16 @@ def _as_recorded(explanation: Explanation) -> Budget:
     return mean_budget(tuple(ranks))
 
 
-def moved_kernels(a: Explanation, b: Explanation) -> tuple[MovedName, ...]:
-    """By name, the largest change first: those that came, went, or take another time.
+def kernel_changes(a: Explanation, b: Explanation) -> tuple[NameChange, ...]:
+    """By name, the largest change first: new ones, gone ones, and those that take another time.
 
-    None where nothing ran on a device: a CPU's kernels are its operators.
+    Empty if nothing ran on a device: a CPU's kernels are its operators.
     """
-    return _moved(_each(a, _kernels), _each(b, _kernels)) if _on_device(a, b) else ()
+    return _changes(_mean_step(a, _kernels), _mean_step(b, _kernels)) if _on_device(a, b) else ()
 
 
-def moved_operators(a: Explanation, b: Explanation) -> tuple[MovedName, ...]:
-    """By name, whatever the shapes: own device time; own host time where nothing has a device."""
+def operator_changes(a: Explanation, b: Explanation) -> tuple[NameChange, ...]:
+    """By name, whatever the shapes: own device time, or own host time on a CPU."""
     on_device = _on_device(a, b)
 
     def table(rank: RankExplanation) -> Table:
@@ -70,15 +70,15 @@ def moved_operators(a: Explanation, b: Explanation) -> tuple[MovedName, ...]:
             out[row.name] = (ns + own, calls + row.calls)
         return out
 
-    return _moved(_each(a, table), _each(b, table))
+    return _changes(_mean_step(a, table), _mean_step(b, table))
 
 
 def _on_device(*both: Explanation) -> bool:
-    return any(rank.launches.device_events for each in both for rank in each.ranks)
+    return any(rank.launches.device_events for side in both for rank in side.ranks)
 
 
 def _kernels(rank: RankExplanation) -> Table:
-    """Those that the steps launched, where that is known: a window opens on others' leftovers."""
+    """The kernels that the steps launched, if that is known: a window opens on earlier work."""
     out: Table = {}
     for row in rank.kernels:
         ns, calls = out.get(row.name, (0.0, 0.0))
@@ -89,8 +89,8 @@ def _kernels(rank: RankExplanation) -> Table:
     return out
 
 
-def _each(explanation: Explanation, table: Callable[[RankExplanation], Table]) -> Table:
-    """A step of a mean rank."""
+def _mean_step(explanation: Explanation, table: Callable[[RankExplanation], Table]) -> Table:
+    """One step, averaged over steps and ranks."""
     out: Table = {}
     for rank in explanation.ranks:
         share = 1 / (len(explanation.ranks) * max(1, len(rank.steps.steps)))
@@ -100,17 +100,18 @@ def _each(explanation: Explanation, table: Callable[[RankExplanation], Table]) -
     return out
 
 
-def _moved(a: Table, b: Table) -> tuple[MovedName, ...]:
+def _changes(a: Table, b: Table) -> tuple[NameChange, ...]:
     rows = (_row(name, a.get(name), b.get(name)) for name in dict.fromkeys((*a, *b)))
-    return _largest(row for row in rows if row.change_ms)
+    changed = (row for row in rows if row.change_ms)
+    return tuple(sorted(changed, key=lambda row: -abs(row.change_ms))[:MOST_ROWS])
 
 
 def _row(
     name: str, before: tuple[float, float] | None, after: tuple[float, float] | None
-) -> MovedName:
+) -> NameChange:
     a_ms = before[0] / 1e6 if before else None
     b_ms = after[0] / 1e6 if after else None
-    return MovedName(
+    return NameChange(
         name=name,
         a_ms=a_ms,
         b_ms=b_ms,
@@ -118,7 +119,3 @@ def _row(
         a_calls=before[1] if before else None,
         b_calls=after[1] if after else None,
     )
-
-
-def _largest(rows: Iterable[MovedName]) -> tuple[MovedName, ...]:
-    return tuple(sorted(rows, key=lambda row: -abs(row.change_ms))[:MOST_ROWS])

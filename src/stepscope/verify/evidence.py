@@ -1,43 +1,43 @@
-"""What of the step changed from A to B, as far as both sides were captured."""
+"""Which traits of the step changed from A to B, as far as both sides captured them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from stepscope.records.comparison import ComparedFacts, Difference
-from stepscope.verify.traits import Traits, batch_growth, common_factor, traits_of
+from stepscope.verify.traits import Traits, batch_growth, common_factor, read_traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stepscope.records.comparison import MovedPhase
+    from stepscope.records.comparison import PhaseChange
     from stepscope.records.explanation import Explanation
 
-_MORE_PRODUCTS = 0.05  # by which the products of a step differ where a step does more or less
-_DATA_SHARE = 0.05  # of the step, that its data phase has to move by
-_SEVERAL_TIMES = 2.0  # blocking calls differ by so much, and by one in a step at least
-_COUNTED = ("threads", "workers")  # how the names of such facts end
+_MORE_PRODUCTS = 0.05  # products per step differ by more: the step does other work
+_DATA_SHARE = 0.05  # of the step: a smaller change of the data phase does not count
+_SEVERAL_TIMES = 2.0  # blocking calls differ by this factor, and by at least one per step
+_COUNTED = ("threads", "workers")  # names of counted facts end so
 
 
-def evidence_of(
+def compare_traits(
     a: tuple[dict[str, Any], Explanation | None],
     b: tuple[dict[str, Any], Explanation | None],
-    phases: Sequence[MovedPhase],
+    phases: Sequence[PhaseChange],
     step_ms: float,
 ) -> ComparedFacts:
-    """Facts and explanation of each side, the phases as they moved, A's step."""
-    before, after = traits_of(*a), traits_of(*b)
-    found = [*_same_words(before, after), *_same_facts(before, after)]
-    for pair in (_parameters, _batch, _products_a_step, _blocking):
-        found += pair(before, after)
-    found += _data_loading(phases, step_ms)
+    """`a` and `b` are each side's facts and explanation; `step_ms` is A's step."""
+    before, after = read_traits(*a), read_traits(*b)
+    traits = [*_words_of_both(before, after), *_counts_of_both(before, after)]
+    for compare in (_parameters, _batch, _products_per_step, _blocking):
+        traits += compare(before, after)
+    traits += _data_loading(phases, step_ms)
     return ComparedFacts(
-        looked_at=tuple(row.name for row in found),
-        changed=tuple(row for row in found if row.a != row.b),
+        looked_at=tuple(row.name for row in traits),
+        changed=tuple(row for row in traits if row.a != row.b),
     )
 
 
-def _same_words(a: Traits, b: Traits) -> list[Difference]:
+def _words_of_both(a: Traits, b: Traits) -> list[Difference]:
     return [
         Difference(name=name, a=a.words[name], b=b.words[name])
         for name in a.words
@@ -45,8 +45,8 @@ def _same_words(a: Traits, b: Traits) -> list[Difference]:
     ]
 
 
-def _same_facts(a: Traits, b: Traits) -> list[Difference]:
-    """Threads and workers, where capture counted them."""
+def _counts_of_both(a: Traits, b: Traits) -> list[Difference]:
+    """Threads and workers, if capture counted them."""
     before, after = _counts(a.facts), _counts(b.facts)
     return [
         Difference(name=name, a=str(before[name]), b=str(after[name]))
@@ -55,7 +55,7 @@ def _same_facts(a: Traits, b: Traits) -> list[Difference]:
 
 
 def _counts(facts: dict[str, Any]) -> dict[str, int]:
-    """Of the facts themselves and of the tables among them."""
+    """From the facts themselves and from the tables among them."""
     tables = [facts, *(value for value in facts.values() if isinstance(value, dict))]
     return {
         name: value
@@ -66,7 +66,7 @@ def _counts(facts: dict[str, Any]) -> dict[str, int]:
 
 
 def _parameters(a: Traits, b: Traits) -> list[Difference]:
-    """What gradients are accumulated into; as often again where a step has micro-batches."""
+    """Each parameter accumulates one gradient per micro-batch."""
     if not a.gradients or not b.gradients:
         return []
     factor = common_factor(a.gradients, b.gradients)
@@ -82,7 +82,7 @@ def _parameters(a: Traits, b: Traits) -> list[Difference]:
 
 
 def _batch(a: Traits, b: Traits) -> list[Difference]:
-    """Shapes of products that run in every step; those of a last, shorter batch do not."""
+    """From the shapes of products in every step; a last, shorter batch does not count."""
     before, after = ({key for key, calls in side.products.items() if calls >= 1} for side in (a, b))
     if not before or not after:
         return []
@@ -90,7 +90,9 @@ def _batch(a: Traits, b: Traits) -> list[Difference]:
     if before == after:
         return [Difference(name="batch", a="the same", b="the same"), *same_shapes]
     growth = batch_growth((shapes for _, shapes in before), (shapes for _, shapes in after))
-    if growth is not None and common_factor(a.gradients, b.gradients):  # else a wider model may be
+    if growth is not None and common_factor(
+        a.gradients, b.gradients
+    ):  # else the model may be wider
         return [Difference(name="batch", a=str(growth[0]), b=str(growth[1])), *same_shapes]
     only = [sorted(mine - others) for mine, others in ((before, after), (after, before))]
     words = [f"{name} {list(map(list, shapes))}" for side in only for name, shapes in side[:1]]
@@ -99,8 +101,8 @@ def _batch(a: Traits, b: Traits) -> list[Difference]:
     return [Difference(name="shapes", a=words[0], b=words[1])]
 
 
-def _products_a_step(a: Traits, b: Traits) -> list[Difference]:
-    """In each micro-batch: more of them where some are computed again."""
+def _products_per_step(a: Traits, b: Traits) -> list[Difference]:
+    """Per micro-batch: a step that recomputes has more."""
     passes = common_factor(a.gradients, b.gradients)
     if passes is None or not a.products or not b.products:
         return []
@@ -119,11 +121,11 @@ def _blocking(a: Traits, b: Traits) -> list[Difference]:
     return [Difference(name="blocking calls", a=words[0], b=words[1])]
 
 
-def _data_loading(phases: Sequence[MovedPhase], step_ms: float) -> list[Difference]:
-    """Measured, so only what is beyond chance and a good part of the step counts."""
+def _data_loading(phases: Sequence[PhaseChange], step_ms: float) -> list[Difference]:
+    """Counts only if it changed by more than chance and by a good part of the step."""
     row = next((row for row in phases if row.id == "data"), None)
     if row is None:
         return []
-    moved = not row.low_ms <= 0 <= row.high_ms and abs(row.change_ms) >= _DATA_SHARE * step_ms
-    words = f"{row.a_ms:.3g} ms", f"{row.b_ms if moved else row.a_ms:.3g} ms"
+    changed = not row.low_ms <= 0 <= row.high_ms and abs(row.change_ms) >= _DATA_SHARE * step_ms
+    words = f"{row.a_ms:.3g} ms", f"{row.b_ms if changed else row.a_ms:.3g} ms"
     return [Difference(name="data loading", a=words[0], b=words[1])]

@@ -1,4 +1,4 @@
-"""Runs that took turns: which of A's belongs to which of B's, as `ab` writes it down."""
+"""Alternating runs: which run of A is paired with which run of B, as `ab` records it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ AB = "ab.json"
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Folders inside the one that holds them all."""
+    """Two run folders inside the folder of an `ab`."""
 
     a: str
     b: str
-    first: str  # a or b: who ran first
+    first: str  # "a" or "b"
     done: bool = False
 
 
-class Turns(msgspec.Struct, frozen=True, kw_only=True):
+class PairedRuns(msgspec.Struct, frozen=True, kw_only=True):
     """The content of ab.json."""
 
     command_a: tuple[str, ...]
@@ -37,9 +37,9 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_pairs(pairs: int, seed: int = 0) -> tuple[Pair, ...]:
-    """A and B, then B and A, so that a steady drift of the machine meets both alike.
+    """A and B, then B and A, so that a steady drift of the machine affects both alike.
 
-    Which of the two comes first is drawn for every two pairs.
+    Chance decides which of the two comes first, anew for every two pairs.
     """
     draws = np.random.default_rng(seed).integers(0, 2, -(-pairs // 2)).tolist()
     digits = max(2, len(str(pairs)))
@@ -54,13 +54,13 @@ def plan_pairs(pairs: int, seed: int = 0) -> tuple[Pair, ...]:
 
 
 def read_pairs(folder: Path) -> tuple[list[str], list[str]]:
-    """A's and B's run folders of the pairs that were finished, in the same order."""
+    """A's and B's run folders of the finished pairs, in the same order."""
     file = folder / AB
     try:
-        turns = decode(read_whole(file), Turns)
+        plan = decode(read_whole(file), PairedRuns)
     except NotJsonError as error:
         raise UnreadableInputError(f"{file} is not what stepscope ab writes: {error}") from None
-    done = [pair for pair in turns.pairs if pair.done]
+    done = [pair for pair in plan.pairs if pair.done]
     if not done:
-        raise NotCapturedError(f"{folder}: not one pair of runs was finished")
+        raise NotCapturedError(f"{folder}: no pair of runs is finished")
     return [str(folder / pair.a) for pair in done], [str(folder / pair.b) for pair in done]

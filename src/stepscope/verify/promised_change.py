@@ -1,4 +1,4 @@
-"""Whether B is A with the promised change and nothing else, told from what was captured of both."""
+"""Whether B is A with the promised change and nothing else, judged by what both captured."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from stepscope.records.comparison import Comparison, Difference
     from stepscope.records.prediction import Setting
 
-# What one change does to the words of a trait: the setting's value, A's word, B's word.
+# Whether a trait changed as promised: called with the setting's value, A's word and B's word.
 Fits = Callable[[str, str, str], bool]
-_LESS_DATA = 0.25  # of A's, that is left of data loading where data is always ready
-_RECOMPUTED = 1.1  # products of a step that recomputes, over those of one that does not
+_LESS_DATA = 0.25  # of A's data loading: less is left if data is always ready
+_RECOMPUTED = 1.1  # products of a step that recomputes over those of one that does not
 
 
 class Sign(msgspec.Struct, frozen=True, kw_only=True):
-    """How a what-if shows: the trait that it changes, and those that may change with it."""
+    """The trait that a what-if changes, and the traits that may change with it."""
 
     trait: str
     fits: Fits
@@ -28,7 +28,7 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen of the promised change; what speaks against it; what cannot be seen."""
+    """What shows the promised change, what speaks against it, and what cannot be seen."""
 
     seen: tuple[str, ...] = ()
     against: str | None = None
@@ -36,26 +36,26 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(settings: Sequence[Setting], comparison: Comparison) -> Judgement:
-    """Of all settings of one promise together."""
+    """Judge all settings of one promise together."""
     changed = {row.name: row for row in comparison.evidence.changed}
     other_work = _other_work(settings, changed)
     if other_work:
         return Judgement(against=other_work)
-    told = [_judge_one(setting, comparison, changed) for setting in settings]
-    against = next((each.against for each in told if each.against), None)
+    judgements = [_judge_one(setting, comparison, changed) for setting in settings]
+    against = next((one.against for one in judgements if one.against), None)
     return Judgement(
-        seen=tuple(words for each in told for words in each.seen),
+        seen=tuple(words for one in judgements for words in one.seen),
         against=against or _more_than_promised(settings, changed),
-        unseen=next((each.unseen for each in told if each.unseen), None),
+        unseen=next((one.unseen for one in judgements if one.unseen), None),
     )
 
 
 def _other_work(settings: Sequence[Setting], changed: dict[str, Difference]) -> str | None:
-    """Another model is another model, whatever was promised."""
+    """No promise covers another model or another machine."""
     allowed = _allowed(settings)
     for name in ("parameters", "parameter memory", "shapes", "device", "world size"):
         if name in changed and name not in allowed:
-            return f"B is other work than A: {_words(changed[name])}"
+            return f"B does other work than A: {_words(changed[name])}"
     return None
 
 
@@ -64,12 +64,14 @@ def _judge_one(
 ) -> Judgement:
     sign = _sign(setting.name, comparison.evidence.looked_at)
     if sign is None:
-        return Judgement(unseen=f"{setting} leaves no trace in what is captured")
+        return Judgement(unseen=f"capture records nothing that shows {setting}")
     if sign.trait not in comparison.evidence.looked_at:
         return Judgement(unseen=f"{sign.trait} was not captured on both sides")
     row = changed.get(sign.trait)
     if row is None or row.a is None or row.b is None:
-        return Judgement(against=f"{setting} is not seen in B: its {sign.trait} is as in A")
+        return Judgement(
+            against=f"{setting} is not seen in B: its {sign.trait} is the same as in A"
+        )
     if not sign.fits(setting.value, row.a, row.b):
         return Judgement(against=f"{setting} is not seen in B: {_words(row)}")
     return Judgement(seen=(_words(row),))
@@ -79,7 +81,7 @@ def _more_than_promised(settings: Sequence[Setting], changed: dict[str, Differen
     others = [row for name, row in changed.items() if name not in _allowed(settings)]
     if not others:
         return None
-    return f"B differs from A in more than that: {', '.join(map(_words, others))}"
+    return f"B differs from A in other ways too: {', '.join(map(_words, others))}"
 
 
 def _allowed(settings: Sequence[Setting]) -> set[str]:
@@ -95,7 +97,7 @@ def _allowed(settings: Sequence[Setting]) -> set[str]:
 
 
 def _sign(name: str, looked_at: Sequence[str]) -> Sign | None:
-    """A what-if that nobody listed here shows in a fact of its own name, if capture has one."""
+    """A what-if that is not listed shows in a fact of its own name, if capture has one."""
     known = SIGNS.get(name)
     if known is None and name in looked_at:
         return Sign(trait=name, fits=_becomes)

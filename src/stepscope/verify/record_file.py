@@ -1,7 +1,7 @@
-"""The track record on disk: JSON lines, one file a host, only ever appended to.
+"""The track record on disk: JSON lines, one file per host, only ever appended to.
 
-Several processes may write at once: each line goes out in one write, under a lock. A line that a
-kill cut short is closed by the next writer and left out by every reader.
+Several processes may write at once: each line is one write, under a lock. If a kill cut a line
+short, the next writer closes it and readers skip it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 try:
     import fcntl
-except ImportError:  # Windows: whole lines still go out in one write
+except ImportError:  # Windows: each line is still one write
     fcntl = None  # type: ignore[assignment]
 
 Line = Promise | Delivery | Forgotten
@@ -33,12 +33,12 @@ _LINES: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
 def record_folder() -> Path:
-    """$STEPSCOPE_RECORD, else in the user's configuration folder."""
+    """$STEPSCOPE_RECORD, or a folder in the user's configuration."""
     return user_folder("STEPSCOPE_RECORD", "record")
 
 
 def append(line: Line) -> None:
-    """Whole, at the end of this host's file."""
+    """Add one whole line to this host's file."""
     path = record_folder() / f"{_file_name(this_host())}.jsonl"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,20 +57,20 @@ def append(line: Line) -> None:
 
 
 def read_lines() -> list[Line]:
-    """Of every host that shares the folder, each file's in the order they were written.
+    """The lines of every host that shares the folder, each file's in the order written.
 
-    What is not a line of ours, or of a schema we do not know, is left out: see `count_unread`.
+    Lines that are not ours, or of an unknown schema, are left out: see `count_unread`.
     """
     return [line for line in map(_parse, _rows()) if line is not None]
 
 
 def count_unread() -> int:
-    """Lines that are left out. They stay in the file: nothing is ever written over."""
+    """How many lines are left out. They stay in the file: nothing is ever overwritten."""
     return sum(_parse(row) is None for row in _rows())
 
 
 def _rows() -> Iterator[bytes]:
-    """An empty one for a file that cannot be read, and for a line that is too long to be ours."""
+    """An unreadable file, and a line too long to be ours, count as an empty line."""
     for path in sorted(record_folder().glob("*.jsonl")):
         lines = LineFile(path)
         try:
@@ -89,7 +89,7 @@ def _parse(row: bytes) -> Line | None:
 
 
 def _is_sound(line: Line) -> bool:
-    """A prediction lies in its interval. What somebody edited may say otherwise."""
+    """A prediction lies in its interval, unless somebody edited the file."""
     return not isinstance(line, Promise) or line.low_ms <= line.predicted_ms <= line.high_ms
 
 
@@ -105,7 +105,7 @@ def _write(handle: int, line: bytes) -> None:
 
 @contextlib.contextmanager
 def _locked(handle: int) -> Iterator[None]:
-    """Some network disks have no locks: there a single write has to do."""
+    """Some network disks have no locks: a single write must do there."""
     if fcntl is not None:
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)

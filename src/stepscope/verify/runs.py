@@ -1,7 +1,7 @@
-"""What a path stands for: one run or several, each with its steps, phases and facts.
+"""The runs that a path stands for: one or several, each with its steps, phases and facts.
 
-A job's step is its slowest rank's, as everywhere: the rank whose median step is longest. Ranks that
-train in step all take equally long; where one does not, the job waits for it.
+A job's step is that of its slowest rank: the one with the longest median step. Ranks that train
+together take equally long; if one takes longer, the job waits for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MOST_BYTES = 64 << 20  # of run.json, which lists every rank
 
 
 class _WholeRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What run.json says of all ranks."""
+    """The part of run.json that concerns all ranks."""
 
     command: list[str] | None = None
     exit_code: Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 32)] | None = None
@@ -47,8 +47,8 @@ class _WholeRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One run of one side. Steps are in the order they ran, in milliseconds."""
+class ComparedRun:
+    """One run of one side; steps in the order they ran, in milliseconds."""
 
     path: str
     steps_are: StepsAre
@@ -61,35 +61,36 @@ class Run:
     notes: tuple[str, ...] = ()
 
 
-def find_runs(path: str, *, unit: str = "ms", column: str | None = None) -> list[Run]:
-    """One for a run folder, a step list, a trace or a folder of traces; more for a folder of runs.
+def find_runs(path: str, *, unit: str = "ms", column: str | None = None) -> list[ComparedRun]:
+    """One run for a run folder, a step list, a trace or a folder of traces; several for a folder
+    of runs.
 
     The steps of a trace are not read yet: `profiled_run` does that.
     """
     if is_url(path):
-        return [_of_traces(path)]
+        return [_traced_run(path)]
     here = Path(path)
     if is_folder(here):
-        return _in_folder(here)
+        return _runs_in_folder(here)
     if not may_exist(here):
         raise UnreadableInputError(f"{path} does not exist")
     if here.name == STEPS:
-        return [_of_ranks(here.parent, [here.parent])]
+        return [_measured_run(here.parent, [here.parent])]
     if is_step_list(here):
         steps = read_step_list(here, unit, column)
-        return [Run(path=path, steps_are="listed", step_ms=steps)]
-    return [_of_traces(path)]
+        return [ComparedRun(path=path, steps_are="listed", step_ms=steps)]
+    return [_traced_run(path)]
 
 
-def profiled_run(run: Run, explanation: Explanation) -> Run:
-    """The same run with the steps of its trace: those of the rank that takes longest."""
+def profiled_run(run: ComparedRun, explanation: Explanation) -> ComparedRun:
+    """The same run with the steps of its trace, from the slowest rank."""
     ranks = [rank for rank in explanation.ranks if rank.steps.cycles_ns or rank.steps.steps]
     if not ranks:
         raise NotCapturedError(f"{run.path}: the trace has no step")
     slowest = max(ranks, key=lambda rank: rank.step_ms.profiled or 0.0)
     cycles = slowest.steps.cycles_ns
     steps_ns = cycles if len(cycles) > 1 else [step.dur_ns for step in slowest.steps.steps]
-    return Run(
+    return ComparedRun(
         path=run.path,
         steps_are="profiled",
         step_ms=np.array(steps_ns, np.float64) / 1e6,
@@ -101,48 +102,48 @@ def profiled_run(run: Run, explanation: Explanation) -> Run:
     )
 
 
-def _in_folder(folder: Path) -> list[Run]:
+def _runs_in_folder(folder: Path) -> list[ComparedRun]:
     if may_exist(folder / STEPS):
-        return [_of_ranks(folder, [folder])]
+        return [_measured_run(folder, [folder])]
     ranks = _rank_folders(folder)
     if ranks or may_exist(folder / RUN):
-        return [_of_ranks(folder, ranks)]
+        return [_measured_run(folder, ranks)]
     inner = list_folder(folder)
-    runs = [each for each in inner if is_folder(each) and _rank_folders(each)]
-    if runs and not any(is_trace_name(each.name) for each in inner):
-        return [_of_ranks(each, _rank_folders(each)) for each in runs]
-    return [_of_traces(str(folder))]
+    runs = [path for path in inner if is_folder(path) and _rank_folders(path)]
+    if runs and not any(is_trace_name(path.name) for path in inner):
+        return [_measured_run(path, _rank_folders(path)) for path in runs]
+    return [_traced_run(str(folder))]
 
 
 def _rank_folders(run: Path) -> list[Path]:
-    """Without those of a second process that said it was the same rank (`rank-00000.2`)."""
+    """Without folders of a second process that claimed the same rank (`rank-00000.2`)."""
     return [
-        each
-        for each in sorted(run.glob("rank-*"))
-        if "." not in each.name
-        and is_folder(each)
-        and (may_exist(each / STEPS) or may_exist(each / RANK))
+        rank
+        for rank in sorted(run.glob("rank-*"))
+        if "." not in rank.name
+        and is_folder(rank)
+        and (may_exist(rank / STEPS) or may_exist(rank / RANK))
     ]
 
 
-def _of_traces(path: str) -> Run:
-    return Run(path=path, steps_are="profiled", step_ms=np.empty(0), has_trace=True)
+def _traced_run(path: str) -> ComparedRun:
+    return ComparedRun(path=path, steps_are="profiled", step_ms=np.empty(0), has_trace=True)
 
 
-def _of_ranks(folder: Path, ranks: list[Path]) -> Run:
+def _measured_run(folder: Path, ranks: list[Path]) -> ComparedRun:
     has_trace = any(is_trace_name(file.name) for rank in ranks for file in list_folder(rank))
-    read = {rank: rows for rank in ranks if (rows := plain_steps(rank / STEPS))}
+    rows_by_rank = {rank: rows for rank in ranks if (rows := plain_steps(rank / STEPS))}
     facts = _facts(folder, ranks)
     peaks = [peak for rank in ranks if (peak := _peak_bytes(rank)) is not None]
     peak = max(peaks, default=None)
     path = str(folder)
-    if not read:
+    if not rows_by_rank:
         if not has_trace:
             raise NotCapturedError(
-                f"{folder} holds no step to compare: its capture saw none outside the window"
+                f"{folder} has no step to compare: capture measured none outside the window"
             )
         why = f"{folder}: no step was measured outside the profiler's window"
-        return Run(
+        return ComparedRun(
             path=path,
             steps_are="profiled",
             step_ms=np.empty(0),
@@ -151,11 +152,11 @@ def _of_ranks(folder: Path, ranks: list[Path]) -> Run:
             has_trace=True,
             notes=(why,),
         )
-    steps = {rank: _steps_of(rows) for rank, rows in read.items()}
+    steps = {rank: _steps_and_phases(rows) for rank, rows in rows_by_rank.items()}
     slowest = max(steps, key=lambda rank: float(np.median(steps[rank][0])))
     step_ms, phases = steps[slowest]
     number = read_facts(slowest).get("rank", folder_rank(slowest))
-    return Run(
+    return ComparedRun(
         path=path,
         steps_are="measured",
         step_ms=step_ms,
@@ -164,24 +165,24 @@ def _of_ranks(folder: Path, ranks: list[Path]) -> Run:
         facts=facts,
         peak_bytes=peak,
         has_trace=has_trace,
-        notes=_about_ranks(folder, ranks, len(read), facts),
+        notes=_notes(folder, ranks, len(rows_by_rank), facts),
     )
 
 
-def _about_ranks(
-    folder: Path, ranks: list[Path], read: int, facts: dict[str, Any]
+def _notes(
+    folder: Path, ranks: list[Path], measured: int, facts: dict[str, Any]
 ) -> tuple[str, ...]:
     world = facts.get("world_size") or len(ranks)
     notes = []
-    if read != world:
-        notes.append(f"{folder}: steps of {read} of {world} ranks are here")
+    if measured != world:
+        notes.append(f"{folder} has the steps of {measured} of {world} ranks")
     if facts.get("exit_code"):
         notes.append(f"{folder}: its command ended with exit code {facts['exit_code']}")
     return tuple(notes)
 
 
-def _steps_of(rows: list[StepRow]) -> tuple[Floats, dict[str, Floats]]:
-    """The device's own time where it is known: a host that runs ahead ends its steps early."""
+def _steps_and_phases(rows: list[StepRow]) -> tuple[Floats, dict[str, Floats]]:
+    """Device time if it is known: a host that runs ahead ends its steps early."""
     timed = [row for row in rows if row.device_ns]
     rows = timed or rows
     steps = np.array([row.device_ns if timed else row.wall_ns for row in rows], np.float64) / 1e6
@@ -193,15 +194,15 @@ def _steps_of(rows: list[StepRow]) -> tuple[Floats, dict[str, Floats]]:
 
 
 def _facts(folder: Path, ranks: list[Path]) -> dict[str, Any]:
-    """The first rank's, with what the whole run knows."""
-    found = read_facts(ranks[0]) if ranks else {}
+    """The first rank's facts, and those of the whole run."""
+    facts = read_facts(ranks[0]) if ranks else {}
     whole = read_record(folder / RUN, _WholeRun, Oddities(RUN), _MOST_BYTES) or _WholeRun()
-    found["command"], found["exit_code"] = whole.command, whole.exit_code
-    found["world_size"] = whole.world_size or found.get("world_size")
-    return found
+    facts["command"], facts["exit_code"] = whole.command, whole.exit_code
+    facts["world_size"] = whole.world_size or facts.get("world_size")
+    return facts
 
 
 def _peak_bytes(rank: Path) -> int | None:
-    """What the allocator held at most in the captured step."""
+    """The most that the allocator held in the captured step."""
     captured, _ = read_captured(rank)
     return captured.peak.allocated_bytes if captured and captured.peak else None

@@ -1,11 +1,11 @@
-"""How far a quantile of one run's steps may be off, given that steps follow each other.
+"""How uncertain a quantile of one run's steps is, given that neighbouring steps are correlated.
 
-A quantile is known as well as the share of steps below it (Woodruff's interval), and that share is
-known as well as the run's signs, below or above, average out. Neither tails nor outliers reach
-signs. Where the quantile lies between slow and fast spells, signs at the quantile of this run say
-little about the signs at the true one, so they are looked at on both sides of it too.
+A quantile is as uncertain as the share of steps below it (Woodruff's interval). That share is an
+average of signs, below or above, which neither tails nor outliers affect. If the quantile lies
+between slow and fast spells, the signs at this run's quantile say little about those at the true
+one, so signs on both sides of it are used too.
 
-docs/compare.md has the formulas; benchmarks/comparison.py is what they were chosen by.
+docs/compare.md has the formulas; benchmarks/comparison.py tests them.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-# Where signs are looked at, as logarithms of odds from the quantile: 33%, 41%, 50%, 59%, 67%.
+# Where signs are taken, as logarithms of odds from the quantile: 33%, 41%, 50%, 59%, 67%.
 _AROUND = np.array([-0.7, -0.35, 0.0, 0.35, 0.7])
 _MIDDLE = 2
 _HALF_GRID = np.linspace(0.0, 1.0, 201)
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """A quantile of a run's steps, and which values it may have in a run without end."""
+    """A quantile of a run's steps, and the values it may have in an endless run."""
 
     value: float
     steps: int
-    effective: float  # independent steps that would say as much
+    effective: float  # number of independent steps that would be as informative
     deviation: float  # of the share of steps below the quantile
-    rounding: float = 0.0  # what the steps are rounded to, where that shows
+    rounding: float = 0.0  # resolution of the clock, if it shows
     ordered: Floats
-    shares: Floats  # of steps below, and how many deviations off it would be were it the true one
+    shares: Floats  # of steps below a value; `scores`: deviations off if that is the true share
     scores: Floats
-    freedoms: Floats  # degrees of freedom that the deviation there is known with
+    freedoms: Floats  # degrees of freedom of the deviation there
 
     def at(self, score: float) -> float:
-        """The value that lies so many deviations above the quantile."""
+        """The value `score` deviations above the quantile."""
         share = float(np.interp(score, self.scores, self.shares))
         value = quantile(self.ordered, share)
-        if self.rounding:  # the true length lies anywhere between two marks of the clock
+        if self.rounding:  # the true length lies anywhere between two ticks of the clock
             unknown = self.rounding * math.erf(abs(score) / math.sqrt(2)) / 2
             off = math.hypot(value - self.value, unknown)
             return self.value + math.copysign(off, score)
@@ -57,15 +57,15 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def quantile_spread(values: Floats, level: float = 0.5) -> Spread:
-    """Of steps in the order they ran; two at least."""
+    """`values` are at least two steps, in the order they ran."""
     n = len(values)
     ordered = np.sort(values)
     odds = level / (1 - level) * np.exp(_AROUND)
-    looked_at = odds / (1 + odds)
-    tau, freedom = correlation_times(_below(values, ordered, looked_at))
+    sampled = odds / (1 + odds)
+    tau, freedom = correlation_times(_below(values, ordered, sampled))
     shares = np.concatenate((level * _HALF_GRID, level + (1 - level) * _HALF_GRID[1:]))
     deviations = np.sqrt(tau * level * (1 - level) / n)
-    scores = (shares - level) / np.interp(shares, looked_at, deviations)
+    scores = (shares - level) / np.interp(shares, sampled, deviations)
     return Spread(
         value=float(np.quantile(values, level)),
         steps=n,
@@ -75,12 +75,12 @@ def quantile_spread(values: Floats, level: float = 0.5) -> Spread:
         ordered=ordered,
         shares=shares,
         scores=_outermost(scores),
-        freedoms=np.interp(shares, looked_at, freedom),
+        freedoms=np.interp(shares, sampled, freedom),
     )
 
 
 def quantile(ordered: Floats, share: float) -> float:
-    """Each of n values stands in the middle of its nth."""
+    """The i-th of n sorted values is the quantile at (i + 1/2) / n."""
     n = len(ordered)
     place = min(max(share * n - 0.5, 0.0), n - 1.0)
     first = int(place)
@@ -89,7 +89,7 @@ def quantile(ordered: Floats, share: float) -> float:
 
 
 def _below(values: Floats, ordered: Floats, shares: Floats) -> Floats:
-    """A row for each share: 1 below its quantile, 0 above; equal ones make up the share."""
+    """One row per share: 1 below its quantile, 0 above; equal values make up the share."""
     marks = np.array([quantile(ordered, float(share)) for share in shares])[:, None]
     first = np.searchsorted(ordered, marks[:, 0], "left")
     equal = np.searchsorted(ordered, marks[:, 0], "right") - first
@@ -98,7 +98,7 @@ def _below(values: Floats, ordered: Floats, shares: Floats) -> Floats:
 
 
 def _outermost(scores: Floats) -> Floats:
-    """Never falling: of several shares with one score the one farthest from the quantile."""
+    """Monotonic scores: of several shares with one score, take the farthest from the quantile."""
     low = np.maximum.accumulate(np.minimum(scores, 0.0))
     high = np.minimum.accumulate(np.maximum(scores, 0.0)[::-1])[::-1]
     out: Floats = low + high
@@ -106,7 +106,7 @@ def _outermost(scores: Floats) -> Floats:
 
 
 def resolution(ordered: Floats) -> float:
-    """What the values are rounded to, where most of them have an equal; else 0."""
+    """The step of the clock if most values have an equal; else 0."""
     distinct = np.unique(ordered)
     if len(distinct) > len(ordered) / 2:
         return 0.0
@@ -116,7 +116,7 @@ def resolution(ordered: Floats) -> float:
 
 
 def _last_digit(value: float) -> float:
-    """The size of the last digit that is written."""
+    """The size of the last written digit."""
     text = f"{value:.9g}"
     if "e" in text:
         return 0.0

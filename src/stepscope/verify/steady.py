@@ -1,9 +1,9 @@
-"""Which steps count: the first ones of a run often do not.
+"""Which steps count: the first ones of a run are often warm-up.
 
-Leading steps are warm-up as long as the median of five of them lies far from the medians of five
-in the run's second half: more than 3.5 of their standard deviations (by their median absolute
-deviation) and more than 0.5%. Where more than a quarter of the run is like that it is no warm-up
-but a slow spell or a drift, and all steps count.
+Steps are taken in groups of five. Leading groups are warm-up while their median lies far from the
+medians of the run's second half: by more than 3.5 standard deviations (from the median absolute
+deviation) and more than 0.5%. If that holds for more than a quarter of the run, it is a slow spell
+or a drift, not a warm-up, and all steps count.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.verify.change import ratio_of_runs
+from stepscope.verify.change import median_ratio
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 GROUP = 5
-_FEWEST = 8 * GROUP  # in shorter runs there is nothing to tell a warm-up from
+_FEWEST = 8 * GROUP  # in shorter runs a warm-up cannot be told apart
 _LONGEST = 0.25  # of the run
 _FAR, _LEAST = 3.5, 0.005
-_DEVIATIONS = 1.4826  # of a normal distribution, in median absolute deviations
+_DEVIATIONS = 1.4826  # standard deviation of a normal distribution over its median absolute one
 _DRIFTS = 0.01
 
 
@@ -47,13 +47,13 @@ def settled(steps: Floats) -> Floats:
 
 
 def drift(steps: Floats) -> float | None:
-    """How much longer the second half's steps are, as a share, where that is no chance."""
+    """How much longer the second half's steps are, as a share; None if it may be chance."""
     if len(steps) < _FEWEST:
         return None
     half = len(steps) // 2
-    found = ratio_of_runs([steps[:half]], [steps[half:]])
-    share = float(np.expm1(found.value))
-    return share if not found.low <= 0 <= found.high and abs(share) >= _DRIFTS else None
+    ratio = median_ratio([steps[:half]], [steps[half:]])
+    share = float(np.expm1(ratio.value))
+    return share if not ratio.low <= 0 <= ratio.high and abs(share) >= _DRIFTS else None
 
 
 def _medians(steps: Floats) -> Floats:

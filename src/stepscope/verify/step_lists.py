@@ -1,6 +1,7 @@
-"""Step times that somebody wrote down: a text file, CSV, JSON or JSON lines, as milliseconds.
+"""Lists of step times from a text file, CSV, JSON or JSON lines, as milliseconds.
 
-A unit is told by a name that ends in _ns, _us, _ms or _s, or is itself a unit; else by the caller.
+A column's name gives the unit if it ends in _ns, _us, _ms or _s, or is a unit itself; else the
+caller does.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 UNITS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
 ENDINGS = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson")
-_LARGEST_JSON = 8 << 20  # a JSON file beyond is a trace, unless it begins with a number
+_LARGEST_JSON = 8 << 20  # a larger JSON file is a trace, unless it begins with a number
 _LONGEST_MS = 1e15
 _LONGEST_CELL = 64
 _LARGEST, _MOST_LINES = 64 << 20, 4_000_000
@@ -36,7 +37,7 @@ _NUMBER = re.compile(r"([-+.\w]+?)\s*(ns|us|µs|ms|s)?", re.IGNORECASE)
 
 
 def is_step_list(path: Path) -> bool:
-    """By its name; a .json file by its content, which may be a trace as well."""
+    """By its name; a .json file may be a trace as well, so its content decides."""
     if path.name.endswith(ENDINGS):
         return True
     if not path.name.endswith(".json"):
@@ -51,8 +52,8 @@ def is_step_list(path: Path) -> bool:
 
 
 def read_step_list(path: Path, unit: str = "ms", column: str | None = None) -> Floats:
-    """In the order of the file; raises UnreadableInputError for anything that is no step time."""
-    text = _text_of(path)
+    """In the order of the file; raises UnreadableInputError for anything but step times."""
+    text = _read_text(path)
     if path.name.endswith(".json"):
         rows = _json_rows(path, _decoded(path, text))
     elif path.name.endswith((".jsonl", ".ndjson")):
@@ -65,7 +66,7 @@ def read_step_list(path: Path, unit: str = "ms", column: str | None = None) -> F
     return values
 
 
-def _text_of(path: Path) -> str:
+def _read_text(path: Path) -> str:
     content = read_whole(path, _LARGEST)
     if content.count(b"\n") > _MOST_LINES:
         raise UnreadableInputError(f"{path} has more than {_MOST_LINES:,} lines: give fewer steps")
@@ -79,7 +80,7 @@ def _decoded(path: Path, text: str) -> Any:
     try:
         return decode(text.encode(), Any)
     except NotJsonError as error:
-        raise UnreadableInputError(f"{path} is not whole: {error}") from None
+        raise UnreadableInputError(f"{path} is incomplete or not JSON: {error}") from None
 
 
 def _is_list(content: Any) -> bool:
@@ -114,7 +115,7 @@ def _json_rows(path: Path, content: Any) -> list[tuple[int, Any]]:
 
 
 def _json_lines(path: Path, text: str) -> list[tuple[int, Any]]:
-    """A last line that a kill cut short is left out."""
+    """A last line that was cut short is left out."""
     rows = []
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
@@ -139,8 +140,8 @@ def _text_rows(text: str, is_csv: bool) -> list[tuple[int, Any]]:
         return [(number, word) for number, line in lines for word in _words(line)]
     if not lines:
         return []
-    mark = max(",;\t", key=lines[0][1].count)
-    cells = [(number, _cells(line, mark)) for number, line in lines]
+    delimiter = max(",;\t", key=lines[0][1].count)
+    cells = [(number, _cells(line, delimiter)) for number, line in lines]
     head = cells[0][1]
     if any(_as_number(cell) is None for cell in head):
         return [(number, dict(zip(head, row, strict=False))) for number, row in cells[1:]]
@@ -150,10 +151,10 @@ def _text_rows(text: str, is_csv: bool) -> list[tuple[int, Any]]:
     return [(number, dict(zip(names, row, strict=False))) for number, row in cells]
 
 
-def _cells(line: str, mark: str) -> list[str]:
-    """A line that no spreadsheet wrote is one cell, which is no step time."""
+def _cells(line: str, delimiter: str) -> list[str]:
+    """A line that is no CSV is one cell, which is no step time."""
     try:
-        return [cell.strip() for cell in next(csv.reader([line], delimiter=mark))]
+        return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter))]
     except csv.Error:
         return [line]
 
@@ -168,8 +169,8 @@ def _values(path: Path, rows: Sequence[tuple[int, Any]], unit: str, column: str 
     if names:
         timed = [name for name in names if _UNIT_OF_NAME.search(name)]
         chosen = _choose(path, names if column or not timed else timed, column)
-        told = _UNIT_OF_NAME.search(chosen)
-        unit = told[1].lower() if told else unit
+        named = _UNIT_OF_NAME.search(chosen)
+        unit = named[1].lower() if named else unit
         rows = [
             (number, row[chosen] if isinstance(row, dict) else row)
             for number, row in rows
@@ -182,19 +183,21 @@ def _values(path: Path, rows: Sequence[tuple[int, Any]], unit: str, column: str 
         return plain * UNITS[unit]
     out = np.empty(len(rows))
     for place, (number, cell) in enumerate(rows):
-        found = _as_number(cell)
-        if found is None or not 0 < found[0] <= _LONGEST_MS:
+        number_and_unit = _as_number(cell)
+        if number_and_unit is None or not 0 < number_and_unit[0] <= _LONGEST_MS:
             raise UnreadableInputError(f"{path}, line {number}: {brief(cell)} is not a step time")
-        out[place] = found[0] * UNITS[found[1] or unit]
+        out[place] = number_and_unit[0] * UNITS[number_and_unit[1] or unit]
     return out
 
 
 def _plain_numbers(cells: Sequence[Any]) -> Floats | None:
-    """All at once, where no cell has a unit and each is a step time; a million take no while."""
+    """All at once, which is fast; None unless every cell is a step time without a unit."""
     kinds = set(map(type, cells))
     if not kinds or (not kinds <= {int, float} and kinds != {str}):
         return None
-    if kinds == {str} and max(map(len, cells)) > _LONGEST_CELL:  # all would take as much memory
+    if (
+        kinds == {str} and max(map(len, cells)) > _LONGEST_CELL
+    ):  # numpy would give every cell that size
         return None
     try:
         out = np.array(cells, np.float64)
@@ -214,7 +217,7 @@ def _choose(path: Path, names: Sequence[str], column: str | None) -> str:
     timed = [name for name in steps if _UNIT_OF_NAME.search(name)] or steps
     if len(timed) == 1:
         return timed[0]
-    raise UsageError(f"{path}: which column are the step times? --column {'|'.join(names)}")
+    raise UsageError(f"{path}: which column holds the step times? --column {'|'.join(names)}")
 
 
 def _as_number(cell: Any) -> tuple[float, str | None] | None:
@@ -222,8 +225,8 @@ def _as_number(cell: Any) -> tuple[float, str | None] | None:
         if _is_number(cell):
             return float(cell), None
         short = isinstance(cell, str) and len(cell) <= _LONGEST_CELL
-        found = _NUMBER.fullmatch(cell.strip()) if short else None
-        return (float(found[1]), _unit(found[2])) if found else None
+        match = _NUMBER.fullmatch(cell.strip()) if short else None
+        return (float(match[1]), _unit(match[2])) if match else None
     except (ValueError, OverflowError):  # a word, or an integer of hundreds of digits
         return None
 

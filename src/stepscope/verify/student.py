@@ -1,4 +1,4 @@
-"""Student's t at one level, for any number of degrees of freedom."""
+"""Quantiles of Student's t distribution, for any number of degrees of freedom."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-_MOST_FREEDOM = 500.0  # the normal distribution from there on
+_MOST_FREEDOM = 500.0  # beyond, it is the normal distribution
 _ANGLES = np.linspace(-math.pi / 2, math.pi / 2, 8001)
 
 

@@ -1,11 +1,11 @@
-"""Promised against delivered: what `whatif` said, what comparisons measured, what follows from it.
+"""The track record: what `whatif` promised, what comparisons measured, what to learn from it.
 
 promise = make_promise(prediction, workload, path)    # in `whatif`
 remember(promise)
 ms, low, high = adjust(promise.name, ms, low, high, history())
 forget(promise.id)                                    # in `record forget`
 
-Which promise a comparison answers: answer.py.
+answered_promise.py decides which promise a comparison answers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepscope.errors import UsageError
+from stepscope.records.figures import milliseconds, signed_percent
 from stepscope.records.promise import Delivery, Forgotten, Promise, TrackedPromise, Workload
 from stepscope.trace.profiles import this_host
 from stepscope.verify.record_file import append, read_lines
@@ -27,41 +28,41 @@ if TYPE_CHECKING:
     from stepscope.records.prediction import Prediction
     from stepscope.verify.record_file import Line
 
-# So many deliveries weigh as much as what the prediction says of itself.
+# Deliveries that weigh as much as the prediction itself.
 PRIOR = 4
-# A promised interval is meant to hold this often: its half-width is that many standard deviations.
+# Half-width of a promised interval, in standard deviations.
 _NORMAL = 1.959964
-# An interval narrower than this share says more than anybody knows.
+# No promised interval is taken to be narrower than this share.
 _NARROWEST = 0.01
-_FARTHEST = 2.0  # half-widths that a delivery counts as at most, however far off it is
-MOST_MOVED = 1.25  # the record never makes a prediction longer or shorter by more
-ANY_BASELINE = 2.0  # A's step over the promise's at most, where the user says which promise it is
-VAGUE = 1.25  # a measured change answers nothing where its interval is wider, each way
+_FARTHEST = 2.0  # half-widths: no delivery counts as farther off
+MOST_MOVED = 1.25  # the largest factor by which the record changes a prediction
+ANY_BASELINE = 2.0  # largest ratio of A's step to the promise's if the user names the promise
+VAGUE = 1.25  # a measured change with a wider interval, each way, answers nothing
 
 
 class Lesson(msgspec.Struct, frozen=True, kw_only=True):
-    """What earlier predictions of one what-if teach the next one."""
+    """What earlier deliveries of one what-if say about its next prediction."""
 
     deliveries: int
-    shift: float  # as a logarithm: the step is multiplied by its exponential
-    stretch: float  # of the distances to both ends, as logarithms
+    shift: float  # logarithm of the factor on the step
+    stretch: float  # factor on the logarithms of the distances to both ends
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """One what-if's record."""
+    """The track record of one what-if."""
 
     name: str
     promised: int
     delivered: int
-    median_error: float | None  # size of delivered over predicted, less one
-    median_bias: float | None  # the same with its sign: above zero, slower than promised
+    median_error: float | None  # of |delivered / predicted - 1|
+    median_bias: float | None  # of delivered / predicted - 1: above zero is slower
     inside: float | None  # share of deliveries inside the promised interval
 
 
 def make_promise(
     prediction: Prediction, workload: Workload | None = None, path: str | None = None
 ) -> Promise:
-    """As it will be remembered: with a name of its own, now, on this host."""
+    """With an id of its own, made now, on this host."""
     import secrets
 
     return Promise(
@@ -79,13 +80,13 @@ def make_promise(
 
 
 def remember(promise: Promise) -> Promise:
-    """Write it down; raises UsageError where that is not possible.
+    """Append it to the record; raises UsageError if that is not possible.
 
-    The same promise, still open, is not made twice: one trial would answer it twice.
+    The same open promise is not recorded twice: one trial would answer it twice.
     """
     if not (promise.settings and promise.predicted_ms > 0 and promise.baseline_ms > 0):
         raise UsageError("a promise needs a what-if, a baseline and a predicted step")
-    known = next((each for each in open_promises() if _is_same(each, promise)), None)
+    known = next((other for other in open_promises() if _is_same(other, promise)), None)
     if known is not None:
         return known
     append(promise)
@@ -97,9 +98,9 @@ def _is_same(one: Promise, other: Promise) -> bool:
 
 
 def history(host: str | None = None, *, every_host: bool = False) -> tuple[TrackedPromise, ...]:
-    """All promises of a host (this one for None), oldest first, each with its newest delivery.
+    """All promises of a host (None: this one), oldest first, each with its newest delivery.
 
-    What was forgotten is left out, and so is a delivery that would not be taken today.
+    Forgotten promises are left out, and so are deliveries that do not count by today's rules.
     """
     lines = read_lines()
     wanted = host or this_host()
@@ -108,75 +109,77 @@ def history(host: str | None = None, *, every_host: bool = False) -> tuple[Track
     for line in _deliveries(lines, promises):
         if why_ignored(promises[line.promise], line) is None:
             known = deliveries.get(line.promise, line)
-            deliveries[line.promise] = max(known, line, key=lambda each: each.when_unix)
+            deliveries[line.promise] = max(known, line, key=lambda delivery: delivery.when_unix)
     kept = [
         TrackedPromise(promise=promise, delivery=deliveries.get(promise.id))
         for promise in promises.values()
         if every_host or promise.host == wanted
     ]
-    return tuple(sorted(kept, key=lambda each: each.promise.when_unix))
+    return tuple(sorted(kept, key=lambda row: row.promise.when_unix))
 
 
 def ignored_deliveries(
     host: str | None = None, *, every_host: bool = False
 ) -> tuple[tuple[Delivery, str], ...]:
-    """Deliveries in the file that teach nothing, each with the reason."""
+    """Deliveries in the file that do not count, each with the reason."""
     lines = read_lines()
     wanted = host or this_host()
     promises = _remembered(lines)
-    told = [
+    judged = [
         (line, why_ignored(promises[line.promise], line))
         for line in _deliveries(lines, promises)
         if every_host or promises[line.promise].host == wanted
     ]
-    return tuple((line, why) for line, why in told if why is not None)
+    return tuple((line, why) for line, why in judged if why is not None)
 
 
 def why_ignored(promise: Promise, delivery: Delivery) -> str | None:
-    """Why a delivery would not answer its promise by today's rules; None where it counts."""
+    """Why a delivery does not count by today's rules; None if it counts."""
     if not delivery.named and not delivery.seen:
         return "nothing shows that the promised change was made"
     return off_baseline(promise, delivery.a_ms) or too_vague(delivery.low, delivery.high)
 
 
 def off_baseline(promise: Promise, a_ms: float, within: float = ANY_BASELINE) -> str | None:
-    """Why A's step cannot be the one that the promise is about."""
+    """Why A's step cannot be the one the promise is about."""
     if abs(math.log(a_ms / promise.baseline_ms)) <= math.log(within):
         return None
-    return f"A takes {a_ms:.2f} ms a step, and the promise is about {promise.baseline_ms:.2f} ms"
+    step, baseline = milliseconds(a_ms), milliseconds(promise.baseline_ms)
+    return f"A takes {step} a step, and the promise is about {baseline}"
 
 
 def too_vague(low: float, high: float) -> str | None:
-    """Why a measured change says too little about a promised step."""
+    """Why a measured change is too uncertain to answer a promise."""
     half = (math.log1p(high) - math.log1p(low)) / 2 if low > -1 else math.inf
     if half <= math.log(VAGUE):
         return None
-    return f"the change is only known to lie between {low:+.0%} and {high:+.0%}"
+    return (
+        f"the change is only known to lie between {signed_percent(low)} and {signed_percent(high)}"
+    )
 
 
 def open_promises(host: str | None = None) -> tuple[Promise, ...]:
-    """Those that no comparison has answered yet, newest first."""
-    return tuple(each.promise for each in reversed(history(host)) if each.delivery is None)
+    """Promises that no comparison has answered yet, newest first."""
+    return tuple(row.promise for row in reversed(history(host)) if row.delivery is None)
 
 
 def find_promise(promise_id: str) -> Promise:
-    """By its id, or as much of it as is needed."""
-    found = [
-        each.promise for each in history(every_host=True) if each.promise.id.startswith(promise_id)
-    ]
-    exact = [promise for promise in found if promise.id == promise_id]
-    if len(exact or found) == 1:
-        return (exact or found)[0]
+    """By its id, or by a beginning of it that no other has."""
+    promises = [row.promise for row in history(every_host=True)]
+    matches = [promise for promise in promises if promise.id.startswith(promise_id)]
+    exact = [promise for promise in matches if promise.id == promise_id]
+    if len(exact or matches) == 1:
+        return (exact or matches)[0]
     raise UsageError(
-        f"{promise_id}: {'no' if not found else 'more than one'} promise has that id; "
+        f"{promise_id}: {'more than one' if matches else 'no'} promise has that id; "
         "stepscope record lists them"
     )
 
 
 def forget(promise_id: str, *, delivery_only: bool = False) -> Promise:
-    """No longer count a promise, or what was delivered of it so far: then it is open again.
+    """Stop counting a promise, or only its deliveries so far: then it is open again.
 
-    A line is added to the record; nothing is written over.
+    This appends a line to the record; nothing is overwritten.
     """
     promise = find_promise(promise_id)
     append(Forgotten(promise=promise.id, when_unix=time.time(), delivery_only=delivery_only))
@@ -184,20 +187,20 @@ def forget(promise_id: str, *, delivery_only: bool = False) -> Promise:
 
 
 def forget_all_of(name: str, *, delivery_only: bool = False) -> tuple[Promise, ...]:
-    """Every promise of one what-if on this host, such as precision."""
-    named = [each.promise for each in history() if each.promise.name == name]
+    """Forget every promise of one what-if on this host, such as precision."""
+    named = [row.promise for row in history() if row.promise.name == name]
     if not named:
         raise UsageError(f"--all-of {name}: no promise of that name; stepscope record lists them")
     return tuple(forget(promise.id, delivery_only=delivery_only) for promise in named)
 
 
 def _remembered(lines: Sequence[Line]) -> dict[str, Promise]:
-    gone = {x.promise for x in lines if isinstance(x, Forgotten) and not x.delivery_only}
-    return {x.id: x for x in lines if isinstance(x, Promise) and x.id not in gone}
+    forgotten = {x.promise for x in lines if isinstance(x, Forgotten) and not x.delivery_only}
+    return {x.id: x for x in lines if isinstance(x, Promise) and x.id not in forgotten}
 
 
 def _deliveries(lines: Sequence[Line], promises: dict[str, Promise]) -> list[Delivery]:
-    """Of promises that are remembered, without those that were forgotten since."""
+    """Deliveries of these promises, without those that were forgotten later."""
     until: dict[str, float] = {}
     for line in lines:
         if isinstance(line, Forgotten):
@@ -212,16 +215,16 @@ def _deliveries(lines: Sequence[Line], promises: dict[str, Promise]) -> list[Del
 
 
 def summarise(kept: Sequence[TrackedPromise]) -> tuple[Summary, ...]:
-    """One row a what-if, the most delivered first."""
-    names = dict.fromkeys(each.promise.name for each in kept)
-    rows = [_summary(name, [each for each in kept if each.promise.name == name]) for name in names]
+    """One row per what-if, the most delivered first."""
+    names = dict.fromkeys(row.promise.name for row in kept)
+    rows = [_summary(name, [row for row in kept if row.promise.name == name]) for name in names]
     return tuple(sorted(rows, key=lambda row: (-row.delivered, -row.promised, row.name)))
 
 
 def adjust(
     name: str, predicted_ms: float, low: float, high: float, history: Sequence[TrackedPromise]
 ) -> tuple[float, float, float]:
-    """A prediction moved and widened by what became of earlier ones of the same what-if."""
+    """Shift and widen a prediction by the deliveries of earlier ones of the same what-if."""
     lesson = learn(name, history)
     if lesson is None or not 0 < low <= predicted_ms <= high:
         return predicted_ms, low, high
@@ -232,31 +235,32 @@ def adjust(
 
 
 def learn(name: str, history: Sequence[TrackedPromise]) -> Lesson | None:
-    """What the deliveries of one what-if teach; None without any.
+    """What the deliveries of one what-if say about its next prediction; None without any.
 
-    With n of them, e = ln(delivered / predicted) of each, and h the promised half-width, as a
-    logarithm, on the side where e lies:
+    For n deliveries, e is ln(delivered / predicted) of each, and h is the logarithm of the promised
+    half-width on the side where e lies:
 
-        shift   = n / (n + 4) x median(e), where an e counts as 2 h or ln 1.25 at most
-        stretch = sqrt((4 + sum((1.96 miss)^2)) / (4 + n)), never below 1
-        miss    = |e - shift| / h, 2 at most
+        shift   = n / (n + 4) x median(e), each e limited to 2 h and to ln 1.25
+        stretch = sqrt((4 + sum((1.96 miss)^2)) / (4 + n)), at least 1
+        miss    = |e - shift| / h, limited to 2
 
-    So one delivery, however far off, moves a prediction by 4.6% and doubles its interval at most.
+    One delivery, however far off, shifts a prediction by at most 4.6% and at most doubles its
+    interval.
     """
-    told = [each for each in history if each.promise.name == name and each.delivered_ms is not None]
-    if not told:
+    tried = [row for row in history if row.promise.name == name and row.delivered_ms is not None]
+    if not tried:
         return None
     from statistics import median
 
-    errors = [math.log((each.delivered_ms or 0.0) / each.promise.predicted_ms) for each in told]
-    widths = [_half_width(each.promise, e) for each, e in zip(told, errors, strict=True)]
+    errors = [math.log((row.delivered_ms or 0.0) / row.promise.predicted_ms) for row in tried]
+    widths = [_half_width(row.promise, e) for row, e in zip(tried, errors, strict=True)]
     limits = [min(_FARTHEST * width, math.log(MOST_MOVED)) for width in widths]
-    heard = [max(-most, min(most, e)) for e, most in zip(errors, limits, strict=True)]
-    shift = len(told) / (len(told) + PRIOR) * median(heard)
+    limited = [max(-most, min(most, e)) for e, most in zip(errors, limits, strict=True)]
+    shift = len(tried) / (len(tried) + PRIOR) * median(limited)
     misses = [min(abs(e - shift) / w, _FARTHEST) for e, w in zip(errors, widths, strict=True)]
     squares = sum((_NORMAL * miss) ** 2 for miss in misses)
-    stretch = max(1.0, math.sqrt((PRIOR + squares) / (PRIOR + len(told))))
-    return Lesson(deliveries=len(told), shift=shift, stretch=stretch)
+    stretch = max(1.0, math.sqrt((PRIOR + squares) / (PRIOR + len(tried))))
+    return Lesson(deliveries=len(tried), shift=shift, stretch=stretch)
 
 
 def _half_width(promise: Promise, error: float) -> float:
@@ -268,8 +272,8 @@ def _half_width(promise: Promise, error: float) -> float:
 def _summary(name: str, kept: Sequence[TrackedPromise]) -> Summary:
     from statistics import median
 
-    errors = [each.error for each in kept if each.error is not None]
-    inside = [each.inside for each in kept if each.inside is not None]
+    errors = [row.error for row in kept if row.error is not None]
+    inside = [row.inside for row in kept if row.inside is not None]
     return Summary(
         name=name,
         promised=len(kept),

@@ -1,6 +1,6 @@
-"""What a training step is made of, told from one side's captured facts and its trace.
+"""Traits of one side's training step, from its captured facts and its trace.
 
-A trait is a word and its value as text; one that was not captured is left out, never guessed.
+A trait is a name and a value as text. A trait that was not captured is left out, never guessed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
     from stepscope.records.explanation import Explanation, Operator, RankExplanation
 
-# Operators that say what model it is; others come and go with versions of torch.
+# Operators that identify the model; others vary with the version of torch.
 PRODUCTS = frozenset(
     f"aten::{name}"
     for name in ("mm", "addmm", "bmm", "baddbmm", "convolution", "embedding", "native_layer_norm")
 )
-# Those that a narrower dtype is chosen for; norms keep theirs.
+# Operators that run in a narrower dtype if one is chosen; norms keep theirs.
 _MULTIPLIED = PRODUCTS - {"aten::embedding", "aten::native_layer_norm"}
-_EACH_LAUNCHES = 20  # kernels a call, from which on it launches graphs
-_GRADIENT = "torch::autograd::AccumulateGrad"  # runs once for each parameter in each backward
+_KERNELS_PER_LAUNCH = 20  # with more, the calls launch graphs
+_GRADIENT = "torch::autograd::AccumulateGrad"  # runs once per parameter in each backward
 _DTYPES = {"float": "fp32", "double": "fp64", "c10::Half": "fp16", "c10::BFloat16": "bf16"}
 _FUSED = re.compile(r"_fused_(?:adam|adamw|sgd|adagrad)")
 _FOREACH = re.compile(r"_foreach_(?:add|lerp)")  # clipping and zeroing gradients use others
@@ -45,18 +45,18 @@ class Traits:
 
     words: dict[str, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)  # of rank.json
-    gradients: dict[str, float] = field(default_factory=dict)  # parameters' shapes: count a step
-    products: dict[tuple[str, Shapes], float] = field(default_factory=dict)  # calls a step
-    blocking: float | None = None  # calls a step that wait for the device
+    gradients: dict[str, float] = field(default_factory=dict)  # per step, by parameter shape
+    products: dict[tuple[str, Shapes], float] = field(default_factory=dict)  # calls per step
+    blocking: float | None = None  # calls per step that wait for the device
 
 
-def traits_of(facts: dict[str, Any], explanation: Explanation | None) -> Traits:
-    """Of the first rank: every rank runs the same program."""
+def read_traits(facts: dict[str, Any], explanation: Explanation | None) -> Traits:
+    """From the first rank: every rank runs the same program."""
     words = _words_of_facts(facts)
     if explanation is None:
         return Traits(words=words, facts=facts)
     rank = explanation.ranks[0]
-    if is_shortened(rank):
+    if is_truncated(rank):
         return Traits(words=words, facts=facts)
     steps = max(1, len(rank.steps.steps))
     names = frozenset((*(x.name for x in rank.operators), *(x.name for x in rank.kernels)))
@@ -72,18 +72,18 @@ def traits_of(facts: dict[str, Any], explanation: Explanation | None) -> Traits:
     )
 
 
-def is_shortened(rank: RankExplanation) -> bool:
-    """Of very many ranks only the longest rows are kept: what is missing says nothing."""
+def is_truncated(rank: RankExplanation) -> bool:
+    """With very many ranks only the longest rows are kept: a missing row says nothing."""
     return OTHERS in {*(x.name for x in rank.operators), *(x.name for x in rank.kernels)}
 
 
-def script_of(facts: dict[str, Any]) -> str | None:
-    """The file that trains: argv of the process, not the launcher's."""
+def script_name(facts: dict[str, Any]) -> str | None:
+    """The training script: from the process's own argv, not the launcher's."""
     argv = facts.get("argv") or ()
     return Path(str(argv[0])).name or None if argv else None
 
 
-def device_of(facts: dict[str, Any]) -> str | None:
+def device_name(facts: dict[str, Any]) -> str | None:
     device = facts.get("device")
     name = device.get("name") if isinstance(device, dict) else device
     return str(name) if name else None
@@ -93,7 +93,7 @@ def _words_of_facts(facts: dict[str, Any]) -> dict[str, str]:
     ddp = (facts.get("communication") or {}).get("ddp") or ()
     cap = ddp[0].get("bucket_cap_bytes") if ddp else None
     known: dict[str, Any] = {name: facts.get(name) for name in _FACTS}
-    known |= {"script": script_of(facts), "device": device_of(facts)}
+    known |= {"script": script_name(facts), "device": device_name(facts)}
     known |= {"world size": facts.get("world_size"), "bucket size": f"{cap} bytes" if cap else None}
     return {name: str(value) for name, value in known.items() if value}
 
@@ -114,16 +114,16 @@ def _words_of_trace(rank: RankExplanation, names: frozenset[str]) -> dict[str, s
         words["parameter memory"] = f"{held} bytes"
     if dtypes:
         words["precision"] = ", ".join(sorted(dtypes))
-    if products:  # else the step runs as a graph and says nothing of its operators
+    if products:  # else the step runs as a graph and its operators are not recorded
         words["optimizer"] = _optimizer_form(names)
         words["update rule"] = "Adam" if any(map(_ADAM.search, names)) else "another"
     return words
 
 
 def _is_graphed(rank: RankExplanation) -> bool:
-    """Marked as nodes of a graph, or far more kernels than calls that launch any."""
+    """Kernels are marked as nodes of a graph, or far outnumber the calls that launch them."""
     launches = rank.launches
-    many = launches.linked > _EACH_LAUNCHES * launches.calls
+    many = launches.linked > _KERNELS_PER_LAUNCH * launches.calls
     return bool(launches.graph_kernels) or (launches.calls > 0 and many)
 
 
@@ -132,7 +132,7 @@ def _yes(is_so: bool) -> str:
 
 
 def _optimizer_form(names: Iterable[str]) -> str:
-    """Fused first: it counts its steps with a foreach."""
+    """Test for fused first: it counts its steps with a foreach."""
     names = tuple(names)
     if any(map(_FUSED.search, names)):
         return "fused"
@@ -141,33 +141,33 @@ def _optimizer_form(names: Iterable[str]) -> str:
 
 
 def _dtypes(text: str) -> set[str]:
-    """Of tensors that hold numbers with a point: indices and masks say nothing."""
-    found = set(re.findall(r'"([^"]+)"', text))
-    return {_DTYPES[name] for name in found & _DTYPES.keys()} | (
-        {"fp8"} if any("Float8" in name for name in found) else set()
+    """Floating-point dtypes only: indices and masks say nothing."""
+    names = set(re.findall(r'"([^"]+)"', text))
+    return {_DTYPES[name] for name in names & _DTYPES.keys()} | (
+        {"fp8"} if any("Float8" in name for name in names) else set()
     )
 
 
 def _gradients(operators: Sequence[Operator], steps: int) -> dict[str, float]:
-    found: dict[str, float] = {}
+    counts: dict[str, float] = {}
     for row in operators:
         if row.name == _GRADIENT and row.shapes:
-            found[row.shapes] = found.get(row.shapes, 0.0) + row.calls / steps
-    return found
+            counts[row.shapes] = counts.get(row.shapes, 0.0) + row.calls / steps
+    return counts
 
 
 def _products(operators: Sequence[Operator], steps: int) -> dict[tuple[str, Shapes], float]:
-    found: dict[tuple[str, Shapes], float] = {}
+    counts: dict[tuple[str, Shapes], float] = {}
     for row in operators:
         shapes = _shapes(row.shapes) if row.name in PRODUCTS else None
         if shapes:
             key = (row.name, shapes)
-            found[key] = found.get(key, 0.0) + row.calls / steps
-    return found
+            counts[key] = counts.get(key, 0.0) + row.calls / steps
+    return counts
 
 
 def _shapes(text: str) -> Shapes | None:
-    """Of the tensors; None where none was recorded."""
+    """The tensors' shapes; None if none was recorded."""
     try:
         given = json.loads(text)
     except ValueError:
@@ -175,15 +175,15 @@ def _shapes(text: str) -> Shapes | None:
     flat = tuple(
         tuple(dims)
         for dims in given
-        if isinstance(dims, list) and dims and all(isinstance(each, int) for each in dims)
+        if isinstance(dims, list) and dims and all(isinstance(size, int) for size in dims)
     )
     return flat or None
 
 
 def batch_growth(a: Iterable[Shapes], b: Iterable[Shapes]) -> tuple[int, int] | None:
-    """The batch of A and of B, where one factor on some dimensions turns A's shapes into B's.
+    """The batch of A and of B, if one factor on some dimensions turns A's shapes into B's.
 
-    The smallest dimension that grows is the batch: flattened ones hold it times something.
+    The smallest dimension that grows is the batch: flattened dimensions are multiples of it.
     """
     before, after = set(a), set(b)
     one_sided = before - after or before
@@ -196,7 +196,7 @@ def batch_growth(a: Iterable[Shapes], b: Iterable[Shapes]) -> tuple[int, int] | 
 
 
 def _factor(a: Shapes, b: Shapes) -> float | None:
-    """The one ratio other than 1 among their dimensions; None where there are several or none."""
+    """The one ratio other than 1 among their dimensions; None if there are several or none."""
     if [len(dims) for dims in a] != [len(dims) for dims in b]:
         return None
     ratios = {
@@ -233,9 +233,9 @@ def _smallest(before: set[Shapes], after: set[Shapes], factor: float) -> tuple[i
 
 
 def common_factor(a: dict[str, float], b: dict[str, float]) -> float | None:
-    """How many times as often B does everything that A does; None where that is not one number."""
+    """How many times as often B does everything that A does; None without one common factor."""
     if not a or a.keys() != b.keys():
         return None
     factors = [b[name] / a[name] for name in a]
     middle = sorted(factors)[len(factors) // 2]
-    return middle if all(math.isclose(each, middle, rel_tol=0.1) for each in factors) else None
+    return middle if all(math.isclose(factor, middle, rel_tol=0.1) for factor in factors) else None

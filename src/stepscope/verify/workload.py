@@ -1,4 +1,4 @@
-"""What a run is known by: to find its promises again, and to say what else differs from A to B."""
+"""What identifies a run's work: to find its promises again, and to list how A and B differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from stepscope.records.comparison import Difference
 from stepscope.records.promise import Workload
 from stepscope.records.trace import HostKind
-from stepscope.verify.traits import PRODUCTS, device_of, is_shortened, script_of
+from stepscope.verify.traits import PRODUCTS, device_name, is_truncated, script_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Explanation, Operator
     from stepscope.records.trace import Trace
 
-# Facts of rank.json that are worth a line where they differ.
 SHAPES = "shapes"
+# Facts of rank.json that are listed if they differ.
 _FACTS = ("command", "world_size", "host", "device", "torch", "cuda", "hip", "python")
 
 
-def workload_of(facts: dict[str, Any], explanation: Explanation | None = None) -> Workload:
-    """From what capture wrote beside the trace, and the trace's operators."""
+def describe_workload(facts: dict[str, Any], explanation: Explanation | None = None) -> Workload:
+    """From the captured facts and the trace's operators."""
     rank = explanation.ranks[0] if explanation else None
     return Workload(
-        script=script_of(facts),
+        script=script_name(facts),
         world_size=facts.get("world_size") or (rank.world_size if rank else None),
-        device=device_of(facts) or (rank.device if rank else None),
+        device=device_name(facts) or (rank.device if rank else None),
         signature=None
-        if rank is None or is_shortened(rank)
-        else signature((each.name, each.shapes) for each in rank.operators),
+        if rank is None or is_truncated(rank)
+        else signature((row.name, row.shapes) for row in rank.operators),
     )
 
 
-def workload_of_trace(trace: Trace, facts: dict[str, Any] | None = None) -> Workload:
-    """The same, for whoever has the trace's columns and no explanation."""
+def describe_trace(trace: Trace, facts: dict[str, Any] | None = None) -> Workload:
+    """The same, from the trace's columns instead of an explanation."""
     facts = facts or {}
     host = trace.host
     rows = np.flatnonzero(host.kind == HostKind.OPERATOR)
     pairs = np.unique(np.stack((host.name[rows], host.shapes[rows]), axis=1), axis=0).tolist()
     return Workload(
-        script=script_of(facts),
+        script=script_name(facts),
         world_size=facts.get("world_size") or trace.world_size,
-        device=device_of(facts) or trace.device_name,
+        device=device_name(facts) or trace.device_name,
         signature=signature(
             (trace.strings[name], trace.strings[shapes] if shapes >= 0 else "")
             for name, shapes in pairs
@@ -54,33 +54,33 @@ def workload_of_trace(trace: Trace, facts: dict[str, Any] | None = None) -> Work
 
 
 def signature(operators: Iterable[tuple[str, str]]) -> str | None:
-    """Of the matrix products, convolutions and the like with their shapes; None without any."""
-    telling = sorted({f"{name} {shapes}" for name, shapes in operators if name in PRODUCTS})
-    if not telling:
+    """A hash of the products, convolutions and the like with their shapes; None without any."""
+    products = sorted({f"{name} {shapes}" for name, shapes in operators if name in PRODUCTS})
+    if not products:
         return None
-    return hashlib.sha256("\n".join(telling).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join(products).encode()).hexdigest()[:16]
 
 
 def differences(
     a: dict[str, Any], b: dict[str, Any], explained: tuple[Explanation, Explanation] | None
 ) -> tuple[Difference, ...]:
-    """Facts that both sides have and that are not the same."""
-    ours, theirs = _words(a), _words(b)
+    """Facts that both sides have and that differ."""
+    facts_a, facts_b = _words(a), _words(b)
     out = [
-        Difference(name=name, a=ours.get(name), b=theirs.get(name))
-        for name in (dict.fromkeys((*ours, *theirs)) if ours and theirs else ())
-        if ours.get(name) != theirs.get(name)
+        Difference(name=name, a=facts_a.get(name), b=facts_b.get(name))
+        for name in (dict.fromkeys((*facts_a, *facts_b)) if facts_a and facts_b else ())
+        if facts_a.get(name) != facts_b.get(name)
     ]
     if explained:
         known = {row.name for row in out}
-        out += [row for row in _of_traces(*explained) if row.name not in known]
+        out += [row for row in _trace_differences(*explained) if row.name not in known]
     return tuple(out)
 
 
 def _words(facts: dict[str, Any]) -> dict[str, str]:
     out = {}
     for name in _FACTS:
-        value = device_of(facts) if name == "device" else facts.get(name)
+        value = device_name(facts) if name == "device" else facts.get(name)
         if name == "command":
             value = " ".join(map(str, value or facts.get("argv") or ()))
         if value:
@@ -88,7 +88,7 @@ def _words(facts: dict[str, Any]) -> dict[str, str]:
     return out
 
 
-def _of_traces(a: Explanation, b: Explanation) -> list[Difference]:
+def _trace_differences(a: Explanation, b: Explanation) -> list[Difference]:
     ranks = a.ranks[0], b.ranks[0]
     pairs: dict[str, tuple[Any, Any]] = {
         "device": (ranks[0].device, ranks[1].device),
@@ -107,9 +107,9 @@ def _of_traces(a: Explanation, b: Explanation) -> list[Difference]:
 
 
 def _counterparts(a: Iterable[Operator], b: Iterable[Operator]) -> tuple[Operator, Operator] | None:
-    """The heaviest matrix product or convolution with shapes of its own on each side.
+    """On each side, the heaviest product or convolution with shapes that the other lacks.
 
-    Where both sides have the same shapes, the heaviest of all, on both sides.
+    If both sides have the same shapes, the heaviest of all.
     """
     tables = [
         {(row.name, row.shapes): row for row in reversed([*side]) if row.name in PRODUCTS}

@@ -37,7 +37,7 @@ def test_nearly_full_says_what_fills_it():
     assert finding is not None
     assert finding.share == pytest.approx(0.95)
     assert finding.of == "memory"
-    assert "activations (55.00 GB)" in finding.summary
+    assert "activations (55.0 GB)" in finding.summary
     assert finding.evidence[0] == "76.0 GB of 80.0 GB allocated at the peak"
 
 
@@ -156,5 +156,5 @@ def test_without_categories_the_place_is_named():
     memory = replace(MEMORY, peak_bytes=79 * GB, categories={"other": 79 * GB}, by_site=(site,))
     finding = memory_near_limit.find_in(memory)
     assert finding is not None
-    assert "from m.py:4 (60.00 GB)" in finding.summary
-    assert "allocated by m.py:4 60.00 GB" in finding.evidence
+    assert "from m.py:4 (60.0 GB)" in finding.summary
+    assert "allocated by m.py:4 60.0 GB" in finding.evidence

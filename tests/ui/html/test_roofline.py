@@ -18,12 +18,11 @@ from stepscope.explain.shapes import shape_words
 from stepscope.explain.verdict import judge
 from stepscope.records.efficiency import Ceilings, DtypeUse, Efficiency, Spot
 from stepscope.records.explanation import Budget, Part
+from stepscope.records.figures import flop_rate, flops
 from stepscope.ui.efficiency import (
-    amount,
-    falls,
     gaps,
     headline,
-    rate,
+    peak_losses,
 )
 from stepscope.ui.html.efficiency import MOST_RANKS, efficiency_view
 from stepscope.ui.html.report import write_report
@@ -115,7 +114,7 @@ def stepped(rank, found: Efficiency | None, **shares: float):
 def test_falls_from_the_peak_to_mfu_are_as_worked_out_by_hand(rank) -> None:
     again = spot(recomputed=True, device_ns=5e5, operator="aten::addmm")
     found = efficiency(spot(device_ns=3e6), mover(device_ns=2e6), again)
-    made = falls(stepped(rank, found, compute=0.6, exposed_comm=0.1, operators=0.3))
+    made = peak_losses(stepped(rank, found, compute=0.6, exposed_comm=0.1, operators=0.3))
     told = {each.id: round(each.share, 9) for each in made}
     assert told == {
         "exposed_comm": 0.1,
@@ -153,7 +152,7 @@ def test_falls_and_mfu_always_add_up_to_one(
         efficiency = _made(made, mfu)
         budget = Budget(step_ms=10.0, parts=parts_told, basis="cycles")
 
-    out = falls(Rank)  # type: ignore[arg-type]
+    out = peak_losses(Rank)  # type: ignore[arg-type]
     # parts under two thousandths are not shown
     assert sum(each.share for each in out) + mfu == pytest.approx(1, abs=0.002 * 13)
     assert all(each.share >= 0 for each in out)
@@ -167,7 +166,7 @@ def _made(spots: list[Spot], mfu: float) -> Efficiency:
 
 def test_without_a_peak_nothing_falls_and_the_page_says_why(rank) -> None:
     found = efficiency(mfu=None, hfu=None, peak_flops=None, ceilings=None)
-    assert falls(stepped(rank, found, compute=1.0)) == []
+    assert peak_losses(stepped(rank, found, compute=1.0)) == []
     view = efficiency_view(stepped(rank, found, compute=1.0), drawn=True)
     assert view is not None
     assert view.mfu == ""
@@ -238,7 +237,7 @@ def test_short_operators_are_left_out_and_counted() -> None:
 def test_rows_that_sum_up_the_rest_are_in_the_falls_but_are_no_operators(rank) -> None:
     rest = mover(operator="(others)", device_ns=2e6, gap_ns=9e6)
     found = efficiency(spot(device_ns=3e6), rest)
-    made = falls(stepped(rank, found, compute=0.6, operators=0.4))
+    made = peak_losses(stepped(rank, found, compute=0.6, operators=0.4))
     assert {each.id: round(each.share, 9) for each in made}["moving"] == 0.2
     assert [each.operator for each in gaps(found, 5)] == ["aten::mm"]
     drawn = draw_roofline(found, ())
@@ -329,13 +328,13 @@ def test_shapes_are_written_as_people_write_them(shapes: str, words: str) -> Non
 
 
 def test_amounts_have_three_figures() -> None:
-    assert [amount(each) for each in (7.16e12, 1.55e11, 1408, 3.2e15)] == [
+    assert [flops(each) for each in (7.16e12, 1.55e11, 1408, 3.2e15)] == [
         "7.16 TFLOP",
         "155 GFLOP",
-        "1408 FLOP",
+        "1.41 kFLOP",
         "3.20 PFLOP",
     ]
-    assert rate(989.5e12) == "990 TFLOP/s"
+    assert flop_rate(989.5e12) == "990 TFLOP/s"
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])

@@ -15,8 +15,8 @@ import numpy as np
 from stepscope.explain.memory.captured import fragmentation_of
 from stepscope.explain.memory.sites import largest_sites
 from stepscope.explain.memory.timeline import thinned
-from stepscope.explain.memory.words import size as size_words
 from stepscope.explain.python_functions import is_library
+from stepscope.records.figures import size as size_words
 from stepscope.records.memory import (
     ACTIONS,
     BLOCK_STATES,

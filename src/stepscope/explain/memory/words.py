@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stepscope.records.figures import size
+
 if TYPE_CHECKING:
     from stepscope.records.memory import Memory
 
@@ -16,15 +18,6 @@ LABELS = {
     "temporaries": "temporaries",
     "other": "other",
 }
-
-
-def size(size_bytes: float) -> str:
-    """Three significant digits; a GB is 1e9 bytes."""
-    for unit, one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(size_bytes) >= one:
-            value = size_bytes / one
-            return f"{value:.2f} {unit}" if value < 100 else f"{value:.0f} {unit}"
-    return f"{size_bytes:.0f} B"
 
 
 def biggest(memory: Memory) -> str:

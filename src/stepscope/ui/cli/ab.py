@@ -1,28 +1,31 @@
-"""stepscope ab: run two commands in turns and compare their steps."""
+"""stepscope ab: run two commands alternately and compare their steps."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from stepscope.errors import UsageError
-from stepscope.measure.settings import STEP_ON
-from stepscope.ui.cli.compare import AB, check_promise, check_report, comparing_options, conclude
+from stepscope.measure import folder as layout
+from stepscope.ui.cli.compare import check_promise, comparing_options, conclude
+from stepscope.ui.cli.options import check_html, out_option, step_on_option, wait_option
+from stepscope.ui.run_folder import claim_or_refuse
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
-    from stepscope.verify.pairs import Turns
+    from pathlib import Path
 
-_BETWEEN = "---"
+    from stepscope.verify.pairs import PairedRuns
+
+_SEPARATOR = "---"
 
 
 @click.command(
     name="ab",
-    short_help="run two training commands in turns and compare their steps",
+    short_help="run two training commands alternately and compare their steps",
     context_settings={"allow_interspersed_args": False},
 )
 @click.option(
@@ -30,34 +33,18 @@ _BETWEEN = "---"
     default=5,
     show_default=True,
     type=click.IntRange(1),
-    help="How often to run each command.",
+    help="How many times to run each command.",
 )
 @click.option(
     "--seed",
     default=0,
     show_default=True,
-    help="Seed of the random order: which command of a pair runs first.",
+    help="Seed that decides which command of a pair runs first.",
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for all runs (default: stepscope-runs/<time>-ab).",
-)
-@click.option(
-    "--wait",
-    default=10,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Steps to skip before the last pair's trace is recorded.",
-)
+@out_option("Folder for all runs (default: stepscope-runs/<time>-ab).")
+@wait_option(10, "Steps to skip before the last pair's trace is recorded.")
 @click.option("--no-trace", is_flag=True, help="Record no trace in the last pair, only step times.")
-@click.option(
-    "--step-on",
-    type=click.Choice(STEP_ON),
-    default="auto",
-    show_default=True,
-    help="What counts as the end of a training step.",
-)
+@step_on_option
 @comparing_options
 @click.argument("commands", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
@@ -75,22 +62,28 @@ def command(
     top: int,
     commands: tuple[str, ...],
 ) -> None:
-    """Run COMMAND_A --- COMMAND_B in turns (A B, B A, ...), then compare them pair by pair.
+    """Run COMMAND_A --- COMMAND_B alternately (A B, B A, ...), then compare them pair by pair.
 
-    Each must end by itself; some hundred steps a run are plenty. Their output goes to files.
+    Each command must end by itself; a few hundred steps per run are plenty. Their output goes to
+    files.
     """
     from stepscope.verify.compare import compare
-    from stepscope.verify.pairs import Turns, plan_pairs, read_pairs
+    from stepscope.verify.pairs import PairedRuns, plan_pairs, read_pairs
 
-    check_report(html)
+    check_html(html)
     check_promise(promise, no_promise)
     a, b = _split(commands)
-    turns = Turns(command_a=a, command_b=b, pairs=plan_pairs(pairs, seed), seed=seed)
-    folder = _claim(out)
-    _take_turns(turns, folder, step_on, None if no_trace else wait)
-    found = compare(*read_pairs(folder), paired=True)
+    plan = PairedRuns(command_a=a, command_b=b, pairs=plan_pairs(pairs, seed), seed=seed)
+    folder = claim_or_refuse(out, ("ab",))
+    try:
+        _run_pairs(plan, folder, step_on, None if no_trace else wait)
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or folder} could not be written: {layout.why_refused(error)}; "
+            f"stepscope compare {folder} compares the pairs that are finished"
+        ) from None
     conclude(
-        found,
+        compare(*read_pairs(folder), paired=True),
         as_json=as_json,
         html=html,
         fail_on_slower=fail_on_slower,
@@ -101,22 +94,22 @@ def command(
 
 
 def _split(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    if words.count(_BETWEEN) != 1:
+    if words.count(_SEPARATOR) != 1:
         raise UsageError(
-            f"two commands with {_BETWEEN} between them: "
-            f"stepscope ab -- python a.py {_BETWEEN} python b.py"
+            f"ab takes two commands with {_SEPARATOR} between them: "
+            f"stepscope ab -- python a.py {_SEPARATOR} python b.py"
         )
-    place = words.index(_BETWEEN)
+    place = words.index(_SEPARATOR)
     a, b = words[:place], words[place + 1 :]
     if not a or not b:
-        raise UsageError(f"there is no command {'before' if not a else 'behind'} {_BETWEEN}")
+        raise UsageError(f"there is no command {'before' if not a else 'after'} {_SEPARATOR}")
     for command in (a, b):
         _check_command(command)
     return a, b
 
 
 def _check_command(command: tuple[str, ...]) -> None:
-    """Before the other one has run for nothing."""
+    """Check both before the first one runs for nothing."""
     from shutil import which
 
     word = command[0]
@@ -129,48 +122,36 @@ def _check_command(command: tuple[str, ...]) -> None:
     raise UsageError(f"{word}: no such command")
 
 
-def _claim(out: Path | None) -> Path:
-    from stepscope.measure import folder as layout
-
-    try:
-        if out is None:
-            return layout.new_run_folder("ab")
-        out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()):
-            raise UsageError(f"{out} is not empty: a run folder is never written over")
-    except OSError as error:
-        raise UsageError(f"the run folder cannot be made: {error}") from None
-    return out
-
-
-def _take_turns(turns: Turns, folder: Path, step_on: str, window: int | None) -> None:
-    """Every pair that is finished is written down at once: `compare FOLDER` reads what is there."""
+def _run_pairs(plan: PairedRuns, folder: Path, step_on: str, window: int | None) -> None:
+    """Write ab.json after every pair, so that `compare FOLDER` reads what is finished."""
     from msgspec import structs
 
-    from stepscope.ui.ab_runner import capture_turn
+    from stepscope.ui.ab_runner import capture_run
 
-    _write(turns, folder)
+    _write(plan, folder)
     say(f"run folder {folder}")
-    done = list(turns.pairs)
-    for number, pair in enumerate(turns.pairs):
-        last = number == len(turns.pairs) - 1
+    for number, pair in enumerate(plan.pairs):
+        last = number == len(plan.pairs) - 1
         for side in (pair.first, "b" if pair.first == "a" else "a"):
-            words = turns.command_a if side == "a" else turns.command_b
-            say(f"pair {number + 1} of {len(turns.pairs)}, {side.upper()}: {shlex.join(words)}")
-            capture_turn(
+            words = plan.command_a if side == "a" else plan.command_b
+            say(f"pair {number + 1} of {len(plan.pairs)}, {side.upper()}: {shlex.join(words)}")
+            capture_run(
                 words,
                 folder / (pair.a if side == "a" else pair.b),
                 step_on=step_on,
                 window=window if last else None,
             )
-        done[number] = structs.replace(pair, done=True)
-        _write(structs.replace(turns, pairs=tuple(done)), folder)
+        finished = structs.replace(pair, done=True)
+        pairs = (*plan.pairs[:number], finished, *plan.pairs[number + 1 :])
+        plan = structs.replace(plan, pairs=pairs)
+        _write(plan, folder)
 
 
-def _write(turns: Turns, folder: Path) -> None:
+def _write(plan: PairedRuns, folder: Path) -> None:
     import msgspec
 
-    file = folder / AB
-    temporary = file.with_name(f".{AB}.tmp")
-    temporary.write_bytes(msgspec.json.encode(turns))
-    temporary.replace(file)
+    from stepscope.verify.pairs import AB
+
+    temporary = folder / f".{AB}.tmp"
+    temporary.write_bytes(msgspec.json.encode(plan))
+    temporary.replace(folder / AB)

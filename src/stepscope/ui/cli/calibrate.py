@@ -1,4 +1,4 @@
-"""stepscope calibrate: this machine's and its group of ranks' ceilings."""
+"""stepscope calibrate: measure how fast this machine and its ranks can be."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ import click
 
 from stepscope.errors import NotCapturedError, StepscopeError, UsageError
 from stepscope.measure.calibrate.settings import KINDS, CalibrationSettings
+from stepscope.ui.cli.options import check_html, html_option, json_option, writing_html
+from stepscope.ui.json_text import write_json
 from stepscope.ui.sizes import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    Shown = Callable[[str, float], None]
+    from stepscope.ui.terminal.progress import ShowShare
 
-_KEPT_LINES = 12  # of what a failing launcher said
+_LAST_LINES = 12  # of a failing launcher's output
 
 
-def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+def _parse_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     del ctx
     return None if value is None else parse_size(value, param.opts[0])
 
 
-@click.command(name="calibrate", short_help="this machine's and its ranks' ceilings")
+@click.command(name="calibrate", short_help="measure how fast this machine can be")
 @click.option(
     "--ranks",
     type=click.IntRange(2),
@@ -42,7 +44,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
 )
 @click.option(
     "--max-bytes",
-    callback=_size,
+    callback=_parse_size,
     metavar="SIZE",
     help="Largest message to measure (default: 256MiB).",
 )
@@ -55,15 +57,11 @@ def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
     "--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Measure only this collective."
 )
 @click.option("--quick", is_flag=True, help="Fewer and smaller sizes, a few seconds in all.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-@click.option(
-    "--html",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write an HTML page with the plots to this file.",
-)
+@json_option
+@html_option("Write an HTML page with the plots to this file.")
 @click.option(
     "--compare",
-    callback=_size,
+    callback=_parse_size,
     metavar="SIZE",
     help="Measure nothing: compare all-reduce algorithms for this message size.",
 )
@@ -80,13 +78,13 @@ def command(
     compare: int | None,
     world: int | None,
 ) -> None:
-    """Measure what this machine can do at most: matmuls, copies, launches and, with ranks,
-    collectives, each fitted as latency + bytes / rate. The profile is kept for this host.
+    """Measure the ceilings of this machine: matmuls, copies, launches and, with several ranks,
+    collectives, each fitted as latency + bytes / rate. The profile is saved for this host.
 
-    Alone, with --ranks N, or under a launcher: torchrun --nproc-per-node=8 -m stepscope calibrate
+    Run it alone, with --ranks N, or under torchrun --nproc-per-node=8 -m stepscope calibrate
 
-    With --compare SIZE nothing is measured: ring, tree and halving-doubling are compared on the
-    saved profile's numbers.
+    With --compare SIZE it measures nothing: it compares ring, tree and halving-doubling with the
+    numbers of the saved profile.
     """
     if compare is not None:
         _compare(compare, world, as_json)
@@ -97,8 +95,7 @@ def command(
         raise UsageError("--max-bytes: a sweep starts at 1KiB and needs at least 4KiB")
     if find_spec("torch") is None:
         raise UsageError("calibrate measures with PyTorch: pip install torch")
-    if html is not None and not html.absolute().parent.is_dir():
-        raise UsageError(f"--html {html}: its folder does not exist")
+    check_html(html)
     settings = CalibrationSettings(
         backend=backend, max_bytes=max_bytes, seconds=seconds, quick=quick, kinds=kinds or KINDS
     )
@@ -110,27 +107,27 @@ def command(
 def _measure(
     settings: CalibrationSettings, ranks: int | None, *, quiet: bool
 ) -> dict[str, Any] | None:
-    """None on every rank but the first."""
-    from stepscope.ui.terminal.calibration import shown_shares
+    """What was measured; None on every rank but the first."""
+    from stepscope.ui.terminal.progress import shown_shares
 
     launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     if launched and ranks is not None:
         raise UsageError("--ranks starts ranks itself: leave it out under a launcher")
     if settings.backend is not None and not launched and ranks is None:
         raise UsageError("--backend needs ranks: use --ranks N or a launcher")
-    with shown_shares(quiet=quiet) as shown:
+    with shown_shares(quiet=quiet) as show:
         if ranks is not None:
-            return _start_ranks(settings, ranks, shown)
-        return _measure_here(settings, shown)
+            return _start_ranks(settings, ranks, show)
+        return _measure_here(settings, show)
 
 
-def _measure_here(settings: CalibrationSettings, shown: Shown) -> dict[str, Any] | None:
+def _measure_here(settings: CalibrationSettings, show: ShowShare) -> dict[str, Any] | None:
     rank = os.environ.get("RANK", "0")
     with _silent_stdout():
         from stepscope.measure.calibrate.job import measure
 
         try:
-            return measure(settings, shown if rank == "0" else lambda *_: None)
+            return measure(settings, show if rank == "0" else lambda *_: None)
         except StepscopeError:
             raise
         except (RuntimeError, ValueError, OSError) as error:
@@ -140,19 +137,19 @@ def _measure_here(settings: CalibrationSettings, shown: Shown) -> dict[str, Any]
 
 @contextlib.contextmanager
 def _silent_stdout() -> Iterator[None]:
-    """Some backends greet on stdout, which belongs to our answer."""
+    """Some backends print to stdout, which is for our answer alone."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout = os.dup(1)
     try:
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
             os.dup2(nowhere.fileno(), 1)
         yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
-def _start_ranks(settings: CalibrationSettings, ranks: int, shown: Shown) -> dict[str, Any]:
+def _start_ranks(settings: CalibrationSettings, ranks: int, show: ShowShare) -> dict[str, Any]:
     cores = max(1, (os.cpu_count() or 1) // ranks)
     environment = {"OMP_NUM_THREADS": str(cores), **os.environ}
     with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
@@ -168,34 +165,33 @@ def _start_ranks(settings: CalibrationSettings, ranks: int, shown: Shown) -> dic
             errors="replace",
         )
         try:
-            said = _follow(process, shown)
+            output = _follow(process, show)
         finally:
             if process.poll() is None:
                 process.terminate()
                 process.wait()
         if process.returncode or not answer.exists():
-            raise _failure(answer, said)
-        return _answer(answer)
+            raise _failure(answer, output)
+        return _read_answer(answer)
 
 
-def _follow(process: subprocess.Popen[str], shown: Shown) -> list[str]:
-    """Show progress until the launcher ends; what else it said."""
+def _follow(process: subprocess.Popen[str], show: ShowShare) -> list[str]:
+    """Show progress until the launcher ends; returns the other lines it printed."""
     from stepscope.measure.calibrate.settings import PROGRESS
 
-    said = []
+    output = []
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith(PROGRESS):
             _, share, what = line.strip().split(" ", 2)
-            shown(what, float(share))
+            show(what, float(share))
         else:
-            said.append(line.rstrip())
+            output.append(line.rstrip())
     process.wait()
-    return said
+    return output
 
 
-def _answer(file: Path) -> dict[str, Any]:
-    """What a rank wrote down for us."""
+def _read_answer(file: Path) -> dict[str, Any]:
     from stepscope.trace.decode import NotJsonError, decode
     from stepscope.trace.regular_files import read_whole
 
@@ -205,31 +201,29 @@ def _answer(file: Path) -> dict[str, Any]:
         raise StepscopeError(f"the ranks' answer {file} cannot be read: {error}") from None
 
 
-def _failure(answer: Path, said: list[str]) -> StepscopeError:
-    """What the failing ranks wrote down, else the launcher's last words."""
-    told = [_answer(path) for path in sorted(answer.parent.glob("*.error-*"))]
-    if not told:
-        return StepscopeError("the ranks ended without an answer:", *said[-_KEPT_LINES:])
-    message = "; ".join(dict.fromkeys(each["message"] for each in told))
+def _failure(answer: Path, output: list[str]) -> StepscopeError:
+    """The errors that ranks wrote, else the launcher's last lines."""
+    errors = [_read_answer(path) for path in sorted(answer.parent.glob("*.error-*"))]
+    if not errors:
+        return StepscopeError("the ranks ended without an answer:", *output[-_LAST_LINES:])
+    message = "; ".join(dict.fromkeys(error["message"] for error in errors))
     kinds = {UsageError.exit_code: UsageError}
-    return kinds.get(told[0]["exit_code"], StepscopeError)(message)
+    return kinds.get(errors[0]["exit_code"], StepscopeError)(message)
 
 
 def _conclude(raw: dict[str, Any], html: Path | None, as_json: bool) -> None:
     from stepscope.trace.profiles import save_profile
-    from stepscope.ui.calibration import calibration_json, profile_of
+    from stepscope.ui.calibration import calibration_json, fit_profile
 
-    profile = profile_of(raw)
+    profile = fit_profile(raw)
     saved = save_profile(profile)
     if html is not None:
         from stepscope.ui.html.calibration import write_calibration
 
-        try:
+        with writing_html(html):
             write_calibration(profile, html)
-        except OSError as error:
-            raise UsageError(f"--html {html} could not be written: {error.strerror}") from None
     if as_json:
-        _write_json(calibration_json(profile, saved))
+        write_json(calibration_json(profile, saved))
         return
     from stepscope.ui.terminal.calibration import print_calibration
 
@@ -252,16 +246,10 @@ def _compare(size_bytes: int, world: int | None, as_json: bool) -> None:
         size_bytes, world or profile.world_size, hop.alpha_ns, hop.beta_ns_per_byte
     )
     if as_json:
-        from stepscope.ui.calibration import compare_json
+        from stepscope.ui.calibration import algorithms_json
 
-        _write_json(compare_json(comparison, profile))
+        write_json(algorithms_json(comparison, profile))
         return
     from stepscope.ui.terminal.calibration import print_comparison
 
     print_comparison(comparison, profile)
-
-
-def _write_json(value: dict[str, Any]) -> None:
-    from stepscope.ui.json_text import write_json
-
-    write_json(value)

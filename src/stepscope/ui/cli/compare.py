@@ -1,4 +1,4 @@
-"""stepscope compare: did the step really change, and did it keep what was promised?"""
+"""stepscope compare: whether the step really changed, and whether a promise was kept."""
 
 from __future__ import annotations
 
@@ -9,57 +9,51 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stepscope.errors import SlowerError, UsageError
+from stepscope.records.figures import unsigned_percent
 from stepscope.records.words import counted
+from stepscope.ui.cli.options import check_html, html_option, json_option, writing_html
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from stepscope.records.comparison import Comparison
 
-AB = "ab.json"
 
-
-def share(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+def parse_share(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
     """3% or 0.03."""
     del ctx
     if value is None:
         return None
     text = value.strip()
     try:
-        found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        found = -1.0
-    if not 0 <= found < 1:
+        share = -1.0
+    if not 0 <= share < 1:
         raise click.BadParameter(f"{value!r}: write 3% or 0.03", param=param)
-    return found
+    return share
 
 
 def comparing_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What `compare` and `ab` have in common."""
+    """The options that `compare` and `ab` share."""
     for option in (
-        click.option(
-            "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."
-        ),
-        click.option(
-            "--html",
-            type=click.Path(path_type=Path, dir_okay=False),
-            help="Write an HTML page with both distributions and what changed.",
-        ),
+        json_option,
+        html_option("Write an HTML page with both distributions and what changed."),
         click.option(
             "--fail-on-slower",
-            callback=share,
+            callback=parse_share,
             metavar="SHARE",
-            help="Exit with code 5 when B is slower by more than this, such as 3%, at the least.",
+            help="Exit with code 5 if B is surely slower by more than this, such as 3%.",
         ),
         click.option(
             "--promise",
             metavar="ID",
-            help="The promise that B tries; `stepscope record` lists them.",
+            help="The promise that B puts to the test; `stepscope record` lists them.",
         ),
         click.option(
             "--no-promise",
             is_flag=True,
-            help="Do not check a promise that was kept with whatif --remember.",
+            help="Check no promise that whatif --remember recorded.",
         ),
         click.option(
             "--top",
@@ -73,8 +67,8 @@ def comparing_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-class _Sides(click.Command):
-    """All paths behind --against are B's, so that shells can fill them in: a-* --against b-*."""
+class _TwoSides(click.Command):
+    """All paths after --against belong to B, so that a shell can expand a-* --against b-*."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         out: list[str] = []
@@ -87,11 +81,13 @@ class _Sides(click.Command):
                 against = False
             out += ["--against", word] if against else [word]
         if args and args[-1] == "--against":
-            raise UsageError("--against: name B's runs behind it")
+            raise UsageError("--against: name B's runs after it")
         return super().parse_args(ctx, out)
 
 
-@click.command(cls=_Sides, name="compare", short_help="did the step really change, A against B")
+@click.command(
+    cls=_TwoSides, name="compare", short_help="tell whether B's step really differs from A's"
+)
 @click.argument("paths", nargs=-1, required=True)
 @click.option(
     "--against",
@@ -102,23 +98,25 @@ class _Sides(click.Command):
 @click.option(
     "--pairs",
     is_flag=True,
-    help="The runs took turns: compare A's first with B's first, and so on.",
+    help="The runs alternated: compare A's first with B's first, and so on.",
 )
 @click.option(
     "--unit",
     type=click.Choice(["ns", "us", "ms", "s"]),
     default="ms",
     show_default=True,
-    help="Unit of step times in lists that do not name it.",
+    help="Unit of the step times in a list that does not name it.",
 )
-@click.option("--column", metavar="NAME", help="Which column of a step list holds the step times.")
+@click.option(
+    "--column", metavar="NAME", help="The column of a step list that holds the step times."
+)
 @click.option(
     "--between-starts",
-    callback=share,
+    callback=parse_share,
     default="0.5%",
     show_default=True,
     metavar="SHARE",
-    help="How much two starts of one command differ by chance; used where each side is one run.",
+    help="How much two starts of one command differ by chance; used if each side is one run.",
 )
 @click.option(
     "--steps-only", is_flag=True, help="Compare step times and phases only; read no traces."
@@ -126,7 +124,7 @@ class _Sides(click.Command):
 @click.option(
     "--no-cache",
     is_flag=True,
-    help="Read the traces themselves, not copies kept from earlier, and keep none.",
+    help="Read the traces themselves, not cached copies, and cache nothing.",
 )
 @comparing_options
 def command(
@@ -147,17 +145,17 @@ def command(
 ) -> None:
     """Compare A and B: run folders, traces, or lists of step times.
 
-    compare A B, or several runs a side: compare A1 A2 --against B1 B2. A folder of run folders
-    stands for all of them; the folder that `stepscope ab` left stands for both sides.
+    compare A B, or several runs per side: compare A1 A2 --against B1 B2. A folder of run folders
+    stands for all of them; the folder of a `stepscope ab` stands for both sides.
     """
     from stepscope.ui.terminal.progress import shown_progress
     from stepscope.verify.compare import compare
 
     a, b, paired = _sides(paths, against, pairs)
-    check_report(html)
+    check_html(html)
     check_promise(promise, no_promise)
     with shown_progress(quiet=as_json) as progress:
-        found = compare(
+        comparison = compare(
             a,
             b,
             paired=paired,
@@ -169,7 +167,7 @@ def command(
             progress=progress,
         )
     conclude(
-        found,
+        comparison,
         as_json=as_json,
         html=html,
         fail_on_slower=fail_on_slower,
@@ -180,14 +178,8 @@ def command(
     )
 
 
-def check_report(html: Path | None) -> None:
-    """Before anything is measured."""
-    if html and not html.absolute().parent.is_dir():
-        raise UsageError(f"--html {html}: its folder does not exist")
-
-
 def check_promise(promise: str | None, no_promise: bool) -> None:
-    """Before anything is measured: an id that nobody has would be told too late."""
+    """Refuse an unknown id before anything is measured."""
     if promise is None:
         return
     if no_promise:
@@ -198,7 +190,7 @@ def check_promise(promise: str | None, no_promise: bool) -> None:
 
 
 def conclude(
-    found: Comparison,
+    comparison: Comparison,
     *,
     as_json: bool,
     html: Path | None,
@@ -208,37 +200,32 @@ def conclude(
     top: int,
     cache: bool = True,
 ) -> None:
-    """Say it, write it down, and end as asked."""
+    """Answer promises, write the page, print the answer, and end as asked."""
     if not no_promise:
         from stepscope.verify.answered_promise import with_promise
 
-        found = with_promise(found, promise)
+        comparison = with_promise(comparison, promise)
     if html:
-        _write_report(found, html, cache)
+        from stepscope.ui.html.comparison import write_comparison
+
+        with writing_html(html):
+            write_comparison(comparison, html, cache=cache)
     if as_json:
         from stepscope.ui.comparison import comparison_json
         from stepscope.ui.json_text import write_json
 
-        write_json(comparison_json(found))
+        write_json(comparison_json(comparison))
     else:
         from stepscope.ui.terminal.comparison import print_comparison
 
-        print_comparison(found, top=top, report=html)
-    if fail_on_slower is not None and found.low > fail_on_slower:
+        print_comparison(comparison, top=top, report=html)
+    if fail_on_slower is not None and comparison.low > fail_on_slower:
         sys.stdout.flush()
+        change, least = unsigned_percent(comparison.change), unsigned_percent(comparison.low)
         raise SlowerError(
-            f"B is slower by {found.change:.1%}, at least {found.low:.1%}: more than the "
-            f"{fail_on_slower:.1%} that --fail-on-slower allows"
+            f"B is slower by {change}, at least {least}: more than the "
+            f"{unsigned_percent(fail_on_slower)} that --fail-on-slower allows"
         )
-
-
-def _write_report(found: Comparison, html: Path, cache: bool) -> None:
-    from stepscope.ui.html.comparison import write_comparison
-
-    try:
-        write_comparison(found, html, cache=cache)
-    except OSError as error:
-        raise UsageError(f"--html {html} could not be written: {error.strerror}") from None
 
 
 def _sides(
@@ -248,11 +235,12 @@ def _sides(
         return paths, against, pairs
     if len(paths) == 2:
         return paths[:1], paths[1:], pairs
-    if len(paths) == 1 and (Path(paths[0]) / AB).is_file():
-        from stepscope.verify.pairs import read_pairs
+    if len(paths) == 1:
+        from stepscope.verify.pairs import AB, read_pairs
 
-        return (*read_pairs(Path(paths[0])), True)
+        if (Path(paths[0]) / AB).is_file():
+            return (*read_pairs(Path(paths[0])), True)
     raise UsageError(
         f"two sides are compared, not {counted(len(paths), 'path')}: "
-        "compare A B, or several runs a side with compare A1 A2 --against B1 B2"
+        "compare A B, or several runs per side with compare A1 A2 --against B1 B2"
     )

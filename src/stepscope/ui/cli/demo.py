@@ -12,21 +12,18 @@ from pathlib import Path
 import click
 
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.ui.cli.options import json_option, out_option
 
 RANKS = 2
 
 
 @click.command(name="demo", short_help="train a small model here, in two processes, and explain it")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for the capture and the report (default: a new stepscope-demo folder here).",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@out_option("Folder for the capture and the report (default: a new stepscope-demo folder here).")
+@json_option
 def command(out: Path | None, as_json: bool) -> None:
     """Capture and explain a small training: two CPU processes, one with a slow input.
 
-    The same path as `stepscope run -- torchrun ...`. No GPU, no network.
+    It works as `stepscope run -- torchrun ...` does, without a GPU or a network.
     """
     if find_spec("torch") is None:
         raise UsageError("demo trains a model and needs PyTorch: pip install torch")
@@ -67,12 +64,11 @@ def _training() -> tuple[str, ...]:
 
 
 def _new_folder(out: Path | None) -> Path:
-    """Never over an existing one."""
+    """`out`, or the first stepscope-demo folder that does not exist yet."""
+    from stepscope.ui.run_folder import claim_or_refuse
+
     if out is not None:
-        if out.exists() and any(out.iterdir()):
-            raise UsageError(f"{out} is not empty: name a new folder")
-        out.mkdir(parents=True, exist_ok=True)
-        return out
+        return claim_or_refuse(out, ())
     for number in range(1, 10_000):
         folder = Path("stepscope-demo" if number == 1 else f"stepscope-demo-{number}")
         with contextlib.suppress(FileExistsError):

@@ -1,4 +1,4 @@
-"""stepscope doctor: what works on this machine and what does not."""
+"""stepscope doctor: check what works on this machine."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stepscope.records.figures import size
+from stepscope.ui.cli.options import json_option
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One line of the examination."""
-
     name: str
     ok: bool
     detail: str
     todo: str = ""
 
 
-@click.command(name="doctor", short_help="what works on this machine and what does not")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.command(name="doctor", short_help="check what works on this machine")
+@json_option
 def command(as_json: bool) -> None:
-    """Look at everything stepscope relies on, and say what to do about what is missing."""
-    checks = [examine() for examine in _EXAMINATIONS]
+    """Check everything stepscope relies on, and say what to do about what is missing."""
+    checks = [check() for check in _CHECKS]
     if as_json:
         from stepscope.ui.json_text import write_json
 
@@ -45,8 +46,8 @@ def _show(checks: list[Check]) -> None:
 
     missing = [check for check in checks if not check.ok]
     console = make_console()
-    works = f"{len(checks) - len(missing)} of {len(checks)} things work here"
-    console.print(Text(works, "bold") if missing else Text("everything works here", "bold green"))
+    verdict = f"{len(checks) - len(missing)} of {len(checks)} checks pass here"
+    console.print(Text(verdict, "bold") if missing else Text("everything works here", "bold green"))
     grid = Table.grid(padding=(0, 2))
     for check in checks:
         mark = Text("✓", "green") if check.ok else Text("–", "yellow")
@@ -88,11 +89,10 @@ def _cache() -> Check:
         return Check(
             name="cache",
             ok=False,
-            detail=f"{folder} cannot be written: every open reads the whole trace",
+            detail=f"{folder} cannot be written: every command reads the whole trace again",
             todo="set STEPSCOPE_CACHE_DIR to a folder you can write",
         )
-    used_mb = cache.used_bytes() / 1e6
-    return Check(name="cache", ok=True, detail=f"{folder} ({used_mb:.0f} MB used)")
+    return Check(name="cache", ok=True, detail=f"{folder} ({size(cache.used_bytes())} used)")
 
 
 def _torch() -> Check:
@@ -117,7 +117,7 @@ def _accelerator() -> Check:
         return Check(
             name="accelerator",
             ok=False,
-            detail="none that torch can use: traces from other machines are read all the same",
+            detail="none that torch can use; traces from other machines can still be explained",
         )
     count = torch.cuda.device_count()
     return Check(name="accelerator", ok=True, detail=f"{count} x {torch.cuda.get_device_name(0)}")
@@ -134,16 +134,16 @@ def _distributed() -> Check:
         )
     backends = [
         name
-        for name, there in (
+        for name, available in (
             ("gloo", dist.is_gloo_available()),
             ("nccl", dist.is_nccl_available()),
         )
-        if there
+        if available
     ]
     return Check(name="several processes", ok=bool(backends), detail=", ".join(backends) or "none")
 
 
-_EXAMINATIONS: tuple[Callable[[], Check], ...] = (
+_CHECKS: tuple[Callable[[], Check], ...] = (
     _python,
     _reading,
     _nsight,

@@ -1,22 +1,23 @@
-"""stepscope record: what was promised and what was delivered."""
+"""stepscope record: what was promised and what was measured afterwards."""
 
 from __future__ import annotations
 
 import click
 
 from stepscope.errors import UsageError
+from stepscope.ui.cli.options import json_option
 
 
 @click.group(
     name="record",
-    short_help="what was promised and what was delivered",
+    short_help="list what was promised and what was measured afterwards",
     invoke_without_command=True,
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@json_option
 @click.option(
     "--every-host",
     is_flag=True,
-    help="Show promises of all hosts that share the folder, not of this one alone.",
+    help="Show the promises of all hosts that share the folder, not only of this one.",
 )
 @click.option(
     "--top",
@@ -27,9 +28,9 @@ from stepscope.errors import UsageError
 )
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, every_host: bool, top: int) -> None:
-    """The track record of this host: each what-if's promises, and what comparisons measured.
+    """The track record of this host: what each what-if promised, and what comparisons measured.
 
-    `whatif --remember` writes promises down, `compare` and `ab` answer them. Nothing leaves this
+    `whatif --remember` records a promise, `compare` and `ab` answer it. Nothing leaves this
     machine.
     """
     if ctx.invoked_subcommand is not None:
@@ -51,16 +52,19 @@ def command(ctx: click.Context, as_json: bool, every_host: bool, top: int) -> No
     print_record(kept, rows, record_folder(), top=top, unread=count_unread(), ignored=ignored)
 
 
-@command.command(name="forget", short_help="no longer count a promise")
+@command.command(name="forget", short_help="stop counting a promise")
 @click.argument("ids", nargs=-1, metavar="ID...")
 @click.option("--all-of", metavar="NAME", help="All promises of a what-if, such as precision.")
 @click.option(
-    "--delivery", "delivery_only", is_flag=True, help="Only what was delivered: it is open again."
+    "--delivery",
+    "delivery_only",
+    is_flag=True,
+    help="Forget only its measurement: the promise is open again.",
 )
 def forget_command(ids: tuple[str, ...], all_of: str | None, delivery_only: bool) -> None:
-    """No longer count promises: predictions stop learning from them.
+    """Stop counting promises: predictions no longer learn from them.
 
-    A line is added to the record and nothing is written over.
+    This appends a line to the record; nothing is overwritten.
     """
     if bool(ids) == bool(all_of):
         raise UsageError("record forget takes ids of promises, or --all-of NAME")
@@ -69,9 +73,9 @@ def forget_command(ids: tuple[str, ...], all_of: str | None, delivery_only: bool
     from stepscope.verify.track_record import find_promise, forget, forget_all_of
 
     if all_of:
-        gone = forget_all_of(all_of, delivery_only=delivery_only)
+        forgotten = forget_all_of(all_of, delivery_only=delivery_only)
     else:
-        wanted = {promise.id: promise for promise in map(find_promise, ids)}
-        gone = tuple(forget(each, delivery_only=delivery_only) for each in wanted)
-    for promise in gone:
+        known = dict.fromkeys(find_promise(promise_id).id for promise_id in ids)
+        forgotten = tuple(forget(promise_id, delivery_only=delivery_only) for promise_id in known)
+    for promise in forgotten:
         click.echo(one_line(forgotten_words(promise, delivery_only=delivery_only)))

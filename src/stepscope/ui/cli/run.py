@@ -14,9 +14,10 @@ import click
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.measure import folder as layout
-from stepscope.measure.settings import STEP_ON, Settings
+from stepscope.measure.settings import Settings
 from stepscope.ui.attachment import why_nothing
 from stepscope.ui.capture import capture_into
+from stepscope.ui.cli.options import step_on_option
 from stepscope.ui.job_process import HeldSignals, run_job
 from stepscope.ui.run_folder import RunFile, claim
 from stepscope.ui.say import say
@@ -76,13 +77,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     help="Record Python stacks, so that findings name lines of your code. Slows recorded steps.",
 )
 @click.option("--modules", is_flag=True, help="Record nn.Module names, for time by module.")
-@click.option(
-    "--step-on",
-    type=click.Choice(STEP_ON),
-    default="auto",
-    show_default=True,
-    help="What counts as the end of a training step.",
-)
+@step_on_option
 @click.option(
     "--memory/--no-memory",
     default=True,
@@ -98,8 +93,8 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     is_flag=True,
     help="Let NCCL log its transports and algorithms into the run folder.",
 )
-@click.option("--quiet", is_flag=True, help="Say nothing while the command runs.")
-@click.option("--no-explain", is_flag=True, help="Only capture: no verdict, no report.")
+@click.option("--quiet", is_flag=True, help="Print nothing while the command runs.")
+@click.option("--no-explain", is_flag=True, help="Capture only: no verdict, no report.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
     out: Path | None,
@@ -147,7 +142,7 @@ def command(
 
 
 def _begin(out: Path | None, command: tuple[str, ...], options: dict[str, Any]) -> RunFile | None:
-    """None where nothing can be captured, whatever the reason: the command runs all the same."""
+    """None if nothing can be captured, whatever the reason: the command runs all the same."""
     claimed = None
     try:
         claimed = claim(out, command)
@@ -159,7 +154,7 @@ def _begin(out: Path | None, command: tuple[str, ...], options: dict[str, Any]) 
         if claimed is not None:
             claimed.give_back()
         why = _why(error, claimed.path if claimed else out)
-        say(f"nothing is captured, the command runs without stepscope: {why}")
+        say(f"nothing is captured; the command runs without stepscope: {why}")
         return None
 
 
@@ -171,7 +166,7 @@ def _why(error: Exception, folder: Path | None) -> str:
 
 
 def startable(command: tuple[str, ...]) -> tuple[str, ...]:
-    """`train.py` alone is run by this Python."""
+    """`train.py` alone means `python train.py`, with this Python."""
     script = Path(command[0])
     if script.suffix == ".py" and script.is_file() and not os.access(script, os.X_OK):
         return (sys.executable, *command)
@@ -180,14 +175,14 @@ def startable(command: tuple[str, ...]) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _not_ended_by_signals() -> Iterator[None]:
-    """The command is over and its exit code stands: what comes now ends only our own words."""
+    """The command's exit code stands: a signal now only stops the explanation."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         del frame
         raise KeyboardInterrupt(signal.Signals(number).name)
 
-    heard = [n for n in _ENDING if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in heard}
+    handled = [n for n in _ENDING if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in handled}
     try:
         yield
     except KeyboardInterrupt as reason:
@@ -205,7 +200,7 @@ def _conclude(
     *,
     explain: bool,
 ) -> None:
-    """Nothing in here may change the command's exit code."""
+    """Report and explain; nothing here may change the command's exit code."""
     folder = run.folder
     try:
         if not ranks:

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from stepscope import __version__
+from stepscope.ui.say import leave_quietly
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 VERBS = {
     "run": "capture an unmodified training command, then explain it",
-    "explain": "where each training step's time went",
-    "whatif": "what a change would buy, before anybody tries it",
-    "compare": "did the step really change: A against B, with an interval",
-    "ab": "run two training commands in turns and compare their steps",
-    "record": "what was promised and what was delivered",
-    "health": "start a training command, look at three steps of all ranks, end it",
+    "explain": "show where each training step's time went",
+    "whatif": "predict what a change would save, before anybody makes it",
+    "compare": "tell whether B's step really differs from A's, with an interval",
+    "ab": "run two training commands alternately and compare their steps",
+    "record": "list what was promised and what was measured afterwards",
+    "health": "start a training command, check three steps of every rank, stop it",
     "demo": "train a small model here, in two processes, and explain it",
-    "calibrate": "this machine's and its ranks' ceilings: matmuls, copies, collectives",
-    "doctor": "what works on this machine and what does not",
+    "calibrate": "measure how fast this machine can be: matmuls, copies, collectives",
+    "doctor": "check what works on this machine",
 }
+
+
+@contextlib.contextmanager
+def _closed_output_ends_quietly() -> Iterator[None]:
+    """Click would end with exit code 1."""
+    try:
+        yield
+    except BrokenPipeError:
+        leave_quietly()
 
 
 class _Verbs(click.Group):
@@ -35,6 +50,14 @@ class _Verbs(click.Group):
             return None
         command: click.Command = import_module(f"stepscope.ui.cli.{cmd_name}").command
         return command
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        with _closed_output_ends_quietly():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _closed_output_ends_quietly():
+            return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx

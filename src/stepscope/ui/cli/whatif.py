@@ -199,10 +199,10 @@ def _remember(raw: Prediction, bench: Bench, path: str) -> str:
     """What the model itself says is kept: later predictions are adjusted by how that fared."""
     from stepscope.trace.rank_facts import read_facts
     from stepscope.verify.track_record import make_promise, remember
-    from stepscope.verify.workload import workload_of_trace
+    from stepscope.verify.workload import describe_trace
 
     trace = bench.context.trace
-    workload = workload_of_trace(trace, read_facts(Path(trace.path).parent))
+    workload = describe_trace(trace, read_facts(Path(trace.path).parent))
     return remember(make_promise(raw, workload, path)).id
 
 

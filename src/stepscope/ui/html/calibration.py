@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING
 import jinja2
 from markupsafe import Markup
 
+from stepscope.records.figures import binary_size, duration
 from stepscope.records.words import counted
-from stepscope.ui.calibration import beside_compute, rows_of, size, words_of
+from stepscope.ui.calibration import (
+    calibration_answer,
+    collective_rows,
+    contention_sentence,
+    machine_rows,
+)
 from stepscope.ui.html.report import _source, _write_atomically, format_percent, sentence
-from stepscope.ui.terminal.calibration import machine_rows
-from stepscope.ui.words import duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,17 +93,17 @@ def write_calibration(profile: Profile, path: Path) -> None:
     environment.filters |= {
         "percent": format_percent,
         "sentence": sentence,
-        "size": size,
+        "size": binary_size,
         "duration": duration,
     }
     style = _source("report.css") + _source("calibration.css")
     page = environment.from_string(_source("calibration.html.j2")).render(
-        words=words_of(profile),
+        words=calibration_answer(profile),
         facts=_facts(profile),
         machine=machine_rows(profile),
         charts=draw_charts(profile.fits),
-        rows=rows_of(profile),
-        beside=beside_compute(profile),
+        rows=collective_rows(profile),
+        beside=contention_sentence(profile),
         refused=list(profile.not_offered.items()),
         style=Markup(style),
     )
@@ -170,7 +174,9 @@ def _grid(axes: Axes) -> str:
         x = axes.x(size_bytes)
         parts.append(_path("grid", (x, _TOP), (x, _BOTTOM)))
         parts.append(_path("grid", (x, _OFF_TOP), (x, _OFF_BOTTOM)))
-        parts.append(f'<text class="tick" x="{x:.1f}" y="{_HEIGHT - 6}">{size(size_bytes)}</text>')
+        parts.append(
+            f'<text class="tick" x="{x:.1f}" y="{_HEIGHT - 6}">{binary_size(size_bytes)}</text>'
+        )
     for ns in _levels(axes):
         parts.append(_path("grid", (_LEFT, axes.y(ns)), (_RIGHT, axes.y(ns))))
         parts.append(_level(axes.y(ns), _short_duration(ns)))
@@ -227,7 +233,7 @@ def _times(fit: CollectiveFit, axes: Axes) -> str:
         parts.append(_path("spread", (x, axes.y(each.low_ns)), (x, axes.y(each.high_ns))))
         parts.append(
             f'<circle class="dot" cx="{x:.1f}" cy="{axes.y(each.time_ns):.1f}" r="3.2">'
-            f"<title>{size(each.size_bytes)}: measured {duration(each.time_ns)} "
+            f"<title>{binary_size(each.size_bytes)}: measured {duration(each.time_ns)} "
             f"({duration(each.low_ns)} to {duration(each.high_ns)}), "
             f"predicted {duration(fit.expected_ns(each.size_bytes))}</title></circle>"
         )
@@ -245,7 +251,7 @@ def _errors(fit: CollectiveFit, axes: Axes) -> str:
         parts.append(_path("spread", (x, axes.y_off(0)), (x, y)))
         parts.append(
             f'<circle class="off" cx="{x:.1f}" cy="{y:.1f}" r="2.2">'
-            f"<title>{size(size_bytes)}: predicted {off:+.1%} of measured</title></circle>"
+            f"<title>{binary_size(size_bytes)}: predicted {off:+.1%} of measured</title></circle>"
         )
     return "".join(parts)
 

@@ -9,14 +9,19 @@ import jinja2
 from markupsafe import Markup
 
 from stepscope.records.explanation import Budget, Part
-from stepscope.ui.comparison import (
-    interval,
+from stepscope.records.figures import (
     milliseconds,
+    signed_percent,
+    significant,
+    size,
+    unsigned_percent,
+)
+from stepscope.ui.comparison import (
+    change_interval,
+    comparison_answer,
     open_words,
-    percent,
     promise_words,
     whole_steps,
-    words_of,
 )
 from stepscope.ui.html.comparison_charts import (
     PHASES,
@@ -36,13 +41,13 @@ from stepscope.ui.html.report import (
     sentence,
 )
 from stepscope.ui.html.step_lanes import draw_pair, lanes_of_side
-from stepscope.ui.words import PARTS, short_kernel, size
+from stepscope.ui.words import PARTS, short_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from stepscope.records.comparison import Comparison, MovedName
+    from stepscope.records.comparison import Comparison, NameChange
 
 STYLES = ("report.css", "calibration.css", "comparison.css")
 SCRIPTS = ("palette.js", "theme.js", "comparison.js")
@@ -105,13 +110,13 @@ def write_comparison(comparison: Comparison, path: Path, *, cache: bool = True) 
     environment.filters["percent"] = format_percent
     script = _script(SCRIPTS)
     page = environment.from_string(_source("comparison.html.j2")).render(
-        words=words_of(comparison),
+        words=comparison_answer(comparison),
         promises=_promises(comparison),
         facts=_facts(comparison),
         fall=waterfall(comparison),
         confidence=f"{comparison.confidence:.0%}",
-        a_ms=f"{milliseconds(comparison.a_ms)} ms",
-        b_ms=f"{milliseconds(comparison.b_ms)} ms",
+        a_ms=milliseconds(comparison.a_ms),
+        b_ms=milliseconds(comparison.b_ms),
         change=draw_change(comparison.low, comparison.change, comparison.high),
         spread=draw_spread(comparison.a, comparison.b),
         order=draw_order(comparison.a, comparison.b),
@@ -142,14 +147,14 @@ def _promises(comparison: Comparison) -> list[tuple[str, bool]]:
 
 def _facts(comparison: Comparison) -> list[tuple[str, str]]:
     facts = [
-        ("A", f"{milliseconds(comparison.a_ms)} ms"),
-        ("B", f"{milliseconds(comparison.b_ms)} ms"),
+        ("A", milliseconds(comparison.a_ms)),
+        ("B", milliseconds(comparison.b_ms)),
         ("Runs", f"{len(comparison.a.runs)} and {len(comparison.b.runs)}"),
-        ("Smallest change that would be found", percent(comparison.smallest_detectable)),
+        ("Smallest change that would be found", unsigned_percent(comparison.smallest_detectable)),
     ]
     if comparison.slow_steps is not None:
         slow = comparison.slow_steps
-        told = f"{slow.a_ms:.2f} -> {slow.b_ms:.2f} ms ({interval(slow.low, slow.high)})"
+        told = f"{slow.a_ms:.2f} -> {slow.b_ms:.2f} ms ({change_interval(slow.low, slow.high)})"
         facts.append(("Slow steps, 95th percentile", told))
     if comparison.a_peak_bytes is not None and comparison.b_peak_bytes is not None:
         told = f"{size(comparison.a_peak_bytes)} -> {size(comparison.b_peak_bytes)}"
@@ -217,7 +222,7 @@ def _budget(step_ms: float, parts: Sequence[tuple[str, float]]) -> Budget:
 def _bar_side(name: str, budget: Budget, longest: float) -> BarSide:
     return BarSide(
         name=name,
-        step=f"{milliseconds(budget.step_ms)} ms",
+        step=milliseconds(budget.step_ms),
         parts=slices(budget),
         left_over=longest - budget.step_ms,
     )
@@ -249,11 +254,11 @@ def _runs(comparison: Comparison) -> list[tuple[str, ...]]:
     return [
         (
             f"{name} · {run.path}{f' rank {run.rank}' if run.rank is not None else ''}",
-            milliseconds(run.median_ms),
+            significant(run.median_ms),
             str(run.steps),
             f"{run.effective_steps:.0f}",
             str(run.warm_up),
-            percent(run.drift, sign=True) if run.drift else "-",
+            signed_percent(run.drift) if run.drift else "-",
         )
         for name, side in (("A", comparison.a), ("B", comparison.b))
         for run in side.runs
@@ -279,7 +284,7 @@ def _phases(comparison: Comparison) -> list[tuple[str, ...]]:
     return rows
 
 
-def _named(rows: tuple[MovedName, ...]) -> list[tuple[str, ...]]:
+def _named(rows: tuple[NameChange, ...]) -> list[tuple[str, ...]]:
     return [
         (
             short_kernel(row.name, _LONGEST_NAME),

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from markupsafe import Markup
 
-from stepscope.ui.comparison import interval, milliseconds, percent
+from stepscope.records.figures import milliseconds, signed_percent
+from stepscope.ui.comparison import change_interval
 from stepscope.ui.words import PARTS
 
 if TYPE_CHECKING:
@@ -78,8 +79,8 @@ def draw_change(low: float, value: float, high: float) -> Markup:
         f'<rect class="band" {band} y="48" height="24"/>',
         f'<line class="line" x1="{scale.at(low)}" x2="{scale.at(high)}" y1="60" y2="60"/>',
         f'<circle class="dot" cx="{middle}" cy="60" r="5"/>',
-        f'<text class="tick strong" x="{middle}" y="36">{percent(value, sign=True)}</text>',
-        f'<text class="tick" x="50%" y="148">{interval(low, high)}</text>',
+        f'<text class="tick strong" x="{middle}" y="36">{signed_percent(value)}</text>',
+        f'<text class="tick" x="50%" y="148">{change_interval(low, high)}</text>',
     ]
     return _svg(156, "".join(marks), "The change and its interval", A_COLOR)
 
@@ -126,8 +127,8 @@ def draw_order(a: Side, b: Side) -> Markup:
     words = [
         f'<text x="0" y="{_HIGH + 14}">first step</text>',
         f'<text x="100%" y="{_HIGH + 14}" text-anchor="end">last step</text>',
-        f'<text x="2" y="11">{milliseconds(high)} ms</text>',
-        f'<text x="2" y="{_HIGH - 3}">{milliseconds(low)} ms</text>',
+        f'<text x="2" y="11">{milliseconds(high)}</text>',
+        f'<text x="2" y="{_HIGH - 3}">{milliseconds(low)}</text>',
     ]
     frame = f'<line class="frame" x1="0%" x2="100%" y1="{_HIGH}" y2="{_HIGH}"/>'
     return _svg(_HIGH + 22, frame + "".join(out + words), "Steps in the order they ran, A and B")
@@ -147,8 +148,8 @@ def waterfall(comparison: Comparison) -> Waterfall | None:
     near = [x for x in reach if scale.left - room <= x <= scale.right + room]
     scale = _Scale(min([scale.left, *near]), max([scale.right, *near]))
     return Waterfall(
-        a=f"{milliseconds(comparison.a_ms)} ms",
-        b=f"{milliseconds(comparison.b_ms)} ms",
+        a=milliseconds(comparison.a_ms),
+        b=milliseconds(comparison.b_ms),
         a_at=scale.share(comparison.a_ms),
         b_at=scale.share(comparison.b_ms),
         rows=tuple(
@@ -241,7 +242,7 @@ def _ticks(scale: _Scale) -> str:
         ms = scale.left + part * (scale.right - scale.left)
         out.append(
             f'<text x="{100 * part:g}%" y="{_HIGH + 16}" text-anchor="{anchor}">'
-            f"{milliseconds(ms)} ms</text>"
+            f"{milliseconds(ms)}</text>"
         )
     return "".join(out)
 

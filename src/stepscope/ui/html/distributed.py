@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stepscope.records.figures import duration
 from stepscope.records.job import KINDS, SYNCHRONISING
 from stepscope.records.words import counted
 from stepscope.ui.distributed import (
@@ -28,7 +29,6 @@ from stepscope.ui.html.distributed_charts import Series, draw_arrivals, draw_ban
 from stepscope.ui.html.distributed_tables import job_tables
 from stepscope.ui.html.lanes import overlap_rows
 from stepscope.ui.html.payload import encode_block
-from stepscope.ui.words import duration
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup, escape
 
 from stepscope.explain.collectives import bus_factor
+from stepscope.records import figures
+from stepscope.records.figures import duration, trimmed
 from stepscope.records.words import counted, plural
-from stepscope.ui.distributed import bytes_words, group_words
-from stepscope.ui.words import duration
+from stepscope.ui.distributed import group_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -189,7 +190,7 @@ def _dot(shape: str, row: JobCollective, axes: _Axes, accused: bool) -> str:
     took = (row.transfer_ns or 0) / row.count
     unsure = row.wait_error_ns is not None and took < row.wait_error_ns / row.count
     words = [
-        f"{row.kind}, group {group_words(row)}: {bytes_words(size)}, {counted(row.count, 'time')}",
+        f"{row.kind}, group {group_words(row)}: {figures.size(size)}, {counted(row.count, 'time')}",
         f"busbw {rate:.2f} GB/s, a transfer {duration(took)}",
     ]
     if row.expected_ns:
@@ -221,7 +222,7 @@ def _grid(axes: _Axes) -> str:
     for size in _levels(axes.small, axes.large, most=7):
         x = axes.x(size)
         parts.append(_path("grid", [(x, _TOP), (x, _BOTTOM)]))
-        parts.append(_text("tick is-middle", x, _BOTTOM + 18, bytes_words(size).replace(".0", "")))
+        parts.append(_text("tick is-middle", x, _BOTTOM + 18, trimmed(figures.size(size))))
     for rate in _levels(axes.slow, axes.fast, most=6):
         y = axes.y(rate)
         parts.append(_path("grid", [(_LEFT, y), (_RIGHT, y)]))

@@ -7,21 +7,18 @@ from typing import TYPE_CHECKING
 
 from stepscope.explain.efficiency import above_peak
 from stepscope.explain.shapes import shape_words
+from stepscope.records.figures import byte_rate, duration, flop_rate, flops
 from stepscope.ui.efficiency import (
-    Fall,
+    PeakLoss,
     about,
     against_fastest,
-    amount,
-    bandwidth,
-    falls,
     gaps,
     no_peak,
-    rate,
+    peak_losses,
     share_of_peak,
     share_of_roof,
 )
 from stepscope.ui.html.roofline import Roofline, draw_roofline
-from stepscope.ui.words import duration
 
 if TYPE_CHECKING:
     from stepscope.records.efficiency import Efficiency, Spot
@@ -54,7 +51,7 @@ class EfficiencyView:
     mfu: str
     sentence: str
     facts: list[tuple[str, str, str]]  # label, value, hint
-    falls: list[Fall]
+    falls: list[PeakLoss]
     roofs: bool  # what the device can do at most is known
     step_ms: float
     roofline: Roofline | None
@@ -75,7 +72,7 @@ def efficiency_view(rank: RankExplanation, *, drawn: bool) -> EfficiencyView | N
         mfu="" if efficiency.mfu is None or above_peak(efficiency) else f"{efficiency.mfu:.1%}",
         sentence=_sentence(efficiency),
         facts=_facts(efficiency),
-        falls=falls(rank),
+        falls=peak_losses(rank),
         roofs=efficiency.ceilings is not None,
         step_ms=rank.budget.step_ms,
         roofline=roofline,
@@ -95,18 +92,19 @@ def _sentence(efficiency: Efficiency) -> str:
     how = _SOURCES.get(efficiency.peak_source or "", "")
     device = efficiency.ceilings.device if efficiency.ceilings else "the device"
     return (
-        f"of {device}'s peak is used by the model's own arithmetic: {rate(reached)} of "
-        f"{rate(efficiency.peak_flops)} in {efficiency.dtype}, {how}. {against_fastest(efficiency)}"
+        f"of {device}'s peak is used by the model's own arithmetic: {flop_rate(reached)} of "
+        f"{flop_rate(efficiency.peak_flops)} in {efficiency.dtype}, {how}. "
+        f"{against_fastest(efficiency)}"
     ).strip()
 
 
 def _facts(efficiency: Efficiency) -> list[tuple[str, str, str]]:
     facts = []
     if efficiency.model_flops:
-        told = amount(efficiency.model_flops)
+        told = flops(efficiency.model_flops)
         facts.append(("FLOPs per step", told, "Forward and backward, of the model"))
     if efficiency.recomputed_flops:
-        again = amount(efficiency.recomputed_flops)
+        again = flops(efficiency.recomputed_flops)
         facts.append(("Recomputed", again, "Done a second time: counts for HFU, not for MFU"))
     if efficiency.hfu is not None and efficiency.recomputed_flops and not above_peak(efficiency):
         facts.append(("HFU", f"{efficiency.hfu:.1%}", "Of the peak, recomputation included"))
@@ -117,13 +115,17 @@ def _facts(efficiency: Efficiency) -> list[tuple[str, str, str]]:
             if use.peak_flops:
                 peak = f", of its peak: {share_of_peak(reached / use.peak_flops)}"
             facts.append(
-                (f"Products in {use.dtype}", rate(reached), f"{duration(use.device_ns)}{peak}")
+                (
+                    f"Products in {use.dtype}",
+                    flop_rate(reached),
+                    f"{duration(use.device_ns)}{peak}",
+                )
             )
     if efficiency.tensor_core_share is not None:
         share = f"{efficiency.tensor_core_share:.0%}"
         facts.append(("On tensor cores", share, "Of the time in matrix products and the like"))
     if efficiency.ceilings and efficiency.ceilings.bytes_s:
-        facts.append(("Memory", bandwidth(efficiency.ceilings.bytes_s), "At most, read and write"))
+        facts.append(("Memory", byte_rate(efficiency.ceilings.bytes_s), "At most, read and write"))
     if efficiency.unknown_share >= 0.005:
         share = f"{efficiency.unknown_share:.0%}"
         facts.append(("Not known", share, "Of device time: kernels whose FLOPs are unknown"))

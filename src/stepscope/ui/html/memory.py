@@ -11,18 +11,18 @@ import jinja2
 from markupsafe import Markup
 
 from stepscope.explain.memory.theory import RANKS
+from stepscope.explain.memory.words import LABELS
+from stepscope.records.figures import size
 from stepscope.records.memory import CATEGORIES
 from stepscope.records.words import counted, sentence
 from stepscope.ui.html.memory_charts import draw_batches, draw_moments, draw_timeline
 from stepscope.ui.memory import (
     HINTS,
-    LABELS,
     LIMITS,
     batch_words,
     headline,
     place_words,
     shown_categories,
-    size,
     theory_words,
     unknown_categories,
     zero_rows,

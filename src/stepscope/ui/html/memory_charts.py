@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup, escape
 
 from stepscope.explain.memory.batch import peak_at
+from stepscope.explain.memory.words import LABELS
+from stepscope.records.figures import duration, size, trimmed
 from stepscope.records.memory import CATEGORIES
 from stepscope.records.words import counted
-from stepscope.ui.memory import LABELS, size
-from stepscope.ui.words import duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -232,7 +232,7 @@ def _times(last: int) -> list[str]:
     if last < 10_000:  # a history without times is drawn by event
         return [_text("unit is-end", _RIGHT, _HEIGHT - 4, counted(last, "event"))]
     return [
-        _text("tick is-middle", _x(at, last), _BOTTOM + 18, duration(at).replace(".00", ""))
+        _text("tick is-middle", _x(at, last), _BOTTOM + 18, trimmed(duration(at)))
         for at in _round_values(last, 8)
     ]
 
@@ -242,7 +242,7 @@ def _levels(top: float, right: float) -> str:
     for value in [0.0, *_round_values(top, _MOST_LEVELS)]:
         y = _y(value, top)
         parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{right:.1f}"/>')
-        parts.append(_text("level", _LEFT - 8, y, size(value).replace(".00", "")))
+        parts.append(_text("level", _LEFT - 8, y, trimmed(size(value))))
     return "".join(parts)
 
 

@@ -28,7 +28,7 @@ from stepscope.ui.html.parts import Slice, gap_labels, slices
 from stepscope.ui.html.payload import encode_rank
 from stepscope.ui.html.tables import rank_tables
 from stepscope.ui.html.whatif import whatif_page
-from stepscope.ui.strategies import sections_of
+from stepscope.ui.strategies import describe_strategies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,7 +131,7 @@ def _render(
         told=len(views),
         all_ranks=len(explanation.ranks),
         job=job,
-        strategies=sections_of(explanation.strategies) if job else [],
+        strategies=describe_strategies(explanation.strategies) if job else [],
         causes=gap_labels(),
         efficient=any(view.efficiency for view in views),
         remembered=any(view.memory for view in views),

@@ -7,16 +7,15 @@ a byte; and operators that only move data, as bytes a second against the bytes o
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
 from stepscope.explain.shapes import shape_words
+from stepscope.records.figures import byte_rate, duration, flop_rate, size, trimmed
 from stepscope.records.words import counted
-from stepscope.ui.efficiency import about, bandwidth, of_roof, operators, rate, share_of_roof
-from stepscope.ui.words import duration, size
+from stepscope.ui.efficiency import about, of_roof, operators, share_of_roof
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -118,7 +117,7 @@ def _products(dots: list[_Dot], ceilings: Ceilings | None, longest: float) -> Ma
         **_ends("left", "right", [*(dot.x for dot in dots), *_around(ridges)]),
         **_ends("low", "high", [dot.y for dot in dots] + list(peaks.values())),
     )
-    parts = [_grid(axes, _plain, rate, "FLOPs a byte", "FLOP/s reached")]
+    parts = [_grid(axes, _plain, flop_rate, "FLOPs a byte", "FLOP/s reached")]
     used = {dot.spot.dtype for dot in dots}
     parts += _roofs(axes, peaks, moved, used)
     parts += [_mark(dot, axes, longest, _about_product(dot.spot)) for dot in dots]
@@ -139,11 +138,11 @@ def _moving(dots: list[_Dot], ceilings: Ceilings | None, longest: float) -> Mark
         **_ends("left", "right", [dot.x for dot in dots]),
         **_ends("low", "high", [dot.y for dot in dots] + ([moved] if moved else [])),
     )
-    parts = [_grid(axes, _bytes, bandwidth, "bytes a call", "bytes/s reached")]
+    parts = [_grid(axes, _bytes, byte_rate, "bytes a call", "bytes/s reached")]
     if moved:
         y = axes.y(moved)
         parts.append(_path("roof is-memory", [(_LEFT, y), (_RIGHT, y)]))
-        parts.append(_text("roof-name is-memory", _RIGHT, y - 6, f"memory, {bandwidth(moved)}"))
+        parts.append(_text("roof-name is-memory", _RIGHT, y - 6, f"memory, {byte_rate(moved)}"))
     parts += [_mark(dot, axes, longest, _about_move(dot.spot)) for dot in dots]
     parts += _numbers(dots, axes)
     return _svg("Bandwidth reached against bytes a call", parts)
@@ -174,7 +173,7 @@ def _roofs(axes: _Axes, peaks: dict[str, float], moved: float | None, used: set[
         parts.append(
             f'<g transform="translate({axes.x(x):.1f} {axes.y(x * moved) - 7:.1f}) '
             f'rotate({tilt:.1f})"><text class="roof-name is-memory is-middle">'
-            f"memory, {escape(bandwidth(moved))}</text></g>"
+            f"memory, {escape(byte_rate(moved))}</text></g>"
         )
     by_peak: dict[float, list[str]] = {}
     for dtype, peak in peaks.items():
@@ -184,7 +183,7 @@ def _roofs(axes: _Axes, peaks: dict[str, float], moved: float | None, used: set[
         quiet = "" if name in used else " is-quiet"
         start = max(axes.left, peak / moved) if moved else axes.left
         parts.append(_line(f"roof d-{name}{quiet}", axes, (start, peak), (axes.right, peak)))
-        label = f"{', '.join(dtypes)}  {rate(peak)}"
+        label = f"{', '.join(dtypes)}  {flop_rate(peak)}"
         parts.append(_text(f"roof-name d-{name}{quiet}", _RIGHT, axes.y(peak) - 6, label))
     return parts
 
@@ -224,17 +223,19 @@ def _spot_at(dot: _Dot, axes: _Axes) -> tuple[float, float]:
 
 def _about_product(spot: Spot) -> str:
     lines = _about(spot)
-    lines.append(f"{rate(spot.achieved_flops or 0.0)} at {spot.intensity or 0.0:,.1f} FLOPs a byte")
+    lines.append(
+        f"{flop_rate(spot.achieved_flops or 0.0)} at {spot.intensity or 0.0:,.1f} FLOPs a byte"
+    )
     if spot.ceiling_flops:
         near = share_of_roof(spot)
-        lines.append(f"of its roof: {near}, {rate(spot.ceiling_flops)}, bound by {spot.bound}")
+        lines.append(f"of its roof: {near}, {flop_rate(spot.ceiling_flops)}, bound by {spot.bound}")
     return "\n".join(lines)
 
 
 def _about_move(spot: Spot) -> str:
     lines = _about(spot)
     reached = (spot.bytes_moved or 0.0) / spot.device_ns * 1e9
-    lines.append(f"{size((spot.bytes_moved or 0.0) / spot.calls)} a call at {bandwidth(reached)}")
+    lines.append(f"{size((spot.bytes_moved or 0.0) / spot.calls)} a call at {byte_rate(reached)}")
     if of_roof(spot) is not None:
         lines.append(f"of its roof: {share_of_roof(spot)}")
     return "\n".join(lines)
@@ -276,7 +277,7 @@ def _plain(value: float) -> str:
 
 
 def _bytes(value: float) -> str:
-    return re.sub(r"\.0+ ", " ", size(value))
+    return trimmed(size(value))
 
 
 def _levels(low: float, high: float) -> list[float]:

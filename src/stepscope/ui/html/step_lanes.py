@@ -9,10 +9,11 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from stepscope.errors import StepscopeError
+from stepscope.records.figures import duration
 from stepscope.records.trace import HostKind
 from stepscope.ui.html.classes import EVENT_CLASSES, device_classes, host_classes
 from stepscope.ui.html.lanes import overlap_rows, stream_lanes, thread_names, thread_order
-from stepscope.ui.words import duration, short_kernel
+from stepscope.ui.words import short_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

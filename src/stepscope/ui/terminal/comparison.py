@@ -1,35 +1,41 @@
-"""A comparison in a terminal: verdict, why, next; the interval drawn; what moved."""
+"""A comparison in a terminal: verdict, why, next; the interval as a picture; what changed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.table import Table
 from rich.text import Text
 
-from stepscope.ui.comparison import (
-    interval,
+from stepscope.records.figures import (
     milliseconds,
-    open_words,
     percent,
+    signed,
+    signed_percent,
+    significant,
+    size,
+)
+from stepscope.ui.comparison import (
+    change_interval,
+    comparison_answer,
+    open_words,
     promise_words,
     whole_steps,
-    words_of,
 )
 from stepscope.ui.terminal.console import make_console, text_line
-from stepscope.ui.terminal.tables import fitting_table, titled_table
-from stepscope.ui.words import PARTS, one_line, short_kernel, size
+from stepscope.ui.terminal.tables import answer_grid, fitting_table, titled_table
+from stepscope.ui.words import PARTS, one_line, short_kernel
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import RenderableType
+    from rich.table import Table
 
-    from stepscope.records.comparison import Comparison, MovedName
+    from stepscope.records.comparison import Comparison, NameChange
     from stepscope.ui.terminal.tables import Row
 
 _STYLES = {"faster": "bold green", "slower": "bold red", "no difference seen": "bold"}
-_MARGIN = 0.15  # of the picture, left and right of what is drawn
+_MARGIN = 0.15  # share of the picture left empty on either side
 _WIDEST = 72
 _WORTH_A_ROW = 0.001  # of the step
 
@@ -50,7 +56,7 @@ def print_comparison(
 
 
 def draw_interval(low: float, value: float, high: float, width: int) -> tuple[str, str]:
-    """A line with the interval, the change and zero; under it what the marks stand for."""
+    """A line with the interval, the change and zero, and a line of labels under it."""
     ends = (min(low, 0.0), max(high, 0.0))
     margin = _MARGIN * ((ends[1] - ends[0]) or 1.0)
     left, right = ends[0] - margin, ends[1] + margin
@@ -65,12 +71,12 @@ def draw_interval(low: float, value: float, high: float, width: int) -> tuple[st
     line[place(low)], line[place(high)], line[place(value)] = "├", "┤", "●"
     labels = [" "] * width
     for share in (value, low, high, 0.0):
-        _label(labels, place(share), "0" if share == 0 else percent(share, sign=True))
+        _label(labels, place(share), "0" if share == 0 else signed_percent(share))
     return "".join(line), "".join(labels).rstrip()
 
 
 def _label(cells: list[str], place: int, text: str) -> None:
-    """Centred under its mark where nothing is in the way; else left out."""
+    """Centred under its mark, or left out if another label is in the way."""
     start = min(max(0, place - len(text) // 2), len(cells) - len(text))
     around = cells[max(0, start - 1) : start + len(text) + 1]
     if all(cell == " " for cell in around):
@@ -78,57 +84,50 @@ def _label(cells: list[str], place: int, text: str) -> None:
 
 
 def _sections(comparison: Comparison, top: int, width: int) -> list[RenderableType]:
-    out: list[RenderableType] = [_words(comparison), Text()]
+    out: list[RenderableType] = [_first_lines(comparison), Text()]
     picture = draw_interval(comparison.low, comparison.change, comparison.high, min(width, _WIDEST))
     out += [*map(Text, picture), Text()]
     if comparison.phases:
         out += [_phases(comparison, width), Text()]
-    if comparison.budget:
-        out += [_budget_title(comparison), _budget(comparison), Text()]
-    for table in (
-        _runs(comparison, width),
-        _names("kernels", comparison.kernels, comparison.a_ms, top, width),
-        _names("operators", comparison.operators, comparison.a_ms, top, width),
-        _config(comparison, width),
-    ):
+    parts = _budget(comparison)
+    if parts.row_count:
+        out += [_budget_title(comparison), parts, Text()]
+    operators = _names("operators", comparison.operators, comparison.a_ms, top, width)
+    if not operators.row_count:  # kernels would repeat what operators show
+        operators = _names("kernels", comparison.kernels, comparison.a_ms, top, width)
+    for table in (_runs(comparison, width), operators, _config(comparison, width)):
         if table is not None and table.row_count:
             out += [table, Text()]
     out += [text_line(f"note  {note}", style="bright_black") for note in comparison.notes]
     return out
 
 
-def _words(comparison: Comparison) -> Table:
-    words = words_of(comparison)
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bright_black", no_wrap=True)
-    grid.add_column()
-    grid.add_row("verdict", text_line(words.verdict, style=_STYLES[comparison.verdict]))
-    grid.add_row("why", words.why)
-    grid.add_row("next", words.next)
+def _first_lines(comparison: Comparison) -> Table:
+    grid = answer_grid(comparison_answer(comparison), _STYLES[comparison.verdict])
     if comparison.slow_steps is not None:
         slow = comparison.slow_steps
         grid.add_row(
             "slow steps",
-            f"95th percentile {milliseconds(slow.a_ms)} -> {milliseconds(slow.b_ms)} ms, "
-            f"{percent(slow.change, sign=True)} ({interval(slow.low, slow.high)})",
+            f"95th percentile {significant(slow.a_ms)} -> {milliseconds(slow.b_ms)}, "
+            f"{signed_percent(slow.change)} ({change_interval(slow.low, slow.high)})",
         )
     if comparison.a_peak_bytes is not None and comparison.b_peak_bytes is not None:
         change = comparison.b_peak_bytes / comparison.a_peak_bytes - 1
         grid.add_row(
             "memory",
             f"peak {size(comparison.a_peak_bytes)} -> {size(comparison.b_peak_bytes)}, "
-            f"{percent(change, sign=True)}",
+            f"{signed_percent(change)}",
         )
     if comparison.promise is not None:
         style = "green" if comparison.promise.inside else "yellow"
         grid.add_row("promise", text_line(promise_words(comparison.promise), style=style))
-    for waiting in comparison.open_promises:
-        grid.add_row("promise", text_line(open_words(waiting), style="yellow"))
+    for promise in comparison.open_promises:
+        grid.add_row("promise", text_line(open_words(promise), style="yellow"))
     return grid
 
 
 def _runs(comparison: Comparison, width: int) -> Table | None:
-    """Only where they say more than the verdict does."""
+    """Nothing if one run a side says no more than the verdict."""
     runs = [*comparison.a.runs, *comparison.b.runs]
     if len(runs) == 2 and not any(run.warm_up or run.drift for run in runs):
         return None
@@ -147,23 +146,23 @@ def _runs(comparison: Comparison, width: int) -> Table | None:
             rank = f" rank {run.rank}" if run.rank is not None else ""
             table.add_row(
                 name,
-                f"{milliseconds(run.median_ms)} ms",
+                milliseconds(run.median_ms),
                 str(run.steps),
                 f"{run.effective_steps:.0f}",
                 str(run.warm_up) if run.warm_up else "",
-                percent(run.drift, sign=True) if run.drift else "",
+                signed_percent(run.drift) if run.drift else "",
                 short_kernel(f"{run.path}{rank}", max(16, width - 46)),
             )
     return table
 
 
 def _budget_title(comparison: Comparison) -> Text:
-    """A line of its own: a table's title is no wider than the table."""
-    a, b = (milliseconds(ms) for ms in whole_steps(comparison))
+    """A line of its own, because a table's title wraps at the table's width."""
+    a, b = map(significant, whole_steps(comparison))
     profiled = "profiled " if comparison.steps_are == "profiled" else ""
     return Text.assemble(
         (f"parts of the {profiled}step", "bold"),
-        (f"  {a} -> {b} ms, divided by a few profiled steps: no interval", "bright_black"),
+        (f"  {a} -> {b} ms, split as a few profiled steps are", "bright_black"),
     )
 
 
@@ -171,30 +170,30 @@ def _budget(comparison: Comparison) -> Table:
     table = titled_table("", ("part", "l"), ("A", "r"), ("B", "r"), ("change", "r"))
     table.title = None
     for row in sorted(comparison.budget, key=lambda row: -abs(row.change_ms)):
-        if max(row.a_ms, row.b_ms) >= _WORTH_A_ROW * comparison.a_ms:
+        if abs(row.change_ms) >= _WORTH_A_ROW * comparison.a_ms:
             table.add_row(
                 PARTS[row.id][0].lower(),
-                f"{row.a_ms:.2f} ms",
-                f"{row.b_ms:.2f} ms",
-                f"{row.change_ms:+.2f} ms",
+                milliseconds(row.a_ms),
+                milliseconds(row.b_ms),
+                f"{signed(row.change_ms)} ms",
             )
     return table
 
 
 def _phases(comparison: Comparison, width: int) -> Table:
     columns = [("phase", "l"), ("A", "r"), ("B", "r"), ("change", "r")]
-    columns += [(f"{comparison.confidence:.0%} interval", "r"), ("", "l")]
+    columns += [(f"{percent(comparison.confidence)} interval", "r"), ("", "l")]
     rows: list[Row] = []
     for row in (*comparison.phases, *((comparison.rest,) if comparison.rest else ())):
-        moved = not row.low_ms <= 0 <= row.high_ms
-        numbers = [f"{row.a_ms:.2f}", f"{row.b_ms:.2f}", f"{row.change_ms:+.2f}"]
-        between = f"{row.low_ms:+.2f} to {row.high_ms:+.2f}"
-        rows.append(([row.id, *numbers, between, "moved" if moved else ""], None))
-    title = "phases of the loop, medians of all steps, ms"
+        changed = not row.low_ms <= 0 <= row.high_ms
+        numbers = [significant(row.a_ms), significant(row.b_ms), signed(row.change_ms)]
+        ends = f"{signed(row.low_ms)} to {signed(row.high_ms)}"
+        rows.append(([row.id, *numbers, ends, "changed" if changed else ""], None))
+    title = "phases of the loop, median of all steps, ms"
     return fitting_table(title, columns, rows, width=width, spare=("B", "A"))
 
 
-def _names(title: str, rows: tuple[MovedName, ...], step_ms: float, top: int, width: int) -> Table:
+def _names(title: str, rows: tuple[NameChange, ...], step_ms: float, top: int, width: int) -> Table:
     table = titled_table(
         f"{title}, ms a step",
         ("change", "r"),
@@ -205,16 +204,16 @@ def _names(title: str, rows: tuple[MovedName, ...], step_ms: float, top: int, wi
     )
     for row in [row for row in rows if abs(row.change_ms) >= _WORTH_A_ROW * step_ms][:top]:
         table.add_row(
-            f"{row.change_ms:+.3f}",
-            "came" if row.a_ms is None else f"{row.a_ms:.3f}",
-            "went" if row.b_ms is None else f"{row.b_ms:.3f}",
+            signed(row.change_ms),
+            "new" if row.a_ms is None else significant(row.a_ms),
+            "gone" if row.b_ms is None else significant(row.b_ms),
             _calls(row),
             short_kernel(row.name, max(16, width - 44)),
         )
     return table
 
 
-def _calls(row: MovedName) -> str:
+def _calls(row: NameChange) -> str:
     a, b = (f"{calls:.4g}" if calls else "0" for calls in (row.a_calls, row.b_calls))
     return a if a == b else f"{a} -> {b}"
 
@@ -231,7 +230,7 @@ def _config(comparison: Comparison, width: int) -> Table:
 
 
 def _without_common(a: str, b: str) -> tuple[str, str]:
-    """Only the words that differ, where both are too long: what is alike at the ends goes."""
+    """Leave out the words that both begin and end with."""
     ours, theirs = a.split(), b.split()
     shorter = min(len(ours), len(theirs))
     front = 0
@@ -248,7 +247,7 @@ def _without_common(a: str, b: str) -> tuple[str, str]:
 
 
 def _middle(text: str, room: int) -> str:
-    """Both ends: what differs in a word is mostly at its end."""
+    """Leave out the middle: most differences are at an end."""
     if len(text) <= room:
         return text
     front = room // 3

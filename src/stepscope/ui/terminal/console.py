@@ -1,4 +1,4 @@
-"""The terminal everything is printed to: names from files are text, whatever they hold."""
+"""The console everything is printed to: names from files are printed as plain text."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ _NARROWEST = 60
 
 
 class PlainConsole(Console):
-    """Square brackets are no markup, and nobody's name moves the cursor or sets a colour."""
+    """Square brackets are no markup, and no name can move the cursor or set a colour."""
+
+    def on_broken_pipe(self) -> None:
+        """Rich would exit with code 1; the caller decides."""
+        raise BrokenPipeError
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Before anybody measures how wide it is. What has several lines of ours is a Text."""
+        """Clean the text before its width is measured. Our own texts of several lines are Text."""
         return super().render_str(one_line(text), **options)
 
     def render(
@@ -39,12 +43,12 @@ class PlainConsole(Console):
 
 
 def text_line(words: str, style: str = "") -> Text:
-    """Words with names from outside as one line of text; who wants several joins them."""
+    """One line of text that may hold names from outside."""
     return Text(one_line(words), style=style)
 
 
 def make_console(width: int | None = None, *, to_stderr: bool = False) -> Console:
-    """As wide as the terminal, 100 columns where there is none, never under 60."""
+    """As wide as the terminal, 100 columns without one, never under 60."""
     if width is None:
         tty = (sys.stderr if to_stderr else sys.stdout).isatty()
         width = shutil.get_terminal_size().columns if tty else _WIDTH_WITHOUT_TERMINAL

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal
 from rich.table import Table
 from rich.text import Text
 
+from stepscope.records.figures import duration, significant, size
 from stepscope.records.words import counted
 from stepscope.ui.distributed import (
-    bytes_words,
     clock_words,
     group_words,
     no_arrivals,
@@ -22,7 +22,7 @@ from stepscope.ui.distributed import (
     straggler_words,
     wait_words,
 )
-from stepscope.ui.words import duration, short_kernel
+from stepscope.ui.words import short_kernel
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -103,9 +103,9 @@ _Words = Callable[["JobCollective"], str]
 _COLUMNS: tuple[tuple[str, Literal["left", "right"], int, _Words], ...] = (
     ("kind", "left", 0, lambda row: row.kind),
     ("group", "left", 96, lambda row: short_kernel(group_words(row), 12)),
-    ("size", "right", 0, lambda row: _or_dash(row.size_bytes, bytes_words)),
+    ("size", "right", 0, lambda row: _or_dash(row.size_bytes, size)),
     ("calls", "right", 70, lambda row: str(row.count)),
-    ("GB/s", "right", 96, lambda row: _or_dash(row.busbw_gb_s, "{:.2f}".format)),
+    ("GB/s", "right", 96, lambda row: _or_dash(row.busbw_gb_s, significant)),
     ("wait", "right", 0, wait_words),
     ("transfer", "right", 0, lambda row: _mean(row.transfer_ns, row.count)),
     ("expected", "right", 96, lambda row: _or_dash(row.expected_ns, duration)),

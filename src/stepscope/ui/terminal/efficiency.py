@@ -8,18 +8,17 @@ from rich.text import Text
 
 from stepscope.explain.efficiency import above_peak
 from stepscope.explain.shapes import shape_words
+from stepscope.records.figures import duration, flop_rate, flops
 from stepscope.ui.efficiency import (
     MFU_WORDS,
     against_fastest,
-    amount,
     gaps,
     headline,
-    rate,
     share_of_peak,
     share_of_roof,
 )
 from stepscope.ui.terminal.tables import titled_table
-from stepscope.ui.words import duration, short_kernel
+from stepscope.ui.words import short_kernel
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -71,11 +70,11 @@ def _dtypes(efficiency: Efficiency, width: int) -> Table:
         cells = [
             use.dtype,
             duration(use.device_ns),
-            "-" if reached is None else rate(reached),
+            "-" if reached is None else flop_rate(reached),
             "-"
             if reached is None or not use.peak_flops
             else share_of_peak(reached / use.peak_flops),
-            amount(use.flops),
+            flops(use.flops),
             f"{use.tensor_core_ns / use.device_ns:.0%}" if known else "-",
         ]
         table.add_row(*cells[: len(columns)])

@@ -10,13 +10,16 @@ from rich.table import Table
 from rich.text import Text
 
 from stepscope.explain.rank_steps import own_ms, typical_step
+from stepscope.records.figures import duration
 from stepscope.records.words import counted
+from stepscope.ui.answer import Answer
+from stepscope.ui.terminal.bars import COLOURS, FILLS, budget_bar
 from stepscope.ui.terminal.console import make_console, text_line
 from stepscope.ui.terminal.distributed import job_sections
 from stepscope.ui.terminal.efficiency import efficiency_sections
 from stepscope.ui.terminal.memory import memory_sections
-from stepscope.ui.terminal.tables import titled_table
-from stepscope.ui.words import PARTS, duration, one_line, short_kernel
+from stepscope.ui.terminal.tables import SEVERITY_STYLES, answer_grid, titled_table
+from stepscope.ui.words import PARTS, one_line, short_kernel
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,21 +27,6 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Budget, Explanation, Finding, RankExplanation
     from stepscope.records.memory import Memory
 
-COLOURS = {
-    "compute": "green",
-    "exposed_comm": "magenta",
-    "exposed_memory": "yellow",
-    "data_loading": "bright_red",
-    "sync": "bright_yellow",
-    "operators": "blue",
-    "python": "cyan",
-    "profiler": "bright_black",
-    "idle_launch": "bright_blue",
-    "idle_other": "white",
-}
-# Told apart without colours too.
-FILLS = dict(zip(COLOURS, "█▓▒╳≡░▪·─ ", strict=True))
-SEVERITY_STYLES = {"high": "bold red", "medium": "yellow", "low": "cyan", "none": "green"}
 # Of more ranks than that, a few of each end.
 _MOST_RANKS = 16
 _SLOWEST, _FASTEST = 5, 3
@@ -155,35 +143,8 @@ def _step_words(explanation: Explanation) -> str:
 
 def _verdict(explanation: Explanation) -> Table:
     style = SEVERITY_STYLES[explanation.findings[0].severity]
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bright_black", no_wrap=True)
-    grid.add_column()
-    grid.add_row("verdict", text_line(explanation.verdict, style=f"bold {style}"))
-    grid.add_row("why", explanation.why)
-    grid.add_row("next", explanation.next)
-    return grid
-
-
-def budget_bar(budget: Budget, width: int) -> Text:
-    """The whole step across the whole width; a visible part gets at least one cell."""
-    text = Text()
-    for part, cells in zip(
-        budget.parts, cells_of([p.share for p in budget.parts], width), strict=True
-    ):
-        text.append(FILLS[part.id] * cells, style=COLOURS[part.id])
-    return text
-
-
-def cells_of(shares: list[float], width: int) -> list[int]:
-    """Whole cells that add up to the width: largest remainders get what rounding left."""
-    exact = [share * width for share in shares]
-    cells = [max(int(value), 1 if value >= 0.5 else 0) for value in exact]
-    order = sorted(range(len(cells)), key=lambda i: cells[i] - exact[i])
-    for i in order[: max(0, width - sum(cells))]:
-        cells[i] += exact[i] > 0
-    while sum(cells) > width:
-        cells[cells.index(max(cells))] -= 1
-    return cells
+    answer = Answer(verdict=explanation.verdict, why=explanation.why, next=explanation.next)
+    return answer_grid(answer, f"bold {style}")
 
 
 def _legend(budget: Budget, width: int) -> Table:

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from stepscope.explain.memory.words import LABELS
+from stepscope.records.figures import size
 from stepscope.records.words import counted
 from stepscope.ui.memory import (
-    LABELS,
     batch_words,
     headline,
     place_words,
     shown_categories,
-    size,
     theory_words,
     unknown_categories,
     zero_rows,
 )
+from stepscope.ui.terminal.bars import draw_bar
 from stepscope.ui.terminal.console import text_line
 from stepscope.ui.terminal.tables import titled_table
 from stepscope.ui.words import one_line, short_kernel
@@ -64,14 +65,8 @@ def memory_sections(
 
 
 def _bar(shown: list[tuple[str, int]], width: int) -> Text:
-    from stepscope.ui.terminal.explanation import cells_of
-
     whole = sum(held for _, held in shown)
-    cells = cells_of([held / whole for _, held in shown], width)
-    text = Text()
-    for (name, _), many in zip(shown, cells, strict=True):
-        text.append(_FILLS[name] * many, style=_COLOURS[name])
-    return text
+    return draw_bar([(held / whole, _FILLS[name], _COLOURS[name]) for name, held in shown], width)
 
 
 def _legend(shown: list[tuple[str, int]], width: int) -> Table:

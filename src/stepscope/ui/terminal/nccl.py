@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
+from stepscope.records.figures import size
 from stepscope.ui.terminal.console import make_console, text_line
 from stepscope.ui.terminal.tables import titled_table
-from stepscope.ui.words import one_line, size
+from stepscope.ui.words import one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -1,4 +1,4 @@
-"""A progress bar on stderr for reads longer than a second; silent when nobody watches."""
+"""Progress bars on stderr; silent when stderr is no terminal."""
 
 from __future__ import annotations
 
@@ -7,37 +7,62 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from stepscope.records.figures import size
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from stepscope.trace.files import Progress
 
+    ShowShare = Callable[[str, float], None]
+    _Draw = Callable[[str, float, str], None]
+
 _SHOW_AFTER_S = 1.0
 _EVERY_S = 0.1
+_WIDTH = 24
 
 
 @contextmanager
 def shown_progress(*, quiet: bool = False) -> Iterator[Progress | None]:
-    """Gives a callback (bytes read, bytes in all), or None where no one would see it."""
+    """Gives a callback (bytes read, bytes in all), or None if nobody would see the bar."""
+    began = last = time.monotonic()
+    draw: _Draw | None
+
+    def progress(read: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if draw and now - began >= _SHOW_AFTER_S and now - last >= _EVERY_S:
+            last = now
+            draw("reading", read / total if total else 1.0, f"of {size(total)}")
+
+    with _drawn_bar(quiet=quiet) as draw:
+        yield None if draw is None else progress
+
+
+@contextmanager
+def shown_shares(*, quiet: bool = False) -> Iterator[ShowShare]:
+    """Gives a callback (what is measured, share of all that is done)."""
+    with _drawn_bar(quiet=quiet) as draw:
+        yield lambda what, share: draw("measuring", share, what) if draw else None
+
+
+@contextmanager
+def _drawn_bar(*, quiet: bool) -> Iterator[_Draw | None]:
+    """Gives a function that draws one line over the last one; the line is wiped at the end."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
-    began = last = time.monotonic()
     drawn = False
 
-    def progress(read: int, total: int) -> None:
-        nonlocal last, drawn
-        now = time.monotonic()
-        if now - began < _SHOW_AFTER_S or now - last < _EVERY_S:
-            return
-        last, drawn = now, True
-        share = read / total if total else 1.0
-        bar = ("█" * round(24 * share)).ljust(24, "░")
-        sys.stderr.write(f"\rreading {bar} {share:4.0%} of {total / 1e6:.0f} MB ")
+    def draw(verb: str, share: float, what: str) -> None:
+        nonlocal drawn
+        drawn = True
+        bar = ("█" * round(_WIDTH * share)).ljust(_WIDTH, "░")
+        sys.stderr.write(f"\r\x1b[2K{verb} {bar} {share:4.0%} {what}")
         sys.stderr.flush()
 
     try:
-        yield progress
+        yield draw
     finally:
         if drawn:
             sys.stderr.write("\r\x1b[2K")

@@ -1,22 +1,30 @@
-"""The track record in a terminal: how good promises were, by what-if; which are still open."""
+"""The track record in a terminal: how good each what-if's promises were, and which are open."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
-from rich.table import Table
 from rich.text import Text
 
-from stepscope.ui.comparison import percent
-from stepscope.ui.record import ignored_words, unread_words, words_of
+from stepscope.records.figures import (
+    interval,
+    milliseconds,
+    percent,
+    signed_percent,
+    significant,
+    unsigned_percent,
+)
+from stepscope.ui.record import ignored_words, record_answer, unread_words
 from stepscope.ui.terminal.console import make_console, text_line
-from stepscope.ui.terminal.tables import fitting_table
+from stepscope.ui.terminal.tables import answer_grid, fitting_table
 from stepscope.ui.words import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from rich.table import Table
 
     from stepscope.records.promise import Delivery, TrackedPromise
     from stepscope.verify.track_record import Summary
@@ -36,14 +44,7 @@ def print_record(
 ) -> None:
     """Everything, to stdout."""
     console = make_console(width)
-    words = words_of(kept)
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bright_black", no_wrap=True)
-    grid.add_column()
-    grid.add_row("verdict", text_line(words.verdict, style="bold"))
-    grid.add_row("why", words.why)
-    grid.add_row("next", words.next)
-    console.print(grid)
+    console.print(answer_grid(record_answer(kept)))
     console.print()
     if rows:
         console.print(_summaries(rows, console.width))
@@ -65,16 +66,16 @@ def _summaries(rows: Sequence[Summary], width: int) -> Table:
             row.name,
             str(row.promised),
             str(row.delivered),
-            _DASH if row.median_error is None else percent(row.median_error),
-            _DASH if row.median_bias is None else percent(row.median_bias, sign=True),
-            _DASH if row.inside is None else f"{row.inside:.0%}",
+            _DASH if row.median_error is None else unsigned_percent(row.median_error),
+            _DASH if row.median_bias is None else signed_percent(row.median_bias),
+            _DASH if row.inside is None else percent(row.inside),
         ]
         for row in rows
     ]
     return fitting_table(
         "promised against delivered",
         columns,
-        [(each, None) for each in cells],
+        [(row, None) for row in cells],
         width=width,
         spare=("bias",),
     )
@@ -83,11 +84,11 @@ def _summaries(rows: Sequence[Summary], width: int) -> Table:
 def _promises(kept: Sequence[TrackedPromise], top: int, width: int) -> Table:
     columns = [("id", "l"), ("when", "l"), ("what-if", "l"), ("before", "r"), ("promised", "r")]
     columns += [("delivered", "r"), ("error", "r")]
-    newest = sorted(kept, key=lambda each: -each.promise.when_unix)[:top]
+    newest = sorted(kept, key=lambda row: -row.promise.when_unix)[:top]
     return fitting_table(
         "newest promises",
         columns,
-        [(_cells(each), None) for each in newest],
+        [(_cells(row), None) for row in newest],
         width=width,
         spare=("when", "before", "error"),
     )
@@ -99,8 +100,8 @@ def _cells(kept: TrackedPromise) -> list[str]:
         promise.id,
         time.strftime("%Y-%m-%d %H:%M", time.localtime(promise.when_unix)),
         promise.words,
-        f"{promise.baseline_ms:.2f} ms",
-        f"{promise.predicted_ms:.2f} ({promise.low_ms:.2f} to {promise.high_ms:.2f})",
-        "open" if delivered is None else f"{delivered:.2f} ms",
-        _DASH if error is None else percent(error, sign=True),
+        milliseconds(promise.baseline_ms),
+        f"{significant(promise.predicted_ms)} ({interval(promise.low_ms, promise.high_ms)})",
+        "open" if delivered is None else milliseconds(delivered),
+        _DASH if error is None else signed_percent(error),
     ]

@@ -15,13 +15,9 @@ from rich.text import Text
 
 from stepscope.records.explanation import called
 from stepscope.records.words import counted
+from stepscope.ui.terminal.bars import COLOURS, FILLS, budget_bar
 from stepscope.ui.terminal.console import make_console, text_line
-from stepscope.ui.terminal.explanation import (
-    COLOURS,
-    FILLS,
-    SEVERITY_STYLES,
-    budget_bar,
-)
+from stepscope.ui.terminal.tables import SEVERITY_STYLES
 from stepscope.ui.whatif import WORTH, figures, interval
 from stepscope.ui.words import PARTS, one_line, short_kernel
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.ui.strategies import sections_of
+from stepscope.ui.strategies import describe_strategies
 from stepscope.ui.words import short_kernel
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def strategy_sections(
 ) -> list[RenderableType]:
     """Nothing for a job of one rank."""
     out: list[RenderableType] = []
-    for section in sections_of(strategies, top):
+    for section in describe_strategies(strategies, top):
         out.append(Text.assemble((section.title, "bold"), "  ", section.heading))
         if section.columns:
             out.append(_table(section, width))

@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.table import Table
 
+from stepscope.ui.terminal.console import text_line
+
+if TYPE_CHECKING:
+    from stepscope.ui.answer import Answer
+
 _GAP = 2
 _WRAPPED = ("what", "verdict", "transports")  # sentences: they may take several lines
 
-
+SEVERITY_STYLES = {"high": "bold red", "medium": "yellow", "low": "cyan", "none": "green"}
 Row = tuple[Sequence[str], str | None]  # cells and a style
+
+
+def answer_grid(answer: Answer, style: str = "bold") -> Table:
+    """The first lines of every answer; the caller may add rows."""
+    grid = labelled_grid()
+    grid.add_row("verdict", text_line(answer.verdict, style=style))
+    grid.add_row("why", answer.why)
+    grid.add_row("next", answer.next)
+    return grid
+
+
+def labelled_grid() -> Table:
+    """Two columns: a faint label, and what it says."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bright_black", no_wrap=True)
+    grid.add_column()
+    return grid
 
 
 def fitting_table(

@@ -17,11 +17,11 @@ from stepscope.predict.scaled_step import Local, Plan, predict_together
 from stepscope.predict.whatif import Bench
 from stepscope.predict.whatifs import parse_setting
 from stepscope.records.explanation import Explanation
+from stepscope.records.figures import size
 from stepscope.records.promise import Delivery, TrackedPromise
 from stepscope.ui.html.whatif_grid import WhatIfGrid
 from stepscope.ui.html.whatif_scaling import CrewCell, lay_out_crew
 from stepscope.ui.whatif import adjusted, figures
-from stepscope.ui.words import size
 from stepscope.verify.track_record import make_promise
 
 pytestmark = pytest.mark.browser

@@ -1,0 +1,56 @@
+"""Options that several verbs share, and the checks that go with them."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stepscope.errors import UsageError
+from stepscope.measure.settings import STEP_ON
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."
+)
+step_on_option = click.option(
+    "--step-on",
+    type=click.Choice(STEP_ON),
+    default="auto",
+    show_default=True,
+    help="What counts as the end of a training step.",
+)
+
+
+def out_option(help_text: str) -> Option:
+    return click.option("--out", type=click.Path(path_type=Path, file_okay=False), help=help_text)
+
+
+def wait_option(default: int, help_text: str) -> Option:
+    return click.option(
+        "--wait", default=default, show_default=True, type=click.IntRange(1), help=help_text
+    )
+
+
+def html_option(help_text: str) -> Option:
+    return click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help=help_text)
+
+
+def check_html(html: Path | None) -> None:
+    """Before anything is measured."""
+    if html and not html.absolute().parent.is_dir():
+        raise UsageError(f"--html {html}: its folder does not exist")
+
+
+@contextlib.contextmanager
+def writing_html(html: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"--html {html} could not be written: {error.strerror}") from None

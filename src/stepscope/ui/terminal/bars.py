@@ -1,0 +1,54 @@
+"""Bars drawn with characters: one for the step's parts, one for what memory holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.records.explanation import Budget
+
+COLOURS = {
+    "compute": "green",
+    "exposed_comm": "magenta",
+    "exposed_memory": "yellow",
+    "data_loading": "bright_red",
+    "sync": "bright_yellow",
+    "operators": "blue",
+    "python": "cyan",
+    "profiler": "bright_black",
+    "idle_launch": "bright_blue",
+    "idle_other": "white",
+}
+# A character for each part, for terminals without colours.
+FILLS = dict(zip(COLOURS, "█▓▒╳≡░▪·─ ", strict=True))
+
+
+def draw_bar(parts: Sequence[tuple[float, str, str]], width: int) -> Text:
+    """Each part is (share, character, colour); a visible part gets at least one cell."""
+    text = Text()
+    cells = cells_per_part([share for share, _, _ in parts], width)
+    for (_, fill, colour), count in zip(parts, cells, strict=True):
+        text.append(fill * count, style=colour)
+    return text
+
+
+def budget_bar(budget: Budget, width: int) -> Text:
+    """The whole step across the whole width."""
+    parts = [(part.share, FILLS[part.id], COLOURS[part.id]) for part in budget.parts]
+    return draw_bar(parts, width)
+
+
+def cells_per_part(shares: list[float], width: int) -> list[int]:
+    """Whole cells that add up to the width: the largest remainders get what rounding left."""
+    exact = [share * width for share in shares]
+    cells = [max(int(value), 1 if value >= 0.5 else 0) for value in exact]
+    order = sorted(range(len(cells)), key=lambda i: cells[i] - exact[i])
+    for i in order[: max(0, width - sum(cells))]:
+        cells[i] += exact[i] > 0
+    while sum(cells) > width:
+        cells[cells.index(max(cells))] -= 1
+    return cells
