@@ -24,7 +24,7 @@ NO_NUMBERS = set(
         """
     a_path above aligned assumptions at at_end b b_path backend baseline_from batch_from below
     beside bound bytes_source category cause changed comparison config contention decides
-    delivery description detail device doubt dtype evidence explain fastest file fits
+    delivery description detail device doubt dtype dtypes evidence explain fastest file fits
     flops_source folder formula function group help hosts id ignored kind label limit_from
     line looked_at model module moment name named next not_offered notes open_promises
     operator paired path peak_source phase profile promises recomputed reference refused saved
