@@ -23,10 +23,10 @@ Planted = tuple[str, ...]
 
 
 def _trace(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
+    content: dict[str, Any] = json.loads(
         gzip.decompress((GOLDEN / f"{name}.json.gz").read_bytes()), strict=False
     )
-    return found
+    return content
 
 
 def _events(folder: Path, name: str, wanted: Callable[[dict[str, Any]], bool]) -> Path:

@@ -101,8 +101,8 @@ def trace_text(
     begun, took = read[0] - BASE_NS, np.maximum(read[1] - read[0], 0)
     numbers = np.stack((*np.divmod(begun, 1000), *np.divmod(took, 1000)), axis=1)
     body = known[alike] % tuple(numbers.reshape(-1).tolist())
-    for name, told in _groups_of(job, rank).items():
-        body = body.replace(name, told)
+    for name, text in _groups_of(job, rank).items():
+        body = body.replace(name, text)
     return _head(job, rank) + body + b'\n  ],\n  "traceName": "trace.json"\n}\n'
 
 
@@ -139,7 +139,7 @@ def _head(job: Job, rank: int) -> bytes:
             "rank": rank,
             "world_size": job.plan.ranks,
             "pg_count": len(job.timeline.layers),
-            "pg_config": [_told_group(job, layer, rank) for layer in job.timeline.layers],
+            "pg_config": [_group_facts(job, layer, rank) for layer in job.timeline.layers],
         },
         "host_name": f"node{rank // 8}",
         "displayTimeUnit": "ms",
@@ -149,15 +149,15 @@ def _head(job: Job, rank: int) -> bytes:
     return f'{{\n{lines}  "traceEvents": [\n'.encode()
 
 
-def _told_group(job: Job, layer: Layer, rank: int) -> dict[str, Any]:
+def _group_facts(job: Job, layer: Layer, rank: int) -> dict[str, Any]:
     place = int(layer.of_rank[rank])
-    told = {
+    facts = {
         "pg_name": str(layer.first + place),
         "pg_desc": layer.description,
         "backend_config": "cuda:nccl" if job.plan.backend == "nccl" else "cpu:gloo,cuda:gloo",
         "pg_size": layer.size,
     }
-    return told | ({"ranks": layer.members[place].tolist()} if job.plan.tell_ranks else {})
+    return facts | ({"ranks": layer.members[place].tolist()} if job.plan.tell_ranks else {})
 
 
 def _groups_of(job: Job, rank: int) -> dict[bytes, bytes]:
@@ -186,10 +186,10 @@ def _peers(calls: dict[str, NDArray[Any]]) -> list[int]:
 
 def _event(category: str, name: str, pid: int, tid: int, **args: Any) -> str:
     """An event without its times, which fill four holes: µs and ns of the start and the length."""
-    told = json.dumps({key.replace("_", " "): value for key, value in args.items()})
+    arguments = json.dumps({key.replace("_", " "): value for key, value in args.items()})
     return (
         f'"cat": "{category}", "name": "{name}", "pid": {pid}, "tid": {tid}, '
-        f'"ts": %d.%03d, "dur": %d.%03d, "args": {told}'
+        f'"ts": %d.%03d, "dur": %d.%03d, "args": {arguments}'
     )
 
 
@@ -237,7 +237,7 @@ def _on_cpu(job: Job, rank: int, pieces: int) -> list[_Spans]:
             for place, code in enumerate(label.tolist(), 1)
         ]
 
-    def made() -> list[str]:
+    def call_texts() -> list[str]:
         return [
             _event("cpu_op", f"c10d::{_GLOO[kind]}", MAIN, MAIN, **_gloo_args(timeline, calls, row))
             for row, kind in enumerate(kinds)
@@ -254,7 +254,7 @@ def _on_cpu(job: Job, rank: int, pieces: int) -> list[_Spans]:
     return [
         *_steps(job, rank),
         _Spans(operators, start, end),
-        _Spans(made, calls["called"], calls["called"] + 0.9 * CALL_NS["gloo"]),
+        _Spans(call_texts, calls["called"], calls["called"] + 0.9 * CALL_NS["gloo"]),
         _Spans(spans, calls["start"], calls["end"]),
     ]
 
@@ -334,7 +334,7 @@ def _nccl(job: Job, rank: int, used: int) -> list[_Spans]:
 
     def comms() -> list[str]:
         return [
-            _told(
+            _with_correlation(
                 _event("cpu_op", "record_param_comms", MAIN, MAIN, **_nccl_args(job, calls, row)),
                 used + row + 1,
             )
@@ -348,9 +348,9 @@ def _nccl(job: Job, rank: int, used: int) -> list[_Spans]:
         out = []
         for row, kind in enumerate(kinds):
             on = COMM_STREAM + int(calls["stream"][row])
-            told = _nccl_args(job, calls, row)
-            event = _event("kernel", _NCCL_KERNEL[kind], 0, on, device=0, stream=on, **told)
-            out.append(_told(event, used + row + 1))
+            arguments = _nccl_args(job, calls, row)
+            event = _event("kernel", _NCCL_KERNEL[kind], 0, on, device=0, stream=on, **arguments)
+            out.append(_with_correlation(event, used + row + 1))
         return out
 
     host = calls["called"] - 2 * _BEFORE_LAUNCH_NS + 12e3 * _place_among_equals(calls["called"])
@@ -369,7 +369,7 @@ def _place_among_equals(times: NDArray[Any]) -> NDArray[np.float64]:
     return place
 
 
-def _told(event: str, number: int) -> str:
+def _with_correlation(event: str, number: int) -> str:
     return event[:-1] + f', "correlation": {number}, "External id": {number}}}'
 
 
@@ -377,7 +377,7 @@ def _nccl_args(job: Job, calls: dict[str, NDArray[Any]], row: int) -> dict[str, 
     kind = KINDS[calls["kind"][row]]
     place, layer = _layer_of(job.timeline, calls, row)
     elements = int(calls["size_bytes"][row]) // 4
-    told: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "Collective_name": _NCCL_CALL[kind],
         "In_msg_nelems": elements // layer.size if kind == "all_gather" else elements,
         "Out_msg_nelems": elements // layer.size if kind == "reduce_scatter" else elements,
@@ -388,12 +388,12 @@ def _nccl_args(job: Job, calls: dict[str, NDArray[Any]], row: int) -> dict[str, 
         "Process_Group_Ranks": f"@R{place}@",
     }
     if job.plan.tell_sequence:
-        told["Seq"] = int(calls["sequence"][row])
+        arguments["Seq"] = int(calls["sequence"][row])
     if kind == "send":
-        told |= {"Src_Rank": "@S@", "Dst_Rank": _peer(calls, row)}
+        arguments |= {"Src_Rank": "@S@", "Dst_Rank": _peer(calls, row)}
     elif kind in ("recv", "broadcast"):
-        told |= {"Src_Rank": _peer(calls, row), "Dst_Rank": "@S@"}
-    return told
+        arguments |= {"Src_Rank": _peer(calls, row), "Dst_Rank": "@S@"}
+    return arguments
 
 
 def _peer(calls: dict[str, NDArray[Any]], row: int) -> str:

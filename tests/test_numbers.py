@@ -53,9 +53,9 @@ def test_every_function_named_in_numbers_md_exists() -> None:
 
 def exists(module: str, name: str) -> bool:
     try:
-        found: Any = importlib.import_module(module)
+        target: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except (ImportError, AttributeError):
         return False
     return True
@@ -86,11 +86,11 @@ def test_every_number_that_explain_prints_has_an_entry(name: str) -> None:
 def numbers(value: Any, key: str = "") -> set[str]:
     """Names that hold a number. Keys of a table by rank, dtype or category belong to its name."""
     if isinstance(value, dict):
-        found: set[str] = set()
+        names: set[str] = set()
         for name, inner in value.items():
             table = name.isdigit() or key in ("flops", "flops_source")
-            found |= numbers(inner, key if table else name)
-        return found
+            names |= numbers(inner, key if table else name)
+        return names
     if isinstance(value, list):
         return set().union(*(numbers(inner, key) for inner in value))
     return {key} if isinstance(value, int | float) and not isinstance(value, bool) else set()
