@@ -146,10 +146,10 @@ def _print_starts(comparisons: int, seed: int) -> None:
         for runs in (2, 3, 5):
             a, b = (_starts(rng, comparisons, runs, between) for _ in range(2))
             for paired in (False, True):
-                estimates = [
+                found = [
                     ratio_of_runs([*x], [*y], paired=paired) for x, y in zip(a, b, strict=True)
                 ]
-                cells.append(_cell(100 * float(np.mean([e.low <= 0 <= e.high for e in estimates]))))
+                cells.append(_cell(100 * float(np.mean([e.low <= 0 <= e.high for e in found]))))
         print(f"{between:<27.1%}" + "".join(cells), flush=True)
 
 

@@ -214,7 +214,7 @@ def _means(rows: list[dict[str, Any]], *names: str) -> None:
 
 
 def _speed(traces: dict[str, Trace]) -> dict[str, float]:
-    """A step of 50,000 calls and tasks: the largest step repeated as micro-batches."""
+    """A step of 50,000 calls and tasks: micro-batches of the largest one until it is as large."""
     bench = max((Bench(trace) for trace in traces.values()), key=lambda one: one.context.graph.size)
     graph, times = bench.context.graph, 1
     while graph.size < TASKS:

@@ -284,7 +284,7 @@ def _noisy(plan: Plan, salt: int, times: Floats) -> Floats:
 
 
 def _calls(plan: Plan, timeline: Timeline, clocks: Clocks) -> dict[str, NDArray[Any]]:
-    """The columns of Calls for all ranks; `group` is an index into all groups."""
+    """The columns of Calls for all ranks; `group` still counts all groups."""
     calls = timeline.calls
     rank = calls["rank"]
     read = {
