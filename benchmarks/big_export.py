@@ -1,8 +1,8 @@
 """An Nsight Systems export of any size, made inside SQLite: N kernels and their launches.
 
-Steps of 1,000 kernels each lie in one `ProfilerStep` range; every hundredth launch lies in an
-operator's range. Names, grids and streams are drawn from small sets, as in a real training; the
-same arguments give the same rows.
+Each `ProfilerStep` range holds 1,000 kernels; every hundredth launch is inside an operator's range.
+Names, grids and streams are drawn from small sets, as in a real training. The same arguments give
+the same rows.
 
     python big_export.py TARGET [--kernels N] [--kernels-only]
     python big_export.py TARGET --read [--explain]         time and peak memory of reading it

@@ -1,7 +1,7 @@
 """A trace of any size, made by repeating a real one end to end.
 
-Every repeat is moved behind the one before; ids that must be unique in a trace (correlation,
-external and flow ids, sequence numbers, Python frames, step numbers) move on too, so the result
+Every repeat is shifted to follow the one before. Ids that must be unique in a trace (correlation,
+external and flow ids, sequence numbers, Python frames, step numbers) are shifted too, so the result
 is a valid longer recording of the same training. The same input gives the same bytes.
 
     python big_trace.py SOURCE TARGET [--bytes N]
@@ -25,7 +25,7 @@ _BETWEEN = re.compile(rb"(?<=\})\s*,\s*(?=\{\s*\"(?:ph|name|cat|pid|ts|id)\")")
 _END = re.compile(rb"\s*\](?=\s*(?:,\s*\"\w+\"\s*:|\}\s*\Z))")
 _ONCE = re.compile(rb'"ph": "M"|"cat": "Trace"|"s": "g"')
 _TIMES = re.compile(rb'"(ts|dur)": (\d+(?:\.\d+)?)')
-# A correlation or external id of zero means that there is none: it stays.
+# A correlation or external id of zero means none: it stays.
 _IDS = (
     rb'"External id": (?!0\b)|"correlation": (?!0\b)|"Sequence number": |"Ev Idx": |"Python id": '
     rb'|"Python parent id": |"wait_on_cuda_event_record_corr_id": |"id": |ProfilerStep#'
@@ -36,7 +36,7 @@ _PAUSE_NS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """Text with holes: `text[i]` comes before number `i`, which moves by `stride[i]` a repeat."""
+    """Text with holes: `text[i]` precedes number `i`, which grows by `stride[i]` per repeat."""
 
     text: list[bytes]
     numbers: list[int]
@@ -73,7 +73,7 @@ def repeated(source: bytes, at_least_bytes: int) -> Iterator[bytes]:
 
 
 def split(source: bytes) -> tuple[bytes, list[bytes], bytes]:
-    """What comes before the events, the events, what comes behind."""
+    """The text before the events, the events, the text after them."""
     begin = _EVENTS.search(source)
     if begin is None:
         raise SystemExit("no traceEvents in the source")
@@ -83,7 +83,7 @@ def split(source: bytes) -> tuple[bytes, list[bytes], bytes]:
 
 
 def make_template(body: bytes, period_ns: int) -> Template:
-    """Cut the text at every number that must move."""
+    """Cut the text at every number that must be shifted."""
     ids: dict[bytes, list[int]] = {}
     text, numbers, kinds = [], [], []
     position = 0
@@ -107,7 +107,7 @@ def make_template(body: bytes, period_ns: int) -> Template:
 
 
 def _strides(ids: dict[bytes, list[int]]) -> dict[bytes, int]:
-    """How far each kind of id moves a repeat: past the largest; joined ids move together."""
+    """How far each kind of id is shifted per repeat: past the largest; linked ids together."""
     strides = {kind: max(seen) - min(seen) + 1 for kind, seen in ids.items()}
     for joined in (
         (b'"External id": ', b'"correlation": ', b'"wait_on_cuda_event_record_corr_id": '),
@@ -136,7 +136,7 @@ def _extent_ns(body: bytes) -> int:
 
 
 def _stretched(event: bytes, by_ns: int) -> bytes:
-    """The window's own span and end mark reach to the end of the last repeat."""
+    """Extend the window's own span and end mark to the end of the last repeat."""
 
     def longer(match: re.Match[bytes]) -> bytes:
         return b'"%s": %d.%03d' % (match[1], *divmod(to_ns(match[2]) + by_ns, 1000))

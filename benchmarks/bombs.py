@@ -1,7 +1,7 @@
-"""Small files that expand to 4 GB of text: how long each is read, and with how much memory.
+"""Small files that expand to 4 GB of text: how long reading each takes, and how much memory.
 
-Made by repeating one compressed member, so that making them takes no time; each is read in a
-process of its own.
+The files repeat one compressed member, so that making them takes no time. Each is read in a process
+of its own.
 
     python bombs.py [--gigabytes 4] [--only NAME]
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 EVENT = b'{"ph": "X", "cat": "cpu_op", "name": "mm", "pid": 1, "tid": 1, "ts": 10, "dur": 5}'
 OPEN = b'{"traceEvents": ['
 IN_EVENT = OPEN + EVENT + b', {"ph": "X", '
-# Name -> what comes first, and what is repeated.
+# Name -> the text that comes first, and the text that is repeated.
 BOMBS = {
     "blanks": (b"", b" "),
     "one string": (b'{"a": "', b"x"),
@@ -53,7 +53,7 @@ print(f"{seconds:6.1f} s {own:6.1f} s {usage.ru_maxrss >> 10:5d} MB  {answer}")
 
 
 def write_bomb(path: Path, begin: bytes, filling: bytes, size_bytes: int) -> None:
-    """Members of a gzip file are one text."""
+    """The members of a gzip file form one text."""
     member = gzip.compress(filling * (_MEMBER_BYTES // len(filling)), 9)
     with path.open("wb") as file:
         file.write(gzip.compress(begin))

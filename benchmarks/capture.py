@@ -3,19 +3,19 @@
     python benchmarks/capture.py [--pairs 6] [--json FILE] -- SCRIPT [ARGUMENTS...]
 
 SCRIPT prints a JSON line with `steps_s`, its own step times, and `loss`; with `--slice` also
-`ends_s`, when each step ended by the performance counter, and it may say its `cpu_s` a step.
+`ends_s`, when each step ended by the performance counter. It may also print `cpu_s` per step.
 
 Without `--slice` the runs of a pair follow each other. With it they are alive together and take
-turns of that many seconds (SIGSTOP, SIGCONT), in an order that is drawn anew for every round: what
-else the machine does meets both alike. Steps that touch a turn's edge are left out, and so are
-rounds in which other processes took more than a tenth of the machine (Linux says): `quiet` is the
-share that is left, and a pair with fewer than ten such rounds is not counted.
+turns of that many seconds (SIGSTOP, SIGCONT), in a new random order for every round, so that other
+work on the machine affects both alike. Steps at the edge of a turn are left out, and so are rounds
+in which other processes took more than a tenth of the machine (on Linux). `quiet` is the share of
+rounds that is left; a pair with fewer than ten of them is not counted.
 
-Compared are steps outside the window: the mean of a turn's steps without its fastest and slowest
+Steps outside the window are compared: the mean of a turn's steps without its fastest and slowest
 twentieth, the ratio of the two runs in every round, the mean of a pair's rounds without the highest
 and the lowest twentieth, and Student's 95% interval of the pairs' mean. (Whole runs are one round.)
-`--null` leaves stepscope out of both runs: what the method says where there is nothing to find.
-Works with torch and the standard library alone.
+`--null` leaves stepscope out of both runs: it shows what the method reports without any difference.
+Needs torch and the standard library only.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 SOURCE = Path(__file__).parent.parent / "src"
 WARMUP, ACTIVE = 2, 3
 FIRST = 10  # steps before this one warm up
-BEHIND = 10  # steps after the window in which memory is measured and the trace is packed
-SETTLE_S = 0.03  # of every turn: the caches belong to the other run
+AFTER = 10  # steps after the window in which memory is measured and the trace is compressed
+SETTLE_S = 0.03  # at the start of every turn, the caches still hold the other run's data
 FOREIGN = 0.1  # share of the cores that others may take in a round
-QUIET = 10  # rounds without them that a pair needs
+QUIET = 10  # undisturbed rounds that a pair needs
 TRIM = 0.05
 ENOUGH = 5  # steps of each run in a round
 KINDS = ("bare", "captured")
@@ -72,7 +72,7 @@ STUDENT = (
 
 def main() -> None:
     options = _options()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs that stand still must not stay
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stopped runs must not stay
     if options.priority:
         _go_first()
     draw = random.Random(0)
@@ -84,7 +84,7 @@ def main() -> None:
             (_take_turns if options.slice else _one_by_one)(jobs, options, draw)
             pairs.append(_compared(*jobs, options))
         print(_line(pairs[-1]), file=sys.stderr)
-    result = {**_summary(pairs), "load": os.getloadavg(), "options": _said(options)}
+    result = {**_summary(pairs), "load": os.getloadavg(), "options": _plain_options(options)}
     print(json.dumps(result, indent=1))
     if options.json:
         options.json.write_text(json.dumps({**result, "each": pairs}))
@@ -108,7 +108,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _said(options: argparse.Namespace) -> dict[str, Any]:
+def _plain_options(options: argparse.Namespace) -> dict[str, Any]:
     return {key: value for key, value in vars(options).items() if key not in ("json", "keep")}
 
 
@@ -117,7 +117,7 @@ def _said(options: argparse.Namespace) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Turn:
-    """When a run was let go and stopped, and the share of the cores that others took meanwhile."""
+    """When a run was resumed and stopped, and the share of the cores that others took meanwhile."""
 
     began_s: float
     stopped_s: float
@@ -164,14 +164,14 @@ class _Job:
         share = others / (stopped - began) / (os.cpu_count() or 1)
         self.turns.append(_Turn(began, stopped, share))
 
-    def said(self) -> dict[str, Any]:
-        """What the script printed, once every rank has ended."""
+    def read_output(self) -> dict[str, Any]:
+        """What the script printed, after every rank has ended."""
         codes = [rank.wait() for rank in self.ranks]
         if any(codes):
             raise SystemExit(self._output(0, "err").read_text())
         lines = self._output(0, "out").read_text().splitlines()
-        found: dict[str, Any] = json.loads(next(line for line in lines if line.startswith("{")))
-        return found
+        printed: dict[str, Any] = json.loads(next(line for line in lines if line.startswith("{")))
+        return printed
 
     def _environment(self) -> dict[str, str]:
         environment = dict(os.environ)
@@ -223,7 +223,7 @@ def _free_port() -> int:
 
 
 def _busy_s() -> float:
-    """What all processes of this machine have used; always 0 where Linux does not say."""
+    """Processor time of all processes of this machine; always 0 without /proc."""
     try:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     except OSError:
@@ -241,7 +241,7 @@ def _used_s(process: int) -> float:
 
 
 def _go_first() -> None:
-    """A session of our own, which Linux then prefers to the other sessions' work."""
+    """Start a session that Linux prefers to the other sessions' work."""
     with contextlib.suppress(PermissionError):
         os.setsid()
     try:
@@ -278,7 +278,7 @@ def _take_turns(jobs: Sequence[_Job], options: argparse.Namespace, draw: random.
         while all(job.running() for job in jobs):
             for job in draw.sample(jobs, len(jobs)):
                 job.take_turn(options.slice)
-        for job in jobs:  # the one that has some way to go goes it alone
+        for job in jobs:  # the one that is not done yet runs alone
             job.send(signal.SIGCONT)
             for rank in job.ranks:
                 rank.wait()
@@ -288,14 +288,14 @@ def _take_turns(jobs: Sequence[_Job], options: argparse.Namespace, draw: random.
 
 
 def _compared(bare: _Job, captured: _Job, options: argparse.Namespace) -> dict[str, Any]:
-    said = {job.kind: job.said() for job in (bare, captured)}
-    opens, last = options.wait, len(said["bare"]["steps_s"])
+    printed = {job.kind: job.read_output() for job in (bare, captured)}
+    opens, last = options.wait, len(printed["bare"]["steps_s"])
     before = range(FIRST, opens - 1)
-    behind = range(opens + WARMUP + ACTIVE + BEHIND, last + 1)
+    behind = range(opens + WARMUP + ACTIVE + AFTER, last + 1)
     outside = {*before, *behind}
-    every = {job.kind: _rounds(said[job.kind], job.turns) for job in (bare, captured)}
+    every = {job.kind: _rounds(printed[job.kind], job.turns) for job in (bare, captured)}
     wall = _without_others(every, (bare, captured))
-    used = {kind: [dict(enumerate(said[kind].get("cpu_s", ()), 1))] for kind in KINDS}
+    used = {kind: [dict(enumerate(printed[kind].get("cpu_s", ()), 1))] for kind in KINDS}
     plain = {kind: _mean([gap for _, gap in _in(every[kind], outside)]) for kind in KINDS}
     recorded = range(opens + WARMUP, opens + WARMUP + ACTIVE - 1)
     return {
@@ -307,32 +307,32 @@ def _compared(bare: _Job, captured: _Job, options: argparse.Namespace) -> dict[s
         "before_ratio": _ratio(wall, before),
         "behind_ratio": _ratio(wall, behind),
         "cpu_ratio": _ratio(used, outside),
-        "window_ratio": statistics.median(said["captured"]["steps_s"][n - 1] for n in recorded)
+        "window_ratio": statistics.median(printed["captured"]["steps_s"][n - 1] for n in recorded)
         / plain["bare"],
-        "same_loss": said["bare"]["loss"] == said["captured"]["loss"],
-        "peak": said["captured"].get("peak"),
-        "bare_peak": said["bare"].get("peak"),
+        "same_loss": printed["bare"]["loss"] == printed["captured"]["loss"],
+        "peak": printed["captured"].get("peak"),
+        "bare_peak": printed["bare"].get("peak"),
     }
 
 
-Rounds = list[dict[int, float]]  # of every turn: the seconds of its steps, by their numbers
+Rounds = list[dict[int, float]]  # for every turn: the seconds of its steps, by their numbers
 
 
-def _rounds(said: dict[str, Any], turns: list[_Turn]) -> Rounds:
-    """Steps that lie whole in a turn; a whole run is one turn. Nobody knows how long step 0 was."""
+def _rounds(printed: dict[str, Any], turns: list[_Turn]) -> Rounds:
+    """Steps that lie wholly in a turn; a whole run is one turn. The length of step 0 is unknown."""
     if not turns:
-        return [dict(enumerate(said["steps_s"], 1))]
-    ends = said["ends_s"]
-    found: Rounds = []
+        return [dict(enumerate(printed["steps_s"], 1))]
+    ends = printed["ends_s"]
+    rounds: Rounds = []
     step = 1
     for turn in turns:
         while step < len(ends) and ends[step - 1] < turn.began_s + SETTLE_S:
             step += 1
-        found.append({})
+        rounds.append({})
         while step < len(ends) and ends[step] < turn.stopped_s:
-            found[-1][step] = ends[step] - ends[step - 1]
+            rounds[-1][step] = ends[step] - ends[step - 1]
             step += 1
-    return found
+    return rounds
 
 
 def _without_others(rounds: dict[str, Rounds], jobs: Sequence[_Job]) -> dict[str, Rounds]:
@@ -352,7 +352,7 @@ def _in(rounds: Rounds, steps: Container[int]) -> list[tuple[int, float]]:
 
 
 def _ratio(rounds: dict[str, Rounds], steps: Container[int]) -> float | None:
-    """Of rounds in which both runs made enough steps; None where there is none."""
+    """The ratio over rounds in which both runs made enough steps; None without such rounds."""
     logs = []
     for turns in zip(*(rounds[kind] for kind in KINDS), strict=False):
         bare, captured = ([gap for step, gap in turn.items() if step in steps] for turn in turns)
@@ -363,30 +363,30 @@ def _ratio(rounds: dict[str, Rounds], steps: Container[int]) -> float | None:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Without the ends: they are other people's doing."""
+    """The mean without the extremes, which come from other work."""
     cut = int(len(values) * TRIM)
     return statistics.fmean(sorted(values)[cut : len(values) - cut])
 
 
 def _summary(pairs: list[dict[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "pairs": len(pairs),
         "counted": sum(pair["ratio"] is not None for pair in pairs),
         "steps": sum(pair["steps"] for pair in pairs),
     }
     for name in ("quiet", "bare_ms", "captured_ms", "window_ratio"):
-        found[name] = statistics.median(pair[name] for pair in pairs)
+        summary[name] = statistics.median(pair[name] for pair in pairs)
     for name in ("ratio", "before_ratio", "behind_ratio", "cpu_ratio"):
         ratios = [pair[name] for pair in pairs if pair[name] is not None]
-        found[name] = _interval(ratios) if ratios else None
-    found |= found["ratio"] or {}
-    found["same_loss"] = all(pair["same_loss"] for pair in pairs)
-    found |= {name: pairs[-1][name] for name in ("peak", "bare_peak")}
-    return found
+        summary[name] = _interval(ratios) if ratios else None
+    summary |= summary["ratio"] or {}
+    summary["same_loss"] = all(pair["same_loss"] for pair in pairs)
+    summary |= {name: pairs[-1][name] for name in ("peak", "bare_peak")}
+    return summary
 
 
 def _interval(ratios: list[float]) -> dict[str, float | None]:
-    """The geometric mean and where it lies with 95%, one pair of runs being one observation."""
+    """The geometric mean and its 95% interval; one pair of runs is one observation."""
     logs = [math.log(ratio) for ratio in ratios]
     middle = statistics.fmean(logs)
     if len(logs) < 2:

@@ -1,13 +1,13 @@
-"""Is the interval of `compare` as wide as it says? Same against same, and true changes.
+"""Are the intervals of `compare` as wide as they should be? Same against same, and true changes.
 
     python benchmarks/comparison.py [--comparisons 500] [--seed 0] [--only NAME]
                                     [--bootstrap] [--block 25]
 
-Every number of the first table is the share of comparisons of two runs of one workload that say "no
-difference seen": 95 is right, below 93 the interval is too narrow, above 97 too wide. Marked cells
-are outside that band; one standard deviation of a cell is 1 with 500 comparisons. Nothing was
-chosen by the lists called "unseen". `--bootstrap` adds the ordinary block bootstrap's percentile
-interval.
+Every number of the first table is the share of comparisons of two runs of one workload that report
+"no difference seen": 95 is right, below 93 the interval is too narrow, above 97 too wide. Marked
+cells are outside that band; one standard deviation of a cell is 1 with 500 comparisons. The lists
+called "unseen" played no part in choosing the method. `--bootstrap` adds the ordinary block
+bootstrap's percentile interval.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def _options() -> argparse.Namespace:
 
 
 def by_compare(a: Floats, b: Floats) -> tuple[float, float]:
-    found = _compared(a, b)
-    return found.low, found.high
+    estimate = _compared(a, b)
+    return estimate.low, estimate.high
 
 
 def _compared(a: Floats, b: Floats) -> Estimate:
@@ -101,7 +101,7 @@ def by_bootstrap(a: Floats, b: Floats, draws: int = 400) -> tuple[float, float]:
 
 
 def _unchanged(make: Maker, comparisons: int, method: Method, seed: tuple[int, int, int]) -> float:
-    """Percent of intervals with no change in them; the seed ends with the number of steps."""
+    """Percent of intervals that contain zero; the seed ends with the number of steps."""
     rng, steps = np.random.default_rng(seed), seed[-1]
     a, b = make(rng, comparisons, steps), make(rng, comparisons, steps)
     inside = [low <= 0 <= high for low, high in map(method, a, b)]

@@ -5,8 +5,8 @@
     python benchmarks/ddp_prediction.py --strong               the batch shared by the ranks
 
 A 1-rank trace, its steps without the profiler and a calibration give the prediction; the same
-processes then run under DDP (see workloads/replicas.py). What is not known here is passed on to
-the workload: --model, --width, --layers, --batch, --buckets, --rounds, --steps, --priority.
+processes then run under DDP (see workloads/replicas.py). Other options go to the workload: --model,
+--width, --layers, --batch, --buckets, --rounds, --steps, --priority.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Row:
 
     bucket_mb: float
     promised: Prediction
-    bare: Prediction  # from the trace alone, its profiler's cost taken out by the model
+    bare: Prediction  # from the trace alone, corrected for the profiler by the model
     delivered_ms: float
     rounds_ms: tuple[float, ...]
 
@@ -52,7 +52,7 @@ class Row:
 
     @property
     def noise(self) -> float:
-        """How far rounds lie apart: half the range over the median."""
+        """How much rounds differ: half the range ÷ the median."""
         return (max(self.rounds_ms) - min(self.rounds_ms)) / 2 / self.delivered_ms
 
 
@@ -72,8 +72,8 @@ def main() -> int:
     show(options.ranks, measured, rows)
     if options.json:
         options.json.write_text(json.dumps([as_plain(row) for row in rows], indent=1))
-    kept = all(abs(row.error) <= AGREES for row in rows) and right_order(rows)
-    return 1 if options.check and not kept else 0
+    keeps_targets = all(abs(row.error) <= AGREES for row in rows) and right_order(rows)
+    return 1 if options.check and not keeps_targets else 0
 
 
 def measure(ranks: int, out: Path, rest: list[str]) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def compare(ranks: int, out: Path, measured: dict[str, Any], *, strong: bool = F
 
 
 def raw_calibration(ranks: int, measured: dict[str, Any]) -> dict[str, Any]:
-    """As `stepscope calibrate` would have written it: the rounds' sweeps as passes of one."""
+    """As `stepscope calibrate` would write it: the rounds' sweeps become passes of one sweep."""
     sweeps = measured["sweeps"]
     sizes = min((sweep["sizes_bytes"] for sweep in sweeps), key=len)
     passes = [one[: len(sizes)] for sweep in sweeps for one in sweep["passes_ns"]]
@@ -181,7 +181,7 @@ def middle_of(rounds: list[list[dict[str, float]]]) -> list[dict[str, float]]:
 
 
 def right_order(rows: list[Row]) -> bool:
-    """Where two differ by more than the noise, the promise has the same one first."""
+    """Whether promises order the bucket sizes correctly where two differ by more than the noise."""
     for one in rows:
         for other in rows:
             apart = 1 - one.delivered_ms / other.delivered_ms

@@ -1,4 +1,4 @@
-"""Public training scripts under `stepscope run`: are their steps seen, is nothing else changed.
+"""Public training scripts under `stepscope run`: are all steps seen, and does nothing else change?
 
 python benchmarks/field.py FOLDER [--only NAME ...] [--json FILE] [--check]
 
@@ -80,7 +80,7 @@ def line(trial: Trial) -> str:
         f"{_ms(trial.step_ms):>8}",
         f"{_ms(trial.bare_step_ms):>7}",
     )
-    verdict = trial.verdict or "; ".join(trial.told) or "nothing said"
+    verdict = trial.verdict or "; ".join(trial.messages) or "nothing said"
     return " ".join((name, *cells)) + f"  {'' if trial.right else 'WRONG: '}{verdict}"
 
 
@@ -91,7 +91,7 @@ def summary(trials: Sequence[Trial]) -> str:
 
 
 def _several(counts: Iterable[int]) -> str:
-    """`20`, `20x2` for two alike, `20,21` for others; nothing seen is a dash."""
+    """`20`, `20x2` for two equal counts, `20,21` for different ones, a dash for none."""
     times = Counter(counts)
     return ",".join(f"{n}x{k}" if k > 1 else str(n) for n, k in sorted(times.items())) or "-"
 

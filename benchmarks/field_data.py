@@ -1,4 +1,4 @@
-"""Random stand-ins for the data sets that the scripts of field.toml want, a few MB in all.
+"""Random stand-ins for the data sets that the scripts of field.toml need, a few MB in all.
 
 python benchmarks/field_data.py FOLDER        writes FOLDER/data
 
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def write_digits(folder: Path, *, train: int, test: int) -> None:
-    """MNIST's four files, not packed."""
+    """MNIST's four files, uncompressed."""
     raw = folder / "MNIST" / "raw"
     raw.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(SEED)
@@ -57,7 +57,7 @@ def write_digits(folder: Path, *, train: int, test: int) -> None:
 
 
 def write_images(folder: Path, *, train: int, val: int, side: int) -> None:
-    """A folder for each class, as ImageFolder reads it."""
+    """One folder per class, as ImageFolder reads it."""
     for split, count in (("train", train), ("val", val)):
         for number in range(count):
             _picture(folder / split / f"class{number % 2}" / f"{number}.jpg", side, number)
@@ -76,7 +76,7 @@ def write_super_resolution(folder: Path, *, train: int, test: int) -> None:
 
 
 def write_segmentation(folder: Path, *, count: int, side: int) -> None:
-    """Pictures, and a mask of noughts and ones for each."""
+    """Pictures, each with a mask of zeros and ones."""
     rng = np.random.default_rng(SEED)
     for number in range(count):
         _picture(folder / "imgs" / f"{number:03d}.jpg", side, number)
@@ -86,7 +86,7 @@ def write_segmentation(folder: Path, *, count: int, side: int) -> None:
 
 
 def write_words(folder: Path, *, tokens: int) -> None:
-    """train, valid and test in words, one sentence on a line."""
+    """train, valid and test in words, one sentence per line."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", tokens), ("valid", tokens // 10), ("test", tokens // 10)):
         lines = (f" {_sentence(SEED + n, 19)} " for n in range(count // 20))
@@ -94,12 +94,12 @@ def write_words(folder: Path, *, tokens: int) -> None:
 
 
 def write_lines(path: Path, *, count: int) -> None:
-    """One made-up name on a line."""
+    """One invented name per line."""
     path.write_text("\n".join(_sentence(n, 2).replace(" ", "") for n in range(count)) + "\n")
 
 
 def write_plays(path: Path, *, characters: int) -> None:
-    lines = [f"{string.printable.strip()}\n"]  # every letter is there
+    lines = [f"{string.printable.strip()}\n"]  # so that every letter occurs
     while sum(len(text) for text in lines) < characters:
         lines.append(f"{_sentence(len(lines), 8).capitalize()}.\n")
     path.write_text("".join(lines))

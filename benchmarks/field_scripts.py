@@ -1,4 +1,4 @@
-"""The list of public training scripts (field.toml): where each is, how it runs, how it counts."""
+"""The list of public training scripts (field.toml): where each is, how it runs, its step count."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ class Script:
     """One row of field.toml; paths are inside the repository that `repository` names."""
 
     name: str
-    repository: str  # owner/name, also the folder under the one that holds the scripts
+    repository: str  # owner/name; also the path below the folder of clones
     path: str
     command: str
-    steps: int | str  # how many, or a pattern whose last match in the bare output is the count
-    counted_from: int = 1  # 0 where the script numbers its steps from nought
-    root: str | None = None  # what is copied to run in; the script's own folder unless named
+    steps: int | str  # the count, or a pattern whose last match in the bare output is the count
+    counted_from: int = 1  # 0 if the script numbers its steps from zero
+    root: str | None = None  # the folder that is copied; by default the script's own
     before: str | None = None  # runs first, without capture
     ranks: int = 1
-    traced: bool = True  # false where there are too few steps to record one
+    traced: bool = True  # false if there are too few steps to record one
     options: tuple[str, ...] = ()  # for stepscope run
     data: dict[str, str] = field(default_factory=dict)  # path in the copy -> folder under data/
     edits: dict[str, list[list[str]]] = field(default_factory=dict)  # file -> [[old, new], ...]
     env: dict[str, str] = field(default_factory=dict)
-    same: str = r"(?i)loss[^0-9\n-]{0,20}(-?\d+\.\d+)"  # alike in both runs; empty: not compared
+    same: str = r"(?i)loss[^0-9\n-]{0,20}(-?\d+\.\d+)"  # equal in both runs; empty: not compared
     timeout_s: float = 120.0
     note: str = ""
 
     @property
     def copied(self) -> Path:
-        """The folder, inside the repository, that a run gets a copy of."""
+        """The folder inside the repository that is copied for a run."""
         return Path(self.path).parent if self.root is None else Path(self.root)
 
     def own_steps(self, output: str) -> int | None:
-        """The script's own count; None where its output does not tell."""
+        """The script's own count; None if its output does not show it."""
         if isinstance(self.steps, int):
             return self.steps
         numbers = re.findall(self.steps, output)
@@ -47,7 +47,7 @@ class Script:
 
 
 def read_scripts(path: Path = LIST) -> list[Script]:
-    """Every row; a mistake in the file ends in a sentence that names the row."""
+    """Every row; an error names the row that is wrong."""
     try:
         rows = tomllib.loads(path.read_text())["script"]
     except (OSError, KeyError, tomllib.TOMLDecodeError) as error:

@@ -28,15 +28,15 @@ COUNTER = Path(__file__).parent / "workloads" / "counter"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What became of one script; what could not be learnt is None."""
+    """The result for one script; None is not known."""
 
     name: str
-    problem: str | None = None  # why there is no trial: the rest says nothing then
+    problem: str | None = None  # why there is no trial; the other fields are then empty
     ranks: int = 1
     traced: bool = True  # whether a trace is expected
-    own_steps: int | None = None  # what the script says of each rank
-    counted_steps: tuple[int, ...] = ()  # our counter in the bare run, a number for each process
-    seen_steps: tuple[int, ...] = ()  # stepscope, a number for each rank folder
+    own_steps: int | None = None  # the script's own count per rank
+    counted_steps: tuple[int, ...] = ()  # independently, in the bare run, by process
+    seen_steps: tuple[int, ...] = ()  # by stepscope, one number per rank folder
     bare_code: int | None = None
     captured_code: int | None = None
     same_losses: bool | None = None
@@ -47,11 +47,11 @@ class Trial:
     bare_step_ms: float | None = None  # median, by our counter, in the bare run
     bare_s: float | None = None
     captured_s: float | None = None
-    told: tuple[str, ...] = ()  # stepscope's own lines on stderr, first words only
+    messages: tuple[str, ...] = ()  # stepscope's own lines on stderr
 
     @property
     def right(self) -> bool:
-        """Every rank was captured, with its own count of steps, and nothing else changed."""
+        """Every rank was captured with the right count of steps, and nothing else changed."""
         return (
             self.problem is None
             and self.own_steps is not None
@@ -102,16 +102,16 @@ def _bare(script: Script, folder: Path, home: Path) -> _Ended:
     words = shlex.split(script.command)
     counts = {"FIELD_COUNTS": str(home / "counts")}
     bare = _run(script, words, folder, home / "bare", first=COUNTER, **counts)
-    kept = {"row": repr(script), "ended": asdict(bare)}
-    (home / "bare.json").write_text(json.dumps(kept))
+    saved = {"row": repr(script), "ended": asdict(bare)}
+    (home / "bare.json").write_text(json.dumps(saved))
     return bare
 
 
 def _bare_before(script: Script, home: Path) -> _Ended | None:
-    kept = _json(home / "bare.json")
-    if kept.get("row") != repr(script) or kept["ended"]["code"] != 0:
+    saved = _json(home / "bare.json")
+    if saved.get("row") != repr(script) or saved["ended"]["code"] != 0:
         return None
-    return _Ended(**kept["ended"])
+    return _Ended(**saved["ended"])
 
 
 def _captured(script: Script, folder: Path, home: Path) -> _Ended:
@@ -124,7 +124,7 @@ def _captured(script: Script, folder: Path, home: Path) -> _Ended:
 
 
 def _why(ended: _Ended) -> str:
-    """The error that a Python process named last, also where a launcher says more after it."""
+    """The last error of a Python process, even if a launcher prints more after it."""
     errors = re.findall(r"(?m)^(?:\[rank\d+\]: )?(\w+Error: .+)$", ended.err)
     return str(errors[-1]) if errors else last_line(ended.err) or f"exit code {ended.code}"
 
@@ -168,7 +168,7 @@ def _run(
     first: Path | None = None,
     **changes: str,
 ) -> _Ended:
-    """One command in its copy; its output is kept beside the copy."""
+    """Run one command in its copy; its output is kept next to the copy."""
     path = [first, script.env.get("PYTHONPATH"), os.environ.get("PYTHONPATH"), folder / "site"]
     changed: dict[str, str | None] = {
         **script.env,
@@ -230,12 +230,14 @@ def _trial(script: Script, bare: _Ended, captured: _Ended, home: Path) -> Trial:
         step_ms=(answer.get("budget") or {}).get("step_ms"),
         bare_s=bare.wall_s,
         captured_s=captured.wall_s,
-        told=tuple(line for line in captured.err.splitlines() if line.startswith("stepscope: ")),
+        messages=tuple(
+            line for line in captured.err.splitlines() if line.startswith("stepscope: ")
+        ),
     )
 
 
 def _counted(counts: Path) -> list[tuple[int, float | None]]:
-    """Each process that trained: its steps, and the median time between two of them in ms.
+    """For each process that trained: its steps, and the median time between two of them in ms.
 
     A step is one of the busiest optimizer's; without an optimizer, a backward pass.
     """
@@ -252,7 +254,7 @@ def _steps_of(log: str) -> tuple[int, float | None]:
 
 
 def _same(script: Script, bare: _Ended, captured: _Ended) -> bool | None:
-    """Whether both runs printed the same losses (ranks in any order); None where none are."""
+    """Whether both runs printed the same losses (ranks in any order); None without losses."""
     if not script.same:
         return None
     outputs = (bare.out + bare.err, captured.out + _without_ours(captured.err))
@@ -261,7 +263,7 @@ def _same(script: Script, bare: _Ended, captured: _Ended) -> bool | None:
 
 
 def _without_ours(err: str) -> str:
-    """What the script wrote to stderr: our lines begin with our name, and our report ends it."""
+    """What the script itself wrote to stderr: without our messages and without our report."""
     lines = err.partition("stepscope: run folder")[0].splitlines()
     return "\n".join(line for line in lines if not line.startswith("stepscope: "))
 

@@ -1,17 +1,17 @@
-"""Memory on a GPU, to check what `explain` says of it: run folders, snapshots, the largest batch.
+"""Memory on a GPU, to check what `explain` reports: run folders, snapshots, the largest batch.
 
     python benchmarks/gpu_memory.py train --out DIR [fp32:4 fp32:8 bf16:4 ...]
     python benchmarks/gpu_memory.py snapshot --out DIR
     python benchmarks/gpu_memory.py fit --limit 8e9 --dtype fp32 --largest 4
 
-train     GPT-2 small with AdamW under capture, a process for each config; DIR/<dtype>-b<batch> is a
+train     GPT-2 small with AdamW under capture, one process per config; DIR/<dtype>-b<batch> is a
           run folder, DIR/truth.json has torch's own peak and the bytes of what the script holds
 snapshot  a small model's steps with stacks, then a request that cannot be met: DIR/snapshot.pickle,
           DIR/oom.pickle, and the allocator's own counters in DIR/snapshot.json
 fit       the largest batch that `explain --memory-limit` predicted, and one more, under that limit;
-          where the prediction is off, the batches around it until the true one is found
+          if the prediction is off, the batches around it until the true one is found
 
-Works with torch and the standard library alone; nothing is predicted here.
+Needs torch and the standard library only; nothing is predicted here.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 CONFIGS = ("fp32:2", "fp32:4", "fp32:8", "bf16:4", "bf16:8")
 WAIT, WARMUP, ACTIVE, STEPS = 6, 1, 1, 14
-MOST_TRIES = 6  # batches above or below a prediction that was off
+MOST_TRIES = 6  # batches tried above or below a wrong prediction
 
 
 class Training:
-    """One model, one optimizer, the same batch again and again."""
+    """One model, one optimizer, the same batch in every step."""
 
     def __init__(self, options: argparse.Namespace, batch: int, dtype: str) -> None:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -157,11 +157,11 @@ def _train_one(options: argparse.Namespace) -> None:
     peak = None
     for number in range(STEPS):
         if number == 2 and training.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()  # the first steps made the optimizer's state
+            torch.cuda.reset_peak_memory_stats()  # the first steps created the optimizer's state
         if number == WAIT - 1:
             peak = _peak(training)
         training.step()
-    said = {
+    measured = {
         "dtype": dtype,
         "batch": int(batch),
         "peak_plain_steps": peak,
@@ -169,12 +169,12 @@ def _train_one(options: argparse.Namespace) -> None:
         **training.held(),
     }
     if training.device == "cuda":
-        said["reserved"] = torch.cuda.max_memory_reserved()
+        measured["reserved"] = torch.cuda.max_memory_reserved()
         free, total = torch.cuda.mem_get_info()
-        said["outside_torch"] = total - free - torch.cuda.memory_reserved()
-        said["device_bytes"] = total
+        measured["outside_torch"] = total - free - torch.cuda.memory_reserved()
+        measured["device_bytes"] = total
     session.close()
-    print(json.dumps(said))
+    print(json.dumps(measured))
 
 
 def _peak(training: Training) -> int | None:
@@ -229,17 +229,17 @@ def _fit(options: argparse.Namespace) -> None:
         largest -= 1
     while fits(largest) and fits(largest + 1) and largest - options.largest < MOST_TRIES:
         largest += 1
-    said = {
+    measured = {
         "predicted": options.largest,
         "fitted": fits(options.largest),
         "one_more_fitted": fits(options.largest + 1),
         "true_largest": largest if fits(largest) and not fits(largest + 1) else None,
     }
-    print(json.dumps(said))
+    print(json.dumps(measured))
 
 
 def _runs(options: argparse.Namespace, batch: int) -> bool:
-    """Three steps: the second is the first with the optimizer's state there from the start."""
+    """Three steps: the second is the first that begins with the optimizer's state."""
     training: Training | None = None
     try:
         training = Training(options, batch, options.dtype)

@@ -2,10 +2,10 @@
 
     python benchmarks/many_ranks.py [--ranks 1024] [--form json|gz] [--engine pool|ray] [--check]
 
-Writes one trace a rank: a recording of the tests repeated end to end, with all-reduces put into
-every step. Ranks differ in their clock and in how long they wait in the all-reduces; one of them
-comes late, and everybody waits for it. `json` is 1 MB of plain JSON a rank, `gz` 1 MB of gzip:
-about 17 MB of JSON. The folder is explained twice: `--json` with an empty cache, then `--html`.
+Writes one trace per rank: a recording of the tests repeated end to end, with all-reduces inserted
+into every step. Ranks differ in their clocks and in how long they wait in the all-reduces. One rank
+is late, and all others wait for it. `json` is 1 MB of plain JSON per rank, `gz` 1 MB of gzip, which
+is about 17 MB of JSON. The folder is explained twice: `--json` with an empty cache, then `--html`.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one command took."""
+    """What one command needed."""
 
     name: str
     wall_s: float
-    cpu_s: float  # of all its processes: what the wall time would be on one idle core
+    cpu_s: float  # of all its processes: the wall time on one idle core
     parent_bytes: int
     worker_bytes: int  # of the largest
     output_bytes: int
@@ -64,25 +64,25 @@ class Cost:
 
 
 def write_job(folder: Path, form: str, ranks: int, target_bytes: int) -> tuple[int, int]:
-    """A run folder's traces; the bytes of JSON and of file that one rank has."""
+    """Write a run folder's traces; returns the bytes of JSON and of file per rank."""
     source = read(SOURCES[form])
     ratio = 1 if form == "json" else len(source) / len(gzip.compress(source, 6))
     bodies = [body_of(source, variant, int(target_bytes * ratio)) for variant in range(VARIANTS)]
     sizes = len(bodies[0][0]) + len(bodies[0][1])
     packed = [gzip.compress(rest, 6) if form == "gz" else rest for _, rest in bodies]
     for rank in range(ranks):
-        # The one that comes late waits for nobody.
+        # The late rank waits for nobody.
         variant = 0 if rank == LATE_RANK else 1 + rank % (VARIANTS - 1)
         head = head_of(bodies[variant][0], rank, ranks)
         place = folder / f"rank-{rank:05d}" / ("trace.json.gz" if form == "gz" else "trace.json")
         place.parent.mkdir(parents=True)
-        # A gzip file may have several members: the long one is packed once for many ranks.
+        # A gzip file may have several members: the long one is compressed once for many ranks.
         place.write_bytes((gzip.compress(head, 1) if form == "gz" else head) + packed[variant])
     return sizes, place.stat().st_size
 
 
 def body_of(source: bytes, variant: int, at_least_bytes: int) -> tuple[bytes, bytes]:
-    """What comes before the events, and the rest, for ranks that wait as long as each other."""
+    """The text before the events, and the rest, for ranks that wait equally long."""
     head, events, tail = split(source)
     with_reduces = b",\n  ".join([*reduces(source, variant), *events])
     text = b"".join(repeated(head + with_reduces + tail, at_least_bytes))
@@ -96,13 +96,13 @@ def reduces(source: bytes, variant: int) -> Iterator[bytes]:
         apart = length // (2 * _REDUCES)
         waits = apart * (2 if variant == 0 else 20 + 2 * variant) // 100
         for place in range(_REDUCES):
-            ends = begin + length // 2 + (place + 1) * apart  # for all of them at the same time
+            ends = begin + length // 2 + (place + 1) * apart  # at the same time on all ranks
             yield from reduce_events(9_000_000 + number * _REDUCES + place, ends - waits, waits)
 
 
 def reduce_events(correlation: int, at_ns: int, dur_ns: int) -> Iterator[bytes]:
     common = {"ph": "X", "pid": 0, "tid": 20}
-    told = {
+    collective = {
         "Collective name": "allreduce",
         "In msg nelems": 6_250_000,
         "Out msg nelems": 6_250_000,
@@ -111,7 +111,7 @@ def reduce_events(correlation: int, at_ns: int, dur_ns: int) -> Iterator[bytes]:
         "Process Group Description": "default_pg",
         "Group size": 1024,
     }
-    kernel = {"device": 0, "stream": 20, "correlation": correlation, **told}
+    kernel = {"device": 0, "stream": 20, "correlation": correlation, **collective}
     name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
     yield event(common | {"cat": "kernel", "name": name}, at_ns, dur_ns, kernel)
     launch = {"ph": "X", "pid": 784, "tid": 784, "cat": "cuda_runtime"}
@@ -119,9 +119,9 @@ def reduce_events(correlation: int, at_ns: int, dur_ns: int) -> Iterator[bytes]:
     yield event(call, at_ns - 20_000, 5_000, {"correlation": correlation})
 
 
-def event(said: dict[str, Any], at_ns: int, dur_ns: int, args: dict[str, Any]) -> bytes:
-    """As Kineto writes it: with the spaces that big_trace looks for."""
-    text = json.dumps(said)[:-1] + f', "ts": {us(at_ns)}, "dur": {us(dur_ns)}, "args": '
+def event(fields: dict[str, Any], at_ns: int, dur_ns: int, args: dict[str, Any]) -> bytes:
+    """As Kineto writes it, with the spaces that big_trace expects."""
+    text = json.dumps(fields)[:-1] + f', "ts": {us(at_ns)}, "dur": {us(dur_ns)}, "args": '
     return (text + json.dumps(args) + "}").encode()
 
 
@@ -130,20 +130,20 @@ def us(time_ns: int) -> str:
 
 
 def head_of(head: bytes, rank: int, ranks: int) -> bytes:
-    """This rank's: its place in the job, and a clock that is up to a millisecond off."""
+    """This rank's metadata: its place in the job, and a clock that is up to a millisecond off."""
     info = {"backend": "nccl", "rank": rank, "world_size": ranks}
     base = int(_BASE.search(head)[1]) if _BASE.search(head) else 1_790_000_000_000_000_000
     off = (rank * 7919) % 2_000_000 - 1_000_000
-    told = b'"distributedInfo": %s, "baseTimeNanoseconds": %d,' % (
+    metadata = b'"distributedInfo": %s, "baseTimeNanoseconds": %d,' % (
         json.dumps(info).encode(),
         base + off,
     )
     if _BASE.search(head):
-        return _BASE.sub(told, head)
-    return head.replace(b'"traceEvents"', told + b' "traceEvents"', 1)
+        return _BASE.sub(metadata, head)
+    return head.replace(b'"traceEvents"', metadata + b' "traceEvents"', 1)
 
 
-# What it takes
+# What it needs
 
 
 def measure(name: str, arguments: list[str], output: Path, env: dict[str, str]) -> Cost:
@@ -175,7 +175,7 @@ def measure(name: str, arguments: list[str], output: Path, env: dict[str, str]) 
 
 
 def watch(root: int, peaks: dict[int, int], over: threading.Event) -> None:
-    """The highest memory each process of this family ever had, as the kernel keeps it."""
+    """The peak memory of each of these processes, as the kernel reports it."""
     while not over.wait(_POLL_S):
         for pid in family(root):
             peak = peak_bytes(pid)
@@ -184,14 +184,14 @@ def watch(root: int, peaks: dict[int, int], over: threading.Event) -> None:
 
 
 def family(root: int) -> list[int]:
-    found = [root]
-    for pid in found:
+    pids = [root]
+    for pid in pids:
         try:
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         except OSError:
             continue
-        found += map(int, children)
-    return found
+        pids += map(int, children)
+    return pids
 
 
 def peak_bytes(pid: int) -> int:
@@ -199,8 +199,8 @@ def peak_bytes(pid: int) -> int:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    return int(found[1]) * 1024 if found else 0
+    match = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(match[1]) * 1024 if match else 0
 
 
 def explain_both(form: str, work: Path, chosen: argparse.Namespace) -> list[Cost]:

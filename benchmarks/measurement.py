@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Medians. The peer's numbers are None where it failed or was not asked."""
+    """Medians. The peer's numbers are None if it failed or did not run."""
 
     name: str
     events: int
@@ -32,7 +32,7 @@ class Measurement:
     explain_s: float
     peak_bytes: int
     second_load_s: float
-    cached: bool  # small files are read faster than a cache entry
+    cached: bool  # small files are faster to read than a cache entry
     peer_whole_s: float | None = None
     peer_load_s: float | None = None
     peer_explain_s: float | None = None
@@ -72,14 +72,14 @@ def _over(theirs: float | None, ours: float) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """Which interpreters to run, and how long to let them."""
+    """Which interpreters to run, and their time limit."""
 
     ours: str
     peer: str | None
     timeout_s: float
 
     def measure(self, trace: Path, repeats: int) -> Measurement:
-        """Every number from fresh processes, ours and the peer's in turn."""
+        """Every number from fresh processes, ours and the peer's in turns."""
         warm(trace)
         rounds: list[dict[str, Any]] = []
         peers: list[Run] = []
@@ -102,13 +102,13 @@ class Bench:
         )
 
     def _round(self, trace: Path, *, ask_peer: bool) -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as cold, tempfile.TemporaryDirectory() as kept:
+        with tempfile.TemporaryDirectory() as cold, tempfile.TemporaryDirectory() as filled:
             whole = self._ours(cold, "-m", "stepscope", "explain", "--json", str(trace))
             peer = self._peer(trace) if ask_peer else None
             inside = (str(HERE / "ours_process.py"), str(trace))
-            first = _said(self._ours(kept, *inside, keep_output=True))
-            cached = any(Path(kept).iterdir())
-            second = _said(self._ours(kept, *inside, keep_output=True))
+            first = _printed(self._ours(filled, *inside, keep_output=True))
+            cached = any(Path(filled).iterdir())
+            second = _printed(self._ours(filled, *inside, keep_output=True))
         return {"whole": whole, "peer": peer, "first": first, "second": second, "cached": cached}
 
     def _ours(self, cache: str, *arguments: str, keep_output: bool = False) -> Run:
@@ -127,16 +127,16 @@ class Bench:
 
 
 def _peer_medians(peers: Sequence[Run]) -> dict[str, Any]:
-    said = [_said(each) for each in peers]
+    printed = [_printed(each) for each in peers]
     return {
         "peer_whole_s": median(each.wall_s for each in peers),
-        "peer_load_s": median(each["load_s"] for each in said),
-        "peer_explain_s": median(each["explain_s"] for each in said),
+        "peer_load_s": median(each["load_s"] for each in printed),
+        "peer_explain_s": median(each["explain_s"] for each in printed),
         "peer_peak_bytes": int(median(each.peak_bytes for each in peers)),
     }
 
 
-def _said(done: Run) -> dict[str, Any]:
+def _printed(done: Run) -> dict[str, Any]:
     said: dict[str, Any] = json.loads(done.output.strip().splitlines()[-1])
     return said
 
@@ -152,12 +152,12 @@ def ratios(
     rows: Sequence[Measurement], ratio: Callable[[Measurement], float | None]
 ) -> list[float]:
     """One ratio, over the traces that have it and that both tools can read."""
-    found = [ratio(row) for row in rows if row.peer_failure is None]
-    return [each for each in found if each is not None]
+    known = [ratio(row) for row in rows if row.peer_failure is None]
+    return [each for each in known if each is not None]
 
 
 def summary(rows: Sequence[Measurement]) -> tuple[Result, ...]:
-    """The four means that have targets; those without a single measurement are left out."""
+    """The four means that have targets; those without any measurement are left out."""
     means = (
         (WHOLE, lambda row: row.whole_ratio),
         (IN_PROCESS, lambda row: row.in_process_ratio),

@@ -4,7 +4,7 @@ python ours_process.py FILE
 """
 
 import json
-import mmap  # noqa: F401  (ours imports some on first use, HTA all at once: here both do)
+import mmap  # noqa: F401  (imported before the clock starts, as HTA imports everything at once)
 import sys
 import time
 

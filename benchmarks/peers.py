@@ -36,7 +36,7 @@ def main() -> None:
     if not traces:
         raise SystemExit(f"no *.json.gz in {chosen.traces}")
     bench = Bench(ours=chosen.ours, peer=chosen.peer, timeout_s=chosen.timeout)
-    bench.measure(traces[0], repeats=1)  # compiles what was never imported before
+    bench.measure(traces[0], repeats=1)  # compiles modules that were never imported
     print(f"{_machine()}; medians of {chosen.repeats} fresh processes, ours and HTA's in turn\n")
     rows: list[Measurement] = []
     print(table.HEAD)

@@ -1,13 +1,13 @@
-"""How right predictions are: steps corrected for the profiler, and what-ifs, against the truth.
+"""How accurate predictions are: corrected steps and what-ifs against measurements.
 
     python benchmarks/prediction.py [FOLDER ...] [--json FILE] [--fit]
 
 A FOLDER holds traces and a truth.json with the steps measured without the profiler in the same
-process (../shared/traces/h200, or what record_models.py writes). Two tables: the corrected step
-with the naive answer (what the trace says) beside it, and every what-if whose outcome was measured,
-from the bare trace and from the trace with its measured step, as a run folder has it. `--fit` fits
-the constants of explain/replay/overhead.py anew with each model left out in turn and prints
-the error on that model.
+process (../shared/traces/h200, or the output of record_models.py). There are two tables: the
+corrected step next to the naive answer (the recorded step), and every what-if whose outcome was
+measured, from the bare trace and from the trace with its measured step, as a run folder has it.
+`--fit` fits the constants of explain/replay/overhead.py again with each model left out in turn, and
+prints the error on that model.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from stepscope.records.trace import Trace
 
 SHARED = Path(__file__).parent.parent.parent / "shared/traces/h200"
-# From, what-ifs, to; `other` where the two were recorded on two machines of one kind.
+# From, what-ifs, to; `other` if the two were recorded on two machines of one kind.
 CASES = (
     ("gpt2s_b8_fp32", "precision=tf32", "gpt2s_b8_tf32"),
     ("gpt2s_b8_fp32", "precision=bf16", "gpt2s_b8_bf16"),
@@ -68,7 +68,7 @@ CASES = (
     ("mlp_b32_fp32_fused", "cuda-graphs", "mlp_b32_fp32_graph"),
     ("gpt2s_b8_bf16", "checkpoint=blocks", "gpt2s_b8_bf16_ckpt"),
 )
-# What record_models.py's configurations are to its baseline.
+# The what-if from record_models.py's baseline to each of its configurations.
 OF_CONFIGURATION = {
     "tf32": "precision=tf32",
     "bf16": "precision=bf16",
@@ -92,12 +92,12 @@ class Recorded(NamedTuple):
 
     @property
     def ms(self) -> float:
-        """Steps back to back; synchronised ones where the script synchronises itself."""
+        """Steps back to back; synchronised ones if the script itself synchronises."""
         kind = "synced" if self.truth.get("sync_each") else "pipelined"
         return float(self.truth[f"step_ms_{kind}"])
 
     def measured(self) -> MeasuredSteps:
-        """As a run folder has it, with what the host needed where that was recorded."""
+        """As a run folder has it, with the host's time if that was recorded."""
         ns = round(self.ms * 1e6)
         host = {name: round(ms * 1e6) for name, ms in (self.truth.get("host_ms") or {}).items()}
         return MeasuredSteps(
@@ -246,7 +246,7 @@ def _speed(traces: dict[str, Trace]) -> dict[str, float]:
 
 
 class Case(NamedTuple):
-    """A trace as the fit sees it: the host's time by phase, and what the device needs alone."""
+    """A trace as the fit uses it: the host's time by phase, and the device's time alone."""
 
     recorded: Recorded
     graph: StepGraph
@@ -291,8 +291,8 @@ def _case(one: Recorded, trace: Trace) -> Case | None:
 
 
 def _fit(cases: list[Case]) -> Rates:
-    """Least squares of the logarithm over a grid; what the device decides says nothing, and no
-    single trace much."""
+    """Least squares of the logarithm over a grid. Device-bound steps have no influence, and no
+    single trace has much."""
     best, found = np.inf, WITH_SHAPES
     truth = np.log([case.recorded.ms for case in cases])
     floor = np.array([case.floor_ms for case in cases])

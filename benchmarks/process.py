@@ -1,6 +1,6 @@
 """One fresh process, measured from outside: wall time, CPU time, peak memory.
 
-The measuring process must stay small (no numpy, no rich): Linux starts a child's peak memory at
+The measuring process must stay small (no numpy, no rich): on Linux, a child's peak memory starts at
 what its parent held when it was spawned.
 """
 
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# As an installed package runs: compiled once, and nothing of the caller's settings.
+# As an installed package runs: compiled once, without the caller's settings.
 _DROPPED = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "PYTHONPROFILEIMPORTTIME")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What one process took, and what it said."""
+    """What one process needed, and what it printed."""
 
     wall_s: float
     cpu_s: float

@@ -1,14 +1,13 @@
-"""Record models of workloads/zoo as ../shared/traces/h200 was recorded: traces, and the truth.
+"""Record models of workloads/zoo as ../shared/traces/h200 was recorded: traces and measured steps.
 
     python benchmarks/record_models.py --out DIR MODEL:CONFIG[,CONFIG...] ...
 
 A config is words joined by "-": fp32, tf32 or bf16; foreach, fused or loop; sgd (with momentum);
 graph; ckpt (every block computed twice); x2 (twice the batch). Words left out are fp32, foreach,
-AdamW. `+` behind it also
-records a trace of three steps. All configurations of a model live in one process and take turns,
-block by block, so that what a host does in one process and not in another cannot be taken for a
-difference between them. Writes DIR/truth.json and DIR/<model>_<config>.json.gz. Works with torch
-and the standard library alone.
+AdamW. A `+` after it also records a trace of three steps. All configurations of a model live in one
+process and take turns, block by block, so that differences between processes are not mistaken for
+differences between configurations. Writes DIR/truth.json and DIR/<model>_<config>.json.gz. Needs
+torch and the standard library only.
 """
 
 from __future__ import annotations
@@ -62,33 +61,36 @@ def main() -> None:
 
 
 def _record(model: str, configs: list[str], out: Path) -> dict[str, Any]:
-    made = []
+    configurations = []
     for config in configs:
         try:
-            made.append(Configuration(model, config.rstrip("+")))
+            configurations.append(Configuration(model, config.rstrip("+")))
         except (RuntimeError, AttributeError) as problem:
             print(f"{model} {config}: left out: {problem}", flush=True)
     for _ in range(ROUNDS):
-        for each in made:
-            each.measure()
-    # Traces last: the profiler leaves the driver slower than it was.
-    for each in made:
-        if f"{each.words}+" in configs:
-            each.profile(out / f"{model}_{each.words}.json.gz")
-    return {f"{model}_{each.words}": each.told() for each in made}
+        for configuration in configurations:
+            configuration.measure()
+    # Traces come last: the profiler slows the driver for good.
+    for configuration in configurations:
+        if f"{configuration.words}+" in configs:
+            configuration.profile(out / f"{model}_{configuration.words}.json.gz")
+    return {
+        f"{model}_{configuration.words}": configuration.measured()
+        for configuration in configurations
+    }
 
 
 @dataclass
 class Timed:
-    """Seconds, of all rounds."""
+    """Seconds, over all rounds."""
 
     synced: list[float] = field(default_factory=list)
     back_to_back: list[float] = field(default_factory=list)  # means of blocks
-    phases: list[tuple[float, ...]] = field(default_factory=list)  # of the host alone
+    phases: list[tuple[float, ...]] = field(default_factory=list)  # the host's
 
 
 class Configuration:
-    """A model that is ready to step in one way."""
+    """A model in one configuration, ready to step."""
 
     def __init__(self, model: str, words: str) -> None:
         self.words, self.timed = words, Timed()
@@ -188,7 +190,7 @@ class Configuration:
                 self.step()
                 profiler.step()
 
-    def told(self) -> dict[str, Any]:
+    def measured(self) -> dict[str, Any]:
         timed = self.timed
         phases = [statistics.median(each) * 1e3 for each in zip(*timed.phases, strict=True)]
         return {

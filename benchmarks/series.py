@@ -1,7 +1,7 @@
-"""Step times with a known truth: made ones, and real lists drawn again in blocks.
+"""Step times with a known change: synthetic lists, and real lists resampled in blocks.
 
-A maker takes (random generator, rows, steps) and gives a table, each row one run of the same
-workload: every difference between two rows is chance.
+A maker takes (random generator, rows, steps) and returns a table. Each row is one run of the same
+workload, so every difference between two rows is chance.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def independent(rng: np.random.Generator, rows: int, steps: int) -> Floats:
 
 
 def correlated(weight: float) -> Maker:
-    """Each step leans on the one before: an autoregression with this weight."""
+    """Each step depends on the one before: an autoregression with this weight."""
 
     def make(rng: np.random.Generator, rows: int, steps: int) -> Floats:
         noise = rng.standard_normal((rows, steps)) * np.sqrt(1 - weight**2)
@@ -47,13 +47,13 @@ def spikes(rng: np.random.Generator, rows: int, steps: int) -> Floats:
 
 
 def every_tenth(rng: np.random.Generator, rows: int, steps: int) -> Floats:
-    """One step in ten, regularly, takes half as long again."""
+    """Every tenth step takes 1.5 times as long."""
     place = (np.arange(steps) + rng.integers(0, 10, (rows, 1))) % 10
     return independent(rng, rows, steps) * np.where(place == 0, 1.5, 1.0)
 
 
 def spells(slow: float, fast: float) -> Maker:
-    """Slow spells, 5% longer, and fast ones, so many steps long on average."""
+    """Slow spells, with steps 5% longer, and fast ones, with these mean lengths in steps."""
 
     def make(rng: np.random.Generator, rows: int, steps: int) -> Floats:
         is_slow = np.empty((rows, steps), np.bool_)
@@ -70,7 +70,7 @@ def spells(slow: float, fast: float) -> Maker:
 
 
 def drawn_again(steps_ms: Floats, block: int = BLOCK) -> Maker:
-    """Blocks of a real list in random order: what neighbours have in common stays."""
+    """Blocks of a real list in random order, which keeps the correlation of neighbours."""
 
     def make(rng: np.random.Generator, rows: int, steps: int) -> Floats:
         starts = rng.integers(0, len(steps_ms), (rows, -(-steps // block)))
@@ -93,12 +93,12 @@ MADE: dict[str, Maker] = {
 
 
 def real_lists() -> dict[str, Floats]:
-    """By name, in milliseconds: those that the method was chosen by."""
+    """By name, in milliseconds: the lists that the method was chosen with."""
     return _lists(LISTS)
 
 
 def unseen_lists() -> dict[str, Floats]:
-    """Recorded when the method had its shape: nothing was chosen by them."""
+    """Lists recorded after the method was settled."""
     return _lists(LISTS / "unseen")
 
 

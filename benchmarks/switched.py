@@ -2,20 +2,20 @@
 
     python benchmarks/switched.py [--blocks 120] [--length 20] -- SCRIPT [ARGUMENTS...]
 
-Two runs of one script differ by a percent or more here before anybody touches them: where memory
-lies, which core, how warm. So SCRIPT runs once, with capture attached, and blocks of its steps are
-run in pairs, one with everything of ours taken out (hooks, device events, sampler) and one with it,
-in an order drawn anew for every pair. The first steps of a block are left out: what was queued
-before the switch still runs then.
+Two runs of one script differ by a percent or more even without stepscope: memory layout, core,
+temperature. So SCRIPT runs once, with capture attached, and blocks of its steps run in pairs, one
+with capture switched off (hooks, device events, sampler) and one with it on, in a new random order
+for every pair. The first steps of a block are left out, because work queued before the switch still
+runs then.
 
     before   blocks before the window
-    behind   blocks behind it
-    left     bare blocks behind the window against bare blocks before it: what the window leaves
-             behind, mixed with whatever else drifted in that time
+    behind   blocks after it
+    left     bare blocks after the window against bare blocks before it: the window's lasting
+             effect, mixed with whatever else drifted in that time
 
 Each is the ratio of block means (without the fastest and slowest twentieth of the pairs) with a 95%
 interval from 2000 resamplings of the pairs. Under torchrun every rank switches at the same step and
-rank 0 speaks. Works with torch and the standard library alone.
+rank 0 prints. Needs torch and the standard library only.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 FIRST = 20  # steps that warm up
 WARMUP, ACTIVE = 2, 3
-BEHIND = 30  # steps behind the window: memory is measured, the trace is packed
+AFTER = 30  # steps after the window: memory is measured, the trace is compressed
 TRIM = 0.05
 RESAMPLINGS = 2000
 
@@ -96,7 +96,7 @@ class _Plan:
                 place += 2 * length
             if side == "before":
                 self.opens = FIRST + blocks * length  # as capture counts
-                place += WARMUP + ACTIVE + BEHIND
+                place += WARMUP + ACTIVE + AFTER
         self.steps = place
         self.bare = {
             bare + step
@@ -107,7 +107,7 @@ class _Plan:
 
 
 class _Switch:
-    """Takes everything of capture's out of the training's way, and puts it back."""
+    """Removes every part of capture from the training process, and puts it back."""
 
     def __init__(self, settings: Settings) -> None:
         bare = torch.autograd.backward
@@ -144,7 +144,7 @@ class _Switch:
 
 
 def _train(command: Sequence[str], plan: _Plan, switch: _Switch) -> list[float]:
-    """Run the script; when each of its steps ended."""
+    """Run the script; returns when each of its steps ended."""
     ends: list[float] = []
 
     def ended(*_: Any) -> None:
@@ -173,18 +173,18 @@ def _compare(ends: list[float], plan: _Plan, settle: int) -> dict[str, Any]:
     def mean(first: int) -> float:
         return (ends[first + plan.length - 1] - ends[first + settle - 1]) / (plan.length - settle)
 
-    found: dict[str, Any] = {}
+    comparison: dict[str, Any] = {}
     bare: dict[str, list[float]] = {}
     for side, pairs in plan.pairs.items():
         bare[side] = [math.log(mean(first)) for first, _ in pairs]
         ours = [math.log(mean(second)) for _, second in pairs]
         differences = [b - a for a, b in zip(bare[side], ours, strict=True)]
-        found[side] = _interval(differences)
-        found[f"{side}_bare_ms"] = math.exp(_middle(bare[side])) * 1e3
+        comparison[side] = _interval(differences)
+        comparison[f"{side}_bare_ms"] = math.exp(_middle(bare[side])) * 1e3
     both = list(zip(bare["before"], bare["behind"], strict=True))
-    found["left"] = _interval([b - a for a, b in both])
-    found |= {"steps": len(ends), "load": os.getloadavg()}
-    return found
+    comparison["left"] = _interval([b - a for a, b in both])
+    comparison |= {"steps": len(ends), "load": os.getloadavg()}
+    return comparison
 
 
 def _interval(logs: list[float]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What we promise, and whether a measurement keeps it."""
+"""The targets, and whether a measurement meets them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A limit on one number: at least, or at most."""
+    """A lower or upper limit on one number."""
 
     name: str
     at_least: float | None = None
@@ -60,6 +60,6 @@ HELP_CPU = Target(name="stepscope --help, CPU time", at_most=0.25, unit=" s")
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """NaN, which meets no target, when there is nothing to average."""
+    """NaN, which meets no target, if there is nothing to average."""
     logs = [math.log(value) for value in values]
     return math.exp(sum(logs) / len(logs)) if logs else math.nan

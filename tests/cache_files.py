@@ -1,4 +1,4 @@
-"""Takes an entry of the cache apart and puts it together again, with checksums that are right."""
+"""Take a cache entry apart and write it again with correct checksums."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CacheFile:
         return rows
 
     def write(self, path: Path, layout: list[list[Any]] | None = None) -> None:
-        """`layout` says something else than what is written."""
+        """`layout` contradicts what is written."""
         body, checksum = b"", 0
         for values in self.columns.values():
             checksum = zlib.crc32(values.tobytes(), checksum)

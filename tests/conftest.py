@@ -1,4 +1,4 @@
-"""What every test may use: the shared traces, a cache of its own, a writer of trace files."""
+"""Fixtures for every test: shared traces, a separate cache, a writer of trace files."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def shared() -> Path:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes `shared_trace` runs once for each of the shared recordings; one that takes
-    long may take `unlike_trace`, which leaves variants of another to `make test-slow`."""
+    """A test that takes `shared_trace` runs once for each shared recording. A long test may take
+    `unlike_trace` instead, which leaves similar recordings to `make test-slow`."""
     if "shared_trace" not in metafunc.fixturenames:
         return
     long = "unlike_trace" in metafunc.fixturenames
@@ -66,13 +66,13 @@ def shared_trace(shared: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def unlike_trace(shared_trace: Path) -> Path:
-    """The same, of recordings that differ by more than their batch or precision."""
+    """The same for recordings that differ by more than their batch or precision."""
     return shared_trace
 
 
 @pytest.fixture
 def golden() -> Path:
-    """The folder of tiny recordings of ours."""
+    """The folder of our own tiny recordings."""
     return GOLDEN
 
 

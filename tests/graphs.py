@@ -1,4 +1,4 @@
-"""Small graphs, written in a test number by number. Times are plain numbers, call them ns."""
+"""Small graphs that tests write number by number. Times are plain numbers in ns."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def make(*calls: Call, end: float = 0.0, depth: int = 1024) -> StepGraph:
 def measured(
     step: int, *, host: dict[str, int] | None = None, phases: dict[str, int] | None = None
 ) -> MeasuredSteps:
-    """A run's steps without the profiler."""
+    """A run's steps, measured without the profiler."""
     return MeasuredSteps(
         steps=1,
         steps_ns=(step,),

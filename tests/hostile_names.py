@@ -1,4 +1,4 @@
-"""Names that would act if anybody let them, and every place of an input that a name comes from."""
+"""Names that do harm if they are not escaped, put into every place that names are read from."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Planted = tuple[str, ...]
 
 
 def _trace(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
+    content: dict[str, Any] = json.loads(
         gzip.decompress((GOLDEN / f"{name}.json.gz").read_bytes()), strict=False
     )
-    return found
+    return content
 
 
 def _events(folder: Path, name: str, wanted: Callable[[dict[str, Any]], bool]) -> Path:
-    """Every event that is wanted keeps its name, and hostile text behind it."""
+    """Append hostile text to the name of every selected event."""
     trace = _trace(name)
     for event in trace["traceEvents"]:
         if wanted(event):
@@ -57,7 +57,7 @@ def annotations(folder: Path) -> Path:
 
 
 def functions(folder: Path) -> Path:
-    """Python functions and modules, file names in them."""
+    """Python functions and modules, and the file names in them."""
     trace = _trace("cpu_stack_memory")
     for event in trace["traceEvents"]:
         if event.get("cat") == "python_function":
@@ -80,7 +80,7 @@ def threads(folder: Path) -> Path:
 
 
 def arguments(folder: Path) -> Path:
-    """Every text among the arguments, and the facts at the head."""
+    """Every text among the arguments, and the metadata of the file."""
     trace = _trace("cuda_step")
     for event in trace["traceEvents"]:
         for key, value in event.get("args", {}).items():
@@ -120,7 +120,7 @@ def run_folder(folder: Path) -> Path:
     return run
 
 
-_FIXED = ("status", "phase")  # words of ours: another one is another meaning
+_FIXED = ("status", "phase")  # our own words: another word would mean something else
 
 
 def _planted(value: Any, key: str = "") -> Any:
@@ -132,7 +132,7 @@ def _planted(value: Any, key: str = "") -> Any:
 
 
 def logs(folder: Path) -> Path:
-    """NCCL's log: host, transports, settings, warnings; no line break fits into a line."""
+    """NCCL's log: host, transports, settings, warnings; without line breaks."""
     run = folder / "run"
     run.mkdir()
     shutil.copy(GOLDEN / "cuda_step.json.gz", run / "trace.json.gz")
@@ -153,7 +153,7 @@ def logs(folder: Path) -> Path:
 
 
 def path_names(folder: Path) -> Path:
-    """The folder and the file themselves; a slash fits into no name."""
+    """The folder and the file themselves; without slashes."""
     name = HOSTILE.replace("/", "|")
     (folder / name[:100]).mkdir()
     path = folder / name[:100] / f"x\n{MARK}\x1b[31m<img src=x onerror=alert(1)>.json.gz"

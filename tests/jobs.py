@@ -1,8 +1,8 @@
-"""Jobs of many ranks that never ran: simulated in true time, then read off each rank's own clock.
+"""Simulated jobs of many ranks: computed in true time, then read on each rank's own clock.
 
-`make_job(Plan(...))` plays a training loop event by event, every rank at once, and gives what each
-rank would have recorded (`parts`) beside what really happened (`timeline`, `truth`). It knows
-nothing of the code under test but the records in which that takes its input.
+`make_job(Plan(...))` simulates a training loop event by event, all ranks at once. It returns what
+each rank would have recorded (`parts`) and what really happened (`timeline`, `truth`). It shares
+only the input records with the code under test.
 
 True time is float nanoseconds since the first step may begin. A clock reads
 
@@ -11,7 +11,7 @@ True time is float nanoseconds since the first step may begin. A clock reads
 so a drift of +10 ppm gains 10 µs in each true second, and at t = 0 two clocks differ by exactly
 their offsets.
 
-    python -m tests.jobs --table      how often the right rank is found, and nobody accused falsely
+    python -m tests.jobs --table      how often the right rank is found, and no other
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ class Clocks:
         return np.asarray(ZERO_NS + np.rint(times + gained).astype(np.int64))
 
     def true_time(self, rank: int, reading_ns: int) -> float:
-        """When a clock shows that, as if it had not jumped."""
+        """The true time at which a clock shows this, if it never jumped."""
         passed = reading_ns - ZERO_NS - self.offset_ns[rank]
         return float(passed / (1 + self.drift_ppm[rank] * 1e-6))
 
     def difference_ns(self, rank: int, reference: int, at_ns: int) -> float:
-        """The rank's clock less the reference's, at the moment when the reference's shows at_ns."""
+        """The rank's clock minus the reference's, when the reference's shows at_ns."""
         time = self.true_time(reference, at_ns)
         apart = self.offset_ns[rank] - self.offset_ns[reference]
         return float(apart + (self.drift_ppm[rank] - self.drift_ppm[reference]) * 1e-6 * time)
@@ -101,10 +101,10 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSteps:
-    """What an honest answer would say."""
+    """The correct answer."""
 
     cause: str | None  # compute, input or link
-    ranks: frozenset[int]  # whom to accuse; for a link, nobody
+    ranks: frozenset[int]  # who is slow; for a link, nobody
     group: str | None
     bubble: Floats  # (steps, ranks): the share of a step in which the rank neither works nor loads
     wait_ns: dict[int, float]  # by match: the mean wait of its ranks
@@ -113,7 +113,7 @@ class MeasuredSteps:
 
 @dataclass(frozen=True)
 class Job:
-    """A job as it was and as it was recorded."""
+    """A job as it happened, and as it was recorded."""
 
     plan: Plan
     timeline: Timeline
@@ -126,14 +126,14 @@ class Job:
 
 
 def make_job(plan: Plan) -> Job:
-    """Simulate, then look through each rank's clock."""
+    """Simulate, then read each rank's clock."""
     timeline = play(plan)
     clocks = _clocks(plan, float(timeline.step_end.max()))
     return Job(plan=plan, timeline=timeline, clocks=clocks, parts=_parts(plan, timeline, clocks))
 
 
 def profile_of(plan: Plan) -> Profile:
-    """What `calibrate` would have measured for this job's groups, without any fault."""
+    """What `calibrate` would measure for this job's groups without a fault."""
     alpha_ns, beta_ns = ALPHA_NS[plan.backend], BETA_NS[plan.backend]
     sizes = sorted({layer.size for layer in layers_of(plan) if layer.size > 1})
     fits = [
@@ -188,7 +188,7 @@ def _clocks(plan: Plan, end_ns: float) -> Clocks:
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """Until when how much compute was done, for every rank on one long axis."""
+    """Compute done so far as a function of time, for every rank on one long axis."""
 
     apart: float
     edges: Floats
@@ -204,7 +204,7 @@ class Hidden:
         return cls(apart, edges, np.cumsum(took.reshape(-1)))
 
     def within(self, rank: NDArray[np.intp], start: Floats, end: Floats) -> Floats:
-        """How much of these spans their rank's compute covers."""
+        """The part of these spans that their rank's compute covers."""
         away = rank * self.apart
         first, last = (np.interp(each + away, self.edges, self.done) for each in (start, end))
         return np.asarray(last - first)
@@ -213,7 +213,7 @@ class Hidden:
 def exposed_in_steps(plan: Plan, timeline: Timeline) -> Floats:
     """(steps, ranks): communication that no compute hides, each instant counted once."""
     calls, hidden = timeline.calls, Hidden.of(timeline)
-    taken = calls["called"] + CALL_NS[plan.backend]  # on the CPU the call itself is communication
+    taken = calls["called"] + CALL_NS[plan.backend]  # on the CPU, the call itself is communication
     parts = ((calls["called"], taken), (calls["start"], calls["end"]))
     pairs = parts if CALL_NS[plan.backend] else parts[1:]
     rank, step = (np.tile(calls[name], len(pairs)) for name in ("rank", "step"))
@@ -276,7 +276,7 @@ def _groups(plan: Plan, layers: tuple[Layer, ...]) -> list[Group]:
 
 
 def _noisy(plan: Plan, salt: int, times: Floats) -> Floats:
-    """Times as read by an imperfect reader."""
+    """Times with reading errors."""
     if not plan.reading_ns:
         return times
     draw = np.random.default_rng([plan.seed, 5, salt])
@@ -291,7 +291,7 @@ def _calls(plan: Plan, timeline: Timeline, clocks: Clocks) -> dict[str, NDArray[
         name: clocks.read(rank, _noisy(plan, salt, calls[name]))
         for salt, name in enumerate(("arrival", "start", "end"))
     }
-    if plan.backend == "nccl":  # one and the same time of the kernel
+    if plan.backend == "nccl":  # the kernel's time is both
         read["start"] = read["arrival"]
     start = np.maximum(read["start"], read["arrival"])
     end = np.maximum(read["end"], start)
@@ -374,7 +374,7 @@ def _bubble(plan: Plan, timeline: Timeline) -> Floats:
 
 
 def _waits(timeline: Timeline) -> tuple[dict[int, float], dict[int, float]]:
-    """Of every match: the mean wait, and the time from the last arrival to the mean end."""
+    """For every match: the mean wait, and the time from the last arrival to the mean end."""
     calls = timeline.calls
     match = calls["match"]
     count = np.bincount(match)

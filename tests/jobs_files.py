@@ -1,8 +1,8 @@
-"""Made-up jobs on disk: Kineto's JSON, bare or in a run folder as `stepscope run` leaves it.
+"""Simulated jobs on disk: Kineto's JSON, bare or in a run folder as `stepscope run` writes it.
 
-Ranks that do the same things in the same order share one template; only times and groups are put
-in, so a thousand files of a megabyte take seconds. One thing is kinder than life: gloo's sends and
-receives are written with their waits, of which real traces have only the posting.
+Ranks that do the same things in the same order share one template; only times and groups differ, so
+a thousand files of a megabyte take seconds. Unlike in real traces, gloo's sends and receives
+include their waits: a real trace only shows when they are posted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BEFORE_LAUNCH_NS = 40e3  # how long before a kernel its operator begins
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """Events of one rank: their texts, written only where no rank was like this one, and times."""
+    """Events of one rank: their times, and their texts, which equal ranks share."""
 
     texts: Callable[[], list[str]]
     start: NDArray[np.float64]
@@ -60,10 +60,10 @@ def write_job(
     compressed: bool = True,
     run_folder: bool = True,
 ) -> list[Path]:
-    """One trace a rank; returns the paths. `target_bytes` is the size of each text, about.
+    """One trace per rank; returns the paths. `target_bytes` is the approximate size of each text.
 
-    In a run folder the trace lies in rank-00000/ beside clock.json, rank.json, steps.jsonl and, on
-    the CPU, comms.jsonl; else the files are rank0.json(.gz) and so on.
+    In a run folder the trace is in rank-00000/ with clock.json, rank.json, steps.jsonl and, on the
+    CPU, comms.jsonl; otherwise the files are rank0.json(.gz) and so on.
     """
     folder.mkdir(parents=True, exist_ok=True)
     pieces = _pieces(job, target_bytes)
@@ -88,7 +88,7 @@ def write_job(
 def trace_text(
     job: Job, rank: int, pieces: int = 3, templates: dict[bytes, bytes] | None = None
 ) -> bytes:
-    """One rank's trace; every stretch of compute is written as so many operators."""
+    """One rank's trace; every stretch of compute is written as several operators."""
     spans = (_on_device if job.plan.backend == "nccl" else _on_cpu)(job, rank, pieces)
     start = np.concatenate([each.start for each in spans])
     end = np.concatenate([each.end for each in spans])
@@ -101,13 +101,13 @@ def trace_text(
     begun, took = read[0] - BASE_NS, np.maximum(read[1] - read[0], 0)
     numbers = np.stack((*np.divmod(begun, 1000), *np.divmod(took, 1000)), axis=1)
     body = known[alike] % tuple(numbers.reshape(-1).tolist())
-    for name, told in _groups_of(job, rank).items():
-        body = body.replace(name, told)
+    for name, text in _groups_of(job, rank).items():
+        body = body.replace(name, text)
     return _head(job, rank) + body + b'\n  ],\n  "traceName": "trace.json"\n}\n'
 
 
 def _likeness(job: Job, rank: int) -> bytes:
-    """Equal for ranks whose traces differ in times, groups and peers alone."""
+    """Equal for ranks whose traces differ only in times, groups and peers."""
     timeline = job.timeline
     calls = timeline.of_rank(timeline.calls, rank)
     names = ("kind", "sequence", "size_bytes", "step", "stream")
@@ -118,7 +118,7 @@ def _likeness(job: Job, rank: int) -> bytes:
 
 
 def _pieces(job: Job, target_bytes: int | None) -> int:
-    """Operators for each stretch of compute, so that the text is about as long as wanted."""
+    """Operators per stretch of compute, so that the text has about the requested size."""
     if target_bytes is None:
         return 3
     one, two = (len(trace_text(job, 0, pieces)) for pieces in (1, 2))
@@ -139,7 +139,7 @@ def _head(job: Job, rank: int) -> bytes:
             "rank": rank,
             "world_size": job.plan.ranks,
             "pg_count": len(job.timeline.layers),
-            "pg_config": [_told_group(job, layer, rank) for layer in job.timeline.layers],
+            "pg_config": [_group_facts(job, layer, rank) for layer in job.timeline.layers],
         },
         "host_name": f"node{rank // 8}",
         "displayTimeUnit": "ms",
@@ -149,19 +149,19 @@ def _head(job: Job, rank: int) -> bytes:
     return f'{{\n{lines}  "traceEvents": [\n'.encode()
 
 
-def _told_group(job: Job, layer: Layer, rank: int) -> dict[str, Any]:
+def _group_facts(job: Job, layer: Layer, rank: int) -> dict[str, Any]:
     place = int(layer.of_rank[rank])
-    told = {
+    facts = {
         "pg_name": str(layer.first + place),
         "pg_desc": layer.description,
         "backend_config": "cuda:nccl" if job.plan.backend == "nccl" else "cpu:gloo,cuda:gloo",
         "pg_size": layer.size,
     }
-    return told | ({"ranks": layer.members[place].tolist()} if job.plan.tell_ranks else {})
+    return facts | ({"ranks": layer.members[place].tolist()} if job.plan.tell_ranks else {})
 
 
 def _groups_of(job: Job, rank: int) -> dict[bytes, bytes]:
-    """What stands in a template for a rank's own groups and peers."""
+    """The placeholders in a template for a rank's own groups and peers."""
     out = {}
     for number, layer in enumerate(job.timeline.layers):
         place = int(layer.of_rank[rank])
@@ -185,11 +185,11 @@ def _peers(calls: dict[str, NDArray[Any]]) -> list[int]:
 
 
 def _event(category: str, name: str, pid: int, tid: int, **args: Any) -> str:
-    """All but the times, which take its four holes: µs and ns of the start, and of the length."""
-    told = json.dumps({key.replace("_", " "): value for key, value in args.items()})
+    """An event without its times, which fill four holes: µs and ns of the start and the length."""
+    arguments = json.dumps({key.replace("_", " "): value for key, value in args.items()})
     return (
         f'"cat": "{category}", "name": "{name}", "pid": {pid}, "tid": {tid}, '
-        f'"ts": %d.%03d, "dur": %d.%03d, "args": {told}'
+        f'"ts": %d.%03d, "dur": %d.%03d, "args": {arguments}'
     )
 
 
@@ -213,7 +213,7 @@ def _steps(job: Job, rank: int) -> list[_Spans]:
 
 
 def _split(table: dict[str, NDArray[Any]], pieces: int, gap_ns: float) -> tuple[Any, Any, Any]:
-    """Every stretch of compute as that many operators with a little room between them."""
+    """Every stretch of compute as that many operators with small gaps between them."""
     edges = np.linspace(0.0, 1.0, pieces + 1)
     took = (table["end"] - table["start"])[:, None]
     start = (table["start"][:, None] + took * edges[:-1]).reshape(-1)
@@ -223,7 +223,7 @@ def _split(table: dict[str, NDArray[Any]], pieces: int, gap_ns: float) -> tuple[
 
 
 def _on_cpu(job: Job, rank: int, pieces: int) -> list[_Spans]:
-    """Operators on the main thread; gloo's spans on its workers, behind the calls."""
+    """Operators on the main thread; gloo's spans on its workers, after the calls."""
     timeline = job.timeline
     label, start, end = _split(timeline.of_rank(timeline.compute, rank), pieces, 1e3)
     calls = timeline.of_rank(timeline.calls, rank)
@@ -237,7 +237,7 @@ def _on_cpu(job: Job, rank: int, pieces: int) -> list[_Spans]:
             for place, code in enumerate(label.tolist(), 1)
         ]
 
-    def made() -> list[str]:
+    def call_texts() -> list[str]:
         return [
             _event("cpu_op", f"c10d::{_GLOO[kind]}", MAIN, MAIN, **_gloo_args(timeline, calls, row))
             for row, kind in enumerate(kinds)
@@ -254,13 +254,13 @@ def _on_cpu(job: Job, rank: int, pieces: int) -> list[_Spans]:
     return [
         *_steps(job, rank),
         _Spans(operators, start, end),
-        _Spans(made, calls["called"], calls["called"] + 0.9 * CALL_NS["gloo"]),
+        _Spans(call_texts, calls["called"], calls["called"] + 0.9 * CALL_NS["gloo"]),
         _Spans(spans, calls["start"], calls["end"]),
     ]
 
 
 def _gloo_args(timeline: Timeline, calls: dict[str, NDArray[Any]], row: int) -> dict[str, Any]:
-    """Of a sharded collective the output and the input, of others the list of tensors."""
+    """The output and the input of a sharded collective; the list of tensors of others."""
     kind = KINDS[calls["kind"][row]]
     given = _given(timeline, kind, row, calls)
     size = _layer_of(timeline, calls, row)[1].size
@@ -274,7 +274,7 @@ def _gloo_args(timeline: Timeline, calls: dict[str, NDArray[Any]], row: int) -> 
 
 
 def _given(timeline: Timeline, kind: str, row: int, calls: dict[str, NDArray[Any]]) -> int:
-    """Elements that a rank gives: of an all-gather, its share of the total."""
+    """Elements that a rank contributes: for an all-gather, its share of the total."""
     elements = int(calls["size_bytes"][row]) // 4
     return elements // _layer_of(timeline, calls, row)[1].size if kind == "all_gather" else elements
 
@@ -334,7 +334,7 @@ def _nccl(job: Job, rank: int, used: int) -> list[_Spans]:
 
     def comms() -> list[str]:
         return [
-            _told(
+            _with_correlation(
                 _event("cpu_op", "record_param_comms", MAIN, MAIN, **_nccl_args(job, calls, row)),
                 used + row + 1,
             )
@@ -348,9 +348,9 @@ def _nccl(job: Job, rank: int, used: int) -> list[_Spans]:
         out = []
         for row, kind in enumerate(kinds):
             on = COMM_STREAM + int(calls["stream"][row])
-            told = _nccl_args(job, calls, row)
-            event = _event("kernel", _NCCL_KERNEL[kind], 0, on, device=0, stream=on, **told)
-            out.append(_told(event, used + row + 1))
+            arguments = _nccl_args(job, calls, row)
+            event = _event("kernel", _NCCL_KERNEL[kind], 0, on, device=0, stream=on, **arguments)
+            out.append(_with_correlation(event, used + row + 1))
         return out
 
     host = calls["called"] - 2 * _BEFORE_LAUNCH_NS + 12e3 * _place_among_equals(calls["called"])
@@ -362,14 +362,14 @@ def _nccl(job: Job, rank: int, used: int) -> list[_Spans]:
 
 
 def _place_among_equals(times: NDArray[Any]) -> NDArray[np.float64]:
-    """Calls made at the same moment come one after the other."""
+    """Order calls that were made at the same time."""
     place = np.zeros(len(times))
     for row in np.flatnonzero(times[1:] == times[:-1]).tolist():
         place[row + 1] = place[row] + 1
     return place
 
 
-def _told(event: str, number: int) -> str:
+def _with_correlation(event: str, number: int) -> str:
     return event[:-1] + f', "correlation": {number}, "External id": {number}}}'
 
 
@@ -377,7 +377,7 @@ def _nccl_args(job: Job, calls: dict[str, NDArray[Any]], row: int) -> dict[str, 
     kind = KINDS[calls["kind"][row]]
     place, layer = _layer_of(job.timeline, calls, row)
     elements = int(calls["size_bytes"][row]) // 4
-    told: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "Collective_name": _NCCL_CALL[kind],
         "In_msg_nelems": elements // layer.size if kind == "all_gather" else elements,
         "Out_msg_nelems": elements // layer.size if kind == "reduce_scatter" else elements,
@@ -388,19 +388,19 @@ def _nccl_args(job: Job, calls: dict[str, NDArray[Any]], row: int) -> dict[str, 
         "Process_Group_Ranks": f"@R{place}@",
     }
     if job.plan.tell_sequence:
-        told["Seq"] = int(calls["sequence"][row])
+        arguments["Seq"] = int(calls["sequence"][row])
     if kind == "send":
-        told |= {"Src_Rank": "@S@", "Dst_Rank": _peer(calls, row)}
+        arguments |= {"Src_Rank": "@S@", "Dst_Rank": _peer(calls, row)}
     elif kind in ("recv", "broadcast"):
-        told |= {"Src_Rank": _peer(calls, row), "Dst_Rank": "@S@"}
-    return told
+        arguments |= {"Src_Rank": _peer(calls, row), "Dst_Rank": "@S@"}
+    return arguments
 
 
 def _peer(calls: dict[str, NDArray[Any]], row: int) -> str:
     return f"@P{_peers(calls).index(int(calls['peer'][row]))}@"
 
 
-# What lies beside a trace
+# Files next to a trace
 
 
 def _write_beside(home: Path, job: Job, rank: int) -> None:
@@ -459,7 +459,7 @@ def _rank_file(job: Job, rank: int) -> dict[str, Any]:
 
 
 def _steps_file(job: Job, rank: int) -> list[dict[str, Any]]:
-    """The window's steps, and as many plain ones before it, a little faster: no profiler."""
+    """The window's steps, and as many slightly faster ones before it, without the profiler."""
     timeline = job.timeline
     took = timeline.step_end[:, rank] - timeline.step_start[:, rank]
     loading = timeline.input_end[:, rank] - timeline.step_start[:, rank]

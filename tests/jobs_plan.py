@@ -1,4 +1,4 @@
-"""What a made-up job is like: its plan, its process groups, and plans drawn at random."""
+"""The plan of a simulated job, its process groups, and random plans."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KIND = {name: code for code, name in enumerate(KINDS)}
 ALPHA_NS = {"nccl": 25e3, "gloo": 150e3}
 BETA_NS = {"nccl": 0.1, "gloo": 1.0}  # per byte
 SIZE_BYTES = {"nccl": 25_000_000, "gloo": 3_000_000}
-CALL_NS = {"nccl": 0.0, "gloo": 30e3}  # what a call takes of the caller's thread
+CALL_NS = {"nccl": 0.0, "gloo": 30e3}  # a call's time on the caller's thread
 PICKUP_NS = {"nccl": 0.0, "gloo": 40e3}  # from the call to the worker's start
 
 
@@ -45,7 +45,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that decides a job; equal plans give equal jobs."""
+    """Everything that determines a job; equal plans give equal jobs."""
 
     ranks: int
     steps: int = 8
@@ -54,8 +54,8 @@ class Plan:
     seed: int = 0
     compute_ns: float = 100e6
     input_ns: float = 1e6
-    other_ns: float = 0.5e6  # on the host, where nothing runs
-    collectives: int = 6  # buckets, or layers, of a step
+    other_ns: float = 0.5e6  # on the host, while nothing runs
+    collectives: int = 6  # buckets, or layers, per step
     size_bytes: int | None = None
     tensor_ranks: int = 4
     stages: int = 4
@@ -63,27 +63,27 @@ class Plan:
     broadcast: bool = False
     noise: float = 0.01  # of each rank's compute in each step, relative, lognormal
     common: float = 0.0  # the same, but shared by all ranks
-    spread: float = 0.0  # of each rank's compute, for good
-    transients: int = 0  # ranks of which one step takes half as long again
+    spread: float = 0.0  # of each rank's compute, in all steps
+    transients: int = 0  # ranks with one step that takes 1.5 times as long
     transfer_noise: float = 0.05
     offset_ns: float = 1e6  # clocks differ by up to this
     drift_ppm: float = 0.0
     reading_ns: float = 0.0  # each time read is wrong by up to this
-    rounds: int = 0  # clock rounds before the window, and as many behind it
+    rounds: int = 0  # clock rounds before the window, and as many after it
     tell_ranks: bool = True
     tell_sequence: bool = True
     fault: Fault | None = None
-    jump: tuple[int, float] | None = None  # a rank's clock is set in mid-window, by so many ns
+    jump: tuple[int, float] | None = None  # (rank, ns): this rank's clock is set in mid-window
 
     @property
     def replicas(self) -> int:
-        """Of a pipeline."""
+        """Pipelines in parallel."""
         return self.ranks // self.stages
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Groups of one purpose that part all ranks among them: row g has the members of group g."""
+    """Groups of one purpose that divide all ranks: row g has the members of group g."""
 
     description: str
     members: NDArray[np.intp]
@@ -102,7 +102,7 @@ class Layer:
 
 
 def size_of(plan: Plan, share: float = 1.0) -> int:
-    """Of a collective that is this share of the plan's size: a whole number of anything."""
+    """Bytes of a collective with this share of the plan's size, divisible by any group size."""
     size = plan.size_bytes if plan.size_bytes is not None else SIZE_BYTES[plan.backend]
     return max(1, round(size * share / 4096)) * 4096
 
@@ -121,7 +121,7 @@ def layers_of(plan: Plan) -> tuple[Layer, ...]:
 
 
 def group_name(layers: tuple[Layer, ...], description: str, place: int) -> str:
-    """What torch would call a layer's group."""
+    """The name that torch would give a layer's group."""
     return str(next(each.first for each in layers if each.description == description) + place)
 
 
@@ -136,10 +136,10 @@ def draw_plan(
     halves: bool = False,
     **fixed: Any,
 ) -> Plan:
-    """A random job of that many ranks: healthy, or with one fault that can be told apart.
+    """A random job of that many ranks: healthy, or with one fault that can be identified.
 
-    What is slow can be told from what is normal where the slow ones are the fewer. `halves` draws
-    faults where they are not: one of two stages, or of two groups.
+    A slow part can be identified when slow parts are the minority. `halves` draws faults where they
+    are not: one of two stages, or of two groups.
     """
     draw = np.random.default_rng([seed, ranks, 7])
     wanted = cause or (_draw_cause(draw, ranks) if faulty else None)
@@ -177,7 +177,7 @@ def draw_plan(
 
 
 def _size_for(plan: Plan, share: float) -> int:
-    """So large that a step's transfers take about this share of its compute."""
+    """A size at which a step's transfers take about this share of its compute."""
     units = {"fsdp": 3.0, "tensor": 1.5, "mixed": 1.25}.get(plan.form, 1.0) * plan.collectives
     return int(share * plan.compute_ns / (BETA_NS[plan.backend] * units)) // 64 * 64
 
@@ -201,7 +201,7 @@ def _draw_form(draw: np.random.Generator, ranks: int, cause: FaultCause | None) 
 
 
 def _draw_divisor(draw: np.random.Generator, ranks: int, among: tuple[int, ...]) -> int:
-    """How many ranks in a group: at least two groups where that is possible."""
+    """Ranks per group, with at least two groups if possible."""
     fitting = [size for size in among if ranks % size == 0 and ranks >= 2 * size]
     return int(draw.choice(fitting)) if fitting else min(ranks, *among)
 
@@ -228,7 +228,7 @@ def _with_slow_link(draw: np.random.Generator, plan: Plan, halves: bool) -> Plan
         plan = replace(plan, tensor_ranks=2)
     counts = {"mesh_tp": plan.ranks // plan.tensor_ranks}
     if plan.form == "tensor" and plan.tensor_ranks > 2 and not halves:
-        # elsewhere the replicas exchange beside the backward pass: nobody would wait for it
+        # elsewhere the replicas exchange during the backward pass: nobody would wait for it
         counts["mesh_dp"] = plan.tensor_ranks
     layer = str(draw.choice(list(counts)))
     place = int(draw.integers(counts[layer]))

@@ -1,4 +1,4 @@
-"""How well stragglers are found in made-up jobs: judged here, counted in a table."""
+"""How well stragglers are found in simulated jobs, as a table."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ STEPS = (3, 5, 10, 20)
 TIMES_OF_CLOCK = 5
 
 
-def judge(job: Job, found: Stragglers) -> Outcome:
-    """Of a faulty job: the one rank (or stage, or group) with the right cause and nobody else."""
-    accused = found.ranks if found.verdict == "found" else ()
+def judge(job: Job, answer: Stragglers) -> Outcome:
+    """For a faulty job: exactly the one slow rank (or stage, or group), with the right cause."""
+    accused = answer.ranks if answer.verdict == "found" else ()
     truth = job.truth
     if truth.cause is None:
         return "accused" if accused else "quiet"
     if not accused:
         return "missed"
-    if {each.cause for each in accused} != {truth.cause}:
+    if {straggler.cause for straggler in accused} != {truth.cause}:
         return "wrong"
     if truth.cause == "link":
-        return "right" if {each.group for each in accused} == {truth.group} else "wrong"
-    ranks = {each.rank for each in accused}
+        return "right" if {straggler.group for straggler in accused} == {truth.group} else "wrong"
+    ranks = {straggler.rank for straggler in accused}
     whole = ranks <= truth.ranks if len(truth.ranks) > 1 else ranks == truth.ranks
     return "right" if whole else "wrong"
 
 
 def clock_errors(job: Job, clock: Any) -> list[str]:
-    """Where the clock is not what it says it is, within its own error bar; in words."""
+    """Where the aligned clock is off by more than its own error bar, in words."""
     if not clock.aligned:
         return [f"not aligned: {clock.detail}"]
     times = np.linspace(0, float(job.timeline.step_end.max()), TIMES_OF_CLOCK)
@@ -60,16 +60,16 @@ def clock_errors(job: Job, clock: Any) -> list[str]:
 
 
 def tally(plans: Iterable[Plan], join: Any) -> tuple[Counter[str], list[str]]:
-    """Outcomes of these jobs, and a line for each that is not what it should be."""
+    """Outcomes of these jobs, and a line for each wrong one."""
     counts: Counter[str] = Counter()
     lines = []
     for plan in plans:
         job = make_job(plan)
-        found = join(job.parts).stragglers
-        outcome = judge(job, found)
+        answer = join(job.parts).stragglers
+        outcome = judge(job, answer)
         counts[outcome] += 1
         if outcome not in ("right", "quiet"):
-            lines.append(f"{outcome}: {describe(plan)} -> {said(found)}")
+            lines.append(f"{outcome}: {describe(plan)} -> {describe_answer(answer)}")
     return counts, lines
 
 
@@ -82,12 +82,12 @@ def describe(plan: Plan) -> str:
     )
 
 
-def said(found: Stragglers) -> str:
+def describe_answer(answer: Stragglers) -> str:
     who = ", ".join(
-        f"{each.cause} rank {each.rank} group {each.group} x{each.slowdown:.2f}"
-        for each in found.ranks[:4]
+        f"{straggler.cause} rank {straggler.rank} group {straggler.group} x{straggler.slowdown:.2f}"
+        for straggler in answer.ranks[:4]
     )
-    return f"{found.verdict} [{who}] {found.detail}"
+    return f"{answer.verdict} [{who}] {answer.detail}"
 
 
 def figures(
@@ -98,7 +98,7 @@ def figures(
     scale: float = 1.0,
     seed: int = 0,
 ) -> tuple[list[tuple[Any, ...]], list[str]]:
-    """A row for each number of ranks, noise and number of steps."""
+    """One row per number of ranks, noise and number of steps."""
     rows, lines = [], []
     for ranks in sizes:
         for noise in noises:
@@ -108,9 +108,9 @@ def figures(
                 fixed: dict[str, Any] = {"noise": noise, "steps": count}
                 faulty = [draw_plan(s, ranks, faulty=True, **fixed) for s in seeds]
                 healthy = [draw_plan(s + 10_000, ranks, **fixed) for s in seeds]
-                found, bad = tally(faulty, join)
+                outcomes, bad = tally(faulty, join)
                 quiet, worse = tally(healthy, join)
-                rows.append((ranks, noise, count, jobs, found, quiet))
+                rows.append((ranks, noise, count, jobs, outcomes, quiet))
                 lines += bad + worse
     return rows, lines
 
@@ -136,10 +136,10 @@ def main() -> None:
     for ranks in given.ranks:
         rows, lines = figures(join_ranks, (ranks,), scale=given.scale, seed=given.seed)
         every += lines
-        for n, noise, steps, jobs, found, quiet in rows:
+        for n, noise, steps, jobs, outcomes, quiet in rows:
             write(
-                f"{n:5d} {noise:5.0%} {steps:5d} {jobs:6d} {found['right'] / jobs:6.1%} "
-                f"{found['missed']:6d} {found['wrong']:5d} {jobs:14d} {quiet['accused']:8d}\n"
+                f"{n:5d} {noise:5.0%} {steps:5d} {jobs:6d} {outcomes['right'] / jobs:6.1%} "
+                f"{outcomes['missed']:6d} {outcomes['wrong']:5d} {jobs:14d} {quiet['accused']:8d}\n"
             )
         sys.stdout.flush()
     write(f"in {time.perf_counter() - began:.0f} s\n")

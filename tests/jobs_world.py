@@ -1,4 +1,4 @@
-"""The simulation of a made-up job: all ranks go through a training loop together, in true time."""
+"""The simulation of a job: all ranks run a training loop together, in true time."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _COMPUTE_COLUMNS: dict[str, Any] = {
 class Timeline:
     """What happened, in true time. Flat columns, ordered by rank and then by time.
 
-    `steps` are (steps, ranks); a step is input, other, then work, until nothing of it is left.
+    `steps` are (steps, ranks); a step is input, other, then work, until all of it is done.
     """
 
     step_start: Floats
@@ -104,7 +104,7 @@ def play(plan: Plan) -> Timeline:
 
 
 def _rounds(plan: Plan, end_ns: float) -> tuple[Floats, Floats]:
-    """(syncs, rounds, ranks): rank 0's coming and leaving are one instant, see measure/clock.py."""
+    """(syncs, rounds, ranks): rank 0 enters and leaves at one instant, see measure/clock.py."""
     shape = (2, plan.rounds, plan.ranks)
     came, left = np.zeros(shape), np.zeros(shape)
     draw = np.random.default_rng([plan.seed, 2])
@@ -121,7 +121,7 @@ def _rounds(plan: Plan, end_ns: float) -> tuple[Floats, Floats]:
 
 
 def _slow_links(plan: Plan, layers: tuple[Layer, ...]) -> dict[str, Floats]:
-    """By layer: how much longer each group's transfers take."""
+    """By layer: the factor on each group's transfers."""
     out = {layer.description: np.ones(len(layer.members)) for layer in layers}
     if plan.fault is not None and plan.fault.cause == "link":
         out[plan.fault.layer][plan.fault.place] = plan.fault.size
@@ -129,7 +129,7 @@ def _slow_links(plan: Plan, layers: tuple[Layer, ...]) -> dict[str, Floats]:
 
 
 def paces(plan: Plan) -> tuple[Floats, Floats]:
-    """(steps, ranks): by how much compute is longer, and how long input takes."""
+    """(steps, ranks): the factor on compute, and the time of input."""
     draw = np.random.default_rng([plan.seed, 4])
     shape = (plan.steps, plan.ranks)
     pace = np.exp(draw.normal(0, plan.noise, shape))
@@ -152,7 +152,7 @@ def paces(plan: Plan) -> tuple[Floats, Floats]:
 
 
 class _Rows:
-    """Columns that grow by an array, or by one value for all of its rows."""
+    """Columns that grow by an array, or by one value for all rows."""
 
     def __init__(self, columns: dict[str, Any]) -> None:
         self._columns = columns
@@ -166,7 +166,7 @@ class _Rows:
             self._held[name].append(value)
 
     def table(self, by: str) -> dict[str, NDArray[Any]]:
-        """By rank, then by that column."""
+        """Sort by rank, then by that column."""
         flat = {name: self._column(name) for name in self._columns}
         order = np.lexsort((flat[by], flat["rank"]))
         return {name: values[order] for name, values in flat.items()}
@@ -183,7 +183,7 @@ class _Rows:
 
 
 class _World:
-    """All ranks' true time as they go through the program together."""
+    """All ranks' true time as they run the program together."""
 
     def __init__(self, plan: Plan, layers: tuple[Layer, ...]) -> None:
         self.plan = plan
@@ -212,14 +212,14 @@ class _World:
     def collective(
         self, kind: str, layer: Layer, size: int, *, stream: int, blocking: bool = False
     ) -> Floats:
-        """Everybody calls it for its group; returns when each rank's is over."""
+        """Every rank calls it in its group; returns when each rank's call is over."""
         if layer.size < 2:
             return self.now.copy()
         called = self.now.copy()
         begin, start = self._begin(called, stream, self.everyone)
         of = layer.of_rank
         took = self._transfer(size, len(layer.members), layer.size) * self.slow[layer.description]
-        if kind == "broadcast":  # nobody but the root is waited for
+        if kind == "broadcast":  # ranks wait for the root only
             last = np.maximum(start, start[layer.members[:, 0]][of])
         else:
             last = start[layer.members].max(1)[of]
@@ -235,7 +235,7 @@ class _World:
         return end
 
     def receive(self, phase: str, sent: Floats, source: Ranks, target: Ranks, by: Layer) -> None:
-        """Targets wait for what the sources have sent; the sources are not held up."""
+        """Targets wait for what the sources send; the sources do not wait."""
         stream = 2 if phase == "forward" else 4
         size = size_of(self.plan, 1 / 8)
         called = self.now[target]
@@ -248,7 +248,7 @@ class _World:
             end = over + self._draw.exponential(1.5e3, len(who))
             self.free[at][who] = end
             group = by.first + by.of_rank[who]
-            # of point-to-point calls each rank keeps its own count
+            # each rank counts its own point-to-point calls
             self._add(who, kind, group, self._sent[who], size, peer, at, match, (*times, end))
             self._sent[who] += 1
             return end
@@ -262,7 +262,7 @@ class _World:
             self.now = np.maximum(self.now, end)
 
     def _begin(self, called: Floats, stream: int, who: Ranks) -> tuple[Floats, Floats]:
-        """A stream does one thing at a time; its worker takes a moment to pick up a call."""
+        """A stream does one thing at a time; its worker needs a moment to start a call."""
         if stream not in self.free:
             self.free[stream] = np.zeros(self.plan.ranks)
         begin = np.maximum(called, self.free[stream][who])
@@ -325,7 +325,7 @@ def _backward_with_buckets(world: _World, layer: Layer, took: Floats) -> None:
 
 
 def _tensor_step(world: _World, layers: tuple[Layer, ...], took: Floats) -> None:
-    """Two blocking all-reduces a layer forward and two backward; then the replicas'."""
+    """Two blocking all-reduces per layer forward and two backward; then the replicas'."""
     _tensor_layers(world, layers[1], "forward", 0.32 * took)
     _tensor_layers(world, layers[1], "backward", 0.64 * took)
     size = size_of(world.plan, world.plan.collectives / 2)
@@ -333,7 +333,7 @@ def _tensor_step(world: _World, layers: tuple[Layer, ...], took: Floats) -> None
 
 
 def _mixed_step(world: _World, layers: tuple[Layer, ...], took: Floats) -> None:
-    """Tensor parallel forward; backward with the replicas' buckets beside it on another stream."""
+    """Tensor parallel forward; backward with the replicas' buckets on another stream."""
     plan = world.plan
     _tensor_layers(world, layers[1], "forward", 0.32 * took)
     for _ in range(plan.collectives):
@@ -350,7 +350,7 @@ def _tensor_layers(world: _World, layer: Layer, label: str, took: Floats) -> Non
 
 
 def _fsdp_step(world: _World, layers: tuple[Layer, ...], took: Floats) -> None:
-    """Parameters are gathered one layer ahead, gradients scattered behind."""
+    """Parameters are gathered one layer ahead; gradients are scattered one layer later."""
     plan = world.plan
     for label, share in (("forward", 0.32), ("backward", 0.64)):
         ready = world.collective("all_gather", layers[0], size_of(plan), stream=0)
@@ -366,7 +366,7 @@ def _fsdp_step(world: _World, layers: tuple[Layer, ...], took: Floats) -> None:
 
 
 def _pipeline_step(world: _World, layers: tuple[Layer, ...], took: Floats) -> None:
-    """Each stage goes through its order; one that waits for a message is passed over."""
+    """Each stage follows its order; one that waits for a message is skipped."""
     plan = world.plan
     _, replicas, chain = layers
     orders = [list(schedule(plan, stage)) for stage in range(plan.stages)]

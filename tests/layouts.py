@@ -1,4 +1,4 @@
-"""Traces written in every layout and compression that files are met in."""
+"""Traces written in every layout and compression that files come in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import zstandard
 
-Events = list[Any]  # dicts, or text that goes into the file as it is
+Events = list[Any]  # dicts, or text that is written unchanged
 
 COMPRESSIONS = ("plain", "gzip", "gzip-members", "zstd", "zstd-frames")
 HEAD = {
@@ -21,7 +21,7 @@ TAIL = {"traceName": "trace.json"}
 
 
 def kineto(events: Events, head: dict[str, Any], tail: dict[str, Any]) -> str:
-    """As Kineto's output_json.cpp writes: one event over several lines, two blanks deep."""
+    """As Kineto's output_json.cpp writes: one event over several lines, indented by two spaces."""
     keys = "".join(f"\n  {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items())
     rows = ",".join("\n  " + _kineto_event(event) for event in events)
     end = "".join(f",\n  {json.dumps(key)}: {json.dumps(value)}" for key, value in tail.items())
@@ -84,7 +84,7 @@ def text_of(
     tail: dict[str, Any] | None = None,
     bom: bool = False,
 ) -> bytes:
-    """The text of a trace file, before compression; events that are bytes are that text."""
+    """The text of a trace file before compression; events given as bytes are the whole text."""
     if isinstance(events, bytes):
         return events
     text = LAYOUTS[layout](events, HEAD if head is None else head, TAIL if tail is None else tail)

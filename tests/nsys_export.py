@@ -1,4 +1,4 @@
-"""Writes databases as `nsys export --type sqlite` does, to two ages of its documented schema.
+"""Writes databases as `nsys export --type sqlite` does, in two versions of its documented schema.
 
 The columns are those of Nsight Systems 2025.3 (schema 3.20) and of 2019 to early 2021, where no
 column could be null and missing values were zeros and empty texts.
@@ -75,7 +75,7 @@ def thread(pid: int, tid: int) -> int:
 
 @dataclass
 class Export:
-    """Rows by table; strings get their ids as they are first named."""
+    """Rows by table; a string gets its id at its first use."""
 
     tables: dict[str, list[Row]] = field(default_factory=dict)
     strings: dict[str, int] = field(default_factory=dict)
@@ -124,8 +124,8 @@ class Export:
 
 
 def _values(row: Row, columns: list[str], *, old: bool) -> list[Any]:
-    found = {name.lower(): value for name, value in row.items()}
-    values = [found.get(column.lower()) for column in columns]
+    by_name = {name.lower(): value for name, value in row.items()}
+    values = [by_name.get(column.lower()) for column in columns]
     if not old:
         return values
     blanks = ["" if column in _TEXTS else 0 for column in columns]

@@ -1,4 +1,4 @@
-"""Jobs that something happens to: run bare and captured, with everything that must hold of both."""
+"""Jobs that are interrupted: run bare and captured, with everything that must hold for both."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Job:
     def __init__(self, tmp_path: Path, text: str) -> None:
         self.place = tmp_path / "job"
         (self.place / "home").mkdir(parents=True)
-        # Sockets that are made in it must have short names.
+        # Sockets in this folder need short names.
         self.temporary = Path(tempfile.mkdtemp(prefix="job-"))
         weakref.finalize(self, shutil.rmtree, self.temporary, ignore_errors=True)
         self.script = self.place / "train.py"
@@ -112,25 +112,25 @@ class Job:
 
 
 def shell_code(code: int) -> int:
-    """As a shell says it."""
+    """The exit code as a shell reports it."""
     return code if code >= 0 else 128 - code
 
 
 def check_folder(out: Path) -> str:
-    """It can be explained, or says why not; nothing in it is unfinished. What it says."""
+    """The folder can be explained, or says why not; no file is unfinished. Returns the answer."""
     hidden = [str(file) for file in out.rglob(".*")]
     assert not hidden, hidden
     try:
-        found = stepscope.explain_job(out)
+        explanation = stepscope.explain_job(out)
     except StepscopeError as problem:
         if problem.exit_code not in (3, 4):
             raise
         return str(problem)
-    return "; ".join(note.detail for note in found.quality)
+    return "; ".join(note.detail for note in explanation.quality)
 
 
 def check_nothing_else(job: Job) -> None:
-    """Nothing outside the run folder, and nobody left who knows of it."""
+    """Nothing was written outside the run folder, and no process that uses it is left."""
     outside = {
         str(file.relative_to(job.place))
         for file in job.place.rglob("*")
@@ -148,12 +148,12 @@ def check_nothing_else(job: Job) -> None:
 
 def processes_of(place: Path) -> list[str]:
     """Command lines of processes that name the folder, in their arguments or their environment."""
-    found = []
+    commands = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (process / "cmdline").read_bytes()
             if int(process.name) != os.getpid() and words:
                 known = words + (process / "environ").read_bytes()
                 if f"{place}/".encode() in known and b"pytest" not in words:
-                    found.append(words.replace(b"\0", b" ").decode(errors="replace"))
-    return found
+                    commands.append(words.replace(b"\0", b" ").decode(errors="replace"))
+    return commands

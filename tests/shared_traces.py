@@ -1,4 +1,4 @@
-"""Where traces lie that tests read: our own tiny ones, and real ones beside the repository."""
+"""Traces that tests read: our own tiny ones, and real ones next to the repository."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 REPO = Path(__file__).parent.parent
 GOLDEN = REPO / "tests" / "golden"
 SHARED = REPO.parent / "shared"
-# The files are listed by name so that a missing one is a skipped test, not one fewer. The variants
-# differ from another one only by batch or precision.
+# The files are listed by name, so that a missing one shows as a skipped test. The variants differ
+# from another one only by batch or precision.
 VARIANTS = ("gpt2s_b16_fp32", "gpt2s_b4_fp32", "gpt2s_b8_tf32", "vitb16_b64_fp32")
 SHARED_TRACES = [
     *(

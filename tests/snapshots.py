@@ -1,9 +1,9 @@
-"""CUDA memory snapshots as torch.cuda.memory._snapshot() makes them, written by hand.
+"""Hand-written CUDA memory snapshots, as torch.cuda.memory._snapshot() makes them.
 
-    made = Device(); a = made.alloc(3_000_000, STACK); made.free(a); made.snapshot()
+    device = Device(); a = device.alloc(3_000_000, STACK); device.free(a); device.snapshot()
 
-A segment is taken for every request that no free block is large enough for; blocks are cut from its
-front and never joined again, which is enough to leave holes.
+A request that fits into no free block takes a new segment. Blocks are cut from its front and never
+joined again, which is enough to leave holes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ IN_C = [frame("??", 0, "at::native::empty_cuda"), frame("??", 0, "torch::autogra
 
 
 class Device:
-    """A little allocator with a history."""
+    """A small allocator with a history."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -70,7 +70,7 @@ class Device:
         self.events[-1]["device_free"] = self.events[-1].pop("addr")
 
     def forget(self, first: int) -> None:
-        """The ring overran: the first events are gone."""
+        """Drop the first events, as when the ring buffer overflows."""
         del self.events[:first]
 
     def snapshot(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class Device:
 
 
 def training() -> Device:
-    """Weights of 3,000,000 bytes stay; three steps take 5,000,000 and 700 and give them back."""
+    """Weights of 3,000,000 bytes stay; three steps allocate 5,000,000 and 700 and free them."""
     device = Device()
     device.alloc(3_000_000, LOADING)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""A run folder recorded on an H200 (ResNet-18, batch 128, fp32): what capture promised, it kept."""
+"""A run folder recorded on an H200 (ResNet-18, batch 128, fp32) holds what capture promises."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_device_times_are_there_for_every_plain_step() -> None:
     truth = read_measured_steps(RANK / "trace.json.gz")
     assert truth is not None
     assert truth.device_ns is not None
-    assert truth.steps == 93  # 100 less the first, the five of the window and the one for memory
+    assert truth.steps == 93  # 100 minus the first, the five of the window and the memory step
     assert truth.wall_ns == pytest.approx(truth.device_ns, rel=0.02)
 
 

@@ -1,10 +1,13 @@
-"""The promises of the README and the docs that a machine can keep true."""
+"""What the README and the docs promise, and rules of the code, as far as a machine can check."""
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -67,13 +70,13 @@ def test_exit_codes_are_the_documented_ones() -> None:
 
 def test_readme_tree_names_every_room_and_nothing_else() -> None:
     tree = (ROOT / "README.md").read_text().split("src/stepscope/\n")[1].split("tests/")[0]
-    told = {line.split()[0].rstrip("/") for line in tree.splitlines() if line.strip()}
-    there = {
+    in_readme = {line.split()[0].rstrip("/") for line in tree.splitlines() if line.strip()}
+    on_disk = {
         entry.name
         for entry in SOURCE.iterdir()
         if not entry.name.startswith("__pyc") and entry.name != "py.typed"
     }
-    assert told == there
+    assert in_readme == on_disk
 
 
 def test_every_finding_has_a_page_in_the_agreed_shape() -> None:
@@ -104,9 +107,9 @@ def test_every_note_id_is_documented() -> None:
     assert {name for name in written if f"`{name}`" not in documented} == set()
 
 
-def test_files_of_others_are_opened_in_one_place_only() -> None:
-    """measure/ and process_identity.py read the system's own counters, the cache its own entries,
-    which it checks itself; resources of ours lie in the package."""
+def test_input_files_are_opened_in_one_place_only() -> None:
+    """Exceptions: measure/ and process_identity.py read the system's counters, the cache reads its
+    own entries and checks them itself, and the package reads its own resources."""
     opens = re.compile(
         r"(?<![\w.])open\(|\.open\(|read_bytes|read_text|np\.(?:load|fromfile|memmap)"
         r"|fdopen"
@@ -114,19 +117,20 @@ def test_files_of_others_are_opened_in_one_place_only() -> None:
     writes = re.compile(r'open\([^)]*"w|open\(os\.devnull|fdopen\([^)]*"w')
     ours = re.compile(r'files\("stepscope\.|Path\(__file__\)')
     own = ("regular_files.py", "process_identity.py", "cache.py", "cache_entry.py")
-    found = [
+    elsewhere = [
         f"{file.relative_to(SOURCE)}: {line.strip()}"
         for file in SOURCE.rglob("*.py")
         if "measure" not in file.parts and file.name not in own
         for line in file.read_text().splitlines()
         if opens.search(line) and not writes.search(line) and not ours.search(line)
     ]
-    assert found == []
+    assert elsewhere == []
 
 
 def test_links_in_docs_lead_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text())
+        for target in re.findall(r"\]\(([^)#:]+)\)", text):
             assert (page.parent / target).exists(), f"{page}: {target}"
 
 
@@ -143,3 +147,102 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
     for verb in VERBS:
         assert verb in done.stdout
+
+
+MOST_LINES = 450
+
+
+@pytest.mark.xfail(strict=False, reason="files are being divided")
+def test_no_product_file_is_over_450_lines() -> None:
+    lengths = {
+        file.relative_to(SOURCE): len(file.read_text().splitlines())
+        for suffix in ("py", "js", "mjs")
+        for file in SOURCE.rglob(f"*.{suffix}")
+    }
+    none_of(f"{name}: {lines} lines" for name, lines in lengths.items() if lines > MOST_LINES)
+
+
+@pytest.mark.xfail(strict=False, reason="classes are being renamed")
+def test_a_class_name_has_one_meaning() -> None:
+    modules = defaultdict(list)
+    for module, tree in product_trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                modules[node.name].append(module)
+    none_of(f"{name}: {', '.join(where)}" for name, where in modules.items() if len(where) > 1)
+
+
+@pytest.mark.xfail(strict=False, reason="import circles are being opened")
+def test_no_import_circle() -> None:
+    """Imports inside functions and under TYPE_CHECKING count too."""
+    trees = product_trees()
+    imports = {
+        module: imported_modules(tree, set(trees)) - {module} for module, tree in trees.items()
+    }
+    reach = {module: reachable(imports, module) for module in imports}
+    circles = {
+        frozenset(other for other in reach[module] if module in reach[other])
+        for module in imports
+        if module in reach[module]
+    }
+    none_of(" <-> ".join(sorted(circle)) for circle in circles)
+
+
+def none_of(broken: Iterable[str]) -> None:
+    """Fail with all of them, one per line."""
+    listed = sorted(broken)
+    assert not listed, f"{len(listed)}:\n" + "\n".join(listed)
+
+
+def product_trees() -> dict[str, ast.Module]:
+    """The syntax tree of every module, by the module's name."""
+    trees = {}
+    for file in SOURCE.rglob("*.py"):
+        parts = ("stepscope", *file.relative_to(SOURCE).with_suffix("").parts)
+        trees[".".join(parts).removesuffix(".__init__")] = ast.parse(file.read_text())
+    return trees
+
+
+def imported_modules(tree: ast.Module, modules: set[str]) -> set[str]:
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert not node.level, "imports are absolute"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                names.add(full if full in modules else node.module)
+    return names & modules
+
+
+def reachable(imports: dict[str, set[str]], start: str) -> set[str]:
+    """Modules that `start` imports, directly or through others; itself only in a circle."""
+    seen: set[str] = set()
+    waiting = [start]
+    while waiting:
+        new = imports[waiting.pop()] - seen
+        seen |= new
+        waiting += new
+    return seen
+
+
+ROUNDED = re.compile(r"\{[^{}]*:[+,]*\.\d+[f%ge]\}")
+# A position in a drawing: an attribute of an element, the points of a path, a transformation.
+COORDINATE = re.compile(r'[\w-]+="[^"]*\{|"L"\.join|translate\(|rotate\(')
+OTHER_NUMBERS = {
+    "records/figures.py",  # the formatter itself
+    "bench/demo.py",  # the loss that a training script prints
+    "ui/html/svg.py",  # coordinates
+}
+
+
+@pytest.mark.xfail(strict=False, reason="texts are moving to records/figures.py")
+def test_numbers_in_text_are_written_by_records_figures_only() -> None:
+    none_of(
+        f"{name}:{number}: {line.strip()}"
+        for file in SOURCE.rglob("*.py")
+        if (name := str(file.relative_to(SOURCE))) not in OTHER_NUMBERS
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if ROUNDED.search(line) and not COORDINATE.search(line)
+    )

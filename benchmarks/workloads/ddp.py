@@ -35,14 +35,14 @@ def main() -> None:
         ends.append(time.perf_counter())
         used.append(time.process_time())
     if dist.get_rank() == 0:
-        said = {
+        printed = {
             "loss": loss.item().hex(),
             "steps_s": [b - a for a, b in pairwise(ends)],
             "ends_s": ends,
             "cpu_s": [b - a for a, b in pairwise(used)],
             "peak": None,
         }
-        print(json.dumps(said))
+        print(json.dumps(printed))
     dist.destroy_process_group()
 
 

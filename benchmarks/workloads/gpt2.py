@@ -75,8 +75,8 @@ def main() -> None:
         torch.cuda.synchronize()
     gaps = [b - a for a, b in itertools.pairwise(times)]
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
-    said = {"loss": loss.item().hex(), "steps_s": gaps, "ends_s": times, "peak": peak}
-    print(json.dumps(said))
+    printed = {"loss": loss.item().hex(), "steps_s": gaps, "ends_s": times, "peak": peak}
+    print(json.dumps(printed))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """One model alone and under DDP, in turns, with the calibration that predicts one from the other.
 
-One process starts the ranks by forking, so that torch is imported once. A round has, in an order
-drawn anew: steps of rank 0 alone, steps under DDP with each bucket size, a sweep of all-reduces. So
-a machine that slows down slows all of them. At the end rank 0 records its own steps with the
-profiler. With --strong the ranks share the batch of the one. With --sleep compute is sleep of that
-many seconds a layer (twice that in backward), so that ranks need no cores to compute.
+One process starts the ranks by forking, so that torch is imported once. Each round has, in a new
+random order: steps of rank 0 alone, steps under DDP with each bucket size, and a sweep of
+all-reduces. A machine that slows down thus slows all of them. At the end rank 0 records its own
+steps with the profiler. With --strong the ranks share the batch of rank 0 alone. With --sleep,
+compute sleeps that many seconds per layer (twice that in backward), so that it needs no cores.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WARM = 4
 
 
 class Nap(torch.autograd.Function):
-    """Takes time and no processor."""
+    """Takes time but no processor."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
@@ -82,7 +82,7 @@ class Training:
         self.model: nn.Module = model
         if bucket_mb is not None:
             self.model = DistributedDataParallel(model, bucket_cap_mb=bucket_mb)
-        momentum = 0.0 if options.sleep else 0.9  # a sleeper needs no cores for its optimizer
+        momentum = 0.0 if options.sleep else 0.9  # sleeping layers need no optimizer work
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=momentum)
 
     def step(self) -> None:
@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def fork(ranks: int) -> list[int]:
-    """This process becomes rank 0, its children the others; a session each, as launchers do."""
+    """Become rank 0 and start the other ranks, each in its own session, as launchers do."""
     os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "RANK": "0"}
     others = []
     for rank in range(1, ranks):
@@ -141,10 +141,10 @@ def run(options: argparse.Namespace) -> None:
 
 
 def shared(options: argparse.Namespace) -> argparse.Namespace:
-    """What each rank has under DDP."""
-    many = options.ranks if options.strong else 1
-    given = vars(options) | {"batch": options.batch // many, "sleep": options.sleep / many}
-    return argparse.Namespace(**given)
+    """The batch of each rank under DDP."""
+    shares = options.ranks if options.strong else 1
+    changed = {"batch": options.batch // shares, "sleep": options.sleep / shares}
+    return argparse.Namespace(**vars(options) | changed)
 
 
 def run_rounds(
@@ -190,7 +190,7 @@ def record(training: Training, path: Path) -> None:
 
 
 def go_first() -> None:
-    """Linux then prefers this process's session to the other sessions' work."""
+    """Let Linux prefer this process's session to the other sessions' work."""
     try:
         Path("/proc/self/autogroup").write_text("-19")
     except OSError as error:

@@ -130,7 +130,9 @@ def test_a_row_tells_the_counts_and_marks_what_is_wrong():
 
 
 def test_without_a_verdict_the_row_says_what_stepscope_said():
-    trial = _right_trial(seen_steps=(), traces=0, verdict=None, told=("stepscope: nothing seen",))
+    trial = _right_trial(
+        seen_steps=(), traces=0, verdict=None, messages=("stepscope: nothing seen",)
+    )
     assert field.line(trial).endswith("WRONG: stepscope: nothing seen")
 
 

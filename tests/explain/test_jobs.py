@@ -1,4 +1,4 @@
-"""Made-up jobs: the generator is consistent with itself, and what is said about them is true."""
+"""Simulated jobs: the generator is consistent, and what is reported about its jobs is true."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from clock_bounds import offset_bounds
 from jobs import FORMS, PIPELINES, Fault, Form, Job, Plan, draw_plan, make_job, profile_of
 from jobs_files import write_job
-from jobs_table import describe, judge, said, tally
+from jobs_table import describe, describe_answer, judge, tally
 from jobs_world import paces
 from stepscope.records.job import KINDS, SYNCHRONISING, CollectiveCalls, RankPart
 from stepscope.records.job import Job as Joined
@@ -204,7 +204,7 @@ def test_a_fault_shows_where_it_should(cause: Any) -> None:
             assert set(np.argsort(own)[-len(job.truth.ranks) :].tolist()) == job.truth.ranks
 
 
-# What is said about them
+# What is reported about them
 
 
 def seeds(block: int, count: int) -> range:
@@ -278,10 +278,10 @@ def test_a_link_without_siblings_is_slow_only_beside_a_calibration(ranks: int) -
         plan = Plan(ranks=ranks, seed=seed, fault=fault, collectives=4, size_bytes=150_000_000)
         job = make_job(plan)
         alone = join(job.parts)
-        assert judge(job, alone.stragglers) == "missed", said(alone.stragglers)
+        assert judge(job, alone.stragglers) == "missed", describe_answer(alone.stragglers)
         found = join(job.parts, [profile_of(job.plan)])
         if judge(job, found.stragglers) != "right":
-            wrong.append(f"{describe(job.plan)} -> {said(found.stragglers)}")
+            wrong.append(f"{describe(job.plan)} -> {describe_answer(found.stragglers)}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -295,7 +295,7 @@ def test_a_calibration_accuses_no_healthy_link(ranks: int, block: int) -> None:
         found = join(job.parts, [profile_of(job.plan)]).stragglers
         counts[judge(job, found)] += 1
         if found.verdict == "found":
-            lines.append(f"{describe(job.plan)} -> {said(found)}")
+            lines.append(f"{describe(job.plan)} -> {describe_answer(found)}")
     assert counts["accused"] == 0, "\n".join(lines)
 
 

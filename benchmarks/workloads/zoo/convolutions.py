@@ -147,7 +147,7 @@ def convnext(device: str, batch: int) -> Workload:
 
 
 class _Dense(nn.Module):
-    """Every layer sees all before it."""
+    """Every layer takes the outputs of all layers before it."""
 
     def __init__(self, width: int, growth: int, count: int) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ def densenet(device: str, batch: int) -> Workload:
 
 
 class _Diffused(nn.Module):
-    """A residual block told how noisy its input is; some look at all places at once."""
+    """A residual block that also takes the noise level; some attend to all positions."""
 
     def __init__(self, a: int, b: int, told: int, *, looks: bool) -> None:
         super().__init__()

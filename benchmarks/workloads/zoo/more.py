@@ -60,7 +60,7 @@ def volumes(device: str, batch: int) -> Workload:
 
 
 class _Detector(nn.Module):
-    """A hundred questions about an image's features, by torch's own transformer."""
+    """A hundred queries about an image's features, with torch's own transformer."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

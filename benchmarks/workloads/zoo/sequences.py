@@ -20,7 +20,7 @@ class _Recurrent(nn.Module):
         x, _ = self.lstm(self.words(ids))
         state = x[:, 0]
         out = []
-        for place in range(x.shape[1] // 4):  # a loop in Python, as decoders have them
+        for place in range(x.shape[1] // 4):  # a loop in Python, as in decoders
             state = self.cell(x[:, place], state)
             out.append(state)
         return self.head(torch.cat((torch.stack(out, 1), x[:, len(out) :]), 1))
@@ -31,7 +31,7 @@ def lstm(device: str, batch: int) -> Workload:
 
 
 class _Seq2Seq(nn.Module):
-    """A decoder that looks back at the encoder at every word, in a loop."""
+    """A decoder that attends to the encoder at every word, in a loop."""
 
     def __init__(self, words: int, width: int) -> None:
         super().__init__()

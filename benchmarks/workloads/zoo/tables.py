@@ -77,7 +77,7 @@ def graph(device: str, batch: int) -> Workload:
 
 
 class _Points(nn.Module):
-    """Every point by itself, then the largest of each feature."""
+    """Each point separately, then the maximum of each feature."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ def nano(device: str, batch: int) -> Workload:
 
 
 class _Experts(nn.Module):
-    """Dense routing to fixed shares, so that no step waits for the device to tell sizes."""
+    """Dense routing to fixed shares, so that no step waits for sizes from the device."""
 
     def __init__(self, width: int, experts: int) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def llama(device: str, batch: int) -> Workload:
 
 
 class _Attention(nn.Module):
-    """Spelled out, with a learned bias of distances."""
+    """Explicit attention with a learned bias of distances."""
 
     def __init__(self, width: int, heads: int, length: int, *, causal: bool) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ def mixer(device: str, batch: int) -> Workload:
 
 
 class _Window(nn.Module):
-    """Attention inside windows of an image, every other time between neighbours."""
+    """Attention inside windows of an image, in every second block between neighbours."""
 
     def __init__(self, width: int, side: int, window: int, *, shifted: bool) -> None:
         super().__init__()

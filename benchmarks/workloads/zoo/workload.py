@@ -1,4 +1,4 @@
-"""A training step of a model on a device, and what such steps are made from."""
+"""A training step of a model on a device, and the parts of such steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workload:
-    """`passes` are run one after the other, each with its own optimizer's step behind it."""
+    """`passes` run one after the other, each followed by its own optimizer's step."""
 
     modules: tuple[nn.Module, ...]
     passes: tuple[Loss, ...]

@@ -1,0 +1,96 @@
+"""docs/numbers.md has an entry for every number, and leads to the code that computes it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.explain.explain_job import explain_job
+from stepscope.ui.contract import explanation_json
+
+ROOT = Path(__file__).parent.parent
+NUMBERS = (ROOT / "docs/numbers.md").read_text()
+GOLDEN = ROOT / "tests/golden"
+
+# Names in docs/json.md that hold no number: words, places, switches, and what holds other names.
+NO_NUMBERS = set(
+    re.findall(
+        r"\w+",
+        """
+    a_path above aligned assumptions at at_end b b_path backend baseline_from batch_from below
+    beside bound bytes_source category cause changed comparison config contention decides
+    delivery description detail device doubt dtype dtypes evidence explain fastest file fits
+    flops_source folder formula function group help hosts id ignored kind label limit_from
+    line looked_at model module moment name named next not_offered notes open_promises
+    operator paired path peak_source phase profile promises recomputed reference refused saved
+    schema script seen sentence setting settings severity shapes signature source sources
+    steady step steps_are steps_from summary title torch tried verdict whatifs when_unix where
+    why words workload world_size
+    """,
+    )
+)
+# Positions, not measurements: they say which one is meant.
+POSITIONS = {"rank", "line", "schema", "index", "late_rank", "step", "reference", "world_size"}
+
+
+def entries() -> set[str]:
+    """Every name that numbers.md has in backticks, path by path and part by part."""
+    names = re.findall(r"`([\w.\[\]]+)`", NUMBERS)
+    return {part.removesuffix("[]") for name in names for part in name.split(".")}
+
+
+def test_every_function_named_in_numbers_md_exists() -> None:
+    named = sorted(set(re.findall(r"`(stepscope(?:\.\w+)+):(\w+(?:\.\w+)*)`", NUMBERS)))
+    assert len(named) > 80
+    broken = [f"{module}:{name}" for module, name in named if not exists(module, name)]
+    assert not broken, "docs/numbers.md names functions that are gone:\n" + "\n".join(broken)
+
+
+def exists(module: str, name: str) -> bool:
+    try:
+        target: Any = importlib.import_module(module)
+        for part in name.split("."):
+            target = getattr(target, part)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def test_every_row_of_numbers_md_names_a_function() -> None:
+    rows = [line for line in NUMBERS.splitlines() if line.startswith("| ")]
+    assert [row for row in rows if "`stepscope." not in row and "computed by" not in row] == []
+
+
+def test_every_number_in_json_md_has_an_entry() -> None:
+    text = (ROOT / "docs/json.md").read_text().split("## Exit codes")[0]
+    names = re.findall(r"`(\.?\w+(?:\[\])?(?:\.\w+(?:\[\])?)*)`", text)
+    parts = {part.removesuffix("[]") for name in names for part in name.strip(".").split(".")}
+    missing = parts - entries() - NO_NUMBERS
+    assert not missing, f"no entry in docs/numbers.md for {sorted(missing)}"
+
+
+@pytest.mark.parametrize(
+    "name", ["h200-resnet18", "cpu-two-ranks", "cuda_step.json.gz", "cpu_stack_memory.json.gz"]
+)
+def test_every_number_that_explain_prints_has_an_entry(name: str) -> None:
+    printed = json.loads(json.dumps(explanation_json(explain_job(GOLDEN / name, cache=False))))
+    missing = {key for key in numbers(printed) if key not in entries()} - POSITIONS
+    assert not missing, f"no entry in docs/numbers.md for {sorted(missing)}"
+
+
+def numbers(value: Any, key: str = "") -> set[str]:
+    """Names that hold a number. Keys of a table by rank, dtype or category belong to its name."""
+    if isinstance(value, dict):
+        names: set[str] = set()
+        for name, inner in value.items():
+            table = name.isdigit() or key in ("flops", "flops_source")
+            names |= numbers(inner, key if table else name)
+        return names
+    if isinstance(value, list):
+        return set().union(*(numbers(inner, key) for inner in value))
+    return {key} if isinstance(value, int | float) and not isinstance(value, bool) else set()
