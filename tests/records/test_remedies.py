@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import stepscope
+from stepscope.predict.whatifs import remedy_ids
 from stepscope.records import remedies
 from stepscope.records.remedies import REMEDIES, RESERVED, KnownRemedy
-from stepscope.ui import advice
 
 SOURCE = Path(stepscope.__file__).parent
 OFFER = re.compile(r"\bremedies\.([A-Z][A-Z0-9_]+)\b")
@@ -56,4 +56,4 @@ def test_a_finding_may_say_the_action_in_its_own_words() -> None:
 
 
 def test_what_ifs_stand_for_remedies_of_the_set() -> None:
-    assert advice.REMEDIES.keys() <= REMEDIES.keys()
+    assert remedy_ids() <= REMEDIES.keys()

@@ -53,7 +53,7 @@ def is_step_list(path: Path) -> bool:
 
 def read_step_list(path: Path, unit: str = "ms", column: str | None = None) -> Floats:
     """In the order of the file; raises UnreadableInputError for anything but step times."""
-    text = _read_text(path)
+    text = _decode_file(path)
     if path.name.endswith(".json"):
         rows = _json_rows(path, _decoded(path, text))
     elif path.name.endswith((".jsonl", ".ndjson")):
@@ -66,7 +66,7 @@ def read_step_list(path: Path, unit: str = "ms", column: str | None = None) -> F
     return values
 
 
-def _read_text(path: Path) -> str:
+def _decode_file(path: Path) -> str:
     content = read_whole(path, _LARGEST)
     if content.count(b"\n") > _MOST_LINES:
         raise UnreadableInputError(f"{path} has more than {_MOST_LINES:,} lines: give fewer steps")
