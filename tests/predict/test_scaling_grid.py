@@ -11,18 +11,19 @@ import pytest
 from ddp_steps import calibration, cpu_trace, ddp_trace, gpu_trace
 from msgspec.structs import replace
 
+from scaled_step import Local, Plan, predict_together
 from stepscope import read_trace
 from stepscope.predict.contracted_step import sketch
 from stepscope.predict.order import in_order
 from stepscope.predict.scale_out import share_of_batch
-from stepscope.predict.scaled_step import Local, Plan, find_doubts, predict_together
 from stepscope.predict.scaling_grid import CannotScale, find_crew
 from stepscope.predict.whatif import Bench, parse
 from stepscope.predict.whatifs import cuda_graphs
 from stepscope.predict.whatifs.outcome import Refused
+from stepscope.ui.html.whatif_scaling import find_doubts
 
 if TYPE_CHECKING:
-    from stepscope.predict.scaled_step import Together
+    from scaled_step import Together
     from stepscope.predict.scaling_grid import Crew
     from stepscope.records.prediction import Prediction
 

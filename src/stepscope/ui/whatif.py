@@ -46,7 +46,7 @@ USUAL = (
 )
 OF_SEVERAL = (Setting(name="bandwidth", value="2"), Setting(name="no-straggler"))
 WORTH = 0.02  # a change of the time for a sample that is worth having
-_ALONE = 0.92  # whoever needs this much of the step alone decides it
+DECISIVE = 0.92  # whoever needs this much of the step alone decides it
 
 # Where the step as it is now comes from.
 BASIS = {
@@ -228,7 +228,7 @@ def _changed(speedup: float) -> str:
 def decides(step_ms: float, host_ms: float, device_ms: float) -> Decider:
     """Who is busy for the whole step; both, where they wait for each other."""
     longest = max(host_ms, device_ms)
-    if longest < _ALONE * step_ms:
+    if longest < DECISIVE * step_ms:
         return "both"
     return "device" if device_ms >= host_ms else "host"
 

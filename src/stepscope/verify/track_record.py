@@ -32,7 +32,7 @@ PRIOR = 4
 # A promised interval is meant to hold this often: its half-width is that many standard deviations.
 _NORMAL = 1.959964
 # An interval narrower than this share says more than anybody knows.
-_NARROWEST = 0.01
+NARROWEST = 0.01
 _FARTHEST = 2.0  # half-widths that a delivery counts as at most, however far off it is
 MOST_MOVED = 1.25  # the record never makes a prediction longer or shorter by more
 ANY_BASELINE = 2.0  # A's step over the promise's at most, where the user says which promise it is
@@ -225,8 +225,8 @@ def adjust(
     lesson = learn(name, history)
     if lesson is None or not 0 < low <= predicted_ms <= high:
         return predicted_ms, low, high
-    below = max(math.log(predicted_ms / low), _NARROWEST) * lesson.stretch
-    above = max(math.log(high / predicted_ms), _NARROWEST) * lesson.stretch
+    below = max(math.log(predicted_ms / low), NARROWEST) * lesson.stretch
+    above = max(math.log(high / predicted_ms), NARROWEST) * lesson.stretch
     moved = predicted_ms * math.exp(lesson.shift)
     return moved, moved * math.exp(-below), moved * math.exp(above)
 
@@ -262,7 +262,7 @@ def learn(name: str, history: Sequence[Kept]) -> Lesson | None:
 def _half_width(promise: Promise, error: float) -> float:
     end = promise.high_ms if error > 0 else promise.low_ms
     width = abs(math.log(end / promise.predicted_ms)) if end > 0 else 0.0
-    return max(width, _NARROWEST)
+    return max(width, NARROWEST)
 
 
 def _summary(name: str, kept: Sequence[Kept]) -> Summary:

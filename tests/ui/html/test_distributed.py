@@ -10,11 +10,12 @@ from msgspec.structs import replace
 
 from jobs import Fault, Plan, draw_plan, make_job, profile_of
 from stepscope.explain.job import join_ranks
-from stepscope.ui.html import distributed as room
-from stepscope.ui.html.distributed import ranks_view, told_ranks
-from stepscope.ui.html.distributed_charts import draw_arrivals, draw_bandwidth
-from stepscope.ui.html.distributed_tables import job_tables
-from stepscope.ui.html.report import write_report
+from stepscope.ui.html import report as report_module
+from stepscope.ui.html.panes import ranks as ranks_pane
+from stepscope.ui.html.panes.ranks import ranks_view
+from stepscope.ui.html.rank_charts import draw_arrivals, draw_bandwidth
+from stepscope.ui.html.rank_tables import job_tables
+from stepscope.ui.html.report import ranks_in_detail, write_report
 
 SLOW = Fault(cause="compute", size=1.4, place=2)
 
@@ -112,16 +113,16 @@ def test_ranks_that_share_nothing_leave_sentences(decode):
 
 
 def test_steps_beyond_what_fits_are_left_out_and_said(job, decode, monkeypatch):
-    monkeypatch.setattr(room, "MOST_CELLS", 12)
+    monkeypatch.setattr(ranks_pane, "MOST_CELLS", 12)
     view = ranks_view(job, ())
     assert view.steps_left_out == "3 of 6 steps are shown, one in 2."
     assert len(decode(view.payload)[0]["steps"]) == 3
 
 
 def test_of_too_many_ranks_the_telling_ones_are_told(together, monkeypatch):
-    monkeypatch.setattr(room, "MOST_RANKS", 12)
+    monkeypatch.setattr(report_module, "MOST_RANKS", 12)
     job = joined(64, fault=Fault(cause="compute", size=1.4, place=40))
-    told = told_ranks(together(job), {"/runs/3.json"})
+    told = ranks_in_detail(together(job), {"/runs/3.json"})
     numbers = [rank.rank for rank in told]
     assert len(numbers) == 12
     assert numbers == sorted(numbers)

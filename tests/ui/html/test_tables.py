@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from stepscope.ui.html.tables import rank_tables
+from stepscope.ui.html.panes.tables import rank_tables
 
 
 @pytest.fixture
