@@ -44,8 +44,8 @@ def _add(name: str, done: dict[str, str], above: tuple[str, ...]) -> None:
     body: list[str] = []
     exports: list[str] = []
     for line in _code_lines(read_page_file(f"{name}.js")):
-        if found := _IMPORT.match(line):
-            names, module = found.groups()
+        if imported := _IMPORT.match(line):
+            names, module = imported.groups()
             _add(module, done, (*above, name))
             if names:
                 body.append(f"const {{{names.replace(' as ', ': ')}}} = ${module};")

@@ -1,4 +1,4 @@
-"""The calibration's page: measured against predicted on log axes, the errors under them."""
+"""The calibration's page: measured and predicted times on log axes, the errors below."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def _draw_errors(fit: CollectiveFit, axes: FitAxes) -> str:
 
 
 def _errors(fit: CollectiveFit) -> list[tuple[int, float]]:
-    """Of each measured size: how far the prediction is off."""
+    """Each measured size, and how far the prediction is off."""
     return [
         (point.size_bytes, fit.expected_ns(point.size_bytes) / point.time_ns - 1)
         for point in fit.measured

@@ -123,9 +123,9 @@ def _pair(comparison: Comparison, cache: bool) -> Markup | None:
 
 def _promises(comparison: Comparison) -> list[tuple[str, bool]]:
     """What was promised, and whether it was delivered."""
-    kept = comparison.promise
-    closed = [(promise_words(kept), bool(kept.inside))] if kept else []
-    return closed + [(open_words(promise), False) for promise in comparison.open_promises]
+    promise = comparison.promise
+    closed = [(promise_words(promise), bool(promise.inside))] if promise else []
+    return closed + [(open_words(still_open), False) for still_open in comparison.open_promises]
 
 
 def _facts(comparison: Comparison) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The panes of the report, one file each. A file that declares a `PANE` is found here by itself."""
+"""The panes of the report, one file each. Every file here declares a `PANE`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 @cache
 def find_panes() -> tuple[Pane, ...]:
-    """In the order in which they stand."""
-    modules = (
-        import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)
-    )
-    panes: list[Pane] = [module.PANE for module in modules]
+    """All panes, in the order of the page."""
+    names = [module.name for module in pkgutil.iter_modules(__path__)]
+    panes: list[Pane] = [import_module(f"{__name__}.{name}").PANE for name in names]
     return tuple(sorted(panes, key=lambda pane: pane.order))

@@ -55,8 +55,8 @@ METRICS = (
     (
         "own",
         "Without comm",
-        "Each recorded step less exposed communication: what a rank needs when it waits for no "
-        "other. A row of strong colour is a rank the others wait for.",
+        "Each recorded step without exposed communication: what a rank needs when it waits for no "
+        "other. A row of strong colour is a rank that the others wait for.",
     ),
     (
         "step",
@@ -96,7 +96,7 @@ class RanksView:
     no_path: str
     path: str
     kinds: list[str]  # drawn in the lanes
-    queued: bool  # calls that begin later than they are made are drawn
+    queued: bool  # some calls begin later than they are made
     arrivals: Markup
     no_arrivals: str
     arrivals_left_out: str
@@ -317,7 +317,7 @@ def _lane_columns(lanes: Lanes, zero: int) -> dict[str, Column]:
 
 
 def _last_arrivals(lanes: Lanes, match: Int64) -> Int64:
-    """When the last rank, drawn or not, came to each match."""
+    """When the last rank, drawn or not, arrived at each collective."""
     last = np.zeros(int(match.max(initial=-1)) + 1, np.int64)
     last[match] = lanes.last_ns
     return last

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankFacts:
+class RankSummary:
     """What is printed about one rank."""
 
     label: str
@@ -34,7 +34,7 @@ class VerdictView:
     explanation: Explanation
     timed: bool
     slices: list[BudgetSlice]
-    ranks: list[RankFacts]
+    ranks: list[RankSummary]
 
 
 def verdict_view(report: ReportData) -> VerdictView:
@@ -43,7 +43,7 @@ def verdict_view(report: ReportData) -> VerdictView:
         timed=report.is_timed,
         slices=slices(report.explanation.budget),
         ranks=[
-            RankFacts(
+            RankSummary(
                 label=rank_label(rank),
                 facts=[] if is_memory_only(rank) else _facts(rank),
                 slices=slices(rank.budget),
