@@ -27,7 +27,7 @@ def modules(monkeypatch):
 
 def test_a_module_comes_once_and_after_what_it_imports(modules):
     modules["a.js"] = (
-        'import { two } from "./b.js";\nimport { three as tre } from "./c.js";\ntwo(tre);'
+        'import { two } from "./b.js";\nimport { three as third } from "./c.js";\ntwo(third);'
     )
     modules["b.js"] = 'import { three } from "./c.js";\nexport function two() {}'
     modules["c.js"] = "export const three = 3;"
