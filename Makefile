@@ -10,12 +10,12 @@ SHARED_TRACES ?= ../shared/traces
 # Code is compiled once, not by each of the hundreds of processes that the tests start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint types imports tests test-slow fuzz trainers format wheel bench \
+.PHONY: help demo test lint types imports page tests test-slow fuzz trainers format wheel bench \
 	bench-capture bench-predict clean
 
 help:
 	@echo "make demo    train a small model in two processes, explain it, write a report"
-	@echo "make test    lint, types, import contract, all tests"
+	@echo "make test    lint, types, import contract, the page's scripts, all tests"
 	@echo "make test-slow  variants that the ordinary tests leave out"
 	@echo "make fuzz    100,000 damaged inputs of every kind (CASES=N, SEED=N): hours"
 	@echo "make trainers  install accelerate, transformers, lightning; test capture with them"
@@ -29,7 +29,7 @@ help:
 demo: $(VENV)/installed
 	$(BIN)/stepscope demo
 
-test: $(VENV)/installed lint types imports tests
+test: $(VENV)/installed lint types imports page tests
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check src tests benchmarks docs/learn/scripts
@@ -40,6 +40,14 @@ types: $(VENV)/installed
 
 imports: $(VENV)/installed
 	$(BIN)/lint-imports
+
+# The report's scripts. Node is for their development only: nothing here needs it to run.
+page:
+	@if ! command -v npm > /dev/null; then \
+		echo "page: skipped, the report's scripts are checked with node and npm: not found here"; \
+	elif ! npm install --silent --no-package-lock --no-audit --no-fund; then \
+		echo "page: skipped, npm could not install what package.json names"; \
+	else npm run --silent types && npm run --silent lint && npm run --silent test; fi
 
 tests: $(VENV)/installed
 	$(BIN)/pytest -n 2 --dist worksteal
@@ -98,4 +106,4 @@ $(PEERS)/installed:
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(FRESH) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(FRESH) node_modules dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -12,17 +12,18 @@ from ddp_steps import calibration, cpu_trace, ddp_trace, gpu_trace
 from msgspec.structs import replace
 
 from benches import bench_for
+from scaled_step import Local, Plan, predict_together
 from stepscope import read_trace
 from stepscope.predict.contracted_step import contract_step
 from stepscope.predict.outcome import Refused
 from stepscope.predict.scale_out import share_of_batch
-from stepscope.predict.scaled_step import Local, Plan, find_doubts, predict_together
 from stepscope.predict.scaling_grid import CannotScale, find_scaling_setup
 from stepscope.predict.whatif import Bench
 from stepscope.predict.whatifs import cuda_graphs, in_order, parse_setting
+from stepscope.ui.html.whatif_scaling import find_doubts
 
 if TYPE_CHECKING:
-    from stepscope.predict.scaled_step import Together
+    from scaled_step import Together
     from stepscope.predict.scaling_grid import ScalingSetup
     from stepscope.records.prediction import Prediction
 

@@ -21,7 +21,7 @@ from stepscope.records.job import RankFolder
 from stepscope.records.profile import Profile
 from stepscope.ui.contract import explanation_json
 from stepscope.ui.efficiency import headline, peak_losses, share_of_peak, share_of_roof
-from stepscope.ui.html.efficiency import efficiency_view
+from stepscope.ui.html.panes.efficiency import efficiency_view
 from stepscope.ui.terminal.explanation import print_explanation
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 WORTH = 0.02  # a change of the time for a sample that is worth having
-_ALONE = 0.92  # whoever needs this much of the step alone decides it
+DECISIVE = 0.92  # whoever needs this much of the step alone decides it
 
 # Where the step as it is now comes from.
 BASIS = {
@@ -130,7 +130,7 @@ def _changed(speedup: float) -> str:
 def decides(step_ms: float, host_ms: float, device_ms: float) -> Decider:
     """Who is busy for the whole step; both, where they wait for each other."""
     longest = max(host_ms, device_ms)
-    if longest < _ALONE * step_ms:
+    if longest < DECISIVE * step_ms:
         return "both"
     return "device" if device_ms >= host_ms else "host"
 

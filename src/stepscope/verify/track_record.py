@@ -33,7 +33,7 @@ PRIOR = 4
 # Half-width of a promised interval, in standard deviations.
 _NORMAL = 1.959964
 # No promised interval is taken to be narrower than this share.
-_NARROWEST = 0.01
+NARROWEST = 0.01
 _FARTHEST = 2.0  # half-widths: no delivery counts as farther off
 MOST_MOVED = 1.25  # the largest factor by which the record changes a prediction
 ANY_BASELINE = 2.0  # largest ratio of A's step to the promise's if the user names the promise
@@ -228,8 +228,8 @@ def adjust(
     lesson = learn(name, history)
     if lesson is None or not 0 < low <= predicted_ms <= high:
         return predicted_ms, low, high
-    below = max(math.log(predicted_ms / low), _NARROWEST) * lesson.stretch
-    above = max(math.log(high / predicted_ms), _NARROWEST) * lesson.stretch
+    below = max(math.log(predicted_ms / low), NARROWEST) * lesson.stretch
+    above = max(math.log(high / predicted_ms), NARROWEST) * lesson.stretch
     moved = predicted_ms * math.exp(lesson.shift)
     return moved, moved * math.exp(-below), moved * math.exp(above)
 
@@ -266,7 +266,7 @@ def learn(name: str, history: Sequence[TrackedPromise]) -> Lesson | None:
 def _half_width(promise: Promise, error: float) -> float:
     end = promise.high_ms if error > 0 else promise.low_ms
     width = abs(math.log(end / promise.predicted_ms)) if end > 0 else 0.0
-    return max(width, _NARROWEST)
+    return max(width, NARROWEST)
 
 
 def _summary(name: str, kept: Sequence[TrackedPromise]) -> Summary:

@@ -274,7 +274,7 @@ def test_the_heat_map_shows_each_measure_and_marks_the_slow_rank(ranks_page):
     assert state(page)["metric"] == "own"
     page.get_by_role("button", name="Data loading").click()
     assert state(page)["metric"] == "input"
-    assert page.locator(".hm-low").inner_text() == "0"
+    assert page.locator(".hm-low").inner_text() == "0 ns"
     assert "fed too slowly" in page.locator(".hm-about").inner_text()
     assert state(page)["order"] == [0, 1, 2, 3]
     page.get_by_role("button", name="Without comm").click()
@@ -340,7 +340,7 @@ def test_the_last_collective_says_who_was_waited_for(ranks_page):
     page = ranks_page(4)
     tips = page.evaluate(
         """() => {
-          const { lanes } = stepscope.together;
+          const lanes = stepscope.rankLanes;
           return Array.from({ length: lanes.scene.count }, (_, i) => lanes.aboutCall(i).join("; "));
         }"""
     )

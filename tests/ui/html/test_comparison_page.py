@@ -21,7 +21,7 @@ from stepscope.ui.html.comparison import _bars, write_comparison
 from stepscope.ui.html.comparison_charts import _shares, draw_order, draw_spread, waterfall
 from stepscope.ui.html.step_lanes import (
     MOST_ROWS,
-    Block,
+    EventBlock,
     StepLane,
     StepLanes,
     draw_pair,
@@ -126,7 +126,7 @@ def test_lanes_are_few_and_short_events_are_drawn_as_one(make_trace: Any) -> Non
 
 def test_a_shorter_step_ends_where_it_ends_on_the_longer_ones_axis() -> None:
     def lanes(span_ns: int) -> StepLanes:
-        block = Block(start_ns=0, dur_ns=span_ns, color="compute", name=HOSTILE, count=1)
+        block = EventBlock(start_ns=0, dur_ns=span_ns, color="compute", name=HOSTILE, count=1)
         return StepLanes(name="", span_ns=span_ns, lanes=(StepLane(name="x", rows=((block,),)),))
 
     drawn = draw_pair(lanes(4_000_000), lanes(1_000_000))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from stepscope.ui.html.flame import narrowest_left_out
+from stepscope.ui.html.flame import keep_widest
 from stepscope.ui.html.picture import UNLINKED, draw_rank
 
 
@@ -95,7 +95,7 @@ def test_work_with_no_recorded_launch_is_kept_apart(trace, explain):
 
 def test_the_narrowest_nodes_go_first_and_are_counted(picture):
     whole = picture.host_flame
-    small = narrowest_left_out(whole, max_nodes=12)
+    small = keep_widest(whole, max_nodes=12)
     assert len(small) == 12
     assert small.left_out == len(whole) - 12
     assert roots(small) == roots(whole)

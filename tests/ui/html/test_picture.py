@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from stepscope.ui.html.classes import EVENT_CLASSES
-from stepscope.ui.html.lanes import host_depth, overlap_rows
+from stepscope.ui.html.lanes import overlap_rows, stack_depth
 from stepscope.ui.html.picture import ANY_STEP, UNLINKED, draw_rank
 
 
@@ -141,7 +141,7 @@ def test_without_steps_the_longest_events_of_every_lane_stay(make_trace, explain
 
 def test_depth_counts_enclosing_events():
     parent = np.array([-1, 0, 1, 1, 0, -1, 5], dtype=np.int32)
-    assert host_depth(parent).tolist() == [0, 1, 2, 2, 1, 0, 1]
+    assert stack_depth(parent).tolist() == [0, 1, 2, 2, 1, 0, 1]
 
 
 def test_overlapping_events_of_a_stream_get_rows_of_their_own():

@@ -24,7 +24,7 @@ from stepscope.ui.efficiency import (
     headline,
     peak_losses,
 )
-from stepscope.ui.html.efficiency import MOST_RANKS, efficiency_view
+from stepscope.ui.html.panes.efficiency import MOST_RANKS, efficiency_view
 from stepscope.ui.html.report import write_report
 from stepscope.ui.html.roofline import LEAST_TIME, draw_roofline
 from stepscope.ui.terminal.efficiency import efficiency_sections
@@ -33,7 +33,7 @@ PEAK, SLOPE = 100e12, 1e12  # a device of 100 TFLOP/s in bf16 and 1 TB/s: they m
 
 
 def spot(**said: Any) -> Spot:
-    """A product of 2 ms at 50 TFLOP/s and 200 FLOPs a byte; or what is said."""
+    """A product of 2 ms at 50 TFLOP/s and 200 FLOPs per byte; or what is said."""
     given: dict[str, Any] = {
         "operator": "aten::mm",
         "shapes": "[[64, 64], [64, 64]]",
@@ -274,7 +274,7 @@ def test_the_page_tells_mfu_once_and_the_gaps_in_order(rank, report, tmp_path) -
     text = path.read_text()
     assert '<a href="#efficiency">Efficiency</a>' in text
     assert text.count("MFU, model FLOPs utilisation") == 1
-    assert "<b>20.0%</b>" in text
+    assert "<b>20%</b>" in text
     assert "20.0 TFLOP/s of 100 TFLOP/s in bf16, by its data sheet." in text
     table = text[text.index("Widest gaps to the roof") :]
     assert table.index("aten::add<") < table.index("aten::mm<")
@@ -293,7 +293,7 @@ def test_of_many_ranks_only_some_have_pictures(make_trace, explain, report, tmp_
     path = tmp_path / "report.html"
     write_report(report(*ranks), [], path)
     text = path.read_text()
-    assert text.count('aria-label="Roofline: FLOP/s against FLOPs a byte"') == MOST_RANKS
+    assert text.count('aria-label="Roofline: FLOP/s against FLOPs per byte"') == MOST_RANKS
     assert text.count("Not drawn for this rank") == 2
 
 

@@ -1,4 +1,4 @@
-"""The calibration's page: measured against predicted on log axes, the errors under them."""
+"""The calibration's page: measured and predicted times on log axes, the errors below."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import jinja2
-from markupsafe import Markup
-
-from stepscope.records.figures import binary_size, duration
+from stepscope.records.figures import binary_size, duration, percent, signed_percent, significant
 from stepscope.records.words import counted
 from stepscope.ui.calibration import (
     calibration_answer,
@@ -18,11 +15,14 @@ from stepscope.ui.calibration import (
     contention_sentence,
     machine_rows,
 )
-from stepscope.ui.html.report import _source, _write_atomically, format_percent, sentence
+from stepscope.ui.html.render import render_page, write_atomically
+from stepscope.ui.html.svg import LogAxes, circle, drawing, path, rect, short_tick, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from markupsafe import Markup
 
     from stepscope.records.profile import CollectiveFit, Profile
 
@@ -33,17 +33,17 @@ _COLORS = {
     "inter-host": "data_loading",
 }
 _WIDTH = 440
-_LEFT, _RIGHT = 52, 416  # of the plots
-_TOP, _BOTTOM = 10, 216  # of times
-_OFF_TOP, _OFF_BOTTOM = 242, 296  # of errors
+_LEFT, _RIGHT = 52, 416
+_TOP, _BOTTOM = 10, 216  # of the times
+_ERRORS_TOP, _ERRORS_BOTTOM = 242, 296
 _HEIGHT = 320
 _MOST_TICKS = 5
 _POINTS = 48  # of a predicted line: straight lines bend on log axes
-_LEAST_OFF, _MOST_OFF = 0.1, 1.0  # the error axis ends between these
+_LEAST_ERROR, _MOST_ERROR = 0.1, 1.0  # the error axis ends between these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class FitLine:
     """One group's line in a chart's caption."""
 
     color: str
@@ -53,65 +53,49 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
+class FitChart:
     """One kind of collective."""
 
     title: str
-    series: list[Series]
+    series: list[FitLine]
     svg: Markup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axes:
-    """From bytes and nanoseconds to places in the picture."""
+class FitAxes(LogAxes):
+    """Bytes across, nanoseconds up; errors on a linear axis below."""
 
-    small_bytes: float
-    large_bytes: float
-    short_ns: float
-    long_ns: float
-    off: float  # where the error axis ends
+    largest_error: float  # at the end of the error axis
 
-    def x(self, size_bytes: float) -> float:
-        """Across, by factors."""
-        return _between(_LEFT, _RIGHT, size_bytes, self.small_bytes, self.large_bytes)
-
-    def y(self, ns: float) -> float:
-        """Up, by factors."""
-        return _between(_BOTTOM, _TOP, ns, self.short_ns, self.long_ns)
-
-    def y_off(self, share: float) -> float:
-        """Errors: zero in the middle, what is beyond the axis at its end."""
-        middle = (_OFF_TOP + _OFF_BOTTOM) / 2
-        return middle - max(-1.0, min(1.0, share / self.off)) * (_OFF_BOTTOM - _OFF_TOP) / 2
+    def y_error(self, share: float) -> float:
+        """Zero in the middle; what is beyond the axis at its end."""
+        middle = (_ERRORS_TOP + _ERRORS_BOTTOM) / 2
+        clipped = max(-1.0, min(1.0, share / self.largest_error))
+        return middle - clipped * (_ERRORS_BOTTOM - _ERRORS_TOP) / 2
 
 
-def write_calibration(profile: Profile, path: Path) -> None:
-    """One file that needs nothing else, whole or not at all."""
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {
-        "percent": format_percent,
-        "sentence": sentence,
-        "size": binary_size,
-        "duration": duration,
-    }
-    style = _source("report.css") + _source("calibration.css")
-    page = environment.from_string(_source("calibration.html.j2")).render(
-        words=calibration_answer(profile),
+def write_calibration(profile: Profile, file: Path) -> None:
+    words, charts = calibration_answer(profile), draw_charts(profile.fits)
+    links = [("verdict", "Verdict"), ("machine", "Machine"), ("collectives", "Collectives")]
+    page = render_page(
+        "calibration.html.j2",
+        styles=["report.css", "calibration.css"],
+        title=words.verdict,
+        links=links if charts else links[:2],
+        message_size=binary_size,
+        words=words,
         facts=_facts(profile),
         machine=machine_rows(profile),
-        charts=draw_charts(profile.fits),
+        charts=charts,
         rows=collective_rows(profile),
         beside=contention_sentence(profile),
         refused=list(profile.not_offered.items()),
-        style=Markup(style),
     )
-    _write_atomically(path, page)
+    write_atomically(file, page)
 
 
-def draw_charts(fits: Sequence[CollectiveFit]) -> list[Chart]:
-    """One for each kind, all groups in it."""
+def draw_charts(fits: Sequence[CollectiveFit]) -> list[FitChart]:
+    """One for each kind of collective, with all groups in it."""
     return [
         _chart(kind, [fit for fit in fits if fit.kind == kind])
         for kind in dict.fromkeys(fit.kind for fit in fits)
@@ -126,151 +110,125 @@ def _facts(profile: Profile) -> list[tuple[str, str]]:
     return facts
 
 
-def _chart(kind: str, fits: list[CollectiveFit]) -> Chart:
+def _chart(kind: str, fits: list[CollectiveFit]) -> FitChart:
     axes = _axes(fits)
-    parts = [_grid(axes)]
+    parts = _grid(axes)
     for fit in fits:
         color = _COLORS.get(fit.group, "compute")
-        parts.append(f'<g class="s-{color}">{_errors(fit, axes)}{_times(fit, axes)}</g>')
+        parts.append(f'<g class="s-{color}">{_draw_errors(fit, axes)}{_draw_times(fit, axes)}</g>')
     title = f"{kind}: predicted and measured time by size"
-    return Chart(
+    return FitChart(
         title=kind,
-        series=[_series(fit) for fit in fits],
-        svg=Markup(  # numbers and fixed words only
-            f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{title}">'
-            f"{''.join(parts)}</svg>"
-        ),
+        series=[_fit_line(fit) for fit in fits],
+        svg=drawing(_WIDTH, _HEIGHT, title, parts),
     )
 
 
-def _series(fit: CollectiveFit) -> Series:
+def _fit_line(fit: CollectiveFit) -> FitLine:
     rates = " → ".join(
-        f"{1 / each.beta_ns_per_byte:.2f}" if each.beta_ns_per_byte else "flat"
-        for each in fit.segments
+        significant(1 / segment.beta_ns_per_byte) if segment.beta_ns_per_byte else "flat"
+        for segment in fit.segments
     )
-    return Series(
+    return FitLine(
         color=_COLORS.get(fit.group, "compute"),
         group=f"{fit.group}, {counted(fit.group_size, 'rank')}",
         formula=f"{duration(fit.latency_ns)} + bytes / {rates} GB/s",
-        error=f"off by {format_percent(fit.held_out)}, noise {format_percent(fit.noise)}",
+        error=f"off by {percent(fit.held_out)}, noise {percent(fit.noise)}",
     )
 
 
-def _axes(fits: list[CollectiveFit]) -> Axes:
-    measured = [each for fit in fits for each in fit.measured]
-    off = [abs(o) for fit in fits for _, o in _offs(fit)] + [fit.noise * 1.2 for fit in fits]
-    return Axes(
-        small_bytes=min(each.size_bytes for each in measured) / 1.3,
-        large_bytes=max(each.size_bytes for each in measured) * 1.3,
-        short_ns=min(each.low_ns for each in measured) / 1.25,
-        long_ns=max(each.high_ns for each in measured) * 1.25,
-        off=min(_MOST_OFF, max(_LEAST_OFF, math.ceil(max(off) * 20) / 20)),
+def _axes(fits: list[CollectiveFit]) -> FitAxes:
+    measured = [point for fit in fits for point in fit.measured]
+    errors = [abs(error) for fit in fits for _, error in _errors(fit)]
+    largest = max(errors + [fit.noise * 1.2 for fit in fits])
+    return FitAxes(
+        left=_LEFT,
+        right=_RIGHT,
+        top=_TOP,
+        bottom=_BOTTOM,
+        x_low=min(point.size_bytes for point in measured) / 1.3,
+        x_high=max(point.size_bytes for point in measured) * 1.3,
+        y_low=min(point.low_ns for point in measured) / 1.25,
+        y_high=max(point.high_ns for point in measured) * 1.25,
+        largest_error=min(_MOST_ERROR, max(_LEAST_ERROR, math.ceil(largest * 20) / 20)),
     )
 
 
-def _grid(axes: Axes) -> str:
+def _grid(axes: FitAxes) -> list[str]:
     parts = []
     for size_bytes in _ticks(axes):
         x = axes.x(size_bytes)
-        parts.append(_path("grid", (x, _TOP), (x, _BOTTOM)))
-        parts.append(_path("grid", (x, _OFF_TOP), (x, _OFF_BOTTOM)))
-        parts.append(
-            f'<text class="tick" x="{x:.1f}" y="{_HEIGHT - 6}">{binary_size(size_bytes)}</text>'
-        )
+        parts.append(path("grid", [(x, _TOP), (x, _BOTTOM)]))
+        parts.append(path("grid", [(x, _ERRORS_TOP), (x, _ERRORS_BOTTOM)]))
+        parts.append(text("tick", x, _HEIGHT - 6, binary_size(size_bytes)))
     for ns in _levels(axes):
-        parts.append(_path("grid", (_LEFT, axes.y(ns)), (_RIGHT, axes.y(ns))))
-        parts.append(_level(axes.y(ns), _short_duration(ns)))
-    for share, text in (
-        (axes.off, f"+{axes.off:.0%}"),
-        (0.0, "0"),
-        (-axes.off, f"−{axes.off:.0%}"),
-    ):
-        parts.append(_path("grid", (_LEFT, axes.y_off(share)), (_RIGHT, axes.y_off(share))))
-        parts.append(_level(axes.y_off(share), text))
-    parts.append(f'<text x="{_LEFT + 3}" y="{_OFF_TOP - 5}">error of the prediction</text>')
-    frame = (_path("frame", (_LEFT, y), (_RIGHT, y)) for y in (_BOTTOM, _OFF_BOTTOM))
-    return "".join([*parts, *frame])
+        parts.append(path("grid", [(_LEFT, axes.y(ns)), (_RIGHT, axes.y(ns))]))
+        parts.append(_level(axes.y(ns), short_tick(duration(ns))))
+    for error in (axes.largest_error, 0.0, -axes.largest_error):
+        y = axes.y_error(error)
+        parts.append(path("grid", [(_LEFT, y), (_RIGHT, y)]))
+        parts.append(_level(y, signed_percent(error).replace("-", "−") if error else "0"))
+    parts.append(text("", _LEFT + 3, _ERRORS_TOP - 5, "error of the prediction"))
+    parts += [path("frame", [(_LEFT, y), (_RIGHT, y)]) for y in (_BOTTOM, _ERRORS_BOTTOM)]
+    return parts
 
 
-def _ticks(axes: Axes) -> list[int]:
-    """Powers of two at equal steps, the last one with them where a step allows it."""
-    powers = range(math.ceil(math.log2(axes.small_bytes)), int(math.log2(axes.large_bytes)) + 1)
+def _ticks(axes: FitAxes) -> list[int]:
+    """Powers of two at equal steps, the last one among them where a step allows it."""
+    powers = range(math.ceil(math.log2(axes.x_low)), int(math.log2(axes.x_high)) + 1)
     last = len(powers) - 1
     steps = range(max(1, math.ceil(last / (_MOST_TICKS - 1))), last + 2)
     step = next((step for step in steps[:4] if last % step == 0), steps[0])
     return [1 << power for power in powers[::step]]
 
 
-def _levels(axes: Axes) -> list[float]:
+def _levels(axes: FitAxes) -> list[float]:
     """Powers of ten; 1, 2 and 5 of each where there would be too few."""
-    for steps in ((1,), (1, 3), (1, 2, 5)):
-        found = [
-            float(step * 10**power)
-            for power in range(13)
-            for step in steps
-            if axes.short_ns <= step * 10**power <= axes.long_ns
-        ]
-        if len(found) >= 3:
+    levels: list[float] = []
+    for digits in ((1,), (1, 3), (1, 2, 5)):
+        values = (float(digit * 10**power) for power in range(13) for digit in digits)
+        levels = [value for value in values if axes.y_low <= value <= axes.y_high]
+        if len(levels) >= 3:
             break
-    return found
+    return levels
 
 
-def _short_duration(ns: float) -> str:
-    for unit, scale in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
-        if ns >= scale:
-            return f"{ns / scale:g} {unit}"
-    return f"{ns:g} ns"
-
-
-def _times(fit: CollectiveFit, axes: Axes) -> str:
+def _draw_times(fit: CollectiveFit, axes: FitAxes) -> str:
     parts = []
     for segment in fit.segments:
         factor = segment.to_bytes / segment.from_bytes
         sizes = [segment.from_bytes * factor ** (i / _POINTS) for i in range(_POINTS + 1)]
-        parts.append(_path("line", *((axes.x(each), axes.y(segment.at(each))) for each in sizes)))
-    for each in fit.measured:
-        x = axes.x(each.size_bytes)
-        parts.append(_path("spread", (x, axes.y(each.low_ns)), (x, axes.y(each.high_ns))))
-        parts.append(
-            f'<circle class="dot" cx="{x:.1f}" cy="{axes.y(each.time_ns):.1f}" r="3.2">'
-            f"<title>{binary_size(each.size_bytes)}: measured {duration(each.time_ns)} "
-            f"({duration(each.low_ns)} to {duration(each.high_ns)}), "
-            f"predicted {duration(fit.expected_ns(each.size_bytes))}</title></circle>"
+        parts.append(path("line", [(axes.x(each), axes.y(segment.at(each))) for each in sizes]))
+    for point in fit.measured:
+        x = axes.x(point.size_bytes)
+        title = (
+            f"{binary_size(point.size_bytes)}: measured {duration(point.time_ns)} "
+            f"({duration(point.low_ns)} to {duration(point.high_ns)}), "
+            f"predicted {duration(fit.expected_ns(point.size_bytes))}"
         )
+        parts.append(path("spread", [(x, axes.y(point.low_ns)), (x, axes.y(point.high_ns))]))
+        parts.append(circle("dot", x, axes.y(point.time_ns), 3.2, title=title))
     return "".join(parts)
 
 
-def _errors(fit: CollectiveFit, axes: Axes) -> str:
-    top, bottom = axes.y_off(fit.noise), axes.y_off(-fit.noise)
-    parts = [
-        f'<rect class="band" x="{_LEFT}" y="{top:.1f}" width="{_RIGHT - _LEFT}" '
-        f'height="{bottom - top:.1f}"/>'
-    ]
-    for size_bytes, off in _offs(fit):
-        x, y = axes.x(size_bytes), axes.y_off(off)
-        parts.append(_path("spread", (x, axes.y_off(0)), (x, y)))
-        parts.append(
-            f'<circle class="off" cx="{x:.1f}" cy="{y:.1f}" r="2.2">'
-            f"<title>{binary_size(size_bytes)}: predicted {off:+.1%} of measured</title></circle>"
-        )
+def _draw_errors(fit: CollectiveFit, axes: FitAxes) -> str:
+    top, bottom = axes.y_error(fit.noise), axes.y_error(-fit.noise)
+    parts = [rect("band", _LEFT, top, _RIGHT - _LEFT, bottom - top)]
+    for size_bytes, error in _errors(fit):
+        x, y = axes.x(size_bytes), axes.y_error(error)
+        title = f"{binary_size(size_bytes)}: the prediction is off by {signed_percent(error)}"
+        parts.append(path("spread", [(x, axes.y_error(0)), (x, y)]))
+        parts.append(circle("off", x, y, 2.2, title=title))
     return "".join(parts)
 
 
-def _offs(fit: CollectiveFit) -> list[tuple[int, float]]:
+def _errors(fit: CollectiveFit) -> list[tuple[int, float]]:
+    """Each measured size, and how far the prediction is off."""
     return [
-        (each.size_bytes, fit.expected_ns(each.size_bytes) / each.time_ns - 1)
-        for each in fit.measured
+        (point.size_bytes, fit.expected_ns(point.size_bytes) / point.time_ns - 1)
+        for point in fit.measured
     ]
 
 
-def _between(start: float, end: float, value: float, low: float, high: float) -> float:
-    return start + (end - start) * math.log(value / low) / math.log(high / low)
-
-
-def _path(kind: str, *points: tuple[float, float]) -> str:
-    places = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-    return f'<path class="{kind}" d="M{places}"/>'
-
-
-def _level(y: float, text: str) -> str:
-    return f'<text class="level" x="{_LEFT - 7}" y="{y:.1f}">{text}</text>'
+def _level(y: float, words: str) -> str:
+    return text("level", _LEFT - 7, y, words)

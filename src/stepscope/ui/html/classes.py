@@ -1,4 +1,4 @@
-"""The colour classes of the page: one word each, shared by timeline, flame graphs and tables."""
+"""Classes of events, one colour each: shared by timeline, flame graphs and tables."""
 
 from __future__ import annotations
 
@@ -16,25 +16,29 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import RankExplanation
     from stepscope.records.trace import Trace
 
-EVENT_CLASSES = (
-    "compute",
-    "comm",
-    "memory",
-    "device_sync",
-    "device_annotation",
-    "device_other",
-    "operator",
-    "annotation",
-    "python_call",
-    "runtime",
-    "overhead",
-    "host_other",
-    "thread",
-)
+# class -> (what a tip calls an event of it, what the legend calls its colour)
+_WORDS = {
+    "compute": ("compute kernel", "Compute"),
+    "comm": ("communication", "Communication"),
+    "memory": ("copy or memset", "Copies"),
+    "device_sync": ("device sync", ""),
+    "device_annotation": ("device annotation", ""),
+    "device_other": ("device", ""),
+    "operator": ("operator", "Operator"),
+    "annotation": ("annotation", "Annotation"),
+    "python_call": ("Python function", "Python"),
+    "runtime": ("runtime call", "Runtime call"),
+    "overhead": ("profiler overhead", "Profiler work"),
+    "host_other": ("host", ""),
+    "thread": ("thread", ""),
+}
+EVENT_CLASSES = tuple(_WORDS)
+CLASS_WORDS = {name: tip for name, (tip, _) in _WORDS.items()}
+LEGEND = {name: label for name, (_, label) in _WORDS.items() if label}
 RUNTIME = EVENT_CLASSES.index("runtime")
 THREAD = EVENT_CLASSES.index("thread")
 
-_OF_HOST = {
+_HOST_CLASSES = {
     HostKind.OPERATOR: "operator",
     HostKind.ANNOTATION: "annotation",
     HostKind.PYTHON: "python_call",
@@ -42,7 +46,7 @@ _OF_HOST = {
     HostKind.OVERHEAD: "overhead",
     HostKind.OTHER: "host_other",
 }
-_OF_DEVICE = {
+_DEVICE_CLASSES = {
     DeviceKind.KERNEL: "compute",
     DeviceKind.MEMCPY: "memory",
     DeviceKind.MEMSET: "memory",
@@ -55,7 +59,7 @@ WORK = (DeviceKind.KERNEL, DeviceKind.MEMCPY, DeviceKind.MEMSET)
 
 def host_classes(trace: Trace, rank: RankExplanation) -> NDArray[np.uint8]:
     """Class of every host event; on a CPU-only trace communication keeps its colour."""
-    classes = _lookup(_OF_HOST)[trace.host.kind]
+    classes = _lookup(_HOST_CLASSES)[trace.host.kind]
     if trace.kind != "cpu":
         return classes
     comm = _codes_of_kind(trace.host.name, trace.strings, rank, "comm")
@@ -63,8 +67,8 @@ def host_classes(trace: Trace, rank: RankExplanation) -> NDArray[np.uint8]:
 
 
 def device_classes(trace: Trace, rank: RankExplanation) -> NDArray[np.uint8]:
-    """Class of every device event; `explain` has already said which kernels communicate."""
-    classes = _lookup(_OF_DEVICE)[trace.device.kind]
+    """Class of every device event; the explanation knows which kernels communicate."""
+    classes = _lookup(_DEVICE_CLASSES)[trace.device.kind]
     work = is_work(trace.device.kind)
     for kind in ("compute", "comm", "memory"):
         codes = _codes_of_kind(trace.device.name, trace.strings, rank, kind)

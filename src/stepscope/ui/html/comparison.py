@@ -5,41 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import jinja2
-from markupsafe import Markup
-
 from stepscope.records.explanation import Budget, Part
 from stepscope.records.figures import (
     milliseconds,
+    percent,
     signed_percent,
     significant,
     size,
     unsigned_percent,
 )
-from stepscope.ui.comparison import (
-    change_interval,
-    comparison_answer,
-    open_words,
-    promise_words,
-    whole_steps,
-)
+from stepscope.ui.comparison import comparison_answer, open_words, promise_words, whole_steps
 from stepscope.ui.html.comparison_charts import (
     PHASES,
     draw_change,
     draw_order,
     draw_spread,
+    signed,
     waterfall,
 )
-from stepscope.ui.html.parts import Slice, slices
-from stepscope.ui.html.report import (
-    _csp_hash,
-    _script,
-    _source,
-    _write_atomically,
-    format_ms,
-    format_percent,
-    sentence,
-)
+from stepscope.ui.html.parts import BudgetSlice, slices
+from stepscope.ui.html.render import render_page, write_atomically
 from stepscope.ui.html.step_lanes import draw_pair, lanes_of_side
 from stepscope.ui.words import PARTS, short_kernel
 
@@ -47,17 +32,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from markupsafe import Markup
+
     from stepscope.records.comparison import Comparison, NameChange
 
 STYLES = ("report.css", "calibration.css", "comparison.css")
-SCRIPTS = ("palette.js", "theme.js", "comparison.js")
 _ROWS = 25
 _LONGEST_NAME = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """A table; all columns but the first are numbers unless it says otherwise."""
+class PlainTable:
+    """A table; all columns but the first are numbers, unless `numbers` is False."""
 
     title: str
     columns: tuple[str, ...]
@@ -67,11 +53,11 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarSide:
-    """A's or B's bar; `left_over` is what it is shorter than the longer one."""
+    """A's or B's bar; `left_over` is how much shorter it is than the longer one."""
 
     name: str
     step: str
-    parts: list[Slice]
+    parts: list[BudgetSlice]
     left_over: float
 
 
@@ -79,7 +65,7 @@ class BarSide:
 class BarRow:
     """What one colour of the bars stands for."""
 
-    part: Slice
+    part: BudgetSlice
     a: str
     b: str
     change: str
@@ -98,38 +84,41 @@ class Bars:
 
 
 def write_comparison(comparison: Comparison, path: Path, *, cache: bool = True) -> None:
-    """One file that needs nothing else, whole or not at all.
-
-    Where the comparison read both traces, they are read again for a step of each.
-    """
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["sentence"] = sentence
-    environment.filters["ms"] = format_ms
-    environment.filters["percent"] = format_percent
-    script = _script(SCRIPTS)
-    page = environment.from_string(_source("comparison.html.j2")).render(
-        words=comparison_answer(comparison),
+    """Where the comparison read both traces, they are read again for one step of each."""
+    words = comparison_answer(comparison)
+    fall, bars, pair = waterfall(comparison), _bars(comparison), _pair(comparison, cache)
+    tables = [table for table in _tables(comparison) if table.rows]
+    sections = {
+        "verdict": ("Verdict", True),
+        "moved": ("What moved", fall),
+        "steps": ("Steps", True),
+        "parts": ("Parts", bars),
+        "timelines": ("Timelines", pair),
+        "tables": ("Tables", tables),
+    }
+    page = render_page(
+        "comparison.html.j2",
+        styles=STYLES,
+        scripts=["comparison"],
+        title=words.verdict,
+        links=[(id_, title) for id_, (title, there) in sections.items() if there],
+        words=words,
         promises=_promises(comparison),
         facts=_facts(comparison),
-        fall=waterfall(comparison),
-        confidence=f"{comparison.confidence:.0%}",
+        fall=fall,
+        confidence=percent(comparison.confidence),
         a_ms=milliseconds(comparison.a_ms),
         b_ms=milliseconds(comparison.b_ms),
         change=draw_change(comparison.low, comparison.change, comparison.high),
         spread=draw_spread(comparison.a, comparison.b),
         order=draw_order(comparison.a, comparison.b),
-        bars=_bars(comparison),
-        pair=_pair(comparison, cache),
+        bars=bars,
+        pair=pair,
         profiled=comparison.steps_are == "profiled",
-        tables=[table for table in _tables(comparison) if table.rows],
+        tables=tables,
         notes=comparison.notes,
-        style=Markup("".join(map(_source, STYLES))),
-        script=Markup(script),
-        script_hash=_csp_hash(script),
     )
-    _write_atomically(path, page)
+    write_atomically(path, page)
 
 
 def _pair(comparison: Comparison, cache: bool) -> Markup | None:
@@ -140,9 +129,10 @@ def _pair(comparison: Comparison, cache: bool) -> Markup | None:
 
 
 def _promises(comparison: Comparison) -> list[tuple[str, bool]]:
-    kept = comparison.promise
-    told = [(promise_words(kept), bool(kept.inside))] if kept else []
-    return told + [(open_words(each), False) for each in comparison.open_promises]
+    """What was promised, and whether it was delivered."""
+    promise = comparison.promise
+    closed = [(promise_words(promise), bool(promise.inside))] if promise else []
+    return closed + [(open_words(still_open), False) for still_open in comparison.open_promises]
 
 
 def _facts(comparison: Comparison) -> list[tuple[str, str]]:
@@ -154,11 +144,12 @@ def _facts(comparison: Comparison) -> list[tuple[str, str]]:
     ]
     if comparison.slow_steps is not None:
         slow = comparison.slow_steps
-        told = f"{slow.a_ms:.2f} -> {slow.b_ms:.2f} ms ({change_interval(slow.low, slow.high)})"
-        facts.append(("Slow steps, 95th percentile", told))
+        times = f"{significant(slow.a_ms)} -> {milliseconds(slow.b_ms)}"
+        ends = f"{signed_percent(slow.low)} to {signed_percent(slow.high)}"
+        facts.append(("Slow steps, 95th percentile", f"{times} ({ends})"))
     if comparison.a_peak_bytes is not None and comparison.b_peak_bytes is not None:
-        told = f"{size(comparison.a_peak_bytes)} -> {size(comparison.b_peak_bytes)}"
-        facts.append(("Memory peak", told))
+        peaks = f"{size(comparison.a_peak_bytes)} -> {size(comparison.b_peak_bytes)}"
+        facts.append(("Memory peak", peaks))
     return facts
 
 
@@ -182,18 +173,18 @@ def _bars(comparison: Comparison) -> Bars | None:
         legend=[
             BarRow(
                 part=known[PARTS[row.id][0]],
-                a=f"{row.a_ms:.3f}",
-                b=f"{row.b_ms:.3f}",
-                change=f"{row.change_ms:+.3f}",
+                a=significant(row.a_ms),
+                b=significant(row.b_ms),
+                change=signed(row.change_ms),
             )
             for row in rows
             if PARTS[row.id][0] in known
         ],
         whole=(
             "The step",
-            f"{steps[0]:.3f}",
-            f"{steps[1]:.3f}",
-            f"{steps[1] - steps[0]:+.3f}",
+            significant(steps[0]),
+            significant(steps[1]),
+            signed(steps[1] - steps[0]),
         ),
         longest=longest,
         about=_about_bars(comparison),
@@ -206,8 +197,8 @@ def _about_bars(comparison: Comparison) -> str:
             "The recorded steps, divided: the parts add up to them. They are too few for intervals."
         )
     return (
-        "Each side's step, as the verdict names it, divided as a trace of a few steps says: the "
-        "parts add up to it and have no interval. The phases above are of all steps."
+        "Each side's step, as in the verdict, divided as in the trace of a few steps: the parts "
+        "add up to it and have no interval. The phases above cover all steps."
     )
 
 
@@ -232,18 +223,20 @@ def _profiled(comparison: Comparison) -> str:
     return "profiled " if comparison.steps_are == "profiled" else ""
 
 
-def _tables(comparison: Comparison) -> list[Rows]:
+def _tables(comparison: Comparison) -> list[PlainTable]:
     columns = ("", "A, ms", "B, ms", "change, ms")
     named = (*columns, "calls A", "calls B")
     config = [(row.name, row.a or "-", row.b or "-") for row in comparison.config]
     changed = [(row.name, row.a or "-", row.b or "-") for row in comparison.evidence.changed]
     return [
-        Rows(title="Phases", columns=(*columns, "interval, ms"), rows=_phases(comparison)),
-        Rows(title="Kernels", columns=named, rows=_named(comparison.kernels)),
-        Rows(title="Operators", columns=named, rows=_named(comparison.operators)),
-        Rows(title="Runs", columns=_RUNS, rows=_runs(comparison)),
-        Rows(title="What changed in the step", columns=("", "A", "B"), rows=changed, numbers=False),
-        Rows(title="What else differs", columns=("", "A", "B"), rows=config, numbers=False),
+        PlainTable(title="Phases", columns=(*columns, "interval, ms"), rows=_phases(comparison)),
+        PlainTable(title="Kernels", columns=named, rows=_named(comparison.kernels)),
+        PlainTable(title="Operators", columns=named, rows=_named(comparison.operators)),
+        PlainTable(title="Runs", columns=_RUNS, rows=_runs(comparison)),
+        PlainTable(
+            title="What changed in the step", columns=("", "A", "B"), rows=changed, numbers=False
+        ),
+        PlainTable(title="What else differs", columns=("", "A", "B"), rows=config, numbers=False),
     ]
 
 
@@ -270,17 +263,17 @@ def _phases(comparison: Comparison) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         (
             PHASES.get(row.id, row.id),
-            f"{row.a_ms:.3f}",
-            f"{row.b_ms:.3f}",
-            f"{row.change_ms:+.3f}",
-            f"{row.low_ms:+.3f} to {row.high_ms:+.3f}",
+            significant(row.a_ms),
+            significant(row.b_ms),
+            signed(row.change_ms),
+            f"{signed(row.low_ms)} to {signed(row.high_ms)}",
         )
         for row in moved
     ]
     if rows:
         a, b = comparison.a_ms, comparison.b_ms
-        between = f"{a * comparison.low:+.3f} to {a * comparison.high:+.3f}"
-        rows.append(("The step", f"{a:.3f}", f"{b:.3f}", f"{b - a:+.3f}", between))
+        between = f"{signed(a * comparison.low)} to {signed(a * comparison.high)}"
+        rows.append(("The step", significant(a), significant(b), signed(b - a), between))
     return rows
 
 
@@ -288,9 +281,9 @@ def _named(rows: tuple[NameChange, ...]) -> list[tuple[str, ...]]:
     return [
         (
             short_kernel(row.name, _LONGEST_NAME),
-            "-" if row.a_ms is None else f"{row.a_ms:.3f}",
-            "-" if row.b_ms is None else f"{row.b_ms:.3f}",
-            f"{row.change_ms:+.3f}",
+            "-" if row.a_ms is None else significant(row.a_ms),
+            "-" if row.b_ms is None else significant(row.b_ms),
+            signed(row.change_ms),
             "-" if row.a_calls is None else f"{row.a_calls:.4g}",
             "-" if row.b_calls is None else f"{row.b_calls:.4g}",
         )

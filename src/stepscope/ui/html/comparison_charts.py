@@ -1,6 +1,6 @@
 """The comparison's charts: the change, how steps are spread, and the way from A's step to B's.
 
-Places are percentages of the width, so that charts shrink and their words do not.
+Positions are percentages of the width, so that charts shrink and their text does not.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from markupsafe import Markup
 
-from stepscope.records.figures import milliseconds, signed_percent
-from stepscope.ui.comparison import change_interval
+from stepscope.records.figures import milliseconds, percent, signed_percent, significant
+from stepscope.ui.html.svg import circle, line, rect, text
 from stepscope.ui.words import PARTS
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 A_COLOR, B_COLOR = "s-compute", "s-comm"
 _BINS = 40
 _UNDRAWN = 3  # percentiles at the slow end: a single step may take a hundred times as long
-_HIGH = 150  # of a chart of steps
+_HIGH = 150  # height of a chart of steps
 _MARGIN = 0.12
-_BEYOND = 0.6  # how far intervals may reach out of the waterfall, of its width
+_BEYOND = 0.6  # of the waterfall's width: how far intervals may reach out of it
 PHASES = {
     "data": "Data",
     "forward": "Forward",
@@ -39,13 +39,13 @@ PHASES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fall:
-    """One row of the waterfall; places are percentages of its width."""
+class WaterfallRow:
+    """One row of the waterfall; positions are percentages of its width."""
 
     label: str
     change: str
     between: str  # the interval, in words
-    sure: bool  # beyond chance; without an interval nobody says otherwise
+    sure: bool  # beyond chance, or without an interval
     tone: str  # less, more, or still
     left: float
     width: float
@@ -62,7 +62,7 @@ class Waterfall:
     b: str
     a_at: float
     b_at: float
-    rows: tuple[Fall, ...]
+    rows: tuple[WaterfallRow, ...]
     about: str
 
 
@@ -72,15 +72,14 @@ def draw_change(low: float, value: float, high: float) -> Markup:
     margin = _MARGIN * ((right - left) or 1.0)
     scale = _Scale(left - margin, right + margin)
     zero, middle = scale.at(0.0), scale.at(value)
-    band = f'x="{scale.at(low)}" width="{scale.wide(low, high)}"'
     marks = [
-        f'<line class="frame" x1="{zero}" x2="{zero}" y1="14" y2="112"/>',
-        f'<text class="tick" x="{zero}" y="128">no change</text>',
-        f'<rect class="band" {band} y="48" height="24"/>',
-        f'<line class="line" x1="{scale.at(low)}" x2="{scale.at(high)}" y1="60" y2="60"/>',
-        f'<circle class="dot" cx="{middle}" cy="60" r="5"/>',
-        f'<text class="tick strong" x="{middle}" y="36">{signed_percent(value)}</text>',
-        f'<text class="tick" x="50%" y="148">{change_interval(low, high)}</text>',
+        line("frame", zero, zero, 14, 112),
+        text("tick", zero, 128, "no change"),
+        rect("band", scale.at(low), 48, scale.wide(low, high), 24),
+        line("line", scale.at(low), scale.at(high), 60, 60),
+        circle("dot", middle, 60, 5),
+        text("tick strong", middle, 36, signed_percent(value)),
+        text("tick", "50%", 148, f"{signed_percent(low)} to {signed_percent(high)}"),
     ]
     return _svg(156, "".join(marks), "The change and its interval", A_COLOR)
 
@@ -94,15 +93,14 @@ def draw_spread(a: Side, b: Side) -> Markup:
     bars = []
     for color, side, share in ((A_COLOR, a, shares[0]), (B_COLOR, b, shares[1])):
         inside = [
-            f'<rect class="bin" x="{100 * place / _BINS:.2f}%" width="{100 / _BINS:.2f}%" '
-            f'y="{_HIGH - 130 * part / highest:.1f}" height="{130 * part / highest:.1f}"/>'
+            rect("bin", f"{100 * place / _BINS:.2f}%", _HIGH - tall, f"{100 / _BINS:.2f}%", tall)
             for place, part in enumerate(share.tolist())
-            if part > 0
+            if (tall := 130 * part / highest) > 0
         ]
         at = scale.at(side.ms)
-        inside.append(f'<line class="median" x1="{at}" x2="{at}" y1="4" y2="{_HIGH}"/>')
+        inside.append(line("median", at, at, 4, _HIGH))
         bars.append(f'<g class="{color}">{"".join(inside)}</g>')
-    base = f'<line class="frame" x1="0%" x2="100%" y1="{_HIGH}" y2="{_HIGH}"/>'
+    base = line("frame", "0%", "100%", _HIGH, _HIGH)
     return _svg(_HIGH + 22, "".join(bars) + base + _ticks(scale), "How long steps take, A and B")
 
 
@@ -113,38 +111,37 @@ def draw_order(a: Side, b: Side) -> Markup:
     def y(ms: float) -> float:
         return 22 + (_HIGH - 30) * (1 - min(max((ms - low) / (high - low), 0.0), 1.0))
 
-    out = []
+    groups = []
     for color, side in ((A_COLOR, a), (B_COLOR, b)):
         trail = [ms for run in side.runs for ms in run.trail_ms]
         dots = [
-            f'<circle cx="{100 * (place + 0.5) / len(trail):.2f}%" cy="{y(ms):.1f}" r="2"/>'
+            circle("step", f"{100 * (place + 0.5) / len(trail):.2f}%", y(ms), 2)
             for place, ms in enumerate(trail)
         ]
-        line = (
-            f'<line class="median" x1="0%" x2="100%" y1="{y(side.ms):.1f}" y2="{y(side.ms):.1f}"/>'
-        )
-        out.append(f'<g class="{color} trail">{"".join(dots)}{line}</g>')
+        median = line("median", "0%", "100%", y(side.ms), y(side.ms))
+        groups.append(f'<g class="{color} trail">{"".join(dots)}{median}</g>')
     words = [
-        f'<text x="0" y="{_HIGH + 14}">first step</text>',
-        f'<text x="100%" y="{_HIGH + 14}" text-anchor="end">last step</text>',
-        f'<text x="2" y="11">{milliseconds(high)}</text>',
-        f'<text x="2" y="{_HIGH - 3}">{milliseconds(low)}</text>',
+        text("", 0, _HIGH + 14, "first step"),
+        text("is-end", "100%", _HIGH + 14, "last step"),
+        text("", 2, 11, milliseconds(high)),
+        text("", 2, _HIGH - 3, milliseconds(low)),
     ]
-    frame = f'<line class="frame" x1="0%" x2="100%" y1="{_HIGH}" y2="{_HIGH}"/>'
-    return _svg(_HIGH + 22, frame + "".join(out + words), "Steps in the order they ran, A and B")
+    frame = line("frame", "0%", "100%", _HIGH, _HIGH)
+    return _svg(_HIGH + 22, frame + "".join(groups + words), "Steps in the order they ran, A and B")
 
 
 def waterfall(comparison: Comparison) -> Waterfall | None:
-    """By phase over all measured steps; of profiled steps by part, which has no interval."""
+    """By phase over all measured steps; by part, without intervals, over profiled ones."""
     rows = _measured_rows(comparison) or _profiled_rows(comparison)
     if not rows:
         return None
-    ends = np.concatenate(([comparison.a_ms], comparison.a_ms + np.cumsum([x[1] for x in rows])))
+    changes = np.cumsum([change for _, change, _ in rows])
+    ends = np.concatenate(([comparison.a_ms], comparison.a_ms + changes))
     left, right = float(ends.min()), float(ends.max())
     margin = _MARGIN * ((right - left) or 0.01 * comparison.a_ms)
     scale = _Scale(left - margin, right + margin)
     room = _BEYOND * (scale.right - scale.left)
-    reach = [(ends[i] + x[2][j]) for i, x in enumerate(rows) if x[2] for j in (0, 1)]
+    reach = [ends[i] + end for i, (_, _, ends_ms) in enumerate(rows) for end in ends_ms or ()]
     near = [x for x in reach if scale.left - room <= x <= scale.right + room]
     scale = _Scale(min([scale.left, *near]), max([scale.right, *near]))
     return Waterfall(
@@ -153,22 +150,22 @@ def waterfall(comparison: Comparison) -> Waterfall | None:
         a_at=scale.share(comparison.a_ms),
         b_at=scale.share(comparison.b_ms),
         rows=tuple(
-            _fall(label, change, between, float(ends[place]), scale)
+            _waterfall_row(label, change, between, float(ends[place]), scale)
             for place, (label, change, between) in enumerate(rows)
         ),
         about=_about(comparison),
     )
 
 
-_Row = tuple[str, float, tuple[float, float] | None]
+_Change = tuple[str, float, tuple[float, float] | None]  # label, ms, interval
 
 
-def _measured_rows(comparison: Comparison) -> list[_Row]:
+def _measured_rows(comparison: Comparison) -> list[_Change]:
     moved = (*comparison.phases, *((comparison.rest,) if comparison.rest else ()))
     return [(PHASES.get(x.id, x.id), x.change_ms, (x.low_ms, x.high_ms)) for x in moved]
 
 
-def _profiled_rows(comparison: Comparison) -> list[_Row]:
+def _profiled_rows(comparison: Comparison) -> list[_Change]:
     return [(PARTS[x.id][0], x.change_ms, None) for x in comparison.budget if x.a_ms or x.b_ms]
 
 
@@ -177,21 +174,21 @@ def _about(comparison: Comparison) -> str:
         return "Parts of the profiled steps; there are too few of them for intervals."
     return (
         "Phases of the training loop on the host, over all measured steps: differences of medians "
-        f"with their {comparison.confidence:.0%} intervals. Pale: within chance. The rest is what "
-        "medians of phases leave of the median step (pauses that hit now one phase, now another), "
-        "so that all of it adds up to B - A."
+        f"with their {percent(comparison.confidence)} intervals. Pale: within chance. The rest is "
+        "the median step less the medians of its phases (pauses that hit now one phase, now "
+        "another), so that everything adds up to B - A."
     )
 
 
-def _fall(
+def _waterfall_row(
     label: str, change: float, between: tuple[float, float] | None, start: float, scale: _Scale
-) -> Fall:
+) -> WaterfallRow:
     ends = sorted((start, start + change))
     sure = between is None or not between[0] <= 0 <= between[1]
-    return Fall(
+    return WaterfallRow(
         label=label,
-        change=f"{round(change, 2) + 0.0:+.2f} ms",
-        between="" if between is None else f"{between[0]:+.2f} to {between[1]:+.2f}",
+        change=f"{signed(change)} ms",
+        between="" if between is None else f"{signed(between[0])} to {signed(between[1])}",
         sure=sure,
         tone="still" if not sure or not change else "less" if change < 0 else "more",
         left=scale.share(ends[0]),
@@ -202,6 +199,11 @@ def _fall(
         if between is None
         else (scale.share(start + between[0]), scale.share(start + between[1])),
     )
+
+
+def signed(ms: float) -> str:
+    """With its sign; what is not worth three digits is 0."""
+    return "0" if abs(ms) < 5e-4 else f"{'+' if ms > 0 else ''}{significant(ms)}"
 
 
 class _Scale:
@@ -229,7 +231,7 @@ def _drawn_range(a: Side, b: Side) -> tuple[float, float]:
 
 
 def _shares(side: Side, edges: Floats) -> Floats:
-    """Of all steps, between neighbouring edges; by percentiles, so as exact as one in a hundred."""
+    """Share of all steps between neighbouring edges, from percentiles: as exact as these."""
     levels = np.linspace(0.0, 1.0, len(side.quantiles_ms))
     below = np.interp(edges, side.quantiles_ms, levels, left=0.0, right=1.0)
     shares: Floats = np.diff(below)
@@ -237,14 +239,11 @@ def _shares(side: Side, edges: Floats) -> Floats:
 
 
 def _ticks(scale: _Scale) -> str:
-    out = []
-    for part, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
+    ticks = []
+    for part, kind in ((0.0, ""), (0.5, "is-middle"), (1.0, "is-end")):
         ms = scale.left + part * (scale.right - scale.left)
-        out.append(
-            f'<text x="{100 * part:g}%" y="{_HIGH + 16}" text-anchor="{anchor}">'
-            f"{milliseconds(ms)}</text>"
-        )
-    return "".join(out)
+        ticks.append(text(kind, f"{100 * part:g}%", _HIGH + 16, milliseconds(ms)))
+    return "".join(ticks)
 
 
 def _svg(height: int, inside: str, label: str, color: str = "") -> Markup:

@@ -1,7 +1,7 @@
 """Call stacks merged into trees: host time by stack, device time by the stack that launched it.
 
-Nodes are in level order, so a parent always precedes its children. Sums are exact: bincount adds
-in float64, which holds every integer up to 2**53 ns (104 days).
+Nodes are in level order: a parent always precedes its children. Sums are exact: bincount adds in
+float64, which holds every integer up to 2**53 ns (104 days).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.ui.html.classes import RUNTIME, THREAD, is_work
+from stepscope.ui.html.lanes import stack_depth
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,8 +41,8 @@ class Flame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stacks:
-    """Every distinct call stack of the host, and which of them each host row is."""
+class HostStacks:
+    """Every distinct call stack of the host, and the stack of each host row."""
 
     flame: Flame
     node: Ints  # of each host row
@@ -55,7 +56,7 @@ def merge_stacks(
     kind: NDArray[np.uint8],
     threads: list[int],
     thread_name: dict[int, int],
-) -> Stacks:
+) -> HostStacks:
     """Host rows with the same names all the way up become one node; threads are the roots."""
     node = np.zeros(len(host), dtype=np.int64)
     root_of = np.zeros(max(threads, default=-1) + 1, dtype=np.int64)
@@ -81,11 +82,11 @@ def merge_stacks(
         node[rows] = first + inverse
         first += len(merged.parent)
         levels.append(merged)
-    return Stacks(flame=_tree(levels), node=node)
+    return HostStacks(flame=_tree(levels), node=node)
 
 
 def launched_by(
-    stacks: Stacks,
+    stacks: HostStacks,
     device: DeviceEvents,
     *,
     name: Ints,
@@ -111,18 +112,18 @@ def launched_by(
     )
 
 
-def narrowest_left_out(flame: Flame, max_nodes: int = MAX_NODES) -> Flame:
-    """At most `max_nodes` nodes. A parent is never narrower than its child, so none is orphaned."""
+def keep_widest(flame: Flame, max_nodes: int = MAX_NODES) -> Flame:
+    """Keep the widest nodes. A parent is never narrower than its child, so none is orphaned."""
     if len(flame) <= max_nodes:
         return flame
     widest = np.lexsort((np.arange(len(flame)), -_subtree_peak(flame)))[:max_nodes]
-    kept = np.zeros(len(flame), dtype=bool)
-    kept[widest] = True
-    return _select(flame, kept, left_out=len(flame) - max_nodes)
+    selected = np.zeros(len(flame), dtype=bool)
+    selected[widest] = True
+    return _select(flame, selected, left_out=len(flame) - max_nodes)
 
 
 def _subtree_peak(flame: Flame) -> Ints:
-    """Total of a node, raised to its widest descendant's where clocks made a child stick out."""
+    """Total of a node, or of its widest descendant where clocks make a child longer."""
     peak = flame.total_ns.copy()
     for row in _levels_up(flame.parent):
         np.maximum.at(peak, flame.parent[row], peak[row])
@@ -176,8 +177,8 @@ def _self_time(parent: Ints, total: Ints) -> Ints:
     return own
 
 
-def _launching_node(stacks: Stacks, launch: NDArray[np.int32]) -> Ints:
-    """The stack above the runtime call, which says nothing that the kernel's name does not."""
+def _launching_node(stacks: HostStacks, launch: NDArray[np.int32]) -> Ints:
+    """The stack above the runtime call, which adds nothing to the kernel's name."""
     node = np.full(len(launch), -1, dtype=np.int64)
     linked = launch >= 0
     node[linked] = stacks.node[launch[linked]]
@@ -189,7 +190,7 @@ def _launching_node(stacks: Stacks, launch: NDArray[np.int32]) -> Ints:
 
 
 def _add_up(parent: Ints, own: Ints) -> Ints:
-    """Totals from own shares: every level hands its sums to the one above it."""
+    """Totals from own shares: every level adds its sums to the level above."""
     total = own.astype(np.int64)
     for row in _levels_up(parent):
         np.add.at(total, parent[row], total[row])
@@ -198,13 +199,7 @@ def _add_up(parent: Ints, own: Ints) -> Ints:
 
 def _levels_up(parent: Ints) -> list[Ints]:
     """Rows of each level that has a parent, deepest level first."""
-    depth = np.zeros(len(parent), dtype=np.int64)
-    rows = np.flatnonzero(parent >= 0)
-    above = parent[rows]
-    while rows.size:
-        depth[rows] += 1
-        further = parent[above] >= 0
-        rows, above = rows[further], parent[above[further]]
+    depth = stack_depth(parent)
     return [np.flatnonzero(depth == level) for level in range(int(depth.max(initial=0)), 0, -1)]
 
 
@@ -222,15 +217,15 @@ def _drop_empty(
     return _select(flame, count > 0)
 
 
-def _select(flame: Flame, kept: NDArray[np.bool_], left_out: int = 0) -> Flame:
-    place = np.cumsum(kept) - 1
-    parent = flame.parent[kept]
+def _select(flame: Flame, selected: NDArray[np.bool_], left_out: int = 0) -> Flame:
+    place = np.cumsum(selected) - 1
+    parent = flame.parent[selected]
     return Flame(
         parent=np.where(parent >= 0, place[parent], -1),
-        name=flame.name[kept],
-        kind=flame.kind[kept],
-        count=flame.count[kept],
-        total_ns=flame.total_ns[kept],
-        self_ns=flame.self_ns[kept],
+        name=flame.name[selected],
+        kind=flame.kind[selected],
+        count=flame.count[selected],
+        total_ns=flame.total_ns[selected],
+        self_ns=flame.self_ns[selected],
         left_out=left_out,
     )

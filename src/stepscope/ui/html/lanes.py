@@ -1,4 +1,4 @@
-"""Where every event sits: a lane for each stream and thread, a row for each depth in it."""
+"""Where every event is drawn: one lane per stream and thread, one row per depth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from stepscope.records.trace import Thread, Trace
 
-MAX_OVERLAP_ROWS = 8  # kernels of one stream that still overlap after this share the last row
+MAX_OVERLAP_ROWS = 8  # kernels that overlap more share the last row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,14 +24,14 @@ class Lane:
 
     name: str
     group: Literal["device", "host"]
-    work: bool  # device work, which idle gaps are drawn behind
+    work: bool  # device work; idle gaps are drawn behind it
     first_row: int
     rows: int
     events: int
 
 
-def host_depth(parent: NDArray[np.int32]) -> NDArray[np.int32]:
-    """How many events enclose each one: walks all chains up at once, one level a turn."""
+def stack_depth(parent: NDArray[np.int32] | NDArray[np.int64]) -> NDArray[np.int32]:
+    """How many rows enclose each one: climbs all stacks at once, one level per turn."""
     depth = np.zeros(len(parent), dtype=np.int32)
     rows = np.flatnonzero(parent >= 0)
     above = parent[rows]
@@ -69,9 +69,9 @@ def _stream_name(key: list[int], *, several: bool) -> str:
 
 
 def overlap_rows(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Rows in which the events of one lane do not overlap; sorted by start, then longest first.
+    """Rows in which the events of one lane do not overlap.
 
-    A row takes every event that starts after all before it have ended; the rest try the next row.
+    A row takes every event that starts after all earlier ones have ended; the rest try the next.
     """
     row = np.zeros(len(start), dtype=np.int32)
     left = np.lexsort((-end, start))
@@ -86,7 +86,7 @@ def overlap_rows(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np
 
 
 def thread_order(trace: Trace) -> list[int]:
-    """Threads that have events: the one that holds the steps first, then the busiest."""
+    """Threads that have events: the one with the steps first, then the busiest."""
     used, count = np.unique(trace.host.thread, return_counts=True)
     main = main_thread(trace)
     pairs = sorted(zip(used.tolist(), count.tolist(), strict=True), key=lambda p: (-p[1], p[0]))

@@ -1,4 +1,4 @@
-"""The slices of a step as the page shows them: words of `ui.words`, colours of the style sheet."""
+"""The parts of a step as the page shows them: words of `ui.words`, colours of the style sheet."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
-    """One slice as the page shows it; `color` names a CSS variable."""
+class BudgetSlice:
+    """One part of a step; `color` names a CSS variable."""
 
     label: str
     color: str
@@ -26,8 +26,8 @@ class Slice:
 _COLORS = {"exposed_comm": "comm", "exposed_memory": "memory"}
 
 
-def slices(budget: Budget) -> list[Slice]:
-    """The budget's parts that took any time, in the order given."""
+def slices(budget: Budget) -> list[BudgetSlice]:
+    """The budget's parts that took any time."""
     return [_slice(part) for part in budget.parts if part.ms > 0]
 
 
@@ -36,10 +36,10 @@ def gap_labels() -> dict[str, str]:
     return {_key(name): label for name, (label, idle, _) in PARTS.items() if idle}
 
 
-def _slice(part: Part) -> Slice:
+def _slice(part: Part) -> BudgetSlice:
     key = _key(part.id)
     label, idle, hint = PARTS[part.id]
-    return Slice(
+    return BudgetSlice(
         label=label,
         color=_COLORS.get(key, key),
         idle=idle,

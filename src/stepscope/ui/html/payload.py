@@ -1,4 +1,4 @@
-"""A picture and its tables as text that fits in a page: columns, deflated, in base64.
+"""A rank's picture and tables as text for a page: columns, deflated, in base64.
 
     u32 length of the JSON head | JSON head | columns, in the order the head lists them
 
@@ -35,7 +35,7 @@ def encode_rank(picture: RankPicture | None, tables: list[dict[str, Any]]) -> st
 
 
 def encode_block(head: dict[str, Any], columns: dict[str, Column]) -> str:
-    """Any head and its columns as one data block."""
+    """A head and its columns as one data block."""
     listed = [[name, *_shape(column)] for name, column in columns.items()]
     head = {**head, "columns": listed}
     text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
@@ -45,7 +45,7 @@ def encode_block(head: dict[str, Any], columns: dict[str, Column]) -> str:
 
 
 def transpose(column: Column) -> bytes:
-    """The column's bytes, all lowest bytes first, as wide as its largest value needs."""
+    """The column's bytes, all lowest bytes first; as many as its largest value needs."""
     _, width = _shape(column)
     little = np.ascontiguousarray(column, dtype="<u8")
     planes = little.view(np.uint8).reshape(-1, 8)[:, :width]
@@ -109,7 +109,7 @@ def _flame_columns(name: str, flame: Flame) -> dict[str, Column]:
 
 
 def _deltas(start: NDArray[np.int64], row_start: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Time since the row's previous event; the first of a row counts from the picture's zero."""
+    """Time since the row's previous event; a row's first event counts from the picture's zero."""
     delta = np.diff(start, prepend=0)
     first = row_start[:-1][np.diff(row_start) > 0]
     delta[first] = start[first]
@@ -117,7 +117,7 @@ def _deltas(start: NDArray[np.int64], row_start: NDArray[np.int64]) -> NDArray[n
 
 
 def _links(link: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Links as differences to the one before: launches come in order, so these are small."""
+    """Differences between neighbouring links: launches come in order, so these are small."""
     return _zigzag(np.diff(link + 1, prepend=0))
 
 

@@ -1,27 +1,27 @@
-"""What the page draws of one rank, taken out of the trace while it is still in memory.
+"""What the page draws of one rank, taken from the trace while it is still in memory.
 
-A picture is small enough to send between processes: the trace itself never leaves its worker.
+A picture is small enough to be sent between processes: the trace never leaves its worker.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stepscope.records.trace import HostKind
 from stepscope.ui.html.classes import device_classes, host_classes
-from stepscope.ui.html.flame import Flame, launched_by, merge_stacks, narrowest_left_out
+from stepscope.ui.html.flame import Flame, keep_widest, launched_by, merge_stacks
 from stepscope.ui.html.lanes import (
     Lane,
-    host_depth,
     overlap_rows,
+    stack_depth,
     stream_lanes,
     thread_names,
     thread_order,
 )
-from stepscope.ui.html.select_events import Kept, keep_rows
+from stepscope.ui.html.select_events import EventSelection, select_events
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,8 +36,8 @@ UNLINKED = "(launch not recorded)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """The timeline's events, sorted by (row, start). Times are relative to the picture's zero."""
+class DrawnEvents:
+    """The timeline's events, sorted by row, then start. Times count from the picture's zero."""
 
     row_start: Ints  # where each row begins, and the end of the last
     start_ns: Ints
@@ -51,8 +51,8 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shades:
-    """Idle gaps behind the device lanes, sorted by start."""
+class DrawnGaps:
+    """Idle gaps, drawn behind the device lanes, sorted by start."""
 
     start_ns: Ints
     dur_ns: Ints
@@ -71,7 +71,7 @@ class StepMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPicture:
-    """Everything the page needs about one rank that is not in its RankExplanation."""
+    """What the page needs about one rank besides its RankExplanation."""
 
     path: str
     rank: int | None
@@ -79,8 +79,8 @@ class RankPicture:
     span_ns: int
     strings: tuple[str, ...]
     lanes: tuple[Lane, ...]
-    events: Drawn
-    gaps: Shades
+    events: DrawnEvents
+    gaps: DrawnGaps
     steps: tuple[StepMark, ...]
     host_flame: Flame
     device_flame: Flame
@@ -89,7 +89,7 @@ class RankPicture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Placed:
-    """Events of one side (host or device) with their rows, before sorting."""
+    """Events of one side, host or device, with their rows, before sorting."""
 
     rows: Ints  # row numbers in the trace's columns
     row: Ints  # row on the page
@@ -98,17 +98,19 @@ class _Placed:
 
 def draw_rank(trace: Trace, rank: RankExplanation, *, max_events: int = 200_000) -> RankPicture:
     """The picture of one rank; events beyond `max_events` are left out of the timeline only."""
-    depth = host_depth(trace.host.parent)
+    depth = stack_depth(trace.host.parent)
     stream_lane, stream_names, stream_work = stream_lanes(trace)
-    kept = keep_rows(trace, rank.steps.steps, stream_lane, max_events)
-    device = _place_device(trace, kept.device, stream_lane, stream_names, stream_work)
-    host = _place_host(trace, kept.host, depth, first_row=sum(lane.rows for lane in device.lanes))
-    names = _Names(trace)
+    selection = select_events(trace, rank.steps.steps, stream_lane, max_events)
+    device = _place_device(trace, selection.device, stream_lane, stream_names, stream_work)
+    host = _place_host(
+        trace, selection.host, depth, first_row=sum(lane.rows for lane in device.lanes)
+    )
+    names = _NameTable(trace)
     host_class, device_class = host_classes(trace, rank), device_classes(trace, rank)
     host_flame, device_flame = _flames(trace, depth, host_class, device_class, names)
-    zero, end = _window(trace, rank, kept)
+    zero, end = _window(trace, rank, selection)
     events = _merge_sides(trace, device, host, host_class, device_class, zero)
-    gaps = _shades(trace, rank, zero, end)
+    gaps = _drawn_gaps(trace, rank, zero, end)
     used, strings = names.used(
         events.name, gaps.frame[gaps.frame >= 0], host_flame.name, device_flame.name
     )
@@ -119,22 +121,17 @@ def draw_rank(trace: Trace, rank: RankExplanation, *, max_events: int = 200_000)
         span_ns=end - zero,
         strings=strings,
         lanes=device.lanes + host.lanes,
-        events=_renamed(events, used),
-        gaps=Shades(
-            start_ns=gaps.start_ns,
-            dur_ns=gaps.dur_ns,
-            cause=gaps.cause,
-            frame=np.where(gaps.frame >= 0, np.searchsorted(used, gaps.frame), -1),
-        ),
+        events=replace(events, name=np.searchsorted(used, events.name)),
+        gaps=replace(gaps, frame=np.where(gaps.frame >= 0, np.searchsorted(used, gaps.frame), -1)),
         steps=_step_marks(rank, zero, end),
-        host_flame=_flame_renamed(host_flame, used),
-        device_flame=_flame_renamed(device_flame, used),
-        left_out=kept.detail,
+        host_flame=replace(host_flame, name=np.searchsorted(used, host_flame.name)),
+        device_flame=replace(device_flame, name=np.searchsorted(used, device_flame.name)),
+        left_out=selection.detail,
     )
 
 
-class _Names:
-    """The trace's strings and the few that the page adds, numbered in one table."""
+class _NameTable:
+    """The trace's strings and those that the page adds, numbered together."""
 
     def __init__(self, trace: Trace) -> None:
         self._strings = trace.strings
@@ -145,7 +142,7 @@ class _Names:
         return len(self._strings) + len(self._extra) - 1
 
     def used(self, *columns: Ints) -> tuple[Ints, tuple[str, ...]]:
-        """The codes that occur, sorted, and their texts."""
+        """The numbers that occur, sorted, and their texts."""
         codes = np.unique(np.concatenate(columns))
         base = len(self._strings)
         texts = [
@@ -219,8 +216,8 @@ def _merge_sides(
     host_class: NDArray[np.uint8],
     device_class: NDArray[np.uint8],
     zero: int,
-) -> Drawn:
-    """Both sides in page order, each device event pointing at the place of its launch."""
+) -> DrawnEvents:
+    """Both sides in the order of the page; a device event links to its launch."""
     row = np.concatenate([device.row, host.row])
     start = np.concatenate([trace.device.start_ns[device.rows], trace.host.start_ns[host.rows]])
     dur = np.concatenate([trace.device.dur_ns[device.rows], trace.host.dur_ns[host.rows]])
@@ -232,7 +229,7 @@ def _merge_sides(
     rows = sum(lane.rows for lane in device.lanes + host.lanes)
     name = np.concatenate([trace.device.name[device.rows], trace.host.name[host.rows]])
     kind = np.concatenate([device_class[device.rows], host_class[host.rows]])
-    return Drawn(
+    return DrawnEvents(
         row_start=np.searchsorted(row[order], np.arange(rows + 1)),
         start_ns=start[order] - zero,
         dur_ns=dur[order],
@@ -244,16 +241,16 @@ def _merge_sides(
 
 def _launch_places(trace: Trace, device_rows: Ints, host_rows: Ints, place: Ints) -> Ints:
     """Where the launch of each drawn device event is drawn, -1 if it is not."""
-    drawn_at = np.full(len(trace.host) + 1, -1, dtype=np.int64)  # the last one stands for -1
+    drawn_at = np.full(len(trace.host) + 1, -1, dtype=np.int64)  # one more, for -1
     drawn_at[host_rows] = place[len(device_rows) :]
     launches: Ints = drawn_at[trace.device.launch[device_rows]]
     return launches
 
 
-def _window(trace: Trace, rank: RankExplanation, kept: Kept) -> tuple[int, int]:
+def _window(trace: Trace, rank: RankExplanation, selection: EventSelection) -> tuple[int, int]:
     """The picture's first and last nanosecond."""
-    if kept.window_ns is not None:
-        return kept.window_ns
+    if selection.window_ns is not None:
+        return selection.window_ns
     starts = [column.start_ns for column in (trace.host, trace.device) if len(column)]
     ends = [c.start_ns + c.dur_ns for c in (trace.host, trace.device) if len(c)]
     if not starts:
@@ -266,7 +263,7 @@ def _flames(
     depth: NDArray[np.int32],
     host_class: NDArray[np.uint8],
     device_class: NDArray[np.uint8],
-    names: _Names,
+    names: _NameTable,
 ) -> tuple[Flame, Flame]:
     threads = thread_order(trace)
     stacks = merge_stacks(
@@ -284,27 +281,27 @@ def _flames(
         kind=device_class,
         unlinked_name=names.add(UNLINKED),
     )
-    return narrowest_left_out(stacks.flame), narrowest_left_out(device)
+    return keep_widest(stacks.flame), keep_widest(device)
 
 
 def _steps_as_one(trace: Trace, any_step: int) -> Ints:
-    """Host names with all steps under one, so that their stacks merge."""
+    """Host names with one name for all steps, so that their stacks merge."""
     host = trace.host
     name = host.name.astype(np.int64)
-    noted = np.unique(host.name[host.kind == HostKind.ANNOTATION]).tolist()
-    steps = [code for code in noted if trace.strings[code].startswith("ProfilerStep#")]
+    annotations = np.unique(host.name[host.kind == HostKind.ANNOTATION]).tolist()
+    steps = [code for code in annotations if trace.strings[code].startswith("ProfilerStep#")]
     name[np.isin(name, steps)] = any_step
     return name
 
 
-def _shades(trace: Trace, rank: RankExplanation, zero: int, end: int) -> Shades:
+def _drawn_gaps(trace: Trace, rank: RankExplanation, zero: int, end: int) -> DrawnGaps:
     gaps = rank.gaps
     if gaps is None:
-        raise ValueError("a picture is drawn where the trace is, while the gaps are there")
+        raise ValueError("the gaps are known only in the worker that read the trace")
     seen = (gaps.end_ns > zero) & (gaps.start_ns < end)
     start = np.maximum(gaps.start_ns[seen], zero)
     frame = gaps.frame[seen].astype(np.int64)
-    return Shades(
+    return DrawnGaps(
         start_ns=start - zero,
         dur_ns=np.minimum(gaps.end_ns[seen], end) - start,
         cause=gaps.cause[seen].astype(np.uint8),
@@ -317,27 +314,4 @@ def _step_marks(rank: RankExplanation, zero: int, end: int) -> tuple[StepMark, .
         StepMark(name=step.name, start_ns=step.start_ns - zero, dur_ns=step.dur_ns)
         for step in rank.steps.steps
         if step.start_ns + step.dur_ns > zero and step.start_ns < end
-    )
-
-
-def _renamed(events: Drawn, used: Ints) -> Drawn:
-    return Drawn(
-        row_start=events.row_start,
-        start_ns=events.start_ns,
-        dur_ns=events.dur_ns,
-        name=np.searchsorted(used, events.name),
-        kind=events.kind,
-        link=events.link,
-    )
-
-
-def _flame_renamed(flame: Flame, used: Ints) -> Flame:
-    return Flame(
-        parent=flame.parent,
-        name=np.searchsorted(used, flame.name),
-        kind=flame.kind,
-        count=flame.count,
-        total_ns=flame.total_ns,
-        self_ns=flame.self_ns,
-        left_out=flame.left_out,
     )

@@ -1,7 +1,7 @@
-"""The roofline as SVG: what each operator reached, under what the device could do at most.
+"""The roofline as SVG: what each operator reaches, under the peaks of the device.
 
-Two plots of one kind, both logarithmic: operators that multiply matrices, as FLOP/s against FLOPs
-a byte; and operators that only move data, as bytes a second against the bytes of one call.
+Two logarithmic plots: operators that multiply matrices, as FLOP/s against FLOPs per byte; and
+operators that only move data, as bytes per second against the bytes of one call.
 """
 
 from __future__ import annotations
@@ -13,25 +13,28 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup, escape
 
 from stepscope.explain.shapes import shape_words
-from stepscope.records.figures import byte_rate, duration, flop_rate, size, trimmed
+from stepscope.records.figures import byte_rate, duration, flop_rate, significant, size
 from stepscope.records.words import counted
 from stepscope.ui.efficiency import about, of_roof, operators, share_of_roof
+from stepscope.ui.html.svg import LogAxes, circle, drawing, log_levels, path, short_tick, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from stepscope.records.efficiency import Ceilings, Efficiency, Spot
+    from stepscope.ui.html.svg import Point
 
 MOST_DOTS = 120
-LEAST_TIME = 0.001  # of the time of all operators: shorter ones are not drawn
+LEAST_TIME = 0.001  # share of the time of all operators: shorter ones are not drawn
 _WIDTH, _HEIGHT = 640, 380
-_LEFT, _RIGHT, _TOP, _BOTTOM = 86, 626, 14, 332
-_NUMBER_ROOM = 13  # between the middles of two numbers
+_LEFT, _RIGHT = 86, 626
+_BOX = {"left": _LEFT, "right": _RIGHT, "top": 14, "bottom": 332}
+_NUMBER_ROOM = 13  # between the centres of two numbers
 _SMALLEST, _LARGEST = 3.0, 14.0  # radius of a dot
 _SHOWN_PEAKS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
 _OFFERED = ("tf32", "fp16", "bf16")
 _MOST_LEVELS = 7
-_DECADES = 7  # between the ends of an axis at most
+_DECADES = 7  # the longest axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,29 +49,15 @@ class Roofline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Axes:
-    left: float
-    right: float
-    low: float
-    high: float
-
-    def x(self, value: float) -> float:
-        return _place(_LEFT, _RIGHT, value, self.left, self.right)
-
-    def y(self, value: float) -> float:
-        return _place(_BOTTOM, _TOP, value, self.low, self.high)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Dot:
     spot: Spot
     x: float
     y: float
-    number: int  # its place among the widest gaps, from 1; 0 beyond
+    number: int  # its row in the table of gaps, from 1; 0 where it has none
 
 
 def draw_roofline(efficiency: Efficiency, numbered: Sequence[Spot]) -> Roofline:
-    """`numbered` are the rows of the table beside it: their dots carry the row's number."""
+    """`numbered` are the rows of the table next to it: their dots carry the row's number."""
     numbers = {id(spot): place for place, spot in enumerate(numbered, 1)}
     whole = sum(spot.device_ns for spot in efficiency.spots)
     long = [spot for spot in operators(efficiency) if spot.device_ns >= LEAST_TIME * whole]
@@ -113,20 +102,20 @@ def _products(dots: list[_Dot], ceilings: Ceilings | None, longest: float) -> Ma
     peaks = _peaks(ceilings, {dot.spot.dtype for dot in dots})
     moved = ceilings.bytes_s if ceilings else None
     ridges = [peak / moved for peak in peaks.values()] if moved else []
-    axes = _Axes(
-        **_ends("left", "right", [*(dot.x for dot in dots), *_around(ridges)]),
-        **_ends("low", "high", [dot.y for dot in dots] + list(peaks.values())),
+    axes = _axes(
+        [*(dot.x for dot in dots), *_around(ridges)],
+        [*(dot.y for dot in dots), *peaks.values()],
     )
-    parts = [_grid(axes, _plain, flop_rate, "FLOPs a byte", "FLOP/s reached")]
+    parts = _grid(axes, _plain, flop_rate, "FLOPs per byte", "FLOP/s reached")
     used = {dot.spot.dtype for dot in dots}
     parts += _roofs(axes, peaks, moved, used)
     parts += [_mark(dot, axes, longest, _about_product(dot.spot)) for dot in dots]
     parts += _numbers(dots, axes)
-    return _svg("Roofline: FLOP/s against FLOPs a byte", parts)
+    return drawing(_WIDTH, _HEIGHT, "Roofline: FLOP/s against FLOPs per byte", parts)
 
 
 def _around(ridges: list[float]) -> list[float]:
-    """So much of the memory's slope and of the flat roofs is always in the picture."""
+    """The chart always shows part of the memory's slope and of the flat roofs."""
     return [min(ridges) / 5, max(ridges) * 2] if ridges else []
 
 
@@ -134,18 +123,15 @@ def _moving(dots: list[_Dot], ceilings: Ceilings | None, longest: float) -> Mark
     if not dots:
         return Markup("")
     moved = ceilings.bytes_s if ceilings else None
-    axes = _Axes(
-        **_ends("left", "right", [dot.x for dot in dots]),
-        **_ends("low", "high", [dot.y for dot in dots] + ([moved] if moved else [])),
-    )
-    parts = [_grid(axes, _bytes, byte_rate, "bytes a call", "bytes/s reached")]
+    axes = _axes([dot.x for dot in dots], [*(dot.y for dot in dots), *([moved] if moved else [])])
+    parts = _grid(axes, _bytes, byte_rate, "bytes per call", "bytes/s reached")
     if moved:
         y = axes.y(moved)
-        parts.append(_path("roof is-memory", [(_LEFT, y), (_RIGHT, y)]))
-        parts.append(_text("roof-name is-memory", _RIGHT, y - 6, f"memory, {byte_rate(moved)}"))
+        parts.append(path("roof is-memory", [(_LEFT, y), (_RIGHT, y)]))
+        parts.append(text("roof-name is-memory", _RIGHT, y - 6, f"memory, {byte_rate(moved)}"))
     parts += [_mark(dot, axes, longest, _about_move(dot.spot)) for dot in dots]
     parts += _numbers(dots, axes)
-    return _svg("Bandwidth reached against bytes a call", parts)
+    return drawing(_WIDTH, _HEIGHT, "Bandwidth reached against bytes per call", parts)
 
 
 def _peaks(ceilings: Ceilings | None, used: set[str]) -> dict[str, float]:
@@ -161,12 +147,14 @@ def _peaks(ceilings: Ceilings | None, used: set[str]) -> dict[str, float]:
     }
 
 
-def _roofs(axes: _Axes, peaks: dict[str, float], moved: float | None, used: set[str]) -> list[str]:
+def _roofs(
+    axes: LogAxes, peaks: dict[str, float], moved: float | None, used: set[str]
+) -> list[str]:
     """The slope of the memory up to the highest peak; flat lines from there for each dtype."""
     parts = []
     if moved and peaks:
         top = max(peaks.values())
-        foot = max(axes.left, axes.low / moved)
+        foot = max(axes.x_low, axes.y_low / moved)
         parts.append(_line("roof is-memory", axes, (foot, foot * moved), (top / moved, top)))
         x = math.sqrt(foot * top / moved)
         tilt = _tilt(axes, foot, top / moved, moved)
@@ -181,50 +169,45 @@ def _roofs(axes: _Axes, peaks: dict[str, float], moved: float | None, used: set[
     for peak, dtypes in by_peak.items():
         name = next((dtype for dtype in dtypes if dtype in used), dtypes[-1])
         quiet = "" if name in used else " is-quiet"
-        start = max(axes.left, peak / moved) if moved else axes.left
-        parts.append(_line(f"roof d-{name}{quiet}", axes, (start, peak), (axes.right, peak)))
+        start = max(axes.x_low, peak / moved) if moved else axes.x_low
+        parts.append(_line(f"roof d-{name}{quiet}", axes, (start, peak), (axes.x_high, peak)))
         label = f"{', '.join(dtypes)}  {flop_rate(peak)}"
-        parts.append(_text(f"roof-name d-{name}{quiet}", _RIGHT, axes.y(peak) - 6, label))
+        parts.append(text(f"roof-name d-{name}{quiet}", _RIGHT, axes.y(peak) - 6, label))
     return parts
 
 
-def _tilt(axes: _Axes, x0: float, x1: float, slope: float) -> float:
+def _tilt(axes: LogAxes, x0: float, x1: float, slope: float) -> float:
     """The angle of the memory's slope on the page, in degrees."""
     across = axes.x(x1) - axes.x(x0)
     return math.degrees(math.atan2(axes.y(x1 * slope) - axes.y(x0 * slope), across))
 
 
-def _mark(dot: _Dot, axes: _Axes, longest: float, words: str) -> str:
+def _mark(dot: _Dot, axes: LogAxes, longest: float, words: str) -> str:
     """A dot as large as its time."""
     share = math.sqrt(dot.spot.device_ns / longest) if longest else 0.0
     radius = _SMALLEST + (_LARGEST - _SMALLEST) * share
-    x, y = _spot_at(dot, axes)
-    name = f"dot d-{escape(dot.spot.dtype)}" + (" is-again" if dot.spot.recomputed else "")
-    mark = f'<circle class="{name}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"/>'
+    kind = f"dot d-{escape(dot.spot.dtype)}" + (" is-again" if dot.spot.recomputed else "")
+    mark = circle(kind, *axes.inside(dot.x, dot.y), round(radius, 1))
     return f"<g>{mark}<title>{escape(words)}</title></g>"
 
 
-def _numbers(dots: list[_Dot], axes: _Axes) -> list[str]:
-    """Over all dots, the widest gap first; one that would lie on another is left out."""
+def _numbers(dots: list[_Dot], axes: LogAxes) -> list[str]:
+    """Drawn over all dots, the widest gap first; one that would cover another is left out."""
     taken: list[tuple[float, float]] = []
     parts = []
     for dot in sorted((dot for dot in dots if dot.number), key=lambda dot: dot.number):
-        x, y = _spot_at(dot, axes)
+        x, y = axes.inside(dot.x, dot.y)
         if all(math.dist((x, y), other) >= _NUMBER_ROOM for other in taken):
             taken.append((x, y))
-            parts.append(_text("number", x, y, str(dot.number)))
+            parts.append(text("number", x, y, str(dot.number)))
     return parts
-
-
-def _spot_at(dot: _Dot, axes: _Axes) -> tuple[float, float]:
-    """Where a dot is drawn: what is off the axes sits on their edge."""
-    return min(max(axes.x(dot.x), _LEFT), _RIGHT), min(max(axes.y(dot.y), _TOP), _BOTTOM)
 
 
 def _about_product(spot: Spot) -> str:
     lines = _about(spot)
     lines.append(
-        f"{flop_rate(spot.achieved_flops or 0.0)} at {spot.intensity or 0.0:,.1f} FLOPs a byte"
+        f"{flop_rate(spot.achieved_flops or 0.0)} at "
+        f"{significant(spot.intensity or 0.0)} FLOPs per byte"
     )
     if spot.ceiling_flops:
         near = share_of_roof(spot)
@@ -235,7 +218,7 @@ def _about_product(spot: Spot) -> str:
 def _about_move(spot: Spot) -> str:
     lines = _about(spot)
     reached = (spot.bytes_moved or 0.0) / spot.device_ns * 1e9
-    lines.append(f"{size((spot.bytes_moved or 0.0) / spot.calls)} a call at {byte_rate(reached)}")
+    lines.append(f"{size((spot.bytes_moved or 0.0) / spot.calls)} per call at {byte_rate(reached)}")
     if of_roof(spot) is not None:
         lines.append(f"of its roof: {share_of_roof(spot)}")
     return "\n".join(lines)
@@ -248,28 +231,25 @@ def _about(spot: Spot) -> list[str]:
     ]
 
 
+def _axes(x_values: Sequence[float], y_values: Sequence[float]) -> LogAxes:
+    (x_low, x_high), (y_low, y_high) = _ends(x_values), _ends(y_values)
+    return LogAxes(**_BOX, x_low=x_low, x_high=x_high, y_low=y_low, y_high=y_high)
+
+
 def _grid(
-    axes: _Axes,
+    axes: LogAxes,
     across: Callable[[float], str],
     upward: Callable[[float], str],
     x_name: str,
     y_name: str,
-) -> str:
-    parts = []
-    for value in _levels(axes.left, axes.right):
-        x = axes.x(value)
-        parts.append(_path("grid", [(x, _TOP), (x, _BOTTOM)]))
-        parts.append(_text("is-middle", x, _BOTTOM + 18, across(value)))
-    for value in _levels(axes.low, axes.high):
-        y = axes.y(value)
-        parts.append(_path("grid", [(_LEFT, y), (_RIGHT, y)]))
-        parts.append(
-            _text("level", _LEFT - 8, y, upward(value).replace(".00", "").replace(".0", ""))
-        )
-    parts.append(_path("frame", [(_LEFT, _TOP), (_LEFT, _BOTTOM), (_RIGHT, _BOTTOM)]))
-    parts.append(_text("level", _RIGHT, _HEIGHT - 8, x_name))
-    parts.append(_text("unit", _LEFT + 6, _TOP + 8, y_name))
-    return "".join(parts)
+) -> list[str]:
+    x_levels = log_levels(axes.x_low, axes.x_high, _MOST_LEVELS)
+    y_levels = log_levels(axes.y_low, axes.y_high, _MOST_LEVELS)
+    return [
+        *axes.grid_x(x_levels, across),
+        *axes.grid_y(y_levels, lambda value: short_tick(upward(value))),
+        *axes.frame(_HEIGHT, x_name, y_name),
+    ]
 
 
 def _plain(value: float) -> str:
@@ -277,49 +257,18 @@ def _plain(value: float) -> str:
 
 
 def _bytes(value: float) -> str:
-    return trimmed(size(value))
+    return short_tick(size(value))
 
 
-def _levels(low: float, high: float) -> list[float]:
-    """1, 2 and 5 of each power of ten, or fewer of them where that would be too many."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    found: list[float] = []
-    for steps in ((1, 2, 5), (1, 3), (1,)):
-        found = [s * 10.0**p for p in powers for s in steps if low <= s * 10.0**p <= high]
-        if len(found) <= _MOST_LEVELS:
-            break
-    return found
+def _line(kind: str, axes: LogAxes, start: Point, end: Point) -> str:
+    return path(kind, [(axes.x(x), axes.y(y)) for x, y in (start, end)])
 
 
-def _ends(first: str, last: str, values: Sequence[float]) -> dict[str, float]:
-    """Both ends with some room; so far apart that a power of ten is between, yet not too far."""
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    """Both ends with some room: at least a power of ten apart, and at most `_DECADES`."""
     high = max(values) * 2.0
     low = max(min(values) / 2.0, high / 10**_DECADES)
     if high < 30 * low:
         middle = math.sqrt(low * high)
         low, high = middle / math.sqrt(30), middle * math.sqrt(30)
-    return {first: low, last: high}
-
-
-def _place(start: float, end: float, value: float, low: float, high: float) -> float:
-    return start + (end - start) * math.log(value / low) / math.log(high / low)
-
-
-def _line(name: str, axes: _Axes, start: tuple[float, float], end: tuple[float, float]) -> str:
-    return _path(name, [(axes.x(x), axes.y(y)) for x, y in (start, end)])
-
-
-def _path(name: str, points: Sequence[tuple[float, float]]) -> str:
-    return f'<path class="{name}" d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in points)}"/>'
-
-
-def _text(name: str, x: float, y: float, text: str) -> str:
-    return f'<text class="{name}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
-
-
-def _svg(title: str, parts: Sequence[str]) -> Markup:
-    """Numbers, fixed words and escaped names only."""
-    return Markup(
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{title}">'
-        f"{''.join(parts)}</svg>"
-    )
+    return low, high

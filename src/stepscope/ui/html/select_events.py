@@ -1,5 +1,5 @@
-"""Which events fit in the picture. Whole steps if any fit, so that holes mean idle time; else the
-longest events of every lane. What is left out is counted, and the page says so."""
+"""Which events fit in the timeline: whole steps, so that holes mean idle time; if not even one
+fits, the longest events of every lane. The page says how many are left out."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """The rows that are drawn; `detail` is empty when nothing was left out."""
+class EventSelection:
+    """Rows that are drawn; `detail` says what was left out, or nothing."""
 
     host: NDArray[np.int64]
     device: NDArray[np.int64]
@@ -27,13 +27,13 @@ class Kept:
     detail: str
 
 
-def keep_rows(
+def select_events(
     trace: Trace, steps: tuple[Step, ...], device_lane: NDArray[np.int32], max_events: int
-) -> Kept:
-    """All rows when they fit, else whole steps, else the longest."""
+) -> EventSelection:
+    """All rows if they fit, else whole steps, else the longest events."""
     total = len(trace.host) + len(trace.device)
     if total <= max_events:
-        return Kept(
+        return EventSelection(
             host=np.arange(len(trace.host)),
             device=np.arange(len(trace.device)),
             window_ns=None,
@@ -42,14 +42,14 @@ def keep_rows(
     return _whole_steps(trace, steps, max_events) or _longest(trace, device_lane, max_events)
 
 
-def _whole_steps(trace: Trace, steps: tuple[Step, ...], max_events: int) -> Kept | None:
-    """The longest run of consecutive steps that fits; the last one where several do."""
+def _whole_steps(trace: Trace, steps: tuple[Step, ...], max_events: int) -> EventSelection | None:
+    """The longest run of consecutive steps that fits; the last of several."""
     if len(steps) < 2:
         return None
     edges = np.array([steps[0].start_ns, *(s.start_ns + s.dur_ns for s in steps)], dtype=np.int64)
     before = np.searchsorted(np.sort(trace.host.start_ns), edges)
     before = before + np.searchsorted(trace.device.start_ns, edges)
-    # The events that began earlier and reach into the window come on top: leave them room.
+    # Events that began earlier and reach into the window come on top: leave room for them.
     room = int(max_events * 0.97)
     stop = np.searchsorted(before, before + room, side="right") - 1
     length = stop - np.arange(len(edges))
@@ -65,14 +65,13 @@ def _whole_steps(trace: Trace, steps: tuple[Step, ...], max_events: int) -> Kept
     if last - first > 1:
         names += f" to {steps[last - 1].name}"
     total = len(trace.host) + len(trace.device)
-    return Kept(
+    return EventSelection(
         host=host,
         device=device,
         window_ns=window,
         detail=f"The timeline shows {names}: {len(host) + len(device):,} of "
-        f"{counted(total, 'event')} "
-        f"({last - first} of {counted(len(steps), 'step')}). Tables and flame graphs cover "
-        "everything.",
+        f"{counted(total, 'event')} ({last - first} of {counted(len(steps), 'step')}). "
+        "Tables and flame graphs cover everything.",
     )
 
 
@@ -84,8 +83,8 @@ def _inside(trace: Trace, window: tuple[int, int]) -> tuple[NDArray[np.int64], N
     return np.flatnonzero(in_host), np.flatnonzero(in_device)
 
 
-def _longest(trace: Trace, device_lane: NDArray[np.int32], max_events: int) -> Kept:
-    """The same share of every lane, longest first, so that no lane crowds out another."""
+def _longest(trace: Trace, device_lane: NDArray[np.int32], max_events: int) -> EventSelection:
+    """The same share of every lane, longest first: no lane crowds out another."""
     total = len(trace.host) + len(trace.device)
     lane = np.concatenate([device_lane, trace.host.thread + (device_lane.max(initial=-1) + 1)])
     dur = np.concatenate([trace.device.dur_ns, trace.host.dur_ns])
@@ -95,11 +94,10 @@ def _longest(trace: Trace, device_lane: NDArray[np.int32], max_events: int) -> K
     quota = count * max_events // total
     rows = np.sort(order[place < np.repeat(quota, count)])
     devices = len(trace.device)
-    return Kept(
+    return EventSelection(
         host=rows[rows >= devices] - devices,
         device=rows[rows < devices],
         window_ns=None,
         detail=f"The timeline shows the longest {len(rows):,} of {counted(total, 'event')}: a "
-        "hole in it "
-        "may be work too short to be kept. Tables and flame graphs cover everything.",
+        "hole may be work too short to be drawn. Tables and flame graphs cover everything.",
     )

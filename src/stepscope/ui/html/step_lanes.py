@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from stepscope.errors import StepscopeError
 from stepscope.records.figures import duration
 from stepscope.records.trace import HostKind
 from stepscope.ui.html.classes import EVENT_CLASSES, device_classes, host_classes
 from stepscope.ui.html.lanes import overlap_rows, stream_lanes, thread_names, thread_order
+from stepscope.ui.html.svg import line, rect, text
 from stepscope.ui.words import short_kernel
 
 if TYPE_CHECKING:
@@ -26,16 +27,16 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-MOST_LANES = 3  # of a kind: streams, threads
+MOST_LANES = 3  # of streams, and of threads
 MOST_ROWS = 4  # of a lane
-_FINEST = 800  # shorter than this part of the step, events of a colour are drawn as one
-_LABELLED = 0.06  # of the axis: a block so wide carries its name
+_FINEST = 800  # shorter than this part of the step, events of one colour are drawn as one
+_LABELLED = 0.06  # of the axis: a wider block carries its name
 _ROW, _NAME, _GAP, _HEAD, _AXIS = 15, 15, 5, 22, 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """One event, or several short ones of a colour beside each other."""
+class EventBlock:
+    """One event, or several short ones of one colour in a row."""
 
     start_ns: int
     dur_ns: int
@@ -49,7 +50,7 @@ class StepLane:
     """A stream or a thread, as rows of blocks."""
 
     name: str
-    rows: tuple[tuple[Block, ...], ...]
+    rows: tuple[tuple[EventBlock, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class StepLanes:
 
 
 def lanes_of_side(side: Side, *, cache: bool = True) -> StepLanes | None:
-    """A middling step of the last run that has a trace; None without any."""
+    """The median step of the last run that has a trace; None without any."""
     from stepscope.explain.explain_file import explain_file
     from stepscope.trace.discover import find_traces
     from stepscope.trace.rank_inputs import ReadOptions
@@ -71,7 +72,7 @@ def lanes_of_side(side: Side, *, cache: bool = True) -> StepLanes | None:
         try:
             files = find_traces(run.path)
             wanted = f"rank-{run.rank or 0:05d}"
-            file = next((each for each in files if wanted in str(each)), files[0])
+            file = next((file for file in files if wanted in str(file)), files[0])
             explained = explain_file(
                 file,
                 lambda analysis, rank: step_lanes(analysis.trace, rank),
@@ -97,27 +98,27 @@ def _streams(trace: Trace, rank: RankExplanation, step: Step) -> list[StepLane]:
     device, classes = trace.device, device_classes(trace, rank)
     lane_of, names, work = stream_lanes(trace)
     inside = _inside(device.start_ns, device.dur_ns, step)
-    out: list[StepLane] = []
+    lanes: list[StepLane] = []
     for number, name in enumerate(names):
         rows = np.flatnonzero(inside & (lane_of == number))
-        if work[number] and rows.size and len(out) < MOST_LANES:
+        if work[number] and rows.size and len(lanes) < MOST_LANES:
             columns = device.start_ns[rows], device.dur_ns[rows], device.name[rows]
-            out.append(_lane(name, *columns, classes[rows], step, trace.strings))
-    return out
+            lanes.append(_lane(name, *columns, classes[rows], step, trace.strings))
+    return lanes
 
 
 def _threads(trace: Trace, rank: RankExplanation, step: Step) -> list[StepLane]:
-    """Without Python's own frames, which would push operators out of sight."""
+    """Without Python frames, which would push operators out of sight."""
     host, classes = trace.host, host_classes(trace, rank)
     names = thread_names(trace)
     inside = _inside(host.start_ns, host.dur_ns, step) & (host.kind != HostKind.PYTHON)
-    out = []
+    lanes = []
     for thread in thread_order(trace)[:MOST_LANES]:
         rows = np.flatnonzero(inside & (host.thread == thread))
         if rows.size:
             columns = host.start_ns[rows], host.dur_ns[rows], host.name[rows]
-            out.append(_lane(names[thread], *columns, classes[rows], step, trace.strings))
-    return out
+            lanes.append(_lane(names[thread], *columns, classes[rows], step, trace.strings))
+    return lanes
 
 
 def _inside(start: Ints, dur: Ints, step: Step) -> NDArray[np.bool_]:
@@ -153,7 +154,7 @@ def _blocks(
     classes: NDArray[np.uint8],
     span_ns: int,
     strings: Sequence[str],
-) -> tuple[Block, ...]:
+) -> tuple[EventBlock, ...]:
     finest = span_ns / _FINEST
     short = end - start < finest
     joins = short[1:] & short[:-1] & (classes[1:] == classes[:-1]) & (start[1:] - end[:-1] < finest)
@@ -161,7 +162,7 @@ def _blocks(
     ends = np.maximum.reduceat(end, first)
     counts = np.diff(np.append(first, len(start)))
     return tuple(
-        Block(
+        EventBlock(
             start_ns=int(start[row]),
             dur_ns=int(until - start[row]),
             color=EVENT_CLASSES[classes[row]],
@@ -178,10 +179,10 @@ def draw_pair(a: StepLanes, b: StepLanes) -> Markup:
     parts: list[str] = []
     top = 0
     for title, side in (("A", a), ("B", b)):
-        parts.append(_text(0, top + 15, f"{title} · {duration(side.span_ns)}", "who"))
+        parts.append(text("who", 0, top + 15, f"{title} · {duration(side.span_ns)}"))
         top += _HEAD
         for lane in side.lanes:
-            parts.append(_text(0, top + 11, lane.name, "lane"))
+            parts.append(text("lane", 0, top + 11, lane.name))
             top += _NAME
             for row in lane.rows:
                 parts += [_block(block, top, span) for block in row]
@@ -196,40 +197,32 @@ def draw_pair(a: StepLanes, b: StepLanes) -> Markup:
     )
 
 
-def _block(block: Block, top: int, span_ns: int) -> str:
+def _block(block: EventBlock, top: int, span_ns: int) -> str:
     left, width = 100 * block.start_ns / span_ns, 100 * block.dur_ns / span_ns
     name = short_kernel(block.name, 60)
     many = f"{block.count} short ones from {name}" if block.count > 1 else name
-    title = f"<title>{escape(many)}: {duration(block.dur_ns)}</title>"
-    style = f'style="fill:var(--c-{block.color})"'
+    title = f"{many}: {duration(block.dur_ns)}"
+    style, height = f"fill:var(--c-{block.color})", _ROW - 2
     if width < 100 * _LABELLED or block.count > 1:
-        return (
-            f'<rect x="{left:.3f}%" y="{top}" width="{max(width, 0.04):.3f}%" height="{_ROW - 2}" '
-            f"{style}>{title}</rect>"
-        )
+        wide = f"{max(width, 0.04):.3f}%"
+        return rect("", f"{left:.3f}%", top, wide, height, style=style, title=title)
     return (  # an inner drawing cuts off what does not fit
-        f'<svg x="{left:.3f}%" y="{top}" width="{width:.3f}%" height="{_ROW - 2}">'
-        f'<rect width="100%" height="100%" rx="1.5" {style}/>{title}'
-        f'<text class="inside" x="4" y="10">{escape(name)}</text></svg>'
+        f'<svg x="{left:.3f}%" y="{top}" width="{width:.3f}%" height="{height}">'
+        + rect("", 0, 0, "100%", height, rx=1.5, style=style, title=title)
+        + text("inside", 4, 10, name)
+        + "</svg>"
     )
-
-
-def _text(x: float, y: int, text: str, kind: str) -> str:
-    return f'<text class="{kind}" x="{x}" y="{y}">{escape(text)}</text>'
 
 
 def _end_mark(share: float, bottom: int) -> str:
     if share >= 1:
         return ""
     at = f"{100 * share:.3f}%"
-    return f'<line class="end" x1="{at}" x2="{at}" y1="{bottom - 34}" y2="{bottom}"/>'
+    return line("end", at, at, bottom - 34, bottom)
 
 
 def _tick(share: float, span_ns: int, bottom: int) -> str:
-    anchor = "start" if share == 0 else "end" if share == 1 else "middle"
+    kind = "" if share == 0 else "is-end" if share == 1 else "is-middle"
     at = f"{100 * share:g}%"
-    return (
-        f'<line class="grid" x1="{at}" x2="{at}" y1="0" y2="{bottom}"/>'
-        f'<text x="{at}" y="{bottom + 14}" text-anchor="{anchor}">'
-        f"{duration(share * span_ns) if share else 0}</text>"
-    )
+    words = duration(share * span_ns) if share else "0"
+    return line("grid", at, at, 0, bottom) + text(kind, at, bottom + 14, words)

@@ -1,4 +1,4 @@
-"""A control of the page "What if" and its positions."""
+"""A control of the pane "What if" and its positions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ class Option:
     label: str
     setting: str
 
+    @property
+    def tick(self) -> str:
+        """The label, short enough to stand under an axis."""
+        words = self.label.removesuffix(" (now)").removesuffix(" MiB")
+        return "traced" if words == "as traced" else words
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
@@ -22,7 +28,7 @@ class Axis:
     hint: str
     kind: str
     options: tuple[Option, ...]
-    why: str = ""  # it cannot be moved
+    why: str = ""  # the reason where it cannot be moved
 
     @property
     def now(self) -> int:

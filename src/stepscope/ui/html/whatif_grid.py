@@ -1,7 +1,7 @@
-"""Every combination of the changes that this step takes, predicted once for the report's page.
+"""Every combination of the changes that suit this step, predicted once for the report.
 
-It runs where the trace is. On the page a switch picks a cell; workers, links and buckets are put
-into the cell's outline there (whatif_crew.py).
+It runs where the trace is. On the page a control picks a cell; workers, links and buckets are added
+to the cell's step there (whatif_scaling.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stepscope.predict.optimizer_updates import current_form
 from stepscope.predict.whatifs import cuda_graphs, in_order
 from stepscope.records.prediction import Setting
 from stepscope.ui.html.whatif_axes import Axis, Option
-from stepscope.ui.html.whatif_scaling import Sketches, lay_out_crew
+from stepscope.ui.html.whatif_scaling import ScalingCells, find_scaling
 from stepscope.ui.whatif import adjusted, try_each
 
 if TYPE_CHECKING:
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import RankExplanation
     from stepscope.records.prediction import Prediction
     from stepscope.records.promise import TrackedPromise
-    from stepscope.ui.html.whatif_scaling import CrewCell, CrewGrid
+    from stepscope.ui.html.whatif_scaling import Scaling, ScalingCell
     from stepscope.ui.whatif import Tried
 
-# Cells and tasks: a cell of a step with a thousand tasks takes some 7 ms, half of it its outline.
+# A cell of a step with a thousand tasks takes some 7 ms.
 MOST_CELLS = 240
-_MOST_WORK = 300_000
+_MOST_WORK = 300_000  # tasks in all cells
 _BATCHES = ("x0.5", "", "x2", "x4", "x8")
-_DIGITS = 5  # significant, in the file
+_DIGITS = 5  # significant digits in the file
 COLUMNS = ("step", "low", "high", "host", "device", "factor", "peak", "peak_low", "peak_high")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfGrid:
-    """What the page needs. `cells` holds a column for each number, the last axis runs fastest."""
+    """What the pane needs. `cells` has one column per number; the last axis runs fastest."""
 
     path: str
     rank: int | None
@@ -49,25 +49,25 @@ class WhatIfGrid:
     assumptions: dict[str, tuple[str, ...]]
     batch: int | None
     limit_bytes: int | None
-    on_host: bool = False  # a CPU alone: nothing but communication runs beside it
-    left_out: tuple[str, ...] = ()  # controls that would have been too many
-    crew: CrewGrid | None = None
-    crew_cells: tuple[CrewCell | None, ...] = ()
+    on_host: bool = False  # CPU only: nothing but communication runs next to the host
+    left_out: tuple[str, ...] = ()  # controls that would make too many combinations
+    scaling: Scaling | None = None
+    scaling_cells: tuple[ScalingCell | None, ...] = ()
 
 
 def lay_out(
     bench: Bench, tried: Tried, history: Sequence[TrackedPromise], rank: RankExplanation
 ) -> WhatIfGrid:
-    """The controls that this step takes, and every combination of them."""
-    singles = {str(each.settings[0]): each for each in tried.predictions}
-    wanted = [Setting(name="batch", value=each) for each in _factors(bench) if each]
+    """The controls that suit this step, and every combination of them."""
+    singles = {str(single.settings[0]): single for single in tried.predictions}
+    wanted = [Setting(name="batch", value=factor) for factor in _factors(bench) if factor]
     wanted.append(Setting(name="checkpoint", value="blocks"))
-    untried = [each for each in wanted if str(each) not in singles]
+    untried = [setting for setting in wanted if str(setting) not in singles]
     more = try_each(bench, untried, history).predictions
-    known = singles | {str(each.settings[0]): each for each in more}
+    known = singles | {str(single.settings[0]): single for single in more}
     axes, left_out = _fitting(_axes(bench, set(known), rank), _work(bench))
-    crew = lay_out_crew(bench, history)
-    cells, crew_cells = _cells(bench, axes, history, crew)
+    scaling = find_scaling(bench, history)
+    cells, scaling_cells = _cells(bench, axes, history, scaling)
     return WhatIfGrid(
         path=rank.path,
         rank=rank.rank,
@@ -76,20 +76,20 @@ def lay_out(
         before=tried.before,
         singles=tried.predictions,
         refused=tried.refused,
-        assumptions={name: each.assumptions for name, each in known.items()},
+        assumptions={name: single.assumptions for name, single in known.items()},
         batch=bench.context.batch,
         limit_bytes=rank.memory.limit_bytes if rank.memory else None,
         on_host=bench.context.on_host,
         left_out=left_out,
-        crew=crew,
-        crew_cells=crew_cells,
+        scaling=scaling,
+        scaling_cells=scaling_cells,
     )
 
 
 def _axes(bench: Bench, known: set[str], rank: RankExplanation) -> list[Axis]:
-    """The most telling first."""
+    """The most useful first."""
     dtype = (rank.efficiency.dtype if rank.efficiency else None) or "as it is"
-    found = [
+    axes = [
         _choice(
             "precision",
             "Precision",
@@ -131,14 +131,14 @@ def _axes(bench: Bench, known: set[str], rank: RankExplanation) -> list[Axis]:
             known,
         ),
     ]
-    return [axis for axis in found if axis is not None]
+    return [axis for axis in axes if axis is not None]
 
 
 def _choice(id_: str, label: str, hint: str, options: list[Option], known: set[str]) -> Axis | None:
-    there = tuple(each for each in options if not each.setting or each.setting in known)
-    if len(there) < 2:
+    offered = tuple(option for option in options if not option.setting or option.setting in known)
+    if len(offered) < 2:
         return None
-    return Axis(id=id_, label=label, hint=hint, kind="choice", options=there)
+    return Axis(id=id_, label=label, hint=hint, kind="choice", options=offered)
 
 
 def _switch(setting: str, label: str, hint: str, known: set[str]) -> Axis | None:
@@ -167,13 +167,13 @@ def _batch_axis(bench: Bench, known: set[str]) -> Axis | None:
 
 
 def _factors(bench: Bench) -> list[str]:
-    """Half a batch only where that is a whole one."""
+    """Half a batch only where that is a whole number of samples."""
     batch = bench.context.batch
-    return [each for each in _BATCHES if each != "x0.5" or not batch or batch % 2 == 0]
+    return [factor for factor in _BATCHES if factor != "x0.5" or not batch or batch % 2 == 0]
 
 
 def _work(bench: Bench) -> int:
-    """What a cell costs: its tasks; streams that wait for each other take longer to replay."""
+    """What a cell costs, in tasks; streams that wait for each other take longer to replay."""
     tasks = bench.context.graph.tasks
     return len(tasks) * (3 if (tasks.after >= 0).any() else 1)
 
@@ -181,58 +181,58 @@ def _work(bench: Bench) -> int:
 def _fitting(axes: list[Axis], work: int) -> tuple[tuple[Axis, ...], tuple[str, ...]]:
     """As many controls as can be combined in reasonable time; the page keeps their order."""
     most = min(MOST_CELLS, max(2, _MOST_WORK // max(work, 1)))
-    kept, left_out, cells = [], [], 1
+    fitting, left_out, cells = [], [], 1
     for axis in axes:
         if cells * len(axis.options) <= most:
-            kept.append(axis)
+            fitting.append(axis)
             cells *= len(axis.options)
         else:
             left_out.append(axis.label)
-    return tuple(kept), tuple(left_out)
+    return tuple(fitting), tuple(left_out)
 
 
 def _cells(
-    bench: Bench, axes: tuple[Axis, ...], history: Sequence[TrackedPromise], crew: CrewGrid
-) -> tuple[dict[str, list[float | None]], tuple[CrewCell | None, ...]]:
-    """What combinations share is predicted once: they are a tree. A CUDA graph is made last."""
+    bench: Bench, axes: tuple[Axis, ...], history: Sequence[TrackedPromise], scaling: Scaling
+) -> tuple[dict[str, list[float | None]], tuple[ScalingCell | None, ...]]:
+    """Combinations are a tree: what they share is predicted once. A CUDA graph comes last."""
     order = _order(axes)
-    found: dict[int, tuple[float | None, ...]] = {}
-    crews: dict[int, CrewCell | None] = {}
-    sketches = Sketches(crew.crew) if crew.crew else None
+    numbers: dict[int, tuple[float | None, ...]] = {}
+    scaling_cells: dict[int, ScalingCell | None] = {}
+    scaled = ScalingCells(scaling.crew) if scaling.crew else None
     strides = [math.prod(len(axis.options) for axis in axes[i + 1 :]) for i in range(len(axes))]
 
     def grow(
         trial: Trial, local: Trial, settings: tuple[Setting, ...], level: int, cell: int
     ) -> None:
         if level == len(order):
-            found[cell] = _numbers(adjusted(bench.tell(trial, settings), history))
-            crews[cell] = None
-            if sketches and not trial.refused:
+            numbers[cell] = _numbers(adjusted(bench.tell(trial, settings), history))
+            scaling_cells[cell] = None
+            if scaled and not trial.refused:
                 graphed = trial is not local
                 spread = cuda_graphs.apply(local.context, "").spread if graphed else 0.0
-                crews[cell] = sketches.cell_of(local, settings, spread, graphed=graphed)
+                scaling_cells[cell] = scaled.make_cell(local, settings, spread, graphed=graphed)
             return
         place = order[level]
         for number, option in enumerate(axes[place].options):
-            after, said = trial, settings
+            after, chosen = trial, settings
             if option.setting:
                 setting = _setting(option.setting)
-                after, said = bench.change(trial, setting), (*settings, setting)
-            single = trial if option.setting == "cuda-graphs" else after
-            grow(after, single, said, level + 1, cell + number * strides[place])
+                after, chosen = bench.change(trial, setting), (*settings, setting)
+            ungraphed = trial if option.setting == "cuda-graphs" else after
+            grow(after, ungraphed, chosen, level + 1, cell + number * strides[place])
 
     start = bench.begin()
     grow(start, start, (), 0, 0)
     cells = {
-        name: [found[cell][column] for cell in range(len(found))]
+        name: [numbers[cell][column] for cell in range(len(numbers))]
         for column, name in enumerate(COLUMNS)
     }
-    return cells, tuple(crews[cell] for cell in range(len(crews)))
+    return cells, tuple(scaling_cells[cell] for cell in range(len(scaling_cells)))
 
 
 def _order(axes: tuple[Axis, ...]) -> list[int]:
-    """In which order the axes' changes are made."""
-    named = {str(each): i for i, axis in enumerate(axes) for each in [_setting(_any(axis))]}
+    """The order in which the axes' changes are made."""
+    named = {str(_setting(_any(axis))): place for place, axis in enumerate(axes)}
     return [named[str(setting)] for setting in in_order(_setting(name) for name in named)]
 
 
@@ -246,10 +246,10 @@ def _setting(text: str) -> Setting:
 
 
 def _numbers(prediction: Prediction) -> tuple[float | None, ...]:
-    """A cell; all of it is missing where one of the changes refused beside the others."""
+    """A cell; all of it is missing where one of the changes does not go with the others."""
     if prediction.refused:
         return (None,) * len(COLUMNS)
-    found = (
+    numbers = (
         prediction.predicted_ms,
         prediction.low_ms,
         prediction.high_ms,
@@ -260,4 +260,4 @@ def _numbers(prediction: Prediction) -> tuple[float | None, ...]:
         prediction.peak_low_bytes,
         prediction.peak_high_bytes,
     )
-    return tuple(None if value is None else float(f"{value:.{_DIGITS}g}") for value in found)
+    return tuple(None if value is None else float(f"{value:.{_DIGITS}g}") for value in numbers)

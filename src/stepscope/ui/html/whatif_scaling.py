@@ -1,28 +1,28 @@
-"""Workers, links and buckets on the page: their controls, and what the page computes steps from.
+"""Workers, links and buckets: their controls, and the data from which the page computes steps.
 
-A step for every number of workers, link and bucket size beside every other change would be too many
-to predict beforehand. The page gets each step's outline instead (predict/max_plus.py) and puts the
-exchange of gradients into it itself, by the same arithmetic and with the same result. Workers that
-share one batch have steps of their own, for each number of samples one.
+Every number of workers, link and bucket size together with every other change would be too many
+steps to predict beforehand. The page gets each step as tables instead (predict/max_plus.py) and
+adds the exchange of gradients itself (scaled_step.js), with the same result. Workers that share one
+batch have steps of their own, one for each number of samples.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
+from stepscope.predict import scale_out, whatif
 from stepscope.predict.contracted_step import contract_step
 from stepscope.predict.outcome import Refused
 from stepscope.predict.peaks import peak_at_batch
-from stepscope.predict.scale_out import SHARE_DOUBT, describe_batch, share_of_batch
-from stepscope.predict.scaled_step import find_doubts
+from stepscope.predict.scale_out import describe_batch, share_of_batch
 from stepscope.predict.scaling_grid import WORKERS, CannotScale, find_scaling_setup
+from stepscope.records.figures import size
 from stepscope.ui.html.payload import encode_block
 from stepscope.ui.html.whatif_axes import Axis, Option
-from stepscope.verify.track_record import learn
+from stepscope.verify.track_record import NARROWEST, learn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Floats
     from stepscope.predict.contracted_step import ContractedStep
     from stepscope.predict.max_plus import StepTables
-    from stepscope.predict.scaled_step import Doubts
-    from stepscope.predict.scaling_grid import ScalingSetup, WorkerLink
+    from stepscope.predict.scaling_grid import BucketLayout, ScalingSetup, WorkerLink
     from stepscope.predict.step_context import StepContext
     from stepscope.predict.whatif import Bench, Trial
     from stepscope.records.prediction import PeakMemory, Setting
@@ -40,37 +39,51 @@ if TYPE_CHECKING:
 
 BANDWIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 _NAMES = {0.25: "¼×", 0.5: "½×"}
-_PARTS = 1 << 17  # of a step, that times in the file are rounded to
+_PARTS = 1 << 17  # times in the file are rounded to this part of a step
 _BASIS = {
     "carried over": "as calibrated for another number of workers",
-    "data sheet": "from the device's data sheet; stepscope calibrate measures it",
+    "data sheet": "from the device's data sheet; stepscope calibrate measures them",
     "trace": "as seen in this trace",
     "calibrated": "as calibrated",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """The step of a worker that has only some of the batch."""
+class SharedStep:
+    """The step of a worker that has only a share of the batch."""
 
     sketch: ContractedStep
     peak: PeakMemory | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CrewCell:
+class ScalingCell:
     """One combination of the other controls."""
 
     sketch: ContractedStep
     step_ns: float  # before a CUDA graph is made of it
     variance: float
     spread: float  # of the CUDA graph
-    shared: tuple[Share | None, ...] = ()  # by link: the batch of all workers stays
+    shared: tuple[SharedStep | None, ...] = ()  # by link: all workers share one batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CrewGrid:
-    """What the page computes from; `why` is the reason where nothing can be said."""
+class Doubts:
+    """How far predictions are off, as standard deviations of the step's logarithm."""
+
+    change: float  # of any change
+    least: float
+    model: float  # of the exchange
+    straggling: float
+    host: float
+    share: float  # of a share of the batch
+    low_end: float  # low end of the step as it is, over the step
+    reached: float  # share of it that no link makes shorter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """What the page computes from; `why` is the reason where workers cannot be predicted."""
 
     crew: ScalingSetup | None
     why: str
@@ -80,13 +93,13 @@ class CrewGrid:
     unit_ns: float = 1.0
 
 
-def lay_out_crew(bench: Bench, history: Sequence[TrackedPromise]) -> CrewGrid:
+def find_scaling(bench: Bench, history: Sequence[TrackedPromise]) -> Scaling:
     """Controls that cannot be moved say why."""
     try:
         crew = find_scaling_setup(bench)
     except CannotScale as reason:
-        return CrewGrid(crew=None, why=str(reason), axes=_axes(None, str(reason)))
-    return CrewGrid(
+        return Scaling(crew=None, why=str(reason), axes=_axes(None, str(reason)))
+    return Scaling(
         crew=crew,
         why="",
         axes=_axes(crew, ""),
@@ -96,21 +109,35 @@ def lay_out_crew(bench: Bench, history: Sequence[TrackedPromise]) -> CrewGrid:
     )
 
 
-class Sketches:
-    """Steps of all cells. Twice the batch among twice the workers is the step of one: each is
-    sketched once."""
+def find_doubts(bench: Bench) -> Doubts:
+    on_host = bench.context.on_host
+    return Doubts(
+        change=whatif.CHANGE_DOUBT,
+        least=whatif.SMALLEST_DOUBT,
+        model=scale_out.MODEL_DOUBT[on_host],
+        straggling=scale_out.STRAGGLING_DOUBT,
+        host=whatif.host_spread(bench.corrected),
+        share=scale_out.SHARE_DOUBT[on_host],
+        low_end=bench.lowest,
+        reached=scale_out.LINK_FLOOR,
+    )
+
+
+class ScalingCells:
+    """The steps of all cells. Twice the batch among twice the workers is the same step: each is
+    worked out once."""
 
     def __init__(self, crew: ScalingSetup) -> None:
         self.crew = crew
         self.known: dict[tuple[object, ...], ContractedStep] = {}
 
-    def cell_of(
+    def make_cell(
         self, local: Trial, settings: Sequence[Setting], spread: float, *, graphed: bool
-    ) -> CrewCell:
+    ) -> ScalingCell:
         """`local` is the trial before a CUDA graph was made of it."""
-        others = frozenset(each for each in settings if each.name != "batch")
-        return CrewCell(
-            sketch=self._of(local.context, 1.0, others, graphed),
+        others = frozenset(setting for setting in settings if setting.name != "batch")
+        return ScalingCell(
+            sketch=self._sketch(local.context, 1.0, others, graphed),
             step_ns=local.step_ns,
             variance=local.variance,
             spread=spread,
@@ -121,18 +148,18 @@ class Sketches:
 
     def _share(
         self, local: Trial, ranks: int, others: frozenset[Setting], graphed: bool
-    ) -> Share | None:
+    ) -> SharedStep | None:
         context, share = local.context, self.crew.before / ranks
         same = not graphed and local.peak_changes <= {"batch"}
         try:
-            return Share(
-                sketch=self._of(context, share, others, graphed),
+            return SharedStep(
+                sketch=self._sketch(context, share, others, graphed),
                 peak=peak_at_batch(context, context.grown * share) if same else None,
             )
         except Refused:
             return None
 
-    def _of(
+    def _sketch(
         self, context: StepContext, share: float, others: frozenset[Setting], graphed: bool
     ) -> ContractedStep:
         key = (others, graphed, round(context.grown * share, 9))
@@ -143,9 +170,9 @@ class Sketches:
 
 
 def _adjusted(history: Sequence[TrackedPromise]) -> dict[str, tuple[float, float]]:
-    """What earlier predictions of these names teach, as two numbers."""
-    lessons = {name: learn(name, history) for name in {each.promise.name for each in history}}
-    return {name: (x.shift, x.stretch) for name, x in lessons.items() if x is not None}
+    """Shift and stretch that earlier predictions of the same changes teach."""
+    lessons = {name: learn(name, history) for name in {kept.promise.name for kept in history}}
+    return {name: (known.shift, known.stretch) for name, known in lessons.items() if known}
 
 
 # The controls
@@ -178,7 +205,7 @@ def _workers(before: int, known: Sequence[int], why: str) -> Axis:
 
 
 def _share(crew: ScalingSetup | None, why: str) -> Axis:
-    """Said with the number of workers: workers=8:strong."""
+    """A part of the setting of workers: workers=8:strong."""
     return Axis(
         id="share",
         label="Their batch",
@@ -201,7 +228,7 @@ def _bandwidth(why: str) -> Axis:
 
     return Axis(
         id="bandwidth",
-        label="Link bandwidth",
+        label="WorkerLink bandwidth",
         hint="Bytes a second between workers",
         kind="slider",
         options=tuple(map(option, BANDWIDTHS)),
@@ -221,8 +248,9 @@ def _buckets(crew: ScalingSetup | None, why: str) -> Axis:
         for way in ways
     ]
     if len(options) < 2 and not why and crew:
-        size = sum(crew.ways[0].size_bytes) / 1e6
-        why = crew.no_buckets or f"All gradients ({size:.1f} MB) fit into one bucket"
+        why = crew.no_buckets or (
+            f"All gradients ({size(sum(crew.ways[0].size_bytes))}) fit into one bucket"
+        )
     return Axis(
         id="bucket-mb",
         label="Bucket size",
@@ -233,72 +261,91 @@ def _buckets(crew: ScalingSetup | None, why: str) -> Axis:
     )
 
 
-# What the page computes from
+# The data, as scaled_step.js reads it
 
 
-def encode_crew(grid: CrewGrid, cells: Sequence[CrewCell | None]) -> str:
+def encode_scaling(scaling: Scaling, cells: Sequence[ScalingCell | None]) -> str:
     """A data block: numbers by cell in the head, tables as columns."""
-    crew = grid.crew
+    crew = scaling.crew
     assert crew is not None
-    assert grid.doubts is not None
+    assert scaling.doubts is not None
     columns: dict[str, Column] = {}
-    there = [cell for cell in cells if cell]
-    every = [cell.sketch for cell in there]
-    every += [share.sketch for cell in there for share in cell.shared if share]
-    sketches = list({id(step): step for step in every}.values())
-    place = {id(step): number for number, step in enumerate(sketches)}
+    known = [cell for cell in cells if cell]
+    every = [cell.sketch for cell in known]
+    every += [share.sketch for cell in known for share in cell.shared if share]
+    steps = list({id(step): step for step in every}.values())
+    place = {id(step): number for number, step in enumerate(steps)}
     shapes = {
-        name: _tables(name, [getattr(step, name) for step in sketches], grid.unit_ns, columns)
+        name: _tables(name, [getattr(step, name) for step in steps], scaling.unit_ns, columns)
         for name in ("planned", "traced")
     }
     head = {
-        "unit": grid.unit_ns,
+        "unit": scaling.unit_ns,
         "before": crew.before,
         "onHost": crew.on_host,
-        "links": [_link(link) for link in crew.links],
-        "ways": [msgspec.to_builtins(way) for way in crew.ways],
+        "links": [_link_data(link) for link in crew.links],
+        "buckets": [_buckets_data(way) for way in crew.ways],
         "finish": crew.finish_ns,
         "sent": crew.sent_bytes,
         "send": crew.send_ns,
-        "behind": crew.sent_ns,
+        "afterSend": crew.sent_ns,
         "moments": crew.moments,
         "forward": crew.forward,
-        "doubts": msgspec.to_builtins(grid.doubts),
-        "adjusted": grid.adjusted or {},
+        "doubts": asdict(scaling.doubts),
+        "adjusted": scaling.adjusted or {},
+        "narrowest": NARROWEST,
         "shapes": shapes,
         "held": crew.held_bytes,
-        "ofShare": SHARE_DOUBT[crew.on_host],
-        "batch": [describe_batch(on_host=crew.on_host, strong=each) for each in (False, True)],
-        "sketches": [_sketch(step) for step in sketches],
-        "cells": [_cell(cell, place) if cell else None for cell in cells],
+        "batch": [describe_batch(on_host=crew.on_host, strong=strong) for strong in (False, True)],
+        "steps": [_step_data(step) for step in steps],
+        "cells": [_cell_data(cell, place) if cell else None for cell in cells],
     }
     return encode_block(_rounded(head), columns)
 
 
-def _link(link: WorkerLink) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.to_builtins(link)
-    return found | {"basis": _BASIS.get(link.basis, link.basis)}
-
-
-def _cell(cell: CrewCell, place: dict[int, int]) -> dict[str, Any]:
+def _link_data(link: WorkerLink) -> dict[str, Any]:
     return {
-        "step": cell.step_ns,
-        "variance": cell.variance,
-        "spread": cell.spread,
-        "sketch": place[id(cell.sketch)],
-        "shared": [place[id(share.sketch)] if share else None for share in cell.shared],
-        "peaks": [_peak(share) for share in cell.shared],
+        "ranks": link.ranks,
+        "straggling": link.straggling,
+        "spread": link.spread,
+        "basis": _BASIS.get(link.basis, link.basis),
+        "all_reduce": link.all_reduce,
+        "broadcast": link.broadcast,
+        "beside": link.beside,
+        "lost": link.lost,
+        "said": link.said,
     }
 
 
-def _peak(share: Share | None) -> dict[str, int] | None:
+def _buckets_data(way: BucketLayout) -> dict[str, Any]:
+    return {
+        "bucket_mb": way.bucket_mb,
+        "size_bytes": way.size_bytes,
+        "marks": way.marks,
+        "host_ns": way.host_ns,
+        "fill_ns": way.fill_ns,
+    }
+
+
+def _cell_data(cell: ScalingCell, place: dict[int, int]) -> dict[str, Any]:
+    return {
+        "ns": cell.step_ns,
+        "variance": cell.variance,
+        "spread": cell.spread,
+        "step": place[id(cell.sketch)],
+        "shared": [place[id(share.sketch)] if share else None for share in cell.shared],
+        "peaks": [_peak_data(share) for share in cell.shared],
+    }
+
+
+def _peak_data(share: SharedStep | None) -> dict[str, int] | None:
     if share is None or share.peak is None:
         return None
     peak = share.peak
     return {"peak": peak.size_bytes, "peak_low": peak.low_bytes, "peak_high": peak.high_bytes}
 
 
-def _sketch(step: ContractedStep) -> dict[str, Any]:
+def _step_data(step: ContractedStep) -> dict[str, Any]:
     return {
         "compute": step.compute,
         "task": step.task_ns,
@@ -326,7 +373,7 @@ def _tables(
     unit_ns: float,
     columns: dict[str, Column],
 ) -> dict[str, Any] | None:
-    """Each place of the tables is a column over steps and stretches; 0 is never, else one more."""
+    """One column for each pair of times, over steps and stretches; 0 is never, else one more."""
     known = [shape for shape in shapes if shape is not None]
     if not known:
         return None
@@ -340,8 +387,8 @@ def _tables(
             if shape is not None:
                 long, wide, _ = shape.tables.shape
                 whole[number, :long, :wide, :wide] = _part(shape, kind)
-        told = np.isfinite(whole)
-        ints = np.where(told, np.rint(np.where(told, whole, 0.0) / unit_ns) + 1, 0)
+        finite = np.isfinite(whole)
+        ints = np.where(finite, np.rint(np.where(finite, whole, 0.0) / unit_ns) + 1, 0)
         ints = np.maximum(ints, 0).astype(np.int64)
         for to in range(times):
             for start in range(times):
@@ -353,16 +400,16 @@ def _part(shape: StepTables, kind: str) -> Floats:
     if kind == "tables":
         return shape.tables
     slope = shape.tables * np.array(shape.own) if shape.slope is None else shape.slope
-    found: Floats = np.where(np.isfinite(shape.tables), slope, -np.inf)
-    return found
+    part: Floats = np.where(np.isfinite(shape.tables), slope, -np.inf)
+    return part
 
 
 def _rounded(value: Any) -> Any:
-    """Seven figures are enough for any reader."""
+    """Seven digits are enough."""
     if isinstance(value, float):
         return float(f"{value:.7g}")
     if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
+        return {key: _rounded(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_rounded(each) for each in value]
+        return [_rounded(inner) for inner in value]
     return value

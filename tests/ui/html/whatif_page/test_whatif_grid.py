@@ -8,12 +8,12 @@ import re
 from dataclasses import replace as changed
 from pathlib import Path
 
-from whatif_pages import CPU, HOSTILE, cell, combinations, laid_out, settings_of
+from whatif_pages import CPU, HOSTILE, cell, combinations, laid_out, pane_text, settings_of
 
 from stepscope.predict.whatif import Bench
 from stepscope.records.explanation import Explanation, Remedy
-from stepscope.ui.html.report import format_saving, write_report
-from stepscope.ui.html.whatif import whatif_page
+from stepscope.ui.html.panes.findings import saving_words
+from stepscope.ui.html.report import write_report
 from stepscope.ui.html.whatif_axes import Axis, Option
 from stepscope.ui.html.whatif_grid import COLUMNS, MOST_CELLS, WhatIfGrid, _fitting
 
@@ -82,7 +82,7 @@ def test_controls_that_would_be_too_many_are_left_out_and_told() -> None:
 
 
 def test_a_page_is_small_and_its_data_cannot_end_its_element(grid: WhatIfGrid) -> None:
-    page = str(whatif_page(changed(grid, path=HOSTILE)))
+    page = pane_text(changed(grid, path=HOSTILE))
     assert len(page) < 100_000
     data = page.partition('id="whatif-data">')[2].partition("</script>")[0]
     body = json.loads(data)
@@ -92,18 +92,18 @@ def test_a_page_is_small_and_its_data_cannot_end_its_element(grid: WhatIfGrid) -
 
 
 def test_refusals_are_told_with_their_reasons(grid: WhatIfGrid) -> None:
-    page = str(whatif_page(grid))
+    page = pane_text(grid)
     assert "<code>no-sync</code> No call of this step waits for the device" in page
 
 
 def test_of_several_ranks_the_page_says_which(grid: WhatIfGrid) -> None:
-    page = str(whatif_page(changed(grid, rank=3), several=True))
+    page = pane_text(changed(grid, rank=3), several=True)
     assert "the step of rank 3, the slowest" in page
 
 
 def test_workers_links_and_buckets_are_controls_too(grid: WhatIfGrid) -> None:
-    assert grid.crew is not None
-    workers, share, bandwidth, buckets = grid.crew.axes
+    assert grid.scaling is not None
+    workers, share, bandwidth, buckets = grid.scaling.axes
     assert [option.label for option in workers.options] == [
         "1 (now)", "2", "4", "8", "16", "32", "64", "128", "256",
     ]  # fmt: skip
@@ -117,14 +117,14 @@ def test_workers_links_and_buckets_are_controls_too(grid: WhatIfGrid) -> None:
         "10 MiB",
         "25 MiB (now)",
     ]
-    assert not any(axis.why for axis in grid.crew.axes)
+    assert not any(axis.why for axis in grid.scaling.axes)
 
 
 def test_each_number_of_samples_is_sketched_once(grid: WhatIfGrid) -> None:
     """Twice the batch among twice the workers is the step of one."""
     cells = [
         each
-        for each, places in zip(grid.crew_cells, combinations(grid), strict=True)
+        for each, places in zip(grid.scaling_cells, combinations(grid), strict=True)
         if all(
             place == axis.now
             for place, axis in zip(places, grid.axes, strict=True)
@@ -149,20 +149,20 @@ def test_each_number_of_samples_is_sketched_once(grid: WhatIfGrid) -> None:
 
 def test_where_links_are_not_known_their_controls_say_what_to_do() -> None:
     _, _, grid = laid_out(CPU)
-    assert grid.crew is not None
-    assert grid.crew.crew is None
-    page = str(whatif_page(grid))
+    assert grid.scaling is not None
+    assert grid.scaling.crew is None
+    page = pane_text(grid)
     assert "run <code>stepscope calibrate --ranks 2</code>" in page
     assert re.search(r'id="wi-workers"[^>]* disabled>', page)
-    assert 'id="whatif-crew"' not in page
+    assert 'id="whatif-scaling"' not in page
 
 
 def test_a_remedy_tells_what_it_saves_or_costs() -> None:
     gain = Remedy(id="x", summary="", predicted_ms=12.0, low_ms=-0.5, high_ms=14.0)
-    assert format_saving(gain) == ("saves 12.0 ms", "-0.500 ms to 14.0 ms")
+    assert saving_words(gain) == ("saves 12.0 ms", "-500 µs to 14.0 ms")
     loss = Remedy(id="x", summary="", predicted_ms=-1.3, low_ms=-1.8, high_ms=-0.8)
-    assert format_saving(loss) == ("1.30 ms longer", "0.800 ms to 1.80 ms")
-    assert format_saving(Remedy(id="x", summary="")) == ("", "")
+    assert saving_words(loss) == ("1.30 ms longer", "800 µs to 1.80 ms")
+    assert saving_words(Remedy(id="x", summary="")) == ("", "")
 
 
 def test_a_report_without_predictions_has_no_such_page(

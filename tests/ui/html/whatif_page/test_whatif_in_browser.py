@@ -8,20 +8,19 @@ from dataclasses import replace as changed
 from typing import Any
 
 import pytest
-from msgspec import to_builtins
 from msgspec.structs import replace
 from whatif_pages import CPU, cell, combinations, laid_out, pick, places_with, shown, words
 
+from scaled_step import Local, Plan, predict_together
 from stepscope.predict.contracted_step import ContractedStep
-from stepscope.predict.scaled_step import Local, Plan, predict_together
 from stepscope.predict.whatif import Bench
 from stepscope.predict.whatifs import parse_setting
 from stepscope.records.explanation import Explanation
-from stepscope.records.figures import size
+from stepscope.records.figures import significant, size
 from stepscope.records.promise import Delivery, TrackedPromise
 from stepscope.ui.html.whatif_grid import WhatIfGrid
-from stepscope.ui.html.whatif_scaling import CrewCell, lay_out_crew
-from stepscope.ui.whatif import adjusted, figures
+from stepscope.ui.html.whatif_scaling import ScalingCell, find_scaling
+from stepscope.ui.whatif import adjusted
 from stepscope.verify.track_record import make_promise
 
 pytestmark = pytest.mark.browser
@@ -38,7 +37,7 @@ def test_each_control_moves_the_number_to_exactly_the_predicted_one(
         expected = cell(grid, places_with(grid, *made))
         assert shown(page) == words(expected["step"])
         said = page.locator('[data-out="interval"]').inner_text()
-        assert f"between {figures(expected['low'])} and {figures(expected['high'])}" in said
+        assert f"between {significant(expected['low'])} and {significant(expected['high'])}" in said
     command = page.locator('[data-out="command"]').inner_text()
     assert all(f"--set {each}" in command for each in made)
     page.get_by_role("button", name="Back to now").click()
@@ -52,7 +51,7 @@ def test_throughput_memory_and_who_decides_follow(page: Any, grid: WhatIfGrid) -
     assert grid.batch is not None
     assert expected["factor"] is not None
     pace = grid.batch * 1000 / grid.before.baseline_ms * expected["factor"]
-    assert page.locator('[data-out="pace"]').inner_text() == figures(pace)
+    assert page.locator('[data-out="pace"]').inner_text() == significant(pace)
     assert page.locator('[data-out="peak"]').inner_text() == "5.94 GB"
     assert page.locator('[data-out="decides"]').inner_text() == "the device"
     chosen = page.locator('[data-out="batches"] .dot.is-chosen title').text_content()
@@ -112,7 +111,7 @@ def test_a_cpu_traces_page_works_too(open_page: Any) -> None:
 
 # Workers and links, in a browser
 
-CREW = (
+SCALED = (
     ("workers=8",),
     ("workers=2", "bandwidth=0.25"),
     ("precision=bf16", "workers=64", "bucket-mb=1"),
@@ -133,7 +132,7 @@ def number(text: str) -> float:
 def test_workers_links_and_buckets_move_all_numbers_beside_the_other_controls(
     page: Any, bench: Bench, grid: WhatIfGrid
 ) -> None:
-    for settings in CREW:
+    for settings in SCALED:
         told = bench.predict([parse_setting(each) for each in settings])
         assert not told.refused
         page.evaluate("wanted => window.stepscope.whatif.set(wanted)", list(settings))
@@ -157,24 +156,28 @@ def test_workers_links_and_buckets_move_all_numbers_beside_the_other_controls(
         assert memory == expected
 
 
-def sketched(cell: CrewCell, plan: Plan, strong: bool) -> ContractedStep:
+def sketched(cell: ScalingCell, plan: Plan, strong: bool) -> ContractedStep:
     share = cell.shared[plan.link]
     assert share is not None
     return share.sketch if strong else cell.sketch
+
+
+def page_plan(plan: Plan) -> dict[str, float]:
+    return {"link": plan.link, "buckets": plan.way, "bandwidth": plan.bandwidth}
 
 
 def test_the_page_computes_what_python_does_to_the_last_shown_figure(
     page: Any, grid: WhatIfGrid
 ) -> None:
     """Workers, links and bucket sizes of one cell, and of the same as a CUDA graph."""
-    assert grid.crew is not None
-    crew, doubts = grid.crew.crew, grid.crew.doubts
+    assert grid.scaling is not None
+    crew, doubts = grid.scaling.crew, grid.scaling.doubts
     assert crew is not None
     assert doubts is not None
     places = places_with(grid, "precision=bf16")
     bare = combinations(grid).index(places)
     graphed = combinations(grid).index(places_with(grid, "precision=bf16", "cuda-graphs"))
-    plain, made = grid.crew_cells[bare], grid.crew_cells[graphed]
+    plain, made = grid.scaling_cells[bare], grid.scaling_cells[graphed]
     assert plain is not None
     assert made is not None
     every = itertools.product(range(1, 9, 2), range(len(crew.ways)), (0.25, 1.0))
@@ -182,8 +185,8 @@ def test_the_page_computes_what_python_does_to_the_last_shown_figure(
     for at, strong in itertools.product((bare, graphed), (False, True)):
         computed = page.evaluate(
             """([at, bare, plans, strong]) => plans.map((plan) =>
-                window.stepscope.whatif.crew.predict(at, bare, { ...plan, strong }))""",
-            [at, bare, [to_builtins(plan) for plan in plans], strong],
+                window.stepscope.whatif.scaling.predict(at, bare, { ...plan, strong }))""",
+            [at, bare, [page_plan(plan) for plan in plans], strong],
         )
         for plan, found in zip(plans, computed, strict=True):
             step, one = (sketched(each, plan, strong) for each in (plain, made))
@@ -295,7 +298,7 @@ def test_earlier_predictions_of_the_same_changes_move_those_with_workers_too(
     history = (TrackedPromise(promise=promise, delivery=delivery),) * 2
     expected = adjusted(told, history)
     assert expected.predicted_ms > 1.02 * told.predicted_ms
-    page = open_page(explanation, changed(grid, crew=lay_out_crew(bench, history)))
+    page = open_page(explanation, changed(grid, scaling=find_scaling(bench, history)))
     page.evaluate("window.stepscope.whatif.set(['precision=bf16', 'workers=8'])")
     found = page.evaluate("window.stepscope.whatif.state(window.stepscope.whatif.places)")
     assert found["step"] == pytest.approx(expected.predicted_ms, rel=1e-3)

@@ -11,10 +11,13 @@ from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.predict.whatif import Bench
 from stepscope.predict.whatifs import parse_setting
 from stepscope.records.explanation import Explanation
+from stepscope.records.figures import milliseconds
 from stepscope.records.prediction import Setting
 from stepscope.trace.rank_inputs import ReadOptions, read_rank_inputs
+from stepscope.ui.html.panes.whatif import whatif_view
+from stepscope.ui.html.render import render_part
 from stepscope.ui.html.whatif_grid import WhatIfGrid, lay_out
-from stepscope.ui.whatif import figures, make_bench, try_each, usual
+from stepscope.ui.whatif import make_bench, try_each, usual
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 TRACE = GOLDEN / "h200-resnet18/rank-00000/trace.json.gz"
@@ -27,6 +30,10 @@ def laid_out(path: Path) -> tuple[Explanation, Bench, WhatIfGrid]:
     rank = explanation.ranks[0]
     bench = make_bench(RankAnalysis(read_rank_inputs(path, ReadOptions(cache=False))), rank)
     return explanation, bench, lay_out(bench, try_each(bench, usual(bench)), (), rank)
+
+
+def pane_text(grid: WhatIfGrid, *, several: bool = False) -> str:
+    return str(render_part("whatif.html.j2", view=whatif_view(grid, several=several)))
 
 
 def combinations(grid: WhatIfGrid) -> list[tuple[int, ...]]:
@@ -49,7 +56,7 @@ def shown(page: Any) -> str:
 
 def words(number: float | None) -> str:
     assert number is not None
-    return f"{figures(number)} ms"
+    return milliseconds(number)
 
 
 def places_with(grid: WhatIfGrid, *settings: str) -> tuple[int, ...]:

@@ -1,0 +1,232 @@
+// A flame graph that hangs from the top: width is time, depth is the call stack.
+
+import { fitText, letterWidth, oncePerFrame, sizeCanvas } from "./canvas.js";
+import { canvasIn, fillTip, inputIn, partIn, placeTip } from "./dom.js";
+import { count, duration, percent, shortName } from "./format.js";
+import { fillIndex, getColors, LEVELS, VARIANTS } from "./palette.js";
+
+/** @typedef {import("./palette.js").Colors} Colors */
+/** A node, its left end and its width. @typedef {[number, number, number]} NodeBox */
+
+const FLAME_ROW = 18;
+
+export class FlameTree {
+  /** @param {import("./payload.js").Columns} columns @param {string} side host or device @param {string[]} strings */
+  constructor(columns, side, strings) {
+    this.strings = strings;
+    this.parent = Int32Array.from(columns[`${side}_parent`], (parent) => parent - 1);
+    this.name = columns[`${side}_name`];
+    this.kind = columns[`${side}_kind`];
+    this.count = columns[`${side}_count`];
+    this.total = columns[`${side}_total`];
+    this.self = columns[`${side}_self`];
+    this.size = this.parent.length;
+    this.depth = new Uint16Array(this.size);
+    this.x = new Float64Array(this.size);
+    this.whole = 0;
+    this.order = this.layOut();
+  }
+
+  /** Parents come before their children, so one pass over nodes by width places them all. */
+  layOut() {
+    const { size, parent, total } = this;
+    for (let i = 0; i < size; i++) this.depth[i] = parent[i] < 0 ? 0 : this.depth[parent[i]] + 1;
+    const order = Array.from({ length: size }, (_, i) => i);
+    // Roots keep their order, the main thread first: idle threads are wide and say little.
+    order.sort((a, b) => this.depth[a] - this.depth[b] || (this.depth[a] && total[b] - total[a]) || a - b);
+    const used = new Float64Array(size);
+    for (const i of order) {
+      const above = parent[i];
+      if (above < 0) {
+        this.x[i] = this.whole;
+        this.whole += total[i];
+      } else {
+        this.x[i] = this.x[above] + used[above];
+        used[above] += total[i];
+      }
+    }
+    return order;
+  }
+
+  /** @param {number} node */
+  label(node) {
+    return this.strings[this.name[node]];
+  }
+
+  /** A mark for each node whose name holds the text. @param {string} text in small letters */
+  find(text) {
+    const named = this.strings.map((name) => name.toLowerCase().includes(text));
+    return Uint8Array.from(this.name, (code) => (named[code] ? 1 : 0));
+  }
+
+  /** A match inside a match adds nothing: its time is already counted. @param {Uint8Array} mask */
+  timeOf(mask) {
+    const inside = new Uint8Array(this.size);
+    let sum = 0;
+    for (let i = 0; i < this.size; i++) {
+      const above = this.parent[i];
+      inside[i] = above >= 0 && (inside[above] || mask[above]) ? 1 : 0;
+      if (mask[i] && !inside[i]) sum += this.total[i];
+    }
+    return sum;
+  }
+}
+
+export class FlameGraph {
+  /** @param {HTMLElement} root */
+  constructor(root) {
+    this.root = root;
+    this.canvas = canvasIn(root, "canvas");
+    this.tip = partIn(root, ".tip");
+    this.search = inputIn(root, "input");
+    this.found = partIn(root, ".flame-count");
+    this.crumb = partIn(root, ".flame-crumb");
+    this.resetButton = inputIn(root, "[data-flame-reset]");
+    this.hover = -1;
+    this.zoomed = -1;
+    this.letter = 1;
+    /** @type {FlameTree | null} */
+    this.tree = null;
+    /** @type {Uint8Array | null} */
+    this.mask = null;
+    /** @type {NodeBox[]} */
+    this.shown = [];
+    this.draw = oncePerFrame(() => this.drawNow());
+    this.canvas.addEventListener("pointermove", (event) => this.move(event));
+    this.canvas.addEventListener("pointerleave", () => this.setHover(-1));
+    this.canvas.addEventListener("click", (event) => this.zoom(this.nodeAt(event)));
+    this.canvas.addEventListener("keydown", (event) => this.key(event));
+    this.resetButton.addEventListener("click", () => this.zoom(-1));
+    this.search.addEventListener("input", () => this.runSearch());
+    new ResizeObserver(() => this.draw()).observe(root);
+  }
+
+  /** @param {FlameTree} tree */
+  load(tree) {
+    this.tree = tree;
+    this.zoomed = this.hover = -1;
+    this.runSearch();
+    this.zoom(-1);
+  }
+
+  /** @param {number} node -1 for all; the node that is zoomed to already, for the one above it */
+  zoom(node) {
+    const { tree } = this;
+    if (!tree) return;
+    if (node === this.zoomed && node >= 0) node = tree.parent[node];
+    this.zoomed = node;
+    this.resetButton.disabled = node < 0;
+    this.crumb.textContent = node < 0 ? "" : `${tree.label(node)} · ${shareWords(tree, tree.total[node])}`;
+    this.draw();
+  }
+
+  /** @param {KeyboardEvent} event */
+  key(event) {
+    const { tree } = this;
+    if (!tree) return;
+    if (event.key === "Escape" || event.key === "ArrowUp") this.zoom(this.zoomed < 0 ? -1 : tree.parent[this.zoomed]);
+    else if (event.key === "ArrowDown" || event.key === "Enter") {
+      const child = tree.order.find((node) => tree.parent[node] === this.zoomed);
+      if (child !== undefined) this.zoom(child);
+    } else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  /** Nodes in view; those above the zoomed one span the whole width. @param {FlameTree} tree @param {number} width */
+  boxes(tree, width) {
+    const [from, length] = this.zoomed < 0 ? [0, tree.whole] : [tree.x[this.zoomed], tree.total[this.zoomed]];
+    const scale = width / Math.max(length, 1);
+    /** @type {NodeBox[]} */
+    const boxes = [];
+    for (const i of tree.order) {
+      let x = (tree.x[i] - from) * scale;
+      let w = tree.total[i] * scale;
+      if (x >= width - 1e-6 || x + w <= 1e-6 || w < 0.4) continue;
+      if (x < 0) [x, w] = [0, w + x];
+      boxes.push([i, x, Math.min(w, width - x)]);
+    }
+    return boxes;
+  }
+
+  drawNow() {
+    const { tree } = this;
+    const width = this.canvas.parentElement?.clientWidth;
+    if (!tree?.size || !width) return;
+    const colors = getColors();
+    this.shown = this.boxes(tree, width);
+    const depth = this.shown.reduce((most, [i]) => Math.max(most, tree.depth[i]), 0) + 1;
+    const ctx = sizeCanvas(this.canvas, width, depth * FLAME_ROW + 2);
+    ctx.fillStyle = colors.back;
+    ctx.fillRect(0, 0, width, depth * FLAME_ROW + 2);
+    ctx.font = `11px ${colors.font}`;
+    ctx.textBaseline = "middle";
+    this.letter = letterWidth(ctx);
+    for (const box of this.shown) this.drawNode(ctx, colors, tree, box);
+    const box = this.shown.find(([i]) => i === this.hover);
+    if (!box) return;
+    ctx.strokeStyle = colors.text;
+    ctx.lineWidth = 1.25;
+    ctx.strokeRect(box[1] + 0.5, tree.depth[this.hover] * FLAME_ROW + 0.5, Math.max(box[2] - 1.5, 1), FLAME_ROW - 2);
+  }
+
+  /** @param {CanvasRenderingContext2D} ctx @param {Colors} colors @param {FlameTree} tree @param {NodeBox} box */
+  drawNode(ctx, colors, tree, [i, x, width]) {
+    const y = tree.depth[i] * FLAME_ROW;
+    const above = this.zoomed >= 0 && i !== this.zoomed && tree.depth[i] < tree.depth[this.zoomed];
+    const dim = above || (this.mask && !this.mask[i]);
+    ctx.fillStyle = colors.fills[fillIndex(tree.kind[i], tree.name[i] % VARIANTS, dim ? 0 : LEVELS - 1)];
+    ctx.fillRect(x, y, Math.max(width - 0.6, 0.5), FLAME_ROW - 1.5);
+    if (width < 26) return;
+    ctx.fillStyle = dim ? colors.muted : colors.inks[tree.kind[i]];
+    ctx.fillText(fitText(shortName(tree.label(i)), width - 8, this.letter), x + 4, y + FLAME_ROW / 2 - 0.5);
+  }
+
+  /** @param {MouseEvent} pointer */
+  nodeAt({ offsetX, offsetY }) {
+    const depth = Math.floor(offsetY / FLAME_ROW);
+    const hit = this.shown.find(([i, x, width]) =>
+      this.tree?.depth[i] === depth && offsetX >= x && offsetX < x + Math.max(width, 1));
+    return hit ? hit[0] : -1;
+  }
+
+  /** @param {PointerEvent} event */
+  move(event) {
+    const node = this.nodeAt(event);
+    const changed = node !== this.hover;
+    this.setHover(node);
+    if (node < 0) return;
+    if (changed && this.tree) fillTip(this.tip, this.tree.label(node), this.tipLines(this.tree, node));
+    placeTip(this.tip, event);
+  }
+
+  /** @param {FlameTree} tree @param {number} node */
+  tipLines(tree, node) {
+    const { zoomed } = this;
+    const times = `${shareWords(tree, tree.total[node])}  ·  self ${duration(tree.self[node])}  ·  ${count(tree.count[node])}×`;
+    if (zoomed < 0) return [times];
+    return [times, `${percent(tree.total[node] / tree.total[zoomed])} of ${shortName(tree.label(zoomed))}`];
+  }
+
+  /** @param {number} node */
+  setHover(node) {
+    if (node < 0) this.tip.hidden = true;
+    if (node === this.hover) return;
+    this.hover = node;
+    this.canvas.classList.toggle("is-over", node >= 0);
+    this.draw();
+  }
+
+  runSearch() {
+    const { tree } = this;
+    if (!tree) return;
+    const text = this.search.value.trim().toLowerCase();
+    this.mask = text ? tree.find(text) : null;
+    const time = this.mask ? tree.timeOf(this.mask) : 0;
+    this.found.textContent = time ? shareWords(tree, time) : this.mask ? "no match" : "";
+    this.draw();
+  }
+}
+
+/** @param {FlameTree} tree @param {number} ns */
+const shareWords = (tree, ns) => `${duration(ns)}, ${percent(ns / tree.whole)} of all`;

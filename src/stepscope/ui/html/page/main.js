@@ -1,0 +1,92 @@
+// Starts the panes, shows one rank at a time, and offers tests and scripts a small handle:
+// window.stepscope.
+
+import { partIn, partsIn } from "./dom.js";
+import { toggleHelp } from "./keys.js";
+import { decodeBlock } from "./payload.js";
+import { panes } from "./registry.js";
+import { startTheme, themeForPaper } from "./theme.js";
+
+/** @typedef {import("./payload.js").RankData} RankData */
+
+const help = /** @type {HTMLDialogElement} */ (document.querySelector("#help"));
+const picker = /** @type {HTMLSelectElement | null} */ (document.querySelector("#rank-picker"));
+const shown = { rank: -1, ready: false };
+
+const started = panes.flatMap(({ id, start }) => {
+  const section = document.getElementById(id);
+  return section ? [start(section, { pickRank, findEvent })] : [];
+});
+
+/** @param {string} name */
+function findEvent(name) {
+  started.forEach((pane) => pane.findEvent?.(name));
+}
+
+/** With many ranks, only some have tables and a timeline in the page. @param {number} number */
+function pickRank(number) {
+  const option = [...(picker?.options ?? [])].find((each) => Number(each.dataset.number) === number);
+  if (!picker || !option) return;
+  picker.value = option.value;
+  showRank(Number(option.value));
+  document.querySelector("#timeline")?.scrollIntoView({ block: "start" });
+}
+
+/** @param {number} index */
+async function showRank(index) {
+  shown.ready = false;
+  partsIn(document, "[data-rank]").forEach((part) => { part.hidden = Number(part.dataset.rank) !== index; });
+  /** @type {RankData | null} */
+  let data = null;
+  let problem = "";
+  try {
+    data = await decodeBlock(partIn(document, `#payload-${index}`).textContent ?? "");
+  } catch (error) {
+    problem = `This browser could not unpack the report's data (${error instanceof Error ? error.message : error}).`;
+  }
+  if (picker && Number(picker.value) !== index) return;
+  started.forEach((pane) => pane.showRank?.(data, problem));
+  if (!data) return;
+  shown.rank = index;
+  shown.ready = true;
+}
+
+/** @param {boolean} printing */
+function print(printing) {
+  // The canvases keep the width they have on the screen; paper shows them smaller.
+  const width = partIn(document, "main").clientWidth;
+  document.documentElement.style.setProperty("--print-zoom", String(Math.min(1, 700 / width)));
+  themeForPaper(printing, () => started.forEach((pane) => pane.drawNow?.()));
+}
+
+/** @param {HTMLElement} button */
+async function copyText(button) {
+  const before = button.textContent;
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy ?? "");
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Select the path to copy it";
+  }
+  setTimeout(() => { button.textContent = before; }, 1500);
+}
+
+startTheme(partIn(document, "#theme"), () => started.forEach((pane) => pane.draw?.()));
+addEventListener("beforeprint", () => print(true));
+addEventListener("afterprint", () => print(false));
+partsIn(document, "[data-help]").forEach((button) => button.addEventListener("click", () => toggleHelp(help)));
+help.addEventListener("click", (event) => event.target === help && help.close());
+picker?.addEventListener("change", () => showRank(Number(picker.value)));
+partsIn(document, "[data-copy]").forEach((button) => button.addEventListener("click", () => copyText(button)));
+
+const ready = [showRank(picker ? Number(picker.value) : 0), ...started.map((pane) => pane.ready)];
+Object.assign(window, {
+  stepscope: Object.assign({
+    ready: Promise.all(ready).then(() => undefined),
+    showRank,
+    state: () => Object.assign(
+      { ...shown, theme: document.documentElement.dataset.theme },
+      ...started.map((pane) => pane.state?.()),
+    ),
+  }, ...started.map((pane) => pane.handle)),
+});

@@ -1,0 +1,94 @@
+// Canvas colours, read from the style sheet so that bar, timeline and tables always agree.
+
+import { SHARED } from "./shared.js";
+
+/** @typedef {[number, number, number]} Rgb */
+/** @typedef {(name: string) => string} ReadVariable */
+
+export const KINDS = [...SHARED.classes, ...SHARED.causes];
+export const FIRST_CAUSE = SHARED.classes.length;
+export const VARIANTS = 3; // slightly different shades by name set neighbours apart
+export const LEVELS = 4; // how full a pixel is where events are narrower than one
+export const HEATS = 64; // shades of the heat map
+
+/** @typedef {ReturnType<typeof readColors>} Colors */
+
+/** @type {Colors | null} */
+let current = null;
+
+/** @param {string} color @returns {Rgb} */
+function parse(color) {
+  const hex = color.trim().replace("#", "");
+  const part = (/** @type {number} */ i) => parseInt(hex.slice(i, i + 2), 16);
+  return [part(0), part(2), part(4)];
+}
+
+/** @param {Rgb} a @param {Rgb} b @param {number} share @returns {Rgb} */
+function mix(a, b, share) {
+  const part = (/** @type {number} */ i) => Math.round(a[i] + (b[i] - a[i]) * share);
+  return [part(0), part(1), part(2)];
+}
+
+/** @param {Rgb} rgb */
+const css = (rgb, alpha = 1) => `rgba(${rgb.join(",")},${alpha})`;
+
+/** What can be read on a colour. @param {Rgb} rgb */
+const inkOn = ([r, g, b]) => ((0.2126 * r + 0.7152 * g + 0.0722 * b) / 255 > 0.5 ? "#14181f" : "#ffffff");
+
+/** From --heat-0 over --heat-1 to --heat-2. @param {ReadVariable} get */
+function heats(get) {
+  const [cold, warm, hot] = [0, 1, 2].map((i) => parse(get(`heat-${i}`)));
+  return Array.from({ length: HEATS }, (_, i) => {
+    const at = (2 * i) / (HEATS - 1);
+    const rgb = at < 1 ? mix(cold, warm, at) : mix(warm, hot, at - 1);
+    return { color: css(rgb), ink: inkOn(rgb) };
+  });
+}
+
+/** @param {Rgb} rgb @param {Rgb} back */
+function collectiveColors(rgb, back) {
+  return {
+    solid: css(rgb), pale: css(mix(back, rgb, 0.28)), band: css(rgb, 0.15), line: css(rgb, 0.55),
+    ink: inkOn(rgb),
+  };
+}
+
+/** The fills of a kind: each variant at each level. @param {Rgb} rgb @param {Rgb} back */
+function fillsOf(rgb, back) {
+  return [0, 0.09, 0.18].map((paler) => mix(rgb, back, paler)).flatMap((shade) =>
+    Array.from({ length: LEVELS }, (_, i) => css(mix(back, shade, 0.35 + (0.65 * (i + 1)) / LEVELS))));
+}
+
+function readColors() {
+  const style = getComputedStyle(document.documentElement);
+  const get = (/** @type {string} */ name) => style.getPropertyValue(`--${name}`);
+  const back = parse(get("panel"));
+  const kinds = KINDS.map((kind) => parse(get(`c-${kind}`)));
+  return {
+    fills: kinds.flatMap((rgb) => fillsOf(rgb, back)),
+    inks: kinds.map(inkOn),
+    solid: kinds.map((rgb) => css(rgb)),
+    back: css(back),
+    text: get("text").trim(),
+    muted: get("muted").trim(),
+    line: get("line").trim(),
+    strong: get("line-strong").trim(),
+    accent: get("accent").trim(),
+    dim: css(back, 0.64),
+    shade: kinds.map((rgb) => css(rgb, 0.16)),
+    faint: kinds.map((rgb) => css(rgb, 0.5)),
+    hatch: css(back, 0.45),
+    font: get("font").trim(),
+    high: get("high").trim(),
+    heat: heats(get),
+    stepBand: css(parse(get("c-compute")), 0.2),
+    inputBand: css(parse(get("c-data_loading"))),
+    collectives: Object.fromEntries(SHARED.collectives.map((kind) => [kind, collectiveColors(parse(get(`k-${kind}`)), back)])),
+  };
+}
+
+export const getColors = () => (current ??= readColors());
+export const forgetColors = () => { current = null; };
+
+/** Place among the fills. @param {number} kind @param {number} variant @param {number} level */
+export const fillIndex = (kind, variant, level) => (kind * VARIANTS + variant) * LEVELS + level;

@@ -1,0 +1,90 @@
+// A data block: base64, deflate, a JSON head, then columns of transposed bytes (payload.py).
+
+/** @typedef {Uint8Array | Uint32Array | Float64Array} Column */
+/** @typedef {Record<string, Column>} Columns */
+
+/**
+ * @typedef {object} Lane
+ * @property {string} name
+ * @property {"device" | "host"} group
+ * @property {boolean} work
+ * @property {boolean} [idle]
+ * @property {boolean} folded
+ * @property {number} first_row
+ * @property {number} rows
+ * @property {number} events
+ */
+
+/** Name, start and duration. @typedef {[string, number, number]} StepMark */
+
+/**
+ * @typedef {object} Picture
+ * @property {number} span_ns
+ * @property {string[]} strings
+ * @property {Lane[]} lanes
+ * @property {StepMark[]} steps
+ * @property {string} left_out
+ * @property {[number, number]} flames_left_out of the host's and the device's
+ */
+
+/**
+ * @typedef {object} TableData
+ * @property {string} id
+ * @property {string} title
+ * @property {[string, string][]} columns label and type
+ * @property {any[][]} rows
+ * @property {number} sort
+ * @property {string} absent
+ * @property {boolean} events its first column names events of the timeline
+ */
+
+/** @typedef {{ tables: TableData[], picture?: Picture, columns: Columns }} RankData */
+
+/** @param {string} text @returns {Uint8Array<ArrayBuffer>} */
+function fromBase64(text) {
+  if ("fromBase64" in Uint8Array) return /** @type {any} */ (Uint8Array).fromBase64(text);
+  const raw = atob(text);
+  const bytes = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
+  return bytes;
+}
+
+/** @param {Uint8Array<ArrayBuffer>} bytes */
+async function inflate(bytes) {
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+/** @param {Uint8Array} bytes @param {number} offset @param {number} length @param {number} width in bytes @returns {Column} */
+function readColumn(bytes, offset, length, width) {
+  const kind = width <= 1 ? Uint8Array : width <= 4 ? Uint32Array : Float64Array;
+  const column = new kind(length);
+  for (let k = 0; k < width; k++) {
+    const scale = 256 ** k;
+    const plane = offset + k * length;
+    for (let i = 0; i < length; i++) column[i] += bytes[plane + i] * scale;
+  }
+  return column;
+}
+
+/** @param {Uint8Array} bytes @param {number} offset @param {[string, number, number][]} listed name, length, width */
+function readColumns(bytes, offset, listed) {
+  /** @type {Columns} */
+  const columns = {};
+  for (const [name, length, width] of listed) {
+    columns[name] = readColumn(bytes, offset, length, width);
+    offset += length * width;
+  }
+  return columns;
+}
+
+/** @param {string} text @returns {Promise<any>} */
+export async function decodeBlock(text) {
+  const bytes = await inflate(fromBase64(text.trim()));
+  const size = new DataView(bytes.buffer).getUint32(0, true);
+  const head = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + size)));
+  return { ...head, columns: readColumns(bytes, 4 + size, head.columns) };
+}
+
+/** 0, 1, 2, 3 as 0, -1, 1, -2. @param {number} value */
+export const unzigzag = (value) => (value % 2 ? -(value + 1) / 2 : value / 2);

@@ -1,0 +1,57 @@
+"""The findings, each with its evidence and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stepscope.records.figures import duration
+from stepscope.ui.html.pane import Pane, ReportData
+
+if TYPE_CHECKING:
+    from stepscope.records.explanation import Finding, Remedy
+
+SEVERITIES = {"high": "High", "medium": "Medium", "low": "Low", "none": "Note"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingCard:
+    """One finding."""
+
+    finding: Finding
+    severity: str
+    rank: str  # which one, where the report is about several
+    remedies: list[tuple[Remedy, str, str]]  # what it saves, and the interval
+
+
+def finding_cards(report: ReportData) -> list[FindingCard] | None:
+    explanation = report.explanation
+    names = {rank.rank: rank.called for rank in explanation.ranks}
+    several = len(report.ranks) > 1
+    return [
+        FindingCard(
+            finding=finding,
+            severity=SEVERITIES[finding.severity],
+            rank=""
+            if finding.rank is None or not several
+            else names.get(finding.rank, f"rank {finding.rank}"),
+            remedies=[(remedy, *saving_words(remedy)) for remedy in finding.remedies],
+        )
+        for finding in explanation.findings
+    ] or None
+
+
+def saving_words(remedy: Remedy) -> tuple[str, str]:
+    """What a remedy would save of each step, or that the step would be longer; and the interval."""
+    saved, low, high = remedy.predicted_ms, remedy.low_ms, remedy.high_ms
+    if saved is None:
+        return "", ""
+    sign = 1e6 if saved >= 0 else -1e6
+    words = f"saves {duration(saved * 1e6)}" if saved >= 0 else f"{duration(-saved * 1e6)} longer"
+    if low is None or high is None:
+        return words, ""
+    ends = sorted((sign * low, sign * high))
+    return words, f"{duration(ends[0])} to {duration(ends[1])}"
+
+
+PANE = Pane(id="findings", title="Findings", order=20, view=finding_cards)

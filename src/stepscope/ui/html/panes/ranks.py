@@ -1,0 +1,354 @@
+"""Across ranks: who is slow, every rank in every step, ranks on one clock, and bandwidth.
+
+A job of a thousand ranks must fit in a page that opens at once: what does not fit is left out here,
+and the page says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stepscope.records.figures import duration
+from stepscope.records.job import KINDS, SYNCHRONISING
+from stepscope.records.words import counted
+from stepscope.ui.distributed import (
+    CAUSES,
+    NOT_ALIGNED,
+    clock_words,
+    error_words,
+    no_arrivals,
+    path_words,
+    straggler_tone,
+    straggler_words,
+    worst_error_ns,
+)
+from stepscope.ui.html.lanes import overlap_rows
+from stepscope.ui.html.pane import Pane, ReportData
+from stepscope.ui.html.payload import encode_block
+from stepscope.ui.html.rank_charts import LegendEntry, draw_arrivals, draw_bandwidth
+from stepscope.ui.html.rank_tables import job_tables
+from stepscope.ui.strategies import describe_strategies
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from markupsafe import Markup
+    from numpy.typing import NDArray
+
+    from stepscope.records.job import CriticalPath, Job, Lanes
+    from stepscope.records.quality import Note
+    from stepscope.records.strategies import Strategy
+    from stepscope.ui.html.payload import Column
+    from stepscope.ui.strategies import Section
+
+    Int64 = NDArray[np.int64]
+
+MOST_CELLS = 100_000  # of the heat map: steps are left out beyond
+_MOST_ROWS = 6  # in which a rank's overlapping collectives are drawn
+_PATH_KINDS = ("work", "input", "transfer")
+
+# id, label, what to look for
+METRICS = (
+    (
+        "own",
+        "Without comm",
+        "Each recorded step without exposed communication: what a rank needs when it waits for no "
+        "other. A row of strong colour is a rank that the others wait for.",
+    ),
+    (
+        "step",
+        "Step time",
+        "Ranks that meet in collectives take about the same time. A column of strong colour is a "
+        "step that was slow on every rank.",
+    ),
+    (
+        "comm",
+        "Exposed comm",
+        "Communication that no compute hides: waiting for others, and the transfer. A faint row "
+        "among strong ones is the rank the others wait for.",
+    ),
+    (
+        "input",
+        "Data loading",
+        "Waiting for data while no work runs. A row of strong colour is a rank that is fed too "
+        "slowly.",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksView:
+    """What the template prints; where a `no_...` sentence is empty there is a chart."""
+
+    verdict: str
+    tone: str
+    evidence: list[str]
+    facts: list[tuple[str, str, str]]  # label, value, hint
+    clock: str
+    metrics: tuple[tuple[str, str, str], ...]
+    no_heat: str
+    steps_left_out: str
+    no_lanes: str
+    lanes_left_out: str
+    no_path: str
+    path: str
+    kinds: list[str]  # drawn in the lanes
+    queued: bool  # some calls begin later than they are made
+    arrivals: Markup
+    no_arrivals: str
+    arrivals_left_out: str
+    bandwidth: Markup
+    legend: list[LegendEntry]
+    calibrated: bool
+    no_bandwidth: str
+    strategies: list[Section]
+    quality: list[tuple[str, str]]
+    shown: int  # ranks in detail, of all
+    all_ranks: int
+    payload: str
+
+
+def report_view(report: ReportData) -> RanksView | None:
+    explanation = report.explanation
+    if explanation.job is None:
+        return None
+    return ranks_view(
+        explanation.job,
+        explanation.quality,
+        strategies=explanation.strategies,
+        shown=len(report.ranks),
+    )
+
+
+def ranks_view(
+    job: Job, notes: Sequence[Note], *, strategies: Sequence[Strategy] = (), shown: int = 0
+) -> RanksView:
+    """`shown` ranks are in the page in detail."""
+    steps = _shown_steps(job)
+    arrivals, left_out = draw_arrivals(job)
+    bandwidth, legend = draw_bandwidth(job)
+    lanes = job.lanes
+    return RanksView(
+        verdict=straggler_words(job.stragglers),
+        tone=straggler_tone(job.stragglers),
+        evidence=[f"{line}." for worst in job.stragglers.ranks[:1] for line in worst.evidence],
+        facts=_facts(job),
+        clock=clock_words(job.clock),
+        metrics=METRICS,
+        no_heat="" if job.steps else "No step was recorded that ranks could be compared in.",
+        steps_left_out=_steps_left_out(job, steps),
+        no_lanes=_no_lanes(job),
+        lanes_left_out=_lanes_left_out(job),
+        no_path="" if job.path else _no_path(job),
+        path=path_words(job.path) if job.path else "",
+        kinds=[KINDS[code] for code in np.unique(lanes.kind).tolist()] if lanes else [],
+        queued=bool(lanes and (lanes.start_ns > lanes.arrival_ns).any()),
+        arrivals=arrivals,
+        no_arrivals=no_arrivals(job),
+        arrivals_left_out=left_out,
+        bandwidth=bandwidth,
+        legend=legend,
+        calibrated=any(row.expected_ns for row in job.collectives),
+        no_bandwidth="" if legend else _no_bandwidth(job),
+        quality=[(note.id, note.detail) for note in notes],
+        strategies=describe_strategies(strategies),
+        shown=shown,
+        all_ranks=len(job.ranks),
+        payload=_payload(job, steps),
+    )
+
+
+def _facts(job: Job) -> list[tuple[str, str, str]]:
+    hosts = len(set(job.hosts.values()))
+    where = f"on {hosts} hosts" if hosts > 1 else "on one host" if hosts else ""
+    facts = [("Ranks", f"{len(job.ranks):,}", where)]
+    slowest = max((times.step_ms for times in job.times), default=0.0)
+    if slowest:
+        facts.append(
+            ("Step", duration(slowest * 1e6), "Of the slowest rank, median of the recorded steps")
+        )
+        own = [times.own_ms for times in job.times]
+        low, high = (job.ranks[own.index(end)] for end in (min(own), max(own)))
+        span = f"{duration(min(own) * 1e6)} to {duration(max(own) * 1e6)}"
+        facts.append(
+            ("Step without comm", span, f"Rank {low} the fastest, rank {high} the slowest")
+        )
+    if job.arrivals:
+        waits = [row.waits_ns for row in job.arrivals]
+        hint = f"Per step, mean of ranks, up to {duration(max(waits))}; calls may overlap"
+        facts.append(("Waiting for others", duration(float(np.mean(waits))), hint))
+    facts.append(_clock_fact(job))
+    return facts
+
+
+def _clock_fact(job: Job) -> tuple[str, str, str]:
+    if not job.clock.aligned:
+        return ("Clocks", "not aligned", "Waits and arrivals are not known; durations are")
+    return ("Clocks within", error_words(worst_error_ns(job.clock)), job.clock.detail)
+
+
+def _shown_steps(job: Job) -> NDArray[np.intp]:
+    """Which steps fit in the heat map, evenly chosen."""
+    most = max(1, MOST_CELLS // max(1, len(job.ranks)))
+    every = max(1, -(-len(job.steps) // most))
+    return np.arange(0, len(job.steps), every)
+
+
+def _steps_left_out(job: Job, shown: NDArray[np.intp]) -> str:
+    if len(shown) == len(job.steps):
+        return ""
+    every = -(-len(job.steps) // len(shown))
+    return f"{len(shown)} of {counted(len(job.steps), 'step')} are shown, one in {every}."
+
+
+def _no_lanes(job: Job) -> str:
+    if not job.clock.aligned:
+        return f"Nothing to draw on one clock: {job.clock.detail or NOT_ALIGNED}."
+    if job.lanes is None or not len(job.lanes.step_rank) + len(job.lanes.match):
+        return "Nothing was recorded by several ranks that could be drawn on one clock."
+    return ""
+
+
+def _lanes_left_out(job: Job) -> str:
+    if job.lanes is None or len(job.lanes.ranks) == len(job.ranks):
+        return ""
+    return (
+        f"{len(job.lanes.ranks)} of {counted(len(job.ranks), 'rank')} are drawn: those named "
+        "in findings, the "
+        "slowest, the fastest and the first. A wait ends when the last rank arrives, drawn or not."
+    )
+
+
+def _no_path(job: Job) -> str:
+    if not job.clock.aligned:
+        return f"The critical path is not known: {NOT_ALIGNED}."
+    return "The critical path is not known: no step was recorded by all ranks."
+
+
+def _no_bandwidth(job: Job) -> str:
+    if not job.collectives:
+        return "No collective was recorded by two ranks of its group."
+    return "Bandwidth is not known: message sizes or group sizes were not recorded."
+
+
+def _payload(job: Job, shown: NDArray[np.intp]) -> str:
+    hosts = sorted(set(job.hosts.values()))
+    head: dict[str, Any] = {
+        "ranks": job.ranks,
+        "hosts": hosts,
+        "host": [hosts.index(job.hosts[r]) if r in job.hosts else -1 for r in job.ranks],
+        "steps": [job.steps[i] for i in shown.tolist()],
+        "metrics": METRICS,
+        "stragglers": [
+            [straggler.rank, CAUSES[straggler.cause]]
+            for straggler in job.stragglers.ranks
+            if straggler.rank is not None
+        ],
+        "tables": job_tables(job),
+    }
+    columns: dict[str, Column] = {
+        name: matrix[shown].T.reshape(-1) + 1  # rank by rank; 0 where a rank lacks the step
+        for name, matrix in (
+            ("step", job.step_ns),
+            ("comm", job.exposed_comm_ns),
+            ("input", job.input_ns),
+        )
+    }
+    if not _no_lanes(job) and job.lanes is not None:
+        zero = _first_ns(job.lanes, job.path)
+        head["lanes"] = _lanes_head(job, job.lanes, zero)
+        columns |= _lane_columns(job.lanes, zero)
+        if job.path is not None:
+            head["path"] = _path_head(job.path, zero)
+            columns |= _path_columns(job.path, zero)
+    return encode_block(head, columns)
+
+
+def _first_ns(lanes: Lanes, path: CriticalPath | None) -> int:
+    firsts = [int(times.min()) for times in (lanes.arrival_ns, lanes.step_start_ns) if len(times)]
+    return min([*firsts, *([path.start_ns] if path else [])])
+
+
+def _lanes_head(job: Job, lanes: Lanes, zero: int) -> dict[str, Any]:
+    lasts = [int(times.max()) for times in (lanes.end_ns, lanes.step_end_ns) if len(times)]
+    place = {rank: i for i, rank in enumerate(lanes.ranks)}
+    return {
+        "ranks": lanes.ranks,
+        "errors": [job.clock.error_ns.get(rank, 0) for rank in lanes.ranks],
+        "reference": job.clock.reference,
+        "kinds": KINDS,
+        "waiting": [kind in SYNCHRONISING for kind in KINDS],
+        "span": max(lasts) - zero,
+        "steps": [
+            [place[rank], number, start - zero, end - zero]
+            for rank, number, start, end in zip(
+                lanes.step_rank.tolist(),
+                lanes.step_number.tolist(),
+                lanes.step_start_ns.tolist(),
+                lanes.step_end_ns.tolist(),
+                strict=True,
+            )
+        ],
+    }
+
+
+def _lane_columns(lanes: Lanes, zero: int) -> dict[str, Column]:
+    match = np.unique(lanes.match, return_inverse=True)[1].reshape(-1)
+    last = _last_arrivals(lanes, match)
+    place = np.searchsorted(np.array(lanes.ranks), lanes.rank)
+    row = np.zeros(len(lanes.match), np.int64)
+    for lane in range(len(lanes.ranks)):
+        mine = np.flatnonzero(place == lane)
+        row[mine] = overlap_rows(lanes.arrival_ns[mine], lanes.end_ns[mine])
+    return {
+        "lane_match": match,
+        "lane_place": place,
+        "lane_row": np.minimum(row, _MOST_ROWS - 1),
+        "lane_kind": lanes.kind.astype(np.int64),
+        "lane_size": lanes.size_bytes + 1,
+        "lane_arrival": lanes.arrival_ns - zero,
+        "lane_start": np.maximum(lanes.start_ns - zero, 0),
+        "lane_end": lanes.end_ns - zero,
+        "last": last - zero,
+    }
+
+
+def _last_arrivals(lanes: Lanes, match: Int64) -> Int64:
+    """When the last rank, drawn or not, arrived at each collective."""
+    last = np.zeros(int(match.max(initial=-1)) + 1, np.int64)
+    last[match] = lanes.last_ns
+    return last
+
+
+def _path_head(path: CriticalPath, zero: int) -> dict[str, Any]:
+    return {
+        "step": path.step,
+        "start": path.start_ns - zero,
+        "end": path.end_ns - zero,
+        "kinds": _PATH_KINDS,
+        "labels": sorted({piece.label for piece in path.pieces}),
+    }
+
+
+def _path_columns(path: CriticalPath, zero: int) -> dict[str, Column]:
+    labels = sorted({piece.label for piece in path.pieces})
+    table = np.array(
+        [
+            (p.rank, _PATH_KINDS.index(p.kind), labels.index(p.label), p.start_ns, p.end_ns)
+            for p in path.pieces
+        ],
+        np.int64,
+    ).reshape(-1, 5)
+    return {
+        "path_rank": table[:, 0],
+        "path_kind": table[:, 1],
+        "path_label": table[:, 2],
+        "path_start": table[:, 3] - zero,
+        "path_end": table[:, 4] - zero,
+    }
+
+
+PANE = Pane(id="ranks", title="Across ranks", order=40, view=report_view)

@@ -1,0 +1,114 @@
+"""What report, comparison and calibration share: one file with nothing to fetch, ever."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+from markupsafe import Markup
+
+from stepscope.records.explanation import GAP_CAUSES
+from stepscope.records.figures import duration, percent, rate, size
+from stepscope.records.job import KINDS as COLLECTIVES
+from stepscope.records.words import NAMES, sentence
+from stepscope.ui.html.bundle import bundle, read_page_file
+from stepscope.ui.html.classes import CLASS_WORDS, EVENT_CLASSES
+from stepscope.ui.html.parts import gap_labels
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def render_page(
+    template: str, *, styles: Sequence[str], scripts: Sequence[str] = (), **context: Any
+) -> str:
+    """A whole page; its style sheets and scripts are inlined."""
+    script = bundle(*scripts) if scripts else ""
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            style=Markup("".join(map(read_page_file, styles))),
+            script=Markup(script),
+            script_hash=_policy_hash(script),
+            shared=Markup(json_block(_shared())),
+            **context,
+        )
+    )
+
+
+def render_part(template: str, **context: Any) -> Markup:
+    """A part of a page."""
+    return Markup(_environment().get_template(template).render(**context))
+
+
+def json_block(body: dict[str, Any]) -> str:
+    """JSON for a script; no character that could end its element."""
+    text = json.dumps(body, separators=(",", ":"), ensure_ascii=False)
+    return text.replace("<", "\\u003c").replace("&", "\\u0026")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The whole file or none: a reader never meets half of one."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace", newline="\n") as stream:
+            stream.write(text)
+        temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner can read
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=jinja2.FunctionLoader(read_page_file),
+    )
+    filters: dict[str, Any] = {
+        "duration": duration,
+        "ms": lambda ms: duration(ms * 1e6),
+        "percent": percent,
+        "rate": lambda gb_s: rate(gb_s * 1e9, "B/s"),
+        "sentence": sentence,
+        "size": size,
+    }
+    environment.filters |= filters
+    return environment
+
+
+def _shared() -> dict[str, Any]:
+    """What shared.js reads."""
+    return {
+        "classes": EVENT_CLASSES,
+        "classWords": CLASS_WORDS,
+        "causes": GAP_CAUSES,
+        "causeLabels": gap_labels(),
+        "collectives": COLLECTIVES,
+        "names": sorted(NAMES),
+    }
+
+
+def _policy_hash(script: str) -> str:
+    """Only our own script may run: a name that slipped past the escaping still could not."""
+    digest = hashlib.sha256(script.encode()).digest()
+    return base64.b64encode(digest).decode("ascii")
