@@ -234,12 +234,14 @@ def reachable(imports: dict[str, set[str]], start: str) -> set[str]:
     return seen
 
 
-ROUNDED = re.compile(r"\{[^{}]*:[+,]*\.\d+[f%ge]\}")
-# A position in a drawing: an attribute of an element, the points of a path, a transformation.
-COORDINATE = re.compile(r'[\w-]+="[^"]*\{|"L"\.join|translate\(|rotate\(')
+# Counts (.0f) and data that is only shortened (.7g) are no such numbers.
+ROUNDED = re.compile(r"\{[^{}]*:[+,]*\.(?:0%|[1-5][f%ge])\}")
+# A position in a drawing: an attribute, a percentage of the width, a path, a transformation.
+COORDINATE = re.compile(r'[\w-]+="[^"]*\{|f\}%"|"L"\.join|translate\(|rotate\(')
 OTHER_NUMBERS = {
     "records/figures.py",  # the formatter itself
     "bench/demo.py",  # the loss that a training script prints
+    "measure/calibrate/__main__.py",  # progress, sent to the parent process
     "ui/html/svg.py",  # coordinates
 }
 
