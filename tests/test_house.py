@@ -234,8 +234,8 @@ def reachable(imports: dict[str, set[str]], start: str) -> set[str]:
     return seen
 
 
-# Counts (.0f) and data that is only shortened (.7g) are no such numbers.
-ROUNDED = re.compile(r"\{[^{}]*:[+,]*\.(?:0%|[1-5][f%ge])\}")
+# Counts (.0f, .4g) and data that is only shortened (.7g) are no such numbers.
+ROUNDED = re.compile(r"\{[^{}]*:[+,]*\.(?:0%|[1-5][f%e]|[1-3]g)\}")
 # A position in a drawing: an attribute, a percentage of the width, a path, a transformation.
 COORDINATE = re.compile(r'[\w-]+="[^"]*\{|f\}%"|"L"\.join|translate\(|rotate\(')
 OTHER_NUMBERS = {
