@@ -13,7 +13,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 COPIED = ("src", "docs", "tests/golden", "tests/records", "CONTRIBUTING.md", "pyproject.toml")
-BLOCK = re.compile(r"^```(python|diff|html|markdown)\n(.+?)\n(.+?)^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    r"^(`{3,4})(python|diff|html|markdown)\n(.+?)\n(.+?)^\1$", re.DOTALL | re.MULTILINE
+)
 PATH = re.compile(r"[\w./-]+/[\w.-]+")
 
 
@@ -23,7 +25,7 @@ def sections() -> dict[str, list[tuple[str, str, str]]]:
     return {
         part.partition("\n")[0]: [
             (language, PATH.search(first)[0], text)  # type: ignore[index]
-            for language, first, text in BLOCK.findall(part)
+            for _, language, first, text in BLOCK.findall(part)
         ]
         for part in parts
     }
@@ -42,6 +44,18 @@ def test_each_thing_takes_two_files_and_a_test() -> None:
         tests = [path for path in new if path.startswith("tests/")]
         assert len(tests) == 1, heading
         assert len(new) - len(tests) <= 2, heading
+
+
+def test_examples_pass_the_linter(tmp_path: Path) -> None:
+    for blocks in sections().values():
+        for language, path, text in blocks:
+            if language == "python":
+                follow(tmp_path / path, language, text)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for check in (["check"], ["format", "--check"]):
+        ruff = [sys.executable, "-m", "ruff", *check, "--no-cache", "."]
+        done = subprocess.run(ruff, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.xfail(strict=False, reason="findings, what-ifs and panes are learning to declare")

@@ -129,7 +129,7 @@ def test_input_files_are_opened_in_one_place_only() -> None:
 
 def test_links_in_docs_lead_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
-        text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text())
+        text = re.sub(r"(?ms)^(`{3,4}).*?^\1$", "", page.read_text())
         for target in re.findall(r"\]\(([^)#:]+)\)", text):
             assert (page.parent / target).exists(), f"{page}: {target}"
 
@@ -227,12 +227,14 @@ def reachable(imports: dict[str, set[str]], start: str) -> set[str]:
     return seen
 
 
-ROUNDED = re.compile(r"\{[^{}]*:[+,]*\.\d+[f%ge]\}")
-# A position in a drawing: an attribute of an element, the points of a path, a transformation.
-COORDINATE = re.compile(r'[\w-]+="[^"]*\{|"L"\.join|translate\(|rotate\(')
+# Counts (.0f, .4g) and data that is only shortened (.7g) are no such numbers.
+ROUNDED = re.compile(r"\{[^{}]*:[+,]*\.(?:0%|[1-5][f%e]|[1-3]g)\}")
+# A position in a drawing: an attribute, a percentage of the width, a path, a transformation.
+COORDINATE = re.compile(r'[\w-]+="[^"]*\{|f\}%"|"L"\.join|translate\(|rotate\(')
 OTHER_NUMBERS = {
     "records/figures.py",  # the formatter itself
     "bench/demo.py",  # the loss that a training script prints
+    "measure/calibrate/__main__.py",  # progress, sent to the parent process
     "ui/html/svg.py",  # coordinates
 }
 

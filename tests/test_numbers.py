@@ -61,6 +61,28 @@ def exists(module: str, name: str) -> bool:
     return True
 
 
+def test_every_python_name_in_the_docs_exists() -> None:
+    """`stepscope.a.b` in backticks, and what examples import."""
+    broken = []
+    for page in ROOT.glob("docs/**/*.md"):
+        text = page.read_text()
+        names = {f"stepscope.{name}" for name in re.findall(r"`stepscope\.([\w.]*\w)[(`]", text)}
+        for module, imported in re.findall(r"^from (stepscope[\w.]*) import (.+)$", text, re.M):
+            names |= {f"{module}.{name}" for name in re.split(r", *", imported)}
+        broken += [f"{page.name}: {name}" for name in names if not any_split_exists(name)]
+    assert not broken, "docs name what does not exist:\n" + "\n".join(sorted(broken))
+
+
+def any_split_exists(name: str) -> bool:
+    """Whether some part of the dotted name is a module, and the rest is in it."""
+    parts = name.split(".")
+    if any(
+        exists(".".join(parts[:place]), ".".join(parts[place:])) for place in range(1, len(parts))
+    ):
+        return True
+    return exists(name, "__name__")
+
+
 def test_every_row_of_numbers_md_names_a_function() -> None:
     rows = [line for line in NUMBERS.splitlines() if line.startswith("| ")]
     assert [row for row in rows if "`stepscope." not in row and "computed by" not in row] == []
