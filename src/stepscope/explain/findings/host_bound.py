@@ -43,8 +43,9 @@ def find(evidence: RankEvidence) -> Finding | None:
 def _list_evidence(evidence: RankEvidence) -> list[str]:
     launches = evidence.launches
     parts = {"operators": "inside operators", "python": "in Python outside operators"}
+    state = "no compute" if evidence.on_host else "idle"
     lines = [
-        f"idle while the host is {parts[part]}: {evidence.budget_ms(part)}"
+        f"{state} while the host is {parts[part]}: {evidence.budget_ms(part)}"
         for part in sorted(parts, key=evidence.budget_share, reverse=True)
     ]
     if launches.queue_empty_share is not None:
