@@ -148,7 +148,7 @@ class Module(msgspec.Struct, frozen=True, kw_only=True):
     backward_device_ns: int
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class PythonFunction(msgspec.Struct, frozen=True, kw_only=True):
     """One Python function as the profiler names it: file, line of definition, function."""
 
     file: str
@@ -313,7 +313,7 @@ class RankExplanation(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[Kernel, ...]
     operators: tuple[Operator, ...]
     modules: tuple[Module, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[PythonFunction, ...]
     launches: Launches
     copies: tuple[Copy, ...]
     syncs: tuple[SyncCall, ...]
