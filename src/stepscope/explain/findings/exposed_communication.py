@@ -26,33 +26,17 @@ if TYPE_CHECKING:
 # All messages of a step. Below this, latency decides on any link and bandwidth does not help.
 SMALL_BYTES = 64 * 1024
 
-_BUCKETS = remedies.BUCKET_MB.offer(
-    "change bucket_cap_mb of DDP: smaller buckets start earlier, larger ones need fewer calls"
-)
-_ACCUMULATE = remedies.ACCUMULATE.offer(
-    "accumulate gradients and communicate only every N-th step (no_sync)"
-)
+_BUCKETS = remedies.BUCKET_MB.offer()
+_ACCUMULATE = remedies.ACCUMULATE.offer()
 _BANDWIDTH = remedies.BANDWIDTH.offer(
     "compress gradients (bf16 communication hook) or use a faster link"
 )
-_PREFETCH = remedies.FSDP_PREFETCH.offer(
-    "gather blocks ahead: set_modules_to_forward_prefetch, set_modules_to_backward_prefetch"
-)
-_LARGER_BLOCKS = remedies.LARGER_BLOCKS.offer(
-    "call fully_shard on larger blocks: fewer, longer gathers"
-)
-_RESHARD = remedies.KEEP_GATHERED.offer(
-    "set reshard_after_forward=False if memory allows: backward then gathers nothing again",
-)
-_REDUCE = remedies.REDUCE_DTYPE.offer(
-    "gather and reduce in bf16 (MixedPrecisionPolicy): half the bytes"
-)
-_FEWER_SPLITS = remedies.FEWER_SPLITS.offer(
-    "split layers over fewer ranks, inside one host, and use the other ranks as replicas",
-)
-_SEQUENCE = remedies.SEQUENCE_PARALLEL.offer(
-    "use SequenceParallel between the split layers: its reduce-scatter and gather can overlap",
-)
+_PREFETCH = remedies.FSDP_PREFETCH.offer()
+_LARGER_BLOCKS = remedies.LARGER_BLOCKS.offer()
+_RESHARD = remedies.KEEP_GATHERED.offer()
+_REDUCE = remedies.REDUCE_DTYPE.offer()
+_FEWER_SPLITS = remedies.FEWER_SPLITS.offer()
+_SEQUENCE = remedies.SEQUENCE_PARALLEL.offer()
 _MICRO_BATCHES = remedies.MICRO_BATCHES.offer(
     "use more micro-batches: stages wait less for each other"
 )

@@ -45,14 +45,8 @@ def find_in(memory: Memory) -> Finding | None:
         "tensor " + ("when a smaller request fails." if missed else f"at the {state.at}."),
         evidence=tuple(_list_evidence(memory, state, crowded=crowded, missed=missed is not None)),
         remedies=(
-            remedies.EXPANDABLE_SEGMENTS.offer(
-                "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: segments grow instead of "
-                "leaving holes"
-            ),
-            remedies.STEADY_SHAPES.offer(
-                "use the same shapes in every step: pad to a few lengths, drop the last partial "
-                "batch"
-            ),
+            remedies.EXPANDABLE_SEGMENTS.offer(),
+            remedies.STEADY_SHAPES.offer(),
         ),
     )
 

@@ -78,7 +78,7 @@ def _offer(evidence: RankEvidence) -> tuple[Remedy, ...]:
         )
     return (
         remedies.CUDA_GRAPHS.offer("replay the step as one CUDA graph: one launch per step"),
-        remedies.COMPILE.offer("use torch.compile: it fuses operators and launches fewer kernels"),
+        remedies.COMPILE.offer(),
         remedies.BATCH.offer("use a larger batch: longer kernels at the same launch cost"),
         remedies.FUSED_OPTIMIZER.offer("use a fused optimizer: it saves hundreds of launches"),
     )

@@ -17,14 +17,10 @@ if TYPE_CHECKING:
 
 NEAR, FULL = 0.90, 0.97
 _REMEDIES = (
-    remedies.ACTIVATION_CHECKPOINTING.offer(
-        "recompute activations in backward instead of keeping them"
-    ),
+    remedies.ACTIVATION_CHECKPOINTING.offer(),
     remedies.BF16.offer("use bf16 autocast: it halves most activations"),
-    remedies.SMALLER_BATCH.offer(
-        "use a smaller batch and accumulate gradients over several passes"
-    ),
-    remedies.SHARDING.offer("shard optimizer state, gradients and parameters (FSDP)"),
+    remedies.SMALLER_BATCH.offer(),
+    remedies.SHARDING.offer(),
 )
 
 
