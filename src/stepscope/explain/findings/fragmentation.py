@@ -85,7 +85,7 @@ def _list_evidence(
         lines.append("a request failed although more than it asked for was reserved and free")
     elif memory.limit_bytes and not crowded:
         lines.append(
-            f"{percent(state.reserved_bytes / memory.limit_bytes)} of the device's memory is "
+            f"{percent(state.reserved_bytes / memory.limit_bytes)} of the available memory is "
             "reserved: there is still room"
         )
     return lines

@@ -52,7 +52,7 @@ def find_in(memory: Memory) -> Finding | None:
         share=min(1.0, share),  # a given limit may be less than the step needs
         of="memory",
         severity="medium" if share >= FULL else "low",
-        summary=f"a step needs {percent(share)} of the device's memory; most of it is "
+        summary=f"a step needs {percent(share)} of the available memory; most of it is "
         f"{biggest(memory)}.",
         evidence=tuple(evidence),
         remedies=_REMEDIES,
