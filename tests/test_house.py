@@ -80,14 +80,14 @@ def test_readme_tree_names_every_room_and_nothing_else() -> None:
 
 
 def test_every_finding_has_a_page_in_the_agreed_shape() -> None:
-    ids = {rule.id for scope in FINDINGS for rule in load_rules(scope)}
+    rules = [rule for scope in FINDINGS for rule in load_rules(scope)]
     pages = {page.stem for page in (ROOT / "docs/findings").glob("*.md")} - {"README"}
-    assert ids == pages
+    assert {rule.id for rule in rules} == pages
     index = (ROOT / "docs/findings/README.md").read_text()
-    for name in ids:
-        text = (ROOT / f"docs/findings/{name}.md").read_text()
-        assert text.startswith(f"# {name}\n## What it says\n")
-        assert f"[{name}]({name}.md)" in index
+    for rule in rules:
+        text = (ROOT / f"docs/findings/{rule.id}.md").read_text()
+        assert text.startswith(f"# {rule.id}\n## What it says\n```\n{rule.title}")
+        assert f"[{rule.id}]({rule.id}.md)" in index
 
 
 def test_every_verb_has_a_page_and_a_file() -> None:

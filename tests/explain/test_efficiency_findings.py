@@ -141,7 +141,7 @@ class TestTensorCoresIdle:
     def test_half_precision_on_plain_cores_is_told(self, on_h200: On) -> None:
         finding = sure(on_h200(calls(product(900, dtypes=HALF))), "tensor-cores-idle")
         assert finding.share == pytest.approx(1.0)
-        assert "without tensor cores: 0.900 ms of a 0.900 ms step" in finding.evidence[0]
+        assert "without tensor cores: 0.900 ms of the 0.900 ms step" in finding.evidence[0]
 
     def test_a_slow_product_of_odd_size_is_told_with_its_size(self, on_h200: On) -> None:
         odd = [[8192, 768], [768, 50257]]
@@ -181,7 +181,7 @@ class TestMemoryBound:
         assert finding.summary.startswith("83% of the step moves data")
         assert finding.evidence[1].startswith("fusing 1 run of neighbouring kernels")
         # four additions are one spot: 4 x 3 x 8192 x 8192 x 4 bytes in 1250 µs
-        assert "1.25 ms of a 1.50 ms step, 2.58 TB/s" in finding.evidence[2]
+        assert "1.25 ms of the 1.50 ms step, 2.58 TB/s" in finding.evidence[2]
 
     def test_says_nothing_of_a_lone_kernel_or_of_kernels_already_joined(self, on_h200: On) -> None:
         alone = calls(addition(500), product(250, dtypes=HALF, by=TENSOR), addition(500))

@@ -45,5 +45,7 @@ def test_processes_that_share_a_model_are_named_and_not_accused(tmp_path: Path) 
 def test_ranks_that_only_sum_their_loss_do_not_train_together(tmp_path: Path) -> None:
     found = explained(tmp_path, "apart.py", *TWO_RANKS)
     assert found.findings[0].id == "not-training-together"
-    assert found.verdict.startswith("These ranks do not train together: no gradients are exchanged")
-    assert found.why == "exchanged in a step: 4 bytes; 263,168 bytes are trained"
+    assert found.verdict.startswith(
+        "These ranks do not train together: the 2 ranks exchange no gradients"
+    )
+    assert found.why == "a step exchanges 4 B, but 263 kB of parameters are trained"

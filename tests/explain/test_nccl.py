@@ -11,6 +11,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+from rich.console import Group
 
 from stepscope.errors import UnreadableInputError
 from stepscope.explain.findings import find_in_nccl, load_rules
@@ -18,7 +19,8 @@ from stepscope.explain.nccl import explain_nccl
 from stepscope.records.explanation import Finding, NcclSummary
 from stepscope.records.nccl import NcclLog
 from stepscope.trace.nccl_log import read_nccl_log
-from stepscope.ui.terminal.nccl import print_nccl
+from stepscope.ui.terminal.console import make_console
+from stepscope.ui.terminal.nccl import nccl_sections
 
 PAGES = Path(__file__).parents[2] / "docs/findings"
 
@@ -290,9 +292,9 @@ def test_one_mixed_file_says_the_same_as_one_file_a_process(golden: Path, tmp_pa
 def test_the_terminal_holds_the_tables_in_its_width(
     four: NcclSummary, capsys: pytest.CaptureFixture[str], width: int
 ) -> None:
-    print_nccl(four, width=width)
+    make_console(width).print(Group(*nccl_sections(four, width=width)))
     shown = capsys.readouterr().out
-    for words in ("communicators", "ways between ranks", "algorithms", "nccl-socket-fallback"):
+    for words in ("communicators", "connections between ranks", "algorithms", "environment"):
         assert words in shown
     for line in shown.splitlines():
         cells = sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in line)

@@ -20,6 +20,7 @@ from explain.strategies.test_processes import capture
 from jobs import Fault, Plan, make_job
 from jobs_files import write_job
 from shared_traces import GOLDEN, SHARED, SHARED_TRACES, VARIANTS
+from stepscope.records import figures
 from stepscope.ui.cli.explain import explain_paths
 from stepscope.ui.contract import explanation_json
 from stepscope.ui.terminal.explanation import print_explanation
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Explanation
 
 EXACT, ROUNDED = 1e-6, 0.006  # in the JSON; of two decimals or a whole percent in a sentence
-OF_A_STEP = re.compile(r"([\d.]+) ms of a ([\d.]+) ms step")
+OF_THE_STEP = re.compile(r"([\d.,]+) ms of the ([\d.,]+) ms step")
 # A finding's share is these parts of its rank's step.
 PARTS = {
     "exposed-communication": ("exposed_comm",),
@@ -157,9 +158,9 @@ def test_a_stragglers_cost_is_its_share_of_the_step(name: str, tmp_path: Path) -
     finding = next(each for each in found.json["findings"] if each["id"] == "straggler")
     cost = found.json["stragglers"]["ranks"][0]["cost_ms"]
     assert finding["share"] * found.step_ms == near(cost)
-    said = re.search(r"([\d.]+) ms \((\d+)%\) shorter", finding["summary"])
+    said = re.search(r"([\d.,]+) ms \(([\d.]+%)\) shorter", finding["summary"])
     assert said
-    assert _is_share(float(said[1]), float(said[2]), found.step_ms, decimals=0)
+    assert said.groups() == (figures.significant(cost), figures.percent(finding["share"]))
 
 
 def test_the_report_does_not_call_longer_steps_shorter(tmp_path: Path) -> None:
@@ -234,7 +235,7 @@ def check_efficiency(told: dict[str, Any]) -> None:
 
 
 def check_findings(found: Answer) -> None:
-    """A share is its rank's parts, a percentage in the summary is the share, and every 'X ms of a
+    """A share is its rank's parts, a percentage in the summary is the share, and every 'X ms of the
     Y ms step' is of that rank's step."""
     for finding in found.json["findings"]:
         if finding["of"] != "step" or finding["id"] == "straggler":
@@ -245,17 +246,20 @@ def check_findings(found: Answer) -> None:
             if finding["rank"] is not None
             else (found.step_ms)
         )
-        for ms, whole in _of_a_step(finding):
-            assert whole == pytest.approx(step, abs=ROUNDED)
-            assert ms <= whole + ROUNDED
+        for ms, whole in _of_the_step(finding):
+            assert whole == figures.significant(step)
+            assert _number(ms) <= _number(whole)
         if finding["id"] in PARTS:
             check_parts(found, finding)
 
 
-def _of_a_step(finding: dict[str, Any]) -> Iterator[tuple[float, float]]:
+def _of_the_step(finding: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for line in (finding["summary"], *finding["evidence"]):
-        for ms, whole in OF_A_STEP.findall(line):
-            yield float(ms), float(whole)
+        yield from OF_THE_STEP.findall(line)
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", ""))
 
 
 def check_parts(found: Answer, finding: dict[str, Any]) -> None:
@@ -263,16 +267,16 @@ def check_parts(found: Answer, finding: dict[str, Any]) -> None:
     budget = found.rank(rank)["budget"]
     parts = {part["id"]: part for part in budget["parts"]}
     assert finding["share"] == near(sum(parts[part]["share"] for part in PARTS[finding["id"]]))
-    percent = re.search(r"(\d+)%", finding["summary"])
-    assert percent
-    assert int(percent[1]) == pytest.approx(100 * finding["share"], abs=0.5 + EXACT)
+    share = re.search(r"[\d.]+%", finding["summary"])
+    assert share
+    assert share[0] == figures.percent(finding["share"])
     if len(found.json["ranks"]) > 1:
         assert f"of rank {rank}'s step" in finding["summary"]
     if finding["id"] == "exposed-communication":
         whole = parts["exposed_comm"]["ms"]
-        kinds = [float(ms) for ms in re.findall(r": ([\d.]+) ms of that", str(finding["evidence"]))]
-        assert sum(kinds) <= whole * (1 + EXACT) + len(kinds) * ROUNDED
-        assert next(_of_a_step(finding))[0] == pytest.approx(whole, abs=ROUNDED)
+        kinds = re.findall(r": ([\d.,]+) ms of this", str(finding["evidence"]))
+        assert sum(map(_number, kinds)) <= whole * 1.005
+        assert next(_of_the_step(finding))[0] == figures.significant(whole)
 
 
 def check_advice(found: Answer) -> None:
@@ -363,8 +367,8 @@ def check_page(found: Answer) -> None:
 def check_words(found: Answer, text: str) -> None:
     """Sentences that give a part and its share, wherever they stand."""
     steps = [found.step_ms, *(rank["budget"]["step_ms"] for rank in found.json["ranks"])]
-    for ms, whole in OF_A_STEP.findall(text):
-        assert any(float(whole) == pytest.approx(step, abs=ROUNDED) for step in steps), (ms, whole)
+    for ms, whole in OF_THE_STEP.findall(text):
+        assert any(whole == figures.significant(step) for step in steps), (ms, whole)
     exposed = r"([\d.]+) (s|ms|µs) of ([\d.]+) (?:s|ms|µs) exposed \((\d+)% of the step\)"
     for value, unit, _, percent in re.findall(exposed, text):
         ms = float(value) * {"s": 1e3, "ms": 1.0, "µs": 1e-3}[unit]

@@ -10,7 +10,7 @@ import numpy as np
 
 from stepscope.explain.call_tree import children_sum, enclosing, group, outermost, sum_by
 from stepscope.explain.work import rows_named
-from stepscope.records.explanation import Line, Place
+from stepscope.records.explanation import Place, PythonFunction
 from stepscope.records.trace import ABSENT, HostKind
 from stepscope.trace.links import nearest_of
 
@@ -45,7 +45,7 @@ def is_library(name: str) -> bool:
     return bool(_LIBRARY.search(name)) or not place_of(name)
 
 
-def list_lines(trace: Trace, device: DeviceTime) -> tuple[Line, ...]:
+def list_lines(trace: Trace, device: DeviceTime) -> tuple[PythonFunction, ...]:
     """Longest own time first."""
     host = trace.host
     rows = np.flatnonzero(rows_named(trace, host, host.kind == HostKind.PYTHON, place_of))
@@ -63,7 +63,7 @@ def list_lines(trace: Trace, device: DeviceTime) -> tuple[Line, ...]:
         place = place_of(trace.strings[host.name[rows[first[i]]]])
         if place:
             out.append(
-                Line(
+                PythonFunction(
                     file=place.file,
                     line=place.line,
                     function=place.function,

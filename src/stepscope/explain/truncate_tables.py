@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec.structs import replace
 
 from stepscope.records.efficiency import Spot
-from stepscope.records.explanation import Collective, Kernel, Line, Module, Operator, SyncCall
+from stepscope.records.explanation import (
+    Collective,
+    Kernel,
+    Module,
+    Operator,
+    PythonFunction,
+    SyncCall,
+)
 from stepscope.records.memory import ModuleBytes, SiteBytes
 
 if TYPE_CHECKING:
@@ -112,9 +119,9 @@ def _modules(rows: tuple[Module, ...]) -> Iterable[Module]:
     yield Module(name=OTHERS, **_sums(rows, "calls", *times))
 
 
-def _lines(rows: tuple[Line, ...]) -> Iterable[Line]:
+def _lines(rows: tuple[PythonFunction, ...]) -> Iterable[PythonFunction]:
     times = ("host_total_ns", "host_self_ns", "device_ns")
-    yield Line(file=OTHERS, line=-1, function="", **_sums(rows, "calls", *times))
+    yield PythonFunction(file=OTHERS, line=-1, function="", **_sums(rows, "calls", *times))
 
 
 def _syncs(rows: tuple[SyncCall, ...]) -> Iterable[SyncCall]:

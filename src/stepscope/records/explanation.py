@@ -1,4 +1,4 @@
-"""What `explain` says: numbers that add up, and findings about them.
+"""What `explain` reports: numbers that add up, and findings about them.
 
 Field names are the words of the JSON contract (docs/json.md); times are integer nanoseconds.
 """
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
+from stepscope.records.figures import milliseconds
 from stepscope.records.notebook import card, line
 from stepscope.records.words import counted
 
@@ -52,7 +53,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def overlap(self) -> float | None:
-        """Share of communication hidden behind compute; None where there is none."""
+        """Share of communication that runs while compute runs; None without communication."""
         return self.hidden_comm_ns / self.comm_ns if self.comm_ns else None
 
 
@@ -95,7 +96,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps found, where they came from, and the steady cycle the budget is taken over.
+    """The steps, where they come from, and the steady cycles that the budget covers.
 
     A cycle runs from the first device work of one step to the first of the next, so it holds
     exactly one data-loading gap, one backward and one optimizer step, whatever runs ahead.
@@ -147,7 +148,7 @@ class Module(msgspec.Struct, frozen=True, kw_only=True):
     backward_device_ns: int
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class PythonFunction(msgspec.Struct, frozen=True, kw_only=True):
     """One Python function as the profiler names it: file, line of definition, function."""
 
     file: str
@@ -216,8 +217,8 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """The step in milliseconds. `corrected` is freed of the profiler's cost, with a 95% interval:
-    by the measured steps where there are any, else by calibrated constants."""
+    """The step in milliseconds. `corrected` has the profiler's cost removed, with a 95% interval:
+    by measured steps where there are any, otherwise by calibrated constants."""
 
     profiled: float | None
     corrected: float | None = None
@@ -251,23 +252,23 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that may help, with what it would buy once that is known."""
+    """Something that may help (records/remedies.py), with its predicted saving where known."""
 
     id: str
     summary: str
-    predicted_ms: float | None = None  # saved of each step; below zero, the step gets longer
+    predicted_ms: float | None = None  # saved per step; below zero, the step gets longer
     low_ms: float | None = None
     high_ms: float | None = None
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """One change that was tried on a step's graph: what it would buy, or that it would not help."""
+    """One change that was tried on a step's graph: what it would save, or that it does not help."""
 
     setting: str  # as `whatif --set` takes it
     label: str
     verdict: Literal["faster", "slower", "no difference"]
     summary: str
-    saved_ms: float  # of each step as it is now; a larger batch is shared among its samples
+    saved_ms: float  # per step as it is now; a larger batch is divided among its samples
     saved_low_ms: float
     saved_high_ms: float
     baseline_ms: float  # the step as it is
@@ -275,7 +276,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     low_ms: float
     high_ms: float
     throughput_factor: float
-    findings: tuple[str, ...] = ()  # those that name it as a remedy
+    findings: tuple[str, ...] = ()  # that offer it as a remedy
     rank: int | None = None
 
 
@@ -305,25 +306,25 @@ class RankExplanation(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     timeline: Timeline
     idle: Idle
-    gaps: Gaps | None  # None once the rank has left the process that read its trace
+    gaps: Gaps | None  # None outside the process that read the trace
     steps: Steps
     step_ms: StepTime
     budget: Budget
     kernels: tuple[Kernel, ...]
     operators: tuple[Operator, ...]
     modules: tuple[Module, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[PythonFunction, ...]
     launches: Launches
     copies: tuple[Copy, ...]
     syncs: tuple[SyncCall, ...]
     collectives: tuple[Collective, ...]
-    part: RankPart  # what it brings to the job's view
+    part: RankPart  # what the job needs of it
     strategies: tuple[RankStrategy, ...]
     findings: tuple[Finding, ...]
     quality: tuple[Note, ...]
     efficiency: Efficiency | None = None
     memory: Memory | None = None
-    profiled_budget: Budget | None = None  # of the step as it was recorded, nothing taken off
+    profiled_budget: Budget | None = None  # of the step as recorded, with the profiler's cost
     name: str = ""  # "rank 0", or "process 1" where processes belong to no group
 
     @property
@@ -332,8 +333,8 @@ class RankExplanation(msgspec.Struct, frozen=True, kw_only=True):
         return self.name or f"rank {self.rank}"
 
     def __repr__(self) -> str:
-        found = self.findings[0].title if self.findings else "no findings"
-        return line("RankExplanation", f"rank {self.rank}, {found}", _step_words(self.budget))
+        title = self.findings[0].title if self.findings else "no findings"
+        return line("RankExplanation", f"rank {self.rank}, {title}", _step_words(self.budget))
 
 
 def called(ranks: Iterable[RankExplanation], number: int | None) -> str:
@@ -358,7 +359,7 @@ class NcclSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """All ranks given, and the one verdict over them."""
+    """All ranks, and one verdict over them."""
 
     verdict: str
     why: str
@@ -366,11 +367,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankExplanation, ...]
     budget: Budget
     findings: tuple[Finding, ...]
-    job: Job | None = None  # the ranks together, where there are several
+    job: Job | None = None  # with several ranks
     strategies: tuple[Strategy, ...] = ()
     nccl: NcclSummary | None = None
-    quality: tuple[Note, ...] = ()  # about the set of files, such as one that was left out
-    advice: tuple[Advice, ...] = ()  # what was tried on the step, the best first
+    quality: tuple[Note, ...] = ()  # about the set of files, such as one left out
+    advice: tuple[Advice, ...] = ()  # changes that were tried, the best first
 
     def __repr__(self) -> str:
         ranks = counted(len(self.ranks), "rank")
@@ -384,4 +385,4 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _step_words(budget: Budget) -> str:
-    return f"{budget.step_ms:.2f} ms {'in all' if budget.basis == 'window' else 'a step'}"
+    return f"{milliseconds(budget.step_ms)} {'in all' if budget.basis == 'window' else 'a step'}"

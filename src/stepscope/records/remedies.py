@@ -38,16 +38,28 @@ COMPILE = _add("compile", "use torch.compile: it fuses operators and launches fe
 CUDA_GRAPHS = _add("cuda-graphs", "capture the step as a CUDA graph and replay it: one launch")
 FUSED_OPTIMIZER = _add("fused-optimizer", "create the optimizer with fused=True")
 BATCH = _add("batch", "use a larger batch: each operator has more to do per call")
-NO_SYNC = _add("no-sync", "keep values on the device and read them every N steps")
+NO_SYNC = _add(
+    "no-sync",
+    "keep values on the device and read them every N steps; copy with non_blocking=True",
+)
 
 # Precision and kernels
 BF16 = _add("bf16", "run forward and loss under bf16 autocast")
-FP16 = _add("fp16", "run forward and loss under fp16 autocast with a GradScaler")
-TF32 = _add("tf32", 'call torch.set_float32_matmul_precision("high")')
+FP16 = _add(
+    "fp16",
+    'run forward and loss under torch.autocast("cuda", dtype=torch.float16), with a GradScaler',
+)
+TF32 = _add(
+    "tf32",
+    'call torch.set_float32_matmul_precision("high"): tensors stay fp32, products use tf32',
+)
 CHANNELS_LAST = _add("channels-last", "convert model and inputs to torch.channels_last")
 VECTORS = _add("vectors", "unset ATEN_CPU_CAPABILITY: torch then uses the widest vectors")
 ONEDNN = _add("onednn", "set torch.backends.mkldnn.enabled = True")
-FLUSH_DENORMAL = _add("flush-denormal", "call torch.set_flush_denormal(True) before training")
+FLUSH_DENORMAL = _add(
+    "flush-denormal",
+    "call torch.set_flush_denormal(True) before training: denormal values become 0",
+)
 
 # Data
 NO_DATA_WAIT = _add("no-data-wait", "give the DataLoader more workers and let them prefetch")
@@ -61,53 +73,130 @@ ACTIVATION_CHECKPOINTING = _add(
     "activation-checkpointing", "recompute activations in backward instead of keeping them"
 )
 NO_CHECKPOINT = _add("no-checkpoint", "checkpoint fewer blocks: only as many as memory requires")
-SMALLER_BATCH = _add("smaller-batch", "use a smaller batch and accumulate gradients")
-SHARDING = _add("sharding", "shard parameters, gradients and optimizer state (FSDP)")
-EXPANDABLE_SEGMENTS = _add(
-    "expandable-segments", "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+SMALLER_BATCH = _add(
+    "smaller-batch",
+    "use a smaller batch and accumulate gradients over several passes",
 )
-STEADY_SHAPES = _add("steady-shapes", "use the same shapes in every step")
-DETACH = _add("detach", "keep loss.item() or loss.detach(), not the loss itself")
-SNAPSHOT = _add("snapshot", "record a memory snapshot and run `stepscope explain` on it")
+SHARDING = _add("sharding", "shard optimizer state, gradients and parameters (FSDP)")
+EXPANDABLE_SEGMENTS = _add(
+    "expandable-segments",
+    "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: segments grow instead of leaving holes",
+)
+STEADY_SHAPES = _add(
+    "steady-shapes",
+    "use the same shapes in every step: pad to a few lengths, drop the last partial batch",
+)
+DETACH = _add(
+    "detach",
+    "keep loss.item() or loss.detach(), not the loss: it keeps its whole graph alive",
+)
+SNAPSHOT = _add(
+    "snapshot",
+    "call torch.cuda.memory._dump_snapshot() after some steps and run `stepscope explain` on "
+    "the file: it names the lines that allocate",
+)
 
 # Threads and the machine
 THREADS = _add("threads", "set OMP_NUM_THREADS to the number of free cores per rank")
-ONE_THREAD = _add("one-thread", "set OMP_NUM_THREADS=1")
+ONE_THREAD = _add(
+    "one-thread",
+    "set OMP_NUM_THREADS=1: no operator here is long enough to share",
+)
 PIN_RANKS = _add("pin-ranks", "give each rank cores of its own (taskset -c)")
 FEWER_RANKS = _add("fewer-ranks", "start no more ranks than there are cores")
-IDLE_MACHINE = _add("idle-machine", "stop the other programs, or keep them off these cores")
+IDLE_MACHINE = _add(
+    "idle-machine",
+    "stop the other programs, or keep them off these cores (taskset, nice); until then every "
+    "measured time is too long",
+)
 
 # Communication
-BUCKET_MB = _add("bucket-mb", "change DDP's bucket_cap_mb: smaller buckets start earlier")
-ACCUMULATE = _add("accumulate", "accumulate gradients: communicate every N-th step (no_sync)")
+BUCKET_MB = _add(
+    "bucket-mb",
+    "change bucket_cap_mb of DDP: smaller buckets start earlier, larger ones need fewer calls",
+)
+ACCUMULATE = _add(
+    "accumulate",
+    "accumulate gradients and communicate only every N-th step (no_sync)",
+)
 BANDWIDTH = _add("bandwidth", "send fewer bytes (bf16 communication hook) or use a faster link")
-FSDP_PREFETCH = _add("fsdp-prefetch", "let FSDP gather the next block ahead of time")
+FSDP_PREFETCH = _add(
+    "fsdp-prefetch",
+    "gather blocks ahead: set_modules_to_forward_prefetch, set_modules_to_backward_prefetch",
+)
 LARGER_BLOCKS = _add("larger-blocks", "call fully_shard on larger blocks: fewer, longer gathers")
-KEEP_GATHERED = _add("keep-gathered", "set reshard_after_forward=False where memory allows")
-REDUCE_DTYPE = _add("reduce-dtype", "gather and reduce in bf16 (MixedPrecisionPolicy)")
-FEWER_SPLITS = _add("fewer-splits", "split layers over fewer ranks, inside one host")
-SEQUENCE_PARALLEL = _add("sequence-parallel", "use SequenceParallel between the split layers")
+KEEP_GATHERED = _add(
+    "keep-gathered",
+    "set reshard_after_forward=False if memory allows: backward then gathers nothing again",
+)
+REDUCE_DTYPE = _add(
+    "reduce-dtype",
+    "gather and reduce in bf16 (MixedPrecisionPolicy): half the bytes",
+)
+FEWER_SPLITS = _add(
+    "fewer-splits",
+    "split layers over fewer ranks, inside one host, and use the other ranks as replicas",
+)
+SEQUENCE_PARALLEL = _add(
+    "sequence-parallel",
+    "use SequenceParallel between the split layers: its reduce-scatter and gather can overlap",
+)
 LESS_OFTEN = _add("less-often", "make these calls every N-th step, or join them into one")
 USE_NCCL = _add("use-nccl", "start the process group with NCCL instead of gloo")
 
 # Ranks together
-WRAP_MODEL = _add("wrap-model", "wrap the model in DistributedDataParallel or fully_shard")
-START_AS_JOB = _add("start-as-job", "start the processes as one job with torchrun")
+WRAP_MODEL = _add(
+    "wrap-model",
+    "call init_process_group and wrap the model (DistributedDataParallel, fully_shard), or "
+    "let the trainer do it; if one process was meant, start only one",
+)
+START_AS_JOB = _add(
+    "start-as-job",
+    "if they should train one model, start them with torchrun and wrap the model in "
+    "DistributedDataParallel; otherwise nothing is wrong",
+)
 MICRO_BATCHES = _add("micro-batches", "use more micro-batches")
 BALANCE_STAGES = _add("balance-stages", "move layers away from the slowest pipeline stage")
-INTERLEAVE = _add("interleave", "put several stages on each rank (Interleaved1F1B)")
-CHECK_HOST = _add("check-host", "look for what slows this rank's host")
+INTERLEAVE = _add(
+    "interleave",
+    "put several stages on each rank (Interleaved1F1B): filling and draining the pipeline "
+    "takes that many times less",
+)
+CHECK_HOST = _add(
+    "check-host",
+    "on its host, look for other processes, a throttled or smaller device, or a wrong CPU "
+    "binding; try the rank on another host",
+)
 NO_STRAGGLER = _add("no-straggler", "bring the slow rank up to the pace of the others")
 BALANCE = _add("balance", "give every rank the same amount of work")
 CHECK_NCCL = _add("check-nccl", "record with `stepscope run --nccl-debug` to see the transports")
 
 # NCCL's environment
-UNSET_NCCL_VARIABLES = _add("unset-nccl-variables", "unset NCCL variables that hide a network")
-FAST_NETWORK = _add("fast-network", "give the job access to the fast network")
-FASTER_SOCKETS = _add("faster-sockets", "choose the fastest interface and use more sockets")
-ONE_MACHINE = _add("one-machine", "let the ranks of a machine reach each other directly")
+UNSET_NCCL_VARIABLES = _add(
+    "unset-nccl-variables",
+    "unset NCCL_IB_DISABLE, NCCL_NET and NCCL_IB_HCA where they are set",
+)
+FAST_NETWORK = _add(
+    "fast-network",
+    "give the job the fast network: /dev/infiniband, libibverbs and `ulimit -l unlimited` in "
+    "the container, or the cloud's NCCL network plugin",
+)
+FASTER_SOCKETS = _add(
+    "faster-sockets",
+    "if there are only sockets: set NCCL_SOCKET_IFNAME to the fastest interface, and raise "
+    "NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD",
+)
+ONE_MACHINE = _add(
+    "one-machine",
+    "let the ranks on one machine reach each other: unset NCCL_P2P_DISABLE and "
+    "NCCL_SHM_DISABLE; run them in one container, or with --ipc=host and all GPUs",
+)
 P2P = _add("p2p", "allow GPU-to-GPU access")
-SAME_ENVIRONMENT = _add("same-environment", "start every rank in the same environment")
+SAME_ENVIRONMENT = _add(
+    "same-environment",
+    "start every rank with the same NCCL_* variables, drivers and devices; compare "
+    "`nvidia-smi topo -m` on the machines named in the evidence",
+)
 READ_NCCL_WARNINGS = _add("read-nccl-warnings", "read the first warning: later ones follow from it")
 
 # Knowing more

@@ -78,7 +78,7 @@ def test_much_reserved_and_unused_is_told():
     assert finding is not None
     assert finding.share == pytest.approx(0.4)
     assert finding.severity == "low"
-    assert "62% of the device's memory is reserved" in finding.evidence[-1]
+    assert "62% of the available memory is reserved" in finding.evidence[-1]
 
 
 @pytest.mark.parametrize(

@@ -230,4 +230,4 @@ def test_a_limit_below_the_peak_is_a_share_of_one():
     memory = _memory(snapshots.training(), limit=1_000_000)
     (found,) = (f for f in find_in_memory(memory) if f.id == "memory-near-limit")
     assert found.share == 1
-    assert "800% of the memory" in found.summary
+    assert "800% of the available memory" in found.summary

@@ -89,17 +89,19 @@ def drive(path: Path, work: Path) -> str:
     import contextlib
     import io
 
+    from rich.console import Group
+
     from fuzz.drive import drive as drive_input
     from fuzz.sound import check_numbers
     from stepscope import StepscopeError
     from stepscope.explain.nccl import explain_nccl
     from stepscope.trace.nccl_log import find_nccl_logs, read_nccl_log
-    from stepscope.ui.terminal.nccl import print_nccl
+    from stepscope.ui.terminal.console import make_console
+    from stepscope.ui.terminal.nccl import nccl_sections
 
     for file in find_nccl_logs(path):
         log = read_nccl_log(file)
         assert 0 <= log.foreign_lines + log.unread_lines + log.damaged_lines <= log.lines
-        assert (log.ops.size_bytes >= -1).all()
         for comm in log.communicators:
             ranks = [rank for link in comm.links for rank in (link.from_rank, link.to_rank or 0)]
             assert comm.nranks is None or comm.rank is None or comm.rank < comm.nranks
@@ -113,7 +115,7 @@ def drive(path: Path, work: Path) -> str:
     check_numbers(as_json(summary))
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        print_nccl(summary)
+        make_console().print(Group(*nccl_sections(summary)))
     assert all(char == "\n" or char.isprintable() for char in printed.getvalue())
     return drive_input(path, work) if (path / "trace.json.gz").exists() else ANSWERED
 

@@ -22,11 +22,11 @@ from stepscope.records.explanation import (
     Idle,
     Kernel,
     Launches,
-    Line,
     Module,
     Operator,
     Part,
     Place,
+    PythonFunction,
     RankExplanation,
     Remedy,
     Step,
@@ -249,7 +249,7 @@ def made_explanation(trace: Trace) -> RankExplanation:
             ),
         ),
         lines=(
-            Line(
+            PythonFunction(
                 file="/home/me/train.py",
                 line=42,
                 function="forward",

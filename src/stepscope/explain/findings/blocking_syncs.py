@@ -38,12 +38,7 @@ def find(evidence: RankEvidence) -> Finding | None:
             for call in calls
             if call.file is not None and call.line is not None
         ),
-        remedies=(
-            remedies.NO_SYNC.offer(
-                "keep values on the device and read them every N steps; "
-                "copy with non_blocking=True",
-            ),
-        ),
+        remedies=(remedies.NO_SYNC.offer(),),
     )
 
 

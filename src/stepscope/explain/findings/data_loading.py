@@ -26,7 +26,7 @@ def find(evidence: RankEvidence) -> Finding | None:
                 "give the loader workers: DataLoader(num_workers=..., persistent_workers=True, "
                 "prefetch_factor=...)"
             ),
-            remedies.PIN_MEMORY.offer("set pin_memory=True and copy with non_blocking=True"),
+            remedies.PIN_MEMORY.offer(),
         ),
     )
 

@@ -43,11 +43,7 @@ def find(evidence: RankEvidence) -> Finding | None:
             ),
             "how much of this is due to denormals is not known: time the step with them flushed",
         ),
-        remedies=(
-            remedies.FLUSH_DENORMAL.offer(
-                "call torch.set_flush_denormal(True) before training: denormal values become 0",
-            ),
-        ),
+        remedies=(remedies.FLUSH_DENORMAL.offer(),),
     )
 
 

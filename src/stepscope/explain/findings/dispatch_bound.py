@@ -46,15 +46,7 @@ def find(evidence: RankEvidence) -> Finding | None:
             remedies.FUSED_OPTIMIZER.offer(
                 "create the optimizer with fused=True: one operator updates all parameters"
             ),
-            *(
-                [
-                    remedies.ONE_THREAD.offer(
-                        "set OMP_NUM_THREADS=1: no operator here is long enough to share"
-                    )
-                ]
-                if spinning
-                else []
-            ),
+            *([remedies.ONE_THREAD.offer()] if spinning else []),
         ),
     )
 

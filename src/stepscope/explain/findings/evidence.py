@@ -100,9 +100,9 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
         return self.device_share(ns * self.cycles)
 
     def step_ms(self, share: float) -> str:
-        """A share of the step in words: 3.67 ms of a 5.85 ms step."""
+        """A share of the step in words: 3.67 ms of the 5.85 ms step."""
         step_ms = self.budget.step_ms
-        return f"{milliseconds(share * step_ms)} of a {milliseconds(step_ms)} step"
+        return f"{milliseconds(share * step_ms)} of the {milliseconds(step_ms)} step"
 
     def budget_ms(self, *ids: str) -> str:
         """These parts of the budget in the same words."""

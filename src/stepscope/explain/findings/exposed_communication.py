@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
 from stepscope.explain.findings.rule import FindingRule
 from stepscope.records import remedies
-from stepscope.records.figures import milliseconds, percent
+from stepscope.records.figures import milliseconds, percent, size
 from stepscope.records.strategies import (
     RankDataParallel,
     RankFullySharded,
@@ -26,39 +26,23 @@ if TYPE_CHECKING:
 # All messages of a step. Below this, latency decides on any link and bandwidth does not help.
 SMALL_BYTES = 64 * 1024
 
-_BUCKETS = remedies.BUCKET_MB.offer(
-    "change bucket_cap_mb of DDP: smaller buckets start earlier, larger ones need fewer calls"
-)
-_ACCUMULATE = remedies.ACCUMULATE.offer(
-    "accumulate gradients and communicate only every N-th step (no_sync)"
-)
+_BUCKETS = remedies.BUCKET_MB.offer()
+_ACCUMULATE = remedies.ACCUMULATE.offer()
 _BANDWIDTH = remedies.BANDWIDTH.offer(
     "compress gradients (bf16 communication hook) or use a faster link"
 )
-_PREFETCH = remedies.FSDP_PREFETCH.offer(
-    "gather blocks ahead: set_modules_to_forward_prefetch, set_modules_to_backward_prefetch"
-)
-_LARGER_BLOCKS = remedies.LARGER_BLOCKS.offer(
-    "call fully_shard on larger blocks: fewer, longer gathers"
-)
-_RESHARD = remedies.KEEP_GATHERED.offer(
-    "set reshard_after_forward=False if memory allows: backward then gathers nothing again",
-)
-_REDUCE = remedies.REDUCE_DTYPE.offer(
-    "gather and reduce in bf16 (MixedPrecisionPolicy): half the bytes"
-)
-_FEWER_SPLITS = remedies.FEWER_SPLITS.offer(
-    "split layers over fewer ranks, inside one host, and use the other ranks as replicas",
-)
-_SEQUENCE = remedies.SEQUENCE_PARALLEL.offer(
-    "use SequenceParallel between the split layers: its reduce-scatter and gather can overlap",
-)
+_PREFETCH = remedies.FSDP_PREFETCH.offer()
+_LARGER_BLOCKS = remedies.LARGER_BLOCKS.offer()
+_RESHARD = remedies.KEEP_GATHERED.offer()
+_REDUCE = remedies.REDUCE_DTYPE.offer()
+_FEWER_SPLITS = remedies.FEWER_SPLITS.offer()
+_SEQUENCE = remedies.SEQUENCE_PARALLEL.offer()
 _MICRO_BATCHES = remedies.MICRO_BATCHES.offer(
     "use more micro-batches: stages wait less for each other"
 )
 _LESS_OFTEN = remedies.LESS_OFTEN.offer(
-    "these calls belong to no strategy (a summed loss, norms, a barrier): make them every N-th "
-    "step, or join them into one call"
+    "make these calls every N-th step or join them into one: they belong to no parallel strategy "
+    "(a summed loss, norms, a barrier)"
 )
 _LARGER_BATCH = remedies.BATCH.offer(
     "use a larger batch per rank, or fewer ranks: the messages are so small that latency decides, "
@@ -91,24 +75,26 @@ def find(evidence: RankEvidence) -> Finding | None:
 def _offer(evidence: RankEvidence) -> tuple[Remedy, ...]:
     """For the strategy with the most exposed time. Small messages wait for latency, not bytes."""
     costliest = max(evidence.strategies, key=_exposed_ns, default=None)
-    size: int | None = None
+    step_bytes: int | None = None
     offers: tuple[Remedy, ...]
     if isinstance(costliest, RankDataParallel):
-        size = _sum(bucket.size_bytes for bucket in costliest.buckets)
-        offers = (_ACCUMULATE,) if _is_small(size) else (_BUCKETS, _ACCUMULATE, _BANDWIDTH)
+        step_bytes = _sum(bucket.size_bytes for bucket in costliest.buckets)
+        offers = (_ACCUMULATE,) if _is_small(step_bytes) else (_BUCKETS, _ACCUMULATE, _BANDWIDTH)
     elif isinstance(costliest, RankFullySharded):
-        size = _sum(block.size_bytes for block in costliest.blocks)
-        offers = (_PREFETCH, _LARGER_BLOCKS) if _is_small(size) else (_PREFETCH, _RESHARD, _REDUCE)
+        step_bytes = _sum(block.size_bytes for block in costliest.blocks)
+        offers = (
+            (_PREFETCH, _LARGER_BLOCKS) if _is_small(step_bytes) else (_PREFETCH, _RESHARD, _REDUCE)
+        )
     elif isinstance(costliest, RankTensorParallel):
-        size = costliest.size_bytes
-        offers = (_FEWER_SPLITS,) if _is_small(size) else (_FEWER_SPLITS, _SEQUENCE)
+        step_bytes = costliest.size_bytes
+        offers = (_FEWER_SPLITS,) if _is_small(step_bytes) else (_FEWER_SPLITS, _SEQUENCE)
     elif isinstance(costliest, RankPipeline):
         offers = (_MICRO_BATCHES,)
     elif isinstance(costliest, RankOtherCommunication):
         offers = (_LESS_OFTEN,)
     else:
         offers = (_ACCUMULATE, _BANDWIDTH)
-    return (*offers, _LARGER_BATCH) if _is_small(size) else offers
+    return (*offers, _LARGER_BATCH) if _is_small(step_bytes) else offers
 
 
 def _exposed_ns(strategy: RankStrategy) -> int:
@@ -129,9 +115,8 @@ def _describe(evidence: RankEvidence, calls: Collective) -> str:
     whole = evidence.whole.exposed_comm_ns
     ms = evidence.budget_share("exposed_comm") * evidence.budget.step_ms
     part = ms * calls.exposed_ns / whole if whole else 0.0
-    return (
-        f"{calls.kind}: {milliseconds(part)} of this, {counted(calls.count, 'call')} in the trace"
-    )
+    name = calls.kind if calls.size_bytes is None else f"{calls.kind} of {size(calls.size_bytes)}"
+    return f"{name}: {milliseconds(part)} of this, {counted(calls.count, 'call')} in the trace"
 
 
 RULE = FindingRule(

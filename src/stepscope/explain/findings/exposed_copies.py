@@ -34,7 +34,7 @@ def find(evidence: RankEvidence) -> Finding | None:
         ),
         remedies=(
             remedies.PIN_MEMORY.offer("use pinned host memory and copy with non_blocking=True"),
-            remedies.PREFETCH.offer("copy the next batch on a side stream while the step computes"),
+            remedies.PREFETCH.offer(),
         ),
     )
 

@@ -25,15 +25,11 @@ FASTER = ("tf32", "bf16", "fp16")
 LEAST_GAIN = 1.5  # a faster dtype's peak over that of fp32
 TF32_PER_FP32 = 3  # tf32 products that tensor cores use to emulate one product in fp32
 _REMEDIES = {
-    "tf32": remedies.TF32.offer(
-        'call torch.set_float32_matmul_precision("high"): tensors stay fp32, products use tf32',
-    ),
+    "tf32": remedies.TF32.offer(),
     "bf16": remedies.BF16.offer(
         'run forward and loss under torch.autocast("cuda", dtype=torch.bfloat16)'
     ),
-    "fp16": remedies.FP16.offer(
-        'run forward and loss under torch.autocast("cuda", dtype=torch.float16), with a GradScaler'
-    ),
+    "fp16": remedies.FP16.offer(),
 }
 
 

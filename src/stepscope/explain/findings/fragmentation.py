@@ -45,14 +45,8 @@ def find_in(memory: Memory) -> Finding | None:
         "tensor " + ("when a smaller request fails." if missed else f"at the {state.at}."),
         evidence=tuple(_list_evidence(memory, state, crowded=crowded, missed=missed is not None)),
         remedies=(
-            remedies.EXPANDABLE_SEGMENTS.offer(
-                "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: segments grow instead of "
-                "leaving holes"
-            ),
-            remedies.STEADY_SHAPES.offer(
-                "use the same shapes in every step: pad to a few lengths, drop the last partial "
-                "batch"
-            ),
+            remedies.EXPANDABLE_SEGMENTS.offer(),
+            remedies.STEADY_SHAPES.offer(),
         ),
     )
 
@@ -91,7 +85,7 @@ def _list_evidence(
         lines.append("a request failed although more than it asked for was reserved and free")
     elif memory.limit_bytes and not crowded:
         lines.append(
-            f"{percent(state.reserved_bytes / memory.limit_bytes)} of the device's memory is "
+            f"{percent(state.reserved_bytes / memory.limit_bytes)} of the available memory is "
             "reserved: there is still room"
         )
     return lines

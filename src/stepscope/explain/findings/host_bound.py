@@ -43,8 +43,9 @@ def find(evidence: RankEvidence) -> Finding | None:
 def _list_evidence(evidence: RankEvidence) -> list[str]:
     launches = evidence.launches
     parts = {"operators": "inside operators", "python": "in Python outside operators"}
+    state = "no compute" if evidence.on_host else "idle"
     lines = [
-        f"idle while the host is {parts[part]}: {evidence.budget_ms(part)}"
+        f"{state} while the host is {parts[part]}: {evidence.budget_ms(part)}"
         for part in sorted(parts, key=evidence.budget_share, reverse=True)
     ]
     if launches.queue_empty_share is not None:
@@ -77,7 +78,7 @@ def _offer(evidence: RankEvidence) -> tuple[Remedy, ...]:
         )
     return (
         remedies.CUDA_GRAPHS.offer("replay the step as one CUDA graph: one launch per step"),
-        remedies.COMPILE.offer("use torch.compile: it fuses operators and launches fewer kernels"),
+        remedies.COMPILE.offer(),
         remedies.BATCH.offer("use a larger batch: longer kernels at the same launch cost"),
         remedies.FUSED_OPTIMIZER.offer("use a fused optimizer: it saves hundreds of launches"),
     )

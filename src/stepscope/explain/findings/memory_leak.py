@@ -50,13 +50,8 @@ def find_in(memory: Memory) -> Finding | None:
         summary=f"every step adds {size(growth.bytes_per_step)} that is never released.",
         evidence=tuple(evidence),
         remedies=(
-            remedies.DETACH.offer(
-                "keep loss.item() or loss.detach(), not the loss: it keeps its whole graph alive",
-            ),
-            remedies.SNAPSHOT.offer(
-                "call torch.cuda.memory._dump_snapshot() after some steps and run `stepscope "
-                "explain` on the file: it names the lines that allocate"
-            ),
+            remedies.DETACH.offer(),
+            remedies.SNAPSHOT.offer(),
         ),
     )
 

@@ -17,14 +17,10 @@ if TYPE_CHECKING:
 
 NEAR, FULL = 0.90, 0.97
 _REMEDIES = (
-    remedies.ACTIVATION_CHECKPOINTING.offer(
-        "recompute activations in backward instead of keeping them"
-    ),
+    remedies.ACTIVATION_CHECKPOINTING.offer(),
     remedies.BF16.offer("use bf16 autocast: it halves most activations"),
-    remedies.SMALLER_BATCH.offer(
-        "use a smaller batch and accumulate gradients over several passes"
-    ),
-    remedies.SHARDING.offer("shard optimizer state, gradients and parameters (FSDP)"),
+    remedies.SMALLER_BATCH.offer(),
+    remedies.SHARDING.offer(),
 )
 
 
@@ -56,7 +52,7 @@ def find_in(memory: Memory) -> Finding | None:
         share=min(1.0, share),  # a given limit may be less than the step needs
         of="memory",
         severity="medium" if share >= FULL else "low",
-        summary=f"a step needs {percent(share)} of the device's memory; most of it is "
+        summary=f"a step needs {percent(share)} of the available memory; most of it is "
         f"{biggest(memory)}.",
         evidence=tuple(evidence),
         remedies=_REMEDIES,

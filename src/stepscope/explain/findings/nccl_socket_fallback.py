@@ -83,27 +83,14 @@ def _quote_reasons(logs: Sequence[NcclLog]) -> list[str]:
 
 def _offer(within_machine: bool, switched_off: bool) -> tuple[Remedy, ...]:
     if within_machine:
-        return (
-            remedies.ONE_MACHINE.offer(
-                "let the ranks on one machine reach each other: unset NCCL_P2P_DISABLE and "
-                "NCCL_SHM_DISABLE; run them in one container, or with --ipc=host and all GPUs"
-            ),
-        )
+        return (remedies.ONE_MACHINE.offer(),)
     network = (
-        remedies.FAST_NETWORK.offer(
-            "give the job the fast network: /dev/infiniband, libibverbs and `ulimit -l unlimited` "
-            "in the container, or the cloud's NCCL network plugin"
-        ),
-        remedies.FASTER_SOCKETS.offer(
-            "if there are only sockets: set NCCL_SOCKET_IFNAME to the fastest interface, and raise "
-            "NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD"
-        ),
+        remedies.FAST_NETWORK.offer(),
+        remedies.FASTER_SOCKETS.offer(),
     )
     if not switched_off:
         return network
-    unset = remedies.UNSET_NCCL_VARIABLES.offer(
-        "unset NCCL_IB_DISABLE, NCCL_NET and NCCL_IB_HCA where they are set"
-    )
+    unset = remedies.UNSET_NCCL_VARIABLES.offer()
     return (unset, *network)
 
 

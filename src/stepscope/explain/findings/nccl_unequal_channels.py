@@ -37,12 +37,7 @@ def find(evidence: NcclEvidence) -> Finding | None:
         "the pace for all.",
         evidence=(*lines[:SHOWN], *count_rest(len(lines) - SHOWN, "more difference")),
         where=tuple(where[:SHOWN]),
-        remedies=(
-            remedies.SAME_ENVIRONMENT.offer(
-                "start every rank with the same NCCL_* variables, drivers and devices; compare "
-                "`nvidia-smi topo -m` on the machines named in the evidence"
-            ),
-        ),
+        remedies=(remedies.SAME_ENVIRONMENT.offer(),),
     )
 
 

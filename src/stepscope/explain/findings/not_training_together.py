@@ -15,14 +15,8 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Finding, Remedy, Severity
     from stepscope.records.job import Membership
 
-_WRAP = remedies.WRAP_MODEL.offer(
-    "call init_process_group and wrap the model (DistributedDataParallel, fully_shard), or let the "
-    "trainer do it; if one process was meant, start only one"
-)
-_JOIN = remedies.START_AS_JOB.offer(
-    "if they should train one model, start them with torchrun and wrap the model in "
-    "DistributedDataParallel; otherwise nothing is wrong"
-)
+_WRAP = remedies.WRAP_MODEL.offer()
+_JOIN = remedies.START_AS_JOB.offer()
 
 
 def find(evidence: JobEvidence) -> Finding | None:

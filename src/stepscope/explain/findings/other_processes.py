@@ -34,10 +34,7 @@ def find(evidence: RankEvidence) -> Finding | None:
         f"processes keep {significant(others)} of {_count_cores(load)} cores busy.",
         evidence=tuple(_list_evidence(evidence, plain)),
         remedies=(
-            remedies.IDLE_MACHINE.offer(
-                "stop the other programs, or keep them off these cores (taskset, nice); until then "
-                "every measured time is too long",
-            ),
+            remedies.IDLE_MACHINE.offer(),
             remedies.THREADS.offer("use fewer threads: each of them gets a core sooner"),
         )[: 2 if threads_take_part(load, plain) else 1],
     )

@@ -83,12 +83,7 @@ def _offer(pipeline: Pipeline) -> tuple[Remedy, ...]:
             )
         )
     if pipeline.schedule != "interleaved":
-        offers.append(
-            remedies.INTERLEAVE.offer(
-                "put several stages on each rank (Interleaved1F1B): filling and draining the "
-                "pipeline takes that many times less"
-            )
-        )
+        offers.append(remedies.INTERLEAVE.offer())
     return tuple(offers)
 
 

@@ -24,9 +24,7 @@ def find(evidence: RankEvidence) -> Finding | None:
         summary=f"{percent(share)} of the step is the profiler's own work on its buffers: without "
         "the profiler this time does not exist.",
         evidence=(f"in the profiler: {evidence.budget_ms('profiler')}",),
-        remedies=(
-            remedies.LIGHTER_PROFILE.offer("profile fewer steps, or without shapes and stacks"),
-        ),
+        remedies=(remedies.LIGHTER_PROFILE.offer(),),
     )
 
 

@@ -42,11 +42,7 @@ def find(evidence: RankEvidence) -> Finding | None:
                 for spot in sorted(spots, key=lambda spot: -spot.device_ns)[:2]
             ),
         ),
-        remedies=(
-            remedies.NO_CHECKPOINT.offer(
-                "checkpoint fewer blocks: only as many as memory requires",
-            ),
-        ),
+        remedies=(remedies.NO_CHECKPOINT.offer(),),
     )
 
 

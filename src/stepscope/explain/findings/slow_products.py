@@ -125,11 +125,9 @@ def _uses_narrow_vectors(load: HostLoad | None) -> bool:
 def _offer(load: HostLoad | None, convolutions: bool) -> tuple[Remedy, ...]:
     offers = []
     if _uses_narrow_vectors(load):
-        offers.append(
-            remedies.VECTORS.offer("unset ATEN_CPU_CAPABILITY: torch then uses the widest vectors")
-        )
+        offers.append(remedies.VECTORS.offer())
     if load and load.onednn is False:
-        offers.append(remedies.ONEDNN.offer("set torch.backends.mkldnn.enabled = True"))
+        offers.append(remedies.ONEDNN.offer())
     if convolutions:
         offers.append(
             remedies.CHANNELS_LAST.offer(

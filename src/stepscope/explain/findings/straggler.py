@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 _REMEDIES: dict[Cause, tuple[Remedy, ...]] = {
     "compute": (
-        remedies.CHECK_HOST.offer(
-            "on its host, look for other processes, a throttled or smaller device, or a wrong CPU "
-            "binding; try the rank on another host"
-        ),
+        remedies.CHECK_HOST.offer(),
         remedies.NO_STRAGGLER.offer("bring this rank up to the pace of the others"),
         remedies.BALANCE.offer("if this rank has more work than the others, balance it"),
     ),

@@ -100,12 +100,10 @@ def _list_evidence(
 
 
 def _offer(load: HostLoad, fitting: int) -> tuple[Remedy, ...]:
-    pinned = remedies.PIN_RANKS.offer(
-        "give each rank cores of its own (taskset -c)",
-    )
+    pinned = remedies.PIN_RANKS.offer()
     if load.threads == 1:
         return (
-            remedies.FEWER_RANKS.offer("start no more ranks than there are cores"),
+            remedies.FEWER_RANKS.offer(),
             pinned,
         )
     number = fitting if fitting < load.threads else max(1, load.threads // 2)

@@ -1,16 +1,15 @@
-"""NCCL's logs in a terminal: communicators, the ways between ranks, algorithms, what is odd."""
+"""NCCL's logs in a terminal: communicators, connections between ranks, algorithms."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Group
 from rich.text import Text
 
 from stepscope.records.figures import size
-from stepscope.ui.terminal.console import make_console, text_line
+from stepscope.records.words import counted
+from stepscope.ui.terminal.console import text_line
 from stepscope.ui.terminal.tables import titled_table
-from stepscope.ui.words import one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,41 +18,30 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import NcclSummary
     from stepscope.records.nccl import Choice, CommunicatorRow, TransportRow
 
-_SEVERITY = {"high": "bold red", "medium": "yellow", "low": "cyan", "none": "green"}
 _NARROW = 80
 
 
-def print_nccl(
-    summary: NcclSummary, *, top: int = 8, width: int | None = None, to_stderr: bool = False
-) -> None:
-    """Print it all; findings too, since no explanation stands around it."""
-    console = make_console(width, to_stderr=to_stderr)
-    sections = nccl_sections(summary, top=top, width=console.width)
-    if summary.findings:
-        sections[2:2] = [_findings(summary), Text()]
-    console.print(Group(*sections))
-
-
 def nccl_sections(summary: NcclSummary, *, top: int = 8, width: int = 100) -> list[RenderableType]:
-    """The same without the findings, to stand under a job's explanation."""
-    out: list[RenderableType] = [_headline(summary), Text()]
-    out += [_communicators(summary.communicators, top, width), Text()]
+    """Tables for the end of a job's explanation; the explanation shows the findings."""
+    sections: list[RenderableType] = [_headline(summary), Text()]
+    sections += [_communicators(summary.communicators, top, width), Text()]
     if summary.transports:
-        out += [_transports(summary, top), Text()]
+        sections += [_transports(summary, top), Text()]
     if summary.choices:
-        out += [_choices(summary.choices, top), Text()]
+        sections += [_choices(summary.choices, top), Text()]
     if summary.settings:
-        out += [_settings(summary), Text()]
-    return out + [text_line(f"note  {note}", style="bright_black") for note in summary.notes]
+        sections += [_settings(summary), Text()]
+    notes = [text_line(f"note  {note}", style="bright_black") for note in summary.notes]
+    return [*sections, *notes]
 
 
 def _headline(summary: NcclSummary) -> Text:
     hosts = len({process.host for process in summary.processes})
     facts = [
         ", ".join(summary.versions) or "NCCL",
-        _counted(len(summary.processes), "process", "processes"),
-        _counted(hosts, "host", "hosts"),
-        _counted(summary.calls, "call", "calls"),
+        counted(len(summary.processes), "process", "processes"),
+        counted(hosts, "host"),
+        counted(summary.calls, "call"),
     ]
     return text_line(" · ".join(facts), style="bright_black")
 
@@ -69,15 +57,19 @@ def _communicators(rows: tuple[CommunicatorRow, ...], top: int, width: int) -> T
             str(row.nodes or len(row.hosts)),
             " or ".join(map(str, row.channels)) or "-",
             str(row.calls),
-            ", ".join(row.transports) or ("-" if row.complete else "never came up"),
+            ", ".join(row.transports) or ("-" if row.complete else "never initialised"),
         )
-    _left_out(table, len(rows) - top)
+    _count_rest(table, len(rows) - top)
     return table
 
 
 def _transports(summary: NcclSummary, top: int) -> Table:
     table = titled_table(
-        "ways between ranks", ("pairs", "r"), ("channels", "r"), ("where", "l"), ("way", "l")
+        "connections between ranks",
+        ("pairs", "r"),
+        ("channels", "r"),
+        ("where", "l"),
+        ("transport", "l"),
     )
     merged: dict[tuple[str, str], tuple[int, int]] = {}
     for row in summary.transports:
@@ -87,7 +79,7 @@ def _transports(summary: NcclSummary, top: int) -> Table:
     rows = sorted(merged.items(), key=lambda item: -item[1][0])
     for (transport, where), (pairs, channels) in rows[:top]:
         table.add_row(str(pairs), str(channels), where, transport)
-    _left_out(table, len(rows) - top)
+    _count_rest(table, len(rows) - top)
     return table
 
 
@@ -115,38 +107,22 @@ def _choices(choices: tuple[Choice, ...], top: int) -> Table:
             choice.kind or "-",
             f"{choice.algorithm} {choice.protocol}",
         )
-    _left_out(table, len(choices) - top)
+    _count_rest(table, len(choices) - top)
     return table
 
 
 def _settings(summary: NcclSummary) -> Table:
-    table = titled_table("environment", ("name", "l"), ("what", "l"))
+    table = titled_table("environment", ("name", "l"), ("value", "l"))
     for name, values in summary.settings.items():
         shown = ", ".join(values[:4]) + (f" and {len(values) - 4} more" if len(values) > 4 else "")
         table.add_row(name, shown)
     return table
 
 
-def _findings(summary: NcclSummary) -> Table:
-    table = titled_table("findings", ("", "l"), ("what", "l"))
-    for finding in summary.findings:
-        text = text_line(finding.summary)
-        for each in finding.evidence:
-            text.append(f"\n{one_line(each)}", style="bright_black")
-        for remedy in finding.remedies[:1]:
-            text.append(f"\nnext: {remedy.summary}")
-        table.add_row(Text(finding.id, style=_SEVERITY[finding.severity]), text)
-    return table
-
-
-def _counted(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"
-
-
 def _short(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
-def _left_out(table: Table, rows: int) -> None:
+def _count_rest(table: Table, rows: int) -> None:
     if rows > 0:
         table.add_row("…", *[""] * (len(table.columns) - 2), f"{rows} more")
