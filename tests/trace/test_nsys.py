@@ -673,7 +673,7 @@ def test_a_query_that_goes_on_and_on_is_given_up(file: Path) -> None:
 def test_more_text_than_the_file_has_room_for_is_not_read(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "_LEAST_TEXT_BYTES", 0)
+    monkeypatch.setattr(database, "_MIN_TEXT_BYTES", 0)
     with closing(database.Database(small().write(file))) as opened:
         opened._text_bytes_left = 30
         assert len(opened.records("StringIds", "id", "value")) < 3

@@ -85,7 +85,7 @@ def test_a_run_folder_is_found_with_what_lies_beside_each_trace(put: Put) -> Non
     url = put_run(put)
     found: list[Any] = find_traces(url)
     assert [str(file) for file in found] == [f"{url}/rank-0000{r}/trace.json" for r in (0, 1)]
-    assert [file.beside for file in found] == [("steps.jsonl", "rank.json")] * 2
+    assert [file.side_files for file in found] == [("steps.jsonl", "rank.json")] * 2
     assert [size_bytes(file) for file in found] == [len(text_of(0))] * 2
 
 
@@ -100,7 +100,7 @@ def test_a_flat_folder_a_nested_one_and_a_file_are_found(put: Put) -> None:
     assert list(map(str, find_traces("memory://nested"))) == ["memory://nested/inner/a.json"]
     (file,) = find_traces("memory://flat/b.json")
     assert str(file) == "memory://flat/b.json"
-    assert file.beside == ("clock.json",)  # type: ignore[union-attr]
+    assert file.side_files == ("clock.json",)  # type: ignore[union-attr]
 
 
 def test_a_run_behind_a_url_is_explained_with_its_measured_steps(put: Put, scratch: Path) -> None:

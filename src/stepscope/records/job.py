@@ -159,6 +159,7 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
     error_ns: dict[int, int] = {}  # half the width of what is possible, over the whole window
     drift_ppm: dict[int, float] = {}
     sources: tuple[str, ...] = ()  # of "rounds", "collectives"
+    unconnected: tuple[int, ...] = ()  # ranks that nothing connects to the reference
     contradicts: bool = False  # the ranks' times cannot all be true
     detail: str = ""  # a sentence: how, or why not
 
