@@ -67,7 +67,7 @@ def test_a_killed_run_names_what_it_heard_and_what_became_of_its_ranks(tmp_path:
 
 def test_a_restarted_machine_is_told(tmp_path: Path) -> None:
     found = said(folder(tmp_path, replace(ME, boot="before")))
-    assert "ended with the machine, which was restarted since" in found["not-closed"]
+    assert "ended with the machine, which has been restarted since" in found["not-closed"]
 
 
 def test_another_machine_cannot_be_seen(tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def test_deep_nesting_does_not_overflow_anything():
     value, _ = load_plain(b"\x80\x02" + b"]" * depth + b"a" * (depth - 1) + b".", "x")
     assert isinstance(value, list)
     del value
-    with pytest.raises(UnreadableInputError, match="no memory snapshot"):
+    with pytest.raises(UnreadableInputError, match="not a memory snapshot"):
         _read_bytes(b"\x80\x02" + b"]" * depth + b"a" * (depth - 1) + b".")
 
 
@@ -302,7 +302,7 @@ def test_more_containers_than_anybody_needs_are_refused(monkeypatch):
     ],
 )
 def test_a_pickle_of_another_shape_is_no_snapshot(content):
-    with pytest.raises(UnreadableInputError, match="no memory snapshot"):
+    with pytest.raises(UnreadableInputError, match="not a memory snapshot"):
         _read_bytes(pickle.dumps(content, 4))
 
 
@@ -323,17 +323,17 @@ ODD = {
     "total_size": lambda segments, _: segments[1].update(total_size=-1),
     "address": lambda segments, _: segments[1].update(address=2**70),
     "device": lambda segments, _: segments[1].update(device=10**9),
-    "segments (no dict)": lambda segments, _: segments.append([segments]),
+    "segments (not a dict)": lambda segments, _: segments.append([segments]),
     "segments that overlap": lambda segments, _: segments.append(dict(segments[0])),
     "blocks larger than their segment": lambda segments, _: segments[1].update(total_size=512),
     "size": lambda segments, _: segments[0]["blocks"][0].update(size="large"),
     "state": lambda segments, _: segments[0]["blocks"][0].update(state=["active"]),
     "requested_size": lambda segments, _: segments[0]["blocks"][0].update(requested_size=1e9),
-    "frames (no list)": lambda segments, _: segments[0]["blocks"][0].update(frames=7),
-    "frames (no dict)": lambda _, events: events[1].update(frames=[3]),
+    "frames (not a list)": lambda segments, _: segments[0]["blocks"][0].update(frames=7),
+    "frames (not a dict)": lambda _, events: events[1].update(frames=[3]),
     "filename": lambda _, events: events[1].update(frames=[{"line": 1, "name": "f"}]),
     "line": lambda _, events: events[1].update(frames=[snapshots.frame("a.py", 2**40, "f")]),
-    "name (cut or mended)": lambda _, events: events[1].update(
+    "name (cut or repaired)": lambda _, events: events[1].update(
         frames=[snapshots.frame("a.py", 1, "\ud800" * 5000)]
     ),
     "addr": lambda _, events: events[1].update(addr=-3),
