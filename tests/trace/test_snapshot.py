@@ -226,9 +226,9 @@ def test_every_opcode_is_either_plain_or_refused():
     [
         ("ends early", b"\x80\x04\x8e" + struct.pack("<Q", 1 << 62) + b"abc."),
         ("ends early", b"\x80\x02X" + struct.pack("<I", 0xFFFFFFF0) + b"abc."),
-        ("place 2,147,483,647", b"\x80\x02}r" + struct.pack("<I", 0x7FFFFFFF) + b"."),
-        ("place 4,294,967,295", b"\x80\x02}r" + b"\xff" * 4 + b"."),
-        ("place 99,999,999,999", b"(dp99999999999\n."),
+        ("memo index 2,147,483,647", b"\x80\x02}r" + struct.pack("<I", 0x7FFFFFFF) + b"."),
+        ("memo index 4,294,967,295", b"\x80\x02}r" + b"\xff" * 4 + b"."),
+        ("memo index 99,999,999,999", b"(dp99999999999\n."),
         ("more than 64 bits", b"\x80\x02\x8b" + struct.pack("<I", 1000) + b"\x01" * 1000 + b"."),
         ("thousands of digits", b"\x80\x02L" + b"9" * 5000 + b"L\n."),
         ("damaged", b"\x80\x02h\x07."),
@@ -238,7 +238,7 @@ def test_every_opcode_is_either_plain_or_refused():
         ("damaged", b"\x80\x09N."),
     ],
 )
-def test_lengths_and_places_that_the_file_does_not_bear_out_are_refused(why, data):
+def test_lengths_and_indices_that_do_not_fit_the_file_are_refused(why, data):
     with pytest.raises(UnreadableInputError, match=why):
         load_plain(data, "x")
 
