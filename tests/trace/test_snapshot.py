@@ -148,7 +148,7 @@ def test_what_asks_for_more_than_plain_data_is_refused(name, tmp_path, monkeypat
     assert ran == []
 
 
-def test_a_registered_extension_is_not_even_looked_up(tmp_path):
+def test_a_registered_extension_is_never_looked_up(tmp_path):
     copyreg.add_extension("os", "system", 77)
     try:
         pickle.loads(b"\x80\x02\x82\x4d.")  # now the class is in copyreg's cache
@@ -158,12 +158,12 @@ def test_a_registered_extension_is_not_even_looked_up(tmp_path):
         copyreg.remove_extension("os", "system", 77)
 
 
-def test_the_name_that_is_asked_for_is_said():
+def test_the_refusal_names_what_the_pickle_asks_for():
     with pytest.raises(UnreadableInputError, match=r"it asks for os\.system \(byte 0\)"):
         load_plain(HOSTILE["os.system by name"], "x")
 
 
-def test_the_unpickler_behind_the_scan_refuses_as_well():
+def test_the_unpickler_after_the_scan_refuses_as_well():
     """If the scan ever let something through."""
     for text in (HOSTILE["eval"], HOSTILE["a persistent id"]):
         with pytest.raises(pickle.UnpicklingError):
@@ -301,12 +301,12 @@ def test_more_containers_than_anybody_needs_are_refused(monkeypatch):
         {"segments": [], "device_traces": [[{"action": "alloc", "size": "x"}]]},
     ],
 )
-def test_a_pickle_of_another_shape_is_no_snapshot(content):
+def test_a_pickle_of_another_shape_is_not_a_snapshot(content):
     with pytest.raises(UnreadableInputError, match="not a memory snapshot"):
         _read_bytes(pickle.dumps(content, 4))
 
 
-def test_actions_of_later_versions_are_kept_apart():
+def test_actions_of_later_versions_are_listed_as_unknown():
     event = {"action": "defragment", "addr": 0, "size": 1, "frames": None}
     found = _read_bytes(pickle.dumps({"segments": [], "device_traces": [[event]]}, 4))
     assert found.unknown_actions == ("defragment",)
@@ -394,7 +394,7 @@ def test_other_files_are_not_taken_for_pickles(head):
     assert not is_pickle(head)
 
 
-def test_a_snapshot_is_no_trace_and_is_found_in_a_folder(tmp_path):
+def test_a_snapshot_is_not_a_trace_and_is_found_in_a_folder(tmp_path):
     path = snapshots.write(tmp_path / "oom.pickle", snapshots.training().snapshot())
     (tmp_path / "notes.pickle").write_text("hello")
     with pytest.raises(UnreadableInputError, match="is a pickle, not a trace"):

@@ -22,7 +22,7 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     vendor: str
     # dtype -> dense FLOP/s. fp32 in full precision: on NVIDIA without tensor cores, AMD's matrix
-    # cores do full fp32. fp64 with tensor or matrix cores where they do fp64.
+    # cores do full fp32. fp64 with tensor or matrix cores if they support it.
     peaks: dict[str, float]
     bandwidth_bytes_s: float
     memory_bytes: int

@@ -265,8 +265,8 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """All ranks together. The matrices are (steps, ranks), as recorded under the profiler; -1 where
-    a rank lacks the step. `times` are the ranks' typical steps, in the order of `ranks`."""
+    """All ranks together. The matrices are (steps, ranks), as recorded under the profiler; -1 if a
+    rank lacks the step. `times` are the ranks' typical steps, in the order of `ranks`."""
 
     ranks: tuple[int, ...]
     times: tuple[RankTimes, ...]

@@ -10,7 +10,7 @@ class MeasuredSteps(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: int
     steps_ns: tuple[int, ...]
-    step_ns: int  # the step of record: device time where known, else wall time
+    step_ns: int  # the step of record: device time if known, else wall time
     wall_ns: int
     device_ns: int | None
     phases_ns: dict[str, int]

@@ -294,13 +294,13 @@ def _bin_bounds(
     first, last = (float(times.min()), float(times.max())) if len(times) else (0.0, 0.0)
     width = max(1.0, (last - first) / bins)
 
-    def bin_of(at: Float) -> Index:
+    def find_bin(at: Float) -> Index:
         safe = np.where(np.isfinite(at), at, first)
         return np.clip((safe - first) // width, 0, bins - 1).astype(np.intp)
 
-    meeting_bin = bin_of(_smallest_in_group(edges.meeting, on_reference))
+    meeting_bin = find_bin(_smallest_in_group(edges.meeting, on_reference))
     which = meeting_bin[edges.meeting] if len(edges.meeting) else edges.meeting
-    message_bin = bin_of(sent_at)
+    message_bin = find_bin(sent_at)
     middle = np.asarray(first + (np.arange(bins) + 0.5) * width, np.float64)
 
     def without_drift(part: Index, local: Float, bin_: Index) -> tuple[Float, Float]:

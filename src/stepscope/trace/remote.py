@@ -127,7 +127,7 @@ class _Listing:
 
     def traces(self) -> list[RemoteTrace]:
         if not self.filesystem.isdir(self.root):
-            info = self.filesystem.info(self.root)  # raises where there is nothing
+            info = self.filesystem.info(self.root)  # raises if there is nothing
             return [self._trace(info, self._names_around())]
         here = self.filesystem.ls(self.root, detail=True)
         inner = sorted(entry["name"] for entry in here if entry["type"] == "directory")
