@@ -21,7 +21,7 @@ def test_damaged_inputs_get_an_answer_or_a_refusal(kind: str) -> None:
 
 
 @pytest.mark.parametrize("path", ONCE_FAILED, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_what_once_failed_fails_no_more(path: Path, tmp_path: Path) -> None:
+def test_inputs_that_once_failed_no_longer_fail(path: Path, tmp_path: Path) -> None:
     assert_fine(attempt(path.parent.name, 0, path, tmp_path))
 
 

@@ -90,7 +90,7 @@ def test_a_device_that_is_not_in_the_table_finds_nothing(printed: str) -> None:
         ("Tesla T4", 14.74, 40, "T4"),
     ],
 )
-def test_size_tells_apart_devices_of_one_name(
+def test_memory_and_multiprocessors_distinguish_devices_of_one_name(
     printed: str, gib: float, multiprocessors: int | None, name: str
 ) -> None:
     assert _name(find_device(printed, int(gib * GIB), multiprocessors)) == name
@@ -126,7 +126,7 @@ def test_the_h200_is_as_its_data_sheet_says_without_sparsity() -> None:
 
 
 @each_device
-def test_every_row_says_where_its_figures_are_from(row: DeviceSpec) -> None:
+def test_every_row_names_the_source_of_its_figures(row: DeviceSpec) -> None:
     document, _, section = row.source.partition(",")
     assert row.vendor in document or "AWS" in document
     assert section.strip()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from made import call, kernel, memory, op, ops
+from kineto_events import call, kernel, memory, op, ops
 from msgspec.structs import replace
 
 from cache_files import CacheFile, write_raw
@@ -255,7 +255,7 @@ def paired(write_trace: Any) -> Path:
 
 @pytest.mark.parametrize("place", range(5))
 @pytest.mark.parametrize("value", [-1, 1, 2**40, 2**63 - 1, 2**70, "<i4", "O", None, "host", []])
-def test_a_list_of_columns_that_says_something_else_is_refused(
+def test_a_different_list_of_columns_is_refused(
     paired: Path, cache_dir: Path, reads: list[Path], place: int, value: Any
 ) -> None:
     fresh = read_trace(paired)
@@ -284,7 +284,7 @@ def test_an_entry_that_was_only_put_together_again_is_used(
 @pytest.mark.parametrize(
     "head", [b"", b"{}", b"[" * 100_000, b'{"key": "\xff"}', b"null", b"9" * 5000]
 )
-def test_a_head_that_is_no_head_is_refused(
+def test_a_damaged_head_is_refused(
     path: Path, cache_dir: Path, reads: list[Path], head: bytes
 ) -> None:
     fresh = read_trace(path)
@@ -326,7 +326,7 @@ def test_two_processes_may_write_the_same_entry_at_once(path: Path, cache_dir: P
     assert list(cache_dir.iterdir()) == entries(cache_dir)
 
 
-def test_a_folder_that_cannot_be_written_costs_nothing(
+def test_a_folder_that_cannot_be_written_only_means_no_cache(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
@@ -335,7 +335,7 @@ def test_a_folder_that_cannot_be_written_costs_nothing(
         assert read_trace(path).events == 304
 
 
-def test_a_disk_that_fills_up_leaves_nothing_behind(
+def test_a_full_disk_leaves_no_file(
     path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(file: Any, key: str, trace: Trace) -> None:
@@ -495,7 +495,7 @@ def test_entries_of_former_versions_make_room_too(
     assert entries(cache_dir) == [entry]
 
 
-def test_an_entry_larger_than_the_limit_is_not_kept_and_pushes_out_no_other(
+def test_an_entry_over_the_limit_is_not_stored_and_removes_no_other(
     path: Path, write_trace: Any, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read_trace(path)
@@ -521,7 +521,7 @@ def test_the_folder_is_the_users_alone_and_so_are_its_files(path: Path, cache_di
     assert stat.S_IMODE(entry.stat().st_mode) == 0o600
 
 
-def test_a_folder_that_is_there_already_keeps_its_rights(
+def test_an_existing_folder_keeps_its_permissions(
     path: Path, cache_dir: Path, reads: list[Path]
 ) -> None:
     cache_dir.mkdir()

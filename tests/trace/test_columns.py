@@ -18,7 +18,7 @@ def finished(*pieces: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
     return table.finish(x=np.int32)["x"]
 
 
-def test_pieces_follow_each_other() -> None:
+def test_pieces_are_appended_in_order() -> None:
     pieces = [np.arange(count, dtype=np.int32) for count in (3, 1, 0, 50, 2)]
     assert finished(*pieces).tolist() == np.concatenate(pieces).tolist()
     assert finished().dtype == np.int32
@@ -30,14 +30,14 @@ def test_one_value_in_all_rows_takes_no_memory() -> None:
     assert is_constant(column)
 
 
-def test_another_value_ends_that() -> None:
+def test_a_second_value_gives_every_row_its_own() -> None:
     for other in (repeated(8, 2), np.array([7, 9], np.int32)):
         column = finished(repeated(7, 3), repeated(7, 1), other, repeated(7, 2))
         assert column.tolist() == [7] * 4 + other.tolist() + [7] * 2
         assert column.dtype == np.int32
 
 
-def test_what_is_there_so_far_can_be_looked_at() -> None:
+def test_a_column_can_be_read_while_it_grows() -> None:
     table = Table()
     assert len(table.column("x")) == 0
     table.add(x=np.array([1]))

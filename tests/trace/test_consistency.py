@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_what_readers_make_is_sound(golden: Path, tmp_path: Path) -> None:
+def test_traces_of_every_reader_are_consistent(golden: Path, tmp_path: Path) -> None:
     names = ("cpu_step", "cpu_stack_memory", "cuda_step", "cuda_graph")
     files = [
         *(golden / f"{name}.json.gz" for name in names),

@@ -206,7 +206,7 @@ def test_mutated_text_is_read_in_shape_or_refused(
 
 @pytest.mark.parametrize("name", GOLDENS)
 @pytest.mark.parametrize("block", BLOCKS)
-def test_a_small_edit_among_the_events_costs_few_of_them(
+def test_a_small_edit_among_the_events_loses_few_of_them(
     name: str, block: int, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng([7, block])

@@ -40,7 +40,7 @@ def test_cores_and_shares_are_over_the_steps_wall_time(tmp_path: Path) -> None:
     assert plain.others[0].name == "make"
 
 
-def test_what_was_not_told_is_none(tmp_path: Path) -> None:
+def test_values_that_the_system_does_not_report_are_none(tmp_path: Path) -> None:
     load = folder_of(tmp_path, host_load={"threads": 1, "plain": {"steps": 1, "wall_ns": 9}}).load
     assert load.room is None
     assert (load.plain.used_cores, load.plain.other_cores, load.plain.waiting_share) == (None,) * 3
@@ -52,7 +52,7 @@ def test_an_older_run_has_no_load(tmp_path: Path, told: dict[str, Any] | None) -
     assert folder_of(tmp_path).load is None
 
 
-def test_a_damaged_load_costs_nothing_else(tmp_path: Path) -> None:
+def test_a_damaged_host_load_leaves_the_other_facts(tmp_path: Path) -> None:
     found = folder_of(tmp_path, host_load={"threads": "many"})
     assert found.load is None
     assert found.host == "here"

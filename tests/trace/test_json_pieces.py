@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from made import op, ops
+from kineto_events import op, ops
 
 from layouts import COMPRESSIONS, HEAD, LAYOUTS, TAIL, text_of
 from stepscope import UnreadableInputError, read_trace
@@ -102,7 +102,7 @@ def test_every_layout_cut_anywhere_gives_the_same_events(
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_and_compression_reads_alike(
+def test_every_layout_and_compression_reads_the_same(
     layout: str, compression: str, write_trace: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "PIECE_BYTES", 3000)
@@ -134,7 +134,7 @@ def test_metadata_before_the_events_may_be_huge_and_name_the_key() -> None:
 
 @pytest.mark.parametrize("size", [50, 333, 1 << 20])
 @pytest.mark.parametrize("layout", ["kineto", "minified", "indented"])
-def test_a_second_list_behind_the_events_is_not_events(layout: str, size: int) -> None:
+def test_a_second_list_after_the_events_is_not_events(layout: str, size: int) -> None:
     foreign = {
         "stackFrames": [{"name": f"f{i}", "id": i} for i in range(300)],
         "distributedInfo": {"rank": 5},
@@ -147,7 +147,7 @@ def test_a_second_list_behind_the_events_is_not_events(layout: str, size: int) -
     assert reader.finished
 
 
-def test_no_events_between_the_brackets_still_gives_the_keys_behind_them() -> None:
+def test_an_empty_list_of_events_still_gives_the_keys_after_it() -> None:
     text = b'{"traceEvents": [ ], "other": [{"name": "x"}, {"name": "y"}], "rank": 1}'
     for size in (1, 5, 1000):
         events, reader, _ = read_in_pieces(text, size)
@@ -196,7 +196,7 @@ def test_text_without_a_list_of_events_is_refused_with_the_place(text: bytes, me
         EventText([text], "trace.json")
 
 
-def test_slips_in_the_keys_around_the_events_are_mended() -> None:
+def test_slips_in_the_keys_around_the_events_are_repaired() -> None:
     text = b'{"metadata": {"loss": NaN}, "distributedInfo": {"rank": 2}, "traceEvents": ['
     text += json.dumps(ops(1)[0]).encode() + b'], "path": "C:\\work", "size": 7}'
     _, reader, _ = read_in_pieces(text, 1000)
@@ -207,7 +207,7 @@ def test_slips_in_the_keys_around_the_events_are_mended() -> None:
     assert reader.outside.lost == []
 
 
-def test_keys_around_the_events_that_cannot_be_read_are_reported_and_cost_no_events() -> None:
+def test_unreadable_keys_around_the_events_are_reported_and_lose_no_event() -> None:
     text = b'{"a": "un"quoted", "traceEvents": [%s], "b": }' % json.dumps(ops(1)[0]).encode()
     events, reader, _ = read_in_pieces(text, 1000)
     assert len(events) == 1

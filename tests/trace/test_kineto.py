@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made import call, flow, kernel, memory, op, ops, span, thread_name
+from kineto_events import call, flow, kernel, memory, op, ops, span, thread_name
 
 from stepscope import read_trace
 from stepscope.records.trace import DeviceKind, HostKind, Trace
@@ -88,14 +88,14 @@ def test_device_categories_old_and_new(read: Any, category: str, kind: DeviceKin
         ([op("hipster", 1, 1), kernel("k", 1, 1)], {}, "cuda"),
     ],
 )
-def test_the_platform_is_told_from_what_was_recorded(
+def test_the_platform_follows_from_the_recorded_events(
     read: Any, events: list[Any], head: dict[str, Any], kind: str
 ) -> None:
     assert read(events, head=head).kind == kind
 
 
 @pytest.mark.parametrize("layout", ["events_first", "events_last"])
-def test_rank_and_world_are_found_before_and_behind_the_events(read: Any, layout: str) -> None:
+def test_rank_and_world_are_read_before_and_after_the_events(read: Any, layout: str) -> None:
     group = {"pg_name": "0", "ranks": [0, 1]}
     info = {"rank": "5", "world_size": 8, "backend": "nccl", "pg_config": [group, "odd"]}
     trace = read(ops(2), layout, head={"distributedInfo": info}, tail={})
@@ -112,7 +112,7 @@ def test_a_missing_or_odd_rank_is_unknown_not_zero(read: Any, info: Any) -> None
 
 
 @pytest.mark.parametrize("rank", [-1, True, 1.5, "two", "²", "9" * 5000, 10**40, {"a": 1}])
-def test_a_rank_that_is_no_count_is_unknown(read: Any, rank: Any) -> None:
+def test_a_rank_that_is_not_a_count_is_unknown(read: Any, rank: Any) -> None:
     assert read(ops(1), head={"distributedInfo": {"rank": rank}}).rank is None
 
 
@@ -135,7 +135,7 @@ def test_old_files_with_whole_epoch_microseconds_need_no_base(read: Any) -> None
     assert trace.host.start_ns.tolist() == [1_650_000_000_123_456_000, 1_650_000_000_123_460_000]
 
 
-def test_a_base_that_leaves_the_range_of_times_is_ignored_and_said(read: Any) -> None:
+def test_a_base_outside_the_range_of_times_is_ignored_and_reported(read: Any) -> None:
     trace = read([op("a", 1_650_000_000_123_456, 7)], head={"baseTimeNanoseconds": 2**61 + 2**60})
     assert trace.host.start_ns.tolist() == [1_650_000_000_123_456_000]
     assert [note.id for note in trace.quality] == ["base-ignored"]
@@ -153,7 +153,7 @@ def test_rocm_numbers_in_quotes_are_numbers(read: Any) -> None:
     assert trace.device.size_bytes.tolist() == [12]
 
 
-def test_device_and_stream_come_from_the_lane_where_arguments_lack_them(read: Any) -> None:
+def test_device_and_stream_come_from_the_lane_if_arguments_lack_them(read: Any) -> None:
     events = [*ops(1), span("kernel", "k", 1, 1, pid=3, tid=9), span("Kernel", "k", 3, 1, pid="x")]
     trace = read(events)
     assert trace.device.device.tolist() == [3, -1]
@@ -188,7 +188,7 @@ def test_one_graph_launch_starts_many_kernels(read: Any) -> None:
     assert (note.id, note.count) == ("unlinked", 1)
 
 
-def test_collectives_carry_what_the_profiler_knew(read: Any) -> None:
+def test_collectives_keep_the_profilers_arguments(read: Any) -> None:
     args = {
         "Collective name": "allreduce",
         "In msg nelems": 1024,
@@ -227,7 +227,7 @@ def test_operators_keep_shapes_types_and_sequence(read: Any) -> None:
 
 
 @pytest.mark.parametrize("piece_bytes", [500, 512 << 10])
-def test_inputs_are_those_of_each_call_however_alike_calls_are(
+def test_every_call_keeps_its_own_inputs_however_similar_calls_are(
     read: Any, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
 ) -> None:
     monkeypatch.setattr(files, "PIECE_BYTES", piece_bytes)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import zstandard
-from made import op, ops
+from kineto_events import op, ops
 
 from layouts import text_of
 from stepscope import UnreadableInputError, UsageError, read_trace
@@ -66,7 +66,7 @@ LONG = {
 
 
 @pytest.mark.parametrize("long", LONG.values(), ids=LONG)
-def test_an_event_that_is_too_long_is_passed_over_and_its_neighbours_are_kept(
+def test_an_event_that_is_too_long_is_skipped_and_its_neighbours_are_kept(
     put: Any, long: bytes
 ) -> None:
     path = put(OPEN, EVENT, b", ", long, b", ", EVENT, b", ", EVENT, b'], "traceName": "x"}')
@@ -116,7 +116,7 @@ def test_an_argument_that_is_too_long_is_left_out_of_an_event_that_is_kept(put: 
     assert "[[0" in note.detail
 
 
-def test_names_longer_than_any_are_cut_and_stay_apart(put: Any) -> None:
+def test_names_that_are_too_long_are_cut_and_stay_distinct(put: Any) -> None:
     begin = "n" * NAME_CHARACTERS
     rows = [op(begin + end, 100 + i, 1) for i, end in enumerate(("a", "b", "b"))]
     trace = read_kineto(put(text_of([*ops(3), *rows, op(begin, 200, 1)])))
@@ -175,7 +175,7 @@ def test_keys_of_more_values_than_fit_keep_the_best_known(put: Any) -> None:
         assert "best known" in notes(trace)["metadata-lost"].detail
 
 
-def test_a_second_list_of_events_is_said(put: Any) -> None:
+def test_a_second_list_of_events_is_reported(put: Any) -> None:
     trace = read_kineto(put(OPEN, EVENT, b'], "traceEvents": [', EVENT, b"]}"))
     assert trace.events == 1
     assert "twice" in notes(trace)["metadata-lost"].detail
@@ -214,7 +214,7 @@ def test_a_trace_that_is_not_compressed_never_expands(put: Any) -> None:
     assert read_kineto(path, limits=SMALL).events == 20_000
 
 
-def test_memory_does_not_follow_the_text_that_is_not_kept(put: Any) -> None:
+def test_memory_does_not_grow_with_text_that_is_left_out(put: Any) -> None:
     limits = Limits(event_bytes=1 << 20, expansion=10**6)
     long = b'{"ph": "X", "note": "' + b"x" * 40_000_000 + b'"}'
     path = put(gzip.compress(OPEN + EVENT + b"," + long + b"," + EVENT + b"]}"))
@@ -237,7 +237,7 @@ def test_overrides_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "x", "1.5", "9" * 5000, "٣"])
-def test_an_override_that_is_no_number_is_wrong_use(
+def test_an_override_that_is_not_a_number_is_wrong_use(
     put: Any, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEPSCOPE_MAX_EXPANSION", value)
@@ -299,7 +299,7 @@ def test_a_sparse_file_of_100_gb_is_answered_at_once(put: Any, tmp_path: Path) -
     assert (closed.events, opened.events) == (1, 1)
 
 
-def test_a_large_file_that_is_no_trace_is_refused_before_its_digest(
+def test_a_large_file_that_is_not_a_trace_is_refused_before_its_digest(
     put: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read, "_LOOK_FROM_BYTES", 70_000)

@@ -61,7 +61,7 @@ def test_walking_row_by_row_gives_the_same_parents(spans: list[tuple[int, int, i
     assert links._walk_parents(host["thread"], end).tolist() == parents_of(host).tolist()
 
 
-def test_of_equal_extents_the_outer_kind_is_the_parent() -> None:
+def test_the_outer_kind_is_the_parent_of_an_event_of_equal_extent() -> None:
     kinds = [HostKind.RUNTIME, HostKind.OPERATOR, HostKind.PYTHON, HostKind.ANNOTATION]
     host = in_host_order([(0, 5, 5, kind) for kind in kinds])
     assert host["kind"].tolist() == [
@@ -73,7 +73,7 @@ def test_of_equal_extents_the_outer_kind_is_the_parent() -> None:
     assert parents_of(host).tolist() == [-1, 0, 1, 2]
 
 
-def test_nesting_deeper_than_any_program_takes_no_longer() -> None:
+def test_very_deep_nesting_takes_no_longer() -> None:
     depth = 30_000
     nest = [(0, i, 4 * depth - 2 * i, 0) for i in range(depth)]
     stairs = [(0, 2 * depth + i, 4 * depth, 0) for i in range(depth)]
@@ -199,13 +199,13 @@ def test_backward_finds_its_forward_by_sequence_number() -> None:
     assert links.find_forwards(host, flows()).tolist() == [-1, -1, -1, 1, -1]
 
 
-def test_an_arrow_outranks_the_sequence_number() -> None:
+def test_a_flow_event_outranks_the_sequence_number() -> None:
     host = operators((0, 0, 7, 0), (0, 5, 8, 0), (1, 9, 7, 1))
     drawn = flows((True, 3, 0, 5), (False, 3, 1, 9))
     assert links.find_forwards(host, drawn).tolist() == [-1, -1, 1]
 
 
-def test_arrows_without_a_start_an_end_or_an_id_link_nothing() -> None:
+def test_flow_events_without_a_start_an_end_or_an_id_link_nothing() -> None:
     host = operators((0, 0, -1, 0), (1, 9, -1, 0))
     for drawn in (
         flows((False, 3, 1, 9)),
@@ -218,7 +218,7 @@ def test_arrows_without_a_start_an_end_or_an_id_link_nothing() -> None:
 
 
 @pytest.mark.parametrize("count", [50_000])
-def test_every_event_on_a_lane_of_its_own_is_located_in_no_time(count: int) -> None:
+def test_events_on_thousands_of_lanes_are_located_quickly(count: int) -> None:
     lane, time = np.arange(count, dtype=np.int32), np.arange(count, dtype=np.int64)
     found = links.locate(lane, time, np.arange(count), lane[::-1], time[::-1])
     assert (found == np.arange(count)[::-1]).all()

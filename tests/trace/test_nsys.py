@@ -129,7 +129,7 @@ def test_old_schema_gives_the_same_events_at_relative_time(file: Path) -> None:
     assert trace.device_name == "NVIDIA H200"
 
 
-def test_facts_of_the_export_are_kept(file: Path) -> None:
+def test_facts_of_the_export_are_read(file: Path) -> None:
     trace = read_nsys(small().write(file))
     assert trace.device_name == "NVIDIA H200"
     assert (trace.devices[0].memory_bytes, trace.devices[0].multiprocessors) == (150109880320, 132)
@@ -244,7 +244,7 @@ def test_export_with_ranges_alone_is_read(file: Path) -> None:
     assert set(host_rows(trace)) == {name for name in HOST if not name.startswith("cuda")}
 
 
-def test_odd_columns_are_read_past_and_other_spellings_found(file: Path) -> None:
+def test_unknown_columns_are_ignored_and_other_spellings_read(file: Path) -> None:
     kernel = "colour START End DEVICEID streamId correlationId shortName"
     trace = read_nsys(small().write(file, NEW | {KERNEL: kernel}))
     # Without globalPid the work is of an unknown process, but its launches are found.
@@ -266,7 +266,7 @@ def test_driver_calls_are_runtime_calls(file: Path) -> None:
     assert host_rows(trace, 0)["cuLaunchKernel"] == (HostKind.RUNTIME, 101, 1210, 80)
 
 
-def test_profiler_overhead_is_told_apart(file: Path) -> None:
+def test_profiler_overhead_has_its_own_kind(file: Path) -> None:
     export = small()
     name = export.string("CUPTI Buffer flush")
     export.add("PROFILER_OVERHEAD", start=6000, end=7000, globalTid=MAIN, nameId=name)
@@ -432,7 +432,7 @@ def test_range_texts_tell_operators_from_annotations(
     shapes=st.lists(st.lists(st.integers(0, 2**40))) | st.none(),
     inputs=st.lists(st.tuples(st.integers(0, 9), st.integers(-1, 9)), min_size=1) | st.none(),
 )
-def test_texts_of_emit_nvtx_come_apart_as_they_were_joined(
+def test_texts_of_emit_nvtx_are_split_as_they_were_joined(
     name: str, sequence: int | None, op_id: int | None, shapes: Any, inputs: Any
 ) -> None:
     text = name
@@ -535,7 +535,7 @@ def test_what_only_looks_like_a_database_is_refused(file: Path, content: bytes) 
 
 
 @pytest.mark.parametrize("name", ["run.nsys-rep", "run.qdrep", "report"])
-def test_a_report_is_told_to_be_exported(tmp_path: Path, name: str) -> None:
+def test_a_report_is_refused_with_the_export_command(tmp_path: Path, name: str) -> None:
     report = tmp_path / name
     report.write_bytes(b"NVIDIA Tegra Profiler Report 36398880.\n\x0bLocal (CLI)")
     with pytest.raises(UnreadableInputError, match=f"nsys export --type sqlite .*{name}"):
@@ -559,7 +559,7 @@ def changed(path: Path, *statements: str) -> Path:
 
 
 @pytest.mark.parametrize("called_a_table", [False, True])
-def test_a_view_that_never_ends_is_left_out_and_said(file: Path, called_a_table: bool) -> None:
+def test_a_view_that_never_ends_is_left_out_and_reported(file: Path, called_a_table: bool) -> None:
     view = f"CREATE VIEW {KERNEL} AS {ENDLESS} SELECT i AS start, i + 1 AS end FROM n"
     called = "UPDATE sqlite_master SET type = 'table' WHERE type = 'view'"
     lie = ("PRAGMA writable_schema=ON", called) if called_a_table else ()
@@ -673,14 +673,14 @@ def test_a_query_that_goes_on_and_on_is_given_up(file: Path) -> None:
 def test_more_text_than_the_file_has_room_for_is_not_read(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "_LEAST_TEXT_BYTES", 0)
+    monkeypatch.setattr(database, "_MIN_TEXT_BYTES", 0)
     with closing(database.Database(small().write(file))) as opened:
         opened._text_bytes_left = 30
         assert len(opened.records("StringIds", "id", "value")) < 3
         assert opened.damaged == {"StringIds": "more text than the file has room for"}
 
 
-def test_long_texts_are_cut_and_said(file: Path) -> None:
+def test_long_texts_are_cut_and_reported(file: Path) -> None:
     export = small()
     export.range("x" * 100_000, (1000, 1010), MAIN)
     trace = read_nsys(export.write(file))
@@ -754,7 +754,7 @@ def test_an_impossible_world_is_not_captured(file: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["-wal", "-journal"])
-def test_a_log_that_lies_beside_the_file_is_said(file: Path, suffix: str) -> None:
+def test_a_log_next_to_the_file_is_reported(file: Path, suffix: str) -> None:
     small().write(file)
     file.with_name(file.name + suffix).write_bytes(b"log")
     assert notes(read_nsys(file)) == {"unfinished-export": None}
@@ -783,7 +783,7 @@ def test_two_columns_of_one_name_are_one(file: Path) -> None:
     assert set(host_rows(trace)) == set(HOST)
 
 
-def test_a_column_named_like_the_row_number_is_no_row_number(file: Path) -> None:
+def test_a_column_named_like_the_row_number_is_not_the_row_number(file: Path) -> None:
     columns = NEW[KERNEL].replace("contextId", "_rowid_").replace("greenContextId", "rowid")
     assert device_rows(read_nsys(small().write(file, NEW | {KERNEL: columns}))) == DEVICE
 

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from made import call, kernel, memory, op
+from kineto_events import call, kernel, memory, op
 
 from stepscope import explain, read_trace
 from stepscope.records.trace import ABSENT
@@ -68,7 +68,7 @@ def test_an_example_and_its_place_are_shown(write_trace: Write) -> None:
     )
 
 
-def test_texts_that_are_not_what_their_name_says_are_not_captured(write_trace: Write) -> None:
+def test_texts_that_do_not_fit_their_column_are_not_captured(write_trace: Write) -> None:
     trace = read(
         write_trace,
         op("aten::mm", 0, 5, **{"Input type": [1], "Concrete Inputs": {"a": 2}}),
@@ -82,7 +82,7 @@ def test_texts_that_are_not_what_their_name_says_are_not_captured(write_trace: W
     assert odd(trace) == {"Input type": 1, "Concrete Inputs": 1, "grid": 2}
 
 
-def test_deep_nesting_is_no_list_of_words_and_no_grid() -> None:
+def test_deep_nesting_is_neither_a_list_of_texts_nor_a_grid() -> None:
     deep = b"[" * 5000 + b"]" * 5000
     assert not are_texts(deep)
     assert not is_grid(deep)
@@ -104,7 +104,7 @@ def test_numbers_beyond_their_meaning_are_not_captured(
     assert sum(filter(None, odd(trace).values())) == 1
 
 
-def test_no_stream_and_no_number_are_ways_to_say_nothing(write_trace: Write) -> None:
+def test_a_missing_stream_or_number_is_not_reported_as_odd(write_trace: Write) -> None:
     trace = read(write_trace, op("a", 0, 9), kernel("k", 2, 3, stream=4294967295, bytes=None))
     assert odd(trace) == {}
 
@@ -144,7 +144,7 @@ def test_ranks_that_no_group_has(ranks: Any) -> None:
     assert rank_list(ranks) is None
 
 
-def test_what_a_file_says_about_itself_is_checked_too(write_trace: Write) -> None:
+def test_facts_about_the_file_are_checked_too(write_trace: Write) -> None:
     group = {"pg_name": 0, "pg_desc": "default_pg", "pg_size": HUGE, "ranks": [0, "1"]}
     trace = read(
         write_trace,
@@ -160,7 +160,7 @@ def test_what_a_file_says_about_itself_is_checked_too(write_trace: Write) -> Non
     }  # fmt: skip
 
 
-def test_what_was_left_out_is_said_in_the_explanation(write_trace: Write) -> None:
+def test_odd_values_are_reported_in_the_explanation(write_trace: Write) -> None:
     path = write_trace([op("aten::mm", 0, 5, **{"Input Dims": [[HUGE]]}), op("a", 9, 1)])
     (rank,) = explain(path, cache=False).ranks
     assert "odd-values" in {note.id for note in rank.quality}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
-from made import call, kernel, memory, op, ops, span
+from kineto_events import call, kernel, memory, op, ops, span
 
 from layouts import packed, text_of
 from stepscope import UnreadableInputError, read_trace
@@ -97,7 +97,7 @@ def test_traces_of_other_tools_are_named_as_such(put: Any) -> None:
     assert "no list of events" in refused(put(lines))
 
 
-def test_a_window_in_which_nothing_was_recorded_is_told_from_another_tool(golden: Path) -> None:
+def test_an_empty_window_is_not_called_a_trace_of_another_tool(golden: Path) -> None:
     assert "without a recorded operator" in refused(golden / "cpu_empty_window.json.gz")
 
 
@@ -123,7 +123,7 @@ def test_a_file_without_permission_is_named(put: Any) -> None:
     assert "no permission" in refused(path)
 
 
-def test_a_refused_permission_is_told_whoever_asks(put: Any, monkeypatch: Any) -> None:
+def test_a_refused_permission_is_reported(put: Any, monkeypatch: Any) -> None:
     path = put(text_of(ops(1)))
 
     def refuse(*_: Any, **__: Any) -> None:
@@ -233,7 +233,7 @@ def test_a_gzip_that_is_damaged_in_the_middle_gives_the_part_before(put: Any) ->
     assert "damaged" in next(n.detail for n in trace.quality if n.id == "truncated")
 
 
-def test_a_wrong_checksum_costs_nothing_but_a_note(put: Any) -> None:
+def test_a_wrong_checksum_only_adds_a_note(put: Any) -> None:
     whole = bytearray(gzip.compress(text_of(ops(300))))
     whole[-6] ^= 0xFF
     trace = read_trace(put(bytes(whole)))
@@ -253,13 +253,13 @@ def test_a_zstd_that_is_damaged_in_the_middle_gives_the_part_before(put: Any) ->
 
 
 @pytest.mark.parametrize("junk", [b"\0" * 300_000, b"trailing words", b"\x1f"])
-def test_bytes_behind_the_last_gzip_member_are_ignored_as_gzip_does(put: Any, junk: bytes) -> None:
+def test_bytes_after_the_last_gzip_member_are_ignored_as_gzip_does(put: Any, junk: bytes) -> None:
     trace = read_trace(put(gzip.compress(text_of(ops(5))) + junk))
     assert trace.events == 5
     assert trace.quality == ()
 
 
-def test_text_behind_the_trace_is_reported(put: Any) -> None:
+def test_text_after_the_trace_is_reported(put: Any) -> None:
     text = text_of(ops(5), "minified")
     for junk in (b"x", text, b"}"):
         trace = read_trace(put(text + junk))
@@ -292,7 +292,7 @@ def test_durations_that_cannot_be_are_left_out_and_counted(
     assert (note.count, reason in note.detail) == (2, True)
 
 
-def test_epoch_times_with_decimals_beside_long_durations_are_exact(write_trace: Any) -> None:
+def test_epoch_times_with_decimals_next_to_long_durations_are_exact(write_trace: Any) -> None:
     base = "17000000001234"
     rows = [
         json.dumps(event).replace('"@', base).replace('@"', "")

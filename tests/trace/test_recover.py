@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from made import kernel, op, ops
+from kineto_events import kernel, op, ops
 
 from layouts import text_of
 from stepscope import read_trace
@@ -83,7 +83,7 @@ def test_bare_nan_and_inf_in_arguments_lose_no_event(read: Any, bare: str) -> No
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "9" * 5000, "null", '"soon"'])
-def test_a_start_that_is_no_number_leaves_that_event_out(read: Any, number: str) -> None:
+def test_an_event_whose_start_is_not_a_number_is_left_out(read: Any, number: str) -> None:
     trace = read([*ops(5), raw("a").replace("55", number), *ops(5)])
     assert trace.events == 11
     assert len(trace.host) == 10
@@ -161,7 +161,7 @@ def test_odd_types_are_reported_once_for_each_event(read: Any) -> None:
     assert trace.host.dur_ns[names(trace).index("b")] == 2000
 
 
-def test_odd_types_beside_times_that_need_their_text_keep_the_nanosecond(read: Any) -> None:
+def test_odd_types_next_to_times_that_need_their_text_keep_the_nanosecond(read: Any) -> None:
     events = [
         op("exact", 1, 1) | {"ts": "@"},
         op("quoted", 1, 1) | {"ts": "1700000000123456.791"},
@@ -193,7 +193,7 @@ def test_numbers_that_nothing_can_hold_are_absent_arguments(read: Any) -> None:
     assert notes(trace)["odd-types"].count == 2
 
 
-def test_elements_that_are_no_objects_are_counted_apart(read: Any) -> None:
+def test_elements_that_are_not_objects_are_counted_separately(read: Any) -> None:
     trace = read([*ops(3), "5", '"text"', "[1, 2]", "null", *ops(3)])
     assert trace.events == 6
     assert notes(trace)["not-events"].count == 4
@@ -207,7 +207,7 @@ def test_lists_of_objects_in_arguments_survive_damage_next_to_them(read: Any) ->
     assert notes(trace)["mended"].count == 1
 
 
-def test_damage_before_a_foreign_list_does_not_turn_that_list_into_events(read: Any) -> None:
+def test_damage_before_another_list_does_not_turn_that_list_into_events(read: Any) -> None:
     frames = [{"name": f"f{i}", "id": i} for i in range(40)]
     for bad in (raw('a "b"'), raw("a\\c"), "{oops}"):
         trace = read([*ops(3), bad, *ops(1)], tail={"stackFrames": frames, "record_shapes": 1})

@@ -96,7 +96,7 @@ def test_a_pipe_that_takes_the_place_of_a_file_after_the_look_is_refused(
     assert "not a regular file" in refused(path)
 
 
-def test_names_that_are_no_text_can_be_told(tmp_path: Path) -> None:
+def test_file_names_that_are_not_utf_8_can_be_reported(tmp_path: Path) -> None:
     message = refused(tmp_path / os.fsdecode(b"\xff\xfe.json"))
     assert "does not exist" in message
     message.encode("utf-8", "surrogateescape")
@@ -173,14 +173,14 @@ def test_pieces_of_any_size_give_the_same_lines(
     assert [text for _, text, _ in found] == [b"ab", b"c", b"longer line", b"last"]
 
 
-def test_more_lines_than_the_limit_are_said(path: Path) -> None:
+def test_more_lines_than_the_limit_are_reported(path: Path) -> None:
     path.write_bytes(b"x\n" * 10)
     assert not lines_of(path, max_lines=10)[1].is_cut
     found, file = lines_of(path, max_lines=9)
     assert (len(found), file.is_cut) == (9, True)
 
 
-def test_bytes_beyond_the_limit_are_not_read_and_their_line_is_no_line(path: Path) -> None:
+def test_bytes_beyond_the_limit_are_not_read_and_give_no_line(path: Path) -> None:
     path.write_bytes(b"one\ntwo\nthree\n")
     found, file = lines_of(path, max_bytes=10)
     assert ([text for _, text, _ in found], file.is_cut) == ([b"one", b"two"], True)
@@ -197,7 +197,7 @@ def test_an_endless_line_takes_no_memory(path: Path) -> None:
     assert peak < 16 << 20
 
 
-def test_nothing_is_looked_for_behind_a_line_without_end(path: Path) -> None:
+def test_nothing_is_read_after_a_line_without_end(path: Path) -> None:
     path.write_bytes(b"a\n" + b"x" * 100 + b"\nb\n" + b"x" * 3_000_000 + b"\nc\n")
     found, file = lines_of(path, max_line_bytes=100_000)
     assert ([text for _, text, _ in found], file.is_cut) == ([b"a", b"x" * 100, b"b"], True)

@@ -77,15 +77,15 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (Path("s3:/bucket"), False),
     ],
 )
-def test_a_url_is_told_from_a_path(path: object, url: bool) -> None:
+def test_urls_and_paths_are_distinguished(path: object, url: bool) -> None:
     assert is_url(path) is url
 
 
-def test_a_run_folder_is_found_with_what_lies_beside_each_trace(put: Put) -> None:
+def test_a_run_folder_is_found_with_the_files_next_to_each_trace(put: Put) -> None:
     url = put_run(put)
     found: list[Any] = find_traces(url)
     assert [str(file) for file in found] == [f"{url}/rank-0000{r}/trace.json" for r in (0, 1)]
-    assert [file.beside for file in found] == [("steps.jsonl", "rank.json")] * 2
+    assert [file.side_files for file in found] == [("steps.jsonl", "rank.json")] * 2
     assert [size_bytes(file) for file in found] == [len(text_of(0))] * 2
 
 
@@ -100,10 +100,10 @@ def test_a_flat_folder_a_nested_one_and_a_file_are_found(put: Put) -> None:
     assert list(map(str, find_traces("memory://nested"))) == ["memory://nested/inner/a.json"]
     (file,) = find_traces("memory://flat/b.json")
     assert str(file) == "memory://flat/b.json"
-    assert file.beside == ("clock.json",)  # type: ignore[union-attr]
+    assert file.side_files == ("clock.json",)  # type: ignore[union-attr]
 
 
-def test_a_run_behind_a_url_is_explained_with_its_measured_steps(put: Put, scratch: Path) -> None:
+def test_a_run_at_a_url_is_explained_with_its_measured_steps(put: Put, scratch: Path) -> None:
     url = put_run(put)
     found, _ = JobTraces([url], engine=Here()).explain()  # no other process has this one's memory
     assert [rank.rank for rank in found.ranks] == [0, 1]
@@ -178,7 +178,7 @@ def test_errors_name_the_url_and_never_the_scratch_file(put: Put, scratch: Path)
     assert list(scratch.iterdir()) == []
 
 
-def test_nothing_there_is_unreadable_input(put: Put) -> None:
+def test_a_missing_url_is_unreadable_input(put: Put) -> None:
     put("empty/notes.txt", b"x")
     with pytest.raises(UnreadableInputError, match="memory://none does not exist"):
         explain_job("memory://none")

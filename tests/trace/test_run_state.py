@@ -43,18 +43,18 @@ def test_a_process_is_known_by_more_than_its_number() -> None:
     assert process_state(replace(ME, namespace="pid:[1]")) == "unknown"
 
 
-def test_a_finished_run_says_nothing(tmp_path: Path) -> None:
+def test_a_finished_run_has_no_notes(tmp_path: Path) -> None:
     run = folder(tmp_path, status="finished", exit_code=0)
     rank(run, status="finished")
     (run / "rank-00000" / "trace.json.gz").touch()
     assert said(run) == {}
 
 
-def test_a_run_that_goes_on_is_no_killed_one(tmp_path: Path) -> None:
+def test_a_running_run_is_not_called_killed(tmp_path: Path) -> None:
     assert "still running" in said(folder(tmp_path, ME))["still-running"]
 
 
-def test_a_killed_run_names_what_it_heard_and_what_became_of_its_ranks(tmp_path: Path) -> None:
+def test_a_killed_run_names_its_signals_and_the_state_of_its_ranks(tmp_path: Path) -> None:
     run = folder(tmp_path, signals=[{"signal": "SIGTERM", "unix": 1.0}])
     rank(run, 0, status="finished")
     rank(run, 1)
@@ -65,23 +65,23 @@ def test_a_killed_run_names_what_it_heard_and_what_became_of_its_ranks(tmp_path:
     assert "1 of 3 ranks closed its files, 1 rank still runs, 1 rank ended without closing" in found
 
 
-def test_a_restarted_machine_is_told(tmp_path: Path) -> None:
+def test_a_restarted_machine_is_reported(tmp_path: Path) -> None:
     found = said(folder(tmp_path, replace(ME, boot="before")))
-    assert "ended with the machine, which was restarted since" in found["not-closed"]
+    assert "ended with the machine, which has been restarted since" in found["not-closed"]
 
 
-def test_another_machine_cannot_be_seen(tmp_path: Path) -> None:
+def test_a_process_on_another_machine_has_an_unknown_state(tmp_path: Path) -> None:
     found = said(folder(tmp_path, replace(ME, host="another")))
     assert "cannot be seen from here" in found["not-closed"]
 
 
-def test_a_rank_that_a_signal_ended_is_told_with_the_signal(tmp_path: Path) -> None:
+def test_a_rank_that_a_signal_ended_is_reported_with_the_signal(tmp_path: Path) -> None:
     run = folder(tmp_path, status="finished", exit_code=143)
     rank(run)
     assert "SIGTERM (exit code 143)" in said(run)["not-closed"]
 
 
-def test_what_could_not_be_written_is_told_with_its_reason(tmp_path: Path) -> None:
+def test_a_part_that_could_not_be_written_is_reported_with_its_reason(tmp_path: Path) -> None:
     run = folder(tmp_path, status="finished", exit_code=0)
     problems = ["saving the trace: no space left on device", "writing memory.json: file too large"]
     rank(run, status="finished", problems=problems)
@@ -97,7 +97,7 @@ def test_a_run_folder_without_a_trace_is_not_enough_captured(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("part", ["run.json", "rank-00000/rank.json"])
-def test_files_cut_anywhere_are_no_defect(tmp_path: Path, part: str) -> None:
+def test_files_cut_anywhere_cause_no_crash(tmp_path: Path, part: str) -> None:
     run = folder(tmp_path)
     rank(run)
     whole = (run / part).read_bytes()

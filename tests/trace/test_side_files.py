@@ -54,7 +54,7 @@ def test_a_sound_run_folder_has_nothing_to_say(run: Path) -> None:
 
 @pytest.mark.parametrize("name", SIDE)
 @pytest.mark.parametrize("what", ["pipe", "zeros", "folder", "dangling", "kmsg"])
-def test_what_is_no_file_is_not_captured_and_does_not_wait(
+def test_a_path_that_is_not_a_file_is_not_captured_and_never_waits(
     rank: Path, name: str, what: str
 ) -> None:
     file = rank / name
@@ -100,7 +100,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("name", SIDE)
 @pytest.mark.parametrize("how", DAMAGE)
-def test_damage_of_any_kind_is_said_and_the_rest_is_explained(
+def test_damage_of_any_kind_is_reported_and_the_rest_is_explained(
     run: Path, rank: Path, name: str, how: str
 ) -> None:
     (rank / name).write_bytes(DAMAGE[how])
@@ -108,7 +108,7 @@ def test_damage_of_any_kind_is_said_and_the_rest_is_explained(
 
 
 @pytest.mark.parametrize("name", ["rank.json", "memory.json"])
-def test_a_file_cut_at_any_byte_is_read_or_said(rank: Path, name: str) -> None:
+def test_a_file_cut_at_any_byte_is_read_or_reported(rank: Path, name: str) -> None:
     whole = (rank / name).read_bytes()
     for end in range(0, len(whole), 17):
         (rank / name).write_bytes(whole[:end])
@@ -150,7 +150,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_fine(rank: Path) -> None:
         ("communication", []), ("host_load", "none"), ("rank", -1), ("rank", 1),
     ],
 )  # fmt: skip
-def test_one_odd_value_of_rank_json_costs_itself(rank: Path, field: str, value: Any) -> None:
+def test_one_odd_value_of_rank_json_loses_only_itself(rank: Path, field: str, value: Any) -> None:
     before = read_facts(rank)
     change(rank / "rank.json", **{field: value})
     folder = read_rank_folder(rank / "trace.json.gz")
@@ -162,7 +162,7 @@ def test_one_odd_value_of_rank_json_costs_itself(rank: Path, field: str, value: 
     assert {name for name in before if before[name] != after.get(name)} <= {field}
 
 
-def test_a_rank_that_is_not_its_folders_is_said_and_the_folder_counts(rank: Path) -> None:
+def test_a_rank_that_contradicts_its_folder_is_reported_and_the_folder_wins(rank: Path) -> None:
     change(rank / "rank.json", rank=5)
     folder = read_rank_folder(rank / "trace.json.gz")
     assert folder is not None
@@ -231,7 +231,7 @@ def test_an_odd_device_time_leaves_the_wall_time(tmp_path: Path) -> None:
     assert (found.wall_ns, found.device_ns) == (500, None)
 
 
-def test_a_list_of_steps_without_end_is_read_in_part_and_said(rank: Path) -> None:
+def test_an_endless_list_of_steps_is_read_in_part_and_reported(rank: Path) -> None:
     with (rank / "steps.jsonl").open("ab") as file:
         file.truncate(1 << 30)
     odd = Oddities("steps.jsonl")
@@ -292,7 +292,7 @@ def test_categories_that_do_not_add_up_to_the_peak_are_not_captured(rank: Path) 
     assert "they sum to 70 bytes of 71 allocated" in notes[0].detail
 
 
-def test_a_category_that_nobody_knows_is_left_out(rank: Path) -> None:
+def test_an_unknown_category_is_left_out(rank: Path) -> None:
     captured, notes = memory_of(rank, categories={"parameters": 5, "magic": 7, "other": "x"})
     assert captured.peak.categories == {"parameters": 5}
     assert notes[0].count == 2
@@ -312,7 +312,7 @@ def test_shares_of_memory_stay_within_one(golden: Path, tmp_path: Path) -> None:
 # Several ranks.
 
 
-def test_shares_of_the_job_add_up_where_a_rank_has_steps_and_no_work(run: Path) -> None:
+def test_shares_of_the_job_add_up_if_a_rank_has_steps_and_no_work(run: Path) -> None:
     ranks = stepscope.explain_job(run, cache=False).ranks
     parts = tuple(replace(part, ms=0.0, share=0.0) for part in ranks[1].budget.parts)
     idle = replace(ranks[1], budget=replace(ranks[1].budget, parts=parts))

@@ -148,7 +148,7 @@ def test_what_asks_for_more_than_plain_data_is_refused(name, tmp_path, monkeypat
     assert ran == []
 
 
-def test_a_registered_extension_is_not_even_looked_up(tmp_path):
+def test_a_registered_extension_is_never_looked_up(tmp_path):
     copyreg.add_extension("os", "system", 77)
     try:
         pickle.loads(b"\x80\x02\x82\x4d.")  # now the class is in copyreg's cache
@@ -158,12 +158,12 @@ def test_a_registered_extension_is_not_even_looked_up(tmp_path):
         copyreg.remove_extension("os", "system", 77)
 
 
-def test_the_name_that_is_asked_for_is_said():
+def test_the_refusal_names_what_the_pickle_asks_for():
     with pytest.raises(UnreadableInputError, match=r"it asks for os\.system \(byte 0\)"):
         load_plain(HOSTILE["os.system by name"], "x")
 
 
-def test_the_unpickler_behind_the_scan_refuses_as_well():
+def test_the_unpickler_after_the_scan_refuses_as_well():
     """If the scan ever let something through."""
     for text in (HOSTILE["eval"], HOSTILE["a persistent id"]):
         with pytest.raises(pickle.UnpicklingError):
@@ -226,9 +226,9 @@ def test_every_opcode_is_either_plain_or_refused():
     [
         ("ends early", b"\x80\x04\x8e" + struct.pack("<Q", 1 << 62) + b"abc."),
         ("ends early", b"\x80\x02X" + struct.pack("<I", 0xFFFFFFF0) + b"abc."),
-        ("place 2,147,483,647", b"\x80\x02}r" + struct.pack("<I", 0x7FFFFFFF) + b"."),
-        ("place 4,294,967,295", b"\x80\x02}r" + b"\xff" * 4 + b"."),
-        ("place 99,999,999,999", b"(dp99999999999\n."),
+        ("memo index 2,147,483,647", b"\x80\x02}r" + struct.pack("<I", 0x7FFFFFFF) + b"."),
+        ("memo index 4,294,967,295", b"\x80\x02}r" + b"\xff" * 4 + b"."),
+        ("memo index 99,999,999,999", b"(dp99999999999\n."),
         ("more than 64 bits", b"\x80\x02\x8b" + struct.pack("<I", 1000) + b"\x01" * 1000 + b"."),
         ("thousands of digits", b"\x80\x02L" + b"9" * 5000 + b"L\n."),
         ("damaged", b"\x80\x02h\x07."),
@@ -238,7 +238,7 @@ def test_every_opcode_is_either_plain_or_refused():
         ("damaged", b"\x80\x09N."),
     ],
 )
-def test_lengths_and_places_that_the_file_does_not_bear_out_are_refused(why, data):
+def test_lengths_and_indices_that_do_not_fit_the_file_are_refused(why, data):
     with pytest.raises(UnreadableInputError, match=why):
         load_plain(data, "x")
 
@@ -248,7 +248,7 @@ def test_deep_nesting_does_not_overflow_anything():
     value, _ = load_plain(b"\x80\x02" + b"]" * depth + b"a" * (depth - 1) + b".", "x")
     assert isinstance(value, list)
     del value
-    with pytest.raises(UnreadableInputError, match="no memory snapshot"):
+    with pytest.raises(UnreadableInputError, match="not a memory snapshot"):
         _read_bytes(b"\x80\x02" + b"]" * depth + b"a" * (depth - 1) + b".")
 
 
@@ -301,12 +301,12 @@ def test_more_containers_than_anybody_needs_are_refused(monkeypatch):
         {"segments": [], "device_traces": [[{"action": "alloc", "size": "x"}]]},
     ],
 )
-def test_a_pickle_of_another_shape_is_no_snapshot(content):
-    with pytest.raises(UnreadableInputError, match="no memory snapshot"):
+def test_a_pickle_of_another_shape_is_not_a_snapshot(content):
+    with pytest.raises(UnreadableInputError, match="not a memory snapshot"):
         _read_bytes(pickle.dumps(content, 4))
 
 
-def test_actions_of_later_versions_are_kept_apart():
+def test_actions_of_later_versions_are_listed_as_unknown():
     event = {"action": "defragment", "addr": 0, "size": 1, "frames": None}
     found = _read_bytes(pickle.dumps({"segments": [], "device_traces": [[event]]}, 4))
     assert found.unknown_actions == ("defragment",)
@@ -323,17 +323,17 @@ ODD = {
     "total_size": lambda segments, _: segments[1].update(total_size=-1),
     "address": lambda segments, _: segments[1].update(address=2**70),
     "device": lambda segments, _: segments[1].update(device=10**9),
-    "segments (no dict)": lambda segments, _: segments.append([segments]),
+    "segments (not a dict)": lambda segments, _: segments.append([segments]),
     "segments that overlap": lambda segments, _: segments.append(dict(segments[0])),
     "blocks larger than their segment": lambda segments, _: segments[1].update(total_size=512),
     "size": lambda segments, _: segments[0]["blocks"][0].update(size="large"),
     "state": lambda segments, _: segments[0]["blocks"][0].update(state=["active"]),
     "requested_size": lambda segments, _: segments[0]["blocks"][0].update(requested_size=1e9),
-    "frames (no list)": lambda segments, _: segments[0]["blocks"][0].update(frames=7),
-    "frames (no dict)": lambda _, events: events[1].update(frames=[3]),
+    "frames (not a list)": lambda segments, _: segments[0]["blocks"][0].update(frames=7),
+    "frames (not a dict)": lambda _, events: events[1].update(frames=[3]),
     "filename": lambda _, events: events[1].update(frames=[{"line": 1, "name": "f"}]),
     "line": lambda _, events: events[1].update(frames=[snapshots.frame("a.py", 2**40, "f")]),
-    "name (cut or mended)": lambda _, events: events[1].update(
+    "name (cut or repaired)": lambda _, events: events[1].update(
         frames=[snapshots.frame("a.py", 1, "\ud800" * 5000)]
     ),
     "addr": lambda _, events: events[1].update(addr=-3),
@@ -394,7 +394,7 @@ def test_other_files_are_not_taken_for_pickles(head):
     assert not is_pickle(head)
 
 
-def test_a_snapshot_is_no_trace_and_is_found_in_a_folder(tmp_path):
+def test_a_snapshot_is_not_a_trace_and_is_found_in_a_folder(tmp_path):
     path = snapshots.write(tmp_path / "oom.pickle", snapshots.training().snapshot())
     (tmp_path / "notes.pickle").write_text("hello")
     with pytest.raises(UnreadableInputError, match="is a pickle, not a trace"):

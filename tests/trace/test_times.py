@@ -75,7 +75,7 @@ def test_epoch_microseconds_with_decimals_ask_for_their_text() -> None:
 @pytest.mark.parametrize(
     "value", [None, math.nan, 2**62, -(2**62), 10**30, -(10**400), 10**400], ids=str
 )
-def test_what_is_no_time_is_invalid(value: object) -> None:
+def test_a_value_that_is_not_a_time_is_invalid(value: object) -> None:
     assert microseconds_to_ns([value]).tolist() == [INVALID_NS]
     assert microseconds_to_ns([value, 1, 2.5]).tolist() == [INVALID_NS, 1000, 2500]
 
@@ -100,7 +100,7 @@ def test_what_is_no_time_is_invalid(value: object) -> None:
     ],
     ids=lambda text: repr(text[:12]),
 )
-def test_text_that_is_no_time_is_invalid_and_costs_nothing(text: bytes) -> None:
+def test_text_that_is_not_a_time_is_invalid_and_rejected_quickly(text: bytes) -> None:
     assert text_to_ns([text]).tolist() == [INVALID_NS]
 
 

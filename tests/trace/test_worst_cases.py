@@ -8,7 +8,7 @@ import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
-from made import op
+from kineto_events import op
 
 from stepscope import StepscopeError, read_trace
 

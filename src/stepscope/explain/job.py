@@ -172,7 +172,7 @@ def _about_clock(clock: Clock) -> list[Note]:
         rank, ns = max(far.items(), key=lambda pair: abs(pair[1]))
         detail = f"clocks are {abs(ns) / 1e9:.1f} s apart (rank {rank}); they were aligned"
         notes.append(Note(id="clocks-apart", detail=detail, count=len(far)))
-    if "nothing ties" in clock.detail:
+    if clock.unconnected:
         notes.append(Note(id="rank-not-aligned", detail=clock.detail))
     return notes
 

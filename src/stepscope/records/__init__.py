@@ -1,1 +1,1 @@
-"""Frozen records that every room shares. Standard library and numpy only; no logic of a room."""
+"""Frozen records that every room shares. Standard library and numpy only; no room's logic."""

@@ -1,4 +1,4 @@
-"""What `compare` and `ab` say: how far B's step is from A's, how sure that is, and what moved."""
+"""The results of `compare` and `ab`: how far B's step is from A's, how sure, and what changed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Literal
 
 import msgspec
 
+from stepscope.records.figures import milliseconds, signed_percent, significant
 from stepscope.records.notebook import card, line
 from stepscope.records.promise import TrackedPromise, Workload
 
 Verdict = Literal["faster", "slower", "no difference seen"]
-# measured: without the profiler. profiled: steps of a trace. listed: from somebody's list.
+# measured: without the profiler. profiled: steps of a trace. listed: from a list of step times.
 StepsAre = Literal["measured", "profiled", "listed"]
 
 
@@ -18,27 +19,27 @@ class RunSteps(msgspec.Struct, frozen=True, kw_only=True):
     """One run's part in a comparison."""
 
     path: str
-    steps: int  # that count
-    warm_up: int  # left out at the beginning
+    steps: int  # used
+    warm_up: int  # steps left out at the beginning
     median_ms: float
-    effective_steps: float  # independent steps that would say as much
-    trail_ms: tuple[float, ...] = ()  # in order: medians of equal stretches of the steps that count
+    effective_steps: float  # independent steps with the same information
+    trail_ms: tuple[float, ...] = ()  # in order: medians of equal stretches of the used steps
     rank: int | None = None  # whose steps they are, in a job of several
-    drift: float | None = None  # second half over first, less one, where that is no chance
+    drift: float | None = None  # second half / first half - 1, if significant
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
     """A or B."""
 
-    ms: float  # of several runs the geometric mean of their medians
+    ms: float  # the geometric mean of the runs' medians
     low_ms: float
     high_ms: float
     runs: tuple[RunSteps, ...]
-    quantiles_ms: tuple[float, ...]  # of all steps that count: 0%, 1%, ... 100%
+    quantiles_ms: tuple[float, ...]  # of all used steps: 0%, 1%, ... 100%
 
 
 class SlowSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """The 95th percentile of steps: one step in twenty is longer."""
+    """The 95th percentile: one step in twenty is longer."""
 
     a_ms: float
     b_ms: float
@@ -68,18 +69,18 @@ class PartChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NameChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A kernel or an operator: its time in a step before and after; None where it was not there."""
+    """A kernel or operator: its time per step before and after; None if it did not run."""
 
     name: str
     a_ms: float | None
     b_ms: float | None
     change_ms: float
-    a_calls: float | None  # in a step
+    a_calls: float | None  # per step
     b_calls: float | None
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """A fact about the runs that is not the same on both sides."""
+    """A fact about the runs that differs between the sides."""
 
     name: str
     a: str | None
@@ -87,14 +88,14 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComparedFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was looked at on both sides, and what of it changed from A to B."""
+    """Facts that are known on both sides, and those that changed from A to B."""
 
     looked_at: tuple[str, ...] = ()
     changed: tuple[Difference, ...] = ()
 
 
 class OpenPromise(msgspec.Struct, frozen=True, kw_only=True):
-    """A promise about A that this comparison does not answer."""
+    """A promise about A that this comparison does not check."""
 
     id: str
     words: str
@@ -102,7 +103,7 @@ class OpenPromise(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """B against A. Changes are shares of A: -0.1 is a tenth less."""
+    """B against A. Changes are relative to A: -0.1 is 10% less."""
 
     a_ms: float
     b_ms: float
@@ -112,16 +113,16 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float
     verdict: Verdict
     smallest_detectable: float
-    steps_low: float  # the interval from these runs' steps alone, without what starts differ
+    steps_low: float  # the interval from these runs' steps alone, as if starts never differed
     steps_high: float
-    between_starts: float | None  # assumed standard deviation of a start; None: not assumed
+    between_starts: float | None  # assumed standard deviation between starts; None: not assumed
     steps_are: StepsAre
-    paired: bool  # runs took turns and are compared pair by pair
+    paired: bool  # runs alternated and are compared pair by pair
     a: Side
     b: Side
     slow_steps: SlowSteps | None = None
     phases: tuple[PhaseChange, ...] = ()
-    rest: PhaseChange | None = None  # phases' changes and this one add up to b_ms - a_ms
+    rest: PhaseChange | None = None  # the phases' changes and this one add up to b_ms - a_ms
     budget: tuple[PartChange, ...] = ()
     kernels: tuple[NameChange, ...] = ()
     operators: tuple[NameChange, ...] = ()
@@ -130,21 +131,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     config: tuple[Difference, ...] = ()
     workload: Workload = Workload()  # A's
     evidence: ComparedFacts = ComparedFacts()
-    promise: TrackedPromise | None = None  # the one that this comparison answers
-    open_promises: tuple[OpenPromise, ...] = ()  # about A, not answered
+    promise: TrackedPromise | None = None  # the promise that this comparison checks
+    open_promises: tuple[OpenPromise, ...] = ()  # about A, not checked
     notes: tuple[str, ...] = ()
 
     @property
-    def a_low_ms(self) -> float:
-        return self.a.low_ms
-
-    @property
-    def a_high_ms(self) -> float:
-        return self.a.high_ms
-
-    @property
     def runs(self) -> int:
-        """Of the side that has fewer."""
+        """The runs of the side that has fewer."""
         return min(len(self.a.runs), len(self.b.runs))
 
     def __repr__(self) -> str:
@@ -154,5 +147,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return card([("verdict", f"B against A: {self.verdict}"), ("step", self._steps())])
 
     def _steps(self) -> str:
-        interval = f"{self.low:+.1%} to {self.high:+.1%}"
-        return f"{self.a_ms:.2f} -> {self.b_ms:.2f} ms a step, {self.change:+.1%} ({interval})"
+        steps = f"{significant(self.a_ms)} -> {milliseconds(self.b_ms)} a step"
+        interval = f"{signed_percent(self.low)} to {signed_percent(self.high)}"
+        return f"{steps}, {signed_percent(self.change)} ({interval})"

@@ -1,7 +1,7 @@
-"""What devices can do at most, by their data sheets: dense peaks, memory, links, each with source.
+"""The peaks of devices from their data sheets: dense rates, memory, links, each with its source.
 
-Data sheets promise, `calibrate` measures: where both exist, the measured figure wins. The rows are
-in devices.json beside this file.
+Data sheets promise, `calibrate` measures: if both exist, the measured figure wins. The rows are in
+devices.json next to this file.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from pathlib import Path
 
 import msgspec
 
-_APART = str.maketrans("_/-", "   ")
+_AS_BLANKS = str.maketrans("_/-", "   ")
 _VENDOR_WORDS = frozenset({"nvidia", "amd", "tesla", "instinct", "geforce"})
-# Drivers keep some memory for themselves (ECC alone takes a sixteenth), and print no more than is.
-_LEAST_MEMORY, _MAX_MEMORY = 0.90, 1.03
+# Drivers keep some memory for themselves (ECC alone takes a sixteenth) and print the rest.
+_MIN_MEMORY, _MAX_MEMORY = 0.90, 1.03
 
 
 class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One device as PyTorch counts devices (a die of a card that holds two)."""
+    """One device as PyTorch counts them (one die of a card that holds two)."""
 
     name: str
     vendor: str
     # dtype -> dense FLOP/s. fp32 in full precision: on NVIDIA without tensor cores, AMD's matrix
-    # cores do full fp32. fp64 with tensor or matrix cores where they do fp64.
+    # cores do full fp32. fp64 with tensor or matrix cores if they support it.
     peaks: dict[str, float]
     bandwidth_bytes_s: float
     memory_bytes: int
@@ -32,49 +32,50 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
     link_bytes_s: float  # both directions together
     source: str  # title of the document, section or table
     note: str = ""
-    printed: tuple[str, ...] = ()  # as drivers print it, less words such as NVIDIA and Tesla
+    printed: tuple[str, ...] = ()  # as drivers print it, without words such as NVIDIA and Tesla
 
 
 def find_device(
     name: str, memory_bytes: int | None = None, multiprocessors: int | None = None
 ) -> DeviceSpec | None:
-    """The row of the device that a driver prints as `name`, None where nobody can be sure.
+    """The device that a driver prints as `name`; None if that is not certain.
 
-    Memory and multiprocessors tell apart devices of one name, and turn down slices of a device.
+    Memory and multiprocessors distinguish devices with the same name, and exclude slices of a
+    device.
     """
-    asked = _plain(name)
-    rows = [row for row in DEVICES if asked in {_plain(row.name), *map(_plain, row.printed)}]
-    named = len(rows) == 1 or asked.startswith("mi250x")
-    if not named and memory_bytes is None:
+    wanted = _plain(name)
+    rows = [row for row in DEVICES if wanted in {_plain(row.name), *map(_plain, row.printed)}]
+    is_certain = len(rows) == 1 or wanted.startswith("mi250x")
+    if not is_certain and memory_bytes is None:
         return None
     if memory_bytes is not None:
-        rows = [row for row in rows if _holds(row, memory_bytes)]
+        rows = [row for row in rows if _fits_memory(row, memory_bytes)]
     if multiprocessors is not None:
         rows = [row for row in rows if row.multiprocessors == multiprocessors]
-    if len({tuple(row.peaks.items()) for row in rows}) > 1 and not named:
+    if len({tuple(row.peaks.items()) for row in rows}) > 1 and not is_certain:
         return None
     return rows[0] if rows else None
 
 
-def _holds(row: DeviceSpec, memory_bytes: int) -> bool:
-    return _LEAST_MEMORY <= memory_bytes / row.memory_bytes <= _MAX_MEMORY
+def _fits_memory(row: DeviceSpec, memory_bytes: int) -> bool:
+    return _MIN_MEMORY <= memory_bytes / row.memory_bytes <= _MAX_MEMORY
 
 
 def _plain(name: str) -> str:
     """Lower case words without vendors: "NVIDIA A100-SXM4-80GB" -> "a100 sxm4 80gb"."""
-    words = name.lower().split(":")[0].replace("(tm)", "").translate(_APART).split()
+    words = name.lower().split(":")[0].replace("(tm)", "").translate(_AS_BLANKS).split()
     while words and words[0] in _VENDOR_WORDS:
         words = words[1:]
     return " ".join(words)
 
 
-class _Row(msgspec.Struct, frozen=True, kw_only=True):
-    """As the file has it, in the units of data sheets."""
+class _DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of devices.json, in the units of data sheets."""
 
     name: str
     printed: tuple[str, ...]
     vendor: str
-    tflops: dict[str, float]  # dense: data sheets often print twice as much, "with sparsity"
+    tflops: dict[str, float]  # dense: data sheets often print twice as much ("with sparsity")
     bandwidth_gb_s: float
     memory_gib: int  # what data sheets call GB
     multiprocessors: int
@@ -85,7 +86,7 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-def _spec(row: _Row) -> DeviceSpec:
+def _spec(row: _DeviceRow) -> DeviceSpec:
     return DeviceSpec(
         name=row.name,
         vendor=row.vendor,
@@ -104,7 +105,7 @@ def _spec(row: _Row) -> DeviceSpec:
 
 def _read() -> tuple[DeviceSpec, ...]:
     text = Path(__file__).with_name("devices.json").read_bytes()
-    return tuple(map(_spec, msgspec.json.decode(text, type=tuple[_Row, ...])))
+    return tuple(map(_spec, msgspec.json.decode(text, type=tuple[_DeviceRow, ...])))
 
 
 DEVICES = _read()

@@ -36,7 +36,7 @@ KINDS = (
     "reduce",
     "other",
 )
-# Nobody leaves one of these before everybody has come.
+# No rank leaves one of these before all have arrived.
 SYNCHRONISING = frozenset(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"))
 
 Cause = Literal["compute", "input", "link"]
@@ -44,7 +44,7 @@ StragglerVerdict = Literal["none", "found", "not resolved", "one rank only"]
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """A process group as a rank knows it; `ranks` is empty where the trace does not list them."""
+    """A process group as one rank knows it; `ranks` is empty if the trace does not list them."""
 
     name: str
     description: str = ""
@@ -58,28 +58,28 @@ class CollectiveCalls(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[Group, ...]
     kind: Int8  # index into KINDS
     group: Int32  # index into groups
-    sequence: Int64  # the group's own count, ABSENT where it was not recorded
-    size_bytes: Int64  # total bytes as definitions have it, ABSENT where unknown
+    sequence: Int64  # the group's own count, ABSENT if not recorded
+    size_bytes: Int64  # total bytes (docs/numbers.md), ABSENT if unknown
     peer: Int32  # the other rank of a send or receive, or a broadcast's root; else ABSENT
-    step: Int32  # index into the rank's RankSteps, ABSENT outside every step
-    arrival_ns: Int64  # on a device: its kernel began; on the CPU: the call was made
+    step: Int32  # index into the rank's RankSteps, ABSENT outside all steps
+    arrival_ns: Int64  # on a device: its kernel began; on the CPU: the call began
     start_ns: Int64  # the communication itself
     end_ns: Int64
-    exposed_ns: Int64  # the part of it that no compute hides
+    exposed_ns: Int64  # the part that no compute hides
 
     def __len__(self) -> int:
         return len(self.start_ns)
 
 
 class RankSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's steps, each divided. `own_ns` is what the rank needs when it waits for nobody."""
+    """One rank's steps and their parts. `own_ns` is the step without waiting for other ranks."""
 
-    number: Int64  # the step's number as the profiler counts, equal on all ranks
+    number: Int64  # the profiler's step number, equal on all ranks
     start_ns: Int64
     dur_ns: Int64
     compute_ns: Int64
     exposed_comm_ns: Int64
-    input_ns: Int64  # waiting for data while no work runs
+    input_ns: Int64  # waiting for data while no device work runs
 
     @property
     def own_ns(self) -> Int64:
@@ -90,7 +90,7 @@ class RankSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's typical recorded step, medians. step = own + exposed_comm. Every surface that
+    """One rank's typical recorded step, as medians. step = own + exposed_comm. Every surface that
     compares ranks shows these."""
 
     step_ms: float
@@ -101,7 +101,7 @@ class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Meetings of all ranks that capture held: nobody left one before everybody had come."""
+    """Clock rounds of capture: no rank leaves one before all have arrived."""
 
     label: str
     step: int | None
@@ -113,18 +113,18 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     """How one process takes part in its job, as capture saw it."""
 
     pid: int | None
-    world_size: int  # as the process group, else the launcher says; 1 for a process on its own
-    steps: int  # it has trained
+    world_size: int  # from the process group, else the launcher; 1 for a process on its own
+    steps: int  # trained so far
     groups: int  # process groups of more than one rank
     joined: bool  # DDP, FSDP, DTensor parameters, pipeline stages or RPC
     trained_bytes: int | None
-    shared: bool | None  # all that it trains lies in shared memory; None: not told
-    exchanged_bytes: int | None  # a recorded step; None where a call does not tell its size
-    calls_before: int  # collectives that the flight recorder holds of all the run
+    shared: bool | None  # all trained parameters are in shared memory; None: unknown
+    exchanged_bytes: int | None  # per recorded step; None if the size of a call is unknown
+    calls_before: int  # collectives of the whole run in the flight recorder
 
 
 class RankFolder(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies beside a trace in a run folder; every part may be missing."""
+    """The files next to a trace in a run folder; every part may be missing."""
 
     host: str | None = None
     pid: int | None = None
@@ -132,13 +132,13 @@ class RankFolder(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     rounds: tuple[Rounds, ...] = ()
     layout: dict[str, Any] = {}  # rank.json's "communication": groups, ddp, placements, stages
-    comms: tuple[dict[str, Any], ...] = ()  # comms.jsonl, a dictionary a line
+    comms: tuple[dict[str, Any], ...] = ()  # comms.jsonl, one dictionary per line
     notes: tuple[Note, ...] = ()  # what in these files could not be read
     load: HostLoad | None = None  # rank.json's "host_load"
 
 
 class RankPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank brings to the job's view."""
+    """One rank's part of the job."""
 
     rank: int
     calls: CollectiveCalls
@@ -150,15 +150,16 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):
-    """Each rank's clock against the reference's: offset = rank's - reference's, at `at_ns`."""
+    """Every rank's clock against the reference: offset = rank - reference, at `at_ns`."""
 
     aligned: bool
     reference: int | None = None
     at_ns: int = 0
     offset_ns: dict[int, int] = {}
-    error_ns: dict[int, int] = {}  # half the width of what is possible, over the whole window
+    error_ns: dict[int, int] = {}  # half the width of the possible range, over the whole window
     drift_ppm: dict[int, float] = {}
     sources: tuple[str, ...] = ()  # of "rounds", "collectives"
+    unconnected: tuple[int, ...] = ()  # ranks that nothing connects to the reference
     contradicts: bool = False  # the ranks' times cannot all be true
     detail: str = ""  # a sentence: how, or why not
 
@@ -170,10 +171,10 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobCollective(msgspec.Struct, frozen=True, kw_only=True):
-    """All collectives of one kind, group and size, joined across the ranks that saw them.
+    """All collectives of one kind, group and size, joined across the ranks that recorded them.
 
-    The transfer begins when the last rank has come. Bandwidth is over the part of it in which data
-    could move, without what a call waited behind earlier ones.
+    The transfer begins when the last rank arrives. Bandwidth is over the time in which data could
+    move, without the time a call was queued after earlier ones.
     """
 
     kind: str
@@ -183,24 +184,24 @@ class JobCollective(msgspec.Struct, frozen=True, kw_only=True):
     ranks_seen: int
     size_bytes: int | None
     count: int
-    wait_ns: int | None  # mean over ranks, summed over calls; None where clocks do not resolve it
+    wait_ns: int | None  # mean over ranks, summed over calls; None if clocks cannot resolve it
     wait_error_ns: int | None
     transfer_ns: int | None  # summed over calls
     exposed_ns: int  # mean over ranks, summed over calls
     algbw_gb_s: float | None
     busbw_gb_s: float | None
     expected_ns: float | None = None  # one transfer by this machine's calibration
-    slowest_rank: int | None = None  # most often the last to come
+    slowest_rank: int | None = None  # most often the last to arrive
 
 
 class LastArriver(msgspec.Struct, frozen=True, kw_only=True):
-    """How often everybody waited for this rank."""
+    """How often all other ranks waited for this one."""
 
     rank: int
     times_last: int
     of: int
-    lead_ns: int  # median time between the last but one and this rank, where it was last
-    waits_ns: int  # what this rank itself waited for others, a step
+    lead_ns: int  # when last: median time after the last but one
+    waits_ns: int  # its own waiting for others, per step
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,16 +209,16 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int | None
     cause: Cause
-    slowdown: float  # its own time over the median rank's; for a link transfer over expectation
+    slowdown: float  # its own time / the median rank's; for a link, transfer / expectation
     cost_ms: float  # what a step would gain
-    steps: int  # in how many of the steps looked at
-    of: int
+    steps: int  # in which it was slow
+    of: int  # steps examined
     group: str | None = None
     evidence: tuple[str, ...] = ()
 
 
 class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
-    """Who slows the job, and why; "none" is an answer."""
+    """Which ranks slow the job, and why; "none" is an answer."""
 
     verdict: StragglerVerdict
     ranks: tuple[Straggler, ...] = ()
@@ -246,7 +247,7 @@ class CriticalPath(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lanes(msgspec.Struct, frozen=True, kw_only=True):
-    """Collectives of some ranks on the one clock, for the picture; `match` joins them."""
+    """Collectives of some ranks on one clock, for the picture; `match` joins them."""
 
     ranks: tuple[int, ...]
     match: Int64
@@ -254,7 +255,7 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True):
     kind: Int8
     size_bytes: Int64
     arrival_ns: Int64
-    last_ns: Int64  # when the last rank of its group came, drawn or not
+    last_ns: Int64  # arrival of the group's last rank, drawn or not
     start_ns: Int64
     end_ns: Int64
     step_rank: Int32  # the steps of the same ranks
@@ -264,8 +265,8 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """All ranks together. The matrices are (steps, ranks), as recorded under the profiler; -1 where
-    a rank lacks the step. `times` are the ranks' typical steps, in the order of `ranks`."""
+    """All ranks together. The matrices are (steps, ranks), as recorded under the profiler; -1 if a
+    rank lacks the step. `times` are the ranks' typical steps, in the order of `ranks`."""
 
     ranks: tuple[int, ...]
     times: tuple[RankTimes, ...]
@@ -283,4 +284,4 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     lanes: Lanes | None
     notes: tuple[Note, ...] = ()
     members: tuple[Membership | None, ...] = ()  # in the order of `ranks`
-    step_ms: float = 0.0  # of record; 0 where only recorded steps are known
+    step_ms: float = 0.0  # the step of record; 0 if only profiled steps are known

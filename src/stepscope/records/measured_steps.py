@@ -6,12 +6,12 @@ import msgspec
 
 
 class MeasuredSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians over the plain steps: outside the window, undisturbed."""
+    """Medians over the plain steps: undisturbed steps outside the profiler's window."""
 
     steps: int
     steps_ns: tuple[int, ...]
-    step_ns: int  # the step of record: device time where known, else wall time
+    step_ns: int  # the step of record: device time if known, else wall time
     wall_ns: int
     device_ns: int | None
     phases_ns: dict[str, int]
-    host_ns: dict[str, int] = {}  # of steps whose host ran ahead; empty where none did
+    host_ns: dict[str, int] = {}  # phases of steps in which the host ran ahead; may be empty

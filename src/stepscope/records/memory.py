@@ -1,6 +1,6 @@
 """What filled the memory of one rank: bytes by category, where they came from, and what would fit.
 
-Bytes are counted once a storage. None is not known, never zero; where `categories` know the peak
+Each storage counts once. None means unknown, never zero. If all `categories` at the peak are known,
 they add up to it.
 """
 
@@ -34,7 +34,7 @@ CATEGORIES = (
     "temporaries",
     "other",
 )
-# What a step needs whatever its batch.
+# What a step needs at any batch size.
 STATES = ("parameters", "gradients", "optimizer", "buffers")
 
 Source = Literal["capture", "trace", "snapshot"]
@@ -44,7 +44,7 @@ CapturedCategories = dict[str, Bytes | None]
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """What was held at one moment of a step, such as the end of forward."""
+    """The memory held at one moment of a step, such as the end of forward."""
 
     name: str
     categories: Categories
@@ -53,7 +53,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModuleBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """What one module keeps for backward."""
+    """The bytes that one module keeps for backward."""
 
     module: str
     size_bytes: int
@@ -61,7 +61,7 @@ class ModuleBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SiteBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """What was allocated at one place and held at the peak."""
+    """Bytes allocated at one place in the code and held at the peak."""
 
     operator: str
     size_bytes: int
@@ -73,7 +73,7 @@ class SiteBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhaseSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """A phase of the step that a timeline shows; times count from the timeline's start."""
+    """A phase of the step in a timeline; times count from the timeline's start."""
 
     name: str
     start_ns: int
@@ -81,36 +81,36 @@ class PhaseSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryTimeline(msgspec.Struct, frozen=True, kw_only=True):
-    """Thinned: of every stretch its highest and its lowest point, so the peak is exact."""
+    """Thinned to the highest and lowest point of every stretch, so that the peak is exact."""
 
-    of: str  # the step, or what else it shows
+    of: str  # the step, or whatever it shows
     start_ns: int
     time_ns: tuple[int, ...]  # since start
     allocated_bytes: tuple[int, ...]
     reserved_bytes: tuple[int, ...] | None
-    categories: dict[str, tuple[int, ...]]  # only those that can be told
+    categories: dict[str, tuple[int, ...]]  # only the known ones
     phases: tuple[PhaseSpan, ...] = ()
 
 
 class Fragmentation(msgspec.Struct, frozen=True, kw_only=True):
-    """Reserved from the device and not allocated."""
+    """Memory reserved from the device but not allocated."""
 
     at: Literal["peak", "end"]
     allocated_bytes: int
     reserved_bytes: int
     share: float  # 1 - allocated / reserved
-    largest_free_bytes: int | None = None  # the largest block that could be given
+    largest_free_bytes: int | None = None  # the largest block that could be allocated
     free_blocks: int | None = None
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes alive where one step ends and the next begins."""
+    """Bytes alive between one step and the next."""
 
     source: Literal["steps", "trace", "capture"]
     ends_bytes: tuple[int, ...]
     bytes_per_step: int  # median
-    steady: bool  # in every step, by about the same: a leak
-    skipped: int = 0  # first steps, in which state is still being made
+    steady: bool  # by about the same in every step: a leak
+    skipped: int = 0  # first steps, in which state is still allocated
 
 
 class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +128,8 @@ class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
 class BatchLine(msgspec.Struct, frozen=True, kw_only=True):
     """One moment of the step as a straight line: fixed + scaling x (batch / batch now).
 
-    `maybe_fixed_bytes` of the scaling may be fixed, `maybe_scaling_bytes` of the fixed may scale.
+    Of the scaling bytes, `maybe_fixed_bytes` may be fixed; of the fixed ones,
+    `maybe_scaling_bytes` may scale.
     """
 
     moment: str
@@ -139,7 +140,7 @@ class BatchLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LargestBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the batch can grow until memory is full; the moment that fills first decides."""
+    """How far the batch can grow before memory is full; the moment that fills first decides."""
 
     lines: tuple[BatchLine, ...]
     batch: int | None  # now, from the shapes of the step's inputs
@@ -147,7 +148,7 @@ class LargestBatch(msgspec.Struct, frozen=True, kw_only=True):
     per_sample_bytes: int | None
     limit_bytes: int | None
     limit_from: LimitFrom | None
-    reserve_bytes: int  # of the limit, what is left to the driver and to rounding
+    reserve_bytes: int  # of the limit: left for the driver and for rounding
     factor: float | None  # of the batch now
     factor_low: float | None
     factor_high: float | None
@@ -157,7 +158,7 @@ class LargestBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActivationTheory(msgspec.Struct, frozen=True, kw_only=True):
-    """What a formula says a step keeps for backward, beside what was measured."""
+    """The bytes that a step keeps for backward, by formula and as measured."""
 
     model: str
     formula: str
@@ -167,21 +168,21 @@ class ActivationTheory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ZeroRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters, gradients and optimizer state a rank holds at one ZeRO stage."""
+    """Parameters, gradients and optimizer state of one rank at one ZeRO stage."""
 
     stage: int
     ranks: int
     size_bytes: int
-    volume: float  # communication, in units of plain data parallelism's
+    volume: float  # communication, relative to plain data parallelism
 
 
 class Theory(msgspec.Struct, frozen=True, kw_only=True):
-    """Arithmetic beside the measurement."""
+    """What arithmetic predicts, to compare with the measurement."""
 
     parameters_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
-    shards: int  # that the measured bytes were already divided into
+    shards: int  # into which the measured bytes were already divided
     zero: tuple[ZeroRow, ...]
     activations: ActivationTheory | None = None
     notes: tuple[str, ...] = ()
@@ -194,14 +195,14 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     device: str  # cuda, cpu, ...
     peak_bytes: int
     reserved_bytes: int | None  # at the peak or, from a capture, the most in the step
-    phase: str | None  # that the peak is in
+    phase: str | None  # of the peak
     measured: str  # how, in words
     categories: Categories  # at the peak
     moments: tuple[Moment, ...] = ()
     by_module: tuple[ModuleBytes, ...] = ()
     by_site: tuple[SiteBytes, ...] = ()
     timeline: MemoryTimeline | None = None
-    fragmentation: Fragmentation | None = None  # at the peak, or where that is not known, the end
+    fragmentation: Fragmentation | None = None  # at the peak or, if that is unknown, at the end
     at_end: Fragmentation | None = None  # of a snapshot
     growth: Growth | None = None
     out_of_memory: tuple[OutOfMemory, ...] = ()
@@ -242,11 +243,11 @@ class CapturedModule(msgspec.Struct, frozen=True):
 
 
 class CapturedMemory(msgspec.Struct, frozen=True):
-    """memory.json of a rank's folder. Without a device and a peak it is no account of a step."""
+    """memory.json of a rank's folder. Without a device and a peak it describes no step."""
 
     device: str | None = None
     peak: CapturedPeak | None = None
-    categories: CapturedCategories = {}  # how large each gets in the step, whenever that is
+    categories: CapturedCategories = {}  # the largest size of each in the step
     phases: list[CapturedPhase] = []
     activations_by_module: list[CapturedModule] = []
     inputs_bytes: Bytes | None = None
@@ -255,7 +256,7 @@ class CapturedMemory(msgspec.Struct, frozen=True):
 
 
 class Segments(msgspec.Struct, frozen=True, kw_only=True):
-    """What the allocator took from the device, one row each."""
+    """The allocator's segments of device memory, one row each."""
 
     device: Int32
     address: Int64
@@ -266,27 +267,27 @@ class Segments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Blocks(msgspec.Struct, frozen=True, kw_only=True):
-    """The pieces of segments."""
+    """The blocks that segments are divided into, one row each."""
 
     segment: Int32
     address: Int64
     size_bytes: Int64
     requested_bytes: Int64
     state: Int8  # index into BLOCK_STATES
-    stack: Int32  # index into Snapshot.stacks, -1 where none was recorded
+    stack: Int32  # index into Snapshot.stacks, -1 if none was recorded
 
     def __len__(self) -> int:
         return len(self.address)
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """What one device's allocator did, in order."""
+    """The actions of one device's allocator, in order."""
 
     device: int
     action: Int8  # index into ACTIONS
-    address: Int64  # of "oom": the bytes that the device had free
+    address: Int64  # for "oom": the bytes that the device had free
     size_bytes: Int64
-    time_us: Int64  # -1 where it was not recorded
+    time_us: Int64  # -1 if it was not recorded
     stack: Int32
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
-"""Results as a notebook or a Python prompt shows them: a line or two, or a small card.
+"""Results in a Python prompt or a notebook: one line, or a small card.
 
-A card is plain HTML with its styles inside: every text escaped, nothing fetched, no script.
+A card is plain HTML with inline styles: every text is escaped, nothing is fetched, no script.
 """
 
 from __future__ import annotations
@@ -8,11 +8,13 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from stepscope.records.figures import percent
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _MAX_CHARACTERS = 160
-_LEAST_SHARE = 0.005
+_MIN_SHARE = 0.005
 _COLOURS = {
     "compute": "#2e9e6b",
     "exposed_comm": "#a855c7",
@@ -28,7 +30,7 @@ _COLOURS = {
 
 
 def line(kind: str, *facts: str) -> str:
-    """`<Explanation: verdict; 24.88 ms a step>`: the first fact is cut where it is long."""
+    """`<Explanation: verdict; 24.9 ms a step>`; a long first fact is cut."""
     first, *rest = facts
     if len(first) > _MAX_CHARACTERS:
         first = f"{first[: _MAX_CHARACTERS - 1].rstrip()}…"
@@ -36,26 +38,26 @@ def line(kind: str, *facts: str) -> str:
 
 
 def card(rows: Sequence[tuple[str, str]], parts: Iterable[tuple[str, float]] = ()) -> str:
-    """A table of words and sentences, and a bar of (id, share of the step) under it."""
+    """A table of labels and sentences, and below it a bar of (id, share of the step)."""
     cells = "".join(
-        f'<tr><td style="opacity:.6;text-align:left;vertical-align:top">{escape(word)}</td>'
+        f'<tr><td style="opacity:.6;text-align:left;vertical-align:top">{escape(label)}</td>'
         f'<td style="text-align:left">{escape(text)}</td></tr>'
-        for word, text in rows
+        for label, text in rows
         if text
     )
     return f'<div style="max-width:60em"><table>{cells}</table>{_bar(parts)}</div>'
 
 
 def _bar(parts: Iterable[tuple[str, float]]) -> str:
-    shown = [(name, share) for name, share in parts if share >= _LEAST_SHARE]
-    if not shown:
+    visible = [(name, share) for name, share in parts if share >= _MIN_SHARE]
+    if not visible:
         return ""
     slices = "".join(
         f'<span style="width:{100 * share:.2f}%;background:{_COLOURS.get(name, "#888")}" '
-        f'title="{escape(_words(name))} {share:.0%}"></span>'
-        for name, share in shown
+        f'title="{escape(_words(name))} {percent(share)}"></span>'
+        for name, share in visible
     )
-    legend = " · ".join(f"{escape(_words(name))} {share:.0%}" for name, share in shown)
+    legend = " · ".join(f"{escape(_words(name))} {percent(share)}" for name, share in visible)
     return (
         f'<div style="display:flex;height:12px">{slices}</div>'
         f'<div style="font-size:smaller;opacity:.8">{legend}</div>'

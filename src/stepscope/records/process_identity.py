@@ -1,7 +1,7 @@
-"""Which process wrote a file, so that a later reader can tell whether it still runs.
+"""Which process wrote a file, so that a later reader can see whether it still runs.
 
-A process number alone is used again by other processes: the start time, the boot and the namespace
-of the number tell them apart. Linux tells all of them; what is not known is None.
+Process numbers are reused: the start time, the boot and the namespace of the number distinguish
+processes. Linux reports all of them; unknown values are None.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ProcessIdentity:
     host: str
     started_ticks: int | None = None  # since the machine's start
     boot: str | None = None
-    namespace: str | None = None  # where `pid` is counted: containers count for themselves
+    namespace: str | None = None  # of `pid`: containers have their own
 
 
 def this_process() -> ProcessIdentity:
@@ -38,7 +38,7 @@ def this_process() -> ProcessIdentity:
 
 
 def process_state(process: ProcessIdentity) -> State:
-    """Whether it runs now; of another machine or container that cannot be seen from here."""
+    """Whether it runs now; "unknown" on another machine or in another container."""
     if process.host != os.uname().nodename or process.boot is None:
         return "unknown"
     if process.boot != _boot():
@@ -49,12 +49,12 @@ def process_state(process: ProcessIdentity) -> State:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of this machine has this number and is no zombie."""
+    """Whether a process of this machine has this number and is not a zombie."""
     return _started_ticks(pid) is not None if Path("/proc/self/stat").exists() else True
 
 
 def _started_ticks(pid: int) -> int | None:
-    """None for a process that is not there or has ended (a zombie)."""
+    """None for a process that does not exist or has ended (a zombie)."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

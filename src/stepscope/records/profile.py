@@ -1,4 +1,4 @@
-"""What a machine and its group of ranks can do at most, as `calibrate` measured it.
+"""The ceilings of a machine and its group of ranks, as `calibrate` measured them.
 
 Rates are per second, times in nanoseconds; a ceiling that was not measured is absent, never zero.
 """
@@ -21,7 +21,7 @@ from stepscope.records.limits import (  # noqa: TC001  (decoded at run time)
 
 PROFILE_SCHEMA = 1
 _Ns = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
-_Spread = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # a share of a time that may exceed it
+_Spread = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # a share of a time; may exceed 1
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,9 +52,9 @@ class MeasuredSize(msgspec.Struct, frozen=True, kw_only=True):
 class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
     """How long one kind of collective takes in groups of one size.
 
-    Shares are of the time itself: 0.05 is 5%. `noise` is what passes disagree by at the same size,
-    `held_out` how far a fit without a pass is from that pass, `held_out_sizes` the same where the
-    fit had not seen the size either. All three are medians.
+    Errors are shares of the time: 0.05 is 5%. `noise` is how far passes differ at the same size,
+    `held_out` how far a fit without a pass is from that pass, `held_out_sizes` how far one without
+    that size is. All three are medians.
     """
 
     kind: str
@@ -68,29 +68,29 @@ class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
     held_out_sizes: _Spread
 
     def expected_ns(self, size_bytes: float) -> float:
-        """Below the measured sizes the first segment holds, above them the last one."""
+        """Uses the first segment below the measured sizes and the last one above them."""
         for segment in self.segments:
             if size_bytes <= segment.to_bytes:
                 return segment.at(size_bytes)
         return self.segments[-1].at(size_bytes)
 
     def band_ns(self, size_bytes: float) -> tuple[float, float]:
-        """The expected time less and plus the typical error of an unseen pass."""
+        """The expected time minus and plus the typical error of an unseen pass."""
         expected, error = self.expected_ns(size_bytes), max(self.noise, self.held_out)
         return expected * (1 - min(error, 1.0)), expected * (1 + error)
 
     @property
     def latency_ns(self) -> float:
-        """What a collective of no bytes would take."""
+        """The time of a collective of no bytes."""
         return self.segments[0].alpha_ns
 
 
 class Contention(msgspec.Struct, frozen=True, kw_only=True):
-    """What an all-reduce and compute cost each other where they share processors."""
+    """What an all-reduce and compute cost each other on shared processors."""
 
     group_size: Ranks
-    lost: _Spread  # compute beside it loses this share of what the all-reduce takes alone
-    beside: _Line  # how long the all-reduce lasts beside compute
+    lost: _Spread  # compute during it loses this share of the time the all-reduce takes alone
+    beside: _Line  # how long the all-reduce takes while compute runs
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,26 +105,26 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     world_size: Ranks
     backend: str | None
     threads: Threads
-    matmul_flops: dict[str, Rate]  # dtype -> operations a second
+    matmul_flops: dict[str, Rate]  # dtype -> FLOP/s
     copy_bytes_s: Rate | None = None  # read plus written
     host_to_device_bytes_s: Rate | None = None  # pinned, bytes once
     device_to_host_bytes_s: Rate | None = None
-    launch_ns: _Ns | None = None  # host's cost of an empty kernel
+    launch_ns: _Ns | None = None  # the host's cost of an empty kernel
     launch_gap_ns: _Ns | None = None  # start to start of empty kernels already queued
-    tiny_op_ns: _Ns | None = None  # host's cost of an operator on one element
-    spread: dict[str, _Spread] = {}  # the middle half of the samples / median, by ceiling
+    tiny_op_ns: _Ns | None = None  # the host's cost of an operator on one element
+    spread: dict[str, _Spread] = {}  # interquartile range / median, by ceiling
     not_offered: dict[str, str] = {}  # dtype or "kind, group" -> the reason
     fits: tuple[CollectiveFit, ...] = ()
     contention: Contention | None = None  # of the world; not measured on an accelerator
-    # Of a CPU: cores that other processes kept busy meanwhile, in the quietest of the rounds.
+    # On a CPU: the cores that other processes kept busy, in the quietest round.
     other_cores: Cores | None = None
     cores: Cores | None = None
-    rounds: Threads = 1  # as often everything was measured; the best counts
+    rounds: Threads = 1  # repetitions of all measurements; the best counts
 
     def fit_for(self, kind: str, group_size: int, group: str | None = None) -> CollectiveFit | None:
-        """The fit of exactly this group size, None where it was not measured.
+        """The fit for exactly this group size, None if it was not measured.
 
-        Where several groups have that size the first measured is meant unless `group` names one.
+        If several groups have that size, the first measured one, unless `group` names another.
         """
         for fit in self.fits:
             if (fit.kind, fit.group_size) == (kind, group_size) and group in (None, fit.group):

@@ -1,4 +1,4 @@
-"""What a reader could not take from a file, in words and counts: nothing is lost silently."""
+"""What could not be read from a file, in words and counts: nothing is lost silently."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to know about the input. `id` is stable, `detail` is a sentence for people."""
+    """One thing to know about the input. `id` is stable; `detail` is a sentence for people."""
 
     id: str
     detail: str

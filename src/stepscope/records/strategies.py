@@ -1,7 +1,7 @@
-"""How a job is spread over its ranks: one record a strategy, of one rank and of the job.
+"""How a job is spread over its ranks: one record per strategy, for one rank and for the job.
 
-Times are integer nanoseconds, means a step; shares are of the step. What is not known is None.
-A rank's record (`Rank...`) is made where its trace is; the job's is joined from all of them.
+Times are integer nanoseconds, means per step; shares are of the step. Unknown values are None. A
+rank's record (`Rank...`) comes from its trace; the job's record joins those of all ranks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Flavour = Literal["FSDP1", "FSDP2", "ZeRO"]
 Phase = Literal["forward", "backward"]
 Operation = Literal["gather", "scatter", "all_reduce"]
 Why = Literal[
-    "hidden",  # it is not exposed
-    "last",  # nothing left to hide it
-    "queued",  # it began late, behind an earlier bucket
-    "long",  # it takes longer than the compute that is left
-    "late rank",  # the others had come, one had not
+    "hidden",  # not exposed
+    "last",  # no compute is left to hide it
+    "queued",  # began late, after an earlier bucket
+    "long",  # takes longer than the compute that is left
+    "late rank",  # one rank arrived after the others
     "gaps",  # compute pauses while it runs
 ]
 Schedule = Literal["fill and drain", "one forward one backward", "interleaved"]
@@ -33,20 +33,20 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     size_bytes: int | None
     parameters: tuple[str, ...] = ()
-    ready_ns: int | None  # its last gradient is there
+    ready_ns: int | None  # its last gradient is ready
     start_ns: int | None
     end_ns: int | None
     time_ns: int
     exposed_ns: int
     why: Why
-    wait_ns: int | None = None  # for the last rank to come; joined only
-    late_rank: int | None = None  # most often the last to come; joined only
+    wait_ns: int | None = None  # for the last rank; only in the job's record
+    late_rank: int | None = None  # most often the last to arrive; only in the job's record
 
 
 class RankDataParallel(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="data_parallel"
 ):
-    """Replicas that sum their gradients, as one rank sees them."""
+    """Replicas that sum their gradients, seen from one rank."""
 
     groups: tuple[Group, ...]
     evidence: tuple[str, ...]
@@ -54,7 +54,7 @@ class RankDataParallel(
     backward_ns: int | None
     comm_ns: int
     exposed_ns: int
-    steps: tuple[int, ...]  # their numbers; steps that reduce nothing are left out
+    steps: tuple[int, ...]  # numbers of the steps that reduce gradients
     buckets: tuple[Bucket, ...]
     arrivals_ns: tuple[tuple[int, ...], ...] = ()  # steps x buckets, on the rank's own clock
 
@@ -82,21 +82,21 @@ class ShardedBlock(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     operation: Operation
     phase: Phase
-    count: float  # a step
-    size_bytes: int | None  # of one
+    count: float  # per step
+    size_bytes: int | None  # of one call
     time_ns: int
     exposed_ns: int
-    lead_ns: int | None = None  # gathers: began so long before the compute in front of it ended
+    lead_ns: int | None = None  # of a gather: from its start to the end of the compute before it
     prefetched: bool | None = None
 
 
 class ShardMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """What the formula says against what was measured, on one rank."""
+    """Memory of one rank by formula and as measured."""
 
     parameters: int  # of the whole model, as gathered (padding included)
     shards: int
     bytes_per_parameter: tuple[float, ...]  # stages 0 to 3, mixed-precision Adam
-    formula_bytes: tuple[int, ...]  # the same times parameters
+    formula_bytes: tuple[int, ...]  # bytes_per_parameter times parameters
     measured_parameter_bytes: int | None = None  # at rest, between steps
     measured_gradient_bytes: int | None = None
     measured_optimizer_bytes: int | None = None
@@ -115,25 +115,25 @@ class ShardMemory(msgspec.Struct, frozen=True, kw_only=True):
 class RankFullySharded(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="fully_sharded"
 ):
-    """Sharded parameters, gathered where they are needed, as one rank sees them."""
+    """Sharded parameters, gathered when needed, seen from one rank."""
 
     flavour: Flavour
     stage: int  # of ZeRO: 3 gathers inside the step, 2 scatters gradients, 1 neither
-    groups: tuple[Group, ...]  # that shard
-    replicate_groups: tuple[Group, ...]  # that replicate the shards
+    groups: tuple[Group, ...]  # the sharding groups
+    replicate_groups: tuple[Group, ...]  # the groups that replicate the shards
     evidence: tuple[str, ...]
     step_ns: int
     comm_ns: int
     exposed_ns: int
     blocks: tuple[ShardedBlock, ...]
-    prefetched_share: float | None  # of gathers, the first of a phase left out
+    prefetched_share: float | None  # of gathers, without the first of each phase
     memory: ShardMemory | None = None
 
 
 class FullySharded(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="fully_sharded"
 ):
-    """Sharded parameters, gathered where they are needed; times are means over the ranks."""
+    """Sharded parameters, gathered when needed; times are means over the ranks."""
 
     flavour: Flavour
     stage: int
@@ -156,7 +156,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     """Communication inside one module."""
 
     name: str
-    forward_count: float  # a step
+    forward_count: float  # per step
     backward_count: float
     time_ns: int
     exposed_ns: int
@@ -165,14 +165,14 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 class RankTensorParallel(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="tensor_parallel"
 ):
-    """Layers split over ranks that meet inside forward and backward, as one rank sees them."""
+    """Layers split over ranks, which communicate in forward and backward, seen from one rank."""
 
     groups: tuple[Group, ...]
     evidence: tuple[str, ...]
     step_ns: int
-    forward_count: float  # collectives a step
+    forward_count: float  # collectives per step
     backward_count: float
-    size_bytes: int | None  # a step
+    size_bytes: int | None  # per step
     comm_ns: int
     exposed_ns: int
     split_parameters: int | None  # as the capture counted them; None for a bare trace
@@ -182,7 +182,7 @@ class RankTensorParallel(
 class TensorParallel(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="tensor_parallel"
 ):
-    """Layers split over ranks that meet inside forward and backward; means over the ranks."""
+    """Layers split over ranks, which communicate in forward and backward; means over the ranks."""
 
     ranks: tuple[int, ...]
     size: int | None
@@ -209,17 +209,17 @@ class RankPipeline(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     evidence: tuple[str, ...]
     step_ns: int
     compute_ns: int
-    other_comm_ns: int  # communication of other strategies that nothing hides
+    other_comm_ns: int  # exposed communication of other strategies
     bubble_ns: int
     receive_wait_ns: int  # the part of the bubble inside receives
     microbatches: int | None  # as annotated
-    receives: float  # a step; those without compute in between count once
-    late_forward_share: float  # of forward compute, what runs after backward has begun
+    receives: float  # per step; those without compute in between count once
+    late_forward_share: float  # of forward compute: the part after backward has begun
     annotated: bool  # the schedule names its micro-batches
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage (of an interleaved schedule: what one rank holds); means over its ranks."""
+    """One stage (in an interleaved schedule: the stages of one rank); means over its ranks."""
 
     stage_indices: tuple[int, ...]
     ranks: tuple[int, ...]
@@ -243,18 +243,18 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     microbatches: int | None
     stages: tuple[Stage, ...]
     bubble_share: float  # mean over the stages
-    bound_share: float | None  # (p-1)/(m+p-1): what the schedule costs at the least
+    bound_share: float | None  # (p-1)/(m+p-1): the least that the schedule costs
     imbalance: float  # the longest stage's compute over the mean
-    deciding_stage: int | None  # place in `stages`; None where they are alike
+    deciding_stage: int | None  # index into `stages`; None if they are alike
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of one kind in one group, from one operator."""
+    """The calls of one kind in one group, from one operator."""
 
     operation: str
     group: Group
-    caller: str  # the operator or annotation around it, "" where there is none
-    count: float  # a step
+    caller: str  # the operator or annotation around the call, or ""
+    count: float  # per step
     time_ns: int
     exposed_ns: int
 
@@ -262,7 +262,7 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
 class RankOtherCommunication(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="other_communication"
 ):
-    """What no strategy explains."""
+    """Communication that no strategy explains."""
 
     step_ns: int
     comm_ns: int
@@ -273,7 +273,7 @@ class RankOtherCommunication(
 class OtherCommunication(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="other_communication"
 ):
-    """What no strategy explains; times are means over the ranks."""
+    """Communication that no strategy explains; times are means over the ranks."""
 
     ranks: tuple[int, ...]
     step_ns: int

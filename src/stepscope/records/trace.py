@@ -1,10 +1,10 @@
-"""One rank's trace as columns: the record that `trace` makes and everybody else reads.
+"""One rank's trace as columns: the record that `trace` makes and every other room reads.
 
 Time is int64 nanoseconds since the Unix epoch (or since an arbitrary zero in very old files).
 Strings are codes into `Trace.strings`; -1 means absent in every column that can be absent.
 
 Host events are sorted by (thread, start, longest first), so that an event's descendants are the
-rows right behind it. Device events are sorted by (start, end).
+rows right after it. Device events are sorted by (start, end).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class HostKind(IntEnum):
 
 
 class DeviceKind(IntEnum):
-    """What a device event is. The first three are work; the rest only describe."""
+    """What a device event is. The first three are work; the others only describe it."""
 
     KERNEL = 0
     MEMCPY = 1
@@ -65,7 +65,7 @@ class HostEvents(msgspec.Struct, frozen=True, kw_only=True):
     forward_thread: Int32  # >0 on backward operators
     shapes: Int32  # string code of the JSON text of "Input Dims"
     dtypes: Int32  # string code of the JSON text of "Input type"
-    concrete: Int32  # string code of the JSON text of "Concrete Inputs": what is not a tensor
+    concrete: Int32  # string code of the JSON text of "Concrete Inputs": those that are not tensors
     collective: Int32  # index into Trace.collectives
     parent: Int32  # nearest enclosing host event of the same thread
     forward_of: Int32  # a backward operator's forward operator
@@ -119,7 +119,7 @@ class Thread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectiveArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """What the profiler recorded about one collective call; lists stay as the file's text."""
+    """What the profiler recorded about one collective call; lists stay text, as in the file."""
 
     name: str
     in_elements: int = ABSENT
@@ -146,7 +146,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything read from one file, linked. `events` counts every event object in the file."""
+    """Everything read from one file, linked. `events` counts all event objects in the file."""
 
     path: str
     format: str

@@ -1,4 +1,4 @@
-"""How a rank says, among its problems, that a file of its folder could not be written, and why."""
+"""How a rank reports, among its problems, that a file of its folder could not be written."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _UNWRITTEN = re.compile(r"writing ([\w.]+): (.*)", re.DOTALL)
 
 
 def writing(name: str) -> str:
-    """What was tried; the reason is written behind it."""
+    """What was tried; the reason follows it."""
     return SAVING if name == TRACE else f"writing {name}"
 
 
 def unwritten_parts(problems: Iterable[object]) -> dict[str, str]:
-    """Each file and its reason."""
-    found = {}
+    """File -> the reason why it could not be written."""
+    reasons = {}
     for problem in problems:
         match = _UNWRITTEN.fullmatch(str(problem))
         if match:
-            found[match[1]] = match[2]
+            reasons[match[1]] = match[2]
         elif str(problem).startswith(f"{SAVING}: "):
-            found[TRACE] = str(problem)[len(SAVING) + 2 :]
-    return found
+            reasons[TRACE] = str(problem)[len(SAVING) + 2 :]
+    return reasons

@@ -40,9 +40,7 @@ VERSION = 5
 LIMIT_BYTES = 4 << 30
 _ABANDONED_S = 24 * 3600
 _ENTRY = re.compile(r"stepscope-[0-9a-f]{40}\.columns")
-_FORMER_ENTRY = re.compile(
-    r"[0-9a-f]{40}\.columns"
-)  # up to version 4; ours if it begins with MAGIC
+_FORMER_ENTRY = re.compile(r"[0-9a-f]{40}\.columns")  # up to version 4; ours if it has MAGIC
 _TEMPORARY = re.compile(r"stepscope-[0-9a-f]{16}\.writing")
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _NOT_READ = (OSError, ValueError, RecursionError, MemoryError, msgspec.MsgspecError)

@@ -1,12 +1,12 @@
 """One clock for all ranks, with an error bar.
 
-Nobody leaves a synchronising collective (or a round that capture held) before everybody has come.
-So on the one true clock all ranks' intervals of the same collective share a moment, which bounds
-every rank's offset from both sides. Bounds travel from the reference rank through whatever
-collectives connect the others to it. A message bounds one side: it is not received before it was
-sent. Drift is allowed for: the window is cut into bins, each bin bounds the offset at its middle,
-and the straight lines that pass through all of them are what is possible. No line: the times
-contradict each other, and nothing is aligned.
+No rank leaves a synchronising collective (or a clock round of capture) before all have arrived. On
+the true clock, then, all ranks' intervals of one collective share a moment, which bounds each
+rank's offset from both sides. Bounds spread from the reference rank through the collectives that
+connect the others to it. A message bounds one side: it is not received before it was sent. Clocks
+may drift: the window is cut into bins, each bin bounds the offset at its middle, and every straight
+line through all bins is possible. If there is no such line, the times contradict each other and
+nothing is aligned.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     Index = NDArray[np.intp]
 
 MAX_DRIFT = 200e-6  # of two quartz clocks against each other
-READING_NS = 1_000.0  # what a time in a trace is good for
+READING_NS = 1_000.0  # how far off a time in a trace may be
 _BINS = (16, 4, 2)
 _PASSES = 4
 _MAX_HOPS = 256
-_MAX_OF_A_GROUP = 4096  # collectives of one group that are looked at: the shortest ones
+_MAX_PER_GROUP = 4096  # collectives of one group that are used: the shortest ones
 _BROADCAST = KINDS.index("broadcast")
 _INF = np.inf
 
 
 class _Edges(msgspec.Struct, frozen=True, kw_only=True):
-    """Intervals: a part was inside a meeting from start to end, on its own clock less its base."""
+    """Intervals: a rank was in a meeting from start to end, on its own clock minus its base."""
 
     meeting: Index
     part: Index
@@ -51,7 +51,7 @@ class _Edges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Arrows(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages: sent not before `sent`, received not after `received`."""
+    """Messages: sent at `sent` or later, received by `received`."""
 
     sender: Index
     receiver: Index
@@ -60,7 +60,7 @@ class _Arrows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Per part and bin, what the offset at the bin's middle can be."""
+    """Bounds of each rank's offset at the middle of each bin."""
 
     low: Float  # (parts, bins)
     high: Float
@@ -68,7 +68,7 @@ class _Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Contradiction(Exception):  # noqa: N818 - an outcome, not an error
-    """The times cannot all be true."""
+    """The ranks' times cannot all be true."""
 
 
 def align_clocks(
@@ -76,7 +76,7 @@ def align_clocks(
     blocks: Sequence[MatchedCollectives] | None = None,
     transfers: MatchedTransfers | None = None,
 ) -> Clock:
-    """Offsets of all ranks against the lowest one that anything connects to the others."""
+    """The offset of every rank from the lowest rank that is connected to others."""
     if len(parts) < 2:
         return Clock(aligned=False, detail="one rank only: there is nothing to align")
     base = np.array([_base(part) for part in parts], np.int64)
@@ -87,7 +87,7 @@ def align_clocks(
     if not len(edges.part) and not len(arrows.sender):
         return Clock(
             aligned=False,
-            detail="the ranks share no collective and no clock round: their clocks cannot be "
+            detail="the ranks share no collective and no clock round, so their clocks cannot be "
             "compared",
         )
     connected = np.unique(np.concatenate((edges.part, arrows.sender, arrows.receiver)))
@@ -95,7 +95,7 @@ def align_clocks(
     try:
         return _solve(parts, edges, arrows, base, reference)
     except _Contradiction as reason:
-        detail = f"times of the ranks contradict each other: {reason}; nothing was aligned"
+        detail = f"times of the ranks contradict each other: {reason}; no clock was aligned"
         return Clock(aligned=False, contradicts=True, detail=detail)
 
 
@@ -105,7 +105,7 @@ def _base(part: RankPart) -> int:
     return int(part.rounds[0].came_ns.min()) if part.rounds else 0
 
 
-# What bounds there are.
+# Collecting the bounds
 
 
 def _collect(
@@ -146,26 +146,28 @@ def _collect(
 
 
 def _tightest(block: MatchedCollectives, dur: NDArray[np.int64]) -> Index:
-    """Synchronising collectives, the ones that the last comer spent least time in when many."""
+    """Synchronising collectives; if there are many, those in which the last rank spent least."""
     rows = np.flatnonzero(block.synchronising)
-    if len(rows) <= _MAX_OF_A_GROUP:
+    if len(rows) <= _MAX_PER_GROUP:
         return rows
-    here = block.row[rows] >= 0
-    shortest = np.where(here, dur[rows], np.iinfo(np.int64).max).min(axis=1)
-    return np.sort(rows[np.argsort(shortest, kind="stable")[:_MAX_OF_A_GROUP]])
+    present = block.row[rows] >= 0
+    shortest = np.where(present, dur[rows], np.iinfo(np.int64).max).min(axis=1)
+    return np.sort(rows[np.argsort(shortest, kind="stable")[:_MAX_PER_GROUP]])
 
 
 def _common_rounds(
     parts: Sequence[RankPart],
 ) -> list[list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]]:
-    """Rounds of the same label and step on two ranks or more."""
-    found: dict[tuple[str, int | None, int], list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]]
-    found = {}
+    """Clock rounds that two or more ranks recorded, by label and step."""
+    common: dict[
+        tuple[str, int | None, int], list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]
+    ]
+    common = {}
     for place, part in enumerate(parts):
         for rounds in part.rounds:
             key = rounds.label, rounds.step, len(rounds.came_ns)
-            found.setdefault(key, []).append((place, rounds.came_ns, rounds.left_ns))
-    return [each for each in found.values() if len(each) > 1]
+            common.setdefault(key, []).append((place, rounds.came_ns, rounds.left_ns))
+    return [rounds for rounds in common.values() if len(rounds) > 1]
 
 
 def _messages(
@@ -184,9 +186,9 @@ def _messages(
     ]
     sender, receiver = transfers.sender.tolist(), transfers.receiver.tolist()
     for block in blocks:
-        for from_part, to_part, began, ended in _broadcasts(parts, block, base):
-            sender.append(from_part)
-            receiver.append(to_part)
+        for root, member, began, ended in _broadcasts(parts, block, base):
+            sender.append(root)
+            receiver.append(member)
             sent.append(began)
             received.append(ended)
     return _Arrows(
@@ -200,32 +202,32 @@ def _messages(
 def _broadcasts(
     parts: Sequence[RankPart], block: MatchedCollectives, base: Index
 ) -> list[tuple[int, int, float, float]]:
-    """Nobody has a broadcast's data before its root began to send."""
-    out = []
+    """(root, member, began, ended): no member has the data before the root begins to send."""
+    messages = []
     number = {parts[part].rank: place for place, part in enumerate(block.members.tolist())}
     for row in np.flatnonzero(block.kind == _BROADCAST).tolist():
-        here = np.flatnonzero(block.row[row] >= 0).tolist()
-        first = int(block.members[here[0]])
-        root = number.get(int(parts[first].calls.peer[block.row[row, here[0]]]), -1)
-        if root not in here:
+        present = np.flatnonzero(block.row[row] >= 0).tolist()
+        first = int(block.members[present[0]])
+        root = number.get(int(parts[first].calls.peer[block.row[row, present[0]]]), -1)
+        if root not in present:
             continue
         from_part = int(block.members[root])
         began = float(parts[from_part].calls.start_ns[block.row[row, root]] - base[from_part])
-        for place in here:
+        for place in present:
             to_part = int(block.members[place])
             if place != root:
                 ended = parts[to_part].calls.end_ns[block.row[row, place]] - base[to_part]
-                out.append((from_part, to_part, began, float(ended)))
-    return out
+                messages.append((from_part, to_part, began, float(ended)))
+    return messages
 
 
-# What they leave possible.
+# Solving for the offsets
 
 
 def _solve(
     parts: Sequence[RankPart], edges: _Edges, arrows: _Arrows, base: Index, reference: int
 ) -> Clock:
-    """With fewer bins where a bin is too short to hold all that ties some rank to the others."""
+    """Use fewer bins if some bin is too short to connect every rank to the others."""
     rough = _rough(len(parts), edges, arrows, reference)
     for bins in _BINS:
         clock = _fit(parts, edges, arrows, base, reference, rough, bins)
@@ -244,7 +246,7 @@ def _fit(
     bins: int,
 ) -> Clock:
     drift = np.zeros(len(parts))
-    wobble = np.full(len(parts), MAX_DRIFT)  # what drift may still be, either side
+    wobble = np.full(len(parts), MAX_DRIFT)  # uncertainty of the drift, on either side
     wobble[reference] = 0.0
     reached = np.isfinite(rough)
     for _ in range(_PASSES):
@@ -258,7 +260,7 @@ def _fit(
 
 
 def _rough(parts: int, edges: _Edges, arrows: _Arrows, reference: int) -> Float:
-    """Offsets good to what drift can make of the whole window; infinite where nothing connects."""
+    """Offsets that allow for the largest drift over the whole window; infinite if unconnected."""
     span = float(edges.end.max() - edges.start.min()) if len(edges.part) else 0.0
     if len(arrows.sent):
         span = max(span, float(arrows.received.max() - arrows.sent.min()))
@@ -282,7 +284,7 @@ def _bin_bounds(
     reference: int,
     bins: int,
 ) -> _Bounds:
-    """Every bin by itself: a clock that drifts is nearly still for so long."""
+    """Bound each bin by itself: within one, a drifting clock nearly stands still."""
     on_reference = (edges.start + edges.end) / 2 - rough[edges.part]
     sent_at = (arrows.sent + arrows.received) / 2 - (
         rough[arrows.sender] + rough[arrows.receiver]
@@ -292,24 +294,24 @@ def _bin_bounds(
     first, last = (float(times.min()), float(times.max())) if len(times) else (0.0, 0.0)
     width = max(1.0, (last - first) / bins)
 
-    def bin_of(at: Float) -> Index:
+    def find_bin(at: Float) -> Index:
         safe = np.where(np.isfinite(at), at, first)
         return np.clip((safe - first) // width, 0, bins - 1).astype(np.intp)
 
-    meeting_bin = bin_of(_first_of(edges.meeting, on_reference))
+    meeting_bin = find_bin(_smallest_in_group(edges.meeting, on_reference))
     which = meeting_bin[edges.meeting] if len(edges.meeting) else edges.meeting
-    message_bin = bin_of(sent_at)
+    message_bin = find_bin(sent_at)
     middle = np.asarray(first + (np.arange(bins) + 0.5) * width, np.float64)
 
-    def still(part: Index, local: Float, bin_: Index) -> tuple[Float, Float]:
-        """A local time as if the clock did not drift within the bin, and how far off that is."""
+    def without_drift(part: Index, local: Float, bin_: Index) -> tuple[Float, Float]:
+        """A local time with the drift within the bin removed, and how far off that may be."""
         since = local - np.where(np.isfinite(rough[part]), rough[part], 0.0) - middle[bin_]
         return local - drift[part] * since, wobble[part] * np.abs(since)
 
-    start, early = still(edges.part, edges.start, which)
-    end, late = still(edges.part, edges.end, which)
-    sent, sent_slack = still(arrows.sender, arrows.sent, message_bin)
-    received, received_slack = still(arrows.receiver, arrows.received, message_bin)
+    start, early = without_drift(edges.part, edges.start, which)
+    end, late = without_drift(edges.part, edges.end, which)
+    sent, sent_slack = without_drift(arrows.sender, arrows.sent, message_bin)
+    received, received_slack = without_drift(arrows.receiver, arrows.received, message_bin)
     parts = len(rough)
     low, high = _propagate(
         edges.part * bins + which, edges.meeting, start - early, end + late,
@@ -320,13 +322,13 @@ def _bin_bounds(
     return _Bounds(low=low.reshape(parts, bins), high=high.reshape(parts, bins), at=middle)
 
 
-def _first_of(group: Index, values: Float) -> Float:
-    """One finite value for each group."""
+def _smallest_in_group(group: Index, values: Float) -> Float:
+    """The smallest finite value of each group."""
     if not len(group):
         return np.empty(0)
-    out = np.full(int(group.max()) + 1, _INF)
-    np.minimum.at(out, group, np.where(np.isfinite(values), values, _INF))
-    return out
+    smallest = np.full(int(group.max()) + 1, _INF)
+    np.minimum.at(smallest, group, np.where(np.isfinite(values), values, _INF))
+    return smallest
 
 
 def _propagate(
@@ -340,9 +342,9 @@ def _propagate(
     known: Index,
     nodes: int,
 ) -> tuple[Float, Float]:
-    """Shortest paths from the known nodes: bounds of every node's offset.
+    """Bound every node's offset by shortest paths from the known nodes.
 
-    In a meeting at true time t: start <= t + offset <= end for everybody in it.
+    In a meeting at true time t, start <= t + offset <= end holds for every node in it.
     """
     low, high = np.full(nodes, -_INF), np.full(nodes, _INF)
     low[known] = high[known] = 0.0
@@ -364,7 +366,7 @@ def _propagate(
 
 
 def _slopes(bounds: _Bounds, drift: Float, wobble: Float) -> tuple[Float, Float]:
-    """Least and most drift that lines through all bins can have."""
+    """The smallest and largest drift of lines through all bins."""
     least, most = drift - wobble, drift + wobble
     for i in range(len(bounds.at)):
         for j in range(i + 1, len(bounds.at)):
@@ -377,13 +379,15 @@ def _slopes(bounds: _Bounds, drift: Float, wobble: Float) -> tuple[Float, Float]
     return least, most
 
 
-def _reach(bounds: _Bounds, drift: Float, wobble: Float, at: float) -> tuple[Float, Float]:
-    """What offsets are possible at a time: each bin's bounds carried there by any drift left, and,
-    between two bins, the straight line."""
+def _possible_offsets(
+    bounds: _Bounds, drift: Float, wobble: Float, at: float
+) -> tuple[Float, Float]:
+    """The possible offsets at a time: every bin's bounds, moved there by any possible drift, and
+    the straight line between two bins."""
     away = at - bounds.at
-    carry = drift[:, None] * away + wobble[:, None] * np.abs(away)
-    back = drift[:, None] * away - wobble[:, None] * np.abs(away)
-    low, high = (bounds.low + back).max(axis=1), (bounds.high + carry).min(axis=1)
+    up = drift[:, None] * away + wobble[:, None] * np.abs(away)
+    down = drift[:, None] * away - wobble[:, None] * np.abs(away)
+    low, high = (bounds.low + down).max(axis=1), (bounds.high + up).min(axis=1)
     for i in range(len(bounds.at)):
         for j in range(i + 1, len(bounds.at)):
             if bounds.at[i] <= at <= bounds.at[j]:
@@ -405,10 +409,12 @@ def _describe(
 ) -> Clock:
     half = (bounds.at[1] - bounds.at[0]) / 2
     moments = (bounds.at[0] - half, (bounds.at[0] + bounds.at[-1]) / 2, bounds.at[-1] + half)
-    lows, highs = zip(*(_reach(bounds, drift, wobble, at) for at in moments), strict=True)
+    lows, highs = zip(
+        *(_possible_offsets(bounds, drift, wobble, at) for at in moments), strict=True
+    )
     if any((low > high)[reached].any() for low, high in zip(lows, highs, strict=True)):
         raise _Contradiction("no steady drift explains them")
-    with np.errstate(invalid="ignore"):  # a rank that is bounded on one side only
+    with np.errstate(invalid="ignore"):  # for a rank that is bounded on one side only
         line = (lows[1] + highs[1]) / 2
         error = np.max(
             [
@@ -419,21 +425,23 @@ def _describe(
             ],
             axis=0,
         )
-    known = np.flatnonzero(reached & np.isfinite(error)).tolist()
-    lost = [parts[i].rank for i in range(len(parts)) if i not in set(known)]
+    aligned = np.flatnonzero(reached & np.isfinite(error)).tolist()
+    unconnected = tuple(parts[i].rank for i in range(len(parts)) if i not in set(aligned))
     sources = tuple(
         name for code, name in enumerate(("collectives", "rounds")) if (edges.source == code).any()
     ) or ("messages",)
     detail = f"from {' and '.join(sources)}"
-    if lost:
-        detail += f"; nothing ties rank {', '.join(map(str, lost[:8]))} to the others"
+    if unconnected:
+        ranks = ", ".join(map(str, unconnected[:8]))
+        detail += f"; nothing connects rank {ranks} to the others"
     return Clock(
-        aligned=len(known) > 1,
+        aligned=len(aligned) > 1,
         reference=parts[reference].rank,
         at_ns=round(moments[1]) + int(base[reference]),
-        offset_ns={parts[i].rank: round(line[i]) + int(base[i] - base[reference]) for i in known},
-        error_ns={parts[i].rank: int(np.ceil(error[i])) for i in known},
-        drift_ppm={parts[i].rank: float(drift[i] * 1e6) for i in known},
+        offset_ns={parts[i].rank: round(line[i]) + int(base[i] - base[reference]) for i in aligned},
+        error_ns={parts[i].rank: int(np.ceil(error[i])) for i in aligned},
+        drift_ppm={parts[i].rank: float(drift[i] * 1e6) for i in aligned},
         sources=sources,
+        unconnected=unconnected,
         detail=detail,
     )

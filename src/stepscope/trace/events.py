@@ -139,7 +139,7 @@ _FLOWS = {
 
 
 def classify(phase: str, category: str) -> tuple[Role, int]:
-    """An event's role, and its HostKind or DeviceKind where it has one."""
+    """An event's role, and its HostKind or DeviceKind if it has one."""
     category = category.lower()
     if phase == "X":
         if category in _HOST:

@@ -132,7 +132,7 @@ class EventText:
         return None
 
     def _long_event(self) -> EventPiece | None:
-        """The buffer's first event, ended where its brackets end, if it is known to be long.
+        """The buffer's first event, up to its closing bracket, if it is known to be long.
 
         None: read more, or the event was skipped.
         """

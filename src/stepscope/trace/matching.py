@@ -1,4 +1,4 @@
-"""The same collective on several ranks: joined by group and sequence, else by order in a step."""
+"""Match the same collective on several ranks: by group and sequence, else by order in a step."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ _SEND, _RECV = KINDS.index("send"), KINDS.index("recv")
 
 
 class MatchedCollectives(msgspec.Struct, frozen=True, kw_only=True):
-    """Collectives of one group: `row` is (collectives, members), each a row of a part's Calls."""
+    """The collectives of one group. `row` is (collectives, members): rows of a part's calls."""
 
     group: Group
     members: NDArray[np.intp]  # indices of parts
     kind: NDArray[np.int8]
     size_bytes: Int64
-    step: Int64  # the step's number, ABSENT outside every step
-    row: NDArray[np.int32]  # ABSENT where a member does not have it
+    step: Int64  # the step's number, ABSENT outside all steps
+    row: NDArray[np.int32]  # ABSENT if a member lacks the collective
     by: str  # "sequence" or "order"
-    unmatched: int  # calls that only one of several members has
+    unmatched: int  # calls that only one member has
 
     def __len__(self) -> int:
         return len(self.kind)
 
     def column(self, parts: Sequence[RankPart], name: str) -> Int64:
-        """One column of every member's calls, as (collectives, members); 0 where absent."""
-        out = np.zeros(self.row.shape, np.int64)
+        """One column of every member's calls, as (collectives, members); 0 if absent."""
+        table = np.zeros(self.row.shape, np.int64)
         for place, member in enumerate(self.members.tolist()):
             values = getattr(parts[member].calls, name)
-            here = self.row[:, place] >= 0
-            out[here, place] = values[self.row[here, place]]
-        return out
+            present = self.row[:, place] >= 0
+            table[present, place] = values[self.row[present, place]]
+        return table
 
     @property
     def synchronising(self) -> NDArray[np.bool_]:
@@ -57,7 +57,7 @@ class MatchedCollectives(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MatchedTransfers(msgspec.Struct, frozen=True, kw_only=True):
-    """Sends joined to the receives they feed."""
+    """Sends matched to their receives."""
 
     sender: NDArray[np.intp]  # parts
     send: NDArray[np.intp]  # rows of their calls
@@ -69,15 +69,15 @@ class MatchedTransfers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def match_collectives(parts: Sequence[RankPart]) -> list[MatchedCollectives]:
-    """One block for every group that at least two of the parts call into."""
-    found: dict[tuple[str, tuple[int, ...]], list[_Member]] = {}
-    for part, each in enumerate(parts):
-        for code, group in enumerate(each.calls.groups):
-            found.setdefault((group.name, group.ranks), []).append((part, code, group))
-    return [_block(parts, members) for members in found.values() if len(members) > 1]
+    """One record for every group that two or more parts call."""
+    groups: dict[tuple[str, tuple[int, ...]], list[_Member]] = {}
+    for index, part in enumerate(parts):
+        for code, group in enumerate(part.calls.groups):
+            groups.setdefault((group.name, group.ranks), []).append((index, code, group))
+    return [_match_group(parts, members) for members in groups.values() if len(members) > 1]
 
 
-def _block(parts: Sequence[RankPart], members: list[_Member]) -> MatchedCollectives:
+def _match_group(parts: Sequence[RankPart], members: list[_Member]) -> MatchedCollectives:
     rows = [_collective_rows(parts[part].calls, code) for part, code, _ in members]
     sequences = [
         parts[part].calls.sequence[row] for (part, _, _), row in zip(members, rows, strict=True)
@@ -93,16 +93,16 @@ def _block(parts: Sequence[RankPart], members: list[_Member]) -> MatchedCollecti
     member = np.repeat(np.arange(len(members)), [len(row) for row in rows])
     row, step = np.concatenate(rows), np.concatenate(steps)
     key = np.concatenate(keys)
-    usable = key[:, 0] >= 0  # without a sequence, calls outside every step have no place
+    usable = key[:, 0] >= 0  # without sequences, calls outside all steps cannot be matched
     if not by_sequence:
-        usable &= _counted_alike(key[:, :-1], member, len(members))
+        usable &= _have_equal_counts(key[:, :-1], member, len(members))
     distinct, inverse = np.unique(key[usable], axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
     table = np.full((len(distinct), len(members)), ABSENT, np.int32)
     table[inverse, member[usable]] = row[usable]
     step_of = np.full(len(distinct), ABSENT, np.int64)
     step_of[inverse] = step[usable]
-    shared = ((table >= 0).sum(axis=1) > 1) & _shares_alike(parts, members, table)
+    shared = ((table >= 0).sum(axis=1) > 1) & _have_similar_sizes(parts, members, table)
     order = np.argsort(_first_arrival(parts, members, table[shared]), kind="stable")
     table = table[shared][order]
     return MatchedCollectives(
@@ -130,43 +130,42 @@ def _step_numbers(part: RankPart) -> Int64:
     return np.where(step >= 0, part.pace.number[np.maximum(step, 0)], ABSENT)
 
 
-def _keys(*told: NDArray[Any]) -> NDArray[np.int64]:
-    """What is told of each call, and the how-manieth of those it is: equal on all ranks."""
-    columns = [column.astype(np.int64) for column in told]
-    count = len(columns[0])
-    order = np.lexsort((np.arange(count), *reversed(columns)))
+def _call_keys(*columns: NDArray[Any]) -> NDArray[np.int64]:
+    """Number repeated calls, so that the n-th identical call gets the same key on every rank."""
+    numbers = [column.astype(np.int64) for column in columns]
+    count = len(numbers[0])
+    order = np.lexsort((np.arange(count), *reversed(numbers)))
     changes = np.ones(count, np.bool_)
-    changes[1:] = np.any([np.diff(column[order]) != 0 for column in columns], axis=0)
+    changes[1:] = np.any([np.diff(column[order]) != 0 for column in numbers], axis=0)
     first = np.maximum.accumulate(np.where(changes, np.arange(count), 0))
     nth = np.empty(count, np.int64)
     nth[order] = np.arange(count) - first
-    return np.stack((*columns, nth), axis=1)
+    return np.stack((*numbers, nth), axis=1)
 
 
 def _collective_keys(calls: CollectiveCalls, rows: NDArray[np.intp], step: Int64 | None) -> Int64:
-    """By sequence; by step, kind and bytes where there is none. Ranks may give unequal shares to an
-    all-to-all."""
+    """By sequence, else by step, kind and bytes. Ranks may give unequal shares to an all-to-all."""
     kind = calls.kind[rows]
     if step is None:
-        return _keys(calls.sequence[rows], kind, np.zeros(len(rows), np.int64))
-    return _keys(step, kind, np.where(kind == _ALL_TO_ALL, 0, calls.size_bytes[rows]))
+        return _call_keys(calls.sequence[rows], kind, np.zeros(len(rows), np.int64))
+    return _call_keys(step, kind, np.where(kind == _ALL_TO_ALL, 0, calls.size_bytes[rows]))
 
 
-def _counted_alike(family: Int64, member: Int64, members: int) -> NDArray[np.bool_]:
-    """Which came how-manieth tells nothing where a rank lost some of them."""
-    distinct, inverse = np.unique(family, axis=0, return_inverse=True)
+def _have_equal_counts(call: Int64, member: Int64, members: int) -> NDArray[np.bool_]:
+    """Whether all members made a call equally often: else the n-th of one is not the others'."""
+    distinct, inverse = np.unique(call, axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
     counts = np.zeros((len(distinct), members), np.int64)
     np.add.at(counts, (inverse, member), 1)
     most = counts.max(axis=1, keepdims=True)
-    alike: NDArray[np.bool_] = ((counts == most) | (counts == 0)).all(axis=1)[inverse]
-    return alike
+    equal: NDArray[np.bool_] = ((counts == most) | (counts == 0)).all(axis=1)[inverse]
+    return equal
 
 
 def _first_arrival(
     parts: Sequence[RankPart], members: list[_Member], table: NDArray[np.int32]
 ) -> Int64:
-    """In the order of the member that has most of them."""
+    """Arrival times at the member that has most of the collectives."""
     fullest = int((table >= 0).sum(axis=0).argmax()) if len(table) else 0
     arrival = parts[members[fullest][0]].calls.arrival_ns
     row = table[:, fullest]
@@ -175,40 +174,41 @@ def _first_arrival(
     )
 
 
-def _shares_alike(
+def _have_similar_sizes(
     parts: Sequence[RankPart], members: list[_Member], table: NDArray[np.int32]
 ) -> NDArray[np.bool_]:
-    """Whether the ranks' bytes can be shares of the same collective."""
+    """Whether the ranks' bytes can belong to the same collective."""
     least, most = np.full(len(table), _NO_SIZE), np.zeros(len(table), np.int64)
     for place, (part, _, _) in enumerate(members):
-        here = np.flatnonzero(table[:, place] >= 0)
-        size = parts[part].calls.size_bytes[table[here, place]]
-        here, size = here[size > 0], size[size > 0]
-        least[here], most[here] = np.minimum(least[here], size), np.maximum(most[here], size)
+        rows = np.flatnonzero(table[:, place] >= 0)
+        size = parts[part].calls.size_bytes[table[rows, place]]
+        rows, size = rows[size > 0], size[size > 0]
+        least[rows], most[rows] = np.minimum(least[rows], size), np.maximum(most[rows], size)
     return most <= _MAX_UNEQUAL * least
 
 
 def _sizes(parts: Sequence[RankPart], members: list[_Member], table: NDArray[np.int32]) -> Int64:
-    """Ranks may give unequal shares: the largest is the collective's."""
-    out = np.full(len(table), ABSENT, np.int64)
+    """The largest share of any rank."""
+    largest = np.full(len(table), ABSENT, np.int64)
     for place, (part, _, _) in enumerate(members):
-        here = table[:, place] >= 0
-        out[here] = np.maximum(out[here], parts[part].calls.size_bytes[table[here, place]])
-    return out
+        rows = table[:, place] >= 0
+        sizes = parts[part].calls.size_bytes[table[rows, place]]
+        largest[rows] = np.maximum(largest[rows], sizes)
+    return largest
 
 
 def match_transfers(parts: Sequence[RankPart]) -> MatchedTransfers:
-    """The nth send of a rank to another in a step feeds that one's nth receive from it."""
+    """In each step, a rank's n-th send to another matches that one's n-th receive from it."""
     sends = [_point_to_point(part, place, _SEND) for place, part in enumerate(parts)]
     receives = [_point_to_point(part, place, _RECV) for place, part in enumerate(parts)]
     send, recv = (
-        np.concatenate(each) if each else np.empty((0, 6), np.int64) for each in (sends, receives)
+        np.concatenate(rows) if rows else np.empty((0, 6), np.int64) for rows in (sends, receives)
     )
-    known = {tuple(key): row for row, key in enumerate(recv[:, :4].tolist())}
+    receive_rows = {tuple(key): row for row, key in enumerate(recv[:, :4].tolist())}
     pairs = [
-        (row, known[key])
+        (row, receive_rows[key])
         for row, key in enumerate(map(tuple, send[:, :4].tolist()))
-        if key in known
+        if key in receive_rows
     ]
     ours, theirs = (np.array([pair[i] for pair in pairs], np.intp) for i in (0, 1))
     return MatchedTransfers(
@@ -227,5 +227,5 @@ def _point_to_point(part: RankPart, place: int, kind: int) -> Int64:
     step = _step_numbers(part)[rows]
     own = np.full(len(rows), part.rank, np.int64)
     pair = np.stack((own, peer) if kind == _SEND else (peer, own), axis=1)
-    nth = _keys(step, peer)[:, -1]
+    nth = _call_keys(step, peer)[:, -1]
     return np.column_stack((pair, step, nth, np.full(len(rows), place), rows))

@@ -1,8 +1,8 @@
-"""How much the largest tuple of a pickle holds, all levels counted, without making one.
+"""The size of the largest tuple in a pickle, over all levels, found without making one.
 
-A tuple that is a dict's key is hashed, and a hash goes down into every part each time it is met:
-a hundred thousand levels end the process, forty that hold the next one twice never end. So the
-stack of the pickle is played through with sizes in the place of values: 1 for what is no tuple.
+A tuple used as a dict key is hashed, and the hash visits every part each time it occurs: a hundred
+thousand levels crash the process, and forty levels that hold the next one twice never end. So the
+pickle's stack is simulated with sizes in place of values: 1 for everything but tuples.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ _POPS = {ord("a"): 1, ord("s"): 2}
 _GETS, _PUTS = frozenset(b"hjg"), frozenset(b"qrp")
 _MARK, _POP, _DUP, _MEMOIZE, _STOP = b"("[0], b"0"[0], b"2"[0], 0x94, b"."[0]
 _MOST = 1 << 60  # counted no further
-_TUPLE, _MAKES = b"t"[0], frozenset(b"dlt")
+_TUPLE, _MAKES_CONTAINER = b"t"[0], frozenset(b"dlt")
 
 
 def largest_tuple(data: bytes, after: Callable[[int], int]) -> int:
-    """`after`: where the opcode that follows the one at a place is. Ends where the stack does not
-    add up: the load ends there too, and says so."""
-    player = _Player()
+    """`after` gives the position of the next opcode. Ends early if the stack is inconsistent:
+    loading ends there too, and reports it."""
+    stack = _SizeStack()
     at = 0
     try:
         while data[at] != _STOP:
             following = after(at)
-            player.take(data[at], data[at + 1 : following])
+            stack.run(data[at], data[at + 1 : following])
             at = following
     except (IndexError, KeyError, ValueError):
         pass
-    return player.largest
+    return stack.largest
 
 
-class _Player:
-    """The pickle's stack, its marks and its memo, with sizes only."""
+class _SizeStack:
+    """The pickle's stack, marks and memo, holding sizes only."""
 
     def __init__(self) -> None:
         self.largest = 0
@@ -46,7 +46,7 @@ class _Player:
         self._marks: list[int] = []
         self._memo: dict[int, int] = {}
 
-    def take(self, opcode: int, argument: bytes) -> None:
+    def run(self, opcode: int, argument: bytes) -> None:
         stack = self._stack
         if opcode in _LEAVES:
             stack.append(1)
@@ -73,7 +73,7 @@ class _Player:
         items = self._cut(self._marks.pop())
         if opcode == _TUPLE:
             self._tuple(items)
-        elif opcode in _MAKES:
+        elif opcode in _MAKES_CONTAINER:
             self._stack.append(1)
 
     def _pop(self) -> None:

@@ -1,7 +1,7 @@
-"""rank.json: what a rank says about itself, its machine and how the job is laid out over its ranks.
+"""rank.json: a rank's facts about itself, its machine and how the job is spread over its ranks.
 
-Readers get plain dictionaries with the names that capture writes. Whatever is in them has the type
-and the range that its name promises; what was not written, or makes no sense, is not in them.
+Readers get plain dictionaries with the names that capture writes. Every value has the type and
+range that its name promises; values that were not written, or make no sense, are missing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CapturedGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CapturedBucket(msgspec.Struct, frozen=True, kw_only=True):
-    """Gradients that DDP sums at once."""
+    """Gradients that DDP reduces together."""
 
     size_bytes: Bytes | None = None
     parameters: list[str] | None = None
@@ -101,7 +101,7 @@ class CapturedTraining(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CapturedLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """How the job is laid out over its ranks."""
+    """How the job is spread over its ranks."""
 
     groups: list[CapturedGroup] | UnsetType | None = UNSET
     ddp: list[CapturedReplica] | UnsetType | None = UNSET
@@ -126,7 +126,7 @@ class CapturedDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """All that capture writes into rank.json."""
+    """Everything that capture writes into rank.json."""
 
     schema: Count | UnsetType = UNSET
     rank: RankNumber | UnsetType | None = UNSET
@@ -150,22 +150,22 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_facts(folder: Path, oddities: Oddities) -> RankFacts:
-    """Of a rank's folder; nothing is known where there is no rank.json."""
+    """The facts of a rank's folder; all unset without a rank.json."""
     facts = read_record(folder / RANK, RankFacts, oddities) or RankFacts()
-    named = folder_rank(folder)
-    if named is not None and facts.rank not in (UNSET, None, named):
+    rank = folder_rank(folder)
+    if rank is not None and facts.rank not in (UNSET, None, rank):
         oddities.add("rank", f"{facts.rank} in the folder {folder.name}")
-        return msgspec.structs.replace(facts, rank=named)
+        return msgspec.structs.replace(facts, rank=rank)
     return facts
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """rank.json of a rank's folder; empty where it was not captured."""
-    found: dict[str, Any] = msgspec.to_builtins(decode_facts(folder, Oddities(RANK)))
-    return found
+    """rank.json of a rank's folder; empty if it was not captured."""
+    facts: dict[str, Any] = msgspec.to_builtins(decode_facts(folder, Oddities(RANK)))
+    return facts
 
 
 def folder_rank(folder: Path) -> int | None:
-    """rank-00003, and rank-00003.2 of a second process that says it is rank 3."""
+    """3 for rank-00003, and for rank-00003.2, a second process that calls itself rank 3."""
     word, _, number = folder.name.partition(".")[0].partition("-")
     return int(number) if word == "rank" and number.isdecimal() and len(number) <= 8 else None

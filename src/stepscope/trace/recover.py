@@ -324,13 +324,15 @@ class _FieldReader:
         given = ((info, getattr(row, info.name)) for info in msgspec.structs.fields(Args))
         return Args(
             **{
-                info.name: self._kept(value) if info.type is msgspec.Raw else self._value(value)
+                info.name: self._unless_long(value)
+                if info.type is msgspec.Raw
+                else self._value(value)
                 for info, value in given
                 if value
             }
         )
 
-    def _kept(self, raw: msgspec.Raw) -> msgspec.Raw:
+    def _unless_long(self, raw: msgspec.Raw) -> msgspec.Raw:
         """The text as it is, unless it is too long to keep."""
         view = memoryview(raw)
         if len(view) <= self.large_bytes:
@@ -343,8 +345,8 @@ class _FieldReader:
         if not raw:
             return None
         try:
-            kept = self._kept(raw)
-            return msgspec.json.decode(kept) if kept else None
+            text = self._unless_long(raw)
+            return msgspec.json.decode(text) if text else None
         except msgspec.ValidationError:
             return None
 

@@ -1,8 +1,8 @@
-"""Traces behind a URL: listed through fsspec, and on this disk only while they are read.
+"""Traces at a URL: listed through fsspec, and on this disk only while they are read.
 
-Readers want a file that they can seek in and read twice, and capture's small files beside it; so a
-trace is fetched into a scratch folder laid out as the one it comes from. Whoever reads holds one
-trace there at a time, so the scratch space needed is that of the largest trace for each worker.
+Readers need a file that they can seek in and read twice, and capture's small files next to it. So a
+trace is fetched into a scratch folder with the layout of the original. A reader holds one trace
+there at a time: each worker needs scratch space for its largest trace.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::|://)")
-_OF_A_RUN = re.compile(r"rank-[^/]*/trace\.json[^/]*")
+_RUN_TRACE = re.compile(r"rank-[^/]*/trace\.json[^/]*")
 
 
 class RemoteTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """A trace that a filesystem of fsspec holds, and what lies beside it."""
+    """A trace in a filesystem of fsspec, and the names of capture's files next to it."""
 
     url: str
-    size_bytes: int = 0  # 0 where the filesystem does not say
-    beside: tuple[str, ...] = ()
+    size_bytes: int = 0  # 0 if the filesystem does not say
+    side_files: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.url
@@ -40,7 +40,7 @@ def is_url(path: object) -> bool:
 
 
 def local_path(url: str) -> Path | None:
-    """file:// is this machine's disk: no copy is needed."""
+    """The path of a file:// URL, which needs no copy; else None."""
     from urllib.parse import unquote, urlsplit
 
     parts = urlsplit(url)
@@ -50,19 +50,19 @@ def local_path(url: str) -> Path | None:
 
 
 def find_remote_traces(url: str) -> list[RemoteTrace]:
-    """As discover.find_traces, on a URL."""
+    """Like discover.find_traces, for a URL."""
     filesystem, root = _open(url)
     with _failures(url):
-        found = _Listing(filesystem, url, root).traces()
-    if not found:
+        traces = _Listing(filesystem, url, root).traces()
+    if not traces:
         endings = ", ".join(f"*{ending}" for ending in ENDINGS)
         raise UnreadableInputError(f"{url} holds no trace: looked for {endings}")
-    return found
+    return traces
 
 
 @contextmanager
 def fetch(trace: RemoteTrace) -> Iterator[Path]:
-    """The trace and what lies beside it, on this disk for as long as the block runs."""
+    """The trace and its side files, on this disk while the `with` block runs."""
     import tempfile
 
     filesystem, source = _open(trace.url)
@@ -72,13 +72,13 @@ def fetch(trace: RemoteTrace) -> Iterator[Path]:
         folder.mkdir()
         with _failures(trace.url):
             filesystem.get_file(source, str(folder / name.name))
-            for other in trace.beside:
+            for other in trace.side_files:
                 filesystem.get_file(str(name.with_name(other)), str(folder / other))
         try:
             yield folder / name.name
         except UnreadableInputError as error:
-            said = str(error).replace(str(folder / name.name), trace.url)
-            raise UnreadableInputError(said) from None
+            message = str(error).replace(str(folder / name.name), trace.url)
+            raise UnreadableInputError(message) from None
 
 
 def _open(url: str) -> tuple[Any, str]:
@@ -101,7 +101,7 @@ def _open(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def _failures(url: str) -> Iterator[None]:
-    """Every service has errors of its own; all of them mean that this could not be read."""
+    """Every service has its own errors; all of them mean that the URL could not be read."""
     try:
         yield
     except StepscopeError:
@@ -127,17 +127,17 @@ class _Listing:
 
     def traces(self) -> list[RemoteTrace]:
         if not self.filesystem.isdir(self.root):
-            info = self.filesystem.info(self.root)  # raises where there is nothing
+            info = self.filesystem.info(self.root)  # raises if there is nothing
             return [self._trace(info, self._names_around())]
         here = self.filesystem.ls(self.root, detail=True)
         inner = sorted(entry["name"] for entry in here if entry["type"] == "directory")
-        found: list[RemoteTrace] = []
+        of_run: list[RemoteTrace] = []
         if any(PurePosixPath(name).name.startswith("rank-") for name in inner):
-            # One request for a whole run folder, however many ranks it has.
+            # One request lists a whole run folder, however many ranks it has.
             everything = list(self.filesystem.find(self.root, detail=True).values())
-            found = self._among(everything, lambda name: _OF_A_RUN.fullmatch(self._inside(name)))
+            of_run = self._among(everything, lambda name: _RUN_TRACE.fullmatch(self._inside(name)))
         return (
-            found
+            of_run
             or self._among(here)
             or [
                 trace
@@ -162,7 +162,7 @@ class _Listing:
         ]
 
     def _names_around(self) -> set[str]:
-        """Nothing where a server cannot list, as with plain http."""
+        """Empty if the server cannot list a folder, as with plain http."""
         try:
             entries = self.filesystem.ls(str(PurePosixPath(self.root).parent), detail=False)
         except Exception:
@@ -173,18 +173,18 @@ class _Listing:
         return RemoteTrace(
             url=self._url_of(info["name"]),
             size_bytes=info.get("size") or 0,
-            beside=tuple(name for name in SIDE_FILES if name in around),
+            side_files=tuple(name for name in SIDE_FILES if name in around),
         )
 
     def _inside(self, name: str) -> str:
         return name.removeprefix(self.root).lstrip("/")
 
     def _url_of(self, name: str) -> str:
-        """The given URL with the rest of the path: it may say more than the path, as a host."""
+        """The given URL and the rest of the path: the URL may hold more, such as a host."""
         inside = self._inside(name)
         if not inside:
             return self.url
         first, chain, others = self.url.partition("::")
-        if "://" not in first:  # as in simplecache::s3://bucket/run: the path is at the end
+        if "://" not in first:  # simplecache::s3://bucket/run: the path is at the end
             return f"{self.url.rstrip('/')}/{inside}"
         return f"{first.rstrip('/')}/{inside}{chain}{others}"

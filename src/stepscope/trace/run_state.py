@@ -1,7 +1,7 @@
-"""What became of the run that a folder is of: closed, still running, or left open by whom.
+"""How the run in a folder ended: closed, still running, or left open and by which process.
 
-run.json is written by `stepscope run`, rank.json by every rank. Both say "running" until they are
-closed, and which process writes them. Either may be missing, cut short or of another machine.
+`stepscope run` writes run.json, every rank writes rank.json. Both say "running" until they are
+closed, and name their process. Either may be missing, cut short or from another machine.
 """
 
 from __future__ import annotations
@@ -55,51 +55,51 @@ def is_run_folder(folder: Path) -> bool:
 
 
 def run_notes(folder: Path) -> list[Note]:
-    """What to know about the run before its numbers are trusted; empty for a whole one."""
+    """What to know before trusting the run's numbers; empty for a complete run."""
     if not is_run_folder(folder):
         return []
     run, problem = _decode(folder / RUN, _RunFile)
-    ranks = _ranks(folder)
-    notes = [_state(run, ranks), _missing(run, ranks)]
+    ranks = _read_ranks(folder)
+    notes = [_state_note(run, ranks), _missing_note(run, ranks)]
     if problem:
         notes.append(Note(id="not-closed", detail=f"the run was not closed: {problem}"))
     return [note for note in notes if note is not None]
 
 
-def _ranks(folder: Path) -> list[_RankFile]:
-    found = []
-    for place in sorted(folder.glob("rank-*")):
-        rank, problem = _decode(place / RANK, _RankFile)
+def _read_ranks(folder: Path) -> list[_RankFile]:
+    ranks = []
+    for rank_folder in sorted(folder.glob("rank-*")):
+        rank, problem = _decode(rank_folder / RANK, _RankFile)
         problems = rank.problems if rank else [problem or f"{RANK} was not written"]
-        found.append(
+        ranks.append(
             _RankFile(
                 rank=rank.rank if rank else None,
                 status=rank.status if rank else "unreadable",
                 process=rank.process if rank else None,
                 problems=problems,
-                folder=place.name,
-                missing=_missing_in(place, problems),
+                folder=rank_folder.name,
+                missing=_missing_parts(rank_folder, problems),
             )
         )
-    return found
+    return ranks
 
 
-def _missing_in(place: Path, problems: list[str]) -> dict[str, str]:
+def _missing_parts(folder: Path, problems: list[str]) -> dict[str, str]:
     missing = unwritten_parts(problems)
-    if any(place.glob("trace*.json*")):
+    if any(folder.glob("trace*.json*")):
         missing.pop(TRACE, None)
     elif TRACE not in missing:
         missing[TRACE] = "; ".join(problems)
     return missing
 
 
-def _state(run: _RunFile | None, ranks: Sequence[_RankFile]) -> Note | None:
-    """Whether the run was closed; the ranks alone tell where a script captures itself."""
+def _state_note(run: _RunFile | None, ranks: Sequence[_RankFile]) -> Note | None:
+    """Whether the run was closed; without run.json, a script captured itself: see the ranks."""
     if run is not None and run.status == "handed over":
         return Note(
             id="not-closed",
             detail="the run was not closed: no second process could be started, and the command "
-            f"took the place of stepscope{_of_ranks(ranks)}",
+            f"took the place of stepscope{_rank_words(ranks)}",
         )
     if run is None:
         return _unclosed_ranks(ranks)
@@ -113,24 +113,24 @@ def _state(run: _RunFile | None, ranks: Sequence[_RankFile]) -> Note | None:
         return Note(id="still-running", detail=f"{who} is still running: more may come")
     return Note(
         id="not-closed",
-        detail=f"the run was not closed: {who} {_how_it_ended(state, run)}{_of_ranks(ranks)}",
+        detail=f"the run was not closed: {who} {_end_words(state, run)}{_rank_words(ranks)}",
     )
 
 
-def _how_it_ended(state: str, run: _RunFile) -> str:
-    heard = ", ".join(dict.fromkeys(each.signal for each in run.signals[:_NAMED]))
-    after = f", after it had passed on {heard} to the command" if heard else ""
+def _end_words(state: str, run: _RunFile) -> str:
+    signals = ", ".join(dict.fromkeys(received.signal for received in run.signals[:_NAMED]))
+    after = f", after it had passed on {signals} to the command" if signals else ""
     if state == "restarted":
-        return f"ended with the machine, which was restarted since{after}"
+        return f"ended with the machine, which has been restarted since{after}"
     if state == "gone":
         return f"was killed (SIGKILL, by a person or because memory ran out){after}"
-    return f"wrote no end, and whether it still runs cannot be seen from here{after}"
+    return f"did not finish, and whether it still runs cannot be seen from here{after}"
 
 
-def _of_ranks(ranks: Sequence[_RankFile]) -> str:
-    """What is known of the job's own processes."""
+def _rank_words(ranks: Sequence[_RankFile]) -> str:
+    """What is known about the job's own processes."""
     if not ranks:
-        return "; no rank had ended a step"
+        return "; no rank had finished a step"
     closed = sum(rank.status == "finished" for rank in ranks)
     states = [
         process_state(rank.process)
@@ -138,19 +138,19 @@ def _of_ranks(ranks: Sequence[_RankFile]) -> str:
         if rank.status == "running" and rank.process is not None
     ]
     running, gone = states.count("running"), states.count("gone")
-    told = [
+    parts = [
         f"{closed} of {counted(len(ranks), 'rank')} closed {plural(closed, 'its', 'their')} files"
         if closed
         else "",
         f"{counted(running, 'rank')} still {plural(running, 'runs', 'run')}" if running else "",
         f"{counted(gone, 'rank')} ended without closing" if gone else "",
     ]
-    words = ", ".join(filter(None, told))
+    words = ", ".join(filter(None, parts))
     return f"; {words}" if words else ""
 
 
 def _ended_ranks(run: _RunFile, ranks: Sequence[_RankFile]) -> Note | None:
-    """The command is over, and ranks of it had no time to close their files."""
+    """The command has ended, but some of its ranks had no time to close their files."""
     unclosed = sum(rank.status == "running" for rank in ranks)
     if not unclosed or run.exit_code is None:
         return None
@@ -175,25 +175,28 @@ def _unclosed_ranks(ranks: Sequence[_RankFile]) -> Note | None:
         return None
     if states == {"running"}:
         return Note(id="still-running", detail="its processes are still running: more may come")
-    return Note(id="not-closed", detail=f"the run was not closed{_of_ranks(ranks)}")
+    return Note(id="not-closed", detail=f"the run was not closed{_rank_words(ranks)}")
 
 
-def _missing(run: _RunFile | None, ranks: Sequence[_RankFile]) -> Note | None:
-    """Parts that could not be written, with the reasons that run.json or the ranks give."""
+def _missing_note(run: _RunFile | None, ranks: Sequence[_RankFile]) -> Note | None:
+    """Parts that could not be written, with the reasons from run.json or the ranks."""
     closed = {rank.folder: rank.missing for rank in run.ranks} if run is not None else {}
-    told = []
+    missing_parts = []
     for rank in ranks:
         missing = {**rank.missing, **closed.get(rank.folder, {})}
         name = f"rank {rank.rank}" if rank.rank is not None else rank.folder
-        told += [f"{name} has no {part}: {why}" for part, why in sorted(missing.items()) if why]
-    if not told:
+        missing_parts += [
+            f"{name} has no {part}: {why}" for part, why in sorted(missing.items()) if why
+        ]
+    if not missing_parts:
         return None
-    more = f"; and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
-    return Note(id="missing-parts", detail="; ".join(told[:_NAMED]) + more, count=len(told))
+    count = len(missing_parts)
+    more = f"; and {count - _NAMED} more" if count > _NAMED else ""
+    return Note(id="missing-parts", detail="; ".join(missing_parts[:_NAMED]) + more, count=count)
 
 
 def _decode(file: Path, kind: type[_T]) -> tuple[_T | None, str | None]:
-    """What it holds, and why that cannot be read; neither where there is no file."""
+    """The file's record, or why it cannot be read; neither if there is no file."""
     try:
         content = read_whole(file, _MAX_FILE_BYTES)
         if not content.strip(b"\0 \n"):

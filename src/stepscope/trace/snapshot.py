@@ -1,11 +1,11 @@
-"""A CUDA memory snapshot (`torch.cuda.memory._dump_snapshot`) -> columns; no code in it is run.
+"""A CUDA memory snapshot (`torch.cuda.memory._dump_snapshot`) -> columns, without running code.
 
     {"segments": [{"address", "total_size", "device", "blocks": [{"size", "state", "frames"}]}],
      "device_traces": [[{"action", "addr", "size", "time_us", "frames"}]]}
 
-A bare list of segments, as `torch.cuda.memory_snapshot()` gives it, will do. What an allocator
-cannot have meant is counted under `quality` and left out, so that the columns can be trusted:
-sizes and addresses are in range, segments lie apart, and no segment holds more than its size.
+A bare list of segments, as `torch.cuda.memory_snapshot()` returns it, is also accepted. Impossible
+values are left out and counted under `quality`, so that the columns can be trusted: sizes and
+addresses are in range, segments do not overlap, and no segment holds more than its size.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepscope.errors import UnreadableInputError
+from stepscope.records import figures
 from stepscope.records.limits import MAX_EVENT_BYTES
 from stepscope.records.memory import ACTIONS, BLOCK_STATES, Blocks, History, Segments, Snapshot
 from stepscope.records.trace import ABSENT
@@ -47,24 +48,24 @@ _UNKNOWN_ACTION, _UNKNOWN_STATE = _ACTION["unknown"], _STATE["unknown"]
 
 
 def is_snapshot(path: Path) -> bool:
-    """By content: whether the file is a pickle."""
+    """Whether the file is a pickle, by its content."""
     return is_pickle(read_head(path))
 
 
 def find_snapshots(folder: Path) -> list[Path]:
-    """Pickles in a folder, by the names that people give them and by their content."""
+    """The pickles in a folder, by suffix and content."""
     named = (file for file in sorted(folder.iterdir()) if file.suffix in (".pickle", ".pkl"))
     return [file for file in named if file.is_file() and is_snapshot(file)]
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Raises UnreadableInputError for anything but plain data in the shape of a snapshot."""
+    """Read a snapshot. Raises UnreadableInputError for anything but its plain data."""
     with open_file(path) as file:
         try:
             if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
                 raise UnreadableInputError(
-                    f"{path} has more than {MAX_FILE_BYTES >> 30} GiB: record a shorter history "
-                    "(max_entries)"
+                    f"{path} is larger than {figures.size(MAX_FILE_BYTES)}: record a shorter "
+                    "history (max_entries)"
                 )
             data = file.read(MAX_FILE_BYTES)
         except OSError as error:
@@ -75,12 +76,12 @@ def read_snapshot(path: Path) -> Snapshot:
 
 
 class _SnapshotReader:
-    """Checks every shape on the way; a part that is referred to again and again counts each time,
-    so that a small file cannot ask for endless work."""
+    """Checks all values. A part counts each time it is referred to, so that a small file cannot
+    ask for endless work."""
 
     def __init__(self, name: str, dicts: int) -> None:
         self._name = name
-        self._left = dicts
+        self._dicts_left = dicts
         self._odd = OddValues()
         self._stacks = SnapshotStacks(self._odd)
         self._unknown: set[str] = set()
@@ -104,54 +105,54 @@ class _SnapshotReader:
         )
 
     def _check_anything_left(self, segments: Segments, histories: tuple[History, ...]) -> None:
-        known = any((each.action != _UNKNOWN_ACTION).any() for each in histories)
+        known = any((history.action != _UNKNOWN_ACTION).any() for history in histories)
         notes = self._odd.notes()
         if notes and not known and not len(segments):
             raise self._misshapen(f"nothing in it can be used ({notes[0].detail})")
 
     def _misshapen(self, why: str) -> UnreadableInputError:
-        return UnreadableInputError(f"{self._name} is a pickle, but no memory snapshot: {why}")
+        return UnreadableInputError(f"{self._name} is a pickle, but not a memory snapshot: {why}")
 
     # Rows and their columns
 
     def _dicts(self, value: Any, what: str) -> Dicts:
         """The dicts of a list; anything else is left out."""
         if not isinstance(value, list):
-            self._odd.add(f"{what.split('[')[0]} (no list)", 1, value, what)
+            self._odd.add(f"{what.split('[')[0]} (not a list)", 1, value, what)
             return []
-        self._left -= len(value)
-        if self._left < 0:
+        self._dicts_left -= len(value)
+        if self._dicts_left < 0:
             raise self._misshapen("it refers to the same parts again and again")
         if set(map(type, value)) <= {dict}:
             return value
-        first = next(place for place, each in enumerate(value) if type(each) is not dict)
-        rows = [each for each in value if type(each) is dict]
-        kind = f"{what.split('[')[0]} (no dict)"
+        first = next(place for place, item in enumerate(value) if type(item) is not dict)
+        rows = [item for item in value if type(item) is dict]
+        kind = f"{what.split('[')[0]} (not a dict)"
         self._odd.add(kind, len(value) - len(rows), value[first], f"{what}[{first}]")
         return rows
 
     def _whole(
-        self, values: Sequence[Any], key: str, place: Place, *, most: int, least: int = 0
+        self, values: Sequence[Any], key: str, place: Place, *, highest: int, lowest: int = 0
     ) -> Int64:
-        """Integers from `least` to `most`; any other value is counted and ABSENT."""
+        """Integers from `lowest` to `highest`; any other value is counted and ABSENT."""
         try:
             exact = set(map(type, values)) <= {int}
             column = np.array(values if exact else [_integer(v) for v in values], np.int64)
         except OverflowError:
             column = np.array([_integer(value) for value in values], np.int64)
-        odd = (column < least) | (column > most)
+        odd = (column < lowest) | (column > highest)
         if odd.any():
             first = int(odd.argmax())
             self._odd.add(key, int(odd.sum()), values[first], place(first))
             column[odd] = ABSENT
         return column
 
-    def _column(self, rows: Dicts, key: str, place: Place, *, most: int) -> Int64:
-        return self._whole([row.get(key) for row in rows], key, place, most=most)
+    def _column(self, rows: Dicts, key: str, place: Place, *, highest: int) -> Int64:
+        return self._whole([row.get(key) for row in rows], key, place, highest=highest)
 
     def _sizes(self, rows: Dicts, key: str, place: Place, default: int | None = None) -> Int64:
         values = [row.get(key, default) for row in rows]
-        column = self._whole(values, key, place, most=MAX_EVENT_BYTES)
+        column = self._whole(values, key, place, highest=MAX_EVENT_BYTES)
         if float(column.sum(dtype=np.float64)) > _LARGEST_SUM:
             raise self._misshapen(f"{key} adds up to more bytes than any machine has")
         return column
@@ -159,7 +160,7 @@ class _SnapshotReader:
     def _codes(
         self, rows: Dicts, key: str, known: dict[str, int], place: Place
     ) -> tuple[NDArray[np.int8], list[Any]]:
-        """Words as codes, and the words; what is no word has the code of "unknown"."""
+        """Words as codes, and the words; anything else gets the code of "unknown"."""
         words: list[Any] = [row.get(key) for row in rows]
         if not set(map(type, words)) <= {str}:
             odd = [at for at, word in enumerate(words) if type(word) is not str]
@@ -172,41 +173,41 @@ class _SnapshotReader:
     # Segments and blocks
 
     def _segments(self, listed: Dicts) -> tuple[Segments, Blocks]:
-        """Those that can be true, with their blocks."""
+        """The plausible segments, with their blocks."""
         place: Place = "segments[{}]".format
         device = self._whole(
-            [row.get("device", 0) for row in listed], "device", place, most=MAX_DEVICES - 1
+            [row.get("device", 0) for row in listed], "device", place, highest=MAX_DEVICES - 1
         )
         segments = Segments(
             device=device.astype(np.int32),
-            address=self._column(listed, "address", place, most=_MAX_ADDRESS - MAX_EVENT_BYTES),
+            address=self._column(listed, "address", place, highest=_MAX_ADDRESS - MAX_EVENT_BYTES),
             total_bytes=self._sizes(listed, "total_size", place),
         )
         blocks = self._blocks(listed, segments)
         usable = (device >= 0) & (segments.address >= 0) & (segments.total_bytes >= 0)
         usable &= ~self._overfull(segments, blocks, usable)
         usable &= ~self._overlapping(segments, usable)
-        return _kept(segments, blocks, usable)
+        return _usable_rows(segments, blocks, usable)
 
     def _overfull(self, segments: Segments, blocks: Blocks, usable: NDArray[Any]) -> NDArray[Any]:
-        """Segments whose blocks need more than there is."""
+        """Segments whose blocks are larger than the segment."""
         filled = np.zeros(len(segments), np.int64)
         np.add.at(filled, blocks.segment, blocks.size_bytes)
-        found = usable & (filled > segments.total_bytes)
-        self._count_segments("blocks larger than their segment", filled, found)
-        return found
+        overfull = usable & (filled > segments.total_bytes)
+        self._count_segments("blocks larger than their segment", filled, overfull)
+        return overfull
 
     def _overlapping(self, segments: Segments, usable: NDArray[Any]) -> NDArray[Any]:
         """Segments that begin inside another of the same device."""
-        found = np.zeros(len(segments), np.bool_)
+        overlapping = np.zeros(len(segments), np.bool_)
         for device in np.unique(segments.device[usable]).tolist():
             rows = np.flatnonzero(usable & (segments.device == device))
             rows = rows[np.argsort(segments.address[rows], kind="stable")]
             starts = segments.address[rows]
             reach = np.maximum.accumulate(starts + segments.total_bytes[rows])
-            found[rows[1:]] = starts[1:] < reach[:-1]
-        self._count_segments("segments that overlap", segments.address, found)
-        return found
+            overlapping[rows[1:]] = starts[1:] < reach[:-1]
+        self._count_segments("segments that overlap", segments.address, overlapping)
+        return overlapping
 
     def _count_segments(self, what: str, values: Int64, odd: NDArray[Any]) -> None:
         if odd.any():
@@ -214,13 +215,13 @@ class _SnapshotReader:
             self._odd.add(what, int(odd.sum()), int(values[first]), f"segments[{first}]")
 
     def _blocks(self, listed: Dicts, segments: Segments) -> Blocks:
-        """All that have a size."""
-        inner = [
-            self._dicts(each.get("blocks", []), f"segments[{number}].blocks")
-            for number, each in enumerate(listed)
+        """All blocks that have a size."""
+        lists = [
+            self._dicts(row.get("blocks", []), f"segments[{number}].blocks")
+            for number, row in enumerate(listed)
         ]
-        segment = np.repeat(np.arange(len(listed), dtype=np.int32), [len(each) for each in inner])
-        flat = [block for each in inner for block in each]
+        segment = np.repeat(np.arange(len(listed), dtype=np.int32), [len(rows) for rows in lists])
+        flat = [block for rows in lists for block in rows]
 
         def place(row: int) -> str:
             number = int(segment[row])
@@ -229,7 +230,7 @@ class _SnapshotReader:
         size = self._sizes(flat, "size", place)
         state, words = self._codes(flat, "state", _STATE, place)
         self._count_states(words, state, place)
-        counts = size >= 0
+        has_size = size >= 0
         size = np.maximum(size, 0)
         blocks = Blocks(
             segment=segment,
@@ -239,7 +240,7 @@ class _SnapshotReader:
             state=state,
             stack=self._stacks.codes([_frames_of_block(block) for block in flat], place),
         )
-        return blocks if counts.all() else _rows_of(blocks, counts)
+        return blocks if has_size.all() else _select(blocks, has_size)
 
     def _count_states(self, words: list[Any], state: NDArray[np.int8], place: Place) -> None:
         unknown = np.flatnonzero(state == _UNKNOWN_STATE).tolist()
@@ -250,44 +251,44 @@ class _SnapshotReader:
     def _addresses(
         self, flat: Dicts, size: Int64, segment: NDArray[Any], segments: Segments, place: Place
     ) -> Int64:
-        """Blocks follow each other in their segment; older writers leave it at that."""
+        """Blocks follow each other in their segment; older writers give no addresses."""
         before = np.cumsum(size) - size
         first = np.searchsorted(segment, np.arange(len(segments)))
         starts = np.append(before, 0)[np.minimum(first, len(before))]
         derived: Int64 = segments.address[segment] + before - starts[segment]
         if not any("address" in block for block in flat):
             return derived
-        said = self._column(flat, "address", place, most=_MAX_ADDRESS)
-        return np.where(said >= 0, said, derived)
+        written = self._column(flat, "address", place, highest=_MAX_ADDRESS)
+        return np.where(written >= 0, written, derived)
 
     def _requested(self, flat: Dicts, size: Int64, place: Place) -> Int64:
         if not any("requested_size" in block for block in flat):
             return size
-        asked = self._column(flat, "requested_size", place, most=MAX_EVENT_BYTES)
-        return np.where(asked >= 0, asked, size)
+        requested = self._column(flat, "requested_size", place, highest=MAX_EVENT_BYTES)
+        return np.where(requested >= 0, requested, size)
 
     # Histories
 
     def _histories(self, traces: Any) -> Iterable[History]:
         if not isinstance(traces, list):
-            self._odd.add("device_traces (no list)", 1, traces)
+            self._odd.add("device_traces (not a list)", 1, traces)
             return
         if len(traces) > MAX_DEVICES:
-            left = len(traces) - MAX_DEVICES
-            self._odd.add("device_traces", left, f"{len(traces):,} devices")
+            left_out = len(traces) - MAX_DEVICES
+            self._odd.add("device_traces", left_out, f"{len(traces):,} devices")
         for device, events in enumerate(traces[:MAX_DEVICES]):
             what = f"device_traces[{device}]"
             yield self._history(device, self._dicts(events, what), f"{what}[{{}}]".format)
 
     def _history(self, device: int, rows: Dicts, place: Place) -> History:
-        """An event whose address or size cannot be true is one of an unknown action."""
+        """An event with an impossible address or size gets the action "unknown"."""
         action, words = self._codes(rows, "action", _ACTION, place)
-        self._unknown |= {each[:40] for each in set(words) - set(_ACTION)}
+        self._unknown |= {word[:40] for word in set(words) - set(_ACTION)}
         address = self._whole(
             [row.get("addr", row.get("device_free", 0)) for row in rows],
             "addr",
             place,
-            most=_MAX_ADDRESS,
+            highest=_MAX_ADDRESS,
         )
         size = self._sizes(rows, "size", place, default=0)
         stamps = [row.get("time_us", ABSENT) for row in rows]
@@ -298,7 +299,7 @@ class _SnapshotReader:
             action=action,
             address=np.where(odd, 0, address),
             size_bytes=np.where(odd, 0, size),
-            time_us=self._whole(stamps, "time_us", place, most=_LATEST_US, least=ABSENT),
+            time_us=self._whole(stamps, "time_us", place, highest=_LATEST_US, lowest=ABSENT),
             stack=self._stacks.codes([row.get("frames") for row in rows], place),
         )
 
@@ -308,11 +309,13 @@ def _integer(value: Any) -> int:
     return value if fits else -_MAX_ADDRESS
 
 
-def _kept(segments: Segments, blocks: Blocks, usable: NDArray[np.bool_]) -> tuple[Segments, Blocks]:
+def _usable_rows(
+    segments: Segments, blocks: Blocks, usable: NDArray[np.bool_]
+) -> tuple[Segments, Blocks]:
     if usable.all():
         return segments, blocks
     place = (np.cumsum(usable) - 1).astype(np.int32)
-    left = _rows_of(blocks, usable[blocks.segment])
+    left = _select(blocks, usable[blocks.segment])
     return (
         Segments(
             device=segments.device[usable],
@@ -330,12 +333,12 @@ def _kept(segments: Segments, blocks: Blocks, usable: NDArray[np.bool_]) -> tupl
     )
 
 
-def _rows_of(blocks: Blocks, rows: NDArray[np.bool_]) -> Blocks:
+def _select(blocks: Blocks, rows: NDArray[np.bool_]) -> Blocks:
     return Blocks(**{name: getattr(blocks, name)[rows] for name in Blocks.__struct_fields__})
 
 
 def _frames_of_block(block: dict[str, Any]) -> Any:
-    """Older writers keep a history with each block, the latest first."""
+    """Older writers keep a history with each block, latest first."""
     if "frames" in block:
         return block["frames"]
     history = block.get("history")

@@ -1,11 +1,11 @@
-"""A pickle of plain data, read without running anything.
+"""Read a pickle of plain data without running anything in it.
 
-Every opcode is looked at before one is carried out. Only those that make dicts, lists, tuples,
-strings, bytes, numbers, booleans and None may be there; whatever names, calls or builds anything
-else is refused, and so are lengths and indices that the file itself does not bear out. What is
-left is loaded by an unpickler that would refuse the same once more. Memory stays within about ten
-times the file's size: nothing is copied when a part is referred to again, and a file may not hold
-many more containers than its length can fill.
+All opcodes are checked before the first one runs. Only those that make dicts, lists, tuples,
+strings, bytes, numbers, booleans and None are allowed. Opcodes that name, call or build anything
+else are refused, and so are lengths and indices that do not fit the file. The rest is loaded by an
+unpickler that would refuse the same things again. Memory stays within about ten times the file's
+size: a part that is referred to again is not copied, and the number of containers is limited by the
+file's length.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from stepscope.trace.pickle_tuples import largest_tuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Of a thousand million bytes of empty lists nobody needs the lists.
+# A gigabyte of empty lists is not a snapshot.
 MAX_CONTAINERS = 30_000_000
 _FREE_CONTAINERS = 1_000_000  # that a file of any length may hold
-_BYTES_A_CONTAINER = 8  # a snapshot's have about thirty
+_BYTES_PER_CONTAINER = 8  # a snapshot's have about thirty
 _LARGEST_TUPLE = 1_000  # all levels counted
 _LONGEST_LINE = 4096  # of a number or an index written as text
 _LONGEST_REASON = 200
@@ -74,7 +74,7 @@ _HEAD = re.compile(rb"\x80[\x02-\x08]|\([dl]|[}\]]q|c[\w.]+\n[\w.]+\n")
 
 
 def _steps() -> list[int]:
-    """By opcode: how far on the next is; _SHORT: the next byte says; 0: it must be looked at."""
+    """Opcode -> bytes to the next opcode; _SHORT: the next byte says; 0: must be checked."""
     table = [0] * 256
     for opcode in _PLAIN:
         table[opcode] = 1
@@ -93,24 +93,24 @@ _LENGTH = {code[0]: size for code, size in _COUNTED.items()}
 
 
 def is_pickle(head: bytes) -> bool:
-    """Told from a file's first bytes."""
+    """Whether a file's first bytes are those of a pickle."""
     return _HEAD.match(head) is not None
 
 
 def load_plain(data: bytes, name: str) -> tuple[Any, int]:
-    """What the pickle holds, and how many dicts it makes. Raises UnreadableInputError."""
-    seen, nested = _scan(data, name)
-    most = min(MAX_CONTAINERS, _FREE_CONTAINERS + len(data) // _BYTES_A_CONTAINER)
-    if sum(seen[code] for code in _CONTAINERS) > most:
+    """The pickle's value, and the number of dicts in it. Raises UnreadableInputError."""
+    counts, nested = _scan(data, name)
+    limit = min(MAX_CONTAINERS, _FREE_CONTAINERS + len(data) // _BYTES_PER_CONTAINER)
+    if sum(counts[code] for code in _CONTAINERS) > limit:
         raise UnreadableInputError(
-            f"{name} holds more than {most:,} dicts and lists: record a shorter history "
+            f"{name} holds more than {limit:,} dicts and lists: record a shorter history "
             "(max_entries)"
         )
     if nested:
         _check_tuples(data, name)
     with _no_collector():
         try:
-            return _Plain(io.BytesIO(data)).load(), sum(seen[code] for code in _DICTS)
+            return _Plain(io.BytesIO(data)).load(), sum(counts[code] for code in _DICTS)
         except MemoryError:
             raise
         except Exception as error:
@@ -119,7 +119,7 @@ def load_plain(data: bytes, name: str) -> tuple[Any, int]:
 
 
 class _Plain(pickle.Unpickler):
-    """Nothing that the scan lets through comes here."""
+    """Refuses everything that is not plain data; the scan has refused it already."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
@@ -129,24 +129,24 @@ class _Plain(pickle.Unpickler):
 
 
 def _scan(data: bytes, name: str) -> tuple[list[int], bool]:
-    """How often each opcode occurs, and whether a tuple is anything but a pair of numbers, which
-    is all that torch writes; refuses the file where an opcode may not be."""
-    seen = [0] * 256
+    """Count each opcode, and find out whether all tuples are pairs of numbers, as torch writes
+    them. Raises UnreadableInputError for an opcode that is not allowed."""
+    counts = [0] * 256
     at, step = 0, _STEP
     last = last_but_one = 0
     nested = False
     try:
         while True:
             opcode = data[at]
-            seen[opcode] += 1
+            counts[opcode] += 1
             further = step[opcode]
             if further > 0:
                 at += further
             elif further == _SHORT:
                 at += 2 + data[at + 1]
             elif opcode == _STOP:
-                return seen, nested
-            elif opcode == _FRAME:  # it may stand between a pair and its numbers
+                return counts, nested
+            elif opcode == _FRAME:  # may stand between a pair and its numbers
                 at += 9
                 continue
             elif opcode in _TUPLES:
@@ -154,7 +154,7 @@ def _scan(data: bytes, name: str) -> tuple[list[int], bool]:
                 nested |= not flat
                 at += 1
             else:
-                at = _after(data, at, opcode, seen, name)
+                at = _next_opcode(data, at, opcode, counts, name)
             last_but_one, last = last, opcode
     except IndexError:
         raise UnreadableInputError(
@@ -163,7 +163,7 @@ def _scan(data: bytes, name: str) -> tuple[list[int], bool]:
 
 
 def _check_tuples(data: bytes, name: str) -> None:
-    every = [len(data)] * 256  # the memo's places were checked before
+    no_limit = [len(data)] * 256  # memo indices were checked before
 
     def after(at: int) -> int:
         further = _STEP[data[at]]
@@ -173,16 +173,16 @@ def _check_tuples(data: bytes, name: str) -> None:
             return at + (further or 1)
         if data[at] == _FRAME:
             return at + 9
-        return _after(data, at, data[at], every, name)
+        return _next_opcode(data, at, data[at], no_limit, name)
 
     if largest_tuple(data, after) > _LARGEST_TUPLE:
         raise UnreadableInputError(
-            f"{name} is a pickle, but no memory snapshot: a tuple in it holds more than "
+            f"{name} is a pickle, but not a memory snapshot: a tuple in it holds more than "
             f"{_LARGEST_TUPLE:,} parts"
         )
 
 
-def _after(data: bytes, at: int, opcode: int, seen: list[int], name: str) -> int:
+def _next_opcode(data: bytes, at: int, opcode: int, counts: list[int], name: str) -> int:
     """Where the next opcode is."""
     size = _LENGTH.get(opcode)
     if size is not None:
@@ -193,7 +193,7 @@ def _after(data: bytes, at: int, opcode: int, seen: list[int], name: str) -> int
             raise IndexError
         return at + 1 + size + length
     if opcode == _LONG_BINPUT:
-        _check_put(int.from_bytes(data[at + 1 : at + 5], "little"), seen, name, at)
+        _check_put(int.from_bytes(data[at + 1 : at + 5], "little"), counts, name, at)
         return at + 5
     if opcode in _SHORT_LINES or opcode in _LONG_LINES:
         end = data.find(b"\n", at)
@@ -203,16 +203,16 @@ def _after(data: bytes, at: int, opcode: int, seen: list[int], name: str) -> int
         if opcode in _SHORT_LINES and len(line) > _LONGEST_LINE:
             raise _refused(name, at, "it holds a number of thousands of digits")
         if opcode == _PUT:
-            _check_put(int(line) if line.isdigit() else -1, seen, name, at)
+            _check_put(int(line) if line.isdigit() else -1, counts, name, at)
         return end + 1
     raise _refused(name, at, _asks_for(data, at, opcode))
 
 
-def _check_put(index: int, seen: list[int], name: str, at: int) -> None:
-    """A memo grows one by one; a place far out would only be there to fill memory."""
-    if not 0 <= index <= sum(seen[code] for code in _PUTS):
-        place = f"{index:,}" if index < 1 << 64 else "of many digits"
-        raise _refused(name, at, f"it keeps a part at place {place}, which no writer does")
+def _check_put(index: int, counts: list[int], name: str, at: int) -> None:
+    """The memo grows one by one; an index far beyond it would only fill memory."""
+    if not 0 <= index <= sum(counts[code] for code in _PUTS):
+        shown = f"{index:,}" if index < 1 << 64 else "of many digits"
+        raise _refused(name, at, f"it uses memo index {shown}, which no writer does")
 
 
 def _asks_for(data: bytes, at: int, opcode: int) -> str:
@@ -233,7 +233,7 @@ def _refused(name: str, at: int, why: str) -> UnreadableInputError:
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Millions of dicts and no cycle: looking for some would take most of the time."""
+    """There are millions of dicts and no cycle: collecting would take most of the time."""
     was = gc.isenabled()
     gc.disable()
     try:

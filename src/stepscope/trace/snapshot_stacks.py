@@ -1,4 +1,4 @@
-"""The stacks of a memory snapshot: each once, whoever refers to it, its frames as plain text."""
+"""The Python stacks of a memory snapshot: each distinct one once, its frames as plain text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LAST_LINE = 1 << 31
 
 
 class SnapshotStacks:
-    """Lists of frames are known by identity, so that a shared one is read once."""
+    """Recognises lists of frames by identity, so that a shared one is read only once."""
 
     def __init__(self, odd: OddValues) -> None:
         self._odd = odd
@@ -31,29 +31,29 @@ class SnapshotStacks:
         self._frames: dict[int, Frame | None] = {}
 
     def all(self) -> tuple[tuple[Frame, ...], ...]:
-        """In the order of their codes."""
+        """All stacks, in the order of their codes."""
         return tuple(self._code)
 
     def codes(self, stacks: Iterable[Any], place: Callable[[int], str]) -> NDArray[np.int32]:
-        """-1 where none was recorded."""
+        """The code of each stack, -1 if none was recorded."""
         known = self._code_of_list.get
-        # A stack that is known is not false; the first one is 0, and is looked at twice.
+        # `or` is fast; it only looks up the first stack, whose code is 0, twice.
         return np.array(
-            [known(id(each)) or self._new(each, place, row) for row, each in enumerate(stacks)],
+            [known(id(stack)) or self._add(stack, place, row) for row, stack in enumerate(stacks)],
             np.int32,
         )
 
-    def _new(self, frames: Any, place: Callable[[int], str], row: int) -> int:
+    def _add(self, frames: Any, place: Callable[[int], str], row: int) -> int:
         if frames is None:
             return -1
         if not isinstance(frames, list):
-            self._odd.add("frames (no list)", 1, frames, place(row))
+            self._odd.add("frames (not a list)", 1, frames, place(row))
             return -1
         known = self._code_of_list.get(id(frames))
         if known is not None:
             return known
-        read = (self._frame(frame, place, row) for frame in frames)
-        stack = tuple(frame for frame in read if frame is not None)
+        readable = (self._frame(frame, place, row) for frame in frames)
+        stack = tuple(frame for frame in readable if frame is not None)
         code = self._code.setdefault(stack, len(self._code)) if stack else -1
         self._code_of_list[id(frames)] = code
         return code
@@ -70,7 +70,7 @@ class SnapshotStacks:
                 self._text(frame.get("name"), "name", where),
             )
         else:
-            self._odd.add("frames (no dict)", 1, frame, place(row))
+            self._odd.add("frames (not a dict)", 1, frame, place(row))
         self._frames[id(frame)] = read
         return read
 
@@ -81,7 +81,7 @@ class SnapshotStacks:
         return 0
 
     def _text(self, text: Any, key: str, where: str) -> str:
-        """Cut where it is endless; without halves of characters, which no output can take."""
+        """Cut if too long; without half characters, which no output can hold."""
         if not isinstance(text, str):
             self._odd.add(key, 1, text, where)
             return ""
@@ -89,5 +89,5 @@ class SnapshotStacks:
             return text
         whole = replace_invalid(text[:LONGEST_NAME])
         if whole != text:
-            self._odd.add(f"{key} (cut or mended)", 1, text, where)
+            self._odd.add(f"{key} (cut or repaired)", 1, text, where)
         return whole
