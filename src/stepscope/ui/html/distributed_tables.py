@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stepscope.ui.distributed import CAUSES, group_words, who
+from stepscope.ui.distributed import CAUSES, group_words, straggler_name
 from stepscope.ui.html.tables import make_table
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _stragglers(job: Job) -> dict[str, Any]:
     ]
     rows = (
         (
-            who(each),
+            straggler_name(each),
             CAUSES[each.cause],
             each.slowdown,
             round(each.cost_ms * 1e6),
