@@ -20,6 +20,7 @@ from explain.strategies.test_processes import capture
 from jobs import Fault, Plan, make_job
 from jobs_files import write_job
 from shared_traces import GOLDEN, SHARED, SHARED_TRACES, VARIANTS
+from stepscope.records.figures import milliseconds
 from stepscope.ui.cli.explain import explain_paths
 from stepscope.ui.contract import explanation_json
 from stepscope.ui.terminal.explanation import print_explanation
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 
     from stepscope.records.explanation import Explanation
 
-EXACT, ROUNDED = 1e-6, 0.006  # in the JSON; of two decimals or a whole percent in a sentence
-OF_A_STEP = re.compile(r"([\d.]+) ms of a ([\d.]+) ms step")
+EXACT, ROUNDED = 1e-6, 0.006  # in the JSON; of two decimals in a sentence
+THREE_DIGITS = 0.0051  # the most that three significant digits round off
+OF_A_STEP = re.compile(r"([\d.,]+) ms of a ([\d.,]+) ms step")
 # A finding's share is these parts of its rank's step.
 PARTS = {
     "exposed-communication": ("exposed_comm",),
@@ -246,7 +248,7 @@ def check_findings(found: Answer) -> None:
             else (found.step_ms)
         )
         for ms, whole in _of_a_step(finding):
-            assert whole == pytest.approx(step, abs=ROUNDED)
+            assert whole == printed(step)
             assert ms <= whole + ROUNDED
         if finding["id"] in PARTS:
             check_parts(found, finding)
@@ -255,7 +257,16 @@ def check_findings(found: Answer) -> None:
 def _of_a_step(finding: dict[str, Any]) -> Iterator[tuple[float, float]]:
     for line in (finding["summary"], *finding["evidence"]):
         for ms, whole in OF_A_STEP.findall(line):
-            yield float(ms), float(whole)
+            yield number(ms), number(whole)
+
+
+def number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def printed(value: float) -> Any:
+    """What a number in a sentence may stand for."""
+    return pytest.approx(value, rel=THREE_DIGITS, abs=ROUNDED)
 
 
 def check_parts(found: Answer, finding: dict[str, Any]) -> None:
@@ -263,16 +274,17 @@ def check_parts(found: Answer, finding: dict[str, Any]) -> None:
     budget = found.rank(rank)["budget"]
     parts = {part["id"]: part for part in budget["parts"]}
     assert finding["share"] == near(sum(parts[part]["share"] for part in PARTS[finding["id"]]))
-    percent = re.search(r"(\d+)%", finding["summary"])
+    percent = re.search(r"([\d.]+)%", finding["summary"])
     assert percent
-    assert int(percent[1]) == pytest.approx(100 * finding["share"], abs=0.5 + EXACT)
+    assert float(percent[1]) == pytest.approx(100 * finding["share"], abs=_half(percent[1]) + EXACT)
     if len(found.json["ranks"]) > 1:
         assert f"of rank {rank}'s step" in finding["summary"]
     if finding["id"] == "exposed-communication":
         whole = parts["exposed_comm"]["ms"]
-        kinds = [float(ms) for ms in re.findall(r": ([\d.]+) ms of that", str(finding["evidence"]))]
-        assert sum(kinds) <= whole * (1 + EXACT) + len(kinds) * ROUNDED
-        assert next(_of_a_step(finding))[0] == pytest.approx(whole, abs=ROUNDED)
+        found_kinds = re.findall(r": ([\d.,]+) ms of that", str(finding["evidence"]))
+        kinds = [number(ms) for ms in found_kinds]
+        assert sum(kinds) <= whole * (1 + THREE_DIGITS) + len(kinds) * ROUNDED
+        assert next(_of_a_step(finding))[0] == printed(whole)
 
 
 def check_advice(found: Answer) -> None:
@@ -340,12 +352,12 @@ def check_critical_path(found: Answer) -> None:
 def check_terminal(found: Answer) -> None:
     """The first line's step is the budget's; legend and strategies divide that one."""
     text = found.terminal
-    assert f"{found.step_ms:.2f} ms" in text.splitlines()[0]
+    assert milliseconds(found.step_ms) in text.splitlines()[0]
     for name, (label, *_) in LABELS.items():
-        for ms, percent in re.findall(rf"{label.lower()} +([\d.]+) ms +([\d.]+)%", text):
+        for ms, percent in re.findall(rf"{label.lower()} +([\d.,]+) ms +([\d.]+)%", text):
             part = next(part for part in found.json["budget"]["parts"] if part["id"] == name)
-            assert float(ms) == pytest.approx(part["ms"], abs=ROUNDED)
-            assert _is_share(float(ms), float(percent), found.step_ms, decimals=1)
+            assert number(ms) == pytest.approx(part["ms"], rel=THREE_DIGITS)
+            assert _is_share(number(ms), percent, found.step_ms)
     check_words(found, text)
 
 
@@ -364,14 +376,19 @@ def check_words(found: Answer, text: str) -> None:
     """Sentences that give a part and its share, wherever they stand."""
     steps = [found.step_ms, *(rank["budget"]["step_ms"] for rank in found.json["ranks"])]
     for ms, whole in OF_A_STEP.findall(text):
-        assert any(float(whole) == pytest.approx(step, abs=ROUNDED) for step in steps), (ms, whole)
-    exposed = r"([\d.]+) (s|ms|µs) of ([\d.]+) (?:s|ms|µs) exposed \((\d+)% of the step\)"
+        assert any(number(whole) == printed(step) for step in steps), (ms, whole)
+    exposed = r"([\d.,]+) (s|ms|µs) of ([\d.,]+) (?:s|ms|µs) exposed \(([\d.]+)% of the step\)"
     for value, unit, _, percent in re.findall(exposed, text):
-        ms = float(value) * {"s": 1e3, "ms": 1.0, "µs": 1e-3}[unit]
-        assert _is_share(ms, float(percent), found.step_ms, decimals=0), (ms, percent)
+        ms = number(value) * {"s": 1e3, "ms": 1.0, "µs": 1e-3}[unit]
+        assert _is_share(ms, percent, found.step_ms), (ms, percent)
 
 
-def _is_share(ms: float, percent: float, step_ms: float, *, decimals: int) -> bool:
+def _is_share(ms: float, percent: str, step_ms: float) -> bool:
     """Within what rounding both may do."""
-    half = 0.5 * 10**-decimals
-    return abs(100 * ms / step_ms - percent) <= half + 100 * (0.005 + 0.005 * ms) / step_ms + 1e-9
+    rounding = _half(percent) + 100 * THREE_DIGITS * ms / step_ms
+    return abs(100 * ms / step_ms - float(percent)) <= rounding + 1e-9
+
+
+def _half(percent: str) -> float:
+    """Half of the last digit."""
+    return 0.5 * 10.0 ** -len(percent.partition(".")[2])
