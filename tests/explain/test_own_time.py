@@ -14,6 +14,7 @@ from jobs_files import write_job
 from stepscope.explain.explain_job import explain_job
 from stepscope.explain.rank_steps import own_ms, typical_step
 from stepscope.explain.stragglers import find_stragglers
+from stepscope.records.figures import milliseconds
 from stepscope.records.job import RankSteps, RankTimes
 from stepscope.ui.contract import explanation_json
 from stepscope.ui.health import check_health
@@ -91,7 +92,7 @@ def test_json_health_and_terminal_show_the_same_own_time(explained: Explanation)
     assert [each.own_ms for each in explained.job.times] == list(own.values())  # the page's
     screen = io.StringIO()
     Console(file=screen, width=100).print(_ranks(explained.ranks))
-    assert all(f"{ms:.2f} ms" in screen.getvalue() for ms in own.values())
+    assert all(milliseconds(ms) in screen.getvalue() for ms in own.values())
 
 
 def test_the_accused_is_the_rank_with_the_most_own_time(explained: Explanation) -> None:

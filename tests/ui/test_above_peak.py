@@ -142,6 +142,6 @@ def test_an_operator_bound_by_memory_may_stand_above_its_roof() -> None:
     assert share_of_roof(replace(spot, bound="compute")) == "above it: wrong"
     assert share_of_roof(replace(spot, roof_ns=50.0)) == "50%"
     assert share_of_roof(replace(spot, roof_ns=None)) == "-"
-    assert (share_of_peak(0.421, 1), share_of_peak(1.0), share_of_peak(2.1)) == (
-        "42.1%", "100%", "above it: wrong",
+    assert (share_of_peak(0.421), share_of_peak(1.0), share_of_peak(2.1)) == (
+        "42%", "100%", "above it: wrong",
     )  # fmt: skip

@@ -23,7 +23,7 @@ from stepscope.records.figures import signed, signed_percent, significant, unsig
 from stepscope.records.prediction import Setting
 from stepscope.records.promise import Promise
 from stepscope.ui.cli.compare import command
-from stepscope.ui.comparison import comparison_answer
+from stepscope.ui.comparison import comparison_answer, merged_notes
 from stepscope.ui.terminal.comparison import draw_interval
 from stepscope.verify.compare import compare
 from stepscope.verify.record_file import this_host
@@ -333,6 +333,11 @@ def test_why_is_of_all_measured_steps_and_never_of_the_trace(
     unmoved = comparison_answer(replace(found, budget=rows, phases=still)).why
     assert "no single phase of the loop changed by more than chance explains" in unmoved
     assert "7.23" not in unmoved
+
+
+def test_notes_about_both_sides_are_one_line() -> None:
+    notes = ["A has only 9 steps: too few", "B has only 8 steps: too few", "whole"]
+    assert merged_notes(notes) == ["A has only 9 steps, B has only 8 steps: too few", "whole"]
 
 
 def test_percentages_have_two_digits_that_count() -> None:

@@ -21,6 +21,7 @@ from jobs import Fault, Plan, make_job
 from jobs_files import write_job
 from shared_traces import GOLDEN, SHARED, SHARED_TRACES, VARIANTS
 from stepscope.records import figures
+from stepscope.records.figures import milliseconds
 from stepscope.ui.cli.explain import explain_paths
 from stepscope.ui.contract import explanation_json
 from stepscope.ui.terminal.explanation import print_explanation
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
     from stepscope.records.explanation import Explanation
 
-EXACT, ROUNDED = 1e-6, 0.006  # in the JSON; of two decimals or a whole percent in a sentence
+EXACT, ROUNDED = 1e-6, 0.006  # in the JSON; of two decimals in a sentence
+THREE_DIGITS = 0.0051  # the most that three significant digits round off
 OF_THE_STEP = re.compile(r"([\d.,]+) ms of the ([\d.,]+) ms step")
 # A finding's share is these parts of its rank's step.
 PARTS = {
@@ -248,7 +250,7 @@ def check_findings(found: Answer) -> None:
         )
         for ms, whole in _of_the_step(finding):
             assert whole == figures.significant(step)
-            assert _number(ms) <= _number(whole)
+            assert number(ms) <= number(whole)
         if finding["id"] in PARTS:
             check_parts(found, finding)
 
@@ -258,8 +260,13 @@ def _of_the_step(finding: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield from OF_THE_STEP.findall(line)
 
 
-def _number(text: str) -> float:
+def number(text: str) -> float:
     return float(text.replace(",", ""))
+
+
+def printed(value: float) -> Any:
+    """What a number in a sentence may stand for."""
+    return pytest.approx(value, rel=THREE_DIGITS, abs=ROUNDED)
 
 
 def check_parts(found: Answer, finding: dict[str, Any]) -> None:
@@ -275,7 +282,7 @@ def check_parts(found: Answer, finding: dict[str, Any]) -> None:
     if finding["id"] == "exposed-communication":
         whole = parts["exposed_comm"]["ms"]
         kinds = re.findall(r": ([\d.,]+) ms of this", str(finding["evidence"]))
-        assert sum(map(_number, kinds)) <= whole * 1.005
+        assert sum(map(number, kinds)) <= whole * (1 + THREE_DIGITS)
         assert next(_of_the_step(finding))[0] == figures.significant(whole)
 
 
@@ -344,12 +351,12 @@ def check_critical_path(found: Answer) -> None:
 def check_terminal(found: Answer) -> None:
     """The first line's step is the budget's; legend and strategies divide that one."""
     text = found.terminal
-    assert f"{found.step_ms:.2f} ms" in text.splitlines()[0]
+    assert milliseconds(found.step_ms) in text.splitlines()[0]
     for name, (label, *_) in LABELS.items():
-        for ms, percent in re.findall(rf"{label.lower()} +([\d.]+) ms +([\d.]+)%", text):
+        for ms, percent in re.findall(rf"{label.lower()} +([\d.,]+) ms +([\d.]+)%", text):
             part = next(part for part in found.json["budget"]["parts"] if part["id"] == name)
-            assert float(ms) == pytest.approx(part["ms"], abs=ROUNDED)
-            assert _is_share(float(ms), float(percent), found.step_ms, decimals=1)
+            assert number(ms) == pytest.approx(part["ms"], rel=THREE_DIGITS)
+            assert _is_share(number(ms), percent, found.step_ms)
     check_words(found, text)
 
 
@@ -369,13 +376,18 @@ def check_words(found: Answer, text: str) -> None:
     steps = [found.step_ms, *(rank["budget"]["step_ms"] for rank in found.json["ranks"])]
     for ms, whole in OF_THE_STEP.findall(text):
         assert any(whole == figures.significant(step) for step in steps), (ms, whole)
-    exposed = r"([\d.]+) (s|ms|µs) of ([\d.]+) (?:s|ms|µs) exposed \((\d+)% of the step\)"
+    exposed = r"([\d.,]+) (s|ms|µs) of ([\d.,]+) (?:s|ms|µs) exposed \(([\d.]+)% of the step\)"
     for value, unit, _, percent in re.findall(exposed, text):
-        ms = float(value) * {"s": 1e3, "ms": 1.0, "µs": 1e-3}[unit]
-        assert _is_share(ms, float(percent), found.step_ms, decimals=0), (ms, percent)
+        ms = number(value) * {"s": 1e3, "ms": 1.0, "µs": 1e-3}[unit]
+        assert _is_share(ms, percent, found.step_ms), (ms, percent)
 
 
-def _is_share(ms: float, percent: float, step_ms: float, *, decimals: int) -> bool:
+def _is_share(ms: float, percent: str, step_ms: float) -> bool:
     """Within what rounding both may do."""
-    half = 0.5 * 10**-decimals
-    return abs(100 * ms / step_ms - percent) <= half + 100 * (0.005 + 0.005 * ms) / step_ms + 1e-9
+    rounding = _half(percent) + 100 * THREE_DIGITS * ms / step_ms
+    return abs(100 * ms / step_ms - float(percent)) <= rounding + 1e-9
+
+
+def _half(percent: str) -> float:
+    """Half of the last digit."""
+    return 0.5 * 10.0 ** -len(percent.partition(".")[2])

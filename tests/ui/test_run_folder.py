@@ -108,7 +108,7 @@ def test_no_second_process_means_the_command_takes_our_place(job: Job) -> None:
     words = job.captured()
     done = job.call([sys.executable, "-c", WITHOUT_FORK, *words[words.index("run") :]])
     assert (done.stdout, done.returncode) == ("it ran\n", 7), done.stderr
-    assert "runs in stepscope's place" in done.stderr
+    assert "the command replaces stepscope" in done.stderr
     assert "took the place of stepscope" in check_folder(job.out)
     check_nothing_else(job)
 
@@ -156,7 +156,7 @@ def test_of_ten_runs_into_one_folder_one_is_made_and_nine_are_refused(job: Job) 
     for (output, complaints), code in ended:
         if code == 2:
             assert output == ""
-            assert "is not empty: a run folder is never written over" in complaints
+            assert "is not empty: a run folder is never overwritten" in complaints
     check_nothing_else(job)
     check_folder(job.out)
 

@@ -1,7 +1,8 @@
-"""Runs a command for `ab`, with its steps captured, and leaves no process behind.
+"""Runs one command of `ab`, captures its steps, and leaves no process running.
 
-The command gets a session of its own. However we end, its processes are ended too: its group, and
-whoever else carries this run's folder in its environment (a launcher's workers have other groups).
+The command gets a session of its own. However stepscope ends, it ends the command's processes too:
+its group, and every process with this run's folder in its environment (a launcher's workers have
+other groups).
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ if TYPE_CHECKING:
     from types import FrameType
 
 OUTPUT = "output.txt"
-NEVER = 1_000_000_000  # a step that no training gets to
+NEVER = 1_000_000_000  # a step that no training reaches
 _GRACE_S, _GRACE_ALONE_S, _LOOK_S = 5.0, 0.5, 0.05
 _LAST_LINES, _LAST_BYTES = 5, 16 << 10
-_MOST_ENVIRONMENT = 8 << 20  # bytes; the system allows a quarter of that
+_MOST_ENVIRONMENT = 8 << 20  # bytes; systems allow a quarter of that
 
 
 def capture_run(command: Sequence[str], folder: Path, *, step_on: str, window: int | None) -> None:
-    """Run it to its end into a new run folder; raises NotCapturedError where that came to nothing.
+    """Run it to its end into a new run folder; raises NotCapturedError if it failed or had no step.
 
-    Only steps are captured; with `window`, also a trace after so many of them, and memory.
+    Only steps are captured; with `window`, also memory and a trace after that many steps.
     """
     folder.mkdir(parents=True)
     settings = Settings(
@@ -53,7 +54,7 @@ def capture_run(command: Sequence[str], folder: Path, *, step_on: str, window: i
     if window is None:
         for rank in ranks:
             rank["missing"] = {layout.TRACE: "only steps were captured"}
-    layout.write_json(folder / layout.RUN, _record(command, settings, began, code, ranks))
+    layout.write_json(folder / layout.RUN, _run_json(command, settings, began, code, ranks))
     _check(command, folder, code, ranks)
 
 
@@ -81,7 +82,7 @@ def _run(command: Sequence[str], settings: Settings, folder: Path) -> int:
 
 @contextlib.contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """A signal that would end us raises instead, so that the command is ended first."""
+    """A signal that would end stepscope raises instead, so that the command is ended first."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         del frame
@@ -97,7 +98,7 @@ def _stopped_by_signals() -> Iterator[None]:
 
 
 def _end(process: subprocess.Popen[bytes], folder: str) -> None:
-    """First what Ctrl-C would do, then more firmly; nothing where all have ended by themselves."""
+    """SIGINT first, then SIGTERM and SIGKILL; nothing if all processes have ended already."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
@@ -110,7 +111,7 @@ def _end(process: subprocess.Popen[bytes], folder: str) -> None:
 
 
 def _wait_for_end(process: subprocess.Popen[bytes], folder: str) -> None:
-    """Whoever is left when the command itself has gone was not told by it: they get less time."""
+    """Processes that outlive the command get less time: nobody passed the signal on to them."""
     until, alone = time.monotonic() + _GRACE_S, False
     while time.monotonic() < until and _alive(process, folder):
         if not alone and process.poll() is not None:
@@ -134,32 +135,32 @@ def _signal(process: subprocess.Popen[bytes], folder: str, number: signal.Signal
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
     if process.poll() is not None or number == signal.SIGKILL:
-        for pid in _carriers(folder):  # a launcher that lives ends its workers itself
+        for pid in _carriers(folder):  # a launcher that is still alive ends its workers itself
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
 
 
 def _carriers(folder: str) -> list[int]:
-    """Processes with this run's folder in their environment, where the system tells (Linux)."""
+    """Processes with this run's folder in their environment; known on Linux only."""
     mark = f'"folder": "{folder}"'.encode()
-    found = []
+    pids = []
     for place in Path("/proc").glob("[0-9]*"):
         if int(place.name) == os.getpid():
             continue
         with contextlib.suppress(UnreadableInputError):  # it has ended, or is not ours
             if mark in read_start(place / "environ", _MOST_ENVIRONMENT):
-                found.append(int(place.name))
-    return found
+                pids.append(int(place.name))
+    return pids
 
 
-def _record(
+def _run_json(
     command: Sequence[str],
     settings: Settings,
     began: float,
     code: int,
     ranks: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """As `run` writes it."""
+    """run.json as `run` writes it."""
     return {
         "schema": layout.SCHEMA,
         "stepscope": stepscope.__version__,
@@ -184,8 +185,8 @@ def _check(command: Sequence[str], folder: Path, code: int, ranks: list[dict[str
         )
     if not ranks:
         raise NotCapturedError(
-            f"{shlex.join(command)}: no training step was seen. Does it train without a torch "
-            f"optimizer? Try --step-on dataloader (or forward). Its output is in {output}"
+            f"{shlex.join(command)}: no training step was seen. If it trains without a torch "
+            f"optimizer, try --step-on dataloader (or forward). Its output is in {output}"
         )
 
 

@@ -1,7 +1,7 @@
-"""What capture got hold of, in sentences: while the command runs, and why nothing was captured.
+"""Whether capture found the training: what to say while the command runs, and why nothing came.
 
-Read from the run folder alone: processes.jsonl, which every Python process of the job writes to,
-and each rank's steps.jsonl.
+Everything is read from the run folder: processes.jsonl, which every Python process of the job
+writes to, and each rank's steps.jsonl.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from stepscope.measure import folder as layout
 from stepscope.measure.processes import BACKWARD, STARTED, STEP, TORCH
 from stepscope.measure.schedule import Schedule
 from stepscope.records.limits import StepNumber  # noqa: TC001  (decoded at run time)
+from stepscope.records.words import counted
 from stepscope.trace.decode import NotJsonError, decode
 from stepscope.trace.regular_files import LineFile, read_tail
 
@@ -31,15 +32,15 @@ if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
 
 _NOT_LOADED_AFTER_S = 20.0  # Python processes usually start at once
-_NO_STEP_AFTER_S = 4.0  # behind the first backward pass
-_SETTLED_AFTER_S = 2.0  # behind the first step: all ranks are there, and a few steps
+_NO_STEP_AFTER_S = 4.0  # after the first backward pass
+_SETTLED_AFTER_S = 2.0  # after the first step: by then all ranks have a few steps
 _LAST_BYTES = 4096  # of a list of steps
-# Options of Python that leave out PYTHONPATH or the start-up file.
+# Options with which Python ignores PYTHONPATH or the start-up file.
 _ISOLATING = re.compile(r"-[a-zA-Z]*[IES][a-zA-Z]*$")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*$")
 _OTHERWISE = (
-    "put stepscope next to the script (`python -m stepscope run -- train.py` where it says `python "
-    "train.py` now), or call stepscope.watch() inside it"
+    "start the script itself with stepscope (`python -m stepscope run -- train.py` instead of "
+    "`python train.py`), or call stepscope.watch() inside it"
 )
 
 
@@ -52,7 +53,7 @@ class _Step(msgspec.Struct):
 
 
 def isolating_option(command: Sequence[str]) -> str | None:
-    """The option that keeps us out of `python -I train.py` and the like."""
+    """The option that keeps stepscope out, as in `python -I train.py`."""
     for place, word in enumerate(command):
         if not _PYTHON.match(Path(word).name):
             continue
@@ -66,20 +67,20 @@ def isolating_option(command: Sequence[str]) -> str | None:
 
 @dataclass(slots=True)
 class Attachment:
-    """Looks at the run folder now and then; says each thing once."""
+    """Watches the run folder while the command runs, and reports each thing once."""
 
     folder: Path
     settings: Settings
     command: tuple[str, ...]
     began: float = field(default_factory=time.monotonic)
     done: bool = False
-    _passed: float | None = None  # when the first backward pass was noticed
-    _stepped: float | None = None  # and the first step
+    _passed: float | None = None  # time of the first backward pass
+    _stepped: float | None = None  # time of the first step
     _warned: bool = False
 
     def news(self) -> str | None:
         """A sentence worth printing now, if there is one."""
-        events = events_of(self.folder)
+        events = count_events(self.folder)
         now = time.monotonic()
         if events[STEP]:
             self._stepped = self._stepped or now
@@ -92,8 +93,8 @@ class Attachment:
         sentence = None
         if self._passed is not None and now - self._passed >= _NO_STEP_AFTER_S:
             sentence = (
-                "backward passes run, but no training step has ended yet. Where neither an "
-                f"optimizer nor reset gradients end steps, {_flags(self.settings)}"
+                "backward passes run, but no training step has ended yet. If neither an optimizer "
+                f"nor reset gradients end a step, {_flags(self.settings)}"
             )
         elif not events[STARTED] and now - self.began >= _NOT_LOADED_AFTER_S:
             sentence = _not_loaded(self.command)
@@ -106,9 +107,9 @@ class Attachment:
         if not steps:
             return None
         self.done = True
-        who = "1 process" if len(ranks) == 1 else f"{len(ranks)} processes"
-        seen = "1 step" if steps == 1 else f"{steps} steps"
-        return f"attached to {who}: {seen} seen, {_window_words(self.settings, steps)}"
+        processes = counted(len(ranks), "process", "processes")
+        seen = counted(steps, "step")
+        return f"attached to {processes}: {seen} seen, {_window_words(self.settings, steps)}"
 
 
 def _window_words(settings: Settings, steps: int) -> str:
@@ -124,18 +125,18 @@ def _window_words(settings: Settings, steps: int) -> str:
     return f"window at {'step' if ranges == [str(coming[0].last)] else 'steps'} {', '.join(ranges)}"
 
 
-def events_of(folder: Path) -> Counter[str]:
-    """How many processes came how far."""
-    found: Counter[str] = Counter()
+def count_events(folder: Path) -> Counter[str]:
+    """How many processes reached each stage."""
+    events: Counter[str] = Counter()
     with contextlib.suppress(UnreadableInputError):
         for line in LineFile(folder / layout.PROCESSES):
             with contextlib.suppress(NotJsonError):
-                found[decode(line.text, _Process).event] += 1
-    return found
+                events[decode(line.text, _Process).event] += 1
+    return events
 
 
 def steps_seen(rank: Path) -> int:
-    """The steps that a rank has written down, from the end of its list."""
+    """The number of steps in a rank's list, read from its end."""
     try:
         lines = read_tail(rank / layout.STEPS, _LAST_BYTES).splitlines()
     except UnreadableInputError:
@@ -148,27 +149,26 @@ def steps_seen(rank: Path) -> int:
 
 def why_nothing(folder: Path, settings: Settings, command: Sequence[str], code: int) -> str:
     """Why no training step was seen, and what to do about it."""
-    events = events_of(folder)
+    events = count_events(folder)
     failed = f"the command failed (exit code {code})" if code else ""
     if events[BACKWARD]:
-        if events[BACKWARD] and failed:
+        if failed:
             return f"{failed} before a training step ended"
         return f"backward passes ran, but nothing ended a training step: {_flags(settings)}"
     if events[TORCH]:
         if failed:
             return f"{failed} after it imported torch and before its first backward pass"
         return (
-            "torch was imported, but no backward pass ran where stepscope could see it: does this "
-            "command train? A whole step inside torch.compile is not seen; there call "
-            "stepscope.watch() inside the script"
+            "torch was imported, but stepscope saw no backward pass: does this command train? It "
+            "cannot see a whole step inside torch.compile; then call stepscope.watch() inside the "
+            "script"
         )
     if events[STARTED]:
         if failed:
             return f"{failed} before it imported torch"
         return (
-            "no Python process that stepscope was loaded into imported torch. Where the training "
-            "runs in a process that gets another PYTHONPATH or environment (a launcher, a "
-            f"container), {_OTHERWISE}"
+            "no Python process that loaded stepscope imported torch. If the training runs with "
+            f"another PYTHONPATH or environment (a launcher, a container), {_OTHERWISE}"
         )
     return f"{failed}; {_not_loaded(command)}" if failed else _not_loaded(command)
 
@@ -187,7 +187,7 @@ def _not_loaded(command: Sequence[str]) -> str:
         )
     return (
         "no Python process of the command has loaded stepscope: a launcher or a wrapper gives it "
-        f"another PYTHONPATH or environment, or it is not Python. There, {_OTHERWISE}"
+        f"another PYTHONPATH or environment, or it is not Python. Then {_OTHERWISE}"
     )
 
 
@@ -203,13 +203,13 @@ def why_no_trace(facts: dict[str, Any], settings: Settings, code: int | None = N
     steps = facts.get("steps", 0)
     first = Schedule.plan(settings).windows[0].first_active
     if steps <= first:
-        seen = "1 step was seen" if steps == 1 else f"{steps} steps were seen"
+        seen = f"{counted(steps, 'step')} {'was' if steps == 1 else 'were'} seen"
         return f"only {seen}, and at least {first + 1} are needed"
     return problem or "; ".join(problems) or "not known"
 
 
 def _unclosed(code: int | None) -> str:
-    """The command's exit code may be a launcher's, which tells of its ranks in its own way."""
+    """The exit code may be a launcher's, which reports its ranks in its own way."""
     killed = code is not None and code > 128 and code - 128 in set(signal.Signals)
     if killed and code is not None:
         return (

@@ -1,4 +1,4 @@
-"""A command run with capture: the folder opened, the command minded, the folder closed."""
+"""Run a command with capture: open the run folder, watch the command, close the folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def capture(
     output: int | None = None,
     until: Callable[[], bool] | None = None,
 ) -> tuple[int, list[dict[str, Any]]]:
-    """For verbs that have nothing to say without a capture: UsageError where none can be made."""
+    """For verbs that need a capture: UsageError if the run folder cannot be written."""
     try:
         run = RunFile.begin(folder, command, settings)
     except OSError as error:
@@ -45,9 +45,9 @@ def capture_into(
     announce: bool = False,
     signals: HeldSignals | None = None,
 ) -> tuple[int, list[dict[str, Any]]]:
-    """The command's exit code and what each rank left; run.json says both.
+    """The command's exit code and what each rank left; run.json holds both.
 
-    Where `until` says that enough was seen, the command is ended, and that is no failure.
+    Once `until` returns True, the command is ended, which is no failure.
     """
     attachment = Attachment(run.folder, settings, command) if announce else None
     job = partial(run_job, command, settings, output=output, until=until)

@@ -70,6 +70,18 @@ def open_words(promise: OpenPromise) -> str:
     return f"{promise.words} ({promise.id}) stays open: {promise.why}"
 
 
+def merged_notes(notes: Iterable[str]) -> list[str]:
+    """Notes that differ only before their colon, as A's and B's do, become one."""
+    subjects: dict[str, list[str]] = {}
+    for note in notes:
+        subject, _, rest = note.partition(": ")
+        subjects.setdefault(rest or note, []).append(subject)
+    return [
+        rest if heads == [rest] else f"{', '.join(heads)}: {rest}"
+        for rest, heads in subjects.items()
+    ]
+
+
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
     """`compare --json` and `ab --json`."""
     answer = comparison_answer(comparison)

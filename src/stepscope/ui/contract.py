@@ -1,4 +1,4 @@
-"""`explain --json`, schema 1: the names other programs rely on. Additive changes only."""
+"""`explain --json`, schema 1: names that other programs rely on. They only ever grow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepscope.records.job import Clock
 
 if TYPE_CHECKING:
     from stepscope.records.efficiency import Efficiency
-    from stepscope.records.explanation import Budget, Explanation, Finding, RankExplanation
+    from stepscope.records.explanation import Budget, Explanation, RankExplanation
     from stepscope.records.job import Job, JobCollective
     from stepscope.records.quality import Note
 
@@ -21,7 +21,6 @@ MOST_SPOTS = 50
 
 
 def explanation_json(explanation: Explanation) -> dict[str, Any]:
-    """The whole object."""
     return {
         "schema": SCHEMA,
         "verdict": explanation.verdict,
@@ -29,15 +28,15 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "next": explanation.next,
         "ranks": [_rank(rank) for rank in explanation.ranks],
         "budget": _whole_budget(explanation),
-        "findings": [_finding(finding) for finding in explanation.findings],
-        "advice": [to_builtins(each) for each in explanation.advice],
+        "findings": [to_builtins(finding) for finding in explanation.findings],
+        "advice": [to_builtins(advice) for advice in explanation.advice],
         "collectives": _all_collectives(explanation),
         "stragglers": _stragglers(explanation),
         "clock": _clock(explanation.job),
         "arrivals": _arrivals(explanation.job),
         "critical_path": _path(explanation.job),
         "steps_by_rank": _steps_by_rank(explanation.job),
-        "strategies": [to_builtins(each) for each in explanation.strategies],
+        "strategies": [to_builtins(strategy) for strategy in explanation.strategies],
         "nccl": to_builtins(explanation.nccl) if explanation.nccl else None,
         "quality": [_note(note) for note in explanation.quality],
     }
@@ -45,7 +44,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
 
 def _rank(rank: RankExplanation) -> dict[str, Any]:
     timeline, idle = rank.timeline, rank.idle
-    found = {
+    answer = {
         "rank": rank.rank,
         "name": rank.called,
         "world_size": rank.world_size,
@@ -88,32 +87,32 @@ def _rank(rank: RankExplanation) -> dict[str, Any]:
         "memory": to_builtins(rank.memory) if rank.memory else None,
         "quality": [_note(note) for note in rank.quality],
     }
-    return found | _without_times(found) if is_memory_only(rank) else found
+    return answer | _without_times(answer) if is_memory_only(rank) else answer
 
 
-def _without_times(found: dict[str, Any]) -> dict[str, Any]:
-    """Of a memory snapshot: what it cannot tell is null, not zero."""
+def _without_times(answer: dict[str, Any]) -> dict[str, Any]:
+    """What a memory snapshot does not record is null, not zero."""
     unknown = {
-        name: dict.fromkeys(found[name]) for name in ("timeline_ns", "idle_ns", "host_idle_ns")
+        name: dict.fromkeys(answer[name]) for name in ("timeline_ns", "idle_ns", "host_idle_ns")
     }
     nothing = dict.fromkeys(("comm_ns", "memory_ns", "overlap", "launches"))
-    return unknown | nothing | {"budget": {**found["budget"], "step_ms": None}}
+    return unknown | nothing | {"budget": {**answer["budget"], "step_ms": None}}
 
 
 def _efficiency(efficiency: Efficiency | None) -> dict[str, Any] | None:
-    """FLOPs that nobody could count are null, not zero; of spots the widest gaps."""
+    """FLOPs that could not be counted are null, not zero; only the widest gaps are listed."""
     if efficiency is None:
         return None
-    found: dict[str, Any] = to_builtins(efficiency)
+    answer: dict[str, Any] = to_builtins(efficiency)
     if not efficiency.hardware_flops:
-        found |= dict.fromkeys(("model_flops", "hardware_flops", "recomputed_flops"))
-    return found | {"spots": found["spots"][:MOST_SPOTS]}
+        answer |= dict.fromkeys(("model_flops", "hardware_flops", "recomputed_flops"))
+    return answer | {"spots": answer["spots"][:MOST_SPOTS]}
 
 
 def _whole_budget(explanation: Explanation) -> dict[str, Any]:
-    found = _budget(explanation.budget)
-    timeless = all(is_memory_only(rank) for rank in explanation.ranks)
-    return {**found, "step_ms": None} if timeless else found
+    budget = _budget(explanation.budget)
+    without_times = all(is_memory_only(rank) for rank in explanation.ranks)
+    return {**budget, "step_ms": None} if without_times else budget
 
 
 def _budget(budget: Budget) -> dict[str, Any]:
@@ -124,16 +123,13 @@ def _budget(budget: Budget) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
-    found: dict[str, Any] = to_builtins(finding)
-    return found
-
-
 def _all_collectives(explanation: Explanation) -> list[dict[str, Any]]:
-    """Joined across ranks where they were; what only single ranks know follows, rank by rank."""
+    """Those joined across ranks first, then what only single ranks recorded."""
     joined = explanation.job.collectives if explanation.job else ()
     known = {(row.kind, row.group, row.size_bytes) for row in joined}
-    known |= {(row.kind, row.group, None) for row in joined}  # a short table's sum of the rest
+    known |= {
+        (row.kind, row.group, None) for row in joined
+    }  # the row that sums up the rest of a truncated table
     return [_joined(row) for row in joined] + [
         row
         for rank in explanation.ranks
@@ -143,7 +139,7 @@ def _all_collectives(explanation: Explanation) -> list[dict[str, Any]]:
 
 
 def _joined(row: JobCollective) -> dict[str, Any]:
-    """What a rank spends inside is its wait and the transfer."""
+    """A rank's time inside a collective is its wait and the transfer."""
     total = None
     if row.wait_ns is not None and row.transfer_ns is not None:
         total = row.wait_ns + row.transfer_ns
@@ -151,23 +147,23 @@ def _joined(row: JobCollective) -> dict[str, Any]:
 
 
 def _collectives(rank: RankExplanation) -> list[dict[str, Any]]:
-    """Waiting and transfer need other ranks: null on one."""
+    """Waits and transfers are null: they need other ranks."""
     unknown = dict.fromkeys(
         ("wait_ns", "wait_error_ns", "transfer_ns", "expected_ns", "slowest_rank")
     )
-    return [{**to_builtins(each), "rank": rank.rank, **unknown} for each in rank.collectives]
+    return [{**to_builtins(row), "rank": rank.rank, **unknown} for row in rank.collectives]
 
 
 def _stragglers(explanation: Explanation) -> dict[str, Any]:
     if explanation.job is not None:
-        found: dict[str, Any] = to_builtins(explanation.job.stragglers)
-        return found
+        stragglers: dict[str, Any] = to_builtins(explanation.job.stragglers)
+        return stragglers
     verdict = "one rank only" if len(explanation.ranks) == 1 else "not resolved"
     return {"verdict": verdict, "ranks": [], "detail": ""}
 
 
 def _clock(job: Job | None) -> dict[str, Any]:
-    """Keys are ranks, as text: JSON has no others."""
+    """Keys are ranks as text, since JSON has no other keys."""
     clock = job.clock if job else Clock(aligned=False, detail="one rank: nothing to align")
     return {
         "aligned": clock.aligned,
@@ -188,12 +184,11 @@ def _arrivals(job: Job | None) -> list[dict[str, Any]]:
 def _path(job: Job | None) -> dict[str, Any] | None:
     if job is None or job.path is None:
         return None
-    found: dict[str, Any] = to_builtins(job.path)
-    return {**found, "share_by_rank": _by_rank(job.path.share_by_rank)}
+    return {**to_builtins(job.path), "share_by_rank": _by_rank(job.path.share_by_rank)}
 
 
 def _steps_by_rank(job: Job | None) -> dict[str, Any] | None:
-    """A row for each step, a column for each rank; null where a rank lacks the step."""
+    """One row per step, one column per rank; null if a rank lacks the step."""
     if job is None:
         return None
     matrices = {

@@ -1,11 +1,11 @@
-"""Several ranks in words, for every surface: who holds the others back, how good the clock is."""
+"""Several ranks in words for every surface: who holds the others back, how well clocks agree."""
 
 from __future__ import annotations
 
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
-from stepscope.records.figures import duration
+from stepscope.records.figures import duration, factor, percent
 from stepscope.records.words import sentence
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ Tone = Literal["good", "bad", "open"]
 
 CAUSES = {"compute": "slow compute", "input": "slow input", "link": "slow link"}
 NOT_ALIGNED = "the ranks' clocks are not aligned, so the order of arrivals is not known"
-NOTHING_SHARED = "no collective in which ranks wait for each other was recorded by two of them"
+NOTHING_SHARED = "no two ranks recorded a collective in which ranks wait for each other"
 WITHIN_ERROR = "no rank arrived last by more than the clock's error bar"
 _TONES: dict[str, Tone] = {"none": "good", "found": "bad"}
 
 
-def who(straggler: Straggler) -> str:
-    """The rank or, for a link, the group."""
+def straggler_name(straggler: Straggler) -> str:
+    """The rank, or the group of a slow link."""
     return f"rank {straggler.rank}" if straggler.rank is not None else f"group {straggler.group}"
 
 
@@ -39,7 +39,7 @@ def straggler_words(stragglers: Stragglers) -> str:
     if stragglers.verdict == "none":
         return f"No rank holds the others back: {stragglers.detail or 'none stands out'}."
     if stragglers.verdict == "one rank only":
-        return "Only one rank recorded anything: there is no other rank to compare it with."
+        return "Only one rank was recorded: there is no other rank to compare it with."
     reason = stragglers.detail or "too little was recorded"
     return f"Whether a rank holds the others back is not resolved: {reason}."
 
@@ -49,15 +49,16 @@ def straggler_tone(stragglers: Stragglers) -> Tone:
     return _TONES.get(stragglers.verdict, "open")
 
 
-def _accusation(found: tuple[Straggler, ...]) -> str:
-    worst = found[0]
+def _accusation(stragglers: tuple[Straggler, ...]) -> str:
+    worst = stragglers[0]
+    times = factor(worst.slowdown)
     what = {
-        "compute": f"its own work takes {worst.slowdown:.2f} times the other ranks' time",
-        "input": f"it waits for its data and takes {worst.slowdown:.2f} times the others' time",
-        "link": f"its transfers take {worst.slowdown:.2f} times what they should",
+        "compute": f"its own work takes {times} times as long as the other ranks'",
+        "input": f"it waits for its data and takes {times} times as long as the others",
+        "link": f"its transfers take {times} times as long as they should",
     }[worst.cause]
-    name = who(worst)
-    also = f"; {len(found) - 1} more: see the table" if len(found) > 1 else ""
+    name = straggler_name(worst)
+    also = f"; {len(stragglers) - 1} more: see the table" if len(stragglers) > 1 else ""
     return (
         f"{sentence(name)} holds the others back: {what}, which costs "
         f"{duration(worst.cost_ms * 1e6)} a step{also}."
@@ -65,12 +66,12 @@ def _accusation(found: tuple[Straggler, ...]) -> str:
 
 
 def worst_error_ns(clock: Clock) -> int:
-    """The widest error bar of any rank."""
+    """The largest error bar of any rank."""
     return max(clock.error_ns.values(), default=0)
 
 
 def clock_words(clock: Clock) -> str:
-    """How well the ranks' clocks agree, and from what that is known."""
+    """How well the ranks' clocks agree, and how that is known."""
     if not clock.aligned:
         return f"Clocks are not aligned: {clock.detail or 'nothing ties the ranks together'}."
     others = [error for rank, error in clock.error_ns.items() if rank != clock.reference]
@@ -83,31 +84,31 @@ def clock_words(clock: Clock) -> str:
 
 
 def path_words(path: CriticalPath, most: int = 3) -> str:
-    """What decided the step, the largest share first."""
+    """What the critical path consists of, the largest share first."""
     shares = [(share, f"rank {rank}'s work") for rank, share in path.share_by_rank.items()]
     shares.append((path.transfer_share, "transfers"))
-    shares = sorted((each for each in shares if each[0] >= 0.005), reverse=True)
-    told = [f"{what} {share:.0%}" for share, what in shares[:most]]
+    shares = sorted((row for row in shares if row[0] >= 0.005), reverse=True)
+    parts = [f"{what} {percent(share)}" for share, what in shares[:most]]
     rest = sum(share for share, _ in shares[most:])
     if rest >= 0.005:
-        told.append(f"other ranks' work {rest:.0%}")
-    return ", ".join(told)
+        parts.append(f"other ranks' work {percent(rest)}")
+    return ", ".join(parts)
 
 
 def group_words(row: JobCollective) -> str:
-    """A group as people know it: torch's name, and what it is for where the trace says so."""
+    """torch's name of the group, and its purpose if the trace has it."""
     return f"{row.group} {row.description}".strip() or "-"
 
 
 def resolved(row: JobCollective) -> bool | None:
-    """Whether the wait is larger than the clock's error bar; None where clocks say nothing."""
+    """Whether the wait exceeds the clock's error bar; None without aligned clocks."""
     if row.wait_ns is None or row.wait_error_ns is None:
         return None
     return row.wait_ns > row.wait_error_ns
 
 
 def wait_words(row: JobCollective) -> str:
-    """One call's wait with its error bar; smaller than that it is not resolved."""
+    """One call's wait with its error bar, or the error bar alone if the wait is smaller."""
     clear = resolved(row)
     if clear is None or row.wait_ns is None or row.wait_error_ns is None:
         return "-"
@@ -116,7 +117,7 @@ def wait_words(row: JobCollective) -> str:
 
 
 def error_words(ns: float) -> str:
-    """An error bar needs no more than two digits."""
+    """An error bar needs only two digits."""
     for unit, scale in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
         if ns >= scale:
             value = ns / scale
@@ -125,7 +126,7 @@ def error_words(ns: float) -> str:
 
 
 def no_arrivals(job: Job) -> str:
-    """Why nobody can be said to come last; empty where somebody can."""
+    """Why the last rank to arrive is not known; empty if it is."""
     if any(row.times_last for row in job.arrivals):
         return ""
     if not job.clock.aligned:

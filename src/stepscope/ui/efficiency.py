@@ -1,4 +1,4 @@
-"""The words and sums about efficiency that the terminal and the report share."""
+"""Efficiency in words and sums, for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING
 
 from stepscope.explain.efficiency import ABOVE, above_peak
 from stepscope.explain.truncate_tables import OTHERS
-from stepscope.records.figures import flop_rate
+from stepscope.records.figures import flop_rate, percent
 from stepscope.ui.words import PARTS
 
 if TYPE_CHECKING:
     from stepscope.records.efficiency import Efficiency, Spot
     from stepscope.records.explanation import RankExplanation
 
-ABOVE_WORDS = "above it: wrong"  # in the place of a share of the peak
+ABOVE_WORDS = "above it: wrong"  # instead of a share of the peak
 MFU_WORDS = "MFU is the share of the device's peak that the model's own arithmetic uses."
 HFU_WORDS = "HFU counts recomputed arithmetic too."
-LEAST_SHARE = 0.002  # of the step: less than that is no step down
+LEAST_SHARE = 0.002  # of the step: smaller losses are not shown
 _SOURCES = {"table": "data sheet", "calibrated": "calibrated"}
-_FASTEST = ("bf16", "fp16")  # of the dtypes that most models train in
+_FASTEST = ("bf16", "fp16")  # the fastest dtypes that most models train in
 _COLOURS = {"exposed_comm": "comm", "exposed_memory": "memory"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakLoss:
-    """One step down from the peak to what the model's arithmetic got."""
+    """One loss on the way from the peak down to MFU."""
 
     id: str
     label: str
@@ -33,13 +33,13 @@ class PeakLoss:
     color: str  # names a CSS variable
     share: float
     ms: float
-    left: float  # share that remains below it
+    left: float  # share of the peak that remains after it
 
 
 def peak_losses(rank: RankExplanation) -> list[PeakLoss]:
-    """From the peak down to MFU: the parts of the step that are not the model's arithmetic.
+    """The parts of the step that are not the model's arithmetic; with MFU they add up to 1.
 
-    They and MFU add up to 1. Empty without an MFU.
+    Empty without an MFU.
     """
     efficiency, step = rank.efficiency, rank.budget.step_ms
     if efficiency is None or efficiency.mfu is None or not step or above_peak(efficiency):
@@ -51,7 +51,7 @@ def peak_losses(rank: RankExplanation) -> list[PeakLoss]:
     ]
     shares = {part.id: part.share for part in rank.budget.parts}
     useful = efficiency.mfu * (efficiency.step_ms or step) / step
-    shares |= _of_compute(efficiency, step, shares["compute"] - useful)
+    shares |= _compute_losses(efficiency, step, shares["compute"] - useful)
     out, left = [], 1.0
     for name, label, hint, color in (*lost, *_COMPUTE):
         left -= shares[name]
@@ -75,13 +75,13 @@ _COMPUTE = (
     (
         "recomputed",
         "Recomputation",
-        "Forward work that is done a second time in backward.",
+        "Forward work that backward does a second time.",
         "recomputed",
     ),
     (
         "moving",
         "Moving data",
-        "Kernels that do no matrix product: their roof is the memory, not the arithmetic.",
+        "Kernels without matrix products: memory limits them, not arithmetic.",
         "memory",
     ),
     (
@@ -99,8 +99,8 @@ _COMPUTE = (
 )
 
 
-def _of_compute(efficiency: Efficiency, step_ms: float, rest: float) -> dict[str, float]:
-    """What compute is besides the model's arithmetic at peak; adds up to `rest`."""
+def _compute_losses(efficiency: Efficiency, step_ms: float, rest: float) -> dict[str, float]:
+    """Compute time beyond the model's arithmetic at peak, by cause; adds up to `rest`."""
     rest = max(0.0, rest)
 
     def share(spots: list[Spot]) -> float:
@@ -109,15 +109,15 @@ def _of_compute(efficiency: Efficiency, step_ms: float, rest: float) -> dict[str
     first = [spot for spot in efficiency.spots if not spot.recomputed]
     products = share([spot for spot in first if spot.flops])
     useful = (efficiency.mfu or 0.0) * (efficiency.step_ms or step_ms) / step_ms
-    found = {
+    losses = {
         "recomputed": share([spot for spot in efficiency.spots if spot.recomputed]),
         "moving": share([spot for spot in first if not spot.flops and spot.bound == "memory"]),
         "below": max(0.0, products - useful),
     }
-    told = sum(found.values())
-    if told > rest:  # kernels that ran side by side count once in compute
-        found = {name: value * rest / told for name, value in found.items()}
-    return {**found, "unknown": max(0.0, rest - sum(found.values()))}
+    known = sum(losses.values())
+    if known > rest:  # kernels that ran at the same time count once in compute
+        losses = {name: value * rest / known for name, value in losses.items()}
+    return {**losses, "unknown": max(0.0, rest - sum(losses.values()))}
 
 
 def headline(efficiency: Efficiency) -> str:
@@ -130,13 +130,13 @@ def headline(efficiency: Efficiency) -> str:
     if efficiency.peak_source == "calibrated" and efficiency.ceilings and efficiency.ceilings.doubt:
         source = "calibrated on a busy machine, so too low"
     return (
-        f"MFU {efficiency.mfu:.1%}: {flop_rate(_achieved(efficiency))} of "
+        f"MFU {percent(efficiency.mfu)}: {flop_rate(_achieved(efficiency))} of "
         f"{flop_rate(efficiency.peak_flops)} in {efficiency.dtype} ({source})"
     )
 
 
 def against_fastest(efficiency: Efficiency) -> str:
-    """What the same arithmetic is of a faster dtype's peak; empty where the used one is fastest."""
+    """The same arithmetic as a share of a faster dtype's peak; empty if there is none."""
     if efficiency.mfu is None or not efficiency.peak_flops or efficiency.ceilings is None:
         return ""
     if above_peak(efficiency):
@@ -146,7 +146,7 @@ def against_fastest(efficiency: Efficiency) -> str:
     if peak < 1.5 * efficiency.peak_flops:
         return ""
     share = efficiency.mfu * efficiency.peak_flops / peak
-    return f"Of what its tensor cores do in {dtype} ({flop_rate(peak)}) that is {share:.1%}."
+    return f"That is {percent(share)} of what its tensor cores do in {dtype} ({flop_rate(peak)})."
 
 
 def no_peak(efficiency: Efficiency) -> str:
@@ -164,12 +164,12 @@ def _achieved(efficiency: Efficiency) -> float:
 
 
 def operators(efficiency: Efficiency) -> list[Spot]:
-    """Spots of one operator each, without the rows that sum up what was left out."""
+    """Without the rows that sum up what was left out."""
     return [spot for spot in efficiency.spots if spot.operator != OTHERS]
 
 
 def gaps(efficiency: Efficiency, top: int) -> list[Spot]:
-    """The widest gaps to the roof, those worth a line only."""
+    """The widest gaps to the roof, widest first."""
     known = [spot for spot in operators(efficiency) if spot.gap_ns is not None and spot.gap_ns > 0]
     return sorted(known, key=lambda spot: -(spot.gap_ns or 0.0))[:top]
 
@@ -179,9 +179,9 @@ def of_roof(spot: Spot) -> float | None:
     return spot.roof_ns / spot.device_ns if spot.roof_ns is not None and spot.device_ns else None
 
 
-def share_of_peak(share: float, decimals: int = 0) -> str:
-    """A share of a peak or a roof, never more than all of it: that is an error in the peak."""
-    return f"{share:.{decimals}%}" if share <= ABOVE else ABOVE_WORDS
+def share_of_peak(share: float) -> str:
+    """A share of a peak or a roof; more than all of it means that the peak is wrong."""
+    return percent(share) if share <= ABOVE else ABOVE_WORDS
 
 
 def share_of_roof(spot: Spot) -> str:
@@ -195,6 +195,6 @@ def share_of_roof(spot: Spot) -> str:
 
 
 def about(spot: Spot) -> str:
-    """Its dtype, where it ran, and whether for the second time."""
+    """Its dtype, its phase, and whether it is recomputed."""
     again = "recomputed" if spot.recomputed else ""
     return ", ".join(word for word in (spot.dtype, spot.phase, again) if word)

@@ -1,7 +1,7 @@
-"""A second pair of ears in our process group: tells a signal sent to all from one sent to us.
+"""A second process in our process group: it shows whether a signal was sent to all or only to us.
 
-The system does not say whom else a signal was sent to. Ctrl-C, a closed terminal and a signal to
-the group reach the command by themselves, and passing them on would interrupt it twice.
+The system does not say who else got a signal. Ctrl-C, a closed terminal and a signal to the group
+reach the command directly, and passing them on would interrupt it twice.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _PATIENCE_S = 0.1
 
 
 class GroupSentinel:
-    """A process that does nothing but report the signals that it gets."""
+    """A process that only reports the signals it gets."""
 
     def __init__(self, pid: int, reports: int, life: int) -> None:
         self._pid = pid
         self._reports = reports
-        self._life = life  # it ends when this end of a pipe is closed, however we end
+        self._life = life  # the process ends when this end of a pipe closes, however we end
         self._early: list[int] = []
 
     @classmethod
     def start(cls, numbers: Iterable[int]) -> GroupSentinel | None:
-        """None where no process can be had. `numbers` are blocked, so that none is missed."""
+        """None if no process can be started. `numbers` are blocked, so that none is missed."""
         try:
             pipes = [os.pipe(), os.pipe()]
             pid = os.fork()
@@ -47,14 +47,14 @@ class GroupSentinel:
         return cls(pid, reports, life)
 
     def heard(self, number: int) -> bool:
-        """Whether the signal that we got just now has reached it too."""
+        """Whether the signal that we just got has reached it too."""
         until = time.monotonic() + _PATIENCE_S
         while number not in self._early:
             ready, _, _ = select.select([self._reports], [], [], max(0.0, until - time.monotonic()))
-            said = os.read(self._reports, 64) if ready else b""
-            if not said:
+            reported = os.read(self._reports, 64) if ready else b""
+            if not reported:
                 return False
-            self._early += said
+            self._early += reported
         self._early.remove(number)
         return True
 
@@ -66,7 +66,7 @@ class GroupSentinel:
 
 
 def _listen(numbers: set[int], reporting: int, living: int) -> NoReturn:
-    """In the sentinel. It holds no file of ours and runs nothing of ours at its end."""
+    """Runs in the sentinel, which keeps no file of ours open and skips our exit handlers."""
     try:
         with contextlib.suppress(OSError):
             os.closerange(0, min(reporting, living))

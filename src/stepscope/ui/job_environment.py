@@ -1,4 +1,4 @@
-"""The environment of a job that stepscope starts: the user's own, and the little capture needs."""
+"""The environment of a job that stepscope starts: the user's own, plus what capture needs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _ours_alone: set[str] = set()
 
 
 def without_blas_threads() -> None:
-    """In this process only: nothing here multiplies large matrices, and threads cost start-up."""
+    """In this process only: it multiplies no large matrices, and threads slow its start."""
     if _BLAS not in os.environ:
         os.environ[_BLAS] = "1"
         _ours_alone.add(_BLAS)
 
 
 def job_environment(settings: Settings | None) -> dict[str, str]:
-    """Settings travel in a variable of their own; PYTHONPATH leads to the start-up file.
+    """A variable holds the settings, and PYTHONPATH leads to the start-up file.
 
-    Where nothing is captured the environment is the user's alone.
+    Without settings the environment is the user's alone.
     """
     users = {name: value for name, value in os.environ.items() if name not in _ours_alone}
     if settings is None:
         return users
     path = os.pathsep.join(filter(None, [str(INJECT), users.get("PYTHONPATH")]))
-    # Torch before 2.13 records no collectives without the first.
+    # Torch before 2.13 records no collectives without this.
     defaults = {"TORCH_FR_BUFFER_SIZE": "2000"}
     ours = {**settings.to_environment(), "PYTHONPATH": path}
     if settings.nccl_debug:

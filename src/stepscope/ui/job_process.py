@@ -1,7 +1,7 @@
-"""The command as a child process: started so that it finds stepscope, minded until it ends.
+"""The command as a child process: started so that it loads stepscope, then watched to its end.
 
-Whatever is sent to us is meant for the command. A signal that was sent to the whole process group
-has reached it already; any other is passed on.
+Every signal we get is meant for the command. One that was sent to the whole process group has
+reached the command already; any other is passed on.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
 
 _POLL_S, _GRACE_S = 0.2, 15.0
-# Stopping, going on and window sizes concern a terminal's whole group; the others are of a program
-# that fails by itself.
+# Stopping, continuing and window sizes concern a terminal's whole group; the others come from a
+# program's own faults.
 _OWN = "KILL STOP TSTP CONT TTIN TTOU CHLD WINCH URG SEGV BUS FPE ILL TRAP SYS ABRT PIPE XCPU XFSZ"
 _NOT_PASSED_ON = {getattr(signal, f"SIG{name}", None) for name in _OWN.split()}
 _NO_SECOND_PROCESS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 class News(Protocol):
-    """What may be worth saying while the command runs."""
+    """Has something to report while the command runs."""
 
     done: bool
 
@@ -44,7 +44,7 @@ class News(Protocol):
 
 
 class Diary(Protocol):
-    """Where it is written down what happens to the command."""
+    """Records what happens to the command."""
 
     def heard(self, number: int) -> None: ...
 
@@ -61,10 +61,10 @@ def run_job(
     diary: Diary | None = None,
     signals: HeldSignals | None = None,
 ) -> int:
-    """The command's exit code, 128 and the signal's number where one ended it.
+    """The command's exit code; 128 plus the signal's number if a signal ended it.
 
-    Where `until` says that enough was seen, the command is ended, and that is no failure. `signals`
-    are those that the caller holds back already.
+    Once `until` returns True, the command is ended, which is no failure. `signals` are signals that
+    the caller holds back already.
     """
     with nullcontext(signals) if signals is not None else HeldSignals() as held:
         held.diary = diary
@@ -74,7 +74,7 @@ def run_job(
 
 
 class HeldSignals:
-    """Holds back what is sent to us, from before the command starts until after it has ended."""
+    """Holds signals back from before the command starts until after it has ended."""
 
     def __init__(self) -> None:
         held = {number for number in signal.valid_signals() if number not in _NOT_PASSED_ON}
@@ -86,7 +86,7 @@ class HeldSignals:
 
     def __enter__(self) -> HeldSignals:
         self._ended_unseen = signal.getsignal(signal.SIGCHLD)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else nobody keeps the exit code for us
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the exit code is lost
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*self._held, signal.SIGCHLD})
         return self
 
@@ -111,7 +111,7 @@ class HeldSignals:
             self._sentinel = GroupSentinel.start(self._held)
         options = {"stdout": output, "start_new_session": own_session}
         try:
-            self._process = _start(command, settings, preexec_fn=self._as_found, **options)
+            self._process = _start(command, settings, preexec_fn=self._restore_signals, **options)
         except OSError as error:
             self._become(command, settings, output, error)
             raise UsageError(f"{shlex.join(command)}: {error.strerror}") from None
@@ -120,28 +120,28 @@ class HeldSignals:
     def _become(
         self, command: Sequence[str], settings: Settings | None, output: int | None, why: OSError
     ) -> None:
-        """Where no second process can be had, the command takes our place."""
+        """If no second process can be started, the command replaces ours."""
         if why.errno not in _NO_SECOND_PROCESS:
             return
         say(
-            f"no other process can be started ({layout.why_refused(why)}): the command runs in "
-            "stepscope's place, and nothing is explained at its end"
+            f"no second process can be started ({layout.why_refused(why)}): the command replaces "
+            "stepscope, and nothing is explained at its end"
         )
         if self.diary is not None:
             self.diary.handed_over()
         if output is not None:
             os.dup2(output, 1)
-        self._as_found()
+        self._restore_signals()
         with contextlib.suppress(OSError):
             os.execvpe(command[0], list(command), job_environment(settings))
 
-    def _as_found(self) -> None:
-        """In the child, before the command: signals as if nobody had held them back."""
+    def _restore_signals(self) -> None:
+        """In the child, before the command starts: restore the signals."""
         signal.signal(signal.SIGCHLD, self._ended_unseen)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Until a child ends or the time is up; what comes meanwhile is passed on."""
+        """Until a child ends or the time is up; signals that arrive meanwhile are passed on."""
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             number = self._next(None if ends is None else max(0.0, ends - time.monotonic()))
@@ -170,7 +170,7 @@ class HeldSignals:
             self.diary.heard(number)
 
     def _drop_late(self) -> None:
-        """What came while the command was ending was meant for it, not for the report."""
+        """Signals that arrived while the command ended were meant for it, not for the report."""
         while signal.sigtimedwait({*self._held, signal.SIGCHLD}, 0) is not None:
             pass
 
@@ -190,14 +190,14 @@ def _start(
 
 
 def _wait(process: subprocess.Popen[bytes], news: News | None, signals: HeldSignals) -> int:
-    """The command's exit code; meanwhile, what was attached."""
+    """The command's exit code; `news` is printed meanwhile."""
     while process.poll() is None:
         signals.wait(_POLL_S if news is not None and not news.done else None)
         if news is None or process.poll() is not None:
             continue
         try:
             sentence = news.news()
-        except Exception:  # whatever it is, the command goes on
+        except Exception:  # the command goes on whatever happens here
             news = None
             continue
         if sentence:
@@ -208,7 +208,7 @@ def _wait(process: subprocess.Popen[bytes], news: News | None, signals: HeldSign
 def _wait_until(
     process: subprocess.Popen[bytes], enough: Callable[[], bool], signals: HeldSignals
 ) -> int:
-    """The command's exit code, or 0 when it was ended because enough was seen."""
+    """The command's exit code, or 0 if it was ended because enough was seen."""
     while not enough():
         signals.wait(_POLL_S)
         if process.poll() is not None:

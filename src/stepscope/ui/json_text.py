@@ -1,4 +1,4 @@
-"""`--json`: one object on stdout, valid whatever the names in it hold, harmless in a terminal."""
+"""`--json`: one object on stdout, valid JSON and safe in a terminal whatever names it holds."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 from stepscope.records.encode_json import encode_json
 
-_OBEYED = re.compile(r"[^\x20-\x7e]")
+_UNSAFE = re.compile(r"[^\x20-\x7e]")
 
 
 def write_json(value: Any) -> None:
-    """What a terminal would obey is escaped, as JSON allows for every character."""
+    """Control characters are escaped, as JSON allows for every character."""
     sys.stdout.write(json_text(value) + "\n")
 
 
 def json_text(value: Any) -> str:
-    """Names that are no UTF-8, such as a file's may be, have a mark in place of odd bytes."""
+    """Bytes of a name that are not UTF-8 become a question mark."""
     text = encode_json(value).decode()
-    return text if text.isprintable() else _OBEYED.sub(_escaped, text)
+    return text if text.isprintable() else _UNSAFE.sub(_escaped, text)
 
 
 def _escaped(found: re.Match[str]) -> str:

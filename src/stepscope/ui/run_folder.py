@@ -1,4 +1,4 @@
-"""The run folder as `run` sees it: claimed for one run, described while it lasts, then closed."""
+"""The run folder as `run` uses it: claimed for one run, described while it lasts, then closed."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
 
 _MOST_SIGNALS = 20
-_IN_USE = "is not empty: a run folder is never written over"
+_IN_USE = "is not empty: a run folder is never overwritten"
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedFolder:
-    """A folder of one run's own."""
+    """A folder that belongs to one run."""
 
     path: Path
     made: bool  # by this run
 
     def give_back(self) -> None:
-        """Leave nothing of a run that is not captured."""
+        """Remove the folder of a run that is not captured."""
         if self.made:
             with contextlib.suppress(OSError):
                 self.path.rmdir()
 
 
 def claim(out: Path | None, command: Sequence[str]) -> ClaimedFolder:
-    """UsageError where `out` is in use; OSError where no folder can be had."""
+    """UsageError if `out` is in use; OSError if no folder can be made."""
     if out is None:
         return ClaimedFolder(layout.new_run_folder(_script(command)), made=True)
     made = not out.exists()
@@ -71,7 +71,7 @@ def _script(command: Sequence[str]) -> str:
 
 @dataclass(slots=True)
 class RunFile:
-    """run.json of one run, from its start to its end."""
+    """run.json, from the start of a run to its end."""
 
     folder: Path
     settings: Settings
@@ -83,7 +83,7 @@ class RunFile:
 
     @classmethod
     def begin(cls, folder: Path, command: Sequence[str], settings: Settings) -> RunFile:
-        """OSError where it cannot be written; of several runs in one folder only one gets here."""
+        """OSError if it cannot be written; of several runs in one folder only one gets here."""
         run = cls(folder, settings, _record(command, settings))
         try:
             run._file.write(run.record)
@@ -98,13 +98,13 @@ class RunFile:
             self.folder.rmdir()
 
     def heard(self, number: int) -> None:
-        """A signal for the command came: should nothing else be written, this says which."""
+        """Record a signal for the command, in case nothing else gets written."""
         if len(self.record["signals"]) < _MOST_SIGNALS:
             self.record["signals"].append({"signal": _name(number), "unix": time.time()})
             self._write_again()
 
     def handed_over(self) -> None:
-        """The command is about to take this process's place: nobody will close the folder."""
+        """The command is about to replace this process: nobody will close the folder."""
         self.record["status"] = "handed over"
         self._write_again()
 
@@ -113,7 +113,7 @@ class RunFile:
             self._file.write(self.record)
 
     def close(self, code: int) -> list[dict[str, Any]]:
-        """The command has ended: what each rank left."""
+        """The command has ended: record and return what each rank left."""
         layout.remove_leftovers(self.folder)
         ranks = describe_ranks(self.folder, self.settings, code)
         self.record |= {
@@ -123,8 +123,8 @@ class RunFile:
             "ranks": ranks,
             "world_size": max((r["world_size"] or 1 for r in ranks), default=None),
         }
-        shorter = {**self.record, "ranks": [_shortened(rank) for rank in ranks]}
-        shortest = {**self.record, "ranks": [_shortened(rank) for rank in ranks[:1]]}
+        shorter = {**self.record, "ranks": [_core_facts(rank) for rank in ranks]}
+        shortest = {**self.record, "ranks": [_core_facts(rank) for rank in ranks[:1]]}
         try:
             self._file.write(self.record, shorter, shortest, last=True)
         except OSError as error:
@@ -166,9 +166,9 @@ def _name(number: int) -> str:
         return str(number)
 
 
-def _shortened(rank: dict[str, Any]) -> dict[str, Any]:
-    kept = ("folder", "rank", "world_size", "status", "steps", "captured", "missing")
-    return {name: rank[name] for name in kept if name in rank}
+def _core_facts(rank: dict[str, Any]) -> dict[str, Any]:
+    names = ("folder", "rank", "world_size", "status", "steps", "captured", "missing")
+    return {name: rank[name] for name in names if name in rank}
 
 
 def describe_ranks(
@@ -198,7 +198,7 @@ def _facts(place: Path) -> dict[str, Any]:
 
 
 def _why_unwritten(place: Path) -> list[str]:
-    """A rank that could not even write rank.json: what keeps us from writing there now?"""
+    """Why a rank could not even write rank.json: try to write there now."""
     try:
         layout.check_room(place)
     except OSError as error:

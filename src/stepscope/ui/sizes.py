@@ -1,4 +1,4 @@
-"""Sizes as people type them."""
+"""Sizes as people type them: 8GB, 24GiB."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]i?)?B?", re.IGNORECASE)
 
 def parse_size(text: str, option: str) -> int:
     """8GB, 24GiB, a number of bytes. Raises UsageError."""
-    found = _SIZE.fullmatch(text.strip())
-    size = round(float(found[1]) * _UNITS[(found[2] or "").capitalize()]) if found else 0
+    match = _SIZE.fullmatch(text.strip())
+    size = round(float(match[1]) * _UNITS[(match[2] or "").capitalize()]) if match else 0
     if size <= 0:
         raise UsageError(f"{option} {text!r}: write 8GB, 24GiB or a number of bytes")
     return size

@@ -1,4 +1,4 @@
-"""How the job is spread over its ranks, in words: a heading and a table a strategy."""
+"""How the job is spread over its ranks, in words: a heading and a table per strategy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stepscope.records.figures import duration, size
+from stepscope.records.figures import duration, percent, significant, size
 from stepscope.records.strategies import (
     DataParallel,
     FullySharded,
@@ -37,7 +37,6 @@ WHY = {
     "gaps": "compute pauses meanwhile",
 }
 
-
 _Table = tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]
 
 
@@ -52,24 +51,24 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe_strategies(strategies: Sequence[Strategy], top: int = 8) -> list[Section]:
-    """Nothing for a job of one rank."""
-    out = []
-    for each in strategies:
-        columns, rows = _table_of(each, top)
-        out.append(
+    """Empty for a job of one rank."""
+    sections = []
+    for strategy in strategies:
+        columns, rows = _table(strategy, top)
+        sections.append(
             Section(
-                title=TITLES[type(each)],
-                heading=heading(each),
+                title=TITLES[type(strategy)],
+                heading=heading(strategy),
                 columns=columns,
                 rows=rows,
-                note=_memory(each) if isinstance(each, FullySharded) else "",
+                note=_memory(strategy) if isinstance(strategy, FullySharded) else "",
             )
         )
-    return out
+    return sections
 
 
 def heading(strategy: Strategy) -> str:
-    """The strategy in a line: how large, what it costs."""
+    """The strategy in one line: its size and its cost."""
     match strategy:
         case Pipeline():
             facts = [counted(strategy.size, "stage"), _replicas(strategy.replicas)]
@@ -77,17 +76,17 @@ def heading(strategy: Strategy) -> str:
             facts.append(strategy.schedule or "")
             least = strategy.bound_share
             facts.append(
-                f"bubble {strategy.bubble_share:.0%}"
-                + (f" (at least {least:.0%})" if least is not None else "")
+                f"bubble {percent(strategy.bubble_share)}"
+                + (f" (at least {percent(least)})" if least is not None else "")
             )
         case FullySharded():
             facts = [strategy.flavour, _counted(strategy.size, "shard")]
             facts.append(_replicas(strategy.replicas or 1))
             facts.append(_exposed(strategy))
             if strategy.prefetched_share is not None:
-                facts.append(f"{strategy.prefetched_share:.0%} of gathers prefetched")
+                facts.append(f"{percent(strategy.prefetched_share)} of gathers prefetched")
         case TensorParallel():
-            facts = [_counted(strategy.size, "rank"), f"{strategy.comm_share:.0%} of the step"]
+            facts = [_counted(strategy.size, "rank"), f"{percent(strategy.comm_share)} of the step"]
             facts.append(_exposed(strategy))
             facts.append(
                 f"{strategy.forward_count:g} forward + {strategy.backward_count:g} backward"
@@ -101,7 +100,7 @@ def heading(strategy: Strategy) -> str:
 
 
 def _counted(number: int | None, one: str, many: str | None = None) -> str:
-    """A number that not every trace gives."""
+    """A number that some traces lack."""
     return counted(number, one, many) if number else f"? {many or one + 's'}"
 
 
@@ -112,11 +111,11 @@ def _replicas(count: int) -> str:
 def _exposed(strategy: DataParallel | FullySharded | TensorParallel | OtherCommunication) -> str:
     return (
         f"{duration(strategy.exposed_ns)} of {duration(strategy.comm_ns)} exposed "
-        f"({strategy.exposed_share:.0%} of the step)"
+        f"({percent(strategy.exposed_share)} of the step)"
     )
 
 
-def _table_of(strategy: Strategy, top: int) -> _Table:
+def _table(strategy: Strategy, top: int) -> _Table:
     match strategy:
         case Pipeline():
             return _stages(strategy)
@@ -138,7 +137,7 @@ def _stages(pipeline: Pipeline) -> _Table:
             duration(stage.compute_ns),
             duration(stage.receive_wait_ns),
             duration(stage.bubble_ns),
-            f"{stage.bubble_share:.0%}",
+            percent(stage.bubble_share),
             "slowest" if place == pipeline.deciding_stage else "",
         )
         for place, stage in enumerate(pipeline.stages)
@@ -170,8 +169,8 @@ def _memory(sharded: FullySharded) -> str:
     held = memory.measured_bytes
     measured = f"measured {_size(held)}" if held is not None else "not measured"
     return (
-        f"{memory.parameters / 1e6:.2f} M parameters: formula {_size(memory.formula_bytes[stage])} "
-        f"at stage {stage}, {measured} a rank"
+        f"{significant(memory.parameters / 1e6)} M parameters: formula "
+        f"{_size(memory.formula_bytes[stage])} at stage {stage}, {measured} a rank"
     )
 
 

@@ -1,4 +1,4 @@
-"""One vocabulary for every surface: the parts of a step, their words and their colours."""
+"""One vocabulary for every surface: the parts of a step, and names from outside made printable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import unicodedata
 # id of a part -> (label, whether the device is idle then, what it means)
 PARTS = {
     "compute": ("Compute", False, "Kernels (on the CPU: operators) were running."),
-    "exposed_comm": ("Exposed comm", False, "Communication with no compute to hide behind."),
+    "exposed_comm": ("Exposed comm", False, "Communication that no compute hides."),
     "exposed_memory": ("Exposed copies", False, "Copies and memsets with nothing else running."),
     "data_loading": ("Data loading", True, "Idle while the host waited for the next batch."),
     "sync": ("Blocking sync", True, "Idle while the host was in a call that waits for the device."),
@@ -17,32 +17,32 @@ PARTS = {
     "profiler": (
         "Profiler",
         True,
-        "Idle in the profiler's buffers; none without it.",
+        "Idle in the profiler's buffers; absent without it.",
     ),
     "idle_launch": ("Launch latency", True, "Queued work was on its way to the device."),
-    "idle_other": ("Other idle", True, "Idle with work queued, or not known why."),
+    "idle_other": ("Other idle", True, "Idle with work queued, or for an unknown reason."),
 }
 _NOISE = re.compile(r"^void |at::native::|\(anonymous namespace\)::|std::|c10::")
 
 
 def printable(text: str) -> str:
-    """Without characters that a terminal obeys, each replaced by its picture; line breaks stay."""
-    return text if text.isprintable() else "".join(map(_picture, text))
+    """Replace control characters by visible symbols; line breaks stay."""
+    return text if text.isprintable() else "".join(map(_symbol, text))
 
 
 def one_line(text: str) -> str:
-    """The same of a name or a sentence with names in it: a line break in one is a picture too."""
+    """Replace line breaks too, for a name or a sentence with names in it."""
     return printable(text).replace("\n", "\u240a")
 
 
-def _picture(char: str) -> str:
+def _symbol(char: str) -> str:
     if char == "\n" or char.isprintable() or unicodedata.category(char) == "Zs":
         return char
     return chr(0x2400 + ord(char)) if ord(char) < 0x20 else "\ufffd"
 
 
 def short_kernel(name: str, width: int) -> str:
-    """A kernel's C++ name, readable: no return type, no namespaces, the middle left out."""
+    """A kernel's C++ name without return type and namespaces; the middle is cut if it is long."""
     text = _NOISE.sub("", name)
     text = re.sub(r"\(.*\)\s*(\[.*\])?$", "", text) or name
     if len(text) <= width:

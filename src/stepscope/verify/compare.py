@@ -358,8 +358,7 @@ def _notes(
             "one run on each side does not show how much two starts of one command differ: the "
             "interval leaves that out"
         )
-    drifts = [note for name, side in (("A", a), ("B", b)) for note in _drift_notes(name, side)]
-    return [*notes, *drifts, *_few_steps_notes({"A": a, "B": b})]
+    return [*notes, *_side_notes("A", a), *_side_notes("B", b)]
 
 
 def _overhead_notes(*both: Explanation) -> list[str]:
@@ -378,26 +377,18 @@ def _steps(side: Side) -> int:
     return sum(run.steps for run in side.runs)
 
 
-def _drift_notes(name: str, side: Side) -> list[str]:
+def _side_notes(name: str, side: Side) -> list[str]:
     notes = []
     for number, run in enumerate(side.runs, 1):
         if run.drift is not None:
             whose = name if len(side.runs) == 1 else f"{name}'s run {number}"
             size, way = unsigned_percent(run.drift), "slower" if run.drift > 0 else "faster"
             notes.append(f"{whose} drifts: its second half is {size} {way} than its first")
+    if len(side.runs) == 1 and (steps := side.runs[0].steps) < FEWEST_STEADY:
+        caution = (
+            "the interval assumes independent steps, which neighbours seldom are"
+            if steps < FEW
+            else "if slow and fast spells alternate, the interval is too narrow"
+        )
+        notes.append(f"{name} has only {counted(steps, 'step')}: {caution}")
     return notes
-
-
-def _few_steps_notes(sides: dict[str, Side]) -> list[str]:
-    """One note for both sides if both have few steps."""
-    few = {
-        name: side.runs[0].steps
-        for name, side in sides.items()
-        if len(side.runs) == 1 and side.runs[0].steps < FEWEST_STEADY
-    }
-    if not few:
-        return []
-    counts = " and ".join(f"{name} has only {counted(n, 'step')}" for name, n in few.items())
-    if min(few.values()) < FEW:
-        return [f"{counts}: the interval assumes independent steps, which neighbours seldom are"]
-    return [f"{counts}: if slow and fast spells alternate, the interval is too narrow"]

@@ -300,7 +300,7 @@ def test_of_many_ranks_only_some_have_pictures(make_trace, explain, report, tmp_
 def test_the_peak_of_a_slow_dtype_is_not_mistaken_for_the_devices() -> None:
     slow = efficiency(dtype="fp32", peak_flops=10e12, mfu=0.6)
     text = str(efficiency_view(_ranked(slow), drawn=False).sentence)  # type: ignore[union-attr]
-    assert text.endswith("Of what its tensor cores do in bf16 (100 TFLOP/s) that is 6.0%.")
+    assert text.endswith("That is 6.0% of what its tensor cores do in bf16 (100 TFLOP/s).")
     fast = efficiency_view(_ranked(efficiency()), drawn=False)
     assert fast is not None
     assert "tensor cores do" not in fast.sentence
@@ -346,7 +346,7 @@ def test_the_terminal_shows_mfu_dtypes_and_gaps_within_its_width(width: int) -> 
     console.print(Group(*efficiency_sections(found, width=width)))
     text = out.getvalue()
     words = " ".join(text.split())
-    assert "MFU 20.0%: 20.0 TFLOP/s of 100 TFLOP/s in bf16 (data sheet), HFU 25.0%" in words
+    assert "MFU 20%: 20.0 TFLOP/s of 100 TFLOP/s in bf16 (data sheet), HFU 25%" in words
     assert "66.7 TFLOP/s" in text  # 2e11 FLOPs in 3 ms
     assert text.count("aten::add") == 4  # five gaps in all
     assert max(map(len, text.splitlines())) <= width

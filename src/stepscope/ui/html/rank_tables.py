@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stepscope.ui.distributed import CAUSES, group_words, who
+from stepscope.ui.distributed import CAUSES, group_words, straggler_name
 from stepscope.ui.html.panes.tables import make_table
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _stragglers(job: Job) -> dict[str, Any]:
     ]
     rows = (
         (
-            who(straggler),
+            straggler_name(straggler),
             CAUSES[straggler.cause],
             straggler.slowdown,
             round(straggler.cost_ms * 1e6),

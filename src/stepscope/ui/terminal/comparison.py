@@ -17,6 +17,7 @@ from stepscope.records.figures import (
 from stepscope.ui.comparison import (
     change_interval,
     comparison_answer,
+    merged_notes,
     open_words,
     promise_words,
     whole_steps,
@@ -98,7 +99,8 @@ def _sections(comparison: Comparison, top: int, width: int) -> list[RenderableTy
     for table in (_runs(comparison, width), operators, _config(comparison, width)):
         if table is not None and table.row_count:
             out += [table, Text()]
-    out += [text_line(f"note  {note}", style="bright_black") for note in comparison.notes]
+    notes = merged_notes(comparison.notes)
+    out += [text_line(f"note  {note}", style="bright_black") for note in notes]
     return out
 
 

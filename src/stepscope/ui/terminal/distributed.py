@@ -1,14 +1,13 @@
-"""Several ranks in a terminal: who holds the others back, how good the clock is, what they wait in.
+"""Several ranks in a terminal: who holds the others back, how well clocks agree, where they wait.
 
-Numbers of single ranks are in the table of ranks; this is what they say together.
+The table of ranks has each rank's numbers; these are the numbers of the whole job.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from rich.table import Table
 from rich.text import Text
 
 from stepscope.records.figures import duration, significant, size
@@ -22,10 +21,12 @@ from stepscope.ui.distributed import (
     straggler_words,
     wait_words,
 )
+from stepscope.ui.terminal.tables import labelled_grid, titled_table
 from stepscope.ui.words import short_kernel
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
     from stepscope.records.job import Job, JobCollective
 
@@ -34,7 +35,7 @@ _STYLES = {"good": "green", "bad": "bold red", "open": "yellow"}
 
 
 def job_sections(job: Job, top: int, width: int) -> list[RenderableType]:
-    """Lines first, then the collectives that ranks share."""
+    """A few sentences, then the collectives that ranks share."""
     out: list[RenderableType] = [_lines(job), Text()]
     if job.collectives:
         out += [_collectives(job, min(top, 6), width), Text()]
@@ -42,9 +43,7 @@ def job_sections(job: Job, top: int, width: int) -> list[RenderableType]:
 
 
 def _lines(job: Job) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bright_black", no_wrap=True)
-    grid.add_column()
+    grid = labelled_grid()
     verdict = Text(straggler_words(job.stragglers), style=_STYLES[straggler_tone(job.stragglers)])
     grid.add_row("stragglers", verdict)
     grid.add_row("clock", clock_words(job.clock))
@@ -58,29 +57,21 @@ def _last(job: Job) -> str:
     absent = no_arrivals(job)
     if absent:
         return f"not known: {absent}"
-    told = [
+    last = [
         f"rank {row.rank} {counted(row.times_last, 'time')} by {duration(row.lead_ns)}"
         for row in job.arrivals[:MOST_LAST]
         if row.times_last
     ]
     others = sum(row.times_last > 0 for row in job.arrivals[MOST_LAST:])
     more = f", {counted(others, 'more rank')}" if others else ""
-    return f"{', '.join(told)}{more}; of {counted(job.arrivals[0].of, 'collective')}"
+    return f"{', '.join(last)}{more}; of {counted(job.arrivals[0].of, 'collective')}"
 
 
 def _collectives(job: Job, top: int, width: int) -> Table:
-    """The widest terminal shows all; a narrow one keeps what matters most."""
+    """A narrow terminal shows only the columns that matter most."""
     shown = [column for column in _COLUMNS if width >= column[2]]
-    table = Table(
-        title="collectives in the window, mean of a call",
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        padding=(0, 2, 0, 0),
-        header_style="bright_black",
-    )
-    for name, side, _, _ in shown:
-        table.add_column(name, justify=side, no_wrap=True, overflow="ellipsis")
+    columns = [(name, side) for name, side, _, _ in shown]
+    table = titled_table("collectives in the window, mean of a call", *columns)
     for row in job.collectives[:top]:
         table.add_row(*(words(row) for _, _, _, words in shown))
     if len(job.collectives) > top:
@@ -99,15 +90,15 @@ def _or_dash(value: float | None, words: Callable[[float], str]) -> str:
 
 
 _Words = Callable[["JobCollective"], str]
-# name, side, the narrowest terminal that shows it, what it says
-_COLUMNS: tuple[tuple[str, Literal["left", "right"], int, _Words], ...] = (
-    ("kind", "left", 0, lambda row: row.kind),
-    ("group", "left", 96, lambda row: short_kernel(group_words(row), 12)),
-    ("size", "right", 0, lambda row: _or_dash(row.size_bytes, size)),
-    ("calls", "right", 70, lambda row: str(row.count)),
-    ("GB/s", "right", 96, lambda row: _or_dash(row.busbw_gb_s, significant)),
-    ("wait", "right", 0, wait_words),
-    ("transfer", "right", 0, lambda row: _mean(row.transfer_ns, row.count)),
-    ("expected", "right", 96, lambda row: _or_dash(row.expected_ns, duration)),
-    ("exposed", "right", 80, lambda row: _mean(row.exposed_ns, row.count)),
+# name, side, narrowest terminal that shows it, content
+_COLUMNS: tuple[tuple[str, str, int, _Words], ...] = (
+    ("kind", "l", 0, lambda row: row.kind),
+    ("group", "l", 96, lambda row: short_kernel(group_words(row), 12)),
+    ("size", "r", 0, lambda row: _or_dash(row.size_bytes, size)),
+    ("calls", "r", 70, lambda row: str(row.count)),
+    ("GB/s", "r", 96, lambda row: _or_dash(row.busbw_gb_s, significant)),
+    ("wait", "r", 0, wait_words),
+    ("transfer", "r", 0, lambda row: _mean(row.transfer_ns, row.count)),
+    ("expected", "r", 96, lambda row: _or_dash(row.expected_ns, duration)),
+    ("exposed", "r", 80, lambda row: _mean(row.exposed_ns, row.count)),
 )

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from stepscope.explain.efficiency import above_peak
 from stepscope.explain.shapes import shape_words
-from stepscope.records.figures import duration, flop_rate, flops
+from stepscope.records.figures import duration, flop_rate, flops, percent
 from stepscope.ui.efficiency import (
     MFU_WORDS,
     against_fastest,
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 MOST_GAPS = 5
 _WIDE = 80
-_FIXED = 52  # columns taken by everything but names and shapes
+_FIXED = 52  # characters taken by everything but names and shapes
 
 
 def efficiency_sections(efficiency: Efficiency, *, width: int) -> list[RenderableType]:
-    """The line about MFU always; the tables where there is something to show."""
+    """The line about MFU, and the tables that have rows."""
     out: list[RenderableType] = [_headline(efficiency)]
     if efficiency.by_dtype:
         out.append(_dtypes(efficiency, width))
@@ -47,12 +47,12 @@ def _headline(efficiency: Efficiency) -> Text:
     text.append(headline(efficiency), style="")
     wrong = bool(above_peak(efficiency))
     if efficiency.hfu is not None and efficiency.recomputed_flops and not wrong:
-        text.append(f", HFU {efficiency.hfu:.1%} counting recomputed work")
+        text.append(f", HFU {percent(efficiency.hfu)} counting recomputed work")
     if efficiency.mfu is not None and not wrong:
         text.append(f"\n{MFU_WORDS} {against_fastest(efficiency)}".rstrip(), style="bright_black")
     if efficiency.unknown_share >= 0.05:
         text.append(
-            f" {efficiency.unknown_share:.0%} of device time is kernels whose FLOPs are not known.",
+            f" {percent(efficiency.unknown_share)} of device time is in kernels of unknown FLOPs.",
             style="bright_black",
         )
     return text
@@ -75,7 +75,7 @@ def _dtypes(efficiency: Efficiency, width: int) -> Table:
             if reached is None or not use.peak_flops
             else share_of_peak(reached / use.peak_flops),
             flops(use.flops),
-            f"{use.tensor_core_ns / use.device_ns:.0%}" if known else "-",
+            percent(use.tensor_core_ns / use.device_ns) if known else "-",
         ]
         table.add_row(*cells[: len(columns)])
     return table

@@ -1,4 +1,4 @@
-"""The explanation in a terminal: verdict, why, next; the step as one bar; the tables under it."""
+"""The explanation in a terminal: verdict, why, next; the step as one bar; all tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepscope.explain.rank_steps import own_ms, typical_step
-from stepscope.records.figures import duration
+from stepscope.records.figures import byte_rate, duration, milliseconds, percent, significant, size
 from stepscope.records.words import counted
 from stepscope.ui.answer import Answer
 from stepscope.ui.terminal.bars import COLOURS, FILLS, budget_bar
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Budget, Explanation, Finding, RankExplanation
     from stepscope.records.memory import Memory
 
-# Of more ranks than that, a few of each end.
+# With more ranks, only the slowest and the fastest are listed.
 _MOST_RANKS = 16
 _SLOWEST, _FASTEST = 5, 3
 
@@ -40,7 +40,7 @@ def print_explanation(
     width: int | None = None,
     to_stderr: bool = False,
 ) -> None:
-    """Print it all, to stdout unless a command's own output has that."""
+    """Print everything; to stderr if stdout is the command's own."""
     console = make_console(width, to_stderr=to_stderr)
     console.print(Group(*_sections(explanation, top, console.width)))
     if report:
@@ -50,14 +50,14 @@ def print_explanation(
 def _sections(explanation: Explanation, top: int, width: int) -> list[RenderableType]:
     worst = _rank_to_show(explanation)
     if worst.memory is not None and worst.memory.source == "snapshot":
-        return _of_memory(explanation, worst.memory, top, width)
+        return _snapshot_sections(explanation, worst.memory, top, width)
     out: list[RenderableType] = [_headline(explanation), Text(), _verdict(explanation), Text()]
     out += [budget_bar(explanation.budget, width), _legend(explanation.budget, width), Text()]
     if len(explanation.ranks) > 1:
         out += [_ranks(explanation.ranks), Text()]
     if explanation.job is not None:
         out += job_sections(explanation.job, top, width)
-        out += _spread(explanation, top, width)
+        out += _communication(explanation, top, width)
     out += [_findings(explanation.findings), Text()]
     if explanation.advice:
         from stepscope.ui.terminal.advice import advice_table
@@ -77,10 +77,10 @@ def _sections(explanation: Explanation, top: int, width: int) -> list[Renderable
     return out
 
 
-def _of_memory(
+def _snapshot_sections(
     explanation: Explanation, memory: Memory, top: int, width: int
 ) -> list[RenderableType]:
-    """A file that tells of memory alone: no step, no bar of time."""
+    """A memory snapshot has no step and no bar of time."""
     first = explanation.ranks[0]
     title = text_line(
         f"{Path(first.path).name} · memory snapshot · {counted(first.events, 'event')}"
@@ -98,8 +98,8 @@ def _of_memory(
     ]
 
 
-def _spread(explanation: Explanation, top: int, width: int) -> list[RenderableType]:
-    """Strategies and NCCL's own word; imported only where there are several ranks."""
+def _communication(explanation: Explanation, top: int, width: int) -> list[RenderableType]:
+    """Strategies and NCCL's logs; imported only for several ranks."""
     from stepscope.ui.terminal.nccl import nccl_sections
     from stepscope.ui.terminal.strategies import strategy_sections
 
@@ -129,15 +129,16 @@ def _headline(explanation: Explanation) -> Text:
 
 def _step_words(explanation: Explanation) -> str:
     first = explanation.ranks[0]
-    step = f"{explanation.budget.step_ms:.2f} ms"
+    step = milliseconds(explanation.budget.step_ms)
     if first.step_ms.truth is not None and first.step_ms.profiled is not None:
         profiled = max(rank.step_ms.profiled or 0.0 for rank in explanation.ranks)
-        return f"{step} a step, measured ({profiled:.2f} ms under the profiler)"
+        return f"{step} a step, measured ({milliseconds(profiled)} under the profiler)"
     if first.budget.basis == "corrected":
         times = first.step_ms
-        sure = f"{times.low:.2f}" == f"{times.high:.2f}"
-        span = "" if sure else f" ({times.low:.2f} to {times.high:.2f})"
-        return f"{step} a step{span} without profiler overhead, {times.profiled:.2f} with it"
+        low, high = (significant(ms or 0.0) for ms in (times.low, times.high))
+        span = "" if low == high else f" ({low} to {high})"
+        with_overhead = significant(times.profiled or 0.0)
+        return f"{step} a step{span} without profiler overhead, {with_overhead} with it"
     return f"{step} a step (profiled)" if first.steps.steps else f"{step} window"
 
 
@@ -157,7 +158,10 @@ def _legend(budget: Budget, width: int) -> Table:
         Text.assemble(
             (f"{FILLS[part.id]} ", COLOURS[part.id]),
             f"{PARTS[part.id][0].lower():<14}",
-            (f"{part.ms:>7.2f} ms{part.share:>6.1%}", "bold" if part.share >= 0.1 else ""),
+            (
+                f"{milliseconds(part.ms):>10}{percent(part.share):>6}",
+                "bold" if part.share >= 0.1 else "",
+            ),
         )
         for part in shown
     ]
@@ -194,11 +198,11 @@ def _rank_row(rank: RankExplanation) -> tuple[str, ...]:
     idle = max(0.0, times.own_ms - times.compute_ms)
     return (
         rank.called.removeprefix("rank "),
-        f"{times.step_ms:.2f} ms",
-        f"{times.own_ms:.2f} ms",
-        f"{times.compute_ms / whole:.0%}",
-        f"{times.exposed_comm_ms / whole:.0%}",
-        f"{idle / whole:.0%}",
+        milliseconds(times.step_ms),
+        milliseconds(times.own_ms),
+        percent(times.compute_ms / whole),
+        percent(times.exposed_comm_ms / whole),
+        percent(idle / whole),
         rank.findings[0].title if rank.findings else "",
     )
 
@@ -217,10 +221,10 @@ def _findings(findings: tuple[Finding, ...]) -> Table:
 
 
 def _share(finding: Finding) -> str:
-    """Of the step, unless it says of what."""
+    """The share of the step, or of what the finding names."""
     if finding.of == "step":
-        return f"{finding.share:.0%}"
-    return f"{finding.share:.0%} {finding.of}" if finding.share >= 0.005 else ""
+        return percent(finding.share)
+    return f"{percent(finding.share)} {finding.of}" if finding.share >= 0.005 else ""
 
 
 def _kernels(rank: RankExplanation, top: int, width: int) -> Table:
@@ -232,7 +236,7 @@ def _kernels(rank: RankExplanation, top: int, width: int) -> Table:
     for kernel in rank.kernels[:top]:
         table.add_row(
             duration(kernel.total_ns),
-            f"{kernel.total_ns / whole:.1%}",
+            percent(kernel.total_ns / whole),
             str(kernel.count),
             kernel.kind,
             short_kernel(kernel.name, max(16, width - 40)),
@@ -280,8 +284,8 @@ def _copies(rank: RankExplanation, top: int, width: int) -> Table:
             duration(copy.total_ns),
             duration(copy.exposed_ns),
             str(copy.count),
-            "-" if copy.size_bytes is None else f"{copy.size_bytes / 1e6:.1f} MB",
-            "-" if copy.gb_s is None else f"{copy.gb_s:.1f} GB/s",
+            "-" if copy.size_bytes is None else size(copy.size_bytes),
+            "-" if copy.gb_s is None else byte_rate(1e9 * copy.gb_s),
             short_kernel(copy.name, max(16, width - 55)),
         )
     return table
@@ -293,4 +297,4 @@ def _notes(explanation: Explanation) -> list[RenderableType]:
     for rank in explanation.ranks[:8]:
         whose = f"{rank.called}: " if several else ""
         lines += [f"note  {whose}{note.detail}" for note in rank.quality]
-    return [text_line(each, style="bright_black") for each in lines]
+    return [text_line(line, style="bright_black") for line in lines]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def print_health(health: Health, *, width: int | None = None) -> None:
-    """What is not known has no line."""
+    """Sentences that are not known have no line."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style="bright_black", no_wrap=True)
     grid.add_column(overflow="fold")

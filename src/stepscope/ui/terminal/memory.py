@@ -1,4 +1,4 @@
-"""Memory in a terminal: the peak as one bar, who holds it, what would fit, ZeRO's arithmetic."""
+"""Memory in a terminal: the peak as one bar, what holds it, what would fit, ZeRO by formula."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepscope.explain.memory.words import LABELS
-from stepscope.records.figures import size
+from stepscope.records.figures import percent, size
 from stepscope.records.words import counted
 from stepscope.ui.memory import (
     batch_words,
@@ -47,7 +47,7 @@ _MOST_ROWS = 5
 def memory_sections(
     memory: Memory, *, top: int = 8, width: int = 100, ranks: int = 1
 ) -> list[RenderableType]:
-    """What was measured first, then arithmetic on it; ZeRO's where there are ranks to share."""
+    """Measurements first, then what follows from them; ZeRO only for several ranks."""
     out: list[RenderableType] = [Text.assemble(("memory  ", "bold"), text_line(headline(memory)))]
     shown = shown_categories(memory)
     if len(shown) > 1:
@@ -79,7 +79,7 @@ def _legend(shown: list[tuple[str, int]], width: int) -> Table:
         Text.assemble(
             (f"{_FILLS[name]} ", _COLOURS[name]),
             f"{LABELS[name]:<15}",
-            (f"{size(held):>10}{held / whole:>6.1%}", "bold" if held >= 0.1 * whole else ""),
+            (f"{size(held):>10}{percent(held / whole):>6}", "bold" if held >= 0.1 * whole else ""),
         )
         for name, held in shown
     ]
@@ -114,7 +114,7 @@ def _sites(memory: Memory, most: int, width: int) -> Table:
     for site in memory.by_site[:most]:
         table.add_row(
             size(site.size_bytes),
-            f"{site.size_bytes / memory.peak_bytes:.0%}" if memory.peak_bytes else "",
+            percent(site.size_bytes / memory.peak_bytes) if memory.peak_bytes else "",
             str(site.blocks) if site.blocks else "",
             LABELS[site.category] if site.category else "",
             short_kernel(site.operator, 30),
@@ -125,20 +125,20 @@ def _sites(memory: Memory, most: int, width: int) -> Table:
 
 def _modules(memory: Memory, most: int, width: int) -> Table:
     table = titled_table("activations", ("size", "r"), ("share", "r"), ("by module", "l"))
-    whole = sum(each.size_bytes for each in memory.by_module) or 1
-    for each in memory.by_module[:most]:
+    whole = sum(row.size_bytes for row in memory.by_module) or 1
+    for row in memory.by_module[:most]:
         table.add_row(
-            size(each.size_bytes),
-            f"{each.size_bytes / whole:.0%}",
-            short_kernel(each.module, max(16, width - 24)),
+            size(row.size_bytes),
+            percent(row.size_bytes / whole),
+            short_kernel(row.module, max(16, width - 24)),
         )
     return table
 
 
 def _zero(theory: Theory, ranks: int) -> Table:
-    """For numbers of ranks up to eight times the job's."""
-    shown = tuple(many for many in _RANKS if many <= _TIMES_THE_JOB * ranks)
-    columns = [(counted(many, "rank"), "r") for many in shown]
+    """For up to eight times as many ranks as the job has."""
+    shown = tuple(count for count in _RANKS if count <= _TIMES_THE_JOB * ranks)
+    columns = [(counted(count, "rank"), "r") for count in shown]
     table = titled_table(
         "parameters, gradients and optimizer state per rank, by formula",
         ("ZeRO", "l"),

@@ -1,7 +1,7 @@
 """The explanation on one screen: verdict, why, next; the step as a bar; findings; what-ifs.
 
-Whatever the input, at most `MOST_LINES` lines: texts are cut at their last line, lists say how many
-more there are. Everything else is in explanation.py, which `--full` prints.
+Never more than `MOST_LINES` lines: long texts are cut, long lists say how many more there are.
+explanation.py prints everything else (`--full`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from stepscope.records.explanation import called
+from stepscope.records.figures import interval, milliseconds, percent
 from stepscope.records.words import counted
 from stepscope.ui.terminal.bars import COLOURS, FILLS, budget_bar
 from stepscope.ui.terminal.console import make_console, text_line
 from stepscope.ui.terminal.tables import SEVERITY_STYLES
-from stepscope.ui.whatif import WORTH, figures, interval
+from stepscope.ui.whatif import WORTH
 from stepscope.ui.words import PARTS, one_line, short_kernel
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _MOST_FINDINGS, _FEWEST_FINDINGS = 4, 2
 _MOST_WHATIFS = 3
 _VISIBLE = 0.005  # of the step
 _FAINT = "bright_black"
-# Notes that say an answer rests on less than it should, or may be wrong.
+# Notes that make the answer doubtful.
 GRAVE = frozenset(
     {
         "clocks-contradict",
@@ -63,7 +64,7 @@ def print_short(
     width: int | None = None,
     to_stderr: bool = False,
 ) -> None:
-    """Print one screen; `more` is what to type to see all of it."""
+    """Print one screen; `more` says how to see everything."""
     console = make_console(width, to_stderr=to_stderr)
     for line in short_lines(explanation, console, more=more, report=report):
         console.print(line, no_wrap=True, overflow="ignore", crop=False)
@@ -72,7 +73,7 @@ def print_short(
 def short_lines(
     explanation: Explanation, console: Console, *, more: str, report: Path | None
 ) -> list[Text]:
-    """As many findings as the screen has room for."""
+    """With as many findings as the screen has room for."""
     for findings in range(_MOST_FINDINGS, _FEWEST_FINDINGS - 1, -1):
         lines = _lines(explanation, console, more, report, findings)
         if len(lines) <= MOST_LINES:
@@ -100,7 +101,7 @@ def _lines(
 
 
 def _labelled(label: str, rows: Sequence[Text]) -> list[Text]:
-    """A block: its name beside its first line."""
+    """A block with its label on the first line."""
     return [
         Text.assemble((f"{label if place == 0 else '':<{_LABELS}}", _FAINT), row)
         for place, row in enumerate(rows)
@@ -108,7 +109,7 @@ def _labelled(label: str, rows: Sequence[Text]) -> list[Text]:
 
 
 def _wrapped(text: str, console: Console, most: int, style: str = "") -> list[Text]:
-    """At most so many lines; one that is cut says so."""
+    """At most `most` lines; a text that is cut ends in an ellipsis."""
     if not text:
         return []
     room = console.width - _LABELS
@@ -154,12 +155,12 @@ def _name(explanation: Explanation) -> str:
 def _step(explanation: Explanation) -> str:
     budget = explanation.budget
     if budget.basis == "window":
-        return f"a window of {budget.step_ms:.2f} ms"
-    return f"{budget.step_ms:.2f} ms a step, {_BASIS[budget.basis]}"
+        return f"a window of {milliseconds(budget.step_ms)}"
+    return f"{milliseconds(budget.step_ms)} a step, {_BASIS[budget.basis]}"
 
 
 def _where_it_went(explanation: Explanation, width: int) -> list[Text]:
-    """The step's bar and legend; of a file about memory alone, the peak."""
+    """The step's bar and legend; the peak for a memory snapshot."""
     memory = explanation.ranks[0].memory
     if memory is not None and memory.source == "snapshot":
         from stepscope.ui.memory import headline
@@ -169,12 +170,12 @@ def _where_it_went(explanation: Explanation, width: int) -> list[Text]:
 
 
 def _legend(budget: Budget, width: int) -> list[Text]:
-    """Visible parts in the order of the bar; what has no room is summed, so that all add up."""
+    """Visible parts in the order of the bar; the rest is one sum, so that all add up."""
     parts = [part for part in budget.parts if part.share >= _VISIBLE]
     for shown in range(len(parts), 0, -1):
-        kept = sorted(parts, key=lambda part: -part.share)[:shown]
-        items = [_item(part) for part in budget.parts if part in kept]
-        rest = [part for part in budget.parts if part not in kept]
+        largest = sorted(parts, key=lambda part: -part.share)[:shown]
+        items = [_item(part) for part in budget.parts if part in largest]
+        rest = [part for part in budget.parts if part not in largest]
         if sum(part.share for part in rest) >= _VISIBLE:
             items.append(_rest(rest))
         rows = _flow(items, width)
@@ -186,18 +187,18 @@ def _legend(budget: Budget, width: int) -> list[Text]:
 def _item(part: Part) -> Text:
     return Text.assemble(
         (f"{FILLS[part.id]} ", COLOURS[part.id]),
-        f"{PARTS[part.id][0].lower()} {figures(part.ms)} ms ",
-        (f"{part.share:.0%}", "bold" if part.share >= 0.1 else ""),
+        f"{PARTS[part.id][0].lower()} {milliseconds(part.ms)} ",
+        (percent(part.share), "bold" if part.share >= 0.1 else ""),
     )
 
 
 def _rest(parts: Sequence[Part]) -> Text:
     ms, share = sum(part.ms for part in parts), sum(part.share for part in parts)
-    return Text(f"rest {figures(ms)} ms {share:.0%}", style=_FAINT)
+    return Text(f"rest {milliseconds(ms)} {percent(share)}", style=_FAINT)
 
 
 def _flow(items: Sequence[Text], width: int) -> list[Text]:
-    """Beside each other, as many as a line holds."""
+    """As many items on each line as fit."""
     rows: list[Text] = []
     for item in items:
         if rows and rows[-1].cell_len + 2 + item.cell_len <= width:
@@ -208,10 +209,10 @@ def _flow(items: Sequence[Text], width: int) -> list[Text]:
 
 
 def _findings(explanation: Explanation, width: int, most: int) -> list[Text]:
-    """A line each; "healthy" is what the verdict says already."""
+    """One line per finding, without "healthy", which is the verdict already."""
     several = len(explanation.ranks) > 1
-    grave = [finding for finding in explanation.findings if finding.id != "healthy"]
-    shown = grave if len(grave) <= most else grave[: most - 1]
+    findings = [finding for finding in explanation.findings if finding.id != "healthy"]
+    shown = findings if len(findings) <= most else findings[: most - 1]
     rows = [
         _finding(
             finding,
@@ -221,17 +222,17 @@ def _findings(explanation: Explanation, width: int, most: int) -> list[Text]:
         )
         for finding in shown
     ]
-    if len(shown) < len(grave):
-        rows.append(Text(f"{len(grave) - len(shown)} more", style=_FAINT))
+    if len(shown) < len(findings):
+        rows.append(Text(f"{len(findings) - len(shown)} more", style=_FAINT))
     return rows
 
 
 def _finding(finding: Finding, width: int, *, leads: bool, whose: str) -> Text:
-    """Its share and title, then where it is in the code or what to do, if the line has room.
+    """Share and title, then the line of code or what to do, if there is room.
 
-    Why the leading one is there and what to do about it stands above already.
+    The first lines already say what to do about the leading finding.
     """
-    share = f"{finding.share:.0%}" if finding.share >= _VISIBLE else ""
+    share = percent(finding.share) if finding.share >= _VISIBLE else ""
     whose = f" ({whose})" if whose and finding.rank is not None else ""
     of = f", share of {finding.of}" if share and finding.of != "step" else ""
     row = Text(f"{share:>4}  ")
@@ -244,36 +245,35 @@ def _finding(finding: Finding, width: int, *, leads: bool, whose: str) -> Text:
 
 
 def _place_words(place: Place) -> list[str]:
-    """The longest first."""
+    """Longest first."""
     line = f"{place.file}:{place.line}"
     return [f"{line} {place.function}".rstrip(), line, f"{Path(place.file).name}:{place.line}"]
 
 
 def _what_ifs(advice: Sequence[Advice], width: int) -> list[Text]:
-    """The largest savings; where nothing helps, that is the answer."""
+    """The largest savings, or that nothing helps."""
     helping = sorted((a for a in advice if a.verdict == "faster"), key=lambda a: -a.saved_ms)
     if not helping:
-        words = (
-            f"{counted(len(advice), 'change')} tried on this step: none saves {WORTH:.0%} or more"
-        )
+        changes = counted(len(advice), "change")
+        words = f"{changes} tried on this step: none saves {percent(WORTH)} or more"
         return [Text(_cut(words, width - _LABELS), style=_FAINT)] if advice else []
     best = helping[:_MOST_WHATIFS]
-    savings = [f"saves {figures(each.saved_ms)} ms" for each in best]
-    between = [f"({interval(each.saved_low_ms, each.saved_high_ms)})" for each in best]
+    savings = [f"saves {milliseconds(change.saved_ms)}" for change in best]
+    intervals = [f"({interval(change.saved_low_ms, change.saved_high_ms)})" for change in best]
     rows = []
-    for each, saving, ends in zip(best, savings, between, strict=True):
-        row = Text(f"{saving:<{max(map(len, savings))}} {ends:<{max(map(len, between))}}  ")
+    for change, saving, ends in zip(best, savings, intervals, strict=True):
+        row = Text(f"{saving:<{max(map(len, savings))}} {ends:<{max(map(len, intervals))}}  ")
         room = width - _LABELS - row.cell_len
-        row.append(_cut(each.label, room))
-        setting = f"  --set {each.setting}"
-        if cell_len(each.label) + cell_len(setting) <= room:
+        row.append(_cut(change.label, room))
+        setting = f"  --set {change.setting}"
+        if cell_len(change.label) + cell_len(setting) <= room:
             row.append(setting, style=_FAINT)
         rows.append(row)
     return rows
 
 
 def _notes(explanation: Explanation, console: Console) -> list[Text]:
-    """The first of each grave kind, one in two lines or two in a line each; the rest is counted."""
+    """The first grave note of each kind, two at most; the others are counted."""
     notes = _all_notes(explanation)
     kinds = {note.id: f"{whose}{note.detail}" for whose, note in reversed(notes)}
     grave = [text for name, text in reversed(kinds.items()) if name in GRAVE][:2]
@@ -288,7 +288,7 @@ def _notes(explanation: Explanation, console: Console) -> list[Text]:
 
 
 def _all_notes(explanation: Explanation) -> list[tuple[str, Note]]:
-    """With whose they are."""
+    """Each note with the name of its rank."""
     several = len(explanation.ranks) > 1
     own = [
         (f"{rank.called}: " if several else "", note)
@@ -299,7 +299,7 @@ def _all_notes(explanation: Explanation) -> list[tuple[str, Note]]:
 
 
 def _clickable(report: Path) -> str:
-    """Relative where the report lies below this folder, else absolute: terminals open both."""
+    """Relative if the report lies below this folder, else absolute: terminals open both."""
     path = report.absolute()
     try:
         return str(path.relative_to(Path.cwd()))

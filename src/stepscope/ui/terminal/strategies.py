@@ -1,4 +1,4 @@
-"""How the job is spread over its ranks, in a terminal: a heading and a table a strategy."""
+"""How the job is spread over its ranks: a heading and a table per strategy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ _LEFT = ("what", "block", "module", "why", "group", "from", "")
 def strategy_sections(
     strategies: Sequence[Strategy], *, top: int = 8, width: int = 100
 ) -> list[RenderableType]:
-    """Nothing for a job of one rank."""
     out: list[RenderableType] = []
     for section in describe_strategies(strategies, top):
         out.append(Text.assemble((section.title, "bold"), "  ", section.heading))

@@ -1,4 +1,4 @@
-"""The one look of every table in the terminal."""
+"""How every table in the terminal looks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def fitting_table(
     width: int,
     spare: Sequence[str],
 ) -> Table:
-    """Whole numbers in a narrow terminal: spare columns go, the first named first."""
+    """Drop `spare` columns, in their order, until the table fits: no number is ever cut."""
     needs = {
         name: _GAP + max(map(cell_len, (name, *(cells[place] for cells, _ in rows))))
         for place, (name, _) in enumerate(columns)
@@ -53,10 +53,10 @@ def fitting_table(
     for name in spare:
         if sum(needs.values()) > width:
             needs.pop(name, None)
-    kept = [place for place, (name, _) in enumerate(columns) if name in needs]
-    table = titled_table(title, *(columns[place] for place in kept))
+    shown = [place for place, (name, _) in enumerate(columns) if name in needs]
+    table = titled_table(title, *(columns[place] for place in shown))
     for cells, style in rows:
-        table.add_row(*(cells[place] for place in kept), style=style)
+        table.add_row(*(cells[place] for place in shown), style=style)
     return table
 
 

@@ -119,8 +119,8 @@ def test_ticks_are_round_and_few():
 def test_the_terminal_says_the_same(run, capsys):
     print_explanation(run[0], width=100)
     said = capsys.readouterr().out
-    assert "memory  peak 3.07 GB in forward, 5.10 GB reserved, 2% of 150 GB" in said
-    assert "activations       2.75 GB 89.4%" in said
+    assert "memory  peak 3.07 GB in forward, 5.10 GB reserved, 2.0% of 150 GB" in said
+    assert "activations       2.75 GB   89%" in said
     assert "the largest batch in 150 GB (the device's memory) is about 5,868" in said
     assert "ZeRO" not in said  # one process shares with nobody
 
