@@ -205,7 +205,7 @@ def _cells(
         trial: Trial, local: Trial, settings: tuple[Setting, ...], level: int, cell: int
     ) -> None:
         if level == len(order):
-            found[cell] = _numbers(adjusted(bench.tell(trial, settings), history))
+            found[cell] = _numbers(adjusted(bench.conclude(trial, settings), history))
             crews[cell] = None
             if sketches and not trial.refused:
                 graphed = trial is not local
