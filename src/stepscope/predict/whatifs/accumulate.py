@@ -8,7 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.replay.graph import Phase
-from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import take_calls, take_tasks
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.predict.values import parse_whole
@@ -73,7 +73,7 @@ WHATIF = WhatIf(
     name="accumulate",
     help="N micro-batches per optimizer step (accumulate=4)",
     label="{} micro-batches per step",
-    stage=Stage.ACCUMULATE,
+    stage=ApplyStage.ACCUMULATE,
     apply=apply,
     keeps_peak=True,
 )
