@@ -16,12 +16,12 @@ from stepscope.errors import NotCapturedError, StepscopeError
 from stepscope.explain.rank_steps import own_ms
 from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
 from stepscope.records.explanation import Advice
+from stepscope.records.figures import significant
 from stepscope.records.prediction import Setting
 from stepscope.records.quality import Note
 from stepscope.ui.whatif import (
     WORTH,
     bench_of,
-    figures,
     judge,
     labels,
     saved_ms,
@@ -214,7 +214,7 @@ def _next(said: str, findings: tuple[Finding, ...], advice: tuple[Advice, ...]) 
     )
     if best is None or best.saved_ms < _little_of(top, best.baseline_ms):
         return _untried(said, top)
-    saved = f"{figures(best.saved_ms)} of {figures(best.baseline_ms)} ms"
+    saved = f"{significant(best.saved_ms)} of {significant(best.baseline_ms)} ms"
     return f"{actions[best.setting]} (predicted to save {saved})"
 
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from markupsafe import Markup, escape
 
+from stepscope.records.figures import interval, significant
 from stepscope.records.words import sentence
 from stepscope.ui.html.whatif_scaling import encode_crew
-from stepscope.ui.whatif import BASIS, figures, interval, judge, label, saved_ms, verdict
+from stepscope.ui.whatif import BASIS, judge, label, saved_ms, verdict
 
 if TYPE_CHECKING:
     from stepscope.records.prediction import Prediction
@@ -97,7 +98,7 @@ def _about(grid: WhatIfGrid, several: bool) -> str:
     before = grid.before
     return (
         f"Predicted, not measured: the step of {whose}, replayed with the change made. Now it "
-        f"takes {figures(before.baseline_ms)} ms, {BASIS[before.baseline_from]}. "
+        f"takes {significant(before.baseline_ms)} ms, {BASIS[before.baseline_from]}. "
         "stepscope compare and ab prove whether it does."
     )
 
@@ -126,9 +127,9 @@ def _row(prediction: Prediction, known: set[str], most: float) -> Row:
         setting=setting,
         settable=setting in known,
         tone={"faster": "good", "slower": "bad", "no difference": "none"}[found],
-        step=f"{figures(prediction.predicted_ms)} ms",
+        step=f"{significant(prediction.predicted_ms)} ms",
         interval=interval(prediction.low_ms, prediction.high_ms),
-        saves=f"{figures(saved)} ms ({interval(low, high)})",
+        saves=f"{significant(saved)} ms ({interval(low, high)})",
         bar=max(0.0, saved) / most,
         words=sentence(words.removeprefix(label(prediction.settings[0])).strip()),
     )

@@ -14,6 +14,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from stepscope.records.explanation import called
+from stepscope.records.figures import interval, significant
 from stepscope.records.words import counted
 from stepscope.ui.terminal.console import make_console, text_line
 from stepscope.ui.terminal.explanation import (
@@ -22,7 +23,7 @@ from stepscope.ui.terminal.explanation import (
     SEVERITY_STYLES,
     budget_bar,
 )
-from stepscope.ui.whatif import WORTH, figures, interval
+from stepscope.ui.whatif import WORTH
 from stepscope.ui.words import PARTS, one_line, short_kernel
 
 if TYPE_CHECKING:
@@ -190,14 +191,14 @@ def _legend(budget: Budget, width: int) -> list[Text]:
 def _item(part: Part) -> Text:
     return Text.assemble(
         (f"{FILLS[part.id]} ", COLOURS[part.id]),
-        f"{PARTS[part.id][0].lower()} {figures(part.ms)} ms ",
+        f"{PARTS[part.id][0].lower()} {significant(part.ms)} ms ",
         (f"{part.share:.0%}", "bold" if part.share >= 0.1 else ""),
     )
 
 
 def _rest(parts: Sequence[Part]) -> Text:
     ms, share = sum(part.ms for part in parts), sum(part.share for part in parts)
-    return Text(f"rest {figures(ms)} ms {share:.0%}", style=_FAINT)
+    return Text(f"rest {significant(ms)} ms {share:.0%}", style=_FAINT)
 
 
 def _flow(items: Sequence[Text], width: int) -> list[Text]:
@@ -262,7 +263,7 @@ def _what_ifs(advice: Sequence[Advice], width: int) -> list[Text]:
         )
         return [Text(_cut(words, width - _LABELS), style=_FAINT)] if advice else []
     best = helping[:_MOST_WHATIFS]
-    savings = [f"saves {figures(each.saved_ms)} ms" for each in best]
+    savings = [f"saves {significant(each.saved_ms)} ms" for each in best]
     between = [f"({interval(each.saved_low_ms, each.saved_high_ms)})" for each in best]
     rows = []
     for each, saving, ends in zip(best, savings, between, strict=True):

@@ -17,10 +17,11 @@ from stepscope.predict.scaled_step import Local, Plan, predict_together
 from stepscope.predict.whatif import Bench
 from stepscope.predict.whatifs import parse_setting
 from stepscope.records.explanation import Explanation
+from stepscope.records.figures import significant
 from stepscope.records.promise import Delivery, TrackedPromise
 from stepscope.ui.html.whatif_grid import WhatIfGrid
 from stepscope.ui.html.whatif_scaling import CrewCell, lay_out_crew
-from stepscope.ui.whatif import adjusted, figures
+from stepscope.ui.whatif import adjusted
 from stepscope.ui.words import size
 from stepscope.verify.track_record import make_promise
 
@@ -38,7 +39,7 @@ def test_each_control_moves_the_number_to_exactly_the_predicted_one(
         expected = cell(grid, places_with(grid, *made))
         assert shown(page) == words(expected["step"])
         said = page.locator('[data-out="interval"]').inner_text()
-        assert f"between {figures(expected['low'])} and {figures(expected['high'])}" in said
+        assert f"between {significant(expected['low'])} and {significant(expected['high'])}" in said
     command = page.locator('[data-out="command"]').inner_text()
     assert all(f"--set {each}" in command for each in made)
     page.get_by_role("button", name="Back to now").click()
@@ -52,7 +53,7 @@ def test_throughput_memory_and_who_decides_follow(page: Any, grid: WhatIfGrid) -
     assert grid.batch is not None
     assert expected["factor"] is not None
     pace = grid.batch * 1000 / grid.before.baseline_ms * expected["factor"]
-    assert page.locator('[data-out="pace"]').inner_text() == figures(pace)
+    assert page.locator('[data-out="pace"]').inner_text() == significant(pace)
     assert page.locator('[data-out="peak"]').inner_text() == "5.94 GB"
     assert page.locator('[data-out="decides"]').inner_text() == "the device"
     chosen = page.locator('[data-out="batches"] .dot.is-chosen title').text_content()

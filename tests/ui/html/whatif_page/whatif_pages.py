@@ -10,10 +10,11 @@ from stepscope.explain.explain_job import explain_also
 from stepscope.predict.whatif import Bench
 from stepscope.predict.whatifs import parse_setting
 from stepscope.records.explanation import Explanation
+from stepscope.records.figures import significant
 from stepscope.records.prediction import Setting
 from stepscope.trace.read import read_trace
 from stepscope.ui.html.whatif_grid import WhatIfGrid, lay_out
-from stepscope.ui.whatif import bench_of, figures, try_each, usual
+from stepscope.ui.whatif import bench_of, try_each, usual
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 TRACE = GOLDEN / "h200-resnet18/rank-00000/trace.json.gz"
@@ -48,7 +49,7 @@ def shown(page: Any) -> str:
 
 def words(number: float | None) -> str:
     assert number is not None
-    return f"{figures(number)} ms"
+    return f"{significant(number)} ms"
 
 
 def places_with(grid: WhatIfGrid, *settings: str) -> tuple[int, ...]:
