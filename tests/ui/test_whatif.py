@@ -164,7 +164,7 @@ def test_why_tells_who_decides_before_and_after() -> None:
     before = predicted(100.0, host_ms=40.0, device_ms=100.0)
     after = predicted(45.0, "precision=bf16", host_ms=44.0, device_ms=30.0)
     assert why(before, after) == (
-        "now the device is the bottleneck: 100 ms of work, the host has 40.0; "
+        "now the device is the bottleneck: 100 ms of work, the host has 40.0 ms; "
         "then the host is the bottleneck: 44.0 ms of work, the device has 30.0 ms"
     )
 
