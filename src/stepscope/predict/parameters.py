@@ -33,11 +33,6 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     tensors: int
     elements: int
     shapes: tuple[tuple[int, ...], ...]
-    item_bytes: int = 4
-
-    @property
-    def size_bytes(self) -> int:
-        return self.elements * self.item_bytes
 
 
 class Pass(msgspec.Struct, frozen=True, kw_only=True):

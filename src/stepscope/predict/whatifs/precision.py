@@ -94,7 +94,7 @@ WHATIF = WhatIf(
     stage=ApplyStage.PRECISION,
     apply=apply,
     usual=("tf32", "bf16"),
-    remedies={"bf16": ("bf16",), "fp16": ("fp16",), "tf32": ("tf32",), "precision": ("bf16",)},
+    remedies={"bf16": ("bf16",), "fp16": ("fp16",), "tf32": ("tf32",)},
 )
 
 
