@@ -27,7 +27,7 @@ _TIE = 1e-9
 
 
 class Crossover(msgspec.Struct, frozen=True, kw_only=True):
-    """`below` is faster up to this size, `above` from it on."""
+    """`below` is faster up to this size, `above` beyond it."""
 
     below: str
     above: str
@@ -42,7 +42,7 @@ class AlgorithmComparison(msgspec.Struct, frozen=True, kw_only=True):
     alpha_ns: float
     beta_ns_per_byte: float
     times_ns: dict[str, float]
-    fastest: tuple[str, ...]  # several where they tie
+    fastest: tuple[str, ...]  # several if they tie
     crossovers: tuple[Crossover, ...]
     reduce_scatter_ns: float
     all_gather_ns: float
@@ -58,7 +58,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
 def compare_algorithms(
     size_bytes: int, ranks: int, alpha_ns: float, beta_ns_per_byte: float
 ) -> AlgorithmComparison:
-    """Every algorithm's time, the fastest, and the sizes at which two of them change places."""
+    """Each algorithm's time, the fastest, and the sizes at which two of them trade places."""
     if ranks < 2:
         raise UsageError(f"a collective needs at least 2 ranks, not {ranks}")
     if size_bytes < 0 or alpha_ns < 0 or beta_ns_per_byte < 0:
@@ -82,9 +82,9 @@ def compare_algorithms(
 
 
 def hop_of_ring(fit: CollectiveFit) -> Hop:
-    """alpha and beta of one hop, taking a measured all-reduce to be a ring's.
+    """alpha and beta of one hop, if a measured all-reduce was a ring.
 
-    Latency comes from the first segment, the rate from the last one.
+    The latency is the first segment's, the rate the last one's.
     """
     hops, volume = _terms(fit.group_size)["ring"]
     return Hop(
@@ -94,7 +94,7 @@ def hop_of_ring(fit: CollectiveFit) -> Hop:
 
 
 def _terms(ranks: int) -> dict[str, tuple[float, float]]:
-    """How many alphas, and how many times all bytes, each algorithm costs."""
+    """Alphas, and multiples of all bytes, that each algorithm costs."""
     share = (ranks - 1) / ranks
     rounds = math.log2(ranks)
     return {
@@ -105,13 +105,13 @@ def _terms(ranks: int) -> dict[str, tuple[float, float]]:
 
 
 def _crossovers(ranks: int, alpha_ns: float, beta_ns_per_byte: float) -> tuple[Crossover, ...]:
-    """Where fewer hops stop making up for more bytes; smallest first."""
+    """Sizes at which fewer hops stop making up for more bytes; smallest first."""
     terms = _terms(ranks)
-    found = []
+    crossovers = []
     for one, other in combinations(ALGORITHMS, 2):
         below, above = sorted((one, other), key=lambda name: terms[name][0])
         hops = (terms[above][0] - terms[below][0]) * alpha_ns
         volume = (terms[below][1] - terms[above][1]) * beta_ns_per_byte
         if hops > 0 and volume > 0:
-            found.append(Crossover(below=below, above=above, size_bytes=hops / volume))
-    return tuple(sorted(found, key=lambda each: each.size_bytes))
+            crossovers.append(Crossover(below=below, above=above, size_bytes=hops / volume))
+    return tuple(sorted(crossovers, key=lambda crossover: crossover.size_bytes))

@@ -1,9 +1,9 @@
 """How long a collective takes as a function of its bytes: lines fitted by relative error.
 
-A plain least-squares line is ruled by the largest sizes: its latency comes out negative and small
-messages are off by whole multiples. Here every size counts alike (errors are shares of the time),
-latencies cannot be negative, and one to three lines cover the sizes, as many as predict held-out
-passes best. Algorithms' factors stay out: this is the measured total.
+The largest sizes rule a plain least-squares line: its latency comes out negative, and small
+messages are off by whole multiples. Here errors are relative, so every size counts the same;
+latencies cannot be negative; and one to three lines cover the sizes, as many as predict held-out
+passes best. The lines are the measured total, without an algorithm's factors.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     _Lines = dict[_Span, tuple[float, float, float]]
 
 MAX_SEGMENTS = 3
-_MIN_SIZES = 3  # that a segment needs: a line through two is no evidence
-_SMALLEST_GAIN = 0.1  # a further segment has to lower the held-out error by this share
+_MIN_SIZES = 3  # per segment: a line through two points proves nothing
+_SMALLEST_GAIN = 0.1  # one more segment must lower the held-out error by this share
 _NEGLIGIBLE = 1e-4  # of the time
 _REWEIGHTINGS = 8
 
@@ -44,7 +44,7 @@ def fit_sweep(
     medians = np.array([[np.median(calls) for calls in one] for one in passes_ns])
     by_pass = held_out_errors(sizes, medians)
     by_size = held_out_errors(sizes, medians, sizes_too=True)
-    count = _fewest_good(by_size)
+    count = _choose_count(by_size)
     times = np.median(medians, axis=0)
     return CollectiveFit(
         kind=kind,
@@ -60,18 +60,18 @@ def fit_sweep(
 
 
 def fit_contention(group_size: int, sizes: Sequence[Mapping[str, float]]) -> Contention | None:
-    """From the times of an all-reduce and of compute, each alone and beside the other.
+    """From the times of an all-reduce and of compute, each alone and while the other runs.
 
-    The share that compute loses is taken over all sizes together: a small one's is mostly noise.
+    The share that compute loses is that of all sizes together: one small size is mostly noise.
     """
     if not sizes:
         return None
     columns = {
-        name: np.array([each[f"{name}_ns"] for each in sizes], np.float64)
+        name: np.array([size[f"{name}_ns"] for size in sizes], np.float64)
         for name in ("alone", "compute", "slowed", "lasts")
     }
     lost = float((columns["slowed"] - columns["compute"]).sum() / columns["alone"].sum())
-    size_bytes = np.array([each["size_bytes"] for each in sizes], np.float64)
+    size_bytes = np.array([size["size_bytes"] for size in sizes], np.float64)
     lasts = np.maximum(columns["lasts"], columns["alone"])
     return Contention(
         group_size=group_size,
@@ -81,22 +81,22 @@ def fit_contention(group_size: int, sizes: Sequence[Mapping[str, float]]) -> Con
 
 
 def noise_floor(medians: Floats) -> float:
-    """How far a pass is from the other passes' median at the same size: the median share.
+    """The median relative distance of a pass from the other passes' median at the same size.
 
-    No model that has not seen a pass can be expected to do better on it.
+    No model can be expected to do better on a pass that it has not seen.
     """
-    off = [np.abs(np.median(others, axis=0) - one) / one for one, others in _each_held_out(medians)]
-    return float(np.median(off))
+    errors = [np.abs(np.median(others, axis=0) - one) / one for one, others in _hold_out(medians)]
+    return float(np.median(errors))
 
 
 def held_out_errors(sizes: Floats, medians: Floats, *, sizes_too: bool = False) -> list[float]:
-    """With one segment, two, ...: median relative error on a pass the fit has not seen.
+    """The median relative error on a pass the fit has not seen, with one segment, two, ...
 
-    With `sizes_too` the fit has not seen the size either, save for the smallest and the largest.
+    With `sizes_too` the fit has not seen the size either, except the smallest and the largest.
     """
     counts = range(1, max(1, min(MAX_SEGMENTS, len(sizes) // _MIN_SIZES)) + 1)
-    off: list[list[Floats]] = [[] for _ in counts]
-    for one, others in _each_held_out(medians):
+    by_count: list[list[Floats]] = [[] for _ in counts]
+    for one, others in _hold_out(medians):
         known = np.median(others, axis=0)
         predicted = _predictions(sizes, known, counts)
         if sizes_too:
@@ -104,18 +104,17 @@ def held_out_errors(sizes: Floats, medians: Floats, *, sizes_too: bool = False) 
                 rest = np.arange(len(sizes)) != place
                 unseen = _predictions(sizes[rest], known[rest], counts, sizes[place : place + 1])
                 predicted[:, place] = unseen[:, 0]
-        for row, errors in zip(np.abs(predicted - one) / one, off, strict=True):
+        for row, errors in zip(np.abs(predicted - one) / one, by_count, strict=True):
             errors.append(row)
-    return [float(np.median(errors)) for errors in off]
+    return [float(np.median(errors)) for errors in by_count]
 
 
 def fit_segments(sizes: Floats, times: Floats, count: int) -> tuple[Segment, ...]:
-    """The best `count` lines, by the sum of relative errors; fewer where sizes are too few."""
-    return _partition(sizes, _lines(sizes, times), count)
+    """The best `count` lines by the sum of relative errors; fewer if there are too few sizes."""
+    return _partition(sizes, _fit_all_lines(sizes, times), count)
 
 
 def evaluate(segments: Sequence[Segment], sizes: Floats) -> Floats:
-    """Times of many sizes."""
     which = np.searchsorted([segment.to_bytes for segment in segments[:-1]], sizes)
     alpha = np.array([segment.alpha_ns for segment in segments])
     beta = np.array([segment.beta_ns_per_byte for segment in segments])
@@ -123,8 +122,8 @@ def evaluate(segments: Sequence[Segment], sizes: Floats) -> Floats:
     return times
 
 
-def _fewest_good(errors: list[float]) -> int:
-    """How many segments: few, unless more are clearly better on what they have not seen."""
+def _choose_count(errors: list[float]) -> int:
+    """As few segments as possible, unless more are clearly better on what they have not seen."""
     chosen = 0
     for more in range(1, len(errors)):
         if errors[more] < errors[chosen] * (1 - _SMALLEST_GAIN) - _NEGLIGIBLE:
@@ -135,8 +134,8 @@ def _fewest_good(errors: list[float]) -> int:
 def _predictions(
     sizes: Floats, times: Floats, counts: range, asked: Floats | None = None
 ) -> Floats:
-    """A row for each number of segments."""
-    lines = _lines(sizes, times)
+    """One row per number of segments."""
+    lines = _fit_all_lines(sizes, times)
     asked = sizes if asked is None else asked
     return np.array([evaluate(_partition(sizes, lines, count), asked) for count in counts])
 
@@ -160,10 +159,10 @@ def _partition(sizes: Floats, lines: _Lines, count: int) -> tuple[Segment, ...]:
     )
 
 
-def _lines(sizes: Floats, times: Floats) -> _Lines:
+def _fit_all_lines(sizes: Floats, times: Floats) -> _Lines:
     """alpha, beta and the sum of relative errors of the line through every run of sizes.
 
-    All runs at once, a row each; reweighting brings the sum of errors near its least.
+    All runs at once, one row each; reweighting brings the sum of errors near its minimum.
     """
     spans = _spans(len(sizes))
     place = np.arange(len(sizes))
@@ -172,20 +171,20 @@ def _lines(sizes: Floats, times: Floats) -> _Lines:
     weights = base
     for _ in range(_REWEIGHTINGS):
         alpha, beta = _least_squares(sizes, times, weights)
-        off = np.abs(alpha[:, None] + beta[:, None] * sizes - times) / times
-        weights = base / np.maximum(off, 1e-4)
-    cost = (off * inside).sum(axis=1)
+        errors = np.abs(alpha[:, None] + beta[:, None] * sizes - times) / times
+        weights = base / np.maximum(errors, 1e-4)
+    cost = (errors * inside).sum(axis=1)
     rows = zip(alpha.tolist(), beta.tolist(), cost.tolist(), strict=True)
     return dict(zip(spans, rows, strict=True))
 
 
 def _least_squares(sizes: Floats, times: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    """Weighted, a line for each row of weights; a number that would be negative is zero."""
+    """One line per row of weights; a number that would be negative is zero."""
     total = weights.sum(axis=1)
     centre, level = weights @ sizes / total, weights @ times / total
-    apart = sizes - centre[:, None]
-    across = (weights * apart**2).sum(axis=1)
-    beta = np.divide((weights * apart) @ times, across, out=np.zeros_like(total), where=across > 0)
+    offset = sizes - centre[:, None]
+    square = (weights * offset**2).sum(axis=1)
+    beta = np.divide((weights * offset) @ times, square, out=np.zeros_like(total), where=square > 0)
     beta = np.maximum(beta, 0.0)
     alpha = level - beta * centre
     through_zero = (weights @ (sizes * times)) / (weights @ sizes**2)
@@ -194,7 +193,7 @@ def _least_squares(sizes: Floats, times: Floats, weights: Floats) -> tuple[Float
 
 
 def _spans(count: int) -> list[_Span]:
-    """Runs of sizes that may be a segment, from the first to the one behind the last."""
+    """Runs of sizes that may be a segment: the first, and the one after the last."""
     return [
         (start, end)
         for start in range(count)
@@ -204,13 +203,13 @@ def _spans(count: int) -> list[_Span]:
 
 
 def _edges(sizes: Floats, ends: list[int]) -> list[int]:
-    """From the smallest size to the largest; between two segments halfway, as factors go."""
+    """From the smallest size to the largest; two segments meet at the geometric mean."""
     inner = [round(float(np.sqrt(sizes[end - 1] * sizes[end]))) for end in ends[:-1]]
     return [int(sizes[0]), *inner, int(sizes[-1])]
 
 
-def _each_held_out(medians: Floats) -> list[tuple[Floats, Floats]]:
-    """Every pass with all the others."""
+def _hold_out(medians: Floats) -> list[tuple[Floats, Floats]]:
+    """Each pass, with all the others."""
     return [(medians[i], np.delete(medians, i, axis=0)) for i in range(len(medians))]
 
 

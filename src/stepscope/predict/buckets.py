@@ -17,6 +17,7 @@ from stepscope.explain.collectives import DTYPE_BYTES
 from stepscope.explain.replay.graph import Phase
 from stepscope.explain.steps import step_of
 from stepscope.explain.work import rows_named
+from stepscope.predict.parameters import ACCUMULATE
 from stepscope.records.trace import HostKind
 from stepscope.trace.links import distinct
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     Sizes = NDArray[np.int64]
 
-ACCUMULATE = "torch::autograd::AccumulateGrad"
 CAP_BYTES = 25 << 20
 FIRST_BYTES = 1 << 20  # DDP's first bucket, unless the script sets a limit
 _PASSES = 100

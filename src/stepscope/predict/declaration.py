@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Apply = Callable[[StepContext, str], Outcome]
 
 
-class Stage(IntEnum):
+class ApplyStage(IntEnum):
     """Changes are made in this order, whatever order they were asked for in.
 
     What-ifs read the trace as well as the graph. So removing and shortening come first, while the
@@ -49,7 +49,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # on the command line; the file has the same name
     help: str  # one line for `stepscope whatif --list`
     label: str | Callable[[str], str]  # what people call it; {} stands for the value
-    stage: Stage
+    stage: ApplyStage
     apply: Apply
     takes_value: bool = True
     repeatable: bool = False  # may be given more than once

@@ -1,6 +1,6 @@
-"""Five ways to change a graph: select, scale, insert, remove, reorder. What-ifs are made of them.
+"""Ways to change a graph: select, scale, insert, remove, reorder. What-ifs are made of them.
 
-Every function gives a new graph; what it was given stays as it is.
+Every function returns a new graph; the one it was given stays as it is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HOST_TIMES = ("gap_ns", "call_ns")
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """Some calls and the tasks that are meant with them."""
+    """Calls and tasks that an edit is about."""
 
     calls: Flags
     tasks: Flags
@@ -34,9 +34,9 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 def select(
     graph: StepGraph, trace: Trace, matches: Callable[[str], object], *, phase: int | None = None
 ) -> Selection:
-    """Tasks whose kernel or outermost operator has a matching name, and calls that launch them.
+    """Tasks whose kernel or outermost operator has a matching name, and the calls behind them.
 
-    A call is selected when its operator matches or all of its tasks are.
+    A call is selected if its operator matches or all of its tasks are selected.
     """
     calls, tasks = graph.calls, graph.tasks
     by_operator = _named(trace, trace.host.name, calls.operator, matches)
@@ -57,19 +57,19 @@ def _named(
     if not len(rows) or not len(names):
         return np.zeros(len(rows), np.bool_)
     codes = np.where(rows >= 0, names[np.maximum(rows, 0)], -1)
-    distinct, of = np.unique(codes, return_inverse=True)
-    found = [code >= 0 and bool(matches(trace.strings[code])) for code in distinct.tolist()]
-    return np.array(found, np.bool_)[of.reshape(-1)]
+    distinct, place = np.unique(codes, return_inverse=True)
+    hits = [code >= 0 and bool(matches(trace.strings[code])) for code in distinct.tolist()]
+    return np.array(hits, np.bool_)[place.reshape(-1)]
 
 
 def scale_tasks(graph: StepGraph, tasks: Flags, factor: float | Floats) -> StepGraph:
-    """Durations of some tasks."""
+    """Selected tasks take `factor` times as long."""
     scaled = np.where(tasks, graph.tasks.dur_ns * factor, graph.tasks.dur_ns)
     return replace(graph, tasks=replace(graph.tasks, dur_ns=scaled))
 
 
 def scale_calls(graph: StepGraph, calls: Flags, factor: float | Floats) -> StepGraph:
-    """The host's time of some calls, with the gaps before them."""
+    """The host takes `factor` times as long for selected calls and the gaps before them."""
     names = {
         name: np.where(calls, getattr(graph.calls, name) * factor, getattr(graph.calls, name))
         for name in _HOST_TIMES
@@ -78,9 +78,9 @@ def scale_calls(graph: StepGraph, calls: Flags, factor: float | Floats) -> StepG
 
 
 def remove(graph: StepGraph, chosen: Selection, *, with_gaps: bool = True) -> StepGraph:
-    """Calls and tasks, and the host's time that led to those calls unless told to keep it.
+    """Remove calls and tasks, and with `with_gaps` the host's time before those calls.
 
-    A task that waited for a removed one no longer waits; a call that lost only some of its tasks
+    A task that waited for a removed one no longer waits. A call that lost only some of its tasks
     stays.
     """
     calls, tasks = graph.calls, graph.tasks
@@ -88,29 +88,28 @@ def remove(graph: StepGraph, chosen: Selection, *, with_gaps: bool = True) -> St
     keep_call = ~chosen.calls
     gaps = calls.gap_ns
     if not with_gaps:
-        gaps = _gaps_carried(calls, keep_call)
-    kept = replace(_some_calls(calls, keep_call), gap_ns=gaps[keep_call])
+        gaps = _pass_on_gaps(calls, keep_call)
+    left_calls = replace(take_calls(calls, np.flatnonzero(keep_call)), gap_ns=gaps[keep_call])
     number = np.cumsum(keep_call, dtype=np.int32) - 1
     task_number = np.where(keep_task, np.cumsum(keep_task, dtype=np.int32) - 1, -1)
-    left = _some_tasks(tasks, keep_task)
-    after = np.where(left.after >= 0, task_number[np.maximum(left.after, 0)], -1)
+    left_tasks = take_tasks(tasks, np.flatnonzero(keep_task))
+    waited = left_tasks.after
+    after = np.where(waited >= 0, task_number[np.maximum(waited, 0)], -1).astype(np.int32)
     return replace(
         graph,
-        calls=kept,
-        tasks=replace(left, call=number[left.call], after=after.astype(np.int32)),
+        calls=left_calls,
+        tasks=replace(left_tasks, call=number[left_tasks.call], after=after),
     )
 
 
-def _gaps_carried(calls: Calls, keep: Flags) -> Floats:
-    """The gaps of removed calls, with what the calls took, go to the next call that stays."""
-    group: NDArray[np.int64] = (
-        np.cumsum(keep) - keep
-    )  # the kept call that a removed one comes before
-    lost = np.where(keep, 0.0, calls.gap_ns)
-    summed = np.bincount(group, lost, minlength=len(calls) + 1)
+def _pass_on_gaps(calls: Calls, keep: Flags) -> Floats:
+    """The gaps of removed calls go to the next call that stays."""
+    next_kept: NDArray[np.int64] = np.cumsum(keep) - keep
+    removed = np.where(keep, 0.0, calls.gap_ns)
+    summed = np.bincount(next_kept, removed, minlength=len(calls) + 1)
     gaps = calls.gap_ns.copy()
-    places = np.flatnonzero(keep)
-    gaps[places] += summed[: len(places)]
+    kept = np.flatnonzero(keep)
+    gaps[kept] += summed[: len(kept)]
     return gaps
 
 
@@ -126,7 +125,10 @@ def insert(
     spacing_ns: float = 1_000.0,
     latency_ns: float = 5_000.0,
 ) -> StepGraph:
-    """A launch with one task before each of these calls; a number may repeat, or be the length."""
+    """Add a launch with one task before each of these calls.
+
+    A call may repeat, and the number of calls means the end.
+    """
     count = len(before)
     if not count:
         return graph
@@ -139,27 +141,27 @@ def insert(
     phase = calls.phase[np.minimum(before, len(calls) - 1)] if len(calls) else np.zeros(count)
     new = {
         "kind": CallKind.LAUNCH,
-        "gap_ns": _spread(gap_ns, order),
-        "call_ns": _spread(call_ns, order),
+        "gap_ns": _reordered(gap_ns, order),
+        "call_ns": _reordered(call_ns, order),
         "tail_ns": 0.0,
         "phase": phase,
         "row": -1,
         "operator": -1,
         "frames": 0.0,
     }
-    merged = {name: _merged(getattr(calls, name), new[name], old) for name in new}
+    merged = {name: _merge(getattr(calls, name), new[name], old) for name in new}
     awaits: list[tuple[int, ...]] = [()] * len(old)
     for number, streams in zip(np.flatnonzero(old).tolist(), calls.awaits, strict=True):
         awaits[number] = streams
-    at = np.flatnonzero(old).astype(np.int32)
-    call = np.concatenate((at[tasks.call], place.astype(np.int32)))
+    moved_to = np.flatnonzero(old).astype(np.int32)
+    call = np.concatenate((moved_to[tasks.call], place.astype(np.int32)))
     rank = np.argsort(call, kind="stable")
-    fresh: dict[str, Any] = {
-        "stream": _spread(stream, order),
-        "dur_ns": _spread(dur_ns, order),
+    new_tasks: dict[str, Any] = {
+        "stream": _reordered(stream, order),
+        "dur_ns": _reordered(dur_ns, order),
         "spacing_ns": spacing_ns,
         "latency_ns": latency_ns,
-        "kind": _spread(task_kind, order),
+        "kind": _reordered(task_kind, order),
         "row": -1,
         "after": -1,
         "after_ns": 0.0,
@@ -173,7 +175,7 @@ def insert(
                 np.broadcast_to(np.asarray(value, getattr(tasks, name).dtype), (count,)),
             )
         )[rank]
-        for name, value in fresh.items()
+        for name, value in new_tasks.items()
     }
     after = joined["after"]
     joined["after"] = np.where(after >= 0, where[np.maximum(after, 0)], -1).astype(np.int32)
@@ -187,47 +189,43 @@ def insert(
 
 def reorder(graph: StepGraph, order: Ints) -> StepGraph:
     """The calls in another order, each with its gap and its tasks."""
-    calls, tasks = graph.calls, graph.tasks
-    moved = {
-        name: getattr(calls, name)[order] for name in calls.__struct_fields__ if name != "awaits"
-    }
+    tasks = graph.tasks
     place = np.empty(len(order), np.int32)
     place[order] = np.arange(len(order), dtype=np.int32)
     call = place[tasks.call]
     rank = np.argsort(call, kind="stable")
     where = np.empty(len(rank), np.int32)
     where[rank] = np.arange(len(rank), dtype=np.int32)
-    turned = {name: getattr(tasks, name)[rank] for name in tasks.__struct_fields__}
-    after = turned["after"]
-    turned["after"] = np.where(after >= 0, where[np.maximum(after, 0)], -1).astype(np.int32)
-    # What now runs earlier than what it waited for cannot wait for it.
-    turned["after"][turned["after"] >= np.arange(len(rank))] = -1
-    turned["call"] = call[rank]
+    moved = take_tasks(tasks, rank)
+    after = np.where(moved.after >= 0, where[np.maximum(moved.after, 0)], -1).astype(np.int32)
+    # A task that now runs before the one it waited for cannot wait for it.
+    after[after >= np.arange(len(rank))] = -1
     return replace(
         graph,
-        calls=Calls(**moved, awaits=tuple(calls.awaits[i] for i in order.tolist())),
-        tasks=Tasks(**turned),
+        calls=take_calls(graph.calls, order),
+        tasks=replace(moved, call=call[rank], after=after),
     )
 
 
-def _spread(value: float | Floats | Ints, order: NDArray[np.intp]) -> Any:
+def _reordered(value: float | Floats | Ints, order: NDArray[np.intp]) -> Any:
     return value[order] if isinstance(value, np.ndarray) else value
 
 
-def _merged(values: NDArray[Any], new: Any, old: Flags) -> NDArray[Any]:
-    out = np.empty(len(old), values.dtype)
-    out[old] = values
-    out[~old] = new
-    return out
+def _merge(values: NDArray[Any], new: Any, old: Flags) -> NDArray[Any]:
+    merged = np.empty(len(old), values.dtype)
+    merged[old] = values
+    merged[~old] = new
+    return merged
 
 
-def _some_calls(calls: Calls, keep: Flags) -> Calls:
+def take_calls(calls: Calls, chosen: NDArray[np.integer[Any]]) -> Calls:
+    """These calls in this order; a call may repeat."""
     columns = {
-        name: getattr(calls, name)[keep] for name in calls.__struct_fields__ if name != "awaits"
+        name: getattr(calls, name)[chosen] for name in calls.__struct_fields__ if name != "awaits"
     }
-    awaits = tuple(each for each, kept in zip(calls.awaits, keep.tolist(), strict=True) if kept)
-    return Calls(**columns, awaits=awaits)
+    return Calls(**columns, awaits=tuple(calls.awaits[i] for i in chosen.tolist()))
 
 
-def _some_tasks(tasks: Tasks, keep: Flags) -> Tasks:
-    return Tasks(**{name: getattr(tasks, name)[keep] for name in tasks.__struct_fields__})
+def take_tasks(tasks: Tasks, chosen: NDArray[np.integer[Any]]) -> Tasks:
+    """These tasks in this order; a task may repeat."""
+    return Tasks(**{name: getattr(tasks, name)[chosen] for name in tasks.__struct_fields__})

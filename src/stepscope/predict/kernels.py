@@ -1,8 +1,8 @@
-"""How long a kernel would take: a few microseconds to start, then the roofline, less what is lost.
+"""How long a kernel would take: a few microseconds to start, then its share of the roofline.
 
-Shares of the peak were taken from matmuls, attention and convolutions of the models in
-benchmarks/workloads and of GPT-2 small on an H200 (docs/accuracy.md). They are shares of a data
-sheet's peak; of a peak that `calibrate` measured, matmuls reach nearly all.
+The shares were measured on matmuls, attention and convolutions of the models in
+benchmarks/workloads and of GPT-2 small on an H200 (docs/accuracy.md). They are shares of the data
+sheet's peak. Matmuls reach nearly all of a peak that `calibrate` measured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MEMORY_SHARE = 0.8  # of the bandwidth, by kernels that only move bytes
 
 
 class Family(IntEnum):
-    """Kernels that scale alike."""
+    """Kernels that scale in the same way."""
 
     OTHER = 0
     MATMUL = 1
@@ -38,7 +38,7 @@ _RECURRENT = re.compile(r"rnn|lstm|gru|mkldnn_rnn", re.IGNORECASE)
 
 
 def family_of(operator: str, flops: float) -> Family:
-    """By the operator's name; only what multiplies matrices has one."""
+    """By the operator's name; an operator without FLOPs is OTHER."""
     if flops == 0:
         return Family.OTHER
     if _ATTENTION.search(operator):
@@ -50,7 +50,7 @@ def family_of(operator: str, flops: float) -> Family:
     return Family.MATMUL if flops > 0 else Family.OTHER
 
 
-class Law(msgspec.Struct, frozen=True, kw_only=True):
+class KernelCost(msgspec.Struct, frozen=True, kw_only=True):
     """time = start + max(FLOPs / (share x peak), bytes / (share x bandwidth))."""
 
     start_ns: float
@@ -58,16 +58,16 @@ class Law(msgspec.Struct, frozen=True, kw_only=True):
     memory: float
 
 
-# Measured; backward of a convolution is two of them and the changes of layout around them.
-_LAWS: dict[tuple[Family, bool], Law] = {
-    (Family.MATMUL, False): Law(start_ns=3_500, compute=0.80, memory=0.5),
-    (Family.MATMUL, True): Law(start_ns=3_500, compute=0.80, memory=0.5),
-    (Family.ATTENTION, False): Law(start_ns=5_000, compute=0.60, memory=0.5),
-    (Family.ATTENTION, True): Law(start_ns=5_000, compute=0.46, memory=0.25),
-    (Family.CONVOLUTION, False): Law(start_ns=8_000, compute=0.22, memory=0.35),
-    (Family.CONVOLUTION, True): Law(start_ns=16_000, compute=0.25, memory=0.35),
-    (Family.RECURRENT, False): Law(start_ns=5_000, compute=0.25, memory=0.4),
-    (Family.RECURRENT, True): Law(start_ns=5_000, compute=0.25, memory=0.4),
+# Measured. Backward of a convolution is two convolutions and the layout changes around them.
+_COSTS: dict[tuple[Family, bool], KernelCost] = {
+    (Family.MATMUL, False): KernelCost(start_ns=3_500, compute=0.80, memory=0.5),
+    (Family.MATMUL, True): KernelCost(start_ns=3_500, compute=0.80, memory=0.5),
+    (Family.ATTENTION, False): KernelCost(start_ns=5_000, compute=0.60, memory=0.5),
+    (Family.ATTENTION, True): KernelCost(start_ns=5_000, compute=0.46, memory=0.25),
+    (Family.CONVOLUTION, False): KernelCost(start_ns=8_000, compute=0.22, memory=0.35),
+    (Family.CONVOLUTION, True): KernelCost(start_ns=16_000, compute=0.25, memory=0.35),
+    (Family.RECURRENT, False): KernelCost(start_ns=5_000, compute=0.25, memory=0.4),
+    (Family.RECURRENT, True): KernelCost(start_ns=5_000, compute=0.25, memory=0.4),
 }
 # tf32 reads inputs in one order only: products over the samples (gradients of weights) are slow.
 _TF32 = {False: 0.78, True: 0.48}
@@ -82,9 +82,9 @@ def roofline_ns(
     *,
     backward: bool,
 ) -> Floats:
-    """What operators of one family would take in a dtype."""
-    law = _LAWS[family, backward]
-    share = law.compute
+    """How long operators of one family would take in a dtype."""
+    cost = _COSTS[family, backward]
+    share = cost.compute
     if dtype == "tf32":
         share = share * _TF32[backward] / 0.8
     if ceilings.flops_source.get(dtype) == "calibrated":
@@ -92,13 +92,13 @@ def roofline_ns(
     compute = flops / (share * ceilings.flops[dtype]) * 1e9
     memory = np.zeros_like(flops)
     if ceilings.bytes_s:
-        memory = np.maximum(bytes_moved, 0) / (law.memory * ceilings.bytes_s) * 1e9
-    found: Floats = law.start_ns + np.maximum(compute, memory)
-    return found
+        memory = np.maximum(bytes_moved, 0) / (cost.memory * ceilings.bytes_s) * 1e9
+    total: Floats = cost.start_ns + np.maximum(compute, memory)
+    return total
 
 
 def copy_ns(bytes_moved: Floats | float, ceilings: Ceilings) -> Floats:
     """A kernel that only moves bytes."""
     rate = MEMORY_SHARE * (ceilings.bytes_s or 1e12)
-    found: Floats = FLOOR_NS + np.asarray(bytes_moved, np.float64) / rate * 1e9
-    return found
+    total: Floats = FLOOR_NS + np.asarray(bytes_moved, np.float64) / rate * 1e9
+    return total

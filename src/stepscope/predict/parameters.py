@@ -1,8 +1,8 @@
-"""The model's parameters, as backward's accumulation of gradients tells them.
+"""The model's parameters, read from backward's accumulation of gradients.
 
-A gradient is accumulated once in every backward pass that reaches its parameter. A step of several
-micro-batches or losses has several passes, and its parameters are not those of all of them: a pass
-that brings the same gradients as a later one, or that a longer one begins with, is counted once.
+A gradient is accumulated once in every backward pass that reaches its parameter. A step with
+several micro-batches or losses has several passes that reach the same parameters. So a pass does
+not count if a later one brings the same gradients, or if a longer one begins with it.
 """
 
 from __future__ import annotations
@@ -25,36 +25,29 @@ if TYPE_CHECKING:
 
     Rows = NDArray[np.intp]
 
-_ACCUMULATE = "torch::autograd::AccumulateGrad"
+ACCUMULATE = "torch::autograd::AccumulateGrad"
 _UPDATE = "Optimizer.step#"
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the model."""
-
     tensors: int
     elements: int
     shapes: tuple[tuple[int, ...], ...]
-    item_bytes: int = 4
-
-    @property
-    def size_bytes(self) -> int:
-        return self.elements * self.item_bytes
 
 
 class Pass(msgspec.Struct, frozen=True, kw_only=True):
     """One backward pass of a step."""
 
-    rows: Rows  # places among the accumulations
-    shapes: tuple[int, ...]  # codes, in the order of backward
+    rows: Rows  # indices among the accumulations
+    shapes: tuple[int, ...]  # codes, in backward's order
     updates: int  # optimizer steps before it
 
     def repeats(self, other: Pass) -> bool:
         """Whether its parameters are among those of the other one.
 
-        Without an optimizer step in between, the same gradients are a further micro-batch's. With
-        one they may be another network's of the same kind; only a longer pass that begins with
-        them, as a generator's does with its discriminator's, goes through the same.
+        Without an optimizer step in between, the same gradients are another micro-batch's. With one
+        they may belong to another network of the same kind. But a longer pass that begins with them
+        goes through the same network, as a generator's pass does with its discriminator.
         """
         if len(self.shapes) < len(other.shapes):
             return other.shapes[: len(self.shapes)] == self.shapes
@@ -62,17 +55,17 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_parameters(analysis: RankAnalysis) -> Parameters | None:
-    """Of a mean step; None where the trace shows no accumulation, or not its shapes."""
+    """Parameters of a mean step; None if the trace shows no accumulation, or no shapes."""
     trace = analysis.trace
     host = trace.host
     rows = np.flatnonzero(
-        rows_named(trace, host, host.kind == HostKind.OPERATOR, lambda name: name == _ACCUMULATE)
+        rows_named(trace, host, host.kind == HostKind.OPERATOR, lambda name: name == ACCUMULATE)
     )
     if not len(rows) or (host.shapes[rows] < 0).any():
         return None
     rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
     passes = _passes(analysis, rows)
-    rows = rows[np.concatenate([each.rows for step in passes for each in _without_repeats(step)])]
+    rows = rows[np.concatenate([one.rows for step in passes for one in _drop_repeats(step)])]
     codes, counts = np.unique(host.shapes[rows], return_counts=True)
     shapes = []
     for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
@@ -84,19 +77,20 @@ def find_parameters(analysis: RankAnalysis) -> Parameters | None:
     )
 
 
-def _without_repeats(passes: list[Pass]) -> list[Pass]:
-    """Of those of a step: of passes alike, the last."""
+def _drop_repeats(passes: list[Pass]) -> list[Pass]:
+    """When a step runs several identical passes, keep the last."""
     left = list(passes)
-    for each in passes:
-        if any(other is not each and each.repeats(other) for other in left):
-            left = [other for other in left if other is not each]
+    for one in passes:
+        if any(other is not one and one.repeats(other) for other in left):
+            left = [other for other in left if other is not one]
     return left
 
 
 def _passes(analysis: RankAnalysis, rows: Rows) -> list[list[Pass]]:
-    """Of every step that has some, in order. Operators of the forward pass lie between two of them.
+    """Backward passes by step, in order. Operators of the forward pass lie between two passes.
 
-    What lies in no step counts only where all of it does: the window opened or closed in a step.
+    Passes outside all steps count only if no pass is inside one: the window opened or closed in a
+    step.
     """
     trace = analysis.trace
     host = trace.host
@@ -109,20 +103,20 @@ def _passes(analysis: RankAnalysis, rows: Rows) -> list[list[Pass]]:
     )
     updates = np.searchsorted(np.sort(host.start_ns[stepping]), start)
     edges = np.flatnonzero(np.diff(forward) | np.diff(step)) + 1
-    found: dict[int, list[Pass]] = {}
-    for places in np.split(np.arange(len(rows)), edges):
-        first = places[0]
+    by_step: dict[int, list[Pass]] = {}
+    for indices in np.split(np.arange(len(rows)), edges):
+        first = indices[0]
         one = Pass(
-            rows=places,
-            shapes=tuple(host.shapes[rows[places]].tolist()),
+            rows=indices,
+            shapes=tuple(host.shapes[rows[indices]].tolist()),
             updates=int(updates[first]),
         )
-        found.setdefault(int(step[first]), []).append(one)
-    return [passes for at, passes in found.items() if at >= 0] or [*found.values()]
+        by_step.setdefault(int(step[first]), []).append(one)
+    return [passes for number, passes in by_step.items() if number >= 0] or [*by_step.values()]
 
 
 def _forward_starts(analysis: RankAnalysis) -> NDArray[np.int64]:
-    """Of the thread that runs most of it: others, such as a loader's, work during backward too."""
+    """On the thread that runs most of forward; others, such as a loader's, also run in backward."""
     host = analysis.trace.host
     forward = (host.kind == HostKind.OPERATOR) & (analysis.costs.phase == FORWARD)
     if not forward.any():

@@ -16,11 +16,11 @@ WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def curve(bench: Bench, workers: Sequence[int] = WORKERS, *, strong: bool = False) -> ScalingCurve:
-    """Steps and throughput by number of workers; what cannot be said is left out, and why."""
+    """Steps and throughput by number of workers; what cannot be predicted is left out, with why."""
     points: list[ScalingPoint] = []
     refused: list[str] = []
-    said: tuple[str, ...] = ()
-    present = _present(bench)
+    assumptions: tuple[str, ...] = ()
+    present = _present_workers(bench)
     for count in sorted(set(workers)):
         setting = Setting(name="workers", value=f"{count}:strong" if strong else str(count))
         trial = bench.begin()
@@ -29,37 +29,38 @@ def curve(bench: Bench, workers: Sequence[int] = WORKERS, *, strong: bool = Fals
         if trial.refused:
             refused.append(trial.refused[-1])
             continue
-        found = bench.tell(trial, (setting,))
-        told = trial.context.exchange
+        prediction = bench.conclude(trial, (setting,))
+        throughput = prediction.throughput_factor
+        exchange = trial.context.exchange
         ideal = count / present
         points.append(
             ScalingPoint(
                 workers=count,
-                step_ms=found.predicted_ms,
-                low_ms=found.low_ms,
-                high_ms=found.high_ms,
-                throughput=found.throughput_factor,
-                throughput_low=found.throughput_factor * found.predicted_ms / found.high_ms,
-                throughput_high=found.throughput_factor * found.predicted_ms / found.low_ms,
-                efficiency=found.throughput_factor / ideal,
-                comm_ms=told.comm_ns / 1e6 if told else None,
-                exposed_ms=told.exposed_ns / 1e6 if told else None,
-                straggling=told.straggling if told else 1.0,
-                basis=told.basis if told else "measured",
+                step_ms=prediction.predicted_ms,
+                low_ms=prediction.low_ms,
+                high_ms=prediction.high_ms,
+                throughput=throughput,
+                throughput_low=throughput * prediction.predicted_ms / prediction.high_ms,
+                throughput_high=throughput * prediction.predicted_ms / prediction.low_ms,
+                efficiency=throughput / ideal,
+                comm_ms=exchange.comm_ns / 1e6 if exchange else None,
+                exposed_ms=exchange.exposed_ns / 1e6 if exchange else None,
+                straggling=exchange.straggling if exchange else 1.0,
+                basis=exchange.basis if exchange else "measured",
             )
         )
-        if told:
-            said = trial.assumptions
+        if exchange:
+            assumptions = trial.assumptions
     return ScalingCurve(
         strong=strong,
         present=present,
         batch=bench.context.batch,
         points=tuple(points),
-        assumptions=tuple(said),
+        assumptions=assumptions,
         refused=tuple(refused),
     )
 
 
-def _present(bench: Bench) -> int:
+def _present_workers(bench: Bench) -> int:
     traced = find_traced_exchange(bench.context, bench.context.graph)
     return traced.ranks if traced else 1

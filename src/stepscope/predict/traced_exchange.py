@@ -10,7 +10,8 @@ import numpy as np
 from stepscope.explain.collective_calls import count_elements
 from stepscope.explain.collectives import DTYPE_BYTES
 from stepscope.explain.work import Kind, rows_named
-from stepscope.predict.buckets import ACCUMULATE, Buckets, calls_after, rows_in_step
+from stepscope.predict.buckets import Buckets, calls_after, rows_in_step
+from stepscope.predict.parameters import ACCUMULATE
 from stepscope.predict.transfers import TracedAllReduces
 from stepscope.records.job import KINDS
 from stepscope.records.strategies import (
@@ -72,11 +73,11 @@ def find_traced_exchange(context: StepContext, graph: StepGraph) -> TracedExchan
     reasons = (_NOT_REPLICAS.get(type(strategy)) for strategy in context.analysis.strategies)
     summing = _is_in_backward(context, row) & (calls.kind == KINDS.index("all_reduce"))
     ranks = _group_size(calls, summing) or trace.world_size or 1
-    tasks, of = _find_tasks(context, graph, calls, summing)
-    sizes = calls.size_bytes[of]
+    tasks, numbers = _find_tasks(context, graph, calls, summing)
+    sizes = calls.size_bytes[numbers]
     buckets = None
     if len(tasks) and (sizes > 0).all():
-        called_ns = np.where(row[of] >= 0, trace.host.start_ns[np.maximum(row[of], 0)], 0)
+        called_ns = np.where(row[numbers] >= 0, trace.host.start_ns[np.maximum(row[numbers], 0)], 0)
         buckets = Buckets(
             ready=np.maximum.accumulate(calls_after(context, graph, called_ns)),
             size_bytes=sizes,

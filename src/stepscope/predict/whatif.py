@@ -32,28 +32,29 @@ if TYPE_CHECKING:
     from stepscope.records.job import Job
     from stepscope.records.memory import Memory
 
-# Of a change twice as large the error is about twice as large.
+# Of the logarithm of a change: twice the change has about twice the error.
 CHANGE_DOUBT = 0.08
-_HIDDEN_HOST, _UNSEEN_HOST = 0.9, 0.1
-SMALLEST_DOUBT = 0.01  # nobody knows a step better than this
+# A host busy for less than this share of the step is hidden; its time is known this much worse.
+_HIDDEN_HOST, _HIDDEN_DOUBT = 0.9, 0.1
+SMALLEST_DOUBT = 0.01  # no step is known better than this
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """A step with some what-ifs made."""
+    """A step with some changes made."""
 
     context: StepContext
     step_ns: float
     samples: float = 1.0
     variance: float = 0.0
     peak: PeakMemory | None = None
-    peak_changes: frozenset[str] = frozenset()  # by what: the batch, or a what-if's name
+    peak_changes: frozenset[str] = frozenset()  # the names of what-ifs that change the peak
     assumptions: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     applied: tuple[Setting, ...] = ()
 
 
 class Bench:
-    """A step that changes can be tried on, read and corrected once."""
+    """A step that changes can be tried on. It is read and corrected once."""
 
     def __init__(
         self, analysis: RankAnalysis, *, memory: Memory | None = None, job: Job | None = None
@@ -87,7 +88,7 @@ class Bench:
 
     @cached_property
     def peak_now(self) -> PeakMemory | None:
-        """As measured, else by arithmetic."""
+        """Measured, else by arithmetic."""
         from stepscope.predict.peaks import peak_at_batch
 
         memory = self.context.memory
@@ -97,19 +98,19 @@ class Bench:
 
     @cached_property
     def lowest(self) -> float:
-        """The low end of the step as it is, over the step."""
+        """The low end of the present step's interval, over the step."""
         base = self.corrected
         return _interval(self.context, base, base.step_ns, 0.0)[0] / base.step_ns
 
     def predict(self, settings: Sequence[Setting]) -> Prediction:
-        """All what-ifs together; one that refuses leaves the step as it is."""
+        """All changes together; one that refuses leaves the step as it is."""
         trial = self.begin()
         for setting in in_order(settings):
             trial = self.change(trial, setting)
-        return self.tell(trial, settings)
+        return self.conclude(trial, settings)
 
     def begin(self) -> Trial:
-        """The step as it is."""
+        """The step without any change."""
         return Trial(context=self.context, step_ns=self.corrected.step_ns)
 
     def change(self, trial: Trial, setting: Setting) -> Trial:
@@ -119,13 +120,13 @@ class Bench:
         except WrongValue as reason:
             raise UsageError(str(reason)) from None
         except Refused as reason:
-            return replace(trial, refused=(*trial.refused, _told(setting, str(reason))))
+            return replace(trial, refused=(*trial.refused, _name_setting(setting, str(reason))))
         after = step_ns(outcome.context.graph)
         if after <= 0:
-            nothing = f"{setting}: nothing of the step would be left"
-            return replace(trial, refused=(*trial.refused, nothing))
-        moved = abs(math.log(max(after, 1.0) / max(trial.step_ns * outcome.repeats, 1.0)))
-        variance = (outcome.spread * min(1.0, moved)) ** 2 + (CHANGE_DOUBT * moved) ** 2
+            refusal = f"{setting}: nothing of the step would be left"
+            return replace(trial, refused=(*trial.refused, refusal))
+        change = abs(math.log(max(after, 1.0) / max(trial.step_ns * outcome.repeats, 1.0)))
+        variance = (outcome.spread * min(1.0, change)) ** 2 + (CHANGE_DOUBT * change) ** 2
         variance += outcome.doubt**2
         return Trial(
             context=outcome.context,
@@ -133,23 +134,23 @@ class Bench:
             samples=trial.samples * outcome.samples,
             variance=trial.variance + variance,
             peak=outcome.peak or trial.peak,
-            peak_changes=trial.peak_changes | _moves_peak(setting),
+            peak_changes=trial.peak_changes | _peak_changes(setting),
             assumptions=(*trial.assumptions, *outcome.assumptions),
             refused=trial.refused,
             applied=(*trial.applied, setting),
         )
 
-    def tell(self, trial: Trial, settings: Sequence[Setting]) -> Prediction:
-        """What came of it."""
+    def conclude(self, trial: Trial, settings: Sequence[Setting]) -> Prediction:
+        """The prediction that a trial amounts to."""
         context, base, memory = trial.context, self.corrected, self.context.memory
         predicted = trial.step_ns
         low, high = _interval(context, base, predicted, trial.variance)
         least = context.exchange.least_ns * self.lowest if context.exchange else 0.0
-        if least < predicted:  # links only add to what a worker does by itself
+        if least < predicted:  # links only add to a worker's own time
             low = max(low, least)
         speedup = base.step_ns / predicted if predicted else 1.0
         half = _half_of_speedup(self.context, trial, base)
-        # What two changes of the peak do to each other is not known.
+        # How two changes of the peak act together is not known.
         peak = trial.peak if len(trial.peak_changes) == 1 else None
         if not trial.peak_changes:
             peak = self.peak_now
@@ -174,14 +175,14 @@ class Bench:
             throughput_factor=trial.samples * speedup,
             speedup_low=speedup * math.exp(-half),
             speedup_high=speedup * math.exp(half),
-            assumptions=(*trial.assumptions, *_exchanged(context), *_doubted(context, trial)),
+            assumptions=(*trial.assumptions, *_exchange_summary(context), *_ceilings_doubt(trial)),
             refused=trial.refused,
-            applied=tuple(each for each in settings if each in trial.applied),
+            applied=tuple(setting for setting in settings if setting in trial.applied),
         )
 
 
 def _step_of_record(analysis: RankAnalysis) -> Corrected:
-    """As `explain` has it: measured, else freed of the profiler's cost, else as recorded."""
+    """As `explain` shows it: measured, else without the profiler's cost, else as recorded."""
     graph, measured = analysis.typical.graph, analysis.inputs.measured
     if measured is not None:
         return correct(graph, analysis.trace, truth=measured, slowness=analysis.slowness)
@@ -190,47 +191,49 @@ def _step_of_record(analysis: RankAnalysis) -> Corrected:
     )
 
 
-def _moves_peak(setting: Setting) -> frozenset[str]:
-    """What moves peak memory: the batch, or this what-if by its name."""
+def _peak_changes(setting: Setting) -> frozenset[str]:
+    """What changes peak memory: the batch, or this what-if by its name."""
     whatif = find_whatif(setting.name)
     if whatif.shares_batch and whatif.shares_batch(setting.value):
         return frozenset({"batch"})
     return frozenset() if whatif.keeps_peak else frozenset({setting.name})
 
 
-def _exchanged(context: StepContext) -> tuple[str, ...]:
-    """Planned by several what-ifs together, told once."""
+def _exchange_summary(context: StepContext) -> tuple[str, ...]:
+    """Several what-ifs plan the exchange together; it is described once."""
     return (context.exchange.summary,) if context.exchange and context.exchange.summary else ()
 
 
-def _doubted(context: StepContext, trial: Trial) -> tuple[str, ...]:
-    """That the ceilings a prediction was priced with may be too low."""
-    doubt = context.ceilings.doubt if context.ceilings else ""
+def _ceilings_doubt(trial: Trial) -> tuple[str, ...]:
+    """A note if the prediction was priced with ceilings that may be too low."""
+    ceilings = trial.context.ceilings
+    doubt = ceilings.doubt if ceilings else ""
     priced = any(find_whatif(setting.name).needs_ceilings for setting in trial.applied)
     return (doubt,) if doubt and priced else ()
 
 
 def _batch(calls: StepCalls | None) -> int | None:
-    found = find_batch(calls) if calls else None
-    return found[0] if found else None
+    batch = find_batch(calls) if calls else None
+    return batch[0] if batch else None
 
 
-def _told(setting: Setting, reason: str) -> str:
-    """Which change it is that refuses; most say it themselves."""
+def _name_setting(setting: Setting, reason: str) -> str:
+    """Put the change before its reason, unless the reason names it."""
     return reason if reason.startswith(setting.name) else f"{setting}: {reason}"
 
 
 def _interval(
     context: StepContext, base: Corrected, predicted: float, variance: float
 ) -> tuple[float, float]:
-    """The baseline's doubt where the host still decides, and the what-ifs' own."""
+    """The baseline's doubt as far as the host still decides, plus the what-ifs' own."""
     doubt = _host_doubt(context, base, predicted)
     half = 1.96 * math.sqrt(doubt**2 + variance + SMALLEST_DOUBT**2)
     return predicted * math.exp(-half), predicted * math.exp(half)
 
 
 def _half_of_speedup(before: StepContext, trial: Trial, base: Corrected) -> float:
-    """As a logarithm. The doubt about the host is one and the same before and after."""
+    """Half of its interval, as a logarithm. The doubt about the host is the same before and after,
+    so only its change counts."""
     now, then = (
         _host_doubt(context, base, step)
         for context, step in ((before, base.step_ns), (trial.context, trial.step_ns))
@@ -245,7 +248,10 @@ def _host_doubt(context: StepContext, base: Corrected, step: float) -> float:
 
 
 def host_spread(base: Corrected) -> float:
-    """Of the host's time. A step that the device decides does not show how fast its host is,
-    unless the run told that by steps whose host ran ahead."""
+    """The doubt about the host's time.
+
+    A step that the device decides does not show how fast its host is, unless the run has steps
+    whose host ran ahead.
+    """
     hidden = base.graph.host_ns < _HIDDEN_HOST * base.step_ns and not base.host_measured
-    return math.hypot(base.spread, _UNSEEN_HOST if hidden else 0.0)
+    return math.hypot(base.spread, _HIDDEN_DOUBT if hidden else 0.0)

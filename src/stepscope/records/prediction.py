@@ -1,14 +1,15 @@
-"""What a change would buy, as promised before anybody tried it."""
+"""What a change would save, predicted before anybody tries it."""
 
 from __future__ import annotations
 
 import msgspec
 
+from stepscope.records.figures import interval, milliseconds, significant
 from stepscope.records.notebook import card, line
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """One what-if as the user wrote it: precision=bf16."""
+    """One change as the user writes it: precision=bf16."""
 
     name: str
     value: str = ""
@@ -39,7 +40,7 @@ class PeakMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """A step with the change, beside the step without it."""
+    """A step with the change, and the step without it."""
 
     settings: tuple[Setting, ...]
     baseline_ms: float
@@ -50,14 +51,14 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     predicted_ms: float
     low_ms: float
     high_ms: float
-    host_ms: float  # what the host alone would need
-    device_ms: float  # what the device alone would need
+    host_ms: float  # what the host would need if it never waited
+    device_ms: float  # what the device would need if it never waited
     peak_bytes: int | None = None
     peak_low_bytes: int | None = None
     peak_high_bytes: int | None = None
     baseline_peak_bytes: int | None = None
-    throughput_factor: float = 1.0  # samples a second, times this over the baseline's
-    # Of the speedup: narrower than that of the two steps, whose doubt is partly the same.
+    throughput_factor: float = 1.0  # samples per second, over the baseline's
+    # Narrower than the intervals of the two steps, whose doubt is partly the same.
     speedup_low: float = 1.0
     speedup_high: float = 1.0
     assumptions: tuple[str, ...] = ()
@@ -71,7 +72,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def saved_ms(self) -> float:
-        """Of one step; negative where the change makes it longer."""
+        """Per step; negative if the change makes it longer."""
         return self.baseline_ms - self.predicted_ms
 
     def __repr__(self) -> str:
@@ -86,33 +87,33 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         return " + ".join(map(str, self.settings)) or "no change"
 
     def _step(self) -> str:
-        both = f"{self.baseline_ms:.2f} -> {self.predicted_ms:.2f} ms a step"
-        return f"{both} ({self.low_ms:.2f} to {self.high_ms:.2f})"
+        steps = f"{significant(self.baseline_ms)} -> {milliseconds(self.predicted_ms)} per step"
+        return f"{steps} ({interval(self.low_ms, self.high_ms)})"
 
 
 class ScalingPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """So many workers."""
+    """The step with this many workers."""
 
     workers: int
     step_ms: float
     low_ms: float
     high_ms: float
-    throughput: float  # samples a second of all workers, over the present job's
+    throughput: float  # samples per second of all workers, over the present job's
     throughput_low: float
     throughput_high: float
-    efficiency: float  # of what as many times the workers would do at best
-    comm_ms: float | None  # collectives one after the other; None: as measured
+    efficiency: float  # throughput over that of as many workers at the present pace
+    comm_ms: float | None  # all collectives, one after the other; None: as measured
     exposed_ms: float | None  # what they add to the step
     straggling: float  # the slowest worker's own step over a usual one
-    basis: str  # measured, or what the collectives' times are from
+    basis: str  # measured, or where the collectives' times come from
 
 
 class ScalingCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps by number of workers. Strong: all workers' batch together stays; weak: each one's."""
+    """Steps by number of workers. Strong: all workers share one batch; weak: each keeps its own."""
 
     strong: bool
     present: int  # workers of the trace
-    batch: int | None  # of each, where the trace tells
+    batch: int | None  # per worker, if the trace says
     points: tuple[ScalingPoint, ...]
     assumptions: tuple[str, ...] = ()  # of the last point
     refused: tuple[str, ...] = ()

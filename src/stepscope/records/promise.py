@@ -1,4 +1,4 @@
-"""Promises that `whatif` made, and what became of them: the lines of the track record."""
+"""Predictions that `whatif` promised, and what was measured: the lines of the track record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Change = Annotated[float, msgspec.Meta(ge=-1)]  # b over a, less one
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """What a training step is known by; None where that was not captured."""
+    """What identifies a training step; None for what was not captured."""
 
     script: str | None = None  # the file's name, without its folder
     world_size: Ranks | None = None
@@ -25,7 +25,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     signature: str | None = None  # of the operators and their shapes
 
     def differs_in(self, other: Workload) -> tuple[str, ...]:
-        """What is known of both and is not the same."""
+        """What is known of both and differs."""
         return tuple(
             name
             for name in ("script", "world_size", "device", "signature")
@@ -34,13 +34,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def is_same(self, other: Workload) -> bool:
-        """The same operators with the same shapes, and nothing known of both contradicts."""
+        """The same operators with the same shapes, and nothing known of both differs."""
         known = self.signature is not None and other.signature is not None
         return known and not self.differs_in(other)
 
 
 class Promise(msgspec.Struct, frozen=True, kw_only=True, tag="promise", tag_field="kind"):
-    """What one prediction said, before anybody tried it."""
+    """One prediction, written down before anybody tried the change."""
 
     id: str
     when_unix: UnixS
@@ -51,7 +51,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, tag="promise", tag_fiel
     low_ms: Ms
     high_ms: Ms
     workload: Workload = Workload()
-    path: str | None = None  # of the run or trace that the baseline is
+    path: str | None = None  # of the baseline's run or trace
     schema: int = RECORD_SCHEMA
 
     @property
@@ -66,7 +66,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, tag="promise", tag_fiel
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True, tag="delivery", tag_field="kind"):
-    """What a comparison measured of a promise."""
+    """What a comparison measured for a promise."""
 
     promise: str
     when_unix: UnixS
@@ -78,14 +78,14 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, tag="delivery", tag_fi
     confidence: Share
     verdict: str
     named: bool = False  # the user said which promise it was
-    seen: tuple[str, ...] = ()  # of the promised change, in what was captured of A and B
+    seen: tuple[str, ...] = ()  # traits of the promised change, in what was captured of A and B
     a_path: str | None = None
     b_path: str | None = None
     schema: int = RECORD_SCHEMA
 
 
 class Forgotten(msgspec.Struct, frozen=True, kw_only=True, tag="forgotten", tag_field="kind"):
-    """A promise that no longer counts, or only what was delivered of it until then."""
+    """A promise, or only its deliveries so far, that no longer counts."""
 
     promise: str
     when_unix: UnixS
@@ -94,7 +94,7 @@ class Forgotten(msgspec.Struct, frozen=True, kw_only=True, tag="forgotten", tag_
 
 
 class TrackedPromise(msgspec.Struct, frozen=True, kw_only=True):
-    """A promise and, once it was tried, its newest delivery."""
+    """A promise and, once the change was tried, its newest delivery."""
 
     promise: Promise
     delivery: Delivery | None = None
@@ -108,7 +108,7 @@ class TrackedPromise(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def error(self) -> float | None:
-        """Delivered over predicted, less one: above zero, the step is longer than promised."""
+        """Delivered over predicted, minus one: above zero, the step is longer than promised."""
         delivered = self.delivered_ms
         return None if delivered is None else delivered / self.promise.predicted_ms - 1
 
@@ -122,5 +122,5 @@ class TrackedPromise(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def promise_name(names: Iterable[str]) -> str:
-    """One word for several what-ifs, whatever their order."""
+    """One name for several what-ifs, whatever their order."""
     return "+".join(sorted(names))

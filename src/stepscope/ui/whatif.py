@@ -1,4 +1,4 @@
-"""What-ifs in words, for every surface: what each is called, who decides a step, what it buys."""
+"""What-ifs in words, for every surface: what each is called, what it saves, who decides a step."""
 
 from __future__ import annotations
 
@@ -10,9 +10,18 @@ from msgspec.structs import replace
 
 from stepscope.predict.whatif import Bench
 from stepscope.predict.whatifs import WHATIFS
-from stepscope.records.figures import size
+from stepscope.records.figures import (
+    factor,
+    interval,
+    milliseconds,
+    percent,
+    signed_percent,
+    significant,
+    size,
+)
 from stepscope.records.prediction import Prediction, Setting
 from stepscope.records.promise import promise_name
+from stepscope.records.words import counted, plural
 from stepscope.verify.track_record import adjust, learn
 
 if TYPE_CHECKING:
@@ -24,10 +33,10 @@ if TYPE_CHECKING:
     from stepscope.records.promise import TrackedPromise
 
 SCHEMA = 1
-WORTH = 0.02  # a change of the time for a sample that is worth having
-DECISIVE = 0.92  # whoever needs this much of the step alone decides it
+WORTH = 0.02  # of the time per sample: a smaller change is not worth having
+DECISIVE = 0.92  # of the step: whoever is busy this long decides it
 
-# Where the step as it is now comes from.
+# Where the present step's length comes from.
 BASIS = {
     "measured": "measured without the profiler",
     "calibrated": "the profiler's cost taken out",
@@ -50,40 +59,23 @@ def label(setting: Setting) -> str:
 
 
 def labels(settings: Sequence[Setting]) -> str:
-    """Changes together."""
+    """Several changes together."""
     return " + ".join(label(setting) for setting in settings) or "no change"
 
 
-def times(factor: float) -> str:
-    """How often."""
-    return f"{factor:.{0 if factor >= 9.95 else 1 if factor >= 1.15 else 2}f}"
-
-
-def figures(value: float) -> str:
-    """Three significant ones."""
-    large = abs(value)
-    decimals = 0 if large >= 99.95 or not large else 1 if large >= 9.995 else 2
-    return f"{value:,.{decimals}f}"
-
-
-def interval(low_ms: float, high_ms: float) -> str:
-    """Both ends, as exact as the number between them."""
-    return f"{figures(low_ms)} to {figures(high_ms)}"
-
-
-def samples(prediction: Prediction) -> float:
-    """A step's samples with the change over those without."""
+def samples_factor(prediction: Prediction) -> float:
+    """Samples per step with the change, over those without."""
     if not prediction.baseline_ms:
         return 1.0
     return prediction.throughput_factor * prediction.predicted_ms / prediction.baseline_ms
 
 
 def saved_ms(prediction: Prediction) -> tuple[float, float, float]:
-    """Of one step as it is now, with low and high: a larger batch is shared among its samples."""
-    many = samples(prediction)
+    """What the samples of one present step take less, with low and high."""
+    samples = samples_factor(prediction)
     base = prediction.baseline_ms
-    speeds = (prediction.speedup, prediction.speedup_low, prediction.speedup_high)
-    saved, low, high = (base - base / (speed * many) for speed in speeds)
+    speedups = (prediction.speedup, prediction.speedup_low, prediction.speedup_high)
+    saved, low, high = (base - base / (speedup * samples) for speedup in speedups)
     return saved, low, high
 
 
@@ -96,39 +88,40 @@ def judge(prediction: Prediction) -> Verdict:
 
 
 def is_sure(prediction: Prediction) -> bool:
-    """Whether the whole interval lies on one side of the step as it is."""
+    """Whether the whole interval lies on one side of the present step."""
     _, low, high = saved_ms(prediction)
     return low > 0 or high < 0
 
 
 def verdict(prediction: Prediction) -> str:
     """The prediction in a sentence."""
-    what = labels(prediction.settings)
-    both = (
-        f"{figures(prediction.baseline_ms)} -> {figures(prediction.predicted_ms)} ms "
+    change = labels(prediction.settings)
+    steps = (
+        f"{significant(prediction.baseline_ms)} -> {milliseconds(prediction.predicted_ms)} "
         f"({interval(prediction.low_ms, prediction.high_ms)})"
     )
-    found = judge(prediction)
-    if found == "no difference":
-        return f"{what} would make no real difference (under {WORTH:.0%}): {both}"
+    if judge(prediction) == "no difference":
+        return f"{change} would make no real difference (under {WORTH:.0%}): {steps}"
     would = "would" if is_sure(prediction) else "would probably"
-    if abs(samples(prediction) - 1) > 1e-6:
-        pace = f"{times(prediction.throughput_factor)} times as many samples a second"
-        return f"{what} {would} give {pace}: a step of {both}"
-    return f"{what} {would} make this step {_changed(prediction.speedup)}: {both}"
+    if abs(samples_factor(prediction) - 1) > 1e-6:
+        throughput = f"{factor(prediction.throughput_factor)} times as many samples per second"
+        return f"{change} {would} give {throughput}: a step of {steps}"
+    return f"{change} {would} make this step {_describe_speedup(prediction.speedup)}: {steps}"
 
 
-def _changed(speedup: float) -> str:
+def _describe_speedup(speedup: float) -> str:
     if speedup >= 1.5:
-        return f"{times(speedup)} times faster"
+        return f"{factor(speedup)} times faster"
     if speedup >= 1:
-        return f"{1 - 1 / speedup:.0%} shorter"
+        return f"{percent(1 - 1 / speedup)} shorter"
     slowdown = 1 / speedup
-    return f"{slowdown - 1:.0%} longer" if slowdown < 2 else f"{times(slowdown)} times as long"
+    return (
+        f"{percent(slowdown - 1)} longer" if slowdown < 2 else f"{factor(slowdown)} times as long"
+    )
 
 
 def decides(step_ms: float, host_ms: float, device_ms: float) -> Decider:
-    """Who is busy for the whole step; both, where they wait for each other."""
+    """Who is busy for the whole step; "both" if they wait for each other."""
     longest = max(host_ms, device_ms)
     if longest < DECISIVE * step_ms:
         return "both"
@@ -136,42 +129,39 @@ def decides(step_ms: float, host_ms: float, device_ms: float) -> Decider:
 
 
 def why(before: Prediction, after: Prediction, *, on_host: bool = False) -> str:
-    """Who decides the step, now and then; on a CPU alone there is nobody else."""
+    """Who decides the step, before and after. On a CPU alone it is always the host."""
     if on_host:
-        both = f"{figures(before.host_ms)} -> {figures(after.host_ms)} ms of work"
-        return f"all of it runs on the host: {both}"
+        work = f"{significant(before.host_ms)} -> {milliseconds(after.host_ms)} of work"
+        return f"all of it runs on the host: {work}"
     now = decides(before.predicted_ms, before.host_ms, before.device_ms)
     then = decides(after.predicted_ms, after.host_ms, after.device_ms)
     still = " still" if now == then else ""
-    sentence = f"now {_decided(now, before)}; then {_decided(then, after, still)}"
+    sentence = f"now {_describe_decider(now, before)}; then {_describe_decider(then, after, still)}"
     if judge(after) == "slower" and now == "host" and after.host_ms > before.host_ms:
         return f"{sentence}: it is host-bound, and this gives the host more to do"
     return sentence
 
 
-def _decided(who: Decider, at: Prediction, still: str = "") -> str:
-    host, device = figures(at.host_ms), figures(at.device_ms)
+def _describe_decider(who: Decider, step: Prediction, still: str = "") -> str:
+    host, device = milliseconds(step.host_ms), milliseconds(step.device_ms)
     if who == "both":
-        return f"host and device{still} wait for each other: {host} and {device} ms of work"
+        return f"host and device{still} wait for each other: {host} and {device} of work"
     if who == "host":
-        return f"the host is{still} the bottleneck: {host} ms of work, the device has {device}"
-    return f"the device is{still} the bottleneck: {device} ms of work, the host has {host}"
+        return f"the host is{still} the bottleneck: {host} of work, the device has {device}"
+    return f"the device is{still} the bottleneck: {device} of work, the host has {host}"
 
 
 def headline(rank: RankExplanation, before: Prediction, about: str) -> str:
     """Which step is changed, and how long it is."""
-    words = (
-        f"{about} · {rank.device or rank.kind.upper()} · {figures(before.baseline_ms)} ms a step"
-    )
-    words += f", {BASIS[before.baseline_from]}"
+    step = f"{milliseconds(before.baseline_ms)} per step, {BASIS[before.baseline_from]}"
     profiled = rank.step_ms.profiled
     if profiled and abs(profiled / before.baseline_ms - 1) > 0.005:
-        words += f" ({figures(profiled)} ms with it)"
-    return words
+        step += f" ({milliseconds(profiled)} with it)"
+    return f"{about} · {rank.device or rank.kind.upper()} · {step}"
 
 
 def memory_words(prediction: Prediction) -> str:
-    """The predicted peak, or that nobody knows."""
+    """The predicted peak, or that it is not known."""
     return "not known" if prediction.peak_bytes is None else size(prediction.peak_bytes)
 
 
@@ -212,20 +202,19 @@ def prediction_json(prediction: Prediction, before: Prediction) -> dict[str, Any
 
 
 def adjusted(prediction: Prediction, history: Sequence[TrackedPromise]) -> Prediction:
-    """Moved and widened by what became of earlier predictions of the same kind, and saying so."""
+    """Moved and widened by how earlier predictions of the same kind fared; it says so."""
     name = promise_name(setting.name for setting in prediction.settings)
     lesson = learn(name, history)
     if lesson is None:
         return prediction
     raw = prediction.predicted_ms
     ms, low, high = adjust(name, raw, prediction.low_ms, prediction.high_ms, history)
-    stretch = lesson.stretch
-    tried = lesson.deliveries
-    said = (
-        f"{tried} earlier prediction{'s' if tried > 1 else ''} of this kind that "
-        f"{'were' if tried > 1 else 'was'} tried moved it from {figures(raw)} to {figures(ms)} ms "
-        f"({ms / raw - 1:+.1%}) and made its interval {stretch:.2g} times as wide "
-        "(stepscope record)"
+    stretch, tried = lesson.stretch, lesson.deliveries
+    assumption = (
+        f"{counted(tried, 'earlier prediction')} of this kind that "
+        f"{plural(tried, 'was', 'were')} tried moved it from {significant(raw)} to "
+        f"{milliseconds(ms)} ({signed_percent(ms / raw - 1)}) and made its interval "
+        f"{factor(stretch)} times as wide (stepscope record)"
     )
     return replace(
         prediction,
@@ -233,18 +222,18 @@ def adjusted(prediction: Prediction, history: Sequence[TrackedPromise]) -> Predi
         low_ms=low,
         high_ms=high,
         throughput_factor=prediction.throughput_factor * raw / ms,
-        speedup_low=_stretched(prediction.speedup_low, prediction.speedup, stretch) * raw / ms,
-        speedup_high=_stretched(prediction.speedup_high, prediction.speedup, stretch) * raw / ms,
-        assumptions=(*prediction.assumptions, said),
+        speedup_low=_stretch(prediction.speedup_low, prediction.speedup, stretch) * raw / ms,
+        speedup_high=_stretch(prediction.speedup_high, prediction.speedup, stretch) * raw / ms,
+        assumptions=(*prediction.assumptions, assumption),
     )
 
 
-def _stretched(end: float, middle: float, by: float) -> float:
+def _stretch(end: float, middle: float, by: float) -> float:
     return middle * math.exp(by * math.log(end / middle))
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """Changes tried one at a time: what each would do, the best first, and those that refused."""
+    """Changes tried one at a time: predictions, the best first, and refusals."""
 
     before: Prediction
     predictions: tuple[Prediction, ...]
@@ -271,18 +260,18 @@ def usual(bench: Bench) -> list[Setting]:
 def try_each(
     bench: Bench, settings: Sequence[Setting], history: Sequence[TrackedPromise] = ()
 ) -> Tried:
-    """One at a time."""
-    found: list[Prediction] = []
+    """Predict each change on its own."""
+    predictions: list[Prediction] = []
     refused: list[str] = []
     for setting in settings:
         prediction = adjusted(bench.predict([setting]), history)
         if prediction.refused:
             refused += prediction.refused
         else:
-            found.append(prediction)
-    found.sort(key=lambda prediction: -prediction.throughput_factor)
+            predictions.append(prediction)
+    predictions.sort(key=lambda prediction: -prediction.throughput_factor)
     return Tried(
         before=bench.predict([]),
-        predictions=tuple(found),
+        predictions=tuple(predictions),
         refused=tuple(dict.fromkeys(refused)),
     )

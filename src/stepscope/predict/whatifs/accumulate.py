@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.replay.graph import Calls, Phase, Tasks
-from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.explain.replay.graph import Phase
+from stepscope.predict.declaration import ApplyStage, WhatIf
+from stepscope.predict.edit import take_calls, take_tasks
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.predict.values import parse_whole
 
@@ -58,30 +59,21 @@ def apply(context: StepContext, value: str) -> Outcome:
 
 def _repeat_calls(graph: StepGraph, order: np.ndarray) -> StepGraph:
     """The calls in this order, each with its tasks; a call may come again."""
-    calls = Calls(
-        **{
-            name: getattr(graph.calls, name)[order]
-            for name in graph.calls.__struct_fields__
-            if name != "awaits"
-        },
-        awaits=tuple(graph.calls.awaits[i] for i in order.tolist()),
-    )
     by_call = [np.flatnonzero(graph.tasks.call == call) for call in range(len(graph.calls))]
     launched = [by_call[call] for call in order.tolist()]
     chosen = np.concatenate(launched) if launched else np.zeros(0, np.intp)
     call = np.repeat(np.arange(len(order), dtype=np.int32), [len(tasks) for tasks in launched])
-    tasks = Tasks(
-        **{name: getattr(graph.tasks, name)[chosen] for name in graph.tasks.__struct_fields__}
+    tasks = replace(
+        take_tasks(graph.tasks, chosen), call=call, after=np.full(len(chosen), -1, np.int32)
     )
-    tasks = replace(tasks, call=call, after=np.full(len(chosen), -1, np.int32))
-    return replace(graph, calls=calls, tasks=tasks)
+    return replace(graph, calls=take_calls(graph.calls, order), tasks=tasks)
 
 
 WHATIF = WhatIf(
     name="accumulate",
     help="N micro-batches per optimizer step (accumulate=4)",
     label="{} micro-batches per step",
-    stage=Stage.ACCUMULATE,
+    stage=ApplyStage.ACCUMULATE,
     apply=apply,
     keeps_peak=True,
 )

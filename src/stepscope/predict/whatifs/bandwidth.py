@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.values import describe_factor, parse_positive
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ WHATIF = WhatIf(
     name="bandwidth",
     help="links with N times the bandwidth (bandwidth=2)",
     label=lambda value: f"{describe_factor(value)} the bandwidth",
-    stage=Stage.LINKS,
+    stage=ApplyStage.LINKS,
     apply=apply,
     usual=("2",),
     for_several_ranks=True,

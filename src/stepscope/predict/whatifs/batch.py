@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from stepscope.predict.batch_growth import grow_batch
-from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.outcome import Outcome, Refused, WrongValue
 from stepscope.predict.values import describe_factor
 
@@ -49,7 +49,7 @@ WHATIF = WhatIf(
     name="batch",
     help="another batch size, as a number or a factor (x2)",
     label=_label,
-    stage=Stage.BATCH,
+    stage=ApplyStage.BATCH,
     apply=apply,
     usual=("x2",),
     remedies={"batch": ("x2",)},

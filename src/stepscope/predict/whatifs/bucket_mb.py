@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.outcome import Refused
 from stepscope.predict.values import parse_positive
 from stepscope.records.figures import size
@@ -36,7 +36,7 @@ WHATIF = WhatIf(
     name="bucket-mb",
     help="DDP's bucket_cap_mb: gradients summed in buckets of N MiB (bucket-mb=25)",
     label="DDP buckets of {} MiB",
-    stage=Stage.BUCKETS,
+    stage=ApplyStage.BUCKETS,
     apply=apply,
     keeps_peak=True,
     remedies={"bucket-mb": ("5", "100")},

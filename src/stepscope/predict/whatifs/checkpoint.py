@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.replay.graph import CallKind, Phase
-from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import Selection, insert, remove, scale_calls
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.predict.peaks import peak_with_checkpoints
@@ -45,7 +45,7 @@ WHATIF = WhatIf(
     name="checkpoint",
     help="recompute blocks in backward (blocks), or stop doing so (none)",
     label=_label,
-    stage=Stage.RECOMPUTE,
+    stage=ApplyStage.RECOMPUTE,
     apply=apply,
     usual=("none", "blocks"),
     saves_memory=("blocks",),

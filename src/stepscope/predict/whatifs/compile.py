@@ -8,7 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.replay.graph import Phase
-from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import scale_calls
 from stepscope.predict.kernels import FLOOR_NS, Family
 from stepscope.predict.outcome import Outcome, Refused, changed
@@ -60,7 +60,7 @@ WHATIF = WhatIf(
     name="compile",
     help="torch.compile: a guess between bounds, and marked as one",
     label="torch.compile",
-    stage=Stage.FUSE,
+    stage=ApplyStage.FUSE,
     apply=apply,
     takes_value=False,
     usual=("",),

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from stepscope.explain import intervals
 from stepscope.explain.replay.graph import CallKind, Calls
 from stepscope.explain.work import Kind
-from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.outcome import Outcome, Refused, changed
 from stepscope.records.figures import duration
 from stepscope.records.words import counted
@@ -71,7 +71,7 @@ WHATIF = WhatIf(
     name="cuda-graphs",
     help="launch the whole step as one CUDA graph",
     label="CUDA graphs",
-    stage=Stage.LAUNCH_ONCE,
+    stage=ApplyStage.LAUNCH_ONCE,
     apply=apply,
     takes_value=False,
     usual=("",),

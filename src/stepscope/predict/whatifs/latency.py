@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.values import describe_factor, parse_positive
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ WHATIF = WhatIf(
     name="latency",
     help="collectives with N times the latency (latency=0.5)",
     label=lambda value: f"{describe_factor(value)} the latency",
-    stage=Stage.LINKS,
+    stage=ApplyStage.LINKS,
     apply=apply,
     keeps_peak=True,
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.work import DATA_LOADING, rows_named
-from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.host_time import shorten_gaps
 from stepscope.predict.outcome import Outcome, Refused, changed
 from stepscope.records.figures import milliseconds
@@ -39,7 +39,7 @@ WHATIF = WhatIf(
     name="no-data-wait",
     help="batches are ready when the step needs them",
     label="data always ready",
-    stage=Stage.STOP_WAITING,
+    stage=ApplyStage.STOP_WAITING,
     apply=apply,
     takes_value=False,
     usual=("",),

@@ -8,7 +8,7 @@ import numpy as np
 
 from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.work import Kind
-from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import scale_tasks
 from stepscope.predict.outcome import Outcome, Refused, changed
 from stepscope.predict.slowest_worker import slow_down
@@ -56,7 +56,7 @@ WHATIF = WhatIf(
     name="no-straggler",
     help="the slowest rank takes as long as the median one",
     label="no straggler",
-    stage=Stage.BALANCE,
+    stage=ApplyStage.BALANCE,
     apply=apply,
     takes_value=False,
     usual=("",),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.replay.graph import CallKind
-from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import Selection, remove
 from stepscope.predict.outcome import Outcome, Refused, changed
 from stepscope.records.words import counted
@@ -40,7 +40,7 @@ WHATIF = WhatIf(
     name="no-sync",
     help="without calls that wait for the device (.item(), .cpu(), synchronize)",
     label="no blocking calls",
-    stage=Stage.STOP_WAITING,
+    stage=ApplyStage.STOP_WAITING,
     apply=apply,
     takes_value=False,
     usual=("",),

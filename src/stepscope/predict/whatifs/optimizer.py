@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import Selection, insert, remove
 from stepscope.predict.kernels import FLOOR_NS
 from stepscope.predict.optimizer_updates import current_form, find_optimizer_calls
@@ -63,7 +63,7 @@ WHATIF = WhatIf(
     name="optimizer",
     help="a foreach or fused optimizer instead of the present form",
     label="a {} optimizer",
-    stage=Stage.OPTIMIZER,
+    stage=ApplyStage.OPTIMIZER,
     apply=apply,
     usual=("fused",),
     keeps_peak=True,

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from stepscope.explain.flops import DTYPES
 from stepscope.explain.replay.graph import CallKind, Phase
-from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import insert
 from stepscope.predict.kernels import FLOOR_NS, Family, copy_ns, roofline_ns
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
@@ -91,7 +91,7 @@ WHATIF = WhatIf(
     name="precision",
     help="matrix products in tf32, bf16, fp16 (autocast) or fp8",
     label="{}",
-    stage=Stage.PRECISION,
+    stage=ApplyStage.PRECISION,
     apply=apply,
     usual=("tf32", "bf16"),
     remedies={"bf16": ("bf16",), "fp16": ("fp16",), "tf32": ("tf32",)},

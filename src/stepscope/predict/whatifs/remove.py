@@ -9,7 +9,7 @@ import numpy as np
 
 from stepscope.explain.work import rows_named
 from stepscope.predict import edit
-from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.host_time import shorten_gaps
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.records.figures import milliseconds
@@ -62,7 +62,7 @@ WHATIF = WhatIf(
     name="remove",
     help="without kernels and operators whose name matches (remove=REGEX)",
     label="no {}",
-    stage=Stage.REMOVE,
+    stage=ApplyStage.REMOVE,
     apply=apply,
     repeatable=True,
     needs_ceilings=False,

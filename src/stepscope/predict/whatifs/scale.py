@@ -8,7 +8,7 @@ import numpy as np
 
 from stepscope.explain.work import rows_named
 from stepscope.predict import edit
-from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.host_time import shorten_gaps
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.predict.whatifs.remove import compile_pattern
@@ -50,7 +50,7 @@ WHATIF = WhatIf(
     name="scale",
     help="kernels, or else host events, whose name matches take FACTOR times as long",
     label="scaling {}",
-    stage=Stage.SCALE,
+    stage=ApplyStage.SCALE,
     apply=apply,
     repeatable=True,
     needs_ceilings=False,

@@ -22,7 +22,7 @@ from stepscope.explain.machine_load import (
 )
 from stepscope.explain.replay.graph import CallKind
 from stepscope.explain.threading_gain import speedup
-from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.predict.values import parse_whole
 from stepscope.records.figures import factor as factor_text
@@ -81,7 +81,7 @@ WHATIF = WhatIf(
     name="threads",
     help="N threads for a CPU step (fit: one per free core)",
     label=_label,
-    stage=Stage.THREADS,
+    stage=ApplyStage.THREADS,
     apply=apply,
     keeps_peak=True,
     remedies={"threads": (_FIT,), "one-thread": ("1",)},

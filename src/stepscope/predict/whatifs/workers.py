@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.outcome import WrongValue
 from stepscope.predict.values import parse_whole
 from stepscope.records.words import plural
@@ -42,7 +42,7 @@ WHATIF = WhatIf(
     name="workers",
     help="N data-parallel workers, each with its own batch (workers=8; 8:strong divides one batch)",
     label=_label,
-    stage=Stage.WORKERS,
+    stage=ApplyStage.WORKERS,
     apply=apply,
     keeps_peak=True,
     shares_batch=_shares_batch,

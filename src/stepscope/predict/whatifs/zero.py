@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.predict.declaration import Stage, WhatIf
+from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.outcome import WrongValue
 from stepscope.records.figures import significant
 from stepscope.records.prediction import PeakMemory
@@ -64,6 +64,6 @@ WHATIF = WhatIf(
     name="zero",
     help="shard optimizer state (1), also gradients (2), also parameters (3) over the workers",
     label="ZeRO stage {}",
-    stage=Stage.SHARD,
+    stage=ApplyStage.SHARD,
     apply=apply,
 )

@@ -1,4 +1,4 @@
-"""stepscope whatif: what a change would buy, before anybody tries it."""
+"""stepscope whatif: what a change would save, before anybody tries it."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from stepscope.ui.whatif import Tried
 
 
-@click.command(name="whatif", short_help="what a change would buy, before anybody tries it")
+@click.command(name="whatif", short_help="what a change would save, before anybody tries it")
 @click.argument("path", required=False)
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="NAME[=VALUE]",
-    help="A change, such as precision=bf16; several combine. Without any, the usual ones are tried "
-    "one at a time.",
+    help="A change, such as bf16 or batch=x2; several combine. Without any, the usual changes are "
+    "tried one at a time.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.option(
     "--remember",
     is_flag=True,
-    help="Write the prediction down as a promise, which compare and ab check later.",
+    help="Write the prediction down as a promise that compare and ab check later.",
 )
 @click.option("--list", "as_list", is_flag=True, help="List the changes that can be predicted.")
 @click.option(
@@ -52,8 +52,8 @@ def command(
 ) -> None:
     """Predict a training step with a change made, from a trace of the step without it.
 
-    PATH is a run folder, a trace or a folder of traces. With several ranks the slowest one is
-    changed: the others wait for it.
+    PATH is a run folder, a trace or a folder of traces. With several ranks the change is made on
+    the slowest one, which the others wait for.
     """
     if as_list:
         _print_list(as_json)
@@ -61,13 +61,13 @@ def command(
     if path is None:
         raise UsageError("give a trace or a run folder, or --list to see what can be changed")
     if remember and not settings:
-        raise UsageError("--remember keeps one prediction: say which with --set")
+        raise UsageError("--remember keeps one prediction: say which one with --set")
     wanted = parse_settings(settings)
     bench, rank, about = open_bench(path, cache=not no_cache, quiet=as_json)
     if wanted:
-        _tell(bench, wanted, rank, about, path=path, as_json=as_json, keep=remember)
+        _predict(bench, wanted, rank, about, path=path, as_json=as_json, keep=remember)
     else:
-        _try(bench, rank, about, path=path, as_json=as_json)
+        _predict_usual(bench, rank, about, path=path, as_json=as_json)
 
 
 def parse_settings(texts: Sequence[str]) -> list[Setting]:
@@ -111,7 +111,7 @@ def _open(path: str, cache: bool, progress: Progress | None) -> tuple[Bench, Ran
     return benches[0], rank, about
 
 
-def _tell(
+def _predict(
     bench: Bench,
     wanted: list[Setting],
     rank: RankExplanation,
@@ -147,12 +147,14 @@ def _tell(
         after,
         headline=headline(rank, before, about),
         why=why(before, after, on_host=bench.context.on_host),
-        next_=_next(after, promise),
+        next_=_next_after_prediction(after, promise),
         on_host=bench.context.on_host,
     )
 
 
-def _try(bench: Bench, rank: RankExplanation, about: str, *, path: str, as_json: bool) -> None:
+def _predict_usual(
+    bench: Bench, rank: RankExplanation, about: str, *, path: str, as_json: bool
+) -> None:
     from stepscope.ui.whatif import headline, prediction_json, try_each, usual, why
     from stepscope.verify.track_record import history
 
@@ -162,7 +164,7 @@ def _try(bench: Bench, rank: RankExplanation, about: str, *, path: str, as_json:
     if as_json:
         body = prediction_json(tried.before, tried.before) | {"rank": rank.rank}
         body["refused"] = list(tried.refused)
-        body["tried"] = [prediction_json(each, tried.before) for each in tried.predictions]
+        body["tried"] = [prediction_json(step, tried.before) for step in tried.predictions]
         _write(body)
         return
     from stepscope.ui.terminal.whatif import print_tried
@@ -171,32 +173,34 @@ def _try(bench: Bench, rank: RankExplanation, about: str, *, path: str, as_json:
         tried,
         headline=headline(rank, tried.before, about),
         why=why(tried.before, tried.predictions[0], on_host=bench.context.on_host),
-        next_=_ask(tried, path),
+        next_=_next_after_trials(tried, path),
         on_host=bench.context.on_host,
     )
 
 
-def _next(after: Prediction, promise: str | None) -> str:
+def _next_after_prediction(after: Prediction, promise: str | None) -> str:
     from stepscope.ui.whatif import judge
 
     if promise:
-        return f"try it, then `stepscope compare BEFORE AFTER`: it will answer promise {promise}"
+        return f"try it, then `stepscope compare BEFORE AFTER` checks promise {promise}"
     if judge(after) == "faster":
-        return "try it, then `stepscope compare BEFORE AFTER`; --remember keeps this promise for it"
+        return (
+            "try it, then `stepscope compare BEFORE AFTER`; --remember makes it a promise to check"
+        )
     return "leave it; `stepscope whatif` without --set tries the usual changes"
 
 
-def _ask(tried: Tried, path: str) -> str:
+def _next_after_trials(tried: Tried, path: str) -> str:
     from stepscope.ui.whatif import judge
 
     if judge(tried.predictions[0]) != "faster":
-        return "several together may do more: give --set more than once"
+        return "several changes together may do more: give --set more than once"
     best = tried.predictions[0].settings[0]
     return f"stepscope whatif {path} --set {best} says what it assumes; several --set combine"
 
 
 def _remember(raw: Prediction, bench: Bench, path: str) -> str:
-    """What the model itself says is kept: later predictions are adjusted by how that fared."""
+    """Keep the model's own number: later predictions are adjusted by how it fared."""
     from stepscope.trace.rank_facts import read_facts
     from stepscope.verify.track_record import make_promise, remember
     from stepscope.verify.workload import describe_trace

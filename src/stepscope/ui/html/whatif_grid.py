@@ -205,7 +205,7 @@ def _cells(
         trial: Trial, local: Trial, settings: tuple[Setting, ...], level: int, cell: int
     ) -> None:
         if level == len(order):
-            numbers[cell] = _numbers(adjusted(bench.tell(trial, settings), history))
+            numbers[cell] = _numbers(adjusted(bench.conclude(trial, settings), history))
             scaling_cells[cell] = None
             if scaled and not trial.refused:
                 graphed = trial is not local

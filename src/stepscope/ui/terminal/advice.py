@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stepscope.records.figures import interval, significant
 from stepscope.ui.advice import not_helping
 from stepscope.ui.terminal.console import text_line
 from stepscope.ui.terminal.tables import titled_table
-from stepscope.ui.whatif import figures, interval
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +29,8 @@ def advice_table(advice: Sequence[Advice]) -> Table:
         text = text_line(each.label)
         text.append(f"  --set {each.setting}", style="bright_black")
         table.add_row(
-            f"{figures(each.saved_ms)} ms",
-            f"{figures(each.predicted_ms)} ms ({interval(each.low_ms, each.high_ms)})",
+            f"{significant(each.saved_ms)} ms",
+            f"{significant(each.predicted_ms)} ms ({interval(each.low_ms, each.high_ms)})",
             text,
         )
     for note in not_helping(advice):

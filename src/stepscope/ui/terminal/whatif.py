@@ -7,16 +7,10 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.table import Table
 
+from stepscope.records.figures import factor, interval, milliseconds, significant
 from stepscope.ui.terminal.console import make_console, text_line
 from stepscope.ui.terminal.tables import fitting_table
-from stepscope.ui.whatif import (
-    decides,
-    figures,
-    interval,
-    judge,
-    memory_words,
-    verdict,
-)
+from stepscope.ui.whatif import decides, judge, memory_words, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,8 +40,8 @@ def print_prediction(
     console.print()
     console.print(_sentences(verdict(after), why, next_, _STYLES[judge(after)]))
     console.print()
-    console.print(_beside(before, [after], console.width, on_host=on_host))
-    for section in _said(after.assumptions, after.refused):
+    console.print(_steps_table(before, [after], console.width, on_host=on_host))
+    for section in _lists(after.assumptions, after.refused):
         console.print()
         console.print(section)
 
@@ -67,12 +61,12 @@ def print_tried(
     console.print(text_line(headline, style="bright_black"))
     console.print()
     worth = judge(best) == "faster"
-    words = verdict(best) if worth else "nothing that was tried would make this step faster"
+    sentence = verdict(best) if worth else "nothing that was tried would make this step faster"
     style = _STYLES["faster" if worth else "no difference"]
-    console.print(_sentences(words, why, next_, style))
+    console.print(_sentences(sentence, why, next_, style))
     console.print()
-    console.print(_beside(tried.before, tried.predictions, console.width, on_host=on_host))
-    for section in _said((), tried.refused):
+    console.print(_steps_table(tried.before, tried.predictions, console.width, on_host=on_host))
+    for section in _lists((), tried.refused):
         console.print()
         console.print(section)
 
@@ -87,27 +81,27 @@ def _sentences(verdict_: str, why_: str, next_: str, style: str) -> Table:
     return grid
 
 
-def _beside(
+def _steps_table(
     before: Prediction, changed: Sequence[Prediction], width: int, *, on_host: bool
 ) -> Table:
-    """No change first: what a prediction has to be better than."""
+    """The step without any change first: a prediction has to be better than that."""
     columns = [("", "l"), ("step", "r"), ("95%", "r"), ("samples/s", "r")]
     if not on_host:
         columns += [("host", "r"), ("device", "r"), ("bottleneck", "l")]
-    with_memory = any(each.peak_bytes is not None for each in (before, *changed))
+    with_memory = any(step.peak_bytes is not None for step in (before, *changed))
     if with_memory:
         columns.append(("peak memory", "r"))
     rows: list[Row] = []
     for prediction in (before, *changed):
         cells = [
             _name(prediction),
-            f"{figures(prediction.predicted_ms)} ms",
+            milliseconds(prediction.predicted_ms),
             interval(prediction.low_ms, prediction.high_ms),
-            f"{prediction.throughput_factor:.2f}x",
+            f"{factor(prediction.throughput_factor)}x",
         ]
         if not on_host:
             host, device = prediction.host_ms, prediction.device_ms
-            cells += [figures(host), figures(device)]
+            cells += [significant(host), significant(device)]
             cells.append(decides(prediction.predicted_ms, host, device))
         if with_memory:
             cells.append(memory_words(prediction))
@@ -127,15 +121,15 @@ def _name(prediction: Prediction) -> str:
     return str(prediction.settings[0]) if prediction.settings else "no change"
 
 
-def _said(assumptions: Iterable[str], refused: Iterable[str]) -> list[RenderableType]:
+def _lists(assumptions: Iterable[str], refused: Iterable[str]) -> list[RenderableType]:
     sections: list[RenderableType] = []
-    told = (("assumed", assumptions), ("does not apply here", refused))
-    for title, lines in ((title, list(dict.fromkeys(lines))) for title, lines in told):
-        if lines:
+    for title, lines in (("assumed", assumptions), ("does not apply here", refused)):
+        distinct = dict.fromkeys(lines)
+        if distinct:
             grid = Table.grid(padding=(0, 1))
             grid.add_column(style="bright_black", no_wrap=True)
             grid.add_column()
-            for line in lines:
+            for line in distinct:
                 grid.add_row("-", line)
             sections.append(Group(text_line(title, style="bold"), grid))
     return sections
