@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stepscope.measure.calibrate.stopwatch import samples_ns, spread, time_call_ns
-from stepscope.measure.machine import counters, grown, quota_cores, usable_cores
+from stepscope.measure.machine import counters, growth, quota_cores, usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,7 +73,7 @@ def _measure_once(device: torch.device, quick: bool) -> dict[str, Any]:
 
 def _load_since(before: dict[str, Any]) -> dict[str, Any]:
     """Cores that other processes kept busy meanwhile; None where the system does not tell."""
-    spent = grown(before, counters())
+    spent = growth(before, counters())
     busy, job = spent["busy_ns"], spent["job_ns"]
     others = None
     if busy is not None and job is not None and spent["wall_ns"]:
