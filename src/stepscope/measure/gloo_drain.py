@@ -4,8 +4,8 @@ torch's profiler frees its events when it stops. A gloo collective ends in a thr
 then writes its end into the event. If that event is already freed, the heap is damaged and the
 process dies there or later (torch 2.13 and before; torch's own profiler alone causes it too). DDP
 continues as soon as the sums are there, a moment before that end is written; a rank whose gloo
-thread waits for a core is still in that moment when its step is over. No recorder keeps gloo's sends
-and receives: one that the script waits for only after the window is not known here.
+thread waits for a core is still in that moment when its step is over. No recorder keeps gloo's
+sends and receives: one that the script waits for only after the window is not known here.
 """
 
 from __future__ import annotations
