@@ -8,7 +8,7 @@ import numpy as np
 
 from stepscope.errors import UsageError
 from stepscope.explain.findings import fragmentation, memory_leak, memory_near_limit
-from stepscope.explain.memory.words import biggest, held_words, size
+from stepscope.explain.memory.words import biggest, held_words
 from stepscope.records.explanation import (
     Budget,
     Finding,
@@ -20,6 +20,7 @@ from stepscope.records.explanation import (
     StepTime,
     Timeline,
 )
+from stepscope.records.figures import size
 from stepscope.records.job import Calls, RankPart, RankSteps
 from stepscope.records.quality import Note
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.memory.words import LABELS, between_words, size
+from stepscope.explain.memory.words import LABELS, between_words
+from stepscope.records.figures import size
 from stepscope.records.memory import CATEGORIES
 
 if TYPE_CHECKING:

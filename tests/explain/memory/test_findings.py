@@ -37,8 +37,8 @@ def test_nearly_full_says_what_fills_it():
     assert finding is not None
     assert finding.share == pytest.approx(0.95)
     assert finding.of == "memory"
-    assert "activations (55.00 GB)" in finding.summary
-    assert finding.evidence[0] == "76.00 GB allocated at the peak of 80.00 GB"
+    assert "activations (55.0 GB)" in finding.summary
+    assert finding.evidence[0] == "76.0 GB allocated at the peak of 80.0 GB"
 
 
 def test_without_a_limit_nothing_is_near_it():
@@ -60,7 +60,7 @@ def test_a_failed_request_is_grave_whatever_the_limit():
     assert finding is not None
     assert finding.severity == "high"
     assert (finding.where[0].file, finding.where[0].line) == ("model.py", 7)
-    assert "18.00 GB held no tensor; the device had 1.00 GB free" in finding.evidence[0]
+    assert "18.0 GB held no tensor; the device had 1.00 GB free" in finding.evidence[0]
 
 
 def _held(allocated: int, reserved: int, **more) -> Memory:
@@ -156,5 +156,5 @@ def test_without_categories_the_place_is_named():
     memory = replace(MEMORY, peak_bytes=79 * GB, categories={"other": 79 * GB}, by_site=(site,))
     finding = memory_near_limit.find_in(memory)
     assert finding is not None
-    assert "from m.py:4 (60.00 GB)" in finding.summary
-    assert "allocated by m.py:4 60.00 GB" in finding.evidence
+    assert "from m.py:4 (60.0 GB)" in finding.summary
+    assert "allocated by m.py:4 60.0 GB" in finding.evidence

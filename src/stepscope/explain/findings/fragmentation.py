@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.memory.words import size
 from stepscope.records.explanation import Finding, Remedy
+from stepscope.records.figures import size
 from stepscope.records.memory import Fragmentation
 
 if TYPE_CHECKING:

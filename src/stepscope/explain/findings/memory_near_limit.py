@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.memory.words import between_words, biggest, held_words, size
+from stepscope.explain.memory.words import between_words, biggest, held_words
 from stepscope.records.explanation import Finding, Place, Remedy
+from stepscope.records.figures import size
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
