@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
+from stepscope.measure.optimizers import trained_parameters
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -157,18 +159,9 @@ class Model:
         if len(self.optimizers) > 1:
             notes.add(f"{len(self.optimizers)} optimizers: counted together")
 
-    def grouped(self) -> list[Any]:
-        """Everything the optimizers update."""
-        return [
-            parameter
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        ]
-
     def find_roots(self) -> None:
         """Add the modules that own what the optimizers update."""
-        for root in find_root_modules(self.grouped()):
+        for root in find_root_modules(trained_parameters(self.optimizers)):
             self.add_root(root)
 
     def add_root(self, root: Any) -> None:
@@ -216,7 +209,7 @@ class Model:
         """What is held now. Tied weights and views count once, in the first category."""
         own = self._own_parameters()
         inside = {id(parameter) for parameter in own}
-        loose = [item for item in self.grouped() if id(item) not in inside]
+        loose = [item for item in trained_parameters(self.optimizers) if id(item) not in inside]
         copies = [item for item in loose if own and id(item) not in self.leaves]
         if copies:
             self._notes.add(
@@ -243,7 +236,7 @@ class Model:
 
     def remarks(self) -> None:
         """Note what readers of the figures should know."""
-        own, grouped = self._own_parameters(), self.grouped()
+        own, grouped = self._own_parameters(), trained_parameters(self.optimizers)
         stepped = {id(parameter) for parameter in grouped}
         free = [parameter for parameter in own if id(parameter) not in stepped]
         if free:

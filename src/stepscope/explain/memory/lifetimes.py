@@ -55,6 +55,10 @@ class MemoryPhase(IntEnum):
     OPTIMIZER = 2
     ZERO_GRAD = 3
 
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
 
 class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
     """Events of one device in order of time, each joined to its other end."""

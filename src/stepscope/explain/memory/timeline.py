@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     Int64 = NDArray[np.int64]
 
 BINS = 200
-_NAMES = {
-    MemoryPhase.FORWARD: "forward",
-    MemoryPhase.BACKWARD: "backward",
-    MemoryPhase.OPTIMIZER: "optimizer",
-}
 
 
 def thinned(time: Int64, level: Int64, bins: int = BINS) -> NDArray[np.intp]:
@@ -74,5 +69,5 @@ def _phases(lifetimes: Lifetimes, low: int, high: int, start: int) -> tuple[Phas
         trains = code in (MemoryPhase.BACKWARD, MemoryPhase.OPTIMIZER)
         if trains or (code == MemoryPhase.FORWARD and before_backward):
             began = int(time[edge])
-            out.append(PhaseSpan(name=_NAMES[code], start_ns=began - start, dur_ns=end - began))
+            out.append(PhaseSpan(name=code.label, start_ns=began - start, dur_ns=end - began))
     return tuple(out)

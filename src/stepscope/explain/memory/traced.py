@@ -46,12 +46,6 @@ KEPT = {
     "Lion": 1,
 }
 _OPTIMIZER_NAME = re.compile(r"^Optimizer\.step#(\w+)\.step$")
-_PHASES = {
-    MemoryPhase.FORWARD: "forward",
-    MemoryPhase.BACKWARD: "backward",
-    MemoryPhase.OPTIMIZER: "optimizer",
-    MemoryPhase.ZERO_GRAD: "zero_grad",
-}
 _PARAMETERS, _GRADIENTS, _OPTIMIZER, _OTHER = (
     CATEGORIES.index(name) for name in ("parameters", "gradients", "optimizer", "other")
 )
@@ -101,7 +95,7 @@ def memory_of_trace(trace: Trace, steps: Steps) -> TracedMemory | None:
         device="cpu" if lifetimes.on_cpu else trace.kind,
         peak_bytes=allocated,
         reserved_bytes=reserved,
-        phase=_PHASES[MemoryPhase(int(lifetimes.phase[peak]))],
+        phase=MemoryPhase(int(lifetimes.phase[peak])).label,
         measured="the window's highest point, from the allocator events of the trace",
         categories=categories,
         by_module=modules_at(trace, lifetimes, peak),

@@ -74,6 +74,16 @@ def make_call(
     return calls[kind]
 
 
+def largest_of_ranks(
+    values: list[int], *, group: Any = None, device: torch.device | None = None
+) -> list[int]:
+    """The largest of each value over the group's ranks, equal on all of them."""
+    shared = torch.tensor(values, dtype=torch.int64, device=device)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
+    largest: list[int] = shared.tolist()
+    return largest
+
+
 def _all_gather() -> Callable[..., object]:
     """torch 2.13 renamed it."""
     renamed: Callable[..., object] | None = getattr(dist, "all_gather_single", None)

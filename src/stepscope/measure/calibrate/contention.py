@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from stepscope.measure.calibrate.collectives import actual_bytes, elements
+from stepscope.measure.calibrate.collectives import actual_bytes, elements, largest_of_ranks
 
 if TYPE_CHECKING:
     from stepscope.measure.calibrate.collectives import Buffers, GroupPlace
@@ -93,8 +93,4 @@ class ContentionTimer:
         return took, done
 
     def _agree(self, values: list[int]) -> list[int]:
-        """The largest of each over the group's ranks."""
-        shared = torch.tensor(values, dtype=torch.int64)
-        dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self._place.handle)
-        agreed: list[int] = shared.tolist()
-        return agreed
+        return largest_of_ranks(values, group=self._place.handle)

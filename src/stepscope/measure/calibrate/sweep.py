@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from stepscope.measure.calibrate.collectives import Buffers, actual_bytes, make_call
+from stepscope.measure.calibrate.collectives import (
+    Buffers,
+    actual_bytes,
+    largest_of_ranks,
+    make_call,
+)
 from stepscope.measure.calibrate.stopwatch import time_call_ns
 
 if TYPE_CHECKING:
@@ -138,11 +143,7 @@ class Sweeper:
             self._agree([0])
 
     def _agree(self, values: list[int]) -> list[int]:
-        """The largest of each over all ranks."""
-        shared = torch.tensor(values, dtype=torch.int64, device=self.device)
-        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
-        agreed: list[int] = shared.tolist()
-        return agreed
+        return largest_of_ranks(values, device=self.device)
 
 
 def choose_repeats(sizes: list[int], pilot_ns: list[int], budget_ns: int) -> list[int]:
