@@ -178,7 +178,7 @@ def test_own_processor_time_and_waits_are_counted() -> None:
     until = time.process_time() + 0.05
     while time.process_time() < until:
         pass
-    spent = machine.grown(before, machine.counters())
+    spent = machine.growth(before, machine.counters())
     assert spent["user_ns"] + spent["system_ns"] >= 40_000_000
     assert spent["wall_ns"] >= 40_000_000
     assert {name for name, value in spent.items() if value is None} <= {"throttled_ns"}
@@ -191,8 +191,8 @@ def test_what_this_process_started_belongs_to_the_job_and_its_shell_does_not() -
     try:
         processes = machine._processes()
         assert processes is not None
-        assert {os.getpid(), child.pid} <= machine.job(processes)
-        assert 1 not in machine.job(processes)
+        assert {os.getpid(), child.pid} <= machine.job_processes(processes)
+        assert 1 not in machine.job_processes(processes)
     finally:
         child.kill()
         child.wait()

@@ -271,4 +271,4 @@ def _causal(costs: Costs, rows: NDArray[np.intp]) -> list[str]:
 
 def _is_causal(call: Call) -> bool | None:
     place = CAUSAL[call.name]
-    return call.text(place) not in ("False", "0") if call.said(place) else None
+    return call.text(place) not in ("False", "0") if call.has_value(place) else None

@@ -1,17 +1,17 @@
-"""Lives inside the training process: torch and the standard library only, never in the way.
+"""Lives inside the training process: torch and the standard library only.
 
-Whatever fails in here is written down and the training goes on. Nothing is written outside the run
+Failures are noted and the training goes on. Nothing is written outside the run
 folder. No random number is drawn, no tensor of the training is changed, no stream is synchronised.
 
     settings.py   what to capture, handed down to every process through the environment
     inject/       the sitecustomize that `stepscope run` puts on PYTHONPATH
-    after_import.py  acts when torch is imported, in whatever order
-    processes.py  which processes of the job we are in, and how far each came
+    after_import.py  acts when torch is imported
+    processes.py  which processes of the job are watched, and how far each came
     never_raise.py  nothing of ours ever raises into the training
     folder.py     the run folder: names, atomic writes
     ranks.py      which rank is this process
     hooks.py      where steps and phases begin and end, seen from inside torch
-    dynamo.py     keeps all of this out of code that torch.compile compiles
+    dynamo.py     hides all of this from torch.compile
     session.py    one rank's capture: counts steps, lets each part act when it is due
     profiler_windows.py  opens and closes the profiler windows, makes way for the script's profiler
     rank_file.py  rank.json: what this rank is and how far it came
@@ -22,7 +22,7 @@ folder. No random number is drawn, no tensor of the training is changed, no stre
     steps.py      every step's times, measured without the profiler
     writer.py     lines to disk in the background, safe against a kill
     window.py     the profiler window
-    kineto_messages.py  what Kineto says about our window stays out of the job's output
+    kineto_messages.py  keeps Kineto's messages about our window out of the job's output
     sampler.py    Python stacks of the training thread, outside the window
     machine.py    cores, quota, context switches, other programs
     host_load.py  how busy the machine was in plain steps

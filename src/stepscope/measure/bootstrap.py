@@ -22,7 +22,7 @@ def arm() -> None:
 
 
 def _begin(settings: Settings) -> None:
-    """Once, however often torch's code runs."""
+    """Only once, even if torch's code runs again."""
     global _session
     if _session is not None:
         return

@@ -1,7 +1,7 @@
-"""What torch's flight recorder holds, as lines of comms.jsonl.
+"""Turns the entries of torch's flight recorder into lines of comms.jsonl.
 
-torch keeps its last collectives in a ring for the day a job hangs: 2.13 by itself (2000 of them),
-2.9 only when TORCH_FR_BUFFER_SIZE says how many. Reading it changes nothing.
+torch keeps its last collectives in a ring, to debug jobs that hang: 2.13 keeps 2000 by default, 2.9
+keeps as many as TORCH_FR_BUFFER_SIZE says. Reading it changes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 _RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-# A kind is found in the recorder's name for it, so the longer names come first.
+# The first key contained in the recorder's name counts, so longer names come first.
 _KINDS = {
     "barrier": "barrier",
     "reduce_scatter": "reduce_scatter",
@@ -55,7 +55,7 @@ _DTYPES = {
 
 
 def recorders() -> list[tuple[str, Callable[[], bytes]]]:
-    """What this build of torch can dump; nothing while a CUDA graph is being captured."""
+    """The recorders this build of torch can dump; none while a CUDA graph is being captured."""
     torch = sys.modules["torch"]
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         note("flight recorder", "left alone: a CUDA graph was being captured")
@@ -65,7 +65,7 @@ def recorders() -> list[tuple[str, Callable[[], bytes]]]:
 
 
 def as_line(entry: dict[str, Any], sizes: dict[str, int], step: int | None) -> dict[str, Any]:
-    """One line of comms.jsonl. What the recorder did not measure is None, never zero."""
+    """One line of comms.jsonl. Values that the recorder did not measure are None, never zero."""
     name = str(entry["profiling_name"])
     kind = _kind(name)
     group, description = entry.get("process_group") or ("", "")
@@ -87,7 +87,7 @@ def as_line(entry: dict[str, Any], sizes: dict[str, int], step: int | None) -> d
         "created_ns": entry["time_created_ns"],
         "started_ns": None,
         "ended_ns": None,
-        # A watchdog saw these up to a poll later: bounds, not times.
+        # A watchdog noticed these up to one poll later: bounds, not times.
         "started_by_ns": entry.get("time_discovered_started_ns") or None,
         "ended_by_ns": entry.get("time_discovered_completed_ns") or None,
         "duration_ns": round(took_ms * 1e6) if took_ms is not None else None,
@@ -98,7 +98,7 @@ def as_line(entry: dict[str, Any], sizes: dict[str, int], step: int | None) -> d
 
 
 def identity(line: dict[str, Any]) -> tuple[Any, ...]:
-    """The same collective in two dumps."""
+    """Equal for the same collective in two dumps."""
     return tuple(line[key] for key in ("group", "name", "sequence", "operation", "created_ns"))
 
 
@@ -135,13 +135,13 @@ def _bytes(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> int | None:
 
 
 def step_at(marks: list[tuple[int, int]], created_ns: int) -> int:
-    """The step that had begun last; marks are (when, step)."""
+    """The step that ran then; marks are (when it began, step)."""
     index = bisect.bisect_right(marks, created_ns, key=lambda mark: mark[0])
     return marks[max(0, index - 1)][1]
 
 
 def name_buckets(lines: Iterable[dict[str, Any]], replica: dict[str, Any]) -> None:
-    """Number the all-reduces that are this replica's buckets: same group, sizes and order."""
+    """Number the all-reduces of this replica's buckets, by group, size and order."""
     sizes = [bucket["size_bytes"] for bucket in replica["buckets"]]
     following = 0
     for line in lines:

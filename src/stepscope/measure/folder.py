@@ -59,7 +59,7 @@ def claim_rank_folder(run: Path, rank: int) -> Path:
 
 
 def temporary(path: Path) -> Path:
-    """Where a file is written before it gets its name; tells whose it is."""
+    """Where a file is written before it gets its name; shows which process writes it."""
     return path.with_name(f".{path.name}@{os.uname().nodename}.{os.getpid()}.tmp")
 
 
@@ -75,7 +75,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def try_write_json(path: Path, value: Any) -> None:
-    """As `write_json`; a disk that refuses is noted."""
+    """Like `write_json`, but a disk that refuses is only noted."""
     try:
         write_json(path, value)
     except OSError as error:
@@ -83,18 +83,18 @@ def try_write_json(path: Path, value: Any) -> None:
 
 
 def note_unwritten(name: str, error: Exception) -> None:
-    """Why a file of a rank's folder is not there, for whoever asks for it later."""
+    """Record why a file is missing from a rank's folder."""
     note(writing(name), why_refused(error))
 
 
 def why_refused(error: BaseException) -> str:
-    """Without the path: the file is named beside it."""
+    """The reason without the path: callers name the file."""
     strerror = getattr(error, "strerror", None)
     return strerror.lower() if strerror else f"{type(error).__name__}: {error}"
 
 
 def check_room(folder: Path) -> None:
-    """Raises the OSError that keeps a block from being written here, if there is one."""
+    """Raises OSError if no block can be written here."""
     unfinished = temporary(folder / "room")
     try:
         unfinished.write_bytes(bytes(_BLOCK))
@@ -103,7 +103,7 @@ def check_room(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """If it is there and can be."""
+    """If it exists and can be removed."""
     with contextlib.suppress(OSError):
         path.unlink()
 

@@ -1,11 +1,11 @@
-"""When the profiler may stop: not while gloo still works on collectives that it has seen.
+"""Waits until gloo has finished its collectives, so that the profiler can stop safely.
 
-torch's profiler frees its events when it stops. A collective of gloo ends in a thread of gloo's,
-which then writes that end into its event, wherever that is by now: the heap is damaged and the
-process dies there or later (torch 2.13 and before, with nothing but torch's own profiler too). DDP
-goes on as soon as the sums are there, a moment before that end is written; a rank whose gloo thread
-has to wait for a core is still in that moment when its step is over. No recorder keeps gloo's sends
-and receives: one that the script waits for only behind the window is not known here.
+torch's profiler frees its events when it stops. A gloo collective ends in a thread of gloo's, which
+then writes its end into the event. If that event is already freed, the heap is damaged and the
+process dies there or later (torch 2.13 and before; torch's own profiler alone causes it too). DDP
+continues as soon as the sums are there, a moment before that end is written; a rank whose gloo
+thread waits for a core is still in that moment when its step is over. No recorder keeps gloo's
+sends and receives: one that the script waits for only after the window is not known here.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from stepscope.measure.never_raise import note
 PATIENCE_S = 1.0
 AT_EXIT_S = 0.25  # a rank whose peer died waits for nothing
 _POLL_S = (0.0002, 0.02)  # from, to
-_SETTLE_S = 0.1  # where the recorder cannot tell
+_SETTLE_S = 0.1  # when the recorder does not know
 _RECORDER = "_dump_fr_trace_json"  # gloo's; NCCL's collectives end where they are launched
 
 
 def collectives_ended(patience_s: float = PATIENCE_S, *, until_ns: int | None = None) -> bool:
-    """Wait until gloo has put away all it was given (until then, by the wall clock).
+    """Wait until gloo has finished everything created until `until_ns` (by the wall clock).
 
-    False where it has not after that long.
+    False if it has not within `patience_s`.
     """
     try:
         dist = sys.modules.get("torch.distributed")
@@ -37,7 +37,7 @@ def collectives_ended(patience_s: float = PATIENCE_S, *, until_ns: int | None = 
             return True
         groups = parallel.groups() or []
         gloo = any("gloo" in group["backend"] for group in groups)
-        # A group that was destroyed may have left works behind: only the recorder knows of them.
+        # A destroyed group may still have work under way that only the recorder knows of.
         settle_s = _SETTLE_S if gloo else 0.0
         return (bool(groups) and not gloo) or _wait(patience_s, settle_s, until_ns)
     except Exception as error:
@@ -60,9 +60,9 @@ def _wait(patience_s: float, settle_s: float, until_ns: int | None) -> bool:
 
 
 def _ended(until_ns: int | None) -> bool | None:
-    """By torch's flight recorder, where gloo retires a work behind its last touch of the profiler.
+    """By torch's flight recorder, in which gloo retires a work after it last touched the profiler.
 
-    None where it has nothing of gloo's: it is off, or older than gloo's use of it.
+    None when it holds nothing of gloo's: it is off, or this torch does not record gloo.
     """
     dump = dict(flight.recorders()).get(_RECORDER)
     entries = (json.loads(dump()).get("entries") or []) if dump is not None else []
@@ -80,7 +80,7 @@ def _ended(until_ns: int | None) -> bool | None:
 
 
 def _at_rest() -> bool:
-    """No thread but Python's own is running: a work that the script has waited for is over."""
+    """Whether only Python's own threads run: then work that the script waited for is over."""
     known = {thread.native_id for thread in threading.enumerate()}
     return not any(
         _runs(task) for task in Path("/proc/self/task").glob("*") if int(task.name) not in known

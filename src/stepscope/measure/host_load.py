@@ -1,8 +1,7 @@
-"""One rank's load over its plain steps: processor time, waits for a core, and who else ran.
+"""One rank's load over its plain steps: processor time, waits for a core, other programs.
 
-Counters are read between stretches of plain steps, never inside one. Beside them a few values of
-parameters, gradients and optimizer state are looked at: numbers too small for their format make a
-CPU slow.
+Counters are read between stretches of plain steps, never inside one. A few values of parameters,
+gradients and optimizer state are read as well: denormal numbers make a CPU slow.
 """
 
 from __future__ import annotations
@@ -11,7 +10,14 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from stepscope.measure.machine import Counts, counters, grown, job, local_ranks, machine_facts
+from stepscope.measure.machine import (
+    Counts,
+    counters,
+    growth,
+    job_processes,
+    local_ranks,
+    machine_facts,
+)
 from stepscope.measure.never_raise import never_raise
 from stepscope.measure.ranks import rank_and_world
 
@@ -20,56 +26,56 @@ if TYPE_CHECKING:
 
 _MOST_OTHERS = 3
 _LEAST_CORES = 0.05
-_MOST_TENSORS, _VALUES = 200, 2048  # looked at for denormal numbers
+_MOST_TENSORS, _VALUES = 200, 2048  # read to find denormal numbers
 
 
 class HostLoadMeter:
-    """Counters over all plain steps so far. `resume` and `pause` stand between two steps."""
+    """Counters over all plain steps so far. Call `resume` and `pause` between two steps."""
 
     def __init__(self) -> None:
         self._began: Counts | None = None
         self._from_step = 0
         self._sum: Counts = {}
         self._others: dict[str, int] = {}
-        self._values = [0, 0]  # looked at, denormal
+        self._values = [0, 0]  # read, denormal
         self._started: Counts = {}
         self._several = False
 
     @never_raise
     def resume(self, step: int, *, plain: bool) -> None:
-        """The step that now begins is an ordinary one, unless it is not."""
+        """Count from the step that now begins, if it is plain."""
         self._started = self._started or machine_facts()
-        # A group that was destroyed before the last step was one all the same.
+        # Once a group has existed, the job has several ranks, even if it is destroyed early.
         self._several = self._several or rank_and_world()[1] > 1
         self._began = counters(several=self._several) if plain else None
         self._from_step = step
 
     @never_raise
     def pause(self, step: int, optimizers: Iterable[Any] = ()) -> None:
-        """The last ordinary step is over."""
+        """A stretch of plain steps is over."""
         began, self._began = self._began, None
         if began is None or step <= self._from_step:
             return
         now = counters(several=self._several)
-        self._add({"steps": step - self._from_step, **grown(began, now)})
+        self._add({"steps": step - self._from_step, **growth(began, now)})
         self._add_others(began, now)
         for tensor in _tensors(optimizers):
-            self._look_at(tensor)
+            self._count_denormals(tensor)
 
     @never_raise
     def content(self) -> Counts | None:
         """For rank.json; None before the first stretch began."""
         if not self._started:
             return None
-        looked, denormal = self._values
+        values, denormal = self._values
         return {
             **self._started,
             "plain": {**self._sum, "others": self._top_others()} if self._sum else None,
-            "denormal_share": denormal / looked if looked else None,
+            "denormal_share": denormal / values if values else None,
         }
 
     def _add(self, stretch: Counts) -> None:
-        """A counter that one stretch lacks is not known for all of them."""
+        """A counter that is missing from one stretch is unknown for all of them."""
         if not self._sum:
             self._sum = stretch
             return
@@ -84,18 +90,18 @@ class HostLoadMeter:
         if old is None or new is None:
             return
         spent = {
-            pid: max(0, each.cpu_ns - (old[pid].cpu_ns if pid in old else 0))
-            for pid, each in new.items()
+            pid: max(0, process.cpu_ns - (old[pid].cpu_ns if pid in old else 0))
+            for pid, process in new.items()
         }
-        for pid in new.keys() - job(new, several=self._several):
+        for pid in new.keys() - job_processes(new, several=self._several):
             name = new[pid].name
             self._others[name] = self._others.get(name, 0) + spent[pid]
         if local_ranks() is None and os.getpid() in new:
             parent = new[os.getpid()].parent
             least_ns = _LEAST_CORES * (now["wall_ns"] - before["wall_ns"])
-            beside = [pid for pid in new if new[pid].parent == parent and spent[pid] > least_ns]
-            # Without a launcher that says so: processes of one parent that work beside this one.
-            ranks = len(beside) if self._several else 1
+            # Without a launcher's word, count the busy processes of this one's parent.
+            siblings = [pid for pid in new if new[pid].parent == parent and spent[pid] > least_ns]
+            ranks = len(siblings) if self._several else 1
             self._started["local_ranks"] = max(ranks, self._started["local_ranks"] or 1)
 
     def _top_others(self) -> list[Counts]:
@@ -107,7 +113,7 @@ class HostLoadMeter:
             if cpu_ns >= _LEAST_CORES * wall_ns
         ]
 
-    def _look_at(self, tensor: Any) -> None:
+    def _count_denormals(self, tensor: Any) -> None:
         torch = sys.modules["torch"]
         with torch.no_grad():
             flat = tensor.detach().reshape(-1)
@@ -121,7 +127,7 @@ def _tensors(optimizers: Iterable[Any]) -> list[Any]:
     """Parameters, gradients and optimizer state on the CPU, plain tensors only."""
     torch = sys.modules["torch"]
     plain = (torch.Tensor, torch.nn.Parameter)
-    found = [
+    candidates = [
         tensor
         for optimizer in optimizers
         for group in optimizer.param_groups
@@ -129,5 +135,5 @@ def _tensors(optimizers: Iterable[Any]) -> list[Any]:
         for tensor in (parameter, parameter.grad, *(optimizer.state.get(parameter) or {}).values())
         if type(tensor) in plain and tensor.is_floating_point() and tensor.numel() > 1
     ]
-    on_cpu = [each for each in found if each.device.type == "cpu" and each.layout == torch.strided]
+    on_cpu = [t for t in candidates if t.device.type == "cpu" and t.layout == torch.strided]
     return on_cpu[:: max(1, len(on_cpu) // _MOST_TENSORS)]

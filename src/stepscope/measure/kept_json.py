@@ -1,8 +1,7 @@
-"""A JSON file that can still be written when nothing else can: the disk is full, or no more files
-can be opened.
+"""A JSON file that can still be written when the disk is full or no more files can be opened.
 
-It takes a whole block of the disk from its first writing on and stays open. Where a later version
-cannot be written beside it, the longest that fits is written over it.
+It takes a whole block of the disk when it is first written, and stays open. When a later version
+cannot be written as a new file, the longest version that fits overwrites it in place.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _BLOCK = 4096
 
 
 class KeptJson:
-    """One file, written again and again by one process."""
+    """One file that one process writes repeatedly."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -28,9 +27,9 @@ class KeptJson:
         self._identity: tuple[int, int] | None = None
 
     def write(self, *versions: Any, last: bool = False) -> None:
-        """The first version; where that fails, the first that fits over what is there.
+        """Write the first version; if that fails, overwrite the file with the first that fits.
 
-        Raises OSError where neither is possible, and FileExistsError where the file is another's.
+        Raises OSError if neither is possible, and FileExistsError if another process owns the file.
         """
         data = _padded(versions[0], 0 if last else _BLOCK)
         if self._identity is None:
@@ -80,7 +79,7 @@ class KeptJson:
 
 
 def _padded(value: Any, size: int) -> bytes:
-    """Space behind a JSON value means nothing."""
+    """Spaces after a JSON value mean nothing."""
     return json.dumps(value).encode().ljust(size - 1 if size else 0) + (b"\n" if size else b"")
 
 
@@ -90,5 +89,5 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 def _identity(file: int) -> tuple[int, int]:
-    found = os.fstat(file)
-    return found.st_dev, found.st_ino
+    status = os.fstat(file)
+    return status.st_dev, status.st_ino

@@ -1,7 +1,7 @@
-"""Kineto's messages about our window stay out of the job's output; those to the job stay in it.
+"""Keeps Kineto's messages about our window out of the job's output, and leaves all others in it.
 
-Kineto prints on stderr when a profiler starts and stops. KINETO_LOG_LEVEL would silence the
-script's own profilers too, so its level is raised only while ours is at work.
+Kineto prints to stderr when a profiler starts and stops. KINETO_LOG_LEVEL would silence the
+script's own profilers too, so the level is raised only while ours works.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _LEVEL = "_ZN9libkineto6Logger14severityLevel_E"  # libkineto::Logger::severityLevel_
 _NOTHING = 6  # above every level of Kineto's
-# Kineto's, printed whatever the level, where its first profiler starts in another thread than main.
+# Printed at every level when Kineto's first profiler starts outside the main thread.
 _OTHER_THREAD = b"External init callback must run in same thread as registerClient"
 
 
@@ -32,7 +32,7 @@ class KinetoMessages:
 
     @contextlib.contextmanager
     def unheard(self) -> Iterator[None]:
-        """Nor are the profiler's warnings the script's, which may have made warnings errors."""
+        """Silences the profiler's warnings too: the script may have turned warnings into errors."""
         self.silence()
         try:
             with warnings.catch_warnings():
@@ -43,7 +43,7 @@ class KinetoMessages:
                 self._level.value = self._before
 
     def silence(self) -> None:
-        """Once more behind Kineto's start, which sets the level that the environment asks for."""
+        """Call again after Kineto's start, which sets the level that the environment asks for."""
         if self._level is not None and self._level.value != _NOTHING:
             self._before, self._level.value = self._level.value, _NOTHING
 
@@ -61,25 +61,25 @@ def _find_level() -> Any:
 
 @contextlib.contextmanager
 def without_thread_complaint() -> Iterator[None]:
-    """Leave Kineto's line about threads out of stderr, and nothing else."""
+    """Drop Kineto's line about threads from stderr, and nothing else."""
     if threading.current_thread() is threading.main_thread() or not hasattr(os, "memfd_create"):
         yield
         return
-    stderr, kept = os.dup(2), os.memfd_create("stepscope-stderr")
+    stderr, captured = os.dup(2), os.memfd_create("stepscope-stderr")
     try:
-        os.dup2(kept, 2)
+        os.dup2(captured, 2)
         try:
             yield
         finally:
             os.dup2(stderr, 2)
-            _pass_on(kept, stderr)
+            _pass_on(captured, stderr)
     finally:
-        os.close(kept)
+        os.close(captured)
         os.close(stderr)
 
 
-def _pass_on(kept: int, stderr: int) -> None:
-    text = os.pread(kept, os.fstat(kept).st_size, 0)
+def _pass_on(captured: int, stderr: int) -> None:
+    text = os.pread(captured, os.fstat(captured).st_size, 0)
     lines = [line for line in text.splitlines(keepends=True) if _OTHER_THREAD not in line]
     if lines:
         os.write(stderr, b"".join(lines))

@@ -1,6 +1,6 @@
-"""What the operating system tells about this process and its machine: cores, use, waits, others.
+"""What the operating system knows about this process and its machine: cores, use, waits, others.
 
-On Linux /proc and the control groups tell most of it; what a system does not tell is None.
+On Linux most of it comes from /proc and the control groups; what a system does not offer is None.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ def machine_facts() -> Counts:
         "machine_cores": os.cpu_count(),
         "local_ranks": local_ranks(),
         "flush_denormal": _flushes_denormals(),
-        "capability": _capability(torch),
-        "offered": _offered(),
+        "capability": _used_vectors(torch),
+        "offered": _widest_vectors(),
         "onednn": bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled),
     }
 
 
 def counters(*, several: bool | None = None) -> Counts:
-    """Everything that only grows, now; `several`: of a job with more ranks than this process."""
-    found: Counts = {"wall_ns": perf_counter_ns(), **_own_use(), **_own_waits()}
-    found |= _machine_use()
-    found["throttled_ns"] = _throttled_ns()
-    found["processes"] = processes = _processes()
-    found["job_ns"] = (
+    """Every growing counter now; `several`: the job has more ranks than this process."""
+    counts: Counts = {"wall_ns": perf_counter_ns(), **_own_use(), **_own_waits()}
+    counts |= _machine_use()
+    counts["throttled_ns"] = _throttled_ns()
+    counts["processes"] = processes = _processes()
+    counts["job_ns"] = (
         None
         if processes is None
-        else sum(processes[pid].cpu_ns for pid in job(processes, several=several))
+        else sum(processes[pid].cpu_ns for pid in job_processes(processes, several=several))
     )
-    return found
+    return counts
 
 
-def grown(before: Counts, now: Counts) -> Counts:
+def growth(before: Counts, now: Counts) -> Counts:
     return {
         name: None if value is None or before[name] is None else max(0, value - before[name])
         for name, value in now.items()
@@ -73,7 +73,7 @@ def grown(before: Counts, now: Counts) -> Counts:
 
 
 def _own_use() -> Counts:
-    """Of all threads of this process."""
+    """Use by all threads of this process."""
     names = ("user_ns", "system_ns", "voluntary", "involuntary")
     try:
         import resource
@@ -85,7 +85,7 @@ def _own_use() -> Counts:
 
 
 def _own_waits() -> Counts:
-    """How long threads could have run and had no core: all of them, and the one that trains."""
+    """How long runnable threads waited for a core: all of them, and the training thread."""
     waits: dict[int, int] = {}
     for task in _PROC.glob("self/task/*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -98,8 +98,8 @@ def _machine_use() -> Counts:
     """Busy time of the cores that this process may use, whoever used them."""
     try:
         lines = (_PROC / "stat").read_text().splitlines()
-        mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
-        rows = [line.split() for line in lines if line.split(" ", 1)[0] in mine]
+        usable = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        rows = [line.split() for line in lines if line.split(" ", 1)[0] in usable]
         fields = [[int(value) for value in row[1:9]] for row in rows]
     except (OSError, ValueError, AttributeError):
         return {"busy_ns": None, "stolen_ns": None}
@@ -120,25 +120,25 @@ class RunningProcess:
 
 
 def _processes() -> dict[int, RunningProcess] | None:
-    """Every process that can be seen; None where there are none or too many."""
+    """Every visible process; None if there are none or too many."""
     try:
         names = [entry for entry in os.listdir(_PROC) if entry.isdigit()]  # noqa: PTH208
     except OSError:
         return None
     if len(names) > _MOST_PROCESSES:
         return None
-    found, tick_ns = {}, _tick_ns()
+    running, tick_ns = {}, _tick_ns()
     for pid in names:
         with contextlib.suppress(OSError, ValueError, IndexError):
             head, _, rest = (_PROC / pid / "stat").read_text(errors="replace").rpartition(")")
             fields = rest.split()
             cpu = (int(fields[11]) + int(fields[12])) * tick_ns
-            found[int(pid)] = RunningProcess(head.partition("(")[2], int(fields[1]), cpu)
-    return found or None
+            running[int(pid)] = RunningProcess(head.partition("(")[2], int(fields[1]), cpu)
+    return running or None
 
 
-def job(processes: dict[int, RunningProcess], *, several: bool | None = None) -> set[int]:
-    """This process, where it is one of several its launcher, and everything they started."""
+def job_processes(processes: dict[int, RunningProcess], *, several: bool | None = None) -> set[int]:
+    """This process and everything it started; with several ranks, everything their launcher did."""
     root = os.getpid()
     if several is None:
         several = rank_and_world()[1] > 1
@@ -146,15 +146,15 @@ def job(processes: dict[int, RunningProcess], *, several: bool | None = None) ->
         root = processes[root].parent
     while root in processes and _captured(root):
         root = processes[root].parent
-    known, found = {os.getpid()}, {root}
-    while found:
-        known |= found
-        found = {pid for pid, each in processes.items() if each.parent in found} - known
+    known, children = {os.getpid()}, {root}
+    while children:
+        known |= children
+        children = {pid for pid, process in processes.items() if process.parent in children} - known
     return known & processes.keys()
 
 
 def _captured(pid: int) -> bool:
-    """Whether it is part of what `stepscope run` started."""
+    """Whether `stepscope run` started it."""
     try:
         return f"{VARIABLE}=".encode() in (_PROC / str(pid) / "environ").read_bytes()
     except OSError:
@@ -162,7 +162,7 @@ def _captured(pid: int) -> bool:
 
 
 def local_ranks() -> int | None:
-    """Ranks on this machine, where the launcher says so."""
+    """Ranks on this machine, if the launcher says so."""
     with contextlib.suppress(KeyError, ValueError):
         return int(os.environ["LOCAL_WORLD_SIZE"])
     return None
@@ -177,7 +177,7 @@ def usable_cores() -> int | None:
 
 
 def quota_cores() -> float | None:
-    """The least processor quota of the control groups around this process; None without one."""
+    """The smallest processor quota of this process's control groups; None without one."""
     quotas = [quota for folder in _cgroups() if (quota := _quota(folder)) is not None]
     return min(quotas, default=None)
 
@@ -195,7 +195,7 @@ def _quota(folder: Path) -> float | None:
 
 
 def _cgroups() -> list[Path]:
-    """This process's control group for processors and those around it, the innermost first."""
+    """This process's control group for processors and its parents, innermost first."""
     try:
         lines = (_PROC / "self/cgroup").read_text().splitlines()
     except OSError:
@@ -225,12 +225,12 @@ def _throttled_ns() -> int | None:
 
 
 def _flushes_denormals() -> bool:
-    """The processor's mode holds for Python's floats as for tensors."""
+    """The processor's mode applies to Python's floats as to tensors."""
     smallest = sys.float_info.min
     return smallest / 4 == 0.0
 
 
-def _capability(torch: Any) -> str | None:
+def _used_vectors(torch: Any) -> str | None:
     """The vector instructions that torch's kernels use, such as AVX512."""
     try:
         return str(torch.backends.cpu.get_cpu_capability())
@@ -238,8 +238,8 @@ def _capability(torch: Any) -> str | None:
         return None
 
 
-def _offered() -> str | None:
-    """The widest that the processor has, in torch's words; None where nobody says."""
+def _widest_vectors() -> str | None:
+    """The widest vector instructions of the processor, in torch's words; None if unknown."""
     try:
         text = (_PROC / "cpuinfo").read_text()
     except OSError:

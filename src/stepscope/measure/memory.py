@@ -1,9 +1,9 @@
-"""Bytes by category, in one training step of its own, without touching the training.
+"""Bytes by category in one training step, without touching the training.
 
     step = MemoryStep(optimizers); step.begin(); ... the step runs ...; step.end() -> memory.json
 
-`categories` is how large each category gets in the step, whenever that is; `peak.categories` is
-what was held together at the highest point and adds up to it. Unmeasured is null, never zero.
+`categories` is the largest size of each category in the step; `peak.categories` is what was held
+together at the highest point and adds up to it. Unmeasured is null, never zero.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class MemoryStep:
         self._saved.install(modules=not self._compiled)
 
     def _before_backward(self) -> None:
-        """The graph is whole: activations are at their largest, forward is over."""
+        """The graph is complete: forward is over and activations are at their largest."""
         assert self._saved is not None
         self._model.leaves |= self._saved.leaves
         held = self._model.held()
@@ -133,7 +133,7 @@ class MemoryStep:
             self._keep("forward", held=held, live=live)
 
     def _count_live(self, held: Held) -> int:
-        """Bytes of activations alive now; a storage that is known otherwise is not one."""
+        """Bytes of activations alive now, without storages of other categories."""
         if self._saved is None:
             return 0
         owner = held.owner()
@@ -150,7 +150,7 @@ class MemoryStep:
         return total
 
     def _keep(self, phase: str, *, held: Held | None = None, live: int | None = None) -> None:
-        """Of several forwards in a step (accumulation) the one that holds most; else the last."""
+        """Keep the forward that holds most (accumulation runs several); else the last moment."""
         held = self._model.held() if held is None else held
         live = self._count_live(held) if live is None else live
         reading = self._allocator.read() if self._allocator is not None else None
@@ -178,7 +178,7 @@ class MemoryStep:
         self._model.forget()
 
     def _guarded(self, what: str, act: Callable[[], T]) -> T | None:
-        """One part that fails takes nothing else with it."""
+        """A part that fails is noted and stops nothing else."""
         try:
             return act()
         except Exception as error:
@@ -228,7 +228,7 @@ class MemoryStep:
         }
 
     def _in_order(self) -> list[_Moment]:
-        """A module that was first seen running held its parameters before, too."""
+        """A module that was first seen running already held its parameters before."""
         names = ("begin", "forward", "backward", "optimizer")
         moments = [self._moments[name] for name in names if name in self._moments]
         last = moments[-1].held if moments else Held()
@@ -248,7 +248,7 @@ class MemoryStep:
         level["activations"] = moment.activations if self._saved is not None else None
         level["temporaries"] = level["other"] = None
         if moment.reading is not None:
-            # Between phases nothing temporary is left: the rest is the batch and other people's.
+            # Between phases no temporaries are left: the rest is the batch and foreign memory.
             level["temporaries"] = 0
             level["other"] = self._rest(moment.reading.allocated_bytes - _known(level))
         return level
@@ -288,7 +288,7 @@ class MemoryStep:
         return result
 
     def _from_counters(self, result: dict[str, Any], other: int) -> None:
-        """Without history: the allocator's own peak, which may be an earlier step's."""
+        """Without a history: the allocator's own peak, perhaps of an earlier step."""
         first, last = self._readings[0], self._readings[-1]
         rose = last.peak_bytes > first.peak_bytes
         left = self._rest(last.peak_bytes - result["known_bytes"])
@@ -318,8 +318,8 @@ class MemoryStep:
             labels=self._labels,
             clock=begin.reading.allocations,
         )
-        beside = nearest(self._readings, top.allocations)
-        rounding = max(0, beside.allocated_bytes - beside.requested_bytes)
+        reading = nearest(self._readings, top.allocations)
+        rounding = max(0, reading.allocated_bytes - reading.requested_bytes)
         level = {name: max(0, top.categories.get(name, 0)) for name in CATEGORIES}
         level["other"] += rounding
         return {
@@ -352,7 +352,7 @@ class MemoryStep:
         ]
 
     def _saved_bytes(self) -> int | None:
-        """Everything saved in the step, whether or not it lived at the same time."""
+        """Everything saved in the step, alive together or not."""
         if self._saved is None:
             return None
         return sum(saved.size_bytes for _, saved in self._saved.seen if saved.counted)
@@ -374,7 +374,7 @@ class MemoryStep:
         return sizes
 
     def _storages(self, moments: list[_Moment]) -> int:
-        """How many different ones were counted in the step."""
+        """Number of distinct storages counted in the step."""
         keys: set[Key] = {key for moment in moments for key in moment.held.owner()}
         saved = self._saved.seen if self._saved is not None else []
         return len(keys | {key for key, _ in saved})

@@ -8,7 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 _WRAPPER, _TORCHS = "wrapper", f"optim{os.sep}optimizer.py"  # torch's own, around every step
 
@@ -45,13 +45,14 @@ class Optimizers:
         self._running.pop()
         return not self._running
 
-    def parameters(self) -> list[Any]:
-        return [
-            parameter
-            for optimizer in self.known
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        ]
+
+def trained_parameters(optimizers: Iterable[Any]) -> list[Any]:
+    return [
+        parameter
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
 
 
 def with_closure(args: Any, kwargs: Any, wrap: Callable[[Any], Any]) -> Any:

@@ -1,8 +1,8 @@
 """How the job is laid out over its ranks: groups, replicas, shards, stages. Read, never hooked.
 
-DDP takes one communication hook, once, so one of ours would break a script that registers its own
-later; nor would its sums be DDP's to the bit, which multiplies by 1/n while it copies a gradient
-into its bucket, divides by n where the gradient already is the bucket, and has another n in Join.
+DDP accepts one communication hook, once, so ours would break a script that registers its own
+later. Nor would its sums equal DDP's to the bit: DDP multiplies by 1/n while it copies a gradient
+into its bucket, divides by n when the gradient already is the bucket, and uses another n in Join.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def groups() -> list[dict[str, Any]]:
 
 @never_raise
 def nccl_version() -> str:
-    """Asked only where a group runs on NCCL."""
+    """Call only if a group runs on NCCL."""
     import torch.cuda.nccl
 
     version = torch.cuda.nccl.version()
@@ -52,21 +52,21 @@ def nccl_version() -> str:
 
 
 def alive(*kinds: type | None) -> list[Any]:
-    """Objects of these classes; a few tens of milliseconds for a few hundred thousand objects.
+    """Living objects of these classes; takes some 10 ms per 100,000 objects.
 
     By type, never by isinstance: a proxy object's __class__ can run the script's code.
     """
     wanted = tuple(kind for kind in kinds if kind is not None)
     if not wanted:
         return []
-    return [found for found in gc.get_objects() if issubclass(type(found), wanted)]
+    return [item for item in gc.get_objects() if issubclass(type(item), wanted)]
 
 
 # DistributedDataParallel
 
 
 def watch_replicas() -> None:
-    """Remember every DDP instance once it is made. May be called again."""
+    """Remember every DDP instance as it is created. May be called again."""
     module = sys.modules.get("torch.nn.parallel.distributed")
     kind: Any = getattr(module, "DistributedDataParallel", None)
     if kind is None or getattr(kind.__init__, "_stepscope", False):
@@ -84,21 +84,21 @@ def watch_replicas() -> None:
 
 @never_raise
 def search_replicas() -> None:
-    """For when watch_replicas() came too late: find what was made before it."""
+    """Find DDP instances created before watch_replicas()."""
     module = sys.modules.get("torch.nn.parallel.distributed")
     known = {id(ref()) for ref in _replicas}
-    found = alive(getattr(module, "DistributedDataParallel", None))
-    _replicas.extend(weakref.ref(ddp) for ddp in found if id(ddp) not in known)
+    living = alive(getattr(module, "DistributedDataParallel", None))
+    _replicas.extend(weakref.ref(ddp) for ddp in living if id(ddp) not in known)
 
 
 def replicas() -> list[dict[str, Any]]:
-    """The DDP instances that live."""
-    found = [
+    """The living DDP instances."""
+    described = [
         _replica(index, ddp)
         for index, ddp in enumerate(ref() for ref in _replicas)
         if ddp is not None
     ]
-    return [replica for replica in found if replica is not None]
+    return [replica for replica in described if replica is not None]
 
 
 @never_raise
@@ -138,7 +138,7 @@ def _hook(ddp: Any, data: dict[str, Any]) -> str | None:
 
 
 def _buckets(ddp: Any, data: dict[str, Any]) -> list[dict[str, Any]]:
-    """In the order they are reduced; DDP rebuilds them in its second iteration."""
+    """In the order of their reductions; DDP rebuilds buckets in its second iteration."""
     rebuilt = bool(data.get("has_rebuilt_buckets"))
     sizes = _integers(data.get("rebuilt_bucket_sizes" if rebuilt else "bucket_sizes", ""))
     members = str(data.get("rebuilt_per_bucket_param_indices", "")).split(",") if rebuilt else []
@@ -152,7 +152,7 @@ def _buckets(ddp: Any, data: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _parameter_names(ddp: Any, expected: Any) -> list[str] | None:
-    """In the order of DDP's indices, or None where that cannot be told."""
+    """In the order of DDP's indices, or None if that is unknown."""
     ignored = getattr(ddp, "parameters_to_ignore", ())
     names = [
         name
@@ -166,14 +166,14 @@ def _integers(text: Any) -> list[int]:
     return [int(part) for part in str(text).replace(",", " ").split() if part.isdigit()]
 
 
-# What is trained, and by other ways than process groups
+# What is trained, and exchanges without process groups
 
 
 @never_raise
 def trained(parameters: Iterable[Any]) -> dict[str, Any]:
-    """The trained tensors: how many, their bytes, and how many processes on this host may share.
+    """The trained tensors: how many, their bytes, and how many are shared between processes.
 
-    Tensors of a device always say that they are shared, so only those of the CPU are asked.
+    Device tensors always report that they are shared, so only CPU tensors count.
     """
     own = {id(tensor): tensor for tensor in parameters if tensor.requires_grad}
     plain = [tensor for tensor in own.values() if tensor.device.type == "cpu"]
@@ -200,7 +200,7 @@ def uses_rpc() -> bool:
 
 
 def exchanging_libraries() -> list[str]:
-    """Libraries that are imported and exchange gradients without torch's process groups."""
+    """Imported libraries that exchange gradients without torch's process groups."""
     return [name for name in ("bagua", "byteps", "hivemind", "horovod") if name in sys.modules]
 
 
@@ -230,7 +230,7 @@ def placements(parameters: Iterable[Any]) -> list[dict[str, Any]]:
 
 @never_raise
 def shards_and_stages() -> dict[str, Any]:
-    """Modules under FSDP (either one) by class, and pipeline stages, in one search."""
+    """Modules under FSDP (1 or 2) by class, and pipeline stages, in one search."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     before_2_6 = sys.modules.get("torch.distributed._composable.fsdp")
     old: Any = getattr(fsdp, "FullyShardedDataParallel", None)
@@ -242,9 +242,9 @@ def shards_and_stages() -> dict[str, Any]:
     )
     modules: Counter[str] = Counter()
     stages = []
-    for found in alive(old, new, stage):
-        if stage is not None and issubclass(type(found), stage):
-            stages.append({"stage": found.stage_index, "stages": found.num_stages})
+    for item in alive(old, new, stage):
+        if stage is not None and issubclass(type(item), stage):
+            stages.append({"stage": item.stage_index, "stages": item.num_stages})
         else:
-            modules[type(found).__name__] += 1
+            modules[type(item).__name__] += 1
     return {"fsdp_modules": dict(modules), "pipeline_stages": stages}

@@ -1,4 +1,4 @@
-"""Which rank is this process, and of how many."""
+"""Which rank this process is, and of how many."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def facts() -> dict[str, Any]:
-    """What to know about this process's machine and torch; only what torch already knows."""
+    """This process's machine and torch, from what torch already knows."""
     torch = sys.modules["torch"]
-    found: dict[str, Any] = {
+    known: dict[str, Any] = {
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "python": sys.version.split()[0],
@@ -33,12 +33,12 @@ def facts() -> dict[str, Any]:
     if cuda.is_available() and cuda.is_initialized():
         current = cuda.current_device()
         properties = cuda.get_device_properties(current)
-        found["device"] = {
+        known["device"] = {
             "index": current,
             "name": properties.name,
             "memory_bytes": properties.total_memory,
             "multiprocessors": properties.multi_processor_count,
         }
-        found["cuda"] = torch.version.cuda
-        found["hip"] = torch.version.hip
-    return found
+        known["cuda"] = torch.version.cuda
+        known["hip"] = torch.version.hip
+    return known

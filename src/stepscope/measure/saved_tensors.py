@@ -1,12 +1,13 @@
 """What the autograd graph keeps for backward, by module, read from the graph itself.
 
-`saved_tensors_hooks` would be the obvious way, and is not used: under default hooks PyTorch stops
-checking for in-place changes, hands custom functions other tensor objects than they saved (their
-attributes are gone), refuses torch.func and recompiles compiled code. Looking at the nodes, from
-the outputs of the outermost modules and from the roots of every backward call, changes none of it.
+`saved_tensors_hooks` would be the obvious way, but changes the training: under default hooks
+PyTorch stops checking for in-place changes, hands custom functions other tensor objects than they
+saved (their attributes are gone), refuses torch.func and recompiles compiled code. Reading the
+nodes, from the outputs of the outermost modules and from the roots of every backward call, changes
+nothing.
 
-A node's sequence number says when it was made, and so inside which module. Nodes made while hooks
-of the script are active (checkpointing, offloading) are not opened: that would run those hooks.
+A node's sequence number says when it was created, and so inside which module. Nodes created while
+the script's own hooks are active (checkpointing, offloading) are not opened: that would run them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Saved:
     size_bytes: int
     alive: StorageWeakRef
     number: int  # of the first node that saved it
-    module: int  # that made this node
+    module: int  # that created this node
     tensors: int
     seen_at: int
     counted: bool = False  # as an activation
@@ -58,7 +59,7 @@ class ThreadHistory:
     walked: set[int] = field(default_factory=set)
 
     def mark(self, number: int) -> None:
-        """From this number on, the innermost running module makes the nodes."""
+        """From this number on, the innermost running module creates the nodes."""
         self.starts.append(number)
         self.modules.append(self.running[-1] if self.running else OUTSIDE)
 
@@ -74,7 +75,7 @@ class ThreadHistory:
         elif is_open and not active:
             self.hooked_to[-1] = number
 
-    def hooked(self, number: int) -> bool:
+    def is_hooked(self, number: int) -> bool:
         place = bisect_right(self.hooked_from, number) - 1
         if place < 0:
             return False
@@ -83,7 +84,7 @@ class ThreadHistory:
 
 
 class SavedTensors:
-    """Watches one step; calls `on_backward` before every backward pass, the graph being whole."""
+    """Watches one step; calls `on_backward` before every backward pass, with the complete graph."""
 
     def __init__(
         self,
@@ -97,19 +98,21 @@ class SavedTensors:
         self.inputs: dict[Key, Saved] = {}
         self.given: list[tuple[Key, Saved]] = []  # every input of the step
         self.leaves: set[int] = set()
-        self.seen: list[tuple[Key, Saved]] = []  # every storage, also those freed since
+        self.seen: list[tuple[Key, Saved]] = []  # every storage, even if freed since
         self._notes = notes
         self._on_root, self._on_backward, self._now = on_root, on_backward, now
         self._lock = threading.RLock()
         self._timelines: dict[int, ThreadHistory] = {}
-        self._kept: dict[int, Any] = {}  # modules that ran: an id means something while it lives
+        self._kept: dict[
+            int, Any
+        ] = {}  # modules that ran: an id is unique only while its module lives
         self._undo: list[Callable[[], None]] = []
         self._backward_depth = 0
         self._main = threading.get_ident()
         self._on = False
         self._tick = 0
 
-    # being there for one step
+    # installing and removing
 
     def install(self, *, modules: bool) -> None:
         """Begin to watch; without `modules`, only backward passes are seen."""
@@ -134,13 +137,13 @@ class SavedTensors:
 
         def undo() -> None:
             leaving.remove()
-            # torch forgets this one, and would warn about global hooks ever after.
+            # torch forgets to remove this one, and would warn about global hooks ever after.
             hooks._global_forward_hooks_with_kwargs.pop(leaving.id, None)
 
         self._undo.append(undo)
 
     def remove(self) -> None:
-        """Leave nothing behind."""
+        """Undo every patch and hook."""
         self._on = False
         while self._undo:
             self._undo.pop()()
@@ -152,7 +155,7 @@ class SavedTensors:
         replacement = around(original)
 
         def undo() -> None:
-            # Somebody who wrapped us in the meantime keeps their wrapper; ours inside is inert.
+            # A script that wrapped ours meanwhile keeps its wrapper; ours inside it is inert.
             if getattr(owner, name) is replacement:
                 setattr(owner, name, original)
 
@@ -244,7 +247,7 @@ class SavedTensors:
             self._failed("leaving a module", error)
 
     def _notice_inputs(self, arguments: Any) -> None:
-        """The batch, not an activation: given to an outermost module, made by nobody's forward."""
+        """The batch, not an activation: passed to an outermost module, computed by no forward."""
         for tensor in tensors_in(arguments):
             if tensor.requires_grad:
                 continue
@@ -257,7 +260,7 @@ class SavedTensors:
     # reading the graph
 
     def read(self, outputs: Iterable[Any]) -> None:
-        """Record every storage that the graph behind these tensors holds."""
+        """Record every storage that the graph of these tensors holds."""
         if torch._C._are_functorch_transforms_active():
             self._notes.add("torch.func transforms ran: what they saved is not counted")
             return
@@ -265,7 +268,7 @@ class SavedTensors:
             self._tick = self._now()
             line = self._timeline()
             todo = [_node(output) for output in outputs]
-            met: dict[int, Any] = {}  # a node's wrapper has one id only while it lives
+            met: dict[int, Any] = {}  # a wrapper's id is unique only while it lives
             while todo:
                 node = todo.pop()
                 if node is None or id(node) in met:
@@ -279,15 +282,15 @@ class SavedTensors:
                     continue  # older than this step, or known
                 line.walked.add(number)
                 todo.extend(following for following, _ in node.next_functions)
-                if not self._hooked(line, number):
+                if not self._is_hooked(line, number):
                     self._open(node, number, line.module_of(number))
 
-    def _hooked(self, line: ThreadHistory, number: int) -> bool:
-        """Numbers of another thread's forward (DataParallel) cannot be told from ours."""
-        if line.hooked(number):
+    def _is_hooked(self, line: ThreadHistory, number: int) -> bool:
+        """Also by another thread's hooks: its forward (DataParallel) shares our numbers."""
+        if line.is_hooked(number):
             return True
         others = [other for other in self._timelines.values() if other is not line]
-        return any(other.forward and other.hooked(number) for other in others)
+        return any(other.forward and other.is_hooked(number) for other in others)
 
     def _open(self, node: Any, number: int, module: int) -> None:
         for tensor in _saved_by(node, self._notes):
@@ -344,7 +347,7 @@ def _current(records: dict[Key, Saved], key: Key) -> Saved | None:
 
 
 def _sequence_number() -> int:
-    """Of the next node that this thread makes."""
+    """The number of the next node that this thread creates."""
     return int(torch.autograd._get_sequence_nr())
 
 
@@ -354,12 +357,12 @@ def _script_has_hooks() -> bool:
 
 
 def _node(output: Any) -> Any:
-    """Of a tensor, or of a GradientEdge."""
+    """The node of a tensor or a GradientEdge."""
     return output.grad_fn if isinstance(output, torch.Tensor) else getattr(output, "node", None)
 
 
 def _is_parameter(tensor: Any) -> bool:
-    """The weight itself or a view of it, also where FSDP gathered it for a while."""
+    """A weight or a view of one, including one that FSDP has gathered."""
     return isinstance(tensor, torch.nn.Parameter) or isinstance(tensor._base, torch.nn.Parameter)
 
 
@@ -369,7 +372,7 @@ def _fields(kind: Any) -> tuple[str, ...]:
 
 
 def _saved_by(node: Any, notes: set[str]) -> Iterator[Any]:
-    """The tensors a node holds, as the node gives them; nothing of the script's runs."""
+    """The tensors a node holds, without running any of the script's code."""
     if isinstance(node, torch.autograd.function.BackwardCFunction):
         fields: tuple[str, ...] = ("saved_tensors", "__dict__")
     else:
@@ -380,7 +383,7 @@ def _saved_by(node: Any, notes: set[str]) -> Iterator[Any]:
     for name in fields:
         try:
             value = getattr(node, name)
-        except RuntimeError:  # freed, or changed in place: backward itself will say so
+        except RuntimeError:  # freed, or changed in place: backward itself will report it
             notes.add(f"a tensor saved by {node.name()} could not be read: not counted")
             continue
         yield from tensors_in(value, depth=2)

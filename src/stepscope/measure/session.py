@@ -25,7 +25,12 @@ from stepscope.measure.forked import end_without_destructors
 from stepscope.measure.host_load import HostLoadMeter
 from stepscope.measure.memory import MemoryStep
 from stepscope.measure.never_raise import never_raise, note
-from stepscope.measure.optimizers import Optimizers, any_optimizer_created, with_closure
+from stepscope.measure.optimizers import (
+    Optimizers,
+    any_optimizer_created,
+    trained_parameters,
+    with_closure,
+)
 from stepscope.measure.passes import Passes
 from stepscope.measure.profiler_windows import OTHER_THREADS, ProfilerWindows
 from stepscope.measure.ranges import Ranges
@@ -373,7 +378,7 @@ class Session:
     @never_raise
     def _read_job_layout(self) -> None:
         """Read the job's layout while its process groups exist."""
-        self._job = self._comms.describe(self._optimizers.parameters())
+        self._job = self._comms.describe(trained_parameters(self._optimizers.known))
 
     @never_raise
     def _describe(self, status: str) -> None:

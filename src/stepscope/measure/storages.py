@@ -1,6 +1,6 @@
 """Which storages hold the model, its gradients and the optimizer's state; bytes once per storage.
 
-Everything here only looks: no tensor is created, copied, or kept alive.
+Everything here only reads: no tensor is created, copied or kept alive.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
+
+from stepscope.measure.optimizers import trained_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -34,14 +36,14 @@ class TensorStorage(NamedTuple):
 
 
 def pieces(tensor: Any, notes: set[str]) -> Iterator[TensorStorage]:
-    """The storages a tensor stands on: one, or several for sparse tensors and subclasses."""
+    """The storages of a tensor: one, or several for sparse tensors and subclasses."""
     try:
         with torch.no_grad():
-            found = [_piece(plain) for plain in _plain(tensor, notes)]
+            storages = [_piece(plain) for plain in _plain(tensor, notes)]
     except Exception as error:
         notes.add(f"a {_kind(tensor)} could not be read ({type(error).__name__}): not counted")
         return
-    for piece in found:
+    for piece in storages:
         if piece.key[0].startswith("meta"):
             notes.add("tensors on the meta device hold no memory: not counted")
         elif piece.size_bytes:
@@ -101,7 +103,7 @@ def tensors_in(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
             yield from tensors_in(inner, depth - 1)
 
 
-def roots_of(parameters: Iterable[Any]) -> list[Any]:
+def find_root_modules(parameters: Iterable[Any]) -> list[Any]:
     """The outermost modules that hold any of these parameters, found among all living objects."""
     wanted = {id(parameter) for parameter in parameters}
     living = gc.get_objects()
@@ -114,7 +116,7 @@ def roots_of(parameters: Iterable[Any]) -> list[Any]:
 
 
 def _children(module: Any) -> dict[str, Any]:
-    """Without calling the module: it may be half built."""
+    """Without calling the module, which may be half built."""
     children: Any = module.__dict__.get("_modules")
     return dict(children.items()) if children is not None else {}
 
@@ -157,22 +159,13 @@ class Model:
         if len(self.optimizers) > 1:
             notes.add(f"{len(self.optimizers)} optimizers: counted together")
 
-    def grouped(self) -> list[Any]:
-        """Everything the optimizers step."""
-        return [
-            parameter
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        ]
-
     def find_roots(self) -> None:
-        """Add the modules that own what the optimizers step."""
-        for root in roots_of(self.grouped()):
+        """Add the modules that own what the optimizers update."""
+        for root in find_root_modules(trained_parameters(self.optimizers)):
             self.add_root(root)
 
     def add_root(self, root: Any) -> None:
-        """A module that belongs to nobody else we know."""
+        """A module inside no other known module."""
         if id(root) in self._rooted or id(root) in self._modules:
             return
         self._rooted.add(id(root))
@@ -186,17 +179,17 @@ class Model:
             held.clear()
 
     def names(self) -> dict[int, str]:
-        """Qualified names by module id, without what wrappers add to them."""
+        """Qualified names by module id, without what wrappers add."""
         several = sum(any(True for _ in root.parameters()) for root in self.roots) > 1
-        found: dict[int, str] = {}
+        names: dict[int, str] = {}
         for root in self.roots:
             kind = type(_unwrapped(root)).__name__
             bare = not any(True for _ in root.parameters())
             for name, module in root.named_modules():
                 clean = _clean(name, root)
                 label = f"{kind}.{clean}" if clean and several else clean
-                found.setdefault(id(module), label if label and not bare else kind)
-        return found
+                names.setdefault(id(module), label if label and not bare else kind)
+        return names
 
     def kind(self) -> str:
         """Where most of the parameters are."""
@@ -213,10 +206,10 @@ class Model:
         return sorted({int(key[0].partition(":")[2] or 0) for key in held if on(key, kind)})
 
     def held(self) -> Held:
-        """What is held now. Tied weights and views count once, with the first category."""
+        """What is held now. Tied weights and views count once, in the first category."""
         own = self._own_parameters()
         inside = {id(parameter) for parameter in own}
-        loose = [item for item in self.grouped() if id(item) not in inside]
+        loose = [item for item in trained_parameters(self.optimizers) if id(item) not in inside]
         copies = [item for item in loose if own and id(item) not in self.leaves]
         if copies:
             self._notes.add(
@@ -242,8 +235,8 @@ class Model:
         return held
 
     def remarks(self) -> None:
-        """Note what a reader of the figures should know."""
-        own, grouped = self._own_parameters(), self.grouped()
+        """Note what readers of the figures should know."""
+        own, grouped = self._own_parameters(), trained_parameters(self.optimizers)
         stepped = {id(parameter) for parameter in grouped}
         free = [parameter for parameter in own if id(parameter) not in stepped]
         if free:
@@ -269,13 +262,13 @@ class Model:
         ]
 
     def _gradients(self, parameters: list[Any]) -> list[Any]:
-        found = [_gradient(parameter) for parameter in parameters]
+        own = [_gradient(parameter) for parameter in parameters]
         main = [getattr(parameter, "main_grad", None) for parameter in parameters]  # Megatron's
-        return [gradient for gradient in found + main if is_tensor(gradient)]
+        return [gradient for gradient in own + main if is_tensor(gradient)]
 
 
 def _gradient(parameter: Any) -> Any:
-    """Asking a tensor that is not a leaf would warn."""
+    """None for a tensor that is not a leaf: reading its gradient would warn."""
     return parameter.grad if parameter.is_leaf else None
 
 

@@ -1,4 +1,4 @@
-"""A window's trace on disk: written as text by the profiler, then packed; whole or not there."""
+"""A window's trace on disk: written by the profiler as text, then compressed; whole or absent."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _TAIL_BYTES = 64
 
 
 class TraceFile:
-    """One file; packing it is left to a thread where one can be had."""
+    """One file; a thread compresses it if one can be started."""
 
     def __init__(self, path: Path, mark: int, *, after: Sequence[TraceFile]) -> None:
-        """`mark` tells the windows of a process apart; `after` are those that it may replace."""
+        """`mark` distinguishes the windows of a process; `after` are those it may replace."""
         self._path = path
         self._text = layout.temporary(path.with_name(f"{path.name}-{mark}"))
         self._packed = layout.temporary(path.with_name(f"{path.name}-{mark}.gz"))
@@ -39,7 +39,7 @@ class TraceFile:
         packing = threading.Thread(target=self._pack, name="stepscope-gzip")
         try:
             packing.start()
-        except RuntimeError:  # no thread can be had: the training waits
+        except RuntimeError:  # no thread can be started: the training waits
             self._pack()
         else:
             self._packing = packing
@@ -50,7 +50,7 @@ class TraceFile:
             self._packing.join(timeout=60)
 
     def _check(self) -> None:
-        """The profiler says nothing of a disk that is full: a file that is cut off tells."""
+        """The profiler does not report a full disk, but leaves the file cut off."""
         try:
             with self._text.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))

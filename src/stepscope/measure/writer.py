@@ -64,9 +64,8 @@ class LineWriter:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._unwritten: list[str] = []  # a full disk may have room again
-        self._thread = started_thread(
-            self._run, "stepscope-writer"
-        )  # without a thread, lines are written at the end
+        # Without a thread, lines are written at the end.
+        self._thread = started_thread(self._run, "stepscope-writer")
 
     def close(self) -> None:
         """Write what is left, within a few seconds."""

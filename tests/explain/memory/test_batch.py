@@ -14,8 +14,8 @@ from stepscope.explain.memory.batch import (
     CONTEXT_BYTES,
     LOW_SEGMENTS_SHARE,
     SEGMENTS_SHARE,
+    batch_line,
     find_largest,
-    line_of,
     peak_at,
 )
 from stepscope.records.memory import BatchLine, Memory
@@ -34,7 +34,7 @@ SIZES = st.integers(0, 10**12)
 
 
 def test_states_are_fixed_and_what_came_with_the_batch_grows():
-    line = line_of("peak", HELD, inputs_bytes=100, cast_bytes=400)
+    line = batch_line("peak", HELD, inputs_bytes=100, cast_bytes=400)
     assert line.fixed_bytes == 1000 + 2000 + 10 + 400 + 200
     assert line.scaling_bytes == 3600 + 500 + 100
     assert line.fixed_bytes + line.scaling_bytes == sum(HELD.values())
@@ -43,7 +43,7 @@ def test_states_are_fixed_and_what_came_with_the_batch_grows():
 
 
 def test_temporaries_of_the_optimizer_do_not_grow():
-    line = line_of("peak", HELD, in_optimizer=True)
+    line = batch_line("peak", HELD, in_optimizer=True)
     assert line.scaling_bytes == 4000
 
 
@@ -139,7 +139,7 @@ def test_from_batch_4_on_an_h200_batches_2_8_and_16_are_predicted(shared):
     activations = 4 * 816_906_240  # by formula, see test_theory
     held = dict(HELD, parameters=parameters, optimizer=2 * parameters, activations=activations)
     held |= {"buffers": 0, "other": 0, "temporaries": peak - 3 * parameters - activations}
-    lines = (line_of("peak", held),)
+    lines = (batch_line("peak", held),)
     assert peak_at(lines, 1)[0] == peak
     for batch, most in ((2, 0.01), (8, 0.01), (16, 0.012)):
         middle, low, high = peak_at(lines, batch / 4)

@@ -25,6 +25,7 @@ from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.replay.typical import typical_step
 from stepscope.explain.steps import find_steps
 from stepscope.explain.work import find_work
+from stepscope.records.figures import milliseconds
 
 from ..build import kernel, op, step
 
@@ -162,5 +163,6 @@ def test_a_replay_of_another_step_is_refused_with_both_figures(
     read: Read, recorded_ns: float
 ) -> None:
     trace = steps(read, host_us=1000, device_us=100)
-    with pytest.raises(NotCapturedError, match=rf"takes {recorded_ns / 1e6:.2f} ms.* 1.00 ms"):
+    expected = rf"takes {milliseconds(recorded_ns / 1e6)}.* 1.00 ms"
+    with pytest.raises(NotCapturedError, match=expected):
         as_recorded(typical(trace), trace, recorded_ns)

@@ -1,6 +1,6 @@
-"""FLOPs and bytes of operators: a table of formulas by operator name, a file for each family.
+"""FLOPs and bytes of operators: formulas by operator name, one file per family.
 
-Nothing here knows about time or about what a device can do.
+Nothing here knows about time or about devices.
 """
 
 from stepscope.explain.flops.costs import Costs, count_costs

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stepscope.explain.flops.call import Call, Tensor, Unknown
+from stepscope.explain.flops.call import Call, Tensor, Unknown, total_bytes
 from stepscope.explain.flops.cost import UNKNOWN, Cost, matmul_like
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, heads_at: int, sequence_at: int) -> 
 
 def _moved(read: list[Tensor], written: int) -> int:
     try:
-        return sum(each.size_bytes for each in read) + written * read[0].item_bytes
+        return total_bytes(read) + written * read[0].item_bytes
     except KeyError:
         return UNKNOWN
 

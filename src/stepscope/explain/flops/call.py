@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # Bytes of an element, by the names that the profiler writes.
 ITEM_BYTES = {
@@ -84,7 +87,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
     @property
     def item_bytes(self) -> int:
-        """Raises KeyError for a dtype nobody knows: its bytes are unknown then."""
+        """Raises KeyError for an unknown dtype: its bytes are unknown then."""
         return ITEM_BYTES[self.dtype]
 
     @property
@@ -92,12 +95,16 @@ class Tensor(msgspec.Struct, frozen=True):
         return math.prod(self.dims) * ITEM_BYTES[self.dtype]
 
 
-class Unknown(Exception):  # noqa: N818 - it is an answer, not a failure
+def total_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.size_bytes for tensor in tensors)
+
+
+class Unknown(Exception):  # noqa: N818 - an answer, not a failure
     """The trace does not say what a formula needs."""
 
 
 class Call:
-    """Arguments by place. What is asked for and not there raises Unknown."""
+    """Arguments by place. A missing one raises Unknown."""
 
     __slots__ = ("_concrete", "_dtypes", "_shapes", "name")
 
@@ -131,7 +138,7 @@ class Call:
         return [self.tensor(place) for place in range(len(self)) if self.has_tensor(place)]
 
     def lists(self) -> list[list[Dims] | None]:
-        """Every list of tensors as their shapes; None where it was too long to be recorded."""
+        """Every list of tensors as their shapes; None if it was too long to be recorded."""
         return [
             self.tensor_list(place)
             for place in range(len(self))
@@ -144,12 +151,12 @@ class Call:
             return None
         return [tuple(dims) for dims in shapes]
 
-    def said(self, place: int) -> bool:
+    def has_value(self, place: int) -> bool:
         """Whether a plain value was recorded at this place."""
         return place < len(self._concrete) and self._concrete[place] not in ("", None)
 
     def text(self, place: int) -> str:
-        if not self.said(place):
+        if not self.has_value(place):
             raise Unknown
         return str(self._concrete[place])
 
@@ -161,7 +168,7 @@ class Call:
 
     def numbers(self, place: int) -> list[int]:
         """A list of whole numbers; one number is a list of one."""
-        return [_whole(each) for each in _INTEGER.findall(self.text(place))]
+        return [_whole(digits) for digits in _INTEGER.findall(self.text(place))]
 
     def flag(self, place: int) -> bool:
         return {"True": True, "False": False}.get(self.text(place)) is True

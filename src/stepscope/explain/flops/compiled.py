@@ -1,15 +1,15 @@
 """Kernels that torch.compile writes. Their names say what was fused, their calls what they touch.
 
-`triton_poi`, `triton_red` and `triton_per` are loops over elements and reductions: they multiply no
-matrices unless a product so small that it became a sum was fused in, and then the name has it.
-`triton_tem` is a template for products or attention: how much it computes nobody records.
+`triton_poi`, `triton_red` and `triton_per` are loops over elements and reductions. They multiply no
+matrices, except when a product small enough to become a sum was fused in; the name then says so.
+`triton_tem` is a template for products or attention: no trace records how much it computes.
 """
 
 from __future__ import annotations
 
 import re
 
-from stepscope.explain.flops.call import Call, Unknown
+from stepscope.explain.flops.call import Call, Unknown, total_bytes
 from stepscope.explain.flops.cost import UNKNOWN, Cost
 
 PREFIX = "triton_"
@@ -23,7 +23,7 @@ _LOOKUP = re.compile(r"_(?:embedding|index|index_select|gather|scatter|index_put
 
 
 def compiled(call: Call) -> Cost:
-    """Every tensor it is given is read or written once, as nobody records which."""
+    """Every tensor is read or written once; no trace records which."""
     if not _LOOP.match(call.name) or _PRODUCT.search(call.name):
         return Cost(flops=UNKNOWN)
     if _LOOKUP.search(call.name):
@@ -31,7 +31,7 @@ def compiled(call: Call) -> Cost:
     tensors = call.tensors()
     if not tensors:
         raise Unknown
-    return Cost(moved=sum(each.size_bytes for each in tensors))
+    return Cost(moved=total_bytes(tensors))
 
 
 def may_multiply(name: str) -> bool:

@@ -161,7 +161,7 @@ def backward(call: Call) -> Cost:
     points = given.dims[2:] if transposed else gradient.dims[2:]
     once = 2 * given.dims[0] * math.prod(points) * weight.elements
     wanted = [given, weight]
-    written = sum(each.elements for each, asked in zip(wanted, mask, strict=False) if asked)
+    written = sum(tensor.elements for tensor, asked in zip(wanted, mask, strict=False) if asked)
     return Cost(
         flops=once * sum(mask[:2]),
         moved=moved_by((gradient, given, weight), written),

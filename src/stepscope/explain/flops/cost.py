@@ -1,4 +1,4 @@
-"""What one call costs, and the table of who knows it for which operator."""
+"""What one call costs, and the table of formulas by operator."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ UNKNOWN = -1
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one call. -1 is unknown."""
+    """The cost of one call. -1 is unknown."""
 
-    flops: int = 0  # all that the device does, as torch's own counter counts
-    again: int = 0  # the part of it that computes what the forward pass had computed already
+    flops: int = 0  # everything the device does, as torch's own counter counts
+    again: int = 0  # the part that recomputes results of the forward pass
     moved: int = UNKNOWN  # bytes: every input read once, every output written once
-    list_elements: int = 0  # read and written in lists of tensors, whose dtype nobody recorded
+    list_elements: int = 0  # read and written in lists of tensors, of unrecorded dtype
     list_passes: int = 0  # whole lists read or written that were too long to be recorded
 
 
-# Operators that multiply matrices, in one way or another. Of nested ones the innermost counts.
+# Operators that multiply matrices in some way. Of nested ones, the innermost counts.
 MATMUL_LIKE: dict[str, Formula] = {}
-# All others whose bytes we know; their FLOPs are not counted, as nobody else counts them.
+# All others with known bytes; their FLOPs are not counted, as in every other counter.
 OTHER: dict[str, Formula] = {}
 
 

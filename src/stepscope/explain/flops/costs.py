@@ -1,4 +1,4 @@
-"""FLOPs and bytes of every operator of a trace, and the operator behind every device event."""
+"""FLOPs and bytes of every operator of a trace, and the operator of every device event."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Steps
     from stepscope.records.trace import Trace
 
-# Nothing of their own: they hold other operators.
+# Containers of other operators, without work of their own.
 _CONTAINER = re.compile(
     r"^autograd::|^torch::autograd::|Backward\d*$|^CompiledFunction|^Torch-Compiled Region|"
     r"^## Call CompiledFxGraph|^(?:detach|detach_)$|^TorchDynamo |^AOTDispatcher |^Pregraph|"
     r"^(?:nccl|gloo|mpi|ucc):|^c10d::|^_c10d_functional::|^record_param_comms$|^ProfilerStep|"
     r"^torch::distributed::|^torch\.distributed\."
 )
-# Autograd's nodes of functions outside PyTorch: FLOPs by those of the forward pass, and the part of
-# it that computes again what that had. Attention: five products for two, one of them again.
+# Autograd's nodes of functions outside PyTorch: FLOPs as a multiple of the forward pass's, and the
+# part that recomputes. Attention: five products for the forward's two, one of them recomputed.
 BACKWARD_OF = {
     "FlashAttnFuncBackward": (2.5, 0.5),
     "FlashAttnQKVPackedFuncBackward": (2.5, 0.5),
@@ -46,8 +46,8 @@ BACKWARD_OF = {
     "_LayerNormLinearBackward": (2.0, 0.0),
     "_LayerNormMLPBackward": (2.0, 0.0),
 }
-# PyTorch's own, and made of products that are not recorded.
-_UNTOLD = re.compile(
+# PyTorch's own operators made of products that are not recorded.
+_UNRECORDED = re.compile(
     r"aten::(?:_fft_|_?cholesky|_?lu_|triangular_solve|(?:_?linalg_)?(?:svd|qr|eig|inv|solve|lu|ldl|"
     r"lstsq|pinv|det|slogdet|matrix_exp|householder)|geqrf|ormqr|orgqr|_cdist)"
 )
@@ -56,17 +56,17 @@ _UNTOLD = re.compile(
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """Columns of host rows, and one of device events. -1 is unknown, 0 is none."""
 
-    flops: NDArray[np.int64]  # of matrix products and what is made of them
-    model_flops: NDArray[np.int64]  # the same without what the forward pass had computed already
+    flops: NDArray[np.int64]  # of matrix products and operators made of them
+    model_flops: NDArray[np.int64]  # the same without recomputed results of the forward pass
     bytes_moved: NDArray[np.int64]  # inputs read once, outputs written once
     counted: NDArray[np.bool_]  # of nested operators, the one whose FLOPs count
-    answering: NDArray[np.bool_]  # answers for what is launched inside it
-    dtype: NDArray[np.int8]  # code of flops.dtypes.DTYPES, as computed, -1 where unknown
+    answering: NDArray[np.bool_]  # device events launched inside it are attributed to it
+    dtype: NDArray[np.int8]  # code of flops.dtypes.DTYPES, as computed; -1 is unknown
     recomputed: NDArray[np.bool_]  # a forward operator run again in the backward pass
     phase: NDArray[np.int8]  # code of flops.phases.PHASES
-    signature: NDArray[np.int32]  # number of the distinct call in `calls`, -1 where not looked at
+    signature: NDArray[np.int32]  # number of the distinct call in `calls`, -1 if not priced
     calls: tuple[Call, ...]
-    operator: NDArray[np.int32]  # per device event: the host row that answers for it, or -1
+    operator: NDArray[np.int32]  # per device event: the host row it is attributed to, or -1
 
 
 def count_costs(trace: Trace, work: Work | None = None, steps: Steps | None = None) -> Costs:
@@ -90,12 +90,12 @@ def count_costs(trace: Trace, work: Work | None = None, steps: Steps | None = No
     like = _matmul_like(trace, rows, priced)
     like |= _backward_by_forward(trace, is_operator, flops, again)
     counted, answering = _counted(trace, families, like, flops)
-    operator = _behind(trace, is_operator, answering)
+    operator = _find_operators(trace, is_operator, answering)
     counted &= _ran(trace, operator)
     phases = find_phases(trace, steps)
     recomputed = np.zeros(len(host), np.bool_)
     recomputed[rows] = find_recomputed(trace, phases, rows, priced.of, counted)
-    _tell_tf32(trace, operator, counted, dtype)
+    _mark_tf32(trace, operator, counted, dtype)
     moved[rows] = summable(list_bytes(trace, rows, priced, phases, operator))
     return Costs(
         flops=flops,
@@ -116,15 +116,17 @@ _PLAIN, _PRICED, _NOTHING, _FOREIGN = range(4)
 
 
 def _families(trace: Trace, is_operator: NDArray[np.bool_]) -> NDArray[np.int8]:
-    """Per host row, from its name: priced by a table, moving nothing, PyTorch's other operators,
-    and those of others, of which nobody knows what they do."""
+    """Per host row, by name: priced by a table, moving nothing, PyTorch's other operators, or
+    foreign operators with unknown work."""
     family = np.zeros(len(trace.strings), np.int8)
     used = np.zeros(len(trace.strings), np.bool_)
     used[trace.host.name[is_operator].astype(np.intp)] = True
     for code in np.flatnonzero(used).tolist():
         family[code] = _family(trace.strings[code])
-    found: NDArray[np.int8] = np.where(is_operator, family.take(trace.host.name), np.int8(_PLAIN))
-    return found
+    families: NDArray[np.int8] = np.where(
+        is_operator, family.take(trace.host.name), np.int8(_PLAIN)
+    )
+    return families
 
 
 def _family(name: str) -> int:
@@ -133,7 +135,7 @@ def _family(name: str) -> int:
     if name in MATMUL_LIKE or name in OTHER or name.startswith(PREFIX):
         return _PRICED
     if name.startswith("aten::"):
-        return _FOREIGN if _UNTOLD.match(name) else _PLAIN
+        return _FOREIGN if _UNRECORDED.match(name) else _PLAIN
     return _PLAIN if _CONTAINER.search(name) else _FOREIGN
 
 
@@ -150,18 +152,18 @@ def _backward_by_forward(
     flops: NDArray[np.int64],
     again: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Functions whose backward is recorded with nothing but gradients cost what their forward does,
-    times a factor. Fills `flops` and `again` of such rows, and says which they are."""
+    """A backward recorded with gradients only costs a multiple of its forward. Fills `flops` and
+    `again` of these rows, and returns which they are."""
     host = trace.host
-    found = rows_named(trace, host, is_operator, BACKWARD_OF.__contains__)
-    rows = np.flatnonzero(found & (host.forward_of >= 0))
+    marked = rows_named(trace, host, is_operator, BACKWARD_OF.__contains__)
+    rows = np.flatnonzero(marked & (host.forward_of >= 0))
     if len(rows):
         names = [BACKWARD_OF[trace.strings[code]] for code in host.name[rows].tolist()]
         times, twice = np.array(names, np.float64).T
         forward = flops[host.forward_of[rows]]
         flops[rows] = np.where(forward > 0, forward * times, UNKNOWN).astype(np.int64)
         again[rows] = np.where(forward > 0, forward * twice, 0).astype(np.int64)
-    return found
+    return marked
 
 
 def _counted(
@@ -170,7 +172,7 @@ def _counted(
     like: NDArray[np.bool_],
     flops: NDArray[np.int64],
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Rows whose FLOPs count, and rows that answer for device events launched inside them."""
+    """Rows whose FLOPs count, and rows that device events inside them are attributed to."""
     host = trace.host
     known = like & (flops >= 0)
     outer = np.zeros(len(host), np.bool_)
@@ -181,27 +183,27 @@ def _counted(
     answering = families == _PRICED
     answering[like] = counted[like]
     unknown = np.flatnonzero(like & ~known)
-    if len(unknown):  # those that no known operator holds or fills
+    if len(unknown):  # those neither inside nor around a known operator
         answering[unknown] = nearest_of(host, counted, unknown) < 0
         holds = nearest_of(host, like & ~known, np.flatnonzero(counted))
         answering[holds[holds >= 0]] = False
     return counted, answering
 
 
-def _behind(
+def _find_operators(
     trace: Trace, is_operator: NDArray[np.bool_], answering: NDArray[np.bool_]
 ) -> NDArray[np.int32]:
-    """Of the operators around a launch: the nearest that answers, else the nearest."""
+    """The nearest answering operator around a launch, else the nearest operator."""
     device, host = trace.device, trace.host
     launch = np.where(device.kind <= DeviceKind.MEMSET, device.launch, ABSENT)
-    found = nearest_of(host, answering, launch)
-    lost = np.flatnonzero((found < 0) & (launch >= 0))
-    found[lost] = nearest_of(host, is_operator, launch[lost])
-    return found
+    operator = nearest_of(host, answering, launch)
+    lost = np.flatnonzero((operator < 0) & (launch >= 0))
+    operator[lost] = nearest_of(host, is_operator, launch[lost])
+    return operator
 
 
 def _ran(trace: Trace, operator: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Rows that answer for device events; all where the trace links none.
+    """Rows that device events are attributed to; all if the trace links none.
 
     Others ran on the host, or never: a checkpoint stops at the first operator it does not need.
     """
@@ -212,21 +214,21 @@ def _ran(trace: Trace, operator: NDArray[np.int32]) -> NDArray[np.bool_]:
     return ran
 
 
-def _tell_tf32(
+def _mark_tf32(
     trace: Trace,
     operator: NDArray[np.int32],
     counted: NDArray[np.bool_],
     dtype: NDArray[np.int8],
 ) -> None:
-    """fp32 inputs may be multiplied as tf32: only the kernel's name tells."""
+    """fp32 inputs may be multiplied as tf32: only the kernel's name says so."""
     full = counted & (dtype == FP32)
     if not full.any():
         return
     device = trace.device
-    said = rows_named(
+    as_tf32 = rows_named(
         trace,
         device,
         (device.kind == DeviceKind.KERNEL) & (operator >= 0) & full[operator],
         lambda name: read_name(name).dtype == "tf32",
     )
-    dtype[operator[said]] = TF32
+    dtype[operator[as_tf32]] = TF32

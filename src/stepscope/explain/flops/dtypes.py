@@ -1,4 +1,4 @@
-"""Names of dtypes, as users say them."""
+"""Names of dtypes, as users know them."""
 
 from __future__ import annotations
 
@@ -42,16 +42,20 @@ _NAMES = {
     "c10::complex<float>": "complex64",
     "c10::complex<double>": "complex128",
 }
-_CODE_OF = {profiler: CODES[name] for profiler, name in _NAMES.items()}
+_CODES_BY_PROFILER_NAME = {profiler: CODES[name] for profiler, name in _NAMES.items()}
 
 
 def dtype_code(dtypes: Any) -> int:
-    """The first tensor's, of a call's dtypes as the profiler writes them; -1 where none is known.
+    """The dtype of a call's first tensor, from the names the profiler writes; -1 if unknown.
 
     Indices come before data in some operators, so a floating-point tensor is preferred.
     """
     if not isinstance(dtypes, list):
         return -1
-    known = [_CODE_OF[each] for each in dtypes if isinstance(each, str) and each in _CODE_OF]
+    known = [
+        _CODES_BY_PROFILER_NAME[dtype]
+        for dtype in dtypes
+        if isinstance(dtype, str) and dtype in _CODES_BY_PROFILER_NAME
+    ]
     floating = [code for code in known if code < CODES["int64"]]
     return (floating or known or [-1])[0]

@@ -1,6 +1,6 @@
 """Operators that touch every element once: arithmetic, activations, copies, fills.
 
-Where an output was passed in, it is one more tensor than the operator has inputs.
+An output that was passed in is one more tensor than the operator has inputs.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from stepscope.explain.flops.call import Call, Tensor, Unknown
+from stepscope.explain.flops.call import Call, Tensor, Unknown, total_bytes
 from stepscope.explain.flops.cost import Cost, memory_bound
 from stepscope.explain.flops.matmul import broadcast
 
@@ -50,12 +50,12 @@ def _elementwise(inputs: int, item_bytes: int | None = None) -> Callable[[Call],
         read, passed_out = given[:inputs], given[inputs:]
         if not read:
             raise Unknown
-        total = sum(each.size_bytes for each in read)
+        total = total_bytes(read)
         if passed_out:
-            return Cost(moved=total + sum(each.size_bytes for each in passed_out))
+            return Cost(moved=total + total_bytes(passed_out))
         if call.name.endswith("_"):
             return Cost(moved=total + read[0].size_bytes)
-        out = math.prod(broadcast(*(each.dims for each in read)))
+        out = math.prod(broadcast(*(tensor.dims for tensor in read)))
         return Cost(moved=total + out * (item_bytes or promoted(read)))
 
     return formula
@@ -63,8 +63,8 @@ def _elementwise(inputs: int, item_bytes: int | None = None) -> Callable[[Call],
 
 def promoted(tensors: list[Tensor]) -> int:
     """Bytes of an element of the result: tensors with dimensions decide over those without."""
-    dimensioned = [each.item_bytes for each in tensors if each.dims]
-    return max(dimensioned or [each.item_bytes for each in tensors])
+    dimensioned = [tensor.item_bytes for tensor in tensors if tensor.dims]
+    return max(dimensioned or [tensor.item_bytes for tensor in tensors])
 
 
 memory_bound(*_names(_ONE))(_elementwise(1))
@@ -87,22 +87,22 @@ def copied(call: Call) -> Cost:
 
 @memory_bound("aten::_to_copy")
 def converted(call: Call) -> Cost:
-    """Its dtype is the second argument; the same where none is said."""
+    """The new dtype is the second argument; the old one by default."""
     given = call.tensor(0)
-    item = call.dtype_bytes(1) if call.said(1) else given.item_bytes
+    item = call.dtype_bytes(1) if call.has_value(1) else given.item_bytes
     return Cost(moved=given.size_bytes + given.elements * item)
 
 
 @memory_bound("aten::native_dropout", "aten::_fused_dropout")
 def dropped(call: Call) -> Cost:
-    """In, out, and a byte an element for the mask."""
+    """In, out, and one byte per element for the mask."""
     given = call.tensor(0)
     return Cost(moved=2 * given.size_bytes + given.elements)
 
 
 @memory_bound("aten::glu")
 def gated(call: Call) -> Cost:
-    """Half of what comes in goes out."""
+    """Half of the input goes out."""
     return Cost(moved=call.tensor(0).size_bytes * 3 // 2)
 
 

@@ -1,8 +1,8 @@
 """What the name of a kernel says: whether it multiplies matrices, in what dtype, on which cores.
 
 Names come from cuBLAS (nvjet, xmma, cutlass, ampere_sgemm), cuDNN, PyTorch's attention, Triton, and
-on AMD from hipBLASLt (Cijk), Composable Kernel (xdl) and MIOpen (igemm). A name that says nothing
-is not guessed at.
+on AMD from hipBLASLt (Cijk), Composable Kernel (xdl) and MIOpen (igemm). Nothing is guessed from
+other names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stepscope.explain.work import one_of
 
 Cores = Literal["tensor", "plain", "unknown"]
 
-_LONGEST = 400  # what matters is in the beginning; template arguments go on for thousands
+_LONGEST = 400  # the beginning says it all; template arguments take thousands of characters
 
 _GEMM_LIBRARY = "fbgemm"  # it has kernels that multiply nothing
 _PRODUCT = one_of(
@@ -37,10 +37,10 @@ _HARMLESS = one_of(
     "reduce_kernel softmax layernorm layer_norm batchnorm batch_norm rmsnorm rms_norm embedding "
     "permute_ rotary radixsort radix_sort ::bn_bw ::bn_fw __amd_rocclr_copy __amd_rocclr_fill"
 )
-_COPY = ("memcpy", "memset")  # a name begins so
+_COPY = ("memcpy", "memset")  # beginnings of names
 _NATIVE_PRODUCT = one_of("conv_depthwise gemm flash attention fmha")
 
-# The first that matches. hipBLASLt's letters: what comes in, what goes out, what is summed.
+# The first match counts. hipBLASLt's letters: input, output and accumulator type.
 _DTYPES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("fp8", re.compile(r"e4m3|e5m2|fp8|_F8|_f8|nvjet_(?:sm\d+_)?[qr]{2}")),
     ("int8", re.compile(r"imma_|i16832|i8816|int8|_s8_|i8i8|Bljk_I8|_I8")),
@@ -65,7 +65,7 @@ _PLAIN = one_of(
 
 
 class KernelName(msgspec.Struct, frozen=True):
-    """What a name tells."""
+    """What a kernel's name says."""
 
     product: bool  # it multiplies matrices or convolves
     harmless: bool  # it surely does not
@@ -75,7 +75,6 @@ class KernelName(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=4096)
 def read_name(name: str) -> KernelName:
-    """Only what the name says."""
     name = name[:_LONGEST].replace(_GEMM_LIBRARY, "")
     if name.startswith(PREFIX):
         product = may_multiply(name)

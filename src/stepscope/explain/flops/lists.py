@@ -1,10 +1,10 @@
 """Bytes of operators on lists of tensors, filled in from what surrounds the call.
 
-A list's dtype is not recorded: the kernel's name says how large an element is, else the dtype of
-the nearest operator around it, else (of an optimizer) that of the gradients. A list of more than 30
-tensors is not recorded at all: one that an optimizer hands to one operator once a step is taken to
-be all parameters, whose shapes autograd's accumulation of gradients told. Lists of step counters
-look the same, but launch nothing.
+A list's dtype is not recorded: an element's size comes from the kernel's name, else from the
+nearest operator around the call, else (in an optimizer) from the gradients. A list of more than 30
+tensors is not recorded at all: one that an optimizer passes to one operator once per step is taken
+to be all parameters, whose shapes come from autograd's accumulation of gradients. Lists of step
+counters look the same, but launch nothing.
 """
 
 from __future__ import annotations
@@ -64,21 +64,21 @@ def list_bytes(
 
 
 def _launching(trace: Trace, operator: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Rows that answer for device events."""
+    """Rows that device events are attributed to."""
     launching = np.zeros(len(trace.host), np.bool_)
     launching[operator[operator >= 0]] = True
     return launching
 
 
 def _fused(priced: Signatures) -> NDArray[np.bool_]:
-    """Distinct calls of optimizers that are one operator."""
+    """Distinct calls of fused optimizers."""
     return np.array([call.name.startswith("aten::_fused_") for call in priced.calls], np.bool_)
 
 
 def _item_bytes(
     trace: Trace, rows: NDArray[np.intp], operator: NDArray[np.int32]
 ) -> NDArray[np.int64]:
-    """Of an element of each row's lists, or -1."""
+    """Bytes of an element of each row's lists, or -1."""
     host, device = trace.host, trace.device
     place = np.full(len(host), -1, np.int64)
     place[rows] = np.arange(len(rows))
@@ -86,8 +86,8 @@ def _item_bytes(
     launched = np.flatnonzero((operator >= 0) & (place[np.maximum(operator, 0)] >= 0))
     first, which, _ = group(device.name[launched])
     names = device.name[launched[first]].tolist()
-    said = np.array([_in_name(trace.strings[code]) for code in names], np.int64)[which]
-    np.maximum.at(item, place[operator[launched]], said)
+    sizes = np.array([_in_name(trace.strings[code]) for code in names], np.int64)[which]
+    np.maximum.at(item, place[operator[launched]], sizes)
     lost = np.flatnonzero(item < 0)
     if len(lost):
         item[lost] = _around(trace, rows[lost])
@@ -103,10 +103,10 @@ def _in_name(name: str) -> int:
 
 
 def _around(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int64]:
-    """From the nearest operator above that was given single tensors."""
+    """From the nearest operator above that takes single tensors."""
     host = trace.host
     sizes: dict[int, int] = {-1: UNKNOWN}
-    found = np.full(len(rows), UNKNOWN, np.int64)
+    item_bytes = np.full(len(rows), UNKNOWN, np.int64)
     above, open_places = host.parent[rows], np.arange(len(rows))
     while len(open_places):
         going = above[open_places] >= 0
@@ -114,10 +114,10 @@ def _around(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int64]:
         codes = host.dtypes[above[open_places]].tolist()
         for code in set(codes) - sizes.keys():
             sizes[code] = _first_size(trace.strings[code])
-        found[open_places] = [sizes[code] for code in codes]
-        open_places = open_places[found[open_places] < 0]
+        item_bytes[open_places] = [sizes[code] for code in codes]
+        open_places = open_places[item_bytes[open_places] < 0]
         above[open_places] = host.parent[above[open_places]]
-    return found
+    return item_bytes
 
 
 def _first_size(text: str) -> int:
@@ -125,19 +125,21 @@ def _first_size(text: str) -> int:
         dtypes = msgspec.json.decode(text)
     except msgspec.DecodeError:
         return UNKNOWN
-    known = [ITEM_BYTES[each] for each in dtypes if isinstance(each, str) and each in ITEM_BYTES]
+    known = [
+        ITEM_BYTES[dtype] for dtype in dtypes if isinstance(dtype, str) and dtype in ITEM_BYTES
+    ]
     return known[0] if known else UNKNOWN
 
 
 class _Parameters(msgspec.Struct, frozen=True):
-    """What one step accumulates gradients of; -1 where nobody can tell."""
+    """The parameters that one step accumulates gradients of; -1 is unknown."""
 
     elements: int = UNKNOWN
     item_bytes: int = UNKNOWN
 
 
 def _accumulated(trace: Trace, step: NDArray[np.int32]) -> _Parameters:
-    """From the gradients that were accumulated between as many optimizer steps as are here."""
+    """From the gradients that the recorded optimizer steps accumulated."""
     host, steps = trace.host, len(set(step[step >= 0].tolist()))
     rows = np.flatnonzero(
         rows_named(trace, host, host.kind == HostKind.OPERATOR, lambda name: name == _ACCUMULATE)
@@ -161,8 +163,8 @@ def _accumulated(trace: Trace, step: NDArray[np.int32]) -> _Parameters:
 def _whole_lists(
     trace: Trace, step: NDArray[np.int32], signature: NDArray[np.intp], elements: int
 ) -> NDArray[np.int64]:
-    """All parameters, for rows that are the only call of their kind in an optimizer's step; -1 for
-    others, and where parameters are divided among ranks."""
+    """All parameters, for the only call of its kind in an optimizer's step; -1 for other rows, and
+    if parameters are sharded over ranks."""
     none = np.full(len(step), UNKNOWN, np.int64)
     inside = step >= 0
     if not inside.any() or _sharded(trace):
@@ -174,6 +176,6 @@ def _whole_lists(
 
 def _sharded(trace: Trace) -> bool:
     host = trace.host
-    said = host.kind <= HostKind.ANNOTATION
-    marks = rows_named(trace, host, said, lambda name: any(word in name for word in _SHARDED))
+    annotated = host.kind <= HostKind.ANNOTATION
+    marks = rows_named(trace, host, annotated, lambda name: any(word in name for word in _SHARDED))
     return bool(marks.any())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from stepscope.explain.flops.call import Call, Dims, Tensor, Unknown
+from stepscope.explain.flops.call import Call, Dims, Tensor, Unknown, total_bytes
 from stepscope.explain.flops.cost import UNKNOWN, Cost, matmul_like
 
 if TYPE_CHECKING:
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def moved_by(read: Iterable[Tensor], written: int, item_bytes: int | None = None) -> int:
-    """Bytes of the tensors read and of so many elements written; unknown for unknown dtypes."""
+    """Bytes of the tensors read and of the `written` elements; unknown for unknown dtypes."""
     read = list(read)
     try:
         item = read[0].item_bytes if item_bytes is None else item_bytes
-        return sum(each.size_bytes for each in read) + written * item
+        return total_bytes(read) + written * item
     except KeyError:
         return UNKNOWN
 
@@ -112,7 +112,7 @@ def grouped_product(call: Call) -> Cost:
 
 
 def _groups(call: Call) -> int:
-    """As many as there are offsets."""
+    """One group per offset."""
     place = 2 if call.name == "aten::_grouped_mm" else 4
     return call.tensor(place).elements if call.has_tensor(place) else 0
 
@@ -135,18 +135,18 @@ def packed_int4(call: Call) -> Cost:
 @matmul_like("aten::_sparse_semi_structured_mm", "aten::_sparse_semi_structured_addmm")
 @matmul_like("aten::_cslt_sparse_mm", "aten::sparse_sampled_addmm", "aten::_trilinear")
 def untold(_: Call) -> Cost:
-    """How much is computed depends on values that no trace has."""
+    """The amount of work depends on values that no trace has."""
     raise Unknown
 
 
 @matmul_like("_Linear", "_LayerNormLinear", "_LayerNormMLP")
 def transformer_engine(call: Call) -> Cost:
-    """Weights are matrices whose rows are as long as what they multiply."""
-    given = next((each for each in call.tensors() if len(each.dims) > 2), None)
-    matrices = [each for each in call.tensors() if len(each.dims) == 2]
+    """Weights are matrices with rows as long as the input's."""
+    given = next((tensor for tensor in call.tensors() if len(tensor.dims) > 2), None)
+    matrices = [tensor for tensor in call.tensors() if len(tensor.dims) == 2]
     if given is None and call.name == "_Linear" and len(matrices) == 2:
         matrices, given = matrices[:1], matrices[1]
     if given is None or not matrices or matrices[0].dims[-1] != given.dims[-1]:
         raise Unknown
     rows = math.prod(given.dims[:-1])
-    return Cost(flops=2 * rows * sum(each.elements for each in matrices))
+    return Cost(flops=2 * rows * sum(tensor.elements for tensor in matrices))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from stepscope.explain.flops.call import Call, Dims, Tensor, Unknown
+from stepscope.explain.flops.call import Call, Dims, Tensor, Unknown, total_bytes
 from stepscope.explain.flops.cost import Cost, memory_bound
 
 _FLOAT_BYTES = 4
@@ -35,13 +35,13 @@ def nothing(_: Call) -> Cost:
 @memory_bound(*(f"aten::{word}" for word in _REDUCTIONS.split()))
 @memory_bound("aten::linalg_vector_norm", "aten::argmax", "aten::argmin")
 def reduced(call: Call) -> Cost:
-    """All of it is read; what is left of its dimensions is written."""
+    """All of the input is read; the remaining dimensions are written."""
     given = call.tensor(0)
     extra = call.tensors()[1:]
     if call.name in _WITH_INDEX and extra and len(call) == 2:  # the larger of two tensors
         return Cost(moved=given.size_bytes + 2 * extra[0].size_bytes)
     if extra:
-        return Cost(moved=given.size_bytes + sum(each.size_bytes for each in extra))
+        return Cost(moved=given.size_bytes + total_bytes(extra))
     out = _left(call, given.dims)
     item = _INDEX_BYTES if call.name in _INDEX_ONLY else given.item_bytes
     if call.name in _WITH_INDEX and len(call) > 1:
@@ -52,7 +52,7 @@ def reduced(call: Call) -> Cost:
 def _left(call: Call, dims: Dims) -> int:
     """Elements that remain."""
     place = _DIMS_AT.get(call.name, 1)
-    if len(call) <= place or not call.said(place):
+    if len(call) <= place or not call.has_value(place):
         if len(call) <= place or _dtype_follows(call, place):
             return 1
         raise Unknown
@@ -63,7 +63,7 @@ def _left(call: Call, dims: Dims) -> int:
 
 
 def _dtype_follows(call: Call, place: int) -> bool:
-    """`sum(x, dtype)`: nothing was said where a reduction over dimensions says them."""
+    """`sum(x, dtype)`: without the dimensions that a partial reduction has."""
     return len(call) == place + 1
 
 
@@ -71,8 +71,10 @@ def _dtype_follows(call: Call, place: int) -> bool:
 def layer_norm(call: Call) -> Cost:
     """Mean and deviation of every row are written too."""
     given = call.tensor(0)
-    read = sum(each.size_bytes for each in call.tensors())
-    rows = given.elements // max(1, math.prod(call.numbers(1)) if call.said(1) else given.dims[-1])
+    read = total_bytes(call.tensors())
+    rows = given.elements // max(
+        1, math.prod(call.numbers(1)) if call.has_value(1) else given.dims[-1]
+    )
     return Cost(moved=read + given.size_bytes + 2 * rows * _FLOAT_BYTES)
 
 
@@ -80,8 +82,10 @@ def layer_norm(call: Call) -> Cost:
 def rms_norm(call: Call) -> Cost:
     """One number for every row is written too."""
     given = call.tensor(0)
-    read = sum(each.size_bytes for each in call.tensors())
-    rows = given.elements // max(1, math.prod(call.numbers(1)) if call.said(1) else given.dims[-1])
+    read = total_bytes(call.tensors())
+    rows = given.elements // max(
+        1, math.prod(call.numbers(1)) if call.has_value(1) else given.dims[-1]
+    )
     return Cost(moved=read + given.size_bytes + rows * _FLOAT_BYTES)
 
 
@@ -90,16 +94,16 @@ def rms_norm(call: Call) -> Cost:
 def norm_backward(call: Call) -> Cost:
     """Gradient, input, statistics and weights in; gradients of input and weights out."""
     given = call.tensors()
-    weights = [each for each in given[2:] if len(each.dims) == 1]
-    written = given[1].size_bytes + sum(each.size_bytes for each in weights[:2])
-    return Cost(moved=sum(each.size_bytes for each in given) + written)
+    weights = [tensor for tensor in given[2:] if len(tensor.dims) == 1]
+    written = given[1].size_bytes + total_bytes(weights[:2])
+    return Cost(moved=total_bytes(given) + written)
 
 
 @memory_bound("aten::native_group_norm")
 def group_norm(call: Call) -> Cost:
     """Input, weight, bias; statistics of each group are small."""
     given = call.tensor(0)
-    return Cost(moved=sum(each.size_bytes for each in call.tensors()) + given.size_bytes)
+    return Cost(moved=total_bytes(call.tensors()) + given.size_bytes)
 
 
 @memory_bound("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")
@@ -107,7 +111,7 @@ def group_norm(call: Call) -> Cost:
 def batch_norm(call: Call) -> Cost:
     """Input in and out, statistics of every channel in and out."""
     given, *channels = call.tensors()
-    return Cost(moved=2 * given.size_bytes + 2 * sum(each.size_bytes for each in channels))
+    return Cost(moved=2 * given.size_bytes + 2 * total_bytes(channels))
 
 
 @memory_bound("aten::native_batch_norm_backward", "aten::cudnn_batch_norm_backward")
@@ -116,12 +120,12 @@ def batch_norm_backward(call: Call) -> Cost:
     """Two large tensors in, one out; the rest is a number for each channel."""
     first, second, *channels = call.tensors()
     large = first.size_bytes + 2 * second.size_bytes
-    return Cost(moved=large + sum(each.size_bytes for each in channels))
+    return Cost(moved=large + total_bytes(channels))
 
 
 @memory_bound("aten::embedding")
 def embedding(call: Call) -> Cost:
-    """Rows that are asked for are read and written."""
+    """The selected rows are read and written."""
     table, index = call.tensor(0), call.tensor(1)
     out = index.elements * table.dims[-1] * table.item_bytes
     return Cost(moved=index.size_bytes + 2 * out)
@@ -137,7 +141,7 @@ def embedding_backward(call: Call) -> Cost:
 
 @memory_bound("aten::index_select")
 def index_select(call: Call) -> Cost:
-    """Slices that are asked for are read and written."""
+    """The selected slices are read and written."""
     table, index = call.tensor(0), call.tensor(2)
     wide = table.dims[call.number(1)] if table.dims else 1
     out = table.size_bytes // max(1, wide) * index.elements
@@ -190,13 +194,13 @@ def avg_pool(call: Call) -> Cost:
 
 
 def _pooled(dims: Dims, call: Call, *, ceil_at: int, dilation_at: int | None) -> int:
-    """Elements of the output; strides are the window's own size unless said."""
+    """Elements of the output; a stride is the window's size by default."""
     window = call.numbers(1)
     space = len(window)
-    stride = (call.numbers(2) if call.said(2) else []) or window
+    stride = (call.numbers(2) if call.has_value(2) else []) or window
     padding = call.numbers(3)
     dilation = [1] * space if dilation_at is None else call.numbers(dilation_at)
-    up = call.said(ceil_at) and call.flag(ceil_at)
+    up = call.has_value(ceil_at) and call.flag(ceil_at)
     out = math.prod(dims[:-space])
     for size, wide, step, pad, apart in zip(
         dims[-space:], window, stride, padding, dilation, strict=True
@@ -236,5 +240,5 @@ def upsampled(call: Call) -> Cost:
 
 
 def _resized(given: Tensor, size: list[int]) -> int:
-    kept = math.prod(given.dims[: -len(size)])
-    return kept * math.prod(size) * given.item_bytes
+    unchanged = math.prod(given.dims[: -len(size)])
+    return unchanged * math.prod(size) * given.item_bytes

@@ -43,7 +43,7 @@ def is_backward(name: str) -> bool:
 
 
 def find_phases(trace: Trace, steps: Steps) -> Phases:
-    """By what is around a row; what follows a step's last backward is neither."""
+    """By what surrounds a row; after a step's last backward, a row belongs to neither pass."""
     host = trace.host
     operator = host.kind == HostKind.OPERATOR
     node = rows_named(trace, host, operator, is_backward) | (operator & (host.forward_thread > 0))
@@ -56,8 +56,8 @@ def find_phases(trace: Trace, steps: Steps) -> Phases:
 
 
 def _inside(host: HostEvents, marked: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Marked rows and all rows below them. Rows are in the order of records/trace.py, so that one
-    above is an earlier one of the same thread that does not end before."""
+    """Marked rows and all rows below them. In the order of records/trace.py, a row above is an
+    earlier row of the same thread that does not end before."""
     if not marked.any():
         return marked
     end = host.start_ns + host.dur_ns
@@ -65,8 +65,8 @@ def _inside(host: HostEvents, marked: NDArray[np.bool_]) -> NDArray[np.bool_]:
     if int(end.max()) >= 2**62 // (int(host.thread.max()) + 1):  # then ranks instead of times
         end = np.unique(end, return_inverse=True)[1].reshape(-1).astype(np.int64)
     end += host.thread * (end.max() + 1)
-    found: NDArray[np.bool_] = np.maximum.accumulate(np.where(marked, end, -1)) >= end
-    return found
+    inside: NDArray[np.bool_] = np.maximum.accumulate(np.where(marked, end, -1)) >= end
+    return inside
 
 
 def _after_backward(host: HostEvents, steps: Steps, node: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -80,8 +80,8 @@ def _after_backward(host: HostEvents, steps: Steps, node: NDArray[np.bool_]) -> 
     np.maximum.at(last, where, host.start_ns[nodes])
     last[-1] = -1  # in no step
     last[last < 0] = never
-    found: NDArray[np.bool_] = host.start_ns > last[step_of(steps.steps, host.start_ns)]
-    return found
+    after: NDArray[np.bool_] = host.start_ns > last[step_of(steps.steps, host.start_ns)]
+    return after
 
 
 def find_recomputed(

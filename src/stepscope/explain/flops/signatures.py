@@ -29,14 +29,22 @@ if TYPE_CHECKING:
 
     from stepscope.records.trace import Trace
 
-# The fastest device needs 20 minutes for as many FLOPs: more come from shapes that nobody ran. A
-# backward pass multiplies them by three at most, and the sum must still fit 64 bits.
+# The fastest device needs 20 minutes for this many FLOPs: more come from damaged shapes. A backward
+# pass multiplies them by up to three, and the sum must still fit 64 bits.
 LARGEST = 1 << 60
-_NOT_SAID = (Unknown, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError)
+_UNKNOWN_ERRORS = (
+    Unknown,
+    IndexError,
+    KeyError,
+    TypeError,
+    ValueError,
+    ZeroDivisionError,
+    OverflowError,
+)
 
 
 class Signatures(msgspec.Struct, frozen=True, kw_only=True):
-    """Distinct calls as columns; `of` is the number of each row that was asked for."""
+    """Distinct calls as columns; `of` is the distinct call of each priced row."""
 
     of: NDArray[np.intp]
     flops: NDArray[np.int64]
@@ -51,7 +59,7 @@ class Signatures(msgspec.Struct, frozen=True, kw_only=True):
 def price(trace: Trace, rows: NDArray[np.intp]) -> Signatures:
     """The cost of host rows whose operators are in the tables."""
     host = trace.host
-    columns = [each[rows] for each in (host.shapes, host.dtypes, host.concrete, host.name)]
+    columns = [column[rows] for column in (host.shapes, host.dtypes, host.concrete, host.name)]
     first, of, _ = group(*columns)
     distinct = [column[first].tolist() for column in columns]
     texts: dict[int, Any] = {-1: None}
@@ -78,14 +86,14 @@ def price(trace: Trace, rows: NDArray[np.intp]) -> Signatures:
 
 
 def summable(amounts: NDArray[np.int64], times: NDArray[np.int64] | int = 1) -> NDArray[np.int64]:
-    """Amounts whose sum fits 64 bits, each taken so many times: the largest become unknown."""
+    """Amounts whose sum, each counted `times`, fits 64 bits: the largest become unknown."""
     order = np.argsort(amounts, kind="stable")
     total = np.cumsum((np.maximum(amounts, 0).astype(np.float64) * times)[order])
     if not len(total) or total[-1] < LARGEST:
         return amounts
-    kept = amounts.copy()
-    kept[order[total >= LARGEST]] = UNKNOWN
-    return kept
+    limited = amounts.copy()
+    limited[order[total >= LARGEST]] = UNKNOWN
+    return limited
 
 
 def _decoded(strings: Sequence[str], code: int, known: dict[int, Any]) -> Any:
@@ -104,7 +112,7 @@ def _cost(call: Call) -> Cost:
         formula = compiled
     try:
         cost = formula(call) if formula else Cost(flops=UNKNOWN)
-    except _NOT_SAID:
+    except _UNKNOWN_ERRORS:
         return Cost(flops=UNKNOWN if multiplies else 0)
     amounts = (cost.flops, cost.moved, cost.list_elements)
     if max(amounts) >= LARGEST or min(amounts) < UNKNOWN:  # damaged shapes

@@ -1,7 +1,7 @@
 """Operators on lists of tensors: foreach, fused optimizers, cat and stack.
 
-The profiler writes the shapes of a list of at most 30 tensors and never their dtype. What is
-missing is left to be filled in from what surrounds the call.
+The profiler writes the shapes of lists of up to 30 tensors, and never their dtype. lists.py fills
+in the rest from what surrounds the call.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def optimizer(call: Call) -> Cost:
     read, written = _OPTIMIZERS[call.name]
     lists = _lists(call, read)[:read]
     passes = [2, 1, *([2] * (written - 1))]
-    if read == 4 and call.said(_AMSGRAD) and call.flag(_AMSGRAD):
+    if read == 4 and call.has_value(_AMSGRAD) and call.flag(_AMSGRAD):
         return _cost([*lists, lists[0]], [*passes, 2])
     return _cost(lists, passes)
 

@@ -2,11 +2,11 @@
 
 captured.py   memory.json of a run folder
 lifetimes.py  allocator events of a trace: each block's life, and what it was for
-traced.py     the two ends joined: a trace's peak, timeline and categories
-sites.py      where what is held was allocated
-timeline.py   thinned so that it can be drawn
+traced.py     a trace's peak, timeline and categories
+sites.py      where held memory was allocated
+timeline.py   memory through a step, thinned for charts
 growth.py     does memory grow from step to step
-model.py      what operators' shapes tell of the model: batch, casts, a transformer
+model.py      what operators' shapes say about the model: batch, casts, a transformer
 batch.py      memory against batch size: predict_peak, the largest batch that fits
 theory.py     arithmetic: ZeRO stages, a transformer's activations
 snapshot.py   CUDA memory snapshots

@@ -1,10 +1,10 @@
 """Memory against batch size: a straight line for each moment of the step, and what still fits.
 
 Parameters, gradients, optimizer state, buffers and casts of weights are fixed; activations,
-temporaries of forward and backward, and the batch itself grow with it. Which is highest may change
-with the batch, so the peak is the highest line. What one measurement cannot tell apart is in the
-range: a part of the temporaries may be workspace of fixed size, and what else is held may be
-outputs that grow.
+temporaries of forward and backward, and the batch itself grow with the batch size. Another moment
+may be highest at another batch size, so the peak is the highest line. The range covers what one
+measurement cannot separate: some temporaries may be workspace of fixed size, and some other memory
+may be outputs that grow.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from stepscope.records.memory import STATES, BatchLine, LargestBatch
 if TYPE_CHECKING:
     from stepscope.records.memory import Categories, LimitFrom, Memory
 
-# Of temporaries, what may be workspace; of what scales, what rounding and padding may add or take.
+# The share of temporaries that may be workspace, and of scaling memory that rounding may change.
 UNSURE_TEMPORARIES = 0.15
 UNSURE_SCALING = 0.01
-# Of a whole device the driver and the libraries take some (787 MB on an H200 with torch 2.11).
+# Driver and libraries take some of a device's memory (787 MB on an H200 with torch 2.11).
 CONTEXT_BYTES = 800_000_000
-# Of any limit the allocator's segments hold back a share that no tensor gets: as much as was seen,
-# but this at least, and this at most, as it gives back what it can when memory runs out. At other
-# batches up to so many times as much was seen.
+# The allocator's segments hold back a share of any limit: the measured share, within these bounds
+# (the allocator releases what it can when memory runs out). At other batch sizes up to
+# MORE_SEGMENTS times the measured share was seen.
 SEGMENTS_SHARE = 0.02
 MOST_SEGMENTS_SHARE, MOST_LOW_SHARE = 0.12, 0.3
 LOW_SEGMENTS_SHARE = 0.08
@@ -33,7 +33,7 @@ MORE_SEGMENTS = 2.5
 _MOST_SAMPLES = 2**40
 
 
-def line_of(
+def batch_line(
     moment: str,
     categories: Categories,
     *,
@@ -42,7 +42,7 @@ def line_of(
     in_optimizer: bool = False,
     other_scales: bool = False,
 ) -> BatchLine:
-    """One moment's bytes divided. `other_scales`: what is in other came with this batch."""
+    """Divide one moment's bytes. `other_scales`: the other bytes came with this batch."""
     held = {name: size or 0 for name, size in categories.items()}
     states = sum(held.get(name, 0) for name in STATES)
     temporaries, other = held.get("temporaries", 0), held.get("other", 0)
@@ -68,7 +68,7 @@ def line_of(
 
 
 def predict_peak(memory: Memory, batch_factor: float) -> tuple[int, int, int]:
-    """Peak bytes, lowest and highest, at so many times the batch of this measurement."""
+    """Peak bytes, lowest and highest, at `batch_factor` times the measured batch."""
     if memory.largest_batch is None:
         raise NotCapturedError(
             "memory by category was not captured: record with `stepscope run`, or with "
@@ -78,7 +78,7 @@ def predict_peak(memory: Memory, batch_factor: float) -> tuple[int, int, int]:
 
 
 def peak_at(lines: tuple[BatchLine, ...], factor: float) -> tuple[int, int, int]:
-    """The highest line, and the same with the least and the most that may scale."""
+    """The highest line, and its range with the least and the most that may scale."""
     middle = max(line.fixed_bytes + line.scaling_bytes * factor for line in lines)
     ends = [
         max(_flattest(line, factor) for line in lines),
@@ -108,7 +108,7 @@ def find_largest(
 ) -> LargestBatch:
     """The largest batch that fits under the limit, and how sure that is.
 
-    `held_back`: the share of what was reserved that was not allocated at the peak.
+    `held_back`: the share of reserved memory that was not allocated at the peak.
     """
     factors: tuple[float | None, float | None, float | None] = (None, None, None)
     reserve = 0
@@ -143,12 +143,13 @@ def find_largest(
 
 
 def _fits(lines: tuple[BatchLine, ...], room: float, *, moved: int) -> float | None:
-    """The factor at which the first line reaches the room; None where none ever does.
+    """The batch factor at which the first line reaches the room; None if none ever does.
 
-    `moved`: 1 has all that may scale scale, -1 has all that may be fixed fixed. Above the batch
-    now the steepest lines are the cautious ones, below it the flattest: the worse of both counts.
+    `moved`: with 1 everything that may scale scales, with -1 everything that may be fixed is fixed.
+    Above the present batch the steepest lines are the cautious ones, below it the flattest: the
+    worse of both counts.
     """
-    found = []
+    factors = []
     for line in lines:
         shifts = (line.maybe_scaling_bytes, -line.maybe_fixed_bytes) if moved else (0,)
         ends = []
@@ -156,8 +157,8 @@ def _fits(lines: tuple[BatchLine, ...], room: float, *, moved: int) -> float | N
             scaling = line.scaling_bytes + shift
             left = room - (line.fixed_bytes - shift)
             ends.append(max(0.0, left / scaling) if scaling > 0 else (math.inf if left >= 0 else 0))
-        found.append(max(ends) if moved < 0 else min(ends))
-    least = min(found)
+        factors.append(max(ends) if moved < 0 else min(ends))
+    least = min(factors)
     return least if math.isfinite(least) else None
 
 

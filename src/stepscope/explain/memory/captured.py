@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.memory.batch import line_of
+from stepscope.explain.memory.batch import batch_line
 from stepscope.explain.memory.growth import growth_of
 from stepscope.records.memory import (
     CATEGORIES,
@@ -21,14 +21,14 @@ _PHASES = ("forward", "backward", "optimizer")
 
 
 def is_account(captured: CapturedMemory) -> bool:
-    """Whether it tells what a step needs, and of which device."""
+    """Whether it says what a step needs, and on which device."""
     peak = captured.peak
     known = peak is not None and (peak.allocated_bytes or any(peak.categories.values()))
     return captured.device is not None and bool(known)
 
 
 def memory_of_capture(captured: CapturedMemory) -> Memory:
-    """As measured, of what `is_account`; theory and the largest batch come later."""
+    """As measured; `is_account` must hold. Theory and the largest batch are added later."""
     peak = captured.peak
     assert peak is not None
     assert captured.device is not None
@@ -44,8 +44,8 @@ def memory_of_capture(captured: CapturedMemory) -> Memory:
         categories=categories,
         moments=_moments(captured),
         by_module=tuple(
-            ModuleBytes(module=each.module, size_bytes=each.bytes, tensors=each.tensors)
-            for each in captured.activations_by_module
+            ModuleBytes(module=module.module, size_bytes=module.bytes, tensors=module.tensors)
+            for module in captured.activations_by_module
         ),
         fragmentation=fragmentation_of(allocated, peak.reserved_bytes),
         growth=_growth(captured),
@@ -54,7 +54,7 @@ def memory_of_capture(captured: CapturedMemory) -> Memory:
 
 
 def _peak_bytes(categories: Categories, allocated: int | None) -> int:
-    """What the allocator held. Categories that are all known may hold more, from elsewhere."""
+    """What the allocator held, or the sum of all known categories if that is more."""
     held = sum(size or 0 for size in categories.values())
     if allocated is None or (held > allocated and None not in categories.values()):
         return held
@@ -67,7 +67,7 @@ def capture_lines(captured: CapturedMemory, cast_bytes: int) -> tuple[BatchLine,
     peak = captured.peak
     assert peak is not None
     lines = [
-        line_of(
+        batch_line(
             "peak",
             peak.categories,
             inputs_bytes=inputs,
@@ -76,20 +76,22 @@ def capture_lines(captured: CapturedMemory, cast_bytes: int) -> tuple[BatchLine,
         )
     ]
     lines += [
-        line_of(f"after {each.phase}", each.categories, inputs_bytes=inputs, cast_bytes=cast_bytes)
-        for each in captured.phases
-        if each.phase != "begin"
+        batch_line(
+            f"after {phase.phase}", phase.categories, inputs_bytes=inputs, cast_bytes=cast_bytes
+        )
+        for phase in captured.phases
+        if phase.phase != "begin"
     ]
     return tuple(lines)
 
 
 def ordered(categories: Categories) -> Categories:
-    """All categories, in their order; what is not there is not known."""
+    """All categories in their order; a missing one is unknown."""
     return {name: categories.get(name) for name in CATEGORIES}
 
 
 def fragmentation_of(allocated: int | None, reserved: int | None) -> Fragmentation | None:
-    """At the peak; None where the allocator kept no account."""
+    """At the peak; None if the allocator kept no account."""
     if not allocated or not reserved:
         return None
     return Fragmentation(
@@ -101,7 +103,7 @@ def fragmentation_of(allocated: int | None, reserved: int | None) -> Fragmentati
 
 
 def _moments(captured: CapturedMemory) -> tuple[Moment, ...]:
-    """In order of time; the peak stands before the end of the phase it is in."""
+    """In order of time; the peak comes before the end of its phase."""
     peak = captured.peak
     assert peak is not None
     top = Moment(
@@ -111,15 +113,15 @@ def _moments(captured: CapturedMemory) -> tuple[Moment, ...]:
         reserved_bytes=peak.reserved_bytes,
     )
     out = []
-    for each in captured.phases:
-        if each.phase == peak.phase and peak.allocated_bytes is not None:
+    for phase in captured.phases:
+        if phase.phase == peak.phase and peak.allocated_bytes is not None:
             out.append(top)
         out.append(
             Moment(
-                name="before the step" if each.phase == "begin" else f"after {each.phase}",
-                categories=ordered(each.categories),
-                allocated_bytes=each.allocated_bytes,
-                reserved_bytes=each.reserved_bytes,
+                name="before the step" if phase.phase == "begin" else f"after {phase.phase}",
+                categories=ordered(phase.categories),
+                allocated_bytes=phase.allocated_bytes,
+                reserved_bytes=phase.reserved_bytes,
             )
         )
     return tuple(out)
@@ -127,7 +129,7 @@ def _moments(captured: CapturedMemory) -> tuple[Moment, ...]:
 
 def _growth(captured: CapturedMemory) -> Growth | None:
     """One step: right after an optimizer step, and right after the next."""
-    held = {each.phase: each.allocated_bytes for each in captured.phases}
+    held = {phase.phase: phase.allocated_bytes for phase in captured.phases}
     before, after = held.get("begin"), held.get("optimizer")
     if before is None or after is None:
         return None

@@ -1,8 +1,7 @@
-"""Does memory grow from step to step? A leak is growth that is there every time, by about as much.
+"""Does memory grow from step to step? A leak grows by about the same amount in every step.
 
-Bytes alive are compared where one step ends and the next begins. The first steps of a run are left
-out: they make optimizer state, caches and workspaces. Less than three steps of growth prove
-nothing.
+Bytes alive are compared at the ends of steps. The first steps of a run are left out: they create
+optimizer state, caches and workspaces. Fewer than three steps of growth prove nothing.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ _NUMBER = re.compile(r"#(\d{1,18})$")
 def growth_of(
     source: Literal["steps", "trace", "capture"], ends_bytes: Sequence[int], skipped: int = 0
 ) -> Growth | None:
-    """None of fewer than two ends."""
+    """None for fewer than two ends."""
     if len(ends_bytes) < 2:
         return None
     increases = np.diff(np.array(ends_bytes, np.int64)).tolist()
     typical = median(increases)
     steady = len(increases) >= LEAST_INCREASES and all(
-        each > 0 and abs(each - typical) <= _ALIKE * typical for each in increases
+        increase > 0 and abs(increase - typical) <= _ALIKE * typical for increase in increases
     )
     return Growth(
         source=source,
@@ -49,12 +48,12 @@ def growth_of(
 
 def growth_of_steps(rows: Sequence[tuple[int, int]]) -> Growth | None:
     """From (step, bytes at its end) of steps.jsonl."""
-    kept = [size for step, size in rows if step >= FIRST_STEPS]
-    return growth_of("steps", kept, skipped=len(rows) - len(kept))
+    later = [size for step, size in rows if step >= FIRST_STEPS]
+    return growth_of("steps", later, skipped=len(rows) - len(later))
 
 
 def growth_of_trace(lifetimes: Lifetimes, steps: Steps) -> Growth | None:
-    """From allocator events: what is allocated where each marked step ends."""
+    """From allocator events: what is allocated at the end of each marked step."""
     if steps.source == "window":
         return None
     counted = [step for step in steps.steps if _number(step.name) >= FIRST_STEPS]
@@ -67,6 +66,6 @@ def growth_of_trace(lifetimes: Lifetimes, steps: Steps) -> Growth | None:
 
 
 def _number(name: str) -> int:
-    """Of ProfilerStep#7; a step without a number counts as a late one."""
+    """7 for ProfilerStep#7; a step without a number counts as a late one."""
     match = _NUMBER.search(name)
     return int(match[1]) if match else FIRST_STEPS

@@ -1,4 +1,4 @@
-"""Allocator events of a trace as lifetimes, and what each block was for, as far as that shows.
+"""Allocator events of a trace as lifetimes of blocks, and what each block was for.
 
 allocated in                 released                       is
 forward                      in backward                    activations
@@ -48,12 +48,16 @@ _GRADIENTS, _OPTIMIZER, _ACTIVATIONS, _TEMPORARIES, _OTHER = (
 
 
 class MemoryPhase(IntEnum):
-    """What the host was doing; forward is whatever is nothing else."""
+    """What the host was doing; forward is everything that is nothing else."""
 
     FORWARD = 0
     BACKWARD = 1
     OPTIMIZER = 2
     ZERO_GRAD = 3
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
 
 
 class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +65,7 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
 
     on_cpu: bool
     time_ns: Int64
-    size_bytes: Int64  # negative where it releases
+    size_bytes: Int64  # negative for a release
     allocated_bytes: Int64  # right after the event
     reserved_bytes: Int64
     host: Int32  # the innermost host event around it, or -1
@@ -76,18 +80,18 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kept_bytes(self) -> int:
-        """Of what the window began with, what it never released."""
+        """Bytes that the window began with and never released."""
         before = (self.size_bytes < 0) & (self.other_end < 0)
         return self.held_before + int(self.size_bytes[before].sum())
 
     def levels(self) -> Int64:
-        """Bytes by category right after every event, without what was kept all along."""
+        """Bytes by category right after every event, without what was held all along."""
         out = np.zeros((len(CATEGORIES), len(self)), np.int64)
         before = (self.size_bytes < 0) & (self.other_end < 0)
         for code in range(len(CATEGORIES)):
-            mine = self.category == code
-            held = -int(self.size_bytes[mine & before].sum())
-            np.cumsum(np.where(mine, self.size_bytes, 0), out=out[code])
+            chosen = self.category == code
+            held = -int(self.size_bytes[chosen & before].sum())
+            np.cumsum(np.where(chosen, self.size_bytes, 0), out=out[code])
             out[code] += held
         return out
 
@@ -99,7 +103,7 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_lifetimes(trace: Trace) -> Lifetimes | None:
-    """Of the device that held most; None where no allocator events were recorded."""
+    """Of the device that held most; None without allocator events."""
     memory = trace.memory
     rows = _one_device(trace)
     if not len(rows):
@@ -143,7 +147,7 @@ def _one_device(trace: Trace) -> NDArray[np.intp]:
 
 
 def _pair(address: Int64, size: Int64) -> Int64:
-    """An allocation and the next event at its address, where that releases it."""
+    """Joins an allocation to the next event at its address, if that is a release."""
     order = np.argsort(address, kind="stable")
     first, second = order[:-1], order[1:]
     joined = (address[first] == address[second]) & (size[first] > 0) & (size[second] < 0)
@@ -156,26 +160,26 @@ def _pair(address: Int64, size: Int64) -> Int64:
 def _around(trace: Trace, thread: Int32, time_ns: Int64) -> Int32:
     """The innermost host event that each instant lies in."""
     host = trace.host
-    found = np.full(len(time_ns), ABSENT, np.int32)
+    around = np.full(len(time_ns), ABSENT, np.int32)
     end = host.start_ns + host.dur_ns
     for lane in np.flatnonzero(np.bincount(thread[thread >= 0], minlength=1)).tolist():
         low, high = np.searchsorted(host.thread, (lane, lane + 1))
-        mine = np.flatnonzero(thread == lane)
-        place = np.searchsorted(host.start_ns[low:high], time_ns[mine], side="right") - 1
-        found[mine] = np.where(place >= 0, place + low, ABSENT)
-    active = np.flatnonzero(found >= 0)
-    while len(active := active[end[found[active]] < time_ns[active]]):
-        found[active] = host.parent[found[active]]
-        active = active[found[active] >= 0]
-    return found
+        events = np.flatnonzero(thread == lane)
+        place = np.searchsorted(host.start_ns[low:high], time_ns[events], side="right") - 1
+        around[events] = np.where(place >= 0, place + low, ABSENT)
+    active = np.flatnonzero(around >= 0)
+    while len(active := active[end[around[active]] < time_ns[active]]):
+        around[active] = host.parent[around[active]]
+        active = active[around[active] >= 0]
+    return around
 
 
 def _phases(trace: Trace, rows: Int32) -> Int8:
     host = trace.host
-    said = host.kind != HostKind.PYTHON
+    annotated = host.kind != HostKind.PYTHON
     phase = np.zeros(len(rows), np.int8)
-    backward = rows_named(trace, host, said, re.compile(re.escape(BACKWARD)).match)
-    resets = rows_named(trace, host, said, re.compile(re.escape(ZERO_GRAD)).match)
+    backward = rows_named(trace, host, annotated, re.compile(re.escape(BACKWARD)).match)
+    resets = rows_named(trace, host, annotated, re.compile(re.escape(ZERO_GRAD)).match)
     phase[nearest_of(host, backward, rows) >= 0] = MemoryPhase.BACKWARD
     phase[in_optimizer_step(trace, rows) >= 0] = MemoryPhase.OPTIMIZER
     phase[nearest_of(host, resets, rows) >= 0] = MemoryPhase.ZERO_GRAD

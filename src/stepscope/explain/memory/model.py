@@ -1,4 +1,4 @@
-"""What the shapes of a step's operators tell of the model: its batch, its casts, a transformer."""
+"""What a step's operator shapes say about the model: its batch, its casts, a transformer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ShapedCall(msgspec.Struct, frozen=True):
     dtypes: tuple[str, ...]
 
     def dims(self, place: int) -> list[int]:
-        """Of one input; empty where it is no tensor."""
+        """The shape of one input; empty if it is no tensor."""
         dims = self.shapes[place] if place < len(self.shapes) else []
         whole = isinstance(dims, list) and all(isinstance(size, int) for size in dims)
         return dims if whole else []
@@ -59,7 +59,7 @@ class ShapedCall(msgspec.Struct, frozen=True):
 
 
 class StepCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Operators with shapes of one forward pass, outermost of each name, in order.
+    """The shaped operators of one forward pass, outermost of each name, in order.
 
     A step that accumulates gradients runs one pass per micro-batch, and each pass frees what it
     kept before the next begins.
@@ -71,8 +71,8 @@ class StepCalls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_calls(trace: Trace, steps: Steps) -> StepCalls | None:
-    """The longest forward pass of the last marked step, or of the whole trace; None where shapes
-    were not recorded."""
+    """The longest forward pass of the last marked step, or of the whole trace; None without
+    recorded shapes."""
     host = trace.host
     wanted = (*_FED, ATTENTION, *_SOFTMAX, "aten::layer_norm", "aten::native_dropout")
     operator = host.kind == HostKind.OPERATOR
@@ -85,7 +85,7 @@ def read_calls(trace: Trace, steps: Steps) -> StepCalls | None:
         return None
     rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
     passes = _split_passes(host.start_ns[rows], np.sort(host.start_ns[backward & here]))
-    names = [tuple(host.name[rows[each]].tolist()) for each in passes]
+    names = [tuple(host.name[rows[one_pass]].tolist()) for one_pass in passes]
     # The first of equals: autocast may keep its casts of weights for the passes after it.
     longest = max(range(len(passes)), key=lambda place: len(names[place]))
     rows = rows[passes[longest]]
@@ -107,12 +107,12 @@ def _in_last_step(trace: Trace, steps: Steps) -> NDArray[np.bool_]:
 def _split_passes(
     forward_ns: NDArray[np.int64], backward_ns: NDArray[np.int64]
 ) -> list[slice[int, int]]:
-    """Slices of `forward_ns` (sorted) between backward passes. What no backward follows, such as an
-    evaluation at the end of a step, is left out unless there is nothing else."""
+    """Slices of `forward_ns` (sorted) between backward passes. A forward that no backward follows,
+    such as an evaluation at the end of a step, counts only if there is nothing else."""
     before = np.searchsorted(backward_ns, forward_ns)
     edges = [0, *(np.flatnonzero(np.diff(before)) + 1).tolist(), len(forward_ns)]
     passes = [slice(start, end) for start, end in pairwise(edges)]
-    trained = [each for each in passes if before[each.start] < len(backward_ns)]
+    trained = [one_pass for one_pass in passes if before[one_pass.start] < len(backward_ns)]
     return trained or passes
 
 
@@ -139,14 +139,14 @@ def _call(strings: tuple[str, ...], name: int, shapes: int, dtypes: int) -> Shap
         types = msgspec.json.decode(strings[dtypes], type=list[Any]) if dtypes >= 0 else []
     except msgspec.DecodeError:
         return None
-    return ShapedCall(strings[name], tuple(dims), tuple(str(each) for each in types))
+    return ShapedCall(strings[name], tuple(dims), tuple(str(dtype) for dtype in types))
 
 
 def _cast_bytes(trace: Trace, rows: Rows) -> int:
     """Weights that autocast copies to a narrower type for linear layers and convolutions.
 
-    Such a copy is made inside the layer and has the shape of its weight or bias; autograd keeps
-    it, and it is as large at every batch.
+    The copy is made inside the layer and has the shape of its weight or bias. Autograd keeps it,
+    and its size does not depend on the batch.
     """
     host = trace.host
     layers = np.zeros(len(host), np.bool_)
@@ -168,7 +168,7 @@ def _cast_bytes(trace: Trace, rows: Rows) -> int:
             strict=True,
         )
     )
-    return sum(many * _cast(trace.strings, *pair) for pair, many in pairs.items())
+    return sum(count * _cast(trace.strings, *pair) for pair, count in pairs.items())
 
 
 def _cast(strings: tuple[str, ...], shapes: int, dtypes: int, layer: int) -> int:
@@ -183,7 +183,7 @@ def _cast(strings: tuple[str, ...], shapes: int, dtypes: int, layer: int) -> int
 
 
 def find_batch(step: StepCalls) -> tuple[int, str] | None:
-    """The batch and the operator that it was read from: the first one the inputs meet."""
+    """The batch, and the operator it was read from: the first that the inputs reach."""
     for call in step.calls:
         if call.name == "aten::embedding":
             dims = call.dims(1)
@@ -199,7 +199,7 @@ def find_batch(step: StepCalls) -> tuple[int, str] | None:
 
 
 def find_transformer(step: StepCalls) -> Transformer | None:
-    """None where the step is not one of equal attention blocks with two norms each."""
+    """None unless the step consists of equal attention blocks with two norms each."""
     attention = [call for call in step.calls if call.name == ATTENTION]
     fused = bool(attention)
     scores = attention or [
@@ -248,14 +248,14 @@ def _is_square(dims: list[int]) -> bool:
 def _feedforward(step: StepCalls, width: int, layers: int) -> tuple[int, bool] | None:
     """The inner width, and whether two projections lead up to it."""
     weights = Counter(tuple(c.dims(1)) for c in step.calls if c.name == _LINEAR)
-    for (out, into), many in ((k, v) for k, v in weights.items() if len(k) == 2):
+    for (out, into), count in ((k, v) for k, v in weights.items() if len(k) == 2):
         if into == width and out != width and weights.get((into, out), 0) >= layers:
-            return out, many >= 2 * layers
+            return out, count >= 2 * layers
     return None
 
 
 def _vocabulary(step: StepCalls, width: int) -> int | None:
-    """The last linear layer's outputs, where an embedding has as many rows."""
+    """The last linear layer's outputs, if an embedding has as many rows."""
     rows = {c.dims(0)[0] for c in step.calls if c.name == "aten::embedding" and c.dims(0)}
     linear = [c for c in step.calls if c.name == _LINEAR]
     last = linear[-1].dims(1) if linear else []

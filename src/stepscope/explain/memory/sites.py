@@ -1,6 +1,6 @@
-"""Where what is held at the peak was allocated: operator, module, line of the user's code.
+"""Where the memory held at the peak was allocated: operator, module, line of the user's code.
 
-Backward runs without Python around it: its blocks are put where the forward operator was called.
+Backward runs without Python frames: its blocks are attributed to the forward operator's call.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ACTIVATIONS = CATEGORIES.index("activations")
 
 
 def sites_at(trace: Trace, lifetimes: Lifetimes, row: int) -> tuple[SiteBytes, ...]:
-    """Largest first, and what was there before the window as a row of its own."""
+    """Largest first; memory from before the window is a row of its own."""
     alive = lifetimes.alive_at(row)
     around = lifetimes.host[alive]
     operator = _names(trace, _operators(trace, around))
@@ -48,7 +48,7 @@ def sites_at(trace: Trace, lifetimes: Lifetimes, row: int) -> tuple[SiteBytes, .
     rows = _grouped(operator, frame, lifetimes.category[alive], lifetimes.size_bytes[alive])
     out = []
     for (code, place, category), (size, blocks) in rows:
-        told = place_of(trace.strings[place]) if place >= 0 else None
+        source = place_of(trace.strings[place]) if place >= 0 else None
         out.append(
             SiteBytes(
                 operator=trace.strings[code].removeprefix(f"{BACKWARD}: ")
@@ -57,9 +57,9 @@ def sites_at(trace: Trace, lifetimes: Lifetimes, row: int) -> tuple[SiteBytes, .
                 size_bytes=size,
                 blocks=blocks,
                 category=CATEGORIES[category],
-                file=told.file if told else None,
-                line=told.line if told else None,
-                function=told.function if told else "",
+                file=source.file if source else None,
+                line=source.line if source else None,
+                function=source.function if source else "",
             )
         )
     before = int(lifetimes.allocated_bytes[row]) - int(lifetimes.size_bytes[alive].sum())
@@ -69,7 +69,7 @@ def sites_at(trace: Trace, lifetimes: Lifetimes, row: int) -> tuple[SiteBytes, .
 
 
 def largest_sites(sites: Iterable[SiteBytes], most: int = MOST_SITES) -> tuple[SiteBytes, ...]:
-    """Largest first; those beyond the most are one row, so that all still add up."""
+    """Largest first; the rest is one row, so that the sum stays."""
     ranked = sorted(sites, key=lambda site: -site.size_bytes)
     rest = ranked[most:]
     if not rest:
@@ -121,7 +121,7 @@ def _names(trace: Trace, rows: Int32) -> Int32:
 
 
 def _looked_up(column: Int32, rows: Int32) -> Int32:
-    """-1 stays -1, also where there is no host event at all."""
+    """The column at these rows; -1 stays -1."""
     out = np.full(len(rows), -1, np.int32)
     known = rows >= 0
     out[known] = column[rows[known]]
@@ -131,7 +131,7 @@ def _looked_up(column: Int32, rows: Int32) -> Int32:
 def _grouped(
     first: Int32, second: Int32, third: NDArray[np.int8], sizes: Int64
 ) -> list[tuple[tuple[int, int, int], tuple[int, int]]]:
-    """(codes, (bytes, blocks)) of every distinct triple, the largest first."""
+    """(codes, (bytes, blocks)) of every distinct triple, largest first."""
     sample, inverse, count = group(first, second, third)
     total = sum_by(inverse, sizes, count)
     blocks = np.bincount(inverse, minlength=count)

@@ -1,8 +1,8 @@
-"""A CUDA memory snapshot explained: its state at the end, its history played back, who allocated.
+"""Explains a CUDA memory snapshot: its final state, its history replayed, what allocated.
 
 The history is a ring that may have lost its beginning, but never its end: levels are counted
-backwards from the state the snapshot shows. The allocator notes what was asked for; blocks are
-multiples of 512 bytes, so that is what an allocation counts as.
+backwards from the final state. The allocator records the requested bytes, but blocks are multiples
+of 512 bytes, so allocations are rounded up.
 """
 
 from __future__ import annotations
@@ -66,25 +66,25 @@ class _Played(msgspec.Struct, frozen=True, kw_only=True):
 
     history: History
     allocated: Int64
-    reserved: Int64 | None  # None where less would be reserved than allocated
+    reserved: Int64 | None  # None if less would be reserved than allocated
     allocates: Rows
     released: Int64  # for each of `allocates`: the row of its release, or the history's length
-    contradicted: Rows  # allocations that would be alive at the end, and are not there
+    contradicted: Rows  # allocations never released that the final state does not show
     peak: int
 
 
 def memory_of_snapshot(
     snapshot: Snapshot, limit_bytes: int | None = None
 ) -> tuple[Memory, tuple[Note, ...]]:
-    """Of the device that most was reserved on; and where its history contradicts its blocks."""
+    """The device with the most reserved memory; and where its history contradicts its blocks."""
     device, others = _device(snapshot)
     here = snapshot.segments.device == device
-    mine = here[snapshot.blocks.segment]
-    held = mine & (snapshot.blocks.state == _ALLOCATED)
-    free = mine & (snapshot.blocks.state == _INACTIVE)
+    in_device = here[snapshot.blocks.segment]
+    held = in_device & (snapshot.blocks.state == _ALLOCATED)
+    free = in_device & (snapshot.blocks.state == _INACTIVE)
     size = snapshot.blocks.size_bytes
     allocated, reserved = int(size[held].sum()), int(snapshot.segments.total_bytes[here].sum())
-    history = next((each for each in snapshot.histories if each.device == device), None)
+    history = next((recorded for recorded in snapshot.histories if recorded.device == device), None)
     played = None
     if history is not None and len(history):
         ends = _lives(history, snapshot.blocks.address[held], size[held])
@@ -128,7 +128,7 @@ def _listed(devices: list[int]) -> str:
 
 
 def _device(snapshot: Snapshot) -> tuple[int, list[int]]:
-    reserved: dict[int, int] = {each.device: 0 for each in snapshot.histories if len(each)}
+    reserved: dict[int, int] = {history.device: 0 for history in snapshot.histories if len(history)}
     for device, size in zip(
         snapshot.segments.device.tolist(), snapshot.segments.total_bytes.tolist(), strict=True
     ):
@@ -140,7 +140,7 @@ def _device(snapshot: Snapshot) -> tuple[int, list[int]]:
 
 
 class _Lives(msgspec.Struct, frozen=True):
-    """Allocations of a history that the snapshot's blocks bear out."""
+    """Allocations of a history that agree with the snapshot's blocks."""
 
     allocates: Rows
     released: Int64
@@ -149,8 +149,8 @@ class _Lives(msgspec.Struct, frozen=True):
 
 
 def _lives(history: History, held_address: Int64, held_bytes: Int64) -> _Lives:
-    """Whatever is alive at the end must lie in a block that is at least as large: the last state
-    is known, so an allocation that it does not show never counts."""
+    """An allocation alive at the end must lie in a block that is at least as large: the final state
+    is known, so an allocation that it does not show does not count."""
     moves = np.flatnonzero((history.action == _ALLOC) | (history.action == _FREE))
     allocates, released, strangers = _pair(history, moves)
     order = np.argsort(held_address, kind="stable")
@@ -163,13 +163,13 @@ def _lives(history: History, held_address: Int64, held_bytes: Int64) -> _Lives:
     if len(address):
         enough = room[inside] >= _rounded(history.size_bytes[allocates[alive]])
         shown = (place < len(address)) & (address[inside] == wanted) & enough
-    kept = np.ones(len(allocates), np.bool_)
-    kept[alive[~shown]] = False
-    return _Lives(allocates[kept], released[kept], strangers, allocates[~kept])
+    agrees = np.ones(len(allocates), np.bool_)
+    agrees[alive[~shown]] = False
+    return _Lives(allocates[agrees], released[agrees], strangers, allocates[~agrees])
 
 
 def _rounded(size_bytes: Int64) -> Int64:
-    """What a request of this size takes at least."""
+    """The least that a request of this size takes."""
     return -(-size_bytes // _ROUNDING) * _ROUNDING
 
 
@@ -196,8 +196,8 @@ def _play(history: History, lives: _Lives, allocated_end: int, reserved_end: int
 
 
 def _pair(history: History, moves: Rows) -> tuple[Rows, Int64, Rows]:
-    """Allocations, the end of each, and releases without an allocation. An address that is given
-    out again was released in between, whether that was recorded or not."""
+    """Allocations, the end of each, and releases without an allocation. An address that is reused
+    was released in between, recorded or not."""
     order = moves[np.argsort(history.address[moves], kind="stable")]
     first, second = order[:-1], order[1:]
     same = history.address[first] == history.address[second]
@@ -212,20 +212,20 @@ def _pair(history: History, moves: Rows) -> tuple[Rows, Int64, Rows]:
 
 
 def _contradictions(played: _Played | None) -> tuple[Note, ...]:
-    """Where the history and the blocks cannot both be true, the blocks are believed."""
+    """Contradictions between the history and the blocks; the blocks count."""
     if played is None:
         return ()
     notes = []
-    many = len(played.contradicted)
-    if many:
+    count = len(played.contradicted)
+    if count:
         first = int(played.contradicted[0])
         notes.append(
             Note(
                 id="contradictions",
-                detail=f"not used: {counted(many, 'allocation')} of the history that the blocks at "
-                f"the end do not show, the first event {first:,} "
+                detail=f"not used: {counted(count, 'allocation')} of the history that the blocks "
+                f"at the end do not show, the first event {first:,} "
                 f"({size_words(int(played.history.size_bytes[first]))})",
-                count=many,
+                count=count,
             )
         )
     if played.reserved is None:
@@ -261,7 +261,7 @@ def _at_end(allocated: int, reserved: int, free: Int64) -> Fragmentation | None:
 
 
 def _limit(given: int | None, played: _Played | None) -> int | None:
-    """What the user said; else what the device turned out to hold when it had no more."""
+    """The user's limit; else what the device held when it ran out of memory."""
     if given is not None or played is None:
         return given
     failures = np.flatnonzero(played.history.action == _OOM)
@@ -291,7 +291,7 @@ def _timeline(played: _Played) -> MemoryTimeline:
 def _sites(
     snapshot: Snapshot, held: NDArray[np.bool_], played: _Played | None, peak: int
 ) -> tuple[SiteBytes, ...]:
-    """What is held at the peak, by who allocated it; they add up to the peak."""
+    """What is held at the peak by allocating place; the places add up to the peak."""
     stacks, sizes = _held_at_end(snapshot, held, played)
     if played is not None:
         alive = (played.allocates <= played.peak) & (played.released > played.peak)
@@ -312,15 +312,15 @@ def _sites(
     if left > 0:
         merged[(BEFORE, None, None, "")] = [left, 0]
     return largest_sites(
-        SiteBytes(operator=what, file=file, line=line, function=name, size_bytes=size, blocks=many)
-        for (what, file, line, name), (size, many) in merged.items()
+        SiteBytes(operator=what, file=file, line=line, function=name, size_bytes=size, blocks=count)
+        for (what, file, line, name), (size, count) in merged.items()
     )
 
 
 def _held_at_end(
     snapshot: Snapshot, held: NDArray[np.bool_], played: _Played | None
 ) -> tuple[NDArray[np.int32], Int64]:
-    """Blocks alive at the end that the history did not see allocated: they were there all along."""
+    """Blocks alive at the end whose allocation the history lacks: they were held all along."""
     rows = np.flatnonzero(held)
     if played is not None:
         alive = played.released == len(played.history)
@@ -330,14 +330,14 @@ def _held_at_end(
 
 
 def _site(stack: tuple[tuple[str, int, str], ...]) -> tuple[str, str | None, int | None, str]:
-    """The innermost frame of the user's own code; of any Python else; else the innermost."""
+    """The innermost frame of the user's code; else of any Python; else the innermost."""
     python = [frame for frame in stack if frame[0].endswith(".py")]
     own = [frame for frame in python if not is_library(f"{frame[0]}({frame[1]}): {frame[2]}")]
     file, line, name = (own or python or list(stack))[0]
     inner = stack[0]
     what = inner[2] if inner[0] != file or inner[2] != name else ""
-    told = file.endswith(".py") and line > 0
-    return what or name or UNKNOWN, file if told else None, line if told else None, name
+    known = file.endswith(".py") and line > 0
+    return what or name or UNKNOWN, file if known else None, line if known else None, name
 
 
 def _failures(snapshot: Snapshot, played: _Played | None) -> tuple[OutOfMemory, ...]:

@@ -50,14 +50,14 @@ def zero_table(
     return tuple(
         ZeroRow(
             stage=stage,
-            ranks=many,
+            ranks=count,
             size_bytes=zero_bytes(
-                stage, many, parameters=parameters, gradients=gradients, optimizer=optimizer
+                stage, count, parameters=parameters, gradients=gradients, optimizer=optimizer
             ),
             volume=VOLUME[stage],
         )
         for stage in STAGES
-        for many in ranks
+        for count in ranks
     )
 
 

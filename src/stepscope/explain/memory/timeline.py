@@ -1,4 +1,4 @@
-"""Memory through one step, thinned so that it can be drawn and sent: its extremes stay."""
+"""Memory through one step, thinned for charts and JSON; its extremes stay."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     Int64 = NDArray[np.int64]
 
 BINS = 200
-_NAMES = {
-    MemoryPhase.FORWARD: "forward",
-    MemoryPhase.BACKWARD: "backward",
-    MemoryPhase.OPTIMIZER: "optimizer",
-}
 
 
 def thinned(time: Int64, level: Int64, bins: int = BINS) -> NDArray[np.intp]:
@@ -38,7 +33,7 @@ def thinned(time: Int64, level: Int64, bins: int = BINS) -> NDArray[np.intp]:
 
 
 def step_timeline(lifetimes: Lifetimes, levels: Int64, peak: int, steps: Steps) -> MemoryTimeline:
-    """Of the step that the peak is in, or of all there is."""
+    """The step that contains the peak, or the whole window."""
     time = lifetimes.time_ns
     low, high, start, name = 0, len(time), int(time[0]), "the whole window"
     for step in steps.steps:
@@ -63,7 +58,7 @@ def step_timeline(lifetimes: Lifetimes, levels: Int64, peak: int, steps: Steps) 
 
 
 def _phases(lifetimes: Lifetimes, low: int, high: int, start: int) -> tuple[PhaseSpan, ...]:
-    """Forward before every backward, backward, the optimizer's step; what else runs is unnamed."""
+    """Forward before each backward, backward, the optimizer's step; everything else is unnamed."""
     phase, time = lifetimes.phase[low:high], lifetimes.time_ns[low:high]
     edges = np.flatnonzero(np.diff(phase, prepend=-1))
     codes = [MemoryPhase(code) for code in phase[edges].tolist()]
@@ -74,5 +69,5 @@ def _phases(lifetimes: Lifetimes, low: int, high: int, start: int) -> tuple[Phas
         trains = code in (MemoryPhase.BACKWARD, MemoryPhase.OPTIMIZER)
         if trains or (code == MemoryPhase.FORWARD and before_backward):
             began = int(time[edge])
-            out.append(PhaseSpan(name=_NAMES[code], start_ns=began - start, dur_ns=end - began))
+            out.append(PhaseSpan(name=code.label, start_ns=began - start, dur_ns=end - began))
     return tuple(out)

@@ -1,6 +1,6 @@
-"""Memory from a trace's allocator events alone: a step's timeline, its peak, what was for what.
+"""Memory from a trace's allocator events alone: a step's timeline, its peak, its categories.
 
-What was there before the window and stays is told apart only where gradients come and go: every
+Memory held from before the window is divided only if gradients come and go: every
 trained parameter has a gradient of its size, and the optimizer's name says what it keeps for each.
 What cannot be told is "other", and a note says so.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from stepscope.explain.memory.batch import line_of
+from stepscope.explain.memory.batch import batch_line
 from stepscope.explain.memory.captured import fragmentation_of
 from stepscope.explain.memory.growth import growth_of_trace
 from stepscope.explain.memory.lifetimes import OPTIMIZER, MemoryPhase, find_lifetimes
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     Int64 = NDArray[np.int64]
 
-# Values that an optimizer keeps for each parameter, of its size.
+# Values of a parameter's size that an optimizer keeps for each.
 KEPT = {
     "Adam": 2,
     "AdamW": 2,
@@ -46,12 +46,6 @@ KEPT = {
     "Lion": 1,
 }
 _OPTIMIZER_NAME = re.compile(r"^Optimizer\.step#(\w+)\.step$")
-_PHASES = {
-    MemoryPhase.FORWARD: "forward",
-    MemoryPhase.BACKWARD: "backward",
-    MemoryPhase.OPTIMIZER: "optimizer",
-    MemoryPhase.ZERO_GRAD: "zero_grad",
-}
 _PARAMETERS, _GRADIENTS, _OPTIMIZER, _OTHER = (
     CATEGORIES.index(name) for name in ("parameters", "gradients", "optimizer", "other")
 )
@@ -66,12 +60,12 @@ class TracedMemory(msgspec.Struct, frozen=True, kw_only=True):
     in_optimizer: bool
 
     def lines(self, cast_bytes: int) -> tuple[BatchLine, ...]:
-        """What the window did not allocate is fixed, whatever it is."""
+        """Memory from before the window is fixed, whatever it is."""
         held = {name: size or 0 for name, size in self.peak.items()}
         held["other"] -= self.kept_other_bytes
         held["buffers"] = held.get("buffers", 0) + self.kept_other_bytes
         return (
-            line_of(
+            batch_line(
                 "peak",
                 {**held},
                 cast_bytes=cast_bytes,
@@ -82,26 +76,26 @@ class TracedMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def memory_of_trace(trace: Trace, steps: Steps) -> TracedMemory | None:
-    """None where no allocator events were recorded."""
+    """None without allocator events."""
     lifetimes = find_lifetimes(trace)
     if lifetimes is None:
         return None
     levels = lifetimes.levels()
-    kept, notes = _told_apart(trace, lifetimes, levels)
-    levels += kept[:, None]
-    # The last of equal peaks: what its step allocated is in the window from the start.
+    held, notes = _held_before(trace, lifetimes, levels)
+    levels += held[:, None]
+    # Take the last of equal peaks: the window shows everything that its step allocated.
     peak = int(np.flatnonzero(lifetimes.allocated_bytes == lifetimes.allocated_bytes.max())[-1])
     allocated = int(lifetimes.allocated_bytes[peak])
     levels[_OTHER] += lifetimes.allocated_bytes - levels.sum(axis=0)
     reserved = None if lifetimes.on_cpu else int(lifetimes.reserved_bytes[peak])
     timeline = step_timeline(lifetimes, levels, peak, steps)
-    categories = _categories(levels[:, peak], kept, levels)
+    categories = _categories(levels[:, peak], held, levels)
     memory = Memory(
         source="trace",
         device="cpu" if lifetimes.on_cpu else trace.kind,
         peak_bytes=allocated,
         reserved_bytes=reserved,
-        phase=_PHASES[MemoryPhase(int(lifetimes.phase[peak]))],
+        phase=MemoryPhase(int(lifetimes.phase[peak])).label,
         measured="the window's highest point, from the allocator events of the trace",
         categories=categories,
         by_module=modules_at(trace, lifetimes, peak),
@@ -114,27 +108,27 @@ def memory_of_trace(trace: Trace, steps: Steps) -> TracedMemory | None:
     return TracedMemory(
         memory=memory,
         peak=categories,
-        kept_other_bytes=int(kept[_OTHER]),
+        kept_other_bytes=int(held[_OTHER]),
         in_optimizer=int(lifetimes.phase[peak]) == MemoryPhase.OPTIMIZER,
     )
 
 
-def _told_apart(
+def _held_before(
     trace: Trace, lifetimes: Lifetimes, levels: Int64
 ) -> tuple[NDArray[np.int64], list[str]]:
-    """What was kept all along, by category."""
-    kept = np.zeros(len(CATEGORIES), np.int64)
+    """What was held all along, by category."""
+    held = np.zeros(len(CATEGORIES), np.int64)
     notes = []
     if not lifetimes.agrees and not lifetimes.on_cpu:
         notes.append("allocator events are missing from the trace: what they moved is in other")
     if lifetimes.on_cpu:
         notes.append("what was allocated before the window is not known on the CPU: not counted")
-        return kept, notes
+        return held, notes
     whole, gradients = lifetimes.kept_bytes, int(levels[_GRADIENTS].max(initial=0))
     name = optimizer_name(trace)
     values = KEPT.get(name or "", 0)
     if gradients and whole >= (1 + values) * gradients:
-        kept[_PARAMETERS], kept[_OPTIMIZER] = gradients, values * gradients
+        held[_PARAMETERS], held[_OPTIMIZER] = gradients, values * gradients
         how = f"{name} keeps {values} values for each" if values else "its state is in other"
         notes.append(
             "parameters are taken to be as large as their gradients; the optimizer: "
@@ -145,12 +139,12 @@ def _told_apart(
             "a trace does not say what was allocated before it began: parameters, gradients and "
             "optimizer state are in other (`stepscope run` separates them)"
         )
-    kept[_OTHER] = whole - int(kept.sum())
-    return kept, notes
+    held[_OTHER] = whole - int(held.sum())
+    return held, notes
 
 
 def optimizer_name(trace: Trace) -> str | None:
-    """AdamW of `Optimizer.step#AdamW.step`; None where steps are not marked, or by several."""
+    """AdamW for `Optimizer.step#AdamW.step`; None without marks, or with several names."""
     host = trace.host
     rows = rows_named(
         trace, host, host.kind != HostKind.PYTHON, lambda name: name.startswith(OPTIMIZER)
@@ -161,10 +155,10 @@ def optimizer_name(trace: Trace) -> str | None:
 
 
 def _categories(peak: Int64, kept: NDArray[np.int64], levels: Int64) -> Categories:
-    """At the peak; a category that never shows in the trace is not known."""
-    found: Categories = {}
+    """At the peak; a category that the trace never shows is unknown."""
+    categories: Categories = {}
     for code, name in enumerate(CATEGORIES):
-        told = name in ("activations", "temporaries", "other")
-        told = told or bool(kept[code]) or bool(levels[code].any())
-        found[name] = int(peak[code]) if told else None
-    return found
+        known = name in ("activations", "temporaries", "other")
+        known = known or bool(kept[code]) or bool(levels[code].any())
+        categories[name] = int(peak[code]) if known else None
+    return categories

@@ -1,4 +1,4 @@
-"""Bytes in sentences: what findings say of an account of memory."""
+"""Bytes in sentences: what findings say about memory."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ LABELS = {
 
 
 def biggest(memory: Memory) -> str:
-    """The category, or the place, that holds most."""
-    told = {name: held for name, held in memory.categories.items() if held and name != "other"}
-    if told:
-        name = max(told, key=lambda each: told[each])
-        return f"{LABELS[name]} ({size(told[name])})"
+    """The category or place that holds most."""
+    held = {
+        name: amount for name, amount in memory.categories.items() if amount and name != "other"
+    }
+    if held:
+        name = max(held, key=lambda name: held[name])
+        return f"{LABELS[name]} ({size(held[name])})"
     if memory.by_site:
         site = memory.by_site[0]
         place = f"{site.file}:{site.line}" if site.file else site.operator
@@ -34,11 +36,11 @@ def biggest(memory: Memory) -> str:
 
 
 def held_words(memory: Memory) -> list[str]:
-    """What is held at the peak, as one line; where that is not known, who allocated it."""
-    told = {name: held for name, held in memory.categories.items() if held}
-    if set(told) - {"other"}:
-        ranked = sorted(told, key=lambda name: -told[name])
-        return ["at the peak: " + ", ".join(f"{LABELS[n]} {size(told[n])}" for n in ranked[:4])]
+    """One line: what is held at the peak or, if that is unknown, what allocated it."""
+    held = {name: amount for name, amount in memory.categories.items() if amount}
+    if set(held) - {"other"}:
+        ranked = sorted(held, key=lambda name: -held[name])
+        return ["at the peak: " + ", ".join(f"{LABELS[n]} {size(held[n])}" for n in ranked[:4])]
     places = [site for site in memory.by_site if site.file][:3]
     if not places:
         return []
@@ -47,7 +49,7 @@ def held_words(memory: Memory) -> list[str]:
 
 
 def between_words(low: float | None, high: float | None, form: str = "{}") -> str:
-    """A range in brackets; without a high end, what may scale may also not."""
+    """A range in brackets; without a high end, only the low one."""
     if low is None:
         return ""
     if high is None:

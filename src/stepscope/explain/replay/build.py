@@ -1,4 +1,4 @@
-"""A trace -> the graph of it. Replaying the graph unchanged gives the trace back."""
+"""Builds the graph of a trace. Replaying it unchanged gives the trace's times back."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Rows = NDArray[np.intp] | NDArray[np.int32]
 
-_THROTTLED_NS = 50_000  # a launch that took longer stood before a full queue
-_LOOKED_AT = 65  # tasks that ended before one that waited for something
+_THROTTLED_NS = 50_000  # a launch that took longer waited for a full queue
+_MOST_CANDIDATES = 65  # earlier tasks that a waiting task may have waited for
 _UNEXPLAINED_NS = 2_000
 _LONGEST_LATENCY_NS = 20_000.0
 _AWAITED_NS = 5_000  # a blocking call may return this much before the device's clock says so
 
 
 def build_graph(trace: Trace, work: Work, *, described: bool = True) -> StepGraph:
-    """The whole trace; not `described`, without the calls' operators, which what-ifs ask for."""
+    """The whole trace; with `described`, the calls carry their operators, which what-ifs need."""
     trace, work = _from_zero(trace, work)
     if work.on_host:
         return _host_graph(trace, work)
@@ -61,7 +61,7 @@ def build_graph(trace: Trace, work: Work, *, described: bool = True) -> StepGrap
 
 
 def _unrecorded_launch() -> Calls:
-    """Stands for all launches where the trace holds none of them."""
+    """One call in place of all launches when the trace holds none of them."""
     return Calls(
         kind=np.array([CallKind.LAUNCH], np.int8),
         gap_ns=np.zeros(1),
@@ -76,7 +76,7 @@ def _unrecorded_launch() -> Calls:
 
 
 def describe(trace: Trace, work: Work, graph: StepGraph) -> StepGraph:
-    """The graph with its calls' operators; where the CPU is the device the calls are those."""
+    """Add the operator of each call; on a CPU the calls already are the operators."""
     if work.on_host:
         return graph
     outermost = _outermost_operator(trace, graph.calls.row)
@@ -156,7 +156,7 @@ def _unthrottled(
     chosen: NDArray[np.intp],
     call: NDArray[np.int32],
 ) -> tuple[Floats, int]:
-    """Launches without what they waited at a full queue, and how deep that queue is."""
+    """Launches without their wait for a full queue, and the queue's depth."""
     launching = np.flatnonzero(kind == CallKind.LAUNCH)
     if not len(launching):
         return own, QUEUE_DEPTH
@@ -176,13 +176,13 @@ def _unthrottled(
 def _outermost_operator(trace: Trace, rows: Rows) -> NDArray[np.int32]:
     host = trace.host
     operator = host.kind == HostKind.OPERATOR
-    found = nearest_of(host, operator, rows)
-    inner = np.flatnonzero(found >= 0)
+    operators = nearest_of(host, operator, rows)
+    inner = np.flatnonzero(operators >= 0)
     while len(inner):
-        outer = nearest_of(host, operator, host.parent[found[inner]])
+        outer = nearest_of(host, operator, host.parent[operators[inner]])
         inner, outer = inner[outer >= 0], outer[outer >= 0]
-        found[inner] = outer
-    return found
+        operators[inner] = outer
+    return operators
 
 
 def _phases(trace: Trace, rows: Rows) -> NDArray[np.int8]:
@@ -215,7 +215,7 @@ def _awaiting(
     chosen: NDArray[np.intp],
     call: NDArray[np.int32],
 ) -> Calls:
-    """Which streams a blocking call waits for: those whose last task had ended when it returned."""
+    """A blocking call waits for the streams whose last task had ended when it returned."""
     waiting = np.flatnonzero(calls.kind == CallKind.WAIT)
     if not len(waiting):
         return calls
@@ -225,9 +225,9 @@ def _awaiting(
     last = np.zeros(len(waiting), np.int64)
     awaited = np.zeros((int(stream_of.max(initial=-1)) + 1, len(waiting)), np.bool_)
     for stream, over in enumerate(awaited):
-        mine = np.flatnonzero(stream_of == stream)
-        place = np.searchsorted(call[mine], waiting) - 1
-        end = ends[mine[place]]
+        tasks = np.flatnonzero(stream_of == stream)
+        place = np.searchsorted(call[tasks], waiting) - 1
+        end = ends[tasks[place]]
         over[:] = (place >= 0) & (end <= returned + _AWAITED_NS)
         last = np.where(over, np.maximum(last, end), last)
     awaits, own, tail = list(calls.awaits), calls.call_ns.copy(), calls.tail_ns.copy()
@@ -243,7 +243,7 @@ def _awaiting(
 
 
 def _with_unlinked(work: Work, call: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Tasks whose launch was not recorded go with the call before them on the device's clock."""
+    """Assign a task without a recorded launch to the previous task's call on the device's clock."""
     lost = np.flatnonzero(call < 0)
     if not len(lost):
         return call
@@ -279,7 +279,7 @@ def _tasks(
     before = _previous_end(stream, end)
     spacing, latency = start - before, start - called
     free = before <= called
-    # A free stream may wait for another one: only the shortest latencies are the launch's own.
+    # A free stream may wait for another: only the shortest latencies are the launch's own.
     usual_latency = min(_low(latency[free & (latency > 0)], 0.05, 5_000.0), _LONGEST_LATENCY_NS)
     usual_spacing = _low(spacing[~free & (spacing >= 0)], 0.25, 1_000.0)
     after = _awaited_tasks(trace, work, chosen, stream, start, end, spacing, latency, usual_latency)
@@ -298,11 +298,11 @@ def _tasks(
 
 
 def _previous_end(stream: NDArray[np.int32], end: Floats) -> Floats:
-    """End of the task before it on its stream; long ago for the first."""
+    """End of the previous task on its stream; long ago for the first."""
     before = np.full(len(end), -1e15)
-    for each in range(int(stream.max(initial=-1)) + 1):
-        mine = np.flatnonzero(stream == each)
-        before[mine[1:]] = end[mine[:-1]]
+    for number in range(int(stream.max(initial=-1)) + 1):
+        tasks = np.flatnonzero(stream == number)
+        before[tasks[1:]] = end[tasks[:-1]]
     return before
 
 
@@ -323,7 +323,7 @@ def _awaited_tasks(
 ) -> NDArray[np.int32]:
     """A task that neither its stream nor its launch held back waited for another stream.
 
-    Communication also waits for what its own stream's events say: the compute launched before it.
+    Communication also waits for the compute launched before it, as its stream's events say.
     """
     after = np.full(len(start), ABSENT, np.int32)
     if int(stream.max(initial=0)) == 0:
@@ -332,14 +332,14 @@ def _awaited_tasks(
     order = np.argsort(end, kind="stable")
     task = np.flatnonzero(unexplained > _UNEXPLAINED_NS)
     place = np.searchsorted(end[order], start[task], side="right")
-    for _ in range(_LOOKED_AT):
+    for _ in range(_MOST_CANDIDATES):
         place -= 1
         task, place = task[place >= 0], place[place >= 0]
         other = order[place]
         near = start[task] - end[other] < unexplained[task]
-        found = near & (stream[other] != stream[task]) & (other < task)
-        after[task[found]] = other[found]
-        task, place = task[near & ~found], place[near & ~found]
+        waited = near & (stream[other] != stream[task]) & (other < task)
+        after[task[waited]] = other[waited]
+        task, place = task[near & ~waited], place[near & ~waited]
     comm = (work.kind[chosen] == Kind.COMM) & (after < 0)
     compute = np.flatnonzero(
         (work.kind[chosen] == Kind.COMPUTE)
@@ -357,10 +357,10 @@ def _awaited_tasks(
 
 
 def _host_graph(trace: Trace, work: Work) -> StepGraph:
-    """Operators are the host's own calls; what communication threads do are tasks beside them."""
+    """Operators are the host's calls; the work of communication threads are tasks."""
     host = trace.host
-    mine = work.feeds(host.thread[work.rows])
-    own = np.flatnonzero(mine)
+    feeds = work.feeds(host.thread[work.rows])
+    own = np.flatnonzero(feeds)
     own = own[np.argsort(work.start_ns[own], kind="stable")]
     begin = work.extent[0]
     start = (work.start_ns[own] - begin).astype(np.float64)
@@ -378,7 +378,7 @@ def _host_graph(trace: Trace, work: Work) -> StepGraph:
         frames=_frames_between(trace, work, before + begin, start + begin),
         awaits=((),) * len(own),
     )
-    beside = np.flatnonzero(~mine)
-    beside = beside[np.argsort(work.start_ns[beside], kind="stable")]
-    calls, tasks, streams = communicate(trace, work, calls, start + begin, beside)
+    other_threads = np.flatnonzero(~feeds)
+    other_threads = other_threads[np.argsort(work.start_ns[other_threads], kind="stable")]
+    calls, tasks, streams = communicate(trace, work, calls, start + begin, other_threads)
     return StepGraph(calls=calls, tasks=tasks, streams=streams, end_ns=0.0, on_host=True)

@@ -1,8 +1,8 @@
-"""Communication of a CPU's trace: tasks beside the host's lane, and where the host waits for them.
+"""Communication in a CPU's trace: tasks next to the host's lane, and where the host waits for them.
 
-gloo's spans lie on threads of their own. What starts one is the c10d:: call with as many elements.
-A gap in the host's lane in which a span ends is a wait for it. So is a long gap that one spans: the
-result is there, the host goes on, and only then does the thread get to end its span.
+gloo's spans lie on threads of their own. The c10d:: call with as many elements starts a span. The
+host waits for a span that ends in a gap of its lane, and for one that covers a long gap: then the
+result is there, the host continues, and only later does gloo's thread end its span.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ _SPANNED = 0.8  # of the gap
 
 
 def communicate(
-    trace: Trace, work: Work, calls: Calls, start_ns: Floats, beside: NDArray[np.intp]
+    trace: Trace, work: Work, calls: Calls, start_ns: Floats, others: NDArray[np.intp]
 ) -> tuple[Calls, Tasks, int]:
-    """The host's calls with the waits among them, the tasks, and how many streams there are.
+    """The host's calls with their waits, the tasks, and the number of streams.
 
-    `start_ns` are the calls' starts on the trace's clock, `beside` the work of other threads.
+    `start_ns` are the calls' starts on the trace's clock, `others` is the work of other threads.
     """
     if not len(calls):
-        beside = beside[:0]
-    call = _launching(trace, work, calls, start_ns, beside)
-    order = np.lexsort((work.start_ns[beside], call))
-    beside, call = beside[order], call[order]
-    lanes = np.unique(trace.host.thread[work.rows[beside]], return_inverse=True)[1]
-    begun = work.start_ns[beside].astype(np.float64)
-    end = work.end_ns[beside].astype(np.float64)
-    count = len(beside)
+        others = others[:0]
+    call = _launching(trace, work, calls, start_ns, others)
+    order = np.lexsort((work.start_ns[others], call))
+    others, call = others[order], call[order]
+    lanes = np.unique(trace.host.thread[work.rows[others]], return_inverse=True)[1]
+    begun = work.start_ns[others].astype(np.float64)
+    end = work.end_ns[others].astype(np.float64)
+    count = len(others)
     tasks = Tasks(
         call=call,
         stream=lanes.astype(np.int32).reshape(-1),
         dur_ns=end - begun,
         spacing_ns=np.zeros(count),
         latency_ns=begun - start_ns[call] if count else np.zeros(0),
-        kind=work.kind[beside],
-        row=work.rows[beside].astype(np.int32),
+        kind=work.kind[others],
+        row=work.rows[others].astype(np.int32),
         after=np.full(count, ABSENT, np.int32),
         after_ns=np.zeros(count),
     )
@@ -68,15 +68,15 @@ def communicate(
 
 
 def _launching(
-    trace: Trace, work: Work, calls: Calls, start_ns: Floats, beside: NDArray[np.intp]
+    trace: Trace, work: Work, calls: Calls, start_ns: Floats, others: NDArray[np.intp]
 ) -> Ints:
-    """The call that started each: its c10d:: call, else the last one before it."""
-    call = np.searchsorted(start_ns, work.start_ns[beside], side="right").astype(np.int32) - 1
-    spans = trace.host.kind[work.rows[beside]] == HostKind.ANNOTATION
+    """The call that started each task: its c10d:: call, else the last call before it."""
+    call = np.searchsorted(start_ns, work.start_ns[others], side="right").astype(np.int32) - 1
+    spans = trace.host.kind[work.rows[others]] == HostKind.ANNOTATION
     place = np.full(len(trace.host) + 1, ABSENT, np.int32)
     place[calls.row] = np.arange(len(calls), dtype=np.int32)
-    caller = np.full(len(beside), ABSENT, np.int32)
-    caller[spans] = find_callers(trace, work.rows[beside[spans]])
+    caller = np.full(len(others), ABSENT, np.int32)
+    caller[spans] = find_callers(trace, work.rows[others[spans]])
     known = place[caller]  # caller -1 reads the last place, which is absent
     return np.maximum(np.where(known >= 0, known, call), 0).astype(np.int32)
 
@@ -84,7 +84,7 @@ def _launching(
 def _really_ended(
     calls: Calls, tasks: Tasks, start_ns: Floats, begun: Floats, end: Floats
 ) -> Floats:
-    """Ends of the tasks, those that the host had waited for no later than it went on."""
+    """The tasks' ends; one that the host waited for ends no later than the host continues."""
     ended = end.copy()
     for number in np.flatnonzero(calls.gap_ns > _LONG_GAP_NS).tolist():
         gap, resumed = calls.gap_ns[number], start_ns[number]
@@ -97,7 +97,7 @@ def _really_ended(
 def _with_waits(
     calls: Calls, tasks: Tasks, start_ns: Floats, end_ns: Floats
 ) -> tuple[Calls, Tasks]:
-    """A WAIT before every call in whose gap a task ended; the rest of the gap comes behind it."""
+    """Insert a WAIT before every call in whose gap a task ended; the rest of the gap follows it."""
     if not len(tasks):
         return calls, tasks
     before = start_ns - calls.gap_ns
@@ -113,7 +113,7 @@ def _with_waits(
     gaps[waits] -= waited[waits]
     source = np.sort(np.concatenate((np.arange(len(calls)), waits)), kind="stable")
     new = np.zeros(len(source), np.bool_)
-    new[waits + np.arange(len(waits))] = True  # in front of the call it holds back
+    new[waits + np.arange(len(waits))] = True  # before the call it delays
     columns = {
         name: getattr(calls, name)[source]
         for name in calls.__struct_fields__

@@ -1,10 +1,10 @@
-"""What the profiler cost a training on the CPU: so much for every operator and Python function.
+"""The profiler's cost on a CPU: a fixed amount for every operator and Python function.
 
-On a CPU operators are long and their own time is real work, so no factor fits all of them; what
-recording costs is the same for each event. How much shows in operators that only call another (see
-overhead.find_slowness): an event costs 1.8 µs where those take as long as usual, with shapes or
-without, and in proportion. Fitted to five models (two MLPs, a convolution net, a transformer, an
-LSTM) timed with and without the profiler; docs/scale-out.md has the table.
+On a CPU operators are long and their own time is real work, so no one factor fits all; recording
+costs the same for each event. Operators that only call another show how much (see
+overhead.find_slowness): an event costs 1.8 µs when those take as long as usual, with shapes or
+without, and otherwise in proportion. Fitted to five models (two MLPs, a convolution net, a
+transformer, an LSTM) timed with and without the profiler; docs/scale-out.md has the table.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 OPERATOR_NS = 1_800.0
 FRAME_NS = 1_500.0
-# Of a trace that does not tell: recording shapes makes such operators slower themselves.
+# Assumed if the trace does not show it: recording shapes slows such operators down.
 _SLOWNESS = {True: 1.3, False: 0.82}
-_SPREAD, _SPREAD_UNTOLD = 0.22, 0.4  # of the cost, one standard deviation
+_SPREAD, _SPREAD_UNKNOWN = 0.22, 0.4  # of the cost, one standard deviation
 _MOST = 0.8  # of a call's or a gap's time
 
 
@@ -49,7 +49,7 @@ def _slow(trace: Trace, slowness: float | None) -> float:
 def without_profiler_on_cpu(
     graph: StepGraph, trace: Trace, slowness: float | None
 ) -> tuple[StepGraph, float]:
-    """The step without what recording cost, and the spread of the logarithm of the host's time."""
+    """The step without the recording's cost, and the spread of the log of the host's time."""
     slow = _slow(trace, slowness)
     calls = graph.calls
     if not len(calls):
@@ -69,13 +69,13 @@ def without_profiler_on_cpu(
             frames=np.zeros(len(calls)),
         ),
     )
-    spread = _SPREAD if slowness else _SPREAD_UNTOLD
+    spread = _SPREAD if slowness else _SPREAD_UNKNOWN
     taken = float(own.sum() + before.sum())
     return lighter, spread * taken / max(lighter.host_ns, 1.0)
 
 
 def _events_of(trace: Trace, graph: StepGraph, kind: HostKind) -> NDArray[np.float64]:
-    """Events that began between each call and the next; the last call has those inside it."""
+    """Events that began between each call and the next; inside it for the last call."""
     host, calls = trace.host, graph.calls
     real = np.flatnonzero((calls.row >= 0) & (calls.kind != CallKind.WAIT))
     out = np.zeros(len(calls))

@@ -1,11 +1,11 @@
-"""A stretch of training as tasks: what the host calls, what the device runs, who waits for whom.
+"""A stretch of training as tasks: what the host calls, what the device runs, what waits for what.
 
-Columns, not objects: an edit is a new array, and a graph of a million tasks is a few of them.
+Columns, not objects: an edit is a new array, and a graph of a million tasks is a few arrays.
 
 Host calls are one lane in order of their start. The threads that feed a device take turns (backward
-runs on autograd's thread while the main one waits), so one lane holds them all; what passes between
-two calls is the `gap` before the later one. Device tasks are in order of their calls; on a stream
-they run in that order.
+runs on autograd's thread while the main one waits), so one lane holds them all; the time between
+two calls is the `gap` of the later one. Device tasks are in order of their calls; on a stream they
+run in that order.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
     """The host's lane. Times are nanoseconds."""
 
     kind: NDArray[np.int8]
-    gap_ns: Floats  # host time since the call before
+    gap_ns: Floats  # host time since the previous call
     call_ns: Floats  # its own time, without waiting
     tail_ns: Floats  # of a WAIT: from the last awaited task's end to its return
     phase: NDArray[np.int8]
     row: Ints  # host row of the call in the trace, -1 for an inserted one
     operator: Ints  # host row of the outermost operator around it, or -1
     frames: Floats  # Python functions the profiler recorded in the gap
-    awaits: tuple[tuple[int, ...], ...]  # of each call: streams it waits for
+    awaits: tuple[tuple[int, ...], ...]  # the streams each call waits for
 
     def __len__(self) -> int:
         return len(self.gap_ns)
@@ -67,19 +67,19 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
     call: Ints  # the call that launched it
     stream: Ints
     dur_ns: Floats
-    spacing_ns: Floats  # between the end of the task before it on its stream and its start
-    latency_ns: Floats  # between its call and its start, on a free stream
+    spacing_ns: Floats  # from the end of the previous task on its stream to its start
+    latency_ns: Floats  # from its call to its start, on a free stream
     kind: NDArray[np.int8]  # explain.work.Kind
     row: Ints  # device row in the trace (host row if `on_host`), -1 for an inserted one
     after: Ints  # a task of another stream that must have ended, or -1
-    after_ns: Floats  # and so long ago
+    after_ns: Floats  # how long before this one's start
 
     def __len__(self) -> int:
         return len(self.dur_ns)
 
 
 class StepGraph(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls, tasks, and what the host does behind the last call."""
+    """Calls, tasks, and what the host does after the last call."""
 
     calls: Calls
     tasks: Tasks

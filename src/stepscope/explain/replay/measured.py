@@ -1,6 +1,6 @@
-"""A step brought to what the same run measured without the profiler.
+"""Fits a step to what the same run measured without the profiler.
 
-First the host's time, phase by phase, where the run tells it: steps whose host ran ahead of the
+First the host's time, phase by phase, if the run measured it: steps whose host ran ahead of the
 device show how long the host needs when nothing holds it up, even if the device decides the step.
 Then the step as a whole.
 """
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from stepscope.explain.replay.graph import StepGraph
     from stepscope.records.measured_steps import MeasuredSteps
 
-# A step this close to what the device alone needs is the device's.
+# The device decides a step this close to what the device alone needs.
 _DEVICE_BOUND = 1.02
-# A longer one is the host's, if the host may be so much slower than thought, or if the device would
-# have to be slower than kernels are from one step to the next.
+# The host decides a longer one, if the host may be this much slower than assumed, or if the device
+# would have to be slower than kernels vary from step to step.
 _SLOWER_MEASURED, _SLOWER_CALIBRATED, _SLOWER_DEVICE = 1.1, 1.25, 1.1
 _SAME = 1.005
 _MOST_SCALE, _HALVINGS = 64.0, 20
-# The main thread's parts are told together: scripts differ in what they do where.
+# The main thread's parts are fitted together: scripts differ in what they do in which.
 _PARTS = (
     (("backward",), (Phase.BACKWARD,)),
     (("optimizer",), (Phase.OPTIMIZER,)),
     (("forward", "data", "other"), (Phase.FORWARD, Phase.DATA, Phase.OTHER)),
 )
-_LEAST_FACTOR, _MOST_FACTOR = 0.15, 3.0  # a phase further off was cut elsewhere by the trace
+_LEAST_FACTOR, _MOST_FACTOR = 0.15, 3.0  # further off, the trace divides the phases differently
 
 
 def fit_to(graph: StepGraph, truth: MeasuredSteps) -> tuple[StepGraph, float]:
-    """The step as measured, and what the host's time was multiplied with besides its phases.
+    """The step as measured, and the factor on the host's time after its phases were fitted.
 
-    Where the device alone needs about that long, the step says nothing about the host: its time
-    stays, and the device's is brought to the measured step.
+    If the device alone needs about that long, the step says nothing about the host: the host's time
+    stays, and the device's is scaled to the measured step.
     """
     measured = float(truth.step_ns)
     graph = _phase_by_phase(graph, truth.host_ns)
@@ -60,24 +60,24 @@ def fit_to(graph: StepGraph, truth: MeasuredSteps) -> tuple[StepGraph, float]:
 
 
 def scale_host(graph: StepGraph, factor: float) -> StepGraph:
-    """All of the host's time by one factor."""
+    """Scale all of the host's time."""
     calls = graph.calls
     scaled = replace(calls, gap_ns=factor * calls.gap_ns, call_ns=factor * calls.call_ns)
     return replace(graph, calls=scaled, end_ns=factor * graph.end_ns)
 
 
-def _phase_by_phase(graph: StepGraph, told_ns: Mapping[str, int]) -> StepGraph:
-    """Nothing is told about a host that computes itself: it waits for others inside its phases."""
+def _phase_by_phase(graph: StepGraph, measured_ns: Mapping[str, int]) -> StepGraph:
+    """Unchanged for a host that computes itself: its phases contain waits for other ranks."""
     calls = graph.calls
     if not (calls.kind == CallKind.LAUNCH).any():
         return graph
     now = calls.gap_ns + calls.call_ns
     factor = np.ones(len(calls))
     for names, phases in _PARTS:
-        mine = np.isin(calls.phase, phases)
-        target, have = sum(told_ns.get(name, 0) for name in names), float(now[mine].sum())
+        chosen = np.isin(calls.phase, phases)
+        target, have = sum(measured_ns.get(name, 0) for name in names), float(now[chosen].sum())
         if target and have and _LEAST_FACTOR < target / have < _MOST_FACTOR:
-            factor[mine] = target / have
+            factor[chosen] = target / have
     scaled = replace(calls, gap_ns=factor * calls.gap_ns, call_ns=factor * calls.call_ns)
     return replace(graph, calls=scaled)
 

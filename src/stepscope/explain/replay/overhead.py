@@ -1,15 +1,14 @@
-"""What the profiler itself cost the host, taken out of a step before it is replayed.
+"""Removes the profiler's cost from the host's time before a step is replayed.
 
-Recording an operator takes time of its own, and crowds the caches of everything else. How much it
-did in a trace shows in the trace: operators that do nothing but call another (aten::t calls
-aten::transpose) take as long as recording makes them. So the host's time is shortened by a factor
-that depends on how long those took, less a little for every Python function recorded. Most such
-operators are backward's, which has a thread of its own; how fast a thread was while it was recorded
-also shows in how long its kernel launches took, so each phase's launches have a say in its factor.
-The constants were fitted to steps timed with and without the profiler on H200 machines
-(docs/accuracy.md has the table, and the error on models left out of the fit).
+Recording an operator takes time and fills the caches. The trace itself shows how much: operators
+that only call another (aten::t calls aten::transpose) take as long as their recording does. So the
+host's time is shortened by a factor that depends on how long those took, minus a little for every
+recorded Python function. Most of these operators belong to backward, which has a thread of its own.
+How fast a thread was during recording also shows in its kernel launches, so each phase's launches
+influence its factor. The constants were fitted to steps timed with and without the profiler on H200
+machines (docs/accuracy.md has the table, and the error on models left out of the fit).
 
-Where a run measured its own steps without the profiler, those decide (measured.py).
+If a run measured its own steps without the profiler, those decide (measured.py).
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.explain.replay.measured import fit_to, scale_host
 from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.work import named, one_of
+from stepscope.records.figures import milliseconds
 from stepscope.records.measured_steps import MeasuredSteps
 from stepscope.records.trace import HostKind
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from stepscope.explain.replay.graph import StepGraph
     from stepscope.records.trace import Trace
 
-# From the start of an operator to the start of the one it calls first, in a usual trace.
+# From an operator's start to the start of the first one it calls, in a usual trace.
 USUAL_NS = {
     ("torch::autograd::AccumulateGrad", "aten::detach"): 1408.0,
     ("aten::detach", "detach"): 855.0,
@@ -48,7 +48,7 @@ USUAL_NS = {
     ("TBackward0", "aten::t"): 1175.0,
 }
 _ENOUGH = 9  # calls of a pair
-# A host much slower or faster than any seen says more about the machine than about the profiler.
+# A host far slower or faster than any seen reflects the machine more than the profiler.
 _SLOWEST, _FASTEST = 1.6, 0.55
 
 
@@ -69,25 +69,25 @@ USUAL_LAUNCH_NS = 7_000.0
 _ENOUGH_LAUNCHES = 20
 _SLOWEST_LAUNCH = 3.0
 _KERNEL_LAUNCH = one_of("launchkernel kernellaunch launchcooperative")
-# A replay that is so many times as long as the recorded step, or as short, is not of that step.
+# A replay longer or shorter than the recorded step by this factor is of another step.
 _ANOTHER_STEP = 1.5
-# Traces that tell nothing about the host's speed.
-UNTOLD = 0.1
-# From one process of the same script to the next, of the logarithm of the host's time.
+# Added spread for traces that show nothing about the host's speed.
+UNKNOWN_SPEED = 0.1
+# Spread of the log of the host's time from one process of a script to the next.
 BETWEEN_RUNS = 0.07
 
 
 class Corrected(msgspec.Struct, frozen=True, kw_only=True):
-    """A step without the profiler's cost, and how far off that may be."""
+    """A step without the profiler's cost, and its range."""
 
     graph: StepGraph
     step_ns: float
     low_ns: float
     high_ns: float
     basis: Literal["measured", "calibrated", "profiled"]
-    host_scale: float  # of the host's time, after the correction
+    host_scale: float  # factor applied to the host's time
     spread: float = 0.0  # of the logarithm of the host's time
-    host_measured: bool = False  # also where the device decides
+    host_measured: bool = False  # even if the device decides
 
 
 def correct(
@@ -97,8 +97,8 @@ def correct(
     truth: MeasuredSteps | None = None,
     slowness: float | None = None,
 ) -> Corrected:
-    """By the measured steps where there are some, else by the calibrated constants. `slowness` is
-    looked for in the trace unless it is given."""
+    """By measured steps if there are any, else by the calibrated constants. `slowness` is read from
+    the trace unless given."""
     shapes = bool(trace.facts.get("record_shapes", True))
     rates = WITH_SHAPES if shapes else WITHOUT_SHAPES
     slow = slowness or find_slowness(trace)
@@ -106,7 +106,7 @@ def correct(
         lighter, spread = without_profiler_on_cpu(graph, trace, slow)
     else:
         lighter = without_profiler(graph, rates, slow or 1.0, launch_slowness(graph, trace))
-        spread = rates.spread if slow else float(np.hypot(rates.spread, UNTOLD))
+        spread = rates.spread if slow else float(np.hypot(rates.spread, UNKNOWN_SPEED))
     if truth is not None:
         fitted, scale = fit_to(lighter, truth)
         return Corrected(
@@ -134,17 +134,18 @@ def correct(
 
 
 def as_recorded(graph: StepGraph, trace: Trace, recorded_ns: float) -> Corrected:
-    """The step as the profiler saw it, where nothing tells what the profiler cost. Raises
-    NotCapturedError where the replayed step is another one than the recorded one."""
+    """The step as the profiler saw it, when its cost is unknown. Raises NotCapturedError if the
+    replay differs too much from the recorded step."""
     replayed = step_ns(graph)
     if not recorded_ns / _ANOTHER_STEP < replayed < recorded_ns * _ANOTHER_STEP:
         raise NotCapturedError(
-            f"{trace.path}: the recorded step takes {recorded_ns / 1e6:.2f} ms, but its work "
-            f"replays in {replayed / 1e6:.2f} ms: what a change would do cannot be predicted. "
-            "Record two or more whole steps (profiler.step() after each, or `stepscope run`)"
+            f"{trace.path}: the recorded step takes {milliseconds(recorded_ns / 1e6)}, but its "
+            f"work replays in {milliseconds(replayed / 1e6)}: the effect of a change cannot be "
+            "predicted. Record two or more whole steps (profiler.step() after each, or "
+            "`stepscope run`)"
         )
     fitted, scale = fit_to(graph, _only_the_step(recorded_ns))
-    spread = float(np.hypot(WITH_SHAPES.spread, UNTOLD))
+    spread = float(np.hypot(WITH_SHAPES.spread, UNKNOWN_SPEED))
     low = step_ns(scale_host(fitted, float(np.exp(-1.96 * spread))))
     return Corrected(
         graph=fitted,
@@ -170,8 +171,8 @@ def without_profiler(
     slowness: float = 1.0,
     launches: Sequence[float] | None = None,
 ) -> StepGraph:
-    """The host's time as the constants say it would have been. Device times stay. `launches` is
-    how slow those of each phase were."""
+    """Scale the host's time by the constants; device times stay. `launches` is how slow the
+    launches of each phase were."""
     calls = graph.calls
     if not (calls.kind != CallKind.PLAIN).any():
         return graph
@@ -193,37 +194,37 @@ def without_profiler(
 
 
 def launch_slowness(graph: StepGraph, trace: Trace) -> tuple[float, ...]:
-    """How slow each phase's kernel launches were, 1 being usual. A phase with few of them has the
-    forward pass's, which runs on the same thread; 1 where a trace tells nothing."""
+    """How slow each phase's kernel launches were; 1 is usual. A phase with few launches takes the
+    forward pass's value, from the same thread; 1 if the trace shows none."""
     calls = graph.calls
     launching = (calls.kind == CallKind.LAUNCH) & (calls.row >= 0)
     if not launching.any():
         return (1.0,) * len(Phase)
     known = named(trace, trace.host.name[calls.row], launching, _KERNEL_LAUNCH)
-    found = {}
+    slowness = {}
     for phase in Phase:
-        mine = calls.call_ns[known & (calls.phase == phase)]
-        if len(mine) >= _ENOUGH_LAUNCHES:
-            slow = median(mine) / USUAL_LAUNCH_NS
-            found[phase] = min(max(slow, 1 / _SLOWEST_LAUNCH), _SLOWEST_LAUNCH)
-    forward = found.get(Phase.FORWARD, 1.0)
-    return tuple(found.get(phase, forward) for phase in Phase)
+        times_ns = calls.call_ns[known & (calls.phase == phase)]
+        if len(times_ns) >= _ENOUGH_LAUNCHES:
+            slow = median(times_ns) / USUAL_LAUNCH_NS
+            slowness[phase] = min(max(slow, 1 / _SLOWEST_LAUNCH), _SLOWEST_LAUNCH)
+    forward = slowness.get(Phase.FORWARD, 1.0)
+    return tuple(slowness.get(phase, forward) for phase in Phase)
 
 
 def find_slowness(trace: Trace) -> float | None:
-    """How slow operators were that only call another, 1 being usual; None where there are none."""
+    """How slow operators were that only call another; 1 is usual, None if there are none."""
     host = trace.host
     rows = np.flatnonzero((host.kind == HostKind.OPERATOR) & (host.parent >= 0))
     first = rows[rows == host.parent[rows] + 1]  # a first child is the next row
     name, name_above = host.name[first], host.name[host.parent[first]]
     codes = {name: code for code, name in enumerate(trace.strings)}
-    found = []
+    logs = []
     for (outer, inner), usual in USUAL_NS.items():
         if outer in codes and inner in codes:
-            mine = first[(name == codes[inner]) & (name_above == codes[outer])]
-            if len(mine) >= _ENOUGH:
-                took = host.start_ns[mine] - host.start_ns[host.parent[mine]]
-                found.append(float(np.log(max(median(took), 1.0) / usual)))
-    if not found:
+            pairs = first[(name == codes[inner]) & (name_above == codes[outer])]
+            if len(pairs) >= _ENOUGH:
+                took = host.start_ns[pairs] - host.start_ns[host.parent[pairs]]
+                logs.append(float(np.log(max(median(took), 1.0) / usual)))
+    if not logs:
         return None
-    return min(max(float(np.exp(median(found))), _FASTEST), _SLOWEST)
+    return min(max(float(np.exp(median(logs))), _FASTEST), _SLOWEST)

@@ -1,4 +1,4 @@
-"""When would each task run? One pass over the graph, a few operations a task."""
+"""When would each task run? One pass over the graph, a few operations per task."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-STEPS = 4  # the first ones fill the queue; the last ones are the steady state
+STEPS = 4  # the first fill the queue; the last are the steady state
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay(graph: StepGraph, steps: int = 1) -> Replay:
-    """The same stretch `steps` times over: the host may run ahead of the device."""
+    """Repeat the graph `steps` times: the host may run ahead of the device."""
     calls, tasks = graph.calls, graph.tasks
     kinds, gaps, own = calls.kind.tolist(), calls.gap_ns.tolist(), calls.call_ns.tolist()
     tails, awaits = calls.tail_ns.tolist(), calls.awaits
@@ -60,7 +60,10 @@ def replay(graph: StepGraph, steps: int = 1) -> Replay:
     step_ends: list[float] = []
     host_ends: list[float] = []
     count = len(durations)
-    launch, wait = int(CallKind.LAUNCH), int(CallKind.WAIT)  # a name a turn costs a tenth of it
+    launch, wait = (
+        int(CallKind.LAUNCH),
+        int(CallKind.WAIT),
+    )  # looking up names in the loop costs a tenth
     for step in range(steps):
         base = step * count
         for number, kind in enumerate(kinds):
@@ -110,6 +113,6 @@ def step_ns(graph: StepGraph) -> float:
 
 
 def _steady(ends: Sequence[float]) -> float:
-    """The mean of the last half of the steps."""
+    """The mean over the last half of the steps."""
     half = len(ends) // 2
     return (ends[-1] - ends[-1 - half]) / half if half else ends[-1]

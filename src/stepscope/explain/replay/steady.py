@@ -1,8 +1,8 @@
 """The length of a step in the steady state, by running maxima instead of a loop over the tasks.
 
-It gives what `schedule.replay` gives. Between two calls that wait for the device, the host's lane
-and each stream are running maxima; where a full queue holds the host back, or a stream waits for
-another, they are taken again until nothing moves.
+It gives the same result as `schedule.replay`. Between two calls that wait for the device, the
+host's lane and each stream are running maxima. When a full queue holds the host back, or a stream
+waits for another, they are repeated until nothing changes.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Places = NDArray[np.intp]
 
-# A stretch between two waits costs as much as so many turns of the loop.
+# A stretch between two waits costs as much as this many turns of the loop.
 _TASKS_A_WAIT = 100
-_MOST_PASSES = 32  # of one stretch: streams that take turns more often are left to the loop
+_MOST_PASSES = 32  # per stretch: streams that alternate more often are left to the loop
 
 
 def step_ends(graph: StepGraph, steps: int) -> list[float] | None:
-    """Host and device both done, by step, of the same graph `steps` times over.
+    """When host and device are both done, for each of `steps` repetitions of the graph.
 
-    None where the loop is faster.
+    None if the loop is faster.
     """
     calls = graph.calls
     waits = [
@@ -47,7 +47,7 @@ def step_ends(graph: StepGraph, steps: int) -> list[float] | None:
     ends = []
     for step in range(steps):
         for stretch in stretches:
-            if not run.through(stretch, step):
+            if not run.advance(stretch, step):
                 return None
         run.now += graph.end_ns
         ends.append(max(run.now, max(run.free, default=0.0)))
@@ -60,12 +60,12 @@ class _Lane(msgspec.Struct, frozen=True, kw_only=True):
     stream: int
     tasks: Places
     call: Places  # of each, counted from the stretch's first
-    ready: Floats  # from its call to its end on a free stream, less all before it on the stream
-    busy: Floats  # of all up to it
+    ready: Floats  # from its call to its end on a free stream, minus `busy`
+    busy: Floats  # sum over the stream's tasks up to it
     dur: Floats
-    waiting: Places  # those that wait for a task of another stream,
-    other: Places  # which,
-    beyond: Floats  # and from its start to this one's end, less all before it
+    waiting: Places  # those that wait for a task of another stream
+    other: Places  # the tasks they wait for
+    beyond: Floats  # from the other's start to this one's end, minus `busy`
 
 
 class _HostStretch(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,9 +75,9 @@ class _HostStretch(msgspec.Struct, frozen=True, kw_only=True):
     end_task: int
     spent: Floats  # by the host, from the stretch's beginning to each call
     last_ns: float  # inside the last call
-    behind: Places  # of each launch: the task that must have started; or hopelessly far behind
+    behind: Places  # per launch: the task that must have started, or one before all tasks
     lanes: list[_Lane]
-    again: bool  # whether what is found may move what was found before
+    again: bool  # whether a pass may change what an earlier one found
     awaits: tuple[int, ...]
     tail_ns: float
 
@@ -88,7 +88,7 @@ def _stretches(graph: StepGraph, waits: list[int]) -> list[_HostStretch]:
     launching = calls.kind == CallKind.LAUNCH
     behind = np.where(launching, first_task[:-1] - graph.queue_depth, -(1 << 60))
     bounds = [0, *(number + 1 for number in waits), len(calls)]
-    found = []
+    stretches = []
     for first, last in pairwise(bounds):
         if first == last:
             continue
@@ -96,21 +96,21 @@ def _stretches(graph: StepGraph, waits: list[int]) -> list[_HostStretch]:
         spent = np.cumsum(calls.gap_ns[first:last])
         spent[1:] += np.cumsum(calls.call_ns[first : last - 1])
         waited = last - 1 in waits
-        mine = behind[first:last]
-        found.append(
+        own = behind[first:last]
+        stretches.append(
             _HostStretch(
                 first_task=low,
                 end_task=high,
                 spent=spent,
                 last_ns=float(calls.call_ns[last - 1]),
-                behind=mine,
+                behind=own,
                 lanes=_lanes(graph, low, high, first),
-                again=bool((mine >= low).any() or (tasks.after[low:high] >= low).any()),
+                again=bool((own >= low).any() or (tasks.after[low:high] >= low).any()),
                 awaits=calls.awaits[last - 1] if waited else (),
                 tail_ns=float(calls.tail_ns[last - 1]),
             )
         )
-    return found
+    return stretches
 
 
 def _lanes(graph: StepGraph, low: int, high: int, first_call: int) -> list[_Lane]:
@@ -118,18 +118,18 @@ def _lanes(graph: StepGraph, low: int, high: int, first_call: int) -> list[_Lane
     lanes = []
     streams = tasks.stream[low:high]
     for stream in distinct(streams).tolist() if graph.streams > 1 else streams[:1].tolist():
-        mine = low + np.flatnonzero(streams == stream)
-        dur = tasks.dur_ns[mine]
-        busy = np.cumsum(tasks.spacing_ns[mine] + dur)
-        waiting = np.flatnonzero(tasks.after[mine] >= 0)
-        other = tasks.after[mine[waiting]].astype(np.intp)
-        delay = tasks.dur_ns[other] + tasks.after_ns[mine[waiting]]
+        own = low + np.flatnonzero(streams == stream)
+        dur = tasks.dur_ns[own]
+        busy = np.cumsum(tasks.spacing_ns[own] + dur)
+        waiting = np.flatnonzero(tasks.after[own] >= 0)
+        other = tasks.after[own[waiting]].astype(np.intp)
+        delay = tasks.dur_ns[other] + tasks.after_ns[own[waiting]]
         lanes.append(
             _Lane(
                 stream=stream,
-                tasks=mine,
-                call=(tasks.call[mine] - first_call).astype(np.intp),
-                ready=tasks.latency_ns[mine] + dur - busy,
+                tasks=own,
+                call=(tasks.call[own] - first_call).astype(np.intp),
+                ready=tasks.latency_ns[own] + dur - busy,
                 busy=busy,
                 dur=dur,
                 waiting=waiting,
@@ -141,7 +141,7 @@ def _lanes(graph: StepGraph, low: int, high: int, first_call: int) -> list[_Lane
 
 
 class _Replay:
-    """Where the host and the streams have got to."""
+    """How far the host and the streams have got."""
 
     def __init__(self, graph: StepGraph, steps: int) -> None:
         self.now = 0.0
@@ -149,8 +149,8 @@ class _Replay:
         self.count = len(graph.tasks)
         self.starts = np.zeros(steps * self.count)
 
-    def through(self, stretch: _HostStretch, step: int) -> bool:
-        """One stretch further. False: it takes too many turns."""
+    def advance(self, stretch: _HostStretch, step: int) -> bool:
+        """Replay one stretch; False if it takes too many passes."""
         base = step * self.count
         starts = self.starts[base : base + self.count]
         low, high = stretch.first_task, stretch.end_task

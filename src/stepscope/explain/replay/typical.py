@@ -1,8 +1,8 @@
-"""One step that stands for all of the trace's: the median of what they share, call by call.
+"""One step that represents all steps of a trace: the median of each call and task.
 
-Steps of one training make the same calls in the same order, so each call and each task has a time
-in every step, and the median of those is freed of what happened in one step only. Where the steps
-differ, the one of median length stands for all.
+Steps of one training make the same calls in the same order, so each call and task has a time in
+every step, and the median drops what happened in one step only. If the steps differ, the one of
+median length represents all.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ _TASK_TIMES = ("dur_ns", "spacing_ns", "latency_ns", "after_ns")
 
 
 class Typical(msgspec.Struct, frozen=True, kw_only=True):
-    """The step, and how it was come by."""
+    """The step, and what it represents."""
 
     graph: StepGraph
-    steps: int  # that it stands for
+    steps: int  # that it represents
     alike: bool  # they made the same calls
 
 
 def typical_step(trace: Trace, work: Work, steps: Steps, *, described: bool = True) -> Typical:
-    """Raises NotCapturedError for a trace that holds no work; `described` as for `build_graph`."""
+    """Raises NotCapturedError for a trace without work; `described` as in `build_graph`."""
     whole = build_graph(trace, work, described=False)
     if not whole.size:
         raise NotCapturedError(
             f"{trace.path}: there is no operator and no device event to replay; "
             "record with ProfilerActivity.CPU and CUDA"
         )
-    found = _one_of(trace, _pieces(trace, whole, steps))
-    found = found or Typical(graph=whole, steps=1, alike=True)
-    return replace(found, graph=describe(trace, work, found.graph)) if described else found
+    typical = _one_of(trace, _pieces(trace, whole, steps))
+    typical = typical or Typical(graph=whole, steps=1, alike=True)
+    return replace(typical, graph=describe(trace, work, typical.graph)) if described else typical
 
 
 def _pieces(trace: Trace, whole: StepGraph, steps: Steps) -> list[StepGraph]:
-    """The graph of each step that made calls. Launches that were not recorded are in no step."""
+    """The graph of each step with calls; none if launches were not recorded."""
     if (whole.calls.row < 0).any():
         return []
     start = trace.host.start_ns[whole.calls.row]
@@ -63,7 +63,7 @@ def _pieces(trace: Trace, whole: StepGraph, steps: Steps) -> list[StepGraph]:
 def _one_of(trace: Trace, pieces: list[StepGraph]) -> Typical | None:
     if not pieces:
         return None
-    # A step at the window's end may be cut off; one that did far less is no step.
+    # A step at the window's end may be cut off: leave out steps that did far less.
     most = max(piece.size for piece in pieces)
     pieces = [piece for piece in pieces if piece.size > most / 2]
     if all(_alike(trace, piece, pieces[-1]) for piece in pieces):

@@ -1,7 +1,7 @@
-"""How a job is spread over its ranks, one file a strategy: what it costs and why.
+"""How a job is spread over its ranks, one file per strategy: what it costs and why.
 
-Every file has `find(evidence, free) -> (record or None, the calls it explains)`; the surest come
-first and a call belongs to one strategy only. What is left over is told as other communication.
+Every file has `find(evidence, free) -> (record or None, the calls it explains)`. The surest come
+first, and a call belongs to one strategy only. The rest is reported as other communication.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def find_strategies(
     folder: RankFolder | None,
     captured: CapturedMemory | None = None,
 ) -> tuple[RankStrategy, ...]:
-    """The strategies of one rank; empty where it communicates with nobody.
+    """The strategies of one rank; empty if it communicates with no other.
 
-    `rows` are the host events that made the calls (see calls.py).
+    `rows` are the host events that made the calls (see collective_calls.py).
     """
     if not len(calls):
         return ()
@@ -46,10 +46,10 @@ def find_strategies(
 
     evidence = gather_evidence(trace, work, calls, rows, pace, folder, captured)
     free = np.asarray(evidence.step >= 0)
-    found: list[RankStrategy] = []
+    strategies: list[RankStrategy] = []
     for strategy in (pipeline, fully_sharded, tensor_parallel, data_parallel, other):
-        record, mine = strategy.find(evidence, free)
+        record, explained = strategy.find(evidence, free)
         if record is not None:
-            found.append(record)
-            free &= ~mine
-    return tuple(found)
+            strategies.append(record)
+            free &= ~explained
+    return tuple(strategies)

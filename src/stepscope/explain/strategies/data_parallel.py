@@ -1,7 +1,7 @@
-"""Data parallelism: gradients summed in buckets while backward still runs; why some is exposed.
+"""Data parallelism: gradients summed in buckets while backward runs; why some time is exposed.
 
 DDP is known from its annotation or from the capture; a bare trace shows it as all-reduces that
-backward calls. Buckets are told apart by their place in the step.
+backward calls. Buckets are distinguished by their place in the step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stepscope.records.strategies import Why
 
 _FORWARD = "DistributedDataParallel.forward"
-_MOST = 0.1  # of a bucket's time: less does not count
+_MOST = 0.1  # a smaller share of a bucket's time does not count
 
 
 def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankDataParallel | None, Bools]:
@@ -32,8 +32,10 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankDataParallel | No
     replicas = evidence.layout.get("ddp") or []
     reduces = free & evidence.of_kind("all_reduce")
     mine = reduces & evidence.backward
-    named = reduces & evidence.of_groups({str(each.get("group")) for each in replicas})
-    sizes = [bucket.get("size_bytes") for each in replicas for bucket in each.get("buckets", ())]
+    named = reduces & evidence.of_groups({str(replica.get("group")) for replica in replicas})
+    sizes = [
+        bucket.get("size_bytes") for replica in replicas for bucket in replica.get("buckets", ())
+    ]
     sized = named & np.isin(evidence.size_bytes, [size for size in sizes if size])
     mine = sized if sized.any() else mine & named if named.any() else mine
     if not mine.any():
@@ -46,7 +48,7 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankDataParallel | No
     buckets = _buckets(evidence, places, backward, names)
     return RankDataParallel(
         groups=evidence.groups_of(mine),
-        evidence=_told(evidence, replicas),
+        evidence=_describe(evidence, replicas),
         step_ns=evidence.step_ns,
         backward_ns=mean(backward[1] - backward[0]) if backward else None,
         comm_ns=evidence.comm_ns(every),
@@ -57,11 +59,11 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankDataParallel | No
     ), every
 
 
-def _told(evidence: StrategyEvidence, replicas: list[dict[str, Any]]) -> tuple[str, ...]:
+def _describe(evidence: StrategyEvidence, replicas: list[dict[str, Any]]) -> tuple[str, ...]:
     trace, host = evidence.trace, evidence.trace.host
     out = [
-        f"DistributedDataParallel of {each.get('module')} over {each.get('world_size')} ranks"
-        for each in replicas
+        f"DistributedDataParallel of {replica.get('module')} over {replica.get('world_size')} ranks"
+        for replica in replicas
     ]
     named = rows_named(trace, host, host.kind == HostKind.ANNOTATION, lambda s: s == _FORWARD)
     if not out and named.any():
@@ -70,7 +72,7 @@ def _told(evidence: StrategyEvidence, replicas: list[dict[str, Any]]) -> tuple[s
 
 
 def _grid(evidence: StrategyEvidence, mine: Bools) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Calls as (steps, buckets): of the steps that have the usual number of them."""
+    """Calls as (steps, buckets), for the steps with the usual number of calls."""
     calls = np.flatnonzero(mine)
     step = evidence.step[calls]
     counts = np.bincount(step, minlength=len(evidence.pace))
@@ -82,8 +84,8 @@ def _grid(evidence: StrategyEvidence, mine: Bools) -> tuple[NDArray[np.intp], ND
 
 
 def _names(replicas: list[dict[str, Any]], sizes: list[int]) -> list[tuple[str, ...]]:
-    """The parameters of each bucket, where the capture knows the same buckets as were seen."""
-    buckets = [bucket for each in replicas for bucket in each.get("buckets", ())]
+    """The parameters of each bucket, if the capture lists the same buckets as the trace."""
+    buckets = [bucket for replica in replicas for bucket in replica.get("buckets", ())]
     if [bucket.get("size_bytes") for bucket in buckets] != sizes:
         return [()] * len(sizes)
     return [tuple(bucket.get("parameters") or ()) for bucket in buckets]
@@ -92,7 +94,7 @@ def _names(replicas: list[dict[str, Any]], sizes: list[int]) -> list[tuple[str, 
 def _backward(
     evidence: StrategyEvidence, steps: NDArray[np.intp], places: NDArray[np.intp]
 ) -> tuple[Int64, Int64] | None:
-    """Per step: where the backward that fills the first bucket began, and where it ended."""
+    """Per step: when the backward that fills the first bucket began and ended."""
     mine, others = backward_spans(evidence)
     if not len(mine[0]):
         return None
@@ -105,7 +107,7 @@ def _backward(
 
 
 def _last(of: Set, times: Int64, floor: Int64) -> Int64:
-    """The last end before each time, not before the floor."""
+    """The last end before each time, but not before the floor."""
     if not len(of[0]):
         return floor
     place = np.searchsorted(of[1], times, side="right") - 1
@@ -163,7 +165,7 @@ def _covered(evidence: StrategyEvidence, start: Int64, end: Int64) -> Int64:
 def _why(
     *, time_ns: int, exposed_ns: int, queued_ns: int, after_ns: int | None, left_ns: int
 ) -> Why:
-    """after: since the earlier buckets ended; left: compute of backward from its start on."""
+    """`after_ns`: since earlier buckets ended; `left_ns`: backward's compute after its start."""
     small = _MOST * time_ns
     if exposed_ns <= small:
         return "hidden"

@@ -1,7 +1,7 @@
-"""Sharded parameters: gathers and scatters of every block, whether they are prefetched, the memory.
+"""Sharded parameters: gathers and scatters of every block, their prefetching, the memory.
 
-FSDP annotates its own work (FSDP2 with the block's name); what gathers and scatters in one group
-without an annotation is told as ZeRO. The formula counts mixed-precision Adam: 16 bytes each.
+FSDP annotates its own work (FSDP2 with the block's name). Gathers and scatters in one group without
+an annotation are reported as ZeRO. The formula counts mixed-precision Adam: 16 bytes per parameter.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ROOT = "(root)"
 
 
 def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankFullySharded | None, Bools]:
-    """What FSDP's annotations hold, else groups that gather and scatter."""
+    """Calls inside FSDP's annotations, else groups that gather and scatter."""
     around = evidence.inside(lambda name: name.startswith((_FSDP2, _FSDP1)))
     functional = evidence.inside(lambda name: name.startswith("_c10d_functional::")) >= 0
     free = free & ~functional
@@ -66,7 +66,7 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankFullySharded | No
         stage=3 if in_step else 2 if (mine & evidence.of_kind("reduce_scatter")).any() else 1,
         groups=groups,
         replicate_groups=evidence.groups_of(mine & reduces) if (mine & ~reduces).any() else (),
-        evidence=_told(evidence, annotated),
+        evidence=_describe(evidence, annotated),
         step_ns=evidence.step_ns,
         comm_ns=evidence.comm_ns(mine),
         exposed_ns=evidence.exposed_comm_ns(mine),
@@ -77,19 +77,19 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankFullySharded | No
 
 
 def fsdp_groups(evidence: StrategyEvidence) -> set[str]:
-    """Names of the groups in which FSDP's annotated calls are made."""
+    """Names of the groups of FSDP's annotated calls."""
     around = evidence.inside(lambda name: name.startswith((_FSDP2, _FSDP1))) >= 0
     functional = evidence.inside(lambda name: name.startswith("_c10d_functional::")) >= 0
     return {group.name for group in evidence.groups_of(around & ~functional)}
 
 
 def _annotations(evidence: StrategyEvidence, around: Int32, mine: Bools) -> dict[int, str]:
-    """String codes and names of what is around these calls."""
+    """String codes and names of the annotations around these calls."""
     codes = distinct(evidence.trace.host.name[around[mine & (around >= 0)]]).tolist()
     return {code: evidence.trace.strings[code] for code in codes}
 
 
-def _told(evidence: StrategyEvidence, annotated: bool) -> tuple[str, ...]:
+def _describe(evidence: StrategyEvidence, annotated: bool) -> tuple[str, ...]:
     out = [
         f"{counted(count, 'module')} of class {name}"
         for name, count in (evidence.layout.get("fsdp_modules") or {}).items()
@@ -100,7 +100,7 @@ def _told(evidence: StrategyEvidence, annotated: bool) -> tuple[str, ...]:
 
 
 def _gathering_and_scattering(evidence: StrategyEvidence, free: Bools) -> Bools:
-    """Calls in groups that do both."""
+    """Calls in groups that both gather and scatter."""
     gathers = free & evidence.of_kind("all_gather")
     scatters = free & evidence.of_kind("reduce_scatter")
     both = set(evidence.group[gathers].tolist()) & set(evidence.group[scatters].tolist())
@@ -108,7 +108,7 @@ def _gathering_and_scattering(evidence: StrategyEvidence, free: Bools) -> Bools:
 
 
 def _only_after_backward(evidence: StrategyEvidence, mine: Bools) -> bool:
-    """Gathers that come after the last scatter of their step: updated weights, shared again."""
+    """Whether all gathers follow the last scatter of their step: they share updated weights."""
     gathers = mine & evidence.of_kind("all_gather")
     scatters = mine & evidence.of_kind("reduce_scatter")
     last = np.full(len(evidence.pace), -1, np.int64)
@@ -124,7 +124,7 @@ class _BlockNames(msgspec.Struct, frozen=True):
 
 
 def _names(evidence: StrategyEvidence, around: Int32, mine: Bools) -> _BlockNames:
-    """As annotated, else by its place among calls of its kind in the step."""
+    """As annotated, else by the place among calls of its kind in the step."""
     calls = np.flatnonzero(mine)
     code = np.zeros(len(evidence), np.intp)
     annotations = _annotations(evidence, around, mine)
@@ -151,7 +151,7 @@ def _block_name(annotation: str) -> str:
 def _blocks(
     evidence: StrategyEvidence, mine: Bools, names: _BlockNames
 ) -> tuple[tuple[ShardedBlock, ...], float | None]:
-    """In the order they come in the step, and the share of gathers that are prefetched."""
+    """In the step's order, and the share of gathers that are prefetched."""
     gathers = np.flatnonzero(mine & evidence.of_kind("all_gather"))
     lead = np.zeros(len(evidence), np.int64)
     lead[gathers] = _leads(evidence, gathers, names)
@@ -195,16 +195,16 @@ def _block(
 
 
 def _first_of_phase(evidence: StrategyEvidence, gathers: NDArray[np.intp]) -> NDArray[np.intp]:
-    """The first gather of each step's forward and backward: nothing runs that could hide it."""
+    """The first gather of each step's forward and backward: no compute could hide it."""
     key = evidence.step[gathers].astype(np.int64) * 2 + evidence.backward[gathers]
     return gathers[np.flatnonzero(np.diff(key, prepend=key[:1] - 1))]
 
 
 def _leads(evidence: StrategyEvidence, gathers: NDArray[np.intp], names: _BlockNames) -> Int64:
-    """How long before the end of the compute in front of a block its gather began.
+    """How long a gather began before the compute that precedes its block ended.
 
-    In front of it is what was launched before the block's parameters were copied out (FSDP2 says
-    when), or before the gather was called where that is not known.
+    Compute precedes a block if it was launched before the block's parameters were copied out (FSDP2
+    annotates that) or, if unknown, before the gather was called.
     """
     used = evidence.made_ns[gathers].copy()
     trace, host = evidence.trace, evidence.trace.host
@@ -216,18 +216,18 @@ def _leads(evidence: StrategyEvidence, gathers: NDArray[np.intp], names: _BlockN
     for code in set(codes.tolist()):
         name = _block_name(trace.strings[code])
         number = names.words.index(name) if name in names.words else -1
-        mine = np.flatnonzero(names.code[gathers] == number)
+        own = np.flatnonzero(names.code[gathers] == number)
         times = host.start_ns[rows[codes == code]]
-        place = np.searchsorted(times, used[mine])
-        found = place < len(times)
-        used[mine[found]] = times[place[found]]
+        place = np.searchsorted(times, used[own])
+        copied = place < len(times)
+        used[own[copied]] = times[place[copied]]
     return compute_before(evidence, used) - evidence.start_ns[gathers]
 
 
 def _memory(
     evidence: StrategyEvidence, gathers: Bools, names: _BlockNames, shards: int | None
 ) -> ShardMemory | None:
-    """Parameters are counted from what is gathered, each block once."""
+    """Counts parameters from the gathers, each block once."""
     width = _element_bytes(evidence, gathers)
     sizes = evidence.size_bytes[gathers]
     if not len(sizes) or not shards or not width or (sizes < 0).any():
@@ -235,13 +235,13 @@ def _memory(
     largest = np.zeros(len(names.words), np.int64)
     np.maximum.at(largest, names.code[gathers], sizes)
     parameters = int(largest.sum()) // width
-    each = formula(shards)
+    per_parameter = formula(shards)
     rest = bytes_at_rest(evidence.captured)
     return ShardMemory(
         parameters=parameters,
         shards=shards,
-        bytes_per_parameter=each,
-        formula_bytes=tuple(round(value * parameters) for value in each),
+        bytes_per_parameter=per_parameter,
+        formula_bytes=tuple(round(value * parameters) for value in per_parameter),
         measured_parameter_bytes=rest.get("parameters"),
         measured_gradient_bytes=rest.get("gradients"),
         measured_optimizer_bytes=rest.get("optimizer"),
@@ -249,8 +249,8 @@ def _memory(
 
 
 def formula(shards: int) -> tuple[float, ...]:
-    """Bytes a parameter at ZeRO's stages 0 to 3 with mixed-precision Adam."""
-    return tuple(kept + split / shards for kept, split in _MIXED_ADAM)
+    """Bytes per parameter at ZeRO's stages 0 to 3 with mixed-precision Adam."""
+    return tuple(whole + split / shards for whole, split in _MIXED_ADAM)
 
 
 def _element_bytes(evidence: StrategyEvidence, gathers: Bools) -> int | None:
@@ -262,8 +262,8 @@ def _element_bytes(evidence: StrategyEvidence, gathers: Bools) -> int | None:
         for args in trace.collectives
         if kind_of(args.name) == "all_gather" and args.group in groups
     }
-    told = nearest_of(host, host.dtypes >= 0, evidence.row[gathers])
-    for code in distinct(host.dtypes[told[told >= 0]]).tolist():
+    typed = nearest_of(host, host.dtypes >= 0, evidence.row[gathers])
+    for code in distinct(host.dtypes[typed[typed >= 0]]).tolist():
         names |= set(re.findall(r'"([^"]+)"', trace.strings[code].lower())[:1])
     widths = {DTYPE_BYTES[name] for name in names if name in DTYPE_BYTES}
     return widths.pop() if len(widths) == 1 else None

@@ -1,4 +1,4 @@
-"""The strategies of all ranks as one: means over ranks, who came late, stages in order."""
+"""Joins the strategies of all ranks: means over ranks, late ranks, stages in order."""
 
 from __future__ import annotations
 
@@ -39,25 +39,27 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _ALIKE = 1.05  # stages whose compute differs less are balanced
 _NO_CLOCK = Clock(aligned=False)
-_LATE = 0.1  # of forward's compute: then forwards and backwards take turns
+_LATE = 0.1  # share of forward's compute from which forwards and backwards alternate
 
 
 def join_strategies(parts: Parts, clock: Clock = _NO_CLOCK) -> tuple[Strategy, ...]:
-    """One record a strategy (data parallelism: one a layout of buckets), in a fixed order. A rank
-    alone needs no clock."""
-    joined: list[Strategy] = [*_pipelines(_of(parts, RankPipeline))]
-    if sharded := _of(parts, RankFullySharded):
+    """One record per strategy (data parallelism: one per layout of buckets), in a fixed order. One
+    rank alone needs no clock."""
+    joined: list[Strategy] = [*_pipelines(_select(parts, RankPipeline))]
+    if sharded := _select(parts, RankFullySharded):
         joined.append(_fully_sharded(sharded))
-    if tensor := _of(parts, RankTensorParallel):
+    if tensor := _select(parts, RankTensorParallel):
         joined.append(_tensor_parallel(tensor))
-    joined += _data_parallel(_of(parts, RankDataParallel), clock)
-    if others := _of(parts, RankOtherCommunication):
+    joined += _data_parallel(_select(parts, RankDataParallel), clock)
+    if others := _select(parts, RankOtherCommunication):
         joined.append(_other(others))
     return tuple(joined)
 
 
-def _of(parts: Parts, kind: type[_T]) -> list[tuple[int, _T]]:
-    return [(rank, each) for rank, own in parts for each in own if isinstance(each, kind)]
+def _select(parts: Parts, kind: type[_T]) -> list[tuple[int, _T]]:
+    return [
+        (rank, strategy) for rank, own in parts for strategy in own if isinstance(strategy, kind)
+    ]
 
 
 def _ranks(parts: Sequence[tuple[int, object]]) -> tuple[int, ...]:
@@ -78,8 +80,8 @@ def _size(groups: Sequence[Group]) -> int | None:
 
 
 def _known(values: Iterable[int | None]) -> int | None:
-    found = [value for value in values if value is not None]
-    return mean(found) if found else None
+    known = [value for value in values if value is not None]
+    return mean(known) if known else None
 
 
 def _share(part_ns: int, step_ns: int) -> float:
@@ -90,42 +92,42 @@ def _share(part_ns: int, step_ns: int) -> float:
 
 
 def _data_parallel(parts: list[tuple[int, RankDataParallel]], clock: Clock) -> list[DataParallel]:
-    """Ranks of one group wait for each other; groups with the same buckets are told together."""
+    """Ranks of one group wait for each other; groups with the same buckets share a record."""
     cohorts: dict[tuple[object, ...], list[tuple[int, RankDataParallel]]] = {}
-    for rank, each in parts:
-        first = each.groups[0] if each.groups else None
+    for rank, part in parts:
+        first = part.groups[0] if part.groups else None
         key = (first.ranks or first.name) if first else ""
-        cohorts.setdefault((key,), []).append((rank, each))
+        cohorts.setdefault((key,), []).append((rank, part))
     waited = [pair for cohort in cohorts.values() for pair in _with_waits(cohort, clock)]
     layouts: dict[tuple[object, ...], list[tuple[int, RankDataParallel]]] = {}
-    for rank, each in waited:
-        layout = tuple((bucket.size_bytes, bucket.parameters) for bucket in each.buckets)
-        layouts.setdefault(layout, []).append((rank, each))
+    for rank, part in waited:
+        layout = tuple((bucket.size_bytes, bucket.parameters) for bucket in part.buckets)
+        layouts.setdefault(layout, []).append((rank, part))
     return [_replicas(same) for same in layouts.values()]
 
 
 def _with_waits(
     cohort: list[tuple[int, RankDataParallel]], clock: Clock
 ) -> list[tuple[int, RankDataParallel]]:
-    """What each bucket of each rank waited for the last to come, where the clocks can tell."""
-    shapes = {(each.steps, len(each.buckets)) for _, each in cohort}
+    """Add how long each bucket of each rank waited for the last rank, if clocks are aligned."""
+    shapes = {(part.steps, len(part.buckets)) for _, part in cohort}
     size = cohort[0][1].groups[0].size if cohort[0][1].groups else None
     if not clock.aligned or len(cohort) < 2 or len(cohort) != size or len(shapes) != 1:
         return cohort
     came = np.stack(
-        [clock.shift_ns(rank, np.array(each.arrivals_ns, np.int64)) for rank, each in cohort]
+        [clock.shift_ns(rank, np.array(part.arrivals_ns, np.int64)) for rank, part in cohort]
     )
     last = came.max(axis=0)
     late = came.argmax(axis=0)
     error = max(clock.error_ns.get(rank, 0) for rank, _ in cohort)
     out = []
-    for place, (rank, each) in enumerate(cohort):
+    for place, (rank, part) in enumerate(cohort):
         wait = (last - came[place]).mean(axis=0)
         buckets = tuple(
             _blame(bucket, round(float(wait[i])), cohort[_usual(late[:, i])][0], rank, error)
-            for i, bucket in enumerate(each.buckets)
+            for i, bucket in enumerate(part.buckets)
         )
-        out.append((rank, replace(each, buckets=buckets)))
+        out.append((rank, replace(part, buckets=buckets)))
     return out
 
 
@@ -141,28 +143,28 @@ def _blame(bucket: Bucket, wait_ns: int, late: int, rank: int, error_ns: int) ->
 
 def _replicas(parts: list[tuple[int, RankDataParallel]]) -> DataParallel:
     first = parts[0][1]
-    each = [part for _, part in parts]
-    step_ns = mean([part.step_ns for part in each])
-    exposed = mean([part.exposed_ns for part in each])
-    groups = _groups(part.groups for part in each)
+    own = [part for _, part in parts]
+    step_ns = mean([part.step_ns for part in own])
+    exposed = mean([part.exposed_ns for part in own])
+    groups = _groups(part.groups for part in own)
     return DataParallel(
         ranks=_ranks(parts),
         size=_size(groups),
         groups=groups,
-        evidence=_distinct(word for part in each for word in part.evidence),
+        evidence=_distinct(word for part in own for word in part.evidence),
         step_ns=step_ns,
-        backward_ns=_known(part.backward_ns for part in each),
-        comm_ns=mean([part.comm_ns for part in each]),
+        backward_ns=_known(part.backward_ns for part in own),
+        comm_ns=mean([part.comm_ns for part in own]),
         exposed_ns=exposed,
         exposed_share=_share(exposed, step_ns),
         buckets=tuple(
-            _bucket([part.buckets[i] for part in each]) for i in range(len(first.buckets))
+            _bucket([part.buckets[i] for part in own]) for i in range(len(first.buckets))
         ),
     )
 
 
 def _bucket(same: list[Bucket]) -> Bucket:
-    """Means; the cause is the one that costs most, over all ranks."""
+    """Means; the cause that costs most over all ranks."""
     cost: Counter[Why] = Counter()
     for bucket in same:
         cost[bucket.why] += bucket.exposed_ns
@@ -188,28 +190,28 @@ def _bucket(same: list[Bucket]) -> Bucket:
 
 
 def _fully_sharded(parts: list[tuple[int, RankFullySharded]]) -> FullySharded:
-    each = [part for _, part in parts]
-    step_ns = mean([part.step_ns for part in each])
-    exposed = mean([part.exposed_ns for part in each])
-    groups = _groups(part.groups for part in each)
-    replicate = _groups(part.replicate_groups for part in each)
+    own = [part for _, part in parts]
+    step_ns = mean([part.step_ns for part in own])
+    exposed = mean([part.exposed_ns for part in own])
+    groups = _groups(part.groups for part in own)
+    replicate = _groups(part.replicate_groups for part in own)
     blocks: dict[tuple[str, str, str], list[ShardedBlock]] = {}
-    for part in each:
+    for part in own:
         for block in part.blocks:
             blocks.setdefault((block.name, block.operation, block.phase), []).append(block)
-    shares = [part.prefetched_share for part in each if part.prefetched_share is not None]
-    held = [part.memory for part in each if part.memory is not None]
+    shares = [part.prefetched_share for part in own if part.prefetched_share is not None]
+    held = [part.memory for part in own if part.memory is not None]
     return FullySharded(
-        flavour=each[0].flavour,
-        stage=each[0].stage,
+        flavour=own[0].flavour,
+        stage=own[0].stage,
         ranks=_ranks(parts),
         size=_size(groups),
         replicas=_size(replicate) if replicate else 1,
         groups=groups,
         replicate_groups=replicate,
-        evidence=_distinct(word for part in each for word in part.evidence),
+        evidence=_distinct(word for part in own for word in part.evidence),
         step_ns=step_ns,
-        comm_ns=mean([part.comm_ns for part in each]),
+        comm_ns=mean([part.comm_ns for part in own]),
         exposed_ns=exposed,
         exposed_share=_share(exposed, step_ns),
         blocks=tuple(_block(same) for same in blocks.values()),
@@ -235,26 +237,26 @@ def _block(same: list[ShardedBlock]) -> ShardedBlock:
 
 
 def _tensor_parallel(parts: list[tuple[int, RankTensorParallel]]) -> TensorParallel:
-    each = [part for _, part in parts]
-    step_ns = mean([part.step_ns for part in each])
+    own = [part for _, part in parts]
+    step_ns = mean([part.step_ns for part in own])
     comm, exposed = (
-        mean([getattr(part, name) for part in each]) for name in ("comm_ns", "exposed_ns")
+        mean([getattr(part, name) for part in own]) for name in ("comm_ns", "exposed_ns")
     )
-    groups = _groups(part.groups for part in each)
+    groups = _groups(part.groups for part in own)
     layers: dict[str, list[Layer]] = {}
-    for part in each:
+    for part in own:
         for layer in part.layers:
             layers.setdefault(layer.name, []).append(layer)
-    split = [part.split_parameters for part in each if part.split_parameters is not None]
+    split = [part.split_parameters for part in own if part.split_parameters is not None]
     return TensorParallel(
         ranks=_ranks(parts),
         size=_size(groups),
         groups=groups,
-        evidence=_distinct(word for part in each for word in part.evidence),
+        evidence=_distinct(word for part in own for word in part.evidence),
         step_ns=step_ns,
-        forward_count=sum(part.forward_count for part in each) / len(each),
-        backward_count=sum(part.backward_count for part in each) / len(each),
-        size_bytes=_known(part.size_bytes for part in each),
+        forward_count=sum(part.forward_count for part in own) / len(own),
+        backward_count=sum(part.backward_count for part in own) / len(own),
+        size_bytes=_known(part.size_bytes for part in own),
         comm_ns=comm,
         comm_share=_share(comm, step_ns),
         exposed_ns=exposed,
@@ -278,7 +280,7 @@ def _layer(same: list[Layer]) -> Layer:
 
 
 def _pipelines(parts: list[tuple[int, RankPipeline]]) -> list[Pipeline]:
-    """One for all replicas: ranks that hold the same stages are one stage."""
+    """One record for all replicas: ranks with the same stages are one stage."""
     if not parts:
         return []
     held: dict[tuple[int, ...], list[tuple[int, RankPipeline]]] = {}
@@ -289,20 +291,20 @@ def _pipelines(parts: list[tuple[int, RankPipeline]]) -> list[Pipeline]:
     groups = _groups(own.groups for _, own in parts)
     size = _size(groups) or len(stages)
     replicas = max(len(same) for same in held.values())
-    each = [part for _, part in parts]
-    microbatches = _microbatches(each, complete=len(stages) == size)
+    ranks_parts = [part for _, part in parts]
+    microbatches = _microbatches(ranks_parts, complete=len(stages) == size)
     compute = [stage.compute_ns for stage in stages]
     average = sum(compute) / len(compute)
     imbalance = max(compute) / average if average else 1.0
-    several = max(len(part.stage_indices) for part in each)
+    several = max(len(part.stage_indices) for part in ranks_parts)
     return [
         Pipeline(
             ranks=_ranks(parts),
             size=size,
             replicas=replicas,
             groups=groups,
-            evidence=_distinct(word for part in each for word in part.evidence),
-            schedule=_schedule(each, several),
+            evidence=_distinct(word for part in ranks_parts for word in part.evidence),
+            schedule=_schedule(ranks_parts, several),
             microbatches=microbatches,
             stages=stages,
             bubble_share=sum(stage.bubble_share for stage in stages) / len(stages),
@@ -314,21 +316,21 @@ def _pipelines(parts: list[tuple[int, RankPipeline]]) -> list[Pipeline]:
 
 
 def bound(stages: int, microbatches: int) -> float:
-    """Of the step, what filling and draining costs at the least when all stages are alike."""
+    """The least share of the step that filling and draining costs when all stages are equal."""
     return (stages - 1) / (microbatches + stages - 1)
 
 
-def _place(rank: int, each: RankPipeline) -> int:
-    """Where nothing says which stage a rank holds: its place in the group."""
-    ranks = each.groups[0].ranks if each.groups else ()
+def _place(rank: int, part: RankPipeline) -> int:
+    """A rank's place in the group, used when its stage is unknown."""
+    ranks = part.groups[0].ranks if part.groups else ()
     return ranks.index(rank) if rank in ranks else rank
 
 
 def _stage(indices: tuple[int, ...], same: list[tuple[int, RankPipeline]]) -> Stage:
-    each = [part for _, part in same]
+    own = [part for _, part in same]
 
     def average(name: str) -> int:
-        return mean([getattr(part, name) for part in each])
+        return mean([getattr(part, name) for part in own])
 
     return Stage(
         stage_indices=indices,
@@ -342,19 +344,19 @@ def _stage(indices: tuple[int, ...], same: list[tuple[int, RankPipeline]]) -> St
     )
 
 
-def _microbatches(each: list[RankPipeline], *, complete: bool) -> int | None:
-    """As annotated; else what the ends of the pipeline receive: once a micro-batch."""
-    annotated = [part.microbatches for part in each if part.microbatches]
+def _microbatches(own: list[RankPipeline], *, complete: bool) -> int | None:
+    """As annotated; else what the pipeline's ends receive, once per micro-batch."""
+    annotated = [part.microbatches for part in own if part.microbatches]
     if annotated:
         return max(annotated)
-    fewest = min(part.receives for part in each)
+    fewest = min(part.receives for part in own)
     return round(fewest) if complete and fewest >= 1 else None
 
 
-def _schedule(each: list[RankPipeline], several: int) -> Schedule | None:
+def _schedule(own: list[RankPipeline], several: int) -> Schedule | None:
     if several > 1:
         return "interleaved"
-    if max(part.late_forward_share for part in each) > _LATE:
+    if max(part.late_forward_share for part in own) > _LATE:
         return "one forward one backward"
     return "fill and drain"
 
@@ -363,26 +365,26 @@ def _schedule(each: list[RankPipeline], several: int) -> Schedule | None:
 
 
 def _other(parts: list[tuple[int, RankOtherCommunication]]) -> OtherCommunication:
-    each = [part for _, part in parts]
-    step_ns = mean([part.step_ns for part in each])
-    exposed = mean([part.exposed_ns for part in each])
+    own = [part for _, part in parts]
+    step_ns = mean([part.step_ns for part in own])
+    exposed = mean([part.exposed_ns for part in own])
     uses: dict[tuple[str, str, str], list[Use]] = {}
-    for part in each:
+    for part in own:
         for use in part.uses:
             uses.setdefault((use.operation, use.group.name, use.caller), []).append(use)
     merged = [
         replace(
             same[0],
-            count=sum(use.count for use in same) / len(each),
-            time_ns=round(sum(use.time_ns for use in same) / len(each)),
-            exposed_ns=round(sum(use.exposed_ns for use in same) / len(each)),
+            count=sum(use.count for use in same) / len(own),
+            time_ns=round(sum(use.time_ns for use in same) / len(own)),
+            exposed_ns=round(sum(use.exposed_ns for use in same) / len(own)),
         )
         for same in uses.values()
     ]
     return OtherCommunication(
         ranks=_ranks(parts),
         step_ns=step_ns,
-        comm_ns=mean([part.comm_ns for part in each]),
+        comm_ns=mean([part.comm_ns for part in own]),
         exposed_ns=exposed,
         exposed_share=_share(exposed, step_ns),
         uses=tuple(sorted(merged, key=lambda use: -use.time_ns)),

@@ -1,9 +1,9 @@
 """Strategies in milliseconds of the step of record, as the budget has it.
 
-A strategy is measured in the profiler's window. The budget brings that window to the step of
-record: what ran on the device by one factor, the host's idle time by another. The same factor
-brings communication there, so that the strategies' exposed communication adds up to the budget's.
-A pipeline's bubble holds idle time too: its stages are brought there as a whole, shares unchanged.
+A strategy is measured in the profiler's window. The budget scales that window to the step of
+record: device work by one factor, the host's idle time by another. Communication is scaled by the
+device's factor, so that the strategies' exposed communication adds up to the budget's. A pipeline's
+bubble contains idle time too, so its stages are scaled as a whole, with unchanged shares.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _S = TypeVar("_S", bound=Struct)
 
 
 def strategy_of_record(strategy: Strategy, budget: Budget, paces: Sequence[RankSteps]) -> Strategy:
-    """`paces` are the windows of the ranks that the budget and the strategy are means of."""
+    """`paces` are the windows of the ranks that the budget and the strategy average over."""
     paces = [pace for pace in paces if len(pace)]
     step_ns = sum(float(pace.dur_ns.mean()) for pace in paces) / max(1, len(paces))
     if not step_ns or not budget.step_ms:
@@ -40,8 +40,8 @@ def strategy_of_record(strategy: Strategy, budget: Budget, paces: Sequence[RankS
 
 
 def _comm_factor(budget: Budget, paces: Sequence[RankSteps]) -> float | None:
-    """From the window's mean step to the step of record, for communication; for all of the device's
-    work where none is exposed."""
+    """From the window's mean step to the step of record, for exposed communication; for compute if
+    none is exposed."""
     ms = {part.id: part.ms for part in budget.parts}
     exposed = sum(float(pace.exposed_comm_ns.mean()) for pace in paces) / len(paces)
     if exposed and ms["exposed_comm"]:
@@ -51,21 +51,21 @@ def _comm_factor(budget: Budget, paces: Sequence[RankSteps]) -> float | None:
 
 
 def _communication(strategy: Any, factor: float, step_ns: int) -> Any:
-    """Every time of it by the factor, and the shares that follow."""
-    found = replace(_scaled(strategy, factor), step_ns=step_ns)
-    found = replace(found, exposed_share=found.exposed_ns / step_ns)
-    if isinstance(found, TensorParallel):
-        return replace(found, comm_share=found.comm_ns / step_ns)
-    return found
+    """Scale all of its times, and recompute its shares."""
+    scaled = replace(_scaled(strategy, factor), step_ns=step_ns)
+    scaled = replace(scaled, exposed_share=scaled.exposed_ns / step_ns)
+    if isinstance(scaled, TensorParallel):
+        return replace(scaled, comm_share=scaled.comm_ns / step_ns)
+    return scaled
 
 
 def _scaled(record: _S, factor: float) -> _S:
-    """All fields that are nanoseconds, in the records inside it too."""
+    """Scale all fields in nanoseconds, including those of nested records."""
     changed: dict[str, Any] = {}
     for name in record.__struct_fields__:
         value = getattr(record, name)
         if name.endswith("_ns") and value is not None:
             changed[name] = round(value * factor)
         elif isinstance(value, tuple) and value and isinstance(value[0], Struct):
-            changed[name] = tuple(_scaled(each, factor) for each in value)
+            changed[name] = tuple(_scaled(inner, factor) for inner in value)
     return replace(record, **changed)

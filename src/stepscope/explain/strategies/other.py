@@ -1,4 +1,4 @@
-"""Communication that no strategy explains: listed, so that every call is somewhere."""
+"""Communication that no strategy explains: listed, so that every call appears somewhere."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankOtherCommunicatio
 
 
 def _callers(evidence: StrategyEvidence) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """Name of what is around each call and is not communication itself, or -1."""
+    """Name of the innermost event around each call that is not communication, or -1."""
     around = evidence.inside(
         lambda name: not COMM_SPAN.search(name) and not name.startswith(_QUIET)
     )

@@ -1,7 +1,7 @@
-"""Pipelines: a stage's bubble is the step less its compute, whatever it waits in.
+"""Pipelines: a stage's bubble is the step minus its compute, whatever it waits for.
 
-An annotation around a micro-batch contains the wait for its input, so annotations only say how many
-micro-batches there are. Communication of other strategies is counted apart.
+An annotation around a micro-batch includes the wait for its input, so annotations only say how many
+micro-batches there are. Communication of other strategies is counted separately.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SOME_COMPUTE_NS = 20_000  # between receives that belong to two micro-batches
 
 
 def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankPipeline | None, Bools]:
-    """Sends and receives, but not those of a ring of attention."""
+    """Sends and receives, except those of ring attention."""
     ring = {group.name for group in evidence.groups if _RING.search(group.description)}
     stages = evidence.layout.get("pipeline_stages") or []
     kinds = ("send", "recv", "send_recv")
@@ -40,8 +40,8 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankPipeline | None, 
         mine[:] = False
     if not mine.any():
         return None, mine
-    indices = tuple(sorted(int(each["stage"]) for each in stages if "stage" in each))
-    count = max((int(each.get("stages") or 0) for each in stages), default=0) or None
+    indices = tuple(sorted(int(stage["stage"]) for stage in stages if "stage" in stage))
+    count = max((int(stage.get("stages") or 0) for stage in stages), default=0) or None
     receiving = mine & evidence.of_kind("recv", "send_recv")
     steps = max(1, len(evidence.pace))
     window = evidence.pace.start_ns[0], evidence.pace.start_ns[-1] + evidence.pace.dur_ns[-1]
@@ -55,12 +55,12 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankPipeline | None, 
     busy = intervals.length(compute) + intervals.length(other)
     waits = intervals.subtract(within(_spans(evidence, receiving)), compute)
     span = int(evidence.pace.dur_ns.sum())
-    told = [f"torch.distributed.pipelining with {counted(count, 'stage')}"] if count else []
+    words = [f"torch.distributed.pipelining with {counted(count, 'stage')}"] if count else []
     return RankPipeline(
         stage_indices=indices,
         stages=count,
         groups=_groups(evidence, mine, count),
-        evidence=(*told, "sends and receives inside the step"),
+        evidence=(*words, "sends and receives inside the step"),
         step_ns=round(span / steps),
         compute_ns=round(intervals.length(compute) / steps),
         other_comm_ns=round(intervals.length(other) / steps),
@@ -78,55 +78,61 @@ def _spans(evidence: StrategyEvidence, chosen: Bools) -> Set:
 
 
 def _annotated(evidence: StrategyEvidence) -> int | None:
-    """Micro-batches a step, where the schedule numbers them."""
+    """Micro-batches per step, if the schedule numbers them."""
     trace, host = evidence.trace, evidence.trace.host
     rows = rows_named(trace, host, host.kind == HostKind.ANNOTATION, _MICROBATCH.match)
-    found = [_MICROBATCH.match(trace.strings[code]) for code in set(host.name[rows].tolist())]
-    numbers = {int(match[1] or match[2]) for match in found if match}
+    matches = [_MICROBATCH.match(trace.strings[code]) for code in set(host.name[rows].tolist())]
+    numbers = {int(match[1] or match[2]) for match in matches if match}
     return len(numbers) or None
 
 
 def _groups(evidence: StrategyEvidence, mine: Bools, stages: int | None) -> tuple[Group, ...]:
-    """gloo does not say which group a send belongs to: a described one with as many ranks does."""
+    """gloo does not name a send's group: take the described group with as many ranks as stages."""
     named = tuple(group for group in evidence.groups_of(mine) if group.name)
     if named:
         return named
     listed = evidence.layout.get("groups") or []
-    fits = [each for each in listed if stages and each.get("size") == stages]
-    fits.sort(key=lambda each: not re.search(r"pp|pipe|stage", str(each.get("description")), re.I))
-    return tuple(_group(each) for each in fits[:1])
+    fits = [described for described in listed if stages and described.get("size") == stages]
+    fits.sort(
+        key=lambda described: (
+            not re.search(r"pp|pipe|stage", str(described.get("description")), re.I)
+        )
+    )
+    return tuple(_group(described) for described in fits[:1])
 
 
-def _group(each: dict[str, object]) -> Group:
-    ranks = each.get("ranks")
-    size = each.get("size")
+def _group(described: dict[str, object]) -> Group:
+    ranks = described.get("ranks")
+    size = described.get("size")
     return Group(
-        name=str(each.get("name", "")),
-        description=str(each.get("description", "")),
+        name=str(described.get("name", "")),
+        description=str(described.get("description", "")),
         size=size if isinstance(size, int) else None,
         ranks=tuple(ranks) if isinstance(ranks, list) else (),
     )
 
 
 def _bursts(evidence: StrategyEvidence, receiving: Bools) -> int:
-    """Receives, where those of several tensors of one micro-batch count once."""
-    made = np.sort((evidence.made_ns if evidence.work.on_host else evidence.start_ns)[receiving])
-    if len(made) < 2:
-        return len(made)
-    between = intervals.covered(evidence.work.compute, made[:-1], made[1:])
+    """Receives; those of several tensors of one micro-batch count once."""
+    times = np.sort((evidence.made_ns if evidence.work.on_host else evidence.start_ns)[receiving])
+    if len(times) < 2:
+        return len(times)
+    between = intervals.covered(evidence.work.compute, times[:-1], times[1:])
     return 1 + int((between > _SOME_COMPUTE_NS).sum())
 
 
 def _late_forward(evidence: StrategyEvidence) -> float:
-    """How much of forward's compute runs after the step's backward has begun."""
+    """The share of forward's compute after the step's backward has begun."""
     backward, forward = backward_spans(evidence)
     total = late = 0
     for start, dur in zip(
         evidence.pace.start_ns.tolist(), evidence.pace.dur_ns.tolist(), strict=True
     ):
-        mine = intervals.clip(backward, start, start + dur)
-        own = intervals.clip(forward, start, start + dur)
-        total += intervals.length(own)
-        if len(mine[0]):
-            late += intervals.length(intervals.clip(own, int(mine[0][0]), int(mine[1][-1])))
+        in_backward = intervals.clip(backward, start, start + dur)
+        in_forward = intervals.clip(forward, start, start + dur)
+        total += intervals.length(in_forward)
+        if len(in_backward[0]):
+            late += intervals.length(
+                intervals.clip(in_forward, int(in_backward[0][0]), int(in_backward[1][-1]))
+            )
     return late / total if total else 0.0

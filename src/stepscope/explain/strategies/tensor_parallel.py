@@ -1,8 +1,8 @@
-"""Tensor parallelism: layers split over ranks that have to meet inside forward and backward.
+"""Tensor parallelism: layers split over ranks that communicate inside forward and backward.
 
-Functional collectives alone do not show it: gradient clipping sums norms over FSDP's group, and
-scripts sum a loss. It takes a group that says so, parameters that are split over a group which FSDP
-does not shard over, or, in a bare trace, more than scalars in such a group.
+Functional collectives alone do not prove it: gradient clipping sums norms over FSDP's group, and
+scripts sum a loss. The proof is a group with a telling name, parameters that are split over a group
+which FSDP does not use or, in a bare trace, more than scalars in such a group.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ _SCALAR_BYTES = 8
 
 
 def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankTensorParallel | None, Bools]:
-    """Functional collectives, groups that say so, or one group used alike forward and backward."""
+    """Functional collectives, groups by name, or a group used alike in forward and backward."""
     wanted = free & evidence.of_kind(*_KINDS)
     groups = _split_groups(evidence)
     functional = _functional(evidence, wanted, groups)
     described = [bool(_GROUP.search(group.description)) for group in evidence.groups]
     named = np.array([*described, False])[evidence.group]
     mine = wanted & (functional | named)
-    told = []
+    words = []
     if (wanted & named).any():
-        told.append("the group's name says so")
+        words.append("the group's name says so")
     if functional.any():
-        told.append("functional collectives inside forward and backward")
+        words.append("functional collectives inside forward and backward")
     if not mine.any():
         mine = wanted & _alike(evidence, wanted)
-        told = ["all-reduces of the same sizes in forward and in backward"]
+        words = ["all-reduces of the same sizes in forward and in backward"]
     if not mine.any():
         return None, mine
     steps = max(1, len(evidence.pace))
     sizes = evidence.size_bytes[mine]
     split = _split_parameters(evidence, groups or set())
     if split:
-        told.append(f"split over ranks: {counted(split, 'parameter')}")
+        words.append(f"split over ranks: {counted(split, 'parameter')}")
     return RankTensorParallel(
         groups=evidence.groups_of(mine),
-        evidence=tuple(told),
+        evidence=tuple(words),
         step_ns=evidence.step_ns,
         forward_count=int((mine & ~evidence.backward).sum()) / steps,
         backward_count=int((mine & evidence.backward).sum()) / steps,
@@ -70,7 +70,7 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankTensorParallel | 
 
 
 def _functional(evidence: StrategyEvidence, wanted: Bools, groups: set[str] | None) -> Bools:
-    """Functional collectives in groups that split layers, as far as the capture or sizes tell."""
+    """Functional collectives in groups that split layers, by the capture or by their sizes."""
     calls = wanted & (evidence.inside(lambda name: name.startswith("_c10d_functional::")) >= 0)
     if groups is not None:
         return calls & evidence.of_groups(groups)
@@ -80,15 +80,17 @@ def _functional(evidence: StrategyEvidence, wanted: Bools, groups: set[str] | No
 
 
 def _split_groups(evidence: StrategyEvidence) -> set[str] | None:
-    """Groups over which parameters are split and which FSDP does not use; None where the capture
-    does not tell."""
+    """Groups that parameters are split over and that FSDP does not use; None if the capture does
+    not say."""
     placements = evidence.layout.get("placements")
-    if placements is None or any("groups" not in each for each in placements):
+    if placements is None or any("groups" not in placement for placement in placements):
         return None
     split = {
         str(group)
-        for each in placements
-        for group, how in zip(each.get("groups") or [], each.get("placements") or [], strict=False)
+        for placement in placements
+        for group, how in zip(
+            placement.get("groups") or [], placement.get("placements") or [], strict=False
+        )
         if _SPLIT.search(str(how))
     }
     return split - fsdp_groups(evidence)
@@ -99,7 +101,7 @@ def _not_scalar(evidence: StrategyEvidence) -> Bools:
 
 
 def _alike(evidence: StrategyEvidence, wanted: Bools) -> Bools:
-    """As Megatron does it: forward and backward reduce the same sizes, as often, in one group."""
+    """As in Megatron: forward and backward reduce the same sizes equally often in one group."""
     reduces = wanted & evidence.of_kind("all_reduce")
     out = np.zeros(len(evidence), np.bool_)
     for group in set(evidence.group[reduces].tolist()):
@@ -113,21 +115,21 @@ def _alike(evidence: StrategyEvidence, wanted: Bools) -> Bools:
 
 
 def _split_parameters(evidence: StrategyEvidence, groups: set[str]) -> int | None:
-    """Parameters that are split over a dimension that tensor parallelism has."""
+    """Parameters split over a mesh dimension of tensor parallelism."""
     count = 0
-    for each in evidence.layout.get("placements") or []:
-        names, own = each.get("mesh") or [], each.get("groups") or []
-        dimensions = zip_longest(names, own, each.get("placements") or [], fillvalue="")
+    for placement in evidence.layout.get("placements") or []:
+        names, own = placement.get("mesh") or [], placement.get("groups") or []
+        dimensions = zip_longest(names, own, placement.get("placements") or [], fillvalue="")
         if any(
             (_GROUP.search(str(name)) or str(group) in groups) and _SPLIT.search(str(how))
             for name, group, how in dimensions
         ):
-            count += int(each.get("count") or 0)
+            count += int(placement.get("count") or 0)
     return count or None
 
 
 def _layers(evidence: StrategyEvidence, mine: Bools) -> tuple[Layer, ...]:
-    """By nn.Module, where those were recorded: backward by the forward operator it belongs to."""
+    """By nn.Module, if recorded; backward counts with its forward operator's module."""
     calls = np.flatnonzero(mine)
     modules = _modules(evidence, evidence.row[calls])
     steps = max(1, len(evidence.pace))

@@ -1,8 +1,9 @@
-"""Measures ceilings: this machine's and, with ranks, the group's. torch and the standard library.
+"""Measures ceilings: this machine's and, with several ranks, the group's.
 
 A job of its own, never inside a training: it allocates, synchronises and keeps the device busy.
+Only torch and the standard library are imported.
 Raw times come out as plain values (`python -m stepscope.measure.calibrate` prints them as JSON);
-what they mean is decided elsewhere.
+predict fits models to them.
 
     settings.py     what to measure and for how long
     stopwatch.py    how long a call takes, on the host's clock or the device's

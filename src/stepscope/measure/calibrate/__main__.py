@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Rank 0 writes; a rank that fails says why, in a file beside the answer too."""
+    """Rank 0 writes the answer; a rank that fails writes the reason next to it."""
     options = _options()
     try:
         from stepscope.measure.calibrate.job import measure
 
-        found = measure(_settings(options), _teller(options.progress))
+        measured = measure(_settings(options), _progress_writer(options.progress))
     except Exception as error:
         code = error.exit_code if isinstance(error, StepscopeError) else 1
-        _tell_failure(options.json, error, code)
+        _report_failure(options.json, error, code)
         return code
-    if found is not None:
-        text = json.dumps(found)
+    if measured is not None:
+        text = json.dumps(measured)
         if options.json is None:
             sys.stdout.write(text + "\n")
         else:
@@ -64,23 +64,23 @@ def _settings(options: argparse.Namespace) -> CalibrationSettings:
     )
 
 
-def _teller(wanted: bool) -> Callable[[str, float], None]:
-    def tell(what: str, share: float) -> None:
+def _progress_writer(wanted: bool) -> Callable[[str, float], None]:
+    def write(what: str, share: float) -> None:
         if wanted and os.environ.get("RANK", "0") == "0":
             sys.stderr.write(f"{PROGRESS} {share:.3f} {what}\n")
             sys.stderr.flush()
 
-    return tell
+    return write
 
 
-def _tell_failure(answer: Path | None, error: Exception, code: int) -> None:
+def _report_failure(answer: Path | None, error: Exception, code: int) -> None:
     rank = os.environ.get("RANK")
     what = f"{type(error).__name__}: {error}" if code == 1 else str(error)
     line = what if rank is None else f"rank {rank}: {what}"
     sys.stderr.write(f"stepscope: {line}\n")
     if answer is not None:
-        beside = answer.with_name(f"{answer.name}.error-{rank or 0}")
-        beside.write_text(json.dumps({"message": line, "exit_code": code}))
+        failure = answer.with_name(f"{answer.name}.error-{rank or 0}")
+        failure.write_text(json.dumps({"message": line, "exit_code": code}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What this machine can do at most: matmul rates, copy rates, the cost of a launch."""
+"""This machine's ceilings: matmul rates, copy rates, the cost of a launch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stepscope.measure.calibrate.stopwatch import samples_ns, spread, time_call_ns
-from stepscope.measure.machine import counters, grown, quota_cores, usable_cores
+from stepscope.measure.machine import counters, growth, quota_cores, usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ _REST_S = {"cuda": 0.04, "cpu": 0.0}  # a ceiling is what a device does before i
 _LONGEST_CALL_NS = {False: 150_000_000, True: 15_000_000}  # by quick
 _DEVICE_COPY_BYTES = {"cuda": 512 << 20, "cpu": 128 << 20}
 _PINNED_BYTES = 256 << 20
-# By quick: other processes that keep this share of the cores busy make another round worth it.
+# Measure again while other processes keep this share of the cores busy.
 DISTURBED = 0.15
 _ROUNDS = {False: 3, True: 2}
 _PAUSE_S = {False: 2.0, True: 0.2}
@@ -40,25 +40,25 @@ _QUEUE_CYCLES = 20_000_000  # keeps the device busy while the launches are queue
 
 
 def measure_ceilings(device: torch.device, *, quick: bool = False) -> dict[str, Any]:
-    """Every ceiling with its spread; what this device does not offer is named with the reason.
+    """Every ceiling with its spread; what this device does not offer is listed with the reason.
 
     Other processes make a CPU look slower than it is: while they keep cores busy, everything is
-    measured again, and the best of the rounds counts.
+    measured again, and the best round counts.
     """
-    found = _measure_once(device, quick)
+    ceilings = _measure_once(device, quick)
     rounds = 1
-    while rounds < _ROUNDS[quick] and _is_disturbed(found):
+    while rounds < _ROUNDS[quick] and _is_disturbed(ceilings):
         time.sleep(_PAUSE_S[quick])
-        found = best_of(found, _measure_once(device, quick))
+        ceilings = best_of(ceilings, _measure_once(device, quick))
         rounds += 1
-    return {**found, "rounds": rounds}
+    return {**ceilings, "rounds": rounds}
 
 
 def _measure_once(device: torch.device, quick: bool) -> dict[str, Any]:
     before = counters() if device.type == "cpu" else None
     with _all_cores(device) as threads:
         matmul, refused = _matmuls(device, quick)
-        found: dict[str, Any] = {
+        ceilings: dict[str, Any] = {
             "threads": threads,
             "matmul_flops": matmul,
             "not_offered": refused,
@@ -66,14 +66,14 @@ def _measure_once(device: torch.device, quick: bool) -> dict[str, Any]:
             "tiny_op_ns": _tiny_operator(device),
         }
         if device.type == "cuda":
-            found |= _transfers(device, quick)
-            found |= _launches(device)
-    return found | (_load_since(before) if before else {})
+            ceilings |= _transfers(device, quick)
+            ceilings |= _launches(device)
+    return ceilings | (_load_since(before) if before else {})
 
 
 def _load_since(before: dict[str, Any]) -> dict[str, Any]:
-    """Cores that other processes kept busy meanwhile; None where the system does not tell."""
-    spent = grown(before, counters())
+    """Cores that other processes kept busy meanwhile; None if the system does not say."""
+    spent = growth(before, counters())
     busy, job = spent["busy_ns"], spent["job_ns"]
     others = None
     if busy is not None and job is not None and spent["wall_ns"]:
@@ -81,17 +81,17 @@ def _load_since(before: dict[str, Any]) -> dict[str, Any]:
     return {"other_cores": others, "cores": quota_cores() or usable_cores()}
 
 
-def _is_disturbed(found: dict[str, Any]) -> bool:
-    others, cores = found.get("other_cores"), found.get("cores")
+def _is_disturbed(ceilings: dict[str, Any]) -> bool:
+    others, cores = ceilings.get("other_cores"), ceilings.get("cores")
     return others is not None and cores is not None and others >= DISTURBED * cores
 
 
 def best_of(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Of two rounds the better figure of each ceiling, and the load of the quieter one."""
+    """The better figure of each ceiling from two rounds, and the load of the quieter one."""
     rates, costs = ("copy_bytes_s",), ("tiny_op_ns",)
     best = dict(one)
     best["matmul_flops"] = {
-        dtype: max((each["matmul_flops"][dtype] for each in (one, other)), key=_flops)
+        dtype: max((ceilings["matmul_flops"][dtype] for ceilings in (one, other)), key=_flops)
         for dtype in one["matmul_flops"]
         if dtype in other["matmul_flops"]
     }
@@ -99,7 +99,11 @@ def best_of(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         best[name] = max((one[name], other[name]), key=_value)
     for name in costs:
         best[name] = min((one[name], other[name]), key=_value)
-    loads = [each["other_cores"] for each in (one, other) if each.get("other_cores") is not None]
+    loads = [
+        ceilings["other_cores"]
+        for ceilings in (one, other)
+        if ceilings.get("other_cores") is not None
+    ]
     return best | {"other_cores": min(loads, default=None)}
 
 
@@ -113,7 +117,7 @@ def _value(ceiling: dict[str, float]) -> float:
 
 @contextlib.contextmanager
 def _all_cores(device: torch.device) -> Iterator[int]:
-    """Launchers give every rank one thread; a machine's ceiling is that of all its cores."""
+    """Launchers give every rank one thread; a machine's ceiling needs all its cores."""
     before = torch.get_num_threads()
     if device.type == "cpu":
         with contextlib.suppress(AttributeError):  # only Linux knows a process's cores
@@ -171,7 +175,7 @@ def _best_matmul(name: str, device: torch.device, quick: bool) -> dict[str, floa
 
 
 def _time_of(times: list[float], device: torch.device) -> float:
-    """A GPU slows down as it gets warm: its median holds. A CPU is only ever disturbed."""
+    """The median on a GPU, which slows down as it warms; the best on a CPU, which is disturbed."""
     return min(times) if device.type == "cpu" else median(times)
 
 
@@ -229,8 +233,8 @@ def _tiny_operator(device: torch.device) -> dict[str, float]:
 
 
 def _launches(device: torch.device) -> dict[str, Any]:
-    """Empty kernels back to back: the host's cost of a launch, and from start to start on the
-    device when all of them were queued before."""
+    """Empty kernels back to back: the host's cost of a launch, and the time from start to start on
+    the device when all are queued beforehand."""
 
     def empty() -> None:
         torch.cuda._sleep(0)

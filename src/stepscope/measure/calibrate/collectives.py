@@ -16,7 +16,7 @@ _ELEMENT_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlace:
-    """Where this rank stands: its process group and the world's ranks in it."""
+    """This rank's process group and the world ranks in it."""
 
     handle: Any
     ranks: tuple[int, ...]
@@ -37,18 +37,18 @@ class Buffers:
 
     @classmethod
     def allocate(cls, count: int, device: torch.device) -> Buffers:
-        """Written once, so that no page is met for the first time while the clock runs."""
+        """Written once, so that no page is touched for the first time while the clock runs."""
         first, second = (torch.empty(count, device=device).zero_() for _ in range(2))
         return cls(first=first, second=second)
 
 
 def elements(size_bytes: int, group_size: int) -> int:
-    """As many as fit, the same number for every rank."""
+    """As many elements as fit, the same number for every rank."""
     return max(1, size_bytes // _ELEMENT_BYTES // group_size) * group_size
 
 
 def actual_bytes(size_bytes: int, group_size: int) -> int:
-    """What a sweep's size comes to when every rank has the same share."""
+    """A sweep's size, rounded so that every rank has the same share."""
     return elements(size_bytes, group_size) * _ELEMENT_BYTES
 
 
@@ -74,19 +74,29 @@ def make_call(
     return calls[kind]
 
 
+def largest_of_ranks(
+    values: list[int], *, group: Any = None, device: torch.device | None = None
+) -> list[int]:
+    """The largest of each value over the group's ranks, equal on all of them."""
+    shared = torch.tensor(values, dtype=torch.int64, device=device)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
+    largest: list[int] = shared.tolist()
+    return largest
+
+
 def _all_gather() -> Callable[..., object]:
     """torch 2.13 renamed it."""
-    found: Callable[..., object] | None = getattr(dist, "all_gather_single", None)
-    return found or dist.all_gather_into_tensor
+    renamed: Callable[..., object] | None = getattr(dist, "all_gather_single", None)
+    return renamed or dist.all_gather_into_tensor
 
 
 def _reduce_scatter() -> Callable[..., object]:
-    found: Callable[..., object] | None = getattr(dist, "reduce_scatter_single", None)
-    return found or dist.reduce_scatter_tensor
+    renamed: Callable[..., object] | None = getattr(dist, "reduce_scatter_single", None)
+    return renamed or dist.reduce_scatter_tensor
 
 
 def _send_or_receive(place: GroupPlace, tensor: torch.Tensor) -> Callable[[], object]:
-    """Neighbours in pairs, one way: even numbers send, odd ones receive, a last one rests."""
+    """Pairs of neighbours, one way: even ranks send, odd ones receive, a last one rests."""
     index = place.index
     if index % 2:
         source = place.ranks[index - 1]

@@ -1,8 +1,8 @@
-"""What an all-reduce and compute cost each other when both run at once, on CPU tensors.
+"""How much an all-reduce and compute slow each other down on CPU tensors.
 
 There the threads that communicate need the cores that compute. Ranks compute with as many threads
-as their launcher gave them. The three parts (the all-reduce alone, compute alone, both) take turns,
-so that a machine that slows down slows all three.
+as their launcher gave them. The three parts (all-reduce alone, compute alone, both) take turns, so
+that a machine that slows down slows all three.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from stepscope.measure.calibrate.collectives import actual_bytes, elements
+from stepscope.measure.calibrate.collectives import actual_bytes, elements, largest_of_ranks
 
 if TYPE_CHECKING:
     from stepscope.measure.calibrate.collectives import Buffers, GroupPlace
@@ -36,7 +36,7 @@ class ContentionTimer:
         self._out = torch.empty(_ROWS, _WIDTH)
 
     def run(self, largest: int, *, quick: bool) -> list[dict[str, Any]]:
-        """For each size: the all-reduce alone and beside compute, compute alone and beside it."""
+        """For each size: the all-reduce and compute, each alone and both at once."""
         unit = self._agree([self._unit_ns()])[0]
         room = min(largest, len(self._buffers.first) * self._buffers.first.element_size())
         return [
@@ -55,7 +55,7 @@ class ContentionTimer:
         self._alone(tensor)
         pilot = self._agree([min(self._alone(tensor) for _ in range(2))])[0]
         count = max(_AT_LEAST_NS, _TIMES_ALONE * pilot) // unit_ns + 1
-        found: dict[str, list[int]] = {"alone": [], "compute": [], "slowed": [], "lasts": []}
+        times_ns: dict[str, list[int]] = {"alone": [], "compute": [], "slowed": [], "lasts": []}
         for _ in range(repeats):
             alone = self._alone(tensor)
             dist.barrier(self._place.handle)
@@ -63,11 +63,13 @@ class ContentionTimer:
             dist.barrier(self._place.handle)
             handle = dist.all_reduce(tensor, group=self._place.handle, async_op=True)
             slowed, lasts = self._compute(count, handle)
-            for name, ns in zip(found, self._agree([alone, compute, slowed, lasts]), strict=True):
-                found[name].append(ns)
+            for name, ns in zip(
+                times_ns, self._agree([alone, compute, slowed, lasts]), strict=True
+            ):
+                times_ns[name].append(ns)
         return {
             "size_bytes": actual_bytes(size, ranks),
-            **{f"{name}_ns": round(median(times)) for name, times in found.items()},
+            **{f"{name}_ns": round(median(times)) for name, times in times_ns.items()},
         }
 
     def _alone(self, tensor: torch.Tensor) -> int:
@@ -77,7 +79,7 @@ class ContentionTimer:
         return time.perf_counter_ns() - began
 
     def _compute(self, count: int, handle: Any) -> tuple[int, int]:
-        """So many products: how long they took, and when the all-reduce was seen to be done."""
+        """Run `count` products: how long they took, and when the all-reduce was done."""
         began = time.perf_counter_ns()
         done = 0
         for _ in range(count):
@@ -91,8 +93,4 @@ class ContentionTimer:
         return took, done
 
     def _agree(self, values: list[int]) -> list[int]:
-        """The largest of each over the group's ranks."""
-        shared = torch.tensor(values, dtype=torch.int64)
-        dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self._place.handle)
-        agreed: list[int] = shared.tolist()
-        return agreed
+        return largest_of_ranks(values, group=self._place.handle)

@@ -1,6 +1,6 @@
 """The world and the groups inside it, each under a name.
 
-All groups of a name work at the same time, as they do in a training: pairs share what they share.
+All groups of a name work at the same time, as in a training, and share the machine's links.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def make_groups() -> list[NamedGroup]:
     """world; intra-host and inter-host where there are several hosts; pairs from 4 ranks on."""
     rank, world = dist.get_rank(), dist.get_world_size()
     everyone = tuple(range(world))
-    found = [
+    groups = [
         NamedGroup(
             name="world",
             size=world,
@@ -37,13 +37,13 @@ def make_groups() -> list[NamedGroup]:
         )
     ]
     for name, parts in partitions(_hosts(world)).items():
-        mine = None
+        place = None
         for ranks in parts:
             handle = dist.new_group(list(ranks))  # every rank has to make every group
             if rank in ranks:
-                mine = GroupPlace(handle=handle, ranks=ranks, rank=rank)
-        found.append(NamedGroup(name=name, size=len(parts[0]), place=mine))
-    return found
+                place = GroupPlace(handle=handle, ranks=ranks, rank=rank)
+        groups.append(NamedGroup(name=name, size=len(parts[0]), place=place))
+    return groups
 
 
 def _hosts(world: int) -> list[str]:
@@ -60,16 +60,16 @@ def partitions(hosts: list[str]) -> dict[str, list[tuple[int, ...]]]:
     by_host = [
         tuple(rank for rank in range(world) if hosts[rank] == host) for host in dict.fromkeys(hosts)
     ]
-    found: dict[str, list[tuple[int, ...]]] = {}
+    groupings: dict[str, list[tuple[int, ...]]] = {}
     if len(by_host) > 1 and len({len(ranks) for ranks in by_host}) == 1:
-        found["intra-host"] = by_host
-        found["inter-host"] = list(zip(*by_host, strict=True))
+        groupings["intra-host"] = by_host
+        groupings["inter-host"] = list(zip(*by_host, strict=True))
     if world >= _ENOUGH_FOR_PAIRS:
-        found["pairs"] = [(rank, rank + 1) for rank in range(0, world - 1, 2)]
+        groupings["pairs"] = [(rank, rank + 1) for rank in range(0, world - 1, 2)]
     seen: list[list[tuple[int, ...]]] = [[tuple(range(world))]]
-    for name in list(found):
-        if found[name] in seen or len(found[name][0]) < 2:
-            del found[name]
+    for name in list(groupings):
+        if groupings[name] in seen or len(groupings[name][0]) < 2:
+            del groupings[name]
         else:
-            seen.append(found[name])
-    return found
+            seen.append(groupings[name])
+    return groupings

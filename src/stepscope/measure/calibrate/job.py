@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _JOIN_WITHIN = datetime.timedelta(minutes=10)
-_COPIES_IN_FLIGHT = 6  # our two buffers, and what backends keep beside them
+_COPIES_IN_FLIGHT = 6  # our two buffers, and the backends' own
 
 
 def is_launched() -> bool:
@@ -98,8 +98,8 @@ def _sweep_all(
 
         shown(0.0)
         try:
-            found = sweeper.run(sizes, settings.budget_ns, settings.seed, shown)
-            sweeps.append(found.plain())
+            sweep = sweeper.run(sizes, settings.budget_ns, settings.seed, shown)
+            sweeps.append(sweep.plain())
         except NotOfferedError as error:
             refused.append(
                 {"kind": kind, "group": group.name, "backend": backend, "why": str(error)}
@@ -112,7 +112,7 @@ def _sweep_all(
 
 
 def _sizes_that_fit(sizes: list[int], device: torch.device) -> list[int]:
-    """What the rank with the least free memory has room for; never fewer than the smallest two."""
+    """Sizes that fit the rank with the least free memory; never fewer than the smallest two."""
     room = torch.tensor([_free_bytes(device) // _COPIES_IN_FLIGHT], device=device)
     dist.all_reduce(room, op=dist.ReduceOp.MIN)
     fitting = [size for size in sizes if size <= int(room)]

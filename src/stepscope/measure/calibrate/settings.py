@@ -15,9 +15,9 @@ QUICK_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationSettings:
-    """One calibration. Every rank has the same."""
+    """One calibration; equal on every rank."""
 
-    backend: str | None = None  # gloo on the CPU, nccl on CUDA, unless said
+    backend: str | None = None  # None: gloo on the CPU, nccl on CUDA
     max_bytes: int | None = None
     seconds: float | None = None  # for each kind in each group
     quick: bool = False

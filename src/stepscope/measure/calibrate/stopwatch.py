@@ -16,7 +16,7 @@ _HEAD_START_CYCLES = 100_000
 
 
 def time_call_ns(call: Callable[[], Any], device: torch.device) -> int:
-    """One call, from its start to the end of all it started."""
+    """One call, from its start to the end of everything it started."""
     if device.type == "cpu":
         began = time.perf_counter_ns()
         call()
@@ -53,11 +53,11 @@ def samples_ns(
     once = max(time_call_ns(call, device), 1)
     count = max(1, min(1000, sample_ns // once))
     time_calls_ns(call, count, device)
-    found = []
+    means_ns = []
     for _ in range(samples):
         time.sleep(rest_s)
-        found.append(time_calls_ns(call, count, device))
-    return found
+        means_ns.append(time_calls_ns(call, count, device))
+    return means_ns
 
 
 def spread(values: Sequence[float]) -> float:

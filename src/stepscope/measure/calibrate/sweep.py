@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from stepscope.measure.calibrate.collectives import Buffers, actual_bytes, make_call
+from stepscope.measure.calibrate.collectives import (
+    Buffers,
+    actual_bytes,
+    largest_of_ranks,
+    make_call,
+)
 from stepscope.measure.calibrate.stopwatch import time_call_ns
 
 if TYPE_CHECKING:
@@ -61,24 +66,24 @@ class Sweeper:
     def run(
         self, sizes: list[int], budget_ns: int, seed: int, progress: Callable[[float], None]
     ) -> Sweep:
-        """As many passes as the budget holds; the largest sizes go where it holds too few."""
+        """As many passes as the budget allows; too few, and the largest sizes are dropped."""
         self._probe(sizes[0])
         began = time.perf_counter_ns()
         pilot = self._pilot(sizes, began, budget_ns)
         repeats = choose_repeats(sizes, pilot, budget_ns)
-        kept = sizes[: len(repeats)]
+        chosen = sizes[: len(repeats)]
         sweep = Sweep(
             kind=self.kind,
             group=self.group.name,
             group_size=self.group.size,
-            sizes_bytes=[actual_bytes(size, self.group.size) for size in kept],
-            left_out_bytes=sizes[len(kept) :],
+            sizes_bytes=[actual_bytes(size, self.group.size) for size in chosen],
+            left_out_bytes=sizes[len(chosen) :],
         )
         shuffle = random.Random(f"{seed} {self.kind} {self.group.name}")
         spent = last = 0
         # The next pass is expected to take as long as the last one.
         while len(sweep.passes_ns) < _MIN_PASSES or spent + last <= budget_ns:
-            times, now = self._one_pass(kept, repeats, shuffle, began)
+            times, now = self._one_pass(chosen, repeats, shuffle, began)
             sweep.passes_ns.append(times)
             spent, last = now, now - spent
             progress(min(1.0, spent / budget_ns))
@@ -98,14 +103,14 @@ class Sweeper:
 
     def _pilot(self, sizes: list[int], began: int, budget_ns: int) -> list[int]:
         """About how long a call of each size takes; stops when a third of the budget is gone."""
-        found = []
+        times_ns = []
         for size in sizes:
             times = self._visit(size, 2)
             slowest, spent = self._agree([min(times), time.perf_counter_ns() - began])
-            found.append(slowest)
+            times_ns.append(slowest)
             if 3 * spent > budget_ns and size >= _ALWAYS_BYTES:
                 break
-        return found
+        return times_ns
 
     def _one_pass(
         self, sizes: list[int], repeats: list[int], shuffle: random.Random, began: int
@@ -138,15 +143,11 @@ class Sweeper:
             self._agree([0])
 
     def _agree(self, values: list[int]) -> list[int]:
-        """The largest of each over all ranks."""
-        shared = torch.tensor(values, dtype=torch.int64, device=self.device)
-        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
-        agreed: list[int] = shared.tolist()
-        return agreed
+        return largest_of_ranks(values, device=self.device)
 
 
 def choose_repeats(sizes: list[int], pilot_ns: list[int], budget_ns: int) -> list[int]:
-    """Calls a visit for each size; shorter than the pilot where the largest sizes do not fit."""
+    """Calls per visit of each size; shorter than the pilot if the largest sizes do not fit."""
     repeats = [max(_MIN_REPEATS, min(_MAX_REPEATS, _VISIT_NS // max(ns, 1))) for ns in pilot_ns]
     while len(repeats) > 2 and sizes[len(repeats) - 1] > _ALWAYS_BYTES:
         one_pass = sum((n + 1) * ns for n, ns in zip(repeats, pilot_ns, strict=False))

@@ -1,7 +1,7 @@
-"""Put on PYTHONPATH by `stepscope run`: waits for torch.optim, then attaches. Never in the way.
+"""Put on PYTHONPATH by `stepscope run`: waits for torch, then attaches.
 
-Everything is inside try: a Python that has no torch, or no stepscope, starts as if we were not
-there. A sitecustomize of the user's own still runs.
+Everything is inside try: a Python without torch or stepscope starts as usual. The user's own
+sitecustomize still runs.
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 
 
 def _users_own() -> None:
-    """Run the sitecustomize that ours hides, if there is one."""
+    """Run the sitecustomize that ours hides, if any."""
     import importlib.machinery
     import importlib.util
 
