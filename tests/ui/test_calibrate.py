@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from stepscope.records.profile import Profile
-from stepscope.trace.profiles import load_profiles, this_host
+from stepscope.trace.profiles import load_profiles
+from stepscope.trace.user_folders import this_host
 from stepscope.ui.calibration import (
     beside_compute,
     calibration_json,

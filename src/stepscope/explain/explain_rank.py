@@ -76,7 +76,7 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
     kernels = list_kernels(trace, work, steps)
     launches = describe_launches(trace, work)
     copies = list_copies(trace, work)
-    syncs = list_syncs(trace)
+    syncs = list_syncs(trace, host.blocking)
     (calls, _), pace = analysis.collective_calls, analysis.rank_steps
     collectives = list_collectives(calls)
     memory = explain_memory(analysis)

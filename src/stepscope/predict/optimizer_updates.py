@@ -10,11 +10,11 @@ import re
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.records.trace import HostKind
+from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Flags
@@ -120,6 +120,6 @@ def _called(context: StepContext) -> set[str]:
 
 def _optimizers(context: StepContext) -> set[str]:
     host, strings = context.trace.host, context.trace.strings
-    codes = np.unique(host.name[host.kind == HostKind.ANNOTATION]).tolist()
+    codes = distinct(host.name[host.kind == HostKind.ANNOTATION]).tolist()
     found = (_NAME.match(strings[code]) for code in codes)
     return {match[1] for match in found if match}

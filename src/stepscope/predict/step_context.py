@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from stepscope.explain.call_tree import distinct_places
 from stepscope.predict.kernels import Family, family_of
 from stepscope.predict.optimizer_updates import ADAM
 
@@ -92,10 +93,10 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         row, names = self.operators.row, self.trace.host.name
         codes = np.full(len(row), -1, np.int32)
         codes[row >= 0] = names[row[row >= 0]]
-        told, of = np.unique(codes, return_inverse=True)
+        told, of = distinct_places(codes)
         strings = self.trace.strings
         found = [bool(matches(strings[code] if code >= 0 else "")) for code in told.tolist()]
-        return np.array(found, np.bool_)[of.reshape(-1)]
+        return np.array(found, np.bool_)[of]
 
 
 def look_at_tasks(trace: Trace, graph: StepGraph, costs: Costs, *, on_host: bool) -> Operators:
@@ -116,8 +117,7 @@ def look_at_tasks(trace: Trace, graph: StepGraph, costs: Costs, *, on_host: bool
     flops = np.where(told & ~counted & (flops > 0), 0.0, flops)
     dtype = np.where(told, costs.dtype[at], -1) if len(trace.host) else none - 1
     group = np.where(told, row, len(trace.host) + np.arange(len(tasks)))
-    _, of = np.unique(group, return_inverse=True)
-    of = of.reshape(-1)
+    _, of = distinct_places(group)
     total = np.bincount(of, tasks.dur_ns)
     return Operators(
         row=row,
@@ -135,7 +135,7 @@ def _families(trace: Trace, row: Ints, flops: Floats) -> NDArray[np.int8]:
     told = row >= 0
     out = np.full(len(row), Family.OTHER, np.int8)
     key = trace.host.name[row[told]].astype(np.int64) * 3 + np.sign(flops[told]).astype(int) + 1
-    distinct, of = np.unique(key, return_inverse=True)
+    distinct, of = distinct_places(key)
     found = [family_of(trace.strings[each // 3], each % 3 - 1) for each in distinct.tolist()]
-    out[told] = np.array(found, np.int8)[of.reshape(-1)]
+    out[told] = np.array(found, np.int8)[of]
     return out

@@ -6,7 +6,6 @@ make sense it keeps those that do, and hands the others to an `Oddities`, which 
 
 from __future__ import annotations
 
-import json
 import math
 import reprlib
 import types
@@ -81,6 +80,8 @@ def decode_patiently(text: bytes) -> Any:
     except _FAILURES as error:
         first = error
     try:
+        import json
+
         value = json.loads(
             text.decode("utf-8", "replace"),
             parse_int=_integer,

@@ -9,7 +9,6 @@ from stepscope.errors import NotCapturedError, UnreadableInputError
 from stepscope.trace.layout import ENDINGS, is_trace_name
 from stepscope.trace.regular_files import is_folder, is_there, names_in
 from stepscope.trace.remote import RemoteTrace, fetched, find_remote, is_url, local_path
-from stepscope.trace.run_state import is_run_folder, run_notes
 
 TraceFile = Path | RemoteTrace
 
@@ -58,16 +57,20 @@ def _find(path: Path) -> list[Path]:
         from stepscope.trace.snapshot import snapshots_in
 
         found = snapshots_in(path)
-    if not found and is_run_folder(path):
-        raise NotCapturedError(f"{path} holds no trace{_why_none(path)}")
     if not found:
+        from stepscope.trace.run_state import is_run_folder
+
+        if is_run_folder(path):
+            raise NotCapturedError(f"{path} holds no trace{_why_none(path)}")
         endings = ", ".join(f"*{ending}" for ending in ENDINGS)
         raise UnreadableInputError(f"{path} holds no trace: looked for {endings}")
     return found
 
 
 def _why_none(run: Path) -> str:
-    """What the run folder says of it."""
+    """The reasons that the run folder gives."""
+    from stepscope.trace.run_state import run_notes
+
     reasons = [note.detail for note in run_notes(run)]
     return f": {'; '.join(reasons)}" if reasons else ": no training step was captured"
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepscope.errors import UnreadableInputError
+from stepscope.records.lazy_pattern import lazy_pattern
 from stepscope.trace.events import NOTHING
 from stepscope.trace.limits import Limits, megabytes
 
@@ -29,25 +30,25 @@ DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 
 _EVENT_KEYS = rb"(?:ph|cat|name|pid|tid|ts|dur|id|args|bp|s|tts|cname)"
-_BOUNDARY = re.compile(rb'\}[\s,]*+(?=\{\s*+"' + _EVENT_KEYS + rb'"\s*:)')
+_BOUNDARY = lazy_pattern(rb'\}[\s,]*+(?=\{\s*+"' + _EVENT_KEYS + rb'"\s*:)')
 _KINETO_BOUNDARY = b"\n  },\n  {"
-ANY_BOUNDARY = re.compile(rb"\}\s*+,\s*+(?=\{)")
-_EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+ANY_BOUNDARY = lazy_pattern(rb"\}\s*+,\s*+(?=\{)")
+_EVENTS_KEY = lazy_pattern(rb'"traceEvents"\s*:\s*\[')
 _ARRAY_END = re.compile(rb"\}\s*+\](?=\s*(?:,|\}|\Z))")
 _PLAIN = rb'[^"{}\[\]]++'
 _KEY = b'"traceEvents"'
-_TOKEN = re.compile(
+_TOKEN = lazy_pattern(
     rb"(?:" + _PLAIN + rb"|(?!" + _KEY + rb")" + STRING + rb")*+([{\[]++|[}\]]++|" + _KEY + rb'|")',
     re.DOTALL,
 )
 _RUN = rb'(\{++|\[++|\}++|\]++|")'
-_STRUCTURE = re.compile(rb"(?:" + _PLAIN + rb"|" + STRING + rb")*+" + _RUN, re.DOTALL)
-_INNER = re.compile(
+_STRUCTURE = lazy_pattern(rb"(?:" + _PLAIN + rb"|" + STRING + rb")*+" + _RUN, re.DOTALL)
+_INNER = lazy_pattern(
     rb"(?:" + _PLAIN + rb"|" + STRING + rb"|\[(?:" + _PLAIN + rb"|" + STRING + rb")*+\]"
     rb"|\{(?:" + _PLAIN + rb"|" + STRING + rb")*+\})*+" + _RUN,
     re.DOTALL,
 )  # where a bracket is open: the innermost lists and objects are passed over as well
-_REST_OF_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+_REST_OF_STRING = lazy_pattern(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _AFTER_ARRAY = re.compile(rb'\s*+(?:,\s*+"|\}|\Z)')
 _QUOTE, _ARRAY_CLOSES, _OPENING = b'"'[0], b"]"[0], b"{["
 _OPENER_OF = {b"}"[0]: b"{", b"]"[0]: b"["}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from typing import Any
@@ -36,4 +35,6 @@ def _readable(value: Any) -> Any:
 
 def _escaped(found: re.Match[str]) -> str:
     char = found[0]
+    import json
+
     return char if char.isprintable() else json.dumps(char)[1:-1]

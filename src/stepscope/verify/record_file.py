@@ -7,7 +7,6 @@ kill cut short is closed by the next writer and left out by every reader.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from typing import TYPE_CHECKING
@@ -16,8 +15,8 @@ import msgspec
 
 from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.records.promise import RECORD_SCHEMA, Delivery, Forgotten, Promise
-from stepscope.trace.profiles import this_host, user_folder
 from stepscope.trace.regular_files import LineFile, open_to_append
+from stepscope.trace.user_folders import this_host, user_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,6 +60,8 @@ def _encoded(line: Line) -> bytes:
     try:
         return msgspec.json.encode(line)
     except UnicodeEncodeError:
+        import json
+
         text = json.dumps(msgspec.to_builtins(line), ensure_ascii=False)
         return text.encode("utf-8", "replace")
 

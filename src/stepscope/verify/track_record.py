@@ -18,7 +18,7 @@ import msgspec
 
 from stepscope.errors import UsageError
 from stepscope.records.promise import Delivery, Forgotten, Kept, Promise, Workload
-from stepscope.trace.profiles import this_host
+from stepscope.trace.user_folders import this_host
 from stepscope.verify.record_file import append, read_lines
 
 if TYPE_CHECKING:

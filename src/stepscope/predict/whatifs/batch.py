@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.explain.call_tree import distinct_places
 from stepscope.explain.replay.graph import Phase
 from stepscope.predict.kernels import FLOOR_NS, Family
 from stepscope.predict.peaks import peak_at_batch
@@ -88,9 +89,9 @@ def scaling_tasks(context: StepContext) -> Flags:
     codes = np.full(len(row), -1, np.int32)
     told = in_pass & (row >= 0)
     codes[told] = context.trace.host.shapes[row[told]]
-    distinct, of = np.unique(codes, return_inverse=True)
+    distinct, of = distinct_places(codes)
     others = [code < 0 or not _all_in(strings[code], known) for code in distinct.tolist()]
-    found: Flags = in_pass & np.array(others, np.bool_)[of.reshape(-1)]
+    found: Flags = in_pass & np.array(others, np.bool_)[of]
     return found
 
 
@@ -124,9 +125,9 @@ def _over_samples(context: StepContext) -> Flags:
     """Convolutions' gradients of weights, by their kernels' names, which say so."""
     rows, names, strings = context.graph.tasks.row, context.trace.device.name, context.trace.strings
     codes = np.where(rows >= 0, names[np.maximum(rows, 0)], -1) if len(names) else rows
-    distinct, of = np.unique(codes, return_inverse=True)
+    distinct, of = distinct_places(codes)
     found = [code >= 0 and "wgrad" in strings[code] for code in distinct.tolist()]
-    return np.array(found, np.bool_)[of.reshape(-1)]
+    return np.array(found, np.bool_)[of]
 
 
 def task_blocks(context: StepContext) -> Floats:
@@ -136,9 +137,9 @@ def task_blocks(context: StepContext) -> Floats:
         return np.zeros(len(context.graph.tasks))
     rows = context.graph.tasks.row
     codes = np.where(rows >= 0, device.grid[np.maximum(rows, 0)], -1)
-    distinct, of = np.unique(codes, return_inverse=True)
+    distinct, of = distinct_places(codes)
     sizes = [_blocks(strings[code]) if code >= 0 else 0.0 for code in distinct.tolist()]
-    return np.array(sizes)[of.reshape(-1)]
+    return np.array(sizes)[of]
 
 
 def _blocks(text: str) -> float:

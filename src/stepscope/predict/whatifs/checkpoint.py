@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope.explain.call_tree import group
 from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.predict.edit import Selection, insert, remove, scale_calls
 from stepscope.predict.peaks import peak_with_checkpoints
@@ -130,9 +131,10 @@ def _repeated(context: StepContext) -> tuple[list[Ints], Ints]:
     if not len(rows):
         return [], np.zeros(0, np.int32)
     key = host.name[rows].astype(np.int64) << 32 | host.shapes[rows].astype(np.int64)
-    _, place, counts = np.unique(key, return_inverse=True, return_counts=True)
+    _, place, count = group(key)
+    counts = np.bincount(place, minlength=count)
     often = np.flatnonzero(_in_blocks(counts.astype(np.int32)))
-    return [rows[place.reshape(-1) == each] for each in often], counts[often].astype(np.int32)
+    return [rows[place == each] for each in often], counts[often].astype(np.int32)
 
 
 def _in_blocks(counts: Ints) -> Flags:

@@ -16,11 +16,13 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.explain.call_tree import distinct_places, group
 from stepscope.explain.flops import DTYPES
 from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.predict.edit import insert
 from stepscope.predict.kernels import FLOOR_NS, Family, copy_ns, roofline_ns
 from stepscope.predict.whatifs.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.records.lazy_pattern import lazy_pattern
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
@@ -33,21 +35,21 @@ _DTYPES = (*DTYPES, "")  # of code -1 nobody knows which
 VALUES = ("tf32", "bf16", "fp16", "fp8")
 _WIDER = {"tf32": ("fp32",), "bf16": ("fp32", "tf32"), "fp16": ("fp32", "tf32")}
 _WIDER["fp8"] = ("fp32", "tf32", "bf16", "fp16")
-_STAYS_FP32 = re.compile(
+_STAYS_FP32 = lazy_pattern(
     r"norm|softmax|loss|entropy|exp|log|pow|sum|cumsum|embedding|foreach|index|topk|sort", re.I
 )
-_NORM = re.compile(r"^aten::(?:native_)?(?:layer|group|rms)_norm$|^aten::_?fused_rms_norm$")
-_LOSS = re.compile(r"^aten::_?log_softmax$|^aten::cross_entropy|^aten::nll_loss_forward$")
+_NORM = lazy_pattern(r"^aten::(?:native_)?(?:layer|group|rms)_norm$|^aten::_?fused_rms_norm$")
+_LOSS = lazy_pattern(r"^aten::_?log_softmax$|^aten::cross_entropy|^aten::nll_loss_forward$")
 # What autocast costs the host for every product of the forward pass, there and in backward: casts
 # and the search for them, as so many times the step's mean host time for a launch.
 _PRODUCT_HOST, _CONVOLUTION_HOST = 2.3, 1.8
-_FOURIER = re.compile(r"fft|_complex")
+_FOURIER = lazy_pattern(r"fft|_complex")
 _DEPTHWISE = 4  # channels that each output of a convolution looks at, at most
 # Recurrent layers are many small products one behind another: they gain this much, whatever their
 # FLOPs say.
 _RECURRENT_GAIN = {"tf32": 2.0}
 _NARROW_RECURRENT_GAIN = 3.5
-_ACTIVATION = re.compile(r"gelu|silu|relu|glu|tanh|sigmoid|hardswish|mish", re.I)
+_ACTIVATION = lazy_pattern(r"gelu|silu|relu|glu|tanh|sigmoid|hardswish|mish", re.I)
 _OWN_BATCH_NORM = {"aten::cudnn_batch_norm": 1.45, "aten::cudnn_batch_norm_backward": 1.1}
 
 
@@ -91,9 +93,9 @@ def _depthwise(context: StepContext) -> Flags:
     out = np.zeros(len(context.operators.row), np.bool_)
     mine = np.flatnonzero(context.operators.family == Family.CONVOLUTION)
     codes = host.shapes[context.operators.row[mine]]
-    told, of = np.unique(codes, return_inverse=True)
+    told, of = distinct_places(codes)
     found = [code >= 0 and _few_channels(_shapes(strings[code])) for code in told.tolist()]
-    out[mine] = np.array(found, np.bool_)[of.reshape(-1)]
+    out[mine] = np.array(found, np.bool_)[of]
     return out
 
 
@@ -141,9 +143,9 @@ def _transformed(context: StepContext) -> Flags:
     """Convolutions by Fourier transforms, which only fp32 has: a narrow one goes another way."""
     tasks, of, trace = context.graph.tasks, context.operators, context.trace
     mine = np.flatnonzero((of.family == Family.CONVOLUTION) & (tasks.row >= 0))
-    told, place = np.unique(trace.device.name[tasks.row[mine]], return_inverse=True)
+    told, place = distinct_places(trace.device.name[tasks.row[mine]])
     found = [_FOURIER.search(trace.strings[code]) is not None for code in told.tolist()]
-    fourier = mine[np.array(found, np.bool_)[place.reshape(-1)]]
+    fourier = mine[np.array(found, np.bool_)[place]]
     return np.isin(of.row, of.row[fourier])
 
 
@@ -213,7 +215,7 @@ def _cast_elements(context: StepContext) -> Floats:
     what norms give to products, and what a loss takes."""
     host, strings, of = context.trace.host, context.trace.strings, context.operators
     forward = np.flatnonzero((of.row >= 0) & (context.task_phase == Phase.FORWARD))
-    _, first = np.unique(of.row[forward], return_index=True)
+    first, _, _ = group(of.row[forward])
     tasks = forward[np.sort(first)]  # an operator's first, in the step's order
     rows = of.row[tasks]
     product = np.isin(of.family[tasks], (Family.MATMUL, Family.CONVOLUTION))
