@@ -228,3 +228,22 @@ def test_results_of_visits_come_in_the_order_of_ranks(tmp_path: Path) -> None:
 
 def _rank_and_events(analysis, rank):  # type: ignore[no-untyped-def]
     return analysis.trace.rank, rank.events
+
+
+def test_a_rank_can_be_visited_again_by_its_path(tmp_path: Path) -> None:
+    for number in range(2):
+        write(tmp_path / f"{number}.json", *training(), rank=number, world_size=2)
+    traces = JobTraces([tmp_path])
+    explanation, _ = traces.explain()
+    rank, results = traces.visit_here(explanation.ranks[1].path, _rank_and_events)
+    assert (rank.rank, results) == (1, ((1, 6),))
+    (tmp_path / "1.json").unlink()
+    assert traces.visit(explanation.ranks, _rank_and_events) == [(0, 6)]
+    with pytest.raises(UnreadableInputError):
+        traces.visit_here(explanation.ranks[1].path, _rank_and_events)
+
+
+def test_paths_that_have_gone_can_be_skipped(tmp_path: Path) -> None:
+    here = write(tmp_path / "a.json", *training())
+    traces = JobTraces([here, tmp_path / "gone.json"], skip_missing=True)
+    assert traces.files == [here]

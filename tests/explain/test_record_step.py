@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benches import analyse
-from stepscope.explain.record_step import budget_of_record, with_correction, with_truth
+from stepscope.explain.record_step import budget_of_record, with_correction, with_measured
 from stepscope.records.explanation import Budget, Part, StepTime
 from stepscope.records.measured_steps import MeasuredSteps
 from stepscope.trace.measured_steps import read_measured_steps
@@ -39,7 +39,7 @@ def test_what_the_profiler_added_comes_off_the_hosts_idle_time() -> None:
     # of operators and Python
     found = budget_of_record(
         budget(compute=22, operators=15, python=5, profiler=4),
-        with_truth(StepTime(profiled=46), truth(32_000_000)),
+        with_measured(StepTime(profiled=46), truth(32_000_000)),
     )
     assert ms_of(found) == pytest.approx({"compute": 22, "operators": 7.5, "python": 2.5})
     assert found.step_ms == 32
@@ -49,7 +49,8 @@ def test_what_the_profiler_added_comes_off_the_hosts_idle_time() -> None:
 
 def test_where_there_is_no_idle_time_to_give_all_parts_shrink_alike() -> None:
     found = budget_of_record(
-        budget(compute=90, exposed_comm=10), with_truth(StepTime(profiled=100), truth(50_000_000))
+        budget(compute=90, exposed_comm=10),
+        with_measured(StepTime(profiled=100), truth(50_000_000)),
     )
     assert ms_of(found) == pytest.approx({"compute": 45, "exposed_comm": 5})
 
@@ -58,7 +59,7 @@ def test_on_the_cpu_operators_are_slowed_as_much_as_the_python_between_them() ->
     """100 ms recorded, 70 measured: 30 of the 90 that are not waiting."""
     found = budget_of_record(
         budget(compute=60, exposed_comm=10, python=30),
-        with_truth(StepTime(profiled=100), truth(70_000_000)),
+        with_measured(StepTime(profiled=100), truth(70_000_000)),
         on_host=True,
     )
     assert ms_of(found) == pytest.approx({"compute": 40, "exposed_comm": 10, "python": 20})
@@ -68,7 +69,7 @@ def test_recorded_steps_that_were_longer_by_themselves_keep_their_shares() -> No
     """Episodes of different length: nobody's Python becomes nothing."""
     found = budget_of_record(
         budget(compute=58, exposed_comm=10, python=32),
-        with_truth(StepTime(profiled=100), truth(40_000_000)),
+        with_measured(StepTime(profiled=100), truth(40_000_000)),
         on_host=True,
     )
     assert ms_of(found) == pytest.approx({"compute": 23.2, "exposed_comm": 4, "python": 12.8})
@@ -77,7 +78,7 @@ def test_recorded_steps_that_were_longer_by_themselves_keep_their_shares() -> No
 def test_without_a_truth_nothing_changes() -> None:
     bare = budget(compute=1)
     assert budget_of_record(bare, StepTime(profiled=1.0)) is bare
-    assert with_truth(StepTime(profiled=5.0), None) == StepTime(profiled=5.0)
+    assert with_measured(StepTime(profiled=5.0), None) == StepTime(profiled=5.0)
 
 
 def test_a_corrected_step_takes_the_place_of_the_profiled_one() -> None:
@@ -93,7 +94,7 @@ def test_a_measured_step_needs_no_correction_and_has_an_interval_of_its_own(read
     measured = MeasuredSteps(
         steps=9, steps_ns=times, step_ns=5_000_000, wall_ns=5_000_000, device_ns=None, phases_ns={}
     )
-    found = with_truth(StepTime(profiled=8.0), measured)
+    found = with_measured(StepTime(profiled=8.0), measured)
     assert (found.truth, found.corrected) == (5.0, 5.0)
     assert found.low == pytest.approx(2.06)
     assert found.high == pytest.approx(7.94)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _NEVER = -(2**62)
 
 
-class Met(msgspec.Struct, frozen=True, kw_only=True):
+class AlignedBlock(msgspec.Struct, frozen=True, kw_only=True):
     """A block on the one clock. Matrices are (collectives, members); `here` says what is known."""
 
     block: MatchedCollectives
@@ -54,7 +54,7 @@ class Met(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def moving_ns(self) -> Int64:
-        """The same without what the call waited behind others before it began."""
+        """The same without the time that the call was queued after others."""
         return self._least(self.dur_ns)
 
     def _least(self, spent: Int64) -> Int64:
@@ -62,8 +62,8 @@ class Met(msgspec.Struct, frozen=True, kw_only=True):
         return least
 
 
-def meet(parts: Sequence[RankPart], block: MatchedCollectives, clock: Clock) -> Met:
-    """Bring a block's times to the one clock where there is one."""
+def align_block(parts: Sequence[RankPart], block: MatchedCollectives, clock: Clock) -> AlignedBlock:
+    """Bring a block's times to the job's clock, if there is one."""
     ranks = [parts[member].rank for member in block.members.tolist()]
     aligned = clock.aligned and all(rank in clock.offset_ns for rank in ranks)
 
@@ -78,7 +78,7 @@ def meet(parts: Sequence[RankPart], block: MatchedCollectives, clock: Clock) -> 
     arrival = on_clock("arrival_ns")
     known = np.where(here, arrival, _NEVER)
     size = block.group.size or (len(block.group.ranks) or None)
-    return Met(
+    return AlignedBlock(
         block=block,
         here=here,
         arrival_ns=arrival,
@@ -95,16 +95,16 @@ def meet(parts: Sequence[RankPart], block: MatchedCollectives, clock: Clock) -> 
 
 
 def list_joined(
-    parts: Sequence[RankPart], met: Sequence[Met], profiles: Sequence[Profile] = ()
+    parts: Sequence[RankPart], blocks: Sequence[AlignedBlock], profiles: Sequence[Profile] = ()
 ) -> tuple[JobCollective, ...]:
     """One row for each kind, group and size; the longest total first."""
-    rows = [row for each in met for row in _joined(parts, each, profiles)]
+    rows = [row for block in blocks for row in _join_calls(parts, block, profiles)]
     return tuple(sorted(rows, key=lambda row: -((row.transfer_ns or 0) + (row.wait_ns or 0))))
 
 
-def _sorts(block: MatchedCollectives) -> list[tuple[int, int, NDArray[np.intp]]]:
-    told = np.stack((block.kind.astype(np.int64), block.size_bytes), axis=1)
-    distinct, inverse = np.unique(told, axis=0, return_inverse=True)
+def _kinds_and_sizes(block: MatchedCollectives) -> list[tuple[int, int, NDArray[np.intp]]]:
+    pairs = np.stack((block.kind.astype(np.int64), block.size_bytes), axis=1)
+    distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
     return [
         (kind, size, np.flatnonzero(inverse == code))
@@ -112,19 +112,19 @@ def _sorts(block: MatchedCollectives) -> list[tuple[int, int, NDArray[np.intp]]]
     ]
 
 
-def _joined(
-    parts: Sequence[RankPart], met: Met, profiles: Sequence[Profile]
+def _join_calls(
+    parts: Sequence[RankPart], aligned: AlignedBlock, profiles: Sequence[Profile]
 ) -> list[JobCollective]:
-    block = met.block
-    wait, transfer, members = met.wait_ns, met.transfer_ns, met.here.sum(axis=1)
-    last = met.last
+    block = aligned.block
+    wait, transfer, members = aligned.wait_ns, aligned.transfer_ns, aligned.here.sum(axis=1)
+    last = aligned.last
     out = []
-    for code, size, rows in _sorts(block):
+    for code, size, rows in _kinds_and_sizes(block):
         kind = KINDS[code]
-        moving = int(met.moving_ns[rows].sum())
+        moving = int(aligned.moving_ns[rows].sum())
         algbw = size * len(rows) / moving if size >= 0 and moving else None
         ranks = block.group.size
-        resolved = met.aligned and met.block.synchronising[rows].all()
+        resolved = aligned.aligned and block.synchronising[rows].all()
         out.append(
             JobCollective(
                 kind=kind,
@@ -135,20 +135,20 @@ def _joined(
                 size_bytes=size if size >= 0 else None,
                 count=len(rows),
                 wait_ns=int((wait[rows].sum(axis=1) / members[rows]).sum()) if resolved else None,
-                wait_error_ns=int(met.error_ns.max()) * len(rows) if resolved else None,
+                wait_error_ns=int(aligned.error_ns.max()) * len(rows) if resolved else None,
                 transfer_ns=int(transfer[rows].sum()),
-                exposed_ns=int((met.exposed_ns[rows].sum(axis=1) / members[rows]).sum()),
+                exposed_ns=int((aligned.exposed_ns[rows].sum(axis=1) / members[rows]).sum()),
                 algbw_gb_s=algbw,
                 busbw_gb_s=algbw * bus_factor(kind, ranks) if algbw and ranks else None,
                 expected_ns=_expected(profiles, kind, ranks, size)[0],
-                slowest_rank=_most_often(parts, met, last[rows]) if resolved else None,
+                slowest_rank=_most_often(parts, aligned, last[rows]) if resolved else None,
             )
         )
     return out
 
 
-def _most_often(parts: Sequence[RankPart], met: Met, last: NDArray[np.intp]) -> int:
-    return parts[int(met.block.members[np.bincount(last).argmax()])].rank
+def _most_often(parts: Sequence[RankPart], aligned: AlignedBlock, last: NDArray[np.intp]) -> int:
+    return parts[int(aligned.block.members[np.bincount(last).argmax()])].rank
 
 
 def _expected(
@@ -163,78 +163,80 @@ def _expected(
 
 
 def last_arrivers(
-    parts: Sequence[RankPart], met: Sequence[Met], steps: int
+    parts: Sequence[RankPart], blocks: Sequence[AlignedBlock], steps: int
 ) -> tuple[LastArriver, ...]:
     """For whom everybody waited, where the clocks are good enough to say it."""
     times = np.zeros(len(parts), np.int64)
     waits = np.zeros(len(parts), np.int64)
     leads: list[list[int]] = [[] for _ in parts]
-    looked = 0
-    for each in met:
-        if not each.aligned:
+    compared = 0
+    for block in blocks:
+        if not block.aligned:
             continue
-        rows = np.flatnonzero(each.block.synchronising & (each.here.sum(axis=1) > 1))
-        np.add.at(waits, each.block.members, each.wait_ns[rows].sum(axis=0))
-        arrival = np.where(each.here[rows], each.arrival_ns[rows], _NEVER)
+        rows = np.flatnonzero(block.block.synchronising & (block.here.sum(axis=1) > 1))
+        np.add.at(waits, block.block.members, block.wait_ns[rows].sum(axis=0))
+        arrival = np.where(block.here[rows], block.arrival_ns[rows], _NEVER)
         order = np.argsort(arrival, axis=1)
         last, second = order[:, -1], order[:, -2]
         at = np.arange(len(rows))
         lead = arrival[at, last] - arrival[at, second]
-        clear = lead > each.error_ns[last] + each.error_ns[second]
-        looked += len(rows)
-        np.add.at(times, each.block.members[last[clear]], 1)
+        clear = lead > block.error_ns[last] + block.error_ns[second]
+        compared += len(rows)
+        np.add.at(times, block.block.members[last[clear]], 1)
         for place, ns in zip(last[clear].tolist(), lead[clear].tolist(), strict=True):
-            leads[int(each.block.members[place])].append(ns)
+            leads[int(block.block.members[place])].append(ns)
     table = [
         LastArriver(
             rank=part.rank,
             times_last=int(times[place]),
-            of=looked,
+            of=compared,
             lead_ns=int(np.median(leads[place])) if leads[place] else 0,
             waits_ns=int(waits[place]) // max(steps, 1),
         )
         for place, part in enumerate(parts)
     ]
-    return tuple(sorted(table, key=lambda row: (-row.times_last, row.waits_ns))) if looked else ()
+    return tuple(sorted(table, key=lambda row: (-row.times_last, row.waits_ns))) if compared else ()
 
 
-def link_evidence(met: Sequence[Met], profiles: Sequence[Profile] = ()) -> list[LinkEvidence]:
-    """Transfers of groups that are wholly here, beside what they should take."""
-    told: list[LinkEvidence] = []
-    for each in met:
-        transfer = each.moving_ns
-        for code, size, rows in _sorts(each.block):
-            rows = rows[each.complete[rows] & (each.block.step[rows] >= 0)]
+def link_evidence(
+    blocks: Sequence[AlignedBlock], profiles: Sequence[Profile] = ()
+) -> list[LinkEvidence]:
+    """Transfers of groups that are all here, with the time that they should take."""
+    links: list[LinkEvidence] = []
+    for block in blocks:
+        transfer = block.moving_ns
+        for code, size, rows in _kinds_and_sizes(block.block):
+            rows = rows[block.complete[rows] & (block.block.step[rows] >= 0)]
             if not len(rows) or size < 0:
                 continue
-            expected, error = _expected(profiles, KINDS[code], each.block.group.size, size)
-            members = each.here[rows].sum(axis=1)
-            told.append(
+            expected, error = _expected(profiles, KINDS[code], block.block.group.size, size)
+            members = block.here[rows].sum(axis=1)
+            links.append(
                 LinkEvidence(
-                    group=each.block.group.name,
-                    members=len(each.block.members),
+                    group=block.block.group.name,
+                    members=len(block.block.members),
                     kind=KINDS[code],
                     size_bytes=size,
-                    step=each.block.step[rows],
+                    step=block.block.step[rows],
                     transfer_ns=transfer[rows],
-                    exposed_ns=each.exposed_ns[rows].sum(axis=1) // members,
-                    wait_ns=each.wait_ns[rows].max(axis=1).astype(float),
+                    exposed_ns=block.exposed_ns[rows].sum(axis=1) // members,
+                    wait_ns=block.wait_ns[rows].max(axis=1).astype(float),
                     expected_ns=expected,
                     expected_error=error,
                     siblings_ns=None,
                 )
             )
-    return _with_siblings(told)
+    return _with_siblings(links)
 
 
-def _with_siblings(told: Sequence[LinkEvidence]) -> list[LinkEvidence]:
-    """Beside each the same transfer in the job's other groups of that size."""
+def _with_siblings(links: Sequence[LinkEvidence]) -> list[LinkEvidence]:
+    """Add to each link the same transfer in the job's other groups of that size."""
     alike: dict[tuple[str, int, int], dict[str, float]] = {}
-    for link in told:
+    for link in links:
         groups = alike.setdefault((link.kind, link.size_bytes, link.members), {})
         groups[link.group] = float(np.median(link.transfer_ns))
     out = []
-    for link in told:
+    for link in links:
         groups = alike[link.kind, link.size_bytes, link.members]
         others = [typical for group, typical in groups.items() if group != link.group]
         siblings = float(np.median(others)) if others else None

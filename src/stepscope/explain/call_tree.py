@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.records.trace import HostEvents
+
+_N = TypeVar("_N", bound="np.integer[Any]")
 
 
 class Levels(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +89,19 @@ def group(*columns: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp], i
     return first, inverse, len(first)
 
 
+def distinct_places(values: NDArray[_N]) -> tuple[NDArray[_N], NDArray[np.intp]]:
+    """Distinct whole numbers, sorted, and where each row's is among them. np.unique would load
+    numpy.ma, which takes as long as a short explanation."""
+    first, places, _ = group(values)
+    return values[first], places
+
+
+def distinct_counts(values: NDArray[_N]) -> tuple[NDArray[_N], NDArray[np.intp]]:
+    """Distinct whole numbers, sorted, and how often each occurs."""
+    first, places, count = group(values)
+    return values[first], np.bincount(places, minlength=count)
+
+
 def _room(values: NDArray[Any]) -> int:
     """How far apart values may lie so that a place for each costs less than sorting them."""
     return 4 * len(values) + 1024
@@ -97,8 +112,11 @@ def _codes(values: NDArray[Any]) -> tuple[NDArray[np.intp], int]:
     low = int(values.min(initial=0))
     width = int(values.max(initial=0)) - low + 1
     if width > _room(values):
-        distinct, ranks = np.unique(values, return_inverse=True)
-        return ranks.reshape(-1), len(distinct)
+        order = values.argsort(kind="stable")
+        ordered = values[order]
+        ranks = np.empty(len(values), np.intp)
+        ranks[order] = np.concatenate(([0], np.cumsum(ordered[1:] != ordered[:-1])))
+        return ranks, int(ranks[order[-1]]) + 1
     return values.astype(np.intp) - low, width
 
 

@@ -34,7 +34,7 @@ _COMM_CALL = re.compile(r"^(?:c10d::|nccl:|_c10d_functional::)")
 _OF_C10D = re.compile(r"^c10d::")
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _CallFacts(msgspec.Struct, frozen=True):
     """What is known about one call."""
 
     kind: str
@@ -51,16 +51,16 @@ def list_calls(
     rows = np.flatnonzero(work.kind == Kind.COMM)
     if work.on_host:  # c10d:: calls only start what the gloo: span then does
         rows = rows[trace.host.kind[work.rows[rows]] == HostKind.ANNOTATION]
-        told, row = _told_on_host(trace, work.rows[rows], folder)
+        facts, row = _read_spans(trace, work.rows[rows], folder)
     else:
-        told, row = _told_on_device(trace, work.rows[rows])
+        facts, row = _read_kernels(trace, work.rows[rows])
     start, end = work.start_ns[rows], work.end_ns[rows]
-    made = start
+    called_ns = start
     if len(trace.host):
-        made = np.where(row >= 0, trace.host.start_ns[np.maximum(row, 0)], start)
-    arrival = made if work.on_host else start
+        called_ns = np.where(row >= 0, trace.host.start_ns[np.maximum(row, 0)], start)
+    arrival = called_ns if work.on_host else start
     by_host = (row >= 0) | work.on_host
-    groups = list(dict.fromkeys(each.group for each in told))
+    groups = list(dict.fromkeys(call.group for call in facts))
     number = {group: place for place, group in enumerate(groups)}
     order = np.argsort(arrival, kind="stable")
 
@@ -69,14 +69,14 @@ def list_calls(
 
     calls = CollectiveCalls(
         groups=tuple(groups),
-        kind=column([_CODE[each.kind] for each in told], np.int8),
-        group=column([number[each.group] for each in told], np.int32),
-        sequence=column([each.sequence for each in told], np.int64),
+        kind=column([_CODE[call.kind] for call in facts], np.int8),
+        group=column([number[call.group] for call in facts], np.int32),
+        sequence=column([call.sequence for call in facts], np.int64),
         size_bytes=column(
-            [ABSENT if each.size_bytes is None else each.size_bytes for each in told], np.int64
+            [ABSENT if call.size_bytes is None else call.size_bytes for call in facts], np.int64
         ),
-        peer=column([each.peer for each in told], np.int32),
-        step=np.where(by_host, _steps_of(steps, made), _cycles_of(steps, start))[order],
+        peer=column([call.peer for call in facts], np.int32),
+        step=np.where(by_host, _steps_at(steps, called_ns), _cycles_at(steps, start))[order],
         arrival_ns=arrival[order],
         start_ns=start[order],
         end_ns=end[order],
@@ -86,8 +86,8 @@ def list_calls(
 
 
 def exposed_time(work: Work, start: Int64, end: Int64) -> Int64:
-    """Of each call, what no compute hides. Time in which several calls run counts once, for the one
-    that began first, so that calls add up to the exposed time of all of them."""
+    """The part of each call that no compute hides. Time in which several calls run counts once, for
+    the call that began first: the calls add up to the exposed time of all of them."""
     order = np.argsort(start, kind="stable")
     done = np.maximum.accumulate(end[order])
     began = start.copy()
@@ -97,15 +97,15 @@ def exposed_time(work: Work, start: Int64, end: Int64) -> Int64:
     return exposed
 
 
-def _steps_of(steps: Steps, made: Int64) -> NDArray[np.int32]:
-    """Which of the compared steps (see pace.py) a call, made at that host time, belongs to."""
+def _steps_at(steps: Steps, called_ns: Int64) -> NDArray[np.int32]:
+    """The compared step (see rank_steps.py) of each call, by the host time of the call."""
     if not steps.cycles_ns:
-        return np.zeros(len(made), np.int32)
-    place = step_of(steps.steps, made) - steps.first_cycle
+        return np.zeros(len(called_ns), np.int32)
+    place = step_of(steps.steps, called_ns) - steps.first_cycle
     return np.where((place >= 0) & (place < len(steps.cycles_ns)), place, ABSENT).astype(np.int32)
 
 
-def _cycles_of(steps: Steps, start: Int64) -> NDArray[np.int32]:
+def _cycles_at(steps: Steps, start: Int64) -> NDArray[np.int32]:
     """The same of calls whose launch was not recorded, by when they run on the device."""
     edges = steps.window_start_ns + np.append(0, np.cumsum(steps.cycles_ns)).astype(np.int64)
     if len(edges) < 2:
@@ -118,7 +118,7 @@ def _cycles_of(steps: Steps, start: Int64) -> NDArray[np.int32]:
 # A device's kernels: metadata on the kernel itself, else on the call around its launch.
 
 
-def _told_on_device(trace: Trace, at: NDArray[np.intp]) -> tuple[list[_Told], NDArray[np.int32]]:
+def _read_kernels(trace: Trace, at: NDArray[np.intp]) -> tuple[list[_CallFacts], NDArray[np.int32]]:
     if not len(at):
         return [], np.empty(0, np.int32)
     device, host = trace.device, trace.host
@@ -128,35 +128,37 @@ def _told_on_device(trace: Trace, at: NDArray[np.intp]) -> tuple[list[_Told], ND
         around = nearest_of(host, host.collective >= 0, launch)
         known = (around >= 0) & (own < 0)
         own = np.where(known, host.collective[np.maximum(around, 0)], own)
-        calling = rows_named(trace, host, host.kind <= HostKind.ANNOTATION, _tells_kind)
+        calling = rows_named(trace, host, host.kind <= HostKind.ANNOTATION, _shows_kind)
         call = nearest_of(host, calling, launch)
         for row, column in enumerate((host.name, host.shapes, host.dtypes)):
             said[row] = np.where(call >= 0, column[np.maximum(call, 0)], ABSENT)
     recorded = np.stack((device.name[at], own, *said))
     first, inverse, _ = call_tree.group(*recorded)
-    told = [_from_kernel(trace, *each) for each in recorded[:, first].T.tolist()]
-    return [told[i] for i in inverse.tolist()], launch.astype(np.int32)
+    facts = [_from_kernel(trace, *each) for each in recorded[:, first].T.tolist()]
+    return [facts[i] for i in inverse.tolist()], launch.astype(np.int32)
 
 
-def _tells_kind(name: str) -> bool:
+def _shows_kind(name: str) -> bool:
     return bool(_COMM_CALL.match(name)) and kind_of(name) not in _VAGUE
 
 
 def _from_kernel(
     trace: Trace, name: int, metadata: int, said: int, shapes: int, dtypes: int
-) -> _Told:
+) -> _CallFacts:
     """Kernels of one name send, receive and do all-to-alls: then the call around them tells."""
     args = trace.collectives[metadata] if metadata >= 0 else None
     kind = kind_of(args.name if args else trace.strings[name])
     if kind in _VAGUE and said >= 0:
         kind = kind_of(trace.strings[said])
     if args:
-        return _Told(kind, _group_of(trace, args), size_bytes(args), args.sequence, _peer(args))
+        return _CallFacts(
+            kind, _find_group(trace, args), size_bytes(args), args.sequence, _peer(args)
+        )
     group = _default_group(trace) if said >= 0 else Group(name="")
-    return _Told(kind, group, _given_bytes(trace, kind, group, shapes, dtypes))
+    return _CallFacts(kind, group, _given_bytes(trace, kind, group, shapes, dtypes))
 
 
-def _group_of(trace: Trace, args: CollectiveArgs) -> Group:
+def _find_group(trace: Trace, args: CollectiveArgs) -> Group:
     """As the call names it; its ranks from the call, else from the file's list of groups."""
     listed = next((each for each in trace.groups if each.get("pg_name") == args.group), {})
     return Group(
@@ -185,9 +187,9 @@ def _peer(args: CollectiveArgs) -> int:
 # The CPU: gloo's spans know sizes; the calls before them, when; the flight recorder, the group.
 
 
-def _told_on_host(
+def _read_spans(
     trace: Trace, spans: NDArray[np.intp], folder: RankFolder | None
-) -> tuple[list[_Told], NDArray[np.int32]]:
+) -> tuple[list[_CallFacts], NDArray[np.int32]]:
     host = trace.host
     row = find_callers(trace, spans)
     known = row >= 0
@@ -196,9 +198,9 @@ def _told_on_host(
         for code in np.where(known, host.name[np.maximum(row, 0)], host.name[spans]).tolist()
     ]
     lines = folder.comms if folder else ()
-    line = _lines_of(trace, row, lines)
+    line = _find_lines(trace, row, lines)
     default = _default_group(trace)
-    told = [
+    facts = [
         _from_span(trace, kind, shapes, dtypes, lines[place] if place >= 0 else None, default)
         for kind, shapes, dtypes, place in zip(
             kinds,
@@ -208,11 +210,11 @@ def _told_on_host(
             strict=True,
         )
     ]
-    return told, row
+    return facts, row
 
 
 def find_callers(trace: Trace, spans: NDArray[np.intp]) -> NDArray[np.int32]:
-    """The c10d:: operator behind each of gloo's spans: by kind and number of elements, in order."""
+    """The c10d:: operator that started each gloo span: by kind and number of elements, in order."""
     host = trace.host
     row = np.full(len(spans), ABSENT, np.int32)
     calls = np.flatnonzero(rows_named(trace, host, host.kind == HostKind.OPERATOR, _OF_C10D.match))
@@ -221,16 +223,16 @@ def find_callers(trace: Trace, spans: NDArray[np.intp]) -> NDArray[np.int32]:
     span_key = _keys(trace, spans, keys, calling=False)
     call_key = _keys(trace, calls, keys, calling=True)
     for key in range(len(keys)):
-        mine, made = np.flatnonzero(span_key == key), calls[call_key == key]
-        if not len(mine) or not len(made):
+        mine, called_ns = np.flatnonzero(span_key == key), calls[call_key == key]
+        if not len(mine) or not len(called_ns):
             continue
         mine = mine[np.argsort(host.start_ns[spans[mine]], kind="stable")]
         # spans of calls before the window come first: none begins before its call
         begun = host.start_ns[spans[mine]]
-        early = np.searchsorted(begun, host.start_ns[made]) - np.arange(len(made))
+        early = np.searchsorted(begun, host.start_ns[called_ns]) - np.arange(len(called_ns))
         skip = max(0, int(early.max()))
-        pairs = max(0, min(len(made), len(mine) - skip))
-        row[mine[skip : skip + pairs]] = made[:pairs]
+        pairs = max(0, min(len(called_ns), len(mine) - skip))
+        row[mine[skip : skip + pairs]] = called_ns[:pairs]
     return row
 
 
@@ -241,8 +243,8 @@ def _keys(
     host = trace.host
     pairs = np.stack((host.name[rows], host.shapes[rows]))
     first, inverse, _ = call_tree.group(*pairs)
-    told = [_key(trace, name, shapes, calling) for name, shapes in pairs[:, first].T.tolist()]
-    numbers = [keys.setdefault(key, len(keys)) for key in told]
+    facts = [_key(trace, name, shapes, calling) for name, shapes in pairs[:, first].T.tolist()]
+    numbers = [keys.setdefault(key, len(keys)) for key in facts]
     return np.array(numbers, np.intp)[inverse]
 
 
@@ -270,7 +272,7 @@ def count_elements(shape: Any) -> int:
     return math.prod(part for part in shape if isinstance(part, int))
 
 
-def _lines_of(
+def _find_lines(
     trace: Trace, row: NDArray[np.int32], lines: tuple[dict[str, Any], ...]
 ) -> NDArray[np.intp]:
     """The flight recorder's line that was created during each call."""
@@ -278,9 +280,9 @@ def _lines_of(
     created = np.array([line.get("created_ns") or ABSENT for line in lines], np.int64)
     order = np.argsort(created, kind="stable")
     at = np.maximum(row, 0)
-    made = trace.host.start_ns[at]
-    ended = made + trace.host.dur_ns[at]
-    place = np.searchsorted(created[order], made)
+    called_ns = trace.host.start_ns[at]
+    ended = called_ns + trace.host.dur_ns[at]
+    place = np.searchsorted(created[order], called_ns)
     for i in np.flatnonzero((row >= 0) & (place < len(order))).tolist():
         line = int(order[place[i]])
         if created[line] <= ended[i]:
@@ -295,13 +297,13 @@ def _from_span(
     dtypes: int,
     line: dict[str, Any] | None,
     default: Group,
-) -> _Told:
+) -> _CallFacts:
     group = default if line is None else _line_group(trace, line)
     size = line.get("size_bytes") if line else None
     if size is None:
         size = _given_bytes(trace, kind, group, shapes, dtypes)
     sequence = line.get("sequence") if line else None
-    return _Told(kind, group, size, ABSENT if sequence is None else int(sequence))
+    return _CallFacts(kind, group, size, ABSENT if sequence is None else int(sequence))
 
 
 def _line_group(trace: Trace, line: dict[str, Any]) -> Group:

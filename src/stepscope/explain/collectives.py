@@ -10,6 +10,7 @@ import numpy as np
 from stepscope.explain import call_tree
 from stepscope.records.explanation import Collective
 from stepscope.records.job import KINDS
+from stepscope.records.lazy_pattern import lazy_pattern
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,18 +24,18 @@ DTYPE_BYTES = {
     "int": 4, "float": 4, "long": 8, "long int": 8, "double": 8,
 }  # fmt: skip
 _KINDS = (
-    (re.compile(r"all_?reduce|cross_device_reduce", re.I), "all_reduce"),
-    (re.compile(r"all_?gather", re.I), "all_gather"),
-    (re.compile(r"reduce_?scatter", re.I), "reduce_scatter"),
-    (re.compile(r"all_?to_?all", re.I), "all_to_all"),
-    (re.compile(r"broadcast", re.I), "broadcast"),
-    (re.compile(r"barrier", re.I), "barrier"),
-    (re.compile(r"send_?recv", re.I), "send_recv"),
-    (re.compile(r"send", re.I), "send"),
-    (re.compile(r"recv|receive", re.I), "recv"),
-    (re.compile(r"gather", re.I), "gather"),
-    (re.compile(r"scatter", re.I), "scatter"),
-    (re.compile(r"reduce", re.I), "reduce"),
+    (lazy_pattern(r"all_?reduce|cross_device_reduce", re.I), "all_reduce"),
+    (lazy_pattern(r"all_?gather", re.I), "all_gather"),
+    (lazy_pattern(r"reduce_?scatter", re.I), "reduce_scatter"),
+    (lazy_pattern(r"all_?to_?all", re.I), "all_to_all"),
+    (lazy_pattern(r"broadcast", re.I), "broadcast"),
+    (lazy_pattern(r"barrier", re.I), "barrier"),
+    (lazy_pattern(r"send_?recv", re.I), "send_recv"),
+    (lazy_pattern(r"send", re.I), "send"),
+    (lazy_pattern(r"recv|receive", re.I), "recv"),
+    (lazy_pattern(r"gather", re.I), "gather"),
+    (lazy_pattern(r"scatter", re.I), "scatter"),
+    (lazy_pattern(r"reduce", re.I), "reduce"),
 )
 
 

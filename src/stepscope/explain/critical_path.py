@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from stepscope.explain.arrivals import Met
+    from stepscope.explain.arrivals import AlignedBlock
     from stepscope.records.job import Clock, RankPart
     from stepscope.trace.matching import MatchedTransfers
 
@@ -44,7 +44,7 @@ class _Event(NamedTuple):
 
 def critical_path(
     parts: Sequence[RankPart],
-    met: Sequence[Met],
+    blocks: Sequence[AlignedBlock],
     transfers: MatchedTransfers,
     clock: Clock,
     step: int,
@@ -58,7 +58,7 @@ def critical_path(
     @cache
     def events_of(part: int) -> list[_Event]:
         return sorted(
-            [*_collectives(met, part, step), *_receives(parts, transfers, clock, part, step)]
+            [*_collectives(blocks, part, step), *_receives(parts, transfers, clock, part, step)]
         )
 
     at, begin = int(ends.argmax()), int(starts.min())
@@ -66,12 +66,12 @@ def critical_path(
     pieces: list[PathPiece] = []
     while time > begin and len(pieces) < _MOST_PIECES:
         mine = events_of(at)
-        found = _blocking_before(mine, time)
-        since = max(begin, mine[found].end_ns) if found >= 0 else begin
+        place = _blocking_before(mine, time)
+        since = max(begin, mine[place].end_ns) if place >= 0 else begin
         pieces += _work(parts[at], int(starts[at]), since, time, step)
-        if found < 0:
+        if place < 0:
             break
-        at, time = _through(parts[at].rank, mine, found, begin, since, pieces, at)
+        at, time = _follow_transfers(parts[at].rank, mine, place, begin, since, pieces, at)
     return _path(step, begin, end, pieces)
 
 
@@ -88,25 +88,25 @@ def _window(parts: Sequence[RankPart], clock: Clock, step: int) -> tuple[Int64, 
     return np.array(starts, np.int64), np.array(ends, np.int64)
 
 
-def _collectives(met: Sequence[Met], part: int, step: int) -> list[_Event]:
+def _collectives(blocks: Sequence[AlignedBlock], part: int, step: int) -> list[_Event]:
     out = []
-    for each in met:
-        place = np.flatnonzero(each.block.members == part)
-        if not len(place) or not each.aligned:
+    for block in blocks:
+        place = np.flatnonzero(block.block.members == part)
+        if not len(place) or not block.aligned:
             continue
         column = int(place[0])
-        rows = np.flatnonzero(each.here[:, column] & each.block.synchronising)
-        before = np.append(_NEVER, each.end_ns[rows, column])
-        for number in np.flatnonzero(each.block.step[rows] == step).tolist():
+        rows = np.flatnonzero(block.here[:, column] & block.block.synchronising)
+        before = np.append(_NEVER, block.end_ns[rows, column])
+        for number in np.flatnonzero(block.block.step[rows] == step).tolist():
             row = int(rows[number])
             out.append(
                 _Event(
-                    end_ns=int(each.end_ns[row, column]),
-                    last_ns=int(each.last_arrival_ns[row]),
-                    last_part=int(each.block.members[each.last[row]]),
+                    end_ns=int(block.end_ns[row, column]),
+                    last_ns=int(block.last_arrival_ns[row]),
+                    last_part=int(block.block.members[block.last[row]]),
                     before_ns=int(before[number]),
-                    blocks=bool(each.exposed_ns[row, column] > 0),
-                    label=KINDS[each.block.kind[row]],
+                    blocks=bool(block.exposed_ns[row, column] > 0),
+                    label=KINDS[block.block.kind[row]],
                 )
             )
     return out
@@ -142,18 +142,18 @@ def _blocking_before(events: Sequence[_Event], time: int) -> int:
     return place
 
 
-def _through(
+def _follow_transfers(
     rank: int,
     mine: Sequence[_Event],
-    found: int,
+    place: int,
     begin: int,
     time: int,
     pieces: list[PathPiece],
     at: int,
 ) -> tuple[int, int]:
-    """Back through a transfer and those it was queued behind, to whoever came last."""
+    """Follow a transfer and those that it was queued after back to the rank that came last."""
     while True:
-        event = mine[found]
+        event = mine[place]
         began = max(begin, min(time, max(event.last_ns, event.before_ns)))
         if began < time:
             pieces.append(
@@ -164,9 +164,9 @@ def _through(
         time = began
         if event.last_ns >= event.before_ns:
             return event.last_part, time
-        if found == 0 or time <= begin:
+        if place == 0 or time <= begin:
             return at, time
-        found -= 1
+        place -= 1
 
 
 def _work(part: RankPart, step_start: int, start: int, end: int, step: int) -> list[PathPiece]:

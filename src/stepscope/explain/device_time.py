@@ -1,5 +1,5 @@
-"""Device time carried back to the host: to the call that launched it, to everything around that
-call, and for the backward pass to the forward operator it belongs to."""
+"""Device time summed on the host: on the call that launched it, on everything around that call,
+and for the backward pass on the forward operator that it belongs to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DeviceTime(msgspec.Struct, frozen=True, kw_only=True):
     backward: NDArray[np.int64]  # launched by the backward of it or of anything inside it
 
 
-def carry_back(trace: Trace, work: Work) -> DeviceTime:
+def sum_device_time(trace: Trace, work: Work) -> DeviceTime:
     """Sum device durations onto host rows; all zero when the CPU is the device."""
     host = trace.host
     nothing = np.zeros(len(host), np.int64)
@@ -40,11 +40,11 @@ def carry_back(trace: Trace, work: Work) -> DeviceTime:
     return DeviceTime(
         direct=direct,
         inclusive=levels.inclusive(direct),
-        backward=_of_backward(trace, direct, levels),
+        backward=_sum_backward(trace, direct, levels),
     )
 
 
-def _of_backward(trace: Trace, direct: NDArray[np.int64], levels: Levels) -> NDArray[np.int64]:
+def _sum_backward(trace: Trace, direct: NDArray[np.int64], levels: Levels) -> NDArray[np.int64]:
     host = trace.host
     mine = np.zeros(len(host), np.int64)
     known = host.forward_of >= 0

@@ -18,6 +18,7 @@ from stepscope.explain.flops.kernel_names import read_name
 from stepscope.explain.roofline import list_spots
 from stepscope.explain.work import named, rows_named
 from stepscope.records.efficiency import DtypeUse, Efficiency
+from stepscope.records.figures import percent, rate
 from stepscope.records.quality import Note
 from stepscope.records.trace import HostKind
 
@@ -104,8 +105,8 @@ def above_peak(efficiency: Efficiency) -> str:
     source = efficiency.ceilings.flops_source.get(dtype) if efficiency.ceilings else None
     whose, remedy = _WRONG_PEAK[source or "table"]
     return (
-        f"{dtype} products reach {reached / 1e9:,.3g} GFLOP/s, above the peak of "
-        f"{peak / 1e9:,.3g} GFLOP/s ({whose}): the peak must be wrong; {remedy}"
+        f"{dtype} products reach {rate(reached, 'FLOP/s')}, above the peak of "
+        f"{rate(peak, 'FLOP/s')} ({whose}): the peak must be wrong; {remedy}"
     )
 
 
@@ -218,14 +219,14 @@ def _notes(
         notes.append("no steps in the trace: the figures are of the whole window")
     if unknown >= _WORTH_SAYING:
         notes.append(
-            f"{unknown:.0%} of compute time is in kernels whose FLOPs the trace does not give"
+            f"{percent(unknown)} of compute time is in kernels whose FLOPs the trace does not give"
             f"{_why_untold(trace, costs)}: the FLOPs counted are a lower bound"
         )
     written = _share_named(trace, pieces, PREFIX)
     if written >= _WORTH_SAYING:
         notes.append(
-            f"{written:.0%} of compute time is in kernels that torch.compile wrote; those that "
-            "multiply matrices count as unknown, the others have no FLOPs that are counted"
+            f"{percent(written)} of compute time is in kernels that torch.compile wrote; those "
+            "that multiply matrices count as unknown, the others have no FLOPs that are counted"
         )
     again = int((costs.flops - costs.model_flops)[rows][~costs.recomputed[rows]].sum())
     if again > 0:

@@ -14,11 +14,8 @@ from stepscope.explain.rank_numbers import number_ranks
 from stepscope.explain.verdict import judge
 from stepscope.records.quality import Note
 from stepscope.trace.discover import find_traces, named_file
-from stepscope.trace.measured_steps import slowest_in_step
-from stepscope.trace.profiles import find_calibrations
 from stepscope.trace.rank_inputs import ReadOptions
 from stepscope.trace.remote import is_url
-from stepscope.trace.run_state import run_notes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -196,19 +193,31 @@ def _find_files(paths: Sequence[str | Path], *, skip_missing: bool) -> list[Trac
 def _find_slowest(files: list[TraceFile]) -> Path | None:
     """The rank whose steps count for the whole job; files elsewhere are not fetched for it."""
     local = [file for file in files if isinstance(file, Path)]
-    return slowest_in_step(local) if len(local) == len(files) else None
+    if len(local) < max(2, len(files)):
+        return None
+    from stepscope.trace.measured_steps import slowest_in_step
+
+    return slowest_in_step(local)
 
 
 def _read_run_notes(paths: Sequence[str | Path]) -> list[Note]:
     """About runs that are not over, were left open, or could not write everything."""
     folders = [Path(path) for path in paths if not is_url(str(path)) and Path(path).is_dir()]
+    if not folders:
+        return []
+    from stepscope.trace.run_state import run_notes
+
     return [note for folder in folders for note in run_notes(folder)]
 
 
 def _calibrations(ranks: tuple[RankExplanation, ...]) -> tuple[Profile, ...]:
     """Of the first rank's host; a bare trace does not say which host that was."""
     host = ranks[0].part.host
-    return find_calibrations(host, ranks[0].kind) if host and len(ranks) > 1 else ()
+    if not host or len(ranks) == 1:
+        return ()
+    from stepscope.trace.profiles import find_calibrations
+
+    return find_calibrations(host, ranks[0].kind)
 
 
 def _explain_nccl_logs(paths: Sequence[str | Path]) -> NcclSummary | None:

@@ -8,7 +8,7 @@ from stepscope.explain.budget import make_budget
 from stepscope.explain.collectives import list_collectives
 from stepscope.explain.copies import list_copies
 from stepscope.explain.cpu_use import measure_cpu_use
-from stepscope.explain.device_time import carry_back
+from stepscope.explain.device_time import sum_device_time
 from stepscope.explain.efficiency import about_peaks, measure_efficiency
 from stepscope.explain.findings import find_in_rank
 from stepscope.explain.findings.evidence import RankEvidence
@@ -21,7 +21,7 @@ from stepscope.explain.modules import list_modules
 from stepscope.explain.operators import list_operators
 from stepscope.explain.python_functions import list_lines
 from stepscope.explain.rank_analysis import RankAnalysis
-from stepscope.explain.record_step import budget_of_record, with_correction, with_truth
+from stepscope.explain.record_step import budget_of_record, with_correction, with_measured
 from stepscope.explain.syncs import list_syncs
 from stepscope.explain.timeline import divide
 from stepscope.explain.window_kernels import launched_in
@@ -67,16 +67,16 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
     if steps.cycles_ns:
         in_step = divide(work, window)
         idle_in_step, gaps_in_step = split_idle(trace, work, host, window)
-    step_ms = with_truth(StepTime(profiled=analysis.profiled_ms), analysis.inputs.measured)
+    step_ms = with_measured(StepTime(profiled=analysis.profiled_ms), analysis.inputs.measured)
     step_ms = with_correction(step_ms, analysis)
     profiled_budget = make_budget(steps, step_ms, in_step, idle_in_step)
     budget = budget_of_record(profiled_budget, step_ms, on_host=work.on_host)
     efficiency = measure_efficiency(analysis, step_ms)
-    device_time = carry_back(trace, work)
+    device_time = sum_device_time(trace, work)
     kernels = list_kernels(trace, work, steps)
     launches = describe_launches(trace, work)
     copies = list_copies(trace, work)
-    syncs = list_syncs(trace)
+    syncs = list_syncs(trace, host.blocking)
     (calls, _), pace = analysis.collective_calls, analysis.rank_steps
     collectives = list_collectives(calls)
     memory = explain_memory(analysis)

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.arrivals import last_arrivers, link_evidence, list_joined, meet
+from stepscope.explain.arrivals import align_block, last_arrivers, link_evidence, list_joined
 from stepscope.explain.critical_path import critical_path
 from stepscope.explain.membership import train_apart
 from stepscope.explain.rank_steps import typical_step
 from stepscope.explain.stragglers import find_stragglers
+from stepscope.records.figures import duration
 from stepscope.records.job import Job, Lanes, Stragglers
 from stepscope.records.quality import Note
 from stepscope.records.trace import ABSENT
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from stepscope.explain.arrivals import Met
+    from stepscope.explain.arrivals import AlignedBlock
     from stepscope.records.job import Clock, CriticalPath, Membership, RankPart
     from stepscope.records.profile import Profile
     from stepscope.trace.matching import MatchedCollectives, MatchedTransfers
@@ -52,7 +53,7 @@ def join_ranks(parts: Sequence[RankPart], profiles: Sequence[Profile] = ()) -> J
     transfers = match_transfers(parts)
     clock = align_clocks(parts, blocks, transfers)
     notes += _about_clock(clock)
-    met = [meet(parts, block, clock) for block in blocks]
+    aligned = [align_block(parts, block, clock) for block in blocks]
     members = tuple(part.member for part in parts)
     stragglers = (
         Stragglers(verdict="none", detail=_APART)
@@ -62,11 +63,11 @@ def join_ranks(parts: Sequence[RankPart], profiles: Sequence[Profile] = ()) -> J
             matrix["own_ns"],
             matrix["input_ns"],
             matrix["dur_ns"],
-            link_evidence(met, profiles),
+            link_evidence(aligned, profiles),
             times,
         )
     )
-    arrivals = last_arrivers(parts, met, len(steps))
+    arrivals = last_arrivers(parts, aligned, len(steps))
     return Job(
         ranks=ranks,
         times=times,
@@ -77,11 +78,11 @@ def join_ranks(parts: Sequence[RankPart], profiles: Sequence[Profile] = ()) -> J
         input_ns=matrix["input_ns"],
         exposed_comm_ns=matrix["exposed_comm_ns"],
         clock=clock,
-        collectives=list_joined(parts, met, profiles),
+        collectives=list_joined(parts, aligned, profiles),
         arrivals=arrivals,
         stragglers=stragglers,
-        path=_typical_path(parts, met, transfers, clock, steps, matrix["dur_ns"]),
-        lanes=_lanes(parts, met, clock, _telling(ranks, matrix["own_ns"], stragglers)),
+        path=_typical_path(parts, aligned, transfers, clock, steps, matrix["dur_ns"]),
+        lanes=_lanes(parts, aligned, clock, _telling(ranks, matrix["own_ns"], stragglers)),
         notes=tuple(notes),
         members=members,
     )
@@ -170,7 +171,7 @@ def _about_clock(clock: Clock) -> list[Note]:
     far = {rank: ns for rank, ns in clock.offset_ns.items() if abs(ns) > _APART_NS}
     if far:
         rank, ns = max(far.items(), key=lambda pair: abs(pair[1]))
-        detail = f"clocks are {abs(ns) / 1e9:.1f} s apart (rank {rank}); they were aligned"
+        detail = f"clocks are {duration(abs(ns))} apart (rank {rank}); they were aligned"
         notes.append(Note(id="clocks-apart", detail=detail, count=len(far)))
     if clock.unconnected:
         notes.append(Note(id="rank-not-aligned", detail=clock.detail))
@@ -179,7 +180,7 @@ def _about_clock(clock: Clock) -> list[Note]:
 
 def _typical_path(
     parts: Sequence[RankPart],
-    met: Sequence[Met],
+    aligned: Sequence[AlignedBlock],
     transfers: MatchedTransfers,
     clock: Clock,
     steps: tuple[int, ...],
@@ -191,7 +192,7 @@ def _typical_path(
         return None
     length = step_ns[whole].max(axis=1)
     typical = whole[int(np.argsort(length, kind="stable")[(len(length) - 1) // 2])]
-    return critical_path(parts, met, transfers, clock, steps[int(typical)])
+    return critical_path(parts, aligned, transfers, clock, steps[int(typical)])
 
 
 def _telling(ranks: tuple[int, ...], own_ns: Int64, stragglers: Stragglers) -> list[int]:
@@ -205,13 +206,13 @@ def _telling(ranks: tuple[int, ...], own_ns: Int64, stragglers: Stragglers) -> l
 
 
 def _lanes(
-    parts: Sequence[RankPart], met: Sequence[Met], clock: Clock, ranks: list[int]
+    parts: Sequence[RankPart], aligned: Sequence[AlignedBlock], clock: Clock, ranks: list[int]
 ) -> Lanes | None:
     """Joined collectives of a few ranks, in the order of time."""
     drawn = {place: part.rank for place, part in enumerate(parts) if part.rank in set(ranks)}
     if not clock.aligned:
         return None
-    pieces = [_drawn(each, drawn, number) for number, each in _numbered(met)]
+    pieces = [_drawn(each, drawn, number) for number, each in _numbered(aligned)]
     table = np.concatenate(pieces) if pieces else np.empty((0, 8), np.int64)
     table = table[np.argsort(table[:, 5], kind="stable")][:_MOST_DRAWN]
     steps = [
@@ -243,29 +244,29 @@ def _lanes(
     )
 
 
-def _numbered(met: Sequence[Met]) -> list[tuple[int, Met]]:
+def _numbered(aligned: Sequence[AlignedBlock]) -> list[tuple[int, AlignedBlock]]:
     out, first = [], 0
-    for each in met:
+    for each in aligned:
         if each.aligned:
             out.append((first, each))
             first += len(each.block)
     return out
 
 
-def _drawn(met: Met, drawn: dict[int, int], first: int) -> Int64:
+def _drawn(aligned: AlignedBlock, drawn: dict[int, int], first: int) -> Int64:
     """(match, rank, kind, size, arrival, start, end, last arrival) of the drawn members."""
-    chosen = np.array([place in drawn for place in met.block.members.tolist()], np.bool_)
-    row, place = np.nonzero(met.here & chosen)
-    rank = np.array([drawn.get(i, ABSENT) for i in met.block.members.tolist()], np.int64)[place]
+    chosen = np.array([place in drawn for place in aligned.block.members.tolist()], np.bool_)
+    row, place = np.nonzero(aligned.here & chosen)
+    rank = np.array([drawn.get(i, ABSENT) for i in aligned.block.members.tolist()], np.int64)[place]
     return np.column_stack(
         (
             first + row,
             rank,
-            met.block.kind[row].astype(np.int64),
-            met.block.size_bytes[row],
-            met.arrival_ns[row, place],
-            met.start_ns[row, place],
-            met.end_ns[row, place],
-            met.last_arrival_ns[row],
+            aligned.block.kind[row].astype(np.int64),
+            aligned.block.size_bytes[row],
+            aligned.arrival_ns[row, place],
+            aligned.start_ns[row, place],
+            aligned.end_ns[row, place],
+            aligned.last_arrival_ns[row],
         )
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from stepscope.explain.call_tree import children_sum, enclosing, group, outermost, sum_by
 from stepscope.explain.work import rows_named
 from stepscope.records.explanation import Place, PythonFunction
+from stepscope.records.lazy_pattern import lazy_pattern
 from stepscope.records.trace import ABSENT, HostKind
 from stepscope.trace.links import nearest_of
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 500
 _NAMES = 1 << 14  # remembered: many ask for the same few
-_FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d{1,9})\): (?P<function>.*)$")
-_LIBRARY = re.compile(
+_FRAME = lazy_pattern(r"^(?P<file>.+?)\((?P<line>\d{1,9})\): (?P<function>.*)$")
+_LIBRARY = lazy_pattern(
     r"^(?:stepscope[/\\]measure|torch|torchvision|numpy|transformers|lightning|accelerate|deepspeed)[/\\]"
     r"|site-packages|dist-packages|[/\\]lib[/\\]python\d|^<|^(?:threading|contextlib|runpy"
     r"|functools|typing|copy|enum|abc|weakref|logging|random|queue|selectors)\b"

@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.records.figures import duration, factor, percent, signed_percent, size
 from stepscope.records.job import Straggler, Stragglers
 from stepscope.records.words import counted
 
@@ -135,12 +136,13 @@ def _slow_ranks(
     doubt = ""
     if not found and (slow & (np.expm1(typical) > _TOLD_APART)).any():
         rank = int(np.argmax(np.where(slow, typical, -np.inf)))
-        doubt = f"rank {ranks[rank]} takes {np.expm1(typical[rank]):.0%} longer than the others"
+        longer = percent(float(np.expm1(typical[rank])))
+        doubt = f"rank {ranks[rank]} takes {longer} longer than the others"
         if sure[rank]:
-            doubt += f" step by step, but {on_the_whole[rank]:+.0%} in its typical step"
+            doubt += f" step by step, but {signed_percent(on_the_whole[rank])} in its typical step"
         else:
             chance = np.expm1(noise_level)
-            doubt += f", but in {len(own)} such uneven steps chance could make {chance:.0%}"
+            doubt += f", but in {len(own)} such uneven steps chance could make {percent(chance)}"
     return sorted(found, key=lambda each: -each.cost_ms), doubt
 
 
@@ -208,10 +210,10 @@ def _straggler(
     slowdown = float(shown[0][rank] / usual)
     often = int((np.expm1(excess[:, rank]) > LEAST_EXCESS).sum())
     evidence = [
-        f"its step without communication is {slowdown:.2f} times the other ranks' median, in "
+        f"its step without communication is {factor(slowdown)} times the other ranks' median, in "
         f"{often} of {counted(len(own), 'step')}",
-        f"{min(1.0, max(of_input, 0.0) / cost) if cost > 0 else 0.0:.0%} of what it takes longer "
-        "is waiting for data",
+        f"{percent(min(1.0, max(of_input, 0.0) / cost) if cost > 0 else 0.0)} of the extra time is "
+        "waiting for data",
     ]
     return Straggler(
         rank=ranks[rank],
@@ -225,15 +227,15 @@ def _straggler(
 
 
 def _slow_links(links: Sequence[LinkEvidence], step_ns: Int64) -> list[Straggler]:
-    """Per group, what its transfers take longer than they should, where that is worth a word."""
+    """Per group, what its transfers take longer than they should, when that is worth mentioning."""
     step = float(np.median(step_ns)) if step_ns.size else 0.0
     by_group: dict[str, list[tuple[LinkEvidence, float]]] = {}
     for link in links:
         should = _should_take(link)
         if should is not None:
             by_group.setdefault(link.group, []).append((link, should))
-    found = [_judge_link(group, told, step) for group, told in by_group.items()]
-    return sorted((each for each in found if each is not None), key=lambda each: -each.cost_ms)
+    judged = [_judge_link(group, slow, step) for group, slow in by_group.items()]
+    return sorted((link for link in judged if link is not None), key=lambda link: -link.cost_ms)
 
 
 def _should_take(link: LinkEvidence) -> float | None:
@@ -243,22 +245,22 @@ def _should_take(link: LinkEvidence) -> float | None:
 
 
 def _judge_link(
-    group: str, told: list[tuple[LinkEvidence, float]], step_ns: float
+    group: str, links: list[tuple[LinkEvidence, float]], step_ns: float
 ) -> Straggler | None:
-    took = sum(float(link.transfer_ns.sum()) for link, _ in told)
-    should = sum(value * len(link.transfer_ns) for link, value in told)
-    steps = np.unique(np.concatenate([link.step for link, _ in told]))
-    slow_steps = _slow_steps(told, steps)
+    took = sum(float(link.transfer_ns.sum()) for link, _ in links)
+    should = sum(value * len(link.transfer_ns) for link, value in links)
+    steps = np.unique(np.concatenate([link.step for link, _ in links]))
+    slow_steps = _slow_steps(links, steps)
     if took <= SLOW_LINK * should or slow_steps <= len(steps) / 2:
         return None
     exposed = sum(
         float(np.minimum(link.exposed_ns, np.maximum(link.transfer_ns - value, 0)).sum())
-        for link, value in told
+        for link, value in links
     )
     cost = exposed / max(len(steps), 1)
     if cost < LEAST_EXCESS * step_ns:
         return None
-    worst, value = max(told, key=lambda each: float(each[0].transfer_ns.sum()))
+    worst, value = max(links, key=lambda pair: float(pair[0].transfer_ns.sum()))
     against = "calibrated" if worst.expected_ns is not None else "in the other groups"
     typical = float(np.median(worst.transfer_ns))
     return Straggler(
@@ -270,15 +272,15 @@ def _judge_link(
         steps=slow_steps,
         of=len(steps),
         evidence=(
-            f"ranks arrive together, but {worst.kind} of {worst.size_bytes / 1e6:.2f} MB takes "
-            f"{typical / 1e6:.2f} ms; {against}: {value / 1e6:.2f} ms",
+            f"ranks arrive together, but {worst.kind} of {size(worst.size_bytes)} takes "
+            f"{duration(typical)}; {against}: {duration(value)}",
         ),
     )
 
 
-def _slow_steps(told: list[tuple[LinkEvidence, float]], steps: Int64) -> int:
+def _slow_steps(links: list[tuple[LinkEvidence, float]], steps: Int64) -> int:
     took, should = np.zeros(len(steps)), np.zeros(len(steps))
-    for link, value in told:
+    for link, value in links:
         at = np.searchsorted(steps, link.step)
         np.add.at(took, at, link.transfer_ns)
         np.add.at(should, at, value)

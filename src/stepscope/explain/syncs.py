@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.call_tree import group, sum_by
-from stepscope.explain.idle import blocking_calls
 from stepscope.explain.python_functions import place_of, user_frames
 from stepscope.records.explanation import SyncCall
 from stepscope.records.trace import ABSENT, HostKind
@@ -19,10 +18,10 @@ if TYPE_CHECKING:
     from stepscope.records.trace import HostEvents, Trace
 
 
-def list_syncs(trace: Trace) -> tuple[SyncCall, ...]:
-    """By call, the operator around it and the place in the code, longest first."""
+def list_syncs(trace: Trace, rows: NDArray[np.intp]) -> tuple[SyncCall, ...]:
+    """The blocking calls in these host rows: by call, the operator around it and the place in the
+    code; longest first."""
     host = trace.host
-    rows = blocking_calls(trace)
     if not len(rows):
         return ()
     operator = nearest_of(host, host.kind == HostKind.OPERATOR, rows)

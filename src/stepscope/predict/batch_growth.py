@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.explain.call_tree import distinct_places
 from stepscope.explain.replay.graph import Phase
 from stepscope.predict.kernels import FLOOR_NS, Family
 from stepscope.predict.outcome import Outcome, Refused, changed
@@ -62,9 +63,9 @@ def find_growing_tasks(context: StepContext) -> Flags:
     codes = np.full(len(row), -1, np.int32)
     with_shapes = in_pass & (row >= 0)
     codes[with_shapes] = context.trace.host.shapes[row[with_shapes]]
-    distinct, place = np.unique(codes, return_inverse=True)
+    distinct, place = distinct_places(codes)
     others = [code < 0 or not _all_in(strings[code], known) for code in distinct.tolist()]
-    growing: Flags = in_pass & np.array(others, np.bool_)[place.reshape(-1)]
+    growing: Flags = in_pass & np.array(others, np.bool_)[place]
     return growing
 
 
@@ -102,9 +103,9 @@ def _find_weight_gradients(context: StepContext) -> Flags:
     """Convolutions' gradients of weights, which their kernels' names reveal."""
     rows, names, strings = context.graph.tasks.row, context.trace.device.name, context.trace.strings
     codes = np.where(rows >= 0, names[np.maximum(rows, 0)], -1) if len(names) else rows
-    distinct, place = np.unique(codes, return_inverse=True)
+    distinct, place = distinct_places(codes)
     by_name = [code >= 0 and "wgrad" in strings[code] for code in distinct.tolist()]
-    return np.array(by_name, np.bool_)[place.reshape(-1)]
+    return np.array(by_name, np.bool_)[place]
 
 
 def task_blocks(context: StepContext) -> Floats:
@@ -114,9 +115,9 @@ def task_blocks(context: StepContext) -> Floats:
         return np.zeros(len(context.graph.tasks))
     rows = context.graph.tasks.row
     codes = np.where(rows >= 0, device.grid[np.maximum(rows, 0)], -1)
-    distinct, place = np.unique(codes, return_inverse=True)
+    distinct, place = distinct_places(codes)
     counts = [_count_blocks(strings[code]) if code >= 0 else 0.0 for code in distinct.tolist()]
-    return np.array(counts)[place.reshape(-1)]
+    return np.array(counts)[place]
 
 
 def _count_blocks(text: str) -> float:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.explain.call_tree import distinct_places
 from stepscope.explain.replay.graph import CallKind, Calls, Tasks
 
 if TYPE_CHECKING:
@@ -57,9 +58,9 @@ def _named(
     if not len(rows) or not len(names):
         return np.zeros(len(rows), np.bool_)
     codes = np.where(rows >= 0, names[np.maximum(rows, 0)], -1)
-    distinct, place = np.unique(codes, return_inverse=True)
+    distinct, place = distinct_places(codes)
     hits = [code >= 0 and bool(matches(trace.strings[code])) for code in distinct.tolist()]
-    return np.array(hits, np.bool_)[place.reshape(-1)]
+    return np.array(hits, np.bool_)[place]
 
 
 def scale_tasks(graph: StepGraph, tasks: Flags, factor: float | Floats) -> StepGraph:

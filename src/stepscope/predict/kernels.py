@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from stepscope.records.lazy_pattern import lazy_pattern
+
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Floats
     from stepscope.records.efficiency import Ceilings
@@ -32,9 +34,9 @@ class Family(IntEnum):
     RECURRENT = 4
 
 
-_ATTENTION = re.compile(r"attention|flash_attn", re.IGNORECASE)
-_CONVOLUTION = re.compile(r"conv", re.IGNORECASE)
-_RECURRENT = re.compile(r"rnn|lstm|gru|mkldnn_rnn", re.IGNORECASE)
+_ATTENTION = lazy_pattern(r"attention|flash_attn", re.IGNORECASE)
+_CONVOLUTION = lazy_pattern(r"conv", re.IGNORECASE)
+_RECURRENT = lazy_pattern(r"rnn|lstm|gru|mkldnn_rnn", re.IGNORECASE)
 
 
 def family_of(operator: str, flops: float) -> Family:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.predict.optimizer_rules import ADAM, MOMENTUM, PLAIN
 from stepscope.records.trace import HostKind
+from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Flags
@@ -65,6 +65,6 @@ def _called(context: StepContext) -> set[str]:
 
 def _optimizer_names(context: StepContext) -> set[str]:
     host, strings = context.trace.host, context.trace.strings
-    codes = np.unique(host.name[host.kind == HostKind.ANNOTATION]).tolist()
+    codes = distinct(host.name[host.kind == HostKind.ANNOTATION]).tolist()
     matches = (_NAME.match(strings[code]) for code in codes)
     return {match[1] for match in matches if match}

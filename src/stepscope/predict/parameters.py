@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from stepscope.explain.call_tree import distinct_counts
 from stepscope.explain.flops.phases import FORWARD
 from stepscope.explain.steps import step_of
 from stepscope.explain.work import rows_named
@@ -66,7 +67,7 @@ def find_parameters(analysis: RankAnalysis) -> Parameters | None:
     rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
     passes = _passes(analysis, rows)
     rows = rows[np.concatenate([one.rows for step in passes for one in _drop_repeats(step)])]
-    codes, counts = np.unique(host.shapes[rows], return_counts=True)
+    codes, counts = distinct_counts(host.shapes[rows])
     shapes = []
     for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
         dims = msgspec.json.decode(trace.strings[code])

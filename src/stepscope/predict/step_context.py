@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from stepscope.explain.call_tree import distinct_places
 from stepscope.predict.kernels import Family, family_of
 from stepscope.predict.optimizer_rules import ADAM
 
@@ -89,10 +90,10 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         row, names = self.operators.row, self.trace.host.name
         codes = np.full(len(row), -1, np.int32)
         codes[row >= 0] = names[row[row >= 0]]
-        distinct, place = np.unique(codes, return_inverse=True)
+        distinct, place = distinct_places(codes)
         strings = self.trace.strings
         hits = [bool(matches(strings[code] if code >= 0 else "")) for code in distinct.tolist()]
-        return np.array(hits, np.bool_)[place.reshape(-1)]
+        return np.array(hits, np.bool_)[place]
 
 
 def find_operators(trace: Trace, graph: StepGraph, costs: Costs, *, on_host: bool) -> Operators:
@@ -113,8 +114,7 @@ def find_operators(trace: Trace, graph: StepGraph, costs: Costs, *, on_host: boo
     flops = np.where(known & ~counted & (flops > 0), 0.0, flops)
     dtype = np.where(known, costs.dtype[at], -1) if len(trace.host) else none - 1
     group = np.where(known, row, len(trace.host) + np.arange(len(tasks)))
-    _, place = np.unique(group, return_inverse=True)
-    place = place.reshape(-1)
+    _, place = distinct_places(group)
     total = np.bincount(place, tasks.dur_ns)[place]
     return Operators(
         row=row,
@@ -132,7 +132,7 @@ def _find_families(trace: Trace, row: Ints, flops: Floats) -> NDArray[np.int8]:
     known = row >= 0
     families = np.full(len(row), Family.OTHER, np.int8)
     key = trace.host.name[row[known]].astype(np.int64) * 3 + np.sign(flops[known]).astype(int) + 1
-    distinct, place = np.unique(key, return_inverse=True)
+    distinct, place = distinct_places(key)
     by_key = [family_of(trace.strings[code // 3], code % 3 - 1) for code in distinct.tolist()]
-    families[known] = np.array(by_key, np.int8)[place.reshape(-1)]
+    families[known] = np.array(by_key, np.int8)[place]
     return families

@@ -172,8 +172,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def device_name(self) -> str | None:
         """The accelerator that ran this rank's events, as the driver prints it."""
-        used = set(self.device.device.tolist())
         for device in self.devices:
-            if device.id in used:
+            if (self.device.device == device.id).any():
                 return device.name or None
         return None

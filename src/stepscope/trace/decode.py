@@ -83,6 +83,8 @@ def decode_leniently(text: bytes) -> Any:
     import json
 
     try:
+        import json
+
         value = json.loads(
             text.decode("utf-8", "replace"),
             parse_int=_integer,

@@ -9,7 +9,6 @@ from stepscope.errors import NotCapturedError, UnreadableInputError
 from stepscope.trace.layout import ENDINGS, is_trace_name
 from stepscope.trace.regular_files import is_folder, list_folder, may_exist
 from stepscope.trace.remote import RemoteTrace, fetch, find_remote_traces, is_url, local_path
-from stepscope.trace.run_state import is_run_folder, run_notes
 
 TraceFile = Path | RemoteTrace
 
@@ -58,16 +57,20 @@ def _find(path: Path) -> list[Path]:
         from stepscope.trace.snapshot import find_snapshots
 
         found = find_snapshots(path)
-    if not found and is_run_folder(path):
-        raise NotCapturedError(f"{path} holds no trace{_why_none(path)}")
     if not found:
+        from stepscope.trace.run_state import is_run_folder
+
+        if is_run_folder(path):
+            raise NotCapturedError(f"{path} holds no trace{_why_none(path)}")
         endings = ", ".join(f"*{ending}" for ending in ENDINGS)
         raise UnreadableInputError(f"{path} holds no trace: looked for {endings}")
     return found
 
 
 def _why_none(run: Path) -> str:
-    """What the run folder says of it."""
+    """The reasons that the run folder gives."""
+    from stepscope.trace.run_state import run_notes
+
     reasons = [note.detail for note in run_notes(run)]
     return f": {'; '.join(reasons)}" if reasons else ": no training step was captured"
 

@@ -9,29 +9,31 @@ import re
 
 import msgspec
 
+from stepscope.records.lazy_pattern import lazy_pattern
+
 STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 SEPARATORS = b" \r\n\t,"  # what may stand between two events
-ANY_BOUNDARY = re.compile(rb"\}\s*+,\s*+(?=\{)")
+ANY_BOUNDARY = lazy_pattern(rb"\}\s*+,\s*+(?=\{)")
 _EVENT_KEYS = rb"(?:ph|cat|name|pid|tid|ts|dur|id|args|bp|s|tts|cname)"
-EVENT_BOUNDARY = re.compile(rb'\}[\s,]*+(?=\{\s*+"' + _EVENT_KEYS + rb'"\s*:)')
-EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+EVENT_BOUNDARY = lazy_pattern(rb'\}[\s,]*+(?=\{\s*+"' + _EVENT_KEYS + rb'"\s*:)')
+EVENTS_KEY = lazy_pattern(rb'"traceEvents"\s*:\s*\[')
 
 _KINETO_BOUNDARY = b"\n  },\n  {"
 _KEY = b'"traceEvents"'
 _PLAIN = rb'[^"{}\[\]]++'
-_TOKEN = re.compile(
+_TOKEN = lazy_pattern(
     rb"(?:" + _PLAIN + rb"|(?!" + _KEY + rb")" + STRING + rb")*+([{\[]++|[}\]]++|" + _KEY + rb'|")',
     re.DOTALL,
 )
 _RUN = rb'(\{++|\[++|\}++|\]++|")'
-_OUTERMOST = re.compile(rb"(?:" + _PLAIN + rb"|" + STRING + rb")*+" + _RUN, re.DOTALL)
-_INNER = re.compile(
+_OUTERMOST = lazy_pattern(rb"(?:" + _PLAIN + rb"|" + STRING + rb")*+" + _RUN, re.DOTALL)
+_INNER = lazy_pattern(
     rb"(?:" + _PLAIN + rb"|" + STRING + rb"|\[(?:" + _PLAIN + rb"|" + STRING + rb")*+\]"
     rb"|\{(?:" + _PLAIN + rb"|" + STRING + rb")*+\})*+" + _RUN,
     re.DOTALL,
 )  # inside an open bracket: skips the innermost lists and objects as well
-_REST_OF_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
-_AFTER_LIST = re.compile(rb'\s*+(?:,\s*+"|\}|\Z)')
+_REST_OF_STRING = lazy_pattern(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+_AFTER_LIST = lazy_pattern(rb'\s*+(?:,\s*+"|\}|\Z)')
 _QUOTE, _LIST_CLOSES, _OPENING = b'"'[0], b"]"[0], b"{["
 _OPENER_OF = {b"}"[0]: b"{", b"]"[0]: b"["}
 _MAX_DEPTH = 1 << 20  # deeper nesting is not followed

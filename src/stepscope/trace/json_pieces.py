@@ -9,13 +9,13 @@ an event, the event's brackets are followed instead. An event longer than `Limit
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from stepscope.errors import UnreadableInputError
 from stepscope.records import figures
+from stepscope.records.lazy_pattern import lazy_pattern
 from stepscope.trace.files import GZIP, ZSTD
 from stepscope.trace.json_brackets import (
     EVENT_BOUNDARY,
@@ -32,7 +32,7 @@ from stepscope.trace.outside_keys import OutsideKeys
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_BLANK = re.compile(rb"\s*+(?=\S)")
+_BLANK = lazy_pattern(rb"\s*+(?=\S)")
 _BOM = b"\xef\xbb\xbf"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"{\0", b"\0{", b"[\0", b"\0[")
 _SHOWN_BYTES = 12

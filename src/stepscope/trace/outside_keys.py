@@ -5,12 +5,12 @@ They are read without decoding the events, and a trace whose keys are damaged ke
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from stepscope.records.lazy_pattern import lazy_pattern
 from stepscope.trace.decode import DECODE_ERRORS
 from stepscope.trace.events import NOTHING
 from stepscope.trace.json_brackets import SEARCH_BACK_BYTES
@@ -18,7 +18,7 @@ from stepscope.trace.json_brackets import SEARCH_BACK_BYTES
 if TYPE_CHECKING:
     from stepscope.trace.limits import Limits
 
-_LIST_END = re.compile(rb"\}\s*+\](?=\s*(?:,|\}|\Z))")
+_LIST_END = lazy_pattern(rb"\}\s*+\](?=\s*(?:,|\}|\Z))")
 _MAX_GUESSES = 256
 _KNOWN_KEYS = ("schemaVersion", "distributedInfo", "deviceProperties", "baseTimeNanoseconds")
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import re
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,6 +17,10 @@ from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.records.profile import PROFILE_SCHEMA, Profile
 from stepscope.trace.decode import NotJsonError, decode
 from stepscope.trace.regular_files import read_whole
+from stepscope.trace.user_folders import this_host, user_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PREVIOUS = ".previous"
 
@@ -25,24 +28,6 @@ PREVIOUS = ".previous"
 def profiles_folder() -> Path:
     """$STEPSCOPE_PROFILES, else in the user's configuration folder."""
     return user_folder("STEPSCOPE_PROFILES", "profiles")
-
-
-def user_folder(variable: str, name: str) -> Path:
-    """Where an environment variable says, else in the user's configuration folder."""
-    if chosen := os.environ.get(variable):
-        return Path(chosen)
-    try:
-        base = Path(os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser())
-    except RuntimeError:  # a user without a home, as in some containers
-        import tempfile
-
-        base = Path(tempfile.gettempdir())
-    return base / "stepscope" / name
-
-
-def this_host() -> str:
-    """The name profiles of this machine carry."""
-    return platform.node()
 
 
 def load_profiles(host: str | None = None, *, skip_broken: bool = False) -> tuple[Profile, ...]:

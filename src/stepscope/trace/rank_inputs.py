@@ -9,9 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.records.rank_inputs import MemoryInputs, RankInputs
-from stepscope.trace.decode import Oddities
-from stepscope.trace.measured_steps import STEPS, read_steps, summarise_steps
-from stepscope.trace.rank_folder import read_rank_folder
+from stepscope.trace.layout import SIDE_FILES
 from stepscope.trace.read import read_trace
 from stepscope.trace.regular_files import may_exist
 
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
     from stepscope.records.job import RankFolder
     from stepscope.records.profile import Profile
     from stepscope.records.trace import Trace
+    from stepscope.trace.decode import Oddities
     from stepscope.trace.files import Progress
     from stepscope.trace.measured_steps import StepRow
 
@@ -47,11 +46,24 @@ def read_rank_inputs(
     """
     path = Path(path)
     trace = read_trace(path, cache=options.cache, progress=progress)
+    trace = replace(trace, path=name or str(path))
+    if any(may_exist(path.parent / file) for file in SIDE_FILES):
+        return _read_captured_files(path, trace, options)
+    limit = MemoryInputs(limit_bytes=options.memory_limit)
+    return RankInputs(trace=trace, memory=limit)
+
+
+def _read_captured_files(path: Path, trace: Trace, options: ReadOptions) -> RankInputs:
+    """The readers of these files are loaded here: most bare traces need none of them."""
+    from stepscope.trace.decode import Oddities
+    from stepscope.trace.measured_steps import STEPS, read_steps, summarise_steps
+    from stepscope.trace.rank_folder import read_rank_folder
+
     folder = read_rank_folder(path)
     oddities = Oddities(STEPS)
     rows = read_steps(path.parent / STEPS, oddities)
     return RankInputs(
-        trace=replace(trace, path=name or str(path)),
+        trace=trace,
         measured=summarise_steps(rows, options.slowest),
         folder=folder,
         memory=_read_memory(path.parent, rows, oddities, options.memory_limit),
@@ -62,21 +74,15 @@ def read_rank_inputs(
 def _read_memory(
     folder: Path, rows: list[StepRow], oddities: Oddities, limit_bytes: int | None
 ) -> MemoryInputs:
-    from stepscope.trace.rank_folder import MEMORY
+    from stepscope.trace.memory_file import read_captured
 
-    captured, notes = None, oddities.notes
-    if may_exist(folder / MEMORY):
-        from stepscope.trace.memory_file import read_captured
-
-        captured, about_memory = read_captured(folder)
-        notes = (*about_memory, *notes)
+    captured, notes = read_captured(folder)
+    sizes = [(row.step, row.allocated_bytes) for row in rows]
     return MemoryInputs(
         captured=captured,
-        step_bytes=tuple(
-            (row.step, row.allocated_bytes) for row in rows if row.allocated_bytes is not None
-        ),
+        step_bytes=tuple((step, size) for step, size in sizes if size is not None),
         limit_bytes=limit_bytes,
-        notes=notes,
+        notes=(*notes, *oddities.notes),
     )
 
 

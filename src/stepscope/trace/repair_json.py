@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from stepscope.records.lazy_pattern import lazy_pattern
 from stepscope.trace.json_brackets import STRING
 
 _ABSENT = (
@@ -18,22 +19,22 @@ _ABSENT = (
     rb")(?=\s*+(?:[,\]}]|\Z))"
 )
 _CONTROL = rb"\x00-\x08\x0b\x0c\x0e-\x1f"
-_TO_SLIP = re.compile(
+_TO_SLIP = lazy_pattern(
     rb'(?:"[^"\\\x00-\x1f]*+"|[^"nNiI+\-0-9' + _CONTROL + rb"]++"
     rb"|(?!" + _ABSENT + rb")[nNiI+\-0-9]++)*+"
     rb"(?:(?P<string>" + STRING + rb")|(?P<absent>" + _ABSENT + rb")"
     rb"|(?P<control>[" + _CONTROL + rb"]++))",
     re.IGNORECASE | re.DOTALL,
 )
-_ESCAPE = re.compile(
+_ESCAPE = lazy_pattern(
     rb"(?P<pair>\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     rb"|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
     rb'|(?P<good>\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))'
     rb"|(?P<control>[\x00-\x1f])"
     rb"|(?P<stray>\\)"
 )
-_NAME_OPENS = re.compile(rb'"(?:name|cat)"\s*:\s*"')
-_IN_NAME = re.compile(
+_NAME_OPENS = lazy_pattern(rb'"(?:name|cat)"\s*:\s*"')
+_IN_NAME = lazy_pattern(
     rb'\\.|"(?P<closes>(?=\s*+(?:,\s*+"[^"]{1,60}+"\s*+:|\}\s*+(?:[,\]}]|\Z))))?', re.DOTALL
 )
 

@@ -8,7 +8,14 @@ import msgspec
 import numpy as np
 
 from stepscope.explain.rank_steps import typical_step
-from stepscope.records.figures import duration, size
+from stepscope.records.figures import (
+    duration,
+    factor,
+    milliseconds,
+    percent,
+    significant,
+    size,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,15 +39,14 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_health(explanation: Explanation, captured: Sequence[dict[str, Any]]) -> Health:
     """`captured`: rank number, device and memory.json of each rank."""
-    memory = [_memory(each) for each in captured]
-    tight = [each for each in memory if (each["share"] or 0.0) > TIGHT]
-    found = explanation.job.stragglers if explanation.job else None
-    straggler = found.ranks[0] if found and found.ranks else None
+    memory = [_memory(rank) for rank in captured]
+    tight = [rank for rank in memory if (rank["share"] or 0.0) > TIGHT]
+    stragglers = explanation.job.stragglers if explanation.job else None
     verdict = _verdict(explanation, tight)
     ranks = tuple(_rank(rank) for rank in explanation.ranks)
     return Health(
         verdict=verdict,
-        healthy=straggler is None and not tight,
+        healthy=not (stragglers and stragglers.ranks) and not tight,
         lines=(
             ("health", verdict),
             ("why", explanation.why),
@@ -51,7 +57,7 @@ def check_health(explanation: Explanation, captured: Sequence[dict[str, Any]]) -
             ("next", explanation.next),
         ),
         ranks=ranks,
-        stragglers=msgspec.to_builtins(found) if found else {"verdict": "one rank only"},
+        stragglers=msgspec.to_builtins(stragglers) if stragglers else {"verdict": "one rank only"},
         memory=tuple(memory),
     )
 
@@ -59,7 +65,7 @@ def check_health(explanation: Explanation, captured: Sequence[dict[str, Any]]) -
 def _verdict(explanation: Explanation, tight: list[dict[str, Any]]) -> str:
     top = explanation.findings[0]
     if tight and top.id != "straggler":
-        ranks = ", ".join(str(each["rank"]) for each in tight[:8])
+        ranks = ", ".join(str(rank["rank"]) for rank in tight[:8])
         return f"memory is nearly full on rank {ranks}"
     return explanation.verdict
 
@@ -83,28 +89,32 @@ def _share(rank: RankExplanation, name: str) -> float:
 
 def _pace(explanation: Explanation) -> list[tuple[str, str]]:
     """Every rank when there are few, else both ends."""
-    told = sorted(
+    rows = sorted(
         (_rank(rank) for rank in explanation.ranks), key=lambda row: -(row["own_ms"] or 0)
     )
-    steps = [row["step_ms"] for row in told]
-    pace = f"{duration(np.median(steps) * 1e6)} a step"
-    if len(told) == 1:
+    steps = [row["step_ms"] for row in rows]
+    pace = f"{duration(float(np.median(steps)) * 1e6)} per step"
+    if len(rows) == 1:
         return [("pace", pace)]
-    named = told if len(told) <= FEW_RANKS else [*told[:3], *told[-2:]]
-    own = ", ".join(f"{row['rank']}: {row['own_ms'] or 0.0:.1f}" for row in named)
+    named = rows if len(rows) <= FEW_RANKS else [*rows[:3], *rows[-2:]]
+    own = ", ".join(f"{row['rank']}: {significant(row['own_ms'] or 0.0)}" for row in named)
     return [("pace", f"{pace}; without communication, ms by rank, slowest first: {own}")]
 
 
 def _about_stragglers(explanation: Explanation) -> str:
     if explanation.job is None:
         return "one rank only"
-    found = explanation.job.stragglers
-    if not found.ranks:
-        return f"{found.verdict}; {found.detail}" if found.detail else found.verdict
+    stragglers = explanation.job.stragglers
+    if not stragglers.ranks:
+        return (
+            f"{stragglers.verdict}; {stragglers.detail}"
+            if stragglers.detail
+            else stragglers.verdict
+        )
     return "; ".join(
-        f"{'rank ' + str(each.rank) if each.rank is not None else 'group ' + str(each.group)} "
-        f"({each.cause}, {each.slowdown:.2f} times, {each.cost_ms:.1f} ms a step)"
-        for each in found.ranks[:4]
+        f"{'rank ' + str(rank.rank) if rank.rank is not None else 'group ' + str(rank.group)} "
+        f"({rank.cause}, {factor(rank.slowdown)} times, {milliseconds(rank.cost_ms)} per step)"
+        for rank in stragglers.ranks[:4]
     )
 
 
@@ -114,38 +124,38 @@ def _use(explanation: Explanation) -> str:
     loading = parts.get("data_loading", 0.0)
     rest = 1.0 - compute - comm - loading
     return (
-        f"compute {compute:.0%}, exposed communication {comm:.0%}, input {loading:.0%}, "
-        f"other idle {rest:.0%} of the step"
+        f"compute {percent(compute)}, exposed communication {percent(comm)}, "
+        f"input {percent(loading)}, other idle {percent(rest)} of the step"
     )
 
 
 def _memory(captured: dict[str, Any]) -> dict[str, Any]:
-    told = captured.get("memory") or {}
-    peak = told.get("peak") or {}
+    memory = captured.get("memory") or {}
+    peak = memory.get("peak") or {}
     held = peak.get("reserved_bytes") or peak.get("allocated_bytes")
     device = captured.get("device")
-    there = device.get("memory_bytes") if isinstance(device, dict) else None
+    device_bytes = device.get("memory_bytes") if isinstance(device, dict) else None
     known = {name: value for name, value in (peak.get("categories") or {}).items() if value}
     return {
         "rank": captured.get("rank"),
         "peak_bytes": held,
-        "device_bytes": there,
-        "share": min(1.0, held / there) if held and there else None,
+        "device_bytes": device_bytes,
+        "share": min(1.0, held / device_bytes) if held and device_bytes else None,
         "categories": known,
     }
 
 
 def _about_memory(memory: list[dict[str, Any]]) -> str:
-    measured = [each for each in memory if each["share"] is not None]
+    measured = [rank for rank in memory if rank["share"] is not None]
     if measured:
-        worst = max(measured, key=lambda each: float(each["share"]))
+        worst = max(measured, key=lambda rank: float(rank["share"]))
         return (
             f"fullest is rank {worst['rank']}: {size(worst['peak_bytes'])} reserved of "
-            f"{size(worst['device_bytes'])} ({worst['share']:.0%})"
+            f"{size(worst['device_bytes'])} ({percent(worst['share'])})"
         )
-    told = [each for each in memory if each["categories"]]
-    if not told:
+    known = [rank for rank in memory if rank["categories"]]
+    if not known:
         return "not captured"
-    most = max(told, key=lambda each: sum(each["categories"].values()))
-    known = ", ".join(f"{name} {size(value)}" for name, value in most["categories"].items())
-    return f"rank {most['rank']}: {known}; the CPU has no allocator that counts the rest"
+    most = max(known, key=lambda rank: sum(rank["categories"].values()))
+    held = ", ".join(f"{name} {size(value)}" for name, value in most["categories"].items())
+    return f"rank {most['rank']}: {held}; the CPU has no allocator that counts the rest"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from typing import Any
@@ -25,4 +24,6 @@ def json_text(value: Any) -> str:
 
 def _escaped(found: re.Match[str]) -> str:
     char = found[0]
+    import json
+
     return char if char.isprintable() else json.dumps(char)[1:-1]

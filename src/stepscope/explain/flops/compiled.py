@@ -7,19 +7,18 @@ matrices, except when a product small enough to become a sum was fused in; the n
 
 from __future__ import annotations
 
-import re
-
 from stepscope.explain.flops.call import Call, Unknown, total_bytes
 from stepscope.explain.flops.cost import UNKNOWN, Cost
+from stepscope.records.lazy_pattern import lazy_pattern
 
 PREFIX = "triton_"
-_LOOP = re.compile(r"triton_(?:poi|red|per|for|mix|split_scan)_")
-_PRODUCT = re.compile(
+_LOOP = lazy_pattern(r"triton_(?:poi|red|per|for|mix|split_scan)_")
+_PRODUCT = lazy_pattern(
     r"_(?:mm|bmm|addmm|baddbmm|mv|addmv|dot|vdot|matmul|linear|einsum|convolution|attention|"
     r"scaled_dot_product\w*|flex_attention\w*)(?=_)"
 )
 # They read a few rows of a table whose whole shape is recorded.
-_LOOKUP = re.compile(r"_(?:embedding|index|index_select|gather|scatter|index_put)(?=_)")
+_LOOKUP = lazy_pattern(r"_(?:embedding|index|index_select|gather|scatter|index_put)(?=_)")
 
 
 def compiled(call: Call) -> Cost:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from stepscope.explain.call_tree import group
+from stepscope.explain.call_tree import distinct_counts, group
 from stepscope.explain.flops.call import ITEM_BYTES
 from stepscope.explain.flops.cost import UNKNOWN
 from stepscope.explain.flops.signatures import LARGEST
@@ -144,7 +144,7 @@ def _accumulated(trace: Trace, step: NDArray[np.int32]) -> _Parameters:
     rows = np.flatnonzero(
         rows_named(trace, host, host.kind == HostKind.OPERATOR, lambda name: name == _ACCUMULATE)
     )
-    codes, counts = np.unique(host.shapes[rows], return_counts=True)
+    codes, counts = distinct_counts(host.shapes[rows])
     if not steps or not len(codes) or (codes < 0).any():
         return _Parameters()
     sizes = {_first_size(trace.strings[code]) for code in set(host.dtypes[rows].tolist())}
@@ -170,8 +170,9 @@ def _whole_lists(
     if not inside.any() or _sharded(trace):
         return none
     key = step.astype(np.int64) * (int(signature.max()) + 1) + signature
-    _, of, count = np.unique(key, return_inverse=True, return_counts=True)
-    return np.where(inside & (count[of.reshape(-1)] == 1), elements, none)
+    _, places, count = group(key)
+    calls = np.bincount(places, minlength=count)
+    return np.where(inside & (calls[places] == 1), elements, none)
 
 
 def _sharded(trace: Trace) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.explain.call_tree import distinct_places
 from stepscope.explain.idle import blocking_calls
 from stepscope.explain.optimizer_steps import in_optimizer
 from stepscope.explain.quantiles import median, quantile
@@ -270,7 +271,7 @@ def _tasks(
         device.device[work.rows[chosen]].astype(np.int64) << 32
         | device.stream[work.rows[chosen]].astype(np.int64) & 0xFFFFFFFF
     )
-    stream = np.unique(lane, return_inverse=True)[1].astype(np.int32).reshape(-1)
+    stream = distinct_places(lane)[1].astype(np.int32)
     called = (
         trace.host.start_ns[rows[call]].astype(np.float64) - begin
         if len(rows)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.explain.call_tree import distinct_places
 from stepscope.explain.collective_calls import find_callers
 from stepscope.explain.replay.graph import CallKind, Calls, Tasks
 from stepscope.records.trace import ABSENT, HostKind
@@ -43,7 +44,7 @@ def communicate(
     call = _launching(trace, work, calls, start_ns, others)
     order = np.lexsort((work.start_ns[others], call))
     others, call = others[order], call[order]
-    lanes = np.unique(trace.host.thread[work.rows[others]], return_inverse=True)[1]
+    lanes = distinct_places(trace.host.thread[work.rows[others]])[1]
     begun = work.start_ns[others].astype(np.float64)
     end = work.end_ns[others].astype(np.float64)
     count = len(others)

@@ -16,12 +16,14 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.explain.call_tree import distinct_places
 from stepscope.explain.flops import DTYPES
 from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import insert
 from stepscope.predict.kernels import FLOOR_NS, Family, copy_ns, roofline_ns
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.records.lazy_pattern import lazy_pattern
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
@@ -38,20 +40,20 @@ _WIDER = {
     "fp16": ("fp32", "tf32"),
     "fp8": ("fp32", "tf32", "bf16", "fp16"),
 }
-_STAYS_FP32 = re.compile(
+_STAYS_FP32 = lazy_pattern(
     r"norm|softmax|loss|entropy|exp|log|pow|sum|cumsum|embedding|foreach|index|topk|sort", re.I
 )
-_NORM = re.compile(r"^aten::(?:native_)?(?:layer|group|rms)_norm$|^aten::_?fused_rms_norm$")
-_LOSS = re.compile(r"^aten::_?log_softmax$|^aten::cross_entropy|^aten::nll_loss_forward$")
+_NORM = lazy_pattern(r"^aten::(?:native_)?(?:layer|group|rms)_norm$|^aten::_?fused_rms_norm$")
+_LOSS = lazy_pattern(r"^aten::_?log_softmax$|^aten::cross_entropy|^aten::nll_loss_forward$")
 # What autocast costs the host per product of the forward pass, counted for both passes: casts and
 # the search for them, as multiples of the step's mean host time per launch.
 _PRODUCT_HOST, _CONVOLUTION_HOST = 2.3, 1.8
-_FOURIER = re.compile(r"fft|_complex")
+_FOURIER = lazy_pattern(r"fft|_complex")
 _DEPTHWISE = 4  # a depthwise convolution reads no more channels than this per output
 # Recurrent layers are many small products in sequence: they gain this much, whatever their FLOPs.
 _RECURRENT_GAIN = {"tf32": 2.0}
 _NARROW_RECURRENT_GAIN = 3.5
-_ACTIVATION = re.compile(r"gelu|silu|relu|glu|tanh|sigmoid|hardswish|mish", re.I)
+_ACTIVATION = lazy_pattern(r"gelu|silu|relu|glu|tanh|sigmoid|hardswish|mish", re.I)
 _OWN_BATCH_NORM = {"aten::cudnn_batch_norm": 1.45, "aten::cudnn_batch_norm_backward": 1.1}
 
 
@@ -104,9 +106,9 @@ def _find_depthwise(context: StepContext) -> Flags:
     host, strings = context.trace.host, context.trace.strings
     flags = np.zeros(len(context.operators.row), np.bool_)
     convolutions = np.flatnonzero(context.operators.family == Family.CONVOLUTION)
-    codes, place = np.unique(host.shapes[context.operators.row[convolutions]], return_inverse=True)
+    codes, place = distinct_places(host.shapes[context.operators.row[convolutions]])
     depthwise = [code >= 0 and _has_few_channels(_shapes(strings[code])) for code in codes.tolist()]
-    flags[convolutions] = np.array(depthwise, np.bool_)[place.reshape(-1)]
+    flags[convolutions] = np.array(depthwise, np.bool_)[place]
     return flags
 
 
@@ -157,9 +159,9 @@ def _find_fourier(context: StepContext) -> Flags:
     """Convolutions by Fourier transforms. Only fp32 has them; a narrow dtype takes another way."""
     tasks, operators, trace = context.graph.tasks, context.operators, context.trace
     mine = np.flatnonzero((operators.family == Family.CONVOLUTION) & (tasks.row >= 0))
-    codes, place = np.unique(trace.device.name[tasks.row[mine]], return_inverse=True)
+    codes, place = distinct_places(trace.device.name[tasks.row[mine]])
     by_name = [_FOURIER.search(trace.strings[code]) is not None for code in codes.tolist()]
-    fourier = mine[np.array(by_name, np.bool_)[place.reshape(-1)]]
+    fourier = mine[np.array(by_name, np.bool_)[place]]
     return np.isin(operators.row, operators.row[fourier])
 
 
