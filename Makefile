@@ -45,7 +45,7 @@ imports: $(VENV)/installed
 page:
 	@if ! command -v npm > /dev/null; then \
 		echo "page: skipped, the report's scripts are checked with node and npm: not found here"; \
-	elif ! npm install --silent --no-package-lock --no-audit --no-fund; then \
+	elif ! npm install --silent --no-package-lock --no-audit --no-fund --fetch-retries=1; then \
 		echo "page: skipped, npm could not install what package.json names"; \
 	else npm run --silent types && npm run --silent lint && npm run --silent test; fi
 
