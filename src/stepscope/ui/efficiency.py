@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 ABOVE_WORDS = "above it: wrong"  # instead of a share of the peak
 MFU_WORDS = "MFU is the share of the device's peak that the model's own arithmetic uses."
-HFU_WORDS = "HFU counts recomputed arithmetic too."
 LEAST_SHARE = 0.002  # of the step: smaller losses are not shown
 _SOURCES = {"table": "data sheet", "calibrated": "calibrated"}
 _FASTEST = ("bf16", "fp16")  # the fastest dtypes that most models train in

@@ -25,7 +25,6 @@ _SEPARATOR = "---"
 
 @click.command(
     name="ab",
-    short_help="run two training commands alternately and compare their steps",
     context_settings={"allow_interspersed_args": False},
 )
 @click.option(

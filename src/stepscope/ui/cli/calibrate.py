@@ -32,7 +32,7 @@ def _parse_size(ctx: click.Context, param: click.Parameter, value: str | None) -
     return None if value is None else parse_size(value, param.opts[0])
 
 
-@click.command(name="calibrate", short_help="measure how fast this machine can be")
+@click.command(name="calibrate")
 @click.option(
     "--ranks",
     type=click.IntRange(2),

@@ -85,9 +85,7 @@ class _TwoSides(click.Command):
         return super().parse_args(ctx, out)
 
 
-@click.command(
-    cls=_TwoSides, name="compare", short_help="tell whether B's step really differs from A's"
-)
+@click.command(cls=_TwoSides, name="compare")
 @click.argument("paths", nargs=-1, required=True)
 @click.option(
     "--against",

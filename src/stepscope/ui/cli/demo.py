@@ -17,7 +17,7 @@ from stepscope.ui.cli.options import json_option, out_option
 RANKS = 2
 
 
-@click.command(name="demo", short_help="train a small model here, in two processes, and explain it")
+@click.command(name="demo")
 @out_option("Folder for the capture and the report (default: a new stepscope-demo folder here).")
 @json_option
 def command(out: Path | None, as_json: bool) -> None:

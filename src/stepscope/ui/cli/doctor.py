@@ -25,7 +25,7 @@ class Check:
     todo: str = ""
 
 
-@click.command(name="doctor", short_help="check what works on this machine")
+@click.command(name="doctor")
 @json_option
 def command(as_json: bool) -> None:
     """Check everything stepscope relies on, and say what to do about what is missing."""

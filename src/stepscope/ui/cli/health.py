@@ -29,7 +29,6 @@ _STEPS = 3
 
 @click.command(
     name="health",
-    short_help="start a training command, check three steps of every rank, stop it",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @out_option("Keep the capture in this folder, for explain and whatif.")

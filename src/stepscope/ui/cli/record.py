@@ -10,7 +10,6 @@ from stepscope.ui.cli.options import json_option
 
 @click.group(
     name="record",
-    short_help="list what was promised and what was measured afterwards",
     invoke_without_command=True,
 )
 @json_option

@@ -21,9 +21,9 @@ VERBS = {
     "compare": "tell whether B's step really differs from A's, with an interval",
     "ab": "run two training commands alternately and compare their steps",
     "record": "list what was promised and what was measured afterwards",
-    "health": "start a training command, check three steps of every rank, stop it",
+    "health": "start a training command, check three steps, stop it",
     "demo": "train a small model here, in two processes, and explain it",
-    "calibrate": "measure how fast this machine can be: matmuls, copies, collectives",
+    "calibrate": "measure how fast this machine can be: matmuls, collectives",
     "doctor": "check what works on this machine",
 }
 
