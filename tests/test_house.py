@@ -152,7 +152,6 @@ def test_help_imports_nothing_heavy() -> None:
 MOST_LINES = 450
 
 
-@pytest.mark.xfail(strict=False, reason="files are being divided")
 def test_no_product_file_is_over_450_lines() -> None:
     lengths = {
         file.relative_to(SOURCE): len(file.read_text().splitlines())
@@ -162,7 +161,6 @@ def test_no_product_file_is_over_450_lines() -> None:
     none_of(f"{name}: {lines} lines" for name, lines in lengths.items() if lines > MOST_LINES)
 
 
-@pytest.mark.xfail(strict=False, reason="classes are being renamed")
 def test_a_class_name_has_one_meaning() -> None:
     modules = defaultdict(list)
     for module, tree in product_trees().items():
@@ -172,7 +170,6 @@ def test_a_class_name_has_one_meaning() -> None:
     none_of(f"{name}: {', '.join(where)}" for name, where in modules.items() if len(where) > 1)
 
 
-@pytest.mark.xfail(strict=False, reason="import circles are being opened")
 def test_no_import_circle() -> None:
     """Imports inside functions and under TYPE_CHECKING count too."""
     trees = product_trees()
@@ -239,7 +236,6 @@ OTHER_NUMBERS = {
 }
 
 
-@pytest.mark.xfail(strict=False, reason="texts are moving to records/figures.py")
 def test_numbers_in_text_are_written_by_records_figures_only() -> None:
     none_of(
         f"{name}:{number}: {line.strip()}"

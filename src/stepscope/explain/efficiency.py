@@ -17,6 +17,7 @@ from stepscope.explain.flops.dtypes import DTYPES
 from stepscope.explain.flops.kernel_names import read_name
 from stepscope.explain.roofline import list_spots
 from stepscope.explain.work import named, rows_named
+from stepscope.records import figures
 from stepscope.records.efficiency import DtypeUse, Efficiency
 from stepscope.records.figures import percent, rate
 from stepscope.records.quality import Note
@@ -231,8 +232,8 @@ def _notes(
     again = int((costs.flops - costs.model_flops)[rows][~costs.recomputed[rows]].sum())
     if again > 0:
         notes.append(
-            f"fused attention computes its scores again in backward: {again / chosen.count:.3g} "
-            "FLOPs per step that HFU counts and MFU does not"
+            f"fused attention computes its scores again in backward: "
+            f"{figures.flops(again / chosen.count)} per step that HFU counts and MFU does not"
         )
     notes += _causal(costs, rows)
     return notes

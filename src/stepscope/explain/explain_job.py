@@ -225,6 +225,6 @@ def _explain_nccl_logs(paths: Sequence[str | Path]) -> NcclSummary | None:
     folders = [Path(path) for path in paths if Path(path).is_dir()]
     if not any(True for folder in folders for _ in folder.glob("*.log*")):
         return None
-    from stepscope.explain.nccl import explain_nccl
+    from stepscope.explain.explain_nccl import explain_nccl
 
     return explain_nccl(*folders)

@@ -10,13 +10,13 @@ from stepscope.explain.copies import list_copies
 from stepscope.explain.cpu_use import measure_cpu_use
 from stepscope.explain.device_time import sum_device_time
 from stepscope.explain.efficiency import about_peaks, measure_efficiency
+from stepscope.explain.explain_memory import explain_memory
 from stepscope.explain.findings import find_in_rank
 from stepscope.explain.findings.evidence import RankEvidence
 from stepscope.explain.idle import split_idle
 from stepscope.explain.kernels import list_kernels
 from stepscope.explain.launches import describe_launches
 from stepscope.explain.membership import find_membership
-from stepscope.explain.memory.account import explain_memory
 from stepscope.explain.modules import list_modules
 from stepscope.explain.operators import list_operators
 from stepscope.explain.python_functions import list_lines

@@ -16,6 +16,7 @@ from stepscope.explain.flops.dtypes import DTYPES
 from stepscope.explain.flops.phases import PHASES
 from stepscope.records.devices import DeviceSpec, find_device
 from stepscope.records.efficiency import Ceilings, Spot
+from stepscope.records.figures import significant
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,8 +65,8 @@ def doubt_about(profile: Profile) -> str:
     if profile.kind != "cpu" or others is None or not cores or others < BUSY * cores:
         return ""
     return (
-        f"calibrated while other processes kept {others:.1f} of {cores:g} cores busy: the machine "
-        "can do more than these ceilings; run stepscope calibrate again when it is idle"
+        f"calibrated while other processes kept {significant(others)} of {cores:g} cores busy: "
+        "the machine can do more than these ceilings; run stepscope calibrate again when it is idle"
     )
 
 

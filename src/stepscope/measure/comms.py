@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import flight, parallel
 from stepscope.measure.never_raise import never_raise
+from stepscope.records.figures import signed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -142,7 +143,7 @@ class Comms:
         moved = self._now() - time.perf_counter_ns() - self._unix_less_perf
         if abs(moved) > _CLOCK_MOVED_NS:
             self._note(
-                f"the wall clock was set {moved / 1e6:+.1f} ms in the window: "
+                f"the wall clock was set by {signed(moved / 1e6)} ms in the window: "
                 "collectives may be missing or counted to the wrong step"
             )
 

@@ -28,7 +28,7 @@ from stepscope.predict.traced_exchange import find_traced_exchange, split_waitin
 from stepscope.predict.transfers import find_transfer_times
 from stepscope.predict.worker_plan import Exchange, WorkerPlan
 from stepscope.records.devices import find_device
-from stepscope.records.figures import milliseconds, percent, size
+from stepscope.records.figures import milliseconds, percent, significant, size
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
@@ -342,8 +342,8 @@ def _describe_straggling(context: StepContext, result: Exchange) -> str:
             "much they differ"
         )
     return (
-        f"the slowest of {result.ranks} needs {result.straggling:.3f} of a typical step (expected "
-        f"maximum over {steps} measured steps, drawn independently)"
+        f"the slowest of {result.ranks} needs {significant(result.straggling)} of a typical step "
+        f"(expected maximum over {steps} measured steps, drawn independently)"
     )
 
 

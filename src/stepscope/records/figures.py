@@ -115,8 +115,8 @@ def interval(low: float, high: float) -> str:
 
 
 def trimmed(text: str) -> str:
-    """Round values of an axis: 10 MB, not 10.0 MB."""
-    return re.sub(r"\.0+(?= )", "", text)
+    """Round values as such: 10 MB, not 10.0 MB; 2%, not 2.0%."""
+    return re.sub(r"\.0+(?=[ %])", "", text)
 
 
 def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:

@@ -17,7 +17,7 @@ from stepscope.errors import NotCapturedError, StepscopeError
 from stepscope.explain.rank_steps import own_ms
 from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
 from stepscope.records.explanation import Advice
-from stepscope.records.figures import milliseconds, percent, significant
+from stepscope.records.figures import milliseconds, percent, significant, trimmed
 from stepscope.records.prediction import Setting
 from stepscope.records.quality import Note
 from stepscope.ui.whatif import (
@@ -251,7 +251,7 @@ def not_helping(advice: Iterable[Advice]) -> list[str]:
     """The changes that were tried in vain, in a line or two."""
     lines = []
     for judged, words in (
-        ("no difference", f"no real difference (under {percent(WORTH)})"),
+        ("no difference", f"no real difference (under {trimmed(percent(WORTH))})"),
         ("slower", "slower"),
     ):
         names = [each.label for each in advice if each.verdict == judged]

@@ -117,12 +117,7 @@ def wait_words(row: JobCollective) -> str:
 
 
 def error_words(ns: float) -> str:
-    """An error bar needs only two digits."""
-    for unit, scale in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
-        if ns >= scale:
-            value = ns / scale
-            return f"±{value:.0f} {unit}" if value >= 10 else f"±{value:.1f} {unit}"
-    return f"±{ns:.0f} ns"
+    return f"±{duration(ns)}"
 
 
 def no_arrivals(job: Job) -> str:

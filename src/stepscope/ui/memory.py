@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.explain.memory.words import LABELS, between_words
-from stepscope.records.figures import percent, signed_percent, size
+from stepscope.records.figures import factor, percent, signed_percent, size
 from stepscope.records.memory import CATEGORIES
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ def batch_words(fit: LargestBatch) -> str:
         return f"{sample}; give --memory-limit to see what fits".lstrip("; ")
     where = f"{size(fit.limit_bytes)} ({LIMITS[fit.limit_from]})"
     if fit.batch is None or fit.largest is None or fit.per_sample_bytes is None:
-        between = between_words(fit.factor_low, fit.factor_high, "{:.1f}")
-        return f"the batch can be {fit.factor:.1f} times as large{between} in {where}"
-    between = between_words(fit.low, fit.high, "{:,}")
+        between = between_words(fit.factor_low, fit.factor_high, factor)
+        return f"the batch can be {factor(fit.factor)} times as large{between} in {where}"
+    between = between_words(fit.low, fit.high)
     return (
         f"the largest batch in {where} is about {fit.largest:,}{between}; "
         f"now {fit.batch:,} at {size(fit.per_sample_bytes)} a sample"

@@ -18,6 +18,7 @@ from stepscope.records.figures import (
     signed_percent,
     significant,
     size,
+    trimmed,
 )
 from stepscope.records.prediction import Prediction, Setting
 from stepscope.records.promise import promise_name
@@ -101,7 +102,7 @@ def verdict(prediction: Prediction) -> str:
         f"({interval(prediction.low_ms, prediction.high_ms)})"
     )
     if judge(prediction) == "no difference":
-        return f"{change} would make no real difference (under {WORTH:.0%}): {steps}"
+        return f"{change} would make no real difference (under {trimmed(percent(WORTH))}): {steps}"
     would = "would" if is_sure(prediction) else "would probably"
     if abs(samples_factor(prediction) - 1) > 1e-6:
         throughput = f"{factor(prediction.throughput_factor)} times as many samples per second"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stepscope.records.comparison import ComparedFacts, Difference
+from stepscope.records.figures import milliseconds
 from stepscope.verify.traits import Traits, batch_growth, common_factor, read_traits
 
 if TYPE_CHECKING:
@@ -127,5 +128,5 @@ def _data_loading(phases: Sequence[PhaseChange], step_ms: float) -> list[Differe
     if row is None:
         return []
     changed = not row.low_ms <= 0 <= row.high_ms and abs(row.change_ms) >= _DATA_SHARE * step_ms
-    words = f"{row.a_ms:.3g} ms", f"{row.b_ms if changed else row.a_ms:.3g} ms"
+    words = milliseconds(row.a_ms), milliseconds(row.b_ms if changed else row.a_ms)
     return [Difference(name="data loading", a=words[0], b=words[1])]

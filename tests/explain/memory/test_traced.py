@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from benches import analyse
 from stepscope import read_trace
-from stepscope.explain.memory.account import explain_memory
+from stepscope.explain.explain_memory import explain_memory
 from stepscope.explain.memory.lifetimes import find_lifetimes
 from stepscope.records.memory import CATEGORIES, Memory
 from stepscope.records.rank_inputs import MemoryInputs

@@ -94,7 +94,7 @@ def drive(path: Path, work: Path) -> str:
     from fuzz.drive import drive as drive_input
     from fuzz.sound import check_numbers
     from stepscope import StepscopeError
-    from stepscope.explain.nccl import explain_nccl
+    from stepscope.explain.explain_nccl import explain_nccl
     from stepscope.trace.nccl_log import find_nccl_logs, read_nccl_log
     from stepscope.ui.terminal.console import make_console
     from stepscope.ui.terminal.nccl import nccl_sections

@@ -1,5 +1,7 @@
 """What filled the memory: from a capture, from a trace's allocator events, or from a snapshot.
 
+explain/explain_memory.py puts all of it together for one rank.
+
 captured.py   memory.json of a run folder
 lifetimes.py  allocator events of a trace: each block's life, and what it was for
 traced.py     a trace's peak, timeline and categories
@@ -11,7 +13,6 @@ batch.py      memory against batch size: predict_peak, the largest batch that fi
 theory.py     arithmetic: ZeRO stages, a transformer's activations
 snapshot.py   CUDA memory snapshots
 words.py      bytes in sentences
-account.py    explain_memory: all of it for one rank
 """
 
 from __future__ import annotations

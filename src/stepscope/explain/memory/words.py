@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from stepscope.records.figures import size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stepscope.records.memory import Memory
 
 LABELS = {
@@ -48,10 +50,12 @@ def held_words(memory: Memory) -> list[str]:
     return ["allocated by " + ", ".join(named)]
 
 
-def between_words(low: float | None, high: float | None, form: str = "{}") -> str:
+def between_words(
+    low: float | None, high: float | None, write: Callable[[float], str] = "{:,}".format
+) -> str:
     """A range in brackets; without a high end, only the low one."""
     if low is None:
         return ""
     if high is None:
-        return f" (at least {form.format(low)})"
-    return f" ({form.format(low)} to {form.format(high)})"
+        return f" (at least {write(low)})"
+    return f" ({write(low)} to {write(high)})"

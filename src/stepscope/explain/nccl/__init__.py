@@ -4,9 +4,4 @@ A log shows connections, not times, so findings from it have no share of the ste
 
 groups.py    one communicator, put together from the logs of its ranks
 evidence.py  the lines that findings show
-summary.py   what a job's explanation holds of the logs
 """
-
-from stepscope.explain.nccl.summary import explain_nccl
-
-__all__ = ["explain_nccl"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stepscope.ui.distributed import CAUSES, group_words, straggler_name
-from stepscope.ui.html.panes.tables import make_table
+from stepscope.ui.html.table_data import make_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from stepscope.records.explanation import called
-from stepscope.records.figures import interval, milliseconds, percent
+from stepscope.records.figures import interval, milliseconds, percent, trimmed
 from stepscope.records.words import counted
 from stepscope.ui.terminal.bars import COLOURS, FILLS, budget_bar
 from stepscope.ui.terminal.console import make_console, text_line
@@ -255,7 +255,7 @@ def _what_ifs(advice: Sequence[Advice], width: int) -> list[Text]:
     helping = sorted((a for a in advice if a.verdict == "faster"), key=lambda a: -a.saved_ms)
     if not helping:
         changes = counted(len(advice), "change")
-        words = f"{changes} tried on this step: none saves {percent(WORTH)} or more"
+        words = f"{changes} tried on this step: none saves {trimmed(percent(WORTH))} or more"
         return [Text(_cut(words, width - _LABELS), style=_FAINT)] if advice else []
     best = helping[:_MOST_WHATIFS]
     savings = [f"saves {milliseconds(change.saved_ms)}" for change in best]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from stepscope.ui.html.pane import Pane
+from stepscope.ui.html.table_data import make_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from stepscope.records.explanation import RankExplanation
-
-TableColumn = tuple[str, str]  # label, and a type that table_box.js knows
 
 NEEDS_STACK = "not captured: record with with_stack=True"
 NEEDS_HOST = "not captured: record with ProfilerActivity.CPU"
@@ -30,36 +26,6 @@ def rank_tables(rank: RankExplanation) -> list[dict[str, Any]]:
         _collectives(rank),
         _steps(rank),
     ]
-
-
-def make_table(
-    title: str,
-    columns: list[TableColumn],
-    rows: Iterable[tuple[Any, ...]],
-    *,
-    sort: int,
-    absent: str = "",
-    events: bool = False,
-) -> dict[str, Any]:
-    """One table as the page takes it; `sort` is a column, the largest first, or -1 for none.
-
-    `events`: the first column names events that the timeline can search for.
-    """
-    cells = [[_cell(value) for value in row] for row in rows]
-    return {
-        "id": title.lower().replace(",", "").replace(" ", "-"),
-        "title": title,
-        "columns": columns,
-        "rows": cells,
-        "sort": sort,
-        "absent": "" if cells else absent,
-        "events": events,
-    }
-
-
-def _cell(value: Any) -> Any:
-    """JSON has no word for infinity: a rate over no time is absent."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _kernels(rank: RankExplanation) -> dict[str, Any]:
