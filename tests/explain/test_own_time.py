@@ -60,7 +60,7 @@ def test_slowdown_and_cost_are_of_the_own_times_that_are_shown() -> None:
     (found,) = judged(recorded(30, 20, 20), times(18, 12, 12)).ranks
     assert (found.rank, found.slowdown, found.cost_ms) == (0, 1.5, 6.0)
     assert "1.5 times" in found.evidence[0]
-    assert found.evidence[1] == "0% of what it takes longer is waiting for data"
+    assert found.evidence[1] == "0% of the extra time is waiting for data"
 
 
 def test_a_rank_that_is_shown_to_be_quicker_is_never_accused() -> None:
