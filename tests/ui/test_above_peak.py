@@ -115,7 +115,7 @@ def test_a_data_sheet_is_to_be_replaced_by_a_calibration(trace: Trace) -> None:
 
 def test_a_busy_calibration_is_noted_by_explain_and_whatif(trace: Trace) -> None:
     said = doubt_about(BUSY)
-    assert "other processes kept 1.6 of 2 cores busy" in said
+    assert "other processes kept 1.60 of 2 cores busy" in said
     rank = explain_rank(trace, profile=BUSY)
     assert [note.detail for note in rank.quality if note.id == "busy-calibration"] == [said]
     assert "busy machine" in headline(efficiency_of(rank))

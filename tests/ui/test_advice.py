@@ -247,7 +247,7 @@ def test_json_and_terminal_show_the_advice(explained: Explanation, rank_advice: 
     Console(file=screen, width=100).print(advice_table(after.advice))
     printed = screen.getvalue()
     assert "--set precision=bf16" in printed
-    assert "no real difference (under 2.0%): " in printed
+    assert "no real difference (under 2%): " in printed
 
 
 def test_explain_prints_advice_from_the_trace_it_has_read(

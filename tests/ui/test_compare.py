@@ -305,7 +305,7 @@ def test_the_parts_table_has_the_verdicts_steps_as_its_total(golden: Path, tmp_p
     assert f"parts of the profiled step  {steps}" in printed
     text = page.read_text()
     assert "Parts of the profiled step" in text
-    assert f'<td>The step</td><td class="number">{found.a_ms:.3f}</td>' in text
+    assert f'<td>The step</td><td class="number">{significant(found.a_ms)}</td>' in text
 
 
 def test_on_a_cpu_operators_are_not_listed_twice(fused: tuple[Path, Path], tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def job(tmp_path: Path) -> Job:
 def check_ran(done: subprocess.CompletedProcess[str], reason: str) -> None:
     assert (done.stdout, done.returncode) == ("it ran\n", 7), done.stderr
     (line,) = done.stderr.splitlines()
-    assert line.startswith("stepscope: nothing is captured, the command runs without stepscope: ")
+    assert line.startswith("stepscope: nothing is captured; the command runs without stepscope: ")
     assert reason in line
 
 

@@ -81,7 +81,7 @@ def read_whole(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     content = read_start(path, max_bytes + 1)
     if len(content) > max_bytes:
         raise UnreadableInputError(
-            f"{path} is larger than {figures.size(max_bytes)}, the limit for such a file"
+            f"{path} is larger than {figures.binary_size(max_bytes)}, the limit for such a file"
         )
     return content
 
