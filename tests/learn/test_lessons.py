@@ -84,6 +84,7 @@ def says(page: Path, number: int) -> None:
     assert f"{number:,}" in page.read_text()
 
 
+@pytest.mark.slow
 def test_lesson_1_python_shrinks_and_flops_are_those_by_hand(tmp_path: Path) -> None:
     lesson = Lesson(1, tmp_path)
     before = lesson.answer("explain", "runs/where/before")
@@ -162,6 +163,7 @@ def test_lesson_3_the_same_flops_in_fewer_operators(tmp_path: Path) -> None:
     assert large["verdict"] == "no difference"
 
 
+@pytest.mark.slow
 def test_lesson_4_bytes_by_hand_to_the_byte(tmp_path: Path) -> None:
     lesson = Lesson(4, tmp_path)
     run = lesson.answer("explain", "runs/memory/before", "--memory-limit", "100MB")
@@ -193,6 +195,7 @@ def test_lesson_4_bytes_by_hand_to_the_byte(tmp_path: Path) -> None:
     assert twice["hardware_flops"] / twice["model_flops"] == pytest.approx(4 / 3, rel=0.02)
 
 
+@pytest.mark.slow
 def test_lesson_5_the_straggler_is_named_and_buckets_overlap(tmp_path: Path) -> None:
     lesson = Lesson(5, tmp_path)
     slow = lesson.answer("explain", "runs/two/slow")
@@ -227,6 +230,7 @@ def _overlap(answer: dict[str, Any]) -> float:
     return statistics.mean(rank["overlap"] for rank in answer["ranks"])
 
 
+@pytest.mark.slow
 def test_lesson_6_two_points_make_the_line_and_workers_are_predicted(tmp_path: Path) -> None:
     lesson = Lesson(6, tmp_path)
     ((small, large, alpha_us, beta_ns),) = re.findall(
@@ -260,6 +264,7 @@ def _line(small_us: float, large_us: float) -> tuple[float, float]:
     return small_us - 4_096 * beta_us, beta_us * 1e3
 
 
+@pytest.mark.slow
 def test_lesson_7_the_interval_by_hand_and_the_promise_answered(tmp_path: Path) -> None:
     lesson = Lesson(7, tmp_path)
     compared = lesson.answer("compare", "runs/proof/ab", "--no-promise")

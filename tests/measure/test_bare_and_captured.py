@@ -129,7 +129,14 @@ def test_a_profiler_in_its_warm_up_keeps_its_trace(tmp_path: Path) -> None:
     assert "own profiler is running" in rank["missing"]["trace.json.gz"]
 
 
-@pytest.mark.parametrize("options", [(), ("--step-on", "forward"), ("--nvtx",)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((), marks=pytest.mark.slow),
+        ("--step-on", "forward"),
+        pytest.param(("--nvtx",), marks=pytest.mark.slow),
+    ],
+)
 def test_a_full_graph_stays_one_whatever_capture_does(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:

@@ -249,6 +249,7 @@ def test_spawned_ranks_are_ranks(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow  # test_compiled_steps.py has one in the ordinary tests
 def test_a_compiled_model_is_captured_and_unchanged(tmp_path: Path) -> None:
     path = script(tmp_path, before='model = torch.compile(model, backend="aot_eager")')
     expected, done = call(started(path)), call(ours(path, tmp_path / "run"))

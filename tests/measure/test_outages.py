@@ -46,7 +46,16 @@ def on_small_disk(job: Job, kilobytes: int, *, full: bool = False) -> tuple[str,
 
 
 @needs_root
-@pytest.mark.parametrize("kilobytes", [4, 16, pytest.param(48, marks=pytest.mark.slow), 256, 1024])
+@pytest.mark.parametrize(
+    "kilobytes",
+    [
+        4,
+        pytest.param(16, marks=pytest.mark.slow),
+        pytest.param(48, marks=pytest.mark.slow),
+        256,
+        1024,
+    ],
+)
 def test_a_small_disk_holds_what_fits_and_the_folder_says_the_rest(
     tmp_path: Path, kilobytes: int
 ) -> None:
@@ -198,7 +207,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    "method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow), "spawn"]
+    "method", ["fork", *(pytest.param(m, marks=pytest.mark.slow) for m in ("forkserver", "spawn"))]
 )
 def test_workers_of_every_kind_are_not_in_the_way(tmp_path: Path, method: str) -> None:
     job = Job(tmp_path, WORKERS)

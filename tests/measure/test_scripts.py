@@ -100,7 +100,7 @@ def test_steps_without_an_optimizer_are_told_from_backward_passes(tmp_path: Path
     assert "trace.json.gz" in rank["captured"]
 
 
-@pytest.mark.parametrize("step_on", ["forward", "dataloader"])
+@pytest.mark.parametrize("step_on", ["forward", pytest.param("dataloader", marks=pytest.mark.slow)])
 def test_neither_losses_nor_evaluation_are_steps(tmp_path: Path, step_on: str) -> None:
     expected = bare("evaluates", [])
     done = captured("evaluates", [], tmp_path / "run", "--step-on", step_on)

@@ -47,7 +47,6 @@ QUICK = {
     ("SIGUSR1", "import"),
     ("SIGINT", "after"),
     ("SIGQUIT", "first-step"),
-    ("SIGKILL", "packing"),
     ("SIGKILL", "after"),
     ("SIGTERM", "exit"),
 }

@@ -170,7 +170,12 @@ PIPELINES = [
     pytest.param("ScheduleGPipe", 6, [30.0] * 4, [60.0] * 4, id="gpipe"),
     pytest.param("Schedule1F1B", 6, [30.0] * 4, [60.0] * 4, id="1f1b", marks=pytest.mark.slow),
     pytest.param(
-        "Schedule1F1B", 6, [20.0, 40.0, 20.0, 20.0], [40.0, 80.0, 40.0, 40.0], id="1f1b-uneven"
+        "Schedule1F1B",
+        6,
+        [20.0, 40.0, 20.0, 20.0],
+        [40.0, 80.0, 40.0, 40.0],
+        id="1f1b-uneven",
+        marks=pytest.mark.slow,
     ),
 ]
 
