@@ -291,12 +291,7 @@ def _find_lines(
 
 
 def _from_span(
-    trace: Trace,
-    kind: str,
-    shapes: int,
-    dtypes: int,
-    line: dict[str, Any] | None,
-    default: Group,
+    trace: Trace, kind: str, shapes: int, dtypes: int, line: dict[str, Any] | None, default: Group
 ) -> _CallFacts:
     group = default if line is None else _line_group(trace, line)
     size = line.get("size_bytes") if line else None

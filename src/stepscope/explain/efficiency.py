@@ -41,10 +41,7 @@ _HALF = ("fp16", "bf16", "fp8", "fp4")
 _WORTH_SAYING = 0.01
 ABOVE = 1.005  # of a peak: what is printed as 100% is no error
 _WRONG_PEAK = {
-    "calibrated": (
-        "measured by calibrate",
-        "run stepscope calibrate again on an idle machine",
-    ),
+    "calibrated": ("measured by calibrate", "run stepscope calibrate again on an idle machine"),
     "table": ("data sheet", "run stepscope calibrate on this device"),
 }
 
@@ -189,10 +186,7 @@ def _unknown_share(trace: Trace, costs: Costs, pieces: Pieces, *, on_host: bool)
 
 
 def _of_kernels(
-    trace: Trace,
-    pieces: Pieces,
-    chosen: NDArray[np.intp],
-    matches: Callable[[KernelName], bool],
+    trace: Trace, pieces: Pieces, chosen: NDArray[np.intp], matches: Callable[[KernelName], bool]
 ) -> NDArray[np.bool_]:
     """Of some pieces, those whose kernel's name says so."""
     among = np.ones(len(chosen), np.bool_)

@@ -64,11 +64,7 @@ def explain_file(
 
 
 def try_explain_file(
-    file: TraceFile,
-    *,
-    visit: Visit[_R] | None,
-    options: ReadOptions,
-    max_rows: int | None = None,
+    file: TraceFile, *, visit: Visit[_R] | None, options: ReadOptions, max_rows: int | None = None
 ) -> ExplainedFile[_R] | Exception:
     """As `explain_file`; returns its error, so that one file of many costs only itself."""
     try:

@@ -117,10 +117,7 @@ def _queued_late(
 
 
 def _host_causes(
-    host: HostTime,
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    fed: NDArray[np.bool_],
+    host: HostTime, starts: NDArray[np.int64], ends: NDArray[np.int64], fed: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
     """(cause, gap) -> ns, for host gaps only; each column adds up to the gap."""
     table = np.zeros((len(GAP_CAUSES), len(starts)), np.int64)

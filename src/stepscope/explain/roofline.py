@@ -114,10 +114,7 @@ def list_spots(
 
 
 def _amounts(
-    amount: NDArray[np.int64],
-    inverse: NDArray[np.intp],
-    count: int,
-    steps: int,
+    amount: NDArray[np.int64], inverse: NDArray[np.intp], count: int, steps: int
 ) -> list[float | None]:
     """Sums of one step; None where one of the calls is unknown."""
     total = sum_by(inverse, np.maximum(amount, 0), count) / steps

@@ -69,10 +69,7 @@ def explain_snapshot(path: Path, name: str, limit_bytes: int | None) -> RankExpl
         strategies=(),
         findings=find_in_memory(memory),
         quality=(
-            Note(
-                id="memory-only",
-                detail="a memory snapshot: it holds memory and nothing else",
-            ),
+            Note(id="memory-only", detail="a memory snapshot: it holds memory and nothing else"),
             *snapshot.quality,
             *contradictions,
         ),
@@ -117,7 +114,7 @@ def _what_is_held(memory: Memory) -> Finding:
         ),
         remedies=(
             remedies.STEPSCOPE_RUN.offer(
-                "`stepscope run` separates parameters, gradients, optimizer state and activations",
+                "`stepscope run` separates parameters, gradients, optimizer state and activations"
             ),
         ),
     )

@@ -117,9 +117,7 @@ class TorchJob:
         return out
 
 
-def _try_find(
-    find: Callable[[], list[TraceFile]],
-) -> tuple[list[TraceFile], StepscopeError | None]:
+def _try_find(find: Callable[[], list[TraceFile]]) -> tuple[list[TraceFile], StepscopeError | None]:
     try:
         return find(), None
     except StepscopeError as error:

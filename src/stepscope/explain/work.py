@@ -188,10 +188,7 @@ def _host_work(trace: Trace) -> Work:
 
 
 def _computing(
-    trace: Trace,
-    operator: NDArray[np.bool_],
-    top: NDArray[np.bool_],
-    holding: NDArray[np.bool_],
+    trace: Trace, operator: NDArray[np.bool_], top: NDArray[np.bool_], holding: NDArray[np.bool_]
 ) -> Set:
     """Operators of all threads, less communication and what only waits inside them."""
     host = trace.host

@@ -6,12 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stepscope.explain.findings.evidence import (
-    LOW,
-    RankEvidence,
-    costliest_places,
-    kernel_severity,
-)
+from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places, kernel_severity
 from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.window_kernels import by_operator, callers
 from stepscope.records import remedies
@@ -107,9 +102,7 @@ def _evidence(
     flops_s = use.flops / use.device_ns * 1e9 if use.device_ns else 0.0
     peaks = {name: rate(peak, "FLOP/s") for name, peak in efficiency.ceilings.flops.items()}
     time = evidence.step_ms(evidence.mean_step_share(use.device_ns))
-    lines = [
-        f"in fp32: {time}, at {rate(flops_s, 'FLOP/s')} (peak {peaks['fp32']})",
-    ]
+    lines = [f"in fp32: {time}, at {rate(flops_s, 'FLOP/s')} (peak {peaks['fp32']})"]
     if use.tensor_core_ns > LOW * use.device_ns:
         part = evidence.mean_step_share(use.tensor_core_ns)
         lines.append(f"of this on tensor cores, emulated with tf32: {evidence.step_ms(part)}")

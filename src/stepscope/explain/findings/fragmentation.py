@@ -44,10 +44,7 @@ def find_in(memory: Memory) -> Finding | None:
         summary=f"{percent(state.share)} of the memory that torch reserved ({size(free)}) holds no "
         "tensor " + ("when a smaller request fails." if missed else f"at the {state.at}."),
         evidence=tuple(_list_evidence(memory, state, crowded=crowded, missed=missed is not None)),
-        remedies=(
-            remedies.EXPANDABLE_SEGMENTS.offer(),
-            remedies.STEADY_SHAPES.offer(),
-        ),
+        remedies=(remedies.EXPANDABLE_SEGMENTS.offer(), remedies.STEADY_SHAPES.offer()),
     )
 
 

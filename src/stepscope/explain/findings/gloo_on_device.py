@@ -57,7 +57,7 @@ def find(evidence: RankEvidence) -> Finding | None:
         remedies=(
             remedies.USE_NCCL.offer(
                 f'call init_process_group("{library}"): {library.upper()} moves tensors directly '
-                "between devices; keep gloo for CPU tensors",
+                "between devices; keep gloo for CPU tensors"
             ),
         ),
     )

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.call_tree import group, sum_by
-from stepscope.explain.findings.evidence import (
-    LOW,
-    RankEvidence,
-    costliest_places,
-    kernel_severity,
-)
+from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places, kernel_severity
 from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.window_kernels import by_kernel, by_operator, callers
 from stepscope.explain.work import named, one_of, rows_named

@@ -49,10 +49,7 @@ def find_in(memory: Memory) -> Finding | None:
         severity="high" if left is not None and left < SOON_STEPS else "medium",
         summary=f"every step adds {size(growth.bytes_per_step)} that is never released.",
         evidence=tuple(evidence),
-        remedies=(
-            remedies.DETACH.offer(),
-            remedies.SNAPSHOT.offer(),
-        ),
+        remedies=(remedies.DETACH.offer(), remedies.SNAPSHOT.offer()),
     )
 
 

@@ -75,19 +75,13 @@ def _list_faster_networks(logs: Sequence[NcclLog], groups: list[NcclGroup]) -> l
 
 
 def _quote_reasons(logs: Sequence[NcclLog]) -> list[str]:
-    return [
-        *quote_facts(logs, "NET/IB : No device found"),
-        *quote_facts(logs, "Failed to"),
-    ][:SHOWN]
+    return [*quote_facts(logs, "NET/IB : No device found"), *quote_facts(logs, "Failed to")][:SHOWN]
 
 
 def _offer(within_machine: bool, switched_off: bool) -> tuple[Remedy, ...]:
     if within_machine:
         return (remedies.ONE_MACHINE.offer(),)
-    network = (
-        remedies.FAST_NETWORK.offer(),
-        remedies.FASTER_SOCKETS.offer(),
-    )
+    network = (remedies.FAST_NETWORK.offer(), remedies.FASTER_SOCKETS.offer())
     if not switched_off:
         return network
     unset = remedies.UNSET_NCCL_VARIABLES.offer()

@@ -61,7 +61,7 @@ def find(evidence: RankEvidence) -> Finding | None:
         remedies=(
             remedies.FUSED_OPTIMIZER.offer(
                 "create the optimizer with fused=True or foreach=True: one kernel for many "
-                "parameters",
+                "parameters"
             ),
             remedies.CUDA_GRAPHS.offer("replay the step as one CUDA graph: one launch per step"),
         ),

@@ -132,13 +132,10 @@ def _offer(load: HostLoad | None, convolutions: bool) -> tuple[Remedy, ...]:
         offers.append(
             remedies.CHANNELS_LAST.offer(
                 "convert model and inputs to torch.channels_last: convolutions then need no "
-                "reordering",
+                "reordering"
             )
         )
-    return (
-        *offers,
-        remedies.BATCH.offer("use a larger batch, and sizes that are multiples of 16"),
-    )
+    return (*offers, remedies.BATCH.offer("use a larger batch, and sizes that are multiples of 16"))
 
 
 RULE = FindingRule(id="slow-products", scope="rank", title="Slow matrix products", find=find)

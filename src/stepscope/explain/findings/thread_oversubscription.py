@@ -102,15 +102,12 @@ def _list_evidence(
 def _offer(load: HostLoad, fitting: int) -> tuple[Remedy, ...]:
     pinned = remedies.PIN_RANKS.offer()
     if load.threads == 1:
-        return (
-            remedies.FEWER_RANKS.offer(),
-            pinned,
-        )
+        return (remedies.FEWER_RANKS.offer(), pinned)
     number = fitting if fitting < load.threads else max(1, load.threads // 2)
     return (
         remedies.THREADS.offer(
             f"set OMP_NUM_THREADS={number} (or torch.set_num_threads({number})): one thread for "
-            "each free core",
+            "each free core"
         ),
         pinned,
     )

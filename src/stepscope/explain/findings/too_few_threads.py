@@ -50,7 +50,7 @@ def find(evidence: RankEvidence) -> Finding | None:
         remedies=(
             remedies.THREADS.offer(
                 f"set OMP_NUM_THREADS={fitting} (or torch.set_num_threads({fitting})): one thread "
-                "for each core",
+                "for each core"
             ),
         ),
     )
