@@ -11,7 +11,7 @@ function returns; a worker that dies costs its file, never the job.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UnreadableInputError
 from stepscope.trace.discover import size_bytes
@@ -29,32 +29,23 @@ if TYPE_CHECKING:
 FILES_PER_WORKER = 2
 
 
-class Engine(Protocol):
+class Engine:
     """Maps a picklable function over files.
 
     Several processes may form one engine. One of them leads; the others yield no outcomes.
     """
 
-    @property
-    def leads(self) -> bool: ...
-
-    @property
-    def collective(self) -> bool:
-        """Whether several processes must make the same calls."""
-        ...
-
-    @property
-    def local(self) -> bool:
-        """Whether this process may read a single file itself."""
-        ...
+    leads = True
+    collective = False  # whether several processes must make the same calls
+    local = True  # whether this process may read a single file itself
 
     def agree(self, find: Callable[[], list[TraceFile]]) -> list[TraceFile]:
         """The files to read, the same on every process that takes part."""
-        ...
+        return find()
 
     def map(self, function: FileFunction, files: Sequence[TraceFile]) -> Iterator[PlacedOutcome]:
         """Every file once, in any order."""
-        ...
+        raise NotImplementedError
 
 
 def map_in_order(

@@ -9,10 +9,10 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from stepscope.explain.engines import FILES_PER_WORKER, count_cores, worker_died
+from stepscope.explain.engines import FILES_PER_WORKER, Engine, count_cores, worker_died
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
     from concurrent.futures import Future
 
     from stepscope.explain.engines import FileFunction, PlacedOutcome
@@ -21,32 +21,18 @@ if TYPE_CHECKING:
 _PARENT_POLL_S = 0.5
 
 
-class Here:
+class Here(Engine):
     """Reads in this process, one file after the other."""
-
-    leads = True
-    collective = False
-    local = True
-
-    def agree(self, find: Callable[[], list[TraceFile]]) -> list[TraceFile]:
-        return find()
 
     def map(self, function: FileFunction, files: Sequence[TraceFile]) -> Iterator[PlacedOutcome]:
         return ((place, function(file)) for place, file in enumerate(files))
 
 
-class Pool:
+class Pool(Engine):
     """Reads in worker processes, one for each core."""
-
-    leads = True
-    collective = False
-    local = True
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or count_cores()
-
-    def agree(self, find: Callable[[], list[TraceFile]]) -> list[TraceFile]:
-        return find()
 
     def map(self, function: FileFunction, files: Sequence[TraceFile]) -> Iterator[PlacedOutcome]:
         """A killed worker breaks its whole pool, and nobody knows which file it had: all files in

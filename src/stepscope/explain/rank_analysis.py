@@ -78,7 +78,7 @@ class RankAnalysis:
     @cached_property
     def profiled_ms(self) -> float | None:
         """The step as it was recorded."""
-        return step_time(self.steps, self.timeline).profiled
+        return step_time(self.steps, self.timeline)
 
     @cached_property
     def costs(self) -> Costs:
@@ -116,15 +116,8 @@ class RankAnalysis:
     @cached_property
     def strategies(self) -> tuple[RankStrategy, ...]:
         calls, rows = self.collective_calls
-        return find_strategies(
-            self.trace,
-            self.work,
-            calls,
-            rows,
-            self.rank_steps,
-            self.inputs.folder,
-            self.inputs.memory.captured,
-        )
+        recorded = self.inputs.folder, self.inputs.memory.captured
+        return find_strategies(self.trace, self.work, calls, rows, self.rank_steps, *recorded)
 
     @cached_property
     def slowness(self) -> float | None:

@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.errors import StepscopeError, UnreadableInputError, UsageError
+from stepscope.explain.engines import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -51,19 +52,17 @@ class _Fragment(NamedTuple):
     data: bytes
 
 
-class TorchJob:
+class TorchJob(Engine):
     """A group of processes; each reads some of the files."""
+
+    collective, local = True, False
 
     def __init__(self, dist: Any, group: Any) -> None:
         self._dist, self._group = dist, group
         self.rank: int = dist.get_rank(group)
         self.world: int = dist.get_world_size(group)
         self._owners: dict[str, int] = {}
-        self.collective, self.local = True, False
-
-    @property
-    def leads(self) -> bool:
-        return self.rank == 0
+        self.leads = self.rank == 0
 
     def agree(self, find: Callable[[], list[TraceFile]]) -> list[TraceFile]:
         """The files that rank 0 sees, then those that only others see. One that sees it owns it."""

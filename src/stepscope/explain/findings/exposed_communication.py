@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import LOW, RankEvidence
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
 from stepscope.records.figures import milliseconds, percent, size
 from stepscope.records.strategies import (
@@ -20,7 +20,7 @@ from stepscope.records.words import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from stepscope.records.explanation import Collective, Finding, Remedy
+    from stepscope.records.explanation import Collective, Remedy
     from stepscope.records.strategies import RankStrategy
 
 # All messages of a step. Below this, latency decides on any link and bandwidth does not help.
@@ -58,7 +58,6 @@ def find(evidence: RankEvidence) -> Finding | None:
     overlap = timeline.overlap
     return RULE.finding(
         share=share,
-        severity=severity(share),
         summary=f"{percent(share)} of the step is communication during which nothing computes.",
         evidence=(
             f"not hidden by compute: {evidence.budget_ms('exposed_comm')}",
@@ -119,6 +118,4 @@ def _describe(evidence: RankEvidence, calls: Collective) -> str:
     return f"{name}: {milliseconds(part)} of this, {counted(calls.count, 'call')} in the trace"
 
 
-RULE = FindingRule(
-    id="exposed-communication", scope="rank", title="Exposed communication", find=find
-)
+RULE = FindingRule(id="exposed-communication", title="Exposed communication", find=find)

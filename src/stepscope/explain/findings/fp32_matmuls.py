@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places, kernel_severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.window_kernels import by_operator, callers
 from stepscope.records import remedies
 from stepscope.records.figures import percent, rate
 
 if TYPE_CHECKING:
     from stepscope.records.efficiency import Ceilings, DtypeUse, Efficiency, Spot
-    from stepscope.records.explanation import Finding, Place
+    from stepscope.records.explanation import Place
 
 FASTER = ("tf32", "bf16", "fp16")
 LEAST_GAIN = 1.5  # a faster dtype's peak over that of fp32
@@ -121,4 +121,4 @@ def _places(evidence: RankEvidence, efficiency: Efficiency) -> tuple[Place, ...]
     return costliest_places(trace, callers(trace, launched)[chosen], launched.dur_ns[chosen])
 
 
-RULE = FindingRule(id="fp32-matmuls", scope="rank", title="Matrix products in fp32", find=find)
+RULE = FindingRule(id="fp32-matmuls", title="Matrix products in fp32", find=find)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import from_memory
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
 from stepscope.records.figures import percent, size
 from stepscope.records.memory import Fragmentation
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import RankEvidence
-    from stepscope.records.explanation import Finding
     from stepscope.records.memory import Memory
 
 SHARE = 0.25
@@ -20,13 +19,8 @@ LEAST_BYTES = 256_000_000
 CROWDED = 0.80  # of the limit is reserved: the unused part is then missed
 
 
-def find(evidence: RankEvidence) -> Finding | None:
-    """1 - allocated / reserved at the peak, where that is a lot."""
-    return find_in(evidence.memory) if evidence.memory is not None else None
-
-
 def find_in(memory: Memory) -> Finding | None:
-    """The same, from the memory account alone."""
+    """1 - allocated / reserved at the peak, where that is a lot."""
     missed = _missed(memory)
     state = missed or memory.fragmentation
     if state is None:
@@ -88,4 +82,6 @@ def _list_evidence(
     return lines
 
 
-RULE = FindingRule(id="fragmentation", scope="rank", title="Reserved but unused memory", find=find)
+RULE = FindingRule(
+    id="fragmentation", title="Reserved but unused memory", find=from_memory(find_in)
+)

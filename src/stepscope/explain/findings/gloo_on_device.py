@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain import intervals
-from stepscope.explain.findings.evidence import LOW, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import LOW
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.work import rows_named
 from stepscope.records import remedies
 from stepscope.records.figures import percent
@@ -19,7 +19,6 @@ from stepscope.trace.links import nearest_of
 if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import RankEvidence
     from stepscope.explain.intervals import Set
-    from stepscope.records.explanation import Finding
 
 _SPAN = re.compile(r"^gloo:")
 # The library that moves data between devices, by kind of device.
@@ -42,7 +41,6 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         title="" if library == "nccl" else f"gloo instead of {library.upper()}",
         share=share,
-        severity=severity(share),
         summary=f"the {device} is idle for {percent(share)} of the step while gloo exchanges its "
         "tensors through the host.",
         evidence=(
@@ -96,4 +94,4 @@ def _device_backend(backend: str) -> str:
     return next((name for kind, name in parts.items() if kind != "cpu"), backend)
 
 
-RULE = FindingRule(id="gloo-on-device", scope="rank", title="gloo instead of NCCL", find=find)
+RULE = FindingRule(id="gloo-on-device", title="gloo instead of NCCL", find=find)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.explain.efficiency import above_peak
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.machine_load import looked
 from stepscope.records import remedies
 from stepscope.records.figures import percent, rate
 
 if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import RankEvidence
-    from stepscope.records.explanation import Finding, Remedy
+    from stepscope.records.explanation import Remedy
 
 _ON_CPU = ("data loading", "Python between operators", "exposed communication", "copies")
 _ON_GPU = (
@@ -121,4 +121,4 @@ def _offer(evidence: RankEvidence) -> tuple[Remedy, ...]:
     )
 
 
-RULE = FindingRule(id="healthy", scope="rank", title="Healthy", find=find)
+RULE = FindingRule(id="healthy", title="Healthy", find=find)

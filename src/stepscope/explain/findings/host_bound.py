@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.evidence import LOW, places, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import LOW, places
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
 from stepscope.records.explanation import GAP_CAUSES
 from stepscope.records.figures import percent, significant
 
 if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import RankEvidence
-    from stepscope.records.explanation import Finding, Remedy
+    from stepscope.records.explanation import Remedy
 
 _OPERATORS, _PYTHON = GAP_CAUSES.index("operators"), GAP_CAUSES.index("python")
 
@@ -32,7 +32,6 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         title="Python between operators" if evidence.on_host else "",
         share=share,
-        severity=severity(share),
         summary=summary,
         evidence=tuple(_list_evidence(evidence)),
         where=places(evidence, (_OPERATORS, _PYTHON)),
@@ -84,4 +83,4 @@ def _offer(evidence: RankEvidence) -> tuple[Remedy, ...]:
     )
 
 
-RULE = FindingRule(id="host-bound", scope="rank", title="Host-bound", find=find)
+RULE = FindingRule(id="host-bound", title="Host-bound", find=find)

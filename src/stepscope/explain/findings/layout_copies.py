@@ -9,7 +9,7 @@ import numpy as np
 
 from stepscope.explain.call_tree import group, sum_by
 from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places, kernel_severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.window_kernels import by_kernel, by_operator, callers
 from stepscope.explain.work import named, one_of, rows_named
 from stepscope.records import remedies
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.window_kernels import Launched
-    from stepscope.records.explanation import Finding, Remedy
+    from stepscope.records.explanation import Remedy
     from stepscope.records.trace import Trace
 
 TRANSPOSING = one_of("nchwto nhwcto batched_transpose transpose_readwrite")
@@ -112,6 +112,4 @@ def _offer(in_convolution: bool) -> tuple[Remedy, ...]:
     return (remedies.CHANNELS_LAST.offer(keep), fuse)
 
 
-RULE = FindingRule(
-    id="layout-copies", scope="rank", title="Copies that only change layout", find=find
-)
+RULE = FindingRule(id="layout-copies", title="Copies that only change layout", find=find)

@@ -14,7 +14,7 @@ from stepscope.explain.findings.evidence import (
     kernel_severity,
     spot_words,
 )
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.window_kernels import by_kernel, by_operator, callers
 from stepscope.records import remedies
 from stepscope.records.figures import percent, rate
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from stepscope.explain.window_kernels import Launched
     from stepscope.records.efficiency import Efficiency, Spot
-    from stepscope.records.explanation import Finding
 
 MOSTLY = 0.25  # of the step: with less, memory is not the limit
 # Kernels that already work on many tensors or for many operators.
@@ -120,4 +119,4 @@ def _describe_bandwidth(efficiency: Efficiency) -> tuple[str, ...]:
     return (f"peak of the memory: {rate(efficiency.ceilings.bytes_s, 'B/s')}",)
 
 
-RULE = FindingRule(id="memory-bound", scope="rank", title="Memory-bound", find=find)
+RULE = FindingRule(id="memory-bound", title="Memory-bound", find=find)

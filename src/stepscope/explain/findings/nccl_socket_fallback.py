@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.nccl.evidence import (
     SHOWN,
     describe_links,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from stepscope.explain.findings.evidence import NcclEvidence
     from stepscope.explain.nccl.groups import NcclGroup
-    from stepscope.records.explanation import Finding, Remedy, Severity
+    from stepscope.records.explanation import Remedy, Severity
     from stepscope.records.nccl import NcclLog
 
 _HIDES_ADAPTERS = ("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_HCA")

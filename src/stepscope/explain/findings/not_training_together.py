@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.membership import train_apart
 from stepscope.records import remedies
 from stepscope.records.figures import size
@@ -12,7 +12,7 @@ from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import JobEvidence
-    from stepscope.records.explanation import Finding, Remedy, Severity
+    from stepscope.records.explanation import Remedy, Severity
     from stepscope.records.job import Membership
 
 _WRAP = remedies.WRAP_MODEL.offer()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.call_tree import group
-from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.optimizer_steps import in_optimizer_step
 from stepscope.explain.window_kernels import by_operator
 from stepscope.records import remedies
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.window_kernels import Launched
-    from stepscope.records.explanation import Finding
 
 FEWEST_PARAMETERS = 20
 # Operators on one tensor; `_foreach_` and `_fused_` operators take a list.
@@ -48,7 +47,6 @@ def find(evidence: RankEvidence) -> Finding | None:
     kernels = int(inside.sum()) / steps
     return RULE.finding(
         share=share,
-        severity=severity(share),
         summary=f"the optimizer takes {percent(share)} of the step: it launches {kernels:,.0f} "
         "kernels, one parameter at a time.",
         evidence=(
@@ -96,6 +94,4 @@ def _measure_span_ns(evidence: RankEvidence, launched: Launched, step: NDArray[n
     return int((ends - begins).sum()) if count else 0
 
 
-RULE = FindingRule(
-    id="optimizer-per-parameter", scope="rank", title="Optimizer loops over parameters", find=find
-)
+RULE = FindingRule(id="optimizer-per-parameter", title="Optimizer loops over parameters", find=find)

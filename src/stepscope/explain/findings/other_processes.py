@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import LOW, RankEvidence
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.machine_load import looked, lost_to_others, threads_take_part
 from stepscope.records import remedies
 from stepscope.records.figures import percent, significant
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.records.explanation import Finding
     from stepscope.records.host_load import HostLoad, PlainSteps
 
 _LEAST_CORES = 0.2
@@ -29,7 +28,6 @@ def find(evidence: RankEvidence) -> Finding | None:
         return None
     return RULE.finding(
         share=share,
-        severity=severity(share),
         summary=f"the training thread waits for a core for {percent(share)} of the step: other "
         f"processes keep {significant(others)} of {_count_cores(load)} cores busy.",
         evidence=tuple(_list_evidence(evidence, plain)),
@@ -59,6 +57,4 @@ def _list_evidence(evidence: RankEvidence, plain: PlainSteps) -> list[str]:
     return lines
 
 
-RULE = FindingRule(
-    id="other-processes", scope="rank", title="Other processes use the cores", find=find
-)
+RULE = FindingRule(id="other-processes", title="Other processes use the cores", find=find)

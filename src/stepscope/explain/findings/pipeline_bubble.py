@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.evidence import LOW, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import LOW
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.strategies.join import bound
 from stepscope.records import remedies
 from stepscope.records.figures import factor, milliseconds, percent
@@ -14,7 +14,7 @@ from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import JobEvidence
-    from stepscope.records.explanation import Finding, Remedy
+    from stepscope.records.explanation import Remedy
     from stepscope.records.strategies import Stage
 
 
@@ -32,7 +32,6 @@ def _report(pipeline: Pipeline) -> Finding:
     slowest = pipeline.deciding_stage
     return RULE.finding(
         share=share,
-        severity=severity(share),
         summary=f"pipeline stages are idle for {percent(share)} of the step"
         f"{_least_possible(pipeline)}.",
         evidence=(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import LOW, RankEvidence
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.flops.dtypes import DTYPES
 from stepscope.explain.machine_load import disturbed
 from stepscope.explain.shapes import MOST, shape_words
@@ -16,7 +16,7 @@ from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.explain.cpu_use import CpuUse, Product
-    from stepscope.records.explanation import Finding, Remedy
+    from stepscope.records.explanation import Remedy
     from stepscope.records.host_load import HostLoad
 
 FAR_BELOW = 0.25  # of the roof
@@ -50,7 +50,6 @@ def find(evidence: RankEvidence) -> Finding | None:
     known = _find_calibrated_peak(evidence, worst) is not None
     return RULE.finding(
         share=share,
-        severity=severity(share),
         summary=f"{worst.operator} reaches {rate(worst.flops_s, 'FLOP/s')} of "
         f"{rate(roof, 'FLOP/s')} "
         f"({'measured by calibrate' if known else 'the best product of this trace'}); at half of "
@@ -138,4 +137,4 @@ def _offer(load: HostLoad | None, convolutions: bool) -> tuple[Remedy, ...]:
     return (*offers, remedies.BATCH.offer("use a larger batch, and sizes that are multiples of 16"))
 
 
-RULE = FindingRule(id="slow-products", scope="rank", title="Slow matrix products", find=find)
+RULE = FindingRule(id="slow-products", title="Slow matrix products", find=find)

@@ -10,7 +10,7 @@ import numpy as np
 
 from stepscope.explain.call_tree import group
 from stepscope.explain.findings.evidence import LOW, RankEvidence, kernel_severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.quantiles import median
 from stepscope.explain.work import Kind
 from stepscope.records import remedies
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.window_kernels import Launched
-    from stepscope.records.explanation import Finding
     from stepscope.records.trace import Trace
 
 
@@ -93,6 +92,4 @@ def _mean(values: NDArray[np.float64], weights: NDArray[np.int64]) -> float:
     return float((values * weights).sum() / max(1, weights.sum()))
 
 
-RULE = FindingRule(
-    id="small-batch", scope="rank", title="Kernels too small for the device", find=find
-)
+RULE = FindingRule(id="small-batch", title="Kernels too small for the device", find=find)

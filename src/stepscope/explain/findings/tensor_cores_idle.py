@@ -6,14 +6,13 @@ import re
 from typing import TYPE_CHECKING
 
 from stepscope.explain.findings.evidence import LOW, RankEvidence, kernel_severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.shapes import MOST, shape_words
 from stepscope.records import remedies
 from stepscope.records.figures import percent, rate
 
 if TYPE_CHECKING:
     from stepscope.records.efficiency import Efficiency, Spot
-    from stepscope.records.explanation import Finding
 
 HALF = ("bf16", "fp16")
 EVEN = 8  # 2-byte elements that tensor cores read at once
@@ -89,4 +88,4 @@ def _list_evidence(
     return lines
 
 
-RULE = FindingRule(id="tensor-cores-idle", scope="rank", title="Tensor cores idle", find=find)
+RULE = FindingRule(id="tensor-cores-idle", title="Tensor cores idle", find=find)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import LOW, RankEvidence
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.machine_load import free_threads, looked, lost_to_others, threads_take_part
 from stepscope.records import remedies
 from stepscope.records.figures import percent, significant
@@ -13,7 +13,7 @@ from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.explain.cpu_use import CpuUse
-    from stepscope.records.explanation import Finding, Remedy
+    from stepscope.records.explanation import Remedy
     from stepscope.records.host_load import HostLoad, PlainSteps
 
 MANY_SWITCHES = 50  # involuntary, per second; used when the system does not report waits
@@ -37,7 +37,6 @@ def find(evidence: RankEvidence) -> Finding | None:
     fitting = free_threads(load)
     return RULE.finding(
         share=share,
-        severity=severity(share),
         summary=f"{significant(wanted)} threads compete for {load.room:g} cores: for "
         f"{percent(share)} of the step threads wait for a core, or for each other.",
         evidence=tuple(_list_evidence(evidence, use, load, plain)),
@@ -113,6 +112,4 @@ def _offer(load: HostLoad, fitting: int) -> tuple[Remedy, ...]:
     )
 
 
-RULE = FindingRule(
-    id="thread-oversubscription", scope="rank", title="More threads than cores", find=find
-)
+RULE = FindingRule(id="thread-oversubscription", title="More threads than cores", find=find)
