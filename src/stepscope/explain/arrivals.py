@@ -14,13 +14,10 @@ from stepscope.records.job import KINDS, JobCollective, LastArriver
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Bools, Indices, Int64s
     from stepscope.records.job import Clock, RankPart
     from stepscope.records.profile import Profile
     from stepscope.trace.matching import MatchedCollectives
-
-    Int64 = NDArray[np.int64]
 
 
 _NEVER = -(2**62)
@@ -30,35 +27,35 @@ class AlignedBlock(msgspec.Struct, frozen=True, kw_only=True):
     """A block on the one clock. Matrices are (collectives, members); `here` says what is known."""
 
     block: MatchedCollectives
-    here: NDArray[np.bool_]
-    arrival_ns: Int64
-    start_ns: Int64
-    end_ns: Int64
-    dur_ns: Int64
-    exposed_ns: Int64
+    here: Bools
+    arrival_ns: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    dur_ns: Int64s
+    exposed_ns: Int64s
     aligned: bool
-    complete: NDArray[np.bool_]  # (collectives,): all of the group is here
-    error_ns: Int64  # (members,)
-    last: NDArray[np.intp]  # (collectives,): the member that came last
-    last_arrival_ns: Int64
+    complete: Bools  # (collectives,): all of the group is here
+    error_ns: Int64s  # (members,)
+    last: Indices  # (collectives,): the member that came last
+    last_arrival_ns: Int64s
 
     @property
-    def wait_ns(self) -> Int64:
+    def wait_ns(self) -> Int64s:
         return np.where(self.here, self.last_arrival_ns[:, None] - self.arrival_ns, 0)
 
     @property
-    def transfer_ns(self) -> Int64:
+    def transfer_ns(self) -> Int64s:
         """From the last arrival to the end, as the last to come sees it: by its own clock alone.
         Where part of the group is not here, no more than that."""
         return self._least(self.end_ns - self.arrival_ns)
 
     @property
-    def moving_ns(self) -> Int64:
+    def moving_ns(self) -> Int64s:
         """The same without the time that the call was queued after others."""
         return self._least(self.dur_ns)
 
-    def _least(self, spent: Int64) -> Int64:
-        least: Int64 = np.where(self.here, spent, -_NEVER).min(axis=1)
+    def _least(self, spent: Int64s) -> Int64s:
+        least: Int64s = np.where(self.here, spent, -_NEVER).min(axis=1)
         return least
 
 
@@ -67,7 +64,7 @@ def align_block(parts: Sequence[RankPart], block: MatchedCollectives, clock: Clo
     ranks = [parts[member].rank for member in block.members.tolist()]
     aligned = clock.aligned and all(rank in clock.offset_ns for rank in ranks)
 
-    def on_clock(name: str) -> Int64:
+    def on_clock(name: str) -> Int64s:
         values = block.column(parts, name)
         if aligned:
             for place, rank in enumerate(ranks):
@@ -102,7 +99,7 @@ def list_joined(
     return tuple(sorted(rows, key=lambda row: -((row.transfer_ns or 0) + (row.wait_ns or 0))))
 
 
-def _kinds_and_sizes(block: MatchedCollectives) -> list[tuple[int, int, NDArray[np.intp]]]:
+def _kinds_and_sizes(block: MatchedCollectives) -> list[tuple[int, int, Indices]]:
     pairs = np.stack((block.kind.astype(np.int64), block.size_bytes), axis=1)
     distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
@@ -147,7 +144,7 @@ def _join_calls(
     return out
 
 
-def _most_often(parts: Sequence[RankPart], aligned: AlignedBlock, last: NDArray[np.intp]) -> int:
+def _most_often(parts: Sequence[RankPart], aligned: AlignedBlock, last: Indices) -> int:
     return parts[int(aligned.block.members[np.bincount(last).argmax()])].rank
 
 

@@ -20,12 +20,12 @@ from stepscope.trace.links import nearest_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from stepscope.explain.arrays import Indices, Int32s, Int64s
     from stepscope.explain.work import Work
     from stepscope.records.explanation import Steps
     from stepscope.records.job import RankFolder
     from stepscope.records.trace import Trace
 
-    Int64 = NDArray[np.int64]
 
 _CODE = {name: code for code, name in enumerate(KINDS)}
 _VAGUE = ("send_recv", "other")
@@ -46,7 +46,7 @@ class _CallFacts(msgspec.Struct, frozen=True):
 
 def list_calls(
     trace: Trace, work: Work, steps: Steps, folder: RankFolder | None = None
-) -> tuple[CollectiveCalls, NDArray[np.int32]]:
+) -> tuple[CollectiveCalls, Int32s]:
     """Every collective in the order of arrival, and the host event that made each (or ABSENT)."""
     rows = np.flatnonzero(work.kind == Kind.COMM)
     if work.on_host:  # c10d:: calls only start what the gloo: span then does
@@ -85,7 +85,7 @@ def list_calls(
     return calls, row[order]
 
 
-def exposed_time(work: Work, start: Int64, end: Int64) -> Int64:
+def exposed_time(work: Work, start: Int64s, end: Int64s) -> Int64s:
     """The part of each call that no compute hides. Time in which several calls run counts once, for
     the call that began first: the calls add up to the exposed time of all of them."""
     order = np.argsort(start, kind="stable")
@@ -93,11 +93,11 @@ def exposed_time(work: Work, start: Int64, end: Int64) -> Int64:
     began = start.copy()
     began[order[1:]] = np.maximum(start[order[1:]], done[:-1])
     began = np.minimum(began, end)
-    exposed: Int64 = end - began - intervals.covered(work.compute, began, end)
+    exposed: Int64s = end - began - intervals.covered(work.compute, began, end)
     return exposed
 
 
-def _steps_at(steps: Steps, called_ns: Int64) -> NDArray[np.int32]:
+def _steps_at(steps: Steps, called_ns: Int64s) -> Int32s:
     """The compared step (see rank_steps.py) of each call, by the host time of the call."""
     if not steps.cycles_ns:
         return np.zeros(len(called_ns), np.int32)
@@ -105,7 +105,7 @@ def _steps_at(steps: Steps, called_ns: Int64) -> NDArray[np.int32]:
     return np.where((place >= 0) & (place < len(steps.cycles_ns)), place, ABSENT).astype(np.int32)
 
 
-def _cycles_at(steps: Steps, start: Int64) -> NDArray[np.int32]:
+def _cycles_at(steps: Steps, start: Int64s) -> Int32s:
     """The same of calls whose launch was not recorded, by when they run on the device."""
     edges = steps.window_start_ns + np.append(0, np.cumsum(steps.cycles_ns)).astype(np.int64)
     if len(edges) < 2:
@@ -118,7 +118,7 @@ def _cycles_at(steps: Steps, start: Int64) -> NDArray[np.int32]:
 # A device's kernels: metadata on the kernel itself, else on the call around its launch.
 
 
-def _read_kernels(trace: Trace, at: NDArray[np.intp]) -> tuple[list[_CallFacts], NDArray[np.int32]]:
+def _read_kernels(trace: Trace, at: Indices) -> tuple[list[_CallFacts], Int32s]:
     if not len(at):
         return [], np.empty(0, np.int32)
     device, host = trace.device, trace.host
@@ -188,8 +188,8 @@ def _peer(args: CollectiveArgs) -> int:
 
 
 def _read_spans(
-    trace: Trace, spans: NDArray[np.intp], folder: RankFolder | None
-) -> tuple[list[_CallFacts], NDArray[np.int32]]:
+    trace: Trace, spans: Indices, folder: RankFolder | None
+) -> tuple[list[_CallFacts], Int32s]:
     host = trace.host
     row = find_callers(trace, spans)
     known = row >= 0
@@ -213,7 +213,7 @@ def _read_spans(
     return facts, row
 
 
-def find_callers(trace: Trace, spans: NDArray[np.intp]) -> NDArray[np.int32]:
+def find_callers(trace: Trace, spans: Indices) -> Int32s:
     """The c10d:: operator that started each gloo span: by kind and number of elements, in order."""
     host = trace.host
     row = np.full(len(spans), ABSENT, np.int32)
@@ -238,7 +238,7 @@ def find_callers(trace: Trace, spans: NDArray[np.intp]) -> NDArray[np.int32]:
 
 def _keys(
     trace: Trace, rows: NDArray[Any], keys: dict[tuple[str, int], int], *, calling: bool
-) -> NDArray[np.intp]:
+) -> Indices:
     """A number for kind and elements; each distinct way to record them is looked at once."""
     host = trace.host
     pairs = np.stack((host.name[rows], host.shapes[rows]))
@@ -272,9 +272,7 @@ def count_elements(shape: Any) -> int:
     return math.prod(part for part in shape if isinstance(part, int))
 
 
-def _find_lines(
-    trace: Trace, row: NDArray[np.int32], lines: tuple[dict[str, Any], ...]
-) -> NDArray[np.intp]:
+def _find_lines(trace: Trace, row: Int32s, lines: tuple[dict[str, Any], ...]) -> Indices:
     """The flight recorder's line that was created during each call."""
     found = np.full(len(row), ABSENT, np.intp)
     created = np.array([line.get("created_ns") or ABSENT for line in lines], np.int64)

@@ -13,8 +13,7 @@ from stepscope.records.job import KINDS
 from stepscope.records.lazy_pattern import lazy_pattern
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Indices
     from stepscope.records.job import CollectiveCalls
     from stepscope.records.trace import CollectiveArgs
 
@@ -69,7 +68,7 @@ def size_bytes(args: CollectiveArgs) -> int | None:
     return elements * width if width and elements >= 0 else None
 
 
-def _summarise(calls: CollectiveCalls, rows: NDArray[np.intp]) -> Collective:
+def _summarise(calls: CollectiveCalls, rows: Indices) -> Collective:
     """Of calls of one kind, group and size."""
     one = rows[0]
     kind, size = KINDS[calls.kind[one]], int(calls.size_bytes[one])

@@ -19,8 +19,7 @@ from stepscope.explain.replay.cpu_overhead import event_cost_ns
 from stepscope.explain.threading_gain import speedup
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Bools, Floats, Int32s, Int64s
     from stepscope.explain.flops.costs import Costs
     from stepscope.explain.flops.pieces import Pieces
     from stepscope.explain.rank_analysis import RankAnalysis
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from stepscope.records.host_load import HostLoad
     from stepscope.records.trace import Trace
 
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
 FEWEST_CALLS = 3  # of one operator and shapes: fewer do not tell their pace
 STALL = 2.0  # times the quick pace
@@ -150,7 +147,7 @@ class _Calls:
         )
 
 
-def _quick_pace(own_ns: Floats, of: Ints, kinds: int) -> tuple[Floats, NDArray[np.bool_]]:
+def _quick_pace(own_ns: Floats, of: Int64s, kinds: int) -> tuple[Floats, Bools]:
     """The lower quartile of each kind, and whether it has calls enough to tell."""
     order = np.lexsort((own_ns, of))
     count = np.bincount(of, minlength=kinds)
@@ -158,7 +155,7 @@ def _quick_pace(own_ns: Floats, of: Ints, kinds: int) -> tuple[Floats, NDArray[n
     return own_ns[order][begin + (count - 1) // 4], count >= FEWEST_CALLS
 
 
-def _work_ns(costs: Costs, rows: NDArray[np.int32], ceilings: Ceilings | None) -> Floats:
+def _work_ns(costs: Costs, rows: Int32s, ceilings: Ceilings | None) -> Floats:
     """Arithmetic or bytes of each call at the machine's rates; -1 where nobody knows."""
     from stepscope.explain.flops.dtypes import DTYPES
 
@@ -176,9 +173,7 @@ def _work_ns(costs: Costs, rows: NDArray[np.int32], ceilings: Ceilings | None) -
     return np.where(known, np.maximum(by_flops, by_bytes), -1.0)
 
 
-def _alone_ns(
-    calls: _Calls, long: NDArray[np.bool_], work: Floats, threads: int, measured_with: int
-) -> Floats:
+def _alone_ns(calls: _Calls, long: Bools, work: Floats, threads: int, measured_with: int) -> Floats:
     """Of each call on one thread: by its quick pace, which threads without cores make too long, or
     by its work at one core's rates, the shorter of both."""
     by_pace = calls.quick_ns * np.where(long, speedup(1, threads), 1.0)

@@ -18,13 +18,11 @@ from stepscope.records.job import KINDS, CriticalPath, PathPiece
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Int64s
     from stepscope.explain.arrivals import AlignedBlock
     from stepscope.records.job import Clock, RankPart
     from stepscope.trace.matching import MatchedTransfers
 
-    Int64 = NDArray[np.int64]
 
 _NEVER = -(2**62)
 _MOST_PIECES = 10_000
@@ -75,7 +73,7 @@ def critical_path(
     return _path(step, begin, end, pieces)
 
 
-def _window(parts: Sequence[RankPart], clock: Clock, step: int) -> tuple[Int64, Int64] | None:
+def _window(parts: Sequence[RankPart], clock: Clock, step: int) -> tuple[Int64s, Int64s] | None:
     starts, ends = [], []
     for part in parts:
         row = np.flatnonzero(part.pace.number == step)

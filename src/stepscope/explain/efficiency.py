@@ -26,8 +26,7 @@ from stepscope.records.trace import HostKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Bools, Indices
     from stepscope.explain.flops.call import Call
     from stepscope.explain.flops.costs import Costs
     from stepscope.explain.flops.kernel_names import KernelName
@@ -129,7 +128,7 @@ def _by_dtype(
     trace: Trace,
     costs: Costs,
     pieces: Pieces,
-    rows: NDArray[np.intp],
+    rows: Indices,
     ceilings: Ceilings | None,
     *,
     on_host: bool,
@@ -186,14 +185,14 @@ def _unknown_share(trace: Trace, costs: Costs, pieces: Pieces, *, on_host: bool)
 
 
 def _of_kernels(
-    trace: Trace, pieces: Pieces, chosen: NDArray[np.intp], matches: Callable[[KernelName], bool]
-) -> NDArray[np.bool_]:
+    trace: Trace, pieces: Pieces, chosen: Indices, matches: Callable[[KernelName], bool]
+) -> Bools:
     """Of some pieces, those whose kernel's name says so."""
     among = np.ones(len(chosen), np.bool_)
     return named(trace, pieces.name[chosen], among, lambda name: matches(read_name(name)))
 
 
-def _pytorchs(trace: Trace) -> NDArray[np.bool_]:
+def _pytorchs(trace: Trace) -> Bools:
     """Host rows that are PyTorch's own operators."""
     host = trace.host
     operator = host.kind == HostKind.OPERATOR
@@ -201,12 +200,7 @@ def _pytorchs(trace: Trace) -> NDArray[np.bool_]:
 
 
 def _notes(
-    trace: Trace,
-    costs: Costs,
-    pieces: Pieces,
-    rows: NDArray[np.intp],
-    chosen: Chosen,
-    unknown: float,
+    trace: Trace, costs: Costs, pieces: Pieces, rows: Indices, chosen: Chosen, unknown: float
 ) -> list[str]:
     """What was assumed, in sentences."""
     notes = []
@@ -253,7 +247,7 @@ def _share_named(trace: Trace, pieces: Pieces, prefix: str) -> float:
     return float(pieces.dur_ns[chosen].sum() / max(1, pieces.dur_ns[pieces.compute].sum()))
 
 
-def _causal(costs: Costs, rows: NDArray[np.intp]) -> list[str]:
+def _causal(costs: Costs, rows: Indices) -> list[str]:
     """Attention is counted in full: with a causal mask half of it would do."""
     numbers = set(costs.signature[rows].tolist()) - {-1}
     calls = [costs.calls[number] for number in numbers if costs.calls[number].name in CAUSAL]

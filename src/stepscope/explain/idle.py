@@ -16,6 +16,7 @@ from stepscope.records.trace import ABSENT, HostKind
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from stepscope.explain.arrays import Bools, Indices, Int32s, Int64s
     from stepscope.explain.intervals import Set
     from stepscope.explain.work import Work
     from stepscope.records.trace import Trace
@@ -31,7 +32,7 @@ PROFILER_WORK = re.compile(r"^(?!.*(?:Compiler|Loading|Command Buffer Full|UVM))
 _LAUNCH, _OTHER, _DATA, _SYNC, _OPERATORS, _PYTHON, _PROFILER = range(len(GAP_CAUSES))
 
 
-def blocking_calls(trace: Trace) -> NDArray[np.intp]:
+def blocking_calls(trace: Trace) -> Indices:
     """Host rows of runtime calls that wait for the device."""
     calls = trace.host.kind == HostKind.RUNTIME
     return np.flatnonzero(rows_named(trace, trace.host, calls, BLOCKING_CALL.search))
@@ -40,7 +41,7 @@ def blocking_calls(trace: Trace) -> NDArray[np.intp]:
 class HostTime(msgspec.Struct, frozen=True, kw_only=True):
     """What the threads that feed the device were doing."""
 
-    blocking: NDArray[np.intp]  # host rows that wait for the device
+    blocking: Indices  # host rows that wait for the device
     layers: tuple[tuple[int, Set], ...]  # by cause, the most telling first
 
 
@@ -91,9 +92,7 @@ def split_idle(
     return idle, Gaps(start_ns=starts, end_ns=ends, cause=cause, frame=frames)
 
 
-def _gaps(
-    work: Work, window: tuple[int, int] | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _gaps(work: Work, window: tuple[int, int] | None) -> tuple[Int64s, Int64s, Int64s]:
     """Gaps of the busy line and, for each, the work that ended it (-1 at a window's end)."""
     low, high = window or work.extent
     inside = intervals.clip(work.busy, low, high)
@@ -105,9 +104,7 @@ def _gaps(
     return starts, ends, owner
 
 
-def _queued_late(
-    trace: Trace, work: Work, starts: NDArray[np.int64], owner: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+def _queued_late(trace: Trace, work: Work, starts: Int64s, owner: Int64s) -> Bools:
     """Gaps in which nothing was queued: the next launch call began after the device ran dry."""
     if work.on_host:
         return np.ones(len(starts), np.bool_)
@@ -116,9 +113,7 @@ def _queued_late(
     return (owner >= 0) & (launch >= 0) & (called > starts)
 
 
-def _host_causes(
-    host: HostTime, starts: NDArray[np.int64], ends: NDArray[np.int64], fed: NDArray[np.bool_]
-) -> NDArray[np.int64]:
+def _host_causes(host: HostTime, starts: Int64s, ends: Int64s, fed: Bools) -> Int64s:
     """(cause, gap) -> ns, for host gaps only; each column adds up to the gap."""
     table = np.zeros((len(GAP_CAUSES), len(starts)), np.int64)
     rows = np.flatnonzero(fed)
@@ -140,14 +135,12 @@ def _rows_set(trace: Trace, chosen: NDArray[Any]) -> Set:
     return intervals.union(start, start + trace.host.dur_ns[chosen])
 
 
-def _holds_end_of(
-    rows: NDArray[np.intp], trace: Trace, starts: NDArray[np.int64], ends: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+def _holds_end_of(rows: Indices, trace: Trace, starts: Int64s, ends: Int64s) -> Bools:
     stops = np.sort(trace.host.start_ns[rows] + trace.host.dur_ns[rows])
     return np.searchsorted(stops, starts) < np.searchsorted(stops, ends, side="right")
 
 
-def frames_at(trace: Trace, work: Work, times: NDArray[np.int64]) -> NDArray[np.int32]:
+def frames_at(trace: Trace, work: Work, times: Int64s) -> Int32s:
     """The innermost Python function that ran at each time on the busiest feeding thread."""
     host = trace.host
     python = np.flatnonzero((host.kind == HostKind.PYTHON) & work.feeds(host.thread))

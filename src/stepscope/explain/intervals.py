@@ -12,10 +12,9 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
+    from stepscope.explain.arrays import Bools, Floats, Int64s
 
-    Times = NDArray[np.int64]
-    Floats = NDArray[np.float64]
+    Times = Int64s
     Set = tuple[Times, Times]
 
 EMPTY: Set = (np.empty(0, np.int64), np.empty(0, np.int64))
@@ -73,7 +72,7 @@ def length_outside(a: Set, b: Set) -> int:
     return length(a) - int(covered(b, *a).sum())
 
 
-def length_before(of: Set, times: NDArray[np.int64] | Floats) -> Floats:
+def length_before(of: Set, times: Int64s | Floats) -> Floats:
     """How much of a disjoint set lies before each time. Counted from the set's own start: a float
     cannot hold nanoseconds since 1970."""
     starts, ends = of
@@ -89,7 +88,7 @@ def gaps(of: Set) -> Set:
     return of[1][:-1], of[0][1:]
 
 
-def sweep(sets: Sequence[Set]) -> tuple[Times, Times, NDArray[np.bool_]]:
+def sweep(sets: Sequence[Set]) -> tuple[Times, Times, Bools]:
     """Cut the time line at every edge: segment starts, lengths, and which sets cover each.
 
     The last array is (sets, segments); segments that no set covers are included.
@@ -103,7 +102,7 @@ def sweep(sets: Sequence[Set]) -> tuple[Times, Times, NDArray[np.bool_]]:
     return starts, lengths, np.stack([covers(of, starts) for of in sets])
 
 
-def covers(of: Set, times: Times) -> NDArray[np.bool_]:
+def covers(of: Set, times: Times) -> Bools:
     """Whether each time lies in the set (start inclusive, end exclusive)."""
     if not len(of[0]):
         return np.zeros(len(times), np.bool_)

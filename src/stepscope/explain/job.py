@@ -22,14 +22,12 @@ from stepscope.trace.matching import match_collectives, match_transfers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Int64s
     from stepscope.explain.arrivals import AlignedBlock
     from stepscope.records.job import Clock, CriticalPath, Membership, RankPart
     from stepscope.records.profile import Profile
     from stepscope.trace.matching import MatchedCollectives, MatchedTransfers
 
-    Int64 = NDArray[np.int64]
 
 DRAWN_RANKS = 8
 _MOST_DRAWN = 6_000
@@ -130,7 +128,7 @@ def _common_steps(parts: Sequence[RankPart]) -> tuple[tuple[int, ...], list[Note
     return tuple(sorted(anybody)), [Note(id="different-steps", detail=detail)]
 
 
-def _matrix(parts: Sequence[RankPart], steps: tuple[int, ...], name: str) -> Int64:
+def _matrix(parts: Sequence[RankPart], steps: tuple[int, ...], name: str) -> Int64s:
     out = np.full((len(steps), len(parts)), ABSENT, np.int64)
     place = np.array(steps, np.int64)
     for column, part in enumerate(parts):
@@ -184,7 +182,7 @@ def _typical_path(
     transfers: MatchedTransfers,
     clock: Clock,
     steps: tuple[int, ...],
-    step_ns: Int64,
+    step_ns: Int64s,
 ) -> CriticalPath | None:
     """Of the step whose length is the median one."""
     whole = np.flatnonzero((step_ns > 0).all(axis=1)) if len(parts) > 1 else np.empty(0, np.intp)
@@ -195,7 +193,7 @@ def _typical_path(
     return critical_path(parts, aligned, transfers, clock, steps[int(typical)])
 
 
-def _telling(ranks: tuple[int, ...], own_ns: Int64, stragglers: Stragglers) -> list[int]:
+def _telling(ranks: tuple[int, ...], own_ns: Int64s, stragglers: Stragglers) -> list[int]:
     """Ranks worth drawing: the accused, the slowest and fastest, then the first ones."""
     whole = (own_ns > 0).all(axis=1)
     typical = np.median(own_ns[whole], axis=0) if whole.any() else np.zeros(len(ranks))
@@ -253,7 +251,7 @@ def _numbered(aligned: Sequence[AlignedBlock]) -> list[tuple[int, AlignedBlock]]
     return out
 
 
-def _drawn(aligned: AlignedBlock, drawn: dict[int, int], first: int) -> Int64:
+def _drawn(aligned: AlignedBlock, drawn: dict[int, int], first: int) -> Int64s:
     """(match, rank, kind, size, arrival, start, end, last arrival) of the drawn members."""
     chosen = np.array([place in drawn for place in aligned.block.members.tolist()], np.bool_)
     row, place = np.nonzero(aligned.here & chosen)

@@ -13,8 +13,7 @@ from stepscope.records.trace import DeviceKind
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Int32s, Int64s
     from stepscope.explain.work import Work
     from stepscope.records.trace import Trace
 
@@ -53,7 +52,7 @@ def describe_launches(trace: Trace, work: Work) -> Launches:
     )
 
 
-def _latencies(trace: Trace, work: Work, launch: NDArray[np.int32]) -> NDArray[np.int64]:
+def _latencies(trace: Trace, work: Work, launch: Int32s) -> Int64s:
     """Call start to device start, where the stream had nothing before it to wait for."""
     device = trace.device
     lane = device.device[work.rows].astype(np.int64) * 2**32 + device.stream[work.rows]
@@ -67,7 +66,7 @@ def _latencies(trace: Trace, work: Work, launch: NDArray[np.int32]) -> NDArray[n
 
 
 def _queue(
-    trace: Trace, work: Work, launch: NDArray[np.int32]
+    trace: Trace, work: Work, launch: Int32s
 ) -> tuple[float | None, int | None, float | None]:
     """Launched but not yet started: time-weighted mean, maximum, share of time at zero."""
     rows = np.flatnonzero(launch >= 0)
@@ -86,7 +85,7 @@ def _queue(
     return float(mean), int(depth.max()), float(empty)
 
 
-def _quantile(values: NDArray[np.int64], share: float) -> int | None:
+def _quantile(values: Int64s, share: float) -> int | None:
     return int(quantile(values, share)) if len(values) else None
 
 

@@ -14,6 +14,7 @@ from stepscope.trace.links import nearest_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from stepscope.explain.arrays import Bools, Int64s
     from stepscope.explain.device_time import DeviceTime
     from stepscope.records.trace import HostEvents, Trace
 
@@ -67,9 +68,7 @@ def list_operators(trace: Trace, device: DeviceTime) -> tuple[Operator, ...]:
     )
 
 
-def _own_device(
-    host: HostEvents, is_operator: NDArray[np.bool_], direct: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _own_device(host: HostEvents, is_operator: Bools, direct: Int64s) -> Int64s:
     """Per host row, device time of launches whose innermost operator it is."""
     total = np.zeros(len(host), np.int64)
     launching = np.flatnonzero(direct > 0)

@@ -17,6 +17,7 @@ from stepscope.trace.links import nearest_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from stepscope.explain.arrays import Int32s
     from stepscope.explain.device_time import DeviceTime
     from stepscope.records.trace import Trace
 
@@ -76,7 +77,7 @@ def list_lines(trace: Trace, device: DeviceTime) -> tuple[PythonFunction, ...]:
     return tuple(out)
 
 
-def user_frames(trace: Trace, rows: NDArray[Any]) -> NDArray[np.int32]:
+def user_frames(trace: Trace, rows: NDArray[Any]) -> Int32s:
     """The nearest frame of the user's own code at or above each host row; of any code else; -1."""
     host = trace.host
     python = host.kind == HostKind.PYTHON

@@ -24,9 +24,7 @@ from stepscope.explain.work import find_work
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Int32s
     from stepscope.explain.flops import Costs
     from stepscope.explain.flops.pieces import Chosen, Pieces
     from stepscope.explain.idle import HostTime
@@ -105,7 +103,7 @@ class RankAnalysis:
         return read_calls(self.trace, self.steps)
 
     @cached_property
-    def collective_calls(self) -> tuple[CollectiveCalls, NDArray[np.int32]]:
+    def collective_calls(self) -> tuple[CollectiveCalls, Int32s]:
         """The calls in order of arrival, and the host event that made each."""
         return list_calls(self.trace, self.work, self.steps, self.inputs.folder)
 

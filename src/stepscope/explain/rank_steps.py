@@ -17,8 +17,7 @@ from stepscope.records.job import RankSteps, RankTimes
 from stepscope.records.trace import HostKind
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Bools, Int64s
     from stepscope.explain.intervals import Set
     from stepscope.explain.work import Work
     from stepscope.records.explanation import RankExplanation, Steps
@@ -40,7 +39,7 @@ def measure_rank_steps(trace: Trace, work: Work, steps: Steps) -> RankSteps:
     # On the CPU, operators inside the data loader are its work; a device waits only while it idles.
     waits = loading & ~comm if work.on_host else loading & ~(compute | comm | memory)
 
-    def per_step(chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def per_step(chosen: Bools) -> Int64s:
         sums = np.bincount(which[chosen], weights=lengths[chosen], minlength=len(numbers))
         return sums.astype(np.int64)
 
@@ -57,7 +56,7 @@ def measure_rank_steps(trace: Trace, work: Work, steps: Steps) -> RankSteps:
 def typical_step(pace: RankSteps) -> RankTimes:
     """Medians over the recorded steps; all zero where there are none."""
 
-    def median_ms(column: NDArray[np.int64]) -> float:
+    def median_ms(column: Int64s) -> float:
         return float(np.median(column)) / 1e6 if len(column) else 0.0
 
     step, own = median_ms(pace.dur_ns), median_ms(pace.own_ns)
@@ -75,7 +74,7 @@ def own_ms(rank: RankExplanation) -> float:
     return typical_step(rank.part.pace).own_ms
 
 
-def step_edges(steps: Steps, work: Work) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def step_edges(steps: Steps, work: Work) -> tuple[Int64s, Int64s]:
     """Where the compared steps begin and end, back to back, and their numbers."""
     cycles = np.array(steps.cycles_ns, np.int64)
     if not len(cycles):

@@ -19,8 +19,7 @@ from stepscope.records.efficiency import Ceilings, Spot
 from stepscope.records.figures import significant
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Indices, Int64s
     from stepscope.explain.flops.costs import Costs
     from stepscope.explain.flops.pieces import Pieces
     from stepscope.records.efficiency import Bound, PeakSource
@@ -113,9 +112,7 @@ def list_spots(
     return tuple(sorted(spots, key=_widest))
 
 
-def _amounts(
-    amount: NDArray[np.int64], inverse: NDArray[np.intp], count: int, steps: int
-) -> list[float | None]:
+def _amounts(amount: Int64s, inverse: Indices, count: int, steps: int) -> list[float | None]:
     """Sums of one step; None where one of the calls is unknown."""
     total = sum_by(inverse, np.maximum(amount, 0), count) / steps
     unknown = np.bincount(inverse, weights=amount < 0, minlength=count) > 0

@@ -30,12 +30,9 @@ from stepscope.records.words import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Floats, Int64s
     from stepscope.records.job import Cause, Job, RankTimes
 
-    Int64 = NDArray[np.int64]
-    Float = NDArray[np.float64]
 
 LEAST_EXCESS = 0.05
 MOST_MADS = 3.5
@@ -53,10 +50,10 @@ class LinkEvidence(msgspec.Struct, frozen=True, kw_only=True):
     members: int
     kind: str
     size_bytes: int
-    step: Int64  # the step's number of each transfer
-    transfer_ns: Int64
-    exposed_ns: Int64  # mean over ranks
-    wait_ns: Float  # of the rank that waited longest
+    step: Int64s  # the step's number of each transfer
+    transfer_ns: Int64s
+    exposed_ns: Int64s  # mean over ranks
+    wait_ns: Floats  # of the rank that waited longest
     expected_ns: float | None  # by calibration, with its error
     expected_error: float
     siblings_ns: float | None  # median of the same transfer in the job's other groups
@@ -64,9 +61,9 @@ class LinkEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_stragglers(
     ranks: Sequence[int],
-    own_ns: Int64,
-    input_ns: Int64,
-    step_ns: Int64,
+    own_ns: Int64s,
+    input_ns: Int64s,
+    step_ns: Int64s,
     links: Sequence[LinkEvidence] = (),
     times: Sequence[RankTimes] = (),
 ) -> Stragglers:
@@ -106,7 +103,9 @@ def costs_of_record(job: Job, step_ms: float) -> Job:
     return replace(job, step_ms=step_ms, stragglers=replace(job.stragglers, ranks=tuple(found)))
 
 
-def _typical_steps(times: Sequence[RankTimes], own: Float, loading: Float) -> tuple[Float, Float]:
+def _typical_steps(
+    times: Sequence[RankTimes], own: Floats, loading: Floats
+) -> tuple[Floats, Floats]:
     """Every rank's own time and input of its typical step, in nanoseconds."""
     if not times:
         return np.median(own, axis=0), np.median(loading, axis=0)
@@ -117,7 +116,7 @@ def _typical_steps(times: Sequence[RankTimes], own: Float, loading: Float) -> tu
 
 
 def _slow_ranks(
-    ranks: Sequence[int], own: Float, loading: Float, shown: tuple[Float, Float]
+    ranks: Sequence[int], own: Floats, loading: Floats, shown: tuple[Floats, Floats]
 ) -> tuple[list[Straggler], str]:
     excess = np.log(own) - np.log(_median_of_others(own))
     typical = np.median(excess, axis=0)
@@ -146,29 +145,29 @@ def _slow_ranks(
     return sorted(found, key=lambda each: -each.cost_ms), doubt
 
 
-def _stands_out(typical: Float, rank: int) -> bool:
+def _stands_out(typical: Floats, rank: int) -> bool:
     """By more than 3.5 times the others' median distance from their own median."""
     others = np.delete(typical, rank)
     middle = np.median(others)
     return bool(typical[rank] - middle > MOST_MADS * np.median(np.abs(others - middle)))
 
 
-def _median_of_others(values: Float) -> Float:
+def _median_of_others(values: Floats) -> Floats:
     """Per step and rank, the median of all other ranks, from one sort of each step."""
     ordered = np.sort(values, axis=1)
     place = np.argsort(np.argsort(values, axis=1, kind="stable"), axis=1, kind="stable")
     others = values.shape[1] - 1
     step = np.arange(len(values))[:, None]
 
-    def without(nth: int) -> Float:
+    def without(nth: int) -> Floats:
         """The nth smallest when the rank itself is left out."""
-        kept: Float = ordered[step, nth + (place <= nth)]
+        kept: Floats = ordered[step, nth + (place <= nth)]
         return kept
 
     return (without((others - 1) // 2) + without(others // 2)) / 2
 
 
-def _noise_level(excess: Float) -> float:
+def _noise_level(excess: Floats) -> float:
     """What the median of the steps reaches by chance on the worst of all ranks."""
     steps, ranks = excess.shape
     freedom = (ranks - 1) * (steps - 1)
@@ -196,10 +195,10 @@ def _student(share: float, freedom: int) -> float:
 
 def _straggler(
     ranks: Sequence[int],
-    own: Float,
-    loading: Float,
-    excess: Float,
-    shown: tuple[Float, Float],
+    own: Floats,
+    loading: Floats,
+    excess: Floats,
+    shown: tuple[Floats, Floats],
     rank: int,
 ) -> Straggler:
     longer = own[:, rank] - _median_of_others(own)[:, rank]
@@ -226,7 +225,7 @@ def _straggler(
     )
 
 
-def _slow_links(links: Sequence[LinkEvidence], step_ns: Int64) -> list[Straggler]:
+def _slow_links(links: Sequence[LinkEvidence], step_ns: Int64s) -> list[Straggler]:
     """Per group, what its transfers take longer than they should, when that is worth mentioning."""
     step = float(np.median(step_ns)) if step_ns.size else 0.0
     by_group: dict[str, list[tuple[LinkEvidence, float]]] = {}
@@ -278,7 +277,7 @@ def _judge_link(
     )
 
 
-def _slow_steps(links: list[tuple[LinkEvidence, float]], steps: Int64) -> int:
+def _slow_steps(links: list[tuple[LinkEvidence, float]], steps: Int64s) -> int:
     took, should = np.zeros(len(steps)), np.zeros(len(steps))
     for link, value in links:
         at = np.searchsorted(steps, link.step)

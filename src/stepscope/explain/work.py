@@ -20,8 +20,7 @@ from stepscope.trace.links import distinct, nearest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Bools, Indices, Int8s, Int32s, Int64s
     from stepscope.explain.intervals import Set
     from stepscope.records.trace import DeviceEvents, HostEvents, Trace
 
@@ -62,14 +61,14 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """The device's events as columns, and their unions by kind."""
 
     on_host: bool  # the CPU is the device
-    rows: NDArray[np.intp]  # into Trace.device, or Trace.host when on_host
-    kind: NDArray[np.int8]
-    start_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
+    rows: Indices  # into Trace.device, or Trace.host when on_host
+    kind: Int8s
+    start_ns: Int64s
+    end_ns: Int64s
     compute: Set
     comm: Set
     memory: Set
-    threads: NDArray[np.int32]  # host threads that feed the device (or are it)
+    threads: Int32s  # host threads that feed the device (or are it)
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -81,7 +80,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
             return 0, 0
         return int(self.start_ns.min()), int(self.end_ns.max())
 
-    def feeds(self, thread: NDArray[np.int32]) -> NDArray[np.bool_]:
+    def feeds(self, thread: Int32s) -> Bools:
         """Whether each of these is one of the threads that feed the device."""
         mine = np.zeros(max(int(of.max(initial=-1)) for of in (thread, self.threads)) + 1, np.bool_)
         mine[self.threads] = True
@@ -100,21 +99,13 @@ def find_work(trace: Trace) -> Work:
 
 
 def rows_named(
-    trace: Trace,
-    events: HostEvents | DeviceEvents,
-    among: NDArray[np.bool_],
-    matches: Callable[[str], object],
-) -> NDArray[np.bool_]:
+    trace: Trace, events: HostEvents | DeviceEvents, among: Bools, matches: Callable[[str], object]
+) -> Bools:
     """Of some rows, those whose name matches. Each distinct name among them is looked at once."""
     return named(trace, events.name, among, matches)
 
 
-def named(
-    trace: Trace,
-    names: NDArray[np.int32],
-    among: NDArray[np.bool_],
-    matches: Callable[[str], object],
-) -> NDArray[np.bool_]:
+def named(trace: Trace, names: Int32s, among: Bools, matches: Callable[[str], object]) -> Bools:
     """The same of any column of names."""
     found = np.zeros(len(trace.strings), np.bool_)
     found[names[among].astype(np.intp)] = True
@@ -131,7 +122,7 @@ def named(
     return among & rows
 
 
-def _work_kinds(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int8]:
+def _work_kinds(trace: Trace, rows: Indices) -> Int8s:
     """compute, comm or memory of device rows."""
     device = trace.device
     kernel = device.kind == DeviceKind.KERNEL
@@ -143,7 +134,7 @@ def _work_kinds(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int8]:
     return kind
 
 
-def _device_work(trace: Trace, rows: NDArray[np.intp]) -> Work:
+def _device_work(trace: Trace, rows: Indices) -> Work:
     device = trace.device
     kind = _work_kinds(trace, rows)
     start = device.start_ns[rows]
@@ -187,9 +178,7 @@ def _host_work(trace: Trace) -> Work:
     )
 
 
-def _computing(
-    trace: Trace, operator: NDArray[np.bool_], top: NDArray[np.bool_], holding: NDArray[np.bool_]
-) -> Set:
+def _computing(trace: Trace, operator: Bools, top: Bools, holding: Bools) -> Set:
     """Operators of all threads, less communication and what only waits inside them."""
     host = trace.host
     start, end = host.start_ns, host.start_ns + host.dur_ns
@@ -211,19 +200,19 @@ def _computing(
     return intervals.union_all(computing)
 
 
-def comm_spans(trace: Trace) -> NDArray[np.bool_]:
+def comm_spans(trace: Trace) -> Bools:
     """Host rows that are communication. What runs inside one is part of it, not compute."""
     host = trace.host
     return rows_named(trace, host, host.kind <= HostKind.ANNOTATION, COMM_SPAN.search)
 
 
-def _below(trace: Trace, wanted: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _below(trace: Trace, wanted: Bools) -> Bools:
     """Rows that have one of the wanted rows above them."""
     parent = trace.host.parent
     return (parent >= 0) & (nearest(trace.host, wanted)[np.maximum(parent, 0)] >= 0)
 
 
-def stepping_threads(trace: Trace) -> NDArray[np.int32]:
+def stepping_threads(trace: Trace) -> Int32s:
     """Threads that carry the profiler's step marks, or the busiest Python thread."""
     host = trace.host
     said = host.kind != HostKind.PYTHON
@@ -236,11 +225,11 @@ def stepping_threads(trace: Trace) -> NDArray[np.int32]:
     return np.empty(0, np.int32)
 
 
-def _union_of(start: NDArray[np.int64], end: NDArray[np.int64], chosen: NDArray[np.bool_]) -> Set:
+def _union_of(start: Int64s, end: Int64s, chosen: Bools) -> Set:
     return intervals.union(start[chosen], end[chosen])
 
 
-def launches_of(trace: Trace, work: Work) -> NDArray[np.int32]:
+def launches_of(trace: Trace, work: Work) -> Int32s:
     """The host row behind each piece of work: its launch, or itself when the CPU is the device."""
     if work.on_host:
         return work.rows.astype(np.int32)

@@ -15,8 +15,7 @@ from stepscope.records.figures import milliseconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Int32s, Int64s
     from stepscope.explain.cpu_use import CpuUse
     from stepscope.explain.nccl.groups import NcclGroup
     from stepscope.explain.window_kernels import Launched
@@ -144,9 +143,7 @@ def places(evidence: RankEvidence, causes: Iterable[int], most: int = 3) -> tupl
     return costliest_places(trace, gaps.frame[chosen], (gaps.end_ns - gaps.start_ns)[chosen], most)
 
 
-def costliest_places(
-    trace: Trace, rows: NDArray[np.int32], cost: NDArray[np.int64], most: int = 3
-) -> tuple[Place, ...]:
+def costliest_places(trace: Trace, rows: Int32s, cost: Int64s, most: int = 3) -> tuple[Place, ...]:
     """The user's functions around these host rows, the costliest first; none without stacks."""
     frames = user_frames(trace, rows)
     known = frames >= 0

@@ -19,8 +19,7 @@ from stepscope.records.words import counted
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Bools, Int32s
     from stepscope.explain.window_kernels import Launched
     from stepscope.records.explanation import Remedy
     from stepscope.records.trace import Trace
@@ -56,19 +55,17 @@ def find(evidence: RankEvidence) -> Finding | None:
     )
 
 
-def _find_surrounding(trace: Trace, launched: Launched) -> NDArray[np.int32]:
+def _find_surrounding(trace: Trace, launched: Launched) -> Int32s:
     """The nearest operator around each kernel that is not itself a copy, or -1."""
     return nearest_of(trace.host, _operators_but(trace, COPYING), launched.operator)
 
 
-def _operators_but(trace: Trace, these: re.Pattern[str]) -> NDArray[np.bool_]:
-    operator: NDArray[np.bool_] = trace.host.kind == HostKind.OPERATOR
+def _operators_but(trace: Trace, these: re.Pattern[str]) -> Bools:
+    operator: Bools = trace.host.kind == HostKind.OPERATOR
     return operator & ~rows_named(trace, trace.host, operator, these.match)
 
 
-def _select_layout_copies(
-    trace: Trace, launched: Launched, around: NDArray[np.int32]
-) -> NDArray[np.bool_]:
+def _select_layout_copies(trace: Trace, launched: Launched, around: Int32s) -> Bools:
     """Copies made by an operator that changes the layout."""
     known = by_operator(trace, launched, COPYING.match) & (around >= 0)
     if not known.any():
@@ -76,9 +73,7 @@ def _select_layout_copies(
     return named(trace, trace.host.name[around], known, LAYING_OUT.match)
 
 
-def _list_causes(
-    evidence: RankEvidence, chosen: NDArray[np.bool_], around: NDArray[np.int32]
-) -> list[str]:
+def _list_causes(evidence: RankEvidence, chosen: Bools, around: Int32s) -> list[str]:
     """The operators that caused the copies, the costliest first."""
     trace, host = evidence.trace, evidence.trace.host
     asks = chosen & (around >= 0)

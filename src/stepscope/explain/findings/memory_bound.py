@@ -21,8 +21,7 @@ from stepscope.records.figures import percent, rate
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Bools
     from stepscope.explain.window_kernels import Launched
     from stepscope.records.efficiency import Efficiency, Spot
 
@@ -66,9 +65,7 @@ def find(evidence: RankEvidence) -> Finding | None:
     )
 
 
-def _select_fusible(
-    evidence: RankEvidence, launched: Launched, spots: list[Spot]
-) -> NDArray[np.bool_]:
+def _select_fusible(evidence: RankEvidence, launched: Launched, spots: list[Spot]) -> Bools:
     names = {spot.operator for spot in spots if not JOINED.search(spot.operator)}
     names -= {spot.operator for spot in _list_compute_bound(evidence)}
     bound = by_operator(evidence.trace, launched, names.__contains__)
@@ -81,9 +78,7 @@ def _list_compute_bound(evidence: RankEvidence) -> list[Spot]:
     return [spot for spot in evidence.efficiency.spots if spot.bound == "compute"]
 
 
-def _measure_saving(
-    evidence: RankEvidence, launched: Launched, chosen: NDArray[np.bool_]
-) -> tuple[int, int]:
+def _measure_saving(evidence: RankEvidence, launched: Launched, chosen: Bools) -> tuple[int, int]:
     """Time saved by fusing each run of such kernels on one stream, and the number of runs.
 
     A fused kernel still moves what the largest of its parts moves.

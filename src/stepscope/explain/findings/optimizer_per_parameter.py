@@ -17,8 +17,7 @@ from stepscope.records.figures import duration, milliseconds, percent, significa
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Bools, Int32s
     from stepscope.explain.window_kernels import Launched
 
 FEWEST_PARAMETERS = 20
@@ -66,12 +65,12 @@ def find(evidence: RankEvidence) -> Finding | None:
     )
 
 
-def _optimizer_steps(evidence: RankEvidence, launched: Launched) -> NDArray[np.int32]:
+def _optimizer_steps(evidence: RankEvidence, launched: Launched) -> Int32s:
     """The optimizer step around each launch, or -1."""
     return in_optimizer_step(evidence.trace, evidence.trace.device.launch[launched.rows])
 
 
-def _count_parameters(evidence: RankEvidence, launched: Launched, single: NDArray[np.bool_]) -> int:
+def _count_parameters(evidence: RankEvidence, launched: Launched, single: Bools) -> int:
     """Number of parameters: the fewest calls among the frequent operators, as each parameter needs
     one call of each."""
     if not single.any():
@@ -83,7 +82,7 @@ def _count_parameters(evidence: RankEvidence, launched: Launched, single: NDArra
     return int(counts[2 * counts >= counts.max()].min())
 
 
-def _measure_span_ns(evidence: RankEvidence, launched: Launched, step: NDArray[np.int32]) -> int:
+def _measure_span_ns(evidence: RankEvidence, launched: Launched, step: Int32s) -> int:
     """From first start to last end of each optimizer step's kernels, summed."""
     rows = launched.rows[step >= 0]
     start = evidence.trace.device.start_ns[rows]
