@@ -10,7 +10,7 @@ import numpy as np
 from stepscope.explain import intervals
 from stepscope.explain.findings.evidence import LOW
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.work import rows_named
+from stepscope.explain.work import rows_named, spans_of
 from stepscope.records import remedies
 from stepscope.records.figures import percent
 from stepscope.records.trace import HostKind
@@ -66,13 +66,11 @@ def _select_device_spans(evidence: RankEvidence) -> Set:
     another backend for the device."""
     trace, host = evidence.trace, evidence.trace.host
     named = rows_named(trace, host, host.kind <= HostKind.ANNOTATION, _SPAN.match)
-    if not named.any():
-        return intervals.union(host.start_ns[:0], host.start_ns[:0])
-    if not _has_only_gloo(evidence):
+    if named.any() and not _has_only_gloo(evidence):
         around = nearest_of(host, named, trace.device.launch)
         named = np.zeros(len(host), np.bool_)
         named[around[around >= 0]] = True
-    return intervals.union(host.start_ns[named], (host.start_ns + host.dur_ns)[named])
+    return spans_of(host, named)
 
 
 def _has_only_gloo(evidence: RankEvidence) -> bool:
