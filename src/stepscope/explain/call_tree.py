@@ -53,7 +53,7 @@ def children_sum(parent: Int32s, amount: Int64s) -> Int64s:
 
 
 def enclosing(host: HostEvents, rows: Indices) -> Int32s:
-    """For each of some host rows: the nearest of them around it, numbered among them, or -1."""
+    """The nearest of these host rows around each of them, as an index into `rows`, or -1."""
     number = np.full(len(host), ABSENT, np.int32)
     number[rows] = np.arange(len(rows), dtype=np.int32)
     up = host.parent[rows]
@@ -75,7 +75,7 @@ def outermost(parent: Int32s, label: NDArray[Any]) -> Bools:
 
 
 def group(*columns: NDArray[Any]) -> tuple[Indices, Indices, int]:
-    """Distinct combinations, sorted: the first row of each, the group of every row, how many."""
+    """Distinct combinations, sorted: the first row of each, every row's group, their number."""
     keys, width = _codes(columns[0])
     for column in columns[1:]:
         codes, wide = _codes(column)
@@ -91,25 +91,25 @@ def group(*columns: NDArray[Any]) -> tuple[Indices, Indices, int]:
 
 
 def distinct_places(values: NDArray[_N]) -> tuple[NDArray[_N], Indices]:
-    """Distinct whole numbers, sorted, and where each row's is among them. np.unique would load
-    numpy.ma, which takes as long as a short explanation."""
+    """Distinct integers, sorted, and the index of each row's value among them. np.unique would
+    load numpy.ma, which takes as long as a short explanation."""
     first, places, _ = group(values)
     return values[first], places
 
 
 def distinct_counts(values: NDArray[_N]) -> tuple[NDArray[_N], Indices]:
-    """Distinct whole numbers, sorted, and how often each occurs."""
+    """Distinct integers, sorted, and how often each occurs."""
     first, places, count = group(values)
     return values[first], np.bincount(places, minlength=count)
 
 
 def _room(values: NDArray[Any]) -> int:
-    """How far apart values may lie so that a place for each costs less than sorting them."""
+    """The largest range of values for which a lookup table is cheaper than sorting."""
     return 4 * len(values) + 1024
 
 
 def _codes(values: NDArray[Any]) -> tuple[Indices, int]:
-    """Numbers from zero in the same order, and how many there may be of them."""
+    """Numbers from zero in the same order, and an upper limit for them."""
     low = int(values.min(initial=0))
     width = int(values.max(initial=0)) - low + 1
     if width > _room(values):
@@ -122,7 +122,7 @@ def _codes(values: NDArray[Any]) -> tuple[Indices, int]:
 
 
 def _dense(codes: Indices, width: int) -> tuple[Indices, int]:
-    """The same with no number left out."""
+    """The same without gaps between the numbers."""
     first, ranks = _ranked(codes, width)
     return ranks, len(first)
 

@@ -66,7 +66,7 @@ def explain_file(
 def try_explain_file(
     file: TraceFile, *, visit: Visit[_R] | None, options: ReadOptions, max_rows: int | None = None
 ) -> ExplainedFile[_R] | Exception:
-    """As `explain_file`; returns its error, so that one file of many costs only itself."""
+    """As `explain_file`, but returns the error, so that one bad file does not stop the others."""
     try:
         return explain_file(file, visit, options=options, max_rows=max_rows)
     except UnreadableInputError as error:

@@ -69,15 +69,15 @@ def explain_memory(analysis: RankAnalysis) -> Memory | None:
 def _limit(
     trace: Trace, memory: Memory, inputs: MemoryInputs
 ) -> tuple[int | None, LimitFrom | None]:
-    """What the user said, else the device's memory; a CPU's is not in a trace."""
+    """The given limit, else the device's memory; a trace does not record that of a CPU."""
     if inputs.limit_bytes is not None:
         return inputs.limit_bytes, "given"
     if memory.device == "cpu":
         return None, None
     used = set(trace.device.device.tolist()) or {0}
-    sizes = [each.memory_bytes for each in trace.devices if each.id in used]
-    known = [size for size in sizes if size > 0]
-    return (min(known), "device") if known else (None, None)
+    sizes = [device.memory_bytes for device in trace.devices if device.id in used]
+    limit = min((size for size in sizes if size > 0), default=None)
+    return limit, "device" if limit else None
 
 
 def _largest(
@@ -89,11 +89,11 @@ def _largest(
 ) -> LargestBatch | None:
     if not any(line.scaling_bytes for line in lines):
         return None
-    found = find_batch(calls) if calls else None
+    batch, batch_from = (find_batch(calls) if calls else None) or (None, None)
     return find_largest(
         lines,
-        batch=found[0] if found else None,
-        batch_from=found[1] if found else None,
+        batch=batch,
+        batch_from=batch_from,
         limit_bytes=limit,
         limit_from=limit_from,
         held_back=held_back,
@@ -112,7 +112,7 @@ def _theory(
     calls: StepCalls | None,
     strategies: Iterable[RankStrategy],
 ) -> Theory | None:
-    """Only of a model whose parameters are known, in a step that trains it."""
+    """Only for a model whose parameters are known, in a step that trains it."""
     largest = captured.categories if captured else memory.categories
     parameters, gradients, optimizer = (
         largest.get(name) for name in ("parameters", "gradients", "optimizer")
@@ -131,7 +131,7 @@ def _theory(
 
 
 def _sharding(strategies: Iterable[RankStrategy]) -> tuple[int, int] | None:
-    for each in strategies:
-        if isinstance(each, RankFullySharded) and each.groups and each.groups[0].size:
-            return each.stage, each.groups[0].size
+    for strategy in strategies:
+        if isinstance(strategy, RankFullySharded) and strategy.groups and strategy.groups[0].size:
+            return strategy.stage, strategy.groups[0].size
     return None

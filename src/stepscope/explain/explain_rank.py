@@ -55,7 +55,7 @@ def explain_rank(
 
 
 def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
-    """As `explain_rank`; what it computes stays in the analysis for whoever comes next."""
+    """As `explain_rank`; its results stay in the analysis for later use."""
     trace, folder = analysis.trace, analysis.inputs.folder
     work, steps = analysis.work, analysis.steps
     timeline, host = analysis.timeline, analysis.host_time

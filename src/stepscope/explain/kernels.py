@@ -29,8 +29,8 @@ def list_kernels(trace: Trace, work: Work, steps: Steps) -> tuple[Kernel, ...]:
 
 
 def _of_steps(trace: Trace, work: Work, steps: Steps) -> Bools | None:
-    """Without what earlier steps left to the device: it began before the steps' first work, and its
-    launch was not recorded."""
+    """Leave out work of earlier steps: it began before the steps' first work, and its launch was
+    not recorded."""
     launch = launches_of(trace, work)
     linked = launch >= 0
     if not steps.steps or not linked.any():
@@ -73,7 +73,7 @@ def _by_name(
 
 
 def _own_operator_time(trace: Trace) -> tuple[Int32s, Int8s, Int64s]:
-    """Operators and communication spans, each less those directly inside it."""
+    """Operators and communication spans, each without those directly inside it."""
     host = trace.host
     comm = comm_spans(trace)
     rows = np.flatnonzero((host.kind == HostKind.OPERATOR) | comm)

@@ -1,4 +1,4 @@
-"""What of an optimizer's step is its own work.
+"""Which part of an optimizer's step is its own work.
 
 torch marks the whole call `Optimizer.step#...`. Where the script hands it a closure (LBFGS needs
 one, Lightning always does so), forward and backward run inside that mark: they are not its own.
@@ -47,8 +47,8 @@ def in_optimizer(trace: Trace, rows: NDArray[np.integer]) -> Bools:
     """Whether each host row is a part of an optimizer's step, or resets gradients."""
     host = trace.host
     resets = rows_named(trace, host, host.kind <= HostKind.ANNOTATION, _ZERO_GRAD.match)
-    found: Bools = nearest_of(host, resets, rows) >= 0
-    return found | (in_optimizer_step(trace, rows) >= 0)
+    resetting: Bools = nearest_of(host, resets, rows) >= 0
+    return resetting | (in_optimizer_step(trace, rows) >= 0)
 
 
 def _before_backward_ends(
@@ -66,5 +66,5 @@ def _before_backward_ends(
     until = np.full(len(host), np.iinfo(np.int64).min, np.int64)
     node_end = host.start_ns[nodes] + host.dur_ns[nodes]
     np.maximum.at(until, places[which[inside]], node_end[inside])
-    found: Bools = (step >= 0) & (host.start_ns[rows] < until[np.maximum(step, 0)])
-    return found
+    before: Bools = (step >= 0) & (host.start_ns[rows] < until[np.maximum(step, 0)])
+    return before

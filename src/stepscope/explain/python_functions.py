@@ -59,34 +59,30 @@ def list_lines(trace: Trace, device: DeviceTime) -> tuple[PythonFunction, ...]:
     total = sum_by(inverse, np.where(outer, host.dur_ns[rows], 0), count)
     on_device = sum_by(inverse, np.where(outer, device.inclusive[rows], 0), count)
     own_total = sum_by(inverse, own, count)
-    out = []
-    for i in np.argsort(-own_total, kind="stable")[:MOST_ROWS].tolist():
-        place = place_of(trace.strings[host.name[rows[first[i]]]])
-        if place:
-            out.append(
-                PythonFunction(
-                    file=place.file,
-                    line=place.line,
-                    function=place.function,
-                    calls=int(calls[i]),
-                    host_total_ns=int(total[i]),
-                    host_self_ns=int(own_total[i]),
-                    device_ns=int(on_device[i]),
-                )
-            )
-    return tuple(out)
+    return tuple(
+        PythonFunction(
+            file=place.file,
+            line=place.line,
+            function=place.function,
+            calls=int(calls[i]),
+            host_total_ns=int(total[i]),
+            host_self_ns=int(own_total[i]),
+            device_ns=int(on_device[i]),
+        )
+        for i in np.argsort(-own_total, kind="stable")[:MOST_ROWS].tolist()
+        if (place := place_of(trace.strings[host.name[rows[first[i]]]]))
+    )
 
 
 def user_frames(trace: Trace, rows: NDArray[Any]) -> Int32s:
-    """The nearest frame of the user's own code at or above each host row; of any code else; -1."""
+    """The nearest frame of the user's code around each host row, else of any code, else -1."""
     host = trace.host
     python = host.kind == HostKind.PYTHON
     if not python.any():
         return np.full(len(rows), ABSENT, np.int32)
     user = rows_named(trace, host, python, lambda name: not is_library(name))
-    found = nearest_of(host, user, rows)
-    lost = np.flatnonzero(found < 0)
+    frames = nearest_of(host, user, rows)
+    lost = np.flatnonzero(frames < 0)
     if len(lost):
-        frame = rows_named(trace, host, python, place_of)
-        found[lost] = nearest_of(host, frame, rows[lost])
-    return found
+        frames[lost] = nearest_of(host, rows_named(trace, host, python, place_of), rows[lost])
+    return frames

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def quantile(values: NDArray[Any] | Sequence[float], share: float) -> float:
-    """Between two values in proportion. There must be one at least."""
+    """Interpolates between two values. There must be at least one value."""
     ordered = np.sort(values)
     return float(np.interp((len(ordered) - 1) * share, np.arange(len(ordered)), ordered))
 
@@ -26,7 +26,7 @@ def median(values: NDArray[Any] | Sequence[float]) -> float:
 
 
 def medians(table: NDArray[Any] | Sequence[NDArray[Any]]) -> Floats:
-    """Of each column."""
+    """The median of each column."""
     ordered = np.sort(table, axis=0)
     half = len(ordered) // 2
     middle: Floats = (ordered[half] + ordered[-1 - half]) / 2

@@ -50,7 +50,7 @@ class RankAnalysis:
         self._results: dict[Callable[[RankAnalysis], Any], Any] = {}
 
     def compute_once(self, function: Callable[[RankAnalysis], _T]) -> _T:
-        """What the function makes of this analysis, for functions of modules that import this."""
+        """The function's result for this analysis; for modules that import this one."""
         if function not in self._results:
             self._results[function] = function(self)
         result: _T = self._results[function]

@@ -113,7 +113,7 @@ def _amounts(amount: Int64s, inverse: Indices, count: int, steps: int) -> list[f
     """Sums per step; None where the amount of one of the calls is unknown."""
     total = sum_by(inverse, np.maximum(amount, 0), count) / steps
     unknown = np.bincount(inverse, weights=amount < 0, minlength=count) > 0
-    return np.where(unknown, None, total).tolist()  # type: ignore[no-any-return, call-overload]
+    return [None if gap else value for value, gap in zip(total.tolist(), unknown, strict=True)]
 
 
 def _spot(

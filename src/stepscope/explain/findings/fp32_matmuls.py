@@ -13,6 +13,8 @@ from stepscope.records import remedies
 from stepscope.records.figures import percent, rate
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stepscope.records.efficiency import Ceilings, DtypeUse, Efficiency, Spot
     from stepscope.records.explanation import Place
 
@@ -97,21 +99,19 @@ def _is_product(spot: Spot) -> bool:
 
 def _evidence(
     evidence: RankEvidence, efficiency: Efficiency, use: DtypeUse, choices: list[_Choice]
-) -> list[str]:
+) -> Iterator[str]:
     assert efficiency.ceilings is not None
     flops_s = use.flops / use.device_ns * 1e9 if use.device_ns else 0.0
     peaks = {name: rate(peak, "FLOP/s") for name, peak in efficiency.ceilings.flops.items()}
     time = evidence.step_ms(evidence.mean_step_share(use.device_ns))
-    lines = [f"in fp32: {time}, at {rate(flops_s, 'FLOP/s')} (peak {peaks['fp32']})"]
+    yield f"in fp32: {time}, at {rate(flops_s, 'FLOP/s')} (peak {peaks['fp32']})"
     if use.tensor_core_ns > LOW * use.device_ns:
         part = evidence.mean_step_share(use.tensor_core_ns)
-        lines.append(f"of this on tensor cores, emulated with tf32: {evidence.step_ms(part)}")
-    lines += [
-        f"equally efficient in {choice.dtype} (peak {peaks[choice.dtype]}): "
-        f"{evidence.step_ms(choice.after)}"
-        for choice in choices
-    ]
-    return [*lines, f"source of the peaks: {efficiency.ceilings.source}"]
+        yield f"of this on tensor cores, emulated with tf32: {evidence.step_ms(part)}"
+    for choice in choices:
+        time = evidence.step_ms(choice.after)
+        yield f"equally efficient in {choice.dtype} (peak {peaks[choice.dtype]}): {time}"
+    yield f"source of the peaks: {efficiency.ceilings.source}"
 
 
 def _places(evidence: RankEvidence, efficiency: Efficiency) -> tuple[Place, ...]:

@@ -12,6 +12,8 @@ from stepscope.records.memory import Fragmentation
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stepscope.records.memory import Memory
 
 SHARE = 0.25
@@ -61,25 +63,22 @@ def _missed(memory: Memory) -> Fragmentation | None:
 
 def _list_evidence(
     memory: Memory, state: Fragmentation, *, crowded: bool, missed: bool
-) -> list[str]:
-    lines = [
-        f"{size(state.allocated_bytes)} allocated of {size(state.reserved_bytes)} reserved at the "
-        f"{state.at}"
-    ]
+) -> Iterator[str]:
+    allocated, reserved = size(state.allocated_bytes), size(state.reserved_bytes)
+    yield f"{allocated} allocated of {reserved} reserved at the {state.at}"
     last = memory.at_end or state
     if last.largest_free_bytes is not None:
-        lines.append(
+        yield (
             f"the largest of {counted(last.free_blocks or 0, 'free block')} is "
             f"{size(last.largest_free_bytes)} at the {last.at}"
         )
     if missed:
-        lines.append("a request failed although more than it asked for was reserved and free")
+        yield "a request failed although more than it asked for was reserved and free"
     elif memory.limit_bytes and not crowded:
-        lines.append(
+        yield (
             f"{percent(state.reserved_bytes / memory.limit_bytes)} of the available memory is "
             "reserved: there is still room"
         )
-    return lines
 
 
 RULE = FindingRule(

@@ -11,6 +11,8 @@ from stepscope.records.explanation import GAP_CAUSES
 from stepscope.records.figures import percent, significant
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stepscope.explain.findings.evidence import RankEvidence
     from stepscope.records.explanation import Remedy
 
@@ -39,20 +41,18 @@ def find(evidence: RankEvidence) -> Finding | None:
     )
 
 
-def _list_evidence(evidence: RankEvidence) -> list[str]:
+def _list_evidence(evidence: RankEvidence) -> Iterator[str]:
     launches = evidence.launches
     parts = {"operators": "inside operators", "python": "in Python outside operators"}
     state = "no compute" if evidence.on_host else "idle"
-    lines = [
-        f"{state} while the host is {parts[part]}: {evidence.budget_ms(part)}"
-        for part in sorted(parts, key=evidence.budget_share, reverse=True)
-    ]
+    for part in sorted(parts, key=evidence.budget_share, reverse=True):
+        yield f"{state} while the host is {parts[part]}: {evidence.budget_ms(part)}"
     if launches.queue_empty_share is not None:
-        lines.append(
+        yield (
             f"the launch queue is empty for {percent(launches.queue_empty_share)} of the time "
             f"(mean length {significant(launches.queue_mean or 0.0)}, longest {launches.queue_max})"
         )
-    return [*lines, _describe_basis(evidence)]
+    yield _describe_basis(evidence)
 
 
 def _describe_basis(evidence: RankEvidence) -> str:

@@ -12,6 +12,8 @@ from stepscope.records.figures import percent, significant
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stepscope.records.host_load import HostLoad, PlainSteps
 
 _LEAST_CORES = 0.2
@@ -42,19 +44,16 @@ def _count_cores(load: HostLoad) -> str:
     return f"{load.room:g}" if load.room else "the"
 
 
-def _list_evidence(evidence: RankEvidence, plain: PlainSteps) -> list[str]:
-    lines = [
+def _list_evidence(evidence: RankEvidence, plain: PlainSteps) -> Iterator[str]:
+    yield (
         f"ready to run but without a core: {evidence.step_ms(plain.waiting_share or 0.0)} "
         f"({counted(plain.steps, 'step')} without the profiler)"
-    ]
+    )
     if plain.others:
         named = ", ".join(f"{other.name} {significant(other.cores)}" for other in plain.others)
-        lines.append(f"cores used by programs that still ran at the end: {named}")
+        yield f"cores used by programs that still ran at the end: {named}"
     if plain.stolen_cores >= _LEAST_CORES:
-        lines.append(
-            f"other virtual machines took {significant(plain.stolen_cores)} cores (steal time)"
-        )
-    return lines
+        yield f"other virtual machines took {significant(plain.stolen_cores)} cores (steal time)"
 
 
 RULE = FindingRule(id="other-processes", title="Other processes use the cores", find=find)

@@ -13,6 +13,8 @@ from stepscope.records.strategies import Pipeline
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stepscope.explain.findings.evidence import JobEvidence
     from stepscope.records.explanation import Remedy
     from stepscope.records.strategies import Stage
@@ -38,7 +40,7 @@ def _report(pipeline: Pipeline) -> Finding:
             *(_describe_stage(stage) for stage in pipeline.stages),
             f"the slowest stage computes {factor(pipeline.imbalance)} times the mean",
         ),
-        remedies=_offer(pipeline),
+        remedies=tuple(_offer(pipeline)),
         rank=None if slowest is None else pipeline.stages[slowest].ranks[0],
     )
 
@@ -61,29 +63,23 @@ def _least_possible(pipeline: Pipeline) -> str:
     )
 
 
-def _offer(pipeline: Pipeline) -> tuple[Remedy, ...]:
-    offers = []
+def _offer(pipeline: Pipeline) -> Iterator[Remedy]:
     slowest = pipeline.deciding_stage
     if slowest is not None:
         where = ", ".join(map(str, pipeline.stages[slowest].stage_indices))
-        offers.append(
-            remedies.BALANCE_STAGES.offer(
-                f"move layers away from stage {where}: it computes {factor(pipeline.imbalance)} "
-                "times the mean and the others wait for it"
-            )
+        yield remedies.BALANCE_STAGES.offer(
+            f"move layers away from stage {where}: it computes {factor(pipeline.imbalance)} "
+            "times the mean and the others wait for it"
         )
     if pipeline.microbatches and pipeline.bound_share is not None:
         most = max(len(stage.stage_indices) for stage in pipeline.stages)
         twice = bound(pipeline.size, 2 * pipeline.microbatches * most)
-        offers.append(
-            remedies.MICRO_BATCHES.offer(
-                f"use {2 * pipeline.microbatches} micro-batches: the least possible idle time "
-                f"falls from {percent(pipeline.bound_share)} to {percent(twice)}"
-            )
+        yield remedies.MICRO_BATCHES.offer(
+            f"use {2 * pipeline.microbatches} micro-batches: the least possible idle time "
+            f"falls from {percent(pipeline.bound_share)} to {percent(twice)}"
         )
     if pipeline.schedule != "interleaved":
-        offers.append(remedies.INTERLEAVE.offer())
-    return tuple(offers)
+        yield remedies.INTERLEAVE.offer()
 
 
 RULE = FindingRule(id="pipeline-bubble", scope="job", title="Pipeline bubble", find=find)

@@ -15,6 +15,8 @@ from stepscope.records.figures import duration, percent, rate
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stepscope.explain.cpu_use import CpuUse, Product
     from stepscope.records.explanation import Remedy
     from stepscope.records.host_load import HostLoad
@@ -58,7 +60,7 @@ def find(evidence: RankEvidence) -> Finding | None:
             *(_describe(product) for product, _ in slow[:3]),
             *_list_reasons(use.load, [product.operator for product, _ in slow]),
         ),
-        remedies=_offer(use.load, any("conv" in product.operator for product, _ in slow)),
+        remedies=tuple(_offer(use.load, any("conv" in product.operator for product, _ in slow))),
     )
 
 
@@ -108,33 +110,28 @@ def _list_reasons(load: HostLoad | None, operators: list[str]) -> list[str]:
         lines.append(
             "oneDNN is switched off (torch.backends.mkldnn): its vectorised kernels are not used"
         )
-    if _uses_narrow_vectors(load):
-        assert load is not None
+    if load and _uses_narrow_vectors(load):
         lines.append(
             f"torch uses {load.capability} instructions, but the processor has {load.offered}"
         )
     return lines
 
 
-def _uses_narrow_vectors(load: HostLoad | None) -> bool:
+def _uses_narrow_vectors(load: HostLoad) -> bool:
     """Narrower vectors than the processor has; choosing AVX2 is not a defect."""
-    return bool(load and load.offered and load.capability in ("DEFAULT", "NO AVX"))
+    return bool(load.offered) and load.capability in ("DEFAULT", "NO AVX")
 
 
-def _offer(load: HostLoad | None, convolutions: bool) -> tuple[Remedy, ...]:
-    offers = []
-    if _uses_narrow_vectors(load):
-        offers.append(remedies.VECTORS.offer())
+def _offer(load: HostLoad | None, convolutions: bool) -> Iterator[Remedy]:
+    if load and _uses_narrow_vectors(load):
+        yield remedies.VECTORS.offer()
     if load and load.onednn is False:
-        offers.append(remedies.ONEDNN.offer())
+        yield remedies.ONEDNN.offer()
     if convolutions:
-        offers.append(
-            remedies.CHANNELS_LAST.offer(
-                "convert model and inputs to torch.channels_last: convolutions then need no "
-                "reordering"
-            )
+        yield remedies.CHANNELS_LAST.offer(
+            "convert model and inputs to torch.channels_last: convolutions then need no reordering"
         )
-    return (*offers, remedies.BATCH.offer("use a larger batch, and sizes that are multiples of 16"))
+    yield remedies.BATCH.offer("use a larger batch, and sizes that are multiples of 16")
 
 
 RULE = FindingRule(id="slow-products", title="Slow matrix products", find=find)

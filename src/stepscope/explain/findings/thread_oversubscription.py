@@ -12,6 +12,8 @@ from stepscope.records.figures import percent, significant
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stepscope.explain.cpu_use import CpuUse
     from stepscope.records.explanation import Remedy
     from stepscope.records.host_load import HostLoad, PlainSteps
@@ -65,37 +67,34 @@ def _have_waited(load: HostLoad, plain: PlainSteps) -> bool:
 
 def _list_evidence(
     evidence: RankEvidence, use: CpuUse, load: HostLoad, plain: PlainSteps
-) -> list[str]:
+) -> Iterator[str]:
     ranks = load.local_ranks or 1
     threads = counted(load.threads, "thread")
     if ranks > 1:
         threads = f"{ranks} ranks with {threads} each"
     others = lost_to_others(plain)
-    lines = [
-        f"{threads} on {load.room:g} cores"
-        + (f"; other processes keep {significant(others)} busy" if others >= _MARGIN else "")
-    ]
+    busy = f"; other processes keep {significant(others)} busy" if others >= _MARGIN else ""
+    yield f"{threads} on {load.room:g} cores{busy}"
     if plain.waiting_share is not None:
-        lines.append(
+        yield (
             f"the training thread was ready but had no core for "
             f"{evidence.step_ms(plain.waiting_share)} ({plain.steps} steps without the profiler)"
         )
     if plain.involuntary:
-        lines.append(
+        yield (
             f"threads lost their core {plain.involuntary / plain.steps:,.0f} times per step "
             "(involuntary context switches)"
         )
     if plain.throttled_ns:
-        lines.append(
+        yield (
             f"the container's quota of {load.quota_cores or load.room:g} cores stopped the job for "
             f"{evidence.step_ms(min(1.0, plain.throttled_ns / plain.wall_ns))}"
         )
     if use.stalled_share >= LOW:
-        lines.append(
+        yield (
             f"{percent(use.stalled_share)} of the operators' time is stalls: calls that take more "
             "than twice as long as others of the same operator and shapes"
         )
-    return lines
 
 
 def _offer(load: HostLoad, fitting: int) -> tuple[Remedy, ...]:
