@@ -159,7 +159,7 @@ def _follow_transfers(
 
 
 def _work(part: RankPart, step_start: int, start: int, end: int, step: int) -> list[PathPiece]:
-    """A stretch of the rank's own time, latest piece first; a step begins with its data."""
+    """Pieces of the rank's own time, the latest first; a step begins by waiting for data."""
     row = int(np.flatnonzero(part.pace.number == step)[0])
     fed = step_start + int(part.pace.input_ns[row])
     cuts: list[tuple[int, int, Literal["work", "input"]]] = [

@@ -1,5 +1,5 @@
-"""Device time summed on the host: on the call that launched it, on everything around that call,
-and for the backward pass on the forward operator that it belongs to."""
+"""Device time per host call: what it launched, what calls inside it launched, and for a forward
+operator what its backward launched."""
 
 from __future__ import annotations
 

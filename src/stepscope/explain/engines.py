@@ -1,11 +1,11 @@
-"""What an engine is: it maps one function over many files, somewhere.
+"""Engines map one function over many files, in this process or elsewhere.
 
 pool_engine.py    processes on this machine, or this process alone
 ray_engine.py     tasks on a Ray cluster
 torch_engine.py   the ranks of a torch.distributed job
 
-An engine yields the outcomes as they come. It holds few files in flight and does not know what the
-function returns; a worker that dies costs its file, never the job.
+An engine yields outcomes as they arrive. It keeps few files in flight and does not know what the
+function returns. A worker that dies loses its file, but not the job.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     FileFunction = Callable[[TraceFile], Any]
     PlacedOutcome = tuple[int, Any]  # a file's place in the list, its outcome
 
-# A second file waits for each worker, so that none is idle while its result travels.
+# A second file is queued for each worker, so that none is idle while its result is sent.
 FILES_PER_WORKER = 2
 
 
@@ -54,7 +54,7 @@ def map_in_order(
     files: Sequence[TraceFile],
     progress: Progress | None = None,
 ) -> Iterator[Any]:
-    """Outcomes in the order of the files, each as soon as those before it are there."""
+    """Outcomes in the order of the files, each as soon as all earlier ones are there."""
     total, read = sum(map(size_bytes, files)), 0
     waiting: dict[int, Any] = {}
     following = 0

@@ -1,7 +1,7 @@
 """One trace file, explained where it is read: in this process, in a worker, or elsewhere.
 
-What comes back is all that is ever held of a rank, so it is small: no columns of gaps, and
-truncated tables when there are many ranks.
+Only the result is kept of a rank, so it is small: no columns of gaps, and truncated tables when
+there are many ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One rank's memory: the best account there is, with theory and the largest batch beside it."""
+"""One rank's memory, from the best source there is, with theory and the largest batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def explain_memory(analysis: RankAnalysis) -> Memory | None:
-    """None where neither a capture nor the trace says anything about memory."""
+    """None where neither a capture nor the trace recorded memory."""
     trace, inputs = analysis.trace, analysis.inputs.memory
     captured = inputs.captured if inputs.captured and is_account(inputs.captured) else None
     if captured is None and not len(trace.memory):

@@ -1,4 +1,4 @@
-"""One rank, fully accounted for."""
+"""Everything about one rank."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def explain_rank(
     folder: RankFolder | None = None,
     profile: Profile | None = None,
 ) -> RankExplanation:
-    """Every number of one rank: from its trace, and from the steps measured without the profiler,
-    the rank's folder and its machine's calibration, when they are given."""
+    """Explain one rank by its trace and, if given, the steps measured without the profiler, the
+    rank's folder and its machine's calibration."""
     calibrations = (profile,) if profile else ()
     inputs = RankInputs(trace=trace, measured=truth, folder=folder, calibrations=calibrations)
     return explain_analysis(RankAnalysis(inputs))

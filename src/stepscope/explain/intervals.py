@@ -46,7 +46,7 @@ def length(of: Set) -> int:
 
 
 def clip(of: Set, low: int, high: int) -> Set:
-    """The part between two times. What has no length but a place keeps it."""
+    """The part between two times. Intervals without length stay."""
     starts, ends = np.maximum(of[0], low), np.minimum(of[1], high)
     keep = starts <= ends
     return starts[keep], ends[keep]
@@ -68,13 +68,13 @@ def covered(of: Set, starts: Times, ends: Times) -> Times:
 
 
 def length_outside(a: Set, b: Set) -> int:
-    """How much of a b does not cover."""
+    """The length of the part of a that b does not cover."""
     return length(a) - int(covered(b, *a).sum())
 
 
 def length_before(of: Set, times: Int64s | Floats) -> Floats:
-    """How much of a disjoint set lies before each time. Counted from the set's own start: a float
-    cannot hold nanoseconds since 1970."""
+    """How much of a disjoint set lies before each time. Relative to the set's start, because a
+    float cannot hold nanoseconds since 1970."""
     starts, ends = of
     if not len(starts):
         return np.zeros(len(times))
@@ -96,7 +96,7 @@ def sweep(sets: Sequence[Set]) -> tuple[Times, Times, Bools]:
     edges = np.concatenate([edge for of in sets for edge in of])
     if not len(edges):
         return EMPTY[0], EMPTY[0], np.empty((len(sets), 0), np.bool_)
-    edges.sort(kind="stable")  # runs of sorted edges: merging them is what this sort does best
+    edges.sort(kind="stable")  # it merges runs of sorted edges
     edges = edges[np.diff(edges, prepend=edges[0] - 1) > 0]
     starts, lengths = edges[:-1], np.diff(edges)
     return starts, lengths, np.stack([covers(of, starts) for of in sets])

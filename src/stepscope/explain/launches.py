@@ -1,4 +1,4 @@
-"""How work got to the device: launch latency, queue depth, short kernels."""
+"""How work reached the device: launch latency, queue depth, short kernels."""
 
 from __future__ import annotations
 

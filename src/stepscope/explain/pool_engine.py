@@ -35,8 +35,8 @@ class Pool(Engine):
         self.workers = workers or count_cores()
 
     def map(self, function: FileFunction, files: Sequence[TraceFile]) -> Iterator[PlacedOutcome]:
-        """A killed worker breaks its whole pool, and nobody knows which file it had: all files in
-        flight are tried again, each in a process of its own, and a new pool takes the rest."""
+        """A killed worker breaks its whole pool, and it is not known which file it had. All files
+        in flight are tried again, each in a process of its own; a new pool takes the rest."""
         waiting = deque(enumerate(files))
         while waiting:
             suspects = yield from self._until_broken(function, waiting)
@@ -90,7 +90,7 @@ def _start_pool(workers: int) -> Any:
 
 
 def _prepare_caller() -> None:
-    """Ctrl-C ends a worker silently; the collector never searches what is loaded so far."""
+    """Ctrl-C ends a worker silently; garbage collection skips what is loaded so far."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -100,14 +100,14 @@ def _prepare_caller() -> None:
 
 
 def _exit_with_parent(parent: int) -> None:
-    """A killed parent ends nobody: its workers would wait for work forever."""
+    """End this worker when its parent is gone: it would wait for work forever."""
     while os.getppid() == parent:
         time.sleep(_PARENT_POLL_S)
     os._exit(1)
 
 
 def _call(function: FileFunction, file: TraceFile) -> Any:
-    """Searching for cycles once per file costs less than doing so while it is read."""
+    """Collect garbage once per file, which is cheaper than while the file is read."""
     try:
         return function(file)
     finally:

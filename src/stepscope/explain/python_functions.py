@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stepscope.records.trace import Trace
 
 MOST_ROWS = 500
-_NAMES = 1 << 14  # remembered: many ask for the same few
+_CACHED_NAMES = 1 << 14  # the same few names are looked up many times
 _FRAME = lazy_pattern(r"^(?P<file>.+?)\((?P<line>\d{1,9})\): (?P<function>.*)$")
 _LIBRARY = lazy_pattern(
     r"^(?:stepscope[/\\]measure|torch|torchvision|numpy|transformers|lightning|accelerate|deepspeed)[/\\]"
@@ -31,7 +31,7 @@ _LIBRARY = lazy_pattern(
 )
 
 
-@lru_cache(maxsize=_NAMES)
+@lru_cache(maxsize=_CACHED_NAMES)
 def place_of(name: str) -> Place | None:
     """`train.py(12): main` as a place; None for built-ins and modules."""
     match = _FRAME.match(name)
@@ -40,7 +40,7 @@ def place_of(name: str) -> Place | None:
     return Place(file=match["file"], line=int(match["line"]), function=match["function"])
 
 
-@lru_cache(maxsize=_NAMES)
+@lru_cache(maxsize=_CACHED_NAMES)
 def is_library(name: str) -> bool:
     """Whether a frame's name belongs to an installed library rather than to the user's code."""
     return bool(_LIBRARY.search(name)) or not place_of(name)

@@ -106,7 +106,8 @@ def list_spots(
         strict=True,
     )
     spots = [_spot(trace, costs, ceilings, *row) for row in columns]
-    return tuple(sorted(spots, key=_widest))
+    spots.sort(key=lambda spot: (spot.gap_ns is None, -(spot.gap_ns or 0.0), -spot.device_ns))
+    return tuple(spots)
 
 
 def _amounts(amount: Int64s, inverse: Indices, count: int, steps: int) -> list[float | None]:
@@ -165,7 +166,3 @@ def _bound(flops: float | None, by_flops: float | None, by_bytes: float | None) 
     if flops is None or by_flops is None:
         return "unknown"
     return "memory" if by_bytes is not None and by_bytes > by_flops else "compute"
-
-
-def _widest(spot: Spot) -> tuple[bool, float, float]:
-    return spot.gap_ns is None, -(spot.gap_ns or 0.0), -spot.device_ns

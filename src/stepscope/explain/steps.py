@@ -74,9 +74,9 @@ def _with_cycles(source: str, steps: tuple[Step, ...], trace: Trace, work: Work)
 
 
 def _cycle_edges(steps: tuple[Step, ...], trace: Trace, work: Work) -> tuple[int, Int64s]:
-    """Start of the first work of each step; on the CPU, where steps begin and the last ends.
+    """The start of each step's first work; on the CPU, the steps' starts and the last end.
 
-    A step at the end that launched nothing (the window closed on it) is left out.
+    A last step that launched nothing, because the window closed, is left out.
     """
     none = np.empty(0, np.int64)
     if work.on_host:

@@ -1,8 +1,8 @@
 """The engine `torch`: inside a job, every rank reads its share and rank 0 gathers the outcomes.
 
 Everything here is collective: each rank makes the same calls in the same order, whatever its files
-hold. A rank first reads its whole share; then fragments go to rank 0 in rounds, so that little is
-in flight at once, however many ranks there are.
+hold. A rank first reads its whole share. Then fragments go to rank 0 in rounds, so that little is
+in flight at once even with many ranks.
 """
 
 from __future__ import annotations

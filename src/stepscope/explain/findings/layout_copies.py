@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 TRANSPOSING = one_of("nchwto nhwcto batched_transpose transpose_readwrite")
 COPYING = re.compile(r"^aten::(?:copy_|clone)$")
+BACKWARD = "autograd::engine::evaluate_function: "
 LAYING_OUT = re.compile(r"^aten::(?:contiguous|reshape)$")
 
 
@@ -35,7 +36,8 @@ def find(evidence: RankEvidence) -> Finding | None:
         return None
     trace, launched = evidence.trace, evidence.launched
     in_convolution = by_kernel(trace, launched, TRANSPOSING)
-    around = _find_surrounding(trace, launched)
+    # The nearest operator around each kernel that is not itself a copy, or -1.
+    around = nearest_of(trace.host, _operators_but(trace, COPYING), launched.operator)
     chosen = in_convolution | _select_layout_copies(trace, launched, around)
     share = evidence.device_share(int(launched.dur_ns[chosen].sum()))
     if share < LOW:
@@ -53,11 +55,6 @@ def find(evidence: RankEvidence) -> Finding | None:
         where=costliest_places(trace, callers(trace, launched)[chosen], launched.dur_ns[chosen]),
         remedies=_offer(bool(in_convolution.any())),
     )
-
-
-def _find_surrounding(trace: Trace, launched: Launched) -> Int32s:
-    """The nearest operator around each kernel that is not itself a copy, or -1."""
-    return nearest_of(trace.host, _operators_but(trace, COPYING), launched.operator)
 
 
 def _operators_but(trace: Trace, these: re.Pattern[str]) -> Bools:
@@ -79,22 +76,17 @@ def _list_causes(evidence: RankEvidence, chosen: Bools, around: Int32s) -> list[
     asks = chosen & (around >= 0)
     if not asks.any():
         return []
-    outer = _operators_but(trace, LAYING_OUT)
-    asking = nearest_of(host, outer, np.where(asks, around, -1))
+    asking = nearest_of(host, _operators_but(trace, LAYING_OUT), np.where(asks, around, -1))
     asking = np.where(asking >= 0, asking, around)[asks]
     first, inverse, count = group(host.name[asking])
     total = sum_by(inverse, evidence.launched.dur_ns[asks], count)
     calls = np.bincount(inverse, minlength=count)
     return [
-        f"for {_short_name(trace.strings[host.name[asking[first[i]]]])}: "
+        f"for {trace.strings[host.name[asking[first[i]]]].removeprefix(BACKWARD)}: "
         f"{counted(int(calls[i]), 'kernel')}, "
         f"{evidence.step_ms(evidence.device_share(int(total[i])))}"
         for i in np.argsort(-total, kind="stable")[:3].tolist()
     ]
-
-
-def _short_name(name: str) -> str:
-    return name.removeprefix("autograd::engine::evaluate_function: ")
 
 
 def _offer(in_convolution: bool) -> tuple[Remedy, ...]:

@@ -39,6 +39,7 @@ def find(evidence: RankEvidence) -> Finding | None:
     moving = evidence.mean_step_share(sum(spot.device_ns for spot in spots))
     if moving < MOSTLY:
         return None
+    costliest = sorted(spots, key=lambda spot: -spot.device_ns)[:3]
     trace, launched = evidence.trace, evidence.launched
     chosen = _select_fusible(evidence, launched, spots)
     saved_ns, runs = _measure_saving(evidence, launched, chosen)
@@ -54,7 +55,7 @@ def find(evidence: RankEvidence) -> Finding | None:
             f"operators limited by memory bandwidth: {evidence.step_ms(moving)}",
             f"fusing {counted(runs, 'run')} of neighbouring kernels saves up to "
             f"{evidence.step_ms(saved)}",
-            *(_describe_spot(evidence, spot) for spot in _costliest(spots)),
+            *(_describe_spot(evidence, spot) for spot in costliest),
             *_describe_bandwidth(efficiency),
         ),
         where=costliest_places(trace, callers(trace, launched)[chosen], launched.dur_ns[chosen]),
@@ -67,15 +68,11 @@ def find(evidence: RankEvidence) -> Finding | None:
 
 def _select_fusible(evidence: RankEvidence, launched: Launched, spots: list[Spot]) -> Bools:
     names = {spot.operator for spot in spots if not JOINED.search(spot.operator)}
-    names -= {spot.operator for spot in _list_compute_bound(evidence)}
+    assert evidence.efficiency is not None
+    # Some operators are limited by arithmetic in other shapes.
+    names -= {spot.operator for spot in evidence.efficiency.spots if spot.bound == "compute"}
     bound = by_operator(evidence.trace, launched, names.__contains__)
     return bound & ~by_kernel(evidence.trace, launched, JOINED.search)
-
-
-def _list_compute_bound(evidence: RankEvidence) -> list[Spot]:
-    """Operators that are limited by arithmetic in other shapes."""
-    assert evidence.efficiency is not None
-    return [spot for spot in evidence.efficiency.spots if spot.bound == "compute"]
 
 
 def _measure_saving(evidence: RankEvidence, launched: Launched, chosen: Bools) -> tuple[int, int]:
@@ -97,15 +94,11 @@ def _measure_saving(evidence: RankEvidence, launched: Launched, chosen: Bools) -
     return int((total - longest)[runs].sum()), int(runs.sum())
 
 
-def _costliest(spots: list[Spot]) -> list[Spot]:
-    return sorted(spots, key=lambda spot: -spot.device_ns)[:3]
-
-
 def _describe_spot(evidence: RankEvidence, spot: Spot) -> str:
     speed = ""
     if spot.bytes_moved and spot.device_ns:
         speed = f", {rate(spot.bytes_moved / spot.device_ns * 1e9, 'B/s')}"
-    return f"{spot_words(evidence, spot)}{speed}"
+    return spot_words(evidence, spot) + speed
 
 
 def _describe_bandwidth(efficiency: Efficiency) -> tuple[str, ...]:

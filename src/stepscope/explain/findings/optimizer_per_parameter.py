@@ -30,7 +30,7 @@ def find(evidence: RankEvidence) -> Finding | None:
     if evidence.on_host:
         return None
     trace, launched = evidence.trace, evidence.launched
-    step = _optimizer_steps(evidence, launched)
+    step = in_optimizer_step(trace, trace.device.launch[launched.rows])
     inside = step >= 0
     single = inside & by_operator(trace, launched, ONE_TENSOR.match)
     steps = len(distinct(step[single]))
@@ -39,8 +39,7 @@ def find(evidence: RankEvidence) -> Finding | None:
         return None
     span_ns = _measure_span_ns(evidence, launched, step)
     worked_ns = min(span_ns, int(launched.dur_ns[inside].sum()))
-    share = evidence.device_share(worked_ns) + evidence.idle_share(span_ns - worked_ns)
-    share = min(1.0, share)
+    share = min(1.0, evidence.device_share(worked_ns) + evidence.idle_share(span_ns - worked_ns))
     if share < LOW:
         return None
     kernels = int(inside.sum()) / steps
@@ -63,11 +62,6 @@ def find(evidence: RankEvidence) -> Finding | None:
             remedies.CUDA_GRAPHS.offer("replay the step as one CUDA graph: one launch per step"),
         ),
     )
-
-
-def _optimizer_steps(evidence: RankEvidence, launched: Launched) -> Int32s:
-    """The optimizer step around each launch, or -1."""
-    return in_optimizer_step(evidence.trace, evidence.trace.device.launch[launched.rows])
 
 
 def _count_parameters(evidence: RankEvidence, launched: Launched, single: Bools) -> int:

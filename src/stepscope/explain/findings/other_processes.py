@@ -14,7 +14,7 @@ from stepscope.records.words import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stepscope.records.host_load import HostLoad, PlainSteps
+    from stepscope.records.host_load import PlainSteps
 
 _LEAST_CORES = 0.2
 
@@ -25,23 +25,20 @@ def find(evidence: RankEvidence) -> Finding | None:
     if load is None or plain is None or plain.waiting_share is None:
         return None
     others = lost_to_others(plain)
+    cores = f"{load.room:g}" if load.room else "the"
     share = plain.waiting_share
     if others < _LEAST_CORES or share < LOW:
         return None
     return RULE.finding(
         share=share,
         summary=f"the training thread waits for a core for {percent(share)} of the step: other "
-        f"processes keep {significant(others)} of {_count_cores(load)} cores busy.",
+        f"processes keep {significant(others)} of {cores} cores busy.",
         evidence=tuple(_list_evidence(evidence, plain)),
         remedies=(
             remedies.IDLE_MACHINE.offer(),
             remedies.THREADS.offer("use fewer threads: each of them gets a core sooner"),
         )[: 2 if threads_take_part(load, plain) else 1],
     )
-
-
-def _count_cores(load: HostLoad) -> str:
-    return f"{load.room:g}" if load.room else "the"
 
 
 def _list_evidence(evidence: RankEvidence, plain: PlainSteps) -> Iterator[str]:

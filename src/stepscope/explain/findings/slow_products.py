@@ -70,8 +70,10 @@ def _find_roof(evidence: RankEvidence, use: CpuUse, product: Product) -> float |
         bytes_s = evidence.efficiency.ceilings.bytes_s  # type: ignore[union-attr]
         by_bytes = product.bytes_moved / bytes_s if product.bytes_moved and bytes_s else 0.0
         return min(peak, product.flops / by_bytes) if by_bytes else peak
-    alike = [other for other in use.products if _is_comparable(other, product)]
-    return max((other.flops_s for other in alike), default=None) if _is_dense(product) else None
+    if not product.bytes_moved or product.flops < DENSE * product.bytes_moved:
+        return None
+    alike = [other for other in use.products if other.dtype == product.dtype]
+    return max((other.flops_s for other in alike if other.flops >= LEAST_FLOPS), default=None)
 
 
 def _find_calibrated_peak(evidence: RankEvidence, product: Product) -> float | None:
@@ -83,14 +85,6 @@ def _find_calibrated_peak(evidence: RankEvidence, product: Product) -> float | N
     load = evidence.cpu.load if evidence.cpu else None
     used = load.threads / ceilings.threads if load and ceilings.threads else 1.0
     return ceilings.flops[dtype] * min(1.0, used)
-
-
-def _is_comparable(other: Product, product: Product) -> bool:
-    return other.dtype == product.dtype and other.flops >= LEAST_FLOPS
-
-
-def _is_dense(product: Product) -> bool:
-    return bool(product.bytes_moved) and product.flops >= DENSE * (product.bytes_moved or 0.0)
 
 
 def _describe(product: Product) -> str:

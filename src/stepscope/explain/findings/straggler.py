@@ -1,4 +1,4 @@
-"""A rank, or a link, that everybody waits for."""
+"""A rank, or a link, that all other ranks wait for."""
 
 from __future__ import annotations
 
