@@ -44,8 +44,7 @@ def make_budget(steps: Steps, step: StepTime, timeline: Timeline, idle: Idle) ->
 
 
 def mean_budget(ranks: tuple[RankExplanation, ...]) -> Budget:
-    """The mean of the ranks' shares, over the slowest rank's step. Ranks that recorded nothing are
-    left out."""
+    """The mean shares of all ranks that recorded something, over the slowest rank's step."""
     budgets = [rank.budget for rank in ranks if _divides(rank.budget)] or [ranks[0].budget]
     if len(budgets) == 1:
         return budgets[0]

@@ -83,8 +83,7 @@ def measure_efficiency(analysis: RankAnalysis, step_ms: StepTime) -> Efficiency 
 
 
 def above_peak(efficiency: Efficiency) -> str:
-    """A sentence about what exceeds the peak, if anything does. Nothing can: the peak, or the
-    step's time, is wrong."""
+    """What exceeds the peak, in a sentence, or "". It shows that the peak or the time is wrong."""
     faster = [
         (use.dtype, use.flops / use.device_ns * 1e9, use.peak_flops)
         for use in efficiency.by_dtype

@@ -57,13 +57,13 @@ def explain_memory(analysis: RankAnalysis) -> Memory | None:
     else:
         return None
     limit, limit_from = _limit(trace, memory, inputs)
-    return replace(
+    memory = replace(
         memory,
         growth=growth_of_steps(inputs.step_bytes) or memory.growth,
         limit_bytes=limit,
         theory=_theory(memory, captured, calls, analysis.strategies),
-        largest_batch=_largest(lines, calls, limit, limit_from, _held_back(memory)),
     )
+    return replace(memory, largest_batch=_largest(lines, calls, memory, limit_from))
 
 
 def _limit(
@@ -83,27 +83,21 @@ def _limit(
 def _largest(
     lines: tuple[BatchLine, ...],
     calls: StepCalls | None,
-    limit: int | None,
+    memory: Memory,
     limit_from: LimitFrom | None,
-    held_back: float,
 ) -> LargestBatch | None:
     if not any(line.scaling_bytes for line in lines):
         return None
     batch, batch_from = (find_batch(calls) if calls else None) or (None, None)
+    used = memory.peak_bytes / memory.reserved_bytes if memory.reserved_bytes else 0.0
     return find_largest(
         lines,
         batch=batch,
         batch_from=batch_from,
-        limit_bytes=limit,
+        limit_bytes=memory.limit_bytes,
         limit_from=limit_from,
-        held_back=held_back,
+        held_back=max(0.0, 1 - used) if used else 0.0,
     )
-
-
-def _held_back(memory: Memory) -> float:
-    if not memory.peak_bytes or not memory.reserved_bytes:
-        return 0.0
-    return max(0.0, 1 - memory.peak_bytes / memory.reserved_bytes)
 
 
 def _theory(

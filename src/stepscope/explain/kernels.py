@@ -29,8 +29,7 @@ def list_kernels(trace: Trace, work: Work, steps: Steps) -> tuple[Kernel, ...]:
 
 
 def _of_steps(trace: Trace, work: Work, steps: Steps) -> Bools | None:
-    """Leave out work of earlier steps: it began before the steps' first work, and its launch was
-    not recorded."""
+    """Without work of earlier steps, which began before these and has no recorded launch."""
     launch = launches_of(trace, work)
     linked = launch >= 0
     if not steps.steps or not linked.any():

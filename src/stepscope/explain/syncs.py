@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 
 def list_syncs(trace: Trace, rows: Indices) -> tuple[SyncCall, ...]:
-    """The blocking calls in these host rows: by call, the operator around it and the place in the
-    code; longest first."""
+    """These blocking calls by name, operator around them and place in the code; longest first."""
     host = trace.host
     if not len(rows):
         return ()

@@ -28,8 +28,7 @@ def find(evidence: JobEvidence) -> Finding | None:
 
 
 def _report(pipeline: Pipeline) -> Finding:
-    """The share is the mean over the stages of time that is neither compute nor communication of
-    another strategy."""
+    """The share: mean time of the stages without compute or another strategy's communication."""
     share = pipeline.bubble_share
     slowest = pipeline.deciding_stage
     return RULE.finding(
