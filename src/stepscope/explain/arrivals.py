@@ -1,4 +1,4 @@
-"""Collectives joined across ranks: who came when, who waited, and how long the transfer took."""
+"""Collectives joined across ranks: when each rank arrived, how long it waited, the transfer."""
 
 from __future__ import annotations
 
@@ -7,58 +7,56 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from stepscope.explain.call_tree import group
 from stepscope.explain.collectives import bus_factor
 from stepscope.explain.stragglers import LinkEvidence
 from stepscope.records.job import KINDS, JobCollective, LastArriver
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Bools, Indices, Int64s
     from stepscope.records.job import Clock, RankPart
     from stepscope.records.profile import Profile
     from stepscope.trace.matching import MatchedCollectives
-
-    Int64 = NDArray[np.int64]
 
 
 _NEVER = -(2**62)
 
 
 class AlignedBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """A block on the one clock. Matrices are (collectives, members); `here` says what is known."""
+    """A block on the job's clock. Matrices are (collectives, members); `here` marks known cells."""
 
     block: MatchedCollectives
-    here: NDArray[np.bool_]
-    arrival_ns: Int64
-    start_ns: Int64
-    end_ns: Int64
-    dur_ns: Int64
-    exposed_ns: Int64
+    here: Bools
+    arrival_ns: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    dur_ns: Int64s
+    exposed_ns: Int64s
     aligned: bool
-    complete: NDArray[np.bool_]  # (collectives,): all of the group is here
-    error_ns: Int64  # (members,)
-    last: NDArray[np.intp]  # (collectives,): the member that came last
-    last_arrival_ns: Int64
+    complete: Bools  # (collectives,): all of the group is here
+    error_ns: Int64s  # (members,)
+    last: Indices  # (collectives,): the member that arrived last
+    last_arrival_ns: Int64s
 
     @property
-    def wait_ns(self) -> Int64:
+    def wait_ns(self) -> Int64s:
         return np.where(self.here, self.last_arrival_ns[:, None] - self.arrival_ns, 0)
 
     @property
-    def transfer_ns(self) -> Int64:
-        """From the last arrival to the end, as the last to come sees it: by its own clock alone.
-        Where part of the group is not here, no more than that."""
+    def transfer_ns(self) -> Int64s:
+        """From the last arrival to the end, by the clock of the rank that arrived last. An upper
+        bound where part of the group is not here."""
         return self._least(self.end_ns - self.arrival_ns)
 
     @property
-    def moving_ns(self) -> Int64:
-        """The same without the time that the call was queued after others."""
+    def moving_ns(self) -> Int64s:
+        """The same without the time that the call was queued behind other calls."""
         return self._least(self.dur_ns)
 
-    def _least(self, spent: Int64) -> Int64:
-        least: Int64 = np.where(self.here, spent, -_NEVER).min(axis=1)
+    def _least(self, spent: Int64s) -> Int64s:
+        least: Int64s = np.where(self.here, spent, -_NEVER).min(axis=1)
         return least
 
 
@@ -67,7 +65,7 @@ def align_block(parts: Sequence[RankPart], block: MatchedCollectives, clock: Clo
     ranks = [parts[member].rank for member in block.members.tolist()]
     aligned = clock.aligned and all(rank in clock.offset_ns for rank in ranks)
 
-    def on_clock(name: str) -> Int64:
+    def on_clock(name: str) -> Int64s:
         values = block.column(parts, name)
         if aligned:
             for place, rank in enumerate(ranks):
@@ -102,59 +100,48 @@ def list_joined(
     return tuple(sorted(rows, key=lambda row: -((row.transfer_ns or 0) + (row.wait_ns or 0))))
 
 
-def _kinds_and_sizes(block: MatchedCollectives) -> list[tuple[int, int, NDArray[np.intp]]]:
-    pairs = np.stack((block.kind.astype(np.int64), block.size_bytes), axis=1)
-    distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
-    inverse = inverse.reshape(-1)
+def _kinds_and_sizes(block: MatchedCollectives) -> list[tuple[int, int, Indices]]:
+    first, inverse, _ = group(block.kind, block.size_bytes)
     return [
-        (kind, size, np.flatnonzero(inverse == code))
-        for code, (kind, size) in enumerate(distinct.tolist())
+        (int(block.kind[row]), int(block.size_bytes[row]), np.flatnonzero(inverse == code))
+        for code, row in enumerate(first.tolist())
     ]
 
 
 def _join_calls(
     parts: Sequence[RankPart], aligned: AlignedBlock, profiles: Sequence[Profile]
-) -> list[JobCollective]:
-    block = aligned.block
+) -> Iterator[JobCollective]:
+    block, ranks = aligned.block, aligned.block.group.size
     wait, transfer, members = aligned.wait_ns, aligned.transfer_ns, aligned.here.sum(axis=1)
-    last = aligned.last
-    out = []
     for code, size, rows in _kinds_and_sizes(block):
         kind = KINDS[code]
         moving = int(aligned.moving_ns[rows].sum())
         algbw = size * len(rows) / moving if size >= 0 and moving else None
-        ranks = block.group.size
         resolved = aligned.aligned and block.synchronising[rows].all()
-        out.append(
-            JobCollective(
-                kind=kind,
-                group=block.group.name,
-                description=block.group.description,
-                group_size=ranks,
-                ranks_seen=int(members[rows].max()),
-                size_bytes=size if size >= 0 else None,
-                count=len(rows),
-                wait_ns=int((wait[rows].sum(axis=1) / members[rows]).sum()) if resolved else None,
-                wait_error_ns=int(aligned.error_ns.max()) * len(rows) if resolved else None,
-                transfer_ns=int(transfer[rows].sum()),
-                exposed_ns=int((aligned.exposed_ns[rows].sum(axis=1) / members[rows]).sum()),
-                algbw_gb_s=algbw,
-                busbw_gb_s=algbw * bus_factor(kind, ranks) if algbw and ranks else None,
-                expected_ns=_expected(profiles, kind, ranks, size)[0],
-                slowest_rank=_most_often(parts, aligned, last[rows]) if resolved else None,
-            )
+        last_member = int(block.members[np.bincount(aligned.last[rows]).argmax()])
+        yield JobCollective(
+            kind=kind,
+            group=block.group.name,
+            description=block.group.description,
+            group_size=ranks,
+            ranks_seen=int(members[rows].max()),
+            size_bytes=size if size >= 0 else None,
+            count=len(rows),
+            wait_ns=int((wait[rows].sum(axis=1) / members[rows]).sum()) if resolved else None,
+            wait_error_ns=int(aligned.error_ns.max()) * len(rows) if resolved else None,
+            transfer_ns=int(transfer[rows].sum()),
+            exposed_ns=int((aligned.exposed_ns[rows].sum(axis=1) / members[rows]).sum()),
+            algbw_gb_s=algbw,
+            busbw_gb_s=algbw * bus_factor(kind, ranks) if algbw and ranks else None,
+            expected_ns=_expected(profiles, kind, ranks, size)[0],
+            slowest_rank=parts[last_member].rank if resolved else None,
         )
-    return out
-
-
-def _most_often(parts: Sequence[RankPart], aligned: AlignedBlock, last: NDArray[np.intp]) -> int:
-    return parts[int(aligned.block.members[np.bincount(last).argmax()])].rank
 
 
 def _expected(
     profiles: Sequence[Profile], kind: str, ranks: int | None, size: int
 ) -> tuple[float | None, float]:
-    """One transfer by the first profile that knows such a group, and how far off it may be."""
+    """A transfer's time by the first profile that knows such a group, and its relative error."""
     for profile in profiles:
         fit = profile.fit_for(kind, ranks) if ranks and size >= 0 else None
         if fit is not None:
@@ -165,9 +152,8 @@ def _expected(
 def last_arrivers(
     parts: Sequence[RankPart], blocks: Sequence[AlignedBlock], steps: int
 ) -> tuple[LastArriver, ...]:
-    """For whom everybody waited, where the clocks are good enough to say it."""
-    times = np.zeros(len(parts), np.int64)
-    waits = np.zeros(len(parts), np.int64)
+    """How often each rank arrived last, where the clocks are precise enough to say."""
+    times, waits = np.zeros(len(parts), np.int64), np.zeros(len(parts), np.int64)
     leads: list[list[int]] = [[] for _ in parts]
     compared = 0
     for block in blocks:
@@ -201,7 +187,7 @@ def last_arrivers(
 def link_evidence(
     blocks: Sequence[AlignedBlock], profiles: Sequence[Profile] = ()
 ) -> list[LinkEvidence]:
-    """Transfers of groups that are all here, with the time that they should take."""
+    """Transfers of groups that are all here, where it is known how long they should take."""
     links: list[LinkEvidence] = []
     for block in blocks:
         transfer = block.moving_ns
@@ -220,25 +206,23 @@ def link_evidence(
                     step=block.block.step[rows],
                     transfer_ns=transfer[rows],
                     exposed_ns=block.exposed_ns[rows].sum(axis=1) // members,
-                    wait_ns=block.wait_ns[rows].max(axis=1).astype(float),
-                    expected_ns=expected,
-                    expected_error=error,
-                    siblings_ns=None,
+                    calibrated=expected is not None,
+                    should_ns=(expected or 0.0) * (1 + error),
                 )
             )
-    return _with_siblings(links)
+    return list(_compare_with_siblings(links))
 
 
-def _with_siblings(links: Sequence[LinkEvidence]) -> list[LinkEvidence]:
-    """Add to each link the same transfer in the job's other groups of that size."""
+def _compare_with_siblings(links: Sequence[LinkEvidence]) -> Iterator[LinkEvidence]:
+    """Without a calibration, a transfer should take as long as in other groups of that size."""
     alike: dict[tuple[str, int, int], dict[str, float]] = {}
     for link in links:
         groups = alike.setdefault((link.kind, link.size_bytes, link.members), {})
         groups[link.group] = float(np.median(link.transfer_ns))
-    out = []
     for link in links:
         groups = alike[link.kind, link.size_bytes, link.members]
-        others = [typical for group, typical in groups.items() if group != link.group]
-        siblings = float(np.median(others)) if others else None
-        out.append(msgspec.structs.replace(link, siblings_ns=siblings))
-    return out
+        others = [typical for name, typical in groups.items() if name != link.group]
+        if link.calibrated:
+            yield link
+        elif others:
+            yield msgspec.structs.replace(link, should_ns=float(np.median(others)))

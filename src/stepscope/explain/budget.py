@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.explain.quantiles import median
-from stepscope.records.explanation import Budget, Part, StepTime
+from stepscope.records.explanation import Budget, Part
 
 if TYPE_CHECKING:
-    from stepscope.records.explanation import Basis, Idle, RankExplanation, Steps, Timeline
+    from stepscope.records.explanation import Idle, RankExplanation, Steps, StepTime, Timeline
 
 
-def step_time(steps: Steps, timeline: Timeline) -> StepTime:
-    """The profiled step: the median cycle, else the median step, else the whole window."""
+def step_time(steps: Steps, timeline: Timeline) -> float | None:
+    """The profiled step in ms: the median cycle, else the median step, else the whole window."""
     if steps.cycles_ns:
-        return StepTime(profiled=median(steps.cycles_ns) / 1e6)
+        return median(steps.cycles_ns) / 1e6
     if len(steps.steps) == 1 and timeline.span_ns:
-        return StepTime(profiled=max(steps.steps[0].dur_ns, timeline.span_ns) / 1e6)
+        return max(steps.steps[0].dur_ns, timeline.span_ns) / 1e6
     if steps.steps:
-        return StepTime(profiled=median([step.dur_ns for step in steps.steps]) / 1e6)
-    return StepTime(profiled=timeline.span_ns / 1e6 if timeline.span_ns else None)
+        return median([step.dur_ns for step in steps.steps]) / 1e6
+    return timeline.span_ns / 1e6 if timeline.span_ns else None
 
 
 def make_budget(steps: Steps, step: StepTime, timeline: Timeline, idle: Idle) -> Budget:
-    """`timeline` and `idle` of the window that the cycles cover."""
+    """`timeline` and `idle` cover the same window as the cycles."""
     slices = {
         "compute": timeline.compute_ns,
         "exposed_comm": timeline.exposed_comm_ns,
@@ -38,20 +38,13 @@ def make_budget(steps: Steps, step: StepTime, timeline: Timeline, idle: Idle) ->
         "idle_launch": idle.launch_ns,
         "idle_other": idle.other_ns,
     }
-    whole = timeline.span_ns or 1
-    ms = step.profiled or 0.0
-    return Budget(
-        step_ms=ms,
-        parts=tuple(
-            Part(id=name, ms=ms * ns / whole, share=ns / whole) for name, ns in slices.items()
-        ),
-        basis="cycles" if steps.cycles_ns else "window",
-    )
+    span, ms = timeline.span_ns or 1, step.profiled or 0.0
+    parts = [Part(id=name, ms=ms * ns / span, share=ns / span) for name, ns in slices.items()]
+    return Budget(step_ms=ms, parts=tuple(parts), basis="cycles" if steps.cycles_ns else "window")
 
 
 def mean_budget(ranks: tuple[RankExplanation, ...]) -> Budget:
-    """Several ranks: the mean of their shares, over the slowest rank's step. A rank that recorded
-    nothing has no share in it."""
+    """The mean shares of all ranks that recorded something, over the slowest rank's step."""
     budgets = [rank.budget for rank in ranks if _divides(rank.budget)] or [ranks[0].budget]
     if len(budgets) == 1:
         return budgets[0]
@@ -60,23 +53,20 @@ def mean_budget(ranks: tuple[RankExplanation, ...]) -> Budget:
         (part.id, sum(budget.parts[i].share for budget in budgets) / len(budgets))
         for i, part in enumerate(budgets[0].parts)
     ]
+    bases = {budget.basis for budget in budgets}
     return Budget(
         step_ms=ms,
         parts=tuple(Part(id=name, ms=ms * share, share=share) for name, share in shares),
-        basis=_common_basis([budget.basis for budget in budgets]),
+        basis=bases.pop() if len(bases) == 1 else "window",
     )
 
 
 def stretched(budget: Budget, step_ms: float) -> Budget:
-    """The same shares of another step."""
+    """The same shares of a step with another length."""
     parts = tuple(replace(part, ms=part.share * step_ms) for part in budget.parts)
     return replace(budget, step_ms=step_ms, parts=parts)
 
 
 def _divides(budget: Budget) -> bool:
-    """Marks of steps without any work in them have a length and no parts."""
+    """Whether there was any work: steps without it have a length but no shares."""
     return bool(budget.step_ms) and any(part.share for part in budget.parts)
-
-
-def _common_basis(all_of: list[Basis]) -> Basis:
-    return all_of[0] if len(set(all_of)) == 1 else "window"

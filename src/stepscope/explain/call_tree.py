@@ -13,6 +13,7 @@ from stepscope.trace.links import count_ancestors, nearest
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from stepscope.explain.arrays import Bools, Indices, Int32s, Int64s
     from stepscope.records.trace import HostEvents
 
 _N = TypeVar("_N", bound="np.integer[Any]")
@@ -21,12 +22,12 @@ _N = TypeVar("_N", bound="np.integer[Any]")
 class Levels(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of a forest grouped by depth, so that a level can be handled in one operation."""
 
-    parent: NDArray[np.int32]
-    order: NDArray[np.intp]
-    bounds: NDArray[np.intp]
+    parent: Int32s
+    order: Indices
+    bounds: Indices
 
     @classmethod
-    def of(cls, parent: NDArray[np.int32]) -> Levels:
+    def of(cls, parent: Int32s) -> Levels:
         depth = count_ancestors(parent)
         deepest = int(depth.max(initial=0))
         # numpy counts small numbers instead of comparing them
@@ -34,7 +35,7 @@ class Levels(msgspec.Struct, frozen=True, kw_only=True):
         bounds = np.searchsorted(depth[order], np.arange(deepest + 2))
         return cls(parent=parent, order=order, bounds=bounds)
 
-    def inclusive(self, own: NDArray[np.int64]) -> NDArray[np.int64]:
+    def inclusive(self, own: Int64s) -> Int64s:
         """Each row's own amount plus that of all rows below it."""
         total = own.copy()
         for level in range(len(self.bounds) - 2, 0, -1):
@@ -43,7 +44,7 @@ class Levels(msgspec.Struct, frozen=True, kw_only=True):
         return total
 
 
-def children_sum(parent: NDArray[np.int32], amount: NDArray[np.int64]) -> NDArray[np.int64]:
+def children_sum(parent: Int32s, amount: Int64s) -> Int64s:
     """Per row, the amount of its direct children."""
     total = np.zeros(len(parent), np.int64)
     has = parent >= 0
@@ -51,8 +52,8 @@ def children_sum(parent: NDArray[np.int32], amount: NDArray[np.int64]) -> NDArra
     return total
 
 
-def enclosing(host: HostEvents, rows: NDArray[np.intp]) -> NDArray[np.int32]:
-    """For each of some host rows: the nearest of them around it, numbered among them, or -1."""
+def enclosing(host: HostEvents, rows: Indices) -> Int32s:
+    """The nearest of these host rows around each of them, as an index into `rows`, or -1."""
     number = np.full(len(host), ABSENT, np.int32)
     number[rows] = np.arange(len(rows), dtype=np.int32)
     up = host.parent[rows]
@@ -60,7 +61,7 @@ def enclosing(host: HostEvents, rows: NDArray[np.intp]) -> NDArray[np.int32]:
     return np.where(around >= 0, number[np.maximum(around, 0)], ABSENT).astype(np.int32)
 
 
-def outermost(parent: NDArray[np.int32], label: NDArray[Any]) -> NDArray[np.bool_]:
+def outermost(parent: Int32s, label: NDArray[Any]) -> Bools:
     """Rows without an ancestor of the same label: recursion counts once."""
     outer = np.ones(len(parent), np.bool_)
     rows = np.flatnonzero(parent >= 0)
@@ -73,8 +74,8 @@ def outermost(parent: NDArray[np.int32], label: NDArray[Any]) -> NDArray[np.bool
     return outer
 
 
-def group(*columns: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp], int]:
-    """Distinct combinations, sorted: the first row of each, the group of every row, how many."""
+def group(*columns: NDArray[Any]) -> tuple[Indices, Indices, int]:
+    """Distinct combinations, sorted: the first row of each, every row's group, their number."""
     keys, width = _codes(columns[0])
     for column in columns[1:]:
         codes, wide = _codes(column)
@@ -89,26 +90,26 @@ def group(*columns: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp], i
     return first, inverse, len(first)
 
 
-def distinct_places(values: NDArray[_N]) -> tuple[NDArray[_N], NDArray[np.intp]]:
-    """Distinct whole numbers, sorted, and where each row's is among them. np.unique would load
-    numpy.ma, which takes as long as a short explanation."""
+def distinct_places(values: NDArray[_N]) -> tuple[NDArray[_N], Indices]:
+    """Distinct integers, sorted, and the index of each row's value among them. np.unique would
+    load numpy.ma, which takes as long as a short explanation."""
     first, places, _ = group(values)
     return values[first], places
 
 
-def distinct_counts(values: NDArray[_N]) -> tuple[NDArray[_N], NDArray[np.intp]]:
-    """Distinct whole numbers, sorted, and how often each occurs."""
+def distinct_counts(values: NDArray[_N]) -> tuple[NDArray[_N], Indices]:
+    """Distinct integers, sorted, and how often each occurs."""
     first, places, count = group(values)
     return values[first], np.bincount(places, minlength=count)
 
 
 def _room(values: NDArray[Any]) -> int:
-    """How far apart values may lie so that a place for each costs less than sorting them."""
+    """The largest range of values for which a lookup table is cheaper than sorting."""
     return 4 * len(values) + 1024
 
 
-def _codes(values: NDArray[Any]) -> tuple[NDArray[np.intp], int]:
-    """Numbers from zero in the same order, and how many there may be of them."""
+def _codes(values: NDArray[Any]) -> tuple[Indices, int]:
+    """Numbers from zero in the same order, and an upper limit for them."""
     low = int(values.min(initial=0))
     width = int(values.max(initial=0)) - low + 1
     if width > _room(values):
@@ -120,13 +121,13 @@ def _codes(values: NDArray[Any]) -> tuple[NDArray[np.intp], int]:
     return values.astype(np.intp) - low, width
 
 
-def _dense(codes: NDArray[np.intp], width: int) -> tuple[NDArray[np.intp], int]:
-    """The same with no number left out."""
+def _dense(codes: Indices, width: int) -> tuple[Indices, int]:
+    """The same without gaps between the numbers."""
     first, ranks = _ranked(codes, width)
     return ranks, len(first)
 
 
-def _ranked(codes: NDArray[np.intp], width: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _ranked(codes: Indices, width: int) -> tuple[Indices, Indices]:
     """The first row of each distinct code, and the rank of every row's."""
     place = np.full(width, ABSENT, np.intp)
     place[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)  # of equal ones the last written stays
@@ -134,7 +135,7 @@ def _ranked(codes: NDArray[np.intp], width: int) -> tuple[NDArray[np.intp], NDAr
     return place[used], (np.cumsum(used) - 1)[codes]
 
 
-def sum_by(inverse: NDArray[np.intp], amount: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+def sum_by(inverse: Indices, amount: Int64s, count: int) -> Int64s:
     """Exact integer sums per group."""
     total = np.zeros(count, np.int64)
     np.add.at(total, inverse, amount)

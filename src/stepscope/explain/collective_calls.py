@@ -1,10 +1,10 @@
-"""One rank's collectives, call by call: what other ranks' calls are joined to."""
+"""One rank's collectives, call by call, to be matched with those of other ranks."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,12 +20,12 @@ from stepscope.trace.links import nearest_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from stepscope.explain.arrays import Indices, Int32s, Int64s
     from stepscope.explain.work import Work
     from stepscope.records.explanation import Steps
     from stepscope.records.job import RankFolder
     from stepscope.records.trace import Trace
 
-    Int64 = NDArray[np.int64]
 
 _CODE = {name: code for code, name in enumerate(KINDS)}
 _VAGUE = ("send_recv", "other")
@@ -34,9 +34,7 @@ _COMM_CALL = re.compile(r"^(?:c10d::|nccl:|_c10d_functional::)")
 _OF_C10D = re.compile(r"^c10d::")
 
 
-class _CallFacts(msgspec.Struct, frozen=True):
-    """What is known about one call."""
-
+class _CallFacts(NamedTuple):
     kind: str
     group: Group
     size_bytes: int | None
@@ -46,10 +44,10 @@ class _CallFacts(msgspec.Struct, frozen=True):
 
 def list_calls(
     trace: Trace, work: Work, steps: Steps, folder: RankFolder | None = None
-) -> tuple[CollectiveCalls, NDArray[np.int32]]:
-    """Every collective in the order of arrival, and the host event that made each (or ABSENT)."""
+) -> tuple[CollectiveCalls, Int32s]:
+    """All collectives in the order of arrival, and the host event of each call (or ABSENT)."""
     rows = np.flatnonzero(work.kind == Kind.COMM)
-    if work.on_host:  # c10d:: calls only start what the gloo: span then does
+    if work.on_host:  # c10d:: calls only start the work, which gloo: spans then do
         rows = rows[trace.host.kind[work.rows[rows]] == HostKind.ANNOTATION]
         facts, row = _read_spans(trace, work.rows[rows], folder)
     else:
@@ -85,19 +83,19 @@ def list_calls(
     return calls, row[order]
 
 
-def exposed_time(work: Work, start: Int64, end: Int64) -> Int64:
-    """The part of each call that no compute hides. Time in which several calls run counts once, for
-    the call that began first: the calls add up to the exposed time of all of them."""
+def exposed_time(work: Work, start: Int64s, end: Int64s) -> Int64s:
+    """The part of each call without simultaneous compute. When several calls run at once, the time
+    counts for the first one, so that the calls add up to their common exposed time."""
     order = np.argsort(start, kind="stable")
     done = np.maximum.accumulate(end[order])
     began = start.copy()
     began[order[1:]] = np.maximum(start[order[1:]], done[:-1])
     began = np.minimum(began, end)
-    exposed: Int64 = end - began - intervals.covered(work.compute, began, end)
+    exposed: Int64s = end - began - intervals.covered(work.compute, began, end)
     return exposed
 
 
-def _steps_at(steps: Steps, called_ns: Int64) -> NDArray[np.int32]:
+def _steps_at(steps: Steps, called_ns: Int64s) -> Int32s:
     """The compared step (see rank_steps.py) of each call, by the host time of the call."""
     if not steps.cycles_ns:
         return np.zeros(len(called_ns), np.int32)
@@ -105,8 +103,8 @@ def _steps_at(steps: Steps, called_ns: Int64) -> NDArray[np.int32]:
     return np.where((place >= 0) & (place < len(steps.cycles_ns)), place, ABSENT).astype(np.int32)
 
 
-def _cycles_at(steps: Steps, start: Int64) -> NDArray[np.int32]:
-    """The same of calls whose launch was not recorded, by when they run on the device."""
+def _cycles_at(steps: Steps, start: Int64s) -> Int32s:
+    """The same for calls without a recorded launch, by their start on the device."""
     edges = steps.window_start_ns + np.append(0, np.cumsum(steps.cycles_ns)).astype(np.int64)
     if len(edges) < 2:
         return np.zeros(len(start), np.int32)
@@ -118,12 +116,12 @@ def _cycles_at(steps: Steps, start: Int64) -> NDArray[np.int32]:
 # A device's kernels: metadata on the kernel itself, else on the call around its launch.
 
 
-def _read_kernels(trace: Trace, at: NDArray[np.intp]) -> tuple[list[_CallFacts], NDArray[np.int32]]:
+def _read_kernels(trace: Trace, at: Indices) -> tuple[list[_CallFacts], Int32s]:
     if not len(at):
         return [], np.empty(0, np.int32)
     device, host = trace.device, trace.host
     own, launch = device.collective[at], device.launch[at]
-    said = np.full((3, len(at)), ABSENT, np.int32)  # name, shapes, dtypes of the call around it
+    calls = np.full((3, len(at)), ABSENT, np.int32)  # name, shapes, dtypes of the call around it
     if len(host):
         around = nearest_of(host, host.collective >= 0, launch)
         known = (around >= 0) & (own < 0)
@@ -131,10 +129,10 @@ def _read_kernels(trace: Trace, at: NDArray[np.intp]) -> tuple[list[_CallFacts],
         calling = rows_named(trace, host, host.kind <= HostKind.ANNOTATION, _shows_kind)
         call = nearest_of(host, calling, launch)
         for row, column in enumerate((host.name, host.shapes, host.dtypes)):
-            said[row] = np.where(call >= 0, column[np.maximum(call, 0)], ABSENT)
-    recorded = np.stack((device.name[at], own, *said))
+            calls[row] = np.where(call >= 0, column[np.maximum(call, 0)], ABSENT)
+    recorded = np.stack((device.name[at], own, *calls))
     first, inverse, _ = call_tree.group(*recorded)
-    facts = [_from_kernel(trace, *each) for each in recorded[:, first].T.tolist()]
+    facts = [_from_kernel(trace, *codes) for codes in recorded[:, first].T.tolist()]
     return [facts[i] for i in inverse.tolist()], launch.astype(np.int32)
 
 
@@ -143,24 +141,23 @@ def _shows_kind(name: str) -> bool:
 
 
 def _from_kernel(
-    trace: Trace, name: int, metadata: int, said: int, shapes: int, dtypes: int
+    trace: Trace, name: int, metadata: int, call: int, shapes: int, dtypes: int
 ) -> _CallFacts:
-    """Kernels of one name send, receive and do all-to-alls: then the call around them tells."""
+    """A kernel name that sends, receives and all-to-alls share needs the name of the call."""
     args = trace.collectives[metadata] if metadata >= 0 else None
     kind = kind_of(args.name if args else trace.strings[name])
-    if kind in _VAGUE and said >= 0:
-        kind = kind_of(trace.strings[said])
+    if kind in _VAGUE and call >= 0:
+        kind = kind_of(trace.strings[call])
     if args:
-        return _CallFacts(
-            kind, _find_group(trace, args), size_bytes(args), args.sequence, _peer(args)
-        )
-    group = _default_group(trace) if said >= 0 else Group(name="")
+        group = _find_group(trace, args)
+        return _CallFacts(kind, group, size_bytes(args), args.sequence, _peer(args))
+    group = _default_group(trace) if call >= 0 else Group(name="")
     return _CallFacts(kind, group, _given_bytes(trace, kind, group, shapes, dtypes))
 
 
 def _find_group(trace: Trace, args: CollectiveArgs) -> Group:
-    """As the call names it; its ranks from the call, else from the file's list of groups."""
-    listed = next((each for each in trace.groups if each.get("pg_name") == args.group), {})
+    """The group that the call names; its ranks from the call, else from the file's list."""
+    listed = _listed_group(trace, args.group)
     return Group(
         name=args.group,
         description=args.group_description or str(listed.get("pg_desc", "")),
@@ -169,8 +166,12 @@ def _find_group(trace: Trace, args: CollectiveArgs) -> Group:
     )
 
 
+def _listed_group(trace: Trace, name: str) -> dict[str, Any]:
+    return next((group for group in trace.groups if group.get("pg_name") == name), {})
+
+
 def _integers(text: str) -> tuple[int, ...]:
-    """A list as the profiler writes it; long ones are cut with dots and then are not known."""
+    """A list as the profiler writes it; it cuts long ones, which are then unknown."""
     try:
         return tuple(msgspec.json.decode(text, type=list[int])) if text else ()
     except msgspec.DecodeError:
@@ -188,32 +189,24 @@ def _peer(args: CollectiveArgs) -> int:
 
 
 def _read_spans(
-    trace: Trace, spans: NDArray[np.intp], folder: RankFolder | None
-) -> tuple[list[_CallFacts], NDArray[np.int32]]:
+    trace: Trace, spans: Indices, folder: RankFolder | None
+) -> tuple[list[_CallFacts], Int32s]:
     host = trace.host
     row = find_callers(trace, spans)
     known = row >= 0
-    kinds = [
-        kind_of(trace.strings[code])
-        for code in np.where(known, host.name[np.maximum(row, 0)], host.name[spans]).tolist()
-    ]
+    names = np.where(known, host.name[np.maximum(row, 0)], host.name[spans])
     lines = folder.comms if folder else ()
     line = _find_lines(trace, row, lines)
     default = _default_group(trace)
+    columns = np.stack((names, host.shapes[spans], host.dtypes[spans], line), axis=1)
     facts = [
-        _from_span(trace, kind, shapes, dtypes, lines[place] if place >= 0 else None, default)
-        for kind, shapes, dtypes, place in zip(
-            kinds,
-            host.shapes[spans].tolist(),
-            host.dtypes[spans].tolist(),
-            line.tolist(),
-            strict=True,
-        )
+        _from_span(trace, name, shapes, dtypes, lines[place] if place >= 0 else None, default)
+        for name, shapes, dtypes, place in columns.tolist()
     ]
     return facts, row
 
 
-def find_callers(trace: Trace, spans: NDArray[np.intp]) -> NDArray[np.int32]:
+def find_callers(trace: Trace, spans: Indices) -> Int32s:
     """The c10d:: operator that started each gloo span: by kind and number of elements, in order."""
     host = trace.host
     row = np.full(len(spans), ABSENT, np.int32)
@@ -238,8 +231,8 @@ def find_callers(trace: Trace, spans: NDArray[np.intp]) -> NDArray[np.int32]:
 
 def _keys(
     trace: Trace, rows: NDArray[Any], keys: dict[tuple[str, int], int], *, calling: bool
-) -> NDArray[np.intp]:
-    """A number for kind and elements; each distinct way to record them is looked at once."""
+) -> Indices:
+    """Numbers for pairs of kind and element count; each distinct recording is parsed once."""
     host = trace.host
     pairs = np.stack((host.name[rows], host.shapes[rows]))
     first, inverse, _ = call_tree.group(*pairs)
@@ -264,7 +257,7 @@ def _key(trace: Trace, name: int, shapes: int, calling: bool) -> tuple[str, int]
 
 
 def count_elements(shape: Any) -> int:
-    """Of a tensor's sizes, or of a list of them."""
+    """Elements of a tensor with this shape, or of all tensors in a list of shapes."""
     if not isinstance(shape, list) or not shape:
         return 0
     if any(isinstance(part, list) for part in shape):
@@ -272,11 +265,9 @@ def count_elements(shape: Any) -> int:
     return math.prod(part for part in shape if isinstance(part, int))
 
 
-def _find_lines(
-    trace: Trace, row: NDArray[np.int32], lines: tuple[dict[str, Any], ...]
-) -> NDArray[np.intp]:
+def _find_lines(trace: Trace, row: Int32s, lines: tuple[dict[str, Any], ...]) -> Indices:
     """The flight recorder's line that was created during each call."""
-    found = np.full(len(row), ABSENT, np.intp)
+    line_of = np.full(len(row), ABSENT, np.intp)
     created = np.array([line.get("created_ns") or ABSENT for line in lines], np.int64)
     order = np.argsort(created, kind="stable")
     at = np.maximum(row, 0)
@@ -286,18 +277,14 @@ def _find_lines(
     for i in np.flatnonzero((row >= 0) & (place < len(order))).tolist():
         line = int(order[place[i]])
         if created[line] <= ended[i]:
-            found[i] = line
-    return found
+            line_of[i] = line
+    return line_of
 
 
 def _from_span(
-    trace: Trace,
-    kind: str,
-    shapes: int,
-    dtypes: int,
-    line: dict[str, Any] | None,
-    default: Group,
+    trace: Trace, name: int, shapes: int, dtypes: int, line: dict[str, Any] | None, default: Group
 ) -> _CallFacts:
+    kind = kind_of(trace.strings[name])
     group = default if line is None else _line_group(trace, line)
     size = line.get("size_bytes") if line else None
     if size is None:
@@ -308,7 +295,7 @@ def _from_span(
 
 def _line_group(trace: Trace, line: dict[str, Any]) -> Group:
     name = str(line.get("group", ""))
-    listed = next((each for each in trace.groups if each.get("pg_name") == name), {})
+    listed = _listed_group(trace, name)
     return Group(
         name=name,
         description=str(line.get("group_description") or listed.get("pg_desc", "")),
@@ -318,7 +305,7 @@ def _line_group(trace: Trace, line: dict[str, Any]) -> Group:
 
 
 def _default_group(trace: Trace) -> Group:
-    """gloo spans do not name their group: it is known where there is one, else perhaps its size."""
+    """gloo spans do not name their group: the only group, else one of the groups' common size."""
     if len(trace.groups) == 1:
         return _line_group(trace, {"group": trace.groups[0].get("pg_name", "")})
     sizes = {group.get("pg_size") for group in trace.groups} or {trace.world_size}
@@ -328,7 +315,7 @@ def _default_group(trace: Trace) -> Group:
 
 
 def _given_bytes(trace: Trace, kind: str, group: Group, shapes: int, dtypes: int) -> int | None:
-    """Recorded is what this rank gives; an all-gather's size is what comes of all ranks'."""
+    """The record holds this rank's input; an all-gather's size is the output of all ranks."""
     size = _span_bytes(trace, shapes, dtypes)
     if kind != "all_gather" or size is None:
         return size

@@ -13,8 +13,7 @@ from stepscope.records.job import KINDS
 from stepscope.records.lazy_pattern import lazy_pattern
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Indices
     from stepscope.records.job import CollectiveCalls
     from stepscope.records.trace import CollectiveArgs
 
@@ -59,7 +58,7 @@ def list_collectives(calls: CollectiveCalls) -> tuple[Collective, ...]:
         return ()
     _, inverse, count = call_tree.group(calls.kind, calls.group, calls.size_bytes)
     out = [_summarise(calls, np.flatnonzero(inverse == code)) for code in range(count)]
-    return tuple(sorted(out, key=lambda each: -each.total_ns))
+    return tuple(sorted(out, key=lambda collective: -collective.total_ns))
 
 
 def size_bytes(args: CollectiveArgs) -> int | None:
@@ -69,22 +68,22 @@ def size_bytes(args: CollectiveArgs) -> int | None:
     return elements * width if width and elements >= 0 else None
 
 
-def _summarise(calls: CollectiveCalls, rows: NDArray[np.intp]) -> Collective:
-    """Of calls of one kind, group and size."""
-    one = rows[0]
-    kind, size = KINDS[calls.kind[one]], int(calls.size_bytes[one])
-    told = calls.groups[calls.group[one]]
+def _summarise(calls: CollectiveCalls, rows: Indices) -> Collective:
+    """Calls of one kind, group and size as one row."""
+    kind, size = KINDS[calls.kind[rows[0]]], int(calls.size_bytes[rows[0]])
+    group = calls.groups[calls.group[rows[0]]]
     start, end = calls.start_ns[rows], calls.end_ns[rows]
     total = int((end - start).sum())
     algbw = size * len(rows) / total if size >= 0 and total else None
+    ranks = group.size
     return Collective(
         kind=kind,
-        group=told.name,
-        group_size=told.size,
+        group=group.name,
+        group_size=group.size,
         size_bytes=size if size >= 0 else None,
         count=len(rows),
         total_ns=total,
         exposed_ns=int(calls.exposed_ns[rows].sum()),
         algbw_gb_s=algbw,
-        busbw_gb_s=algbw * bus_factor(kind, told.size) if algbw is not None and told.size else None,
+        busbw_gb_s=algbw * bus_factor(kind, ranks) if algbw is not None and ranks else None,
     )

@@ -1,4 +1,4 @@
-"""Copies and memsets by name: how many, how large, how fast, how much of it in the way."""
+"""Copies and memsets by name: how many, how large, how fast, and how much of it is exposed."""
 
 from __future__ import annotations
 

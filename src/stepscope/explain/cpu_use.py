@@ -1,10 +1,9 @@
-"""How well a step that computes on the CPU uses it: work, stalls, and the cost of each operator.
+"""How well a step uses the CPU that it computes on: work, stalls, and overhead of operators.
 
 Calls of one operator with the same shapes do the same work. Their quick pace is the lower quartile
-of their times; what a call takes beyond twice that pace is a stall, in which it did nothing but
-wait. What a short call takes beyond its arithmetic and its bytes is overhead: PyTorch choosing a
-kernel, making the output, recording for backward. Times are those of the trace less the profiler's
-cost of each event, and of one step.
+of their times. Time beyond twice that pace is a stall: the call only waited. Time of a short call
+beyond its arithmetic and its bytes is overhead: PyTorch chooses a kernel, makes the output, records
+for backward. Times are per step, without the profiler's cost of each event.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from stepscope.explain.replay.cpu_overhead import event_cost_ns
 from stepscope.explain.threading_gain import speedup
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Bools, Floats, Int32s, Int64s
     from stepscope.explain.flops.costs import Costs
     from stepscope.explain.flops.pieces import Pieces
     from stepscope.explain.rank_analysis import RankAnalysis
@@ -28,19 +26,17 @@ if TYPE_CHECKING:
     from stepscope.records.host_load import HostLoad
     from stepscope.records.trace import Trace
 
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
-FEWEST_CALLS = 3  # of one operator and shapes: fewer do not tell their pace
+FEWEST_CALLS = 3  # of one operator and shapes: fewer do not show their pace
 STALL = 2.0  # times the quick pace
-MOST_OVERHEAD_NS = 10_000.0  # of one event: what takes longer is work that nobody priced
-UNPRICED_NS = 5_000.0  # a call that short has no work to speak of, priced or not
-LONG_NS = 200_000.0  # a call that several threads can share with profit
-# Of one core, where nothing was calibrated: slower than any that trains today.
+MOST_OVERHEAD_NS = 10_000.0  # per event: longer calls do work whose amount is not known
+UNPRICED_NS = 5_000.0  # calls shorter than this do hardly any work, known or not
+LONG_NS = 200_000.0  # calls of this length gain from several threads
+# One core without calibration: slower than any core in use today.
 CORE_FLOPS_S, CORE_BYTES_S = 20e9, 5e9
-# What few bytes a call moves lie in the core's own cache.
+# The bytes of a call that moves few of them are in the core's own cache.
 CACHE_BYTES, CACHE_BYTES_S = 1 << 20, 25e9
-_LEAST = 0.2  # of a call's time is its own, whatever the profiler costs
+_LEAST = 0.2  # of a call's time is its own, however much the profiler costs
 
 
 class Product(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,12 +44,12 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
 
     operator: str
     shapes: str
-    dtype: int  # code of flops.dtypes.DTYPES
-    calls: float  # of one step
-    flops: float  # of one call
-    bytes_moved: float | None  # of one call
-    quick_ns: float  # of one call
-    own_ns: float  # of one step, stalls included
+    dtype: int  # index in flops.dtypes.DTYPES
+    calls: float  # per step
+    flops: float  # per call
+    bytes_moved: float | None  # per call
+    quick_ns: float  # per call
+    own_ns: float  # per step, stalls included
 
     @property
     def flops_s(self) -> float:
@@ -62,39 +58,35 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One step's operators on the CPU. All but the load is known for a bare trace too."""
+    """One step's operators on the CPU. Shares are of their time. A bare trace has no load."""
 
     load: HostLoad | None
-    events: float  # operators, those inside others too
-    own_ns: float  # all operators' time
+    events: float  # operators, including those inside others
+    own_ns: float  # time of all operators
     stalled_ns: float
     overhead_ns: float
-    long_ns: float  # at the quick pace, of calls that threads can share
-    # What one thread would need that nothing disturbs: for calls that threads can share, others.
-    alone_long_ns: float
-    alone_short_ns: float
-    priced_share: float  # of the operators' time: work is known
-    paced_share: float  # of the operators' time: enough calls to tell a pace
+    long_ns: float  # at the quick pace, in calls that threads can share
+    alone_long_ns: float  # the same calls on one undisturbed thread
+    alone_short_ns: float  # all other calls on one undisturbed thread
+    priced_share: float  # the amount of work is known
+    paced_share: float  # there are enough calls to show a pace
     products: tuple[Product, ...]  # the longest first
 
     @property
     def stalled_share(self) -> float:
-        """Of the operators' time."""
         return self.stalled_ns / self.own_ns if self.own_ns else 0.0
 
     @property
     def overhead_share(self) -> float:
-        """Of the operators' time."""
         return self.overhead_ns / self.own_ns if self.own_ns else 0.0
 
     @property
     def long_share(self) -> float:
-        """Of the operators' time."""
         return self.long_ns / self.own_ns if self.own_ns else 0.0
 
 
 def measure_cpu_use(analysis: RankAnalysis) -> CpuUse | None:
-    """None where an accelerator computes, or no operator was recorded."""
+    """None if an accelerator computes, or no operator was recorded."""
     if not analysis.work.on_host or not len(analysis.pieces):
         return None
     trace, costs, pieces = analysis.trace, analysis.costs, analysis.pieces
@@ -107,9 +99,9 @@ def measure_cpu_use(analysis: RankAnalysis) -> CpuUse | None:
     overhead = np.maximum(0.0, dispatch - np.maximum(work, 0.0))
     priced = work >= 0
     long = calls.quick_ns >= LONG_NS
-    alone = _alone_ns(calls, long, work, _threads(load), _threads_of(ceilings))
-    steps = pieces.steps
-    total = float(calls.own_ns.sum())
+    calibrated_threads = (ceilings.threads or 1) if ceilings else 1
+    alone = _alone_ns(calls, long, work, load.threads if load else 1, calibrated_threads)
+    steps, total = pieces.steps, float(calls.own_ns.sum())
     return CpuUse(
         load=load,
         events=len(pieces) / steps,
@@ -126,7 +118,7 @@ def measure_cpu_use(analysis: RankAnalysis) -> CpuUse | None:
 
 
 class _Calls:
-    """Columns of the operators that answer for all the others: one row for each call."""
+    """One row for each call of an operator that accounts for the operators inside it."""
 
     def __init__(self, pieces: Pieces, trace: Trace, costs: Costs, event_ns: float) -> None:
         host = trace.host
@@ -135,7 +127,7 @@ class _Calls:
         self.events = np.bincount(which, minlength=count).astype(np.float64)
         taken = np.bincount(which, pieces.dur_ns.astype(np.float64), count)
         self.own_ns: Floats = np.maximum(taken - event_ns * self.events, _LEAST * taken)
-        # The phase tells apart calls of one name: a gradient is added to nothing, or to another.
+        # The phase distinguishes calls of one name: the first gradient is stored, later ones added.
         self.first, self.of, self.kinds = group(
             host.name[self.rows],
             host.shapes[self.rows],
@@ -150,16 +142,16 @@ class _Calls:
         )
 
 
-def _quick_pace(own_ns: Floats, of: Ints, kinds: int) -> tuple[Floats, NDArray[np.bool_]]:
-    """The lower quartile of each kind, and whether it has calls enough to tell."""
+def _quick_pace(own_ns: Floats, of: Int64s, kinds: int) -> tuple[Floats, Bools]:
+    """The lower quartile of each kind of call, and whether there are enough calls to know it."""
     order = np.lexsort((own_ns, of))
     count = np.bincount(of, minlength=kinds)
     begin = np.cumsum(count) - count
     return own_ns[order][begin + (count - 1) // 4], count >= FEWEST_CALLS
 
 
-def _work_ns(costs: Costs, rows: NDArray[np.int32], ceilings: Ceilings | None) -> Floats:
-    """Arithmetic or bytes of each call at the machine's rates; -1 where nobody knows."""
+def _work_ns(costs: Costs, rows: Int32s, ceilings: Ceilings | None) -> Floats:
+    """The time of each call's arithmetic or bytes at the machine's rates; -1 if not known."""
     from stepscope.explain.flops.dtypes import DTYPES
 
     peaks = np.full(len(DTYPES) + 1, CORE_FLOPS_S)
@@ -177,23 +169,14 @@ def _work_ns(costs: Costs, rows: NDArray[np.int32], ceilings: Ceilings | None) -
 
 
 def _alone_ns(
-    calls: _Calls, long: NDArray[np.bool_], work: Floats, threads: int, measured_with: int
+    calls: _Calls, long: Bools, work: Floats, threads: int, calibrated_threads: int
 ) -> Floats:
-    """Of each call on one thread: by its quick pace, which threads without cores make too long, or
-    by its work at one core's rates, the shorter of both."""
+    """Each call's time on one thread: by its quick pace, which is too long when threads lack cores,
+    or by its work at one core's rates, whichever is shorter."""
     by_pace = calls.quick_ns * np.where(long, speedup(1, threads), 1.0)
     least = np.minimum(calls.quick_ns, calls.events * MOST_OVERHEAD_NS)
-    by_work = np.maximum(work * speedup(1, measured_with), least)
+    by_work = np.maximum(work * speedup(1, calibrated_threads), least)
     return np.where(work >= 0, np.minimum(by_pace, by_work), by_pace)
-
-
-def _threads(load: HostLoad | None) -> int:
-    return load.threads if load else 1
-
-
-def _threads_of(ceilings: Ceilings | None) -> int:
-    """That the ceilings were measured with; those of one core where nothing was."""
-    return (ceilings.threads or 1) if ceilings else 1
 
 
 def _products(trace: Trace, costs: Costs, calls: _Calls, steps: int) -> tuple[Product, ...]:
@@ -203,7 +186,7 @@ def _products(trace: Trace, costs: Costs, calls: _Calls, steps: int) -> tuple[Pr
     own = np.bincount(calls.of, calls.own_ns, calls.kinds)
     quick = np.bincount(calls.of, calls.quick_ns, calls.kinds)
     counted = np.flatnonzero(costs.counted[sample] & (costs.flops[sample] > 0))
-    found = [
+    products = [
         Product(
             operator=trace.strings[host.name[row]],
             shapes=trace.strings[host.shapes[row]] if host.shapes[row] >= 0 else "",
@@ -217,4 +200,4 @@ def _products(trace: Trace, costs: Costs, calls: _Calls, steps: int) -> tuple[Pr
         for kind in counted.tolist()
         for row in (int(sample[kind]),)
     ]
-    return tuple(sorted(found, key=lambda product: -product.own_ns))
+    return tuple(sorted(products, key=lambda product: -product.own_ns))

@@ -1,8 +1,8 @@
-"""Which rank's work and which transfer decided a step: the way back from its end to its start.
+"""Which ranks' work and which transfers decided a step, followed from its end to its start.
 
-Whoever ends last worked since the last collective it had to wait in. That one ended when its
-transfer was over, which began when the last rank had come, or when the one before it on the same
-group was through. So the way goes on with that rank, from the moment it came.
+The rank that ends last has worked since the last collective that it waited in. That collective
+ended with its transfer, which began when the last rank arrived, or when the group's previous
+collective was done. The path continues with that rank, from its arrival.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ import numpy as np
 from stepscope.records.job import KINDS, CriticalPath, PathPiece
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Int64s
     from stepscope.explain.arrivals import AlignedBlock
     from stepscope.records.job import Clock, RankPart
     from stepscope.trace.matching import MatchedTransfers
 
-    Int64 = NDArray[np.int64]
 
 _NEVER = -(2**62)
 _MOST_PIECES = 10_000
@@ -32,13 +30,13 @@ _LABELS = {"work": "own work", "input": "waiting for data"}
 
 
 class _Event(NamedTuple):
-    """A collective or a receive on one rank, on the one clock."""
+    """A collective or a receive on one rank, on the job's clock."""
 
     end_ns: int
-    last_ns: int  # when the last rank had come, or the sender had begun
+    last_ns: int  # when the last rank arrived, or the sender began
     last_part: int
-    before_ns: int  # when the one before it in the group was through, on this rank
-    blocks: bool  # the rank stood still in it
+    before_ns: int  # when the group's previous collective ended on this rank
+    blocks: bool  # the rank waited in it
     label: str
 
 
@@ -75,21 +73,19 @@ def critical_path(
     return _path(step, begin, end, pieces)
 
 
-def _window(parts: Sequence[RankPart], clock: Clock, step: int) -> tuple[Int64, Int64] | None:
-    starts, ends = [], []
+def _window(parts: Sequence[RankPart], clock: Clock, step: int) -> tuple[Int64s, Int64s] | None:
+    spans = []
     for part in parts:
-        row = np.flatnonzero(part.pace.number == step)
+        row = np.flatnonzero(part.pace.number == step)[:1]
         if not len(row) or part.rank not in clock.offset_ns:
             return None
-        began = part.pace.start_ns[row[:1]]
-        moved = clock.shift_ns(part.rank, np.append(began, began + part.pace.dur_ns[row[:1]]))
-        starts.append(int(moved[0]))
-        ends.append(int(moved[1]))
-    return np.array(starts, np.int64), np.array(ends, np.int64)
+        began = part.pace.start_ns[row]
+        spans.append(clock.shift_ns(part.rank, np.append(began, began + part.pace.dur_ns[row])))
+    starts, ends = np.array(spans, np.int64).T
+    return starts, ends
 
 
-def _collectives(blocks: Sequence[AlignedBlock], part: int, step: int) -> list[_Event]:
-    out = []
+def _collectives(blocks: Sequence[AlignedBlock], part: int, step: int) -> Iterator[_Event]:
     for block in blocks:
         place = np.flatnonzero(block.block.members == part)
         if not len(place) or not block.aligned:
@@ -99,40 +95,33 @@ def _collectives(blocks: Sequence[AlignedBlock], part: int, step: int) -> list[_
         before = np.append(_NEVER, block.end_ns[rows, column])
         for number in np.flatnonzero(block.block.step[rows] == step).tolist():
             row = int(rows[number])
-            out.append(
-                _Event(
-                    end_ns=int(block.end_ns[row, column]),
-                    last_ns=int(block.last_arrival_ns[row]),
-                    last_part=int(block.block.members[block.last[row]]),
-                    before_ns=int(before[number]),
-                    blocks=bool(block.exposed_ns[row, column] > 0),
-                    label=KINDS[block.block.kind[row]],
-                )
+            yield _Event(
+                end_ns=int(block.end_ns[row, column]),
+                last_ns=int(block.last_arrival_ns[row]),
+                last_part=int(block.block.members[block.last[row]]),
+                before_ns=int(before[number]),
+                blocks=bool(block.exposed_ns[row, column] > 0),
+                label=KINDS[block.block.kind[row]],
             )
-    return out
 
 
 def _receives(
     parts: Sequence[RankPart], transfers: MatchedTransfers, clock: Clock, part: int, step: int
-) -> list[_Event]:
+) -> Iterator[_Event]:
     """A receive ends after its sender began."""
-    out = []
     calls, numbers = parts[part].calls, parts[part].pace.number
     for number in np.flatnonzero(transfers.receiver == part).tolist():
         row, sender = transfers.recv[number], int(transfers.sender[number])
         sent = parts[sender].calls.start_ns[transfers.send[number : number + 1]]
         if calls.step[row] >= 0 and numbers[calls.step[row]] == step:
-            out.append(
-                _Event(
-                    end_ns=int(clock.shift_ns(parts[part].rank, calls.end_ns[row : row + 1])[0]),
-                    last_ns=int(clock.shift_ns(parts[sender].rank, sent)[0]),
-                    last_part=sender,
-                    before_ns=_NEVER,
-                    blocks=bool(calls.exposed_ns[row] > 0),
-                    label="recv",
-                )
+            yield _Event(
+                end_ns=int(clock.shift_ns(parts[part].rank, calls.end_ns[row : row + 1])[0]),
+                last_ns=int(clock.shift_ns(parts[sender].rank, sent)[0]),
+                last_part=sender,
+                before_ns=_NEVER,
+                blocks=bool(calls.exposed_ns[row] > 0),
+                label="recv",
             )
-    return out
 
 
 def _blocking_before(events: Sequence[_Event], time: int) -> int:
@@ -151,7 +140,7 @@ def _follow_transfers(
     pieces: list[PathPiece],
     at: int,
 ) -> tuple[int, int]:
-    """Follow a transfer and those that it was queued after back to the rank that came last."""
+    """Follow a transfer, and those queued before it, back to the rank that arrived last."""
     while True:
         event = mine[place]
         began = max(begin, min(time, max(event.last_ns, event.before_ns)))
@@ -170,7 +159,7 @@ def _follow_transfers(
 
 
 def _work(part: RankPart, step_start: int, start: int, end: int, step: int) -> list[PathPiece]:
-    """A stretch of the rank's own time, latest piece first; a step begins with its data."""
+    """Pieces of the rank's own time, the latest first; a step begins by waiting for data."""
     row = int(np.flatnonzero(part.pace.number == step)[0])
     fed = step_start + int(part.pace.input_ns[row])
     cuts: list[tuple[int, int, Literal["work", "input"]]] = [
@@ -190,9 +179,12 @@ def _work(part: RankPart, step_start: int, start: int, end: int, step: int) -> l
 def _path(step: int, begin: int, end: int, pieces: list[PathPiece]) -> CriticalPath:
     whole = max(end - begin, 1)
     share: dict[int, float] = {}
+    transfer_share = 0.0
     for piece in pieces:
-        if piece.kind != "transfer":
-            spent = (piece.end_ns - piece.start_ns) / whole
+        spent = (piece.end_ns - piece.start_ns) / whole
+        if piece.kind == "transfer":
+            transfer_share += spent
+        else:
             share[piece.rank] = share.get(piece.rank, 0.0) + spent
     return CriticalPath(
         step=step,
@@ -200,7 +192,5 @@ def _path(step: int, begin: int, end: int, pieces: list[PathPiece]) -> CriticalP
         end_ns=end,
         pieces=tuple(reversed(pieces)),
         share_by_rank=dict(sorted(share.items(), key=lambda pair: -pair[1])),
-        transfer_share=sum(
-            (piece.end_ns - piece.start_ns) / whole for piece in pieces if piece.kind == "transfer"
-        ),
+        transfer_share=transfer_share,
     )

@@ -1,5 +1,5 @@
-"""Device time summed on the host: on the call that launched it, on everything around that call,
-and for the backward pass on the forward operator that it belongs to."""
+"""Device time per host call: what it launched, what calls inside it launched, and for a forward
+operator what its backward launched."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from stepscope.explain.call_tree import Levels
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Int64s
     from stepscope.explain.work import Work
     from stepscope.records.trace import Trace
 
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
 class DeviceTime(msgspec.Struct, frozen=True, kw_only=True):
     """Per host row, in ns."""
 
-    direct: NDArray[np.int64]  # launched by exactly this call
-    inclusive: NDArray[np.int64]  # launched by it or by anything inside it
-    backward: NDArray[np.int64]  # launched by the backward of it or of anything inside it
+    direct: Int64s  # launched by exactly this call
+    inclusive: Int64s  # launched by it or by anything inside it
+    backward: Int64s  # launched by the backward of it or of anything inside it
 
 
 def sum_device_time(trace: Trace, work: Work) -> DeviceTime:
@@ -44,7 +43,7 @@ def sum_device_time(trace: Trace, work: Work) -> DeviceTime:
     )
 
 
-def _sum_backward(trace: Trace, direct: NDArray[np.int64], levels: Levels) -> NDArray[np.int64]:
+def _sum_backward(trace: Trace, direct: Int64s, levels: Levels) -> Int64s:
     host = trace.host
     mine = np.zeros(len(host), np.int64)
     known = host.forward_of >= 0

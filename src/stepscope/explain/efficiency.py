@@ -1,7 +1,7 @@
-"""How much of the device's ability a step used: MFU, HFU, dtypes, tensor cores.
+"""How much of the device's peak a step uses: MFU, HFU, dtypes, tensor cores.
 
-MFU is model FLOPs / (step x devices x peak); HFU adds what was computed twice. The step is the step
-of record: measured without the profiler where that is known. Only what multiplies matrices counts.
+MFU is model FLOPs / (step x devices x peak); HFU also counts what was computed twice. The step is
+the step of record: measured without the profiler if possible. Only matrix products count.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from stepscope.records.quality import Note
 from stepscope.records.trace import HostKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Bools, Indices
     from stepscope.explain.flops.call import Call
     from stepscope.explain.flops.costs import Costs
     from stepscope.explain.flops.kernel_names import KernelName
@@ -41,16 +40,13 @@ _HALF = ("fp16", "bf16", "fp8", "fp4")
 _WORTH_SAYING = 0.01
 ABOVE = 1.005  # of a peak: what is printed as 100% is no error
 _WRONG_PEAK = {
-    "calibrated": (
-        "measured by calibrate",
-        "run stepscope calibrate again on an idle machine",
-    ),
+    "calibrated": ("measured by calibrate", "run stepscope calibrate again on an idle machine"),
     "table": ("data sheet", "run stepscope calibrate on this device"),
 }
 
 
 def measure_efficiency(analysis: RankAnalysis, step_ms: StepTime) -> Efficiency | None:
-    """None where the device did nothing that could be measured."""
+    """None if no compute was recorded."""
     trace, work, costs = analysis.trace, analysis.work, analysis.costs
     chosen, pieces, ceilings = analysis.steady_steps, analysis.pieces, analysis.ceilings
     if not pieces.compute.any():
@@ -63,7 +59,7 @@ def measure_efficiency(analysis: RankAnalysis, step_ms: StepTime) -> Efficiency 
     uses = _by_dtype(trace, costs, pieces, rows, ceilings, on_host=work.on_host)
     dtype = max(uses, key=lambda use: use.flops).dtype if uses else None
     peak = ceilings.flops.get(dtype) if ceilings and dtype else None
-    step = _step_of_record(step_ms)
+    step = step_ms.truth or step_ms.corrected or step_ms.profiled or None
     possible = peak * pieces.devices * step / 1e3 if peak and step and hardware else None
     unknown = _unknown_share(trace, costs, pieces, on_host=work.on_host)
     return Efficiency(
@@ -87,8 +83,7 @@ def measure_efficiency(analysis: RankAnalysis, step_ms: StepTime) -> Efficiency 
 
 
 def above_peak(efficiency: Efficiency) -> str:
-    """What exceeds the peak, in a sentence; empty where nothing does. No step can: the peak, or
-    the step's time, is wrong."""
+    """What exceeds the peak, in a sentence, or "". It shows that the peak or the time is wrong."""
     faster = [
         (use.dtype, use.flops / use.device_ns * 1e9, use.peak_flops)
         for use in efficiency.by_dtype
@@ -111,28 +106,19 @@ def above_peak(efficiency: Efficiency) -> str:
     )
 
 
-def about_peaks(efficiency: Efficiency) -> list[Note]:
-    """What is wrong, or may be, with the peaks that shares are taken of."""
-    notes = []
+def about_peaks(efficiency: Efficiency) -> Iterator[Note]:
+    """What is, or may be, wrong with the peaks."""
     if words := above_peak(efficiency):
-        notes.append(Note(id="above-peak", detail=words))
+        yield Note(id="above-peak", detail=words)
     if efficiency.ceilings and efficiency.ceilings.doubt:
-        notes.append(Note(id="busy-calibration", detail=efficiency.ceilings.doubt))
-    return notes
-
-
-def _step_of_record(step: StepTime) -> float | None:
-    for ms in (step.truth, step.corrected, step.profiled):
-        if ms:
-            return ms
-    return None
+        yield Note(id="busy-calibration", detail=efficiency.ceilings.doubt)
 
 
 def _by_dtype(
     trace: Trace,
     costs: Costs,
     pieces: Pieces,
-    rows: NDArray[np.intp],
+    rows: Indices,
     ceilings: Ceilings | None,
     *,
     on_host: bool,
@@ -148,8 +134,8 @@ def _by_dtype(
         products, dtype = products[~helps], dtype[~helps]
         half = np.isin(dtype, [DTYPES.index(name) for name in _HALF])
         tensor = _of_kernels(trace, pieces, products, lambda kernel: kernel.cores == "tensor")
-        untold = _of_kernels(trace, pieces, products, lambda kernel: kernel.cores == "unknown")
-        tensor |= half & untold
+        unknown = _of_kernels(trace, pieces, products, lambda kernel: kernel.cores == "unknown")
+        tensor |= half & unknown
         np.add.at(on_tensor, dtype[tensor], pieces.dur_ns[products[tensor]])
     np.add.at(total, dtype, pieces.dur_ns[products])
     uses = [
@@ -172,34 +158,31 @@ def _tensor_core_share(uses: tuple[DtypeUse, ...], *, on_host: bool) -> float | 
 
 
 def _unknown_share(trace: Trace, costs: Costs, pieces: Pieces, *, on_host: bool) -> float:
-    """Of compute time: kernels that may multiply matrices, and nobody can tell how many FLOPs.
+    """Share of compute time in kernels that may multiply matrices, with unknown FLOPs.
 
-    Such a kernel's operator is matmul-like without shapes, or is not PyTorch's, or is not recorded;
-    and the kernel's name does not say that it is harmless.
+    The operator of such a kernel is matmul-like without shapes, or not PyTorch's, or not recorded,
+    and the kernel's name does not show that it multiplies nothing.
     """
     total = int(pieces.dur_ns[pieces.compute].sum())
     chosen = np.flatnonzero(pieces.compute)
     row = pieces.operator[chosen]
-    told = row >= 0
-    told[told] = costs.flops[row[told]] >= 0
+    known = row >= 0
+    known[known] = costs.flops[row[known]] >= 0
     if not on_host:
-        told[told] = (costs.answering | _pytorchs(trace))[row[told]]
-        told |= _of_kernels(trace, pieces, chosen, lambda kernel: kernel.harmless)
-    return int(pieces.dur_ns[chosen[~told]].sum()) / total if total else 0.0
+        known[known] = (costs.answering | _pytorchs(trace))[row[known]]
+        known |= _of_kernels(trace, pieces, chosen, lambda kernel: kernel.harmless)
+    return int(pieces.dur_ns[chosen[~known]].sum()) / total if total else 0.0
 
 
 def _of_kernels(
-    trace: Trace,
-    pieces: Pieces,
-    chosen: NDArray[np.intp],
-    matches: Callable[[KernelName], bool],
-) -> NDArray[np.bool_]:
-    """Of some pieces, those whose kernel's name says so."""
+    trace: Trace, pieces: Pieces, chosen: Indices, matches: Callable[[KernelName], bool]
+) -> Bools:
+    """Which of the chosen pieces have a kernel whose name matches."""
     among = np.ones(len(chosen), np.bool_)
     return named(trace, pieces.name[chosen], among, lambda name: matches(read_name(name)))
 
 
-def _pytorchs(trace: Trace) -> NDArray[np.bool_]:
+def _pytorchs(trace: Trace) -> Bools:
     """Host rows that are PyTorch's own operators."""
     host = trace.host
     operator = host.kind == HostKind.OPERATOR
@@ -207,39 +190,32 @@ def _pytorchs(trace: Trace) -> NDArray[np.bool_]:
 
 
 def _notes(
-    trace: Trace,
-    costs: Costs,
-    pieces: Pieces,
-    rows: NDArray[np.intp],
-    chosen: Chosen,
-    unknown: float,
-) -> list[str]:
+    trace: Trace, costs: Costs, pieces: Pieces, rows: Indices, chosen: Chosen, unknown: float
+) -> Iterator[str]:
     """What was assumed, in sentences."""
-    notes = []
     if not chosen.steps.steps:
-        notes.append("no steps in the trace: the figures are of the whole window")
+        yield "no steps in the trace: the figures are of the whole window"
     if unknown >= _WORTH_SAYING:
-        notes.append(
+        yield (
             f"{percent(unknown)} of compute time is in kernels whose FLOPs the trace does not give"
-            f"{_why_untold(trace, costs)}: the FLOPs counted are a lower bound"
+            f"{_why_unknown(trace, costs)}: the FLOPs counted are a lower bound"
         )
     written = _share_named(trace, pieces, PREFIX)
     if written >= _WORTH_SAYING:
-        notes.append(
+        yield (
             f"{percent(written)} of compute time is in kernels that torch.compile wrote; those "
             "that multiply matrices count as unknown, the others have no FLOPs that are counted"
         )
     again = int((costs.flops - costs.model_flops)[rows][~costs.recomputed[rows]].sum())
     if again > 0:
-        notes.append(
+        yield (
             f"fused attention computes its scores again in backward: "
             f"{figures.flops(again / chosen.count)} per step that HFU counts and MFU does not"
         )
-    notes += _causal(costs, rows)
-    return notes
+    yield from _causal(costs, rows)
 
 
-def _why_untold(trace: Trace, costs: Costs) -> str:
+def _why_unknown(trace: Trace, costs: Costs) -> str:
     if _has_graphs(trace):
         return " (kernels of a CUDA graph belong to no operator)"
     products = [call for call in costs.calls if call.name in MATMUL_LIKE]
@@ -259,14 +235,14 @@ def _share_named(trace: Trace, pieces: Pieces, prefix: str) -> float:
     return float(pieces.dur_ns[chosen].sum() / max(1, pieces.dur_ns[pieces.compute].sum()))
 
 
-def _causal(costs: Costs, rows: NDArray[np.intp]) -> list[str]:
+def _causal(costs: Costs, rows: Indices) -> list[str]:
     """Attention is counted in full: with a causal mask half of it would do."""
     numbers = set(costs.signature[rows].tolist()) - {-1}
     calls = [costs.calls[number] for number in numbers if costs.calls[number].name in CAUSAL]
-    said = [_is_causal(call) for call in calls]
-    if any(said):
+    causal = [_is_causal(call) for call in calls]
+    if any(causal):
         return ["attention is counted in full, though a causal mask needs about half of it"]
-    if said and None in said:
+    if None in causal:
         return ["whether attention is causal was not recorded; it is counted in full"]
     return []
 

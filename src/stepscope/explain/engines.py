@@ -1,17 +1,17 @@
-"""What an engine is: it maps one function over many files, somewhere.
+"""Engines map one function over many files, in this process or elsewhere.
 
 pool_engine.py    processes on this machine, or this process alone
 ray_engine.py     tasks on a Ray cluster
 torch_engine.py   the ranks of a torch.distributed job
 
-An engine yields the outcomes as they come. It holds few files in flight and does not know what the
-function returns; a worker that dies costs its file, never the job.
+An engine yields outcomes as they arrive. It keeps few files in flight and does not know what the
+function returns. A worker that dies loses its file, but not the job.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UnreadableInputError
 from stepscope.trace.discover import size_bytes
@@ -25,36 +25,27 @@ if TYPE_CHECKING:
     FileFunction = Callable[[TraceFile], Any]
     PlacedOutcome = tuple[int, Any]  # a file's place in the list, its outcome
 
-# A second file waits for each worker, so that none is idle while its result travels.
+# A second file is queued for each worker, so that none is idle while its result is sent.
 FILES_PER_WORKER = 2
 
 
-class Engine(Protocol):
+class Engine:
     """Maps a picklable function over files.
 
     Several processes may form one engine. One of them leads; the others yield no outcomes.
     """
 
-    @property
-    def leads(self) -> bool: ...
-
-    @property
-    def collective(self) -> bool:
-        """Whether several processes must make the same calls."""
-        ...
-
-    @property
-    def local(self) -> bool:
-        """Whether this process may read a single file itself."""
-        ...
+    leads = True
+    collective = False  # whether several processes must make the same calls
+    local = True  # whether this process may read a single file itself
 
     def agree(self, find: Callable[[], list[TraceFile]]) -> list[TraceFile]:
         """The files to read, the same on every process that takes part."""
-        ...
+        return find()
 
     def map(self, function: FileFunction, files: Sequence[TraceFile]) -> Iterator[PlacedOutcome]:
         """Every file once, in any order."""
-        ...
+        raise NotImplementedError
 
 
 def map_in_order(
@@ -63,7 +54,7 @@ def map_in_order(
     files: Sequence[TraceFile],
     progress: Progress | None = None,
 ) -> Iterator[Any]:
-    """Outcomes in the order of the files, each as soon as those before it are there."""
+    """Outcomes in the order of the files, each as soon as all earlier ones are there."""
     total, read = sum(map(size_bytes, files)), 0
     waiting: dict[int, Any] = {}
     following = 0

@@ -1,7 +1,7 @@
 """One trace file, explained where it is read: in this process, in a worker, or elsewhere.
 
-What comes back is all that is ever held of a rank, so it is small: no columns of gaps, and
-truncated tables when there are many ranks.
+Only the result is kept of a rank, so it is small: no columns of gaps, and truncated tables when
+there are many ranks.
 """
 
 from __future__ import annotations
@@ -64,13 +64,9 @@ def explain_file(
 
 
 def try_explain_file(
-    file: TraceFile,
-    *,
-    visit: Visit[_R] | None,
-    options: ReadOptions,
-    max_rows: int | None = None,
+    file: TraceFile, *, visit: Visit[_R] | None, options: ReadOptions, max_rows: int | None = None
 ) -> ExplainedFile[_R] | Exception:
-    """As `explain_file`; returns its error, so that one file of many costs only itself."""
+    """As `explain_file`, but returns the error, so that one bad file does not stop the others."""
     try:
         return explain_file(file, visit, options=options, max_rows=max_rows)
     except UnreadableInputError as error:

@@ -211,7 +211,7 @@ def _read_run_notes(paths: Sequence[str | Path]) -> list[Note]:
 
 
 def _calibrations(ranks: tuple[RankExplanation, ...]) -> tuple[Profile, ...]:
-    """Of the first rank's host; a bare trace does not say which host that was."""
+    """Calibrations of the first rank's host, which a bare trace does not name."""
     host = ranks[0].part.host
     if not host or len(ranks) == 1:
         return ()

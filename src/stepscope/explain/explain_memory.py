@@ -1,4 +1,4 @@
-"""One rank's memory: the best account there is, with theory and the largest batch beside it."""
+"""One rank's memory, from the best source there is, with theory and the largest batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def explain_memory(analysis: RankAnalysis) -> Memory | None:
-    """None where neither a capture nor the trace says anything about memory."""
+    """None where neither a capture nor the trace recorded memory."""
     trace, inputs = analysis.trace, analysis.inputs.memory
     captured = inputs.captured if inputs.captured and is_account(inputs.captured) else None
     if captured is None and not len(trace.memory):
@@ -57,53 +57,47 @@ def explain_memory(analysis: RankAnalysis) -> Memory | None:
     else:
         return None
     limit, limit_from = _limit(trace, memory, inputs)
-    return replace(
+    memory = replace(
         memory,
         growth=growth_of_steps(inputs.step_bytes) or memory.growth,
         limit_bytes=limit,
         theory=_theory(memory, captured, calls, analysis.strategies),
-        largest_batch=_largest(lines, calls, limit, limit_from, _held_back(memory)),
     )
+    return replace(memory, largest_batch=_largest(lines, calls, memory, limit_from))
 
 
 def _limit(
     trace: Trace, memory: Memory, inputs: MemoryInputs
 ) -> tuple[int | None, LimitFrom | None]:
-    """What the user said, else the device's memory; a CPU's is not in a trace."""
+    """The given limit, else the device's memory; a trace does not record that of a CPU."""
     if inputs.limit_bytes is not None:
         return inputs.limit_bytes, "given"
     if memory.device == "cpu":
         return None, None
     used = set(trace.device.device.tolist()) or {0}
-    sizes = [each.memory_bytes for each in trace.devices if each.id in used]
-    known = [size for size in sizes if size > 0]
-    return (min(known), "device") if known else (None, None)
+    sizes = [device.memory_bytes for device in trace.devices if device.id in used]
+    limit = min((size for size in sizes if size > 0), default=None)
+    return limit, "device" if limit else None
 
 
 def _largest(
     lines: tuple[BatchLine, ...],
     calls: StepCalls | None,
-    limit: int | None,
+    memory: Memory,
     limit_from: LimitFrom | None,
-    held_back: float,
 ) -> LargestBatch | None:
     if not any(line.scaling_bytes for line in lines):
         return None
-    found = find_batch(calls) if calls else None
+    batch, batch_from = (find_batch(calls) if calls else None) or (None, None)
+    used = memory.peak_bytes / memory.reserved_bytes if memory.reserved_bytes else 0.0
     return find_largest(
         lines,
-        batch=found[0] if found else None,
-        batch_from=found[1] if found else None,
-        limit_bytes=limit,
+        batch=batch,
+        batch_from=batch_from,
+        limit_bytes=memory.limit_bytes,
         limit_from=limit_from,
-        held_back=held_back,
+        held_back=max(0.0, 1 - used) if used else 0.0,
     )
-
-
-def _held_back(memory: Memory) -> float:
-    if not memory.peak_bytes or not memory.reserved_bytes:
-        return 0.0
-    return max(0.0, 1 - memory.peak_bytes / memory.reserved_bytes)
 
 
 def _theory(
@@ -112,7 +106,7 @@ def _theory(
     calls: StepCalls | None,
     strategies: Iterable[RankStrategy],
 ) -> Theory | None:
-    """Only of a model whose parameters are known, in a step that trains it."""
+    """Only for a model whose parameters are known, in a step that trains it."""
     largest = captured.categories if captured else memory.categories
     parameters, gradients, optimizer = (
         largest.get(name) for name in ("parameters", "gradients", "optimizer")
@@ -131,7 +125,7 @@ def _theory(
 
 
 def _sharding(strategies: Iterable[RankStrategy]) -> tuple[int, int] | None:
-    for each in strategies:
-        if isinstance(each, RankFullySharded) and each.groups and each.groups[0].size:
-            return each.stage, each.groups[0].size
+    for strategy in strategies:
+        if isinstance(strategy, RankFullySharded) and strategy.groups and strategy.groups[0].size:
+            return strategy.stage, strategy.groups[0].size
     return None

@@ -1,4 +1,4 @@
-"""What a job's explanation holds of its NCCL logs."""
+"""The summary of a job's NCCL logs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from stepscope.records.words import counted
 from stepscope.trace.nccl_log import find_nccl_logs, read_nccl_log
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stepscope.explain.nccl.groups import NcclGroup
     from stepscope.records.nccl import NcclLink, NcclLog
     from stepscope.trace.files import Progress
@@ -57,7 +59,11 @@ def _summarise(logs: list[NcclLog], notes: list[str]) -> NcclSummary:
         versions=tuple(dict.fromkeys(version for log in logs for version in log.versions)),
         processes=tuple(process for log in logs for process in log.processes),
         communicators=tuple(_describe_communicator(group) for group in groups),
-        transports=tuple(row for group in groups for row in _list_transports(group)),
+        transports=tuple(
+            row
+            for group in groups
+            for row in sorted(_list_transports(group), key=lambda row: -row.pairs)
+        ),
         choices=_merge_choices(logs),
         settings={name: tuple(values) for name, values in sorted(settings.items())},
         warnings=tuple(warnings),
@@ -84,27 +90,23 @@ def _describe_communicator(group: NcclGroup) -> CommunicatorRow:
     )
 
 
-def _list_transports(group: NcclGroup) -> list[TransportRow]:
+def _list_transports(group: NcclGroup) -> Iterator[TransportRow]:
     by_transport: dict[str, list[NcclLink]] = {}
     for _, link in group.links():
         by_transport.setdefault(link.transport, []).append(link)
-    rows = []
     for transport, links in by_transport.items():
         within = {group.within(link) for link in links}
         both_ends = {
             (link.from_rank, link.to_rank, channel) for link in links for channel in link.channels
         }
-        rows.append(
-            TransportRow(
-                communicator=group.id,
-                transport=transport,
-                family=links[0].family,
-                pairs=len({frozenset((a, b)) for a, b, _ in both_ends}),
-                channels=len({channel for _, _, channel in both_ends}),
-                within_host=within.pop() if len(within) == 1 else None,
-            )
+        yield TransportRow(
+            communicator=group.id,
+            transport=transport,
+            family=links[0].family,
+            pairs=len({frozenset((a, b)) for a, b, _ in both_ends}),
+            channels=len({channel for _, _, channel in both_ends}),
+            within_host=within.pop() if len(within) == 1 else None,
         )
-    return sorted(rows, key=lambda row: -row.pairs)
 
 
 def _merge_choices(logs: list[NcclLog]) -> tuple[Choice, ...]:
@@ -117,31 +119,24 @@ def _merge_choices(logs: list[NcclLog]) -> tuple[Choice, ...]:
     return tuple(sorted(rows, key=lambda row: -row.count * row.size_bytes))
 
 
-def _list_notes(logs: list[NcclLog], groups: list[NcclGroup], calls: int) -> list[str]:
-    notes = []
+def _list_notes(logs: list[NcclLog], groups: list[NcclGroup], calls: int) -> Iterator[str]:
     damaged = sum(log.damaged_lines for log in logs)
     if damaged:
-        notes.append(
-            f"left out: {counted(damaged, 'line')} of NCCL's that are cut off or mixed with others"
-        )
-    notes += [f"{log.path}: {log.ended_early}" for log in logs if log.ended_early]
+        lines = counted(damaged, "line")
+        yield f"left out: {lines} of NCCL's that are cut off or mixed with others"
+    yield from (f"{log.path}: {log.ended_early}" for log in logs if log.ended_early)
     guessed = sum(comm.guessed_lines for log in logs for comm in log.communicators)
     if guessed and any(len(log.communicators) > len(log.processes) for log in logs):
-        notes.append(
-            f"{counted(guessed, 'line names', 'lines name')} no communicator: assigned to the "
-            "latest one that has the rank"
-        )
+        lines = counted(guessed, "line names", "lines name")
+        yield f"{lines} no communicator: assigned to the latest one that has the rank"
     for group in groups:
         ranks = len({member.comm.rank for member in group.members})
         if group.nranks and ranks < group.nranks:
-            notes.append(
-                f"{group.describe()}: only {counted(ranks, 'rank has', 'ranks have')} logs"
-            )
+            yield f"{group.describe()}: only {counted(ranks, 'rank has', 'ranks have')} logs"
     if len({version for log in logs for version in log.versions}) > 1:
-        notes.append("the processes run different versions of NCCL")
+        yield "the processes run different versions of NCCL"
     if not calls:
-        notes.append(
+        yield (
             "the logs hold no calls: set NCCL_DEBUG_SUBSYS=INIT,ENV,GRAPH,COLL,TUNING to add them "
             "and their algorithms"
         )
-    return notes

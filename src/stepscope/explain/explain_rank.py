@@ -1,4 +1,4 @@
-"""One rank, fully accounted for."""
+"""Everything about one rank."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ from stepscope.records.quality import Note
 from stepscope.records.rank_inputs import RankInputs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stepscope.explain.work import Work
     from stepscope.records.explanation import Steps
     from stepscope.records.job import RankFolder
@@ -45,22 +47,18 @@ def explain_rank(
     folder: RankFolder | None = None,
     profile: Profile | None = None,
 ) -> RankExplanation:
-    """Every number of one rank: from its trace, and from the steps measured without the profiler,
-    the rank's folder and its machine's calibration, when they are given."""
+    """Explain one rank by its trace and, if given, the steps measured without the profiler, the
+    rank's folder and its machine's calibration."""
     calibrations = (profile,) if profile else ()
     inputs = RankInputs(trace=trace, measured=truth, folder=folder, calibrations=calibrations)
     return explain_analysis(RankAnalysis(inputs))
 
 
 def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
-    """As `explain_rank`; what it computes stays in the analysis for whoever comes next."""
+    """As `explain_rank`; its results stay in the analysis for later use."""
     trace, folder = analysis.trace, analysis.inputs.folder
-    work, steps, timeline, host = (
-        analysis.work,
-        analysis.steps,
-        analysis.timeline,
-        analysis.host_time,
-    )
+    work, steps = analysis.work, analysis.steps
+    timeline, host = analysis.timeline, analysis.host_time
     idle, gaps = split_idle(trace, work, host)
     window = (steps.window_start_ns, steps.window_end_ns)
     in_step, idle_in_step, gaps_in_step = timeline, idle, gaps
@@ -148,17 +146,14 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
     )
 
 
-def _notes(trace: Trace, work: Work, steps: Steps) -> list[Note]:
-    notes = []
+def _notes(trace: Trace, work: Work, steps: Steps) -> Iterator[Note]:
     if not len(work):
-        notes.append(Note(id="no-work", detail="the trace holds no operator and no device event"))
+        yield Note(id="no-work", detail="the trace holds no operator and no device event")
     elif work.on_host and trace.kind != "cpu":
-        notes.append(
-            Note(
-                id="no-device-events",
-                detail="the trace has runtime calls but no device event: the CPU's side is shown "
-                "(record with ProfilerActivity.CUDA to see the device)",
-            )
+        yield Note(
+            id="no-device-events",
+            detail="the trace has runtime calls but no device event: the CPU's side is shown "
+            "(record with ProfilerActivity.CUDA to see the device)",
         )
     if steps.source != "profiler":
         how = (
@@ -166,13 +161,10 @@ def _notes(trace: Trace, work: Work, steps: Steps) -> list[Note]:
             if steps.source == "optimizer"
             else "the whole window is treated as one step"
         )
-        notes.append(Note(id="no-step-marks", detail=f"no ProfilerStep marks in the trace: {how}"))
+        yield Note(id="no-step-marks", detail=f"no ProfilerStep marks in the trace: {how}")
     elif not steps.cycles_ns:
-        notes.append(
-            Note(
-                id="no-cycle",
-                detail="fewer than two steps with device work of their own: the budget covers the "
-                "whole window",
-            )
+        yield Note(
+            id="no-cycle",
+            detail="fewer than two steps with device work of their own: the budget covers the "
+            "whole window",
         )
-    return notes

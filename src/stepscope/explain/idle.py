@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from stepscope.explain import intervals
-from stepscope.explain.work import DATA_LOADING, launches_of, rows_named
+from stepscope.explain.work import DATA_LOADING, launches_of, rows_named, spans_of
 from stepscope.records.explanation import GAP_CAUSES, Gaps, Idle
 from stepscope.records.trace import ABSENT, HostKind
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Bools, Indices, Int32s, Int64s
     from stepscope.explain.intervals import Set
     from stepscope.explain.work import Work
     from stepscope.records.trace import Trace
@@ -25,13 +24,13 @@ BLOCKING_CALL = re.compile(
     r"^(?:cuda|cu|hip|ze|ur)\w*Synchronize|^(?:cuda|hip)Memcpy(?!.*Async)|^cuMemcpy(?!.*Async)"
     r"|^hipMemcpyWithStream|^urQueueFinish|^urEventWait$"
 )
-# CUPTI also accounts for the driver: compiling, loading modules and full launch queues are there
-# without a profiler too.
+# CUPTI also records overhead of the driver, which exists without a profiler too: compiling,
+# loading modules, full launch queues.
 PROFILER_WORK = re.compile(r"^(?!.*(?:Compiler|Loading|Command Buffer Full|UVM))")
 _LAUNCH, _OTHER, _DATA, _SYNC, _OPERATORS, _PYTHON, _PROFILER = range(len(GAP_CAUSES))
 
 
-def blocking_calls(trace: Trace) -> NDArray[np.intp]:
+def blocking_calls(trace: Trace) -> Indices:
     """Host rows of runtime calls that wait for the device."""
     calls = trace.host.kind == HostKind.RUNTIME
     return np.flatnonzero(rows_named(trace, trace.host, calls, BLOCKING_CALL.search))
@@ -40,12 +39,12 @@ def blocking_calls(trace: Trace) -> NDArray[np.intp]:
 class HostTime(msgspec.Struct, frozen=True, kw_only=True):
     """What the threads that feed the device were doing."""
 
-    blocking: NDArray[np.intp]  # host rows that wait for the device
-    layers: tuple[tuple[int, Set], ...]  # by cause, the most telling first
+    blocking: Indices  # host rows that wait for the device
+    layers: tuple[tuple[int, Set], ...]  # by cause; an earlier cause goes before a later one
 
 
 def watch_host(trace: Trace, work: Work) -> HostTime:
-    """Of the whole trace, for all windows of it."""
+    """What the host did during the whole trace, for use with any window of it."""
     host = trace.host
     blocking = blocking_calls(trace)
     mine = work.feeds(host.thread)
@@ -58,15 +57,14 @@ def watch_host(trace: Trace, work: Work) -> HostTime:
         (_SYNC, blocking[mine[blocking]]),
         (_OPERATORS, mine & framework),
     )
-    return HostTime(
-        blocking=blocking, layers=tuple((code, _rows_set(trace, rows)) for code, rows in layers)
-    )
+    spans = tuple((cause, spans_of(host, rows)) for cause, rows in layers)
+    return HostTime(blocking=blocking, layers=spans)
 
 
 def split_idle(
     trace: Trace, work: Work, host: HostTime, window: tuple[int, int] | None = None
 ) -> tuple[Idle, Gaps]:
-    """Split the idle time of the span, or of a window, to the ns; and list the gaps."""
+    """Split the idle time of the whole trace, or of a window, exactly; and list the gaps."""
     starts, ends, owner = _gaps(work, window)
     fed = _queued_late(trace, work, starts, owner)
     short = ends - starts < LAUNCH_LATENCY_NS
@@ -91,10 +89,8 @@ def split_idle(
     return idle, Gaps(start_ns=starts, end_ns=ends, cause=cause, frame=frames)
 
 
-def _gaps(
-    work: Work, window: tuple[int, int] | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Gaps of the busy line and, for each, the work that ended it (-1 at a window's end)."""
+def _gaps(work: Work, window: tuple[int, int] | None) -> tuple[Int64s, Int64s, Int64s]:
+    """Times without work and, for each, the work that ended it (-1 at the window's end)."""
     low, high = window or work.extent
     inside = intervals.clip(work.busy, low, high)
     starts, ends = np.append(low, inside[1]), np.append(inside[0], high)
@@ -105,9 +101,7 @@ def _gaps(
     return starts, ends, owner
 
 
-def _queued_late(
-    trace: Trace, work: Work, starts: NDArray[np.int64], owner: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+def _queued_late(trace: Trace, work: Work, starts: Int64s, owner: Int64s) -> Bools:
     """Gaps in which nothing was queued: the next launch call began after the device ran dry."""
     if work.on_host:
         return np.ones(len(starts), np.bool_)
@@ -116,19 +110,14 @@ def _queued_late(
     return (owner >= 0) & (launch >= 0) & (called > starts)
 
 
-def _host_causes(
-    host: HostTime,
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    fed: NDArray[np.bool_],
-) -> NDArray[np.int64]:
+def _host_causes(host: HostTime, starts: Int64s, ends: Int64s, fed: Bools) -> Int64s:
     """(cause, gap) -> ns, for host gaps only; each column adds up to the gap."""
     table = np.zeros((len(GAP_CAUSES), len(starts)), np.int64)
     rows = np.flatnonzero(fed)
     if not len(rows):
         return table
     gap_set = starts[rows], ends[rows]
-    at, lengths, cover = intervals.sweep((gap_set, *(of for _, of in host.layers)))
+    at, lengths, cover = intervals.sweep((gap_set, *(spans for _, spans in host.layers)))
     inside = cover[0]
     cause = np.full(len(at), _PYTHON, np.int8)
     for (code, _), covered in reversed(list(zip(host.layers, cover[1:], strict=True))):
@@ -138,19 +127,12 @@ def _host_causes(
     return table
 
 
-def _rows_set(trace: Trace, chosen: NDArray[Any]) -> Set:
-    start = trace.host.start_ns[chosen]
-    return intervals.union(start, start + trace.host.dur_ns[chosen])
-
-
-def _holds_end_of(
-    rows: NDArray[np.intp], trace: Trace, starts: NDArray[np.int64], ends: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+def _holds_end_of(rows: Indices, trace: Trace, starts: Int64s, ends: Int64s) -> Bools:
     stops = np.sort(trace.host.start_ns[rows] + trace.host.dur_ns[rows])
     return np.searchsorted(stops, starts) < np.searchsorted(stops, ends, side="right")
 
 
-def frames_at(trace: Trace, work: Work, times: NDArray[np.int64]) -> NDArray[np.int32]:
+def frames_at(trace: Trace, work: Work, times: Int64s) -> Int32s:
     """The innermost Python function that ran at each time on the busiest feeding thread."""
     host = trace.host
     python = np.flatnonzero((host.kind == HostKind.PYTHON) & work.feeds(host.thread))

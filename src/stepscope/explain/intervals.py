@@ -12,10 +12,9 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
+    from stepscope.explain.arrays import Bools, Floats, Int64s
 
-    Times = NDArray[np.int64]
-    Floats = NDArray[np.float64]
+    Times = Int64s
     Set = tuple[Times, Times]
 
 EMPTY: Set = (np.empty(0, np.int64), np.empty(0, np.int64))
@@ -47,7 +46,7 @@ def length(of: Set) -> int:
 
 
 def clip(of: Set, low: int, high: int) -> Set:
-    """The part between two times. What has no length but a place keeps it."""
+    """The part between two times. Intervals without length stay."""
     starts, ends = np.maximum(of[0], low), np.minimum(of[1], high)
     keep = starts <= ends
     return starts[keep], ends[keep]
@@ -69,13 +68,13 @@ def covered(of: Set, starts: Times, ends: Times) -> Times:
 
 
 def length_outside(a: Set, b: Set) -> int:
-    """How much of a b does not cover."""
+    """The length of the part of a that b does not cover."""
     return length(a) - int(covered(b, *a).sum())
 
 
-def length_before(of: Set, times: NDArray[np.int64] | Floats) -> Floats:
-    """How much of a disjoint set lies before each time. Counted from the set's own start: a float
-    cannot hold nanoseconds since 1970."""
+def length_before(of: Set, times: Int64s | Floats) -> Floats:
+    """How much of a disjoint set lies before each time. Relative to the set's start, because a
+    float cannot hold nanoseconds since 1970."""
     starts, ends = of
     if not len(starts):
         return np.zeros(len(times))
@@ -89,7 +88,7 @@ def gaps(of: Set) -> Set:
     return of[1][:-1], of[0][1:]
 
 
-def sweep(sets: Sequence[Set]) -> tuple[Times, Times, NDArray[np.bool_]]:
+def sweep(sets: Sequence[Set]) -> tuple[Times, Times, Bools]:
     """Cut the time line at every edge: segment starts, lengths, and which sets cover each.
 
     The last array is (sets, segments); segments that no set covers are included.
@@ -97,13 +96,13 @@ def sweep(sets: Sequence[Set]) -> tuple[Times, Times, NDArray[np.bool_]]:
     edges = np.concatenate([edge for of in sets for edge in of])
     if not len(edges):
         return EMPTY[0], EMPTY[0], np.empty((len(sets), 0), np.bool_)
-    edges.sort(kind="stable")  # runs of sorted edges: merging them is what this sort does best
+    edges.sort(kind="stable")  # it merges runs of sorted edges
     edges = edges[np.diff(edges, prepend=edges[0] - 1) > 0]
     starts, lengths = edges[:-1], np.diff(edges)
     return starts, lengths, np.stack([covers(of, starts) for of in sets])
 
 
-def covers(of: Set, times: Times) -> NDArray[np.bool_]:
+def covers(of: Set, times: Times) -> Bools:
     """Whether each time lies in the set (start inclusive, end exclusive)."""
     if not len(of[0]):
         return np.zeros(len(times), np.bool_)

@@ -20,16 +20,14 @@ from stepscope.trace.clocks import align_clocks
 from stepscope.trace.matching import match_collectives, match_transfers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Int64s
     from stepscope.explain.arrivals import AlignedBlock
     from stepscope.records.job import Clock, CriticalPath, Membership, RankPart
     from stepscope.records.profile import Profile
     from stepscope.trace.matching import MatchedCollectives, MatchedTransfers
 
-    Int64 = NDArray[np.int64]
 
 DRAWN_RANKS = 8
 _MOST_DRAWN = 6_000
@@ -38,7 +36,7 @@ _APART = "they exchange nothing, so none waits for another"
 
 
 def join_ranks(parts: Sequence[RankPart], profiles: Sequence[Profile] = ()) -> Job:
-    """Never raises over its input: what cannot be said is a note."""
+    """Never raises because of its input: what cannot be computed becomes a note."""
     parts, notes = _usable(parts)
     ranks = tuple(part.rank for part in parts)
     times = tuple(typical_step(part.pace) for part in parts)
@@ -55,19 +53,12 @@ def join_ranks(parts: Sequence[RankPart], profiles: Sequence[Profile] = ()) -> J
     notes += _about_clock(clock)
     aligned = [align_block(parts, block, clock) for block in blocks]
     members = tuple(part.member for part in parts)
-    stragglers = (
-        Stragglers(verdict="none", detail=_APART)
-        if _silent(members)
-        else find_stragglers(
-            ranks,
-            matrix["own_ns"],
-            matrix["input_ns"],
-            matrix["dur_ns"],
-            link_evidence(aligned, profiles),
-            times,
-        )
-    )
-    arrivals = last_arrivers(parts, aligned, len(steps))
+    if _silent(members):
+        stragglers = Stragglers(verdict="none", detail=_APART)
+    else:
+        own, loading, length = matrix["own_ns"], matrix["input_ns"], matrix["dur_ns"]
+        links = link_evidence(aligned, profiles)
+        stragglers = find_stragglers(ranks, own, loading, length, links, times)
     return Job(
         ranks=ranks,
         times=times,
@@ -79,17 +70,17 @@ def join_ranks(parts: Sequence[RankPart], profiles: Sequence[Profile] = ()) -> J
         exposed_comm_ns=matrix["exposed_comm_ns"],
         clock=clock,
         collectives=list_joined(parts, aligned, profiles),
-        arrivals=arrivals,
+        arrivals=last_arrivers(parts, aligned, len(steps)),
         stragglers=stragglers,
         path=_typical_path(parts, aligned, transfers, clock, steps, matrix["dur_ns"]),
-        lanes=_lanes(parts, aligned, clock, _telling(ranks, matrix["own_ns"], stragglers)),
+        lanes=_lanes(parts, aligned, clock, _choose_drawn(ranks, matrix["own_ns"], stragglers)),
         notes=tuple(notes),
         members=members,
     )
 
 
 def _usable(parts: Sequence[RankPart]) -> tuple[list[RankPart], list[Note]]:
-    """In the order of ranks, each once, without those that recorded nothing."""
+    """Sorted by rank, each rank once, without those that recorded nothing."""
     kept: dict[int, RankPart] = {}
     empty, twice = [], []
     for part in sorted(parts, key=lambda part: part.rank):
@@ -109,7 +100,7 @@ def _usable(parts: Sequence[RankPart]) -> tuple[list[RankPart], list[Note]]:
 
 
 def _silent(members: Sequence[Membership | None]) -> bool:
-    """Whether it is known that nobody ever waits for another."""
+    """Whether it is known that no rank ever waits for another."""
     return train_apart(members) and not any(m.exchanged_bytes for m in members if m is not None)
 
 
@@ -122,15 +113,15 @@ def _named(ranks: Sequence[int]) -> str:
 def _common_steps(parts: Sequence[RankPart]) -> tuple[tuple[int, ...], list[Note]]:
     """Numbers of steps that any rank has; a note where they differ."""
     numbers = [frozenset(part.pace.number.tolist()) for part in parts]
-    everybody = frozenset.intersection(*numbers) if numbers else frozenset[int]()
-    anybody = frozenset.union(*numbers) if numbers else frozenset[int]()
-    if everybody == anybody:
-        return tuple(sorted(anybody)), []
-    detail = f"ranks recorded different steps: {len(everybody)} of {len(anybody)} are on all ranks"
-    return tuple(sorted(anybody)), [Note(id="different-steps", detail=detail)]
+    common = frozenset.intersection(*numbers) if numbers else frozenset[int]()
+    steps = tuple(sorted(frozenset[int]().union(*numbers)))
+    if len(common) == len(steps):
+        return steps, []
+    detail = f"ranks recorded different steps: {len(common)} of {len(steps)} are on all ranks"
+    return steps, [Note(id="different-steps", detail=detail)]
 
 
-def _matrix(parts: Sequence[RankPart], steps: tuple[int, ...], name: str) -> Int64:
+def _matrix(parts: Sequence[RankPart], steps: tuple[int, ...], name: str) -> Int64s:
     out = np.full((len(steps), len(parts)), ABSENT, np.int64)
     place = np.array(steps, np.int64)
     for column, part in enumerate(parts):
@@ -138,8 +129,9 @@ def _matrix(parts: Sequence[RankPart], steps: tuple[int, ...], name: str) -> Int
     return out
 
 
-def _about_groups(parts: Sequence[RankPart], blocks: Sequence[MatchedCollectives]) -> list[Note]:
-    notes = []
+def _about_groups(
+    parts: Sequence[RankPart], blocks: Sequence[MatchedCollectives]
+) -> Iterator[Note]:
     here = {part.rank for part in parts}
     absent = {
         group.name or "unnamed": sorted(set(group.ranks) - here)
@@ -149,33 +141,30 @@ def _about_groups(parts: Sequence[RankPart], blocks: Sequence[MatchedCollectives
     }
     if absent:
         name, gone = next(iter(absent.items()))
-        detail = (
-            f"ranks of {counted(len(absent), 'group')} are not here (group {name}: {_named(gone)})"
-        )
-        notes.append(Note(id="partial-groups", detail=detail, count=len(absent)))
+        groups = counted(len(absent), "group")
+        detail = f"ranks of {groups} are not here (group {name}: {_named(gone)})"
+        yield Note(id="partial-groups", detail=detail, count=len(absent))
     unmatched = sum(block.unmatched for block in blocks)
     if unmatched:
         detail = "collectives that only one of their ranks recorded are not joined"
-        notes.append(Note(id="unmatched-collectives", detail=detail, count=unmatched))
+        yield Note(id="unmatched-collectives", detail=detail, count=unmatched)
     uneven = sum(int(((block.row >= 0).sum(axis=1) < len(block.members)).sum()) for block in blocks)
     if uneven:
         detail = "collectives that some of their group's ranks did not record"
-        notes.append(Note(id="partly-matched-collectives", detail=detail, count=uneven))
-    return notes
+        yield Note(id="partly-matched-collectives", detail=detail, count=uneven)
 
 
-def _about_clock(clock: Clock) -> list[Note]:
+def _about_clock(clock: Clock) -> Iterator[Note]:
     if clock.contradicts:
-        return [Note(id="clocks-contradict", detail=clock.detail)]
-    notes = []
+        yield Note(id="clocks-contradict", detail=clock.detail)
+        return
     far = {rank: ns for rank, ns in clock.offset_ns.items() if abs(ns) > _APART_NS}
     if far:
         rank, ns = max(far.items(), key=lambda pair: abs(pair[1]))
         detail = f"clocks are {duration(abs(ns))} apart (rank {rank}); they were aligned"
-        notes.append(Note(id="clocks-apart", detail=detail, count=len(far)))
+        yield Note(id="clocks-apart", detail=detail, count=len(far))
     if clock.unconnected:
-        notes.append(Note(id="rank-not-aligned", detail=clock.detail))
-    return notes
+        yield Note(id="rank-not-aligned", detail=clock.detail)
 
 
 def _typical_path(
@@ -184,9 +173,9 @@ def _typical_path(
     transfers: MatchedTransfers,
     clock: Clock,
     steps: tuple[int, ...],
-    step_ns: Int64,
+    step_ns: Int64s,
 ) -> CriticalPath | None:
-    """Of the step whose length is the median one."""
+    """The critical path of the step with the median length."""
     whole = np.flatnonzero((step_ns > 0).all(axis=1)) if len(parts) > 1 else np.empty(0, np.intp)
     if not clock.aligned or not len(whole):
         return None
@@ -195,13 +184,13 @@ def _typical_path(
     return critical_path(parts, aligned, transfers, clock, steps[int(typical)])
 
 
-def _telling(ranks: tuple[int, ...], own_ns: Int64, stragglers: Stragglers) -> list[int]:
-    """Ranks worth drawing: the accused, the slowest and fastest, then the first ones."""
+def _choose_drawn(ranks: tuple[int, ...], own_ns: Int64s, stragglers: Stragglers) -> list[int]:
+    """Ranks worth drawing: stragglers, the slowest and fastest, then the first ones."""
     whole = (own_ns > 0).all(axis=1)
     typical = np.median(own_ns[whole], axis=0) if whole.any() else np.zeros(len(ranks))
     by_time = [ranks[i] for i in np.argsort(-typical, kind="stable").tolist()]
-    accused = [each.rank for each in stragglers.ranks if each.rank is not None]
-    wanted = dict.fromkeys([*accused[:3], *by_time[:2], *by_time[-2:], *ranks])
+    slow = [straggler.rank for straggler in stragglers.ranks if straggler.rank is not None]
+    wanted = dict.fromkeys([*slow[:3], *by_time[:2], *by_time[-2:], *ranks])
     return sorted(list(wanted)[:DRAWN_RANKS])
 
 
@@ -212,7 +201,7 @@ def _lanes(
     drawn = {place: part.rank for place, part in enumerate(parts) if part.rank in set(ranks)}
     if not clock.aligned:
         return None
-    pieces = [_drawn(each, drawn, number) for number, each in _numbered(aligned)]
+    pieces = [_drawn(block, drawn, first) for first, block in _numbered(aligned)]
     table = np.concatenate(pieces) if pieces else np.empty((0, 8), np.int64)
     table = table[np.argsort(table[:, 5], kind="stable")][:_MOST_DRAWN]
     steps = [
@@ -244,24 +233,23 @@ def _lanes(
     )
 
 
-def _numbered(aligned: Sequence[AlignedBlock]) -> list[tuple[int, AlignedBlock]]:
-    out, first = [], 0
-    for each in aligned:
-        if each.aligned:
-            out.append((first, each))
-            first += len(each.block)
-    return out
+def _numbered(aligned: Sequence[AlignedBlock]) -> Iterator[tuple[int, AlignedBlock]]:
+    first = 0
+    for block in aligned:
+        if block.aligned:
+            yield first, block
+            first += len(block.block)
 
 
-def _drawn(aligned: AlignedBlock, drawn: dict[int, int], first: int) -> Int64:
+def _drawn(aligned: AlignedBlock, drawn: dict[int, int], first: int) -> Int64s:
     """(match, rank, kind, size, arrival, start, end, last arrival) of the drawn members."""
-    chosen = np.array([place in drawn for place in aligned.block.members.tolist()], np.bool_)
-    row, place = np.nonzero(aligned.here & chosen)
-    rank = np.array([drawn.get(i, ABSENT) for i in aligned.block.members.tolist()], np.int64)[place]
+    members = aligned.block.members.tolist()
+    ranks = np.array([drawn.get(member, ABSENT) for member in members], np.int64)
+    row, place = np.nonzero(aligned.here & (ranks != ABSENT))
     return np.column_stack(
         (
             first + row,
-            rank,
+            ranks[place],
             aligned.block.kind[row].astype(np.int64),
             aligned.block.size_bytes[row],
             aligned.arrival_ns[row, place],

@@ -14,8 +14,7 @@ from stepscope.records.trace import HostKind
 from stepscope.trace.links import nearest
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Bools, Int8s, Int32s, Int64s
     from stepscope.explain.work import Work
     from stepscope.records.explanation import Steps
     from stepscope.records.trace import Trace
@@ -29,9 +28,8 @@ def list_kernels(trace: Trace, work: Work, steps: Steps) -> tuple[Kernel, ...]:
     return _by_name(trace, name, work.kind, dur, _of_steps(trace, work, steps))
 
 
-def _of_steps(trace: Trace, work: Work, steps: Steps) -> NDArray[np.bool_] | None:
-    """Without what earlier steps left to the device: it began before the steps' first work, and its
-    launch was not recorded."""
+def _of_steps(trace: Trace, work: Work, steps: Steps) -> Bools | None:
+    """Without work of earlier steps, which began before these and has no recorded launch."""
     launch = launches_of(trace, work)
     linked = launch >= 0
     if not steps.steps or not linked.any():
@@ -45,11 +43,7 @@ def _of_steps(trace: Trace, work: Work, steps: Steps) -> NDArray[np.bool_] | Non
 
 
 def _by_name(
-    trace: Trace,
-    name: NDArray[np.int32],
-    kind: NDArray[np.int8],
-    dur: NDArray[np.int64],
-    of_steps: NDArray[np.bool_] | None = None,
+    trace: Trace, name: Int32s, kind: Int8s, dur: Int64s, of_steps: Bools | None = None
 ) -> tuple[Kernel, ...]:
     if not len(name):
         return ()
@@ -77,10 +71,8 @@ def _by_name(
     )
 
 
-def _own_operator_time(
-    trace: Trace,
-) -> tuple[NDArray[np.int32], NDArray[np.int8], NDArray[np.int64]]:
-    """Operators and communication spans, each less those directly inside it."""
+def _own_operator_time(trace: Trace) -> tuple[Int32s, Int8s, Int64s]:
+    """Operators and communication spans, each without those directly inside it."""
     host = trace.host
     comm = comm_spans(trace)
     rows = np.flatnonzero((host.kind == HostKind.OPERATOR) | comm)

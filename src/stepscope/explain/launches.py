@@ -1,8 +1,8 @@
-"""How work got to the device: launch latency, queue depth, short kernels."""
+"""How work reached the device: launch latency, queue depth, short kernels."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,8 +13,7 @@ from stepscope.records.trace import DeviceKind
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Int32s, Int64s
     from stepscope.explain.work import Work
     from stepscope.records.trace import Trace
 
@@ -24,7 +23,7 @@ SHORT_KERNEL_NS = 10_000
 def describe_launches(trace: Trace, work: Work) -> Launches:
     """Counts and distributions; what cannot be known without a device is None."""
     if work.on_host:
-        return _without_device()
+        return no_launches()
     device, host = trace.device, trace.host
     launch = launches_of(trace, work)
     linked = launch >= 0
@@ -53,7 +52,7 @@ def describe_launches(trace: Trace, work: Work) -> Launches:
     )
 
 
-def _latencies(trace: Trace, work: Work, launch: NDArray[np.int32]) -> NDArray[np.int64]:
+def _latencies(trace: Trace, work: Work, launch: Int32s) -> Int64s:
     """Call start to device start, where the stream had nothing before it to wait for."""
     device = trace.device
     lane = device.device[work.rows].astype(np.int64) * 2**32 + device.stream[work.rows]
@@ -67,7 +66,7 @@ def _latencies(trace: Trace, work: Work, launch: NDArray[np.int32]) -> NDArray[n
 
 
 def _queue(
-    trace: Trace, work: Work, launch: NDArray[np.int32]
+    trace: Trace, work: Work, launch: Int32s
 ) -> tuple[float | None, int | None, float | None]:
     """Launched but not yet started: time-weighted mean, maximum, share of time at zero."""
     rows = np.flatnonzero(launch >= 0)
@@ -82,32 +81,16 @@ def _queue(
     span = int(held.sum())
     if not span:
         return None, int(depth.max()), None
-    return (
-        float((depth * held).sum() / span),
-        int(depth.max()),
-        float(held[depth == 0].sum() / span),
-    )
+    mean, empty = (depth * held).sum() / span, held[depth == 0].sum() / span
+    return float(mean), int(depth.max()), float(empty)
 
 
-def _quantile(values: NDArray[np.int64], share: float) -> int | None:
+def _quantile(values: Int64s, share: float) -> int | None:
     return int(quantile(values, share)) if len(values) else None
 
 
-def _without_device() -> Launches:
-    return Launches(
-        device_events=0,
-        linked=0,
-        unlinked=0,
-        unlinked_ns=0,
-        calls=0,
-        call_ns=0,
-        latency_p50_ns=None,
-        latency_p90_ns=None,
-        queue_mean=None,
-        queue_max=None,
-        queue_empty_share=None,
-        short_kernels=0,
-        short_kernels_ns=0,
-        kernels=0,
-        graph_kernels=0,
-    )
+def no_launches() -> Launches:
+    """For a rank without a device."""
+    unknown = ("latency_p50_ns", "latency_p90_ns", "queue_mean", "queue_max", "queue_empty_share")
+    fields: dict[str, Any] = dict.fromkeys(Launches.__struct_fields__, 0) | dict.fromkeys(unknown)
+    return Launches(**fields)

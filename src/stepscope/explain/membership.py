@@ -1,6 +1,6 @@
-"""How one process takes part in its job: what it trains, and what it exchanges with whom.
+"""How one process takes part in its job: what it trains, and how much it exchanges.
 
-Only a run folder tells that: a bare trace without collectives may be one that did not record them.
+Only a run folder shows that. A bare trace without collectives may simply not have recorded them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from stepscope.records.job import CollectiveCalls, RankFolder, RankSteps
     from stepscope.records.trace import Trace
 
-# Sums of a loss or of norms are no exchange of gradients.
+# Of the trained bytes. Summing a loss or norms is no exchange of gradients.
 LEAST_SHARE = 0.01
 
 
 def find_membership(
     folder: RankFolder | None, trace: Trace, calls: CollectiveCalls, pace: RankSteps
 ) -> Membership | None:
-    """None for a bare trace, and for a capture that did not look at communication."""
+    """None for a bare trace, and for a capture without communication."""
     if folder is None or not folder.layout:
         return None
     layout = folder.layout
@@ -46,36 +46,34 @@ def find_membership(
 
 
 def exchanges_gradients(member: Membership) -> bool | None:
-    """Whether it sends what it learns to others; None where that is not known."""
+    """Whether the process sends its gradients to others; None where that is not known."""
     if member.joined:
         return True
-    if member.exchanged_bytes is None:
-        return None
     if not member.exchanged_bytes:
-        return False
+        return None if member.exchanged_bytes is None else False
     if not member.trained_bytes:
         return None
     return member.exchanged_bytes >= LEAST_SHARE * member.trained_bytes
 
 
 def train_apart(members: Sequence[Membership | None]) -> bool:
-    """Whether several processes are known to train, and none of them sends what it learns."""
-    known = [member for member in members if member is not None]
-    if len(known) < 2 or len(known) < len(members):
-        return False
-    return all(member.steps and exchanges_gradients(member) is False for member in known)
+    """Whether several processes are known to train, and none of them sends its gradients."""
+    return len(members) > 1 and all(
+        member is not None and member.steps and exchanges_gradients(member) is False
+        for member in members
+    )
 
 
 def _exchanged_bytes(
     lines: Sequence[dict[str, Any]], trace: Trace, calls: CollectiveCalls, pace: RankSteps
 ) -> int | None:
-    """By the trace or by the flight recorder, whichever saw more: gloo's calls on a device's
-    tensors are not among the trace's, sends and receives are not in the recorder."""
+    """Per step, by the trace or the flight recorder, whichever saw more: the trace lacks gloo's
+    calls on device tensors, the recorder lacks sends and receives."""
     recorded = [line.get("size_bytes") for line in lines]
     if (calls.size_bytes < 0).any() or None in recorded:
         return None
     if not len(calls) and not lines and any(map(COMM_SPAN.search, trace.strings)):
-        return None  # there are calls, and nobody measured them
+        return None  # there are calls of unknown size
     steps = len({line.get("step") for line in lines})
     by_recorder = sum(int(size or 0) for size in recorded) // max(1, steps)
     return max(int(calls.size_bytes.sum()) // max(1, len(pace)), by_recorder)

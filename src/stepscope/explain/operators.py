@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,8 +12,7 @@ from stepscope.records.trace import HostKind
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Bools, Int64s
     from stepscope.explain.device_time import DeviceTime
     from stepscope.records.trace import HostEvents, Trace
 
@@ -40,16 +39,9 @@ def list_operators(trace: Trace, device: DeviceTime) -> tuple[Operator, ...]:
     device_self = sum_by(inverse, own_device, count)
     order = np.lexsort((-host_self, -device_self))[:MOST_ROWS]
     sample = rows[first[order]]
-    columns: list[NDArray[Any]] = [
-        host.name[sample],
-        host.shapes[sample],
-        host.dtypes[sample],
-        calls[order],
-        host_total[order],
-        host_self[order],
-        device_total[order],
-        device_self[order],
-    ]
+    texts = (host.name, host.shapes, host.dtypes)
+    sums = (calls, host_total, host_self, device_total, device_self)
+    columns = [column[sample] for column in texts] + [column[order] for column in sums]
     return tuple(
         Operator(
             name=trace.strings[name],
@@ -67,9 +59,7 @@ def list_operators(trace: Trace, device: DeviceTime) -> tuple[Operator, ...]:
     )
 
 
-def _own_device(
-    host: HostEvents, is_operator: NDArray[np.bool_], direct: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _own_device(host: HostEvents, is_operator: Bools, direct: Int64s) -> Int64s:
     """Per host row, device time of launches whose innermost operator it is."""
     total = np.zeros(len(host), np.int64)
     launching = np.flatnonzero(direct > 0)

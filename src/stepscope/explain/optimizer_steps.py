@@ -1,4 +1,4 @@
-"""What of an optimizer's step is its own work.
+"""Which part of an optimizer's step is its own work.
 
 torch marks the whole call `Optimizer.step#...`. Where the script hands it a closure (LBFGS needs
 one, Lightning always does so), forward and backward run inside that mark: they are not its own.
@@ -18,6 +18,7 @@ from stepscope.trace.links import nearest_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from stepscope.explain.arrays import Bools, Int32s
     from stepscope.records.trace import Trace
 
 _STEP = re.compile(r"Optimizer\.step#")
@@ -26,12 +27,12 @@ _CLOSURE = re.compile(r"stepscope: closure$")  # written by capture around every
 _NODE = re.compile(r"autograd::engine::evaluate_function")
 
 
-def in_optimizer_step(trace: Trace, rows: NDArray[np.integer]) -> NDArray[np.int32]:
+def in_optimizer_step(trace: Trace, rows: NDArray[np.integer]) -> Int32s:
     """The mark of the optimizer's step that each host row is a part of, or -1."""
     host = trace.host
     annotation = host.kind <= HostKind.ANNOTATION
     marks = rows_named(trace, host, annotation, _STEP.match)
-    step: NDArray[np.int32] = nearest_of(host, marks, rows)
+    step: Int32s = nearest_of(host, marks, rows)
     if not (step >= 0).any():
         return step
     closures = rows_named(trace, host, annotation, _CLOSURE.match)
@@ -42,17 +43,17 @@ def in_optimizer_step(trace: Trace, rows: NDArray[np.integer]) -> NDArray[np.int
     return np.where(in_closure & ~marks[rows], ABSENT, step).astype(np.int32)
 
 
-def in_optimizer(trace: Trace, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
+def in_optimizer(trace: Trace, rows: NDArray[np.integer]) -> Bools:
     """Whether each host row is a part of an optimizer's step, or resets gradients."""
     host = trace.host
     resets = rows_named(trace, host, host.kind <= HostKind.ANNOTATION, _ZERO_GRAD.match)
-    found: NDArray[np.bool_] = nearest_of(host, resets, rows) >= 0
-    return found | (in_optimizer_step(trace, rows) >= 0)
+    resetting: Bools = nearest_of(host, resets, rows) >= 0
+    return resetting | (in_optimizer_step(trace, rows) >= 0)
 
 
 def _before_backward_ends(
-    trace: Trace, marks: NDArray[np.bool_], step: NDArray[np.int32], rows: NDArray[np.integer]
-) -> NDArray[np.bool_]:
+    trace: Trace, marks: Bools, step: Int32s, rows: NDArray[np.integer]
+) -> Bools:
     """A trace that says nothing of closures: what begins before the step's last backward node has
     ended belongs to the closure."""
     host = trace.host
@@ -65,5 +66,5 @@ def _before_backward_ends(
     until = np.full(len(host), np.iinfo(np.int64).min, np.int64)
     node_end = host.start_ns[nodes] + host.dur_ns[nodes]
     np.maximum.at(until, places[which[inside]], node_end[inside])
-    found: NDArray[np.bool_] = (step >= 0) & (host.start_ns[rows] < until[np.maximum(step, 0)])
-    return found
+    before: Bools = (step >= 0) & (host.start_ns[rows] < until[np.maximum(step, 0)])
+    return before

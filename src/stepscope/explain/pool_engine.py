@@ -9,10 +9,10 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from stepscope.explain.engines import FILES_PER_WORKER, count_cores, worker_died
+from stepscope.explain.engines import FILES_PER_WORKER, Engine, count_cores, worker_died
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
     from concurrent.futures import Future
 
     from stepscope.explain.engines import FileFunction, PlacedOutcome
@@ -21,36 +21,22 @@ if TYPE_CHECKING:
 _PARENT_POLL_S = 0.5
 
 
-class Here:
+class Here(Engine):
     """Reads in this process, one file after the other."""
-
-    leads = True
-    collective = False
-    local = True
-
-    def agree(self, find: Callable[[], list[TraceFile]]) -> list[TraceFile]:
-        return find()
 
     def map(self, function: FileFunction, files: Sequence[TraceFile]) -> Iterator[PlacedOutcome]:
         return ((place, function(file)) for place, file in enumerate(files))
 
 
-class Pool:
+class Pool(Engine):
     """Reads in worker processes, one for each core."""
-
-    leads = True
-    collective = False
-    local = True
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or count_cores()
 
-    def agree(self, find: Callable[[], list[TraceFile]]) -> list[TraceFile]:
-        return find()
-
     def map(self, function: FileFunction, files: Sequence[TraceFile]) -> Iterator[PlacedOutcome]:
-        """A killed worker breaks its whole pool, and nobody knows which file it had: all files in
-        flight are tried again, each in a process of its own, and a new pool takes the rest."""
+        """A killed worker breaks its whole pool, and it is not known which file it had. All files
+        in flight are tried again, each in a process of its own; a new pool takes the rest."""
         waiting = deque(enumerate(files))
         while waiting:
             suspects = yield from self._until_broken(function, waiting)
@@ -104,7 +90,7 @@ def _start_pool(workers: int) -> Any:
 
 
 def _prepare_caller() -> None:
-    """Ctrl-C ends a worker silently; the collector never searches what is loaded so far."""
+    """Ctrl-C ends a worker silently; garbage collection skips what is loaded so far."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -114,14 +100,14 @@ def _prepare_caller() -> None:
 
 
 def _exit_with_parent(parent: int) -> None:
-    """A killed parent ends nobody: its workers would wait for work forever."""
+    """End this worker when its parent is gone: it would wait for work forever."""
     while os.getppid() == parent:
         time.sleep(_PARENT_POLL_S)
     os._exit(1)
 
 
 def _call(function: FileFunction, file: TraceFile) -> Any:
-    """Searching for cycles once per file costs less than doing so while it is read."""
+    """Collect garbage once per file, which is cheaper than while the file is read."""
     try:
         return function(file)
     finally:

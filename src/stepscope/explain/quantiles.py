@@ -11,9 +11,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from stepscope.explain.arrays import Floats
+
 
 def quantile(values: NDArray[Any] | Sequence[float], share: float) -> float:
-    """Between two values in proportion. There must be one at least."""
+    """Interpolates between two values. There must be at least one value."""
     ordered = np.sort(values)
     return float(np.interp((len(ordered) - 1) * share, np.arange(len(ordered)), ordered))
 
@@ -23,9 +25,9 @@ def median(values: NDArray[Any] | Sequence[float]) -> float:
     return float(medians(np.asarray(values)))
 
 
-def medians(table: NDArray[Any] | Sequence[NDArray[Any]]) -> NDArray[np.float64]:
-    """Of each column."""
+def medians(table: NDArray[Any] | Sequence[NDArray[Any]]) -> Floats:
+    """The median of each column."""
     ordered = np.sort(table, axis=0)
     half = len(ordered) // 2
-    middle: NDArray[np.float64] = (ordered[half] + ordered[-1 - half]) / 2
+    middle: Floats = (ordered[half] + ordered[-1 - half]) / 2
     return middle

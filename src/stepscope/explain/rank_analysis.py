@@ -24,9 +24,7 @@ from stepscope.explain.work import find_work
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Int32s
     from stepscope.explain.flops import Costs
     from stepscope.explain.flops.pieces import Chosen, Pieces
     from stepscope.explain.idle import HostTime
@@ -52,7 +50,7 @@ class RankAnalysis:
         self._results: dict[Callable[[RankAnalysis], Any], Any] = {}
 
     def compute_once(self, function: Callable[[RankAnalysis], _T]) -> _T:
-        """What the function makes of this analysis, for functions of modules that import this."""
+        """The function's result for this analysis; for modules that import this one."""
         if function not in self._results:
             self._results[function] = function(self)
         result: _T = self._results[function]
@@ -78,7 +76,7 @@ class RankAnalysis:
     @cached_property
     def profiled_ms(self) -> float | None:
         """The step as it was recorded."""
-        return step_time(self.steps, self.timeline).profiled
+        return step_time(self.steps, self.timeline)
 
     @cached_property
     def costs(self) -> Costs:
@@ -105,7 +103,7 @@ class RankAnalysis:
         return read_calls(self.trace, self.steps)
 
     @cached_property
-    def collective_calls(self) -> tuple[CollectiveCalls, NDArray[np.int32]]:
+    def collective_calls(self) -> tuple[CollectiveCalls, Int32s]:
         """The calls in order of arrival, and the host event that made each."""
         return list_calls(self.trace, self.work, self.steps, self.inputs.folder)
 
@@ -116,15 +114,8 @@ class RankAnalysis:
     @cached_property
     def strategies(self) -> tuple[RankStrategy, ...]:
         calls, rows = self.collective_calls
-        return find_strategies(
-            self.trace,
-            self.work,
-            calls,
-            rows,
-            self.rank_steps,
-            self.inputs.folder,
-            self.inputs.memory.captured,
-        )
+        recorded = self.inputs.folder, self.inputs.memory.captured
+        return find_strategies(self.trace, self.work, calls, rows, self.rank_steps, *recorded)
 
     @cached_property
     def slowness(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Which rank each file is of: as the trace says, else by its name, else by its place."""
+"""The rank of each file: by its trace, else by its name, else by its place in the list."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def _notes_on_world_sizes(ranks: list[RankExplanation]) -> list[Note]:
 
 
 def _folder_order(path: str) -> tuple[int, str]:
-    """rank-00000, rank-00000.2, ..., rank-00000.10: the order in which the processes came."""
+    """rank-00000, rank-00000.2, ..., rank-00000.10: the order in which the processes started."""
     name = Path(path).parent.name
     return len(name), name
 
 
 def _are_processes(ranks: list[RankExplanation]) -> bool:
-    """Whether these ran at the same time without being ranks of one job: all say rank 0."""
+    """Whether these ran at the same time but not as one job, so that each says it is rank 0."""
     members = [rank.part.member for rank in ranks]
     processes = {(rank.part.host, m.pid) for rank, m in zip(ranks, members, strict=True) if m}
     alone = all(member is not None and member.world_size == 1 for member in members)

@@ -1,7 +1,7 @@
-"""One rank's steps, divided so that ranks can be compared: what is its own, what is waiting.
+"""One rank's steps, divided into its own time and waiting, so that ranks can be compared.
 
-In training that is in step, everybody's step lasts as long as the slowest rank's. A rank's own time
-is the step less communication that nothing hides: the slow rank is the one with the most of it.
+Ranks that synchronise all take as long as the slowest one. A rank's own time is its step without
+exposed communication: the slowest rank has the most of it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain import intervals
-from stepscope.explain.work import DATA_LOADING, rows_named
+from stepscope.explain.work import DATA_LOADING, rows_named, spans_of
 from stepscope.records.job import RankSteps, RankTimes
 from stepscope.records.trace import HostKind
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Bools, Int64s
     from stepscope.explain.intervals import Set
     from stepscope.explain.work import Work
     from stepscope.records.explanation import RankExplanation, Steps
@@ -28,19 +27,17 @@ _NUMBER = re.compile(r"#(\d{1,18})(?!\d)")
 
 
 def measure_rank_steps(trace: Trace, work: Work, steps: Steps) -> RankSteps:
-    """Over device cycles where there are any, marked steps on the CPU, else the whole window."""
+    """By device cycles where there are any, by marked steps on the CPU, else the whole window."""
     edges, numbers = step_edges(steps, work)
-    sets = [
-        intervals.clip(of, int(edges[0]), int(edges[-1]))
-        for of in (work.compute, work.comm, work.memory, _loading(trace, work))
-    ]
+    busy = (work.compute, work.comm, work.memory, _loading(trace, work))
+    sets = [intervals.clip(spans, int(edges[0]), int(edges[-1])) for spans in busy]
     cuts = (edges[:-1], edges[1:])  # so that no segment crosses from one step into the next
     starts, lengths, (compute, comm, memory, loading, _) = intervals.sweep([*sets, cuts])
     which = np.searchsorted(edges, starts, side="right") - 1
     # On the CPU, operators inside the data loader are its work; a device waits only while it idles.
     waits = loading & ~comm if work.on_host else loading & ~(compute | comm | memory)
 
-    def per_step(chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def per_step(chosen: Bools) -> Int64s:
         sums = np.bincount(which[chosen], weights=lengths[chosen], minlength=len(numbers))
         return sums.astype(np.int64)
 
@@ -57,7 +54,7 @@ def measure_rank_steps(trace: Trace, work: Work, steps: Steps) -> RankSteps:
 def typical_step(pace: RankSteps) -> RankTimes:
     """Medians over the recorded steps; all zero where there are none."""
 
-    def median_ms(column: NDArray[np.int64]) -> float:
+    def median_ms(column: Int64s) -> float:
         return float(np.median(column)) / 1e6 if len(column) else 0.0
 
     step, own = median_ms(pace.dur_ns), median_ms(pace.own_ns)
@@ -71,26 +68,23 @@ def typical_step(pace: RankSteps) -> RankTimes:
 
 
 def own_ms(rank: RankExplanation) -> float:
-    """A rank's own time in a typical recorded step: the one source of it."""
+    """A rank's own time in a typical recorded step. Every surface takes it from here."""
     return typical_step(rank.part.pace).own_ms
 
 
-def step_edges(steps: Steps, work: Work) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def step_edges(steps: Steps, work: Work) -> tuple[Int64s, Int64s]:
     """Where the compared steps begin and end, back to back, and their numbers."""
     cycles = np.array(steps.cycles_ns, np.int64)
     if not len(cycles):
         return np.array(work.extent, np.int64), np.zeros(1, np.int64)
     edges = steps.window_start_ns + np.concatenate(([0], np.cumsum(cycles)))
     names = [step.name for step in steps.steps[steps.first_cycle :]][: len(cycles)]
-    found = [_NUMBER.search(name) for name in names]
-    numbers = [int(match[1]) if match else place for place, match in enumerate(found)]
+    matches = map(_NUMBER.search, names)
+    numbers = [int(match[1]) if match else place for place, match in enumerate(matches)]
     return edges, np.array(numbers, np.int64)
 
 
 def _loading(trace: Trace, work: Work) -> Set:
     host = trace.host
     named = rows_named(trace, host, host.kind == HostKind.ANNOTATION, DATA_LOADING.search)
-    named &= work.feeds(host.thread)
-    return intervals.union(
-        *(times[named] for times in (host.start_ns, host.start_ns + host.dur_ns))
-    )
+    return spans_of(host, named & work.feeds(host.thread))

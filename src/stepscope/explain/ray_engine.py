@@ -12,10 +12,10 @@ from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
-from stepscope.explain.engines import FILES_PER_WORKER, count_cores, worker_died
+from stepscope.explain.engines import FILES_PER_WORKER, Engine, count_cores, worker_died
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from stepscope.explain.engines import FileFunction, PlacedOutcome
     from stepscope.trace.discover import TraceFile
@@ -38,19 +38,14 @@ def ray_cluster(workers: int | None = None) -> Iterator[RayCluster]:
                 ray.shutdown()
 
 
-class RayCluster:
+class RayCluster(Engine):
     """A connected Ray cluster."""
 
-    leads = True
-    collective = False
     local = False
 
     def __init__(self, ray: Any, workers: int | None) -> None:
         self._ray = ray
         self.workers = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-
-    def agree(self, find: Callable[[], list[TraceFile]]) -> list[TraceFile]:
-        return find()
 
     def map(self, function: FileFunction, files: Sequence[TraceFile]) -> Iterator[PlacedOutcome]:
         ray = self._ray
@@ -60,15 +55,12 @@ class RayCluster:
         in_flight: dict[Any, int] = {}
         following = 0
         while in_flight or following < len(files):
-            while following < len(files) and len(in_flight) < self._at_once():
+            while following < len(files) and len(in_flight) < FILES_PER_WORKER * self.workers:
                 in_flight[task.remote(shared, files[following])] = following
                 following += 1
             (job,), _ = ray.wait(list(in_flight), num_returns=1)
             place = in_flight.pop(job)
             yield place, self._outcome(job, files[place])
-
-    def _at_once(self) -> int:
-        return FILES_PER_WORKER * self.workers
 
     def _outcome(self, job: Any, file: TraceFile) -> Any:
         lost = self._ray.exceptions

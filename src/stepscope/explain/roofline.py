@@ -1,7 +1,7 @@
-"""Operators under the roof that arithmetic and memory give them: how far below, and its cost.
+"""The roofline: the least time that each operator's arithmetic and bytes need, and its gap to it.
 
-The roof of a call is the longer of FLOPs / peak and bytes / bandwidth, every byte counted once. A
-spot below zero gap is possible: data that stays in a cache is not read from memory again.
+The roof of a call is the longer of FLOPs / peak and bytes / bandwidth, with every byte counted
+once. A gap may be negative: data that stays in a cache is not read from memory again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from stepscope.records.efficiency import Ceilings, Spot
 from stepscope.records.figures import significant
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Indices, Int64s
     from stepscope.explain.flops.costs import Costs
     from stepscope.explain.flops.pieces import Pieces
     from stepscope.records.efficiency import Bound, PeakSource
@@ -28,31 +27,31 @@ if TYPE_CHECKING:
     from stepscope.records.trace import Trace
 
 BUSY = 0.15  # of the cores, by other processes
-_known_device = lru_cache(maxsize=64)(find_device)  # of a job's ranks most say the same
+_known_device = lru_cache(maxsize=64)(find_device)  # most ranks of a job have the same device
 
 
 def find_ceilings(trace: Trace, profile: Profile | None) -> Ceilings | None:
-    """By data sheet, and over it what was measured; None where neither knows the device."""
+    """As calibrated, else from the data sheet; None where neither knows the device."""
     spec = _spec(trace)
     flops: dict[str, float] = dict(spec.peaks) if spec else {}
-    said: dict[str, PeakSource] = dict.fromkeys(flops, "table")
-    moved = spec.bandwidth_bytes_s if spec else None
-    moved_said: PeakSource | None = "table" if spec else None
+    flops_source: dict[str, PeakSource] = dict.fromkeys(flops, "table")
+    bytes_s = spec.bandwidth_bytes_s if spec else None
+    bytes_source: PeakSource | None = "table" if spec else None
     source = [spec.source] if spec else []
     if profile:
         flops |= profile.matmul_flops
-        said |= dict.fromkeys(profile.matmul_flops, "calibrated")
+        flops_source |= dict.fromkeys(profile.matmul_flops, "calibrated")
         if profile.copy_bytes_s:
-            moved, moved_said = profile.copy_bytes_s, "calibrated"
+            bytes_s, bytes_source = profile.copy_bytes_s, "calibrated"
         source = [f"measured by stepscope calibrate on {profile.host}", *source]
-    if not flops and moved is None:
+    if not flops and bytes_s is None:
         return None
     return Ceilings(
         device=trace.device_name or (profile.device if profile else "") or trace.kind,
         flops=flops,
-        bytes_s=moved,
-        flops_source=said,
-        bytes_source=moved_said,
+        bytes_s=bytes_s,
+        flops_source=flops_source,
+        bytes_source=bytes_source,
         source="; for the rest: ".join(source),
         threads=profile.threads if profile and profile.kind == "cpu" else None,
         doubt=doubt_about(profile) if profile else "",
@@ -60,7 +59,7 @@ def find_ceilings(trace: Trace, profile: Profile | None) -> Ceilings | None:
 
 
 def doubt_about(profile: Profile) -> str:
-    """Why a CPU's measured ceilings may be too low, in a sentence; empty where nothing says so."""
+    """A sentence on why a CPU's measured ceilings may be too low; empty without such a reason."""
     others, cores = profile.other_cores, profile.cores
     if profile.kind != "cpu" or others is None or not cores or others < BUSY * cores:
         return ""
@@ -74,18 +73,15 @@ def _spec(trace: Trace) -> DeviceSpec | None:
     name = trace.device_name
     if name is None:
         return None
-    device = next(each for each in trace.devices if each.name == name)
-    return _known_device(
-        name,
-        device.memory_bytes if device.memory_bytes > 0 else None,
-        device.multiprocessors if device.multiprocessors > 0 else None,
-    )
+    device = next(device for device in trace.devices if device.name == name)
+    memory, multiprocessors = max(device.memory_bytes, 0), max(device.multiprocessors, 0)
+    return _known_device(name, memory or None, multiprocessors or None)
 
 
 def list_spots(
     trace: Trace, costs: Costs, pieces: Pieces, ceilings: Ceilings | None
 ) -> tuple[Spot, ...]:
-    """One for each operator, shapes, dtype and phase with device time; the widest gap first."""
+    """One row per operator, shapes, dtype and phase with device time; the widest gap first."""
     host = trace.host
     worked = pieces.operator >= 0
     first, place, count = group(pieces.operator[worked])
@@ -109,23 +105,16 @@ def list_spots(
         _amounts(np.where(outer, -1, costs.bytes_moved[rows]), inverse, count, pieces.steps),
         strict=True,
     )
-    spots = [_spot(trace, costs, ceilings, *each) for each in columns]
-    return tuple(sorted(spots, key=_widest))
+    spots = [_spot(trace, costs, ceilings, *row) for row in columns]
+    spots.sort(key=lambda spot: (spot.gap_ns is None, -(spot.gap_ns or 0.0), -spot.device_ns))
+    return tuple(spots)
 
 
-def _amounts(
-    amount: NDArray[np.int64],
-    inverse: NDArray[np.intp],
-    count: int,
-    steps: int,
-) -> list[float | None]:
-    """Sums of one step; None where one of the calls is unknown."""
+def _amounts(amount: Int64s, inverse: Indices, count: int, steps: int) -> list[float | None]:
+    """Sums per step; None where the amount of one of the calls is unknown."""
     total = sum_by(inverse, np.maximum(amount, 0), count) / steps
     unknown = np.bincount(inverse, weights=amount < 0, minlength=count) > 0
-    return [
-        None if untold else value
-        for value, untold in zip(total.tolist(), unknown.tolist(), strict=True)
-    ]
+    return [None if gap else value for value, gap in zip(total.tolist(), unknown, strict=True)]
 
 
 def _spot(
@@ -141,9 +130,9 @@ def _spot(
     host, code = trace.host, int(costs.dtype[row])
     dtype = DTYPES[code] if code >= 0 else ""
     peak = ceilings.flops.get(dtype) if ceilings else None
-    wide = ceilings.bytes_s if ceilings else None
+    bytes_s = ceilings.bytes_s if ceilings else None
     by_flops = flops / peak * 1e9 if flops and peak else None
-    by_bytes = moved / wide * 1e9 if moved and wide else None
+    by_bytes = moved / bytes_s * 1e9 if moved and bytes_s else None
     roof = _roof(flops, by_flops, by_bytes)
     return Spot(
         operator=trace.strings[host.name[row]],
@@ -165,10 +154,10 @@ def _spot(
 
 
 def _roof(flops: float | None, by_flops: float | None, by_bytes: float | None) -> float | None:
-    """The longer of both; none where FLOPs are unknown, or there are some and no peak is known."""
+    """The longer time; None if the FLOPs are unknown, or if there are some but no known peak."""
     if flops is None or (flops and by_flops is None):
         return None
-    return max((each for each in (by_flops, by_bytes) if each is not None), default=None)
+    return max((time for time in (by_flops, by_bytes) if time is not None), default=None)
 
 
 def _bound(flops: float | None, by_flops: float | None, by_bytes: float | None) -> Bound:
@@ -177,7 +166,3 @@ def _bound(flops: float | None, by_flops: float | None, by_bytes: float | None) 
     if flops is None or by_flops is None:
         return "unknown"
     return "memory" if by_bytes is not None and by_bytes > by_flops else "compute"
-
-
-def _widest(spot: Spot) -> tuple[bool, float, float]:
-    return spot.gap_ns is None, -(spot.gap_ns or 0.0), -spot.device_ns

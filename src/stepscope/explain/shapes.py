@@ -17,13 +17,13 @@ def shape_words(shapes: str, most: int | None = None) -> str:
         return shapes
     if not isinstance(given, list):
         return shapes
-    words = [word for each in given if isinstance(each, list) and each and (word := _dims(each))]
+    words = [word for dims in given if isinstance(dims, list) and dims and (word := _dims(dims))]
     if most is not None and len(words) > most:
         words = [*words[:most], "…"]
     return ", ".join(words)
 
 
 def _dims(dims: list[object]) -> str:
-    if any(isinstance(each, list) for each in dims):
+    if any(isinstance(size, list) for size in dims):
         return counted(len(dims), "tensor")
-    return "×".join(str(each) for each in dims)
+    return "×".join(map(str, dims))

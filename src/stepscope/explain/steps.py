@@ -13,8 +13,7 @@ from stepscope.records.explanation import Step, Steps
 from stepscope.records.trace import HostKind
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Int64s
     from stepscope.explain.work import Work
     from stepscope.records.trace import Trace
 
@@ -52,7 +51,7 @@ def _marked(trace: Trace, pattern: re.Pattern[str]) -> tuple[Step, ...]:
     )
 
 
-def step_of(steps: tuple[Step, ...], times: NDArray[np.int64]) -> NDArray[np.int64]:
+def step_of(steps: tuple[Step, ...], times: Int64s) -> Int64s:
     """Index of the step that each host time falls into, or -1."""
     starts = np.array([step.start_ns for step in steps], np.int64)
     ends = np.array([step.start_ns + step.dur_ns for step in steps], np.int64)
@@ -74,12 +73,10 @@ def _with_cycles(source: str, steps: tuple[Step, ...], trace: Trace, work: Work)
     )
 
 
-def _cycle_edges(
-    steps: tuple[Step, ...], trace: Trace, work: Work
-) -> tuple[int, NDArray[np.int64]]:
-    """Start of the first work of each step; on the CPU, where steps begin and the last ends.
+def _cycle_edges(steps: tuple[Step, ...], trace: Trace, work: Work) -> tuple[int, Int64s]:
+    """The start of each step's first work; on the CPU, the steps' starts and the last end.
 
-    A step at the end that launched nothing (the window closed on it) is left out.
+    A last step that launched nothing, because the window closed, is left out.
     """
     none = np.empty(0, np.int64)
     if work.on_host:

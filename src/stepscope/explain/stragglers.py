@@ -1,16 +1,15 @@
-"""Who slows the others, and why. "None" is an answer.
+"""Which rank or link slows the others, and why. "None" is an answer.
 
-A rank's own time (its step less communication that nothing hides) is set against the median of the
-other ranks, step by step. It is a straggler when the median of these ratios
+A rank's own time (its step without exposed communication) is compared with the median of the other
+ranks, step by step. The rank is a straggler when the median excess
+- is more than 5%, and so in most steps,
+- with four ranks or more, is over 3.5 MADs of the other ranks' excesses away from them,
+- exceeds the step-to-step noise, at a level that allows for the number of ranks, and
+- is more than 5% in the ranks' typical steps too, whose own times every surface shows.
+Slowdown and cost refer to the typical steps.
 
-- is more than 5%, in most steps,
-- is more than 3.5 MADs of the other ranks' ratios away from them, with four ranks or more, and
-- stands out of the step-to-step noise, at a level that allows for the number of ranks looked at,
-- and is more than 5% in the ranks' typical steps too, whose own times every surface shows.
-
-How much slower it is, and what that costs, is said of the typical steps.
-The cause is its input when that explains half of what it takes longer, else its own compute. A link
-is slow when ranks come together and the transfer takes longer than calibrated, or than the same
+The cause is its input when that explains half of the extra time, else its own compute. A link is
+slow when ranks arrive together and the transfer takes longer than calibrated, or than the same
 transfer in the job's other groups.
 """
 
@@ -30,20 +29,17 @@ from stepscope.records.words import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Floats, Int64s
     from stepscope.records.job import Cause, Job, RankTimes
 
-    Int64 = NDArray[np.int64]
-    Float = NDArray[np.float64]
 
 LEAST_EXCESS = 0.05
 MOST_MADS = 3.5
 SLOW_LINK = 1.5
 _FALSE_ALARM = 0.002  # for the whole job, however many ranks
-# A few steps say little about their noise: as if four more had been seen with 3%.
+# A few steps say little about their noise: this adds four more with 3%.
 _PRIOR_NOISE, _PRIOR_STEPS = 0.03, 4
-_TOLD_APART = 0.10  # an excess that large which noise could explain is "not resolved"
+_WORTH_A_DOUBT = 0.10  # so large an excess that noise could explain is "not resolved"
 
 
 class LinkEvidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,20 +49,18 @@ class LinkEvidence(msgspec.Struct, frozen=True, kw_only=True):
     members: int
     kind: str
     size_bytes: int
-    step: Int64  # the step's number of each transfer
-    transfer_ns: Int64
-    exposed_ns: Int64  # mean over ranks
-    wait_ns: Float  # of the rank that waited longest
-    expected_ns: float | None  # by calibration, with its error
-    expected_error: float
-    siblings_ns: float | None  # median of the same transfer in the job's other groups
+    step: Int64s  # the step's number of each transfer
+    transfer_ns: Int64s
+    exposed_ns: Int64s  # mean over ranks
+    calibrated: bool
+    should_ns: float  # by calibration and its error, else as in the job's other groups
 
 
 def find_stragglers(
     ranks: Sequence[int],
-    own_ns: Int64,
-    input_ns: Int64,
-    step_ns: Int64,
+    own_ns: Int64s,
+    input_ns: Int64s,
+    step_ns: Int64s,
     links: Sequence[LinkEvidence] = (),
     times: Sequence[RankTimes] = (),
 ) -> Stragglers:
@@ -86,38 +80,36 @@ def find_stragglers(
             "from chance",
         )
     shown = _typical_steps(times, own, loading)
-    found, doubt = _slow_ranks(ranks, own, loading, shown) if len(own) > 1 else ([], "")
-    if found:
-        return Stragglers(verdict="found", ranks=tuple(found))
-    if slow_links:
-        return Stragglers(verdict="found", ranks=tuple(slow_links))
+    slow_ranks, doubt = _slow_ranks(ranks, own, loading, shown) if len(own) > 1 else ([], "")
+    if slow_ranks or slow_links:
+        return Stragglers(verdict="found", ranks=tuple(slow_ranks or slow_links))
     if doubt:
         return Stragglers(verdict="not resolved", detail=doubt)
     return Stragglers(verdict="none", detail=f"no rank stands out in {counted(len(own), 'step')}")
 
 
 def costs_of_record(job: Job, step_ms: float) -> Job:
-    """Stragglers are found in recorded steps; what they cost is told of the step of record."""
-    recorded_ms = max((each.step_ms for each in job.times), default=0.0)
+    """Stragglers are found in recorded steps; scale their cost to the step of record."""
+    recorded_ms = max((times.step_ms for times in job.times), default=0.0)
     if not recorded_ms or not step_ms:
         return job
     scale = step_ms / recorded_ms
-    found = [replace(each, cost_ms=each.cost_ms * scale) for each in job.stragglers.ranks]
-    return replace(job, step_ms=step_ms, stragglers=replace(job.stragglers, ranks=tuple(found)))
+    ranks = tuple(replace(rank, cost_ms=rank.cost_ms * scale) for rank in job.stragglers.ranks)
+    return replace(job, step_ms=step_ms, stragglers=replace(job.stragglers, ranks=ranks))
 
 
-def _typical_steps(times: Sequence[RankTimes], own: Float, loading: Float) -> tuple[Float, Float]:
+def _typical_steps(
+    times: Sequence[RankTimes], own: Floats, loading: Floats
+) -> tuple[Floats, Floats]:
     """Every rank's own time and input of its typical step, in nanoseconds."""
     if not times:
         return np.median(own, axis=0), np.median(loading, axis=0)
-    return (
-        np.array([each.own_ms for each in times]) * 1e6,
-        np.array([each.input_ms for each in times]) * 1e6,
-    )
+    own_ms, input_ms = np.array([(rank.own_ms, rank.input_ms) for rank in times]).T
+    return own_ms * 1e6, input_ms * 1e6
 
 
 def _slow_ranks(
-    ranks: Sequence[int], own: Float, loading: Float, shown: tuple[Float, Float]
+    ranks: Sequence[int], own: Floats, loading: Floats, shown: tuple[Floats, Floats]
 ) -> tuple[list[Straggler], str]:
     excess = np.log(own) - np.log(_median_of_others(own))
     typical = np.median(excess, axis=0)
@@ -129,12 +121,12 @@ def _slow_ranks(
             slow[rank] = _stands_out(typical, rank)
     sure = slow & (typical > noise_level)
     on_the_whole = shown[0] / np.maximum(_median_of_others(shown[0][None])[0], 1.0) - 1
-    found = [
+    stragglers = [
         _straggler(ranks, own, loading, excess, shown, rank)
         for rank in np.flatnonzero(sure & (on_the_whole > LEAST_EXCESS)).tolist()
     ]
     doubt = ""
-    if not found and (slow & (np.expm1(typical) > _TOLD_APART)).any():
+    if not stragglers and (slow & (np.expm1(typical) > _WORTH_A_DOUBT)).any():
         rank = int(np.argmax(np.where(slow, typical, -np.inf)))
         longer = percent(float(np.expm1(typical[rank])))
         doubt = f"rank {ranks[rank]} takes {longer} longer than the others"
@@ -143,37 +135,37 @@ def _slow_ranks(
         else:
             chance = np.expm1(noise_level)
             doubt += f", but in {len(own)} such uneven steps chance could make {percent(chance)}"
-    return sorted(found, key=lambda each: -each.cost_ms), doubt
+    return sorted(stragglers, key=lambda straggler: -straggler.cost_ms), doubt
 
 
-def _stands_out(typical: Float, rank: int) -> bool:
-    """By more than 3.5 times the others' median distance from their own median."""
+def _stands_out(typical: Floats, rank: int) -> bool:
+    """More than 3.5 times the others' median distance from their own median."""
     others = np.delete(typical, rank)
     middle = np.median(others)
     return bool(typical[rank] - middle > MOST_MADS * np.median(np.abs(others - middle)))
 
 
-def _median_of_others(values: Float) -> Float:
+def _median_of_others(values: Floats) -> Floats:
     """Per step and rank, the median of all other ranks, from one sort of each step."""
     ordered = np.sort(values, axis=1)
     place = np.argsort(np.argsort(values, axis=1, kind="stable"), axis=1, kind="stable")
     others = values.shape[1] - 1
     step = np.arange(len(values))[:, None]
 
-    def without(nth: int) -> Float:
+    def without(nth: int) -> Floats:
         """The nth smallest when the rank itself is left out."""
-        kept: Float = ordered[step, nth + (place <= nth)]
+        kept: Floats = ordered[step, nth + (place <= nth)]
         return kept
 
     return (without((others - 1) // 2) + without(others // 2)) / 2
 
 
-def _noise_level(excess: Float) -> float:
-    """What the median of the steps reaches by chance on the worst of all ranks."""
+def _noise_level(excess: Floats) -> float:
+    """The median excess that the worst of all ranks reaches by chance."""
     steps, ranks = excess.shape
     freedom = (ranks - 1) * (steps - 1)
     variances = excess.var(axis=0, ddof=1)
-    if freedom >= 30:  # the median rank's: hiccups of a few do not count
+    if freedom >= 30:  # the median rank's, so that hiccups of a few ranks do not count
         variance = float(np.median(variances)) / (1 - 2 / (9 * (steps - 1))) ** 3
     else:
         variance = float(variances.mean())
@@ -196,25 +188,25 @@ def _student(share: float, freedom: int) -> float:
 
 def _straggler(
     ranks: Sequence[int],
-    own: Float,
-    loading: Float,
-    excess: Float,
-    shown: tuple[Float, Float],
+    own: Floats,
+    loading: Floats,
+    excess: Floats,
+    shown: tuple[Floats, Floats],
     rank: int,
 ) -> Straggler:
     longer = own[:, rank] - _median_of_others(own)[:, rank]
     fed_later = loading[:, rank] - _median_of_others(loading)[:, rank]
     cause: Cause = "input" if np.median(fed_later) >= np.median(longer) / 2 else "compute"
-    usual, usual_input = (float(np.median(np.delete(each, rank))) for each in shown)
+    usual, usual_input = (float(np.median(np.delete(times, rank))) for times in shown)
     cost, of_input = float(shown[0][rank]) - usual, float(shown[1][rank]) - usual_input
     slowdown = float(shown[0][rank] / usual)
     often = int((np.expm1(excess[:, rank]) > LEAST_EXCESS).sum())
-    evidence = [
+    evidence = (
         f"its step without communication is {factor(slowdown)} times the other ranks' median, in "
         f"{often} of {counted(len(own), 'step')}",
         f"{percent(min(1.0, max(of_input, 0.0) / cost) if cost > 0 else 0.0)} of the extra time is "
         "waiting for data",
-    ]
+    )
     return Straggler(
         rank=ranks[rank],
         cause=cause,
@@ -222,46 +214,36 @@ def _straggler(
         cost_ms=cost / 1e6,
         steps=often,
         of=len(own),
-        evidence=tuple(evidence),
+        evidence=evidence,
     )
 
 
-def _slow_links(links: Sequence[LinkEvidence], step_ns: Int64) -> list[Straggler]:
-    """Per group, what its transfers take longer than they should, when that is worth mentioning."""
+def _slow_links(links: Sequence[LinkEvidence], step_ns: Int64s) -> list[Straggler]:
+    """The groups whose transfers take longer than they should, where that costs enough."""
     step = float(np.median(step_ns)) if step_ns.size else 0.0
-    by_group: dict[str, list[tuple[LinkEvidence, float]]] = {}
+    by_group: dict[str, list[LinkEvidence]] = {}
     for link in links:
-        should = _should_take(link)
-        if should is not None:
-            by_group.setdefault(link.group, []).append((link, should))
-    judged = [_judge_link(group, slow, step) for group, slow in by_group.items()]
-    return sorted((link for link in judged if link is not None), key=lambda link: -link.cost_ms)
+        by_group.setdefault(link.group, []).append(link)
+    judged = [_judge_link(group, transfers, step) for group, transfers in by_group.items()]
+    return sorted(filter(None, judged), key=lambda link: -link.cost_ms)
 
 
-def _should_take(link: LinkEvidence) -> float | None:
-    if link.expected_ns is not None:
-        return link.expected_ns * (1 + link.expected_error)
-    return link.siblings_ns
-
-
-def _judge_link(
-    group: str, links: list[tuple[LinkEvidence, float]], step_ns: float
-) -> Straggler | None:
-    took = sum(float(link.transfer_ns.sum()) for link, _ in links)
-    should = sum(value * len(link.transfer_ns) for link, value in links)
-    steps = np.unique(np.concatenate([link.step for link, _ in links]))
+def _judge_link(group: str, links: list[LinkEvidence], step_ns: float) -> Straggler | None:
+    took = sum(float(link.transfer_ns.sum()) for link in links)
+    should = sum(link.should_ns * len(link.transfer_ns) for link in links)
+    steps = np.unique(np.concatenate([link.step for link in links]))
     slow_steps = _slow_steps(links, steps)
     if took <= SLOW_LINK * should or slow_steps <= len(steps) / 2:
         return None
     exposed = sum(
-        float(np.minimum(link.exposed_ns, np.maximum(link.transfer_ns - value, 0)).sum())
-        for link, value in links
+        float(np.minimum(link.exposed_ns, np.maximum(link.transfer_ns - link.should_ns, 0)).sum())
+        for link in links
     )
     cost = exposed / max(len(steps), 1)
     if cost < LEAST_EXCESS * step_ns:
         return None
-    worst, value = max(links, key=lambda pair: float(pair[0].transfer_ns.sum()))
-    against = "calibrated" if worst.expected_ns is not None else "in the other groups"
+    worst = max(links, key=lambda link: float(link.transfer_ns.sum()))
+    against = "calibrated" if worst.calibrated else "in the other groups"
     typical = float(np.median(worst.transfer_ns))
     return Straggler(
         rank=None,
@@ -273,15 +255,15 @@ def _judge_link(
         of=len(steps),
         evidence=(
             f"ranks arrive together, but {worst.kind} of {size(worst.size_bytes)} takes "
-            f"{duration(typical)}; {against}: {duration(value)}",
+            f"{duration(typical)}; {against}: {duration(worst.should_ns)}",
         ),
     )
 
 
-def _slow_steps(links: list[tuple[LinkEvidence, float]], steps: Int64) -> int:
+def _slow_steps(links: list[LinkEvidence], steps: Int64s) -> int:
     took, should = np.zeros(len(steps)), np.zeros(len(steps))
-    for link, value in links:
+    for link in links:
         at = np.searchsorted(steps, link.step)
         np.add.at(took, at, link.transfer_ns)
-        np.add.at(should, at, value)
+        np.add.at(should, at, link.should_ns)
     return int((took > SLOW_LINK * should).sum())

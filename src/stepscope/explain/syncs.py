@@ -13,14 +13,12 @@ from stepscope.records.trace import ABSENT, HostKind
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Indices, Int32s
     from stepscope.records.trace import HostEvents, Trace
 
 
-def list_syncs(trace: Trace, rows: NDArray[np.intp]) -> tuple[SyncCall, ...]:
-    """The blocking calls in these host rows: by call, the operator around it and the place in the
-    code; longest first."""
+def list_syncs(trace: Trace, rows: Indices) -> tuple[SyncCall, ...]:
+    """These blocking calls by name, operator around them and place in the code; longest first."""
     host = trace.host
     if not len(rows):
         return ()
@@ -46,5 +44,5 @@ def list_syncs(trace: Trace, rows: NDArray[np.intp]) -> tuple[SyncCall, ...]:
     return tuple(out)
 
 
-def _names(host: HostEvents, rows: NDArray[np.int32]) -> NDArray[np.int32]:
+def _names(host: HostEvents, rows: Int32s) -> Int32s:
     return np.where(rows >= 0, host.name[np.maximum(rows, 0)], ABSENT).astype(np.int32)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-# A doubling of threads brings this power of two: memory and barriers keep the rest.
+# Doubling the threads gives two to this power: memory and barriers cost the rest.
 _POWER = 0.8
 
 
 def speedup(threads: float, more: float) -> float:
-    """Of long operators, from so many threads to more (or fewer, below 1)."""
+    """The speedup of long operators from `threads` to `more` threads; below 1 for fewer."""
     return float((max(more, 1.0) / max(threads, 1.0)) ** _POWER)

@@ -1,8 +1,8 @@
 """The engine `torch`: inside a job, every rank reads its share and rank 0 gathers the outcomes.
 
 Everything here is collective: each rank makes the same calls in the same order, whatever its files
-hold. A rank first reads its whole share; then fragments go to rank 0 in rounds, so that little is
-in flight at once, however many ranks there are.
+hold. A rank first reads its whole share. Then fragments go to rank 0 in rounds, so that little is
+in flight at once even with many ranks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.errors import StepscopeError, UnreadableInputError, UsageError
+from stepscope.explain.engines import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -51,19 +52,17 @@ class _Fragment(NamedTuple):
     data: bytes
 
 
-class TorchJob:
+class TorchJob(Engine):
     """A group of processes; each reads some of the files."""
+
+    collective, local = True, False
 
     def __init__(self, dist: Any, group: Any) -> None:
         self._dist, self._group = dist, group
         self.rank: int = dist.get_rank(group)
         self.world: int = dist.get_world_size(group)
         self._owners: dict[str, int] = {}
-        self.collective, self.local = True, False
-
-    @property
-    def leads(self) -> bool:
-        return self.rank == 0
+        self.leads = self.rank == 0
 
     def agree(self, find: Callable[[], list[TraceFile]]) -> list[TraceFile]:
         """The files that rank 0 sees, then those that only others see. One that sees it owns it."""
@@ -117,9 +116,7 @@ class TorchJob:
         return out
 
 
-def _try_find(
-    find: Callable[[], list[TraceFile]],
-) -> tuple[list[TraceFile], StepscopeError | None]:
+def _try_find(find: Callable[[], list[TraceFile]]) -> tuple[list[TraceFile], StepscopeError | None]:
     try:
         return find(), None
     except StepscopeError as error:

@@ -14,8 +14,7 @@ from stepscope.trace.links import nearest_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Bools, Indices, Int8s, Int32s, Int64s
     from stepscope.explain.work import Work
     from stepscope.records.trace import Trace
 
@@ -23,10 +22,10 @@ if TYPE_CHECKING:
 class Launched(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels, copies and memsets that began in the window, in order of their start."""
 
-    rows: NDArray[np.intp]  # of Trace.device
-    kind: NDArray[np.int8]
-    dur_ns: NDArray[np.int64]
-    operator: NDArray[np.int32]  # host row of the innermost operator around the launch, or -1
+    rows: Indices  # of Trace.device
+    kind: Int8s
+    dur_ns: Int64s
+    operator: Int32s  # host row of the innermost operator around the launch, or -1
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -46,9 +45,7 @@ def launched_in(trace: Trace, work: Work, start_ns: int, end_ns: int) -> Launche
     )
 
 
-def by_operator(
-    trace: Trace, launched: Launched, matches: Callable[[str], object]
-) -> NDArray[np.bool_]:
+def by_operator(trace: Trace, launched: Launched, matches: Callable[[str], object]) -> Bools:
     """Pieces whose operator's name matches; each name is looked at once."""
     known = launched.operator >= 0
     if not known.any():
@@ -56,15 +53,13 @@ def by_operator(
     return named(trace, trace.host.name[launched.operator], known, matches)
 
 
-def by_kernel(
-    trace: Trace, launched: Launched, matches: Callable[[str], object]
-) -> NDArray[np.bool_]:
+def by_kernel(trace: Trace, launched: Launched, matches: Callable[[str], object]) -> Bools:
     """Pieces whose own name matches; each name is looked at once."""
     every = np.ones(len(launched), np.bool_)
     return named(trace, trace.device.name[launched.rows], every, matches)
 
 
-def callers(trace: Trace, launched: Launched) -> NDArray[np.int32]:
+def callers(trace: Trace, launched: Launched) -> Int32s:
     """The host row to look for the user's code from: of work in backward, its forward operator."""
     host = trace.host
     launch = trace.device.launch[launched.rows]

@@ -90,8 +90,7 @@ def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Most severe first, then the largest share. `healthy` leads when nothing needs attention and
     is left out otherwise."""
     in_order = sorted(
-        findings,
-        key=lambda f: (SEVERITIES.index(f.severity), f.of != "work", -f.share),
+        findings, key=lambda f: (SEVERITIES.index(f.severity), f.of != "work", -f.share)
     )
     if any(needs_attention(finding) for finding in in_order):
         return tuple(finding for finding in in_order if finding.id != "healthy")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import LOW, RankEvidence
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.explanation import Finding, Place
+from stepscope.records.explanation import Place
 from stepscope.records.figures import duration, percent
 from stepscope.records.words import counted
 
@@ -19,7 +19,6 @@ def find(evidence: RankEvidence) -> Finding | None:
     calls = evidence.syncs[:3]
     return RULE.finding(
         share=share,
-        severity=severity(share),
         summary=f"the {evidence.device} is idle for {percent(share)} of the step right after calls "
         "that block the host: .item(), .cpu(), printing a tensor, or synchronize().",
         evidence=(
@@ -42,4 +41,4 @@ def find(evidence: RankEvidence) -> Finding | None:
     )
 
 
-RULE = FindingRule(id="blocking-syncs", scope="rank", title="Blocking synchronisation", find=find)
+RULE = FindingRule(id="blocking-syncs", title="Blocking synchronisation", find=find)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stepscope.explain.findings.evidence import LOW, RankEvidence, places, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import LOW, RankEvidence, places
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.explanation import GAP_CAUSES, Finding
+from stepscope.records.explanation import GAP_CAUSES
 from stepscope.records.figures import percent
 
 
@@ -16,7 +16,6 @@ def find(evidence: RankEvidence) -> Finding | None:
         return None
     return RULE.finding(
         share=share,
-        severity=severity(share),
         summary=f"the {evidence.device} waits for the data loader for {percent(share)} of the "
         "step.",
         evidence=(f"waiting for the next batch: {evidence.budget_ms('data_loading')}",),
@@ -31,4 +30,4 @@ def find(evidence: RankEvidence) -> Finding | None:
     )
 
 
-RULE = FindingRule(id="data-loading", scope="rank", title="Waiting for data", find=find)
+RULE = FindingRule(id="data-loading", title="Waiting for data", find=find)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.machine_load import disturbed
 from stepscope.records import remedies
 from stepscope.records.figures import milliseconds, percent
 
 if TYPE_CHECKING:
     from stepscope.records.efficiency import Spot
-    from stepscope.records.explanation import Finding
 
 LEAST_SHARE = 0.01  # of the sampled values
 SLOW = 4.0  # times the time at the roof
@@ -59,4 +58,4 @@ def _list_slow(evidence: RankEvidence) -> list[Spot]:
     return sorted(slow, key=lambda spot: -(spot.gap_ns or 0.0))
 
 
-RULE = FindingRule(id="denormals", scope="rank", title="Denormal numbers", find=find)
+RULE = FindingRule(id="denormals", title="Denormal numbers", find=find)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import LOW, RankEvidence
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.machine_load import looked
 from stepscope.records import remedies
 from stepscope.records.figures import duration, percent, significant
 
 if TYPE_CHECKING:
     from stepscope.explain.cpu_use import CpuUse
-    from stepscope.records.explanation import Finding
 
 _SPINNING = 1.4  # cores kept busy by operators that threads cannot share
 _SHORT = 0.25  # of the time in long operators: with more, threads have work to share
@@ -29,7 +28,6 @@ def find(evidence: RankEvidence) -> Finding | None:
     spinning = _describe_spinning(use)
     return RULE.finding(
         share=share,
-        severity=severity(share),
         summary=f"{percent(share)} of the step is the overhead of calling {use.events:,.0f} "
         "operators, not their arithmetic.",
         evidence=(
@@ -73,4 +71,4 @@ def _describe_unknown(use: CpuUse) -> list[str]:
     ]
 
 
-RULE = FindingRule(id="dispatch-bound", scope="rank", title="Operators too small", find=find)
+RULE = FindingRule(id="dispatch-bound", title="Operators too small", find=find)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
 from stepscope.records.figures import duration, percent
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import RankEvidence
-    from stepscope.records.explanation import Finding
 
 DOMINANT = 0.40
 
@@ -42,4 +41,4 @@ def find(evidence: RankEvidence) -> Finding | None:
     )
 
 
-RULE = FindingRule(id="dominant-kernel", scope="rank", title="One dominant kernel", find=find)
+RULE = FindingRule(id="dominant-kernel", title="One dominant kernel", find=find)

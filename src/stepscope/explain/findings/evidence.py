@@ -13,27 +13,15 @@ from stepscope.explain.shapes import MOST, shape_words
 from stepscope.records.figures import milliseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Int32s, Int64s
     from stepscope.explain.cpu_use import CpuUse
     from stepscope.explain.nccl.groups import NcclGroup
     from stepscope.explain.window_kernels import Launched
+    from stepscope.records import explanation
     from stepscope.records.efficiency import Efficiency, Spot
-    from stepscope.records.explanation import (
-        Budget,
-        Collective,
-        Copy,
-        Gaps,
-        Idle,
-        Kernel,
-        Launches,
-        Place,
-        Severity,
-        SyncCall,
-        Timeline,
-    )
+    from stepscope.records.explanation import Finding, Place, Severity
     from stepscope.records.job import Job
     from stepscope.records.memory import Memory
     from stepscope.records.nccl import NcclLog
@@ -50,17 +38,17 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
     trace: Trace
     on_host: bool
-    timeline: Timeline
-    whole: Timeline
-    idle: Idle
-    gaps: Gaps
-    budget: Budget
-    kernels: tuple[Kernel, ...]
-    launches: Launches
+    timeline: explanation.Timeline
+    whole: explanation.Timeline
+    idle: explanation.Idle
+    gaps: explanation.Gaps
+    budget: explanation.Budget
+    kernels: tuple[explanation.Kernel, ...]
+    launches: explanation.Launches
     launched: Launched
-    copies: tuple[Copy, ...]
-    syncs: tuple[SyncCall, ...]
-    collectives: tuple[Collective, ...]
+    copies: tuple[explanation.Copy, ...]
+    syncs: tuple[explanation.SyncCall, ...]
+    collectives: tuple[explanation.Collective, ...]
     efficiency: Efficiency | None = None
     memory: Memory | None = None
     cpu: CpuUse | None = None  # for a step that computes on the CPU
@@ -123,6 +111,13 @@ class NcclEvidence(NamedTuple):
     groups: list[NcclGroup]
 
 
+def from_memory(
+    find_in: Callable[[Memory], Finding | None],
+) -> Callable[[RankEvidence], Finding | None]:
+    """The rule of a finding that looks at memory alone, as a snapshot has nothing else."""
+    return lambda evidence: find_in(evidence.memory) if evidence.memory else None
+
+
 def spot_words(evidence: RankEvidence, spot: Spot) -> str:
     """An operator with its shapes and its time in the step."""
     time = evidence.step_ms(evidence.mean_step_share(spot.device_ns))
@@ -131,11 +126,7 @@ def spot_words(evidence: RankEvidence, spot: Spot) -> str:
 
 def severity(share: float) -> Severity:
     """How severe the loss of this share of the step is."""
-    if share >= HIGH:
-        return "high"
-    if share >= MEDIUM:
-        return "medium"
-    return "low"
+    return "high" if share >= HIGH else "medium" if share >= MEDIUM else "low"
 
 
 def kernel_severity(evidence: RankEvidence, saved: float) -> Severity:
@@ -152,9 +143,7 @@ def places(evidence: RankEvidence, causes: Iterable[int], most: int = 3) -> tupl
     return costliest_places(trace, gaps.frame[chosen], (gaps.end_ns - gaps.start_ns)[chosen], most)
 
 
-def costliest_places(
-    trace: Trace, rows: NDArray[np.int32], cost: NDArray[np.int64], most: int = 3
-) -> tuple[Place, ...]:
+def costliest_places(trace: Trace, rows: Int32s, cost: Int64s, most: int = 3) -> tuple[Place, ...]:
     """The user's functions around these host rows, the costliest first; none without stacks."""
     frames = user_frames(trace, rows)
     known = frames >= 0

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import LOW, RankEvidence
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
 from stepscope.records.figures import percent, rate
 from stepscope.records.words import counted
-
-if TYPE_CHECKING:
-    from stepscope.records.explanation import Finding
 
 
 def find(evidence: RankEvidence) -> Finding | None:
@@ -21,7 +16,6 @@ def find(evidence: RankEvidence) -> Finding | None:
     worst = [copy for copy in evidence.copies if copy.exposed_ns][:3]
     return RULE.finding(
         share=share,
-        severity=severity(share),
         summary=f"for {percent(share)} of the step the {evidence.device} only copies or clears "
         "memory.",
         evidence=(
@@ -39,4 +33,4 @@ def find(evidence: RankEvidence) -> Finding | None:
     )
 
 
-RULE = FindingRule(id="exposed-copies", scope="rank", title="Exposed copies", find=find)
+RULE = FindingRule(id="exposed-copies", title="Exposed copies", find=find)

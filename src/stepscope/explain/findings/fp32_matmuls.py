@@ -6,20 +6,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stepscope.explain.findings.evidence import (
-    LOW,
-    RankEvidence,
-    costliest_places,
-    kernel_severity,
-)
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places, kernel_severity
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.window_kernels import by_operator, callers
 from stepscope.records import remedies
 from stepscope.records.figures import percent, rate
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stepscope.records.efficiency import Ceilings, DtypeUse, Efficiency, Spot
-    from stepscope.records.explanation import Finding, Place
+    from stepscope.records.explanation import Place
 
 FASTER = ("tf32", "bf16", "fp16")
 LEAST_GAIN = 1.5  # a faster dtype's peak over that of fp32
@@ -102,23 +99,19 @@ def _is_product(spot: Spot) -> bool:
 
 def _evidence(
     evidence: RankEvidence, efficiency: Efficiency, use: DtypeUse, choices: list[_Choice]
-) -> list[str]:
+) -> Iterator[str]:
     assert efficiency.ceilings is not None
     flops_s = use.flops / use.device_ns * 1e9 if use.device_ns else 0.0
     peaks = {name: rate(peak, "FLOP/s") for name, peak in efficiency.ceilings.flops.items()}
     time = evidence.step_ms(evidence.mean_step_share(use.device_ns))
-    lines = [
-        f"in fp32: {time}, at {rate(flops_s, 'FLOP/s')} (peak {peaks['fp32']})",
-    ]
+    yield f"in fp32: {time}, at {rate(flops_s, 'FLOP/s')} (peak {peaks['fp32']})"
     if use.tensor_core_ns > LOW * use.device_ns:
         part = evidence.mean_step_share(use.tensor_core_ns)
-        lines.append(f"of this on tensor cores, emulated with tf32: {evidence.step_ms(part)}")
-    lines += [
-        f"equally efficient in {choice.dtype} (peak {peaks[choice.dtype]}): "
-        f"{evidence.step_ms(choice.after)}"
-        for choice in choices
-    ]
-    return [*lines, f"source of the peaks: {efficiency.ceilings.source}"]
+        yield f"of this on tensor cores, emulated with tf32: {evidence.step_ms(part)}"
+    for choice in choices:
+        time = evidence.step_ms(choice.after)
+        yield f"equally efficient in {choice.dtype} (peak {peaks[choice.dtype]}): {time}"
+    yield f"source of the peaks: {efficiency.ceilings.source}"
 
 
 def _places(evidence: RankEvidence, efficiency: Efficiency) -> tuple[Place, ...]:
@@ -128,4 +121,4 @@ def _places(evidence: RankEvidence, efficiency: Efficiency) -> tuple[Place, ...]
     return costliest_places(trace, callers(trace, launched)[chosen], launched.dur_ns[chosen])
 
 
-RULE = FindingRule(id="fp32-matmuls", scope="rank", title="Matrix products in fp32", find=find)
+RULE = FindingRule(id="fp32-matmuls", title="Matrix products in fp32", find=find)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import from_memory
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
 from stepscope.records.figures import percent, size
 from stepscope.records.memory import Fragmentation
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import RankEvidence
-    from stepscope.records.explanation import Finding
+    from collections.abc import Iterator
+
     from stepscope.records.memory import Memory
 
 SHARE = 0.25
@@ -20,13 +21,8 @@ LEAST_BYTES = 256_000_000
 CROWDED = 0.80  # of the limit is reserved: the unused part is then missed
 
 
-def find(evidence: RankEvidence) -> Finding | None:
-    """1 - allocated / reserved at the peak, where that is a lot."""
-    return find_in(evidence.memory) if evidence.memory is not None else None
-
-
 def find_in(memory: Memory) -> Finding | None:
-    """The same, from the memory account alone."""
+    """1 - allocated / reserved at the peak, where that is a lot."""
     missed = _missed(memory)
     state = missed or memory.fragmentation
     if state is None:
@@ -44,10 +40,7 @@ def find_in(memory: Memory) -> Finding | None:
         summary=f"{percent(state.share)} of the memory that torch reserved ({size(free)}) holds no "
         "tensor " + ("when a smaller request fails." if missed else f"at the {state.at}."),
         evidence=tuple(_list_evidence(memory, state, crowded=crowded, missed=missed is not None)),
-        remedies=(
-            remedies.EXPANDABLE_SEGMENTS.offer(),
-            remedies.STEADY_SHAPES.offer(),
-        ),
+        remedies=(remedies.EXPANDABLE_SEGMENTS.offer(), remedies.STEADY_SHAPES.offer()),
     )
 
 
@@ -70,25 +63,24 @@ def _missed(memory: Memory) -> Fragmentation | None:
 
 def _list_evidence(
     memory: Memory, state: Fragmentation, *, crowded: bool, missed: bool
-) -> list[str]:
-    lines = [
-        f"{size(state.allocated_bytes)} allocated of {size(state.reserved_bytes)} reserved at the "
-        f"{state.at}"
-    ]
+) -> Iterator[str]:
+    allocated, reserved = size(state.allocated_bytes), size(state.reserved_bytes)
+    yield f"{allocated} allocated of {reserved} reserved at the {state.at}"
     last = memory.at_end or state
     if last.largest_free_bytes is not None:
-        lines.append(
+        yield (
             f"the largest of {counted(last.free_blocks or 0, 'free block')} is "
             f"{size(last.largest_free_bytes)} at the {last.at}"
         )
     if missed:
-        lines.append("a request failed although more than it asked for was reserved and free")
+        yield "a request failed although more than it asked for was reserved and free"
     elif memory.limit_bytes and not crowded:
-        lines.append(
+        yield (
             f"{percent(state.reserved_bytes / memory.limit_bytes)} of the available memory is "
             "reserved: there is still room"
         )
-    return lines
 
 
-RULE = FindingRule(id="fragmentation", scope="rank", title="Reserved but unused memory", find=find)
+RULE = FindingRule(
+    id="fragmentation", title="Reserved but unused memory", find=from_memory(find_in)
+)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain import intervals
-from stepscope.explain.findings.evidence import LOW, severity
-from stepscope.explain.findings.rule import FindingRule
-from stepscope.explain.work import rows_named
+from stepscope.explain.findings.evidence import LOW
+from stepscope.explain.findings.rule import Finding, FindingRule
+from stepscope.explain.work import rows_named, spans_of
 from stepscope.records import remedies
 from stepscope.records.figures import percent
 from stepscope.records.trace import HostKind
@@ -19,7 +19,6 @@ from stepscope.trace.links import nearest_of
 if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import RankEvidence
     from stepscope.explain.intervals import Set
-    from stepscope.records.explanation import Finding
 
 _SPAN = re.compile(r"^gloo:")
 # The library that moves data between devices, by kind of device.
@@ -42,7 +41,6 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         title="" if library == "nccl" else f"gloo instead of {library.upper()}",
         share=share,
-        severity=severity(share),
         summary=f"the {device} is idle for {percent(share)} of the step while gloo exchanges its "
         "tensors through the host.",
         evidence=(
@@ -57,7 +55,7 @@ def find(evidence: RankEvidence) -> Finding | None:
         remedies=(
             remedies.USE_NCCL.offer(
                 f'call init_process_group("{library}"): {library.upper()} moves tensors directly '
-                "between devices; keep gloo for CPU tensors",
+                "between devices; keep gloo for CPU tensors"
             ),
         ),
     )
@@ -68,13 +66,11 @@ def _select_device_spans(evidence: RankEvidence) -> Set:
     another backend for the device."""
     trace, host = evidence.trace, evidence.trace.host
     named = rows_named(trace, host, host.kind <= HostKind.ANNOTATION, _SPAN.match)
-    if not named.any():
-        return intervals.union(host.start_ns[:0], host.start_ns[:0])
-    if not _has_only_gloo(evidence):
+    if named.any() and not _has_only_gloo(evidence):
         around = nearest_of(host, named, trace.device.launch)
         named = np.zeros(len(host), np.bool_)
         named[around[around >= 0]] = True
-    return intervals.union(host.start_ns[named], (host.start_ns + host.dur_ns)[named])
+    return spans_of(host, named)
 
 
 def _has_only_gloo(evidence: RankEvidence) -> bool:
@@ -96,4 +92,4 @@ def _device_backend(backend: str) -> str:
     return next((name for kind, name in parts.items() if kind != "cpu"), backend)
 
 
-RULE = FindingRule(id="gloo-on-device", scope="rank", title="gloo instead of NCCL", find=find)
+RULE = FindingRule(id="gloo-on-device", title="gloo instead of NCCL", find=find)

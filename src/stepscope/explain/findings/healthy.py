@@ -5,29 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.explain.efficiency import above_peak
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.machine_load import looked
 from stepscope.records import remedies
 from stepscope.records.figures import percent, rate
 
 if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import RankEvidence
-    from stepscope.records.explanation import Finding, Remedy
+    from collections.abc import Iterator
 
-_ON_CPU = ("data loading", "Python between operators", "exposed communication", "copies")
-_ON_GPU = (
-    "data loading",
-    "host and launches",
-    "exposed communication",
-    "copies",
-    "precision and kernels",
-)
+    from stepscope.explain.findings.evidence import RankEvidence
+    from stepscope.records.explanation import Remedy
 
 
 def find(evidence: RankEvidence) -> Finding:
     """Always returned; left out when another finding needs attention."""
     share = evidence.budget_share("compute")
-    checked, unknown = _list_checked(evidence), _list_unknown(evidence)
+    unknown = "; ".join(_list_unknown(evidence))
     idle = evidence.idle_share(evidence.timeline.idle_ns)
     return RULE.finding(
         share=share,
@@ -35,8 +28,8 @@ def find(evidence: RankEvidence) -> Finding:
         summary=f"the {evidence.device} computes for {percent(share)} of the step, and no single "
         "loss reaches a tenth of it.",
         evidence=(
-            f"checked: {', '.join(checked)}{_describe_speed(evidence)}",
-            *([f"not known: {'; '.join(unknown)}"] if unknown else []),
+            f"checked: {', '.join(_list_checked(evidence))}{_describe_speed(evidence)}",
+            *([f"not known: {unknown}"] if unknown else []),
             f"idle {percent(idle)}, exposed communication "
             f"{percent(evidence.budget_share('exposed_comm'))}, exposed copies "
             f"{percent(evidence.budget_share('exposed_memory'))}",
@@ -45,44 +38,40 @@ def find(evidence: RankEvidence) -> Finding:
     )
 
 
-def _list_checked(evidence: RankEvidence) -> list[str]:
+def _list_checked(evidence: RankEvidence) -> Iterator[str]:
+    yield "data loading"
+    yield "Python between operators" if evidence.on_host else "host and launches"
+    yield from ("exposed communication", "copies")
     if not evidence.on_host:
-        return list(_ON_GPU)
-    checked = list(_ON_CPU)
-    use = evidence.cpu
-    if use is not None:
-        checked.append("operator overhead")
+        yield "precision and kernels"
+    elif (use := evidence.cpu) is not None:
+        yield "operator overhead"
         if use.products and (_knows_peak(evidence) or len(use.products) > 1):
-            checked.append("speed of matrix products")
+            yield "speed of matrix products"
         load, plain = looked(use)
         if load is not None and plain is not None:
-            checked += ["threads", "other processes"]
+            yield from ("threads", "other processes")
         if load is not None and load.denormal_share is not None:
-            checked.append("denormal numbers")
-    return checked
+            yield "denormal numbers"
 
 
-def _list_unknown(evidence: RankEvidence) -> list[str]:
+def _list_unknown(evidence: RankEvidence) -> Iterator[str]:
     """What could not be checked, and what would make it possible."""
-    unknown = []
     use = evidence.cpu
     if use is not None:
         load, plain = looked(use)
         if load is None:
-            unknown.append("threads and other processes (`stepscope run` records them)")
+            yield "threads and other processes (`stepscope run` records them)"
         elif plain is None:
-            unknown.append(
-                "threads and other processes (too few steps outside the profiler's window)"
-            )
+            yield "threads and other processes (too few steps outside the profiler's window)"
         if use.paced_share < 0.5:
-            unknown.append("whether operators stall (too few calls of each)")
+            yield "whether operators stall (too few calls of each)"
         if use.priced_share < 0.5 or not use.products:
-            unknown.append("the work of the operators (no shapes recorded, or no matrix products)")
+            yield "the work of the operators (no shapes recorded, or no matrix products)"
     if wrong := _describe_wrong_peak(evidence):
-        unknown.append(wrong)
+        yield wrong
     elif not _knows_peak(evidence):
-        unknown.append(f"how close this is to the best the {evidence.device} can do")
-    return unknown
+        yield f"how close this is to the best the {evidence.device} can do"
 
 
 def _knows_peak(evidence: RankEvidence) -> bool:
@@ -121,4 +110,4 @@ def _offer(evidence: RankEvidence) -> tuple[Remedy, ...]:
     )
 
 
-RULE = FindingRule(id="healthy", scope="rank", title="Healthy", find=find)
+RULE = FindingRule(id="healthy", title="Healthy", find=find)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.evidence import LOW, places, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import LOW, places
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
 from stepscope.records.explanation import GAP_CAUSES
 from stepscope.records.figures import percent, significant
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stepscope.explain.findings.evidence import RankEvidence
-    from stepscope.records.explanation import Finding, Remedy
+    from stepscope.records.explanation import Remedy
 
 _OPERATORS, _PYTHON = GAP_CAUSES.index("operators"), GAP_CAUSES.index("python")
 
@@ -32,7 +34,6 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         title="Python between operators" if evidence.on_host else "",
         share=share,
-        severity=severity(share),
         summary=summary,
         evidence=tuple(_list_evidence(evidence)),
         where=places(evidence, (_OPERATORS, _PYTHON)),
@@ -40,20 +41,18 @@ def find(evidence: RankEvidence) -> Finding | None:
     )
 
 
-def _list_evidence(evidence: RankEvidence) -> list[str]:
+def _list_evidence(evidence: RankEvidence) -> Iterator[str]:
     launches = evidence.launches
     parts = {"operators": "inside operators", "python": "in Python outside operators"}
     state = "no compute" if evidence.on_host else "idle"
-    lines = [
-        f"{state} while the host is {parts[part]}: {evidence.budget_ms(part)}"
-        for part in sorted(parts, key=evidence.budget_share, reverse=True)
-    ]
+    for part in sorted(parts, key=evidence.budget_share, reverse=True):
+        yield f"{state} while the host is {parts[part]}: {evidence.budget_ms(part)}"
     if launches.queue_empty_share is not None:
-        lines.append(
+        yield (
             f"the launch queue is empty for {percent(launches.queue_empty_share)} of the time "
             f"(mean length {significant(launches.queue_mean or 0.0)}, longest {launches.queue_max})"
         )
-    return [*lines, _describe_basis(evidence)]
+    yield _describe_basis(evidence)
 
 
 def _describe_basis(evidence: RankEvidence) -> str:
@@ -84,4 +83,4 @@ def _offer(evidence: RankEvidence) -> tuple[Remedy, ...]:
     )
 
 
-RULE = FindingRule(id="host-bound", scope="rank", title="Host-bound", find=find)
+RULE = FindingRule(id="host-bound", title="Host-bound", find=find)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.explain.findings.evidence import MEDIUM, RankEvidence, places, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import MEDIUM, RankEvidence, places
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.explanation import GAP_CAUSES, Finding
+from stepscope.records.explanation import GAP_CAUSES
 from stepscope.records.figures import duration, percent
 from stepscope.records.words import counted
 
@@ -29,7 +29,6 @@ def find(evidence: RankEvidence) -> Finding | None:
         return None
     return RULE.finding(
         share=share,
-        severity=severity(share),
         summary=f"{percent(share)} of the step is lost in small gaps between kernels: launching a "
         "kernel takes longer than running it.",
         evidence=(
@@ -57,4 +56,4 @@ def _warn_of_profiler(evidence: RankEvidence) -> tuple[str, ...]:
     return ("the profiler slows every launch: without it this share is smaller",)
 
 
-RULE = FindingRule(id="launch-bound", scope="rank", title="Launch-bound", find=find)
+RULE = FindingRule(id="launch-bound", title="Launch-bound", find=find)

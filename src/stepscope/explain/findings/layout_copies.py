@@ -8,13 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.call_tree import group, sum_by
-from stepscope.explain.findings.evidence import (
-    LOW,
-    RankEvidence,
-    costliest_places,
-    kernel_severity,
-)
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places, kernel_severity
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.window_kernels import by_kernel, by_operator, callers
 from stepscope.explain.work import named, one_of, rows_named
 from stepscope.records import remedies
@@ -24,14 +19,14 @@ from stepscope.records.words import counted
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Bools, Int32s
     from stepscope.explain.window_kernels import Launched
-    from stepscope.records.explanation import Finding, Remedy
+    from stepscope.records.explanation import Remedy
     from stepscope.records.trace import Trace
 
 TRANSPOSING = one_of("nchwto nhwcto batched_transpose transpose_readwrite")
 COPYING = re.compile(r"^aten::(?:copy_|clone)$")
+BACKWARD = "autograd::engine::evaluate_function: "
 LAYING_OUT = re.compile(r"^aten::(?:contiguous|reshape)$")
 
 
@@ -41,7 +36,8 @@ def find(evidence: RankEvidence) -> Finding | None:
         return None
     trace, launched = evidence.trace, evidence.launched
     in_convolution = by_kernel(trace, launched, TRANSPOSING)
-    around = _find_surrounding(trace, launched)
+    # The nearest operator around each kernel that is not itself a copy, or -1.
+    around = nearest_of(trace.host, _operators_but(trace, COPYING), launched.operator)
     chosen = in_convolution | _select_layout_copies(trace, launched, around)
     share = evidence.device_share(int(launched.dur_ns[chosen].sum()))
     if share < LOW:
@@ -61,19 +57,12 @@ def find(evidence: RankEvidence) -> Finding | None:
     )
 
 
-def _find_surrounding(trace: Trace, launched: Launched) -> NDArray[np.int32]:
-    """The nearest operator around each kernel that is not itself a copy, or -1."""
-    return nearest_of(trace.host, _operators_but(trace, COPYING), launched.operator)
-
-
-def _operators_but(trace: Trace, these: re.Pattern[str]) -> NDArray[np.bool_]:
-    operator: NDArray[np.bool_] = trace.host.kind == HostKind.OPERATOR
+def _operators_but(trace: Trace, these: re.Pattern[str]) -> Bools:
+    operator: Bools = trace.host.kind == HostKind.OPERATOR
     return operator & ~rows_named(trace, trace.host, operator, these.match)
 
 
-def _select_layout_copies(
-    trace: Trace, launched: Launched, around: NDArray[np.int32]
-) -> NDArray[np.bool_]:
+def _select_layout_copies(trace: Trace, launched: Launched, around: Int32s) -> Bools:
     """Copies made by an operator that changes the layout."""
     known = by_operator(trace, launched, COPYING.match) & (around >= 0)
     if not known.any():
@@ -81,30 +70,23 @@ def _select_layout_copies(
     return named(trace, trace.host.name[around], known, LAYING_OUT.match)
 
 
-def _list_causes(
-    evidence: RankEvidence, chosen: NDArray[np.bool_], around: NDArray[np.int32]
-) -> list[str]:
+def _list_causes(evidence: RankEvidence, chosen: Bools, around: Int32s) -> list[str]:
     """The operators that caused the copies, the costliest first."""
     trace, host = evidence.trace, evidence.trace.host
     asks = chosen & (around >= 0)
     if not asks.any():
         return []
-    outer = _operators_but(trace, LAYING_OUT)
-    asking = nearest_of(host, outer, np.where(asks, around, -1))
+    asking = nearest_of(host, _operators_but(trace, LAYING_OUT), np.where(asks, around, -1))
     asking = np.where(asking >= 0, asking, around)[asks]
     first, inverse, count = group(host.name[asking])
     total = sum_by(inverse, evidence.launched.dur_ns[asks], count)
     calls = np.bincount(inverse, minlength=count)
     return [
-        f"for {_short_name(trace.strings[host.name[asking[first[i]]]])}: "
+        f"for {trace.strings[host.name[asking[first[i]]]].removeprefix(BACKWARD)}: "
         f"{counted(int(calls[i]), 'kernel')}, "
         f"{evidence.step_ms(evidence.device_share(int(total[i])))}"
         for i in np.argsort(-total, kind="stable")[:3].tolist()
     ]
-
-
-def _short_name(name: str) -> str:
-    return name.removeprefix("autograd::engine::evaluate_function: ")
 
 
 def _offer(in_convolution: bool) -> tuple[Remedy, ...]:
@@ -117,6 +99,4 @@ def _offer(in_convolution: bool) -> tuple[Remedy, ...]:
     return (remedies.CHANNELS_LAST.offer(keep), fuse)
 
 
-RULE = FindingRule(
-    id="layout-copies", scope="rank", title="Copies that only change layout", find=find
-)
+RULE = FindingRule(id="layout-copies", title="Copies that only change layout", find=find)

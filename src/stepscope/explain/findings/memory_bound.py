@@ -14,18 +14,16 @@ from stepscope.explain.findings.evidence import (
     kernel_severity,
     spot_words,
 )
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.window_kernels import by_kernel, by_operator, callers
 from stepscope.records import remedies
 from stepscope.records.figures import percent, rate
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Bools
     from stepscope.explain.window_kernels import Launched
     from stepscope.records.efficiency import Efficiency, Spot
-    from stepscope.records.explanation import Finding
 
 MOSTLY = 0.25  # of the step: with less, memory is not the limit
 # Kernels that already work on many tensors or for many operators.
@@ -41,6 +39,7 @@ def find(evidence: RankEvidence) -> Finding | None:
     moving = evidence.mean_step_share(sum(spot.device_ns for spot in spots))
     if moving < MOSTLY:
         return None
+    costliest = sorted(spots, key=lambda spot: -spot.device_ns)[:3]
     trace, launched = evidence.trace, evidence.launched
     chosen = _select_fusible(evidence, launched, spots)
     saved_ns, runs = _measure_saving(evidence, launched, chosen)
@@ -56,7 +55,7 @@ def find(evidence: RankEvidence) -> Finding | None:
             f"operators limited by memory bandwidth: {evidence.step_ms(moving)}",
             f"fusing {counted(runs, 'run')} of neighbouring kernels saves up to "
             f"{evidence.step_ms(saved)}",
-            *(_describe_spot(evidence, spot) for spot in _costliest(spots)),
+            *(_describe_spot(evidence, spot) for spot in costliest),
             *_describe_bandwidth(efficiency),
         ),
         where=costliest_places(trace, callers(trace, launched)[chosen], launched.dur_ns[chosen]),
@@ -67,24 +66,16 @@ def find(evidence: RankEvidence) -> Finding | None:
     )
 
 
-def _select_fusible(
-    evidence: RankEvidence, launched: Launched, spots: list[Spot]
-) -> NDArray[np.bool_]:
+def _select_fusible(evidence: RankEvidence, launched: Launched, spots: list[Spot]) -> Bools:
     names = {spot.operator for spot in spots if not JOINED.search(spot.operator)}
-    names -= {spot.operator for spot in _list_compute_bound(evidence)}
+    assert evidence.efficiency is not None
+    # Some operators are limited by arithmetic in other shapes.
+    names -= {spot.operator for spot in evidence.efficiency.spots if spot.bound == "compute"}
     bound = by_operator(evidence.trace, launched, names.__contains__)
     return bound & ~by_kernel(evidence.trace, launched, JOINED.search)
 
 
-def _list_compute_bound(evidence: RankEvidence) -> list[Spot]:
-    """Operators that are limited by arithmetic in other shapes."""
-    assert evidence.efficiency is not None
-    return [spot for spot in evidence.efficiency.spots if spot.bound == "compute"]
-
-
-def _measure_saving(
-    evidence: RankEvidence, launched: Launched, chosen: NDArray[np.bool_]
-) -> tuple[int, int]:
+def _measure_saving(evidence: RankEvidence, launched: Launched, chosen: Bools) -> tuple[int, int]:
     """Time saved by fusing each run of such kernels on one stream, and the number of runs.
 
     A fused kernel still moves what the largest of its parts moves.
@@ -103,15 +94,11 @@ def _measure_saving(
     return int((total - longest)[runs].sum()), int(runs.sum())
 
 
-def _costliest(spots: list[Spot]) -> list[Spot]:
-    return sorted(spots, key=lambda spot: -spot.device_ns)[:3]
-
-
 def _describe_spot(evidence: RankEvidence, spot: Spot) -> str:
     speed = ""
     if spot.bytes_moved and spot.device_ns:
         speed = f", {rate(spot.bytes_moved / spot.device_ns * 1e9, 'B/s')}"
-    return f"{spot_words(evidence, spot)}{speed}"
+    return spot_words(evidence, spot) + speed
 
 
 def _describe_bandwidth(efficiency: Efficiency) -> tuple[str, ...]:
@@ -120,4 +107,4 @@ def _describe_bandwidth(efficiency: Efficiency) -> tuple[str, ...]:
     return (f"peak of the memory: {rate(efficiency.ceilings.bytes_s, 'B/s')}",)
 
 
-RULE = FindingRule(id="memory-bound", scope="rank", title="Memory-bound", find=find)
+RULE = FindingRule(id="memory-bound", title="Memory-bound", find=find)

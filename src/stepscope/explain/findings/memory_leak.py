@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import from_memory
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
 from stepscope.records.figures import size
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import RankEvidence
-    from stepscope.records.explanation import Finding
     from stepscope.records.memory import Memory
 
 # Share of the limit (or of the peak without a limit) that a thousand steps add.
@@ -19,13 +18,8 @@ LEAST_SHARE = 0.01
 SOON_STEPS = 1000
 
 
-def find(evidence: RankEvidence) -> Finding | None:
-    """Steady growth of the memory that is alive between steps."""
-    return find_in(evidence.memory) if evidence.memory is not None else None
-
-
 def find_in(memory: Memory) -> Finding | None:
-    """The same, from the memory account alone."""
+    """Steady growth of the memory that is alive between steps."""
     growth = memory.growth
     if growth is None or not growth.steady:
         return None
@@ -49,11 +43,8 @@ def find_in(memory: Memory) -> Finding | None:
         severity="high" if left is not None and left < SOON_STEPS else "medium",
         summary=f"every step adds {size(growth.bytes_per_step)} that is never released.",
         evidence=tuple(evidence),
-        remedies=(
-            remedies.DETACH.offer(),
-            remedies.SNAPSHOT.offer(),
-        ),
+        remedies=(remedies.DETACH.offer(), remedies.SNAPSHOT.offer()),
     )
 
 
-RULE = FindingRule(id="memory-leak", scope="rank", title="Memory grows", find=find)
+RULE = FindingRule(id="memory-leak", title="Memory grows", find=from_memory(find_in))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import from_memory
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.memory.words import between_words, biggest, held_words
 from stepscope.records import remedies
-from stepscope.records.explanation import Finding, Place
+from stepscope.records.explanation import Place
 from stepscope.records.figures import percent, size
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import RankEvidence
     from stepscope.records.memory import Memory, OutOfMemory
 
 NEAR, FULL = 0.90, 0.97
@@ -24,13 +24,8 @@ _REMEDIES = (
 )
 
 
-def find(evidence: RankEvidence) -> Finding | None:
-    """Memory allocated at the peak, against the device's memory or the given limit."""
-    return find_in(evidence.memory) if evidence.memory is not None else None
-
-
 def find_in(memory: Memory) -> Finding | None:
-    """The same, from the memory account alone."""
+    """Memory allocated at the peak, against the device's memory or the given limit."""
     if memory.out_of_memory:
         return _report_failure(memory, memory.out_of_memory[-1])
     if not memory.limit_bytes:
@@ -95,4 +90,4 @@ def _describe_room(failed: OutOfMemory) -> list[str]:
     return ["; ".join(words)] if words else []
 
 
-RULE = FindingRule(id="memory-near-limit", scope="rank", title="Memory nearly full", find=find)
+RULE = FindingRule(id="memory-near-limit", title="Memory nearly full", find=from_memory(find_in))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.nccl.evidence import (
     count_pairs,
     describe_links,
@@ -18,7 +18,6 @@ from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import NcclEvidence
-    from stepscope.records.explanation import Finding
 
 
 def find(evidence: NcclEvidence) -> Finding | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.nccl.evidence import (
     SHOWN,
     describe_links,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from stepscope.explain.findings.evidence import NcclEvidence
     from stepscope.explain.nccl.groups import NcclGroup
-    from stepscope.records.explanation import Finding, Remedy, Severity
+    from stepscope.records.explanation import Remedy, Severity
     from stepscope.records.nccl import NcclLog
 
 _HIDES_ADAPTERS = ("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_HCA")
@@ -75,19 +75,13 @@ def _list_faster_networks(logs: Sequence[NcclLog], groups: list[NcclGroup]) -> l
 
 
 def _quote_reasons(logs: Sequence[NcclLog]) -> list[str]:
-    return [
-        *quote_facts(logs, "NET/IB : No device found"),
-        *quote_facts(logs, "Failed to"),
-    ][:SHOWN]
+    return [*quote_facts(logs, "NET/IB : No device found"), *quote_facts(logs, "Failed to")][:SHOWN]
 
 
 def _offer(within_machine: bool, switched_off: bool) -> tuple[Remedy, ...]:
     if within_machine:
         return (remedies.ONE_MACHINE.offer(),)
-    network = (
-        remedies.FAST_NETWORK.offer(),
-        remedies.FASTER_SOCKETS.offer(),
-    )
+    network = (remedies.FAST_NETWORK.offer(), remedies.FASTER_SOCKETS.offer())
     if not switched_off:
         return network
     unset = remedies.UNSET_NCCL_VARIABLES.offer()

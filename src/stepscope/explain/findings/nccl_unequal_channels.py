@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.nccl.evidence import SHOWN, count_rest, number_ranges
 from stepscope.explain.nccl.groups import Member
 from stepscope.records import remedies
@@ -12,7 +12,7 @@ from stepscope.records import remedies
 if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import NcclEvidence
     from stepscope.explain.nccl.groups import NcclGroup, Node
-    from stepscope.records.explanation import Finding, Place
+    from stepscope.records.explanation import Place
     from stepscope.records.nccl import NcclLink
 
 _Difference = tuple[str, list[Member], bool]  # words, the ranks that differ, whether it slows all

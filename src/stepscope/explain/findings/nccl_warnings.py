@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.nccl.evidence import DIGITS, SHOWN, count_rest
 from stepscope.records import remedies
-from stepscope.records.explanation import Finding, Place
+from stepscope.records.explanation import Place
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.membership import train_apart
 from stepscope.records import remedies
 from stepscope.records.figures import size
@@ -12,7 +12,7 @@ from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import JobEvidence
-    from stepscope.records.explanation import Finding, Remedy, Severity
+    from stepscope.records.explanation import Severity
     from stepscope.records.job import Membership
 
 _WRAP = remedies.WRAP_MODEL.offer()
@@ -24,26 +24,39 @@ def find(evidence: JobEvidence) -> Finding | None:
     if not train_apart(evidence.job.members):
         return None
     members = [member for member in evidence.job.members if member is not None]
+    words = _list_evidence(members)
     if all(member.shared for member in members):
-        return _report_shared_memory(members)
+        return RULE.finding(
+            title="Shared memory",
+            share=0.0,
+            severity="none",
+            of="work",
+            summary=f"{len(members)} processes train one model in shared memory, without a process "
+            "group: none waits for another.",
+            evidence=words,
+        )
     started_as_job = max(member.world_size for member in members) > 1
-    return _report_job(members) if started_as_job else _report_separate(members)
-
-
-def _report_job(members: list[Membership]) -> Finding:
-    """Started as one job: each rank repeats, or contradicts, the others' work."""
-    at_times = any(member.calls_before and not member.exchanged_bytes for member in members)
-    unless = " unless models are averaged in other steps" if at_times else ""
-    return _report(
-        members,
-        severity="medium" if at_times else "high",
-        summary=f"the {len(members)} ranks exchange no gradients: each trains a model of its "
-        f"own{unless}.",
-        remedy=_WRAP,
+    severity, summary = _judge_job(members) if started_as_job else _judge_separate(members)
+    return RULE.finding(
+        share=1 - 1 / len(members),
+        severity=severity,
+        of="work",
+        summary=summary,
+        evidence=words,
+        remedies=(_WRAP if started_as_job else _JOIN,),
     )
 
 
-def _report_separate(members: list[Membership]) -> Finding:
+def _judge_job(members: list[Membership]) -> tuple[Severity, str]:
+    """Started as one job: each rank repeats, or contradicts, the others' work."""
+    at_times = any(member.calls_before and not member.exchanged_bytes for member in members)
+    unless = " unless models are averaged in other steps" if at_times else ""
+    model = f"each trains a model of its own{unless}"
+    summary = f"the {len(members)} ranks exchange no gradients: {model}."
+    return "medium" if at_times else "high", summary
+
+
+def _judge_separate(members: list[Membership]) -> tuple[Severity, str]:
     """Started one by one, as in a sweep: this may be intended."""
     known = all(member.shared is False for member in members)
     consequence = (
@@ -51,37 +64,7 @@ def _report_separate(members: list[Membership]) -> Finding:
         if known
         else "whether they share parameters is not known"
     )
-    return _report(
-        members,
-        severity="low",
-        summary=f"{len(members)} processes train without a process group; {consequence}.",
-        remedy=_JOIN,
-    )
-
-
-def _report_shared_memory(members: list[Membership]) -> Finding:
-    return RULE.finding(
-        title="Shared memory",
-        share=0.0,
-        severity="none",
-        of="work",
-        summary=f"{len(members)} processes train one model in shared memory, without a process "
-        "group: none waits for another.",
-        evidence=_list_evidence(members),
-    )
-
-
-def _report(
-    members: list[Membership], *, severity: Severity, summary: str, remedy: Remedy
-) -> Finding:
-    return RULE.finding(
-        share=1 - 1 / len(members),
-        severity=severity,
-        of="work",
-        summary=summary,
-        evidence=_list_evidence(members),
-        remedies=(remedy,),
-    )
+    return "low", f"{len(members)} processes train without a process group; {consequence}."
 
 
 def _list_evidence(members: list[Membership]) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.call_tree import group
-from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.optimizer_steps import in_optimizer_step
 from stepscope.explain.window_kernels import by_operator
 from stepscope.records import remedies
@@ -17,10 +17,8 @@ from stepscope.records.figures import duration, milliseconds, percent, significa
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Bools, Int32s
     from stepscope.explain.window_kernels import Launched
-    from stepscope.records.explanation import Finding
 
 FEWEST_PARAMETERS = 20
 # Operators on one tensor; `_foreach_` and `_fused_` operators take a list.
@@ -32,7 +30,7 @@ def find(evidence: RankEvidence) -> Finding | None:
     if evidence.on_host:
         return None
     trace, launched = evidence.trace, evidence.launched
-    step = _optimizer_steps(evidence, launched)
+    step = in_optimizer_step(trace, trace.device.launch[launched.rows])
     inside = step >= 0
     single = inside & by_operator(trace, launched, ONE_TENSOR.match)
     steps = len(distinct(step[single]))
@@ -41,14 +39,12 @@ def find(evidence: RankEvidence) -> Finding | None:
         return None
     span_ns = _measure_span_ns(evidence, launched, step)
     worked_ns = min(span_ns, int(launched.dur_ns[inside].sum()))
-    share = evidence.device_share(worked_ns) + evidence.idle_share(span_ns - worked_ns)
-    share = min(1.0, share)
+    share = min(1.0, evidence.device_share(worked_ns) + evidence.idle_share(span_ns - worked_ns))
     if share < LOW:
         return None
     kernels = int(inside.sum()) / steps
     return RULE.finding(
         share=share,
-        severity=severity(share),
         summary=f"the optimizer takes {percent(share)} of the step: it launches {kernels:,.0f} "
         "kernels, one parameter at a time.",
         evidence=(
@@ -61,19 +57,14 @@ def find(evidence: RankEvidence) -> Finding | None:
         remedies=(
             remedies.FUSED_OPTIMIZER.offer(
                 "create the optimizer with fused=True or foreach=True: one kernel for many "
-                "parameters",
+                "parameters"
             ),
             remedies.CUDA_GRAPHS.offer("replay the step as one CUDA graph: one launch per step"),
         ),
     )
 
 
-def _optimizer_steps(evidence: RankEvidence, launched: Launched) -> NDArray[np.int32]:
-    """The optimizer step around each launch, or -1."""
-    return in_optimizer_step(evidence.trace, evidence.trace.device.launch[launched.rows])
-
-
-def _count_parameters(evidence: RankEvidence, launched: Launched, single: NDArray[np.bool_]) -> int:
+def _count_parameters(evidence: RankEvidence, launched: Launched, single: Bools) -> int:
     """Number of parameters: the fewest calls among the frequent operators, as each parameter needs
     one call of each."""
     if not single.any():
@@ -85,7 +76,7 @@ def _count_parameters(evidence: RankEvidence, launched: Launched, single: NDArra
     return int(counts[2 * counts >= counts.max()].min())
 
 
-def _measure_span_ns(evidence: RankEvidence, launched: Launched, step: NDArray[np.int32]) -> int:
+def _measure_span_ns(evidence: RankEvidence, launched: Launched, step: Int32s) -> int:
     """From first start to last end of each optimizer step's kernels, summed."""
     rows = launched.rows[step >= 0]
     start = evidence.trace.device.start_ns[rows]
@@ -96,6 +87,4 @@ def _measure_span_ns(evidence: RankEvidence, launched: Launched, step: NDArray[n
     return int((ends - begins).sum()) if count else 0
 
 
-RULE = FindingRule(
-    id="optimizer-per-parameter", scope="rank", title="Optimizer loops over parameters", find=find
-)
+RULE = FindingRule(id="optimizer-per-parameter", title="Optimizer loops over parameters", find=find)

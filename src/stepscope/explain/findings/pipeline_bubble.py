@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.evidence import LOW, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import LOW
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.strategies.join import bound
 from stepscope.records import remedies
 from stepscope.records.figures import factor, milliseconds, percent
@@ -13,8 +13,10 @@ from stepscope.records.strategies import Pipeline
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stepscope.explain.findings.evidence import JobEvidence
-    from stepscope.records.explanation import Finding, Remedy
+    from stepscope.records.explanation import Remedy
     from stepscope.records.strategies import Stage
 
 
@@ -26,20 +28,18 @@ def find(evidence: JobEvidence) -> Finding | None:
 
 
 def _report(pipeline: Pipeline) -> Finding:
-    """The share is the mean over the stages of time that is neither compute nor communication of
-    another strategy."""
+    """The share: mean time of the stages without compute or another strategy's communication."""
     share = pipeline.bubble_share
     slowest = pipeline.deciding_stage
     return RULE.finding(
         share=share,
-        severity=severity(share),
         summary=f"pipeline stages are idle for {percent(share)} of the step"
         f"{_least_possible(pipeline)}.",
         evidence=(
             *(_describe_stage(stage) for stage in pipeline.stages),
             f"the slowest stage computes {factor(pipeline.imbalance)} times the mean",
         ),
-        remedies=_offer(pipeline),
+        remedies=tuple(_offer(pipeline)),
         rank=None if slowest is None else pipeline.stages[slowest].ranks[0],
     )
 
@@ -62,29 +62,23 @@ def _least_possible(pipeline: Pipeline) -> str:
     )
 
 
-def _offer(pipeline: Pipeline) -> tuple[Remedy, ...]:
-    offers = []
+def _offer(pipeline: Pipeline) -> Iterator[Remedy]:
     slowest = pipeline.deciding_stage
     if slowest is not None:
         where = ", ".join(map(str, pipeline.stages[slowest].stage_indices))
-        offers.append(
-            remedies.BALANCE_STAGES.offer(
-                f"move layers away from stage {where}: it computes {factor(pipeline.imbalance)} "
-                "times the mean and the others wait for it"
-            )
+        yield remedies.BALANCE_STAGES.offer(
+            f"move layers away from stage {where}: it computes {factor(pipeline.imbalance)} "
+            "times the mean and the others wait for it"
         )
     if pipeline.microbatches and pipeline.bound_share is not None:
         most = max(len(stage.stage_indices) for stage in pipeline.stages)
         twice = bound(pipeline.size, 2 * pipeline.microbatches * most)
-        offers.append(
-            remedies.MICRO_BATCHES.offer(
-                f"use {2 * pipeline.microbatches} micro-batches: the least possible idle time "
-                f"falls from {percent(pipeline.bound_share)} to {percent(twice)}"
-            )
+        yield remedies.MICRO_BATCHES.offer(
+            f"use {2 * pipeline.microbatches} micro-batches: the least possible idle time "
+            f"falls from {percent(pipeline.bound_share)} to {percent(twice)}"
         )
     if pipeline.schedule != "interleaved":
-        offers.append(remedies.INTERLEAVE.offer())
-    return tuple(offers)
+        yield remedies.INTERLEAVE.offer()
 
 
 RULE = FindingRule(id="pipeline-bubble", scope="job", title="Pipeline bubble", find=find)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
 from stepscope.records.figures import percent
-
-if TYPE_CHECKING:
-    from stepscope.records.explanation import Finding
 
 
 def find(evidence: RankEvidence) -> Finding | None:
@@ -28,4 +23,4 @@ def find(evidence: RankEvidence) -> Finding | None:
     )
 
 
-RULE = FindingRule(id="profiler-overhead", scope="rank", title="Profiler overhead", find=find)
+RULE = FindingRule(id="profiler-overhead", title="Profiler overhead", find=find)

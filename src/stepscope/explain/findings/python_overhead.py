@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stepscope.explain.findings.evidence import LOW, RankEvidence, places, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import LOW, RankEvidence, places
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.explanation import GAP_CAUSES, Finding
+from stepscope.records.explanation import GAP_CAUSES
 from stepscope.records.figures import percent
 
 
@@ -26,7 +26,6 @@ def find(evidence: RankEvidence) -> Finding | None:
         return None
     return RULE.finding(
         share=share,
-        severity=severity(share),
         summary=f"the {evidence.device} waits for Python code between operators for "
         f"{percent(share)} of the step.",
         evidence=(
@@ -45,4 +44,4 @@ def find(evidence: RankEvidence) -> Finding | None:
     )
 
 
-RULE = FindingRule(id="python-overhead", scope="rank", title="Python overhead", find=find)
+RULE = FindingRule(id="python-overhead", title="Python overhead", find=find)

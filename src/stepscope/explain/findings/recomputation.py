@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from stepscope.explain.efficiency import above_peak
 from stepscope.explain.findings.evidence import LOW, RankEvidence, severity, spot_words
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
 from stepscope.records.figures import percent
-
-if TYPE_CHECKING:
-    from stepscope.records.explanation import Finding
 
 
 def find(evidence: RankEvidence) -> Finding | None:
@@ -46,4 +41,4 @@ def find(evidence: RankEvidence) -> Finding | None:
     )
 
 
-RULE = FindingRule(id="recomputation", scope="rank", title="Recomputation", find=find)
+RULE = FindingRule(id="recomputation", title="Recomputation", find=find)

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from stepscope.explain.findings.evidence import severity as severity_of
 from stepscope.records.explanation import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stepscope.records.explanation import Place, Remedy, Severity
+
+__all__ = ["Finding", "FindingRule", "Scope"]
 
 Scope = Literal["rank", "job", "nccl"]
 
@@ -21,7 +24,7 @@ class FindingRule(msgspec.Struct, frozen=True, kw_only=True):
     or None when the step does not show it."""
 
     id: str  # its file's name with dashes, and its page in docs/findings
-    scope: Scope
+    scope: Scope = "rank"
     title: str
     find: Callable[[Any], Finding | None]
 
@@ -29,21 +32,22 @@ class FindingRule(msgspec.Struct, frozen=True, kw_only=True):
         self,
         *,
         share: float,
-        severity: Severity,
         summary: str,
         evidence: tuple[str, ...],
+        severity: Severity | None = None,
         title: str = "",
         where: tuple[Place, ...] = (),
         remedies: tuple[Remedy, ...] = (),
         rank: int | None = None,
         of: Literal["step", "memory", "work"] = "step",
     ) -> Finding:
-        """A finding of this rule; `title` replaces the rule's own where it depends on the case."""
+        """A finding of this rule, as severe as its share unless `severity` says otherwise; `title`
+        replaces the rule's own where it depends on the case."""
         return Finding(
             id=self.id,
             title=title or self.title,
             share=share,
-            severity=severity,
+            severity=severity or severity_of(share),
             summary=summary,
             evidence=evidence,
             where=where,

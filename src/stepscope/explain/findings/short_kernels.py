@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.launches import SHORT_KERNEL_NS
 from stepscope.records import remedies
 from stepscope.records.figures import duration, percent
 from stepscope.records.words import counted
-
-if TYPE_CHECKING:
-    from stepscope.records.explanation import Finding
 
 
 def find(evidence: RankEvidence) -> Finding | None:
@@ -43,4 +38,4 @@ def find(evidence: RankEvidence) -> Finding | None:
     )
 
 
-RULE = FindingRule(id="short-kernels", scope="rank", title="Short kernels", find=find)
+RULE = FindingRule(id="short-kernels", title="Short kernels", find=find)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import LOW, RankEvidence
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.flops.dtypes import DTYPES
 from stepscope.explain.machine_load import disturbed
 from stepscope.explain.shapes import MOST, shape_words
@@ -15,8 +15,10 @@ from stepscope.records.figures import duration, percent, rate
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stepscope.explain.cpu_use import CpuUse, Product
-    from stepscope.records.explanation import Finding, Remedy
+    from stepscope.records.explanation import Remedy
     from stepscope.records.host_load import HostLoad
 
 FAR_BELOW = 0.25  # of the roof
@@ -50,7 +52,6 @@ def find(evidence: RankEvidence) -> Finding | None:
     known = _find_calibrated_peak(evidence, worst) is not None
     return RULE.finding(
         share=share,
-        severity=severity(share),
         summary=f"{worst.operator} reaches {rate(worst.flops_s, 'FLOP/s')} of "
         f"{rate(roof, 'FLOP/s')} "
         f"({'measured by calibrate' if known else 'the best product of this trace'}); at half of "
@@ -59,7 +60,7 @@ def find(evidence: RankEvidence) -> Finding | None:
             *(_describe(product) for product, _ in slow[:3]),
             *_list_reasons(use.load, [product.operator for product, _ in slow]),
         ),
-        remedies=_offer(use.load, any("conv" in product.operator for product, _ in slow)),
+        remedies=tuple(_offer(use.load, any("conv" in product.operator for product, _ in slow))),
     )
 
 
@@ -69,8 +70,10 @@ def _find_roof(evidence: RankEvidence, use: CpuUse, product: Product) -> float |
         bytes_s = evidence.efficiency.ceilings.bytes_s  # type: ignore[union-attr]
         by_bytes = product.bytes_moved / bytes_s if product.bytes_moved and bytes_s else 0.0
         return min(peak, product.flops / by_bytes) if by_bytes else peak
-    alike = [other for other in use.products if _is_comparable(other, product)]
-    return max((other.flops_s for other in alike), default=None) if _is_dense(product) else None
+    if not product.bytes_moved or product.flops < DENSE * product.bytes_moved:
+        return None
+    alike = [other for other in use.products if other.dtype == product.dtype]
+    return max((other.flops_s for other in alike if other.flops >= LEAST_FLOPS), default=None)
 
 
 def _find_calibrated_peak(evidence: RankEvidence, product: Product) -> float | None:
@@ -82,14 +85,6 @@ def _find_calibrated_peak(evidence: RankEvidence, product: Product) -> float | N
     load = evidence.cpu.load if evidence.cpu else None
     used = load.threads / ceilings.threads if load and ceilings.threads else 1.0
     return ceilings.flops[dtype] * min(1.0, used)
-
-
-def _is_comparable(other: Product, product: Product) -> bool:
-    return other.dtype == product.dtype and other.flops >= LEAST_FLOPS
-
-
-def _is_dense(product: Product) -> bool:
-    return bool(product.bytes_moved) and product.flops >= DENSE * (product.bytes_moved or 0.0)
 
 
 def _describe(product: Product) -> str:
@@ -109,36 +104,28 @@ def _list_reasons(load: HostLoad | None, operators: list[str]) -> list[str]:
         lines.append(
             "oneDNN is switched off (torch.backends.mkldnn): its vectorised kernels are not used"
         )
-    if _uses_narrow_vectors(load):
-        assert load is not None
+    if load and _uses_narrow_vectors(load):
         lines.append(
             f"torch uses {load.capability} instructions, but the processor has {load.offered}"
         )
     return lines
 
 
-def _uses_narrow_vectors(load: HostLoad | None) -> bool:
+def _uses_narrow_vectors(load: HostLoad) -> bool:
     """Narrower vectors than the processor has; choosing AVX2 is not a defect."""
-    return bool(load and load.offered and load.capability in ("DEFAULT", "NO AVX"))
+    return bool(load.offered) and load.capability in ("DEFAULT", "NO AVX")
 
 
-def _offer(load: HostLoad | None, convolutions: bool) -> tuple[Remedy, ...]:
-    offers = []
-    if _uses_narrow_vectors(load):
-        offers.append(remedies.VECTORS.offer())
+def _offer(load: HostLoad | None, convolutions: bool) -> Iterator[Remedy]:
+    if load and _uses_narrow_vectors(load):
+        yield remedies.VECTORS.offer()
     if load and load.onednn is False:
-        offers.append(remedies.ONEDNN.offer())
+        yield remedies.ONEDNN.offer()
     if convolutions:
-        offers.append(
-            remedies.CHANNELS_LAST.offer(
-                "convert model and inputs to torch.channels_last: convolutions then need no "
-                "reordering",
-            )
+        yield remedies.CHANNELS_LAST.offer(
+            "convert model and inputs to torch.channels_last: convolutions then need no reordering"
         )
-    return (
-        *offers,
-        remedies.BATCH.offer("use a larger batch, and sizes that are multiples of 16"),
-    )
+    yield remedies.BATCH.offer("use a larger batch, and sizes that are multiples of 16")
 
 
-RULE = FindingRule(id="slow-products", scope="rank", title="Slow matrix products", find=find)
+RULE = FindingRule(id="slow-products", title="Slow matrix products", find=find)

@@ -10,7 +10,7 @@ import numpy as np
 
 from stepscope.explain.call_tree import group
 from stepscope.explain.findings.evidence import LOW, RankEvidence, kernel_severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.quantiles import median
 from stepscope.explain.work import Kind
 from stepscope.records import remedies
@@ -21,10 +21,8 @@ _TOO_MANY = 1 << 62  # of a damaged file
 SHORT_NS = 20_000  # longer kernels with few blocks are built that way
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from stepscope.explain.arrays import Floats, Int64s
     from stepscope.explain.window_kernels import Launched
-    from stepscope.records.explanation import Finding
     from stepscope.records.trace import Trace
 
 
@@ -73,7 +71,7 @@ def _count_multiprocessors(trace: Trace) -> int | None:
     return known[0] if trace.kind == "cuda" and known and known[0] > 0 else None
 
 
-def _count_blocks(trace: Trace, launched: Launched) -> NDArray[np.int64]:
+def _count_blocks(trace: Trace, launched: Launched) -> Int64s:
     """Blocks of each kernel's grid; 0 where it is not recorded."""
     grid = trace.device.grid[launched.rows]
     first, inverse, _ = group(grid)
@@ -89,10 +87,8 @@ def _parse_grid(grid: str) -> int:
     return blocks if blocks < _TOO_MANY else 0
 
 
-def _mean(values: NDArray[np.float64], weights: NDArray[np.int64]) -> float:
+def _mean(values: Floats, weights: Int64s) -> float:
     return float((values * weights).sum() / max(1, weights.sum()))
 
 
-RULE = FindingRule(
-    id="small-batch", scope="rank", title="Kernels too small for the device", find=find
-)
+RULE = FindingRule(id="small-batch", title="Kernels too small for the device", find=find)

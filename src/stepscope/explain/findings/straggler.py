@@ -1,4 +1,4 @@
-"""A rank, or a link, that everybody waits for."""
+"""A rank, or a link, that all other ranks wait for."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.findings.evidence import severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
 from stepscope.records.figures import factor, milliseconds, percent
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import JobEvidence
-    from stepscope.records.explanation import Finding, Remedy
+    from stepscope.records.explanation import Remedy
     from stepscope.records.job import Cause, Job, Straggler
 
 _REMEDIES: dict[Cause, tuple[Remedy, ...]] = {
@@ -55,7 +54,6 @@ def find(evidence: JobEvidence) -> Finding | None:
     return RULE.finding(
         title="" if worst.rank is not None else "Slow link",
         share=share,
-        severity=severity(share),
         summary=f"{_name(worst)} {_WORDS[worst.cause].format(times=times)}; without this, a step "
         f"would be {milliseconds(worst.cost_ms)} ({percent(share)}) shorter.",
         evidence=(

@@ -6,14 +6,15 @@ import re
 from typing import TYPE_CHECKING
 
 from stepscope.explain.findings.evidence import LOW, RankEvidence, kernel_severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.shapes import MOST, shape_words
 from stepscope.records import remedies
 from stepscope.records.figures import percent, rate
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stepscope.records.efficiency import Efficiency, Spot
-    from stepscope.records.explanation import Finding
 
 HALF = ("bf16", "fp16")
 EVEN = 8  # 2-byte elements that tensor cores read at once
@@ -67,26 +68,20 @@ def _list_uneven_sizes(spot: Spot) -> list[int]:
 
 def _list_evidence(
     evidence: RankEvidence, efficiency: Efficiency, without_ns: int, uneven: list[Spot]
-) -> list[str]:
-    lines = []
+) -> Iterator[str]:
     if without_ns:
-        lines.append(
-            f"half precision without tensor cores: "
-            f"{evidence.step_ms(evidence.mean_step_share(without_ns))}"
-        )
+        time = evidence.step_ms(evidence.mean_step_share(without_ns))
+        yield f"half precision without tensor cores: {time}"
     for spot in uneven[:3]:
         sizes = ", ".join(map(str, _list_uneven_sizes(spot)))
         time = evidence.step_ms(evidence.mean_step_share(spot.device_ns))
         achieved = rate(spot.achieved_flops or 0.0, "FLOP/s")
         peak = rate(spot.ceiling_flops or 0.0, "FLOP/s")
-        lines.append(
+        yield (
             f"{spot.operator} {shape_words(spot.shapes, MOST)}: {sizes} is not a multiple of "
             f"{EVEN}; {achieved} of {peak}, {time}"
         )
-    lines.append(
-        f"{percent(efficiency.tensor_core_share or 0.0)} of product time is on tensor cores"
-    )
-    return lines
+    yield f"{percent(efficiency.tensor_core_share or 0.0)} of product time is on tensor cores"
 
 
-RULE = FindingRule(id="tensor-cores-idle", scope="rank", title="Tensor cores idle", find=find)
+RULE = FindingRule(id="tensor-cores-idle", title="Tensor cores idle", find=find)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import LOW, RankEvidence
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.machine_load import free_threads, looked, lost_to_others, threads_take_part
 from stepscope.records import remedies
 from stepscope.records.figures import percent, significant
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stepscope.explain.cpu_use import CpuUse
-    from stepscope.records.explanation import Finding, Remedy
+    from stepscope.records.explanation import Remedy
     from stepscope.records.host_load import HostLoad, PlainSteps
 
 MANY_SWITCHES = 50  # involuntary, per second; used when the system does not report waits
@@ -37,7 +39,6 @@ def find(evidence: RankEvidence) -> Finding | None:
     fitting = free_threads(load)
     return RULE.finding(
         share=share,
-        severity=severity(share),
         summary=f"{significant(wanted)} threads compete for {load.room:g} cores: for "
         f"{percent(share)} of the step threads wait for a core, or for each other.",
         evidence=tuple(_list_evidence(evidence, use, load, plain)),
@@ -66,56 +67,48 @@ def _have_waited(load: HostLoad, plain: PlainSteps) -> bool:
 
 def _list_evidence(
     evidence: RankEvidence, use: CpuUse, load: HostLoad, plain: PlainSteps
-) -> list[str]:
+) -> Iterator[str]:
     ranks = load.local_ranks or 1
     threads = counted(load.threads, "thread")
     if ranks > 1:
         threads = f"{ranks} ranks with {threads} each"
     others = lost_to_others(plain)
-    lines = [
-        f"{threads} on {load.room:g} cores"
-        + (f"; other processes keep {significant(others)} busy" if others >= _MARGIN else "")
-    ]
+    busy = f"; other processes keep {significant(others)} busy" if others >= _MARGIN else ""
+    yield f"{threads} on {load.room:g} cores{busy}"
     if plain.waiting_share is not None:
-        lines.append(
+        yield (
             f"the training thread was ready but had no core for "
             f"{evidence.step_ms(plain.waiting_share)} ({plain.steps} steps without the profiler)"
         )
     if plain.involuntary:
-        lines.append(
+        yield (
             f"threads lost their core {plain.involuntary / plain.steps:,.0f} times per step "
             "(involuntary context switches)"
         )
     if plain.throttled_ns:
-        lines.append(
+        yield (
             f"the container's quota of {load.quota_cores or load.room:g} cores stopped the job for "
             f"{evidence.step_ms(min(1.0, plain.throttled_ns / plain.wall_ns))}"
         )
     if use.stalled_share >= LOW:
-        lines.append(
+        yield (
             f"{percent(use.stalled_share)} of the operators' time is stalls: calls that take more "
             "than twice as long as others of the same operator and shapes"
         )
-    return lines
 
 
 def _offer(load: HostLoad, fitting: int) -> tuple[Remedy, ...]:
     pinned = remedies.PIN_RANKS.offer()
     if load.threads == 1:
-        return (
-            remedies.FEWER_RANKS.offer(),
-            pinned,
-        )
+        return (remedies.FEWER_RANKS.offer(), pinned)
     number = fitting if fitting < load.threads else max(1, load.threads // 2)
     return (
         remedies.THREADS.offer(
             f"set OMP_NUM_THREADS={number} (or torch.set_num_threads({number})): one thread for "
-            "each free core",
+            "each free core"
         ),
         pinned,
     )
 
 
-RULE = FindingRule(
-    id="thread-oversubscription", scope="rank", title="More threads than cores", find=find
-)
+RULE = FindingRule(id="thread-oversubscription", title="More threads than cores", find=find)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.explain.cpu_use import LONG_NS
-from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.evidence import LOW, RankEvidence
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.machine_load import free_threads, idle_cores, looked
 from stepscope.explain.threading_gain import speedup
 from stepscope.records import remedies
@@ -14,7 +14,6 @@ from stepscope.records.figures import percent, significant
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.records.explanation import Finding
     from stepscope.records.host_load import HostLoad
 
 _LEAST_IDLE = 0.75  # cores
@@ -36,7 +35,6 @@ def find(evidence: RankEvidence) -> Finding | None:
         return None
     return RULE.finding(
         share=share,
-        severity=severity(share),
         summary=f"{significant(idle)} of {load.room or 0:g} cores are idle while {_threads(load)} "
         f"compute{'s' if load.threads == 1 else ''}: {fitting} threads could save "
         f"{percent(share)} of the step.",
@@ -50,7 +48,7 @@ def find(evidence: RankEvidence) -> Finding | None:
         remedies=(
             remedies.THREADS.offer(
                 f"set OMP_NUM_THREADS={fitting} (or torch.set_num_threads({fitting})): one thread "
-                "for each core",
+                "for each core"
             ),
         ),
     )
@@ -62,4 +60,4 @@ def _threads(load: HostLoad) -> str:
     return f"{threads} of each rank" if ranks > 1 else threads
 
 
-RULE = FindingRule(id="too-few-threads", scope="rank", title="Idle cores", find=find)
+RULE = FindingRule(id="too-few-threads", title="Idle cores", find=find)
