@@ -9,11 +9,7 @@ from stepscope.explain.flops.cost import MATMUL_LIKE, OTHER
 
 from .recording import torch
 
-CONVOLUTIONS = [
-    (name, places)
-    for first, places in convolution._PLACES.items()
-    for name in (first, *convolution._SAME.get(first, ()))
-]
+CONVOLUTIONS = [(name, places) for names, places in convolution._PLACES.items() for name in names]
 # Names that older versions of torch record.
 OLD = {"aten::_cat"}
 

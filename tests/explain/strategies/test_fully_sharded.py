@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from stepscope.explain.strategies.fully_sharded import formula
+from stepscope.explain.memory.theory import bytes_per_parameter
 from stepscope.records.strategies import FullySharded, RankFullySharded
 
 from ..build import AUTOGRAD, Events, note
@@ -132,7 +132,8 @@ def test_gathers_after_the_scatters_are_zero_of_a_lower_stage(read: Read) -> Non
     [(1, (16, 16, 16, 16)), (4, (16, 7, 5.5, 4)), (64, (16, 4.1875, 2.21875, 0.25))],
 )
 def test_bytes_a_parameter(shards: int, expected: tuple[float, ...]) -> None:
-    assert formula(shards) == pytest.approx(expected)
+    per_stage = tuple(bytes_per_parameter(stage, shards) for stage in range(4))
+    assert per_stage == pytest.approx(expected)
 
 
 def test_memory_is_the_formula_beside_what_was_measured(read: Read) -> None:

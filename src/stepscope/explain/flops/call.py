@@ -13,60 +13,24 @@ if TYPE_CHECKING:
 
 # Bytes of an element, by the names that the profiler writes.
 ITEM_BYTES = {
-    "double": 8,
-    "float": 4,
-    "c10::Half": 2,
-    "c10::BFloat16": 2,
-    "c10::Float8_e4m3fn": 1,
-    "c10::Float8_e4m3fnuz": 1,
-    "c10::Float8_e5m2": 1,
-    "c10::Float8_e5m2fnuz": 1,
-    "c10::Float8_e8m0fnu": 1,
-    "c10::Float4_e2m1fn_x2": 1,
-    "long int": 8,
-    "long": 8,
-    "long long": 8,
-    "unsigned long": 8,
-    "int": 4,
-    "unsigned int": 4,
-    "short": 2,
-    "unsigned short": 2,
-    "signed char": 1,
-    "unsigned char": 1,
-    "bool": 1,
-    "c10::complex<c10::Half>": 4,
+    **dict.fromkeys(("bool", "signed char", "unsigned char", "c10::qint8", "c10::quint8"), 1),
+    **dict.fromkeys(("c10::Float8_e4m3fn", "c10::Float8_e4m3fnuz", "c10::Float8_e5m2"), 1),
+    **dict.fromkeys(("c10::Float8_e5m2fnuz", "c10::Float8_e8m0fnu", "c10::Float4_e2m1fn_x2"), 1),
+    **dict.fromkeys(("c10::Half", "c10::BFloat16", "short", "unsigned short"), 2),
+    **dict.fromkeys(("float", "int", "unsigned int", "c10::qint32", "c10::complex<c10::Half>"), 4),
+    **dict.fromkeys(("double", "long int", "long", "long long", "unsigned long"), 8),
     "c10::complex<float>": 8,
     "c10::complex<double>": 16,
-    "c10::qint8": 1,
-    "c10::quint8": 1,
-    "c10::qint32": 4,
 }
-# Bytes of an element, by torch's number of the dtype, as plain values carry it.
-_SCALAR_TYPE_BYTES = {
-    0: 1,
-    1: 1,
-    2: 2,
-    3: 4,
-    4: 8,
-    5: 2,
-    6: 4,
-    7: 8,
-    8: 4,
-    9: 8,
-    10: 16,
-    11: 1,
-    12: 1,
-    13: 1,
-    14: 4,
-    15: 2,
-    23: 1,
-    24: 1,
-    25: 1,
-    26: 1,
-    27: 2,
-    28: 4,
-    29: 8,
-}
+# By torch's number of the dtype, as plain values carry it: bytes of an element and the numbers.
+_SCALAR_TYPES = (
+    (1, (0, 1, 11, 12, 13, 23, 24, 25, 26)),
+    (2, (2, 5, 15, 27)),
+    (4, (3, 6, 8, 14, 28)),
+    (8, (4, 7, 9, 29)),
+    (16, (10,)),
+)
+_SCALAR_TYPE_BYTES = {number: size for size, numbers in _SCALAR_TYPES for number in numbers}
 _NOT_TENSORS = frozenset({"", "Scalar", "ScalarList", "TensorList", "GenericList", "Device"})
 _WHOLE = frozenset({int})
 _INTEGER = re.compile(r"-?\d+")
@@ -92,7 +56,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        return math.prod(self.dims) * ITEM_BYTES[self.dtype]
+        return self.elements * self.item_bytes
 
 
 def total_bytes(tensors: Iterable[Tensor]) -> int:
@@ -171,7 +135,7 @@ class Call:
         return [_whole(digits) for digits in _INTEGER.findall(self.text(place))]
 
     def flag(self, place: int) -> bool:
-        return {"True": True, "False": False}.get(self.text(place)) is True
+        return self.text(place) == "True"
 
     def flags(self, place: int) -> list[bool]:
         return [word == "True" for word in re.findall(r"True|False", self.text(place))]

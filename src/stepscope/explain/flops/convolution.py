@@ -8,23 +8,20 @@ counted as if it were data, as torch's own counter does.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from functools import partial
 
 import msgspec
 
-from stepscope.explain.flops.call import Call, Dims, Tensor, Unknown
+from stepscope.explain.flops.call import Call, Dims, Tensor
 from stepscope.explain.flops.cost import Cost, matmul_like
 from stepscope.explain.flops.matmul import moved_by
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Places(msgspec.Struct, frozen=True, kw_only=True):
     """Where an operator's arguments are; None where it has no such argument."""
 
-    stride: int | None
-    padding: int | None
+    stride: int
+    padding: int
     dilation: int | None = None
     output_padding: int | None = None
     groups: int | None = None
@@ -33,55 +30,46 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _PLACES = {
-    "aten::convolution": Places(
+    ("aten::convolution", "aten::_convolution", "aten::convolution_overrideable"): Places(
         stride=3, padding=4, dilation=5, transposed=6, output_padding=7, groups=8
     ),
-    "aten::conv1d": Places(stride=3, padding=4, dilation=5, groups=6),
-    "aten::conv_transpose1d": Places(
+    (
+        *(f"aten::conv{dims}d" for dims in (1, 2, 3)),
+        *(f"aten::{library}_convolution_relu" for library in ("cudnn", "miopen")),
+    ): Places(stride=3, padding=4, dilation=5, groups=6),
+    tuple(f"aten::conv_transpose{dims}d" for dims in (1, 2, 3)): Places(
         stride=3, padding=4, output_padding=5, groups=6, dilation=7, transposed=True
     ),
-    "aten::cudnn_convolution": Places(padding=2, stride=3, dilation=4, groups=5, bias=None),
-    "aten::cudnn_convolution_transpose": Places(
+    ("aten::cudnn_convolution",): Places(padding=2, stride=3, dilation=4, groups=5, bias=None),
+    ("aten::cudnn_convolution_transpose",): Places(
         padding=2, output_padding=3, stride=4, dilation=5, groups=6, transposed=True, bias=None
     ),
-    "aten::cudnn_convolution_relu": Places(stride=3, padding=4, dilation=5, groups=6),
-    "aten::cudnn_convolution_add_relu": Places(bias=4, stride=5, padding=6, dilation=7, groups=8),
-    "aten::miopen_convolution": Places(padding=3, stride=4, dilation=5, groups=6),
-    "aten::miopen_convolution_transpose": Places(
+    ("aten::cudnn_convolution_add_relu", "aten::miopen_convolution_add_relu"): Places(
+        bias=4, stride=5, padding=6, dilation=7, groups=8
+    ),
+    (
+        "aten::miopen_convolution",
+        "aten::miopen_depthwise_convolution",
+        "aten::mkldnn_convolution",
+        "mkldnn::_convolution_pointwise",
+        "aten::_mps_convolution",
+    ): Places(padding=3, stride=4, dilation=5, groups=6),
+    ("aten::miopen_convolution_transpose",): Places(
         padding=3, output_padding=4, stride=5, dilation=6, groups=7, transposed=True
     ),
-    "aten::mkldnn_convolution": Places(padding=3, stride=4, dilation=5, groups=6),
-    "aten::_nnpack_spatial_convolution": Places(padding=3, stride=4),
-    "aten::_slow_conv2d_forward": Places(bias=3, stride=4, padding=5),
-    "aten::_conv_depthwise2d": Places(bias=3, stride=4, padding=5, dilation=6),
-    "aten::slow_conv_transpose2d": Places(
+    ("aten::_nnpack_spatial_convolution",): Places(padding=3, stride=4),
+    tuple(
+        f"aten::{name}"
+        for name in ("_slow_conv2d_forward", "thnn_conv2d", "slow_conv3d", "slow_conv3d_forward")
+    ): Places(bias=3, stride=4, padding=5),
+    (
+        *("aten::_conv_depthwise2d", "aten::conv_depthwise3d"),
+        *("aten::slow_conv_dilated2d", "aten::slow_conv_dilated3d"),
+    ): Places(bias=3, stride=4, padding=5, dilation=6),
+    ("aten::slow_conv_transpose2d", "aten::slow_conv_transpose3d"): Places(
         bias=3, stride=4, padding=5, output_padding=6, dilation=7, transposed=True
     ),
 }
-_SAME = {
-    "aten::convolution": ("aten::_convolution", "aten::convolution_overrideable"),
-    "aten::conv1d": ("aten::conv2d", "aten::conv3d"),
-    "aten::conv_transpose1d": ("aten::conv_transpose2d", "aten::conv_transpose3d"),
-    "aten::cudnn_convolution_relu": ("aten::miopen_convolution_relu",),
-    "aten::cudnn_convolution_add_relu": ("aten::miopen_convolution_add_relu",),
-    "aten::miopen_convolution": ("aten::miopen_depthwise_convolution",),
-    "aten::mkldnn_convolution": ("mkldnn::_convolution_pointwise", "aten::_mps_convolution"),
-    "aten::_slow_conv2d_forward": (
-        "aten::thnn_conv2d",
-        "aten::slow_conv3d",
-        "aten::slow_conv3d_forward",
-    ),
-    "aten::_conv_depthwise2d": (
-        "aten::conv_depthwise3d",
-        "aten::slow_conv_dilated2d",
-        "aten::slow_conv_dilated3d",
-    ),
-    "aten::slow_conv_transpose2d": ("aten::slow_conv_transpose3d",),
-}
-
-
-def _formula(places: Places) -> Callable[[Call], Cost]:
-    return lambda call: _forward(call, places)
 
 
 def _forward(call: Call, places: Places) -> Cost:
@@ -89,9 +77,9 @@ def _forward(call: Call, places: Places) -> Cost:
     if len(given.dims) == len(weight.dims) - 1:  # without a batch
         given = Tensor((1, *given.dims), given.dtype)
     transposed = places.transposed
-    if transposed is not True and places.transposed is not False:
-        transposed = call.flag(places.transposed)
-    out = _output(call, places, given.dims, weight.dims, transposed=bool(transposed))
+    if not isinstance(transposed, bool):
+        transposed = call.flag(transposed)
+    out = _output(call, places, given.dims, weight.dims, transposed=transposed)
     points = given.dims[2:] if transposed else out[2:]
     has_bias = places.bias is not None and call.has_tensor(places.bias)
     read = [given, weight] + ([call.tensor(places.bias)] if has_bias and places.bias else [])
@@ -101,28 +89,22 @@ def _forward(call: Call, places: Places) -> Cost:
     )
 
 
-def _output(
-    call: Call, places: Places, given: Dims, weight: Dims, *, transposed: bool
-) -> tuple[int, ...]:
+def _output(call: Call, places: Places, given: Dims, weight: Dims, *, transposed: bool) -> Dims:
     """Shape of the output."""
     space = len(weight) - 2
 
-    def each(place: int | None, default: int) -> list[int]:
+    def per_dimension(place: int | None, default: int) -> list[int]:
         values = [default] if place is None else call.numbers(place)
         return values * space if len(values) == 1 else values
 
-    if places.stride is None:
-        raise Unknown
-    stride, dilation = each(places.stride, 1), each(places.dilation, 1)
-    kernel, batch = weight[2:], given[0]
-    if places.padding is not None and call.text(places.padding) == "same":
+    stride, dilation = per_dimension(places.stride, 1), per_dimension(places.dilation, 1)
+    batch, kind = given[0], call.text(places.padding)
+    if kind == "same":
         return (batch, weight[0], *given[2:])
-    padding = [0] * space
-    if places.padding is None or call.text(places.padding) != "valid":
-        padding = each(places.padding, 0)
-    sizes = list(zip(given[2:], kernel, stride, padding, dilation, strict=True))
+    padding = [0] * space if kind == "valid" else per_dimension(places.padding, 0)
+    sizes = list(zip(given[2:], weight[2:], stride, padding, dilation, strict=True))
     if transposed:
-        more = each(places.output_padding, 0)
+        more = per_dimension(places.output_padding, 0)
         groups = 1 if places.groups is None else call.number(places.groups)
         points = [
             (size - 1) * step - 2 * pad + wide * (k - 1) + extra + 1
@@ -135,8 +117,8 @@ def _output(
     return (batch, weight[0], *points)
 
 
-for _name, _places in _PLACES.items():
-    matmul_like(_name, *_SAME.get(_name, ()))(_formula(_places))
+for _names, _places in _PLACES.items():
+    matmul_like(*_names)(partial(_forward, places=_places))
 
 
 @matmul_like("aten::conv_tbc")
@@ -145,10 +127,8 @@ def time_batch_channels(call: Call) -> Cost:
     given, weight = call.tensor(0), call.tensor(1)
     time = given.dims[0] + 2 * call.number(3) - weight.dims[0] + 1
     points = time * given.dims[1]
-    return Cost(
-        flops=2 * points * weight.elements,
-        moved=moved_by((given, weight), points * weight.dims[2]),
-    )
+    moved = moved_by((given, weight), points * weight.dims[2])
+    return Cost(flops=2 * points * weight.elements, moved=moved)
 
 
 @matmul_like("aten::convolution_backward", "aten::convolution_backward_overrideable")
@@ -160,9 +140,7 @@ def backward(call: Call) -> Cost:
     mask = call.flags(10 if named else 9)
     points = given.dims[2:] if transposed else gradient.dims[2:]
     once = 2 * given.dims[0] * math.prod(points) * weight.elements
-    wanted = [given, weight]
-    written = sum(tensor.elements for tensor, asked in zip(wanted, mask, strict=False) if asked)
-    return Cost(
-        flops=once * sum(mask[:2]),
-        moved=moved_by((gradient, given, weight), written),
+    written = sum(
+        tensor.elements for tensor, asked in zip((given, weight), mask, strict=False) if asked
     )
+    return Cost(flops=once * sum(mask[:2]), moved=moved_by((gradient, given, weight), written))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,21 +33,13 @@ MATMUL_LIKE: dict[str, Formula] = {}
 OTHER: dict[str, Formula] = {}
 
 
-def matmul_like(*names: str) -> Callable[[Formula], Formula]:
-    """Register a formula for operators that multiply matrices."""
-
+def _register_in(table: dict[str, Formula], *names: str) -> Callable[[Formula], Formula]:
     def register(formula: Formula) -> Formula:
-        MATMUL_LIKE.update(dict.fromkeys(names, formula))
+        table.update(dict.fromkeys(names, formula))
         return formula
 
     return register
 
 
-def memory_bound(*names: str) -> Callable[[Formula], Formula]:
-    """Register a formula for operators that only move bytes."""
-
-    def register(formula: Formula) -> Formula:
-        OTHER.update(dict.fromkeys(names, formula))
-        return formula
-
-    return register
+matmul_like = partial(_register_in, MATMUL_LIKE)
+memory_bound = partial(_register_in, OTHER)

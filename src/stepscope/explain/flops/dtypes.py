@@ -4,45 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-DTYPES = (
-    "fp64",
-    "fp32",
-    "tf32",
-    "fp16",
-    "bf16",
-    "fp8",
-    "fp4",
-    "int64",
-    "int32",
-    "int16",
-    "int8",
-    "bool",
-    "complex64",
-    "complex128",
-)
-CODES = {name: code for code, name in enumerate(DTYPES)}
-FP32, TF32 = CODES["fp32"], CODES["tf32"]
-_NAMES = {
-    "double": "fp64",
-    "float": "fp32",
-    "c10::Half": "fp16",
-    "c10::BFloat16": "bf16",
-    "c10::Float8_e4m3fn": "fp8",
-    "c10::Float8_e4m3fnuz": "fp8",
-    "c10::Float8_e5m2": "fp8",
-    "c10::Float8_e5m2fnuz": "fp8",
-    "c10::Float4_e2m1fn_x2": "fp4",
-    "long int": "int64",
-    "long": "int64",
-    "int": "int32",
-    "short": "int16",
-    "signed char": "int8",
-    "unsigned char": "int8",
-    "bool": "bool",
-    "c10::complex<float>": "complex64",
-    "c10::complex<double>": "complex128",
+_PROFILER_NAMES = {
+    "fp64": ("double",),
+    "fp32": ("float",),
+    "tf32": (),  # only names of kernels say so
+    "fp16": ("c10::Half",),
+    "bf16": ("c10::BFloat16",),
+    "fp8": tuple(f"c10::Float8_{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")),
+    "fp4": ("c10::Float4_e2m1fn_x2",),
+    "int64": ("long int", "long"),
+    "int32": ("int",),
+    "int16": ("short",),
+    "int8": ("signed char", "unsigned char"),
+    "bool": ("bool",),
+    "complex64": ("c10::complex<float>",),
+    "complex128": ("c10::complex<double>",),
 }
-_CODES_BY_PROFILER_NAME = {profiler: CODES[name] for profiler, name in _NAMES.items()}
+DTYPES = tuple(_PROFILER_NAMES)
+FP32, TF32, _INT64 = map(DTYPES.index, ("fp32", "tf32", "int64"))
+_CODES_BY_PROFILER_NAME = {
+    name: code for code, names in enumerate(_PROFILER_NAMES.values()) for name in names
+}
 
 
 def dtype_code(dtypes: Any) -> int:
@@ -57,5 +39,5 @@ def dtype_code(dtypes: Any) -> int:
         for dtype in dtypes
         if isinstance(dtype, str) and dtype in _CODES_BY_PROFILER_NAME
     ]
-    floating = [code for code in known if code < CODES["int64"]]
+    floating = [code for code in known if code < _INT64]
     return (floating or known or [-1])[0]

@@ -80,8 +80,10 @@ def filled(call: Call) -> Cost:
 
 
 @memory_bound("aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize")
+@memory_bound("aten::avg_pool2d_backward", "aten::avg_pool3d_backward")
+@memory_bound("aten::_adaptive_avg_pool2d_backward", "aten::_adaptive_avg_pool3d_backward")
 def copied(call: Call) -> Cost:
-    """Target and source; dtypes may differ."""
+    """Target and source, or gradient and input; dtypes may differ."""
     return Cost(moved=call.tensor(0).size_bytes + call.tensor(1).size_bytes)
 
 

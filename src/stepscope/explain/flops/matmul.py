@@ -9,15 +9,13 @@ from stepscope.explain.flops.call import Call, Dims, Tensor, Unknown, total_byte
 from stepscope.explain.flops.cost import UNKNOWN, Cost, matmul_like
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
 
-def moved_by(read: Iterable[Tensor], written: int, item_bytes: int | None = None) -> int:
+def moved_by(read: Sequence[Tensor], written: int, item_bytes: int | None = None) -> int:
     """Bytes of the tensors read and of the `written` elements; unknown for unknown dtypes."""
-    read = list(read)
     try:
-        item = read[0].item_bytes if item_bytes is None else item_bytes
-        return total_bytes(read) + written * item
+        return total_bytes(read) + written * (item_bytes or read[0].item_bytes)
     except KeyError:
         return UNKNOWN
 
@@ -39,9 +37,7 @@ def broadcast(*shapes: Dims) -> Dims:
         return shapes[0]
     length = max(map(len, shapes), default=0)
     padded = [(1,) * (length - len(shape)) + shape for shape in shapes]
-    out = tuple(
-        max(sizes) if min(sizes) else 0 for sizes in (zip(*padded, strict=True) if padded else ())
-    )
+    out = tuple(max(sizes) if min(sizes) else 0 for sizes in zip(*padded, strict=True))
     fits = (size in (1, most) for dims in padded for size, most in zip(dims, out, strict=True))
     if not all(fits):
         raise Unknown
@@ -77,6 +73,7 @@ def outer(call: Call) -> Cost:
 
 
 @matmul_like("aten::linear", "aten::mkldnn_linear", "mkldnn::_linear_pointwise")
+@matmul_like("aten::_weight_int8pack_mm")
 def linear(call: Call) -> Cost:
     """Input [..., k], weight [n, k], perhaps a bias."""
     given, weight = call.tensor(0), call.tensor(1)
@@ -117,12 +114,6 @@ def _groups(call: Call) -> int:
     return call.tensor(place).elements if call.has_tensor(place) else 0
 
 
-@matmul_like("aten::_weight_int8pack_mm")
-def packed_int8(call: Call) -> Cost:
-    """x [m, k], weight [n, k]."""
-    return linear(call)
-
-
 @matmul_like("aten::_weight_int4pack_mm", "aten::_weight_int4pack_mm_for_cpu")
 def packed_int4(call: Call) -> Cost:
     """x [m, k]; scales and zeros [k / group, n, 2] tell n whatever the packing."""
@@ -134,7 +125,7 @@ def packed_int4(call: Call) -> Cost:
 @matmul_like("aten::_sparse_mm", "aten::_sparse_addmm", "aten::_sparse_semi_structured_linear")
 @matmul_like("aten::_sparse_semi_structured_mm", "aten::_sparse_semi_structured_addmm")
 @matmul_like("aten::_cslt_sparse_mm", "aten::sparse_sampled_addmm", "aten::_trilinear")
-def untold(_: Call) -> Cost:
+def unknown(_: Call) -> Cost:
     """The amount of work depends on values that no trace has."""
     raise Unknown
 

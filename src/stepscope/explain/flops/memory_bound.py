@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from stepscope.explain.flops.call import Call, Dims, Tensor, Unknown, total_bytes
+from stepscope.explain.flops.call import Call, Dims, Unknown, total_bytes
 from stepscope.explain.flops.cost import Cost, memory_bound
 
 _FLOAT_BYTES = 4
@@ -53,7 +53,7 @@ def _left(call: Call, dims: Dims) -> int:
     """Elements that remain."""
     place = _DIMS_AT.get(call.name, 1)
     if len(call) <= place or not call.has_value(place):
-        if len(call) <= place or _dtype_follows(call, place):
+        if len(call) <= place + 1:  # `sum(x, dtype)` has no dimensions
             return 1
         raise Unknown
     gone = {place % len(dims) for place in call.numbers(place)} if dims else set()
@@ -62,31 +62,13 @@ def _left(call: Call, dims: Dims) -> int:
     return math.prod(size for place, size in enumerate(dims) if place not in gone)
 
 
-def _dtype_follows(call: Call, place: int) -> bool:
-    """`sum(x, dtype)`: without the dimensions that a partial reduction has."""
-    return len(call) == place + 1
-
-
-@memory_bound("aten::native_layer_norm")
+@memory_bound("aten::native_layer_norm", "aten::_fused_rms_norm")
 def layer_norm(call: Call) -> Cost:
-    """Mean and deviation of every row are written too."""
+    """Mean and deviation of every row are written too; of RMS norm one number."""
     given = call.tensor(0)
-    read = total_bytes(call.tensors())
-    rows = given.elements // max(
-        1, math.prod(call.numbers(1)) if call.has_value(1) else given.dims[-1]
-    )
-    return Cost(moved=read + given.size_bytes + 2 * rows * _FLOAT_BYTES)
-
-
-@memory_bound("aten::_fused_rms_norm")
-def rms_norm(call: Call) -> Cost:
-    """One number for every row is written too."""
-    given = call.tensor(0)
-    read = total_bytes(call.tensors())
-    rows = given.elements // max(
-        1, math.prod(call.numbers(1)) if call.has_value(1) else given.dims[-1]
-    )
-    return Cost(moved=read + given.size_bytes + rows * _FLOAT_BYTES)
+    wide = math.prod(call.numbers(1)) if call.has_value(1) else given.dims[-1]
+    statistics = given.elements // max(1, wide) * (1 if "rms" in call.name else 2)
+    return Cost(moved=total_bytes(call.tensors()) + given.size_bytes + statistics * _FLOAT_BYTES)
 
 
 @memory_bound("aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward")
@@ -102,8 +84,7 @@ def norm_backward(call: Call) -> Cost:
 @memory_bound("aten::native_group_norm")
 def group_norm(call: Call) -> Cost:
     """Input, weight, bias; statistics of each group are small."""
-    given = call.tensor(0)
-    return Cost(moved=total_bytes(call.tensors()) + given.size_bytes)
+    return Cost(moved=total_bytes(call.tensors()) + call.tensor(0).size_bytes)
 
 
 @memory_bound("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")
@@ -118,9 +99,8 @@ def batch_norm(call: Call) -> Cost:
 @memory_bound("aten::miopen_batch_norm_backward", "aten::batch_norm_backward")
 def batch_norm_backward(call: Call) -> Cost:
     """Two large tensors in, one out; the rest is a number for each channel."""
-    first, second, *channels = call.tensors()
-    large = first.size_bytes + 2 * second.size_bytes
-    return Cost(moved=large + total_bytes(channels))
+    tensors = call.tensors()
+    return Cost(moved=total_bytes(tensors) + tensors[1].size_bytes)
 
 
 @memory_bound("aten::embedding")
@@ -148,14 +128,7 @@ def index_select(call: Call) -> Cost:
     return Cost(moved=index.size_bytes + 2 * out)
 
 
-@memory_bound("aten::gather")
-def gathered(call: Call) -> Cost:
-    """One element for each index is read and written."""
-    given, index = call.tensor(0), call.tensor(2)
-    return Cost(moved=index.size_bytes + 2 * index.elements * given.item_bytes)
-
-
-@memory_bound("aten::scatter_", "aten::scatter_add_")
+@memory_bound("aten::gather", "aten::scatter_", "aten::scatter_add_")
 def scattered(call: Call) -> Cost:
     """One element for each index is read and written; adding reads the target too."""
     target, index = call.tensor(0), call.tensor(2)
@@ -164,16 +137,11 @@ def scattered(call: Call) -> Cost:
 
 
 @memory_bound("aten::nll_loss_forward", "aten::nll_loss2d_forward")
-def nll_loss(call: Call) -> Cost:
-    """One element for each target."""
-    given, target = call.tensor(0), call.tensor(1)
-    return Cost(moved=target.size_bytes + target.elements * given.item_bytes)
-
-
 @memory_bound("aten::nll_loss_backward", "aten::nll_loss2d_backward")
-def nll_loss_backward(call: Call) -> Cost:
-    """One element for each target is written; the zeros around are another operator's."""
-    given, target = call.tensor(1), call.tensor(2)
+def nll_loss(call: Call) -> Cost:
+    """One element for each target; the zeros around its gradient are another operator's."""
+    place = 1 if call.name.endswith("_backward") else 0  # after the gradient
+    given, target = call.tensor(place), call.tensor(place + 1)
     return Cost(moved=target.size_bytes + target.elements * given.item_bytes)
 
 
@@ -215,30 +183,13 @@ def max_pool_backward(call: Call) -> Cost:
     """Gradient and places in, gradient of the input out."""
     tensors = call.tensors()
     gradient, given, index = tensors[0], tensors[1], tensors[-1]
-    return Cost(moved=gradient.size_bytes + index.size_bytes + given.size_bytes)
-
-
-@memory_bound("aten::avg_pool2d_backward", "aten::avg_pool3d_backward")
-@memory_bound("aten::_adaptive_avg_pool2d_backward", "aten::_adaptive_avg_pool3d_backward")
-def avg_pool_backward(call: Call) -> Cost:
-    """Gradient in, gradient of the input out."""
-    return Cost(moved=call.tensor(0).size_bytes + call.tensor(1).size_bytes)
+    return Cost(moved=total_bytes((gradient, given, index)))
 
 
 @memory_bound("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d")
-def adaptive_pool(call: Call) -> Cost:
-    """The size of the output is an argument."""
-    given = call.tensor(0)
-    return Cost(moved=given.size_bytes + _resized(given, call.numbers(1)))
-
-
 @memory_bound("aten::upsample_nearest2d", "aten::upsample_bilinear2d", "aten::upsample_bicubic2d")
-def upsampled(call: Call) -> Cost:
+def resized(call: Call) -> Cost:
     """The size of the output is an argument."""
-    given = call.tensor(0)
-    return Cost(moved=given.size_bytes + _resized(given, call.numbers(1)))
-
-
-def _resized(given: Tensor, size: list[int]) -> int:
-    unchanged = math.prod(given.dims[: -len(size)])
-    return unchanged * math.prod(size) * given.item_bytes
+    given, size = call.tensor(0), call.numbers(1)
+    out = math.prod(given.dims[: -len(size)]) * math.prod(size)
+    return Cost(moved=given.size_bytes + out * given.item_bytes)

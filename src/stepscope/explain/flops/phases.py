@@ -91,11 +91,11 @@ def find_recomputed(
     signature: NDArray[np.intp],
     counted: NDArray[np.bool_],
 ) -> NDArray[np.bool_]:
-    """Of some rows: what the forward pass has done with the same shapes, done again in backward.
+    """Which rows repeat in backward what the forward pass has done with the same shapes.
 
     Backward runs without recording for autograd. What carries a sequence number inside it was run
     by a checkpoint, or the graph of gradients is kept (create_graph): where no product of the
-    backward pass is without a number, it is the latter, and nothing is told.
+    backward pass is without a number, it is the latter, and nothing counts as recomputed.
     """
     host = trace.host
     none = np.zeros(len(rows), np.bool_)
@@ -112,5 +112,5 @@ def find_recomputed(
         return none
     before = np.zeros(int(signature.max(initial=-1)) + 1, np.bool_)
     before[signature[~backward]] = True
-    found: NDArray[np.bool_] = like_forward & before[signature]
-    return found
+    recomputed: NDArray[np.bool_] = like_forward & before[signature]
+    return recomputed

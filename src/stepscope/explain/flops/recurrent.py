@@ -7,10 +7,14 @@ by step are made of matrix products, which count as such.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from stepscope.explain.flops.call import Call, Dims, Tensor, Unknown
+from stepscope.explain.flops.call import Call, Tensor, Unknown
 from stepscope.explain.flops.cost import Cost, matmul_like
 from stepscope.explain.flops.matmul import moved_by
+
+if TYPE_CHECKING:
+    from stepscope.explain.flops.cost import Formula
 
 _GATES = {0: 1, 1: 1, 2: 4, 3: 3}  # relu, tanh, lstm, gru, as cuDNN and MIOpen number them
 
@@ -37,56 +41,31 @@ def _weights(call: Call, given: Tensor, mode_at: int, *, projects: bool) -> int:
     return sides * (one_side + layers * projected * hidden)
 
 
-def _whole(call: Call, mode_at: int, *, projects: bool, times: int) -> Cost:
-    given = call.tensor(0)
-    return Cost(flops=times * 2 * _rows(given) * _weights(call, given, mode_at, projects=projects))
+def _whole(mode_at: int, *, projects: bool, times: int) -> Formula:
+    def formula(call: Call) -> Cost:
+        given = call.tensor(0)
+        weights = _weights(call, given, mode_at, projects=projects)
+        return Cost(flops=times * 2 * _rows(given) * weights)
+
+    return formula
 
 
-@matmul_like("aten::_cudnn_rnn")
-def cudnn(call: Call) -> Cost:
-    """Input, weights, stride of weights, buffer, hx, cx, mode, hidden, projection, layers, ..."""
-    return _whole(call, 6, projects=True, times=1)
+# Gradients of what came in, and of the weights: twice the forward pass.
+matmul_like("aten::_cudnn_rnn")(_whole(6, projects=True, times=1))
+matmul_like("aten::_cudnn_rnn_backward")(_whole(10, projects=True, times=2))
+matmul_like("aten::miopen_rnn")(_whole(5, projects=False, times=1))
+matmul_like("aten::miopen_rnn_backward")(_whole(10, projects=False, times=2))
 
 
-@matmul_like("aten::_cudnn_rnn_backward")
-def cudnn_backward(call: Call) -> Cost:
-    """Gradients of what came in, and of the weights."""
-    return _whole(call, 10, projects=True, times=2)
-
-
-@matmul_like("aten::miopen_rnn")
-def miopen(call: Call) -> Cost:
-    """Input, weights, stride of weights, hx, cx, mode, hidden, layers, ..."""
-    return _whole(call, 5, projects=False, times=1)
-
-
-@matmul_like("aten::miopen_rnn_backward")
-def miopen_backward(call: Call) -> Cost:
-    """Input, weights, stride of weights, buffer, hx, cx, output, three gradients, mode, ..."""
-    return _whole(call, 10, projects=False, times=2)
-
-
-def _one_layer(call: Call, times: int) -> Cost:
+@matmul_like("aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward")
+def mkldnn(call: Call) -> Cost:
+    """One layer in one direction: input, weight of the input, weight of the state, biases."""
     given, below, before = call.tensor(0), call.tensor(1), call.tensor(2)
     if below.dims[-1] != given.dims[-1]:
         raise Unknown
-    hidden: Dims = before.dims
+    times = 2 if call.name.endswith("_backward") else 1
     rows = _rows(given)
-    matrices = below.elements + before.elements
-    out = rows * hidden[-1]
     return Cost(
-        flops=times * 2 * rows * matrices,
-        moved=times * moved_by((given, below, before), out),
+        flops=times * 2 * rows * (below.elements + before.elements),
+        moved=times * moved_by((given, below, before), rows * before.dims[-1]),
     )
-
-
-@matmul_like("aten::mkldnn_rnn_layer")
-def mkldnn(call: Call) -> Cost:
-    """One layer in one direction: input, weight of the input, weight of the state, biases."""
-    return _one_layer(call, 1)
-
-
-@matmul_like("aten::mkldnn_rnn_layer_backward")
-def mkldnn_backward(call: Call) -> Cost:
-    """The same, and gradients."""
-    return _one_layer(call, 2)

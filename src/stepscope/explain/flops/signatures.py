@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from stepscope.explain.call_tree import group
-from stepscope.explain.flops import (  # noqa: F401  # noqa: F401
+from stepscope.explain.flops import (  # noqa: F401
     attention,
     convolution,
     elementwise,

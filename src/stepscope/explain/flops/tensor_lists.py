@@ -69,12 +69,6 @@ def touched(call: Call) -> Cost:
     return _cost(_lists(call)[:1], [1])
 
 
-@memory_bound("aten::_amp_foreach_non_finite_check_and_unscale_")
-def unscaled(call: Call) -> Cost:
-    """Gradients are read and written."""
-    return _cost(_lists(call)[:1], [2])
-
-
 @memory_bound(*_OPTIMIZERS)
 def optimizer(call: Call) -> Cost:
     """Parameters, gradients and state are read; all but the gradients are written."""
@@ -96,6 +90,7 @@ def sgd(call: Call) -> Cost:
 
 
 @memory_bound("aten::cat", "aten::stack", "aten::_cat", "aten::concat")
-def joined(call: Call) -> Cost:
-    """Read once, written once."""
+@memory_bound("aten::_amp_foreach_non_finite_check_and_unscale_")
+def read_then_written(call: Call) -> Cost:
+    """Every tensor once."""
     return _cost(_lists(call)[:1], [2])

@@ -79,22 +79,16 @@ def predict_peak(memory: Memory, batch_factor: float) -> tuple[int, int, int]:
 
 def peak_at(lines: tuple[BatchLine, ...], factor: float) -> tuple[int, int, int]:
     """The highest line, and its range with the least and the most that may scale."""
-    middle = max(line.fixed_bytes + line.scaling_bytes * factor for line in lines)
-    ends = [
-        max(_flattest(line, factor) for line in lines),
-        max(_steepest(line, factor) for line in lines),
-    ]
-    return round(middle), math.floor(min(middle, *ends)), math.ceil(max(middle, *ends))
+    middle = max(_bytes_at(line, factor) for line in lines)
+    flattest = max(_bytes_at(line, factor, -line.maybe_fixed_bytes) for line in lines)
+    steepest = max(_bytes_at(line, factor, line.maybe_scaling_bytes) for line in lines)
+    peaks = (middle, flattest, steepest)
+    return round(middle), math.floor(min(peaks)), math.ceil(max(peaks))
 
 
-def _flattest(line: BatchLine, factor: float) -> float:
-    moved = line.maybe_fixed_bytes
-    return line.fixed_bytes + moved + (line.scaling_bytes - moved) * factor
-
-
-def _steepest(line: BatchLine, factor: float) -> float:
-    moved = line.maybe_scaling_bytes
-    return line.fixed_bytes - moved + (line.scaling_bytes + moved) * factor
+def _bytes_at(line: BatchLine, factor: float, shift: int = 0) -> float:
+    """With `shift` bytes scaling that are counted as fixed."""
+    return line.fixed_bytes - shift + (line.scaling_bytes + shift) * factor
 
 
 def find_largest(

@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING
 
 from stepscope.explain.memory.batch import batch_line
 from stepscope.explain.memory.growth import growth_of
-from stepscope.records.memory import (
-    CATEGORIES,
-    Fragmentation,
-    Memory,
-    ModuleBytes,
-    Moment,
-)
+from stepscope.records.memory import CATEGORIES, Fragmentation, Memory, ModuleBytes, Moment
 
 if TYPE_CHECKING:
-    from stepscope.records.memory import BatchLine, CapturedMemory, Categories, Growth
-
-_PHASES = ("forward", "backward", "optimizer")
+    from stepscope.records.memory import (
+        BatchLine,
+        CapturedMemory,
+        CapturedPeak,
+        CapturedPhase,
+        Categories,
+        Growth,
+    )
 
 
 def is_account(captured: CapturedMemory) -> bool:
@@ -63,26 +62,19 @@ def _peak_bytes(categories: Categories, allocated: int | None) -> int:
 
 def capture_lines(captured: CapturedMemory, cast_bytes: int) -> tuple[BatchLine, ...]:
     """The peak and every phase's end against the batch."""
-    inputs = captured.inputs_bytes or 0
     peak = captured.peak
     assert peak is not None
-    lines = [
-        batch_line(
-            "peak",
-            peak.categories,
-            inputs_bytes=inputs,
-            cast_bytes=cast_bytes,
-            in_optimizer=peak.phase == "optimizer",
-        )
-    ]
-    lines += [
-        batch_line(
-            f"after {phase.phase}", phase.categories, inputs_bytes=inputs, cast_bytes=cast_bytes
-        )
+    moments = [("peak", peak.categories, peak.phase == "optimizer")]
+    moments += [
+        (f"after {phase.phase}", phase.categories, False)
         for phase in captured.phases
         if phase.phase != "begin"
     ]
-    return tuple(lines)
+    inputs = captured.inputs_bytes or 0
+    return tuple(
+        batch_line(name, held, inputs_bytes=inputs, cast_bytes=cast_bytes, in_optimizer=stepping)
+        for name, held, stepping in moments
+    )
 
 
 def ordered(categories: Categories) -> Categories:
@@ -106,25 +98,22 @@ def _moments(captured: CapturedMemory) -> tuple[Moment, ...]:
     """In order of time; the peak comes before the end of its phase."""
     peak = captured.peak
     assert peak is not None
-    top = Moment(
-        name="peak",
-        categories=ordered(peak.categories),
-        allocated_bytes=peak.allocated_bytes,
-        reserved_bytes=peak.reserved_bytes,
-    )
-    out = []
+    moments = []
     for phase in captured.phases:
         if phase.phase == peak.phase and peak.allocated_bytes is not None:
-            out.append(top)
-        out.append(
-            Moment(
-                name="before the step" if phase.phase == "begin" else f"after {phase.phase}",
-                categories=ordered(phase.categories),
-                allocated_bytes=phase.allocated_bytes,
-                reserved_bytes=phase.reserved_bytes,
-            )
-        )
-    return tuple(out)
+            moments.append(_moment("peak", peak))
+        begins = phase.phase == "begin"
+        moments.append(_moment("before the step" if begins else f"after {phase.phase}", phase))
+    return tuple(moments)
+
+
+def _moment(name: str, at: CapturedPeak | CapturedPhase) -> Moment:
+    return Moment(
+        name=name,
+        categories=ordered(at.categories),
+        allocated_bytes=at.allocated_bytes,
+        reserved_bytes=at.reserved_bytes,
+    )
 
 
 def _growth(captured: CapturedMemory) -> Growth | None:

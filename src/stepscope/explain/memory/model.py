@@ -31,12 +31,7 @@ _CONVOLUTIONS = tuple(
     f"aten::{kind}{dims}d" for kind in ("conv", "conv_transpose") for dims in (1, 2, 3)
 )
 _FED = ("aten::embedding", _LINEAR, *_CONVOLUTIONS)  # one of them meets the batch first
-_BYTES = {
-    "float": 4,
-    "double": 8,
-    "c10::Half": 2,
-    "c10::BFloat16": 2,
-}
+_BYTES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2}
 _NARROW = ("c10::Half", "c10::BFloat16")
 
 
@@ -119,17 +114,9 @@ def _split_passes(
 def _decode(trace: Trace, rows: Rows) -> tuple[ShapedCall, ...]:
     """Each distinct name with its shapes and types is read once."""
     host = trace.host
-    keys = list(
-        zip(
-            host.name[rows].tolist(),
-            host.shapes[rows].tolist(),
-            host.dtypes[rows].tolist(),
-            strict=True,
-        )
-    )
-    known: dict[tuple[int, int, int], ShapedCall | None] = {}
-    for key in dict.fromkeys(keys):
-        known[key] = _call(trace.strings, *key)
+    columns = (column[rows].tolist() for column in (host.name, host.shapes, host.dtypes))
+    keys = list(zip(*columns, strict=True))
+    known = {key: _call(trace.strings, *key) for key in dict.fromkeys(keys)}
     return tuple(call for key in keys if (call := known[key]) is not None)
 
 
@@ -152,22 +139,12 @@ def _cast_bytes(trace: Trace, rows: Rows) -> int:
     layers = np.zeros(len(host), np.bool_)
     layers[rows] = True
     layers &= rows_named(trace, host, layers, lambda name: name in (_LINEAR, *_CONVOLUTIONS))
-    copies = rows_named(
-        trace,
-        host,
-        (host.kind == HostKind.OPERATOR) & (host.shapes >= 0),
-        lambda name: name == "aten::copy_",
-    )
+    shaped = (host.kind == HostKind.OPERATOR) & (host.shapes >= 0)
+    copies = rows_named(trace, host, shaped, lambda name: name == "aten::copy_")
     inside = np.flatnonzero(copies & (nearest(host, layers) >= 0))
     around = nearest_of(host, layers, inside)
-    pairs = Counter(
-        zip(
-            host.shapes[inside].tolist(),
-            host.dtypes[inside].tolist(),
-            host.shapes[around].tolist(),
-            strict=True,
-        )
-    )
+    columns = (host.shapes[inside], host.dtypes[inside], host.shapes[around])
+    pairs = Counter(zip(*(column.tolist() for column in columns), strict=True))
     return sum(count * _cast(trace.strings, *pair) for pair, count in pairs.items())
 
 

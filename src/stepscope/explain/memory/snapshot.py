@@ -89,7 +89,8 @@ def memory_of_snapshot(
     if history is not None and len(history):
         ends = _lives(history, snapshot.blocks.address[held], size[held])
         played = _play(history, ends, allocated, reserved)
-    peak, at_peak = (allocated, reserved) if played is None else _top(played)
+    peak = allocated if played is None else int(played.allocated[played.peak])
+    at_peak = reserved if played is None else _reserved_at(played, played.peak)
     at_end = _at_end(allocated, reserved, size[free])
     notes = [NO_CATEGORIES]
     if played is None:
@@ -237,10 +238,6 @@ def _contradictions(played: _Played | None) -> tuple[Note, ...]:
             )
         )
     return tuple(notes)
-
-
-def _top(played: _Played) -> tuple[int, int | None]:
-    return int(played.allocated[played.peak]), _reserved_at(played, played.peak)
 
 
 def _reserved_at(played: _Played, row: int) -> int | None:

@@ -18,7 +18,7 @@ from stepscope.records.memory import ActivationTheory, Theory, ZeroRow
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    Sizes = tuple[int, int, int]  # parameters, gradients, optimizer state
 
 STAGES = (0, 1, 2, 3)
 RANKS = tuple(2**power for power in range(11))  # 1 to 1024
@@ -28,24 +28,22 @@ MIXED_ADAM = (2, 2, 12)  # bytes of a parameter, its gradient, its optimizer sta
 
 def zero_bytes(stage: int, ranks: int, *, parameters: int, gradients: int, optimizer: int) -> int:
     """What each rank holds; what does not divide evenly is padded."""
-    whole = (parameters, gradients, optimizer)
-    divided = (stage >= 3, stage >= 2, stage >= 1)
-    return sum(
-        -(-size // ranks) if shared else size for size, shared in zip(whole, divided, strict=True)
-    )
+    whole, divided = _split(stage, (parameters, gradients, optimizer))
+    return sum(whole) + sum(-(-size // ranks) for size in divided)
 
 
-def bytes_per_parameter(
-    stage: int, ranks: int, each: tuple[float, float, float] = MIXED_ADAM
-) -> float:
-    """The same of one parameter."""
-    divided = (stage >= 3, stage >= 2, stage >= 1)
-    return sum(size / ranks if shared else size for size, shared in zip(each, divided, strict=True))
+def bytes_per_parameter(stage: int, ranks: int) -> float:
+    """The same of one parameter with mixed-precision Adam."""
+    whole, divided = _split(stage, MIXED_ADAM)
+    return sum(whole) + sum(divided) / ranks
 
 
-def zero_table(
-    *, parameters: int, gradients: int, optimizer: int, ranks: Sequence[int] = RANKS
-) -> tuple[ZeroRow, ...]:
+def _split(stage: int, sizes: Sizes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What every rank holds, and what the ranks divide: the last `stage` of the sizes."""
+    return sizes[: 3 - stage], sizes[3 - stage :]
+
+
+def zero_table(*, parameters: int, gradients: int, optimizer: int) -> tuple[ZeroRow, ...]:
     """Every stage with every number of ranks."""
     return tuple(
         ZeroRow(
@@ -57,18 +55,15 @@ def zero_table(
             volume=VOLUME[stage],
         )
         for stage in STAGES
-        for count in ranks
+        for count in RANKS
     )
 
 
-def whole_model(measured: tuple[int, int, int], *, stage: int, shards: int) -> tuple[int, int, int]:
+def whole_model(measured: Sizes, *, stage: int, shards: int) -> Sizes:
     """Parameters, gradients and optimizer state before they were divided over `shards` ranks."""
-    parameters, gradients, optimizer = measured
-    return (
-        parameters * (shards if stage >= 3 else 1),
-        gradients * (shards if stage >= 2 else 1),
-        optimizer * (shards if stage >= 1 else 1),
-    )
+    whole, divided = _split(stage, measured)
+    parameters, gradients, optimizer = (*whole, *(size * shards for size in divided))
+    return parameters, gradients, optimizer
 
 
 class Transformer(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +137,7 @@ def transformer_activations(model: Transformer, measured_bytes: int | None) -> A
 
 
 def make_theory(
-    measured: tuple[int, int, int],
+    measured: Sizes,
     *,
     sharding: tuple[int, int] | None,
     activations: ActivationTheory | None,

@@ -35,15 +35,8 @@ if TYPE_CHECKING:
 
 # Values of a parameter's size that an optimizer keeps for each.
 KEPT = {
-    "Adam": 2,
-    "AdamW": 2,
-    "NAdam": 2,
-    "RAdam": 2,
-    "Adamax": 2,
-    "Adadelta": 2,
-    "Adagrad": 1,
-    "RMSprop": 1,
-    "Lion": 1,
+    **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta"), 2),
+    **dict.fromkeys(("Adagrad", "RMSprop", "Lion"), 1),
 }
 _OPTIMIZER_NAME = re.compile(r"^Optimizer\.step#(\w+)\.step$")
 _PARAMETERS, _GRADIENTS, _OPTIMIZER, _OTHER = (
@@ -64,15 +57,8 @@ class TracedMemory(msgspec.Struct, frozen=True, kw_only=True):
         held = {name: size or 0 for name, size in self.peak.items()}
         held["other"] -= self.kept_other_bytes
         held["buffers"] = held.get("buffers", 0) + self.kept_other_bytes
-        return (
-            batch_line(
-                "peak",
-                {**held},
-                cast_bytes=cast_bytes,
-                in_optimizer=self.in_optimizer,
-                other_scales=True,
-            ),
-        )
+        flags = {"in_optimizer": self.in_optimizer, "other_scales": True}
+        return (batch_line("peak", {**held}, cast_bytes=cast_bytes, **flags),)
 
 
 def memory_of_trace(trace: Trace, steps: Steps) -> TracedMemory | None:

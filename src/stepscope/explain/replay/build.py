@@ -20,10 +20,12 @@ from stepscope.trace.links import nearest_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from stepscope.explain.intervals import Set
     from stepscope.explain.work import Work
     from stepscope.records.trace import Trace
 
     Floats = NDArray[np.float64]
+    Ints = NDArray[np.int32]
     Rows = NDArray[np.intp] | NDArray[np.int32]
 
 _THROTTLED_NS = 50_000  # a launch that took longer waited for a full queue
@@ -47,8 +49,11 @@ def build_graph(trace: Trace, work: Work, *, described: bool = True) -> StepGrap
     call = call[order]
     begin = _origin(trace, work, rows)
     tasks = _tasks(trace, work, order, call, rows, begin)
-    calls, depth = _calls(trace, work, rows, kind, begin, order, call)
-    calls = _awaiting(trace, work, calls, rows, tasks.stream, order, call)
+    called = trace.host.start_ns[rows]
+    spans = called, called + trace.host.dur_ns[rows]
+    calls = _calls(trace, work, rows, kind, spans, begin)
+    calls, depth = _unthrottled(calls, called, work.start_ns[order], call)
+    calls = _awaiting(calls, spans, tasks.stream, work.end_ns[order], call)
     if not len(calls) and len(tasks):
         calls = _unrecorded_launch()
     graph = StepGraph(
@@ -63,17 +68,10 @@ def build_graph(trace: Trace, work: Work, *, described: bool = True) -> StepGrap
 
 def _unrecorded_launch() -> Calls:
     """One call in place of all launches when the trace holds none of them."""
-    return Calls(
-        kind=np.array([CallKind.LAUNCH], np.int8),
-        gap_ns=np.zeros(1),
-        call_ns=np.zeros(1),
-        tail_ns=np.zeros(1),
-        phase=np.array([Phase.OTHER], np.int8),
-        row=np.array([ABSENT], np.int32),
-        operator=np.array([ABSENT], np.int32),
-        frames=np.zeros(1),
-        awaits=((),),
-    )
+    none, absent = np.zeros(1), np.array([ABSENT], np.int32)
+    kind, phase = np.array([CallKind.LAUNCH], np.int8), np.array([Phase.OTHER], np.int8)
+    times = {"gap_ns": none, "call_ns": none, "tail_ns": none, "frames": none}
+    return Calls(kind=kind, phase=phase, row=absent, operator=absent, awaits=((),), **times)
 
 
 def describe(trace: Trace, work: Work, graph: StepGraph) -> StepGraph:
@@ -89,9 +87,8 @@ def _from_zero(trace: Trace, work: Work) -> tuple[Trace, Work]:
     first = [int(times.min()) for times in (trace.host.start_ns, work.start_ns) if len(times)]
     begin = min(first, default=0)
     host = replace(trace.host, start_ns=trace.host.start_ns - begin)
-    return replace(trace, host=host), replace(
-        work, start_ns=work.start_ns - begin, end_ns=work.end_ns - begin
-    )
+    work = replace(work, start_ns=work.start_ns - begin, end_ns=work.end_ns - begin)
+    return replace(trace, host=host), work
 
 
 # The host's lane
@@ -119,26 +116,16 @@ def _origin(trace: Trace, work: Work, rows: NDArray[np.intp]) -> int:
 
 
 def _calls(
-    trace: Trace,
-    work: Work,
-    rows: NDArray[np.intp],
-    kind: NDArray[np.int8],
-    begin: int,
-    chosen: NDArray[np.intp],
-    call: NDArray[np.int32],
-) -> tuple[Calls, int]:
-    host = trace.host
-    start = host.start_ns[rows].astype(np.float64) - begin
-    own = host.dur_ns[rows].astype(np.float64)
-    end = np.maximum.accumulate(start + own) if len(rows) else start
+    trace: Trace, work: Work, rows: Rows, kind: NDArray[np.int8], spans: Set, begin: int
+) -> Calls:
+    """The host's lane: calls in order of their start, with their spans on the trace's clock."""
+    start, end = ((times - begin).astype(np.float64) for times in spans)
+    end = np.maximum.accumulate(end)
     before = np.append(0.0, end[:-1])
-    gap = np.maximum(start - before, 0.0)
-    own = np.maximum(end - np.maximum(start, before), 0.0)
-    own, depth = _unthrottled(work, kind, own, start + begin, chosen, call)
-    calls = Calls(
+    return Calls(
         kind=kind,
-        gap_ns=gap,
-        call_ns=own,
+        gap_ns=np.maximum(start - before, 0.0),
+        call_ns=np.maximum(end - np.maximum(start, before), 0.0),
         tail_ns=np.zeros(len(rows)),
         phase=_phases(trace, rows),
         row=rows.astype(np.int32),
@@ -146,32 +133,26 @@ def _calls(
         frames=_frames_between(trace, work, before + begin, start + begin),
         awaits=((),) * len(rows),
     )
-    return calls, depth
 
 
 def _unthrottled(
-    work: Work,
-    kind: NDArray[np.int8],
-    own: Floats,
-    called: Floats,
-    chosen: NDArray[np.intp],
-    call: NDArray[np.int32],
-) -> tuple[Floats, int]:
-    """Launches without their wait for a full queue, and the queue's depth."""
-    launching = np.flatnonzero(kind == CallKind.LAUNCH)
+    calls: Calls, called_ns: NDArray[np.int64], started_ns: NDArray[np.int64], call: Ints
+) -> tuple[Calls, int]:
+    """Launches without their wait for a full queue, and the queue's depth. `started_ns` and `call`
+    are the tasks' starts and launches."""
+    launching, own = np.flatnonzero(calls.kind == CallKind.LAUNCH), calls.call_ns
     if not len(launching):
-        return own, QUEUE_DEPTH
+        return calls, QUEUE_DEPTH
     usual = median(own[launching])
     slow = launching[own[launching] > max(_THROTTLED_NS, 5 * usual)]
-    if not len(slow):
-        return own, QUEUE_DEPTH
     launched = np.searchsorted(call, slow)
-    started = np.searchsorted(np.sort(work.start_ns[chosen]), called[slow])
-    ahead = launched - started
+    ahead = launched - np.searchsorted(np.sort(started_ns), called_ns[slow])
     full = ahead > QUEUE_DEPTH // 4
+    if not full.any():
+        return calls, QUEUE_DEPTH
     own = own.copy()
     own[slow[full]] = usual
-    return own, int(median(ahead[full])) if full.any() else QUEUE_DEPTH
+    return replace(calls, call_ns=own), int(median(ahead[full]))
 
 
 def _outermost_operator(trace: Trace, rows: Rows) -> NDArray[np.int32]:
@@ -208,21 +189,13 @@ def _frames_between(trace: Trace, work: Work, start: Floats, end: Floats) -> Flo
 
 
 def _awaiting(
-    trace: Trace,
-    work: Work,
-    calls: Calls,
-    rows: NDArray[np.intp],
-    stream_of: NDArray[np.int32],
-    chosen: NDArray[np.intp],
-    call: NDArray[np.int32],
+    calls: Calls, spans: Set, stream_of: Ints, ends: NDArray[np.int64], call: Ints
 ) -> Calls:
     """A blocking call waits for the streams whose last task had ended when it returned."""
     waiting = np.flatnonzero(calls.kind == CallKind.WAIT)
     if not len(waiting):
         return calls
-    start = trace.host.start_ns[rows[waiting]]
-    returned = start + trace.host.dur_ns[rows[waiting]]
-    ends = work.end_ns[chosen]
+    start, returned = (times[waiting] for times in spans)
     last = np.zeros(len(waiting), np.int64)
     awaited = np.zeros((int(stream_of.max(initial=-1)) + 1, len(waiting)), np.bool_)
     for stream, over in enumerate(awaited):
@@ -267,23 +240,21 @@ def _tasks(
     device = trace.device
     start = work.start_ns[chosen].astype(np.float64) - begin
     end = work.end_ns[chosen].astype(np.float64) - begin
-    lane = (
-        device.device[work.rows[chosen]].astype(np.int64) << 32
-        | device.stream[work.rows[chosen]].astype(np.int64) & 0xFFFFFFFF
+    on_device, on_stream = (
+        column[work.rows[chosen]].astype(np.int64) for column in (device.device, device.stream)
     )
-    stream = distinct_places(lane)[1].astype(np.int32)
-    called = (
-        trace.host.start_ns[rows[call]].astype(np.float64) - begin
-        if len(rows)
-        else np.zeros(len(call))
-    )
+    stream = distinct_places(on_device << 32 | on_stream & 0xFFFFFFFF)[1].astype(np.int32)
+    called = np.zeros(len(call))
+    if len(rows):
+        called = trace.host.start_ns[rows[call]].astype(np.float64) - begin
     before = _previous_end(stream, end)
     spacing, latency = start - before, start - called
     free = before <= called
     # A free stream may wait for another: only the shortest latencies are the launch's own.
     usual_latency = min(_low(latency[free & (latency > 0)], 0.05, 5_000.0), _LONGEST_LATENCY_NS)
     usual_spacing = _low(spacing[~free & (spacing >= 0)], 0.25, 1_000.0)
-    after = _awaited_tasks(trace, work, chosen, stream, start, end, spacing, latency, usual_latency)
+    unexplained = np.minimum(spacing, latency - usual_latency)
+    after = _awaited_tasks(trace, work, chosen, stream, start, end, unexplained)
     elsewhere = after >= 0
     return Tasks(
         call=call,
@@ -315,13 +286,11 @@ def _awaited_tasks(
     trace: Trace,
     work: Work,
     chosen: NDArray[np.intp],
-    stream: NDArray[np.int32],
+    stream: Ints,
     start: Floats,
     end: Floats,
-    spacing: Floats,
-    latency: Floats,
-    usual_latency: float,
-) -> NDArray[np.int32]:
+    unexplained: Floats,
+) -> Ints:
     """A task that neither its stream nor its launch held back waited for another stream.
 
     Communication also waits for the compute launched before it, as its stream's events say.
@@ -329,7 +298,6 @@ def _awaited_tasks(
     after = np.full(len(start), ABSENT, np.int32)
     if int(stream.max(initial=0)) == 0:
         return after
-    unexplained = np.minimum(spacing, latency - usual_latency)
     order = np.argsort(end, kind="stable")
     task = np.flatnonzero(unexplained > _UNEXPLAINED_NS)
     place = np.searchsorted(end[order], start[task], side="right")
@@ -359,27 +327,13 @@ def _awaited_tasks(
 
 def _host_graph(trace: Trace, work: Work) -> StepGraph:
     """Operators are the host's calls; the work of communication threads are tasks."""
-    host = trace.host
-    feeds = work.feeds(host.thread[work.rows])
-    own = np.flatnonzero(feeds)
-    own = own[np.argsort(work.start_ns[own], kind="stable")]
-    begin = work.extent[0]
-    start = (work.start_ns[own] - begin).astype(np.float64)
-    end = np.maximum.accumulate((work.end_ns[own] - begin).astype(np.float64))
-    before = np.append(0.0, end[:-1]) if len(own) else end
-    rows = work.rows[own]
-    calls = Calls(
-        kind=np.full(len(own), CallKind.PLAIN, np.int8),
-        gap_ns=np.maximum(start - before, 0.0),
-        call_ns=np.maximum(end - np.maximum(start, before), 0.0),
-        tail_ns=np.zeros(len(own)),
-        phase=_phases(trace, rows),
-        row=rows.astype(np.int32),
-        operator=rows.astype(np.int32),
-        frames=_frames_between(trace, work, before + begin, start + begin),
-        awaits=((),) * len(own),
-    )
-    other_threads = np.flatnonzero(~feeds)
-    other_threads = other_threads[np.argsort(work.start_ns[other_threads], kind="stable")]
-    calls, tasks, streams = communicate(trace, work, calls, start + begin, other_threads)
+    order = np.argsort(work.start_ns, kind="stable")
+    feeds = work.feeds(trace.host.thread[work.rows[order]])
+    own, other_threads = order[feeds], order[~feeds]
+    spans = work.start_ns[own], work.end_ns[own]
+    kind = np.full(len(own), CallKind.PLAIN, np.int8)
+    calls = _calls(trace, work, work.rows[own], kind, spans, work.extent[0])
+    calls = replace(calls, operator=calls.row)
+    started = spans[0].astype(np.float64)
+    calls, tasks, streams = communicate(trace, work, calls, started, other_threads)
     return StepGraph(calls=calls, tasks=tasks, streams=streams, end_ns=0.0, on_host=True)

@@ -60,15 +60,8 @@ def without_profiler_on_cpu(
     cost = slow * (OPERATOR_NS * operators + FRAME_NS * frames)
     own = np.minimum(cost, _MOST * calls.call_ns)
     before = np.minimum(cost - own, _MOST * calls.gap_ns)
-    lighter = replace(
-        graph,
-        calls=replace(
-            calls,
-            call_ns=calls.call_ns - own,
-            gap_ns=calls.gap_ns - before,
-            frames=np.zeros(len(calls)),
-        ),
-    )
+    call_ns, gap_ns, none = calls.call_ns - own, calls.gap_ns - before, np.zeros(len(calls))
+    lighter = replace(graph, calls=replace(calls, call_ns=call_ns, gap_ns=gap_ns, frames=none))
     spread = _SPREAD if slowness else _SPREAD_UNKNOWN
     taken = float(own.sum() + before.sum())
     return lighter, spread * taken / max(lighter.host_ns, 1.0)

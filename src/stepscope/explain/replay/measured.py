@@ -18,7 +18,7 @@ from stepscope.explain.replay.schedule import step_ns
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from stepscope.explain.replay.graph import StepGraph
+    from stepscope.explain.replay.graph import Floats, StepGraph
     from stepscope.records.measured_steps import MeasuredSteps
 
 # The device decides a step this close to what the device alone needs.
@@ -61,9 +61,13 @@ def fit_to(graph: StepGraph, truth: MeasuredSteps) -> tuple[StepGraph, float]:
 
 def scale_host(graph: StepGraph, factor: float) -> StepGraph:
     """Scale all of the host's time."""
+    return replace(_scale_calls(graph, factor), end_ns=factor * graph.end_ns)
+
+
+def _scale_calls(graph: StepGraph, factor: float | Floats) -> StepGraph:
     calls = graph.calls
     scaled = replace(calls, gap_ns=factor * calls.gap_ns, call_ns=factor * calls.call_ns)
-    return replace(graph, calls=scaled, end_ns=factor * graph.end_ns)
+    return replace(graph, calls=scaled)
 
 
 def _phase_by_phase(graph: StepGraph, measured_ns: Mapping[str, int]) -> StepGraph:
@@ -78,8 +82,7 @@ def _phase_by_phase(graph: StepGraph, measured_ns: Mapping[str, int]) -> StepGra
         target, have = sum(measured_ns.get(name, 0) for name in names), float(now[chosen].sum())
         if target and have and _LEAST_FACTOR < target / have < _MOST_FACTOR:
             factor[chosen] = target / have
-    scaled = replace(calls, gap_ns=factor * calls.gap_ns, call_ns=factor * calls.call_ns)
-    return replace(graph, calls=scaled)
+    return _scale_calls(graph, factor)
 
 
 def _with_device(graph: StepGraph, factor: float) -> StepGraph:

@@ -85,7 +85,6 @@ class Corrected(msgspec.Struct, frozen=True, kw_only=True):
     low_ns: float
     high_ns: float
     basis: Literal["measured", "calibrated", "profiled"]
-    host_scale: float  # factor applied to the host's time
     spread: float = 0.0  # of the logarithm of the host's time
     host_measured: bool = False  # even if the device decides
 
@@ -108,29 +107,29 @@ def correct(
         lighter = without_profiler(graph, rates, slow or 1.0, launch_slowness(graph, trace))
         spread = rates.spread if slow else float(np.hypot(rates.spread, UNKNOWN_SPEED))
     if truth is not None:
-        fitted, scale = fit_to(lighter, truth)
+        fitted, _ = fit_to(lighter, truth)
         return Corrected(
             graph=fitted,
             step_ns=step_ns(fitted),
             low_ns=float(truth.step_ns),
             high_ns=float(truth.step_ns),
             basis="measured",
-            host_scale=scale,
             spread=BETWEEN_RUNS,
             host_measured=bool(truth.host_ns),
         )
-    low, high = (
-        step_ns(scale_host(lighter, float(np.exp(sign * 1.96 * spread)))) for sign in (-1, 1)
-    )
     return Corrected(
         graph=lighter,
         step_ns=step_ns(lighter),
-        low_ns=low,
-        high_ns=high,
+        low_ns=_at_deviations(lighter, -1.96 * spread),
+        high_ns=_at_deviations(lighter, 1.96 * spread),
         basis="calibrated",
-        host_scale=lighter.host_ns / graph.host_ns if graph.host_ns else 1.0,
         spread=spread,
     )
+
+
+def _at_deviations(graph: StepGraph, log_factor: float) -> float:
+    """The step if the host's time differs by this logarithm."""
+    return step_ns(scale_host(graph, float(np.exp(log_factor))))
 
 
 def as_recorded(graph: StepGraph, trace: Trace, recorded_ns: float) -> Corrected:
@@ -144,16 +143,14 @@ def as_recorded(graph: StepGraph, trace: Trace, recorded_ns: float) -> Corrected
             "predicted. Record two or more whole steps (profiler.step() after each, or "
             "`stepscope run`)"
         )
-    fitted, scale = fit_to(graph, _only_the_step(recorded_ns))
+    fitted, _ = fit_to(graph, _only_the_step(recorded_ns))
     spread = float(np.hypot(WITH_SHAPES.spread, UNKNOWN_SPEED))
-    low = step_ns(scale_host(fitted, float(np.exp(-1.96 * spread))))
     return Corrected(
         graph=fitted,
         step_ns=step_ns(fitted),
-        low_ns=low,
+        low_ns=_at_deviations(fitted, -1.96 * spread),
         high_ns=recorded_ns,
         basis="profiled",
-        host_scale=scale,
         spread=spread,
     )
 
@@ -181,16 +178,9 @@ def without_profiler(
     factor = rates.host * slower
     frames = rates.frame_ns * slower * calls.frames
     gaps = np.maximum(factor * calls.gap_ns - frames, 0.2 * factor * calls.gap_ns)
-    return replace(
-        graph,
-        calls=replace(
-            calls,
-            gap_ns=gaps,
-            call_ns=factor * calls.call_ns,
-            frames=np.zeros(len(calls)),
-        ),
-        end_ns=float(factor[-1]) * graph.end_ns,
-    )
+    none = np.zeros(len(calls))
+    calls = replace(calls, gap_ns=gaps, call_ns=factor * calls.call_ns, frames=none)
+    return replace(graph, calls=calls, end_ns=float(factor[-1]) * graph.end_ns)
 
 
 def launch_slowness(graph: StepGraph, trace: Trace) -> tuple[float, ...]:

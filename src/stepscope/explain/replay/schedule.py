@@ -60,10 +60,8 @@ def replay(graph: StepGraph, steps: int = 1) -> Replay:
     step_ends: list[float] = []
     host_ends: list[float] = []
     count = len(durations)
-    launch, wait = (
-        int(CallKind.LAUNCH),
-        int(CallKind.WAIT),
-    )  # looking up names in the loop costs a tenth
+    # Looking up names in the loop costs a tenth.
+    launch, wait = int(CallKind.LAUNCH), int(CallKind.WAIT)
     for step in range(steps):
         base = step * count
         for number, kind in enumerate(kinds):

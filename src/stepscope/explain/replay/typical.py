@@ -7,7 +7,7 @@ median length represents all.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Steps
     from stepscope.records.trace import Trace
 
+_Table = TypeVar("_Table", Calls, Tasks)
 _CALL_TIMES = ("gap_ns", "call_ns", "tail_ns", "frames")
 _TASK_TIMES = ("dur_ns", "spacing_ns", "latency_ns", "after_ns")
 
@@ -77,9 +78,7 @@ def _piece(
 ) -> StepGraph:
     """The calls of one step with the tasks they launched."""
     first, last = np.searchsorted(start, window).tolist()
-    calls = Calls(
-        **{name: getattr(whole.calls, name)[first:last] for name in whole.calls.__struct_fields__}
-    )
+    calls = _some(whole.calls, slice(first, last))
     if not len(calls):
         return replace(whole, calls=calls, tasks=_some(whole.tasks, np.zeros(0, np.intp)))
     gaps = calls.gap_ns.copy()
@@ -99,8 +98,9 @@ def _piece(
     )
 
 
-def _some(tasks: Tasks, chosen: NDArray[np.intp]) -> Tasks:
-    return Tasks(**{name: getattr(tasks, name)[chosen] for name in tasks.__struct_fields__})
+def _some(table: _Table, chosen: NDArray[np.intp] | slice[int, int]) -> _Table:
+    columns = {name: getattr(table, name)[chosen] for name in table.__struct_fields__}
+    return type(table)(**columns)
 
 
 def _alike(trace: Trace, one: StepGraph, other: StepGraph) -> bool:
@@ -112,16 +112,15 @@ def _alike(trace: Trace, one: StepGraph, other: StepGraph) -> bool:
 
 
 def _median(pieces: list[StepGraph]) -> StepGraph:
-    last = pieces[-1]
-    calls = {
-        name: medians([getattr(piece.calls, name) for piece in pieces]) for name in _CALL_TIMES
-    }
-    tasks = {
-        name: medians([getattr(piece.tasks, name) for piece in pieces]) for name in _TASK_TIMES
-    }
     return replace(
-        last,
-        calls=replace(last.calls, **calls),
-        tasks=replace(last.tasks, **tasks),
+        pieces[-1],
+        calls=_medians([piece.calls for piece in pieces], _CALL_TIMES),
+        tasks=_medians([piece.tasks for piece in pieces], _TASK_TIMES),
         end_ns=median([piece.end_ns for piece in pieces]),
     )
+
+
+def _medians(tables: list[_Table], names: tuple[str, ...]) -> _Table:
+    """The last table with the median of these columns."""
+    columns = {name: medians([getattr(table, name) for table in tables]) for name in names}
+    return replace(tables[-1], **columns)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepscope.explain import intervals
-from stepscope.explain.strategies.evidence import backward_spans, mean
+from stepscope.explain.strategies.evidence import backward_spans, common_size, mean
 from stepscope.explain.work import rows_named
 from stepscope.records.strategies import Bucket, RankDataParallel
 from stepscope.records.trace import HostKind
@@ -30,13 +30,12 @@ _MOST = 0.1  # a smaller share of a bucket's time does not count
 def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankDataParallel | None, Bools]:
     """All-reduces of the gradients' group that backward calls; DDP's broadcasts of buffers."""
     replicas = evidence.layout.get("ddp") or []
+    layout = [bucket for replica in replicas for bucket in replica.get("buckets", ())]
     reduces = free & evidence.of_kind("all_reduce")
     mine = reduces & evidence.backward
     named = reduces & evidence.of_groups({str(replica.get("group")) for replica in replicas})
-    sizes = [
-        bucket.get("size_bytes") for replica in replicas for bucket in replica.get("buckets", ())
-    ]
-    sized = named & np.isin(evidence.size_bytes, [size for size in sizes if size])
+    sizes = [size for bucket in layout if (size := bucket.get("size_bytes"))]
+    sized = named & np.isin(evidence.size_bytes, sizes)
     mine = sized if sized.any() else mine & named if named.any() else mine
     if not mine.any():
         return None, mine
@@ -44,8 +43,7 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankDataParallel | No
     every = mine | (free & buffers & evidence.of_kind("broadcast"))
     steps, places = _grid(evidence, mine)
     backward = _backward(evidence, steps, places)
-    names = _names(replicas, evidence.size_bytes[places[0]].tolist())
-    buckets = _buckets(evidence, places, backward, names)
+    names = _names(layout, evidence.size_bytes[places[0]].tolist())
     return RankDataParallel(
         groups=evidence.groups_of(mine),
         evidence=_describe(evidence, replicas),
@@ -54,7 +52,7 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankDataParallel | No
         comm_ns=evidence.comm_ns(every),
         exposed_ns=evidence.exposed_comm_ns(every),
         steps=tuple(evidence.pace.number[steps].tolist()),
-        buckets=buckets,
+        buckets=_buckets(evidence, places, backward, names),
         arrivals_ns=tuple(map(tuple, evidence.ready_ns[places].tolist())),
     ), every
 
@@ -83,9 +81,8 @@ def _grid(evidence: StrategyEvidence, mine: Bools) -> tuple[NDArray[np.intp], ND
     return steps, chosen[order].reshape(len(steps), usual)
 
 
-def _names(replicas: list[dict[str, Any]], sizes: list[int]) -> list[tuple[str, ...]]:
+def _names(buckets: list[dict[str, Any]], sizes: list[int]) -> list[tuple[str, ...]]:
     """The parameters of each bucket, if the capture lists the same buckets as the trace."""
-    buckets = [bucket for replica in replicas for bucket in replica.get("buckets", ())]
     if [bucket.get("size_bytes") for bucket in buckets] != sizes:
         return [()] * len(sizes)
     return [tuple(bucket.get("parameters") or ()) for bucket in buckets]
@@ -123,7 +120,7 @@ def _buckets(
     start, end, ready = (
         column[places] for column in (evidence.start_ns, evidence.end_ns, evidence.ready_ns)
     )
-    exposed, size = evidence.exposed_ns[places], evidence.size_bytes[places]
+    exposed = evidence.exposed_ns[places]
     begin = backward[0][:, None] if backward else ready[:, :1]
     done = backward[1][:, None] if backward else np.maximum(ready[:, -1:], start[:, -1:])
     left = _covered(evidence, start, np.maximum(start, done))
@@ -131,24 +128,24 @@ def _buckets(
     before = np.maximum.accumulate(end, axis=1)
     out = []
     for index in range(places.shape[1]):
-        free_ns = start[:, index] - before[:, index - 1] if index else None
+        times = {"ready_ns": ready, "start_ns": start, "end_ns": end}
+        time_ns = mean((end - start)[:, index])
         out.append(
             Bucket(
                 index=index,
-                size_bytes=int(size[0, index])
-                if (size[:, index] == size[0, index]).all() and size[0, index] >= 0
-                else None,
+                size_bytes=common_size(evidence.size_bytes[places[:, index]]),
                 parameters=names[index],
-                ready_ns=mean((ready - begin)[:, index]) if backward else None,
-                start_ns=mean((start - begin)[:, index]) if backward else None,
-                end_ns=mean((end - begin)[:, index]) if backward else None,
-                time_ns=mean((end - start)[:, index]),
+                **{
+                    name: mean((at - begin)[:, index]) if backward else None
+                    for name, at in times.items()
+                },
+                time_ns=time_ns,
                 exposed_ns=mean(exposed[:, index]),
                 why=_why(
-                    time_ns=mean((end - start)[:, index]),
+                    time_ns=time_ns,
                     exposed_ns=mean(bare[:, index]),
                     queued_ns=mean((start - ready)[:, index]),
-                    after_ns=None if free_ns is None else mean(free_ns),
+                    after_ns=mean(start[:, index] - before[:, index - 1]) if index else None,
                     left_ns=mean(left[:, index]),
                 ),
             )

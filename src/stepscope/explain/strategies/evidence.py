@@ -12,7 +12,7 @@ from stepscope.explain import intervals
 from stepscope.explain.collective_calls import exposed_time
 from stepscope.explain.work import Kind, rows_named
 from stepscope.records.job import KINDS, Group
-from stepscope.records.trace import HostKind
+from stepscope.records.trace import ABSENT, HostKind
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stepscope.explain.work import Work
     from stepscope.records.job import CollectiveCalls, RankFolder, RankSteps
     from stepscope.records.memory import CapturedMemory
-    from stepscope.records.trace import Trace
+    from stepscope.records.trace import HostEvents, Trace
 
     Bools = NDArray[np.bool_]
     Int32 = NDArray[np.int32]
@@ -63,6 +63,18 @@ class StrategyEvidence(msgspec.Struct, frozen=True, kw_only=True):
     def step_ns(self) -> int:
         return mean(self.pace.dur_ns)
 
+    @property
+    def steps(self) -> int:
+        return max(1, len(self.pace))
+
+    def spans(self, chosen: Bools) -> Set:
+        return intervals.union(self.start_ns[chosen], self.end_ns[chosen])
+
+    def times_per_step(self, calls: NDArray[np.intp]) -> dict[str, int]:
+        """What these calls take, and what of it no compute hides."""
+        columns = {"time_ns": self.end_ns - self.start_ns, "exposed_ns": self.exposed_ns}
+        return {name: round(int(ns[calls].sum()) / self.steps) for name, ns in columns.items()}
+
     def of_kind(self, *names: str) -> Bools:
         """CollectiveCalls of these kinds."""
         return np.isin(self.kind, [_CODE[name] for name in names])
@@ -85,16 +97,15 @@ class StrategyEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
     def comm_ns(self, chosen: Bools) -> int:
         """Time of these calls a step, counted once, with what surrounds them."""
-        union = intervals.union(self.start_ns[chosen], self.end_ns[chosen])
+        union = self.spans(chosen)
         if len(self.pace):
-            union = intervals.clip(union, *_window(self.pace))
-        spent = intervals.length(union) + int(self.around_ns[chosen].sum())
-        return round(spent / max(1, len(self.pace)))
+            union = intervals.clip(union, *window_of(self.pace))
+        return round((intervals.length(union) + int(self.around_ns[chosen].sum())) / self.steps)
 
     def exposed_comm_ns(self, chosen: Bools) -> int:
         """The part of it that no compute hides. Strategies add up to the step's."""
         bare = int(self.exposed_ns[chosen].sum()) + int(self.around_ns[chosen].sum())
-        return round(bare / max(1, len(self.pace)))
+        return round(bare / self.steps)
 
 
 def gather_evidence(
@@ -140,11 +151,11 @@ def _exposed_in_steps(work: Work, calls: CollectiveCalls, pace: RankSteps) -> In
     """What no compute hides of each call, without what runs on after the last step."""
     if not len(pace):
         return calls.exposed_ns
-    low, high = _window(pace)
+    low, high = window_of(pace)
     return exposed_time(work, np.clip(calls.start_ns, low, high), np.clip(calls.end_ns, low, high))
 
 
-def _window(pace: RankSteps) -> tuple[int, int]:
+def window_of(pace: RankSteps) -> tuple[int, int]:
     """From the first step's start to the last one's end."""
     return int(pace.start_ns[0]), int(pace.start_ns[-1] + pace.dur_ns[-1])
 
@@ -158,7 +169,7 @@ def _around(work: Work, calls: CollectiveCalls, pace: RankSteps, begun: Int64) -
         return out
     spans = intervals.union(calls.start_ns[mine], calls.end_ns[mine])
     bare = intervals.subtract(intervals.subtract(work.comm, work.compute), spans)
-    starts, ends = intervals.clip(bare, *_window(pace))
+    starts, ends = intervals.clip(bare, *window_of(pace))
     mine = mine[np.argsort(begun[mine], kind="stable")]
     place = np.searchsorted(begun[mine], starts, side="right") - 1
     np.add.at(out, mine[np.maximum(place, 0)], ends - starts)
@@ -169,11 +180,7 @@ def _ready_on_device(
     trace: Trace, work: Work, calls: CollectiveCalls, made: Int64, known: Bools
 ) -> Int64:
     """When the compute launched before it is done."""
-    compute = np.flatnonzero(work.kind == Kind.COMPUTE)
-    launch = trace.device.launch[work.rows[compute]]
-    compute, launch = compute[launch >= 0], launch[launch >= 0]
-    launched = trace.host.start_ns[launch] if len(launch) else np.empty(0, np.int64)
-    done = _last_end(launched, work.end_ns[compute], made)
+    done = _last_end(*_launched_compute(trace, work), made)
     return np.where(known, np.minimum(np.maximum(made, done), calls.start_ns), calls.start_ns)
 
 
@@ -183,9 +190,21 @@ def _of_backward(trace: Trace) -> Bools:
     return named | (host.forward_thread > 0)
 
 
+def names_at(host: HostEvents, rows: Int32) -> Int32:
+    """String codes of the names of these host rows; ABSENT stays ABSENT."""
+    names = np.full(len(rows), ABSENT, np.int32)
+    names[rows >= 0] = host.name[rows[rows >= 0]]
+    return names
+
+
 def mean(values: Any) -> int:
     """Rounded; 0 of nothing."""
     return round(float(np.mean(values))) if len(values) else 0
+
+
+def common_size(sizes: Int64) -> int | None:
+    """The size that all calls share; None if they differ or it is unknown."""
+    return int(sizes[0]) if sizes[0] >= 0 and (sizes == sizes[0]).all() else None
 
 
 def backward_spans(evidence: StrategyEvidence) -> tuple[Set, Set]:
@@ -194,8 +213,9 @@ def backward_spans(evidence: StrategyEvidence) -> tuple[Set, Set]:
     engine = _of_backward(trace)
     if work.on_host:
         start, end = host.start_ns, host.start_ns + host.dur_ns
-        mine = _unions(start, end, engine & (host.kind == HostKind.OPERATOR), evidence.work.compute)
-        return mine, intervals.subtract(evidence.work.compute, mine)
+        chosen = engine & (host.kind == HostKind.OPERATOR)
+        mine = intervals.intersect(intervals.union(start[chosen], end[chosen]), work.compute)
+        return mine, intervals.subtract(work.compute, mine)
     rows = np.flatnonzero(work.kind == Kind.COMPUTE)
     launch = trace.device.launch[work.rows[rows]]
     inside = nearest_of(host, engine, launch) >= 0
@@ -205,22 +225,18 @@ def backward_spans(evidence: StrategyEvidence) -> tuple[Set, Set]:
     )
 
 
-def _unions(start: Int64, end: Int64, chosen: Bools, within: Set) -> Set:
-    return intervals.intersect(intervals.union(start[chosen], end[chosen]), within)
-
-
 def compute_before(evidence: StrategyEvidence, times: Int64) -> Int64:
     """When the compute that was launched before these host times had all ended; 0 for none."""
     trace, work = evidence.trace, evidence.work
-    if work.on_host:
-        starts, ends = evidence.work.compute
-        launched = starts
-    else:
-        rows = np.flatnonzero(work.kind == Kind.COMPUTE)
-        launch = trace.device.launch[work.rows[rows]]
-        rows, launch = rows[launch >= 0], launch[launch >= 0]
-        launched, ends = trace.host.start_ns[launch], work.end_ns[rows]
-    return _last_end(launched, ends, times)
+    compute = work.compute if work.on_host else _launched_compute(trace, work)
+    return _last_end(*compute, times)
+
+
+def _launched_compute(trace: Trace, work: Work) -> tuple[Int64, Int64]:
+    """When the host launched each compute kernel, and when that kernel ended."""
+    rows = np.flatnonzero(work.kind == Kind.COMPUTE)
+    launch = trace.device.launch[work.rows[rows]]
+    return trace.host.start_ns[launch[launch >= 0]], work.end_ns[rows[launch >= 0]]
 
 
 def _last_end(launched: Int64, ends: Int64, times: Int64) -> Int64:

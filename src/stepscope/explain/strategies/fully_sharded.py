@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from stepscope.explain.collectives import DTYPE_BYTES, kind_of
-from stepscope.explain.strategies.evidence import compute_before, mean
-from stepscope.explain.strategies.memory import bytes_at_rest
+from stepscope.explain.memory.theory import STAGES, bytes_per_parameter
+from stepscope.explain.strategies.evidence import common_size, compute_before, mean
 from stepscope.explain.work import rows_named
 from stepscope.records.job import KINDS
 from stepscope.records.strategies import RankFullySharded, ShardedBlock, ShardMemory
@@ -26,25 +26,27 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.strategies.evidence import Bools, Int32, Int64, StrategyEvidence
+    from stepscope.records.memory import CapturedMemory
     from stepscope.records.strategies import Flavour, Operation
 
-_FSDP1, _FSDP2 = "FullyShardedDataParallel.", "FSDP::"
+_FSDP2 = "FSDP::"
+_ANNOTATED = re.compile(r"FullyShardedDataParallel\.|FSDP::").match
+FUNCTIONAL = re.compile("_c10d_functional::").match
 _NAME = re.compile(r"^FSDP::\w+(?: for)? \(?(.+?)\)?$")
 _COPY_OUT = re.compile(r"^FSDP::all_gather_copy_out")
-_MIXED_ADAM = ((16, 0), (4, 12), (2, 14), (0, 16))  # bytes kept whole and split, stages 0 to 3
 _OPERATIONS: dict[str, Operation] = {
     "all_gather": "gather",
     "reduce_scatter": "scatter",
     "all_reduce": "all_reduce",
 }
+_AT_REST = ("optimizer", "begin")  # phases that end with nothing gathered
 ROOT = "(root)"
 
 
 def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankFullySharded | None, Bools]:
     """Calls inside FSDP's annotations, else groups that gather and scatter."""
-    around = evidence.inside(lambda name: name.startswith((_FSDP2, _FSDP1)))
-    functional = evidence.inside(lambda name: name.startswith("_c10d_functional::")) >= 0
-    free = free & ~functional
+    around = evidence.inside(_ANNOTATED)
+    free = free & (evidence.inside(FUNCTIONAL) < 0)
     mine = free & (around >= 0) & evidence.of_kind(*_OPERATIONS)
     annotated = bool(mine.any())
     if not annotated:
@@ -78,9 +80,8 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankFullySharded | No
 
 def fsdp_groups(evidence: StrategyEvidence) -> set[str]:
     """Names of the groups of FSDP's annotated calls."""
-    around = evidence.inside(lambda name: name.startswith((_FSDP2, _FSDP1))) >= 0
-    functional = evidence.inside(lambda name: name.startswith("_c10d_functional::")) >= 0
-    return {group.name for group in evidence.groups_of(around & ~functional)}
+    mine = (evidence.inside(_ANNOTATED) >= 0) & (evidence.inside(FUNCTIONAL) < 0)
+    return {group.name for group in evidence.groups_of(mine)}
 
 
 def _annotations(evidence: StrategyEvidence, around: Int32, mine: Bools) -> dict[int, str]:
@@ -101,16 +102,14 @@ def _describe(evidence: StrategyEvidence, annotated: bool) -> tuple[str, ...]:
 
 def _gathering_and_scattering(evidence: StrategyEvidence, free: Bools) -> Bools:
     """Calls in groups that both gather and scatter."""
-    gathers = free & evidence.of_kind("all_gather")
-    scatters = free & evidence.of_kind("reduce_scatter")
+    gathers, scatters = (free & evidence.of_kind(k) for k in ("all_gather", "reduce_scatter"))
     both = set(evidence.group[gathers].tolist()) & set(evidence.group[scatters].tolist())
     return (gathers | scatters) & np.isin(evidence.group, list(both))
 
 
 def _only_after_backward(evidence: StrategyEvidence, mine: Bools) -> bool:
     """Whether all gathers follow the last scatter of their step: they share updated weights."""
-    gathers = mine & evidence.of_kind("all_gather")
-    scatters = mine & evidence.of_kind("reduce_scatter")
+    gathers, scatters = (mine & evidence.of_kind(k) for k in ("all_gather", "reduce_scatter"))
     last = np.full(len(evidence.pace), -1, np.int64)
     np.maximum.at(last, evidence.step[scatters], evidence.made_ns[scatters])
     return bool((evidence.made_ns[gathers] > last[evidence.step[gathers]]).all())
@@ -177,18 +176,15 @@ def _block(
     opening: Bools,
 ) -> ShardedBlock:
     """Calls of one block, operation and phase."""
-    steps = max(1, len(evidence.pace))
     operation = _OPERATIONS[KINDS[evidence.kind[at[0]]]]
-    size = evidence.size_bytes[at]
     ahead = mean(lead[at]) if operation == "gather" else None
     return ShardedBlock(
         name=names.words[names.code[at[0]]],
         operation=operation,
         phase="backward" if evidence.backward[at[0]] else "forward",
-        count=len(at) / steps,
-        size_bytes=int(size[0]) if size[0] >= 0 and (size == size[0]).all() else None,
-        time_ns=round(int((evidence.end_ns - evidence.start_ns)[at].sum()) / steps),
-        exposed_ns=round(int(evidence.exposed_ns[at].sum()) / steps),
+        count=len(at) / evidence.steps,
+        size_bytes=common_size(evidence.size_bytes[at]),
+        **evidence.times_per_step(at),
         lead_ns=ahead,
         prefetched=None if ahead is None or opening[at].all() else ahead > 0,
     )
@@ -235,7 +231,7 @@ def _memory(
     largest = np.zeros(len(names.words), np.int64)
     np.maximum.at(largest, names.code[gathers], sizes)
     parameters = int(largest.sum()) // width
-    per_parameter = formula(shards)
+    per_parameter = tuple(bytes_per_parameter(stage, shards) for stage in STAGES)
     rest = bytes_at_rest(evidence.captured)
     return ShardMemory(
         parameters=parameters,
@@ -248,9 +244,13 @@ def _memory(
     )
 
 
-def formula(shards: int) -> tuple[float, ...]:
-    """Bytes per parameter at ZeRO's stages 0 to 3 with mixed-precision Adam."""
-    return tuple(whole + split / shards for whole, split in _MIXED_ADAM)
+def bytes_at_rest(captured: CapturedMemory | None) -> dict[str, int]:
+    """What a rank holds between steps, by category; empty when memory was not captured."""
+    if captured is None:
+        return {}
+    held = {phase.phase: phase.categories for phase in captured.phases}
+    categories = next((held[name] for name in _AT_REST if name in held), {})
+    return {name: value for name, value in categories.items() if value is not None}
 
 
 def _element_bytes(evidence: StrategyEvidence, gathers: Bools) -> int | None:

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope.explain.strategies.evidence import names_at
 from stepscope.explain.work import COMM_SPAN
 from stepscope.records.job import KINDS
 from stepscope.records.strategies import RankOtherCommunication, Use
 
 if TYPE_CHECKING:
-    from stepscope.explain.strategies.evidence import Bools, StrategyEvidence
+    from stepscope.explain.strategies.evidence import Bools, Int32, StrategyEvidence
 
 _QUIET = ("ProfilerStep", "autograd::engine::")
 
@@ -24,7 +25,6 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankOtherCommunicatio
     callers = _callers(evidence)[calls]
     keys = np.stack((evidence.kind[calls], evidence.group[calls], callers), axis=1)
     distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
-    steps = max(1, len(evidence.pace))
     uses = []
     for place, (kind, group, caller) in enumerate(distinct.tolist()):
         at = calls[inverse.reshape(-1) == place]
@@ -33,9 +33,8 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankOtherCommunicatio
                 operation=KINDS[kind],
                 group=evidence.groups[group],
                 caller=evidence.trace.strings[caller] if caller >= 0 else "",
-                count=len(at) / steps,
-                time_ns=round(int((evidence.end_ns - evidence.start_ns)[at].sum()) / steps),
-                exposed_ns=round(int(evidence.exposed_ns[at].sum()) / steps),
+                count=len(at) / evidence.steps,
+                **evidence.times_per_step(at),
             )
         )
     return RankOtherCommunication(
@@ -46,11 +45,9 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankOtherCommunicatio
     ), free
 
 
-def _callers(evidence: StrategyEvidence) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+def _callers(evidence: StrategyEvidence) -> Int32:
     """Name of the innermost event around each call that is not communication, or -1."""
     around = evidence.inside(
         lambda name: not COMM_SPAN.search(name) and not name.startswith(_QUIET)
     )
-    out = np.full(len(evidence), -1, np.int64)
-    out[around >= 0] = evidence.trace.host.name[around[around >= 0]]
-    return out
+    return names_at(evidence.trace.host, around)

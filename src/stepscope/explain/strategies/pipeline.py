@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain import intervals
-from stepscope.explain.strategies.evidence import backward_spans
+from stepscope.explain.strategies.evidence import backward_spans, window_of
 from stepscope.explain.work import rows_named
 from stepscope.records.job import Group
 from stepscope.records.strategies import RankPipeline
@@ -20,10 +20,10 @@ from stepscope.records.trace import HostKind
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.explain.intervals import Set
     from stepscope.explain.strategies.evidence import Bools, StrategyEvidence
 
 _MICROBATCH = re.compile(r"^(?:Forward|Backward) (\d{1,9})$|^PP:\d+[A-Z_]+?(\d{1,9})$")
+_PIPELINE = re.compile(r"pp|pipe|stage", re.IGNORECASE)
 _RING = re.compile(r"(?:^|[_\W])(?:cp|context|ring)(?:$|[_\W])", re.IGNORECASE)
 _SOME_COMPUTE_NS = 20_000  # between receives that belong to two micro-batches
 
@@ -43,17 +43,12 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankPipeline | None, 
     indices = tuple(sorted(int(stage["stage"]) for stage in stages if "stage" in stage))
     count = max((int(stage.get("stages") or 0) for stage in stages), default=0) or None
     receiving = mine & evidence.of_kind("recv", "send_recv")
-    steps = max(1, len(evidence.pace))
-    window = evidence.pace.start_ns[0], evidence.pace.start_ns[-1] + evidence.pace.dur_ns[-1]
-
-    def within(of: Set) -> Set:
-        return intervals.clip(of, int(window[0]), int(window[1]))
-
-    compute = within(evidence.work.compute)
-    others = _spans(evidence, ~mine & (evidence.step >= 0))
-    other = intervals.subtract(within(others), compute)
+    steps, window = evidence.steps, window_of(evidence.pace)
+    compute = intervals.clip(evidence.work.compute, *window)
+    others = evidence.spans(~mine & (evidence.step >= 0))
+    other = intervals.subtract(intervals.clip(others, *window), compute)
     busy = intervals.length(compute) + intervals.length(other)
-    waits = intervals.subtract(within(_spans(evidence, receiving)), compute)
+    waits = intervals.subtract(intervals.clip(evidence.spans(receiving), *window), compute)
     span = int(evidence.pace.dur_ns.sum())
     words = [f"torch.distributed.pipelining with {counted(count, 'stage')}"] if count else []
     return RankPipeline(
@@ -73,10 +68,6 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankPipeline | None, 
     ), mine
 
 
-def _spans(evidence: StrategyEvidence, chosen: Bools) -> Set:
-    return intervals.union(evidence.start_ns[chosen], evidence.end_ns[chosen])
-
-
 def _annotated(evidence: StrategyEvidence) -> int | None:
     """Micro-batches per step, if the schedule numbers them."""
     trace, host = evidence.trace, evidence.trace.host
@@ -93,17 +84,12 @@ def _groups(evidence: StrategyEvidence, mine: Bools, stages: int | None) -> tupl
         return named
     listed = evidence.layout.get("groups") or []
     fits = [described for described in listed if stages and described.get("size") == stages]
-    fits.sort(
-        key=lambda described: (
-            not re.search(r"pp|pipe|stage", str(described.get("description")), re.I)
-        )
-    )
+    fits.sort(key=lambda described: not _PIPELINE.search(str(described.get("description"))))
     return tuple(_group(described) for described in fits[:1])
 
 
 def _group(described: dict[str, object]) -> Group:
-    ranks = described.get("ranks")
-    size = described.get("size")
+    ranks, size = described.get("ranks"), described.get("size")
     return Group(
         name=str(described.get("name", "")),
         description=str(described.get("description", "")),
@@ -125,14 +111,11 @@ def _late_forward(evidence: StrategyEvidence) -> float:
     """The share of forward's compute after the step's backward has begun."""
     backward, forward = backward_spans(evidence)
     total = late = 0
-    for start, dur in zip(
-        evidence.pace.start_ns.tolist(), evidence.pace.dur_ns.tolist(), strict=True
-    ):
-        in_backward = intervals.clip(backward, start, start + dur)
-        in_forward = intervals.clip(forward, start, start + dur)
+    starts, ends = evidence.pace.start_ns, evidence.pace.start_ns + evidence.pace.dur_ns
+    for step in zip(starts.tolist(), ends.tolist(), strict=True):
+        begun, done = intervals.clip(backward, *step)
+        in_forward = intervals.clip(forward, *step)
         total += intervals.length(in_forward)
-        if len(in_backward[0]):
-            late += intervals.length(
-                intervals.clip(in_forward, int(in_backward[0][0]), int(in_backward[1][-1]))
-            )
+        if len(begun):
+            late += intervals.length(intervals.clip(in_forward, int(begun[0]), int(done[-1])))
     return late / total if total else 0.0

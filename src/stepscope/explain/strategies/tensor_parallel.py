@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.modules import PREFIX
-from stepscope.explain.strategies.fully_sharded import fsdp_groups
+from stepscope.explain.strategies.evidence import names_at
+from stepscope.explain.strategies.fully_sharded import FUNCTIONAL, fsdp_groups
 from stepscope.explain.work import rows_named
 from stepscope.records.strategies import Layer, RankTensorParallel
 from stepscope.records.trace import ABSENT, HostKind
@@ -22,8 +23,6 @@ from stepscope.records.words import counted
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from stepscope.explain.strategies.evidence import Bools, Int32, StrategyEvidence
 
 _KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -50,7 +49,7 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankTensorParallel | 
         words = ["all-reduces of the same sizes in forward and in backward"]
     if not mine.any():
         return None, mine
-    steps = max(1, len(evidence.pace))
+    steps = evidence.steps
     sizes = evidence.size_bytes[mine]
     split = _split_parameters(evidence, groups or set())
     if split:
@@ -71,7 +70,7 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankTensorParallel | 
 
 def _functional(evidence: StrategyEvidence, wanted: Bools, groups: set[str] | None) -> Bools:
     """Functional collectives in groups that split layers, by the capture or by their sizes."""
-    calls = wanted & (evidence.inside(lambda name: name.startswith("_c10d_functional::")) >= 0)
+    calls = wanted & (evidence.inside(FUNCTIONAL) >= 0)
     if groups is not None:
         return calls & evidence.of_groups(groups)
     calls &= ~evidence.of_groups(fsdp_groups(evidence))
@@ -105,8 +104,7 @@ def _alike(evidence: StrategyEvidence, wanted: Bools) -> Bools:
     reduces = wanted & evidence.of_kind("all_reduce")
     out = np.zeros(len(evidence), np.bool_)
     for group in set(evidence.group[reduces].tolist()):
-        own = reduces & (evidence.group == group)
-        own &= _not_scalar(evidence)
+        own = reduces & (evidence.group == group) & _not_scalar(evidence)
         ahead = evidence.size_bytes[own & ~evidence.backward]
         back = evidence.size_bytes[own & evidence.backward]
         if len(ahead) >= 2 * len(evidence.pace) and set(ahead.tolist()) <= set(back.tolist()):
@@ -132,7 +130,6 @@ def _layers(evidence: StrategyEvidence, mine: Bools) -> tuple[Layer, ...]:
     """By nn.Module, if recorded; backward counts with its forward operator's module."""
     calls = np.flatnonzero(mine)
     modules = _modules(evidence, evidence.row[calls])
-    steps = max(1, len(evidence.pace))
     out = []
     for code in dict.fromkeys(modules[modules >= 0].tolist()):
         at = calls[modules == code]
@@ -140,25 +137,21 @@ def _layers(evidence: StrategyEvidence, mine: Bools) -> tuple[Layer, ...]:
         out.append(
             Layer(
                 name=evidence.trace.strings[code].removeprefix(PREFIX),
-                forward_count=(len(at) - backward) / steps,
-                backward_count=backward / steps,
-                time_ns=round(int((evidence.end_ns - evidence.start_ns)[at].sum()) / steps),
-                exposed_ns=round(int(evidence.exposed_ns[at].sum()) / steps),
+                forward_count=(len(at) - backward) / evidence.steps,
+                backward_count=backward / evidence.steps,
+                **evidence.times_per_step(at),
             )
         )
     return tuple(out)
 
 
-def _modules(evidence: StrategyEvidence, rows: Int32) -> NDArray[np.int32]:
+def _modules(evidence: StrategyEvidence, rows: Int32) -> Int32:
     """The module's name around each host row, as a string code, or ABSENT."""
     trace, host = evidence.trace, evidence.trace.host
     python = host.kind == HostKind.PYTHON
     named = rows_named(trace, host, python, lambda name: name.startswith(PREFIX))
-    out = np.full(len(rows), ABSENT, np.int32)
     if not named.any():
-        return out
+        return np.full(len(rows), ABSENT, np.int32)
     linked = nearest_of(host, host.forward_of >= 0, rows)
     forward = np.where(linked >= 0, host.forward_of[np.maximum(linked, 0)], rows)
-    around = nearest_of(host, named, forward)
-    out[around >= 0] = host.name[around[around >= 0]]
-    return out
+    return names_at(host, nearest_of(host, named, forward))
