@@ -154,11 +154,7 @@ def _carriers(folder: str) -> list[int]:
 
 
 def _run_json(
-    command: Sequence[str],
-    settings: Settings,
-    began: float,
-    code: int,
-    ranks: list[dict[str, Any]],
+    command: Sequence[str], settings: Settings, began: float, code: int, ranks: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """run.json as `run` writes it."""
     return {

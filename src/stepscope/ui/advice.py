@@ -20,16 +20,7 @@ from stepscope.records.explanation import Advice
 from stepscope.records.figures import milliseconds, percent, significant, trimmed
 from stepscope.records.prediction import Setting
 from stepscope.records.quality import Note
-from stepscope.ui.whatif import (
-    WORTH,
-    judge,
-    labels,
-    make_bench,
-    saved_ms,
-    try_each,
-    usual,
-    verdict,
-)
+from stepscope.ui.whatif import WORTH, judge, labels, make_bench, saved_ms, try_each, usual, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -185,10 +176,7 @@ def _with_number(remedy: Remedy, by_setting: dict[str, Advice]) -> Remedy:
         return remedy
     best = max((by_setting[setting] for setting in settings), key=lambda advice: advice.saved_ms)
     return replace(
-        remedy,
-        predicted_ms=best.saved_ms,
-        low_ms=best.saved_low_ms,
-        high_ms=best.saved_high_ms,
+        remedy, predicted_ms=best.saved_ms, low_ms=best.saved_low_ms, high_ms=best.saved_high_ms
     )
 
 

@@ -8,14 +8,7 @@ import msgspec
 import numpy as np
 
 from stepscope.explain.rank_steps import typical_step
-from stepscope.records.figures import (
-    duration,
-    factor,
-    milliseconds,
-    percent,
-    significant,
-    size,
-)
+from stepscope.records.figures import duration, factor, milliseconds, percent, significant, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

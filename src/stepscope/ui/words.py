@@ -14,11 +14,7 @@ PARTS = {
     "sync": ("Blocking sync", True, "Idle while the host was in a call that waits for the device."),
     "operators": ("Host operators", True, "Idle while the host was inside operators."),
     "python": ("Host Python", True, "Idle while the host ran Python between operators."),
-    "profiler": (
-        "Profiler",
-        True,
-        "Idle in the profiler's buffers; absent without it.",
-    ),
+    "profiler": ("Profiler", True, "Idle in the profiler's buffers; absent without it."),
     "idle_launch": ("Launch latency", True, "Queued work was on its way to the device."),
     "idle_other": ("Other idle", True, "Idle with work queued, or for an unknown reason."),
 }

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.errors import NotCapturedError, UsageError
-from stepscope.records.comparison import (
-    Comparison,
-    PhaseChange,
-    RunSteps,
-    Side,
-    SlowSteps,
-)
+from stepscope.records.comparison import Comparison, PhaseChange, RunSteps, Side, SlowSteps
 from stepscope.records.figures import milliseconds, unsigned_percent
 from stepscope.records.words import counted
 from stepscope.verify.change import (

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 _SEPARATOR = "---"
 
 
-@click.command(
-    name="ab",
-    context_settings={"allow_interspersed_args": False},
-)
+@click.command(name="ab", context_settings={"allow_interspersed_args": False})
 @click.option(
     "--pairs",
     default=5,

@@ -51,9 +51,7 @@ def comparing_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="The promise that B puts to the test; `stepscope record` lists them.",
         ),
         click.option(
-            "--no-promise",
-            is_flag=True,
-            help="Check no promise that whatif --remember recorded.",
+            "--no-promise", is_flag=True, help="Check no promise that whatif --remember recorded."
         ),
         click.option(
             "--top",

@@ -90,12 +90,7 @@ def command(
             _take_part(paths, cache=not no_cache, html=html, engine=chosen, memory_limit=limit)
             return
         explanation = explain_paths(
-            paths,
-            cache=not no_cache,
-            html=html,
-            quiet=as_json,
-            engine=chosen,
-            memory_limit=limit,
+            paths, cache=not no_cache, html=html, quiet=as_json, engine=chosen, memory_limit=limit
         )
     if as_json:
         from stepscope.ui.contract import explanation_json

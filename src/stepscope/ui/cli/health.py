@@ -120,8 +120,7 @@ def _check(folder: Path, settings: Settings, code: int) -> Health:
         )
     explanation = explain_job(folder, cache=False)
     return check_health(
-        explanation,
-        [{**_facts(rank), "memory": read_memory(rank)} for rank in ranks],
+        explanation, [{**_facts(rank), "memory": read_memory(rank)} for rank in ranks]
     )
 
 

@@ -30,8 +30,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
 
 
 @click.command(
-    name="run",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    name="run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
 @click.option(
     "--out",
@@ -192,12 +191,7 @@ def _not_ended_by_signals() -> Iterator[None]:
 
 
 def _conclude(
-    run: RunFile,
-    ranks: list[dict[str, Any]],
-    command: tuple[str, ...],
-    code: int,
-    *,
-    explain: bool,
+    run: RunFile, ranks: list[dict[str, Any]], command: tuple[str, ...], code: int, *, explain: bool
 ) -> None:
     """Report and explain; nothing here may change the command's exit code."""
     folder = run.folder

@@ -166,10 +166,7 @@ def _bars(comparison: Comparison) -> Bars | None:
     known = {part.label: part for side in sides for part in slices(side)}
     return Bars(
         title=f"Parts of the {_profiled(comparison)}step",
-        sides=(
-            _bar_side("A", sides[0], longest),
-            _bar_side("B", sides[1], longest),
-        ),
+        sides=(_bar_side("A", sides[0], longest), _bar_side("B", sides[1], longest)),
         legend=[
             BarRow(
                 part=known[PARTS[row.id][0]],

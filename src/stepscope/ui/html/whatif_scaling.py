@@ -368,10 +368,7 @@ def _step_data(step: ContractedStep) -> dict[str, Any]:
 
 
 def _tables(
-    name: str,
-    shapes: Sequence[StepTables | None],
-    unit_ns: float,
-    columns: dict[str, Column],
+    name: str, shapes: Sequence[StepTables | None], unit_ns: float, columns: dict[str, Column]
 ) -> dict[str, Any] | None:
     """One column for each pair of times, over steps and stretches; 0 is never, else one more."""
     known = [shape for shape in shapes if shape is not None]

@@ -42,11 +42,7 @@ _WORTH_A_ROW = 0.001  # of the step
 
 
 def print_comparison(
-    comparison: Comparison,
-    *,
-    top: int = 6,
-    width: int | None = None,
-    report: Path | None = None,
+    comparison: Comparison, *, top: int = 6, width: int | None = None, report: Path | None = None
 ) -> None:
     """Everything, to stdout."""
     console = make_console(width)

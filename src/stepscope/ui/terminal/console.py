@@ -53,9 +53,5 @@ def make_console(width: int | None = None, *, to_stderr: bool = False) -> Consol
         tty = (sys.stderr if to_stderr else sys.stdout).isatty()
         width = shutil.get_terminal_size().columns if tty else _WIDTH_WITHOUT_TERMINAL
     return PlainConsole(
-        width=max(_NARROWEST, width),
-        highlight=False,
-        markup=False,
-        emoji=False,
-        stderr=to_stderr,
+        width=max(_NARROWEST, width), highlight=False, markup=False, emoji=False, stderr=to_stderr
     )
