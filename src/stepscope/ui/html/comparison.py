@@ -14,7 +14,13 @@ from stepscope.records.figures import (
     size,
     unsigned_percent,
 )
-from stepscope.ui.comparison import comparison_answer, open_words, promise_words, whole_steps
+from stepscope.ui.comparison import (
+    comparison_answer,
+    open_words,
+    phases_and_rest,
+    promise_words,
+    whole_steps,
+)
 from stepscope.ui.html.comparison_charts import (
     PHASES,
     draw_change,
@@ -256,7 +262,6 @@ def _runs(comparison: Comparison) -> list[tuple[str, ...]]:
 
 
 def _phases(comparison: Comparison) -> list[tuple[str, ...]]:
-    moved = (*comparison.phases, *((comparison.rest,) if comparison.rest else ()))
     rows: list[tuple[str, ...]] = [
         (
             PHASES.get(row.id, row.id),
@@ -265,7 +270,7 @@ def _phases(comparison: Comparison) -> list[tuple[str, ...]]:
             signed(row.change_ms),
             f"{signed(row.low_ms)} to {signed(row.high_ms)}",
         )
-        for row in moved
+        for row in phases_and_rest(comparison)
     ]
     if rows:
         a, b = comparison.a_ms, comparison.b_ms

@@ -22,9 +22,7 @@ _MOST = 5
 def advice_table(advice: Sequence[Advice]) -> Table:
     """The best first; `whatif` tells more of each."""
     helping = [each for each in advice if each.verdict == "faster"]
-    table = titled_table(
-        "what-ifs, predicted", ("saves", "r"), ("step becomes", "r"), ("what", "l")
-    )
+    table = titled_table("what-ifs, predicted", ">saves", ">step becomes", "what")
     for each in helping[:_MOST]:
         text = text_line(each.label)
         text.append(f"  --set {each.setting}", style="bright_black")

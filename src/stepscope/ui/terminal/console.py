@@ -14,6 +14,7 @@ from stepscope.ui.words import one_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from rich.console import ConsoleOptions, RenderableType
 
@@ -45,6 +46,16 @@ class PlainConsole(Console):
 def text_line(words: str, style: str = "") -> Text:
     """One line of text that may hold names from outside."""
     return Text(one_line(words), style=style)
+
+
+def note_line(note: str) -> Text:
+    return text_line(f"note  {note}", style="bright_black")
+
+
+def print_path(console: Console, label: str, path: Path | None) -> None:
+    """Where a file was written, if one was; never broken over lines, so that it can be copied."""
+    if path:
+        console.print(Text.assemble(label, (one_line(str(path)), "bold")), soft_wrap=True)
 
 
 def make_console(width: int | None = None, *, to_stderr: bool = False) -> Console:
