@@ -54,21 +54,12 @@ def command(
     The command's own output goes to stderr. Its work is lost: use `run` for training that counts.
     """
     with _folder(out, command) as folder:
+        where = str(folder.absolute())
         settings = Settings(
-            folder=str(folder.absolute()),
-            wait=wait,
-            warmup=1,
-            active=_STEPS,
-            sample_hz=0.0,
-            step_on=step_on,
+            folder=where, wait=wait, warmup=1, active=_STEPS, sample_hz=0.0, step_on=step_on
         )
-        code, _ = capture(
-            command,
-            folder,
-            settings,
-            output=sys.stderr.fileno(),
-            until=None if let_run else lambda: _all_captured(folder),
-        )
+        until = None if let_run else lambda: _all_captured(folder)
+        code, _ = capture(command, folder, settings, output=sys.stderr.fileno(), until=until)
         health = _check(folder, settings, code)
     _print(health, as_json)
     return code

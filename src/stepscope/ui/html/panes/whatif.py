@@ -30,13 +30,13 @@ def report_view(report: ReportData) -> dict[str, Any] | None:
 def whatif_view(grid: WhatIfGrid, *, several: bool = False) -> dict[str, Any]:
     """`several` when the report is about more than one rank."""
     scaling = grid.scaling
-    scaling_axes = scaling.axes if scaling and (grid.axes or scaling.crew) else ()
+    scaling_axes = scaling.axes if scaling and (grid.axes or scaling.setup) else ()
     return {
         "about": _about(grid, several),
         "axes": grid.axes,
         "scaling_axes": scaling_axes,
         "why": _commands(sentence(scaling.why)) if scaling else Markup(""),
-        "scaling": encode_scaling(scaling, grid.scaling_cells) if scaling and scaling.crew else "",
+        "scaling": encode_scaling(scaling, grid.scaling_cells) if scaling and scaling.setup else "",
         "has_buckets": any(axis.id == "bucket-mb" and not axis.why for axis in scaling_axes),
         "who": _who(grid),
         "batch": grid.batch,
@@ -60,14 +60,14 @@ def _about(grid: WhatIfGrid, several: bool) -> str:
 
 
 def _who(grid: WhatIfGrid) -> str:
-    links = grid.scaling is not None and grid.scaling.crew is not None
+    links = grid.scaling is not None and grid.scaling.setup is not None
     if grid.on_host:
         return "Host and links" if links else "Host and communication"
     return "Host, device and links" if links else "Host and device"
 
 
 def _rows(grid: WhatIfGrid) -> list[dict[str, Any]]:
-    axes = (*grid.axes, *(grid.scaling.axes if grid.scaling and grid.scaling.crew else ()))
+    axes = (*grid.axes, *(grid.scaling.axes if grid.scaling and grid.scaling.setup else ()))
     known = {option.setting for axis in axes for option in axis.options if option.setting}
     most = max((abs(saved_ms(single)[0]) for single in grid.singles), default=0.0) or 1.0
     return [_row(single, known, most) for single in grid.singles]
