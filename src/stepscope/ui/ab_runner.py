@@ -22,7 +22,7 @@ from stepscope.measure import folder as layout
 from stepscope.measure.settings import Settings
 from stepscope.trace.regular_files import read_start, read_tail
 from stepscope.ui.job_environment import job_environment
-from stepscope.ui.run_folder import describe_ranks
+from stepscope.ui.run_folder import describe_end, describe_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -163,12 +163,8 @@ def _run_json(
         "command": list(command),
         "folder": str(Path.cwd()),
         "started_unix": began,
-        "status": "finished",
         "step_on": settings.step_on,
-        "exit_code": code,
-        "ended_unix": time.time(),
-        "ranks": ranks,
-        "world_size": max((rank["world_size"] or 1 for rank in ranks), default=None),
+        **describe_end(code, ranks),
     }
 
 
