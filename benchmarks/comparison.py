@@ -35,7 +35,7 @@ from series import (
 )
 from stepscope.verify.change import Estimate, median_ratio
 from stepscope.verify.correlation import correlation_times
-from stepscope.verify.steady import settled
+from stepscope.verify.steady import warm_up
 
 LENGTHS = (50, 100, 200, 500, 1000)
 BAND = (93.0, 97.0)
@@ -82,7 +82,7 @@ def by_compare(a: Floats, b: Floats) -> tuple[float, float]:
 
 
 def _compared(a: Floats, b: Floats) -> Estimate:
-    return median_ratio([settled(a)], [settled(b)])
+    return median_ratio([a[warm_up(a) :]], [b[warm_up(b) :]])
 
 
 def by_bootstrap(a: Floats, b: Floats, draws: int = 400) -> tuple[float, float]:

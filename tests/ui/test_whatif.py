@@ -249,7 +249,7 @@ def test_no_number_is_cut_in_a_narrow_terminal(
     whatif: Any, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     console = make_console(width)
-    monkeypatch.setattr("stepscope.ui.terminal.whatif.make_console", lambda _: console)
+    monkeypatch.setattr("stepscope.ui.terminal.whatif.make_console", lambda: console)
     printed = whatif(RUN)
     assert "…" not in printed
     assert "samples/s" in printed

@@ -19,7 +19,7 @@ from stepscope.verify.change import (
     typical_step,
     widen_for_starts,
 )
-from stepscope.verify.steady import settled
+from stepscope.verify.steady import warm_up
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -122,7 +122,7 @@ LISTS = real_lists() | unseen_lists()
 
 def share_unchanged(a: np.ndarray, b: np.ndarray) -> float:
     same = [
-        says_no_difference(median_ratio([settled(x)], [settled(y)]))
+        says_no_difference(median_ratio([x[warm_up(x) :]], [y[warm_up(y) :]]))
         for x, y in zip(a, b, strict=True)
     ]
     return float(np.mean(same))
@@ -163,7 +163,10 @@ def test_where_the_median_lies_between_slow_and_fast_spells_nothing_is_made_up()
 def test_three_percent_in_two_hundred_steps_of_two_percent_noise_is_found() -> None:
     rng = np.random.default_rng(4)
     a, b = independent(rng, 100, 200), 1.03 * independent(rng, 100, 200)
-    found = [median_ratio([settled(x)], [settled(y)]).low > 0 for x, y in zip(a, b, strict=True)]
+    found = [
+        median_ratio([x[warm_up(x) :]], [y[warm_up(y) :]]).low > 0
+        for x, y in zip(a, b, strict=True)
+    ]
     assert np.mean(found) >= 0.95
 
 

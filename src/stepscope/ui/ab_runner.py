@@ -22,7 +22,7 @@ from stepscope.measure import folder as layout
 from stepscope.measure.settings import Settings
 from stepscope.trace.regular_files import read_start, read_tail
 from stepscope.ui.job_environment import job_environment
-from stepscope.ui.run_folder import describe_ranks
+from stepscope.ui.run_folder import describe_end, describe_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -154,11 +154,7 @@ def _carriers(folder: str) -> list[int]:
 
 
 def _run_json(
-    command: Sequence[str],
-    settings: Settings,
-    began: float,
-    code: int,
-    ranks: list[dict[str, Any]],
+    command: Sequence[str], settings: Settings, began: float, code: int, ranks: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """run.json as `run` writes it."""
     return {
@@ -167,12 +163,8 @@ def _run_json(
         "command": list(command),
         "folder": str(Path.cwd()),
         "started_unix": began,
-        "status": "finished",
         "step_on": settings.step_on,
-        "exit_code": code,
-        "ended_unix": time.time(),
-        "ranks": ranks,
-        "world_size": max((rank["world_size"] or 1 for rank in ranks), default=None),
+        **describe_end(code, ranks),
     }
 
 

@@ -20,16 +20,7 @@ from stepscope.records.explanation import Advice
 from stepscope.records.figures import milliseconds, percent, significant, trimmed
 from stepscope.records.prediction import Setting
 from stepscope.records.quality import Note
-from stepscope.ui.whatif import (
-    WORTH,
-    judge,
-    labels,
-    make_bench,
-    saved_ms,
-    try_each,
-    usual,
-    verdict,
-)
+from stepscope.ui.whatif import WORTH, judge, labels, make_bench, saved_ms, try_each, usual, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -185,10 +176,7 @@ def _with_number(remedy: Remedy, by_setting: dict[str, Advice]) -> Remedy:
         return remedy
     best = max((by_setting[setting] for setting in settings), key=lambda advice: advice.saved_ms)
     return replace(
-        remedy,
-        predicted_ms=best.saved_ms,
-        low_ms=best.saved_low_ms,
-        high_ms=best.saved_high_ms,
+        remedy, predicted_ms=best.saved_ms, low_ms=best.saved_low_ms, high_ms=best.saved_high_ms
     )
 
 
@@ -201,19 +189,18 @@ def _choose_next(now: str, findings: tuple[Finding, ...], advice: tuple[Advice, 
     top = findings[0]
     if top.id in _BEFORE_ALL and top.severity in ("high", "medium"):
         return now
-    actions = {each.setting: _describe(each, findings) for each in advice if _is_believable(each)}
-    best = max(
-        (each for each in advice if actions.get(each.setting)),
-        key=lambda each: each.saved_ms,
-        default=None,
-    )
-    if best is None or best.saved_ms < _least_saving(top, best.baseline_ms):
+    believable = ((change, _describe(change, findings)) for change in advice if _is_sure(change))
+    actions = [(change, action) for change, action in believable if action]
+    if not actions:
+        return _first_untried(now, top)
+    best, action = max(actions, key=lambda pair: pair[0].saved_ms)
+    if best.saved_ms < _least_saving(top, best.baseline_ms):
         return _first_untried(now, top)
     saved = f"{significant(best.saved_ms)} of {milliseconds(best.baseline_ms)}"
-    return f"{actions[best.setting]} (predicted to save {saved})"
+    return f"{action} (predicted to save {saved})"
 
 
-def _is_believable(advice: Advice) -> bool:
+def _is_sure(advice: Advice) -> bool:
     return advice.saved_low_ms > 0 and advice.saved_ms >= WORTH * advice.baseline_ms
 
 
@@ -254,7 +241,7 @@ def not_helping(advice: Iterable[Advice]) -> list[str]:
         ("no difference", f"no real difference (under {trimmed(percent(WORTH))})"),
         ("slower", "slower"),
     ):
-        names = [each.label for each in advice if each.verdict == judged]
+        names = [change.label for change in advice if change.verdict == judged]
         if names:
             lines.append(f"{words}: {', '.join(names)}")
     return lines

@@ -23,8 +23,14 @@ if TYPE_CHECKING:
 SCHEMA = 1
 _DISTURBED = 0.2  # passes that disagree by more than this: other programs used the machine
 _POOR_FIT = 1.5  # times the noise between passes
-_RATES = ("copy_bytes_s", "host_to_device_bytes_s", "device_to_host_bytes_s")
-_COSTS = ("launch_ns", "launch_gap_ns", "tiny_op_ns")
+_CEILINGS = {
+    "copy_bytes_s": ("copy, read + write", byte_rate),
+    "host_to_device_bytes_s": ("host to device, pinned", byte_rate),
+    "device_to_host_bytes_s": ("device to host, pinned", byte_rate),
+    "launch_ns": ("launch, host", duration),
+    "launch_gap_ns": ("launch to launch, device", duration),
+    "tiny_op_ns": ("tiny operator, host", duration),
+}
 
 
 class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +54,7 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
 def fit_profile(raw: dict[str, Any]) -> Profile:
     """Fit what the ranks measured."""
     machine = raw["machine"]
-    single = {name: machine[name] for name in (*_RATES, *_COSTS) if name in machine}
+    single = {name: machine[name] for name in _CEILINGS if name in machine}
     spread = {f"matmul {dtype}": one["spread"] for dtype, one in machine["matmul_flops"].items()}
     refused = {f"{call['kind']}, {call['group']}": call["why"] for call in raw["not_offered"]}
     return Profile(
@@ -107,22 +113,10 @@ def machine_rows(profile: Profile) -> list[tuple[str, str, float]]:
         (f"matmul {dtype}", flop_rate(flops), profile.spread.get(f"matmul {dtype}", 0.0))
         for dtype, flops in sorted(profile.matmul_flops.items(), key=lambda pair: -pair[1])
     ]
-    for label, name in (
-        ("copy, read + write", "copy_bytes_s"),
-        ("host to device, pinned", "host_to_device_bytes_s"),
-        ("device to host, pinned", "device_to_host_bytes_s"),
-    ):
+    for name, (label, words) in _CEILINGS.items():
         value = getattr(profile, name)
         if value is not None:
-            rows.append((label, byte_rate(value), profile.spread.get(name, 0.0)))
-    for label, name in (
-        ("launch, host", "launch_ns"),
-        ("launch to launch, device", "launch_gap_ns"),
-        ("tiny operator, host", "tiny_op_ns"),
-    ):
-        value = getattr(profile, name)
-        if value is not None:
-            rows.append((label, duration(value), profile.spread.get(name, 0.0)))
+            rows.append((label, words(value), profile.spread.get(name, 0.0)))
     return rows
 
 
@@ -149,10 +143,8 @@ def _verdict(profile: Profile) -> str:
 def _why(profile: Profile) -> str:
     if not profile.fits:
         widest = max(profile.spread.items(), key=lambda pair: pair[1])
-        rounds = (
-            f"best of {profile.rounds} rounds" if profile.rounds > 1 else "best of several runs"
-        )
-        return f"{rounds}; {widest[0]} varies most, by {percent(widest[1])}"
+        rounds = f"{profile.rounds} rounds" if profile.rounds > 1 else "several runs"
+        return f"best of {rounds}; {widest[0]} varies most, by {percent(widest[1])}"
     worst = max(profile.fits, key=lambda fit: fit.held_out)
     return (
         f"{counted(worst.passes, 'pass', 'passes')} in random order: each pass is predicted from "

@@ -22,7 +22,7 @@ from stepscope.ui.words import PARTS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from stepscope.records.comparison import Comparison, OpenPromise, Side
+    from stepscope.records.comparison import Comparison, OpenPromise, PhaseChange, Side
     from stepscope.records.promise import TrackedPromise
 
 SCHEMA = 1
@@ -48,6 +48,11 @@ def steps_words(comparison: Comparison) -> str:
 def whole_steps(comparison: Comparison) -> tuple[float, float]:
     """The step of each side, as the sum of its parts."""
     return sum(row.a_ms for row in comparison.budget), sum(row.b_ms for row in comparison.budget)
+
+
+def phases_and_rest(comparison: Comparison) -> list[PhaseChange]:
+    """All rows that add up to B - A."""
+    return [*comparison.phases, *([comparison.rest] if comparison.rest else [])]
 
 
 def promise_words(kept: TrackedPromise) -> str:

@@ -9,14 +9,7 @@ from stepscope.records.figures import duration, factor, percent
 from stepscope.records.words import sentence
 
 if TYPE_CHECKING:
-    from stepscope.records.job import (
-        Clock,
-        CriticalPath,
-        Job,
-        JobCollective,
-        Straggler,
-        Stragglers,
-    )
+    from stepscope.records.job import Clock, CriticalPath, Job, JobCollective, Straggler, Stragglers
 
 Tone = Literal["good", "bad", "open"]
 

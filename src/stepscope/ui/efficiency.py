@@ -71,12 +71,7 @@ def peak_losses(rank: RankExplanation) -> list[PeakLoss]:
 
 
 _COMPUTE = (
-    (
-        "recomputed",
-        "Recomputation",
-        "Forward work that backward does a second time.",
-        "recomputed",
-    ),
+    ("recomputed", "Recomputation", "Forward work that backward does a second time.", "recomputed"),
     (
         "moving",
         "Moving data",

@@ -8,14 +8,8 @@ import msgspec
 import numpy as np
 
 from stepscope.explain.rank_steps import typical_step
-from stepscope.records.figures import (
-    duration,
-    factor,
-    milliseconds,
-    percent,
-    significant,
-    size,
-)
+from stepscope.records.figures import duration, factor, milliseconds, percent, significant, size
+from stepscope.ui.distributed import straggler_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,9 +83,7 @@ def _share(rank: RankExplanation, name: str) -> float:
 
 def _pace(explanation: Explanation) -> list[tuple[str, str]]:
     """Every rank when there are few, else both ends."""
-    rows = sorted(
-        (_rank(rank) for rank in explanation.ranks), key=lambda row: -(row["own_ms"] or 0)
-    )
+    rows = sorted(map(_rank, explanation.ranks), key=lambda row: -(row["own_ms"] or 0))
     steps = [row["step_ms"] for row in rows]
     pace = f"{duration(float(np.median(steps)) * 1e6)} per step"
     if len(rows) == 1:
@@ -106,15 +98,11 @@ def _about_stragglers(explanation: Explanation) -> str:
         return "one rank only"
     stragglers = explanation.job.stragglers
     if not stragglers.ranks:
-        return (
-            f"{stragglers.verdict}; {stragglers.detail}"
-            if stragglers.detail
-            else stragglers.verdict
-        )
+        return "; ".join(filter(None, (stragglers.verdict, stragglers.detail)))
     return "; ".join(
-        f"{'rank ' + str(rank.rank) if rank.rank is not None else 'group ' + str(rank.group)} "
-        f"({rank.cause}, {factor(rank.slowdown)} times, {milliseconds(rank.cost_ms)} per step)"
-        for rank in stragglers.ranks[:4]
+        f"{straggler_name(slow)} ({slow.cause}, {factor(slow.slowdown)} times, "
+        f"{milliseconds(slow.cost_ms)} per step)"
+        for slow in stragglers.ranks[:4]
     )
 
 

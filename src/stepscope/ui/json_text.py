@@ -22,8 +22,8 @@ def json_text(value: Any) -> str:
     return text if text.isprintable() else _UNSAFE.sub(_escaped, text)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    char = found[0]
+def _escaped(match: re.Match[str]) -> str:
     import json
 
+    char = match[0]
     return char if char.isprintable() else json.dumps(char)[1:-1]

@@ -116,13 +116,7 @@ class RunFile:
         """The command has ended: record and return what each rank left."""
         layout.remove_leftovers(self.folder)
         ranks = describe_ranks(self.folder, self.settings, code)
-        self.record |= {
-            "status": "finished",
-            "exit_code": code,
-            "ended_unix": time.time(),
-            "ranks": ranks,
-            "world_size": max((r["world_size"] or 1 for r in ranks), default=None),
-        }
+        self.record |= describe_end(code, ranks)
         shorter = {**self.record, "ranks": [_core_facts(rank) for rank in ranks]}
         shortest = {**self.record, "ranks": [_core_facts(rank) for rank in ranks[:1]]}
         try:
@@ -143,12 +137,20 @@ def _record(command: Sequence[str], settings: Settings) -> dict[str, Any]:
         "process": asdict(this_process()),
         "signals": [],
         "window": {
-            "wait": settings.wait,
-            "warmup": settings.warmup,
-            "active": settings.active,
-            "repeat": settings.repeat,
+            name: getattr(settings, name) for name in ("wait", "warmup", "active", "repeat")
         },
         "step_on": settings.step_on,
+    }
+
+
+def describe_end(code: int, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """What run.json says once the command has ended."""
+    return {
+        "status": "finished",
+        "exit_code": code,
+        "ended_unix": time.time(),
+        "ranks": ranks,
+        "world_size": max((rank["world_size"] or 1 for rank in ranks), default=None),
     }
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # id of a part -> (label, whether the device is idle then, what it means)
 PARTS = {
@@ -14,14 +18,11 @@ PARTS = {
     "sync": ("Blocking sync", True, "Idle while the host was in a call that waits for the device."),
     "operators": ("Host operators", True, "Idle while the host was inside operators."),
     "python": ("Host Python", True, "Idle while the host ran Python between operators."),
-    "profiler": (
-        "Profiler",
-        True,
-        "Idle in the profiler's buffers; absent without it.",
-    ),
+    "profiler": ("Profiler", True, "Idle in the profiler's buffers; absent without it."),
     "idle_launch": ("Launch latency", True, "Queued work was on its way to the device."),
     "idle_other": ("Other idle", True, "Idle with work queued, or for an unknown reason."),
 }
+_Value = TypeVar("_Value")
 _NOISE = re.compile(r"^void |at::native::|\(anonymous namespace\)::|std::|c10::")
 
 
@@ -39,6 +40,11 @@ def _symbol(char: str) -> str:
     if char == "\n" or char.isprintable() or unicodedata.category(char) == "Zs":
         return char
     return chr(0x2400 + ord(char)) if ord(char) < 0x20 else "\ufffd"
+
+
+def or_dash(value: _Value | None, words: Callable[[_Value], str]) -> str:
+    """What is not known has a dash."""
+    return "-" if value is None else words(value)
 
 
 def short_kernel(name: str, width: int) -> str:

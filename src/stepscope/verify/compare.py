@@ -3,19 +3,14 @@ changed into one record."""
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stepscope.errors import NotCapturedError, UsageError
-from stepscope.records.comparison import (
-    Comparison,
-    PhaseChange,
-    RunSteps,
-    Side,
-    SlowSteps,
-)
+from stepscope.records.comparison import Comparison, PhaseChange, RunSteps, Side, SlowSteps
 from stepscope.records.figures import milliseconds, unsigned_percent
 from stepscope.records.words import counted
 from stepscope.verify.change import (
@@ -35,7 +30,7 @@ from stepscope.verify.steady import drift, warm_up
 from stepscope.verify.workload import SHAPES, describe_workload, differences
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -45,6 +40,7 @@ if TYPE_CHECKING:
     from stepscope.verify.change import Estimate
     from stepscope.verify.runs import ComparedRun
 
+    Explain = Callable[[str], Explanation]
     Floats = NDArray[np.float64]
 
 _PERCENTS = np.arange(101) / 100
@@ -84,36 +80,25 @@ def compare(
         [run for path in paths for run in find_runs(path, unit=unit, column=column)]
         for paths in (a, b)
     ]
-    explain_run = _Explanations(cache, progress)
-    steps_are, notes = _step_kind(sides, explain_run)
+
+    @functools.cache
+    def explain_path(path: str) -> Explanation:
+        from stepscope.explain.explain_job import explain_job
+
+        return explain_job(path, cache=cache, progress=progress)
+
+    steps_are, notes = _step_kind(sides, explain_path)
     if steps_are == "profiled":
-        sides = [[profiled_run(run, explain_run(run)) for run in side] for side in sides]
+        sides = [[profiled_run(run, explain_path(run.path)) for run in side] for side in sides]
     _check(sides, paired)
-    both = _explain_both(sides, explain_run) if explain or steps_are == "profiled" else None
+    both = _explain_both(sides, explain_path) if explain or steps_are == "profiled" else None
     one_start = steps_are == "measured" and len(sides[0]) == len(sides[1]) == 1
     starts = between_starts if one_start else 0.0
     return _build_comparison(sides, steps_are, both, notes, paired=paired, starts=starts)
 
 
-class _Explanations:
-    """Explains each run once."""
-
-    def __init__(self, cache: bool, progress: Progress | None) -> None:
-        self._known: dict[str, Explanation] = {}
-        self._cache, self._progress = cache, progress
-
-    def __call__(self, run: ComparedRun) -> Explanation:
-        if run.path not in self._known:
-            from stepscope.explain.explain_job import explain_job
-
-            self._known[run.path] = explain_job(
-                run.path, cache=self._cache, progress=self._progress
-            )
-        return self._known[run.path]
-
-
 def _step_kind(
-    sides: Sequence[Sequence[ComparedRun]], explain_run: _Explanations
+    sides: Sequence[Sequence[ComparedRun]], explain_path: Explain
 ) -> tuple[StepsAre, list[str]]:
     """Which steps are compared: profiled steps are compared with profiled ones only."""
     runs = [run for side in sides for run in side]
@@ -124,7 +109,7 @@ def _step_kind(
     bare = next((run for run in runs if not run.has_trace), None)
     if bare is not None:
         for run in profiled:
-            explain_run(run)  # raises first if the file is no trace at all
+            explain_path(run.path)  # raises first if the file is no trace at all
         raise UsageError(
             f"{profiled[0].path} has only profiled steps and {bare.path} only steps without the "
             "profiler: the difference would be the profiler's overhead. Capture both with "
@@ -154,13 +139,13 @@ def _check(sides: Sequence[Sequence[ComparedRun]], paired: bool) -> None:
 
 
 def _explain_both(
-    sides: Sequence[Sequence[ComparedRun]], explain_run: _Explanations
+    sides: Sequence[Sequence[ComparedRun]], explain_path: Explain
 ) -> tuple[Explanation, Explanation] | None:
     """The last run with a trace on each side: `ab` records traces in its last pair."""
     traced = [[run for run in side if run.has_trace] for side in sides]
     if not all(traced):
         return None
-    return explain_run(traced[0][-1]), explain_run(traced[1][-1])
+    return explain_path(traced[0][-1].path), explain_path(traced[1][-1].path)
 
 
 def _build_comparison(

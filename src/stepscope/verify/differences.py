@@ -10,13 +10,13 @@ from stepscope.explain.budget import mean_budget
 from stepscope.records.comparison import NameChange, PartChange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from stepscope.records.comparison import Side, StepsAre
     from stepscope.records.explanation import Budget, Explanation, RankExplanation
 
-    # name -> (ns, calls) of all steps
-    Table = dict[str, tuple[float, float]]
+    Row = tuple[str, float, float]  # name, ns, calls
+    Table = dict[str, tuple[float, float]]  # name -> (ns, calls)
 
 MOST_ROWS = 100
 
@@ -62,42 +62,41 @@ def operator_changes(a: Explanation, b: Explanation) -> tuple[NameChange, ...]:
     """By name, whatever the shapes: own device time, or own host time on a CPU."""
     on_device = _on_device(a, b)
 
-    def table(rank: RankExplanation) -> Table:
-        out: Table = {}
+    def rows(rank: RankExplanation) -> Iterator[Row]:
         for row in rank.operators:
-            ns, calls = out.get(row.name, (0.0, 0.0))
-            own = row.device_self_ns if on_device else row.host_self_ns
-            out[row.name] = (ns + own, calls + row.calls)
-        return out
+            yield row.name, row.device_self_ns if on_device else row.host_self_ns, row.calls
 
-    return _changes(_mean_step(a, table), _mean_step(b, table))
+    return _changes(_mean_step(a, rows), _mean_step(b, rows))
 
 
 def _on_device(*both: Explanation) -> bool:
     return any(rank.launches.device_events for side in both for rank in side.ranks)
 
 
-def _kernels(rank: RankExplanation) -> Table:
+def _kernels(rank: RankExplanation) -> Iterator[Row]:
     """The kernels that the steps launched, if that is known: a window opens on earlier work."""
-    out: Table = {}
     for row in rank.kernels:
-        ns, calls = out.get(row.name, (0.0, 0.0))
-        of_steps = row.steps_count is not None and row.steps_ns is not None
-        own, count = (row.steps_ns, row.steps_count) if of_steps else (row.total_ns, row.count)
-        if count:
-            out[row.name] = (ns + (own or 0), calls + count)
-    return out
+        if row.steps_ns is None or row.steps_count is None:
+            yield row.name, row.total_ns, row.count
+        elif row.steps_count:
+            yield row.name, row.steps_ns, row.steps_count
 
 
-def _mean_step(explanation: Explanation, table: Callable[[RankExplanation], Table]) -> Table:
+def _mean_step(explanation: Explanation, rows: Callable[[RankExplanation], Iterable[Row]]) -> Table:
     """One step, averaged over steps and ranks."""
-    out: Table = {}
+    means: Table = {}
     for rank in explanation.ranks:
+        sums: Table = {}
+        _add(sums, rows(rank))
         share = 1 / (len(explanation.ranks) * max(1, len(rank.steps.steps)))
-        for name, (ns, calls) in table(rank).items():
-            known = out.get(name, (0.0, 0.0))
-            out[name] = (known[0] + ns * share, known[1] + calls * share)
-    return out
+        _add(means, ((name, ns * share, calls * share) for name, (ns, calls) in sums.items()))
+    return means
+
+
+def _add(table: Table, rows: Iterable[Row]) -> None:
+    for name, ns, calls in rows:
+        known = table.get(name, (0.0, 0.0))
+        table[name] = (known[0] + ns, known[1] + calls)
 
 
 def _changes(a: Table, b: Table) -> tuple[NameChange, ...]:

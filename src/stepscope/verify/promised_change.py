@@ -19,12 +19,12 @@ _LESS_DATA = 0.25  # of A's data loading: less is left if data is always ready
 _RECOMPUTED = 1.1  # products of a step that recomputes over those of one that does not
 
 
-class Sign(msgspec.Struct, frozen=True, kw_only=True):
+class Sign(msgspec.Struct, frozen=True):
     """The trait that a what-if changes, and the traits that may change with it."""
 
     trait: str
     fits: Fits
-    along: frozenset[str] = frozenset()
+    along: tuple[str, ...] = ()
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +100,7 @@ def _sign(name: str, looked_at: Sequence[str]) -> Sign | None:
     """A what-if that is not listed shows in a fact of its own name, if capture has one."""
     known = SIGNS.get(name)
     if known is None and name in looked_at:
-        return Sign(trait=name, fits=_becomes)
+        return Sign(name, _becomes)
     return known
 
 
@@ -108,8 +108,7 @@ def _words(row: Difference) -> str:
     return f"{row.name} {row.a} -> {row.b}"
 
 
-def _becomes(value: str, a: str, b: str) -> bool:
-    del a
+def _becomes(value: str, _a: str, b: str) -> bool:
     return b == value
 
 
@@ -117,8 +116,7 @@ def _dtype_comes(value: str, a: str, b: str) -> bool:
     return value in b.split(", ") and value not in a.split(", ")
 
 
-def _appears(value: str, a: str, b: str) -> bool:
-    del value
+def _appears(_value: str, a: str, b: str) -> bool:
     return (a, b) == ("no", "yes")
 
 
@@ -137,13 +135,11 @@ def _recomputes(value: str, a: str, b: str) -> bool:
     return factor >= _RECOMPUTED if value == "blocks" else factor <= 1 / _RECOMPUTED
 
 
-def _falls(value: str, a: str, b: str) -> bool:
-    del value
+def _falls(_value: str, a: str, b: str) -> bool:
     return _number(b) < _number(a)
 
 
-def _nearly_gone(value: str, a: str, b: str) -> bool:
-    del value
+def _nearly_gone(_value: str, a: str, b: str) -> bool:
     return _number(b) <= _LESS_DATA * _number(a)
 
 
@@ -151,42 +147,35 @@ def _number(words: str) -> float:
     return float(words.split()[0])
 
 
-def _workers(value: str, a: str, b: str) -> bool:
-    del a
+def _workers(value: str, _a: str, b: str) -> bool:
     return b == value.partition(":")[0]
 
 
-def _bucket(value: str, a: str, b: str) -> bool:
+def _bucket(value: str, _a: str, b: str) -> bool:
     """MiB, as DDP takes them."""
-    del a
     return abs(_number(b) / (float(value) * 2**20) - 1) < 0.01
 
 
-def _shards(value: str, a: str, b: str) -> bool:
-    del value
+def _shards(_value: str, a: str, b: str) -> bool:
     return "fully_sharded" in b and "fully_sharded" not in a
 
 
-_OPERATORS = frozenset(("products a step", "shapes", "blocking calls"))
+_OPERATORS = ("products a step", "shapes", "blocking calls")
 SIGNS = {
-    "precision": Sign(trait="precision", fits=_dtype_comes, along=frozenset(("blocking calls",))),
-    "optimizer": Sign(trait="optimizer", fits=_becomes, along=frozenset(("blocking calls",))),
-    "compile": Sign(trait="compile", fits=_appears, along=_OPERATORS | {"CUDA graphs"}),
-    "cuda-graphs": Sign(trait="CUDA graphs", fits=_appears, along=_OPERATORS | {"data loading"}),
-    "batch": Sign(trait="batch", fits=_grows, along=frozenset(("data loading",))),
-    "accumulate": Sign(trait="micro-batches", fits=_times, along=frozenset(("data loading",))),
-    "checkpoint": Sign(trait="products a step", fits=_recomputes),
-    "no-sync": Sign(trait="blocking calls", fits=_falls),
-    "no-data-wait": Sign(trait="data loading", fits=_nearly_gone, along=frozenset(("workers",))),
+    "precision": Sign("precision", _dtype_comes, ("blocking calls",)),
+    "optimizer": Sign("optimizer", _becomes, ("blocking calls",)),
+    "compile": Sign("compile", _appears, (*_OPERATORS, "CUDA graphs")),
+    "cuda-graphs": Sign("CUDA graphs", _appears, (*_OPERATORS, "data loading")),
+    "batch": Sign("batch", _grows, ("data loading",)),
+    "accumulate": Sign("micro-batches", _times, ("data loading",)),
+    "checkpoint": Sign("products a step", _recomputes),
+    "no-sync": Sign("blocking calls", _falls),
+    "no-data-wait": Sign("data loading", _nearly_gone, ("workers",)),
     "workers": Sign(
-        trait="world size",
-        fits=_workers,
-        along=frozenset(("strategy", "bucket size", "data loading", "host", "blocking calls")),
+        "world size",
+        _workers,
+        ("strategy", "bucket size", "data loading", "host", "blocking calls"),
     ),
-    "bucket-mb": Sign(trait="bucket size", fits=_bucket),
-    "zero": Sign(
-        trait="strategy",
-        fits=_shards,
-        along=frozenset(("bucket size", "parameters", "parameter memory", "shapes")),
-    ),
+    "bucket-mb": Sign("bucket size", _bucket),
+    "zero": Sign("strategy", _shards, ("bucket size", "parameters", "parameter memory", "shapes")),
 }

@@ -44,8 +44,8 @@ def append(line: Line) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = open_to_append(path)
         try:
-            with _locked(handle):
-                _write(handle, encode_json(line) + b"\n")
+            _lock(handle)
+            _write(handle, encode_json(line) + b"\n")
         finally:
             os.close(handle)
     except (OSError, UnreadableInputError) as error:
@@ -103,18 +103,11 @@ def _write(handle: int, line: bytes) -> None:
         raise OSError(28, "No space left on device")
 
 
-@contextlib.contextmanager
-def _locked(handle: int) -> Iterator[None]:
-    """Some network disks have no locks: a single write must do there."""
+def _lock(handle: int) -> None:
+    """Until the handle is closed. Some network disks have no locks: a single write must do."""
     if fcntl is not None:
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        if fcntl is not None:
-            with contextlib.suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_UN)
 
 
 def _file_name(host: str) -> str:

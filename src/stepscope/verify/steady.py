@@ -36,14 +36,8 @@ def warm_up(steps: Floats) -> int:
     middle = float(np.median(later))
     deviation = _DEVIATIONS * float(np.median(np.abs(later - middle)))
     near = np.abs(medians - middle) <= max(_FAR * deviation, _LEAST * middle)
-    settled = np.flatnonzero(near)
-    first = int(settled[0]) if len(settled) else 0
+    first = int(near.argmax())
     return GROUP * first if first <= _LONGEST * len(medians) else 0
-
-
-def settled(steps: Floats) -> Floats:
-    """The steps that count."""
-    return steps[warm_up(steps) :]
 
 
 def drift(steps: Floats) -> float | None:

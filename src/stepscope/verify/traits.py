@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,21 +150,19 @@ def _dtypes(text: str) -> set[str]:
 
 
 def _gradients(operators: Sequence[Operator], steps: int) -> dict[str, float]:
-    counts: dict[str, float] = {}
+    counts: dict[str, float] = defaultdict(float)
     for row in operators:
         if row.name == _GRADIENT and row.shapes:
-            counts[row.shapes] = counts.get(row.shapes, 0.0) + row.calls / steps
-    return counts
+            counts[row.shapes] += row.calls / steps
+    return dict(counts)
 
 
 def _products(operators: Sequence[Operator], steps: int) -> dict[tuple[str, Shapes], float]:
-    counts: dict[tuple[str, Shapes], float] = {}
+    counts: dict[tuple[str, Shapes], float] = defaultdict(float)
     for row in operators:
-        shapes = _shapes(row.shapes) if row.name in PRODUCTS else None
-        if shapes:
-            key = (row.name, shapes)
-            counts[key] = counts.get(key, 0.0) + row.calls / steps
-    return counts
+        if row.name in PRODUCTS and (shapes := _shapes(row.shapes)):
+            counts[row.name, shapes] += row.calls / steps
+    return dict(counts)
 
 
 def _shapes(text: str) -> Shapes | None:

@@ -94,10 +94,10 @@ def test_equal_steps_are_drawn_too(tmp_path: Path) -> None:
 def test_both_bars_are_on_one_scale_and_add_up(compared: Comparison) -> None:
     bars = _bars(compared)
     assert bars is not None
-    for side, step in zip(bars.sides, (compared.a_ms, compared.b_ms), strict=True):
-        assert sum(part.ms for part in side.parts) == pytest.approx(step)
-        assert side.left_over + step == pytest.approx(bars.longest)
-    assert bars.longest == pytest.approx(compared.a_ms)
+    for side, step in zip(bars["sides"], (compared.a_ms, compared.b_ms), strict=True):
+        assert sum(part.ms for part in side["parts"]) == pytest.approx(step)
+        assert side["left_over"] + step == pytest.approx(bars["longest"])
+    assert bars["longest"] == pytest.approx(compared.a_ms)
 
 
 def test_one_step_as_lanes_by_hand(compared: Comparison) -> None:

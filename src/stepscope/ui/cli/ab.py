@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from stepscope.errors import UsageError
 from stepscope.measure import folder as layout
-from stepscope.ui.cli.compare import check_promise, comparing_options, conclude
-from stepscope.ui.cli.options import check_html, out_option, step_on_option, wait_option
+from stepscope.ui.cli.compare import check_ending, comparing_options, conclude
+from stepscope.ui.cli.options import out_option, step_on_option, wait_option
 from stepscope.ui.run_folder import claim_or_refuse
 from stepscope.ui.say import say
 
@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 _SEPARATOR = "---"
 
 
-@click.command(
-    name="ab",
-    context_settings={"allow_interspersed_args": False},
-)
+@click.command(name="ab", context_settings={"allow_interspersed_args": False})
 @click.option(
     "--pairs",
     default=5,
@@ -53,13 +50,8 @@ def command(
     wait: int,
     no_trace: bool,
     step_on: str,
-    as_json: bool,
-    html: Path | None,
-    fail_on_slower: float | None,
-    promise: str | None,
-    no_promise: bool,
-    top: int,
     commands: tuple[str, ...],
+    **ending: Any,
 ) -> None:
     """Run COMMAND_A --- COMMAND_B alternately (A B, B A, ...), then compare them pair by pair.
 
@@ -69,8 +61,7 @@ def command(
     from stepscope.verify.compare import compare
     from stepscope.verify.pairs import PairedRuns, plan_pairs, read_pairs
 
-    check_html(html)
-    check_promise(promise, no_promise)
+    check_ending(**ending)
     a, b = _split(commands)
     plan = PairedRuns(command_a=a, command_b=b, pairs=plan_pairs(pairs, seed), seed=seed)
     folder = claim_or_refuse(out, ("ab",))
@@ -81,15 +72,7 @@ def command(
             f"{error.filename or folder} could not be written: {layout.why_refused(error)}; "
             f"stepscope compare {folder} compares the pairs that are finished"
         ) from None
-    conclude(
-        compare(*read_pairs(folder), paired=True),
-        as_json=as_json,
-        html=html,
-        fail_on_slower=fail_on_slower,
-        promise=promise,
-        no_promise=no_promise,
-        top=top,
-    )
+    conclude(compare(*read_pairs(folder), paired=True), **ending)
 
 
 def _split(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

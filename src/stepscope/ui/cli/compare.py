@@ -35,7 +35,7 @@ def parse_share(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 def comparing_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that `compare` and `ab` share."""
+    """The options that `compare` and `ab` share; `check_ending` and `conclude` take them."""
     for option in (
         json_option,
         html_option("Write an HTML page with both distributions and what changed."),
@@ -51,9 +51,7 @@ def comparing_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="The promise that B puts to the test; `stepscope record` lists them.",
         ),
         click.option(
-            "--no-promise",
-            is_flag=True,
-            help="Check no promise that whatif --remember recorded.",
+            "--no-promise", is_flag=True, help="Check no promise that whatif --remember recorded."
         ),
         click.option(
             "--top",
@@ -134,12 +132,7 @@ def command(
     between_starts: float,
     steps_only: bool,
     no_cache: bool,
-    as_json: bool,
-    html: Path | None,
-    fail_on_slower: float | None,
-    promise: str | None,
-    no_promise: bool,
-    top: int,
+    **ending: Any,
 ) -> None:
     """Compare A and B: run folders, traces, or lists of step times.
 
@@ -150,9 +143,8 @@ def command(
     from stepscope.verify.compare import compare
 
     a, b, paired = _sides(paths, against, pairs)
-    check_html(html)
-    check_promise(promise, no_promise)
-    with shown_progress(quiet=as_json) as progress:
+    check_ending(**ending)
+    with shown_progress(quiet=ending["as_json"]) as progress:
         comparison = compare(
             a,
             b,
@@ -164,20 +156,12 @@ def command(
             cache=not no_cache,
             progress=progress,
         )
-    conclude(
-        comparison,
-        as_json=as_json,
-        html=html,
-        fail_on_slower=fail_on_slower,
-        promise=promise,
-        no_promise=no_promise,
-        top=top,
-        cache=not no_cache,
-    )
+    conclude(comparison, cache=not no_cache, **ending)
 
 
-def check_promise(promise: str | None, no_promise: bool) -> None:
-    """Refuse an unknown id before anything is measured."""
+def check_ending(html: Path | None, promise: str | None, no_promise: bool, **_: Any) -> None:
+    """Refuse a page that cannot be written and an unknown promise before anything is measured."""
+    check_html(html)
     if promise is None:
         return
     if no_promise:

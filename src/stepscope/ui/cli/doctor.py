@@ -6,18 +6,14 @@ import os
 import platform
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING
 
 import click
 
 from stepscope.records.figures import size
 from stepscope.ui.cli.options import json_option
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     name: str
     ok: bool
@@ -58,24 +54,20 @@ def _show(checks: list[Check]) -> None:
 
 
 def _python() -> Check:
-    return Check(
-        name="python", ok=True, detail=f"{platform.python_version()} on {platform.machine()}"
-    )
+    return Check("python", True, f"{platform.python_version()} on {platform.machine()}")
 
 
 def _reading() -> Check:
     versions = ", ".join(
         f"{name} {metadata.version(name)}" for name in ("numpy", "msgspec", "isal", "zstandard")
     )
-    return Check(name="reading traces", ok=True, detail=f"JSON, gzip, zstd ({versions})")
+    return Check("reading traces", True, f"JSON, gzip, zstd ({versions})")
 
 
 def _nsight() -> Check:
     import sqlite3
 
-    return Check(
-        name="Nsight exports", ok=True, detail=f"SQLite {sqlite3.sqlite_version} (nsys export)"
-    )
+    return Check("Nsight exports", True, f"SQLite {sqlite3.sqlite_version} (nsys export)")
 
 
 def _cache() -> Check:
@@ -86,69 +78,42 @@ def _cache() -> Check:
     while not existing.exists():
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        return Check(
-            name="cache",
-            ok=False,
-            detail=f"{folder} cannot be written: every command reads the whole trace again",
-            todo="set STEPSCOPE_CACHE_DIR to a folder you can write",
-        )
-    return Check(name="cache", ok=True, detail=f"{folder} ({size(cache.used_bytes())} used)")
+        why = f"{folder} cannot be written: every command reads the whole trace again"
+        return Check("cache", False, why, "set STEPSCOPE_CACHE_DIR to a folder you can write")
+    return Check("cache", True, f"{folder} ({size(cache.used_bytes())} used)")
 
 
 def _torch() -> Check:
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
-        return Check(
-            name="torch",
-            ok=False,
-            detail="not installed: explain works, demo does not",
-            todo="pip install torch, in the environment you train in",
-        )
-    return Check(name="torch", ok=True, detail=version)
+        todo = "pip install torch, in the environment you train in"
+        return Check("torch", False, "not installed: explain works, demo does not", todo)
+    return Check("torch", True, version)
 
 
 def _accelerator() -> Check:
     try:
         import torch
     except Exception as error:
-        return Check(name="accelerator", ok=False, detail=f"torch did not import: {error}")
+        return Check("accelerator", False, f"torch did not import: {error}")
     if not torch.cuda.is_available():
-        return Check(
-            name="accelerator",
-            ok=False,
-            detail="none that torch can use; traces from other machines can still be explained",
-        )
+        why = "none that torch can use; traces from other machines can still be explained"
+        return Check("accelerator", False, why)
     count = torch.cuda.device_count()
-    return Check(name="accelerator", ok=True, detail=f"{count} x {torch.cuda.get_device_name(0)}")
+    return Check("accelerator", True, f"{count} x {torch.cuda.get_device_name(0)}")
 
 
 def _distributed() -> Check:
     try:
         import torch.distributed as dist
     except Exception as error:
-        return Check(name="several processes", ok=False, detail=f"torch did not import: {error}")
+        return Check("several processes", False, f"torch did not import: {error}")
     if not dist.is_available():
-        return Check(
-            name="several processes", ok=False, detail="this torch was built without distributed"
-        )
-    backends = [
-        name
-        for name, available in (
-            ("gloo", dist.is_gloo_available()),
-            ("nccl", dist.is_nccl_available()),
-        )
-        if available
-    ]
-    return Check(name="several processes", ok=bool(backends), detail=", ".join(backends) or "none")
+        return Check("several processes", False, "this torch was built without distributed")
+    offered = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
+    backends = [name for name, available in offered.items() if available]
+    return Check("several processes", bool(backends), ", ".join(backends) or "none")
 
 
-_CHECKS: tuple[Callable[[], Check], ...] = (
-    _python,
-    _reading,
-    _nsight,
-    _cache,
-    _torch,
-    _accelerator,
-    _distributed,
-)
+_CHECKS = (_python, _reading, _nsight, _cache, _torch, _accelerator, _distributed)

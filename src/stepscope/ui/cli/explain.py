@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.errors import StepscopeError, UsageError
+from stepscope.errors import StepscopeError
+from stepscope.ui.cli.options import check_html, html_option, json_option, writing_html
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from stepscope.explain.engines import Engine
     from stepscope.explain.open_engine import EngineName
@@ -20,19 +21,17 @@ if TYPE_CHECKING:
     from stepscope.ui.rank_look import RankLook
 
 
-@click.command(name="explain", short_help="where each training step's time went")
+@click.command(name="explain")
 @click.argument("paths", nargs=-1, required=True)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@json_option
 @click.option(
     "--full",
     is_flag=True,
     help="Print every table: ranks, collectives, all findings and changes tried, efficiency, "
     "memory, kernels, operators. Without it: one screen.",
 )
-@click.option(
-    "--html",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write an HTML report (timeline, flame graphs, tables) to this file. It needs no network.",
+@html_option(
+    "Write an HTML report (timeline, flame graphs, tables) to this file. It needs no network."
 )
 @click.option(
     "--no-cache",
@@ -83,19 +82,15 @@ def command(
     ...). Nothing leaves this machine.
     """
     from stepscope.explain.open_engine import open_engine
+    from stepscope.ui.sizes import parse_size
 
-    limit = _parse_limit(memory_limit) if memory_limit else None
+    limit = parse_size(memory_limit, "--memory-limit") if memory_limit else None
     with open_engine(engine, workers) as chosen:
         if not chosen.leads:
             _take_part(paths, cache=not no_cache, html=html, engine=chosen, memory_limit=limit)
             return
         explanation = explain_paths(
-            paths,
-            cache=not no_cache,
-            html=html,
-            quiet=as_json,
-            engine=chosen,
-            memory_limit=limit,
+            paths, cache=not no_cache, html=html, quiet=as_json, engine=chosen, memory_limit=limit
         )
     if as_json:
         from stepscope.ui.contract import explanation_json
@@ -110,16 +105,8 @@ def command(
         return
     from stepscope.ui.terminal.short import print_short
 
-    if html:
-        print_short(explanation, more="--full prints all tables", report=html)
-    else:
-        print_short(explanation)
-
-
-def _parse_limit(memory_limit: str) -> int:
-    from stepscope.ui.sizes import parse_size
-
-    return parse_size(memory_limit, "--memory-limit")
+    more = "--full prints all tables" + ("" if html else "; --html FILE a report")
+    print_short(explanation, more=more, report=html)
 
 
 def explain_paths(
@@ -137,8 +124,7 @@ def explain_paths(
     from stepscope.ui.rank_look import DRAWN_RANKS, choose_look
     from stepscope.ui.terminal.progress import shown_progress
 
-    if html and not html.absolute().parent.is_dir():
-        raise UsageError(f"--html {html}: its folder does not exist")
+    check_html(html)
     draw = html is not None
     with shown_progress(quiet=quiet) as progress:
         traces = JobTraces(paths, cache=cache, memory_limit=memory_limit, engine=engine)
@@ -177,7 +163,5 @@ def _write(
     from stepscope.ui.html.report import write_report
 
     pictures = [look.picture for look in looks if look.picture]
-    try:
+    with writing_html(html):
         write_report(explanation, pictures, html, whatif=advice.page if advice else None)
-    except OSError as error:
-        raise UsageError(f"--html {html} could not be written: {error.strerror}") from None

@@ -54,21 +54,12 @@ def command(
     The command's own output goes to stderr. Its work is lost: use `run` for training that counts.
     """
     with _folder(out, command) as folder:
+        where = str(folder.absolute())
         settings = Settings(
-            folder=str(folder.absolute()),
-            wait=wait,
-            warmup=1,
-            active=_STEPS,
-            sample_hz=0.0,
-            step_on=step_on,
+            folder=where, wait=wait, warmup=1, active=_STEPS, sample_hz=0.0, step_on=step_on
         )
-        code, _ = capture(
-            command,
-            folder,
-            settings,
-            output=sys.stderr.fileno(),
-            until=None if let_run else lambda: _all_captured(folder),
-        )
+        until = None if let_run else lambda: _all_captured(folder)
+        code, _ = capture(command, folder, settings, output=sys.stderr.fileno(), until=until)
         health = _check(folder, settings, code)
     _print(health, as_json)
     return code
@@ -120,8 +111,7 @@ def _check(folder: Path, settings: Settings, code: int) -> Health:
         )
     explanation = explain_job(folder, cache=False)
     return check_health(
-        explanation,
-        [{**_facts(rank), "memory": read_memory(rank)} for rank in ranks],
+        explanation, [{**_facts(rank), "memory": read_memory(rank)} for rank in ranks]
     )
 
 

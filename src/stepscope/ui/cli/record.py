@@ -8,10 +8,7 @@ from stepscope.errors import UsageError
 from stepscope.ui.cli.options import json_option
 
 
-@click.group(
-    name="record",
-    invoke_without_command=True,
-)
+@click.group(name="record", invoke_without_command=True)
 @json_option
 @click.option(
     "--every-host",

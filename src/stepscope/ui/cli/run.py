@@ -30,8 +30,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
 
 
 @click.command(
-    name="run",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    name="run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
 @click.option(
     "--out",
@@ -96,40 +95,13 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
 @click.option("--no-explain", is_flag=True, help="Capture only: no verdict, no report.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
-    out: Path | None,
-    wait: int | None,
-    warmup: int,
-    active: int,
-    repeat: int,
-    shapes: bool,
-    stacks: bool,
-    modules: bool,
-    step_on: str,
-    memory: bool,
-    nvtx: bool,
-    nccl_debug: bool,
-    quiet: bool,
-    no_explain: bool,
-    command: tuple[str, ...],
+    out: Path | None, quiet: bool, no_explain: bool, command: tuple[str, ...], **options: Any
 ) -> int:
     """Run COMMAND as it is and capture every rank's training steps.
 
     The command's output and exit code pass through untouched; what stepscope says goes to stderr.
     """
     command = startable(command)
-    options = {
-        "wait": wait,
-        "warmup": warmup,
-        "active": active,
-        "repeat": repeat,
-        "shapes": shapes,
-        "stacks": stacks,
-        "modules": modules,
-        "step_on": step_on,
-        "memory": memory,
-        "nvtx": nvtx,
-        "nccl_debug": nccl_debug,
-    }
     with HeldSignals() as signals:
         run = _begin(out, command, options)
         if run is None:
@@ -141,7 +113,10 @@ def command(
 
 
 def _begin(out: Path | None, command: tuple[str, ...], options: dict[str, Any]) -> RunFile | None:
-    """None if nothing can be captured, whatever the reason: the command runs all the same."""
+    """`options` are fields of Settings, named as on the command line.
+
+    None if nothing can be captured, whatever the reason: the command runs all the same.
+    """
     claimed = None
     try:
         claimed = claim(out, command)
@@ -192,12 +167,7 @@ def _not_ended_by_signals() -> Iterator[None]:
 
 
 def _conclude(
-    run: RunFile,
-    ranks: list[dict[str, Any]],
-    command: tuple[str, ...],
-    code: int,
-    *,
-    explain: bool,
+    run: RunFile, ranks: list[dict[str, Any]], command: tuple[str, ...], code: int, *, explain: bool
 ) -> None:
     """Report and explain; nothing here may change the command's exit code."""
     folder = run.folder

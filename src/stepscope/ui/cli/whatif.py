@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from stepscope.errors import NotCapturedError, UsageError
+from stepscope.ui.cli.options import json_option
+from stepscope.ui.json_text import write_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,10 +19,10 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import RankExplanation
     from stepscope.records.prediction import Prediction, Setting
     from stepscope.trace.files import Progress
-    from stepscope.ui.whatif import Tried
+    from stepscope.ui.whatif import Verdict
 
 
-@click.command(name="whatif", short_help="what a change would save, before anybody tries it")
+@click.command(name="whatif")
 @click.argument("path", required=False)
 @click.option(
     "--set",
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     help="A change, such as bf16 or batch=x2; several combine. Without any, the usual changes are "
     "tried one at a time.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@json_option
 @click.option(
     "--remember",
     is_flag=True,
@@ -123,7 +125,8 @@ def _predict(
 ) -> None:
     from msgspec.structs import replace
 
-    from stepscope.ui.whatif import adjusted, headline, prediction_json, why
+    from stepscope.ui.answer import Answer
+    from stepscope.ui.whatif import Tried, adjusted, headline, judge, prediction_json, verdict, why
     from stepscope.verify.track_record import history
 
     before, raw = bench.predict([]), bench.predict(wanted)
@@ -133,29 +136,31 @@ def _predict(
     after = adjusted(raw, history())
     promise = _remember(raw, bench, path) if keep else None
     if as_json:
-        body = prediction_json(after, before) | {
-            "rank": rank.rank,
-            "raw_ms": raw.predicted_ms,
-            "promise": promise,
-        }
-        _write(body)
+        body = prediction_json(after, before) | {"rank": rank.rank, "raw_ms": raw.predicted_ms}
+        write_json(body | {"promise": promise})
         return
-    from stepscope.ui.terminal.whatif import print_prediction
+    from stepscope.ui.terminal.whatif import print_predictions
 
-    print_prediction(
-        before,
-        after,
+    on_host, judged = bench.context.on_host, judge(after)
+    print_predictions(
+        Tried(before=before, predictions=(after,), refused=after.refused),
         headline=headline(rank, before, about),
-        why=why(before, after, on_host=bench.context.on_host),
-        next_=_next_after_prediction(after, promise),
-        on_host=bench.context.on_host,
+        answer=Answer(
+            verdict=verdict(after),
+            why=why(before, after, on_host=on_host),
+            next=_next_after_prediction(judged, promise),
+        ),
+        judged=judged,
+        assumptions=after.assumptions,
+        on_host=on_host,
     )
 
 
 def _predict_usual(
     bench: Bench, rank: RankExplanation, about: str, *, path: str, as_json: bool
 ) -> None:
-    from stepscope.ui.whatif import headline, prediction_json, try_each, usual, why
+    from stepscope.ui.answer import Answer
+    from stepscope.ui.whatif import headline, judge, prediction_json, try_each, usual, verdict, why
     from stepscope.verify.track_record import history
 
     tried = try_each(bench, usual(bench), history())
@@ -165,38 +170,33 @@ def _predict_usual(
         body = prediction_json(tried.before, tried.before) | {"rank": rank.rank}
         body["refused"] = list(tried.refused)
         body["tried"] = [prediction_json(step, tried.before) for step in tried.predictions]
-        _write(body)
+        write_json(body)
         return
-    from stepscope.ui.terminal.whatif import print_tried
+    from stepscope.ui.terminal.whatif import print_predictions
 
-    print_tried(
+    best, on_host = tried.predictions[0], bench.context.on_host
+    sentence = "nothing that was tried would make this step faster"
+    next_ = "several changes together may do more: give --set more than once"
+    worth = judge(best) == "faster"
+    if worth:
+        trial = f"stepscope whatif {path} --set {best.settings[0]}"
+        sentence, next_ = verdict(best), f"{trial} says what it assumes; several --set combine"
+    print_predictions(
         tried,
         headline=headline(rank, tried.before, about),
-        why=why(tried.before, tried.predictions[0], on_host=bench.context.on_host),
-        next_=_next_after_trials(tried, path),
-        on_host=bench.context.on_host,
+        answer=Answer(verdict=sentence, why=why(tried.before, best, on_host=on_host), next=next_),
+        judged="faster" if worth else "no difference",
+        on_host=on_host,
     )
 
 
-def _next_after_prediction(after: Prediction, promise: str | None) -> str:
-    from stepscope.ui.whatif import judge
-
+def _next_after_prediction(judged: Verdict, promise: str | None) -> str:
+    compare = "try it, then `stepscope compare BEFORE AFTER`"
     if promise:
-        return f"try it, then `stepscope compare BEFORE AFTER` checks promise {promise}"
-    if judge(after) == "faster":
-        return (
-            "try it, then `stepscope compare BEFORE AFTER`; --remember makes it a promise to check"
-        )
+        return f"{compare} checks promise {promise}"
+    if judged == "faster":
+        return f"{compare}; --remember makes it a promise to check"
     return "leave it; `stepscope whatif` without --set tries the usual changes"
-
-
-def _next_after_trials(tried: Tried, path: str) -> str:
-    from stepscope.ui.whatif import judge
-
-    if judge(tried.predictions[0]) != "faster":
-        return "several changes together may do more: give --set more than once"
-    best = tried.predictions[0].settings[0]
-    return f"stepscope whatif {path} --set {best} says what it assumes; several --set combine"
 
 
 def _remember(raw: Prediction, bench: Bench, path: str) -> str:
@@ -215,14 +215,8 @@ def _print_list(as_json: bool) -> None:
 
     if as_json:
         listed = [{"name": whatif.name, "help": whatif.help} for whatif in WHATIFS.values()]
-        _write({"schema": 1, "whatifs": listed})
+        write_json({"schema": 1, "whatifs": listed})
         return
     width = max(map(len, WHATIFS))
     for whatif in WHATIFS.values():
         click.echo(f"{whatif.name:<{width}}  {whatif.help}")
-
-
-def _write(body: dict[str, Any]) -> None:
-    from stepscope.ui.json_text import write_json
-
-    write_json(body)

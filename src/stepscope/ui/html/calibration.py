@@ -198,7 +198,7 @@ def _draw_times(fit: CollectiveFit, axes: FitAxes) -> str:
     for segment in fit.segments:
         factor = segment.to_bytes / segment.from_bytes
         sizes = [segment.from_bytes * factor ** (i / _POINTS) for i in range(_POINTS + 1)]
-        parts.append(path("line", [(axes.x(each), axes.y(segment.at(each))) for each in sizes]))
+        parts.append(path("line", [(axes.x(size), axes.y(segment.at(size))) for size in sizes]))
     for point in fit.measured:
         x = axes.x(point.size_bytes)
         title = (

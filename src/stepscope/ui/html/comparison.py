@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepscope.records.explanation import Budget, Part
 from stepscope.records.figures import (
@@ -14,7 +14,13 @@ from stepscope.records.figures import (
     size,
     unsigned_percent,
 )
-from stepscope.ui.comparison import comparison_answer, open_words, promise_words, whole_steps
+from stepscope.ui.comparison import (
+    comparison_answer,
+    open_words,
+    phases_and_rest,
+    promise_words,
+    whole_steps,
+)
 from stepscope.ui.html.comparison_charts import (
     PHASES,
     draw_change,
@@ -23,7 +29,7 @@ from stepscope.ui.html.comparison_charts import (
     signed,
     waterfall,
 )
-from stepscope.ui.html.parts import BudgetSlice, slices
+from stepscope.ui.html.parts import slices
 from stepscope.ui.html.render import render_page, write_atomically
 from stepscope.ui.html.step_lanes import draw_pair, lanes_of_side
 from stepscope.ui.words import PARTS, short_kernel
@@ -49,38 +55,6 @@ class PlainTable:
     columns: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
     numbers: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BarSide:
-    """A's or B's bar; `left_over` is how much shorter it is than the longer one."""
-
-    name: str
-    step: str
-    parts: list[BudgetSlice]
-    left_over: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BarRow:
-    """What one colour of the bars stands for."""
-
-    part: BudgetSlice
-    a: str
-    b: str
-    change: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bars:
-    """Both steps divided, one under the other on one scale."""
-
-    title: str
-    sides: tuple[BarSide, BarSide]
-    legend: list[BarRow]
-    whole: tuple[str, str, str, str]  # the last row: the steps
-    longest: float
-    about: str
 
 
 def write_comparison(comparison: Comparison, path: Path, *, cache: bool = True) -> None:
@@ -153,7 +127,8 @@ def _facts(comparison: Comparison) -> list[tuple[str, str]]:
     return facts
 
 
-def _bars(comparison: Comparison) -> Bars | None:
+def _bars(comparison: Comparison) -> dict[str, Any] | None:
+    """Both steps divided, one under the other on one scale, and what each colour stands for."""
     rows = comparison.budget
     if not rows:
         return None
@@ -164,31 +139,28 @@ def _bars(comparison: Comparison) -> Bars | None:
         _budget(steps[1], [(row.id, row.b_ms) for row in rows]),
     )
     known = {part.label: part for side in sides for part in slices(side)}
-    return Bars(
-        title=f"Parts of the {_profiled(comparison)}step",
-        sides=(
-            _bar_side("A", sides[0], longest),
-            _bar_side("B", sides[1], longest),
-        ),
-        legend=[
-            BarRow(
-                part=known[PARTS[row.id][0]],
-                a=significant(row.a_ms),
-                b=significant(row.b_ms),
-                change=signed(row.change_ms),
-            )
+    return {
+        "title": f"Parts of the {_profiled(comparison)}step",
+        "sides": (_bar_side("A", sides[0], longest), _bar_side("B", sides[1], longest)),
+        "legend": [
+            {
+                "part": known[PARTS[row.id][0]],
+                "a": significant(row.a_ms),
+                "b": significant(row.b_ms),
+                "change": signed(row.change_ms),
+            }
             for row in rows
             if PARTS[row.id][0] in known
         ],
-        whole=(
+        "whole": (
             "The step",
             significant(steps[0]),
             significant(steps[1]),
             signed(steps[1] - steps[0]),
         ),
-        longest=longest,
-        about=_about_bars(comparison),
-    )
+        "longest": longest,
+        "about": _about_bars(comparison),
+    }
 
 
 def _about_bars(comparison: Comparison) -> str:
@@ -210,13 +182,14 @@ def _budget(step_ms: float, parts: Sequence[tuple[str, float]]) -> Budget:
     )
 
 
-def _bar_side(name: str, budget: Budget, longest: float) -> BarSide:
-    return BarSide(
-        name=name,
-        step=milliseconds(budget.step_ms),
-        parts=slices(budget),
-        left_over=longest - budget.step_ms,
-    )
+def _bar_side(name: str, budget: Budget, longest: float) -> dict[str, Any]:
+    """`left_over` is how much shorter this bar is than the longer one."""
+    return {
+        "name": name,
+        "step": milliseconds(budget.step_ms),
+        "parts": slices(budget),
+        "left_over": longest - budget.step_ms,
+    }
 
 
 def _profiled(comparison: Comparison) -> str:
@@ -259,7 +232,6 @@ def _runs(comparison: Comparison) -> list[tuple[str, ...]]:
 
 
 def _phases(comparison: Comparison) -> list[tuple[str, ...]]:
-    moved = (*comparison.phases, *((comparison.rest,) if comparison.rest else ()))
     rows: list[tuple[str, ...]] = [
         (
             PHASES.get(row.id, row.id),
@@ -268,7 +240,7 @@ def _phases(comparison: Comparison) -> list[tuple[str, ...]]:
             signed(row.change_ms),
             f"{signed(row.low_ms)} to {signed(row.high_ms)}",
         )
-        for row in moved
+        for row in phases_and_rest(comparison)
     ]
     if rows:
         a, b = comparison.a_ms, comparison.b_ms

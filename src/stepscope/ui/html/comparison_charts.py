@@ -12,6 +12,7 @@ import numpy as np
 from markupsafe import Markup
 
 from stepscope.records.figures import milliseconds, percent, signed_percent, significant
+from stepscope.ui.comparison import phases_and_rest
 from stepscope.ui.html.svg import circle, line, rect, text
 from stepscope.ui.words import PARTS
 
@@ -161,8 +162,8 @@ _Change = tuple[str, float, tuple[float, float] | None]  # label, ms, interval
 
 
 def _measured_rows(comparison: Comparison) -> list[_Change]:
-    moved = (*comparison.phases, *((comparison.rest,) if comparison.rest else ()))
-    return [(PHASES.get(x.id, x.id), x.change_ms, (x.low_ms, x.high_ms)) for x in moved]
+    rows = phases_and_rest(comparison)
+    return [(PHASES.get(x.id, x.id), x.change_ms, (x.low_ms, x.high_ms)) for x in rows]
 
 
 def _profiled_rows(comparison: Comparison) -> list[_Change]:

@@ -6,8 +6,8 @@ float64, which holds every integer up to 2**53 ns (104 days).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -103,13 +103,15 @@ def launched_by(
     parent = np.append(tree.parent, -1)
     own = _sum(under, device.dur_ns[work], nodes + 1)
     count = np.bincount(under, minlength=nodes + 1)
-    return _drop_empty(
-        parent=np.concatenate([parent, leaves.parent]),
-        name=np.concatenate([tree.name, [unlinked_name], leaves.name]),
-        kind=np.concatenate([tree.kind, [THREAD], leaves.kind]).astype(np.uint8),
-        count=np.concatenate([_add_up(parent, count), leaves.count]),
-        total_ns=np.concatenate([_add_up(parent, own), leaves.total_ns]),
+    inner = _Level(
+        parent=parent,
+        name=np.append(tree.name, unlinked_name),
+        kind=np.append(tree.kind, np.uint8(THREAD)),
+        count=_add_up(parent, count),
+        total_ns=_add_up(parent, own),
     )
+    flame = _tree([inner, leaves])
+    return _select(flame, flame.count > 0)
 
 
 def keep_widest(flame: Flame, max_nodes: int = MAX_NODES) -> Flame:
@@ -159,22 +161,14 @@ def _sum(group: Ints, value: Ints, groups: int) -> Ints:
 
 
 def _tree(levels: list[_Level]) -> Flame:
-    parent = np.concatenate([level.parent for level in levels])
-    total = np.concatenate([level.total_ns for level in levels])
-    return Flame(
-        parent=parent,
-        name=np.concatenate([level.name for level in levels]),
-        kind=np.concatenate([level.kind for level in levels]),
-        count=np.concatenate([level.count for level in levels]),
-        total_ns=total,
-        self_ns=_self_time(parent, total),
-    )
-
-
-def _self_time(parent: Ints, total: Ints) -> Ints:
+    columns: dict[str, Any] = {
+        field.name: np.concatenate([getattr(level, field.name) for level in levels])
+        for field in fields(_Level)
+    }
+    parent, total = columns["parent"], columns["total_ns"]
     child = parent >= 0
-    own: Ints = np.maximum(total - _sum(parent[child], total[child], len(total)), 0)
-    return own
+    own = np.maximum(total - _sum(parent[child], total[child], len(total)), 0)
+    return Flame(**columns, self_ns=own)
 
 
 def _launching_node(stacks: HostStacks, launch: NDArray[np.int32]) -> Ints:
@@ -201,20 +195,6 @@ def _levels_up(parent: Ints) -> list[Ints]:
     """Rows of each level that has a parent, deepest level first."""
     depth = stack_depth(parent)
     return [np.flatnonzero(depth == level) for level in range(int(depth.max(initial=0)), 0, -1)]
-
-
-def _drop_empty(
-    *, parent: Ints, name: Ints, kind: NDArray[np.uint8], count: Ints, total_ns: Ints
-) -> Flame:
-    flame = Flame(
-        parent=parent,
-        name=name,
-        kind=kind,
-        count=count,
-        total_ns=total_ns,
-        self_ns=_self_time(parent, total_ns),
-    )
-    return _select(flame, count > 0)
 
 
 def _select(flame: Flame, selected: NDArray[np.bool_], left_out: int = 0) -> Flame:

@@ -171,12 +171,7 @@ def _held(moment: Moment) -> list[tuple[str, int]]:
 
 
 def _area(
-    name: str,
-    time: Sequence[int],
-    floor: Sequence[int],
-    roof: Sequence[int],
-    last: int,
-    top: float,
+    name: str, time: Sequence[int], floor: Sequence[int], roof: Sequence[int], last: int, top: float
 ) -> str:
     upper = _steps(time, roof, last, top)
     lower = _steps(time, floor, last, top)

@@ -6,7 +6,7 @@ A picture is small enough to be sent between processes: the trace never leaves i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -87,13 +87,29 @@ class RankPicture:
     left_out: str  # a sentence when events were left out
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Placed:
+class _LaneStack:
     """Events of one side, host or device, with their rows, before sorting."""
 
-    rows: Ints  # row numbers in the trace's columns
-    row: Ints  # row on the page
-    lanes: tuple[Lane, ...]
+    def __init__(self, rows: Ints, group: Literal["device", "host"], first_row: int) -> None:
+        self.rows = rows  # row numbers in the trace's columns
+        self.row = np.zeros(len(rows), dtype=np.int64)  # row on the page
+        self.lanes: tuple[Lane, ...] = ()
+        self._group, self._first = group, first_row
+
+    def add(self, name: str, mine: Ints, level: NDArray[np.int32], *, work: bool) -> None:
+        """Put a lane under those that are there; `mine` are its events."""
+        deep = int(level.max()) + 1
+        self.row[mine] = self._first + level
+        lane = Lane(
+            name=name,
+            group=self._group,
+            work=work,
+            first_row=self._first,
+            rows=deep,
+            events=len(mine),
+        )
+        self.lanes += (lane,)
+        self._first += deep
 
 
 def draw_rank(trace: Trace, rank: RankExplanation, *, max_events: int = 200_000) -> RankPicture:
@@ -158,61 +174,33 @@ def _place_device(
     lane_of: NDArray[np.int32],
     names: tuple[str, ...],
     work: tuple[bool, ...],
-) -> _Placed:
-    row = np.zeros(len(rows), dtype=np.int64)
-    lanes: list[Lane] = []
-    first = 0
+) -> _LaneStack:
+    placed = _LaneStack(rows, "device", first_row=0)
     for number, name in enumerate(names):
         mine = np.flatnonzero(lane_of[rows] == number)
-        if not mine.size:
-            continue
-        start = trace.device.start_ns[rows[mine]]
-        level = overlap_rows(start, start + trace.device.dur_ns[rows[mine]])
-        deep = int(level.max()) + 1
-        row[mine] = first + level
-        lanes.append(
-            Lane(
-                name=name,
-                group="device",
-                work=work[number],
-                first_row=first,
-                rows=deep,
-                events=len(mine),
-            )
-        )
-        first += deep
-    return _Placed(rows=rows, row=row, lanes=tuple(lanes))
+        if mine.size:
+            start = trace.device.start_ns[rows[mine]]
+            level = overlap_rows(start, start + trace.device.dur_ns[rows[mine]])
+            placed.add(name, mine, level, work=work[number])
+    return placed
 
 
-def _place_host(trace: Trace, rows: Ints, depth: NDArray[np.int32], *, first_row: int) -> _Placed:
-    row = np.zeros(len(rows), dtype=np.int64)
+def _place_host(
+    trace: Trace, rows: Ints, depth: NDArray[np.int32], *, first_row: int
+) -> _LaneStack:
+    placed = _LaneStack(rows, "host", first_row)
     names = thread_names(trace)
-    lanes: list[Lane] = []
-    first = first_row
     for thread in thread_order(trace):
         mine = np.flatnonzero(trace.host.thread[rows] == thread)
-        if not mine.size:
-            continue
-        deep = int(depth[rows[mine]].max()) + 1
-        row[mine] = first + depth[rows[mine]]
-        lanes.append(
-            Lane(
-                name=names[thread],
-                group="host",
-                work=False,
-                first_row=first,
-                rows=deep,
-                events=len(mine),
-            )
-        )
-        first += deep
-    return _Placed(rows=rows, row=row, lanes=tuple(lanes))
+        if mine.size:
+            placed.add(names[thread], mine, depth[rows[mine]], work=False)
+    return placed
 
 
 def _merge_sides(
     trace: Trace,
-    device: _Placed,
-    host: _Placed,
+    device: _LaneStack,
+    host: _LaneStack,
     host_class: NDArray[np.uint8],
     device_class: NDArray[np.uint8],
     zero: int,

@@ -12,16 +12,7 @@ from stepscope.explain.collectives import bus_factor
 from stepscope.records.figures import duration, rate, size
 from stepscope.records.words import counted, plural
 from stepscope.ui.distributed import group_words
-from stepscope.ui.html.svg import (
-    LogAxes,
-    circle,
-    drawing,
-    log_levels,
-    path,
-    rect,
-    short_tick,
-    text,
-)
+from stepscope.ui.html.svg import LogAxes, circle, drawing, log_levels, path, rect, short_tick, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,20 +22,11 @@ def job_tables(job: Job) -> list[dict[str, Any]]:
 
 
 def _collectives(job: Job) -> dict[str, Any]:
-    columns = [
-        ("Collective", "code"),
-        ("Group", "text"),
-        ("Ranks", "text"),
-        ("Size", "bytes"),
-        ("Count", "count"),
-        ("Bus rate", "rate"),
-        ("Wait, a call", "wait"),
-        ("Transfer, a call", "ns"),
-        ("Expected, a call", "ns"),
-        ("Exposed, a call", "ns"),
-        ("Exposed in all", "ns"),
-        ("Last most often", "text"),
-    ]
+    columns = (
+        "Collective:code | Group:text | Ranks:text | Size:bytes | Count:count | "
+        "Bus rate:rate | Wait, a call:wait | Transfer, a call:ns | Expected, a call:ns | "
+        "Exposed, a call:ns | Exposed in all:ns | Last most often:text"
+    )
     rows = (
         (
             row.kind,
@@ -74,14 +65,9 @@ def _wait(row: JobCollective) -> list[int] | None:
 
 
 def _stragglers(job: Job) -> dict[str, Any]:
-    columns = [
-        ("Who", "text"),
-        ("Cause", "text"),
-        ("Slowdown", "times"),
-        ("Cost per step", "ns"),
-        ("Steps", "text"),
-        ("Evidence", "text"),
-    ]
+    columns = (
+        "Who:text | Cause:text | Slowdown:times | Cost per step:ns | Steps:text | Evidence:text"
+    )
     rows = (
         (
             straggler_name(straggler),
@@ -97,16 +83,10 @@ def _stragglers(job: Job) -> dict[str, Any]:
 
 
 def _ranks(job: Job) -> dict[str, Any]:
-    columns = [
-        ("Rank", "index"),
-        ("Host", "text"),
-        ("Step", "ns"),
-        ("Without comm", "ns"),
-        ("Exposed comm", "ns"),
-        ("Data loading", "ns"),
-        ("Waits for others", "ns"),
-        ("Arrived last", "count"),
-    ]
+    columns = (
+        "Rank:index | Host:text | Step:ns | Without comm:ns | Exposed comm:ns | "
+        "Data loading:ns | Waits for others:ns | Arrived last:count"
+    )
     arrivals = {row.rank: (row.waits_ns, row.times_last) for row in job.arrivals}
     rows = (
         (
@@ -124,13 +104,7 @@ def _ranks(job: Job) -> dict[str, Any]:
 
 
 def _clocks(job: Job) -> dict[str, Any]:
-    columns = [
-        ("Rank", "index"),
-        ("Host", "text"),
-        ("Offset", "offset"),
-        ("Error", "error"),
-        ("Drift", "ppm"),
-    ]
+    columns = "Rank:index | Host:text | Offset:offset | Error:error | Drift:ppm"
     return make_table("Clocks", columns, _clock_rows(job), sort=3, absent="not aligned")
 
 

@@ -103,8 +103,7 @@ def _products(dots: list[_Dot], ceilings: Ceilings | None, longest: float) -> Ma
     moved = ceilings.bytes_s if ceilings else None
     ridges = [peak / moved for peak in peaks.values()] if moved else []
     axes = _axes(
-        [*(dot.x for dot in dots), *_around(ridges)],
-        [*(dot.y for dot in dots), *peaks.values()],
+        [*(dot.x for dot in dots), *_around(ridges)], [*(dot.y for dot in dots), *peaks.values()]
     )
     parts = _grid(axes, _plain, flop_rate, "FLOPs per byte", "FLOP/s reached")
     used = {dot.spot.dtype for dot in dots}

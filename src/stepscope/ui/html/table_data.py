@@ -8,27 +8,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-TableColumn = tuple[str, str]  # label, and a type that table_box.js knows
-
 
 def make_table(
     title: str,
-    columns: list[TableColumn],
+    columns: str,
     rows: Iterable[tuple[Any, ...]],
     *,
     sort: int,
     absent: str = "",
     events: bool = False,
 ) -> dict[str, Any]:
-    """One table as the page takes it; `sort` is a column, the largest first, or -1 for none.
+    """`columns`: "label:type | ...", with types that table_box.js knows.
 
-    `events`: the first column names events that the timeline can search for.
+    `sort` is a column, the largest first, or -1 for none. `events`: the first column names events
+    that the timeline can search for.
     """
     cells = [[_cell(value) for value in row] for row in rows]
     return {
         "id": title.lower().replace(",", "").replace(" ", "-"),
         "title": title,
-        "columns": columns,
+        "columns": [column.split(":") for column in columns.split(" | ")],
         "rows": cells,
         "sort": sort,
         "absent": "" if cells else absent,

@@ -32,7 +32,18 @@ MOST_CELLS = 240
 _MOST_WORK = 300_000  # tasks in all cells
 _BATCHES = ("x0.5", "", "x2", "x4", "x8")
 _DIGITS = 5  # significant digits in the file
-COLUMNS = ("step", "low", "high", "host", "device", "factor", "peak", "peak_low", "peak_high")
+# A number's name on the page, and in a prediction.
+COLUMNS = {
+    "step": "predicted_ms",
+    "low": "low_ms",
+    "high": "high_ms",
+    "host": "host_ms",
+    "device": "device_ms",
+    "factor": "throughput_factor",
+    "peak": "peak_bytes",
+    "peak_low": "peak_low_bytes",
+    "peak_high": "peak_high_bytes",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,16 +100,14 @@ def lay_out(
 def _axes(bench: Bench, known: set[str], rank: RankExplanation) -> list[Axis]:
     """The most useful first."""
     dtype = (rank.efficiency.dtype if rank.efficiency else None) or "as it is"
+    now = current_form(bench.context) or "as it is"
     axes = [
         _choice(
             "precision",
             "Precision",
             "What matrix products are computed in; bf16 is autocast",
-            [
-                Option(label=f"{dtype} (now)" if dtype != "as it is" else dtype, setting=""),
-                Option(label="tf32", setting="precision=tf32"),
-                Option(label="bf16", setting="precision=bf16"),
-            ],
+            f"{dtype} (now)" if dtype != "as it is" else dtype,
+            ("tf32", "bf16"),
             known,
         ),
         _batch_axis(bench, known),
@@ -113,10 +122,8 @@ def _axes(bench: Bench, known: set[str], rank: RankExplanation) -> list[Axis]:
             "optimizer",
             "Optimizer",
             "The same update with fewer launches",
-            [
-                Option(label=f"{current_form(bench.context) or 'as it is'} (now)", setting=""),
-                Option(label="fused", setting="optimizer=fused"),
-            ],
+            f"{now} (now)",
+            ("fused",),
             known,
         ),
         _switch("no-data-wait", "Data always ready", "Batches wait for the step", known),
@@ -134,11 +141,14 @@ def _axes(bench: Bench, known: set[str], rank: RankExplanation) -> list[Axis]:
     return [axis for axis in axes if axis is not None]
 
 
-def _choice(id_: str, label: str, hint: str, options: list[Option], known: set[str]) -> Axis | None:
-    offered = tuple(option for option in options if not option.setting or option.setting in known)
-    if len(offered) < 2:
+def _choice(
+    id_: str, label: str, hint: str, now: str, values: Sequence[str], known: set[str]
+) -> Axis | None:
+    offered = [Option(label=value, setting=f"{id_}={value}") for value in values]
+    options = [Option(label=now, setting=""), *(o for o in offered if o.setting in known)]
+    if len(options) < 2:
         return None
-    return Axis(id=id_, label=label, hint=hint, kind="choice", options=offered)
+    return Axis(id=id_, label=label, hint=hint, kind="choice", options=tuple(options))
 
 
 def _switch(setting: str, label: str, hint: str, known: set[str]) -> Axis | None:
@@ -198,7 +208,7 @@ def _cells(
     order = _order(axes)
     numbers: dict[int, tuple[float | None, ...]] = {}
     scaling_cells: dict[int, ScalingCell | None] = {}
-    scaled = ScalingCells(scaling.crew) if scaling.crew else None
+    scaled = ScalingCells(scaling.setup) if scaling.setup else None
     strides = [math.prod(len(axis.options) for axis in axes[i + 1 :]) for i in range(len(axes))]
 
     def grow(
@@ -216,7 +226,7 @@ def _cells(
         for number, option in enumerate(axes[place].options):
             after, chosen = trial, settings
             if option.setting:
-                setting = _setting(option.setting)
+                setting = Setting.parse(option.setting)
                 after, chosen = bench.change(trial, setting), (*settings, setting)
             ungraphed = trial if option.setting == "cuda-graphs" else after
             grow(after, ungraphed, chosen, level + 1, cell + number * strides[place])
@@ -232,32 +242,17 @@ def _cells(
 
 def _order(axes: tuple[Axis, ...]) -> list[int]:
     """The order in which the axes' changes are made."""
-    named = {str(_setting(_any(axis))): place for place, axis in enumerate(axes)}
-    return [named[str(setting)] for setting in in_order(_setting(name) for name in named)]
+    named = {str(Setting.parse(_any(axis))): place for place, axis in enumerate(axes)}
+    return [named[str(setting)] for setting in in_order(Setting.parse(name) for name in named)]
 
 
 def _any(axis: Axis) -> str:
     return next(option.setting for option in axis.options if option.setting)
 
 
-def _setting(text: str) -> Setting:
-    name, _, value = text.partition("=")
-    return Setting(name=name, value=value)
-
-
 def _numbers(prediction: Prediction) -> tuple[float | None, ...]:
     """A cell; all of it is missing where one of the changes does not go with the others."""
     if prediction.refused:
         return (None,) * len(COLUMNS)
-    numbers = (
-        prediction.predicted_ms,
-        prediction.low_ms,
-        prediction.high_ms,
-        prediction.host_ms,
-        prediction.device_ms,
-        prediction.throughput_factor,
-        prediction.peak_bytes,
-        prediction.peak_low_bytes,
-        prediction.peak_high_bytes,
-    )
+    numbers = (getattr(prediction, field) for field in COLUMNS.values())
     return tuple(None if value is None else float(f"{value:.{_DIGITS}g}") for value in numbers)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import to_builtins
 
 from stepscope.predict import scale_out, whatif
 from stepscope.predict.contracted_step import contract_step
@@ -25,12 +26,12 @@ from stepscope.ui.html.whatif_axes import Axis, Option
 from stepscope.verify.track_record import NARROWEST, learn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from stepscope.explain.replay.graph import Floats
     from stepscope.predict.contracted_step import ContractedStep
     from stepscope.predict.max_plus import StepTables
-    from stepscope.predict.scaling_grid import BucketLayout, ScalingSetup, WorkerLink
+    from stepscope.predict.scaling_grid import ScalingSetup, WorkerLink
     from stepscope.predict.step_context import StepContext
     from stepscope.predict.whatif import Bench, Trial
     from stepscope.records.prediction import PeakMemory, Setting
@@ -52,7 +53,7 @@ _BASIS = {
 class SharedStep:
     """The step of a worker that has only a share of the batch."""
 
-    sketch: ContractedStep
+    step: ContractedStep
     peak: PeakMemory | None
 
 
@@ -60,7 +61,7 @@ class SharedStep:
 class ScalingCell:
     """One combination of the other controls."""
 
-    sketch: ContractedStep
+    step: ContractedStep
     step_ns: float  # before a CUDA graph is made of it
     variance: float
     spread: float  # of the CUDA graph
@@ -85,7 +86,7 @@ class Doubts:
 class Scaling:
     """What the page computes from; `why` is the reason where workers cannot be predicted."""
 
-    crew: ScalingSetup | None
+    setup: ScalingSetup | None
     why: str
     axes: tuple[Axis, ...]
     doubts: Doubts | None = None
@@ -96,13 +97,13 @@ class Scaling:
 def find_scaling(bench: Bench, history: Sequence[TrackedPromise]) -> Scaling:
     """Controls that cannot be moved say why."""
     try:
-        crew = find_scaling_setup(bench)
+        setup = find_scaling_setup(bench)
     except CannotScale as reason:
-        return Scaling(crew=None, why=str(reason), axes=_axes(None, str(reason)))
+        return Scaling(setup=None, why=str(reason), axes=_axes(None, str(reason)))
     return Scaling(
-        crew=crew,
+        setup=setup,
         why="",
-        axes=_axes(crew, ""),
+        axes=_axes(setup, ""),
         doubts=find_doubts(bench),
         adjusted=_adjusted(history),
         unit_ns=max(1.0, bench.corrected.step_ns / _PARTS),
@@ -127,8 +128,8 @@ class ScalingCells:
     """The steps of all cells. Twice the batch among twice the workers is the same step: each is
     worked out once."""
 
-    def __init__(self, crew: ScalingSetup) -> None:
-        self.crew = crew
+    def __init__(self, setup: ScalingSetup) -> None:
+        self.setup = setup
         self.known: dict[tuple[object, ...], ContractedStep] = {}
 
     def make_cell(
@@ -137,35 +138,35 @@ class ScalingCells:
         """`local` is the trial before a CUDA graph was made of it."""
         others = frozenset(setting for setting in settings if setting.name != "batch")
         return ScalingCell(
-            sketch=self._sketch(local.context, 1.0, others, graphed),
+            step=self._contract(local.context, 1.0, others, graphed),
             step_ns=local.step_ns,
             variance=local.variance,
             spread=spread,
             shared=tuple(
-                self._share(local, link.ranks, others, graphed) for link in self.crew.links
+                self._share(local, link.ranks, others, graphed) for link in self.setup.links
             ),
         )
 
     def _share(
         self, local: Trial, ranks: int, others: frozenset[Setting], graphed: bool
     ) -> SharedStep | None:
-        context, share = local.context, self.crew.before / ranks
+        context, share = local.context, self.setup.before / ranks
         same = not graphed and local.peak_changes <= {"batch"}
         try:
             return SharedStep(
-                sketch=self._sketch(context, share, others, graphed),
+                step=self._contract(context, share, others, graphed),
                 peak=peak_at_batch(context, context.grown * share) if same else None,
             )
         except Refused:
             return None
 
-    def _sketch(
+    def _contract(
         self, context: StepContext, share: float, others: frozenset[Setting], graphed: bool
     ) -> ContractedStep:
         key = (others, graphed, round(context.grown * share, 9))
         if key not in self.known:
-            context = share_of_batch(context, self.crew.before, share)
-            self.known[key] = contract_step(self.crew, context, graphed=graphed)
+            context = share_of_batch(context, self.setup.before, share)
+            self.known[key] = contract_step(self.setup, context, graphed=graphed)
         return self.known[key]
 
 
@@ -178,44 +179,40 @@ def _adjusted(history: Sequence[TrackedPromise]) -> dict[str, tuple[float, float
 # The controls
 
 
-def _axes(crew: ScalingSetup | None, why: str) -> tuple[Axis, ...]:
-    before = crew.before if crew else 1
+def _axes(setup: ScalingSetup | None, why: str) -> tuple[Axis, ...]:
+    before = setup.before if setup else 1
     return (
-        _workers(before, [link.ranks for link in crew.links] if crew else WORKERS, why),
-        _share(crew, why),
+        _workers(before, [link.ranks for link in setup.links] if setup else WORKERS, why),
+        _share(setup, why),
         _bandwidth(why),
-        _buckets(crew, why),
+        _buckets(setup, why),
     )
 
 
 def _workers(before: int, known: Sequence[int], why: str) -> Axis:
-    return Axis(
-        id="workers",
-        label="Workers",
-        hint="DDP replicas of the model",
-        kind="slider",
-        options=tuple(
-            Option(label=f"{many:,} (now)", setting="")
-            if many == before
-            else Option(label=f"{many:,}", setting=f"workers={many}")
-            for many in known
-        ),
-        why=why,
+    options = (
+        Option(label=f"{many:,} (now)", setting="")
+        if many == before
+        else Option(label=f"{many:,}", setting=f"workers={many}")
+        for many in known
     )
+    return _slider("workers", "Workers", "DDP replicas of the model", options, why)
 
 
-def _share(crew: ScalingSetup | None, why: str) -> Axis:
+def _slider(id_: str, label: str, hint: str, options: Iterable[Option], why: str) -> Axis:
+    return Axis(id=id_, label=label, hint=hint, kind="slider", options=tuple(options), why=why)
+
+
+def _share(setup: ScalingSetup | None, why: str) -> Axis:
     """A part of the setting of workers: workers=8:strong."""
+    own, shared = Option(label="each its own", setting=""), Option(label="shared", setting="strong")
     return Axis(
         id="share",
         label="Their batch",
         hint="Weak scaling, or strong: with more workers fewer samples for each",
         kind="choice",
-        options=(
-            Option(label="each its own", setting=""),
-            Option(label="shared", setting="strong"),
-        ),
-        why=why or (crew.no_share if crew else ""),
+        options=(own, shared),
+        why=why or (setup.no_share if setup else ""),
     )
 
 
@@ -226,39 +223,26 @@ def _bandwidth(why: str) -> Axis:
             return Option(label=f"{name} (now)", setting="")
         return Option(label=name, setting=f"bandwidth={factor:g}")
 
-    return Axis(
-        id="bandwidth",
-        label="WorkerLink bandwidth",
-        hint="Bytes a second between workers",
-        kind="slider",
-        options=tuple(map(option, BANDWIDTHS)),
-        why=why,
-    )
+    hint = "Bytes a second between workers"
+    return _slider("bandwidth", "Link bandwidth", hint, map(option, BANDWIDTHS), why)
 
 
-def _buckets(crew: ScalingSetup | None, why: str) -> Axis:
-    ways = sorted(crew.ways, key=lambda way: way.bucket_mb or 25.0) if crew else []
-    traced = crew is not None and not any(crew.ways[0].host_ns)
-    if traced:
-        ways.sort(key=lambda way: way.bucket_mb or 0.0)
+def _buckets(setup: ScalingSetup | None, why: str) -> Axis:
+    traced = setup is not None and not any(setup.ways[0].host_ns)
+    now_mb = 0.0 if traced else 25.0
+    layouts = sorted(setup.ways, key=lambda one: one.bucket_mb or now_mb) if setup else []
     options = [
-        Option(label=f"{way.bucket_mb:g} MiB", setting=f"bucket-mb={way.bucket_mb:g}")
-        if way.bucket_mb
+        Option(label=f"{layout.bucket_mb:g} MiB", setting=f"bucket-mb={layout.bucket_mb:g}")
+        if layout.bucket_mb
         else Option(label="as traced (now)" if traced else "25 MiB (now)", setting="")
-        for way in ways
+        for layout in layouts
     ]
-    if len(options) < 2 and not why and crew:
-        why = crew.no_buckets or (
-            f"All gradients ({size(sum(crew.ways[0].size_bytes))}) fit into one bucket"
+    if len(options) < 2 and not why and setup:
+        why = setup.no_buckets or (
+            f"All gradients ({size(sum(setup.ways[0].size_bytes))}) fit into one bucket"
         )
-    return Axis(
-        id="bucket-mb",
-        label="Bucket size",
-        hint="DDP's bucket_cap_mb",
-        kind="slider",
-        options=tuple(options or [Option(label="25 MiB (now)", setting="")]),
-        why=why,
-    )
+    options = options or [Option(label="25 MiB (now)", setting="")]
+    return _slider("bucket-mb", "Bucket size", "DDP's bucket_cap_mb", options, why)
 
 
 # The data, as scaled_step.js reads it
@@ -266,13 +250,13 @@ def _buckets(crew: ScalingSetup | None, why: str) -> Axis:
 
 def encode_scaling(scaling: Scaling, cells: Sequence[ScalingCell | None]) -> str:
     """A data block: numbers by cell in the head, tables as columns."""
-    crew = scaling.crew
-    assert crew is not None
+    setup = scaling.setup
+    assert setup is not None
     assert scaling.doubts is not None
     columns: dict[str, Column] = {}
     known = [cell for cell in cells if cell]
-    every = [cell.sketch for cell in known]
-    every += [share.sketch for cell in known for share in cell.shared if share]
+    every = [cell.step for cell in known]
+    every += [share.step for cell in known for share in cell.shared if share]
     steps = list({id(step): step for step in every}.values())
     place = {id(step): number for number, step in enumerate(steps)}
     shapes = {
@@ -281,22 +265,22 @@ def encode_scaling(scaling: Scaling, cells: Sequence[ScalingCell | None]) -> str
     }
     head = {
         "unit": scaling.unit_ns,
-        "before": crew.before,
-        "onHost": crew.on_host,
-        "links": [_link_data(link) for link in crew.links],
-        "buckets": [_buckets_data(way) for way in crew.ways],
-        "finish": crew.finish_ns,
-        "sent": crew.sent_bytes,
-        "send": crew.send_ns,
-        "afterSend": crew.sent_ns,
-        "moments": crew.moments,
-        "forward": crew.forward,
+        "before": setup.before,
+        "onHost": setup.on_host,
+        "links": [_link_data(link) for link in setup.links],
+        "buckets": to_builtins(setup.ways),
+        "finish": setup.finish_ns,
+        "sent": setup.sent_bytes,
+        "send": setup.send_ns,
+        "afterSend": setup.sent_ns,
+        "moments": setup.moments,
+        "forward": setup.forward,
         "doubts": asdict(scaling.doubts),
         "adjusted": scaling.adjusted or {},
         "narrowest": NARROWEST,
         "shapes": shapes,
-        "held": crew.held_bytes,
-        "batch": [describe_batch(on_host=crew.on_host, strong=strong) for strong in (False, True)],
+        "held": setup.held_bytes,
+        "batch": [describe_batch(on_host=setup.on_host, strong=strong) for strong in (False, True)],
         "steps": [_step_data(step) for step in steps],
         "cells": [_cell_data(cell, place) if cell else None for cell in cells],
     }
@@ -304,27 +288,7 @@ def encode_scaling(scaling: Scaling, cells: Sequence[ScalingCell | None]) -> str
 
 
 def _link_data(link: WorkerLink) -> dict[str, Any]:
-    return {
-        "ranks": link.ranks,
-        "straggling": link.straggling,
-        "spread": link.spread,
-        "basis": _BASIS.get(link.basis, link.basis),
-        "all_reduce": link.all_reduce,
-        "broadcast": link.broadcast,
-        "beside": link.beside,
-        "lost": link.lost,
-        "said": link.said,
-    }
-
-
-def _buckets_data(way: BucketLayout) -> dict[str, Any]:
-    return {
-        "bucket_mb": way.bucket_mb,
-        "size_bytes": way.size_bytes,
-        "marks": way.marks,
-        "host_ns": way.host_ns,
-        "fill_ns": way.fill_ns,
-    }
+    return {**to_builtins(link), "basis": _BASIS.get(link.basis, link.basis)}
 
 
 def _cell_data(cell: ScalingCell, place: dict[int, int]) -> dict[str, Any]:
@@ -332,8 +296,8 @@ def _cell_data(cell: ScalingCell, place: dict[int, int]) -> dict[str, Any]:
         "ns": cell.step_ns,
         "variance": cell.variance,
         "spread": cell.spread,
-        "step": place[id(cell.sketch)],
-        "shared": [place[id(share.sketch)] if share else None for share in cell.shared],
+        "step": place[id(cell.step)],
+        "shared": [place[id(share.step)] if share else None for share in cell.shared],
         "peaks": [_peak_data(share) for share in cell.shared],
     }
 
@@ -368,10 +332,7 @@ def _step_data(step: ContractedStep) -> dict[str, Any]:
 
 
 def _tables(
-    name: str,
-    shapes: Sequence[StepTables | None],
-    unit_ns: float,
-    columns: dict[str, Column],
+    name: str, shapes: Sequence[StepTables | None], unit_ns: float, columns: dict[str, Column]
 ) -> dict[str, Any] | None:
     """One column for each pair of times, over steps and stretches; 0 is never, else one more."""
     known = [shape for shape in shapes if shape is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.records.figures import interval, significant
+from stepscope.records.figures import interval, milliseconds
 from stepscope.ui.advice import not_helping
 from stepscope.ui.terminal.console import text_line
 from stepscope.ui.terminal.tables import titled_table
@@ -21,18 +21,14 @@ _MOST = 5
 
 def advice_table(advice: Sequence[Advice]) -> Table:
     """The best first; `whatif` tells more of each."""
-    helping = [each for each in advice if each.verdict == "faster"]
-    table = titled_table(
-        "what-ifs, predicted", ("saves", "r"), ("step becomes", "r"), ("what", "l")
-    )
-    for each in helping[:_MOST]:
-        text = text_line(each.label)
-        text.append(f"  --set {each.setting}", style="bright_black")
-        table.add_row(
-            f"{significant(each.saved_ms)} ms",
-            f"{significant(each.predicted_ms)} ms ({interval(each.low_ms, each.high_ms)})",
-            text,
-        )
+    helping = [change for change in advice if change.verdict == "faster"]
+    table = titled_table("what-ifs, predicted", ">saves", ">step becomes", "what")
+    for change in helping[:_MOST]:
+        text = text_line(change.label)
+        text.append(f"  --set {change.setting}", style="bright_black")
+        ends = interval(change.low_ms, change.high_ms)
+        step = f"{milliseconds(change.predicted_ms)} ({ends})"
+        table.add_row(milliseconds(change.saved_ms), step, text)
     for note in not_helping(advice):
         table.add_row("", "", text_line(note, style="bright_black"))
     return table

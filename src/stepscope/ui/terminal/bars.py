@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.table import Table
 from rich.text import Text
+
+from stepscope.records.figures import percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +43,27 @@ def budget_bar(budget: Budget, width: int) -> Text:
     """The whole step across the whole width."""
     parts = [(part.share, FILLS[part.id], COLOURS[part.id]) for part in budget.parts]
     return draw_bar(parts, width)
+
+
+def draw_legend(
+    parts: Sequence[tuple[str, str, str, str, float]], width: int, *, room: int
+) -> Table:
+    """Each part is (character, colour, label, value, share) and takes `room` columns."""
+    columns = max(1, (width + 2) // room)
+    grid = Table.grid(padding=(0, 2))
+    for _ in range(columns):
+        grid.add_column(no_wrap=True)
+    cells = [
+        Text.assemble(
+            (f"{fill} ", colour),
+            label,
+            (f"{value:>10}{percent(share):>6}", "bold" if share >= 0.1 else ""),
+        )
+        for fill, colour, label, value, share in parts
+    ]
+    for i in range(0, len(cells), columns):
+        grid.add_row(*cells[i : i + columns])
+    return grid
 
 
 def cells_per_part(shares: list[float], width: int) -> list[int]:

@@ -15,9 +15,8 @@ from stepscope.ui.calibration import (
     contention_sentence,
     machine_rows,
 )
-from stepscope.ui.terminal.console import make_console, text_line
+from stepscope.ui.terminal.console import make_console, note_line, print_path, text_line
 from stepscope.ui.terminal.tables import answer_grid, titled_table
-from stepscope.ui.words import one_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,41 +34,30 @@ def print_calibration(
 ) -> None:
     """Everything, to stdout."""
     console = make_console(width)
-    console.print(text_line(_headline(profile), style="bright_black"))
-    console.print()
-    console.print(answer_grid(calibration_answer(profile)))
-    console.print()
-    console.print(_machine(profile))
+    console.print(text_line(_headline(profile), style="bright_black"), Text(), sep="\n")
+    console.print(answer_grid(calibration_answer(profile)), Text(), _machine(profile), sep="\n")
     if profile.fits:
-        console.print()
-        console.print(_collectives(profile, wide=console.width >= _WIDE))
+        console.print(Text(), _collectives(profile, wide=console.width >= _WIDE), sep="\n")
     if contention := contention_sentence(profile):
-        console.print()
-        console.print(Text(f"overlap  {contention}"))
+        console.print(Text(), Text(f"overlap  {contention}"), sep="\n")
     for what, why in profile.not_offered.items():
         by = profile.backend if ", " in what else profile.device
-        console.print(
-            text_line(f"note  {what}: {by} does not offer it: {why}", style="bright_black")
-        )
+        console.print(note_line(f"{what}: {by} does not offer it: {why}"))
     console.print()
-    console.print(Text.assemble("profile  ", (one_line(str(saved)), "bold")), soft_wrap=True)
-    if report:
-        console.print(Text.assemble("report   ", (one_line(str(report)), "bold")), soft_wrap=True)
+    print_path(console, "profile  ", saved)
+    print_path(console, "report   ", report)
 
 
-def print_comparison(
-    comparison: AlgorithmComparison, profile: Profile, *, width: int | None = None
-) -> None:
+def print_comparison(comparison: AlgorithmComparison, profile: Profile) -> None:
     """All-reduce algorithms, fastest first."""
-    console = make_console(width)
-    console.print(answer_grid(algorithms_answer(comparison, profile)))
-    console.print()
-    table = titled_table("all_reduce", ("algorithm", "l"), ("time", "r"), ("against best", "r"))
+    table = titled_table("all_reduce", "algorithm", ">time", ">against best")
     least = min(comparison.times_ns.values())
     for name, ns in sorted(comparison.times_ns.items(), key=lambda pair: pair[1]):
-        table.add_row(
-            name.replace("_", "-"), duration(ns), f"x{factor(ns / least)}" if least else "-"
-        )
+        against_best = f"x{factor(ns / least)}" if least else "-"
+        table.add_row(name.replace("_", "-"), duration(ns), against_best)
+    console = make_console()
+    console.print(answer_grid(algorithms_answer(comparison, profile)))
+    console.print()
     console.print(table)
 
 
@@ -83,7 +71,7 @@ def _headline(profile: Profile) -> str:
 
 
 def _machine(profile: Profile) -> Table:
-    table = titled_table("machine", ("ceiling", "l"), ("measured", "r"), ("spread", "r"))
+    table = titled_table("machine", "ceiling", ">measured", ">spread")
     for label, value, spread in machine_rows(profile):
         table.add_row(label, value, percent(spread))
     return table
@@ -92,11 +80,8 @@ def _machine(profile: Profile) -> Table:
 def _collectives(profile: Profile, *, wide: bool) -> Table:
     rows = collective_rows(profile)
     several = len({row.group for row in rows}) > 1
-    columns = [("kind", "l")]
-    columns += [("group", "l"), ("ranks", "r")] if several else []
-    columns += [("sizes", "r")] if wide else []
-    columns += [("latency", "r"), ("algbw", "r"), ("busbw", "r")]
-    columns += [("held out", "r"), ("noise", "r")]
+    columns = ["kind", *(("group", ">ranks") if several else ()), *((">sizes",) if wide else ())]
+    columns += [">latency", ">algbw", ">busbw", ">held out", ">noise"]
     table = titled_table("collectives, GB/s at the largest size", *columns)
     for row in rows:
         cells = {
@@ -110,5 +95,5 @@ def _collectives(profile: Profile, *, wide: bool) -> Table:
             "held out": percent(row.held_out),
             "noise": percent(row.noise),
         }
-        table.add_row(*(cells[name] for name, _ in columns))
+        table.add_row(*(cells[name.lstrip(">")] for name in columns))
     return table

@@ -19,12 +19,13 @@ from stepscope.ui.comparison import (
     comparison_answer,
     merged_notes,
     open_words,
+    phases_and_rest,
     promise_words,
     whole_steps,
 )
-from stepscope.ui.terminal.console import make_console, text_line
+from stepscope.ui.terminal.console import make_console, note_line, print_path, text_line
 from stepscope.ui.terminal.tables import answer_grid, fitting_table, titled_table
-from stepscope.ui.words import PARTS, one_line, short_kernel
+from stepscope.ui.words import PARTS, short_kernel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from stepscope.records.comparison import Comparison, NameChange
-    from stepscope.ui.terminal.tables import Row
 
 _STYLES = {"faster": "bold green", "slower": "bold red", "no difference seen": "bold"}
 _MARGIN = 0.15  # share of the picture left empty on either side
@@ -42,18 +42,13 @@ _WORTH_A_ROW = 0.001  # of the step
 
 
 def print_comparison(
-    comparison: Comparison,
-    *,
-    top: int = 6,
-    width: int | None = None,
-    report: Path | None = None,
+    comparison: Comparison, *, top: int = 6, width: int | None = None, report: Path | None = None
 ) -> None:
     """Everything, to stdout."""
     console = make_console(width)
     for section in _sections(comparison, top, console.width):
         console.print(section)
-    if report:
-        console.print(Text.assemble("report  ", (one_line(str(report)), "bold")), soft_wrap=True)
+    print_path(console, "report  ", report)
 
 
 def draw_interval(low: float, value: float, high: float, width: int) -> tuple[str, str]:
@@ -99,9 +94,7 @@ def _sections(comparison: Comparison, top: int, width: int) -> list[RenderableTy
     for table in (_runs(comparison, width), operators, _config(comparison, width)):
         if table is not None and table.row_count:
             out += [table, Text()]
-    notes = merged_notes(comparison.notes)
-    out += [text_line(f"note  {note}", style="bright_black") for note in notes]
-    return out
+    return [*out, *map(note_line, merged_notes(comparison.notes))]
 
 
 def _first_lines(comparison: Comparison) -> Table:
@@ -133,16 +126,8 @@ def _runs(comparison: Comparison, width: int) -> Table | None:
     runs = [*comparison.a.runs, *comparison.b.runs]
     if len(runs) == 2 and not any(run.warm_up or run.drift for run in runs):
         return None
-    table = titled_table(
-        "runs",
-        ("", "l"),
-        ("median", "r"),
-        ("steps", "r"),
-        ("effective", "r"),
-        ("warm-up", "r"),
-        ("drift", "r"),
-        ("path", "l"),
-    )
+    columns = ("", ">median", ">steps", ">effective", ">warm-up", ">drift", "path")
+    table = titled_table("runs", *columns)
     for name, side in (("A", comparison.a), ("B", comparison.b)):
         for run in side.runs:
             rank = f" rank {run.rank}" if run.rank is not None else ""
@@ -169,8 +154,7 @@ def _budget_title(comparison: Comparison) -> Text:
 
 
 def _budget(comparison: Comparison) -> Table:
-    table = titled_table("", ("part", "l"), ("A", "r"), ("B", "r"), ("change", "r"))
-    table.title = None
+    table = titled_table("", "part", ">A", ">B", ">change")
     for row in sorted(comparison.budget, key=lambda row: -abs(row.change_ms)):
         if abs(row.change_ms) >= _WORTH_A_ROW * comparison.a_ms:
             table.add_row(
@@ -183,27 +167,20 @@ def _budget(comparison: Comparison) -> Table:
 
 
 def _phases(comparison: Comparison, width: int) -> Table:
-    columns = [("phase", "l"), ("A", "r"), ("B", "r"), ("change", "r")]
-    columns += [(f"{percent(comparison.confidence)} interval", "r"), ("", "l")]
-    rows: list[Row] = []
-    for row in (*comparison.phases, *((comparison.rest,) if comparison.rest else ())):
+    bounds = f">{percent(comparison.confidence)} interval"
+    columns = ["phase", ">A", ">B", ">change", bounds, ""]
+    rows = []
+    for row in phases_and_rest(comparison):
         changed = not row.low_ms <= 0 <= row.high_ms
         numbers = [significant(row.a_ms), significant(row.b_ms), signed(row.change_ms)]
         ends = f"{signed(row.low_ms)} to {signed(row.high_ms)}"
-        rows.append(([row.id, *numbers, ends, "changed" if changed else ""], None))
+        rows.append([row.id, *numbers, ends, "changed" if changed else ""])
     title = "phases of the loop, median of all steps, ms"
     return fitting_table(title, columns, rows, width=width, spare=("B", "A"))
 
 
 def _names(title: str, rows: tuple[NameChange, ...], step_ms: float, top: int, width: int) -> Table:
-    table = titled_table(
-        f"{title}, ms a step",
-        ("change", "r"),
-        ("A", "r"),
-        ("B", "r"),
-        ("calls", "r"),
-        ("name", "l"),
-    )
+    table = titled_table(f"{title}, ms a step", ">change", ">A", ">B", ">calls", "name")
     for row in [row for row in rows if abs(row.change_ms) >= _WORTH_A_ROW * step_ms][:top]:
         table.add_row(
             signed(row.change_ms),
@@ -221,7 +198,7 @@ def _calls(row: NameChange) -> str:
 
 
 def _config(comparison: Comparison, width: int) -> Table:
-    table = titled_table("what else differs", ("", "l"), ("A", "l"), ("B", "l"))
+    table = titled_table("what else differs", "", "A", "B")
     room = max(16, (width - 24) // 2)
     for row in comparison.config:
         a, b = row.a or "-", row.b or "-"

@@ -14,6 +14,7 @@ from stepscope.ui.words import one_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from rich.console import ConsoleOptions, RenderableType
 
@@ -47,15 +48,21 @@ def text_line(words: str, style: str = "") -> Text:
     return Text(one_line(words), style=style)
 
 
+def note_line(note: str) -> Text:
+    return text_line(f"note  {note}", style="bright_black")
+
+
+def print_path(console: Console, label: str, path: Path | None) -> None:
+    """Where a file was written, if one was; never broken over lines, so that it can be copied."""
+    if path:
+        console.print(Text.assemble(label, (one_line(str(path)), "bold")), soft_wrap=True)
+
+
 def make_console(width: int | None = None, *, to_stderr: bool = False) -> Console:
     """As wide as the terminal, 100 columns without one, never under 60."""
     if width is None:
         tty = (sys.stderr if to_stderr else sys.stdout).isatty()
         width = shutil.get_terminal_size().columns if tty else _WIDTH_WITHOUT_TERMINAL
     return PlainConsole(
-        width=max(_NARROWEST, width),
-        highlight=False,
-        markup=False,
-        emoji=False,
-        stderr=to_stderr,
+        width=max(_NARROWEST, width), highlight=False, markup=False, emoji=False, stderr=to_stderr
     )

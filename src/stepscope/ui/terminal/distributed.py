@@ -22,7 +22,7 @@ from stepscope.ui.distributed import (
     wait_words,
 )
 from stepscope.ui.terminal.tables import labelled_grid, titled_table
-from stepscope.ui.words import short_kernel
+from stepscope.ui.words import or_dash, short_kernel
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -69,11 +69,10 @@ def _last(job: Job) -> str:
 
 def _collectives(job: Job, top: int, width: int) -> Table:
     """A narrow terminal shows only the columns that matter most."""
-    shown = [column for column in _COLUMNS if width >= column[2]]
-    columns = [(name, side) for name, side, _, _ in shown]
-    table = titled_table("collectives in the window, mean of a call", *columns)
+    shown = [(name, words) for name, least, words in _COLUMNS if width >= least]
+    table = titled_table("collectives in the window, mean of a call", *(name for name, _ in shown))
     for row in job.collectives[:top]:
-        table.add_row(*(words(row) for _, _, _, words in shown))
+        table.add_row(*(words(row) for _, words in shown))
     if len(job.collectives) > top:
         table.caption = f"… {len(job.collectives) - top} more: see --json or --html"
         table.caption_justify = "left"
@@ -85,20 +84,16 @@ def _mean(total_ns: int | None, count: int) -> str:
     return "-" if total_ns is None else duration(total_ns / count)
 
 
-def _or_dash(value: float | None, words: Callable[[float], str]) -> str:
-    return "-" if value is None else words(value)
-
-
 _Words = Callable[["JobCollective"], str]
-# name, side, narrowest terminal that shows it, content
-_COLUMNS: tuple[tuple[str, str, int, _Words], ...] = (
-    ("kind", "l", 0, lambda row: row.kind),
-    ("group", "l", 96, lambda row: short_kernel(group_words(row), 12)),
-    ("size", "r", 0, lambda row: _or_dash(row.size_bytes, size)),
-    ("calls", "r", 70, lambda row: str(row.count)),
-    ("GB/s", "r", 96, lambda row: _or_dash(row.busbw_gb_s, significant)),
-    ("wait", "r", 0, wait_words),
-    ("transfer", "r", 0, lambda row: _mean(row.transfer_ns, row.count)),
-    ("expected", "r", 96, lambda row: _or_dash(row.expected_ns, duration)),
-    ("exposed", "r", 80, lambda row: _mean(row.exposed_ns, row.count)),
+# name, narrowest terminal that shows it, content
+_COLUMNS: tuple[tuple[str, int, _Words], ...] = (
+    ("kind", 0, lambda row: row.kind),
+    ("group", 96, lambda row: short_kernel(group_words(row), 12)),
+    (">size", 0, lambda row: or_dash(row.size_bytes, size)),
+    (">calls", 70, lambda row: str(row.count)),
+    (">GB/s", 96, lambda row: or_dash(row.busbw_gb_s, significant)),
+    (">wait", 0, wait_words),
+    (">transfer", 0, lambda row: _mean(row.transfer_ns, row.count)),
+    (">expected", 96, lambda row: or_dash(row.expected_ns, duration)),
+    (">exposed", 80, lambda row: _mean(row.exposed_ns, row.count)),
 )

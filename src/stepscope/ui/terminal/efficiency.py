@@ -59,11 +59,10 @@ def _headline(efficiency: Efficiency) -> Text:
 
 
 def _dtypes(efficiency: Efficiency, width: int) -> Table:
-    columns = [("dtype", "l"), ("time", "r"), ("rate", "r"), ("of peak", "r")]
+    columns = ["dtype", ">time", ">rate", ">of peak"]
     if width >= _WIDE:
-        columns += [("FLOPs per step", "r"), ("tensor cores", "r")]
+        columns += [">FLOPs per step", ">tensor cores"]
     table = titled_table("", *columns)
-    table.title = None
     for use in efficiency.by_dtype:
         reached = use.flops / (use.device_ns / 1e9) if use.device_ns else None
         known = use.device_ns and efficiency.tensor_core_share is not None
@@ -82,16 +81,9 @@ def _dtypes(efficiency: Efficiency, width: int) -> Table:
 
 
 def _gaps(efficiency: Efficiency, width: int) -> Table:
-    columns = [
-        ("gap", "r"),
-        ("time", "r"),
-        ("of roof", "r"),
-        ("bound", "l"),
-        ("dtype", "l"),
-        ("operator", "l"),
-    ]
+    columns = [">gap", ">time", ">of roof", "bound", "dtype", "operator"]
     if width >= 90:
-        columns.append(("shapes", "l"))
+        columns.append("shapes")
     table = titled_table("widest gaps to the roof, per step", *columns)
     room = max(28, width - _FIXED)
     for spot in gaps(efficiency, MOST_GAPS):

@@ -6,23 +6,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from stepscope.explain.rank_steps import own_ms, typical_step
 from stepscope.records.figures import byte_rate, duration, milliseconds, percent, significant, size
 from stepscope.records.words import counted
 from stepscope.ui.answer import Answer
-from stepscope.ui.terminal.bars import COLOURS, FILLS, budget_bar
-from stepscope.ui.terminal.console import make_console, text_line
+from stepscope.ui.terminal.bars import COLOURS, FILLS, budget_bar, draw_legend
+from stepscope.ui.terminal.console import make_console, note_line, print_path, text_line
 from stepscope.ui.terminal.distributed import job_sections
 from stepscope.ui.terminal.efficiency import efficiency_sections
 from stepscope.ui.terminal.memory import memory_sections
 from stepscope.ui.terminal.tables import SEVERITY_STYLES, answer_grid, titled_table
-from stepscope.ui.words import PARTS, one_line, short_kernel
+from stepscope.ui.words import PARTS, one_line, or_dash, short_kernel
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
     from stepscope.records.explanation import Budget, Explanation, Finding, RankExplanation
     from stepscope.records.memory import Memory
@@ -43,8 +43,7 @@ def print_explanation(
     """Print everything; to stderr if stdout is the command's own."""
     console = make_console(width, to_stderr=to_stderr)
     console.print(Group(*_sections(explanation, top, console.width)))
-    if report:
-        console.print(Text.assemble("report  ", (one_line(str(report)), "bold")), soft_wrap=True)
+    print_path(console, "report  ", report)
 
 
 def _sections(explanation: Explanation, top: int, width: int) -> list[RenderableType]:
@@ -82,12 +81,9 @@ def _snapshot_sections(
 ) -> list[RenderableType]:
     """A memory snapshot has no step and no bar of time."""
     first = explanation.ranks[0]
-    title = text_line(
-        f"{Path(first.path).name} · memory snapshot · {counted(first.events, 'event')}"
-    )
-    title.stylize("bright_black")
+    title = f"{Path(first.path).name} · memory snapshot · {counted(first.events, 'event')}"
     return [
-        title,
+        text_line(title, style="bright_black"),
         Text(),
         _verdict(explanation),
         Text(),
@@ -115,11 +111,8 @@ def _rank_to_show(explanation: Explanation) -> RankExplanation:
 def _headline(explanation: Explanation) -> Text:
     first = explanation.ranks[0]
     several = "processes" if first.called.startswith("process") else "ranks"
-    name = (
-        Path(first.path).name
-        if len(explanation.ranks) == 1
-        else f"{len(explanation.ranks)} {several}"
-    )
+    alone = len(explanation.ranks) == 1
+    name = Path(first.path).name if alone else f"{len(explanation.ranks)} {several}"
     facts = [name, first.device or first.kind.upper()]
     if first.steps.steps:
         facts.append(counted(len(first.steps.steps), "step"))
@@ -149,46 +142,32 @@ def _verdict(explanation: Explanation) -> Table:
 
 
 def _legend(budget: Budget, width: int) -> Table:
-    columns = max(1, (width + 2) // 34)
-    grid = Table.grid(padding=(0, 2))
-    for _ in range(columns):
-        grid.add_column(no_wrap=True)
-    shown = [part for part in budget.parts if part.share >= 0.0005]
-    cells = [
-        Text.assemble(
-            (f"{FILLS[part.id]} ", COLOURS[part.id]),
+    parts = [
+        (
+            FILLS[part.id],
+            COLOURS[part.id],
             f"{PARTS[part.id][0].lower():<14}",
-            (
-                f"{milliseconds(part.ms):>10}{percent(part.share):>6}",
-                "bold" if part.share >= 0.1 else "",
-            ),
+            milliseconds(part.ms),
+            part.share,
         )
-        for part in shown
+        for part in budget.parts
+        if part.share >= 0.0005
     ]
-    for i in range(0, len(cells), columns):
-        grid.add_row(*cells[i : i + columns])
-    return grid
+    return draw_legend(parts, width, room=34)
 
 
 def _ranks(ranks: tuple[RankExplanation, ...]) -> Table:
     many = len(ranks) > _MOST_RANKS
-    table = titled_table(
-        "ranks in the recorded steps, slowest first" if many else "ranks in the recorded steps",
-        ("rank", "r"),
-        ("step", "r"),
-        ("w/o comm", "r"),
-        ("compute", "r"),
-        ("comm", "r"),
-        ("idle", "r"),
-        ("verdict", "l"),
-    )
+    title = "ranks in the recorded steps, slowest first" if many else "ranks in the recorded steps"
+    columns = (">rank", ">step", ">w/o comm", ">compute", ">comm", ">idle", "verdict")
+    table = titled_table(title, *columns)
     by_time = sorted(ranks, key=own_ms, reverse=True)
-    for rank in by_time[:_SLOWEST] if many else ranks:
-        table.add_row(*_rank_row(rank))
+    rows = list(map(_rank_row, by_time[:_SLOWEST] if many else ranks))
     if many:
-        table.add_row("…", "", "", "", "", "", f"{len(ranks) - _SLOWEST - _FASTEST} more")
-        for rank in by_time[-_FASTEST:]:
-            table.add_row(*_rank_row(rank))
+        rows.append(("…", "", "", "", "", "", f"{len(ranks) - _SLOWEST - _FASTEST} more"))
+        rows += map(_rank_row, by_time[-_FASTEST:])
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -208,15 +187,14 @@ def _rank_row(rank: RankExplanation) -> tuple[str, ...]:
 
 
 def _findings(findings: tuple[Finding, ...]) -> Table:
-    table = titled_table("findings", ("", "l"), ("share", "r"), ("what", "l"))
+    table = titled_table("findings", "", ">share", "what")
     for finding in findings:
         text = text_line(finding.summary)
         for place in finding.where:
             where = one_line(f"{place.file}:{place.line} {place.function}")
             text.append(f"\n{where}", style="bright_black")
-        table.add_row(
-            Text(finding.id, style=SEVERITY_STYLES[finding.severity]), _share(finding), text
-        )
+        name = Text(finding.id, style=SEVERITY_STYLES[finding.severity])
+        table.add_row(name, _share(finding), text)
     return table
 
 
@@ -229,9 +207,7 @@ def _share(finding: Finding) -> str:
 
 def _kernels(rank: RankExplanation, top: int, width: int) -> Table:
     title = "operators by self time" if rank.launches.device_events == 0 else "kernels"
-    table = titled_table(
-        title, ("total", "r"), ("share", "r"), ("calls", "r"), ("kind", "l"), ("name", "l")
-    )
+    table = titled_table(title, ">total", ">share", ">calls", "kind", "name")
     whole = sum(kernel.total_ns for kernel in rank.kernels) or 1
     for kernel in rank.kernels[:top]:
         table.add_row(
@@ -246,15 +222,9 @@ def _kernels(rank: RankExplanation, top: int, width: int) -> Table:
 
 def _operators(rank: RankExplanation, top: int, width: int) -> Table:
     on_device = rank.launches.device_events > 0
-    columns = [
-        ("device", "r"),
-        ("self time", "r") if not on_device else ("host self", "r"),
-        ("calls", "r"),
-        ("operator", "l"),
-    ]
-    if width >= 90:
-        columns.append(("shapes", "l"))
-    table = titled_table("operators by input shapes", *columns[0 if on_device else 1 :])
+    columns = [">device", ">host self"] if on_device else [">self time"]
+    columns += [">calls", "operator", *(["shapes"] if width >= 90 else [])]
+    table = titled_table("operators by input shapes", *columns)
     rows = rank.operators if on_device else sorted(rank.operators, key=lambda o: -o.host_self_ns)
     for operator in rows[:top]:
         cells = [
@@ -270,22 +240,14 @@ def _operators(rank: RankExplanation, top: int, width: int) -> Table:
 
 
 def _copies(rank: RankExplanation, top: int, width: int) -> Table:
-    table = titled_table(
-        "copies",
-        ("total", "r"),
-        ("exposed", "r"),
-        ("calls", "r"),
-        ("size", "r"),
-        ("rate", "r"),
-        ("name", "l"),
-    )
+    table = titled_table("copies", ">total", ">exposed", ">calls", ">size", ">rate", "name")
     for copy in rank.copies[: min(top, 5)]:
         table.add_row(
             duration(copy.total_ns),
             duration(copy.exposed_ns),
             str(copy.count),
-            "-" if copy.size_bytes is None else size(copy.size_bytes),
-            "-" if copy.gb_s is None else byte_rate(1e9 * copy.gb_s),
+            or_dash(copy.size_bytes, size),
+            or_dash(copy.gb_s, lambda gb_s: byte_rate(1e9 * gb_s)),
             short_kernel(copy.name, max(16, width - 55)),
         )
     return table
@@ -293,8 +255,8 @@ def _copies(rank: RankExplanation, top: int, width: int) -> Table:
 
 def _notes(explanation: Explanation) -> list[RenderableType]:
     several = len(explanation.ranks) > 1
-    lines = [f"note  {note.detail}" for note in explanation.quality]
+    notes = [note.detail for note in explanation.quality]
     for rank in explanation.ranks[:8]:
         whose = f"{rank.called}: " if several else ""
-        lines += [f"note  {whose}{note.detail}" for note in rank.quality]
-    return [text_line(line, style="bright_black") for line in lines]
+        notes += [f"{whose}{note.detail}" for note in rank.quality]
+    return [*map(note_line, notes)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.table import Table
 from rich.text import Text
 
 from stepscope.explain.memory.words import LABELS
@@ -19,13 +18,14 @@ from stepscope.ui.memory import (
     unknown_categories,
     zero_rows,
 )
-from stepscope.ui.terminal.bars import draw_bar
+from stepscope.ui.terminal.bars import draw_bar, draw_legend
 from stepscope.ui.terminal.console import text_line
 from stepscope.ui.terminal.tables import titled_table
 from stepscope.ui.words import one_line, short_kernel
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
     from stepscope.records.memory import Memory, Theory
 
@@ -51,9 +51,10 @@ def memory_sections(
     out: list[RenderableType] = [Text.assemble(("memory  ", "bold"), text_line(headline(memory)))]
     shown = shown_categories(memory)
     if len(shown) > 1:
-        out += [_bar(shown, width), _legend(shown, width)]
-    out.append(_remarks(memory))
-    out.append(Text())
+        whole = sum(held for _, held in shown)
+        parts = [(held / whole, _FILLS[name], _COLOURS[name]) for name, held in shown]
+        out += [draw_bar(parts, width), _legend(shown, whole, width)]
+    out += [_remarks(memory), Text()]
     rows = min(top, _MOST_ROWS)
     if memory.by_site:
         out += [_sites(memory, rows, width), Text()]
@@ -64,28 +65,12 @@ def memory_sections(
     return out
 
 
-def _bar(shown: list[tuple[str, int]], width: int) -> Text:
-    whole = sum(held for _, held in shown)
-    return draw_bar([(held / whole, _FILLS[name], _COLOURS[name]) for name, held in shown], width)
-
-
-def _legend(shown: list[tuple[str, int]], width: int) -> Table:
-    columns = max(1, (width + 2) // 36)
-    whole = sum(held for _, held in shown)
-    grid = Table.grid(padding=(0, 2))
-    for _ in range(columns):
-        grid.add_column(no_wrap=True)
-    cells = [
-        Text.assemble(
-            (f"{_FILLS[name]} ", _COLOURS[name]),
-            f"{LABELS[name]:<15}",
-            (f"{size(held):>10}{percent(held / whole):>6}", "bold" if held >= 0.1 * whole else ""),
-        )
+def _legend(shown: list[tuple[str, int]], whole: int, width: int) -> Table:
+    parts = [
+        (_FILLS[name], _COLOURS[name], f"{LABELS[name]:<15}", size(held), held / whole)
         for name, held in shown
     ]
-    for i in range(0, len(cells), columns):
-        grid.add_row(*cells[i : i + columns])
-    return grid
+    return draw_legend(parts, width, room=36)
 
 
 def _remarks(memory: Memory) -> Text:
@@ -102,15 +87,8 @@ def _remarks(memory: Memory) -> Text:
 
 
 def _sites(memory: Memory, most: int, width: int) -> Table:
-    table = titled_table(
-        "held at the peak, by allocating operator",
-        ("size", "r"),
-        ("share", "r"),
-        ("blocks", "r"),
-        ("for", "l"),
-        ("operator", "l"),
-        ("where", "l"),
-    )
+    columns = (">size", ">share", ">blocks", "for", "operator", "where")
+    table = titled_table("held at the peak, by allocating operator", *columns)
     for site in memory.by_site[:most]:
         table.add_row(
             size(site.size_bytes),
@@ -124,7 +102,7 @@ def _sites(memory: Memory, most: int, width: int) -> Table:
 
 
 def _modules(memory: Memory, most: int, width: int) -> Table:
-    table = titled_table("activations", ("size", "r"), ("share", "r"), ("by module", "l"))
+    table = titled_table("activations", ">size", ">share", "by module")
     whole = sum(row.size_bytes for row in memory.by_module) or 1
     for row in memory.by_module[:most]:
         table.add_row(
@@ -138,13 +116,9 @@ def _modules(memory: Memory, most: int, width: int) -> Table:
 def _zero(theory: Theory, ranks: int) -> Table:
     """For up to eight times as many ranks as the job has."""
     shown = tuple(count for count in _RANKS if count <= _TIMES_THE_JOB * ranks)
-    columns = [(counted(count, "rank"), "r") for count in shown]
-    table = titled_table(
-        "parameters, gradients and optimizer state per rank, by formula",
-        ("ZeRO", "l"),
-        *columns,
-        ("traffic", "r"),
-    )
+    columns = ["ZeRO", *(f">{counted(count, 'rank')}" for count in shown), ">traffic"]
+    title = "parameters, gradients and optimizer state per rank, by formula"
+    table = titled_table(title, *columns)
     for stage, rows in zero_rows(theory, shown):
         cells = [size(row.size_bytes) for row in rows]
         table.add_row("none" if stage == 0 else f"stage {stage}", *cells, f"{rows[0].volume:g}x")

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from stepscope.records.figures import size
 from stepscope.records.words import counted
-from stepscope.ui.terminal.console import text_line
+from stepscope.ui.terminal.console import note_line, text_line
 from stepscope.ui.terminal.tables import titled_table
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ def nccl_sections(summary: NcclSummary, *, top: int = 8, width: int = 100) -> li
         sections += [_choices(summary.choices, top), Text()]
     if summary.settings:
         sections += [_settings(summary), Text()]
-    notes = [text_line(f"note  {note}", style="bright_black") for note in summary.notes]
-    return [*sections, *notes]
+    return [*sections, *map(note_line, summary.notes)]
 
 
 def _headline(summary: NcclSummary) -> Text:
@@ -47,8 +46,8 @@ def _headline(summary: NcclSummary) -> Text:
 
 
 def _communicators(rows: tuple[CommunicatorRow, ...], top: int, width: int) -> Table:
-    columns = [("id", "l"), ("ranks", "r"), ("hosts", "r"), ("channels", "r"), ("calls", "r")]
-    table = titled_table("communicators", *columns, ("transports", "l"))
+    columns = ["id", ">ranks", ">hosts", ">channels", ">calls"]
+    table = titled_table("communicators", *columns, "transports")
     for row in rows[:top]:
         seen = "" if row.ranks_seen == row.nranks else f"{row.ranks_seen} of "
         table.add_row(
@@ -64,13 +63,7 @@ def _communicators(rows: tuple[CommunicatorRow, ...], top: int, width: int) -> T
 
 
 def _transports(summary: NcclSummary, top: int) -> Table:
-    table = titled_table(
-        "connections between ranks",
-        ("pairs", "r"),
-        ("channels", "r"),
-        ("where", "l"),
-        ("transport", "l"),
-    )
+    table = titled_table("connections between ranks", ">pairs", ">channels", "where", "transport")
     merged: dict[tuple[str, str], tuple[int, int]] = {}
     for row in summary.transports:
         key = row.transport, _where(row)
@@ -90,14 +83,8 @@ def _where(row: TransportRow) -> str:
 
 
 def _choices(choices: tuple[Choice, ...], top: int) -> Table:
-    table = titled_table(
-        "algorithms (rank 0)",
-        ("calls", "r"),
-        ("size", "r"),
-        ("channels", "r"),
-        ("kind", "l"),
-        ("algorithm", "l"),
-    )
+    columns = (">calls", ">size", ">channels", "kind", "algorithm")
+    table = titled_table("algorithms (rank 0)", *columns)
     for choice in choices[:top]:
         first, last = choice.first_channel, choice.last_channel
         table.add_row(
@@ -112,7 +99,7 @@ def _choices(choices: tuple[Choice, ...], top: int) -> Table:
 
 
 def _settings(summary: NcclSummary) -> Table:
-    table = titled_table("environment", ("name", "l"), ("value", "l"))
+    table = titled_table("environment", "name", "value")
     for name, values in summary.settings.items():
         shown = ", ".join(values[:4]) + (f" and {len(values) - 4} more" if len(values) > 4 else "")
         table.add_row(name, shown)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from rich.text import Text
-
 from stepscope.records.figures import (
     interval,
     milliseconds,
@@ -16,9 +14,9 @@ from stepscope.records.figures import (
     unsigned_percent,
 )
 from stepscope.ui.record import ignored_words, record_answer, unread_words
-from stepscope.ui.terminal.console import make_console, text_line
+from stepscope.ui.terminal.console import make_console, note_line, print_path
 from stepscope.ui.terminal.tables import answer_grid, fitting_table
-from stepscope.ui.words import one_line
+from stepscope.ui.words import or_dash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
     from stepscope.records.promise import Delivery, TrackedPromise
     from stepscope.verify.track_record import Summary
 
-_DASH = "-"
-
 
 def print_record(
     kept: Sequence[TrackedPromise],
@@ -40,57 +36,44 @@ def print_record(
     top: int,
     unread: int = 0,
     ignored: Sequence[tuple[Delivery, str]] = (),
-    width: int | None = None,
 ) -> None:
     """Everything, to stdout."""
-    console = make_console(width)
+    console = make_console()
     console.print(answer_grid(record_answer(kept)))
     console.print()
     if rows:
-        console.print(_summaries(rows, console.width))
-        console.print()
-        console.print(_promises(kept, top, console.width))
-        console.print()
+        for table in (_summaries(rows, console.width), _promises(kept, top, console.width)):
+            console.print(table)
+            console.print()
     for delivery, why in ignored:
-        console.print(text_line(f"note  {ignored_words(delivery, why)}", style="bright_black"))
+        console.print(note_line(ignored_words(delivery, why)))
     if unread:
-        console.print(text_line(f"note  {unread_words(unread)}", style="bright_black"))
-    console.print(Text.assemble("record  ", (one_line(str(folder)), "bold")), soft_wrap=True)
+        console.print(note_line(unread_words(unread)))
+    print_path(console, "record  ", folder)
 
 
 def _summaries(rows: Sequence[Summary], width: int) -> Table:
-    columns = [("what-if", "l"), ("promised", "r"), ("delivered", "r"), ("median error", "r")]
-    columns += [("bias", "r"), ("inside", "r")]
+    columns = ["what-if", ">promised", ">delivered", ">median error", ">bias", ">inside"]
     cells = [
         [
             row.name,
             str(row.promised),
             str(row.delivered),
-            _DASH if row.median_error is None else unsigned_percent(row.median_error),
-            _DASH if row.median_bias is None else signed_percent(row.median_bias),
-            _DASH if row.inside is None else percent(row.inside),
+            or_dash(row.median_error, unsigned_percent),
+            or_dash(row.median_bias, signed_percent),
+            or_dash(row.inside, percent),
         ]
         for row in rows
     ]
-    return fitting_table(
-        "promised against delivered",
-        columns,
-        [(row, None) for row in cells],
-        width=width,
-        spare=("bias",),
-    )
+    return fitting_table("promised against delivered", columns, cells, width=width, spare=("bias",))
 
 
 def _promises(kept: Sequence[TrackedPromise], top: int, width: int) -> Table:
-    columns = [("id", "l"), ("when", "l"), ("what-if", "l"), ("before", "r"), ("promised", "r")]
-    columns += [("delivered", "r"), ("error", "r")]
+    columns = ["id", "when", "what-if", ">before", ">promised", ">delivered", ">error"]
     newest = sorted(kept, key=lambda row: -row.promise.when_unix)[:top]
+    spare = ("when", "before", "error")
     return fitting_table(
-        "newest promises",
-        columns,
-        [(_cells(row), None) for row in newest],
-        width=width,
-        spare=("when", "before", "error"),
+        "newest promises", columns, [_cells(row) for row in newest], width=width, spare=spare
     )
 
 
@@ -103,5 +86,5 @@ def _cells(kept: TrackedPromise) -> list[str]:
         milliseconds(promise.baseline_ms),
         f"{significant(promise.predicted_ms)} ({interval(promise.low_ms, promise.high_ms)})",
         "open" if delivered is None else milliseconds(delivered),
-        _DASH if error is None else signed_percent(error),
+        or_dash(error, signed_percent),
     ]

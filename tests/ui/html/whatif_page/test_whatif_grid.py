@@ -138,11 +138,11 @@ def test_each_number_of_samples_is_sketched_once(grid: WhatIfGrid) -> None:
     assert twice is not None
     one, two = now.shared[0], now.shared[1]
     assert one is not None
-    assert one.sketch is now.sketch
+    assert one.step is now.step
     assert two is not None
-    assert two.sketch is half.sketch
+    assert two.step is half.step
     assert twice.shared[1] is not None
-    assert twice.shared[1].sketch is now.sketch
+    assert twice.shared[1].step is now.step
     assert now.shared[7] is not None  # 128 samples among 128 workers, but not among 256
     assert now.shared[8] is None
 
@@ -150,7 +150,7 @@ def test_each_number_of_samples_is_sketched_once(grid: WhatIfGrid) -> None:
 def test_where_links_are_not_known_their_controls_say_what_to_do() -> None:
     _, _, grid = laid_out(CPU)
     assert grid.scaling is not None
-    assert grid.scaling.crew is None
+    assert grid.scaling.setup is None
     page = pane_text(grid)
     assert "run <code>stepscope calibrate --ranks 2</code>" in page
     assert re.search(r'id="wi-workers"[^>]* disabled>', page)

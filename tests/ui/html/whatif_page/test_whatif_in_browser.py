@@ -159,7 +159,7 @@ def test_workers_links_and_buckets_move_all_numbers_beside_the_other_controls(
 def sketched(cell: ScalingCell, plan: Plan, strong: bool) -> ContractedStep:
     share = cell.shared[plan.link]
     assert share is not None
-    return share.sketch if strong else cell.sketch
+    return share.step if strong else cell.step
 
 
 def page_plan(plan: Plan) -> dict[str, float]:
@@ -171,7 +171,7 @@ def test_the_page_computes_what_python_does_to_the_last_shown_figure(
 ) -> None:
     """Workers, links and bucket sizes of one cell, and of the same as a CUDA graph."""
     assert grid.scaling is not None
-    crew, doubts = grid.scaling.crew, grid.scaling.doubts
+    crew, doubts = grid.scaling.setup, grid.scaling.doubts
     assert crew is not None
     assert doubts is not None
     places = places_with(grid, "precision=bf16")
@@ -192,7 +192,7 @@ def test_the_page_computes_what_python_does_to_the_last_shown_figure(
             step, one = (sketched(each, plan, strong) for each in (plain, made))
             known = Local(
                 sketch=step, step_ns=plain.step_ns, variance=plain.variance,
-                whole=plain.sketch if strong else None,
+                whole=plain.step if strong else None,
                 graphed=one if at == graphed else None, spread=made.spread,
             )  # fmt: skip
             told = predict_together(crew, doubts, known, plan)

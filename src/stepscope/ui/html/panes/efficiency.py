@@ -118,11 +118,7 @@ def _facts(efficiency: Efficiency) -> list[tuple[str, str, str]]:
             if use.peak_flops:
                 peak = f", of its peak: {share_of_peak(reached / use.peak_flops)}"
             facts.append(
-                (
-                    f"Products in {use.dtype}",
-                    flop_rate(reached),
-                    f"{duration(use.device_ns)}{peak}",
-                )
+                (f"Products in {use.dtype}", flop_rate(reached), f"{duration(use.device_ns)}{peak}")
             )
     if efficiency.tensor_core_share is not None:
         share = percent(efficiency.tensor_core_share)

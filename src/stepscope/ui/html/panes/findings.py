@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepscope.records.figures import duration
 from stepscope.ui.html.pane import Pane, ReportData
 
 if TYPE_CHECKING:
-    from stepscope.records.explanation import Finding, Remedy
+    from stepscope.records.explanation import Remedy
 
 SEVERITIES = {"high": "High", "medium": "Medium", "low": "Low", "none": "Note"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FindingCard:
-    """One finding."""
-
-    finding: Finding
-    severity: str
-    rank: str  # which one, where the report is about several
-    remedies: list[tuple[Remedy, str, str]]  # what it saves, and the interval
-
-
-def finding_cards(report: ReportData) -> list[FindingCard] | None:
+def finding_cards(report: ReportData) -> list[dict[str, Any]] | None:
+    """A rank is named where the report is about several; a remedy comes with what it saves."""
     explanation = report.explanation
     names = {rank.rank: rank.called for rank in explanation.ranks}
     several = len(report.ranks) > 1
     return [
-        FindingCard(
-            finding=finding,
-            severity=SEVERITIES[finding.severity],
-            rank=""
+        {
+            "finding": finding,
+            "severity": SEVERITIES[finding.severity],
+            "rank": ""
             if finding.rank is None or not several
             else names.get(finding.rank, f"rank {finding.rank}"),
-            remedies=[(remedy, *saving_words(remedy)) for remedy in finding.remedies],
-        )
+            "remedies": [(remedy, *saving_words(remedy)) for remedy in finding.remedies],
+        }
         for finding in explanation.findings
     ] or None
 

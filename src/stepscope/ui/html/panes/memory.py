@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
@@ -34,64 +33,7 @@ MOST_ROWS = 10
 MOST_DRAWN = 8  # ranks with charts; the others have their figures
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeakSlice:
-    """A category's part of the peak."""
-
-    name: str
-    label: str
-    size: str
-    share: float
-    hint: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HolderRow:
-    """What holds memory, with a bar behind its size."""
-
-    size: str
-    bar: float
-    what: str
-    about: str
-    category: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZeroLine:
-    """One ZeRO stage by number of ranks."""
-
-    stage: str
-    volume: str
-    cells: list[tuple[str, bool]]  # size, and whether it exceeds the limit by itself
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryView:
-    """What the template prints."""
-
-    headline: str
-    facts: list[tuple[str, str, str]]
-    slices: list[PeakSlice]
-    unknown: str
-    picture: str
-    timeline: Markup
-    caption: str
-    moments: Markup
-    key: list[tuple[str, str]]
-    dashed: bool
-    batches: Markup
-    batch_words: str
-    batch_from: str
-    sites: list[HolderRow]
-    modules: list[HolderRow]
-    zero: list[ZeroLine]
-    ranks: tuple[int, ...]
-    theory: str
-    formula: str
-    notes: tuple[str, ...]
-
-
-def memory_views(report: ReportData) -> list[tuple[str, MemoryView | None]] | None:
+def memory_views(report: ReportData) -> list[tuple[str, dict[str, Any] | None]] | None:
     views = [
         (rank_label(rank), memory_view(rank, drawn=place < MOST_DRAWN))
         for place, rank in enumerate(report.ranks)
@@ -99,7 +41,7 @@ def memory_views(report: ReportData) -> list[tuple[str, MemoryView | None]] | No
     return views if any(view for _, view in views) else None
 
 
-def memory_view(rank: RankExplanation, *, drawn: bool) -> MemoryView | None:
+def memory_view(rank: RankExplanation, *, drawn: bool) -> dict[str, Any] | None:
     """None where nothing is known about the rank's memory."""
     memory, none = rank.memory, Markup("")
     if memory is None:
@@ -107,28 +49,28 @@ def memory_view(rank: RankExplanation, *, drawn: bool) -> MemoryView | None:
     fit, theory = memory.largest_batch, memory.theory
     timeline = draw_timeline(memory) if drawn else none
     activations = theory.activations if theory else None
-    return MemoryView(
-        headline=sentence(headline(memory)),
-        facts=_facts(memory),
-        slices=_slices(memory),
-        unknown=", ".join(unknown_categories(memory)) if memory.source != "snapshot" else "",
-        picture=_picture(memory),
-        timeline=timeline,
-        caption=_caption(memory),
-        moments=draw_moments(memory) if drawn and not timeline else none,
-        key=_key(memory),
-        dashed=bool(memory.reserved_bytes),
-        batches=draw_batches(fit, memory.peak_bytes) if drawn and fit else none,
-        batch_words=sentence(batch_words(fit)) if fit else "",
-        batch_from=fit.batch_from or "" if fit else "",
-        sites=_sites(memory),
-        modules=_modules(memory),
-        zero=_zero(theory, memory.limit_bytes) if theory else [],
-        ranks=RANKS,
-        theory=sentence(theory_words(theory) or "") if theory else "",
-        formula=activations.formula if activations else "",
-        notes=(*memory.notes, *(theory.notes if theory else ())),
-    )
+    return {
+        "headline": sentence(headline(memory)),
+        "facts": _facts(memory),
+        "slices": _slices(memory),
+        "unknown": ", ".join(unknown_categories(memory)) if memory.source != "snapshot" else "",
+        "picture": _picture(memory),
+        "timeline": timeline,
+        "caption": _caption(memory),
+        "moments": draw_moments(memory) if drawn and not timeline else none,
+        "key": _key(memory),
+        "dashed": bool(memory.reserved_bytes),
+        "batches": draw_batches(fit, memory.peak_bytes) if drawn and fit else none,
+        "batch_words": sentence(batch_words(fit)) if fit else "",
+        "batch_from": fit.batch_from or "" if fit else "",
+        "sites": _sites(memory),
+        "modules": _modules(memory),
+        "zero": _zero(theory, memory.limit_bytes) if theory else [],
+        "ranks": RANKS,
+        "theory": sentence(theory_words(theory) or "") if theory else "",
+        "formula": activations.formula if activations else "",
+        "notes": (*memory.notes, *(theory.notes if theory else ())),
+    }
 
 
 def _facts(memory: Memory) -> list[tuple[str, str, str]]:
@@ -164,16 +106,16 @@ def _facts(memory: Memory) -> list[tuple[str, str, str]]:
     return [(label, value, sentence(hint)) for label, value, hint in facts]
 
 
-def _slices(memory: Memory) -> list[PeakSlice]:
+def _slices(memory: Memory) -> list[dict[str, Any]]:
     whole = memory.peak_bytes or 1
     return [
-        PeakSlice(
-            name=name,
-            label=LABELS[name].capitalize(),
-            size=size(held),
-            share=held / whole,
-            hint=HINTS[name],
-        )
+        {
+            "name": name,
+            "label": LABELS[name].capitalize(),
+            "size": size(held),
+            "share": held / whole,
+            "hint": HINTS[name],
+        }
         for name, held in shown_categories(memory)
     ]
 
@@ -204,41 +146,43 @@ def _key(memory: Memory) -> list[tuple[str, str]]:
     return [(name, LABELS[name].capitalize()) for name in CATEGORIES if name in shown]
 
 
-def _sites(memory: Memory) -> list[HolderRow]:
+def _sites(memory: Memory) -> list[dict[str, Any]]:
     most = memory.by_site[0].size_bytes if memory.by_site else 1
     return [
-        HolderRow(
-            size=size(site.size_bytes),
-            bar=site.size_bytes / max(most, 1),
-            what=site.operator,
-            about=place_words(site),
-            category=site.category or "",
-        )
+        {
+            "size": size(site.size_bytes),
+            "bar": site.size_bytes / max(most, 1),
+            "what": site.operator,
+            "about": place_words(site),
+            "category": site.category or "",
+        }
         for site in memory.by_site[:MOST_ROWS]
     ]
 
 
-def _modules(memory: Memory) -> list[HolderRow]:
+def _modules(memory: Memory) -> list[dict[str, Any]]:
     most = memory.by_module[0].size_bytes if memory.by_module else 1
     return [
-        HolderRow(
-            size=size(module.size_bytes),
-            bar=module.size_bytes / max(most, 1),
-            what=module.module,
-            about=counted(module.tensors, "tensor"),
-            category="activations",
-        )
+        {
+            "size": size(module.size_bytes),
+            "bar": module.size_bytes / max(most, 1),
+            "what": module.module,
+            "about": counted(module.tensors, "tensor"),
+            "category": "activations",
+        }
         for module in memory.by_module[:MOST_ROWS]
     ]
 
 
-def _zero(theory: Theory, limit: int | None) -> list[ZeroLine]:
+def _zero(theory: Theory, limit: int | None) -> list[dict[str, Any]]:
     return [
-        ZeroLine(
-            stage="Not sharded" if stage == 0 else f"Stage {stage}",
-            volume=f"{rows[0].volume:g}x",
-            cells=[(size(row.size_bytes), bool(limit and row.size_bytes > limit)) for row in rows],
-        )
+        {
+            "stage": "Not sharded" if stage == 0 else f"Stage {stage}",
+            "volume": f"{rows[0].volume:g}x",
+            "cells": [
+                (size(row.size_bytes), bool(limit and row.size_bytes > limit)) for row in rows
+            ],
+        }
         for stage, rows in zero_rows(theory, RANKS)
     ]
 

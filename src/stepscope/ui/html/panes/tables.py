@@ -29,36 +29,23 @@ def rank_tables(rank: RankExplanation) -> list[dict[str, Any]]:
 
 
 def _kernels(rank: RankExplanation) -> dict[str, Any]:
-    columns = [
-        ("Kernel", "code"),
-        ("Kind", "kind"),
-        ("Count", "count"),
-        ("Total", "ns"),
-        ("Mean", "ns"),
-        ("Min", "ns"),
-        ("Max", "ns"),
-    ]
+    columns = "Kernel:code | Kind:kind | Count:count | Total:ns | Mean:ns | Min:ns | Max:ns"
     rows = (
         (k.name, k.kind, k.count, k.total_ns, round(k.total_ns / k.count), k.min_ns, k.max_ns)
         for k in rank.kernels
     )
     if rank.kind == "cpu":
-        columns[0] = ("Operator", "code")
+        columns = columns.replace("Kernel", "Operator")
         return make_table("Work on the CPU", columns, rows, sort=3, events=True)
     absent = "not captured: record the device's ProfilerActivity"
     return make_table("Kernels", columns, rows, sort=3, absent=absent, events=True)
 
 
 def _operators(rank: RankExplanation) -> dict[str, Any]:
-    columns = [
-        ("Operator", "code"),
-        ("Input shapes", "code"),
-        ("Calls", "count"),
-        ("Device total", "ns"),
-        ("Device self", "ns"),
-        ("Host total", "ns"),
-        ("Host self", "ns"),
-    ]
+    columns = (
+        "Operator:code | Input shapes:code | Calls:count | Device total:ns | "
+        "Device self:ns | Host total:ns | Host self:ns"
+    )
     shapes = any(operator.shapes for operator in rank.operators)
     device = rank.kind != "cpu"
     shown = [0, *([1] if shapes else []), 2, *([3, 4] if device else []), 5, 6]
@@ -76,7 +63,7 @@ def _operators(rank: RankExplanation) -> dict[str, Any]:
     )
     return make_table(
         "Operators",
-        [columns[place] for place in shown],
+        " | ".join(columns.split(" | ")[place] for place in shown),
         (tuple(row[place] for place in shown) for row in rows),
         sort=shown.index(4 if device else 6),
         absent=NEEDS_HOST,
@@ -85,14 +72,10 @@ def _operators(rank: RankExplanation) -> dict[str, Any]:
 
 
 def _modules(rank: RankExplanation) -> dict[str, Any]:
-    columns = [
-        ("Module", "code"),
-        ("Calls", "count"),
-        ("Device forward", "ns"),
-        ("Device backward", "ns"),
-        ("Host total", "ns"),
-        ("Host self", "ns"),
-    ]
+    columns = (
+        "Module:code | Calls:count | Device forward:ns | Device backward:ns | "
+        "Host total:ns | Host self:ns"
+    )
     rows = (
         (
             m.name,
@@ -108,14 +91,7 @@ def _modules(rank: RankExplanation) -> dict[str, Any]:
 
 
 def _lines(rank: RankExplanation) -> dict[str, Any]:
-    columns = [
-        ("Function", "code"),
-        ("File", "code"),
-        ("Calls", "count"),
-        ("Host self", "ns"),
-        ("Host total", "ns"),
-        ("Device", "ns"),
-    ]
+    columns = "Function:code | File:code | Calls:count | Host self:ns | Host total:ns | Device:ns"
     rows = (
         (
             line.function,
@@ -131,26 +107,13 @@ def _lines(rank: RankExplanation) -> dict[str, Any]:
 
 
 def _copies(rank: RankExplanation) -> dict[str, Any]:
-    columns = [
-        ("Copy", "code"),
-        ("Count", "count"),
-        ("Total", "ns"),
-        ("Exposed", "ns"),
-        ("Size", "bytes"),
-        ("Rate", "rate"),
-    ]
+    columns = "Copy:code | Count:count | Total:ns | Exposed:ns | Size:bytes | Rate:rate"
     rows = ((c.name, c.count, c.total_ns, c.exposed_ns, c.size_bytes, c.gb_s) for c in rank.copies)
     return make_table("Copies", columns, rows, sort=2, events=True)
 
 
 def _syncs(rank: RankExplanation) -> dict[str, Any]:
-    columns = [
-        ("Call", "code"),
-        ("Made by", "code"),
-        ("Count", "count"),
-        ("Total", "ns"),
-        ("Where", "code"),
-    ]
+    columns = "Call:code | Made by:code | Count:count | Total:ns | Where:code"
     rows = (
         (s.name, s.operator, s.count, s.total_ns, f"{s.file}:{s.line}" if s.file else None)
         for s in rank.syncs
@@ -159,16 +122,10 @@ def _syncs(rank: RankExplanation) -> dict[str, Any]:
 
 
 def _collectives(rank: RankExplanation) -> dict[str, Any]:
-    columns = [
-        ("Collective", "code"),
-        ("Group", "text"),
-        ("Ranks", "count"),
-        ("Size", "bytes"),
-        ("Count", "count"),
-        ("Total", "ns"),
-        ("Exposed", "ns"),
-        ("Bus rate", "rate"),
-    ]
+    columns = (
+        "Collective:code | Group:text | Ranks:count | Size:bytes | Count:count | "
+        "Total:ns | Exposed:ns | Bus rate:rate"
+    )
     rows = (
         (
             c.kind,
@@ -186,7 +143,7 @@ def _collectives(rank: RankExplanation) -> dict[str, Any]:
 
 
 def _steps(rank: RankExplanation) -> dict[str, Any]:
-    columns = [("Step", "text"), ("Start", "ns"), ("Host time", "ns")]
+    columns = "Step:text | Start:ns | Host time:ns"
     zero = rank.steps.steps[0].start_ns if rank.steps.steps else 0
     rows = ((s.name, s.start_ns - zero, s.dur_ns) for s in rank.steps.steps)
     return make_table("Steps", columns, rows, sort=-1)

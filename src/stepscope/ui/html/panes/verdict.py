@@ -2,57 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepscope.explain.snapshot_rank import is_memory_only
 from stepscope.records.figures import duration, percent
 from stepscope.ui.html.pane import Pane, ReportData, rank_label
-from stepscope.ui.html.parts import BudgetSlice, slices
+from stepscope.ui.html.parts import slices
 
 if TYPE_CHECKING:
-    from stepscope.records.explanation import Explanation, RankExplanation, StepTime
+    from stepscope.records.explanation import RankExplanation, StepTime
 
     Fact = tuple[str, str, str]  # label, value, hint
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSummary:
-    """What is printed about one rank."""
-
-    label: str
-    facts: list[Fact]
-    slices: list[BudgetSlice]
-    step_ms: float
-    quality: list[tuple[str, str]]  # id, detail
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerdictView:
-    """What the template prints."""
-
-    explanation: Explanation
-    timed: bool
-    slices: list[BudgetSlice]
-    ranks: list[RankSummary]
-
-
-def verdict_view(report: ReportData) -> VerdictView:
-    return VerdictView(
-        explanation=report.explanation,
-        timed=report.is_timed,
-        slices=slices(report.explanation.budget),
-        ranks=[
-            RankSummary(
-                label=rank_label(rank),
-                facts=[] if is_memory_only(rank) else _facts(rank),
-                slices=slices(rank.budget),
-                step_ms=rank.budget.step_ms,
-                quality=[(note.id, note.detail) for note in (*report.notes, *rank.quality)],
-            )
+def verdict_view(report: ReportData) -> dict[str, Any]:
+    return {
+        "explanation": report.explanation,
+        "timed": report.is_timed,
+        "slices": slices(report.explanation.budget),
+        "ranks": [
+            {
+                "label": rank_label(rank),
+                "facts": [] if is_memory_only(rank) else _facts(rank),
+                "slices": slices(rank.budget),
+                "step_ms": rank.budget.step_ms,
+                "quality": [(note.id, note.detail) for note in (*report.notes, *rank.quality)],
+            }
             for rank in report.ranks
         ],
-    )
+    }
 
 
 def _facts(rank: RankExplanation) -> list[Fact]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
@@ -21,67 +20,33 @@ if TYPE_CHECKING:
     from stepscope.ui.html.whatif_grid import WhatIfGrid
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChangeRow:
-    """One change by itself."""
-
-    label: str
-    setting: str
-    settable: bool
-    tone: str
-    step: str
-    interval: str
-    saves: str
-    bar: float
-    words: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIfView:
+def report_view(report: ReportData) -> dict[str, Any] | None:
     """What the template prints."""
-
-    about: str
-    axes: tuple[Axis, ...]
-    scaling_axes: tuple[Axis, ...]
-    why: Markup  # the reason where workers and links cannot be moved
-    scaling: str  # the data that the page computes with where they can
-    has_buckets: bool
-    who: str
-    batch: int | None
-    has_batch: bool
-    on_host: bool
-    memory: bool
-    singles: list[ChangeRow]
-    notes: list[tuple[str, str]]  # a change, and why it was not tried
-    data: Markup
-
-
-def report_view(report: ReportData) -> WhatIfView | None:
     if report.whatif is None:
         return None
     return whatif_view(report.whatif, several=len(report.explanation.ranks) > 1)
 
 
-def whatif_view(grid: WhatIfGrid, *, several: bool = False) -> WhatIfView:
+def whatif_view(grid: WhatIfGrid, *, several: bool = False) -> dict[str, Any]:
     """`several` when the report is about more than one rank."""
     scaling = grid.scaling
-    scaling_axes = scaling.axes if scaling and (grid.axes or scaling.crew) else ()
-    return WhatIfView(
-        about=_about(grid, several),
-        axes=grid.axes,
-        scaling_axes=scaling_axes,
-        why=_commands(sentence(scaling.why)) if scaling else Markup(""),
-        scaling=encode_scaling(scaling, grid.scaling_cells) if scaling and scaling.crew else "",
-        has_buckets=any(axis.id == "bucket-mb" and not axis.why for axis in scaling_axes),
-        who=_who(grid),
-        batch=grid.batch,
-        has_batch=any(axis.id == "batch" for axis in grid.axes),
-        on_host=grid.on_host,
-        memory=any(peak is not None for peak in grid.cells["peak"]),
-        singles=_rows(grid),
-        notes=[_split(refusal) for refusal in grid.refused] + _left_out(grid),
-        data=Markup(_data(grid)),
-    )
+    scaling_axes = scaling.axes if scaling and (grid.axes or scaling.setup) else ()
+    return {
+        "about": _about(grid, several),
+        "axes": grid.axes,
+        "scaling_axes": scaling_axes,
+        "why": _commands(sentence(scaling.why)) if scaling else Markup(""),
+        "scaling": encode_scaling(scaling, grid.scaling_cells) if scaling and scaling.setup else "",
+        "has_buckets": any(axis.id == "bucket-mb" and not axis.why for axis in scaling_axes),
+        "who": _who(grid),
+        "batch": grid.batch,
+        "has_batch": any(axis.id == "batch" for axis in grid.axes),
+        "on_host": grid.on_host,
+        "memory": any(peak is not None for peak in grid.cells["peak"]),
+        "singles": _rows(grid),
+        "notes": [_split(refusal) for refusal in grid.refused] + _left_out(grid),
+        "data": Markup(_data(grid)),
+    }
 
 
 def _about(grid: WhatIfGrid, several: bool) -> str:
@@ -95,34 +60,34 @@ def _about(grid: WhatIfGrid, several: bool) -> str:
 
 
 def _who(grid: WhatIfGrid) -> str:
-    links = grid.scaling is not None and grid.scaling.crew is not None
+    links = grid.scaling is not None and grid.scaling.setup is not None
     if grid.on_host:
         return "Host and links" if links else "Host and communication"
     return "Host, device and links" if links else "Host and device"
 
 
-def _rows(grid: WhatIfGrid) -> list[ChangeRow]:
-    axes = (*grid.axes, *(grid.scaling.axes if grid.scaling and grid.scaling.crew else ()))
+def _rows(grid: WhatIfGrid) -> list[dict[str, Any]]:
+    axes = (*grid.axes, *(grid.scaling.axes if grid.scaling and grid.scaling.setup else ()))
     known = {option.setting for axis in axes for option in axis.options if option.setting}
     most = max((abs(saved_ms(single)[0]) for single in grid.singles), default=0.0) or 1.0
     return [_row(single, known, most) for single in grid.singles]
 
 
-def _row(prediction: Prediction, known: set[str], most: float) -> ChangeRow:
+def _row(prediction: Prediction, known: set[str], most: float) -> dict[str, Any]:
     setting = str(prediction.settings[0])
     saved, low, high = saved_ms(prediction)
     words = verdict(prediction).partition(": ")[0]
-    return ChangeRow(
-        label=sentence(label(prediction.settings[0])),
-        setting=setting,
-        settable=setting in known,
-        tone={"faster": "good", "slower": "bad", "no difference": "none"}[judge(prediction)],
-        step=milliseconds(prediction.predicted_ms),
-        interval=interval(prediction.low_ms, prediction.high_ms),
-        saves=f"{milliseconds(saved)} ({interval(low, high)})",
-        bar=max(0.0, saved) / most,
-        words=sentence(words.removeprefix(label(prediction.settings[0])).strip()),
-    )
+    return {
+        "label": sentence(label(prediction.settings[0])),
+        "setting": setting,
+        "settable": setting in known,
+        "tone": {"faster": "good", "slower": "bad", "no difference": "none"}[judge(prediction)],
+        "step": milliseconds(prediction.predicted_ms),
+        "interval": interval(prediction.low_ms, prediction.high_ms),
+        "saves": f"{milliseconds(saved)} ({interval(low, high)})",
+        "bar": max(0.0, saved) / most,
+        "words": sentence(words.removeprefix(label(prediction.settings[0])).strip()),
+    }
 
 
 def _split(refused: str) -> tuple[str, str]:
