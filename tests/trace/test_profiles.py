@@ -128,7 +128,6 @@ def test_expected_time_uses_the_segment_of_the_size() -> None:
     assert fit.expected_ns(4096) == 1000.5 + 1024
     assert fit.expected_ns(4097) == 2000 + 4097 / 8
     assert fit.expected_ns(1 << 20) == 2000 + (1 << 17)
-    assert fit.band_ns(0) == pytest.approx((1000.5 * 0.96, 1000.5 * 1.04))
 
 
 @pytest.mark.parametrize(

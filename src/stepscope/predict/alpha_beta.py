@@ -114,11 +114,14 @@ def fit_segments(sizes: Floats, times: Floats, count: int) -> tuple[Segment, ...
     return _partition(sizes, _fit_all_lines(sizes, times), count)
 
 
-def evaluate(segments: Sequence[Segment], sizes: Floats) -> Floats:
+def evaluate(
+    segments: Sequence[Segment], sizes: Floats, latency: float = 1.0, bandwidth: float = 1.0
+) -> Floats:
+    """latency x alpha + bytes x beta / bandwidth, by the line that covers each size."""
     which = np.searchsorted([segment.to_bytes for segment in segments[:-1]], sizes)
-    alpha = np.array([segment.alpha_ns for segment in segments])
-    beta = np.array([segment.beta_ns_per_byte for segment in segments])
-    times: Floats = alpha[which] + beta[which] * sizes
+    alpha = np.array([segment.alpha_ns for segment in segments])[which]
+    beta = np.array([segment.beta_ns_per_byte for segment in segments])[which]
+    times: Floats = alpha * latency + beta * sizes / bandwidth
     return times
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain import intervals
-from stepscope.explain.steps import step_of
+from stepscope.predict.buckets import step_window
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,10 +32,7 @@ def shorten_gaps(
         return graph, 0.0
     start = host.start_ns[calls.row[known]]
     end = start + host.dur_ns[calls.row[known]]
-    steps = context.steps.steps
-    number = int(step_of(steps, start[-1:])[0]) if steps else -1
-    step_start = steps[number].start_ns if number >= 0 else int(start[0])
-    gap_start = np.append(step_start, end[:-1])
+    gap_start = np.append(step_window(context)[0], end[:-1])
     event_start = host.start_ns[rows]
     events = intervals.union(event_start, event_start + host.dur_ns[rows])
     filled = intervals.length_before(events, start) - intervals.length_before(events, gap_start)

@@ -46,14 +46,6 @@ class StepTables(msgspec.Struct, frozen=True, kw_only=True):
     slope: NDArray[np.float64] | None = None
 
 
-def slow_tables(step: StepTables, pace: float) -> Floats:
-    """The tables of a worker whose own work takes `pace` times as long."""
-    if step.slope is None or pace == 1.0:
-        slowed: Floats = step.tables * (1 + (pace - 1) * np.array(step.own))
-        return slowed
-    return np.asarray(step.tables + (pace - 1) * step.slope)
-
-
 def add_slope(step: StepTables, slower: StepTables, pace: float) -> StepTables:
     """`slower` is the same step of a worker that takes `pace` times as long."""
     known = np.isfinite(step.tables) & np.isfinite(slower.tables)
@@ -78,12 +70,6 @@ def tabulate_step(
         busy_ns=_busy_ns(graph, marked),
         own=_own_shares(graph, marked, tables.shape[1]),
     )
-
-
-def advance_times(table: Floats, before: Floats) -> Floats:
-    """The times at the end of a stretch."""
-    after: Floats = (table + before).max(axis=1)
-    return after
 
 
 def split_launch(graph: StepGraph, bounds: Sequence[int]) -> StepGraph:

@@ -74,11 +74,6 @@ class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
                 return segment.at(size_bytes)
         return self.segments[-1].at(size_bytes)
 
-    def band_ns(self, size_bytes: float) -> tuple[float, float]:
-        """The expected time minus and plus the typical error of an unseen pass."""
-        expected, error = self.expected_ns(size_bytes), max(self.noise, self.held_out)
-        return expected * (1 - min(error, 1.0)), expected * (1 + error)
-
     @property
     def latency_ns(self) -> float:
         """The time of a collective of no bytes."""

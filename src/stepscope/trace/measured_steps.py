@@ -49,18 +49,11 @@ class StepRow(msgspec.Struct, frozen=True):
     @property
     def phases_fit(self) -> bool:
         """Whether the phases are not longer than the step that they divide."""
-        phases = self.data_ns + self.forward_ns + self.backward_ns + self.optimizer_ns
-        return phases + self.other_ns <= self.wall_ns
+        phases: int = sum(getattr(self, field) for field in _PHASE_FIELDS)
+        return phases <= self.wall_ns
 
 
-def read_measured_steps(trace: Path, slowest: Path | None = None) -> MeasuredSteps | None:
-    """The steps measured next to a trace of a run folder; None when there are none."""
-    return summarise_steps(_rows(trace.parent / STEPS), slowest)
-
-
-def summarise_steps(
-    all_rows: Iterable[StepRow], slowest: Path | None = None
-) -> MeasuredSteps | None:
+def summarise_steps(all_rows: Iterable[StepRow], slowest: Path | None) -> MeasuredSteps | None:
     """Medians over the plain steps; None when there are none.
 
     The step is the device's own time when that is known: a host that runs ahead ends its steps
@@ -98,16 +91,16 @@ def slowest_in_step(traces: Sequence[Path]) -> Path | None:
     """
     if len(traces) < 2 or len({trace.parent.parent for trace in traces}) > 1:
         return None
-    rows = []
+    ranks = []
     for trace in traces:
-        rows.append(_rows(trace.parent / STEPS))
-        if not any(map(_is_plain, rows[-1])):
+        ranks.append(_rows(trace.parent / STEPS))
+        if not any(map(_is_plain, ranks[-1])):
             return None
-    if not _in_step(rows):
+    if not _in_step(ranks):
         return None
     from statistics import median
 
-    medians = [median(_step_times(list(filter(_is_plain, each)))) for each in rows]
+    medians = [median(_step_times(list(filter(_is_plain, rows)))) for rows in ranks]
     return traces[medians.index(max(medians))]
 
 
