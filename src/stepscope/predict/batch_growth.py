@@ -24,7 +24,6 @@ _TAIL = 0.4  # of a wave of blocks: what the last one leaves idle
 
 
 def grow_batch(context: StepContext, factor: float) -> Outcome:
-    """The step with `factor` times the samples."""
     if context.on_host:
         raise Refused("batch: the trace has no accelerator; how a CPU's time grows is not known")
     growing = find_growing_tasks(context)

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls and tasks that an edit is about."""
-
     calls: Flags
     tasks: Flags
 

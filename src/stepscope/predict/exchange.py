@@ -41,7 +41,6 @@ class DdpCost(msgspec.Struct, frozen=True, kw_only=True):
     tensor_ns: float
 
     def filling_ns(self, buckets: Buckets) -> Floats:
-        """The host's time for each bucket."""
         return self.bucket_ns + self.tensor_ns * buckets.tensors.astype(np.float64)
 
 
@@ -72,8 +71,6 @@ class StepLayout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReduceRules(msgspec.Struct, frozen=True, kw_only=True):
-    """How gradients are reduced."""
-
     on_host: bool
     add_ddp: bool  # DDP's own cost is not in the step yet
     ceilings: Ceilings | None
@@ -108,7 +105,6 @@ def remove_traced(graph: StepGraph, traced: TracedExchange) -> StepGraph:
 
 
 def retime_traced(graph: StepGraph, traced: TracedExchange, dur_ns: Floats) -> StepGraph:
-    """The traced exchange with other durations."""
     durations = graph.tasks.dur_ns.copy()
     durations[traced.tasks] = dur_ns
     return replace(graph, tasks=replace(graph.tasks, dur_ns=durations))

@@ -274,7 +274,6 @@ def share_doubt(whole_ns: float, share_ns: float, step: float, *, on_host: bool)
 
 
 def step_without_comm_ns(graph: StepGraph) -> float:
-    """The step if no collective took any time."""
     return step_ns(scale_tasks(graph, graph.tasks.kind == Kind.COMM, 0.0))
 
 

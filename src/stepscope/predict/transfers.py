@@ -76,7 +76,6 @@ class TransferTimes(msgspec.Struct, frozen=True, kw_only=True):
         return np.maximum(alone, slowed * alone / np.maximum(whole, 1.0))
 
     def scaled(self, factor: float) -> TransferTimes:
-        """Every transfer takes `factor` times as long."""
         return replace(self, latency=self.latency * factor, bandwidth=self.bandwidth / factor)
 
 

@@ -228,8 +228,6 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One slice of the step."""
-
     id: str
     ms: float
     share: float
@@ -244,8 +242,6 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """A place in the user's code."""
-
     file: str
     line: int
     function: str = ""

@@ -68,8 +68,6 @@ class PlainSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's threads and the machine it shares."""
-
     threads: Threads
     interop_threads: Threads | None = None
     variables: dict[str, str] = {}  # environment variables that are set, such as OMP_NUM_THREADS

@@ -22,19 +22,8 @@ if TYPE_CHECKING:
     Int64 = NDArray[np.int64]
 
 KINDS = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "barrier",
-    "send_recv",
-    "send",
-    "recv",
-    "gather",
-    "scatter",
-    "reduce",
-    "other",
+    *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier"),
+    *("send_recv", "send", "recv", "gather", "scatter", "reduce", "other"),
 )
 # No rank leaves one of these before all have arrived.
 SYNCHRONISING = frozenset(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"))
@@ -138,8 +127,6 @@ class RankFolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's part of the job."""
-
     rank: int
     calls: CollectiveCalls
     pace: RankSteps

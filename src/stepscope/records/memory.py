@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from stepscope.records.limits import (
-    Bytes,
-    Count,
-)
+from stepscope.records.limits import Bytes, Count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,12 +23,7 @@ if TYPE_CHECKING:
     Int64 = NDArray[np.int64]
 
 CATEGORIES = (
-    "parameters",
-    "gradients",
-    "optimizer",
-    "activations",
-    "buffers",
-    "temporaries",
+    *("parameters", "gradients", "optimizer", "activations", "buffers", "temporaries"),
     "other",
 )
 # What a step needs at any batch size.
@@ -295,16 +287,8 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ACTIONS = (
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "segment_free",
-    "segment_map",
-    "segment_unmap",
-    "oom",
-    "snapshot",
-    "unknown",
+    *("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free"),
+    *("segment_map", "segment_unmap", "oom", "snapshot", "unknown"),
 )
 BLOCK_STATES = ("active_allocated", "active_pending_free", "inactive", "unknown")
 

@@ -33,7 +33,6 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     beta_ns_per_byte: _Ns
 
     def at(self, size_bytes: float) -> float:
-        """The line's time in ns."""
         return self.alpha_ns + self.beta_ns_per_byte * size_bytes
 
 

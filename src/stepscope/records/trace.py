@@ -31,8 +31,6 @@ ABSENT = -1
 
 
 class HostKind(IntEnum):
-    """What a host event is."""
-
     OPERATOR = 0
     ANNOTATION = 1
     PYTHON = 2
@@ -137,8 +135,6 @@ class CollectiveArgs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """One accelerator as the file describes it."""
-
     id: int
     name: str
     memory_bytes: int = ABSENT

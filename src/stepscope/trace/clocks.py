@@ -11,7 +11,7 @@ nothing is aligned.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     Float = NDArray[np.float64]
     Index = NDArray[np.intp]
+    _PartRounds = tuple[int, NDArray[np.int64], NDArray[np.int64]]  # part, came, left
 
 MAX_DRIFT = 200e-6  # of two quartz clocks against each other
 READING_NS = 1_000.0  # how far off a time in a trace may be
@@ -111,37 +112,30 @@ def _base(part: RankPart) -> int:
 def _collect(
     parts: Sequence[RankPart], blocks: Sequence[MatchedCollectives], base: Index
 ) -> _Edges:
-    meetings, members, starts, ends, sources = [], [], [], [], []
+    pieces: list[tuple[NDArray[Any], ...]] = []  # the columns of _Edges
     count = 0
     for block in blocks:
         start, end = block.column(parts, "start_ns"), block.column(parts, "end_ns")
         chosen = _tightest(block, end - start)
         row, place = np.nonzero(block.row[chosen] >= 0)
         member = block.members[place]
-        meetings.append(count + row)
-        members.append(member)
-        starts.append(start[chosen][row, place] - base[member] - READING_NS)
-        ends.append(end[chosen][row, place] - base[member] + READING_NS)
-        sources.append(np.zeros(len(row), np.int8))
+        began, ended = (times[chosen][row, place] - base[member] for times in (start, end))
+        pieces.append((count + row, member, began, ended, np.zeros(len(row), np.int8)))
         count += len(chosen)
     for rounds in _common_rounds(parts):
         for part, came, left in rounds:
-            meetings.append(count + np.arange(len(came)))
-            members.append(np.full(len(came), part))
-            starts.append(came - base[part] - READING_NS)
-            ends.append(left - base[part] + READING_NS)
-            sources.append(np.ones(len(came), np.int8))
+            meeting, member = count + np.arange(len(came)), np.full(len(came), part)
+            source = np.ones(len(came), np.int8)
+            pieces.append((meeting, member, came - base[part], left - base[part], source))
         count += len(rounds[0][1])
-    if not meetings:
-        none = np.empty(0)
-        index = none.astype(np.intp)
-        return _Edges(meeting=index, part=index, start=none, end=none, source=none.astype(np.int8))
+    pieces = pieces or [(np.empty(0, np.intp),) * 5]
+    columns = [np.concatenate(column) for column in zip(*pieces, strict=True)]
     return _Edges(
-        meeting=np.concatenate(meetings),
-        part=np.concatenate(members),
-        start=np.concatenate(starts).astype(np.float64),
-        end=np.concatenate(ends).astype(np.float64),
-        source=np.concatenate(sources),
+        meeting=columns[0],
+        part=columns[1],
+        start=columns[2] - READING_NS,
+        end=columns[3] + READING_NS,
+        source=columns[4].astype(np.int8),
     )
 
 
@@ -155,14 +149,9 @@ def _tightest(block: MatchedCollectives, dur: NDArray[np.int64]) -> Index:
     return np.sort(rows[np.argsort(shortest, kind="stable")[:_MAX_PER_GROUP]])
 
 
-def _common_rounds(
-    parts: Sequence[RankPart],
-) -> list[list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]]:
+def _common_rounds(parts: Sequence[RankPart]) -> list[list[_PartRounds]]:
     """Clock rounds that two or more ranks recorded, by label and step."""
-    common: dict[
-        tuple[str, int | None, int], list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]
-    ]
-    common = {}
+    common: dict[tuple[str, int | None, int], list[_PartRounds]] = {}
     for place, part in enumerate(parts):
         for rounds in part.rounds:
             key = rounds.label, rounds.step, len(rounds.came_ns)
@@ -176,26 +165,23 @@ def _messages(
     blocks: Sequence[MatchedCollectives],
     base: Index,
 ) -> _Arrows:
-    sent = [
-        parts[part].calls.start_ns[row] - base[part]
-        for part, row in zip(transfers.sender.tolist(), transfers.send.tolist(), strict=True)
+    columns = (transfers.sender, transfers.send, transfers.receiver, transfers.recv)
+    messages = [
+        (
+            sender,
+            receiver,
+            float(parts[sender].calls.start_ns[send] - base[sender]),
+            float(parts[receiver].calls.end_ns[recv] - base[receiver]),
+        )
+        for sender, send, receiver, recv in zip(*(c.tolist() for c in columns), strict=True)
     ]
-    received = [
-        parts[part].calls.end_ns[row] - base[part]
-        for part, row in zip(transfers.receiver.tolist(), transfers.recv.tolist(), strict=True)
-    ]
-    sender, receiver = transfers.sender.tolist(), transfers.receiver.tolist()
-    for block in blocks:
-        for root, member, began, ended in _broadcasts(parts, block, base):
-            sender.append(root)
-            receiver.append(member)
-            sent.append(began)
-            received.append(ended)
+    messages += [message for block in blocks for message in _broadcasts(parts, block, base)]
+    table = np.array(messages, np.float64).reshape(-1, 4)
     return _Arrows(
-        sender=np.array(sender, np.intp),
-        receiver=np.array(receiver, np.intp),
-        sent=np.array(sent, np.float64) - READING_NS,
-        received=np.array(received, np.float64) + READING_NS,
+        sender=table[:, 0].astype(np.intp),
+        receiver=table[:, 1].astype(np.intp),
+        sent=table[:, 2] - READING_NS,
+        received=table[:, 3] + READING_NS,
     )
 
 
@@ -323,7 +309,6 @@ def _bin_bounds(
 
 
 def _smallest_in_group(group: Index, values: Float) -> Float:
-    """The smallest finite value of each group."""
     if not len(group):
         return np.empty(0)
     smallest = np.full(int(group.max()) + 1, _INF)

@@ -218,8 +218,8 @@ class Collector:
         calls = list(compress(args, runtime.tobytes()))
         operators = list(compress(args, operator.tobytes()))
 
-        def of_operators(values: NDArray[Any], default: int = ABSENT) -> NDArray[Any]:
-            return _scatter(operator, values, default)
+        def of_operators(values: NDArray[Any]) -> NDArray[Any]:
+            return _scatter(operator, values)
 
         shapes, dtypes, concrete = self._input_codes(operators)
         self.host.add(
@@ -356,10 +356,10 @@ def _starts(events: Sequence[Any]) -> NDArray[np.int64]:
     return text_to_ns(times) if exact else microseconds_to_ns(times)
 
 
-def _scatter(where: NDArray[np.bool_], values: NDArray[Any], default: int = ABSENT) -> NDArray[Any]:
+def _scatter(where: NDArray[np.bool_], values: NDArray[Any]) -> NDArray[Any]:
     if len(values) == len(where):
         return values
-    out = np.full(len(where), default, dtype=values.dtype)
+    out = np.full(len(where), ABSENT, dtype=values.dtype)
     out[where] = values
     return out
 

@@ -44,12 +44,7 @@ class MatchedCollectives(msgspec.Struct, frozen=True, kw_only=True):
 
     def column(self, parts: Sequence[RankPart], name: str) -> Int64:
         """One column of every member's calls, as (collectives, members); 0 if absent."""
-        table = np.zeros(self.row.shape, np.int64)
-        for place, member in enumerate(self.members.tolist()):
-            values = getattr(parts[member].calls, name)
-            present = self.row[:, place] >= 0
-            table[present, place] = values[self.row[present, place]]
-        return table
+        return _column(parts, self.members.tolist(), self.row, name)
 
     @property
     def synchronising(self) -> NDArray[np.bool_]:
@@ -57,8 +52,6 @@ class MatchedCollectives(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MatchedTransfers(msgspec.Struct, frozen=True, kw_only=True):
-    """Sends matched to their receives."""
-
     sender: NDArray[np.intp]  # parts
     send: NDArray[np.intp]  # rows of their calls
     receiver: NDArray[np.intp]
@@ -79,16 +72,12 @@ def match_collectives(parts: Sequence[RankPart]) -> list[MatchedCollectives]:
 
 def _match_group(parts: Sequence[RankPart], members: list[_Member]) -> MatchedCollectives:
     rows = [_collective_rows(parts[part].calls, code) for part, code, _ in members]
-    sequences = [
-        parts[part].calls.sequence[row] for (part, _, _), row in zip(members, rows, strict=True)
-    ]
-    by_sequence = all((sequence >= 0).all() for sequence in sequences)
-    steps = [
-        _step_numbers(parts[part])[row] for (part, _, _), row in zip(members, rows, strict=True)
-    ]
+    own = [(parts[part], row) for (part, _, _), row in zip(members, rows, strict=True)]
+    by_sequence = all((part.calls.sequence[row] >= 0).all() for part, row in own)
+    steps = [_step_numbers(part)[row] for part, row in own]
     keys = [
-        _collective_keys(parts[part].calls, row, None if by_sequence else step)
-        for (part, _, _), row, step in zip(members, rows, steps, strict=True)
+        _collective_keys(part.calls, row, None if by_sequence else step)
+        for (part, row), step in zip(own, steps, strict=True)
     ]
     member = np.repeat(np.arange(len(members)), [len(row) for row in rows])
     row, step = np.concatenate(rows), np.concatenate(steps)
@@ -102,14 +91,16 @@ def _match_group(parts: Sequence[RankPart], members: list[_Member]) -> MatchedCo
     table[inverse, member[usable]] = row[usable]
     step_of = np.full(len(distinct), ABSENT, np.int64)
     step_of[inverse] = step[usable]
-    shared = ((table >= 0).sum(axis=1) > 1) & _have_similar_sizes(parts, members, table)
+    numbers = [part for part, _, _ in members]
+    sizes = _column(parts, numbers, table, "size_bytes", ABSENT)
+    shared = ((table >= 0).sum(axis=1) > 1) & _have_similar_sizes(sizes)
     order = np.argsort(_first_arrival(parts, members, table[shared]), kind="stable")
     table = table[shared][order]
     return MatchedCollectives(
         group=members[0][2],
-        members=np.array([part for part, _, _ in members], np.intp),
+        members=np.array(numbers, np.intp),
         kind=distinct[shared][order, 1].astype(np.int8),
-        size_bytes=_sizes(parts, members, table),
+        size_bytes=sizes[shared][order].max(axis=1),  # the largest share of any rank
         step=step_of[shared][order],
         row=table,
         by="sequence" if by_sequence else "order",
@@ -174,27 +165,26 @@ def _first_arrival(
     )
 
 
-def _have_similar_sizes(
-    parts: Sequence[RankPart], members: list[_Member], table: NDArray[np.int32]
-) -> NDArray[np.bool_]:
+def _have_similar_sizes(sizes: Int64) -> NDArray[np.bool_]:
     """Whether the ranks' bytes can belong to the same collective."""
-    least, most = np.full(len(table), _NO_SIZE), np.zeros(len(table), np.int64)
-    for place, (part, _, _) in enumerate(members):
-        rows = np.flatnonzero(table[:, place] >= 0)
-        size = parts[part].calls.size_bytes[table[rows, place]]
-        rows, size = rows[size > 0], size[size > 0]
-        least[rows], most[rows] = np.minimum(least[rows], size), np.maximum(most[rows], size)
-    return most <= _MAX_UNEQUAL * least
+    least = np.where(sizes > 0, sizes, _NO_SIZE).min(axis=1)
+    similar: NDArray[np.bool_] = np.maximum(sizes.max(axis=1), 0) <= _MAX_UNEQUAL * least
+    return similar
 
 
-def _sizes(parts: Sequence[RankPart], members: list[_Member], table: NDArray[np.int32]) -> Int64:
-    """The largest share of any rank."""
-    largest = np.full(len(table), ABSENT, np.int64)
-    for place, (part, _, _) in enumerate(members):
-        rows = table[:, place] >= 0
-        sizes = parts[part].calls.size_bytes[table[rows, place]]
-        largest[rows] = np.maximum(largest[rows], sizes)
-    return largest
+def _column(
+    parts: Sequence[RankPart],
+    members: list[int],
+    table: NDArray[np.int32],
+    name: str,
+    absent: int = 0,
+) -> Int64:
+    """One column of the members' calls, in the places of their rows in the table."""
+    values = np.full(table.shape, absent, np.int64)
+    for place, member in enumerate(members):
+        present = table[:, place] >= 0
+        values[present, place] = getattr(parts[member].calls, name)[table[present, place]]
+    return values
 
 
 def match_transfers(parts: Sequence[RankPart]) -> MatchedTransfers:

@@ -64,7 +64,6 @@ class OddValues:
         self._fields[field] = count + rows, first or _example(example, place)
 
     def notes(self) -> tuple[Note, ...]:
-        """One note per field."""
         return tuple(
             Note(
                 id="odd-values",
@@ -151,7 +150,6 @@ def _is_shape(sides: list[Any]) -> bool:
 
 
 def are_texts(text: bytes) -> bool:
-    """Whether the text is a list of strings."""
     return decode_or_none(text, list[str]) is not None
 
 

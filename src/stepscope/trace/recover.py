@@ -66,7 +66,6 @@ class Losses(msgspec.Struct):
 
     @property
     def reasons(self) -> str:
-        """Why events are malformed, in words."""
         return ", ".join(f"{rows} {reason}" for reason, rows in self.malformed.items())
 
     def malformed_notes(self) -> list[Note]:

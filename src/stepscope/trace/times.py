@@ -76,7 +76,6 @@ def _whole_to_ns(values: Sequence[int]) -> NDArray[np.int64]:
 
 
 def text_to_ns(texts: Sequence[Any]) -> NDArray[np.int64]:
-    """Convert the JSON text of microseconds."""
     return np.array([_one_text_to_ns(bytes(text)) for text in texts], dtype=np.int64)
 
 

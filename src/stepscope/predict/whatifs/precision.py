@@ -214,7 +214,6 @@ def _add_casts(
 
 
 def _autocast_ns(context: StepContext, product: Flags) -> float:
-    """The host's time for all products of the step."""
     operators, graph = context.operators, context.graph
     forward = product & (context.task_phase == Phase.FORWARD)
     convolution = operators.family == Family.CONVOLUTION

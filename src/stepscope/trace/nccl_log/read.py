@@ -226,15 +226,13 @@ class _NcclLogReader:
             own, peer = peer, own
         comm = self._owner(at, address, own, peer)
         _check(comm.holds(own, peer) and int(channel) < _MOST_CHANNELS)
-        key = (int(source), int(target), own, transport)
-        comm.links.setdefault(key, (at.line, set()))[1].add(int(channel))
+        comm.add_link((int(source), int(target), own, transport), at.line, int(channel))
 
     def _collnet(self, at: At, match: re.Match[str]) -> None:
         channel, rank, transport, address = match.groups()
         comm = self._owner(at, address, int(rank))
         _check(comm.holds(int(rank)) and int(channel) < _MOST_CHANNELS)
-        key = (int(rank), None, int(rank), transport)
-        comm.links.setdefault(key, (at.line, set()))[1].add(int(channel))
+        comm.add_link((int(rank), None, int(rank), transport), at.line, int(channel))
 
     def _ring(self, at: At, match: re.Match[str]) -> None:
         channel, previous, after = int(match[1]), int(match[2]), int(match[3])
