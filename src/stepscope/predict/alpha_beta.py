@@ -18,9 +18,8 @@ from stepscope.records.profile import CollectiveFit, Contention, MeasuredSize, S
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
+    from stepscope.explain.replay.graph import Floats
 
-    Floats = NDArray[np.float64]
     _Span = tuple[int, int]
     _Lines = dict[_Span, tuple[float, float, float]]
 

@@ -48,9 +48,7 @@ def select(
     return Selection(calls=called, tasks=wanted)
 
 
-def _named(
-    trace: Trace, names: Ints, rows: Ints, matches: Callable[[str], object]
-) -> NDArray[np.bool_]:
+def _named(trace: Trace, names: Ints, rows: Ints, matches: Callable[[str], object]) -> Flags:
     return by_text(trace, names, rows, lambda name: bool(matches(name)), False)
 
 

@@ -233,11 +233,7 @@ def _in_backward(
 
 
 def shard(
-    graph: StepGraph,
-    buckets: Buckets,
-    transfers: TransferTimes,
-    rules: ReduceRules,
-    stage: int,
+    graph: StepGraph, buckets: Buckets, transfers: TransferTimes, rules: ReduceRules, stage: int
 ) -> StepGraph:
     """ZeRO: scatter gradients in backward, divide the optimizer's work, gather parameters.
 

@@ -36,14 +36,14 @@ _MANY_TASKS = 8  # a call with more is split
 class StepTables(msgspec.Struct, frozen=True, kw_only=True):
     """Tables of (later time, earlier time), one per stretch between two moments."""
 
-    tables: NDArray[np.float64]  # stretches x times x times
+    tables: Floats  # stretches x times x times
     marked: tuple[tuple[int, ...], ...]  # the times that are each marked task's end
     host_ns: float  # what the host needs if it never waits
     busy_ns: tuple[float, ...]  # of each stream, without marked tasks
     # What a worker slower by 1 adds: a share of the table, by time; if streams wait for each other,
     # a table of its own.
     own: tuple[float, ...]
-    slope: NDArray[np.float64] | None = None
+    slope: Floats | None = None
 
 
 def add_slope(step: StepTables, slower: StepTables, pace: float) -> StepTables:

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from stepscope.records.profile import Profile
     from stepscope.records.trace import Trace
 
-USUAL_MULTIPROCESSORS = 108
-
 
 class Operators(msgspec.Struct, frozen=True, kw_only=True):
     """The operator behind each task, and its work. Inserted tasks have none."""
@@ -65,7 +63,7 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     batch: int | None = None
     rule: UpdateRule = ADAM  # of the optimizer
     grown: float = 1.0  # samples per step over those of the trace
-    multiprocessors: int = USUAL_MULTIPROCESSORS
+    multiprocessors: int
     profiles: tuple[Profile, ...] = ()
     cpu: CpuUse | None = None  # of a step that computes on the CPU
     job: Job | None = None

@@ -22,12 +22,11 @@ from stepscope.trace.links import distinct, nearest_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.explain.replay.graph import Floats, StepGraph
+    from stepscope.explain.replay.graph import Flags, Floats, StepGraph
     from stepscope.predict.step_context import StepContext
     from stepscope.predict.transfers import TransferTimes
     from stepscope.records.job import CollectiveCalls
 
-    Flags = NDArray[np.bool_]
 
 _REDUCE = "c10d::allreduce_"
 _NOT_REPLICAS = {

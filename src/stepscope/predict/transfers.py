@@ -24,13 +24,11 @@ from stepscope.records.words import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numpy.typing import NDArray
-
+    from stepscope.explain.replay.graph import Floats
     from stepscope.records.devices import DeviceSpec
     from stepscope.records.profile import CollectiveFit, Profile
     from stepscope.records.trace import Trace
 
-    Floats = NDArray[np.float64]
 
 Basis = Literal["calibrated", "carried over", "trace", "data sheet"]
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")

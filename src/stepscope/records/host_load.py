@@ -7,13 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stepscope.records.limits import (  # noqa: TC001  (decoded at run time)
-    Cores,
-    Count,
-    DurationNs,
-    Share,
-    Threads,
-)
+from stepscope.records.limits import Cores, Count, DurationNs, Share, Threads  # noqa: TC001  (decoded)
 
 
 class OtherProgram(msgspec.Struct, frozen=True, kw_only=True):

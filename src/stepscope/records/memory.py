@@ -13,14 +13,9 @@ import msgspec
 from stepscope.records.limits import Bytes, Count
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from stepscope.records.quality import Note
+    from stepscope.records.trace import Int8, Int32, Int64
 
-    Int8 = NDArray[np.int8]
-    Int32 = NDArray[np.int32]
-    Int64 = NDArray[np.int64]
 
 CATEGORIES = (
     *("parameters", "gradients", "optimizer", "activations", "buffers", "temporaries"),

@@ -9,15 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from stepscope.records.limits import (  # noqa: TC001  (decoded at run time)
-    Bytes,
-    Cores,
-    DurationNs,
-    Ranks,
-    Rate,
-    Threads,
-    UnixS,
-)
+from stepscope.records.limits import Bytes, Cores, DurationNs, Ranks, Rate, Threads, UnixS  # noqa: TC001  (decoded)
 
 PROFILE_SCHEMA = 1
 _Ns = Annotated[float, msgspec.Meta(ge=0, le=1e18)]

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     Int8 = NDArray[np.int8]
     Int32 = NDArray[np.int32]
     Int64 = NDArray[np.int64]
+    Flags = NDArray[np.bool_]
+    Columns = dict[str, NDArray[Any]]
 
 ABSENT = -1
 

@@ -28,10 +28,9 @@ from stepscope.trace.times import LIMIT_NS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.records.trace import Device
+    from stepscope.records.trace import Columns, Device, Int32
     from stepscope.trace.columns import Collector
 
-    Columns = dict[str, NDArray[Any]]
 
 _TABLES = {"host": HostEvents, "device": DeviceEvents, "memory": MemoryEvents}
 _LINKS = ("parent", "forward_of", "launch")  # columns that no reader fills
@@ -125,7 +124,7 @@ def _device_order(columns: Columns) -> NDArray[np.intp] | None:
     return None if links.are_sorted(start, dur) else np.lexsort((dur, start))
 
 
-def _launches(host: Columns, device: Columns, flows: Columns) -> NDArray[np.int32]:
+def _launches(host: Columns, device: Columns, flows: Columns) -> Int32:
     launch = links.find_launches(host, device["correlation"])
     if (launch < 0).any() and len(flows["id"]) and (device["correlation"] < 0).any():
         by_flow = links.launches_by_flow(host, device, flows)
@@ -177,7 +176,7 @@ def _number_texts(columns: Collector, host: Columns, device: Columns) -> tuple[s
     return (*columns.names, *texts)
 
 
-def _note_unlinked(device: Columns, launch: NDArray[np.int32], notes: list[Note]) -> None:
+def _note_unlinked(device: Columns, launch: Int32, notes: list[Note]) -> None:
     work = device["kind"] <= DeviceKind.MEMSET
     unlinked = work & (launch < 0)
     if unlinked.any():

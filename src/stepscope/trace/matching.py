@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.records.job import CollectiveCalls, Group, RankPart
+    from stepscope.records.trace import Flags, Int8, Int32, Int64
 
-    Int64 = NDArray[np.int64]
     _Member = tuple[int, int, Group]  # part, its code for the group, the group
 
 SYNCHRONISING_CODES = tuple(code for code, kind in enumerate(KINDS) if kind in SYNCHRONISING)
@@ -32,10 +32,10 @@ class MatchedCollectives(msgspec.Struct, frozen=True, kw_only=True):
 
     group: Group
     members: NDArray[np.intp]  # indices of parts
-    kind: NDArray[np.int8]
+    kind: Int8
     size_bytes: Int64
     step: Int64  # the step's number, ABSENT outside all steps
-    row: NDArray[np.int32]  # ABSENT if a member lacks the collective
+    row: Int32  # ABSENT if a member lacks the collective
     by: str  # "sequence" or "order"
     unmatched: int  # calls that only one member has
 
@@ -47,7 +47,7 @@ class MatchedCollectives(msgspec.Struct, frozen=True, kw_only=True):
         return _column(parts, self.members.tolist(), self.row, name)
 
     @property
-    def synchronising(self) -> NDArray[np.bool_]:
+    def synchronising(self) -> Flags:
         return np.isin(self.kind, SYNCHRONISING_CODES)
 
 
@@ -121,7 +121,7 @@ def _step_numbers(part: RankPart) -> Int64:
     return np.where(step >= 0, part.pace.number[np.maximum(step, 0)], ABSENT)
 
 
-def _call_keys(*columns: NDArray[Any]) -> NDArray[np.int64]:
+def _call_keys(*columns: NDArray[Any]) -> Int64:
     """Number repeated calls, so that the n-th identical call gets the same key on every rank."""
     numbers = [column.astype(np.int64) for column in columns]
     count = len(numbers[0])
@@ -142,20 +142,18 @@ def _collective_keys(calls: CollectiveCalls, rows: NDArray[np.intp], step: Int64
     return _call_keys(step, kind, np.where(kind == _ALL_TO_ALL, 0, calls.size_bytes[rows]))
 
 
-def _have_equal_counts(call: Int64, member: Int64, members: int) -> NDArray[np.bool_]:
+def _have_equal_counts(call: Int64, member: Int64, members: int) -> Flags:
     """Whether all members made a call equally often: else the n-th of one is not the others'."""
     distinct, inverse = np.unique(call, axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
     counts = np.zeros((len(distinct), members), np.int64)
     np.add.at(counts, (inverse, member), 1)
     most = counts.max(axis=1, keepdims=True)
-    equal: NDArray[np.bool_] = ((counts == most) | (counts == 0)).all(axis=1)[inverse]
+    equal: Flags = ((counts == most) | (counts == 0)).all(axis=1)[inverse]
     return equal
 
 
-def _first_arrival(
-    parts: Sequence[RankPart], members: list[_Member], table: NDArray[np.int32]
-) -> Int64:
+def _first_arrival(parts: Sequence[RankPart], members: list[_Member], table: Int32) -> Int64:
     """Arrival times at the member that has most of the collectives."""
     fullest = int((table >= 0).sum(axis=0).argmax()) if len(table) else 0
     arrival = parts[members[fullest][0]].calls.arrival_ns
@@ -165,19 +163,15 @@ def _first_arrival(
     )
 
 
-def _have_similar_sizes(sizes: Int64) -> NDArray[np.bool_]:
+def _have_similar_sizes(sizes: Int64) -> Flags:
     """Whether the ranks' bytes can belong to the same collective."""
     least = np.where(sizes > 0, sizes, _NO_SIZE).min(axis=1)
-    similar: NDArray[np.bool_] = np.maximum(sizes.max(axis=1), 0) <= _MAX_UNEQUAL * least
+    similar: Flags = np.maximum(sizes.max(axis=1), 0) <= _MAX_UNEQUAL * least
     return similar
 
 
 def _column(
-    parts: Sequence[RankPart],
-    members: list[int],
-    table: NDArray[np.int32],
-    name: str,
-    absent: int = 0,
+    parts: Sequence[RankPart], members: list[int], table: Int32, name: str, absent: int = 0
 ) -> Int64:
     """One column of the members' calls, in the places of their rows in the table."""
     values = np.full(table.shape, absent, np.int64)
@@ -202,10 +196,7 @@ def match_transfers(parts: Sequence[RankPart]) -> MatchedTransfers:
     ]
     ours, theirs = (np.array([pair[i] for pair in pairs], np.intp) for i in (0, 1))
     return MatchedTransfers(
-        sender=send[ours, 4],
-        send=send[ours, 5],
-        receiver=recv[theirs, 4],
-        recv=recv[theirs, 5],
+        sender=send[ours, 4], send=send[ours, 5], receiver=recv[theirs, 4], recv=recv[theirs, 5]
     )
 
 

@@ -6,12 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stepscope.records.limits import (  # noqa: TC001  (decoded at run time)
-    Bytes,
-    DurationNs,
-    SomeDurationNs,
-    StepNumber,
-)
+from stepscope.records.limits import Bytes, DurationNs, SomeDurationNs, StepNumber  # noqa: TC001  (decoded)
 from stepscope.records.measured_steps import MeasuredSteps
 from stepscope.trace.decode import Oddities
 from stepscope.trace.side_files import read_rows
@@ -63,16 +58,14 @@ def summarise_steps(all_rows: Iterable[StepRow], slowest: Path | None) -> Measur
     rows = list(filter(_is_plain, all_rows))
     if not rows:
         return None
-    from statistics import median  # 4 ms, and most traces have no such file
-
     device = [row.device_ns for row in rows if row.device_ns is not None]
     steps = (slowest and _step_times(plain_steps(slowest.parent / STEPS))) or _step_times(rows)
     return MeasuredSteps(
         steps=len(steps),
         steps_ns=tuple(steps),
-        step_ns=round(median(steps)),
-        wall_ns=round(median(row.wall_ns for row in rows)),
-        device_ns=round(median(device)) if device else None,
+        step_ns=round(_median(steps)),
+        wall_ns=round(_median(row.wall_ns for row in rows)),
+        device_ns=round(_median(device)) if device else None,
         phases_ns=_phases(rows),
         host_ns=_phases(_ran_ahead(rows)),
     )
@@ -98,9 +91,7 @@ def slowest_in_step(traces: Sequence[Path]) -> Path | None:
             return None
     if not _in_step(ranks):
         return None
-    from statistics import median
-
-    medians = [median(_step_times(list(filter(_is_plain, rows)))) for rows in ranks]
+    medians = [_median(_step_times(list(filter(_is_plain, rows)))) for rows in ranks]
     return traces[medians.index(max(medians))]
 
 
@@ -116,11 +107,16 @@ def _in_step(ranks: Sequence[list[StepRow]]) -> bool:
 
 
 def _phases(rows: list[StepRow]) -> dict[str, int]:
-    if not rows:
-        return {}
-    from statistics import median
+    return {
+        phase: round(_median(getattr(row, f"{phase}_ns") for row in rows))
+        for phase in (PHASES if rows else ())
+    }
 
-    return {phase: round(median(getattr(row, f"{phase}_ns") for row in rows)) for phase in PHASES}
+
+def _median(values: Iterable[int]) -> float:
+    from statistics import median  # 4 ms, and most traces have no such file
+
+    return median(values)
 
 
 def _ran_ahead(rows: list[StepRow]) -> list[StepRow]:

@@ -22,9 +22,8 @@ from stepscope.trace.decode import DECODE_ERRORS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
+    from stepscope.records.trace import Columns
 
-    Columns = dict[str, NDArray[Any]]
 
 MAX_ELEMENTS = 1 << 44
 MAX_IDS = 1 << 62
@@ -154,11 +153,7 @@ def are_texts(text: bytes) -> bool:
 
 
 def is_grid(text: bytes) -> bool:
-    sides = decode_or_none(text, list[int])
-    return sides is not None and _is_grid(sides)
-
-
-def _is_grid(sides: list[int]) -> bool:
+    sides = decode_or_none(text, list[int]) or ()
     return 0 < len(sides) <= 3 and all(0 < side <= _MAX_GRID_SIDE for side in sides)
 
 

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from stepscope.records.trace import Flags, Int8, Int64
+
     Dicts = list[dict[str, Any]]
-    Int64 = NDArray[np.int64]
     Place = Callable[[int], str]
 
 _Table = TypeVar("_Table", Segments, Blocks)
@@ -158,7 +159,7 @@ class _SnapshotReader:
 
     def _codes(
         self, rows: Dicts, key: str, known: dict[str, int], place: Place
-    ) -> tuple[NDArray[np.int8], list[Any]]:
+    ) -> tuple[Int8, list[Any]]:
         """Words as codes, and the words; anything else gets the code of "unknown"."""
         words: list[Any] = [row.get(key) for row in rows]
         if not set(map(type, words)) <= {str}:
@@ -240,7 +241,7 @@ class _SnapshotReader:
         )
         return blocks if has_size.all() else _select(blocks, has_size)
 
-    def _count_states(self, words: list[Any], state: NDArray[np.int8], place: Place) -> None:
+    def _count_states(self, words: list[Any], state: Int8, place: Place) -> None:
         unknown = np.flatnonzero(state == _UNKNOWN_STATE).tolist()
         new = [row for row in unknown if words[row] != "unknown"]
         if new:
@@ -303,9 +304,7 @@ def _integer(value: Any) -> int:
     return value if fits else -_MAX_ADDRESS
 
 
-def _usable_rows(
-    segments: Segments, blocks: Blocks, usable: NDArray[np.bool_]
-) -> tuple[Segments, Blocks]:
+def _usable_rows(segments: Segments, blocks: Blocks, usable: Flags) -> tuple[Segments, Blocks]:
     if usable.all():
         return segments, blocks
     place = (np.cumsum(usable) - 1).astype(np.int32)
@@ -313,7 +312,7 @@ def _usable_rows(
     return _select(segments, usable), replace(left, segment=place[left.segment])
 
 
-def _select(table: _Table, rows: NDArray[np.bool_]) -> _Table:
+def _select(table: _Table, rows: Flags) -> _Table:
     return replace(table, **{name: getattr(table, name)[rows] for name in table.__struct_fields__})
 
 

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from stepscope.predict.step_context import StepContext
 
 
-def apply(context: StepContext, value: str) -> Outcome:
+def apply(context: StepContext, _value: str) -> Outcome:
     """Refuses a trace without data loading."""
-    del value
     graph, saved_ns, events = shorten_gaps(context, HostKind.ANNOTATION, DATA_LOADING.search)
     if not events:
         raise Refused("no-data-wait: this trace has no data loading to remove")

@@ -76,7 +76,7 @@ def apply(context: StepContext, value: str) -> Outcome:
         raise Refused(f"precision={value}: no matrix product runs in a wider dtype than {value}")
     graph = _speed_up_products(context, product, value, ceilings)
     assumptions = [
-        f"matrix products at the share of {value}'s peak that such products reached on an H200",
+        f"matrix products at the share of {value}'s peak that such products reached on an H200"
     ]
     if value != "tf32":
         narrow = wide & ~product & ~depthwise & _find_narrowed(context)

@@ -35,9 +35,7 @@ def apply(context: StepContext, value: str) -> Outcome:
             "such a name"
         )
     return Outcome(
-        context=changed(context, edit.remove(graph, chosen)),
-        assumptions=(assumption,),
-        spread=0.03,
+        context=changed(context, edit.remove(graph, chosen)), assumptions=(assumption,), spread=0.03
     )
 
 

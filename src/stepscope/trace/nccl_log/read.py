@@ -71,7 +71,7 @@ class _NcclLogReader:
             (forms.WORDS, self._words),
             (forms.ADAPTERS, self._devices),
             (forms.SOCKETS, self._devices),
-            (forms.PLAIN, self._nothing),
+            (forms.PLAIN, lambda _at, _match: None),
         )
 
     def take(self, number: int, line: bytes, whole: bool) -> None:
@@ -283,9 +283,6 @@ class _NcclLogReader:
             return
         names = at.process.interfaces if match.lastgroup == "sockets" else at.process.adapters
         names |= dict.fromkeys(forms.LISTED.findall(match[1]))
-
-    def _nothing(self, at: At, match: re.Match[str]) -> None:
-        pass
 
     def finish(self, path: str, ended_early: str | None) -> NcclLog:
         for process in self._processes.values():
