@@ -14,7 +14,7 @@ import numpy as np
 
 from stepscope.predict import scale_out
 from stepscope.predict.buckets import chain_buckets
-from stepscope.predict.max_plus import HOST, advance_times, slow_tables
+from stepscope.predict.max_plus import HOST
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Floats
@@ -66,6 +66,20 @@ def cost_ns(lines: tuple[Line, ...], sizes: Floats, bandwidth: float) -> Floats:
     beta = np.array([line[2] for line in lines])[which]
     found: Floats = alpha + beta * sizes / bandwidth
     return found
+
+
+def slow_tables(step: StepTables, pace: float) -> Floats:
+    """The tables of a worker whose own work takes `pace` times as long."""
+    if step.slope is None or pace == 1.0:
+        slowed: Floats = step.tables * (1 + (pace - 1) * np.array(step.own))
+        return slowed
+    return np.asarray(step.tables + (pace - 1) * step.slope)
+
+
+def advance_times(table: Floats, before: Floats) -> Floats:
+    """The times at the end of a stretch."""
+    after: Floats = (table + before).max(axis=1)
+    return after
 
 
 def _host(step: ContractedStep, shape: StepTables, pace: float) -> float:
@@ -192,15 +206,14 @@ def _contended(
         ended.append(float(now[HOST]))
     spent = np.cumsum(host)
     alone = cost_ns(link.all_reduce, sizes, bandwidth)
-    slow_tables = cost_ns(link.beside, sizes, bandwidth)
-    chain = chain_buckets(
+    beside = cost_ns(link.beside, sizes, bandwidth)
+    return chain_buckets(
         np.array([ended[mark] for mark in way.marks]) + spent,
         ended[crew.moments - 1] + float(spent[-1]),
         times * alone,
-        times * np.maximum(alone, slow_tables),
+        times * np.maximum(alone, beside),
         link.lost,
     )
-    return chain.dur_ns, chain.lost_ns
 
 
 class _Lanes:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import stepscope
-from stepscope.trace.measured_steps import read_measured_steps
+from measured import read_measured_steps
 
 RUN = Path(__file__).parent / "golden/h200-resnet18"
 RANK = RUN / "rank-00000"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from benches import analyse
+from measured import read_measured_steps
 from stepscope.explain.record_step import budget_of_record, with_correction, with_measured
 from stepscope.records.explanation import Budget, Part, StepTime
 from stepscope.records.measured_steps import MeasuredSteps
-from stepscope.trace.measured_steps import read_measured_steps
 
 from .build import op
 from .conftest import Read

@@ -20,7 +20,7 @@ from stepscope.predict.buckets import (
     fill_buckets,
     find_gradients,
 )
-from stepscope.predict.exchange import shard, sum_gradients
+from stepscope.predict.exchange import ReduceRules, shard, sum_gradients
 from stepscope.predict.insert_collectives import InsertedCall, insert_collectives
 from stepscope.predict.norm_buffers import NormBuffers
 from stepscope.predict.transfers import find_transfer_times
@@ -166,34 +166,36 @@ def test_without_shapes_there_are_none(tmp_path: Path) -> None:
 
 
 def test_a_bucket_waits_for_the_one_before_it() -> None:
-    found = chain_buckets(
+    dur_ns, lost_ns = chain_buckets(
         np.array([0.0, 10.0]) * US, 100 * US, np.array([30.0, 5.0]) * US,
         np.array([30.0, 5.0]) * US, 0.0,
     )  # fmt: skip
-    assert found.dur_ns.tolist() == [30 * US, 5 * US]
-    assert found.lost_ns.tolist() == [0, 0]
+    assert dur_ns.tolist() == [30 * US, 5 * US]
+    assert lost_ns.tolist() == [0, 0]
 
 
 def test_beside_compute_it_takes_longer_and_takes_from_compute() -> None:
     """Alone 20, beside 40: ready at 0, all of it beside compute that ends at 100."""
-    found = chain_buckets(np.array([0.0]), 100 * US, np.array([20 * US]), np.array([40 * US]), 0.5)
-    assert found.dur_ns.tolist() == pytest.approx([40 * US])
-    assert found.lost_ns.tolist() == pytest.approx([10 * US])
+    dur_ns, lost_ns = chain_buckets(
+        np.array([0.0]), 100 * US, np.array([20 * US]), np.array([40 * US]), 0.5
+    )
+    assert dur_ns.tolist() == pytest.approx([40 * US])
+    assert lost_ns.tolist() == pytest.approx([10 * US])
 
 
 def test_what_is_left_behind_compute_goes_at_its_own_speed() -> None:
     """Compute ends 10 after it began: a quarter is done by then, the rest takes 15."""
-    found = chain_buckets(
+    dur_ns, _ = chain_buckets(
         np.array([90 * US]), 100 * US, np.array([20 * US]), np.array([40 * US]), 0.0
     )
-    assert found.dur_ns.tolist() == pytest.approx([25 * US])
+    assert dur_ns.tolist() == pytest.approx([25 * US])
 
 
 def test_behind_compute_nothing_is_lost() -> None:
-    found = chain_buckets(
+    dur_ns, lost_ns = chain_buckets(
         np.array([100 * US]), 100 * US, np.array([20 * US]), np.array([40 * US]), 0.7
     )
-    assert (found.dur_ns.tolist(), found.lost_ns.tolist()) == ([20 * US], [0])
+    assert (dur_ns.tolist(), lost_ns.tolist()) == ([20 * US], [0])
 
 
 # In the step
@@ -210,9 +212,7 @@ def exchanged(trace: Trace, *, cap_mb: float, **how: float) -> tuple[float, Benc
         context.graph,
         fill_buckets(wanted, cap, cap),
         transfers(trace, **how),
-        on_host=context.on_host,
-        add_ddp=False,
-        ceilings=context.ceilings,
+        ReduceRules(on_host=context.on_host, add_ddp=False, ceilings=context.ceilings),
     )
     return step_ns(graph) / US, found
 
@@ -259,7 +259,7 @@ def test_ddp_itself_costs_the_host(tmp_path: Path) -> None:
         step_ns(
             sum_gradients(
                 context.graph, fill_buckets(wanted, MB, MB), free,
-                on_host=True, add_ddp=add_ddp, ceilings=None,
+                ReduceRules(on_host=True, add_ddp=add_ddp, ceilings=None),
             )
         )
         for add_ddp in (False, True)
@@ -279,7 +279,7 @@ def test_statistics_of_batch_norms_are_sent_before_forward(tmp_path: Path) -> No
         step_ns(
             sum_gradients(
                 context.graph, fill_buckets(wanted), line,
-                on_host=True, add_ddp=True, ceilings=None, norm_buffers=statistics,
+                ReduceRules(on_host=True, add_ddp=True, ceilings=None), statistics,
             )
         )
         for statistics in (None, NormBuffers(norms=2, size_bytes=1024))
@@ -296,8 +296,8 @@ def test_zero_moves_so_many_times_the_bytes(stage: int, volume: float, tmp_path:
     assert wanted is not None
     line = transfers(trace, alpha_us=0, us_per_mb=100)
     graph = shard(
-        context.graph, fill_buckets(wanted, MB, MB), line, stage,
-        on_host=False, add_ddp=False, ceilings=context.ceilings,
+        context.graph, fill_buckets(wanted, MB, MB), line,
+        ReduceRules(on_host=False, add_ddp=False, ceilings=context.ceilings), stage,
     )  # fmt: skip
     moved = float(graph.tasks.dur_ns[graph.tasks.kind == 1].sum())
     assert moved == pytest.approx(volume * 3 * 100e3)
@@ -311,7 +311,8 @@ def test_zero_divides_the_optimizers_work(stage: int, tmp_path: Path) -> None:
     assert wanted is not None
     free = transfers(trace, ranks=4, alpha_us=0, us_per_mb=0)
     buckets = fill_buckets(wanted, MB, MB)
-    graph = shard(context.graph, buckets, free, stage, on_host=True, add_ddp=False, ceilings=None)
+    rules = ReduceRules(on_host=True, add_ddp=False, ceilings=None)
+    graph = shard(context.graph, buckets, free, rules, stage)
     launches = 60e3 * (3 if stage < 3 else 6)  # a gather for each bucket, or two
     assert step_ns(graph) == pytest.approx(4_000e3 + 125e3 + launches, rel=0.001)
 

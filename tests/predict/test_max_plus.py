@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from graphs import Call, Task, make
+from scaled_step import advance_times
 from stepscope.explain.replay.graph import CallKind, StepGraph
 from stepscope.explain.replay.schedule import replay
-from stepscope.predict.max_plus import StepTables, advance_times, split_launch, tabulate_step
+from stepscope.predict.max_plus import StepTables, split_launch, tabulate_step
 from stepscope.predict.slowest_worker import slow_down
 
 STEPS = 4

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benches import bench_for
+from measured import read_measured_steps
 from stepscope import read_trace
 from stepscope.errors import UsageError
 from stepscope.explain.replay.schedule import step_ns
@@ -33,7 +34,6 @@ from stepscope.records.devices import find_device
 from stepscope.records.job import Clock, Job, RankTimes, Straggler, Stragglers
 from stepscope.records.measured_steps import MeasuredSteps
 from stepscope.records.memory import Memory
-from stepscope.trace.measured_steps import read_measured_steps
 
 if TYPE_CHECKING:
     from pathlib import Path

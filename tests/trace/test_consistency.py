@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from nsys_export import small
 from stepscope import read_trace
 from stepscope.records.trace import HostEvents
-from stepscope.trace.consistency import column_types, find_inconsistency
+from stepscope.trace.column_types import column_types
+from stepscope.trace.consistency import find_inconsistency
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.trace.measured_steps import read_measured_steps, slowest_in_step
+from measured import read_measured_steps
+from stepscope.trace.measured_steps import slowest_in_step
 
 
 def run_of(folder: Path, *ranks: list[float], window: tuple[int, ...] = ()) -> list[Path]:

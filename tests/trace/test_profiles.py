@@ -91,20 +91,14 @@ def test_another_hosts_profile_is_never_found_unless_asked_for() -> None:
 def test_the_newest_that_fits_is_found() -> None:
     save_profile(a_profile(when_unix=1.0))
     save_profile(a_profile(when_unix=3.0, world_size=1, backend=None, fits=()))
-    save_profile(a_profile(when_unix=2.0, device="cpu", kind="cpu", backend="gloo"))
 
     def found(**asked: Any) -> float | None:
         profile = find_profile(**asked)
         return profile and profile.when_unix
 
     assert found() == 3.0
-    assert found(kind="cuda") == 3.0
-    assert found(device="cpu") == 2.0
-    assert found(kind="cuda", collective="all_reduce", group_size=2) == 1.0
-    assert found(group_size=2) == 2.0
-    assert found(backend="nccl") == 1.0
-    assert found(kind="rocm") is None
-    assert found(collective="all_reduce", group_size=4) is None
+    assert found(collective="all_reduce") == 1.0
+    assert found(collective="broadcast") is None
 
 
 def test_fits_are_found_by_exact_group_size() -> None:
@@ -128,7 +122,6 @@ def test_expected_time_uses_the_segment_of_the_size() -> None:
     assert fit.expected_ns(4096) == 1000.5 + 1024
     assert fit.expected_ns(4097) == 2000 + 4097 / 8
     assert fit.expected_ns(1 << 20) == 2000 + (1 << 17)
-    assert fit.band_ns(0) == pytest.approx((1000.5 * 0.96, 1000.5 * 1.04))
 
 
 @pytest.mark.parametrize(

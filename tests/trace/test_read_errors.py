@@ -16,7 +16,7 @@ from kineto_events import call, kernel, memory, op, ops, span
 from layouts import packed, text_of
 from stepscope import UnreadableInputError, read_trace
 from stepscope.records.trace import Trace
-from stepscope.trace import files
+from stepscope.trace import files, regular_files
 
 
 def refused(path: Path) -> str:
@@ -152,7 +152,7 @@ def test_a_disk_that_fails_while_reading_is_no_crash() -> None:
 
 def test_a_disk_that_fails_half_way_is_no_crash(put: Any, monkeypatch: Any) -> None:
     path = put(text_of(ops(300)))
-    really = files.open_file
+    really = regular_files.open_file
 
     class Failing:
         def __init__(self, file: Any) -> None:
@@ -174,7 +174,7 @@ def test_a_disk_that_fails_half_way_is_no_crash(put: Any, monkeypatch: Any) -> N
             return self.file.read(size)
 
     monkeypatch.setattr(files, "PIECE_BYTES", 8000)
-    monkeypatch.setattr(files, "open_file", lambda path: Failing(really(path)))
+    monkeypatch.setattr(regular_files, "open_file", lambda path: Failing(really(path)))
     assert "Stale file handle" in refused(path)
 
 

@@ -18,7 +18,7 @@ from stepscope.trace.regular_files import (
     list_folder,
     open_file,
     open_to_append,
-    read_head,
+    read_start,
     read_tail,
     read_whole,
 )
@@ -112,7 +112,7 @@ def test_a_file_is_read_whole_up_to_its_limit(path: Path) -> None:
 
 def test_head_and_tail(path: Path) -> None:
     path.write_bytes(b"0123456789")
-    assert (read_head(path, 3), read_tail(path, 3), read_tail(path, 30)) == (
+    assert (read_start(path, 3), read_tail(path, 3), read_tail(path, 30)) == (
         b"012",
         b"789",
         b"0123456789",

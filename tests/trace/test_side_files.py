@@ -13,10 +13,11 @@ import pytest
 from msgspec.structs import replace
 
 import stepscope
+from measured import read_measured_steps
 from stepscope.explain.budget import mean_budget
 from stepscope.records.explanation import RankExplanation
 from stepscope.trace.decode import Oddities
-from stepscope.trace.measured_steps import read_measured_steps, read_steps
+from stepscope.trace.measured_steps import read_steps
 from stepscope.trace.memory_file import read_captured
 from stepscope.trace.rank_facts import read_facts
 from stepscope.trace.rank_folder import read_rank_folder

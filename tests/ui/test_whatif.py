@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 import snapshots
 from benches import bench_for
+from measured import read_measured_steps
 from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputError, UsageError
 from stepscope.predict.whatifs import WHATIFS
 from stepscope.records.prediction import Prediction, Setting
 from stepscope.records.promise import Delivery, Promise, Workload
-from stepscope.trace.measured_steps import read_measured_steps
 from stepscope.trace.read import read_trace
 from stepscope.ui.cli.whatif import command
 from stepscope.ui.terminal.console import make_console

@@ -2,6 +2,7 @@
 
 From what everything stands on to what users call:
 
+by_text.py           what follows from a trace's texts, once per distinct text
 step_context.py      one rank's step and what is known about it
 worker_plan.py       what is planned about workers, and what came of it
 optimizer_rules.py   update rules of optimizers and what each form costs

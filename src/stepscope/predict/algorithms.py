@@ -35,8 +35,6 @@ class Crossover(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlgorithmComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One all-reduce under each algorithm."""
-
     size_bytes: int
     ranks: int
     alpha_ns: float

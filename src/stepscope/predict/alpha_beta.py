@@ -18,9 +18,8 @@ from stepscope.records.profile import CollectiveFit, Contention, MeasuredSize, S
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
+    from stepscope.explain.replay.graph import Floats
 
-    Floats = NDArray[np.float64]
     _Span = tuple[int, int]
     _Lines = dict[_Span, tuple[float, float, float]]
 
@@ -114,11 +113,14 @@ def fit_segments(sizes: Floats, times: Floats, count: int) -> tuple[Segment, ...
     return _partition(sizes, _fit_all_lines(sizes, times), count)
 
 
-def evaluate(segments: Sequence[Segment], sizes: Floats) -> Floats:
+def evaluate(
+    segments: Sequence[Segment], sizes: Floats, latency: float = 1.0, bandwidth: float = 1.0
+) -> Floats:
+    """latency x alpha + bytes x beta / bandwidth, by the line that covers each size."""
     which = np.searchsorted([segment.to_bytes for segment in segments[:-1]], sizes)
-    alpha = np.array([segment.alpha_ns for segment in segments])
-    beta = np.array([segment.beta_ns_per_byte for segment in segments])
-    times: Floats = alpha[which] + beta[which] * sizes
+    alpha = np.array([segment.alpha_ns for segment in segments])[which]
+    beta = np.array([segment.beta_ns_per_byte for segment in segments])[which]
+    times: Floats = alpha * latency + beta * sizes / bandwidth
     return times
 
 

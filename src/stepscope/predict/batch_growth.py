@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.call_tree import distinct_places
 from stepscope.explain.replay.graph import Phase
+from stepscope.predict.by_text import by_text
 from stepscope.predict.kernels import FLOOR_NS, Family
-from stepscope.predict.outcome import Outcome, Refused, changed
+from stepscope.predict.outcome import Outcome, Refused
 from stepscope.predict.peaks import peak_at_batch
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ _TAIL = 0.4  # of a wave of blocks: what the last one leaves idle
 
 
 def grow_batch(context: StepContext, factor: float) -> Outcome:
-    """The step with `factor` times the samples."""
     if context.on_host:
         raise Refused("batch: the trace has no accelerator; how a CPU's time grows is not known")
     growing = find_growing_tasks(context)
@@ -33,15 +32,10 @@ def grow_batch(context: StepContext, factor: float) -> Outcome:
     tasks = context.graph.tasks
     dur_ns = np.where(growing, _grown_ns(context, factor), tasks.dur_ns)
     graph = replace(context.graph, tasks=replace(tasks, dur_ns=dur_ns))
-    change = (
-        f"{context.batch} -> {round(context.batch * factor)}" if context.batch else f"x{factor:g}"
-    )
+    batch = round(context.batch * factor) if context.batch else None
+    change = f"{context.batch} -> {batch}" if context.batch else f"x{factor:g}"
     return Outcome(
-        context=replace(
-            changed(context, graph),
-            batch=round(context.batch * factor) if context.batch else None,
-            grown=context.grown * factor,
-        ),
+        context=replace(context, graph=graph, batch=batch, grown=context.grown * factor),
         assumptions=(
             f"batch {change}: {int(growing.sum()):,} of {len(tasks):,} tasks grow with it; the "
             "host's time and the optimizer stay",
@@ -59,24 +53,22 @@ def find_growing_tasks(context: StepContext) -> Flags:
     in_pass = (phase == Phase.FORWARD) | (phase == Phase.BACKWARD) | (phase == Phase.DATA)
     known = set(context.parameters.shapes) if context.parameters else set()
     known |= {shape[::-1] for shape in known}
-    row, strings = context.operators.row, context.trace.strings
-    codes = np.full(len(row), -1, np.int32)
-    with_shapes = in_pass & (row >= 0)
-    codes[with_shapes] = context.trace.host.shapes[row[with_shapes]]
-    distinct, place = distinct_places(codes)
-    others = [code < 0 or not _all_in(strings[code], known) for code in distinct.tolist()]
-    growing: Flags = in_pass & np.array(others, np.bool_)[place]
+
+    def has_others(shapes: str) -> bool:
+        return not _all_in(shapes, known)
+
+    rows = np.where(in_pass, context.operators.row, -1)
+    growing: Flags = in_pass & by_text(
+        context.trace, context.trace.host.shapes, rows, has_others, True
+    )
     return growing
 
 
 def _all_in(text: str, known: set[tuple[int, ...]]) -> bool:
-    try:
-        arguments = msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return False
-    shapes = [tuple(dims) for dims in arguments if isinstance(dims, list) and dims]
-    flat = [shape for shape in shapes if all(isinstance(size, int) for size in shape)]
-    return bool(flat) and len(flat) == len(shapes) and all(shape in known for shape in flat)
+    """Whether all tensors are parameters; a list of tensors is none."""
+    shapes = [dims for dims in msgspec.json.decode(text) if dims]
+    lists = any(isinstance(shape[0], list) for shape in shapes)
+    return bool(shapes) and not lists and known.issuperset(map(tuple, shapes))
 
 
 def _grown_ns(context: StepContext, factor: float) -> Floats:
@@ -101,27 +93,14 @@ def _grown_ns(context: StepContext, factor: float) -> Floats:
 
 def _find_weight_gradients(context: StepContext) -> Flags:
     """Convolutions' gradients of weights, which their kernels' names reveal."""
-    rows, names, strings = context.graph.tasks.row, context.trace.device.name, context.trace.strings
-    codes = np.where(rows >= 0, names[np.maximum(rows, 0)], -1) if len(names) else rows
-    distinct, place = distinct_places(codes)
-    by_name = [code >= 0 and "wgrad" in strings[code] for code in distinct.tolist()]
-    return np.array(by_name, np.bool_)[place]
+    trace, rows = context.trace, context.graph.tasks.row
+    return by_text(trace, trace.device.name, rows, lambda name: "wgrad" in name, False)
 
 
 def task_blocks(context: StepContext) -> Floats:
     """Thread blocks of each task's kernel as traced, 0 if the trace does not say."""
-    device, strings = context.trace.device, context.trace.strings
-    if not len(device):
-        return np.zeros(len(context.graph.tasks))
-    rows = context.graph.tasks.row
-    codes = np.where(rows >= 0, device.grid[np.maximum(rows, 0)], -1)
-    distinct, place = distinct_places(codes)
-    counts = [_count_blocks(strings[code]) if code >= 0 else 0.0 for code in distinct.tolist()]
-    return np.array(counts)[place]
 
+    def count(grid: str) -> float:
+        return float(math.prod(msgspec.json.decode(grid)))
 
-def _count_blocks(text: str) -> float:
-    try:
-        return float(math.prod(msgspec.json.decode(text, type=list[int])))
-    except msgspec.DecodeError:
-        return 0.0
+    return by_text(context.trace, context.trace.device.grid, context.graph.tasks.row, count, 0.0)

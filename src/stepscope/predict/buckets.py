@@ -62,12 +62,11 @@ def step_window(context: StepContext) -> tuple[int, int]:
     rows = rows[rows >= 0]
     start = host.start_ns[rows]
     steps = context.steps.steps
-    if steps and len(rows):
-        number = int(step_of(steps, start.max(keepdims=True))[0])
-        if number >= 0:
-            return steps[number].start_ns, steps[number].start_ns + steps[number].dur_ns
     if not len(rows):
         return 0, 0
+    number = int(step_of(steps, start.max(keepdims=True))[0]) if steps else -1
+    if number >= 0:
+        return steps[number].start_ns, steps[number].start_ns + steps[number].dur_ns
     return int(start.min()), int((start + host.dur_ns[rows]).max())
 
 
@@ -86,11 +85,11 @@ def calls_after(context: StepContext, graph: StepGraph, times_ns: NDArray[np.int
     If what-ifs have repeated calls, the last pass counts.
     """
     calls = graph.calls
-    known = np.flatnonzero((calls.row >= 0) & (calls.phase == Phase.BACKWARD))
-    if not len(known):
-        known = np.flatnonzero(calls.row >= 0)
-    if not len(known):
+    traced = np.flatnonzero(calls.row >= 0)
+    if not len(traced):
         return np.zeros(len(times_ns), np.int32)
+    backward = traced[calls.phase[traced] == Phase.BACKWARD]
+    known = backward if len(backward) else traced
     start = context.trace.host.start_ns[calls.row[known]]
     order = np.argsort(start, kind="stable")
     reach = np.maximum.accumulate(known[order])
@@ -137,16 +136,12 @@ def _sizes(context: StepContext, rows: NDArray[np.intp]) -> tuple[Sizes, Ints]:
 
 def _tensor_bytes(strings: tuple[str, ...], shapes: int, dtypes: int) -> tuple[int, str]:
     """Bytes and type of the first input; four bytes per element if its type was not recorded."""
-    try:
-        dims = msgspec.json.decode(strings[shapes])
-        names = msgspec.json.decode(strings[dtypes]) if dtypes >= 0 else []
-    except msgspec.DecodeError:
-        return 0, ""
-    first = dims[0] if dims else None
-    name = str(names[0]) if names else ""
-    if not isinstance(first, list) or not all(isinstance(size, int) for size in first):
+    dims = msgspec.json.decode(strings[shapes])
+    names = msgspec.json.decode(strings[dtypes]) if dtypes >= 0 else []
+    name = names[0] if names else ""
+    if not dims or (dims[0] and isinstance(dims[0][0], list)):  # nothing, or a list of tensors
         return 0, name
-    return math.prod(first) * DTYPE_BYTES.get(name.lower(), 4), name
+    return math.prod(dims[0]) * DTYPE_BYTES.get(name.lower(), 4), name
 
 
 def fill_buckets(
@@ -158,39 +153,30 @@ def fill_buckets(
     held: dict[int, list[int]] = {code: [] for code in limit}
     filled = dict.fromkeys(limit, 0)
     closed: list[list[int]] = []
-    for number, (size, code) in enumerate(
-        zip(gradients.size_bytes.tolist(), gradients.dtype.tolist(), strict=True)
-    ):
+    pairs = zip(gradients.size_bytes.tolist(), gradients.dtype.tolist(), strict=True)
+    for number, (size, code) in enumerate(pairs):
         held[code].append(number)
         filled[code] += size
         if filled[code] >= limit[code]:
             closed.append(held[code])
             held[code], filled[code], limit[code] = [], 0, cap_bytes
     closed += [rest for rest in held.values() if rest]
+    ready = np.array([gradients.ready[members].max() for members in closed], np.int32)
     return Buckets(
-        ready=np.maximum.accumulate(
-            np.array([gradients.ready[members].max() for members in closed], np.int32)
-        ),
+        ready=np.maximum.accumulate(ready),
         size_bytes=np.array([gradients.size_bytes[members].sum() for members in closed], np.int64),
         tensors=np.array([len(members) for members in closed], np.int32),
     )
 
 
-class Chain(msgspec.Struct, frozen=True, kw_only=True):
-    """Buckets one after the other: how long each takes, and what compute loses to it."""
-
-    dur_ns: Floats
-    lost_ns: Floats
-
-
 def chain_buckets(
     ready_ns: Floats, compute_end_ns: float, alone_ns: Floats, contended_ns: Floats, lost: float
-) -> Chain:
-    """Run buckets one after the other; each waits for its gradients.
+) -> tuple[Floats, Floats]:
+    """Run buckets one after the other: how long each takes, and what compute loses to it.
 
-    While compute runs, a collective takes `contended_ns` and compute loses `lost` of `alone_ns`.
-    After compute has ended, the rest of the collective runs at its own speed. What compute loses
-    delays everything that follows, so this repeats until it settles.
+    Each waits for its gradients. While compute runs, a collective takes `contended_ns` and compute
+    loses `lost` of `alone_ns`. After compute has ended, the rest of the collective runs at its own
+    speed. What compute loses delays everything that follows, so this repeats until it settles.
     """
     guess = lost_ns = np.zeros(len(ready_ns))
     dur_ns = alone_ns.copy()
@@ -209,4 +195,4 @@ def chain_buckets(
         if np.abs(lost_ns - guess).max(initial=0.0) < 1.0:
             break
         guess = (guess + lost_ns) / 2
-    return Chain(dur_ns=dur_ns, lost_ns=lost_ns)
+    return dur_ns, lost_ns

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 
 class ContractedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One changed step."""
-
     planned: StepTables | None  # the exchange is still to be put in
     traced: StepTables | None  # the exchange is there; its durations are not set
     compute: int  # which of the times is the compute stream's

@@ -44,8 +44,6 @@ class ApplyStage(IntEnum):
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    """One change that can be predicted."""
-
     name: str  # on the command line; the file has the same name
     help: str  # one line for `stepscope whatif --list`
     label: str | Callable[[str], str]  # what people call it; {} stands for the value

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.call_tree import distinct_places
 from stepscope.explain.replay.graph import CallKind, Calls, Tasks
+from stepscope.predict.by_text import by_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,12 +22,8 @@ if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Flags, Floats, Ints, StepGraph
     from stepscope.records.trace import Trace
 
-_HOST_TIMES = ("gap_ns", "call_ns")
-
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls and tasks that an edit is about."""
-
     calls: Flags
     tasks: Flags
 
@@ -52,15 +48,8 @@ def select(
     return Selection(calls=called, tasks=wanted)
 
 
-def _named(
-    trace: Trace, names: Ints, rows: Ints, matches: Callable[[str], object]
-) -> NDArray[np.bool_]:
-    if not len(rows) or not len(names):
-        return np.zeros(len(rows), np.bool_)
-    codes = np.where(rows >= 0, names[np.maximum(rows, 0)], -1)
-    distinct, place = distinct_places(codes)
-    hits = [code >= 0 and bool(matches(trace.strings[code])) for code in distinct.tolist()]
-    return np.array(hits, np.bool_)[place]
+def _named(trace: Trace, names: Ints, rows: Ints, matches: Callable[[str], object]) -> Flags:
+    return by_text(trace, names, rows, lambda name: bool(matches(name)), False)
 
 
 def scale_tasks(graph: StepGraph, tasks: Flags, factor: float | Floats) -> StepGraph:
@@ -71,11 +60,9 @@ def scale_tasks(graph: StepGraph, tasks: Flags, factor: float | Floats) -> StepG
 
 def scale_calls(graph: StepGraph, calls: Flags, factor: float | Floats) -> StepGraph:
     """The host takes `factor` times as long for selected calls and the gaps before them."""
-    names = {
-        name: np.where(calls, getattr(graph.calls, name) * factor, getattr(graph.calls, name))
-        for name in _HOST_TIMES
-    }
-    return replace(graph, calls=replace(graph.calls, **names))
+    times = {"gap_ns": graph.calls.gap_ns, "call_ns": graph.calls.call_ns}
+    scaled = {name: np.where(calls, time * factor, time) for name, time in times.items()}
+    return replace(graph, calls=replace(graph.calls, **scaled))
 
 
 def remove(graph: StepGraph, chosen: Selection, *, with_gaps: bool = True) -> StepGraph:
@@ -87,9 +74,7 @@ def remove(graph: StepGraph, chosen: Selection, *, with_gaps: bool = True) -> St
     calls, tasks = graph.calls, graph.tasks
     keep_task = ~(chosen.tasks | chosen.calls[tasks.call])
     keep_call = ~chosen.calls
-    gaps = calls.gap_ns
-    if not with_gaps:
-        gaps = _pass_on_gaps(calls, keep_call)
+    gaps = calls.gap_ns if with_gaps else _pass_on_gaps(calls, keep_call)
     left_calls = replace(take_calls(calls, np.flatnonzero(keep_call)), gap_ns=gaps[keep_call])
     number = np.cumsum(keep_call, dtype=np.int32) - 1
     task_number = np.where(keep_task, np.cumsum(keep_task, dtype=np.int32) - 1, -1)
@@ -169,14 +154,9 @@ def insert(
     }
     where = np.empty(len(call), np.int32)
     where[rank] = np.arange(len(call), dtype=np.int32)
+    is_old = np.arange(len(call)) < len(tasks)
     joined = {
-        name: np.concatenate(
-            (
-                getattr(tasks, name),
-                np.broadcast_to(np.asarray(value, getattr(tasks, name).dtype), (count,)),
-            )
-        )[rank]
-        for name, value in new_tasks.items()
+        name: _merge(getattr(tasks, name), value, is_old)[rank] for name, value in new_tasks.items()
     }
     after = joined["after"]
     joined["after"] = np.where(after >= 0, where[np.maximum(after, 0)], -1).astype(np.int32)

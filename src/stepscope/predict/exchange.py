@@ -7,7 +7,7 @@ device, the host itself waits.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -41,7 +41,6 @@ class DdpCost(msgspec.Struct, frozen=True, kw_only=True):
     tensor_ns: float
 
     def filling_ns(self, buckets: Buckets) -> Floats:
-        """The host's time for each bucket."""
         return self.bucket_ns + self.tensor_ns * buckets.tensors.astype(np.float64)
 
 
@@ -55,7 +54,7 @@ def ddp_cost(*, on_host: bool) -> DdpCost:
 
 
 class StepLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """Where collectives go in a step."""
+    """Where collectives go in a step, and what the host pays for them."""
 
     on_host: bool
     compute: int  # stream; -1 if the host computes
@@ -66,14 +65,16 @@ class StepLayout(msgspec.Struct, frozen=True, kw_only=True):
     def cost(self) -> DdpCost:
         return ddp_cost(on_host=self.on_host)
 
+    def collective(self, before: int, dur_ns: float, **more: Any) -> InsertedCall:
+        given = {"gap_ns": self.cost.bucket_ns, **more}
+        return InsertedCall(before=before, stream=self.comm, dur_ns=dur_ns, **given)
+
 
 class ReduceRules(msgspec.Struct, frozen=True, kw_only=True):
-    """How gradients are reduced."""
-
-    kind: str  # of collective
+    on_host: bool
     add_ddp: bool  # DDP's own cost is not in the step yet
     ceilings: Ceilings | None
-    waiting_ns: float  # what ranks wait for each other on top
+    waiting_ns: float = 0.0  # what ranks wait for each other on top
 
 
 def find_layout(graph: StepGraph, ready: Ints, *, on_host: bool) -> StepLayout:
@@ -104,7 +105,6 @@ def remove_traced(graph: StepGraph, traced: TracedExchange) -> StepGraph:
 
 
 def retime_traced(graph: StepGraph, traced: TracedExchange, dur_ns: Floats) -> StepGraph:
-    """The traced exchange with other durations."""
     durations = graph.tasks.dur_ns.copy()
     durations[traced.tasks] = dur_ns
     return replace(graph, tasks=replace(graph.tasks, dur_ns=durations))
@@ -114,20 +114,13 @@ def sum_gradients(
     graph: StepGraph,
     buckets: Buckets,
     transfers: TransferTimes,
-    *,
-    on_host: bool,
-    add_ddp: bool,
-    ceilings: Ceilings | None,
+    rules: ReduceRules,
     norm_buffers: NormBuffers | None = None,
-    waiting_ns: float = 0.0,
 ) -> StepGraph:
-    """Insert one all-reduce per bucket. `add_ddp`: DDP's own cost is not in the step yet."""
-    layout = find_layout(graph, buckets.ready, on_host=on_host)
-    rules = ReduceRules(
-        kind="all_reduce", add_ddp=add_ddp, ceilings=ceilings, waiting_ns=waiting_ns
-    )
-    inserted = _reduce(graph, buckets, transfers, layout, rules)
-    if add_ddp and norm_buffers:
+    """Insert one all-reduce per bucket."""
+    layout = find_layout(graph, buckets.ready, on_host=rules.on_host)
+    inserted = _reduce(graph, buckets, transfers, layout, rules, "all_reduce")
+    if rules.add_ddp and norm_buffers:
         inserted += _broadcast(graph, norm_buffers, transfers, layout, len(inserted))
     return insert_collectives(graph, inserted, layout.compute)
 
@@ -138,6 +131,7 @@ def _reduce(
     transfers: TransferTimes,
     layout: StepLayout,
     rules: ReduceRules,
+    kind: str,
 ) -> list[InsertedCall]:
     """Collectives inside backward, and the wait for the last of them."""
     host: Floats = np.zeros(len(buckets))
@@ -145,28 +139,20 @@ def _reduce(
     if rules.add_ddp:
         host = layout.cost.filling_ns(buckets)
         fill = bucket_copy_ns(buckets, rules.ceilings, on_host=layout.on_host)
-    durations, lost = _in_backward(graph, buckets, transfers, layout, rules.kind, host + fill)
+    durations, lost = _in_backward(graph, buckets, transfers, layout, kind, host + fill)
     durations = durations + rules.waiting_ns / max(1, len(buckets))
     inserted: list[InsertedCall] = []
     last = -1
     for number, before in enumerate(buckets.ready.tolist()):
-        if rules.add_ddp and not layout.on_host:
-            inserted.append(
-                InsertedCall(
-                    before=before, stream=layout.compute, dur_ns=fill[number], kind=Kind.MEMORY
-                )
-            )
+        gap_ns = host[number]
+        if layout.on_host:
+            gap_ns += fill[number]
+        elif rules.add_ddp:
+            copy = {"dur_ns": fill[number], "kind": Kind.MEMORY}
+            inserted.append(InsertedCall(before=before, stream=layout.compute, **copy))
         last = len(inserted)
-        inserted.append(
-            InsertedCall(
-                before=before,
-                stream=layout.comm,
-                dur_ns=durations[number],
-                gap_ns=host[number] + (fill[number] if layout.on_host else 0.0),
-                call_ns=lost[number],
-                after_compute=True,
-            )
-        )
+        more = {"gap_ns": gap_ns, "call_ns": lost[number], "after_compute": True}
+        inserted.append(layout.collective(before, durations[number], **more))
     finish_ns = layout.cost.step_ns if rules.add_ddp else 0.0
     copy_back_ns = float(fill.sum())
     return [*inserted, *_wait(layout, layout.end_of_backward, last, finish_ns, copy_back_ns)]
@@ -183,15 +169,14 @@ def _broadcast(
     first = first_forward_call(graph)
     sizes = np.array(norm_buffers.messages_bytes, np.float64)
     inserted = [
-        InsertedCall(before=first, stream=layout.comm, dur_ns=dur, gap_ns=layout.cost.bucket_ns)
-        for dur in transfers.expected_ns(sizes, "broadcast").tolist()
+        layout.collective(first, dur) for dur in transfers.expected_ns(sizes, "broadcast").tolist()
     ]
     host_ns = layout.cost.tensor_ns * norm_buffers.tensors
-    return [*inserted, *_wait(layout, first, offset + len(inserted) - 1, host_ns, 0.0)]
+    return [*inserted, *_wait(layout, first, offset + len(inserted) - 1, host_ns)]
 
 
 def _wait(
-    layout: StepLayout, before: int, last: int, host_ns: float, device_ns: float
+    layout: StepLayout, before: int, last: int, host_ns: float = 0.0, device_ns: float = 0.0
 ) -> list[InsertedCall]:
     """Wait for the collective `last`; then spend this much before going on."""
     if layout.on_host:
@@ -238,26 +223,17 @@ def _in_backward(
         return alone, np.zeros(len(buckets))
     ended = np.append(0.0, replay(graph).called_ns + graph.calls.call_ns)  # by previous call
     spent = np.cumsum(host_ns)
-    chain = chain_buckets(
+    return chain_buckets(
         ended[buckets.ready] + spent,
         float(ended[layout.end_of_backward] + spent[-1]) if len(spent) else 0.0,
         alone,
         transfers.contended_ns(sizes, kind),
         transfers.contention.lost,
     )
-    return chain.dur_ns, chain.lost_ns
 
 
 def shard(
-    graph: StepGraph,
-    buckets: Buckets,
-    transfers: TransferTimes,
-    stage: int,
-    *,
-    on_host: bool,
-    add_ddp: bool,
-    ceilings: Ceilings | None,
-    waiting_ns: float = 0.0,
+    graph: StepGraph, buckets: Buckets, transfers: TransferTimes, rules: ReduceRules, stage: int
 ) -> StepGraph:
     """ZeRO: scatter gradients in backward, divide the optimizer's work, gather parameters.
 
@@ -267,13 +243,10 @@ def shard(
     stepping = graph.calls.phase == Phase.OPTIMIZER
     graph = scale_calls(graph, stepping, share)
     graph = scale_tasks(graph, stepping[graph.tasks.call], share)
-    layout = find_layout(graph, buckets.ready, on_host=on_host)
-    rules = ReduceRules(
-        kind="reduce_scatter", add_ddp=add_ddp, ceilings=ceilings, waiting_ns=waiting_ns
-    )
-    inserted = _reduce(graph, buckets, transfers, layout, rules)
+    layout = find_layout(graph, buckets.ready, on_host=rules.on_host)
+    inserted = _reduce(graph, buckets, transfers, layout, rules, "reduce_scatter")
     gathers = transfers.expected_ns(buckets.size_bytes.astype(np.float64), "all_gather")
-    lost = transfers.contention.lost if on_host and transfers.contention else 0.0
+    lost = transfers.contention.lost if rules.on_host and transfers.contention else 0.0
     if stage < 3:
         inserted += _gather_at_end(len(graph.calls), gathers, layout, len(inserted))
     else:
@@ -285,17 +258,8 @@ def shard(
 def _gather_at_end(
     end: int, gathers: Floats, layout: StepLayout, offset: int
 ) -> list[InsertedCall]:
-    inserted = [
-        InsertedCall(
-            before=end,
-            stream=layout.comm,
-            dur_ns=dur,
-            gap_ns=layout.cost.bucket_ns,
-            after_compute=True,
-        )
-        for dur in gathers.tolist()
-    ]
-    return [*inserted, *_wait(layout, end, offset + len(inserted) - 1, 0.0, 0.0)]
+    inserted = [layout.collective(end, dur, after_compute=True) for dur in gathers.tolist()]
+    return [*inserted, *_wait(layout, end, offset + len(inserted) - 1)]
 
 
 def _find_blocks(
@@ -306,17 +270,16 @@ def _find_blocks(
     Layers run in reverse order in forward, each for the same share of the calls.
     """
     first = np.flatnonzero(graph.calls.phase == Phase.BACKWARD).min(initial=layout.end_of_backward)
+    order = list(range(len(buckets)))
     edges = np.append(first, buckets.ready).astype(float)
     length = max(1.0, layout.end_of_backward - first)
     forward = np.flatnonzero(graph.calls.phase == Phase.FORWARD)
-    count = len(buckets)
-    in_backward = ([int(edges[n]) for n in range(count)], list(range(count)))
+    in_backward = (edges[:-1].astype(int).tolist(), order)
     if not len(forward):
         return [in_backward]
     shares = 1.0 - np.clip((edges[1:] - first) / length, 0.0, 1.0)  # where a block begins
     starts = forward[np.minimum((shares * len(forward)).astype(int), len(forward) - 1)]
-    order = list(range(count))[::-1]
-    return [([int(starts[n]) for n in order], order), in_backward]
+    return [(starts[::-1].tolist(), order[::-1]), in_backward]
 
 
 def _gather_ahead(
@@ -326,20 +289,12 @@ def _gather_ahead(
     inserted: list[InsertedCall] = []
 
     def launch(before: int, dur: float, lost_ns: float) -> int:
-        inserted.append(
-            InsertedCall(
-                before=before,
-                stream=layout.comm,
-                dur_ns=dur,
-                gap_ns=layout.cost.bucket_ns,
-                call_ns=lost_ns,
-            )
-        )
+        inserted.append(layout.collective(before, dur, call_ns=lost_ns))
         return offset + len(inserted) - 1
 
     pending = launch(starts[0], float(gathers[0]), 0.0)
     for number, start in enumerate(starts):
-        inserted += _wait(layout, start, pending, 0.0, 0.0)
+        inserted += _wait(layout, start, pending)
         if number + 1 < len(starts):
             dur = float(gathers[number + 1])
             pending = launch(start, dur, lost * dur)

@@ -8,34 +8,34 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain import intervals
-from stepscope.explain.steps import step_of
+from stepscope.explain.work import rows_named
+from stepscope.predict.buckets import step_window
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Callable
 
     from stepscope.explain.replay.graph import StepGraph
     from stepscope.predict.step_context import StepContext
+    from stepscope.records.trace import HostKind
 
 
 def shorten_gaps(
-    context: StepContext, rows: NDArray[np.intp], factor: float = 0.0
-) -> tuple[StepGraph, float]:
-    """Multiply by `factor` the part of the step's gaps that these host events fill.
+    context: StepContext, last: HostKind, matches: Callable[[str], object], factor: float = 0.0
+) -> tuple[StepGraph, float, int]:
+    """Multiply by `factor` the part of the step's gaps that host events of matching names fill.
 
-    Only events in the step that the graph was taken from count. Also returns the time saved, in
-    nanoseconds of the step without the profiler.
+    They are of kinds up to `last`; only those in the step that the graph was taken from count. Also
+    returns the time saved, in nanoseconds of the step without the profiler, and how many there are.
     """
     graph, host = context.graph, context.trace.host
     calls = graph.calls
+    rows = np.flatnonzero(rows_named(context.trace, host, host.kind <= last, matches))
     known = np.flatnonzero(calls.row >= 0)
     if not len(known) or not len(rows):
-        return graph, 0.0
+        return graph, 0.0, len(rows)
     start = host.start_ns[calls.row[known]]
     end = start + host.dur_ns[calls.row[known]]
-    steps = context.steps.steps
-    number = int(step_of(steps, start[-1:])[0]) if steps else -1
-    step_start = steps[number].start_ns if number >= 0 else int(start[0])
-    gap_start = np.append(step_start, end[:-1])
+    gap_start = np.append(step_window(context)[0], end[:-1])
     event_start = host.start_ns[rows]
     events = intervals.union(event_start, event_start + host.dur_ns[rows])
     filled = intervals.length_before(events, start) - intervals.length_before(events, gap_start)
@@ -44,4 +44,4 @@ def shorten_gaps(
     left[known] = 1.0 - share * (1.0 - factor)
     gap_ns = calls.gap_ns * left
     saved_ns = float((calls.gap_ns - gap_ns).sum())
-    return replace(graph, calls=replace(calls, gap_ns=gap_ns)), saved_ns
+    return replace(graph, calls=replace(calls, gap_ns=gap_ns)), saved_ns, len(rows)

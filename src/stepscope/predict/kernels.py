@@ -100,7 +100,6 @@ def roofline_ns(
 
 
 def copy_ns(bytes_moved: Floats | float, ceilings: Ceilings) -> Floats:
-    """A kernel that only moves bytes."""
     rate = MEMORY_SHARE * (ceilings.bytes_s or 1e12)
     total: Floats = FLOOR_NS + np.asarray(bytes_moved, np.float64) / rate * 1e9
     return total

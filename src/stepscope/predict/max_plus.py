@@ -36,22 +36,14 @@ _MANY_TASKS = 8  # a call with more is split
 class StepTables(msgspec.Struct, frozen=True, kw_only=True):
     """Tables of (later time, earlier time), one per stretch between two moments."""
 
-    tables: NDArray[np.float64]  # stretches x times x times
+    tables: Floats  # stretches x times x times
     marked: tuple[tuple[int, ...], ...]  # the times that are each marked task's end
     host_ns: float  # what the host needs if it never waits
     busy_ns: tuple[float, ...]  # of each stream, without marked tasks
     # What a worker slower by 1 adds: a share of the table, by time; if streams wait for each other,
     # a table of its own.
     own: tuple[float, ...]
-    slope: NDArray[np.float64] | None = None
-
-
-def slow_tables(step: StepTables, pace: float) -> Floats:
-    """The tables of a worker whose own work takes `pace` times as long."""
-    if step.slope is None or pace == 1.0:
-        slowed: Floats = step.tables * (1 + (pace - 1) * np.array(step.own))
-        return slowed
-    return np.asarray(step.tables + (pace - 1) * step.slope)
+    slope: Floats | None = None
 
 
 def add_slope(step: StepTables, slower: StepTables, pace: float) -> StepTables:
@@ -78,12 +70,6 @@ def tabulate_step(
         busy_ns=_busy_ns(graph, marked),
         own=_own_shares(graph, marked, tables.shape[1]),
     )
-
-
-def advance_times(table: Floats, before: Floats) -> Floats:
-    """The times at the end of a stretch."""
-    after: Floats = (table + before).max(axis=1)
-    return after
 
 
 def split_launch(graph: StepGraph, bounds: Sequence[int]) -> StepGraph:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from stepscope.predict.buckets import rows_in_step
+from stepscope.predict.by_text import by_text
 
 if TYPE_CHECKING:
     from stepscope.predict.step_context import StepContext
@@ -33,23 +35,12 @@ class NormBuffers(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_norm_buffers(context: StepContext) -> NormBuffers | None:
     """None for a step without batch norms that keep statistics."""
-    host, strings = context.trace.host, context.trace.strings
-    channels: dict[int, int] = {}
-    sizes = []
-    for code in host.shapes[rows_in_step(context, (_NORM,))].tolist():
-        if code >= 0 and code not in channels:
-            channels[code] = _channels(strings[code])
-        sizes.append(channels.get(code, 0))
-    with_statistics = [size for size in sizes if size]
-    if not with_statistics:
-        return None
-    return NormBuffers(norms=len(with_statistics), size_bytes=8 * sum(with_statistics))
+    rows = rows_in_step(context, (_NORM,))
+    channels = by_text(context.trace, context.trace.host.shapes, rows, _channels, 0.0)
+    norms = int(np.count_nonzero(channels))
+    return NormBuffers(norms=norms, size_bytes=8 * int(channels.sum())) if norms else None
 
 
-def _channels(shapes: str) -> int:
-    try:
-        dims: Any = msgspec.json.decode(shapes)
-    except msgspec.DecodeError:
-        return 0
-    mean = dims[_MEAN] if len(dims) > _MEAN else []
-    return int(mean[0]) if isinstance(mean, list) and len(mean) == 1 else 0
+def _channels(shapes: str) -> float:
+    mean = msgspec.json.decode(shapes)[_MEAN : _MEAN + 1]
+    return float(mean[0][0]) if mean and len(mean[0]) == 1 else 0.0

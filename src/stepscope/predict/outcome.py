@@ -22,8 +22,6 @@ class WrongValue(Refused):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The step with the change made."""
-
     context: StepContext
     assumptions: tuple[str, ...]
     # The relative error of this what-if on models it was not fitted to, for what it changes.

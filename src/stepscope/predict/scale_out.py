@@ -168,17 +168,15 @@ class _PlannedStep:
             return self._retime(graph, self.traced, transfers)
         if transfers is None or self.buckets is None:
             return graph
-        options: dict[str, Any] = {
-            "on_host": self.context.on_host,
-            "add_ddp": self.add_ddp,
-            "ceilings": self.context.ceilings,
-            "waiting_ns": self.waiting_ns,
-        }
-        if plan.stage:
-            return exchange.shard(graph, self.buckets, transfers, plan.stage, **options)
-        return exchange.sum_gradients(
-            graph, self.buckets, transfers, norm_buffers=self.norm_buffers, **options
+        rules = exchange.ReduceRules(
+            on_host=self.context.on_host,
+            add_ddp=self.add_ddp,
+            ceilings=self.context.ceilings,
+            waiting_ns=self.waiting_ns,
         )
+        if plan.stage:
+            return exchange.shard(graph, self.buckets, transfers, rules, plan.stage)
+        return exchange.sum_gradients(graph, self.buckets, transfers, rules, self.norm_buffers)
 
     def _retime(
         self, graph: StepGraph, traced: TracedExchange, transfers: TransferTimes | None
@@ -276,7 +274,6 @@ def share_doubt(whole_ns: float, share_ns: float, step: float, *, on_host: bool)
 
 
 def step_without_comm_ns(graph: StepGraph) -> float:
-    """The step if no collective took any time."""
     return step_ns(scale_tasks(graph, graph.tasks.kind == Kind.COMM, 0.0))
 
 

@@ -57,8 +57,6 @@ class WorkerLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BucketLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """Gradients in buckets of one size."""
-
     bucket_mb: float | None  # None: as it is now
     size_bytes: tuple[float, ...]
     marks: tuple[int, ...]  # the moment of each bucket, by number; none if they are traced
@@ -161,22 +159,21 @@ def _find_link(
     assumptions: tuple[str, ...],
 ) -> WorkerLink:
     straggling = find_straggling(context, ranks, before)
+    link = WorkerLink(
+        ranks=ranks, straggling=straggling, spread=0.0, basis="none", said=assumptions
+    )
     times = find_link_times(context, traced, ranks)
     if times is None:
-        return WorkerLink(
-            ranks=ranks, straggling=straggling, spread=0.0, basis="none", said=assumptions
-        )
+        return link
     contention = times.contention if context.on_host else None
-    return WorkerLink(
-        ranks=ranks,
-        straggling=straggling,
+    return replace(
+        link,
         spread=times.spread,
         basis=times.basis,
         all_reduce=_lines(times.lines["all_reduce"]),
         broadcast=_lines(times.lines["broadcast"]),
         beside=_lines(contention.beside) if contention else (),
         lost=contention.lost if contention else 0.0,
-        said=assumptions,
     )
 
 
@@ -264,11 +261,11 @@ def _lay_out(
 def _mark_buckets(
     gradients: Gradients | None, plan: _SizePlan, moments: list[Moment]
 ) -> tuple[int, ...]:
-    if plan.marked_by == "bucket" or gradients is None:
-        known = [("bucket", number) for number in range(len(plan.buckets))]
-        return tuple(moments.index(moment) for moment in known) if known[0] in moments else ()
-    closing = _closing_gradients(plan.buckets, gradients)
-    return tuple(moments.index(("gradient", number)) for number in closing)
+    if plan.marked_by == "gradient" and gradients is not None:
+        marks = [("gradient", number) for number in _closing_gradients(plan.buckets, gradients)]
+    else:
+        marks = [("bucket", number) for number in range(len(plan.buckets))]
+    return tuple(map(moments.index, marks)) if marks[0] in moments else ()
 
 
 def _closing_gradients(buckets: Buckets, gradients: Gradients) -> list[int]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from stepscope.explain.call_tree import distinct_places
+from stepscope.predict.by_text import by_text
 from stepscope.predict.kernels import Family, family_of
 from stepscope.predict.optimizer_rules import ADAM
 
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from stepscope.records.memory import Memory
     from stepscope.records.profile import Profile
     from stepscope.records.trace import Trace
-
-USUAL_MULTIPROCESSORS = 108
 
 
 class Operators(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +63,7 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     batch: int | None = None
     rule: UpdateRule = ADAM  # of the optimizer
     grown: float = 1.0  # samples per step over those of the trace
-    multiprocessors: int = USUAL_MULTIPROCESSORS
+    multiprocessors: int
     profiles: tuple[Profile, ...] = ()
     cpu: CpuUse | None = None  # of a step that computes on the CPU
     job: Job | None = None
@@ -87,13 +86,12 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def named(self, matches: Callable[[str], object]) -> Flags:
         """Tasks whose operator's name matches; an unknown operator has an empty name."""
-        row, names = self.operators.row, self.trace.host.name
-        codes = np.full(len(row), -1, np.int32)
-        codes[row >= 0] = names[row[row >= 0]]
-        distinct, place = distinct_places(codes)
-        strings = self.trace.strings
-        hits = [bool(matches(strings[code] if code >= 0 else "")) for code in distinct.tolist()]
-        return np.array(hits, np.bool_)[place]
+        names = self.trace.host.name
+
+        def is_match(name: str) -> bool:
+            return bool(matches(name))
+
+        return by_text(self.trace, names, self.operators.row, is_match, is_match(""))
 
 
 def find_operators(trace: Trace, graph: StepGraph, costs: Costs, *, on_host: bool) -> Operators:
@@ -105,24 +103,25 @@ def find_operators(trace: Trace, graph: StepGraph, costs: Costs, *, on_host: boo
         row[from_trace] = costs.operator[tasks.row[from_trace]]
     known = row >= 0
     at = np.maximum(row, 0)
-    none = np.zeros(len(tasks))
-    flops = np.where(known, costs.flops[at], -1).astype(np.float64) if len(trace.host) else none
-    moved = (
-        np.where(known, costs.bytes_moved[at], -1).astype(np.float64) if len(trace.host) else none
-    )
-    counted = known & costs.counted[at] if len(trace.host) else none.astype(bool)
+
+    def of_operator(column: NDArray[Any], absent: int, empty: int = 0) -> NDArray[Any]:
+        if not len(trace.host):
+            return np.full(len(tasks), empty, column.dtype)
+        return np.where(known, column[at], absent)
+
+    counted = of_operator(costs.counted, False)
+    flops = of_operator(costs.flops, -1).astype(np.float64)
     flops = np.where(known & ~counted & (flops > 0), 0.0, flops)
-    dtype = np.where(known, costs.dtype[at], -1) if len(trace.host) else none - 1
     group = np.where(known, row, len(trace.host) + np.arange(len(tasks)))
     _, place = distinct_places(group)
     total = np.bincount(place, tasks.dur_ns)[place]
     return Operators(
         row=row,
         flops=flops,
-        bytes_moved=moved,
-        dtype=dtype.astype(np.int8),
+        bytes_moved=of_operator(costs.bytes_moved, -1).astype(np.float64),
+        dtype=of_operator(costs.dtype, -1, empty=-1).astype(np.int8),
         family=_find_families(trace, row, flops),
-        recomputed=known & costs.recomputed[at] if len(trace.host) else none.astype(bool),
+        recomputed=of_operator(costs.recomputed, False),
         share=np.divide(tasks.dur_ns, total, out=np.ones(len(tasks)), where=total > 0),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -11,26 +11,22 @@ from stepscope.explain.collective_calls import count_elements
 from stepscope.explain.collectives import DTYPE_BYTES
 from stepscope.explain.work import Kind, rows_named
 from stepscope.predict.buckets import Buckets, calls_after, rows_in_step
+from stepscope.predict.by_text import by_text
 from stepscope.predict.parameters import ACCUMULATE
 from stepscope.predict.transfers import TracedAllReduces
 from stepscope.records.job import KINDS
-from stepscope.records.strategies import (
-    RankFullySharded,
-    RankPipeline,
-    RankTensorParallel,
-)
+from stepscope.records.strategies import RankFullySharded, RankPipeline, RankTensorParallel
 from stepscope.records.trace import HostKind
 from stepscope.trace.links import distinct, nearest_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.explain.replay.graph import Floats, StepGraph
+    from stepscope.explain.replay.graph import Flags, Floats, StepGraph
     from stepscope.predict.step_context import StepContext
     from stepscope.predict.transfers import TransferTimes
     from stepscope.records.job import CollectiveCalls
 
-    Flags = NDArray[np.bool_]
 
 _REDUCE = "c10d::allreduce_"
 _NOT_REPLICAS = {
@@ -74,21 +70,25 @@ def find_traced_exchange(context: StepContext, graph: StepGraph) -> TracedExchan
     summing = _is_in_backward(context, row) & (calls.kind == KINDS.index("all_reduce"))
     ranks = _group_size(calls, summing) or trace.world_size or 1
     tasks, numbers = _find_tasks(context, graph, calls, summing)
-    sizes = calls.size_bytes[numbers]
-    buckets = None
-    if len(tasks) and (sizes > 0).all():
-        called_ns = np.where(row[numbers] >= 0, trace.host.start_ns[np.maximum(row[numbers], 0)], 0)
-        buckets = Buckets(
-            ready=np.maximum.accumulate(calls_after(context, graph, called_ns)),
-            size_bytes=sizes,
-            tensors=np.zeros(len(tasks), np.int32),
-        )
+    called_ns = np.where(row[numbers] >= 0, trace.host.start_ns[np.maximum(row[numbers], 0)], 0)
     return TracedExchange(
         ranks=ranks,
-        buckets=buckets,
+        buckets=_find_buckets(context, graph, called_ns, calls.size_bytes[numbers]),
         tasks=tasks,
         all_reduces=_find_all_reduces(calls, summing, ranks),
         not_replicas=next((reason for reason in reasons if reason), None),
+    )
+
+
+def _find_buckets(
+    context: StepContext, graph: StepGraph, called_ns: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> Buckets | None:
+    if not len(sizes) or (sizes <= 0).any():
+        return None
+    return Buckets(
+        ready=np.maximum.accumulate(calls_after(context, graph, called_ns)),
+        size_bytes=sizes,
+        tensors=np.zeros(len(sizes), np.int32),
     )
 
 
@@ -146,16 +146,9 @@ def _find_single_rank(context: StepContext, graph: StepGraph) -> TracedExchange 
     if not len(rows):
         return None
     width = _gradient_width(context)
-    sizes = np.array(
-        [width * _given_elements(context, code) for code in host.shapes[rows].tolist()], np.int64
-    )
-    buckets = None
-    if (sizes > 0).all():
-        buckets = Buckets(
-            ready=np.maximum.accumulate(calls_after(context, graph, host.start_ns[rows])),
-            size_bytes=sizes,
-            tensors=np.zeros(len(rows), np.int32),
-        )
+    elements = by_text(context.trace, host.shapes, rows, _given_elements, 0.0)
+    sizes = width * elements.astype(np.int64)
+    buckets = _find_buckets(context, graph, host.start_ns[rows], sizes)
     return TracedExchange(ranks=1, buckets=buckets, tasks=np.zeros(0, np.intp), all_reduces=None)
 
 
@@ -166,19 +159,11 @@ def _gradient_width(context: StepContext) -> int:
     rows = rows[host.dtypes[rows] >= 0]
     if not len(rows):
         return 4
-    try:
-        types: Any = msgspec.json.decode(strings[host.dtypes[rows[0]]])
-    except msgspec.DecodeError:
-        return 4
-    return DTYPE_BYTES.get(str(types[0]).lower(), 4) if types else 4
+    types = msgspec.json.decode(strings[host.dtypes[rows[0]]])
+    return DTYPE_BYTES.get(types[0].lower(), 4) if types else 4
 
 
-def _given_elements(context: StepContext, shapes: int) -> int:
-    """Elements of the call's list of tensors; 0 if it was not recorded."""
-    if shapes < 0:
-        return 0
-    try:
-        dims: Any = msgspec.json.decode(context.trace.strings[shapes])
-    except msgspec.DecodeError:
-        return 0
-    return count_elements(dims[0] if dims else None)
+def _given_elements(shapes: str) -> float:
+    """Elements of the call's list of tensors."""
+    dims = msgspec.json.decode(shapes)
+    return float(count_elements(dims[0] if dims else None))

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.predict.alpha_beta import evaluate
 from stepscope.records.figures import duration, percent, rate
 from stepscope.records.profile import Contention, Segment
 from stepscope.records.words import counted
@@ -23,13 +24,11 @@ from stepscope.records.words import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numpy.typing import NDArray
-
+    from stepscope.explain.replay.graph import Floats
     from stepscope.records.devices import DeviceSpec
     from stepscope.records.profile import CollectiveFit, Profile
     from stepscope.records.trace import Trace
 
-    Floats = NDArray[np.float64]
 
 Basis = Literal["calibrated", "carried over", "trace", "data sheet"]
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
@@ -61,27 +60,21 @@ class TransferTimes(msgspec.Struct, frozen=True, kw_only=True):
 
     def expected_ns(self, size_bytes: Floats, kind: str = "all_reduce") -> Floats:
         """One collective of each size, with nothing else running."""
-        return self._evaluate(self.lines[kind], size_bytes)
+        return evaluate(self.lines[kind], size_bytes, self.latency, self.bandwidth)
 
     def contended_ns(self, size_bytes: Floats, kind: str = "all_reduce") -> Floats:
         """The same while compute runs."""
         alone = self.expected_ns(size_bytes, kind)
         if self.contention is None:
             return alone
-        whole = self._evaluate(self.lines["all_reduce"], size_bytes)
-        slowed = self._evaluate(self.contention.beside, size_bytes)
+        whole, slowed = (
+            evaluate(lines, size_bytes, self.latency, self.bandwidth)
+            for lines in (self.lines["all_reduce"], self.contention.beside)
+        )
         return np.maximum(alone, slowed * alone / np.maximum(whole, 1.0))
 
     def scaled(self, factor: float) -> TransferTimes:
-        """Every transfer takes `factor` times as long."""
         return replace(self, latency=self.latency * factor, bandwidth=self.bandwidth / factor)
-
-    def _evaluate(self, segments: Sequence[Segment], size_bytes: Floats) -> Floats:
-        which = np.searchsorted([segment.to_bytes for segment in segments[:-1]], size_bytes)
-        alpha = np.array([segment.alpha_ns for segment in segments])[which]
-        beta = np.array([segment.beta_ns_per_byte for segment in segments])[which]
-        times: Floats = alpha * self.latency + beta * size_bytes / self.bandwidth
-        return times
 
 
 class TracedAllReduces(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,9 +112,7 @@ def find_transfer_times(
 def _fits(profile: Profile, trace: Trace) -> bool:
     """Whether device and backend are the trace's, as far as both are known."""
     device, backend = trace.device_name, trace.backend
-    if profile.kind != trace.kind:
-        return False
-    if device and profile.device != device:
+    if profile.kind != trace.kind or (device and profile.device != device):
         return False
     return not (backend and profile.backend and backend != profile.backend)
 
@@ -198,24 +189,17 @@ def _extrapolate(
 
 
 def _scale_lines(segments: Iterable[Segment], alpha: float, beta: float) -> tuple[Segment, ...]:
+    """alpha and beta times these factors."""
     return tuple(
-        replace(
-            segment,
-            alpha_ns=segment.alpha_ns * alpha,
-            beta_ns_per_byte=segment.beta_ns_per_byte * beta,
-        )
-        for segment in segments
+        replace(line, alpha_ns=line.alpha_ns * alpha, beta_ns_per_byte=line.beta_ns_per_byte * beta)
+        for line in segments
     )
 
 
 def _usual_contention(lines: Iterable[Segment], ranks: int) -> Contention:
     slowed = tuple(
-        replace(
-            line,
-            alpha_ns=line.alpha_ns + _USUAL_LATENCY_NS,
-            beta_ns_per_byte=_USUAL_FACTOR * line.beta_ns_per_byte,
-        )
-        for line in lines
+        replace(line, alpha_ns=line.alpha_ns + _USUAL_LATENCY_NS)
+        for line in _scale_lines(lines, 1.0, _USUAL_FACTOR)
     )
     return Contention(group_size=ranks, lost=_USUAL_LOST, beside=slowed)
 

@@ -40,8 +40,6 @@ SMALLEST_DOUBT = 0.01  # no step is known better than this
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """A step with some changes made."""
-
     context: StepContext
     step_ns: float
     samples: float = 1.0
@@ -110,7 +108,6 @@ class Bench:
         return self.conclude(trial, settings)
 
     def begin(self) -> Trial:
-        """The step without any change."""
         return Trial(context=self.context, step_ns=self.corrected.step_ns)
 
     def change(self, trial: Trial, setting: Setting) -> Trial:
@@ -141,7 +138,6 @@ class Bench:
         )
 
     def conclude(self, trial: Trial, settings: Sequence[Setting]) -> Prediction:
-        """The prediction that a trial amounts to."""
         context, base, memory = trial.context, self.corrected, self.context.memory
         predicted = trial.step_ns
         low, high = _interval(context, base, predicted, trial.variance)
@@ -234,10 +230,8 @@ def _interval(
 def _half_of_speedup(before: StepContext, trial: Trial, base: Corrected) -> float:
     """Half of its interval, as a logarithm. The doubt about the host is the same before and after,
     so only its change counts."""
-    now, then = (
-        _host_doubt(context, base, step)
-        for context, step in ((before, base.step_ns), (trial.context, trial.step_ns))
-    )
+    now = _host_doubt(before, base, base.step_ns)
+    then = _host_doubt(trial.context, base, trial.step_ns)
     return 1.96 * math.sqrt((now - then) ** 2 + trial.variance + SMALLEST_DOUBT**2)
 
 

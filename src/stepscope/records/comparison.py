@@ -16,8 +16,6 @@ StepsAre = Literal["measured", "profiled", "listed"]
 
 
 class RunSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """One run's part in a comparison."""
-
     path: str
     steps: int  # used
     warm_up: int  # steps left out at the beginning

@@ -86,20 +86,16 @@ class _DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
+_SAME = [name for name in _DeviceRow.__struct_fields__ if name in DeviceSpec.__struct_fields__]
+
+
 def _spec(row: _DeviceRow) -> DeviceSpec:
     return DeviceSpec(
-        name=row.name,
-        vendor=row.vendor,
+        **{name: getattr(row, name) for name in _SAME},
         peaks={dtype: rate * 1e12 for dtype, rate in row.tflops.items()},
         bandwidth_bytes_s=row.bandwidth_gb_s * 1e9,
         memory_bytes=row.memory_gib << 30,
-        multiprocessors=row.multiprocessors,
-        tensor_cores=row.tensor_cores,
-        link=row.link,
         link_bytes_s=row.link_gb_s * 1e9,
-        source=row.source,
-        note=row.note,
-        printed=row.printed,
     )
 
 

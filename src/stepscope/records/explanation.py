@@ -16,9 +16,6 @@ from stepscope.records.words import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from stepscope.records.efficiency import Efficiency
     from stepscope.records.job import Job, RankPart
     from stepscope.records.memory import Memory
@@ -31,6 +28,7 @@ if TYPE_CHECKING:
     )
     from stepscope.records.quality import Note
     from stepscope.records.strategies import RankStrategy, Strategy
+    from stepscope.records.trace import Int8, Int32, Int64
 
 WorkKind = Literal["compute", "comm", "memory"]
 Severity = Literal["high", "medium", "low", "none"]
@@ -78,10 +76,10 @@ class Idle(msgspec.Struct, frozen=True, kw_only=True):
 class Gaps(msgspec.Struct, frozen=True, kw_only=True):
     """Every idle gap as columns, for pictures and for places in code."""
 
-    start_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
-    cause: NDArray[np.int8]  # index into GAP_CAUSES: the cause that fills most of the gap
-    frame: NDArray[np.int32]  # Python function on the host at that moment, or -1
+    start_ns: Int64
+    end_ns: Int64
+    cause: Int8  # index into GAP_CAUSES: the cause that fills most of the gap
+    frame: Int32  # Python function on the host at that moment, or -1
 
 
 GAP_CAUSES = ("launch", "other", "data_loading", "sync", "operators", "python", "profiler")
@@ -228,8 +226,6 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One slice of the step."""
-
     id: str
     ms: float
     share: float
@@ -244,8 +240,6 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """A place in the user's code."""
-
     file: str
     line: int
     function: str = ""

@@ -7,13 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stepscope.records.limits import (  # noqa: TC001  (decoded at run time)
-    Cores,
-    Count,
-    DurationNs,
-    Share,
-    Threads,
-)
+from stepscope.records.limits import Cores, Count, DurationNs, Share, Threads  # noqa: TC001  (decoded)
 
 
 class OtherProgram(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,8 +62,6 @@ class PlainSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's threads and the machine it shares."""
-
     threads: Threads
     interop_threads: Threads | None = None
     variables: dict[str, str] = {}  # environment variables that are set, such as OMP_NUM_THREADS

@@ -11,30 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from stepscope.records.host_load import HostLoad
     from stepscope.records.quality import Note
+    from stepscope.records.trace import Int8, Int32, Int64
 
-    Int8 = NDArray[np.int8]
-    Int32 = NDArray[np.int32]
-    Int64 = NDArray[np.int64]
 
 KINDS = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "barrier",
-    "send_recv",
-    "send",
-    "recv",
-    "gather",
-    "scatter",
-    "reduce",
-    "other",
+    *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier"),
+    *("send_recv", "send", "recv", "gather", "scatter", "reduce", "other"),
 )
 # No rank leaves one of these before all have arrived.
 SYNCHRONISING = frozenset(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"))
@@ -138,8 +122,6 @@ class RankFolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's part of the job."""
-
     rank: int
     calls: CollectiveCalls
     pace: RankSteps

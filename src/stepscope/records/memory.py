@@ -10,28 +10,15 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from stepscope.records.limits import (
-    Bytes,
-    Count,
-)
+from stepscope.records.limits import Bytes, Count
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from stepscope.records.quality import Note
+    from stepscope.records.trace import Int8, Int32, Int64
 
-    Int8 = NDArray[np.int8]
-    Int32 = NDArray[np.int32]
-    Int64 = NDArray[np.int64]
 
 CATEGORIES = (
-    "parameters",
-    "gradients",
-    "optimizer",
-    "activations",
-    "buffers",
-    "temporaries",
+    *("parameters", "gradients", "optimizer", "activations", "buffers", "temporaries"),
     "other",
 )
 # What a step needs at any batch size.
@@ -295,16 +282,8 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ACTIONS = (
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "segment_free",
-    "segment_map",
-    "segment_unmap",
-    "oom",
-    "snapshot",
-    "unknown",
+    *("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free"),
+    *("segment_map", "segment_unmap", "oom", "snapshot", "unknown"),
 )
 BLOCK_STATES = ("active_allocated", "active_pending_free", "inactive", "unknown")
 

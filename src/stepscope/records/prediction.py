@@ -25,18 +25,13 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeakMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Peak memory with the change."""
-
     size_bytes: int
     low_bytes: int
     high_bytes: int
 
     def plus(self, more_bytes: int) -> PeakMemory:
-        return PeakMemory(
-            size_bytes=self.size_bytes + more_bytes,
-            low_bytes=self.low_bytes + more_bytes,
-            high_bytes=self.high_bytes + more_bytes,
-        )
+        sizes = msgspec.structs.asdict(self)
+        return PeakMemory(**{name: size + more_bytes for name, size in sizes.items()})
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +62,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def speedup(self) -> float:
-        """Step time before over after."""
         return self.baseline_ms / self.predicted_ms if self.predicted_ms else 1.0
 
     @property

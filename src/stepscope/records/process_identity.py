@@ -7,6 +7,7 @@ processes. Linux reports all of them; unknown values are None.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -64,14 +65,12 @@ def _started_ticks(pid: int) -> int | None:
 
 
 def _boot() -> str | None:
-    try:
+    with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return None
+    return None
 
 
 def _namespace() -> str | None:
-    try:
+    with suppress(OSError):
         return os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - not the path of a file
-    except OSError:
-        return None
+    return None

@@ -9,15 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from stepscope.records.limits import (  # noqa: TC001  (decoded at run time)
-    Bytes,
-    Cores,
-    DurationNs,
-    Ranks,
-    Rate,
-    Threads,
-    UnixS,
-)
+from stepscope.records.limits import Bytes, Cores, DurationNs, Ranks, Rate, Threads, UnixS  # noqa: TC001  (decoded)
 
 PROFILE_SCHEMA = 1
 _Ns = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
@@ -33,7 +25,6 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     beta_ns_per_byte: _Ns
 
     def at(self, size_bytes: float) -> float:
-        """The line's time in ns."""
         return self.alpha_ns + self.beta_ns_per_byte * size_bytes
 
 
@@ -73,11 +64,6 @@ class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
             if size_bytes <= segment.to_bytes:
                 return segment.at(size_bytes)
         return self.segments[-1].at(size_bytes)
-
-    def band_ns(self, size_bytes: float) -> tuple[float, float]:
-        """The expected time minus and plus the typical error of an unseen pass."""
-        expected, error = self.expected_ns(size_bytes), max(self.noise, self.held_out)
-        return expected * (1 - min(error, 1.0)), expected * (1 + error)
 
     @property
     def latency_ns(self) -> float:

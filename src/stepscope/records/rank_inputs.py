@@ -38,7 +38,7 @@ class RankInputs(msgspec.Struct, frozen=True, kw_only=True):
     def profile(self) -> Profile | None:
         """The newest calibration of the rank's device. A CPU has no name in a trace."""
         device = self.trace.device_name
-        return next((each for each in self.calibrations if device in (None, each.device)), None)
+        return next((one for one in self.calibrations if device in (None, one.device)), None)
 
     @property
     def host_load(self) -> HostLoad | None:

@@ -39,8 +39,7 @@ CUDA_GRAPHS = _add("cuda-graphs", "capture the step as a CUDA graph and replay i
 FUSED_OPTIMIZER = _add("fused-optimizer", "create the optimizer with fused=True")
 BATCH = _add("batch", "use a larger batch: each operator has more to do per call")
 NO_SYNC = _add(
-    "no-sync",
-    "keep values on the device and read them every N steps; copy with non_blocking=True",
+    "no-sync", "keep values on the device and read them every N steps; copy with non_blocking=True"
 )
 
 # Precision and kernels
@@ -50,8 +49,7 @@ FP16 = _add(
     'run forward and loss under torch.autocast("cuda", dtype=torch.float16), with a GradScaler',
 )
 TF32 = _add(
-    "tf32",
-    'call torch.set_float32_matmul_precision("high"): tensors stay fp32, products use tf32',
+    "tf32", 'call torch.set_float32_matmul_precision("high"): tensors stay fp32, products use tf32'
 )
 CHANNELS_LAST = _add("channels-last", "convert model and inputs to torch.channels_last")
 VECTORS = _add("vectors", "unset ATEN_CPU_CAPABILITY: torch then uses the widest vectors")
@@ -74,8 +72,7 @@ ACTIVATION_CHECKPOINTING = _add(
 )
 NO_CHECKPOINT = _add("no-checkpoint", "checkpoint fewer blocks: only as many as memory requires")
 SMALLER_BATCH = _add(
-    "smaller-batch",
-    "use a smaller batch and accumulate gradients over several passes",
+    "smaller-batch", "use a smaller batch and accumulate gradients over several passes"
 )
 SHARDING = _add("sharding", "shard optimizer state, gradients and parameters (FSDP)")
 EXPANDABLE_SEGMENTS = _add(
@@ -87,8 +84,7 @@ STEADY_SHAPES = _add(
     "use the same shapes in every step: pad to a few lengths, drop the last partial batch",
 )
 DETACH = _add(
-    "detach",
-    "keep loss.item() or loss.detach(), not the loss: it keeps its whole graph alive",
+    "detach", "keep loss.item() or loss.detach(), not the loss: it keeps its whole graph alive"
 )
 SNAPSHOT = _add(
     "snapshot",
@@ -98,10 +94,7 @@ SNAPSHOT = _add(
 
 # Threads and the machine
 THREADS = _add("threads", "set OMP_NUM_THREADS to the number of free cores per rank")
-ONE_THREAD = _add(
-    "one-thread",
-    "set OMP_NUM_THREADS=1: no operator here is long enough to share",
-)
+ONE_THREAD = _add("one-thread", "set OMP_NUM_THREADS=1: no operator here is long enough to share")
 PIN_RANKS = _add("pin-ranks", "give each rank cores of its own (taskset -c)")
 FEWER_RANKS = _add("fewer-ranks", "start no more ranks than there are cores")
 IDLE_MACHINE = _add(
@@ -116,8 +109,7 @@ BUCKET_MB = _add(
     "change bucket_cap_mb of DDP: smaller buckets start earlier, larger ones need fewer calls",
 )
 ACCUMULATE = _add(
-    "accumulate",
-    "accumulate gradients and communicate only every N-th step (no_sync)",
+    "accumulate", "accumulate gradients and communicate only every N-th step (no_sync)"
 )
 BANDWIDTH = _add("bandwidth", "send fewer bytes (bf16 communication hook) or use a faster link")
 FSDP_PREFETCH = _add(
@@ -130,8 +122,7 @@ KEEP_GATHERED = _add(
     "set reshard_after_forward=False if memory allows: backward then gathers nothing again",
 )
 REDUCE_DTYPE = _add(
-    "reduce-dtype",
-    "gather and reduce in bf16 (MixedPrecisionPolicy): half the bytes",
+    "reduce-dtype", "gather and reduce in bf16 (MixedPrecisionPolicy): half the bytes"
 )
 FEWER_SPLITS = _add(
     "fewer-splits",
@@ -173,8 +164,7 @@ CHECK_NCCL = _add("check-nccl", "record with `stepscope run --nccl-debug` to see
 
 # NCCL's environment
 UNSET_NCCL_VARIABLES = _add(
-    "unset-nccl-variables",
-    "unset NCCL_IB_DISABLE, NCCL_NET and NCCL_IB_HCA where they are set",
+    "unset-nccl-variables", "unset NCCL_IB_DISABLE, NCCL_NET and NCCL_IB_HCA where they are set"
 )
 FAST_NETWORK = _add(
     "fast-network",

@@ -27,6 +27,10 @@ Why = Literal[
 Schedule = Literal["fill and drain", "one forward one backward", "interleaved"]
 
 
+class _Tagged(msgspec.Struct, frozen=True, tag_field="kind"):
+    """Written with the name of its strategy as `kind`."""
+
+
 class Bucket(msgspec.Struct, frozen=True, kw_only=True):
     """One all-reduce of gradients. Times count from the start of backward."""
 
@@ -43,9 +47,7 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True):
     late_rank: int | None = None  # most often the last to arrive; only in the job's record
 
 
-class RankDataParallel(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="data_parallel"
-):
+class RankDataParallel(_Tagged, frozen=True, kw_only=True, tag="data_parallel"):
     """Replicas that sum their gradients, seen from one rank."""
 
     groups: tuple[Group, ...]
@@ -59,9 +61,7 @@ class RankDataParallel(
     arrivals_ns: tuple[tuple[int, ...], ...] = ()  # steps x buckets, on the rank's own clock
 
 
-class DataParallel(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="data_parallel"
-):
+class DataParallel(_Tagged, frozen=True, kw_only=True, tag="data_parallel"):
     """Replicas that sum their gradients; times are means over the ranks."""
 
     ranks: tuple[int, ...]
@@ -103,18 +103,12 @@ class ShardMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def measured_bytes(self) -> int | None:
-        parts = (
-            self.measured_parameter_bytes,
-            self.measured_gradient_bytes,
-            self.measured_optimizer_bytes,
-        )
-        known = [part for part in parts if part is not None]
-        return sum(known) if len(known) == len(parts) else None
+        states = (self.measured_parameter_bytes, self.measured_gradient_bytes)
+        known = [part for part in (*states, self.measured_optimizer_bytes) if part is not None]
+        return sum(known) if len(known) == 3 else None
 
 
-class RankFullySharded(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="fully_sharded"
-):
+class RankFullySharded(_Tagged, frozen=True, kw_only=True, tag="fully_sharded"):
     """Sharded parameters, gathered when needed, seen from one rank."""
 
     flavour: Flavour
@@ -130,9 +124,7 @@ class RankFullySharded(
     memory: ShardMemory | None = None
 
 
-class FullySharded(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="fully_sharded"
-):
+class FullySharded(_Tagged, frozen=True, kw_only=True, tag="fully_sharded"):
     """Sharded parameters, gathered when needed; times are means over the ranks."""
 
     flavour: Flavour
@@ -162,9 +154,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     exposed_ns: int
 
 
-class RankTensorParallel(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="tensor_parallel"
-):
+class RankTensorParallel(_Tagged, frozen=True, kw_only=True, tag="tensor_parallel"):
     """Layers split over ranks, which communicate in forward and backward, seen from one rank."""
 
     groups: tuple[Group, ...]
@@ -179,9 +169,7 @@ class RankTensorParallel(
     layers: tuple[Layer, ...] = ()
 
 
-class TensorParallel(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="tensor_parallel"
-):
+class TensorParallel(_Tagged, frozen=True, kw_only=True, tag="tensor_parallel"):
     """Layers split over ranks, which communicate in forward and backward; means over the ranks."""
 
     ranks: tuple[int, ...]
@@ -200,7 +188,7 @@ class TensorParallel(
     layers: tuple[Layer, ...]
 
 
-class RankPipeline(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="pipeline"):
+class RankPipeline(_Tagged, frozen=True, kw_only=True, tag="pipeline"):
     """One rank's place in a pipeline. step = compute + other_comm + bubble."""
 
     stage_indices: tuple[int, ...]  # empty for a bare trace
@@ -231,7 +219,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     receive_wait_ns: int
 
 
-class Pipeline(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="pipeline"):
+class Pipeline(_Tagged, frozen=True, kw_only=True, tag="pipeline"):
     """A pipeline, its stages in order."""
 
     ranks: tuple[int, ...]
@@ -259,9 +247,7 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     exposed_ns: int
 
 
-class RankOtherCommunication(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="other_communication"
-):
+class RankOtherCommunication(_Tagged, frozen=True, kw_only=True, tag="other_communication"):
     """Communication that no strategy explains."""
 
     step_ns: int
@@ -270,9 +256,7 @@ class RankOtherCommunication(
     uses: tuple[Use, ...]
 
 
-class OtherCommunication(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="other_communication"
-):
+class OtherCommunication(_Tagged, frozen=True, kw_only=True, tag="other_communication"):
     """Communication that no strategy explains; times are means over the ranks."""
 
     ranks: tuple[int, ...]

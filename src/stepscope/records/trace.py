@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     Int8 = NDArray[np.int8]
     Int32 = NDArray[np.int32]
     Int64 = NDArray[np.int64]
+    Flags = NDArray[np.bool_]
+    Columns = dict[str, NDArray[Any]]
 
 ABSENT = -1
 
 
 class HostKind(IntEnum):
-    """What a host event is."""
-
     OPERATOR = 0
     ANNOTATION = 1
     PYTHON = 2
@@ -137,8 +137,6 @@ class CollectiveArgs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """One accelerator as the file describes it."""
-
     id: int
     name: str
     memory_bytes: int = ABSENT

@@ -20,6 +20,7 @@ Every trace
   plausible.py      values that cannot be true become "not captured"
   links.py          parent, launch, forward of backward
   assemble.py       columns of any reader -> one sorted, linked Trace
+  column_types.py   the types of a Trace's columns
   consistency.py    the rules that every Trace keeps
   cache.py          a Trace on disk, found again by the file's content; cache_entry.py  its format
   read.py           read_trace: recognise the format, use the cache

@@ -20,6 +20,7 @@ from stepscope.records.trace import (
 )
 from stepscope.records.words import counted
 from stepscope.trace import links
+from stepscope.trace.column_types import column_types
 from stepscope.trace.columns import is_constant
 from stepscope.trace.plausible import limit_numbers, limit_sizes, limit_texts
 from stepscope.trace.times import LIMIT_NS
@@ -27,51 +28,13 @@ from stepscope.trace.times import LIMIT_NS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.records.trace import Device
+    from stepscope.records.trace import Columns, Device, Int32
     from stepscope.trace.columns import Collector
 
-    Columns = dict[str, NDArray[Any]]
 
-_I8, _I32, _I64 = np.int8, np.int32, np.int64
-_HOST = {
-    "kind": _I8,
-    "name": _I32,
-    "thread": _I32,
-    "start_ns": _I64,
-    "dur_ns": _I64,
-    "correlation": _I64,
-    "sequence": _I64,
-    "forward_thread": _I32,
-    "shapes": _I32,
-    "dtypes": _I32,
-    "concrete": _I32,
-    "collective": _I32,
-}
-_DEVICE = {
-    "kind": _I8,
-    "name": _I32,
-    "lane": _I32,
-    "device": _I32,
-    "stream": _I32,
-    "start_ns": _I64,
-    "dur_ns": _I64,
-    "correlation": _I64,
-    "size_bytes": _I64,
-    "grid": _I32,
-    "graph_node": _I64,
-    "collective": _I32,
-}
-_MEMORY = {
-    "time_ns": _I64,
-    "thread": _I32,
-    "size_bytes": _I64,
-    "address": _I64,
-    "allocated_bytes": _I64,
-    "reserved_bytes": _I64,
-    "device_type": _I32,
-    "device": _I32,
-}
-_FLOWS = {"begins": np.bool_, "id": _I64, "lane": _I32, "time_ns": _I64}
+_TABLES = {"host": HostEvents, "device": DeviceEvents, "memory": MemoryEvents}
+_LINKS = ("parent", "forward_of", "launch")  # columns that no reader fills
+_FLOWS = {"begins": np.bool_, "id": np.int64, "lane": np.int32, "time_ns": np.int64}
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,9 +55,11 @@ def assemble(
 ) -> Trace:
     """Sort, link and freeze."""
     tables = _plausible(columns)
-    host = _sorted(tables["host"], links.host_order)
-    device = _sorted(tables["device"], _device_order)
-    memory = _sorted(tables["memory"], _memory_order)
+    host, device, memory = tables["host"], tables["device"], tables["memory"]
+    host = _sorted(host, links.host_order(host))
+    device = _sorted(device, _device_order(device))
+    # Events at the same instant stay in the file's order.
+    memory = _sorted(memory, np.argsort(memory["time_ns"], kind="stable"))
     launch = _launches(host, device, columns.launch_flows.finish(**_FLOWS))
     forward_of = links.find_forwards(host, columns.backward_flows.finish(**_FLOWS))
     parent = links.find_parents(host["thread"], host["start_ns"], host["start_ns"] + host["dur_ns"])
@@ -127,13 +92,12 @@ def assemble(
 
 def _plausible(columns: Collector) -> dict[str, Columns]:
     """All tables, without values that cannot be true."""
-    tables = {
-        "host": columns.host.finish(**_HOST),
-        "device": columns.device.finish(**_DEVICE),
-        "memory": columns.memory.finish(**_MEMORY),
-    }
+    tables = {}
     texts, names = list(columns.texts), list(columns.names)
-    for name, table in tables.items():
+    for name, record in _TABLES.items():
+        types = {key: dtype for key, dtype in column_types(record).items() if key not in _LINKS}
+        lane = {"lane": np.int32} if name == "device" else {}  # which flow events name
+        table = tables[name] = getattr(columns, name).finish(**types, **lane)
         limit_numbers(name, table, columns.odd)
         limit_texts(table, texts, names, columns.odd)
     limit_sizes(tables["memory"], columns.odd)
@@ -147,28 +111,20 @@ def _frozen(columns: Columns) -> Columns:
     return columns
 
 
-def _sorted(columns: Columns, order_of: Any) -> Columns:
-    order = order_of(columns)
-    for name in columns if order is not None else ():
-        if not is_constant(columns[name]):
-            columns[name] = columns[name].take(order)
+def _sorted(columns: Columns, order: NDArray[np.intp] | None) -> Columns:
+    """None: the rows are sorted already."""
+    if order is not None:
+        for name, column in columns.items():
+            columns[name] = column if is_constant(column) else column.take(order)
     return columns
 
 
 def _device_order(columns: Columns) -> NDArray[np.intp] | None:
-    """None if the file is sorted already."""
     start, dur = columns["start_ns"], columns["dur_ns"]
-    if links.are_sorted(start, dur):
-        return None
-    return np.lexsort((dur, start))
+    return None if links.are_sorted(start, dur) else np.lexsort((dur, start))
 
 
-def _memory_order(columns: Columns) -> NDArray[np.intp]:
-    """By time; events at the same instant stay in the file's order."""
-    return np.argsort(columns["time_ns"], kind="stable")
-
-
-def _launches(host: Columns, device: Columns, flows: Columns) -> NDArray[np.int32]:
+def _launches(host: Columns, device: Columns, flows: Columns) -> Int32:
     launch = links.find_launches(host, device["correlation"])
     if (launch < 0).any() and len(flows["id"]) and (device["correlation"] < 0).any():
         by_flow = links.launches_by_flow(host, device, flows)
@@ -199,17 +155,13 @@ def _number_threads(columns: Collector, host: Columns, memory: Columns) -> tuple
     """Keep only lanes that host events use, numbered from zero in sorted order."""
     lanes = list(columns.lanes)
     used = links.distinct(np.concatenate((host["thread"], memory["thread"])))
-    renumber = np.full(len(lanes), ABSENT, dtype=_I32)
-    renumber[used] = np.arange(len(used), dtype=_I32)
+    renumber = np.full(len(lanes), ABSENT, dtype=np.int32)
+    renumber[used] = np.arange(len(used), dtype=np.int32)
     host["thread"] = renumber.take(host["thread"])
     memory["thread"] = renumber.take(memory["thread"])
     return tuple(
-        Thread(
-            pid=str(lanes[code][0]),
-            tid=str(lanes[code][1]),
-            name=columns.thread_names.get(lanes[code], ""),
-        )
-        for code in used.tolist()
+        Thread(pid=str(lane[0]), tid=str(lane[1]), name=columns.thread_names.get(lane, ""))
+        for lane in map(lanes.__getitem__, used.tolist())
     )
 
 
@@ -219,12 +171,12 @@ def _number_texts(columns: Collector, host: Columns, device: Columns) -> tuple[s
     for table, keys in ((host, ("shapes", "dtypes", "concrete")), (device, ("grid",))):
         for key in keys:
             if not is_constant(table[key]) or table[key][0] >= 0:
-                table[key] = np.where(table[key] >= 0, table[key] + shift, ABSENT).astype(_I32)
+                table[key] = np.where(table[key] >= 0, table[key] + shift, ABSENT).astype(np.int32)
     texts = (text.decode("utf-8", "replace") for text in columns.texts)
     return (*columns.names, *texts)
 
 
-def _note_unlinked(device: Columns, launch: NDArray[np.int32], notes: list[Note]) -> None:
+def _note_unlinked(device: Columns, launch: Int32, notes: list[Note]) -> None:
     work = device["kind"] <= DeviceKind.MEMSET
     unlinked = work & (launch < 0)
     if unlinked.any():

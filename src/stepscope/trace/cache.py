@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING
 import msgspec
 
 from stepscope.trace.cache_entry import MAGIC, entry_bytes, read_entry, write_entry
-from stepscope.trace.regular_files import open_file, unreadable_error
+from stepscope.trace.regular_files import reading
 
 try:
     import fcntl
@@ -68,12 +68,9 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     def key(self, path: Path) -> str:
         """The name of the file's cache entry, without its suffix."""
         digest = hashlib.sha256(f"{VERSION}:".encode())
-        with open_file(path) as file:
-            try:
-                while block := file.read(1 << 20):
-                    digest.update(block)
-            except OSError as error:
-                raise unreadable_error(path, error) from None
+        with reading(path) as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
         return f"stepscope-{digest.hexdigest()[:40]}"
 
     def load(self, key: str, path: Path) -> Trace | None:

@@ -22,7 +22,8 @@ from stepscope.records.trace import (
     Thread,
     Trace,
 )
-from stepscope.trace.consistency import column_types, find_inconsistency
+from stepscope.trace.column_types import column_types
+from stepscope.trace.consistency import find_inconsistency
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,11 +33,7 @@ _ALIGN = 64
 _SIZES = 16  # bytes: length and checksum of the head
 _START = len(MAGIC) + _SIZES
 _MAX_HEAD_BYTES = 256 << 20
-_TABLES: dict[str, type[Any]] = {
-    "host": HostEvents,
-    "device": DeviceEvents,
-    "memory": MemoryEvents,
-}
+_TABLES: dict[str, type[Any]] = {"host": HostEvents, "device": DeviceEvents, "memory": MemoryEvents}
 
 
 class _Column(msgspec.Struct, frozen=True, array_like=True):

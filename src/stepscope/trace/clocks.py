@@ -11,7 +11,8 @@ nothing is aligned.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.records.job import RankPart
+    from stepscope.records.trace import Flags, Int8, Int64
     from stepscope.trace.matching import MatchedCollectives, MatchedTransfers
 
     Float = NDArray[np.float64]
     Index = NDArray[np.intp]
+    _PartRounds = tuple[int, Int64, Int64]  # part, came, left
 
 MAX_DRIFT = 200e-6  # of two quartz clocks against each other
 READING_NS = 1_000.0  # how far off a time in a trace may be
@@ -47,7 +50,7 @@ class _Edges(msgspec.Struct, frozen=True, kw_only=True):
     part: Index
     start: Float
     end: Float
-    source: NDArray[np.int8]  # 0 collectives, 1 rounds
+    source: Int8  # 0 collectives, 1 rounds
 
 
 class _Arrows(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +68,16 @@ class _Bounds(msgspec.Struct, frozen=True, kw_only=True):
     low: Float  # (parts, bins)
     high: Float
     at: Float  # (bins,) on the reference's clock
+
+
+class _Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """All that bounds the offsets from the reference, which is one of the parts."""
+
+    parts: Sequence[RankPart]
+    edges: _Edges
+    arrows: _Arrows
+    base: Index
+    reference: int
 
 
 class _Contradiction(Exception):  # noqa: N818 - an outcome, not an error
@@ -93,7 +106,9 @@ def align_clocks(
     connected = np.unique(np.concatenate((edges.part, arrows.sender, arrows.receiver)))
     reference = min(connected.tolist(), key=lambda part: parts[part].rank)
     try:
-        return _solve(parts, edges, arrows, base, reference)
+        return _solve(
+            _Problem(parts=parts, edges=edges, arrows=arrows, base=base, reference=reference)
+        )
     except _Contradiction as reason:
         detail = f"times of the ranks contradict each other: {reason}; no clock was aligned"
         return Clock(aligned=False, contradicts=True, detail=detail)
@@ -111,41 +126,34 @@ def _base(part: RankPart) -> int:
 def _collect(
     parts: Sequence[RankPart], blocks: Sequence[MatchedCollectives], base: Index
 ) -> _Edges:
-    meetings, members, starts, ends, sources = [], [], [], [], []
+    pieces: list[tuple[NDArray[Any], ...]] = []  # the columns of _Edges
     count = 0
     for block in blocks:
         start, end = block.column(parts, "start_ns"), block.column(parts, "end_ns")
         chosen = _tightest(block, end - start)
         row, place = np.nonzero(block.row[chosen] >= 0)
         member = block.members[place]
-        meetings.append(count + row)
-        members.append(member)
-        starts.append(start[chosen][row, place] - base[member] - READING_NS)
-        ends.append(end[chosen][row, place] - base[member] + READING_NS)
-        sources.append(np.zeros(len(row), np.int8))
+        began, ended = (times[chosen][row, place] - base[member] for times in (start, end))
+        pieces.append((count + row, member, began, ended, np.zeros(len(row), np.int8)))
         count += len(chosen)
     for rounds in _common_rounds(parts):
         for part, came, left in rounds:
-            meetings.append(count + np.arange(len(came)))
-            members.append(np.full(len(came), part))
-            starts.append(came - base[part] - READING_NS)
-            ends.append(left - base[part] + READING_NS)
-            sources.append(np.ones(len(came), np.int8))
+            meeting, member = count + np.arange(len(came)), np.full(len(came), part)
+            source = np.ones(len(came), np.int8)
+            pieces.append((meeting, member, came - base[part], left - base[part], source))
         count += len(rounds[0][1])
-    if not meetings:
-        none = np.empty(0)
-        index = none.astype(np.intp)
-        return _Edges(meeting=index, part=index, start=none, end=none, source=none.astype(np.int8))
+    pieces = pieces or [(np.empty(0, np.intp),) * 5]
+    columns = [np.concatenate(column) for column in zip(*pieces, strict=True)]
     return _Edges(
-        meeting=np.concatenate(meetings),
-        part=np.concatenate(members),
-        start=np.concatenate(starts).astype(np.float64),
-        end=np.concatenate(ends).astype(np.float64),
-        source=np.concatenate(sources),
+        meeting=columns[0],
+        part=columns[1],
+        start=columns[2] - READING_NS,
+        end=columns[3] + READING_NS,
+        source=columns[4].astype(np.int8),
     )
 
 
-def _tightest(block: MatchedCollectives, dur: NDArray[np.int64]) -> Index:
+def _tightest(block: MatchedCollectives, dur: Int64) -> Index:
     """Synchronising collectives; if there are many, those in which the last rank spent least."""
     rows = np.flatnonzero(block.synchronising)
     if len(rows) <= _MAX_PER_GROUP:
@@ -155,14 +163,9 @@ def _tightest(block: MatchedCollectives, dur: NDArray[np.int64]) -> Index:
     return np.sort(rows[np.argsort(shortest, kind="stable")[:_MAX_PER_GROUP]])
 
 
-def _common_rounds(
-    parts: Sequence[RankPart],
-) -> list[list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]]:
+def _common_rounds(parts: Sequence[RankPart]) -> list[list[_PartRounds]]:
     """Clock rounds that two or more ranks recorded, by label and step."""
-    common: dict[
-        tuple[str, int | None, int], list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]
-    ]
-    common = {}
+    common: dict[tuple[str, int | None, int], list[_PartRounds]] = {}
     for place, part in enumerate(parts):
         for rounds in part.rounds:
             key = rounds.label, rounds.step, len(rounds.came_ns)
@@ -176,26 +179,23 @@ def _messages(
     blocks: Sequence[MatchedCollectives],
     base: Index,
 ) -> _Arrows:
-    sent = [
-        parts[part].calls.start_ns[row] - base[part]
-        for part, row in zip(transfers.sender.tolist(), transfers.send.tolist(), strict=True)
+    columns = (transfers.sender, transfers.send, transfers.receiver, transfers.recv)
+    messages = [
+        (
+            sender,
+            receiver,
+            float(parts[sender].calls.start_ns[send] - base[sender]),
+            float(parts[receiver].calls.end_ns[recv] - base[receiver]),
+        )
+        for sender, send, receiver, recv in zip(*(c.tolist() for c in columns), strict=True)
     ]
-    received = [
-        parts[part].calls.end_ns[row] - base[part]
-        for part, row in zip(transfers.receiver.tolist(), transfers.recv.tolist(), strict=True)
-    ]
-    sender, receiver = transfers.sender.tolist(), transfers.receiver.tolist()
-    for block in blocks:
-        for root, member, began, ended in _broadcasts(parts, block, base):
-            sender.append(root)
-            receiver.append(member)
-            sent.append(began)
-            received.append(ended)
+    messages += [message for block in blocks for message in _broadcasts(parts, block, base)]
+    table = np.array(messages, np.float64).reshape(-1, 4)
     return _Arrows(
-        sender=np.array(sender, np.intp),
-        receiver=np.array(receiver, np.intp),
-        sent=np.array(sent, np.float64) - READING_NS,
-        received=np.array(received, np.float64) + READING_NS,
+        sender=table[:, 0].astype(np.intp),
+        receiver=table[:, 1].astype(np.intp),
+        sent=table[:, 2] - READING_NS,
+        received=table[:, 3] + READING_NS,
     )
 
 
@@ -224,43 +224,34 @@ def _broadcasts(
 # Solving for the offsets
 
 
-def _solve(
-    parts: Sequence[RankPart], edges: _Edges, arrows: _Arrows, base: Index, reference: int
-) -> Clock:
+def _solve(problem: _Problem) -> Clock:
     """Use fewer bins if some bin is too short to connect every rank to the others."""
-    rough = _rough(len(parts), edges, arrows, reference)
+    rough = _rough(problem)
     for bins in _BINS:
-        clock = _fit(parts, edges, arrows, base, reference, rough, bins)
+        clock = _fit(problem, rough, bins)
         if len(clock.offset_ns) == int(np.isfinite(rough).sum()):
             break
     return clock
 
 
-def _fit(
-    parts: Sequence[RankPart],
-    edges: _Edges,
-    arrows: _Arrows,
-    base: Index,
-    reference: int,
-    rough: Float,
-    bins: int,
-) -> Clock:
-    drift = np.zeros(len(parts))
-    wobble = np.full(len(parts), MAX_DRIFT)  # uncertainty of the drift, on either side
-    wobble[reference] = 0.0
+def _fit(problem: _Problem, rough: Float, bins: int) -> Clock:
+    drift = np.zeros(len(rough))
+    wobble = np.full(len(rough), MAX_DRIFT)  # uncertainty of the drift, on either side
+    wobble[problem.reference] = 0.0
     reached = np.isfinite(rough)
     for _ in range(_PASSES):
-        bounds = _bin_bounds(edges, arrows, rough, drift, wobble, reference, bins)
+        bounds = _bin_bounds(problem, rough, drift, wobble, bins)
         least, most = _slopes(bounds, drift, wobble)
         if (least > most)[reached].any():
             raise _Contradiction("no steady drift explains them")
         drift, wobble = (least + most) / 2, (most - least) / 2
-        drift[reference] = wobble[reference] = 0.0
-    return _describe(parts, edges, bounds, drift, wobble, base, reference, reached)
+        drift[problem.reference] = wobble[problem.reference] = 0.0
+    return _describe(problem, bounds, drift, wobble, reached)
 
 
-def _rough(parts: int, edges: _Edges, arrows: _Arrows, reference: int) -> Float:
+def _rough(problem: _Problem) -> Float:
     """Offsets that allow for the largest drift over the whole window; infinite if unconnected."""
+    edges, arrows = problem.edges, problem.arrows
     span = float(edges.end.max() - edges.start.min()) if len(edges.part) else 0.0
     if len(arrows.sent):
         span = max(span, float(arrows.received.max() - arrows.sent.min()))
@@ -268,27 +259,19 @@ def _rough(parts: int, edges: _Edges, arrows: _Arrows, reference: int) -> Float:
     low, high = _propagate(
         edges.part, edges.meeting, edges.start - slack, edges.end + slack,
         arrows.sender, arrows.receiver, arrows.received - arrows.sent + 2 * slack,
-        np.array([reference]), parts,
+        np.array([problem.reference]), len(problem.parts),
     )  # fmt: skip
     one_sided = np.where(np.isfinite(high), high, low)
     both = np.isfinite(high) & np.isfinite(low)
     return np.where(both, (np.where(both, low, 0.0) + np.where(both, high, 0.0)) / 2, one_sided)
 
 
-def _bin_bounds(
-    edges: _Edges,
-    arrows: _Arrows,
-    rough: Float,
-    drift: Float,
-    wobble: Float,
-    reference: int,
-    bins: int,
-) -> _Bounds:
+def _bin_bounds(problem: _Problem, rough: Float, drift: Float, wobble: Float, bins: int) -> _Bounds:
     """Bound each bin by itself: within one, a drifting clock nearly stands still."""
+    edges, arrows = problem.edges, problem.arrows
     on_reference = (edges.start + edges.end) / 2 - rough[edges.part]
-    sent_at = (arrows.sent + arrows.received) / 2 - (
-        rough[arrows.sender] + rough[arrows.receiver]
-    ) / 2
+    rough_middle = (rough[arrows.sender] + rough[arrows.receiver]) / 2
+    sent_at = (arrows.sent + arrows.received) / 2 - rough_middle
     times = np.concatenate((on_reference, sent_at))
     times = times[np.isfinite(times)]
     first, last = (float(times.min()), float(times.max())) if len(times) else (0.0, 0.0)
@@ -317,13 +300,12 @@ def _bin_bounds(
         edges.part * bins + which, edges.meeting, start - early, end + late,
         arrows.sender * bins + message_bin, arrows.receiver * bins + message_bin,
         received - sent + sent_slack + received_slack,
-        reference * bins + np.arange(bins), parts * bins,
+        problem.reference * bins + np.arange(bins), parts * bins,
     )  # fmt: skip
     return _Bounds(low=low.reshape(parts, bins), high=high.reshape(parts, bins), at=middle)
 
 
 def _smallest_in_group(group: Index, values: Float) -> Float:
-    """The smallest finite value of each group."""
     if not len(group):
         return np.empty(0)
     smallest = np.full(int(group.max()) + 1, _INF)
@@ -368,14 +350,13 @@ def _propagate(
 def _slopes(bounds: _Bounds, drift: Float, wobble: Float) -> tuple[Float, Float]:
     """The smallest and largest drift of lines through all bins."""
     least, most = drift - wobble, drift + wobble
-    for i in range(len(bounds.at)):
-        for j in range(i + 1, len(bounds.at)):
-            apart = bounds.at[j] - bounds.at[i]
-            with np.errstate(invalid="ignore"):
-                rise = (bounds.high[:, j] - bounds.low[:, i]) / apart
-                fall = (bounds.low[:, j] - bounds.high[:, i]) / apart
-            most = np.minimum(most, np.where(np.isfinite(rise), rise, _INF))
-            least = np.maximum(least, np.where(np.isfinite(fall), fall, -_INF))
+    for i, j in combinations(range(len(bounds.at)), 2):
+        apart = bounds.at[j] - bounds.at[i]
+        with np.errstate(invalid="ignore"):
+            rise = (bounds.high[:, j] - bounds.low[:, i]) / apart
+            fall = (bounds.low[:, j] - bounds.high[:, i]) / apart
+        most = np.minimum(most, np.where(np.isfinite(rise), rise, _INF))
+        least = np.maximum(least, np.where(np.isfinite(fall), fall, -_INF))
     return least, most
 
 
@@ -388,25 +369,18 @@ def _possible_offsets(
     up = drift[:, None] * away + wobble[:, None] * np.abs(away)
     down = drift[:, None] * away - wobble[:, None] * np.abs(away)
     low, high = (bounds.low + down).max(axis=1), (bounds.high + up).min(axis=1)
-    for i in range(len(bounds.at)):
-        for j in range(i + 1, len(bounds.at)):
-            if bounds.at[i] <= at <= bounds.at[j]:
-                part = (at - bounds.at[i]) / (bounds.at[j] - bounds.at[i])
-                high = np.minimum(high, (1 - part) * bounds.high[:, i] + part * bounds.high[:, j])
-                low = np.maximum(low, (1 - part) * bounds.low[:, i] + part * bounds.low[:, j])
+    for i, j in combinations(range(len(bounds.at)), 2):
+        if bounds.at[i] <= at <= bounds.at[j]:
+            part = (at - bounds.at[i]) / (bounds.at[j] - bounds.at[i])
+            high = np.minimum(high, (1 - part) * bounds.high[:, i] + part * bounds.high[:, j])
+            low = np.maximum(low, (1 - part) * bounds.low[:, i] + part * bounds.low[:, j])
     return low, high
 
 
 def _describe(
-    parts: Sequence[RankPart],
-    edges: _Edges,
-    bounds: _Bounds,
-    drift: Float,
-    wobble: Float,
-    base: Index,
-    reference: int,
-    reached: NDArray[np.bool_],
+    problem: _Problem, bounds: _Bounds, drift: Float, wobble: Float, reached: Flags
 ) -> Clock:
+    parts, base, reference = problem.parts, problem.base, problem.reference
     half = (bounds.at[1] - bounds.at[0]) / 2
     moments = (bounds.at[0] - half, (bounds.at[0] + bounds.at[-1]) / 2, bounds.at[-1] + half)
     lows, highs = zip(
@@ -427,9 +401,9 @@ def _describe(
         )
     aligned = np.flatnonzero(reached & np.isfinite(error)).tolist()
     unconnected = tuple(parts[i].rank for i in range(len(parts)) if i not in set(aligned))
-    sources = tuple(
-        name for code, name in enumerate(("collectives", "rounds")) if (edges.source == code).any()
-    ) or ("messages",)
+    used = set(problem.edges.source.tolist())
+    known = enumerate(("collectives", "rounds"))
+    sources = tuple(name for code, name in known if code in used) or ("messages",)
     detail = f"from {' and '.join(sources)}"
     if unconnected:
         ranks = ", ".join(map(str, unconnected[:8]))

@@ -14,11 +14,7 @@ import numpy as np
 from stepscope.records.limits import MAX_RANKS
 from stepscope.records.trace import ABSENT, CollectiveArgs, DeviceKind, HostKind
 from stepscope.trace.events import Args, Event, ExactEvent, Role, classify
-from stepscope.trace.plausible import (
-    MAX_ELEMENTS,
-    OddValues,
-    is_rank_text,
-)
+from stepscope.trace.plausible import MAX_ELEMENTS, OddValues, is_rank_text
 from stepscope.trace.times import (
     INVALID_NS,
     LIMIT_DUR_NS,
@@ -32,6 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from stepscope.records.trace import Columns, Flags, Int8, Int32, Int64
     from stepscope.trace.recover import Losses
 
 INT8, INT32, INT64 = np.int8, np.int32, np.int64
@@ -53,7 +50,7 @@ class Codes(dict[Any, int]):
         code = self[key] = len(self)
         return code
 
-    def encode(self, values: Sequence[Any]) -> NDArray[np.int32]:
+    def encode(self, values: Sequence[Any]) -> Int32:
         return _packed(map(self.__getitem__, values), len(values), INT32)
 
 
@@ -115,7 +112,7 @@ class Table:
         """The rows so far."""
         return self._columns[name].values if name in self._columns else np.empty(0, INT64)
 
-    def finish(self, **dtypes: Any) -> dict[str, NDArray[Any]]:
+    def finish(self, **dtypes: Any) -> Columns:
         columns, self._columns = self._columns, {}
         return {
             name: columns[name].values if name in columns else np.empty(0, dtype)
@@ -191,8 +188,8 @@ class Collector:
         self.events += count
 
     def _times(
-        self, events: list[Any], kinds: NDArray[np.int8], start: NDArray[np.int64]
-    ) -> tuple[list[Any], NDArray[np.int8], NDArray[np.int64], NDArray[np.int64]]:
+        self, events: list[Any], kinds: Int8, start: Int64
+    ) -> tuple[list[Any], Int8, Int64, Int64]:
         """Start and duration; events without a usable one are counted and left out."""
         dur = durations_to_ns([e.dur for e in events])
         no_start, no_dur = start == INVALID_NS, dur == INVALID_NS
@@ -208,9 +205,7 @@ class Collector:
         good = ~bad
         return list(compress(events, good.tobytes())), kinds[good], start[good], dur[good]
 
-    def _add_host(
-        self, events: list[Any], kinds: NDArray[np.int8], start: NDArray[np.int64]
-    ) -> None:
+    def _add_host(self, events: list[Any], kinds: Int8, start: Int64) -> None:
         rows, kinds, start, dur = self._times(events, kinds, start)
         args = [e.args for e in rows]
         operator = kinds <= HostKind.ANNOTATION
@@ -218,8 +213,8 @@ class Collector:
         calls = list(compress(args, runtime.tobytes()))
         operators = list(compress(args, operator.tobytes()))
 
-        def of_operators(values: NDArray[Any], default: int = ABSENT) -> NDArray[Any]:
-            return _scatter(operator, values, default)
+        def of_operators(values: NDArray[Any]) -> NDArray[Any]:
+            return _scatter(operator, values)
 
         shapes, dtypes, concrete = self._input_codes(operators)
         self.host.add(
@@ -237,9 +232,7 @@ class Collector:
             collective=of_operators(self._collective_codes(operators)),
         )
 
-    def _add_device(
-        self, events: list[Any], kinds: NDArray[np.int8], start: NDArray[np.int64]
-    ) -> None:
+    def _add_device(self, events: list[Any], kinds: Int8, start: Int64) -> None:
         rows, kinds, start, dur = self._times(events, kinds, start)
         args = [e.args for e in rows]
         device = self._whole("device", args, INT32)
@@ -264,9 +257,7 @@ class Collector:
             collective=self._collective_codes(args),
         )
 
-    def _add_memory(
-        self, events: list[Any], _kinds: NDArray[np.int8], time: NDArray[np.int64]
-    ) -> None:
+    def _add_memory(self, events: list[Any], _kinds: Int8, time: Int64) -> None:
         # A failed allocation is an instant of the same category, but moved no bytes.
         moved = np.array([e.name == "[memory]" for e in events])
         timed = time != INVALID_NS
@@ -285,7 +276,7 @@ class Collector:
             device=self._whole("memory_device", args, INT32),
         )
 
-    def _add_flows(self, events: list[Any], time: NDArray[np.int64], table: Table) -> None:
+    def _add_flows(self, events: list[Any], time: Int64, table: Table) -> None:
         good = time != INVALID_NS
         rows = list(compress(events, good.tobytes()))
         table.add(
@@ -295,11 +286,11 @@ class Collector:
             time_ns=time[good],
         )
 
-    def _lane_codes(self, events: list[Any]) -> NDArray[np.int32]:
+    def _lane_codes(self, events: list[Any]) -> Int32:
         keys = zip([e.pid for e in events], [e.tid for e in events], strict=True)
         return _packed(map(self.lanes.__getitem__, keys), len(events), INT32)
 
-    def _input_codes(self, args: Sequence[Args]) -> NDArray[np.int32]:
+    def _input_codes(self, args: Sequence[Args]) -> Int32:
         """Three rows: shapes, dtypes, concrete inputs. The same few calls come again and again: all
         three are looked up together, and one by one only the first time."""
         if len(self._signatures) > _MAX_SIGNATURES:
@@ -315,14 +306,14 @@ class Collector:
             self._signature_texts = np.concatenate((self._signature_texts, codes), axis=1)
         return self._signature_texts.take(signatures, axis=1)
 
-    def _text_codes(self, texts: Sequence[bytes]) -> NDArray[np.int32]:
+    def _text_codes(self, texts: Sequence[bytes]) -> Int32:
         codes = self.texts.encode(texts)
         absent = self.texts.get(b"")
         if absent is not None:
             codes[codes == absent] = ABSENT
         return codes
 
-    def _collective_codes(self, args: Sequence[Args]) -> NDArray[np.int32]:
+    def _collective_codes(self, args: Sequence[Args]) -> Int32:
         codes = np.full(len(args), ABSENT, dtype=INT32)
         for row in [row for row, arg in enumerate(args) if arg.collective is not None]:
             codes[row] = self.collectives[_collective(args[row], self.odd)]
@@ -350,16 +341,16 @@ def _texts(raws: Sequence[msgspec.Raw]) -> list[bytes]:
     return b"\0".join(raws).split(b"\0") if raws else []
 
 
-def _starts(events: Sequence[Any]) -> NDArray[np.int64]:
+def _starts(events: Sequence[Any]) -> Int64:
     times = [e.ts for e in events]
     exact = bool(events) and isinstance(events[0], ExactEvent)
     return text_to_ns(times) if exact else microseconds_to_ns(times)
 
 
-def _scatter(where: NDArray[np.bool_], values: NDArray[Any], default: int = ABSENT) -> NDArray[Any]:
+def _scatter(where: Flags, values: NDArray[Any]) -> NDArray[Any]:
     if len(values) == len(where):
         return values
-    out = np.full(len(where), default, dtype=values.dtype)
+    out = np.full(len(where), ABSENT, dtype=values.dtype)
     out[where] = values
     return out
 
@@ -379,9 +370,9 @@ def _whole(values: list[Any], dtype: type[np.signedinteger[Any]] = INT64) -> NDA
         return np.array([_whole_or_absent(value, dtype) for value in values], dtype=dtype)
 
 
-def _flow_ids(values: list[Any]) -> NDArray[np.int64]:
+def _flow_ids(values: list[Any]) -> Int64:
     """Whole numbers, also those that Chrome's format writes as "0x1f"."""
-    ids: NDArray[np.int64] = _whole(values)
+    ids: Int64 = _whole(values)
     for row in np.flatnonzero(ids == ABSENT).tolist():
         if isinstance(values[row], str) and _HEX.fullmatch(values[row]):
             ids[row] = int(values[row], 16)

@@ -11,6 +11,7 @@ import numpy as np
 
 from stepscope.records.limits import MAX_EVENT_BYTES, MAX_RANKS
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind
+from stepscope.trace.column_types import column_types
 from stepscope.trace.links import are_sorted
 from stepscope.trace.plausible import (
     MAX_ELEMENTS,
@@ -33,16 +34,6 @@ if TYPE_CHECKING:
     Column = NDArray[Any]
 
 KINDS = ("cuda", "rocm", "xpu", "mtia", "cpu")
-_TYPES: dict[str, np.dtype[Any]] = {
-    "Int8": np.dtype("<i1"),
-    "Int32": np.dtype("<i4"),
-    "Int64": np.dtype("<i8"),
-}
-
-
-def column_types(table: type[Any]) -> dict[str, np.dtype[Any]]:
-    """The columns of one table of events, as records/trace.py declares them."""
-    return {name: _TYPES[table.__annotations__[name]] for name in table.__struct_fields__}
 
 
 def find_inconsistency(trace: Trace) -> str | None:
@@ -150,9 +141,8 @@ def _collectives(trace: Trace) -> Iterator[str]:
         if not is_rank_text(call.group_ranks):
             yield f"the ranks of {call.name} cannot be true"
     for device in trace.devices:
-        if not (
-            _known((device.memory_bytes,), MAX_EVENT_BYTES) and _known((device.id,), MAX_RANKS)
-        ):
+        has_id = _known((device.id,), MAX_RANKS)
+        if not has_id or not _known((device.memory_bytes,), MAX_EVENT_BYTES):
             yield f"a number of device {device.name} cannot be true"
 
 

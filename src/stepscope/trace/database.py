@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
+    from stepscope.records.trace import Flags, Int64
     from stepscope.trace.files import Progress
     from stepscope.trace.plausible import OddValues
 
-    Int64 = NDArray[np.int64]
 
 BATCH_ROWS = 20_000
 TIMES = ("start", "end")  # absent values are INVALID_NS here and ABSENT in other columns
@@ -69,7 +67,7 @@ class TableRows:
         values = self.columns.get(name)
         return np.broadcast_to(np.int64(_missing(name)), self.count) if values is None else values
 
-    def where(self, chosen: NDArray[np.bool_]) -> TableRows:
+    def where(self, chosen: Flags) -> TableRows:
         if chosen.all():
             return self
         texts = tuple(t for t, keep in zip(self.texts, chosen.tolist(), strict=False) if keep)

@@ -80,8 +80,6 @@ def decode_leniently(text: bytes) -> Any:
         return msgspec.json.decode(text)
     except DECODE_ERRORS as error:
         first = error
-    import json
-
     try:
         import json
 
@@ -114,7 +112,6 @@ def fit(value: Any, kind: Any, place: str, oddities: Oddities) -> Any:
 
 
 def brief(value: Any) -> str:
-    """A short text for any value."""
     return _REPR.repr(value)
 
 

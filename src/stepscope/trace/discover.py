@@ -50,21 +50,21 @@ def _find(path: Path) -> list[Path]:
             raise UnreadableInputError(f"{path} does not exist")
         return [path]
     here = list_folder(path)
-    found = sorted(path.glob("rank-*/trace.json*")) or _traces_among(here)
-    inner = [] if found else [folder for folder in here if is_folder(folder)]
-    found = found or [trace for folder in inner for trace in _traces_among(list_folder(folder))]
-    if not found:
+    traces = sorted(path.glob("rank-*/trace.json*")) or _traces_among(here)
+    inner = [] if traces else [folder for folder in here if is_folder(folder)]
+    traces = traces or [trace for folder in inner for trace in _traces_among(list_folder(folder))]
+    if not traces:
         from stepscope.trace.snapshot import find_snapshots
 
-        found = find_snapshots(path)
-    if not found:
+        traces = find_snapshots(path)
+    if not traces:
         from stepscope.trace.run_state import is_run_folder
 
         if is_run_folder(path):
             raise NotCapturedError(f"{path} holds no trace{_why_none(path)}")
         endings = ", ".join(f"*{ending}" for ending in ENDINGS)
         raise UnreadableInputError(f"{path} holds no trace: looked for {endings}")
-    return found
+    return traces
 
 
 def _why_none(run: Path) -> str:

@@ -6,7 +6,7 @@ annotations`: the decoder would evaluate each annotation first, as long as readi
 """
 
 from enum import IntEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -92,50 +92,39 @@ class Role(IntEnum):
     IGNORED = 6
 
 
-_HOST = {
-    "cpu_op": HostKind.OPERATOR,
-    "operator": HostKind.OPERATOR,
-    "user_annotation": HostKind.ANNOTATION,
-    "python_function": HostKind.PYTHON,
-    "cuda_runtime": HostKind.RUNTIME,
-    "cuda_driver": HostKind.RUNTIME,
-    "hip_runtime": HostKind.RUNTIME,
-    "hip": HostKind.RUNTIME,
-    "runtime": HostKind.RUNTIME,
-    "xpu_runtime": HostKind.RUNTIME,
-    "xpu_driver": HostKind.RUNTIME,
-    "mtia_runtime": HostKind.RUNTIME,
-    "glow_runtime": HostKind.RUNTIME,
-    "privateuse1_runtime": HostKind.RUNTIME,
-    "privateuse1_driver": HostKind.RUNTIME,
-    "overhead": HostKind.OVERHEAD,
-}
-_DEVICE = {
-    "kernel": DeviceKind.KERNEL,
-    "concurrent_kernel": DeviceKind.KERNEL,
-    "mtia_ccp_events": DeviceKind.KERNEL,
-    "xpu_kernel": DeviceKind.KERNEL,
-    "hpu_op": DeviceKind.KERNEL,
-    "gpu_memcpy": DeviceKind.MEMCPY,
-    "memcpy": DeviceKind.MEMCPY,
-    "xpu_memcpy": DeviceKind.MEMCPY,
-    "gpu_memset": DeviceKind.MEMSET,
-    "memset": DeviceKind.MEMSET,
-    "xpu_memset": DeviceKind.MEMSET,
-    "cuda_sync": DeviceKind.SYNC,
-    "xpu_sync": DeviceKind.SYNC,
-    "gpu_user_annotation": DeviceKind.ANNOTATION,
-    "cuda_event": DeviceKind.OTHER,
-    "cuda_profiler_range": DeviceKind.OTHER,
-    "mtia_insight": DeviceKind.OTHER,
-}
-_FLOWS = {
-    "ac2g": Role.LAUNCH_FLOW,
-    "async_cpu_to_gpu": Role.LAUNCH_FLOW,
-    "async_gpu": Role.LAUNCH_FLOW,
-    "fwdbwd": Role.BACKWARD_FLOW,
-    "forward_backward": Role.BACKWARD_FLOW,
-}
+_Meaning = TypeVar("_Meaning")
+
+
+def _by_category(categories: dict[_Meaning, str]) -> dict[str, _Meaning]:
+    return {name: meaning for meaning, names in categories.items() for name in names.split()}
+
+
+_HOST = _by_category(
+    {
+        HostKind.OPERATOR: "cpu_op operator",
+        HostKind.ANNOTATION: "user_annotation",
+        HostKind.PYTHON: "python_function",
+        HostKind.RUNTIME: "cuda_runtime cuda_driver hip_runtime hip runtime xpu_runtime xpu_driver "
+        "mtia_runtime glow_runtime privateuse1_runtime privateuse1_driver",
+        HostKind.OVERHEAD: "overhead",
+    }
+)
+_DEVICE = _by_category(
+    {
+        DeviceKind.KERNEL: "kernel concurrent_kernel mtia_ccp_events xpu_kernel hpu_op",
+        DeviceKind.MEMCPY: "gpu_memcpy memcpy xpu_memcpy",
+        DeviceKind.MEMSET: "gpu_memset memset xpu_memset",
+        DeviceKind.SYNC: "cuda_sync xpu_sync",
+        DeviceKind.ANNOTATION: "gpu_user_annotation",
+        DeviceKind.OTHER: "cuda_event cuda_profiler_range mtia_insight",
+    }
+)
+_FLOWS = _by_category(
+    {
+        Role.LAUNCH_FLOW: "ac2g async_cpu_to_gpu async_gpu",
+        Role.BACKWARD_FLOW: "fwdbwd forward_backward",
+    }
+)
 
 
 def classify(phase: str, category: str) -> tuple[Role, int]:

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from stepscope.errors import UnreadableInputError
 from stepscope.records import figures
 from stepscope.trace.limits import EXPANSION_VARIABLE, ZSTD_WINDOW_BYTES, Limits
-from stepscope.trace.regular_files import open_file, unreadable_error
+from stepscope.trace.regular_files import open_file, reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,7 +36,6 @@ _ZSTD_SMALL_STEP_BYTES = 64  # once it was
 
 
 def has_holes(path: Path) -> bool:
-    """Whether parts of the file were never written."""
     with open_file(path) as file:
         try:
             return os.lseek(file.fileno(), 0, os.SEEK_HOLE) < os.fstat(file.fileno()).st_size
@@ -62,19 +61,16 @@ class ByteSource:
         self.limits = limits or Limits.chosen()
 
     def __iter__(self) -> Iterator[bytes]:
-        with open_file(self.path) as file:
-            try:
-                total = os.fstat(file.fileno()).st_size
-                for piece in _joined(self._pieces(file)):
-                    self.file_bytes = file.tell() - self._ahead_bytes
-                    if self._progress:
-                        self._progress(file.tell(), total)
-                    self.text_bytes += len(piece)
-                    if self.text_bytes > self.limits.expansion_from_bytes:
-                        self.check_expansion(self.text_bytes, self.file_bytes)
-                    yield piece
-            except OSError as error:
-                raise unreadable_error(self.path, error) from None
+        with reading(self.path) as file:
+            total = os.fstat(file.fileno()).st_size
+            for piece in _joined(self._pieces(file)):
+                self.file_bytes = file.tell() - self._ahead_bytes
+                if self._progress:
+                    self._progress(file.tell(), total)
+                self.text_bytes += len(piece)
+                if self.text_bytes > self.limits.expansion_from_bytes:
+                    self.check_expansion(self.text_bytes, self.file_bytes)
+                yield piece
 
     def check_expansion(self, text_bytes: int, file_bytes: int) -> None:
         """Refuse a part of the file that expands to far more text than any trace does."""

@@ -79,7 +79,6 @@ class EventText:
         self._find_events()
 
     def next_piece(self) -> EventPiece | None:
-        """The next piece, or None at the end."""
         while not self._done:
             self._fill()
             if self._exhausted and len(self._buffer) <= self._limits.large_bytes:
@@ -94,7 +93,6 @@ class EventText:
         self._used = self.size
 
     def stop(self, why: str) -> None:
-        """Read no further."""
         self._done, self.stopped = True, why
 
     def give_back(self, piece: EventPiece, resume: int) -> None:
@@ -184,7 +182,6 @@ class EventText:
         self._searched = 0
 
     def _strip(self) -> None:
-        """Drop separators, however many there are."""
         self._drop(len(self._buffer) - len(self._buffer.lstrip(SEPARATORS)))
 
     def _take(

@@ -36,8 +36,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         default = cls()
         event_mb = _variable(EVENT_VARIABLE, default.event_bytes >> 20)
         return cls(
-            event_bytes=event_mb << 20,
-            expansion=_variable(EXPANSION_VARIABLE, default.expansion),
+            event_bytes=event_mb << 20, expansion=_variable(EXPANSION_VARIABLE, default.expansion)
         )
 
     @property

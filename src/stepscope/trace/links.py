@@ -11,14 +11,14 @@ from stepscope.records.trace import ABSENT, HostKind
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.records.trace import HostEvents
+    from stepscope.records.trace import Columns, Flags, HostEvents, Int32, Int64
 
 # Among events of equal extent the outer one comes first.
 _NESTING = np.array([2, 1, 0, 3, 4, 5], dtype=np.int8)
 _MAX_ROUNDS = 512
 
 
-def host_order(columns: dict[str, NDArray[Any]]) -> NDArray[np.intp]:
+def host_order(columns: Columns) -> NDArray[np.intp]:
     """The order of records/trace.py: by thread, start, longest first, outer kind first."""
     thread, start = columns["thread"], columns["start_ns"]
     order = np.lexsort((start, thread))  # nearly the file's own order; ties are sorted below
@@ -42,9 +42,7 @@ def are_sorted(*keys: NDArray[Any]) -> bool:
     return True
 
 
-def find_parents(
-    thread: NDArray[np.int32], start: NDArray[np.int64], end: NDArray[np.int64]
-) -> NDArray[np.int32]:
+def find_parents(thread: Int32, start: Int64, end: Int64) -> Int32:
     """For rows in host order: the nearest earlier row that encloses each one, or -1.
 
     It is the nearest earlier row that does not end before this one. Every row first guesses its
@@ -68,7 +66,7 @@ def find_parents(
     return _walk_parents(thread, end)
 
 
-def _walk_parents(thread: NDArray[np.int32], end: NDArray[np.int64]) -> NDArray[np.int32]:
+def _walk_parents(thread: Int32, end: Int64) -> Int32:
     """Find parents with a stack of open rows: linear, however deep the nesting."""
     parent: list[int] = []
     open_rows: list[int] = []
@@ -89,7 +87,7 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
     return ordered[np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))]
 
 
-def nearest(host: HostEvents, wanted: NDArray[np.bool_]) -> NDArray[np.int32]:
+def nearest(host: HostEvents, wanted: Flags) -> Int32:
     """For every host row: itself or its nearest ancestor among the wanted rows, or -1."""
     if not wanted.any():
         return np.full(len(host), ABSENT, np.int32)
@@ -101,9 +99,7 @@ def nearest(host: HostEvents, wanted: NDArray[np.bool_]) -> NDArray[np.int32]:
     return ancestor.astype(np.int32)
 
 
-def nearest_of(
-    host: HostEvents, wanted: NDArray[np.bool_], rows: NDArray[Any]
-) -> NDArray[np.int32]:
+def nearest_of(host: HostEvents, wanted: Flags, rows: NDArray[Any]) -> Int32:
     """`nearest` for a few rows (-1 stays -1): climbs from them, one level at a time."""
     if not wanted.any():
         return np.full(len(rows), ABSENT, np.int32)
@@ -120,7 +116,7 @@ def nearest_of(
     return ancestor.astype(np.int32)
 
 
-def count_ancestors(parent: NDArray[np.int32]) -> NDArray[np.int32]:
+def count_ancestors(parent: Int32) -> Int32:
     """The number of ancestors of each row. The reach of `above` doubles each round."""
     depth = (parent >= 0).astype(np.int32)  # levels from a row up to `above`
     above = parent.astype(np.intp)
@@ -133,9 +129,7 @@ def count_ancestors(parent: NDArray[np.int32]) -> NDArray[np.int32]:
     return depth
 
 
-def find_launches(
-    host: dict[str, NDArray[Any]], device_correlation: NDArray[np.int64]
-) -> NDArray[np.int32]:
+def find_launches(host: Columns, device_correlation: Int64) -> Int32:
     """The runtime call with the same correlation; the earliest one if ids repeat."""
     rows = np.flatnonzero((host["kind"] == HostKind.RUNTIME) & (host["correlation"] > 0))
     if not len(rows):
@@ -149,12 +143,8 @@ def find_launches(
 
 
 def locate(
-    lane: NDArray[np.int32],
-    start: NDArray[np.int64],
-    rows: NDArray[np.intp],
-    at_lane: NDArray[np.int32],
-    at_time: NDArray[np.int64],
-) -> NDArray[np.int64]:
+    lane: Int32, start: Int64, rows: NDArray[np.intp], at_lane: Int32, at_time: Int64
+) -> Int64:
     """The first of `rows` that starts on that lane at exactly that time, or -1."""
     if not len(rows) or not len(at_time):
         return np.full(len(at_time), ABSENT, dtype=np.int64)
@@ -172,11 +162,7 @@ def locate(
     return np.where(row_keys[candidate] == wanted_keys, rows[candidate], ABSENT)
 
 
-def launches_by_flow(
-    host: dict[str, NDArray[Any]],
-    device: dict[str, NDArray[Any]],
-    flows: dict[str, NDArray[Any]],
-) -> NDArray[np.int32]:
+def launches_by_flow(host: Columns, device: Columns, flows: Columns) -> Int32:
     """Launches of device events without a correlation, from the flow events that end at them."""
     launch = np.full(len(device["start_ns"]), ABSENT, dtype=np.int32)
     begins, ends = _pairs(flows)
@@ -195,9 +181,7 @@ def launches_by_flow(
     return launch
 
 
-def find_forwards(
-    host: dict[str, NDArray[Any]], flows: dict[str, NDArray[Any]]
-) -> NDArray[np.int32]:
+def find_forwards(host: Columns, flows: Columns) -> Int32:
     """A backward operator's forward operator: by flow event, else by sequence number."""
     count = len(host["start_ns"])
     forward_of = np.full(count, ABSENT, dtype=np.int32)
@@ -217,10 +201,7 @@ def find_forwards(
 
 
 def _link_by_sequence(
-    host: dict[str, NDArray[Any]],
-    forwards: NDArray[np.intp],
-    backwards: NDArray[np.intp],
-    out: NDArray[np.int32],
+    host: Columns, forwards: NDArray[np.intp], backwards: NDArray[np.intp], out: Int32
 ) -> None:
     """If nested forward operators share a number, the last to start made the autograd node."""
     if not len(forwards) or not len(backwards):
@@ -234,7 +215,7 @@ def _link_by_sequence(
     out[backwards[good]] = candidate[good]
 
 
-def _pairs(flows: dict[str, NDArray[Any]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _pairs(flows: Columns) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Rows of flow begins and ends with the same id (one begin may have several ends)."""
     known = flows["id"] != ABSENT
     begins = np.flatnonzero(flows["begins"] & known)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.records.job import CollectiveCalls, Group, RankPart
+    from stepscope.records.trace import Flags, Int8, Int32, Int64
 
-    Int64 = NDArray[np.int64]
     _Member = tuple[int, int, Group]  # part, its code for the group, the group
 
 SYNCHRONISING_CODES = tuple(code for code, kind in enumerate(KINDS) if kind in SYNCHRONISING)
@@ -32,10 +32,10 @@ class MatchedCollectives(msgspec.Struct, frozen=True, kw_only=True):
 
     group: Group
     members: NDArray[np.intp]  # indices of parts
-    kind: NDArray[np.int8]
+    kind: Int8
     size_bytes: Int64
     step: Int64  # the step's number, ABSENT outside all steps
-    row: NDArray[np.int32]  # ABSENT if a member lacks the collective
+    row: Int32  # ABSENT if a member lacks the collective
     by: str  # "sequence" or "order"
     unmatched: int  # calls that only one member has
 
@@ -44,21 +44,14 @@ class MatchedCollectives(msgspec.Struct, frozen=True, kw_only=True):
 
     def column(self, parts: Sequence[RankPart], name: str) -> Int64:
         """One column of every member's calls, as (collectives, members); 0 if absent."""
-        table = np.zeros(self.row.shape, np.int64)
-        for place, member in enumerate(self.members.tolist()):
-            values = getattr(parts[member].calls, name)
-            present = self.row[:, place] >= 0
-            table[present, place] = values[self.row[present, place]]
-        return table
+        return _column(parts, self.members.tolist(), self.row, name)
 
     @property
-    def synchronising(self) -> NDArray[np.bool_]:
+    def synchronising(self) -> Flags:
         return np.isin(self.kind, SYNCHRONISING_CODES)
 
 
 class MatchedTransfers(msgspec.Struct, frozen=True, kw_only=True):
-    """Sends matched to their receives."""
-
     sender: NDArray[np.intp]  # parts
     send: NDArray[np.intp]  # rows of their calls
     receiver: NDArray[np.intp]
@@ -79,16 +72,12 @@ def match_collectives(parts: Sequence[RankPart]) -> list[MatchedCollectives]:
 
 def _match_group(parts: Sequence[RankPart], members: list[_Member]) -> MatchedCollectives:
     rows = [_collective_rows(parts[part].calls, code) for part, code, _ in members]
-    sequences = [
-        parts[part].calls.sequence[row] for (part, _, _), row in zip(members, rows, strict=True)
-    ]
-    by_sequence = all((sequence >= 0).all() for sequence in sequences)
-    steps = [
-        _step_numbers(parts[part])[row] for (part, _, _), row in zip(members, rows, strict=True)
-    ]
+    own = [(parts[part], row) for (part, _, _), row in zip(members, rows, strict=True)]
+    by_sequence = all((part.calls.sequence[row] >= 0).all() for part, row in own)
+    steps = [_step_numbers(part)[row] for part, row in own]
     keys = [
-        _collective_keys(parts[part].calls, row, None if by_sequence else step)
-        for (part, _, _), row, step in zip(members, rows, steps, strict=True)
+        _collective_keys(part.calls, row, None if by_sequence else step)
+        for (part, row), step in zip(own, steps, strict=True)
     ]
     member = np.repeat(np.arange(len(members)), [len(row) for row in rows])
     row, step = np.concatenate(rows), np.concatenate(steps)
@@ -102,14 +91,16 @@ def _match_group(parts: Sequence[RankPart], members: list[_Member]) -> MatchedCo
     table[inverse, member[usable]] = row[usable]
     step_of = np.full(len(distinct), ABSENT, np.int64)
     step_of[inverse] = step[usable]
-    shared = ((table >= 0).sum(axis=1) > 1) & _have_similar_sizes(parts, members, table)
+    numbers = [part for part, _, _ in members]
+    sizes = _column(parts, numbers, table, "size_bytes", ABSENT)
+    shared = ((table >= 0).sum(axis=1) > 1) & _have_similar_sizes(sizes)
     order = np.argsort(_first_arrival(parts, members, table[shared]), kind="stable")
     table = table[shared][order]
     return MatchedCollectives(
         group=members[0][2],
-        members=np.array([part for part, _, _ in members], np.intp),
+        members=np.array(numbers, np.intp),
         kind=distinct[shared][order, 1].astype(np.int8),
-        size_bytes=_sizes(parts, members, table),
+        size_bytes=sizes[shared][order].max(axis=1),  # the largest share of any rank
         step=step_of[shared][order],
         row=table,
         by="sequence" if by_sequence else "order",
@@ -130,7 +121,7 @@ def _step_numbers(part: RankPart) -> Int64:
     return np.where(step >= 0, part.pace.number[np.maximum(step, 0)], ABSENT)
 
 
-def _call_keys(*columns: NDArray[Any]) -> NDArray[np.int64]:
+def _call_keys(*columns: NDArray[Any]) -> Int64:
     """Number repeated calls, so that the n-th identical call gets the same key on every rank."""
     numbers = [column.astype(np.int64) for column in columns]
     count = len(numbers[0])
@@ -151,20 +142,18 @@ def _collective_keys(calls: CollectiveCalls, rows: NDArray[np.intp], step: Int64
     return _call_keys(step, kind, np.where(kind == _ALL_TO_ALL, 0, calls.size_bytes[rows]))
 
 
-def _have_equal_counts(call: Int64, member: Int64, members: int) -> NDArray[np.bool_]:
+def _have_equal_counts(call: Int64, member: Int64, members: int) -> Flags:
     """Whether all members made a call equally often: else the n-th of one is not the others'."""
     distinct, inverse = np.unique(call, axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
     counts = np.zeros((len(distinct), members), np.int64)
     np.add.at(counts, (inverse, member), 1)
     most = counts.max(axis=1, keepdims=True)
-    equal: NDArray[np.bool_] = ((counts == most) | (counts == 0)).all(axis=1)[inverse]
+    equal: Flags = ((counts == most) | (counts == 0)).all(axis=1)[inverse]
     return equal
 
 
-def _first_arrival(
-    parts: Sequence[RankPart], members: list[_Member], table: NDArray[np.int32]
-) -> Int64:
+def _first_arrival(parts: Sequence[RankPart], members: list[_Member], table: Int32) -> Int64:
     """Arrival times at the member that has most of the collectives."""
     fullest = int((table >= 0).sum(axis=0).argmax()) if len(table) else 0
     arrival = parts[members[fullest][0]].calls.arrival_ns
@@ -174,27 +163,22 @@ def _first_arrival(
     )
 
 
-def _have_similar_sizes(
-    parts: Sequence[RankPart], members: list[_Member], table: NDArray[np.int32]
-) -> NDArray[np.bool_]:
+def _have_similar_sizes(sizes: Int64) -> Flags:
     """Whether the ranks' bytes can belong to the same collective."""
-    least, most = np.full(len(table), _NO_SIZE), np.zeros(len(table), np.int64)
-    for place, (part, _, _) in enumerate(members):
-        rows = np.flatnonzero(table[:, place] >= 0)
-        size = parts[part].calls.size_bytes[table[rows, place]]
-        rows, size = rows[size > 0], size[size > 0]
-        least[rows], most[rows] = np.minimum(least[rows], size), np.maximum(most[rows], size)
-    return most <= _MAX_UNEQUAL * least
+    least = np.where(sizes > 0, sizes, _NO_SIZE).min(axis=1)
+    similar: Flags = np.maximum(sizes.max(axis=1), 0) <= _MAX_UNEQUAL * least
+    return similar
 
 
-def _sizes(parts: Sequence[RankPart], members: list[_Member], table: NDArray[np.int32]) -> Int64:
-    """The largest share of any rank."""
-    largest = np.full(len(table), ABSENT, np.int64)
-    for place, (part, _, _) in enumerate(members):
-        rows = table[:, place] >= 0
-        sizes = parts[part].calls.size_bytes[table[rows, place]]
-        largest[rows] = np.maximum(largest[rows], sizes)
-    return largest
+def _column(
+    parts: Sequence[RankPart], members: list[int], table: Int32, name: str, absent: int = 0
+) -> Int64:
+    """One column of the members' calls, in the places of their rows in the table."""
+    values = np.full(table.shape, absent, np.int64)
+    for place, member in enumerate(members):
+        present = table[:, place] >= 0
+        values[present, place] = getattr(parts[member].calls, name)[table[present, place]]
+    return values
 
 
 def match_transfers(parts: Sequence[RankPart]) -> MatchedTransfers:
@@ -212,10 +196,7 @@ def match_transfers(parts: Sequence[RankPart]) -> MatchedTransfers:
     ]
     ours, theirs = (np.array([pair[i] for pair in pairs], np.intp) for i in (0, 1))
     return MatchedTransfers(
-        sender=send[ours, 4],
-        send=send[ours, 5],
-        receiver=recv[theirs, 4],
-        recv=recv[theirs, 5],
+        sender=send[ours, 4], send=send[ours, 5], receiver=recv[theirs, 4], recv=recv[theirs, 5]
     )
 
 

@@ -6,12 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stepscope.records.limits import (  # noqa: TC001  (decoded at run time)
-    Bytes,
-    DurationNs,
-    SomeDurationNs,
-    StepNumber,
-)
+from stepscope.records.limits import Bytes, DurationNs, SomeDurationNs, StepNumber  # noqa: TC001  (decoded)
 from stepscope.records.measured_steps import MeasuredSteps
 from stepscope.trace.decode import Oddities
 from stepscope.trace.side_files import read_rows
@@ -49,18 +44,11 @@ class StepRow(msgspec.Struct, frozen=True):
     @property
     def phases_fit(self) -> bool:
         """Whether the phases are not longer than the step that they divide."""
-        phases = self.data_ns + self.forward_ns + self.backward_ns + self.optimizer_ns
-        return phases + self.other_ns <= self.wall_ns
+        phases: int = sum(getattr(self, field) for field in _PHASE_FIELDS)
+        return phases <= self.wall_ns
 
 
-def read_measured_steps(trace: Path, slowest: Path | None = None) -> MeasuredSteps | None:
-    """The steps measured next to a trace of a run folder; None when there are none."""
-    return summarise_steps(_rows(trace.parent / STEPS), slowest)
-
-
-def summarise_steps(
-    all_rows: Iterable[StepRow], slowest: Path | None = None
-) -> MeasuredSteps | None:
+def summarise_steps(all_rows: Iterable[StepRow], slowest: Path | None) -> MeasuredSteps | None:
     """Medians over the plain steps; None when there are none.
 
     The step is the device's own time when that is known: a host that runs ahead ends its steps
@@ -70,16 +58,14 @@ def summarise_steps(
     rows = list(filter(_is_plain, all_rows))
     if not rows:
         return None
-    from statistics import median  # 4 ms, and most traces have no such file
-
     device = [row.device_ns for row in rows if row.device_ns is not None]
     steps = (slowest and _step_times(plain_steps(slowest.parent / STEPS))) or _step_times(rows)
     return MeasuredSteps(
         steps=len(steps),
         steps_ns=tuple(steps),
-        step_ns=round(median(steps)),
-        wall_ns=round(median(row.wall_ns for row in rows)),
-        device_ns=round(median(device)) if device else None,
+        step_ns=round(_median(steps)),
+        wall_ns=round(_median(row.wall_ns for row in rows)),
+        device_ns=round(_median(device)) if device else None,
         phases_ns=_phases(rows),
         host_ns=_phases(_ran_ahead(rows)),
     )
@@ -98,16 +84,14 @@ def slowest_in_step(traces: Sequence[Path]) -> Path | None:
     """
     if len(traces) < 2 or len({trace.parent.parent for trace in traces}) > 1:
         return None
-    rows = []
+    ranks = []
     for trace in traces:
-        rows.append(_rows(trace.parent / STEPS))
-        if not any(map(_is_plain, rows[-1])):
+        ranks.append(_rows(trace.parent / STEPS))
+        if not any(map(_is_plain, ranks[-1])):
             return None
-    if not _in_step(rows):
+    if not _in_step(ranks):
         return None
-    from statistics import median
-
-    medians = [median(_step_times(list(filter(_is_plain, each)))) for each in rows]
+    medians = [_median(_step_times(list(filter(_is_plain, rows)))) for rows in ranks]
     return traces[medians.index(max(medians))]
 
 
@@ -123,11 +107,16 @@ def _in_step(ranks: Sequence[list[StepRow]]) -> bool:
 
 
 def _phases(rows: list[StepRow]) -> dict[str, int]:
-    if not rows:
-        return {}
-    from statistics import median
+    return {
+        phase: round(_median(getattr(row, f"{phase}_ns") for row in rows))
+        for phase in (PHASES if rows else ())
+    }
 
-    return {phase: round(median(getattr(row, f"{phase}_ns") for row in rows)) for phase in PHASES}
+
+def _median(values: Iterable[int]) -> float:
+    from statistics import median  # 4 ms, and most traces have no such file
+
+    return median(values)
 
 
 def _ran_ahead(rows: list[StepRow]) -> list[StepRow]:

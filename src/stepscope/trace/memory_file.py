@@ -29,8 +29,8 @@ def read_captured(folder: Path) -> tuple[CapturedMemory | None, tuple[Note, ...]
             peak=_add_up(captured.peak, oddities) if captured.peak else None,
             categories=_known(captured.categories, "categories", oddities),
             phases=[
-                replace(each, categories=_known(each.categories, each.phase, oddities))
-                for each in captured.phases
+                replace(end, categories=_known(end.categories, end.phase, oddities))
+                for end in captured.phases
             ],
         )
     notes = tuple(

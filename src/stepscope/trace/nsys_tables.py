@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from stepscope.records.trace import Int32, Int64
     from stepscope.trace.database import Database, TableRows
 
-    Int32 = NDArray[np.int32]
-    Int64 = NDArray[np.int64]
 
 LATEST_NS = LIMIT_NS // 2  # still a time after the session's start was added
 _CUPTI = "CUPTI_ACTIVITY_KIND_"
@@ -144,11 +143,7 @@ class NsysTables:
             self._add_device(rows, kind, name_codes(rows))
 
     def _device_rows(
-        self,
-        table: str,
-        kind: DeviceKind,
-        columns: dict[str, int],
-        left_out: Int64 | None = None,
+        self, table: str, kind: DeviceKind, columns: dict[str, int], left_out: Int64 | None = None
     ) -> Iterator[TableRows]:
         """The rows with usable times, without those of the correlations to leave out."""
         for batch in self._batches(f"{_CUPTI}{table}", _DEVICE | columns):

@@ -22,9 +22,8 @@ from stepscope.trace.decode import DECODE_ERRORS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
+    from stepscope.records.trace import Columns
 
-    Columns = dict[str, NDArray[Any]]
 
 MAX_ELEMENTS = 1 << 44
 MAX_IDS = 1 << 62
@@ -64,7 +63,6 @@ class OddValues:
         self._fields[field] = count + rows, first or _example(example, place)
 
     def notes(self) -> tuple[Note, ...]:
-        """One note per field."""
         return tuple(
             Note(
                 id="odd-values",
@@ -151,16 +149,11 @@ def _is_shape(sides: list[Any]) -> bool:
 
 
 def are_texts(text: bytes) -> bool:
-    """Whether the text is a list of strings."""
     return decode_or_none(text, list[str]) is not None
 
 
 def is_grid(text: bytes) -> bool:
-    sides = decode_or_none(text, list[int])
-    return sides is not None and _is_grid(sides)
-
-
-def _is_grid(sides: list[int]) -> bool:
+    sides = decode_or_none(text, list[int]) or ()
     return 0 < len(sides) <= 3 and all(0 < side <= _MAX_GRID_SIDE for side in sides)
 
 

@@ -35,7 +35,7 @@ def load_profiles(host: str | None = None, *, skip_broken: bool = False) -> tupl
 
     A file that is not a profile is an error unless the caller would rather go without it.
     """
-    found = []
+    profiles = []
     for path in sorted(profiles_folder().glob("*.json")):
         try:
             profile = read_profile(path)
@@ -44,46 +44,24 @@ def load_profiles(host: str | None = None, *, skip_broken: bool = False) -> tupl
                 raise
             continue
         if host in (None, profile.host):
-            found.append(profile)
-    return tuple(sorted(found, key=lambda profile: -profile.when_unix))
+            profiles.append(profile)
+    return tuple(sorted(profiles, key=lambda profile: -profile.when_unix))
 
 
 def find_calibrations(host: str, kind: str) -> tuple[Profile, ...]:
     """All profiles of a host's devices of one kind, newest first; broken files are left out."""
-    return tuple(each for each in load_profiles(host, skip_broken=True) if each.kind == kind)
+    profiles = load_profiles(host, skip_broken=True)
+    return tuple(profile for profile in profiles if profile.kind == kind)
 
 
 def find_profile(
-    host: str | None = None,
-    *,
-    kind: str | None = None,
-    device: str | None = None,
-    backend: str | None = None,
-    collective: str | None = None,
-    group_size: int | None = None,
-    skip_broken: bool = True,
+    host: str | None = None, *, collective: str | None = None, skip_broken: bool = True
 ) -> Profile | None:
-    """The newest profile of `host` (this one for None) that has all that is asked for.
-
-    kind is cuda, rocm or cpu, device the name the driver prints. With a collective, a group size
-    or both, only a profile with such a fit will do.
-    """
+    """The newest profile of `host` (this one for None), with a fit of the collective if asked."""
     for profile in load_profiles(host or this_host(), skip_broken=skip_broken):
-        told = ((kind, profile.kind), (device, profile.device), (backend, profile.backend))
-        if all(wanted in (None, has) for wanted, has in told) and _has_fit(
-            profile, collective, group_size
-        ):
+        if collective is None or any(collective == fit.kind for fit in profile.fits):
             return profile
     return None
-
-
-def _has_fit(profile: Profile, collective: str | None, group_size: int | None) -> bool:
-    if collective is None and group_size is None:
-        return True
-    return any(
-        collective in (None, fit.kind) and group_size in (None, fit.group_size)
-        for fit in profile.fits
-    )
 
 
 def read_profile(path: Path) -> Profile:

@@ -12,16 +12,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from stepscope.records.host_load import HostLoad  # noqa: TC001  (decoded at run time)
-from stepscope.records.limits import (  # noqa: TC001  (decoded at run time)
-    Bytes,
-    Count,
-    DurationNs,
-    RankNumber,
-    Ranks,
-)
-from stepscope.records.process_identity import (  # noqa: TC001  (decoded at run time)
-    ProcessIdentity,
-)
+from stepscope.records.limits import Bytes, Count, DurationNs, RankNumber, Ranks  # noqa: TC001  (decoded)
+from stepscope.records.process_identity import ProcessIdentity  # noqa: TC001  (decoded)
 from stepscope.trace.decode import Oddities
 from stepscope.trace.side_files import read_record
 

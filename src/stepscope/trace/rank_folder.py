@@ -8,14 +8,7 @@ import msgspec
 import numpy as np
 
 from stepscope.records.job import RankFolder, Rounds
-from stepscope.records.limits import (  # noqa: TC001  (decoded at run time)
-    Bytes,
-    Count,
-    DurationNs,
-    Ranks,
-    StampNs,
-    StepNumber,
-)
+from stepscope.records.limits import Bytes, Count, DurationNs, Ranks, StampNs, StepNumber  # noqa: TC001  (decoded)
 from stepscope.trace.decode import Oddities
 from stepscope.trace.rank_facts import RANK, decode_facts
 from stepscope.trace.regular_files import may_exist

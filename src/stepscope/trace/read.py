@@ -74,10 +74,10 @@ def _worth_a_digest(path: Path, head: bytes, size_bytes: int) -> bool:
 
 def _version(path: Path) -> tuple[int, int, int] | None:
     try:
-        found = path.stat()
+        info = path.stat()
     except OSError:
         return None  # gone: whoever opens it says so
-    return found.st_size, found.st_mtime_ns, found.st_ino
+    return info.st_size, info.st_mtime_ns, info.st_ino
 
 
 def _read(path: Path, head: bytes, progress: Progress | None) -> Trace:

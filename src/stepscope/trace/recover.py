@@ -20,12 +20,7 @@ from stepscope.records.trace import ABSENT
 from stepscope.records.words import counted
 from stepscope.trace.decode import DECODE_ERRORS
 from stepscope.trace.events import NO_ARGS, NOTHING, Args, Event, ExactEvent
-from stepscope.trace.json_brackets import (
-    ANY_BOUNDARY,
-    SEPARATORS,
-    event_boundaries,
-    scan_brackets,
-)
+from stepscope.trace.json_brackets import ANY_BOUNDARY, SEPARATORS, event_boundaries, scan_brackets
 from stepscope.trace.limits import MAX_HELD_ELEMENTS, NAME_CHARACTERS, Limits
 
 if TYPE_CHECKING:
@@ -66,7 +61,6 @@ class Losses(msgspec.Struct):
 
     @property
     def reasons(self) -> str:
-        """Why events are malformed, in words."""
         return ", ".join(f"{rows} {reason}" for reason, rows in self.malformed.items())
 
     def malformed_notes(self) -> list[Note]:
@@ -201,12 +195,9 @@ class _Recovery:
         if last == first or ended:
             return last, cuts
         to_come = last == final and not self.piece.last
-        if scan.unfinished and (to_come or not self._is_event(segments[first + 1])):
+        if scan.unfinished and (to_come or b'"ph"' not in text[slice(*segments[first + 1])]):
             return last, cuts
         return first, own  # a bracket is missing: the next segment is an event of its own
-
-    def _is_event(self, segment: tuple[int, int]) -> bool:
-        return b'"ph"' in self.text[slice(*segment)]
 
     def _single(self, row: int) -> list[Any]:
         """The event of a row that did not decode: the list or the piece may end inside it."""
@@ -260,10 +251,8 @@ def _elements(text: bytes) -> list[msgspec.Raw]:
 
 def _is_plain(segment: bytes) -> bool:
     """Certainly no more than one event: true of most segments, and found without a scan."""
-    pairs = segment.count(b"{") == segment.count(b"}") and segment.count(b"[") == segment.count(
-        b"]"
-    )
-    return pairs and not ANY_BOUNDARY.search(segment)
+    opened, closed = map(segment.count, (b"{", b"[")), map(segment.count, (b"}", b"]"))
+    return [*opened] == [*closed] and not ANY_BOUNDARY.search(segment)
 
 
 def _shifted(cuts: list[tuple[int, int]], by: int) -> list[tuple[int, int]]:

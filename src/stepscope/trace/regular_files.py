@@ -45,6 +45,16 @@ def open_file(path: Path) -> IO[bytes]:
         raise unreadable_error(path, error) from None
 
 
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[IO[bytes]]:
+    """The open file; what fails while it is read is said as plainly."""
+    with open_file(path) as file:
+        try:
+            yield file
+        except OSError as error:
+            raise unreadable_error(path, error) from None
+
+
 def open_to_append(path: Path) -> int:
     """A descriptor to read and append with; a missing file is created."""
     with contextlib.suppress(FileNotFoundError):
@@ -52,28 +62,21 @@ def open_to_append(path: Path) -> int:
     return _opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
 
 
-def read_head(path: Path, size: int = 16) -> bytes:
+def read_head(path: Path) -> bytes:
     """The first bytes, to recognise a format by."""
-    return read_start(path, size)
+    return read_start(path, 16)
 
 
 def read_tail(path: Path, size: int) -> bytes:
-    """The last bytes."""
-    with open_file(path) as file:
-        try:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
-            return file.read(size)
-        except OSError as error:
-            raise unreadable_error(path, error) from None
+    with reading(path) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+        return file.read(size)
 
 
 def read_start(path: Path, size: int) -> bytes:
     """The first `size` bytes, or all there are."""
-    with open_file(path) as file:
-        try:
-            return file.read(size)
-        except OSError as error:
-            raise unreadable_error(path, error) from None
+    with reading(path) as file:
+        return file.read(size)
 
 
 def read_whole(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
@@ -105,9 +108,8 @@ class LineFile:
         max_line_bytes: int = MAX_LINE_BYTES,
         max_bytes: int = MAX_LINES_BYTES,
     ) -> None:
-        self.path = path
+        self.path, self.max_bytes = path, max_bytes
         self.max_lines, self.max_line_bytes = max_lines, max_line_bytes
-        self.max_bytes = max_bytes
         self.too_long = 0  # lines that were left out
         self.is_cut = False  # the rest was not read
 
@@ -143,14 +145,11 @@ class LineFile:
 
     def _pieces(self) -> Iterator[bytes]:
         left = self.max_bytes
-        with open_file(self.path) as file:
-            try:
-                while left > 0 and (piece := file.read(min(_PIECE_BYTES, left))):
-                    left -= len(piece)
-                    yield piece
-                self.is_cut = left <= 0 and file.read(1) != b""
-            except OSError as error:
-                raise unreadable_error(self.path, error) from None
+        with reading(self.path) as file:
+            while left > 0 and (piece := file.read(min(_PIECE_BYTES, left))):
+                left -= len(piece)
+                yield piece
+            self.is_cut = left <= 0 and file.read(1) != b""
 
 
 def is_folder(path: Path) -> bool:

@@ -82,7 +82,6 @@ def fetch(trace: RemoteTrace) -> Iterator[Path]:
 
 
 def _open(url: str) -> tuple[Any, str]:
-    """The filesystem, and the path in it."""
     protocol = re.split(r"::|://", url, maxsplit=1)[0]
     try:
         from fsspec.core import url_to_fs
@@ -136,15 +135,9 @@ class _Listing:
             # One request lists a whole run folder, however many ranks it has.
             everything = list(self.filesystem.find(self.root, detail=True).values())
             of_run = self._among(everything, lambda name: _RUN_TRACE.fullmatch(self._inside(name)))
-        return (
-            of_run
-            or self._among(here)
-            or [
-                trace
-                for folder in inner
-                for trace in self._among(self.filesystem.ls(folder, detail=True))
-            ]
-        )
+        listings = (self.filesystem.ls(folder, detail=True) for folder in inner)
+        nested = (trace for listing in listings for trace in self._among(listing))
+        return of_run or self._among(here) or [*nested]
 
     def _among(
         self, entries: list[dict[str, Any]], is_trace: Callable[[str], object] | None = None

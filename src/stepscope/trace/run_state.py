@@ -10,6 +10,7 @@ import signal
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from stepscope.errors import StepscopeError
 from stepscope.records.process_identity import ProcessIdentity, process_state
@@ -70,17 +71,11 @@ def _read_ranks(folder: Path) -> list[_RankFile]:
     ranks = []
     for rank_folder in sorted(folder.glob("rank-*")):
         rank, problem = _decode(rank_folder / RANK, _RankFile)
-        problems = rank.problems if rank else [problem or f"{RANK} was not written"]
-        ranks.append(
-            _RankFile(
-                rank=rank.rank if rank else None,
-                status=rank.status if rank else "unreadable",
-                process=rank.process if rank else None,
-                problems=problems,
-                folder=rank_folder.name,
-                missing=_missing_parts(rank_folder, problems),
-            )
-        )
+        if rank is None:
+            problems = [problem or f"{RANK} was not written"]
+            rank = _RankFile(status="unreadable", problems=problems)
+        missing = _missing_parts(rank_folder, rank.problems)
+        ranks.append(replace(rank, folder=rank_folder.name, missing=missing))
     return ranks
 
 
@@ -95,14 +90,14 @@ def _missing_parts(folder: Path, problems: list[str]) -> dict[str, str]:
 
 def _state_note(run: _RunFile | None, ranks: Sequence[_RankFile]) -> Note | None:
     """Whether the run was closed; without run.json, a script captured itself: see the ranks."""
-    if run is not None and run.status == "handed over":
+    if run is None:
+        return _unclosed_ranks(ranks)
+    if run.status == "handed over":
         return Note(
             id="not-closed",
             detail="the run was not closed: no second process could be started, and the command "
             f"took the place of stepscope{_rank_words(ranks)}",
         )
-    if run is None:
-        return _unclosed_ranks(ranks)
     if run.status == "finished":
         return _ended_ranks(run, ranks)
     if run.process is None or run.status != "running":
@@ -132,11 +127,7 @@ def _rank_words(ranks: Sequence[_RankFile]) -> str:
     if not ranks:
         return "; no rank had finished a step"
     closed = sum(rank.status == "finished" for rank in ranks)
-    states = [
-        process_state(rank.process)
-        for rank in ranks
-        if rank.status == "running" and rank.process is not None
-    ]
+    states = _open_states(ranks)
     running, gone = states.count("running"), states.count("gone")
     parts = [
         f"{closed} of {counted(len(ranks), 'rank')} closed {plural(closed, 'its', 'their')} files"
@@ -147,6 +138,12 @@ def _rank_words(ranks: Sequence[_RankFile]) -> str:
     ]
     words = ", ".join(filter(None, parts))
     return f"; {words}" if words else ""
+
+
+def _open_states(ranks: Sequence[_RankFile]) -> list[str]:
+    """The states of processes whose files were not closed."""
+    unclosed = (rank.process for rank in ranks if rank.status == "running")
+    return [process_state(process) for process in unclosed if process is not None]
 
 
 def _ended_ranks(run: _RunFile, ranks: Sequence[_RankFile]) -> Note | None:
@@ -169,11 +166,10 @@ def _code_words(code: int) -> str:
 
 
 def _unclosed_ranks(ranks: Sequence[_RankFile]) -> Note | None:
-    open_ranks = [rank for rank in ranks if rank.status == "running" and rank.process is not None]
-    states = {process_state(rank.process) for rank in open_ranks if rank.process is not None}
+    states = _open_states(ranks)
     if not states:
         return None
-    if states == {"running"}:
+    if set(states) == {"running"}:
         return Note(id="still-running", detail="its processes are still running: more may come")
     return Note(id="not-closed", detail=f"the run was not closed{_rank_words(ranks)}")
 

@@ -11,9 +11,10 @@ addresses are in range, segments do not overlap, and no segment holds more than 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from stepscope.errors import UnreadableInputError
 from stepscope.records import figures
@@ -21,7 +22,7 @@ from stepscope.records.limits import MAX_EVENT_BYTES
 from stepscope.records.memory import ACTIONS, BLOCK_STATES, Blocks, History, Segments, Snapshot
 from stepscope.records.trace import ABSENT
 from stepscope.trace.plausible import OddValues
-from stepscope.trace.regular_files import open_file, read_head, unreadable_error
+from stepscope.trace.regular_files import read_head, reading
 from stepscope.trace.snapshot_pickle import is_pickle, load_plain
 from stepscope.trace.snapshot_stacks import SnapshotStacks
 
@@ -31,10 +32,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from stepscope.records.trace import Flags, Int8, Int64
+
     Dicts = list[dict[str, Any]]
-    Int64 = NDArray[np.int64]
     Place = Callable[[int], str]
 
+_Table = TypeVar("_Table", Segments, Blocks)
 MAX_FILE_BYTES = 2 << 30
 MAX_DEVICES = 1024
 _MAX_ADDRESS = (1 << 63) - 1
@@ -60,16 +63,13 @@ def find_snapshots(folder: Path) -> list[Path]:
 
 def read_snapshot(path: Path) -> Snapshot:
     """Read a snapshot. Raises UnreadableInputError for anything but its plain data."""
-    with open_file(path) as file:
-        try:
-            if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
-                raise UnreadableInputError(
-                    f"{path} is larger than {figures.size(MAX_FILE_BYTES)}: record a shorter "
-                    "history (max_entries)"
-                )
-            data = file.read(MAX_FILE_BYTES)
-        except OSError as error:
-            raise unreadable_error(path, error) from None
+    with reading(path) as file:
+        if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
+            raise UnreadableInputError(
+                f"{path} is larger than {figures.size(MAX_FILE_BYTES)}: record a shorter history "
+                "(max_entries)"
+            )
+        data = file.read(MAX_FILE_BYTES)
     root, dicts = load_plain(data, str(path))
     del data
     return _SnapshotReader(str(path), dicts).read(root)
@@ -159,7 +159,7 @@ class _SnapshotReader:
 
     def _codes(
         self, rows: Dicts, key: str, known: dict[str, int], place: Place
-    ) -> tuple[NDArray[np.int8], list[Any]]:
+    ) -> tuple[Int8, list[Any]]:
         """Words as codes, and the words; anything else gets the code of "unknown"."""
         words: list[Any] = [row.get(key) for row in rows]
         if not set(map(type, words)) <= {str}:
@@ -190,7 +190,6 @@ class _SnapshotReader:
         return _usable_rows(segments, blocks, usable)
 
     def _overfull(self, segments: Segments, blocks: Blocks, usable: NDArray[Any]) -> NDArray[Any]:
-        """Segments whose blocks are larger than the segment."""
         filled = np.zeros(len(segments), np.int64)
         np.add.at(filled, blocks.segment, blocks.size_bytes)
         overfull = usable & (filled > segments.total_bytes)
@@ -242,7 +241,7 @@ class _SnapshotReader:
         )
         return blocks if has_size.all() else _select(blocks, has_size)
 
-    def _count_states(self, words: list[Any], state: NDArray[np.int8], place: Place) -> None:
+    def _count_states(self, words: list[Any], state: Int8, place: Place) -> None:
         unknown = np.flatnonzero(state == _UNKNOWN_STATE).tolist()
         new = [row for row in unknown if words[row] != "unknown"]
         if new:
@@ -284,12 +283,8 @@ class _SnapshotReader:
         """An event with an impossible address or size gets the action "unknown"."""
         action, words = self._codes(rows, "action", _ACTION, place)
         self._unknown |= {word[:40] for word in set(words) - set(_ACTION)}
-        address = self._whole(
-            [row.get("addr", row.get("device_free", 0)) for row in rows],
-            "addr",
-            place,
-            highest=_MAX_ADDRESS,
-        )
+        addresses = [row.get("addr", row.get("device_free", 0)) for row in rows]
+        address = self._whole(addresses, "addr", place, highest=_MAX_ADDRESS)
         size = self._sizes(rows, "size", place, default=0)
         stamps = [row.get("time_us", ABSENT) for row in rows]
         odd = (address < 0) | (size < 0)
@@ -309,32 +304,16 @@ def _integer(value: Any) -> int:
     return value if fits else -_MAX_ADDRESS
 
 
-def _usable_rows(
-    segments: Segments, blocks: Blocks, usable: NDArray[np.bool_]
-) -> tuple[Segments, Blocks]:
+def _usable_rows(segments: Segments, blocks: Blocks, usable: Flags) -> tuple[Segments, Blocks]:
     if usable.all():
         return segments, blocks
     place = (np.cumsum(usable) - 1).astype(np.int32)
     left = _select(blocks, usable[blocks.segment])
-    return (
-        Segments(
-            device=segments.device[usable],
-            address=segments.address[usable],
-            total_bytes=segments.total_bytes[usable],
-        ),
-        Blocks(
-            segment=place[left.segment],
-            address=left.address,
-            size_bytes=left.size_bytes,
-            requested_bytes=left.requested_bytes,
-            state=left.state,
-            stack=left.stack,
-        ),
-    )
+    return _select(segments, usable), replace(left, segment=place[left.segment])
 
 
-def _select(blocks: Blocks, rows: NDArray[np.bool_]) -> Blocks:
-    return Blocks(**{name: getattr(blocks, name)[rows] for name in Blocks.__struct_fields__})
+def _select(table: _Table, rows: Flags) -> _Table:
+    return replace(table, **{name: getattr(table, name)[rows] for name in table.__struct_fields__})
 
 
 def _frames_of_block(block: dict[str, Any]) -> Any:

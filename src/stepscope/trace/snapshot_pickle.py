@@ -54,21 +54,7 @@ _DICTS = b"d}"
 _STOP, _LONG_BINPUT, _PUT, _LONG4 = ord("."), ord("r"), ord("p"), 0x8B
 _SHORT = -1
 _PUTS = b"qrp\x94"
-_NAMED = {
-    ord("c"): "GLOBAL",
-    0x93: "STACK_GLOBAL",
-    ord("i"): "INST",
-    ord("o"): "OBJ",
-    ord("R"): "REDUCE",
-    ord("b"): "BUILD",
-    0x81: "NEWOBJ",
-    0x92: "NEWOBJ_EX",
-    ord("P"): "PERSID",
-    ord("Q"): "BINPERSID",
-    0x82: "EXT1",
-    0x83: "EXT2",
-    0x84: "EXT4",
-}
+_NAMED = b"c\x93ioRb\x81\x92PQ\x82\x83\x84"  # name, call or build something
 # Protocols 2 and later begin with their number; the older ones with what JSON never begins with.
 _HEAD = re.compile(rb"\x80[\x02-\x08]|\([dl]|[}\]]q|c[\w.]+\n[\w.]+\n")
 
@@ -183,7 +169,6 @@ def _check_tuples(data: bytes, name: str) -> None:
 
 
 def _next_opcode(data: bytes, at: int, opcode: int, counts: list[int], name: str) -> int:
-    """Where the next opcode is."""
     size = _LENGTH.get(opcode)
     if size is not None:
         length = int.from_bytes(data[at + 1 : at + 1 + size], "little")
@@ -221,7 +206,10 @@ def _asks_for(data: bytes, at: int, opcode: int) -> str:
     if opcode == ord("c"):
         words = data[at + 1 : at + 200].split(b"\n")[:2]
         return f"it asks for {b'.'.join(words).decode('ascii', 'replace')}"
-    return f"it asks for code ({_NAMED[opcode]})"
+    import pickletools  # few files need it
+
+    names = {ord(known.code): known.name for known in pickletools.opcodes}
+    return f"it asks for code ({names[opcode]})"
 
 
 def _refused(name: str, at: int, why: str) -> UnreadableInputError:

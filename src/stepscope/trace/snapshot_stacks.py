@@ -31,7 +31,6 @@ class SnapshotStacks:
         self._frames: dict[int, Frame | None] = {}
 
     def all(self) -> tuple[tuple[Frame, ...], ...]:
-        """All stacks, in the order of their codes."""
         return tuple(self._code)
 
     def codes(self, stacks: Iterable[Any], place: Callable[[int], str]) -> NDArray[np.int32]:

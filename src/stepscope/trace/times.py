@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from stepscope.records.trace import Int64
+
 INVALID_NS = np.int64(-(2**63))
 LIMIT_NS = 2**62  # years 1824 to 2116: anything outside is not a time
 LIMIT_DUR_NS = 100 * 86_400 * 10**9  # 100 days
@@ -29,7 +31,7 @@ class NeedsTextError(Exception):
     """These numbers cannot be converted exactly from doubles."""
 
 
-def microseconds_to_ns(values: Sequence[Any]) -> NDArray[np.int64]:
+def microseconds_to_ns(values: Sequence[Any]) -> Int64:
     """Convert ints and floats exactly; INVALID_NS for None, NaN and values out of range."""
     if values and type(values[0]) is int and set(map(type, values)) == {int}:
         return _whole_to_ns(values)
@@ -56,7 +58,7 @@ def microseconds_to_ns(values: Sequence[Any]) -> NDArray[np.int64]:
     return out
 
 
-def durations_to_ns(values: Sequence[Any]) -> NDArray[np.int64]:
+def durations_to_ns(values: Sequence[Any]) -> Int64:
     """Convert durations: those that doubles cannot hold are beyond LIMIT_DUR_NS anyway."""
     try:
         durations = microseconds_to_ns(values)
@@ -68,25 +70,24 @@ def durations_to_ns(values: Sequence[Any]) -> NDArray[np.int64]:
     return _split_to_ns(np.clip(number, -_EXACT_BELOW_US, _EXACT_BELOW_US))
 
 
-def _whole_to_ns(values: Sequence[int]) -> NDArray[np.int64]:
+def _whole_to_ns(values: Sequence[int]) -> Int64:
     limit = LIMIT_NS // 1000
     if max(values) < limit and min(values) > -limit:
         return np.array(values, dtype=np.int64) * 1000
     return np.array([v * 1000 if abs(v) < limit else INVALID_NS for v in values], dtype=np.int64)
 
 
-def text_to_ns(texts: Sequence[Any]) -> NDArray[np.int64]:
-    """Convert the JSON text of microseconds."""
+def text_to_ns(texts: Sequence[Any]) -> Int64:
     return np.array([_one_text_to_ns(bytes(text)) for text in texts], dtype=np.int64)
 
 
-def _split_to_ns(number: NDArray[np.float64]) -> NDArray[np.int64]:
+def _split_to_ns(number: NDArray[np.float64]) -> Int64:
     whole = np.floor(number)
     ns = np.rint((number - whole) * 1000.0)
     bad = np.isnan(number)
     if bad.any():
         whole, ns = np.where(bad, 0, whole), np.where(bad, 0, ns)
-        result: NDArray[np.int64] = whole.astype(np.int64) * 1000 + ns.astype(np.int64)
+        result: Int64 = whole.astype(np.int64) * 1000 + ns.astype(np.int64)
         result[bad] = INVALID_NS
         return result
     return whole.astype(np.int64) * 1000 + ns.astype(np.int64)

@@ -6,15 +6,15 @@ trace does not hold enough to tell. A file is imported when its what-if is first
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections import UserDict
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
 from stepscope.records.prediction import Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from stepscope.predict.declaration import WhatIf
 
@@ -41,36 +41,18 @@ _NAMES = (
 )
 
 
-class _WhatIfs(MutableMapping[str, "WhatIf"]):
+class _WhatIfs(UserDict[str, Any]):
     """Name -> declaration, read from its file on first use."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self._declared: dict[str, WhatIf | None] = dict.fromkeys(names)
-
     def __getitem__(self, name: str) -> WhatIf:
-        whatif = self._declared[name]
-        if whatif is None:
+        if self.data[name] is None:
             file = import_module(f"{__name__}.{name.replace('-', '_')}")
-            whatif = self._declared[name] = file.WHATIF
+            self.data[name] = file.WHATIF
+        whatif: WhatIf = self.data[name]
         return whatif
 
-    def __setitem__(self, name: str, whatif: WhatIf) -> None:
-        self._declared[name] = whatif
 
-    def __delitem__(self, name: str) -> None:
-        del self._declared[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._declared
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._declared)
-
-    def __len__(self) -> int:
-        return len(self._declared)
-
-
-WHATIFS = _WhatIfs(_NAMES)
+WHATIFS = _WhatIfs(dict.fromkeys(_NAMES))
 
 
 def find_whatif(name: str) -> WhatIf:

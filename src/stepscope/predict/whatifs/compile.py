@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 _FUSED, _HOST = 0.45, 0.7
 
 
-def apply(context: StepContext, value: str) -> Outcome:
+def apply(context: StepContext, _value: str) -> Outcome:
     """Refuses a step that is compiled already."""
-    del value
     names = context.trace.strings
     if any(name.startswith(("triton_", "## Call CompiledFxGraph")) for name in names):
         raise Refused("compile: the step is compiled already")

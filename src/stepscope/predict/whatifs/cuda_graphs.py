@@ -28,9 +28,8 @@ _LATENCY_NS = 5_000.0
 _KERNELS_PER_LAUNCH = 20  # more, and the step is a graph already
 
 
-def apply(context: StepContext, value: str) -> Outcome:
+def apply(context: StepContext, _value: str) -> Outcome:
     """Refuses a CPU, a step that is a graph already, and a step that launches nothing."""
-    del value
     graph = context.graph
     if context.on_host or not len(graph.tasks):
         raise Refused("cuda-graphs: the trace has no accelerator")
@@ -42,7 +41,7 @@ def apply(context: StepContext, value: str) -> Outcome:
     tasks = _join_streams(context)
     assumptions = [
         f"{counted(len(tasks), 'kernel')} in one launch, {duration(SPACING_NS)} apart; shapes must "
-        "stay the same from step to step",
+        "stay the same from step to step"
     ]
     waits = int((graph.calls.kind == CallKind.WAIT).sum())
     if waits:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from stepscope.explain.work import DATA_LOADING, rows_named
+from stepscope.explain.work import DATA_LOADING
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.host_time import shorten_gaps
 from stepscope.predict.outcome import Outcome, Refused, changed
@@ -17,15 +15,11 @@ if TYPE_CHECKING:
     from stepscope.predict.step_context import StepContext
 
 
-def apply(context: StepContext, value: str) -> Outcome:
+def apply(context: StepContext, _value: str) -> Outcome:
     """Refuses a trace without data loading."""
-    del value
-    host = context.trace.host
-    named = host.kind <= HostKind.ANNOTATION
-    loading = np.flatnonzero(rows_named(context.trace, host, named, DATA_LOADING.search))
-    if not len(loading):
+    graph, saved_ns, events = shorten_gaps(context, HostKind.ANNOTATION, DATA_LOADING.search)
+    if not events:
         raise Refused("no-data-wait: this trace has no data loading to remove")
-    graph, saved_ns = shorten_gaps(context, loading)
     if saved_ns <= 0:
         raise Refused("no-data-wait: the steps of this trace never wait for data")
     return Outcome(

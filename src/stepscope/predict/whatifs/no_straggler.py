@@ -15,21 +15,17 @@ from stepscope.predict.slowest_worker import slow_down
 from stepscope.records.figures import milliseconds
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.explain.replay.graph import StepGraph
+    from stepscope.explain.replay.graph import Floats, StepGraph
     from stepscope.predict.step_context import StepContext
     from stepscope.records.job import Stragglers
 
-    Floats = NDArray[np.float64]
 
 _SMALLEST_GAIN = 0.02  # of the step: less is no straggler
 _BISECTIONS = 30
 
 
-def apply(context: StepContext, value: str) -> Outcome:
+def apply(context: StepContext, _value: str) -> Outcome:
     """Refuses one rank, and a job in which no rank is known to be slower than the others."""
-    del value
     job = context.job
     if job is None or len(job.ranks) < 2:
         raise Refused("no-straggler: give all ranks of the job: one alone is no comparison")
@@ -70,7 +66,7 @@ WHATIF = WhatIf(
 
 def _is_rank(stragglers: Stragglers) -> bool:
     """A slow link is not a rank that could be made faster."""
-    links_only = stragglers.ranks and all(found.rank is None for found in stragglers.ranks)
+    links_only = stragglers.ranks and all(slow.rank is None for slow in stragglers.ranks)
     return stragglers.verdict == "found" and not links_only
 
 

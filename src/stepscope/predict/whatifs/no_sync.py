@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from stepscope.predict.step_context import StepContext
 
 
-def apply(context: StepContext, value: str) -> Outcome:
+def apply(context: StepContext, _value: str) -> Outcome:
     """Refuses a step in which nothing waits."""
-    del value
     if context.on_host:
         raise Refused("no-sync: the trace has no accelerator to wait for")
     graph = context.graph

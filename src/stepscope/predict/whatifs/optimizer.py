@@ -72,11 +72,7 @@ WHATIF = WhatIf(
 
 
 def _device_ns(
-    context: StepContext,
-    parameters: Parameters,
-    now_ns: float,
-    old: UpdateForm,
-    new: UpdateForm,
+    context: StepContext, parameters: Parameters, now_ns: float, old: UpdateForm, new: UpdateForm
 ) -> float:
     """By the device's bandwidth if that is known, else by the bytes of both forms."""
     ceilings = context.ceilings

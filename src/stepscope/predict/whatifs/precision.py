@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.call_tree import distinct_places
 from stepscope.explain.flops import DTYPES
 from stepscope.explain.replay.graph import CallKind, Phase
+from stepscope.predict.by_text import by_text
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import insert
 from stepscope.predict.kernels import FLOOR_NS, Family, copy_ns, roofline_ns
@@ -76,7 +76,7 @@ def apply(context: StepContext, value: str) -> Outcome:
         raise Refused(f"precision={value}: no matrix product runs in a wider dtype than {value}")
     graph = _speed_up_products(context, product, value, ceilings)
     assumptions = [
-        f"matrix products at the share of {value}'s peak that such products reached on an H200",
+        f"matrix products at the share of {value}'s peak that such products reached on an H200"
     ]
     if value != "tf32":
         narrow = wide & ~product & ~depthwise & _find_narrowed(context)
@@ -103,19 +103,15 @@ WHATIF = WhatIf(
 def _find_depthwise(context: StepContext) -> Flags:
     """Convolutions over one or few channels at a time: they move more than they multiply, and take
     as long in a narrow dtype."""
-    host, strings = context.trace.host, context.trace.strings
-    flags = np.zeros(len(context.operators.row), np.bool_)
-    convolutions = np.flatnonzero(context.operators.family == Family.CONVOLUTION)
-    codes, place = distinct_places(host.shapes[context.operators.row[convolutions]])
-    depthwise = [code >= 0 and _has_few_channels(_shapes(strings[code])) for code in codes.tolist()]
-    flags[convolutions] = np.array(depthwise, np.bool_)[place]
-    return flags
+    operators, shapes = context.operators, context.trace.host.shapes
+    rows = np.where(operators.family == Family.CONVOLUTION, operators.row, -1)
+    return by_text(context.trace, shapes, rows, _has_few_channels, False)
 
 
-def _has_few_channels(shapes: list[Shape]) -> bool:
+def _has_few_channels(shapes: str) -> bool:
     """By input and weight, the first arguments of a convolution; its backward has a gradient before
     them."""
-    tensors = [shape for shape in shapes if len(shape) >= 3]
+    tensors = [shape for shape in _shapes(shapes) if len(shape) >= 3]
     if len(tensors) < 2:
         return False
     given, weight = tensors[-2:]
@@ -158,10 +154,10 @@ def _speed_up_products(
 def _find_fourier(context: StepContext) -> Flags:
     """Convolutions by Fourier transforms. Only fp32 has them; a narrow dtype takes another way."""
     tasks, operators, trace = context.graph.tasks, context.operators, context.trace
-    mine = np.flatnonzero((operators.family == Family.CONVOLUTION) & (tasks.row >= 0))
-    codes, place = distinct_places(trace.device.name[tasks.row[mine]])
-    by_name = [_FOURIER.search(trace.strings[code]) is not None for code in codes.tolist()]
-    fourier = mine[np.array(by_name, np.bool_)[place]]
+    rows = np.where(operators.family == Family.CONVOLUTION, tasks.row, -1)
+    fourier = by_text(
+        trace, trace.device.name, rows, lambda name: _FOURIER.search(name) is not None, False
+    )
     return np.isin(operators.row, operators.row[fourier])
 
 
@@ -218,7 +214,6 @@ def _add_casts(
 
 
 def _autocast_ns(context: StepContext, product: Flags) -> float:
-    """The host's time for all products of the step."""
     operators, graph = context.operators, context.graph
     forward = product & (context.task_phase == Phase.FORWARD)
     convolution = operators.family == Family.CONVOLUTION
@@ -237,11 +232,8 @@ def _cast_elements(context: StepContext) -> Floats:
     tasks = forward[np.sort(first)]  # the first task of each operator, in the step's order
     rows = operators.row[tasks]
     product = np.isin(operators.family[tasks], (Family.MATMUL, Family.CONVOLUTION))
-    weights = (
-        {_squeeze(shape) for shape in set(context.parameters.shapes)}
-        if context.parameters
-        else set()
-    )
+    parameters = context.parameters
+    weights = set(map(_squeeze, parameters.shapes)) if parameters else set()
     known: dict[tuple[int, int, bool], list[float]] = {}
     sizes: list[float] = []
     for key in zip(
@@ -279,12 +271,6 @@ def _squeeze(shape: Shape) -> Shape:
 
 
 def _shapes(text: str) -> list[Shape]:
-    try:
-        arguments = msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return []
-    return [
-        tuple(dims)
-        for dims in arguments
-        if isinstance(dims, list) and all(isinstance(size, int) for size in dims)
-    ]
+    """Without lists of tensors."""
+    arguments = msgspec.json.decode(text)
+    return [tuple(dims) for dims in arguments if not dims or isinstance(dims[0], int)]

@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from stepscope.explain.work import rows_named
 from stepscope.predict import edit
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.host_time import shorten_gaps
@@ -24,11 +21,7 @@ def apply(context: StepContext, value: str) -> Outcome:
     """Refuses a pattern that matches nothing."""
     matches = compile_pattern(value).search
     chosen = edit.select(context.graph, context.trace, matches)
-    host = context.trace.host
-    named = host.kind <= HostKind.PYTHON
-    graph, saved_ns = shorten_gaps(
-        context, np.flatnonzero(rows_named(context.trace, host, named, matches))
-    )
+    graph, saved_ns, _ = shorten_gaps(context, HostKind.PYTHON, matches)
     if not chosen.tasks.any() and not chosen.calls.any() and saved_ns <= 0:
         raise Refused(f"remove={value}: no kernel, operator or annotation has such a name")
     kernels_ns = float(context.graph.tasks.dur_ns[chosen.tasks].sum())
@@ -42,9 +35,7 @@ def apply(context: StepContext, value: str) -> Outcome:
             "such a name"
         )
     return Outcome(
-        context=changed(context, edit.remove(graph, chosen)),
-        assumptions=(assumption,),
-        spread=0.03,
+        context=changed(context, edit.remove(graph, chosen)), assumptions=(assumption,), spread=0.03
     )
 
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.work import rows_named
 from stepscope.predict import edit
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.host_time import shorten_gaps
@@ -34,15 +33,12 @@ def apply(context: StepContext, value: str) -> Outcome:
         graph = edit.scale_tasks(context.graph, chosen.tasks, factor)
         assumption = f"duration of {counted(int(chosen.tasks.sum()), 'kernel')} times {factor:g}"
     else:
-        host = context.trace.host
-        named = host.kind <= HostKind.PYTHON
-        rows = np.flatnonzero(rows_named(context.trace, host, named, matches))
-        graph, saved_ns = shorten_gaps(context, rows, factor)
+        graph, saved_ns, events = shorten_gaps(context, HostKind.PYTHON, matches, factor)
         own = chosen.calls & (graph.calls.call_ns > 0)
         graph = edit.scale_calls(graph, own, factor)
         if not saved_ns and not own.any():
             raise Refused(f"scale={value}: no kernel, operator or annotation has such a name")
-        assumption = f"host time of {counted(len(rows), 'event')} times {factor:g}"
+        assumption = f"host time of {counted(events, 'event')} times {factor:g}"
     return Outcome(context=changed(context, graph), assumptions=(assumption,), spread=0.03)
 
 

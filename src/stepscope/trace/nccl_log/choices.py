@@ -6,6 +6,8 @@ from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from msgspec import convert
+
 from stepscope.records.nccl import Choice
 from stepscope.trace.nccl_log.lines import CHOICE, OWN_KERNEL, to_text
 
@@ -47,8 +49,6 @@ def is_plausible_call(call: re.Match[bytes]) -> bool:
 
 
 class ChoiceCounter:
-    """Counts the lines that name an algorithm."""
-
     def __init__(self) -> None:
         self._counts: Counter[_Chosen] = Counter()
 
@@ -62,18 +62,9 @@ class ChoiceCounter:
         return True
 
     def choices(self) -> tuple[Choice, ...]:
-        return tuple(
-            Choice(
-                kind=kind,
-                size_bytes=size,
-                algorithm=algorithm,
-                protocol=protocol,
-                first_channel=first,
-                last_channel=last,
-                count=count,
-            )
-            for (kind, size, algorithm, protocol, first, last), count in self._counts.items()
-        )
+        rows = [(*chosen, count) for chosen, count in self._counts.items()]
+        columns = Choice.__struct_fields__
+        return convert([dict(zip(columns, row, strict=True)) for row in rows], tuple[Choice, ...])
 
 
 @lru_cache(maxsize=4096)

@@ -34,7 +34,6 @@ def _may_be_log(file: Path) -> bool:
 
 
 def is_nccl_log(file: Path) -> bool:
-    """Whether the file begins with lines of NCCL's."""
     try:
         head = next(iter(ByteSource(file)), b"")
     except UnreadableInputError:

@@ -18,9 +18,14 @@ _LONGEST_ID = 256  # each split of a communicator makes it longer
 _FAMILIES: tuple[Family, ...] = ("P2P", "SHM", "NET", "COLLNET")
 
 
-class CommunicatorBuilder:
-    """A communicator, built up line by line."""
+# Fields of the record that the builder has under the same name.
+_SAME_NAMES = (
+    *("process", "line", "address", "id", "nranks", "device", "bus_id", "parent", "complete"),
+    *("nodes", "local_ranks", "calls"),
+)
 
+
+class CommunicatorBuilder:
     def __init__(self, process: int, line: int, address: str = "") -> None:
         self.process = process
         self.line = line
@@ -53,6 +58,9 @@ class CommunicatorBuilder:
     def own_rank(self) -> int | None:
         return self.rank if self.rank is not None else next((k[2] for k in self.links), None)
 
+    def add_link(self, key: _LinkKey, line: int, channel: int) -> None:
+        self.links.setdefault(key, (line, set()))[1].add(channel)
+
     def absorb(self, other: CommunicatorBuilder) -> None:
         """Take over what was read before any line named the communicator."""
         self.links = other.links | self.links
@@ -75,18 +83,8 @@ class CommunicatorBuilder:
     def record(self) -> Communicator:
         channels, nvls, p2p, per_peer = self.counts
         return Communicator(
-            process=self.process,
-            address=self.address,
-            id=self.id,
+            **{name: getattr(self, name) for name in _SAME_NAMES},
             rank=self.own_rank(),
-            nranks=self.nranks,
-            line=self.line,
-            complete=self.complete,
-            device=self.device,
-            bus_id=self.bus_id,
-            parent=self.parent,
-            nodes=self.nodes,
-            local_ranks=self.local_ranks,
             channels=channels,
             nvls_channels=nvls,
             p2p_channels=p2p,
@@ -95,13 +93,10 @@ class CommunicatorBuilder:
             trees=tuple(self.trees[channel] for channel in sorted(self.trees)),
             links=tuple(_link(key, *seen) for key, seen in self.links.items()),
             guessed_lines=self.guessed,
-            calls=self.calls,
         )
 
 
 class ProcessBuilder:
-    """A process, built up line by line."""
-
     def __init__(self, index: int, host: str, pid: int, device: int) -> None:
         self.index = index
         self.host = host
@@ -115,9 +110,8 @@ class ProcessBuilder:
         self.comms: list[CommunicatorBuilder] = []  # in the order of their first line
         self.by_address: dict[str, CommunicatorBuilder] = {}
         self.opened: dict[bytes, CommunicatorBuilder] = {}  # thread -> the one it initialises
-        self.unnamed: dict[
-            bytes, CommunicatorBuilder
-        ] = {}  # thread -> lines that name no communicator yet
+        # Thread -> lines that name no communicator yet.
+        self.unnamed: dict[bytes, CommunicatorBuilder] = {}
         self.says_start = False  # before 2.18.3 only the end of an initialisation is logged
         self.last_used: CommunicatorBuilder | None = None
         self.splits: Counter[str] = Counter()
@@ -134,12 +128,9 @@ class ProcessBuilder:
         return NcclProcess(
             host=self.host,
             pid=self.pid,
-            version=self.words.get("version"),
             device=next((c.device for c in self.comms if c.device is not None), self.device),
             bus_id=next((c.bus_id for c in self.comms if c.bus_id), None),
-            network=self.words.get("network"),
-            plugin=self.words.get("plugin"),
-            tuner=self.words.get("tuner"),
+            **self.words,
             interfaces=tuple(self.interfaces),
             adapters=tuple(self.adapters),
             settings=self.settings,

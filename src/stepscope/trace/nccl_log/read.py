@@ -71,7 +71,7 @@ class _NcclLogReader:
             (forms.WORDS, self._words),
             (forms.ADAPTERS, self._devices),
             (forms.SOCKETS, self._devices),
-            (forms.PLAIN, self._nothing),
+            (forms.PLAIN, lambda _at, _match: None),
         )
 
     def take(self, number: int, line: bytes, whole: bool) -> None:
@@ -226,15 +226,13 @@ class _NcclLogReader:
             own, peer = peer, own
         comm = self._owner(at, address, own, peer)
         _check(comm.holds(own, peer) and int(channel) < _MOST_CHANNELS)
-        key = (int(source), int(target), own, transport)
-        comm.links.setdefault(key, (at.line, set()))[1].add(int(channel))
+        comm.add_link((int(source), int(target), own, transport), at.line, int(channel))
 
     def _collnet(self, at: At, match: re.Match[str]) -> None:
         channel, rank, transport, address = match.groups()
         comm = self._owner(at, address, int(rank))
         _check(comm.holds(int(rank)) and int(channel) < _MOST_CHANNELS)
-        key = (int(rank), None, int(rank), transport)
-        comm.links.setdefault(key, (at.line, set()))[1].add(int(channel))
+        comm.add_link((int(rank), None, int(rank), transport), at.line, int(channel))
 
     def _ring(self, at: At, match: re.Match[str]) -> None:
         channel, previous, after = int(match[1]), int(match[2]), int(match[3])
@@ -285,9 +283,6 @@ class _NcclLogReader:
             return
         names = at.process.interfaces if match.lastgroup == "sockets" else at.process.adapters
         names |= dict.fromkeys(forms.LISTED.findall(match[1]))
-
-    def _nothing(self, at: At, match: re.Match[str]) -> None:
-        pass
 
     def finish(self, path: str, ended_early: str | None) -> NcclLog:
         for process in self._processes.values():
