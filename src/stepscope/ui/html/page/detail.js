@@ -5,8 +5,6 @@ import { counted, duration, shortName } from "./format.js";
 import { getColors, KINDS } from "./palette.js";
 import { SHARED } from "./shared.js";
 
-/** @typedef {import("./scene.js").Scene} Scene */
-
 /** @param {Scene} scene @param {number} event */
 function eventFacts(scene, event) {
   const kind = KINDS[scene.kind[event]];

@@ -3,8 +3,6 @@
 
 import { SHARED } from "./shared.js";
 
-/** @typedef {[number, string][]} Units */
-
 /** @type {Units} */
 const DURATIONS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
 /** @type {Units} */
@@ -26,8 +24,7 @@ export function significant(value) {
   return fixed(value, decimals);
 }
 
-/** @param {number} ms */
-export const milliseconds = (ms) => `${significant(ms)} ms`;
+export const milliseconds = (/** @type {number} */ ms) => `${significant(ms)} ms`;
 
 /** To the microsecond, where ranks are told apart by little: 112.345 ms. @param {number} ns */
 export const exactMilliseconds = (ns) => `${grouped(fixed(ns / 1e6, 3))} ms`;
@@ -99,8 +96,7 @@ function fixed(value, decimals) {
   return tie ? down : value.toFixed(decimals);
 }
 
-/** @param {string} digits */
-function grouped(digits) {
+function grouped(/** @type {string} */ digits) {
   const [whole, part] = digits.split(".");
   const groups = whole.replace(/\B(?=(\d{3})+$)/g, ",");
   return part === undefined ? groups : `${groups}.${part}`;

@@ -7,8 +7,6 @@ import { decodeBlock } from "./payload.js";
 import { panes } from "./registry.js";
 import { startTheme, themeForPaper } from "./theme.js";
 
-/** @typedef {import("./payload.js").RankData} RankData */
-
 const help = /** @type {HTMLDialogElement} */ (document.querySelector("#help"));
 const picker = /** @type {HTMLSelectElement | null} */ (document.querySelector("#rank-picker"));
 const shown = { rank: -1, ready: false };
@@ -18,8 +16,7 @@ const started = panes.flatMap(({ id, start }) => {
   return section ? [start(section, { pickRank, findEvent })] : [];
 });
 
-/** @param {string} name */
-function findEvent(name) {
+function findEvent(/** @type {string} */ name) {
   started.forEach((pane) => pane.findEvent?.(name));
 }
 
@@ -32,8 +29,7 @@ function pickRank(number) {
   document.querySelector("#timeline")?.scrollIntoView({ block: "start" });
 }
 
-/** @param {number} index */
-async function showRank(index) {
+async function showRank(/** @type {number} */ index) {
   shown.ready = false;
   partsIn(document, "[data-rank]").forEach((part) => { part.hidden = Number(part.dataset.rank) !== index; });
   /** @type {RankData | null} */
@@ -51,16 +47,14 @@ async function showRank(index) {
   shown.ready = true;
 }
 
-/** @param {boolean} printing */
-function print(printing) {
+function print(/** @type {boolean} */ printing) {
   // The canvases keep the width they have on the screen; paper shows them smaller.
   const width = partIn(document, "main").clientWidth;
   document.documentElement.style.setProperty("--print-zoom", String(Math.min(1, 700 / width)));
   themeForPaper(printing, () => started.forEach((pane) => pane.drawNow?.()));
 }
 
-/** @param {HTMLElement} button */
-async function copyText(button) {
+async function copyText(/** @type {HTMLElement} */ button) {
   const before = button.textContent;
   try {
     await navigator.clipboard.writeText(button.dataset.copy ?? "");

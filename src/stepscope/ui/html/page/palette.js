@@ -2,18 +2,13 @@
 
 import { SHARED } from "./shared.js";
 
-/** @typedef {[number, number, number]} Rgb */
-/** @typedef {(name: string) => string} ReadVariable */
-
 export const KINDS = [...SHARED.classes, ...SHARED.causes];
 export const FIRST_CAUSE = SHARED.classes.length;
 export const VARIANTS = 3; // slightly different shades by name set neighbours apart
 export const LEVELS = 4; // how full a pixel is where events are narrower than one
 export const HEATS = 64; // shades of the heat map
 
-/** @typedef {ReturnType<typeof readColors>} Colors */
-
-/** @type {Colors | null} */
+/** @type {ReturnType<typeof readColors> | null} */
 let current = null;
 
 /** @param {string} color @returns {Rgb} */
@@ -35,7 +30,7 @@ const css = (rgb, alpha = 1) => `rgba(${rgb.join(",")},${alpha})`;
 /** What can be read on a colour. @param {Rgb} rgb */
 const inkOn = ([r, g, b]) => ((0.2126 * r + 0.7152 * g + 0.0722 * b) / 255 > 0.5 ? "#14181f" : "#ffffff");
 
-/** From --heat-0 over --heat-1 to --heat-2. @param {ReadVariable} get */
+/** From --heat-0 over --heat-1 to --heat-2. @param {(name: string) => string} get */
 function heats(get) {
   const [cold, warm, hot] = [0, 1, 2].map((i) => parse(get(`heat-${i}`)));
   return Array.from({ length: HEATS }, (_, i) => {

@@ -1,88 +1,6 @@
 // A step with other workers, links and buckets, computed from tables of when what follows what
 // (predict/max_plus.py). Times are ns. tests/scaled_step.py computes the same.
 
-/** Up to a size in bytes: a message takes alpha ns + beta ns for each byte. @typedef {[number, number, number]} CostLine */
-
-/**
- * The links between a number of workers.
- * @typedef {object} Link
- * @property {number} ranks
- * @property {number} straggling how much longer the slowest worker takes
- * @property {number} spread of the expected transfers
- * @property {string} basis
- * @property {CostLine[]} all_reduce none for one worker
- * @property {CostLine[]} broadcast
- * @property {CostLine[]} beside an all-reduce while the host computes
- * @property {number} lost share of an all-reduce that compute loses to it
- * @property {string[]} said
- */
-
-/**
- * Gradients in buckets of one size.
- * @typedef {object} Buckets
- * @property {number | null} bucket_mb null: as it is now
- * @property {number[]} size_bytes
- * @property {number[]} marks the moment at which each is ready
- * @property {number[]} host_ns
- * @property {number[]} fill_ns
- */
-
-/** @typedef {{ host: number, busy: number[], own: number[], marked: number[][] }} Shape */
-
-/**
- * One changed step of one worker.
- * @typedef {object} Step
- * @property {number} compute which of the times is the compute stream's
- * @property {number | null} task of a CUDA graph: the host's time for one more task
- * @property {number} waiting inside the traced exchange, for other ranks
- * @property {number[]} wait
- * @property {number[]} share of the expected transfer that each took
- * @property {number} silent the traced step if no collective took any time
- * @property {number | null} quiet the same with other buckets
- * @property {Shape} [planned] collectives are inserted
- * @property {Shape} [traced] the trace's own collectives get other durations
- */
-
-/**
- * One combination of the other controls.
- * @typedef {object} Cell
- * @property {number} ns the step before a CUDA graph is made of it
- * @property {number} variance
- * @property {number} spread of the CUDA graph
- * @property {number} step its place among the steps
- * @property {(number | null)[]} shared by link: the place of the step when all workers share one batch
- * @property {({ peak: number, peak_low: number, peak_high: number } | null)[]} peaks
- */
-
-/**
- * @typedef {object} ScalingData
- * @property {number} unit of the tables
- * @property {number} before workers now
- * @property {boolean} onHost
- * @property {Link[]} links by number of workers
- * @property {Buckets[]} buckets as now first
- * @property {number} finish host time after the last sum
- * @property {number[]} sent bytes of each message before forward
- * @property {number} send host time for one
- * @property {number} afterSend host time after all of them
- * @property {number} moments
- * @property {number} forward the moment at which forward begins
- * @property {{ change: number, least: number, model: number, straggling: number, host: number, low_end: number, reached: number, share: number }} doubts
- * @property {Record<string, [number, number]>} adjusted by what-ifs' names: shift and stretch
- * @property {number} narrowest half width of an interval, as a logarithm
- * @property {Record<string, { times: number, stretches: number, sloped: boolean }>} shapes
- * @property {number} held bytes of DDP's buckets
- * @property {[string, string]} batch what is assumed about the batch: each its own, or shared
- * @property {Step[]} steps
- * @property {(Cell | null)[]} cells
- * @property {import("./payload.js").Columns} columns
- */
-
-/** Places in the lists, and whether workers share one batch. @typedef {{ link: number, buckets: number, bandwidth: number, strong: boolean }} Plan */
-/** @typedef {{ step: number, host: number, device: number, comm: number }} Replayed */
-/** @typedef {{ times: number, stretches: Float64Array[] }} Tables */
-/** @typedef {"planned" | "traced"} ShapeName */
-
 const STEPS = 4;
 const NORMAL_95 = 1.96; // standard deviations on each side hold 95%
 
@@ -153,8 +71,7 @@ export function adjustedStep(then, [shift, stretch], narrowest) {
 }
 
 export class ScaledStep {
-  /** @param {ScalingData} data */
-  constructor(data) {
+  constructor(/** @type {ScalingData} */ data) {
     this.data = data;
     this.now = data.links.findIndex((link) => link.ranks === data.before);
     /** @type {Map<string, any>} */
@@ -168,9 +85,7 @@ export class ScaledStep {
   }
 
   /** A step's tables for a worker `pace` times as slow. @param {number} at place of the step @param {ShapeName} name @param {number} pace @returns {Tables} */
-  tables(at, name, pace) {
-    return this.once(`${at} ${name} ${pace}`, () => this.readTables(at, name, pace));
-  }
+  tables(at, name, pace) { return this.once(`${at} ${name} ${pace}`, () => this.readTables(at, name, pace)); }
 
   /** @param {number} at @param {ShapeName} name @param {number} pace @returns {Tables} */
   readTables(at, name, pace) {
@@ -194,9 +109,7 @@ export class ScaledStep {
   }
 
   /** @param {number} at @param {ShapeName} name */
-  shape(at, name) {
-    return /** @type {Shape} */ (this.data.steps[at][name]);
-  }
+  shape(at, name) { return /** @type {Shape} */ (this.data.steps[at][name]); }
 
   /** @param {number} at @param {Plan} plan @param {{ pace?: number, factor?: number }} changes the slowest worker's pace, and how much longer transfers take @returns {Replayed} */
   run(at, plan, { pace = this.data.links[plan.link].straggling, factor = 1 } = {}) {
@@ -396,8 +309,7 @@ export class ScaledStep {
     return traced ? silent : this.alone(at);
   }
 
-  /** @param {number} at */
-  alone(at) {
+  alone(/** @type {number} */ at) {
     return this.once(`${at} alone`, () => steady(replay(this.tables(at, "planned", 1), () => {})));
   }
 

@@ -5,10 +5,6 @@ import { FIRST_CAUSE } from "./palette.js";
 import { unzigzag } from "./payload.js";
 import { SHARED } from "./shared.js";
 
-/** @typedef {import("./payload.js").Columns} Columns */
-/** @typedef {import("./payload.js").Lane} Lane */
-/** Which events match a search, in order of time, and how long they kept each side busy. @typedef {{ mask: Uint8Array, events: number[], busy: { device: number, host: number } }} Matches */
-
 /** The first place from `low` on whose value is not below `value`. @param {ArrayLike<number>} array @param {number} value @param {number} low @param {number} high */
 export function lowerBound(array, value, low, high) {
   while (low < high) {
@@ -20,7 +16,7 @@ export function lowerBound(array, value, low, high) {
 }
 
 export class Scene {
-  /** @param {import("./payload.js").Picture} picture @param {Columns} columns */
+  /** @param {Picture} picture @param {Columns} columns */
   constructor(picture, columns) {
     this.span = Math.max(picture.span_ns, 1);
     this.steps = picture.steps;
@@ -49,8 +45,7 @@ export class Scene {
     this.launches = this.indexLaunches();
   }
 
-  /** @param {Columns} columns */
-  fillEvents(columns) {
+  fillEvents(/** @type {Columns} */ columns) {
     this.dur.set(columns.dur);
     this.name.set(columns.name);
     this.kind.set(columns.kind);
@@ -111,20 +106,14 @@ export class Scene {
     });
   }
 
-  /** @param {number} event */
-  end(event) {
-    return this.start[event] + this.dur[event];
-  }
+  end(/** @type {number} */ event) { return this.start[event] + this.dur[event]; }
 
-  /** @param {number} event */
-  rowOf(event) {
+  rowOf(/** @type {number} */ event) {
     return lowerBound(this.rowStart, event + 1, 0, this.rowStart.length) - 1;
   }
 
   /** @param {number} event @returns {Lane} */
-  laneOf(event) {
-    return this.lanes[this.laneOfRow[this.rowOf(event)]];
-  }
+  laneOf(event) { return this.lanes[this.laneOfRow[this.rowOf(event)]]; }
 
   /** @param {number} row @param {number} time */
   firstVisible(row, time) {
@@ -171,10 +160,7 @@ export class Scene {
     return launched;
   }
 
-  /** @param {number} event */
-  label(event) {
-    return this.strings[this.name[event]];
-  }
+  label(/** @type {number} */ event) { return this.strings[this.name[event]]; }
 
   /** Shortening a name is slow next to drawing it, and the same few names come in every frame. @param {number} event */
   shortLabel(event) {

@@ -17,8 +17,7 @@ function savedTheme() {
   }
 }
 
-/** @param {string} theme */
-function saveTheme(theme) {
+function saveTheme(/** @type {string} */ theme) {
   try {
     localStorage.setItem(KEY, theme);
   } catch {

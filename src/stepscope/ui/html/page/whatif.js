@@ -9,37 +9,6 @@ import { adjustedStep, ScaledStep } from "./scaled_step.js";
 import { drawBars, drawCurve, drawInterval, drawScaling } from "./whatif_charts.js";
 import { bottleneck, verdict } from "./whatif_words.js";
 
-/** @typedef {import("./scaled_step.js").Plan} Plan */
-
-/**
- * A control. `why` is the reason where it cannot be moved; only workers and links have it.
- * @typedef {object} Axis
- * @property {string} id
- * @property {number} now
- * @property {string[]} labels
- * @property {string[]} ticks the labels, shorter
- * @property {string[]} settings empty where nothing changes
- * @property {string} [why]
- */
-
-/**
- * @typedef {object} WhatIfData
- * @property {Axis[]} axes
- * @property {Axis[]} scalingAxes
- * @property {Record<string, (number | null)[]>} cells
- * @property {number | null} batch
- * @property {number | null} limit
- * @property {boolean} onHost
- * @property {Record<string, string[]>} assumptions
- * @property {string} path
- * @property {number} worth a change of the step that is worth having
- * @property {number} decisive who needs this share of the step alone is the bottleneck
- */
-
-/** @typedef {{ peak: number | null, peak_low: number | null, peak_high: number | null }} Peak */
-/** Times in ms; `factor` is throughput over now. @typedef {Peak & { step: number, low: number, high: number, host: number, device: number, factor: number, comm: number, exposed: number, efficiency: number }} Predicted */
-/** The same, where it may not be known. @typedef {Omit<Predicted, "step"> & { step: number | null }} MaybePredicted */
-
 /** `workers=8:strong` asks for eight workers and for one batch among them. @param {string} wanted @param {string} setting */
 const asksFor = (wanted, setting) => (setting === "strong" ? wanted.endsWith(":strong") : wanted.replace(/:strong$/, "") === setting);
 
@@ -87,9 +56,7 @@ export class WhatIf {
     this.show();
   }
 
-  stateNow() {
-    return /** @type {Predicted} */ (this.state(this.axes.map((axis) => axis.now)));
-  }
+  stateNow() { return /** @type {Predicted} */ (this.state(this.axes.map((axis) => axis.now))); }
 
   /** Controls stay in sight next to the charts where all of them fit. */
   stick() {
@@ -99,8 +66,7 @@ export class WhatIf {
 
   // ---- the controls
 
-  /** @param {Axis} axis */
-  inputs(axis) {
+  inputs(/** @type {Axis} */ axis) {
     return /** @type {HTMLInputElement[]} */ (partsIn(this.form, `[data-axis="${axis.id}"]`));
   }
 
@@ -129,10 +95,7 @@ export class WhatIf {
     this.show();
   }
 
-  /** @param {string} id */
-  axisIndex(id) {
-    return this.axes.findIndex((axis) => axis.id === id);
-  }
+  axisIndex(/** @type {string} */ id) { return this.axes.findIndex((axis) => axis.id === id); }
 
   /** The same places with one control elsewhere. @param {string} id @param {number} place */
   placesWith(id, place, places = this.places) {
@@ -140,8 +103,7 @@ export class WhatIf {
     return at < 0 ? places : places.with(at, place);
   }
 
-  /** @param {number[]} places */
-  cellIndex(places) {
+  cellIndex(/** @type {number[]} */ places) {
     return this.strides.reduce((sum, stride, i) => sum + places[i] * stride, 0);
   }
 
@@ -173,14 +135,9 @@ export class WhatIf {
       .filter(Boolean);
   }
 
-  /** @param {number} link */
-  ranks(link) {
-    return this.scaling?.data.links[link].ranks ?? 1;
-  }
+  ranks(/** @type {number} */ link) { return this.scaling?.data.links[link].ranks ?? 1; }
 
-  get workers() {
-    return this.scaling ? this.ranks(this.places[this.axisIndex("workers")]) : 1;
-  }
+  get workers() { return this.scaling ? this.ranks(this.places[this.axisIndex("workers")]) : 1; }
 
   // ---- the numbers
 
@@ -240,9 +197,7 @@ export class WhatIf {
   // ---- what is shown
 
   /** @param {string} name @returns {HTMLElement | null} */
-  out(name) {
-    return this.root.querySelector(`[data-out="${name}"]`);
-  }
+  out(name) { return this.root.querySelector(`[data-out="${name}"]`); }
 
   /** @param {string} name @param {string} words */
   write(name, words) {
@@ -291,8 +246,7 @@ export class WhatIf {
     hint.textContent = !axis.why && this.scaling && alone ? "Takes effect from 2 workers on" : hint.dataset.words ?? "";
   }
 
-  /** @param {boolean} refused */
-  showUnknown(refused) {
+  showUnknown(/** @type {boolean} */ refused) {
     this.root.dataset.tone = "none";
     this.write("step", "Not known");
     this.write("interval", refused ? "one of these changes does not go with the others" : "there are fewer samples than workers");
@@ -375,7 +329,7 @@ export class WhatIf {
     const points = axis.ticks.map((label, i) => ({
       label, now: i === axis.now, chosen: i === places[at], ...this.state(this.placesWith(id, i, places)),
     }));
-    return /** @type {import("./whatif_charts.js").Point[]} */ (points.filter((point) => point.step !== null));
+    return /** @type {Point[]} */ (points.filter((point) => point.step !== null));
   }
 
   /** Throughput by workers, each with its batch (0) or all with one (1). @param {string} name @param {number} share */

@@ -3,21 +3,6 @@
 import { count, factor, milliseconds, percent, significant } from "./format.js";
 import { roundStep } from "./ruler.js";
 
-/** A predicted step, in ms. @typedef {import("./whatif.js").Predicted} Predicted */
-/** A position of one control. @typedef {Predicted & { label: string, now: boolean, chosen: boolean }} Point */
-/** @typedef {(value: number) => number} Scale */
-
-/**
- * @typedef {object} PlotOptions
- * @property {[number, number, number, number, number]} size width, height, left, right, bottom
- * @property {[number, string][]} levels
- * @property {Scale} y
- * @property {(point: Point) => number[]} values middle, low, high
- * @property {(point: Point) => number} [ideal]
- * @property {{ name: string, text: (point: Point) => string }[]} rows under each point
- * @property {(point: Point) => string} words
- */
-
 /** @param {string} name @param {Record<string, string | number>} attributes @param {...(Node | string)} children */
 function make(name, attributes, ...children) {
   const part = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -45,8 +30,7 @@ function ticks(most, many) {
   return Array.from({ length: Math.floor(most / step + 1e-9) + 1 }, (_, i) => i * step);
 }
 
-/** @param {number} ms */
-const tickWords = (ms) => (ms ? count(Number(ms.toPrecision(3))) : "0 ms");
+const tickWords = (/** @type {number} */ ms) => (ms ? count(Number(ms.toPrecision(3))) : "0 ms");
 
 /** Now and then on one line, with the interval around what is predicted. @param {Predicted} now @param {Predicted} then @param {boolean} changed */
 export function drawInterval(now, then, changed) {
