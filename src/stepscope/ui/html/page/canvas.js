@@ -70,8 +70,7 @@ export function fitText(ctx, text, width) {
   return room < 5 ? "" : `${text.slice(0, room - 1)}…`;
 }
 
-/** @type {Map<string, CanvasPattern>} */
-const hatches = new Map();
+const hatches = /** @type {Map<string, CanvasPattern>} */ (new Map());
 
 /** Stripes of a colour, made once: what is striped differs without relying on hue. @param {Ctx} ctx @param {string} color */
 export function hatchIn(ctx, color) {

@@ -52,7 +52,7 @@ function eventLinks(scene, event, launched, onGo) {
   if (launch >= 0) {
     add(`Launched by ${scene.shortLabel(launch)}, ${duration(scene.start[event] - scene.start[launch])} before`, launch);
   } else if (launched.length) {
-    const sum = launched.reduce((total, each) => total + scene.dur[each], 0);
+    const sum = launched.reduce((total, kernel) => total + scene.dur[kernel], 0);
     add(`Launched ${counted(launched.length, "device event")}, ${duration(sum)}`, launched[0]);
   }
   const callers = scene.callers(launch >= 0 ? launch : event).slice(0, 5);

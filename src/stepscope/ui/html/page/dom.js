@@ -12,11 +12,7 @@ export const canvasIn = (root, selector) => /** @type {HTMLCanvasElement} */ (ro
 /** @param {ParentNode} root @param {string} selector @returns {HTMLInputElement} */
 export const inputIn = (root, selector) => /** @type {HTMLInputElement} */ (root.querySelector(selector));
 
-/**
- * @template {keyof HTMLElementTagNameMap} T
- * @param {T} tag @param {string} className @param {string} text
- * @returns {HTMLElementTagNameMap[T]}
- */
+/** @template {keyof HTMLElementTagNameMap} T @param {T} tag */
 export function element(tag, className = "", text = "") {
   const part = document.createElement(tag);
   part.className = className;
@@ -24,7 +20,7 @@ export function element(tag, className = "", text = "") {
   return part;
 }
 
-/** @param {string} text @param {() => void} onClick @param {string} className */
+/** @param {string} text @param {() => void} onClick */
 export function button(text, onClick, className = "") {
   const part = element("button", className, text);
   part.type = "button";

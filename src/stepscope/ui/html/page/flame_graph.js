@@ -71,16 +71,13 @@ export class FlameGraph extends HoverChart {
   constructor(/** @type {HTMLElement} */ root) {
     super(root, canvasIn(root, "canvas"));
     this.search = inputIn(root, "input");
-    this.found = partIn(root, ".flame-count");
+    this.matchTime = partIn(root, ".flame-count");
     this.crumb = partIn(root, ".flame-crumb");
     this.resetButton = inputIn(root, "[data-flame-reset]");
     this.zoomed = -1;
-    /** @type {FlameTree | null} */
-    this.tree = null;
-    /** @type {Uint8Array | null} */
-    this.mask = null;
-    /** @type {NodeBox[]} */
-    this.shown = [];
+    this.tree = /** @type {FlameTree | null} */ (null);
+    this.mask = /** @type {Uint8Array | null} */ (null);
+    this.shown = /** @type {NodeBox[]} */ ([]);
     this.canvas.addEventListener("click", (event) => this.zoom(this.eventAt(event)));
     this.canvas.addEventListener("keydown", (event) => this.key(event));
     this.resetButton.addEventListener("click", () => this.zoom(-1));
@@ -121,8 +118,7 @@ export class FlameGraph extends HoverChart {
   boxes(tree, width) {
     const [from, length] = this.zoomed < 0 ? [0, tree.whole] : [tree.x[this.zoomed], tree.total[this.zoomed]];
     const scale = width / Math.max(length, 1);
-    /** @type {NodeBox[]} */
-    const boxes = [];
+    const boxes = /** @type {NodeBox[]} */ ([]);
     for (const i of tree.order) {
       let x = (tree.x[i] - from) * scale;
       let w = tree.total[i] * scale;
@@ -182,7 +178,7 @@ export class FlameGraph extends HoverChart {
     const text = this.search.value.trim().toLowerCase();
     this.mask = text ? tree.find(text) : null;
     const time = this.mask ? tree.timeOf(this.mask) : 0;
-    this.found.textContent = time ? shareWords(tree, time) : this.mask ? "no match" : "";
+    this.matchTime.textContent = time ? shareWords(tree, time) : this.mask ? "no match" : "";
     this.draw();
   }
 }

@@ -53,7 +53,7 @@ export const factor = (times) => grouped(fixed(times, times >= 9.95 ? 0 : times 
 /** A time on a ruler, with as many digits as neighbouring ticks need to differ. @param {number} ns @param {number} step */
 export function tick(ns, step) {
   if (Math.abs(ns) < step / 2) return "0";
-  const [scale, unit] = DURATIONS.find(([each]) => step >= each || each === 1) ?? DURATIONS[3];
+  const [scale, unit] = DURATIONS.find(([unitNs]) => step >= unitNs || unitNs === 1) ?? DURATIONS[3];
   const digits = Math.max(0, Math.ceil(-Math.log10(step / scale) - 1e-9));
   return `${grouped((ns / scale).toFixed(digits))} ${unit}`;
 }
@@ -104,7 +104,7 @@ function grouped(/** @type {string} */ digits) {
 
 /** In the largest unit of which it is at least one, after rounding: 999.9 ns is 1.00 µs. @param {number} value @param {Units} units */
 function scaled(value, units) {
-  const [scale, unit] = units.find(([each]) => Math.abs(value) >= 0.9995 * each) ?? units[units.length - 1];
+  const [scale, unit] = units.find(([one]) => Math.abs(value) >= 0.9995 * one) ?? units[units.length - 1];
   const text = WHOLE.includes(unit) ? grouped(fixed(value / scale, 0)) : significant(value / scale);
   return `${text} ${unit}`;
 }

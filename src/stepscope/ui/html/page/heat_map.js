@@ -20,22 +20,21 @@ export function heatValues({ step, comm, input }) {
   return { own: values.step.map((ns, i) => ns - values.comm[i]), ...values };
 }
 
+const knownSorted = (/** @type {Float64Array} */ values) => values.filter((value) => !Number.isNaN(value)).sort();
+
 /** The median of each rank's steps. @param {Float64Array} values @param {number} ranks @param {number} steps */
 export function medians(values, ranks, steps) {
   return Float64Array.from({ length: ranks }, (_, rank) => {
-    const own = values.subarray(rank * steps, (rank + 1) * steps).filter((value) => !Number.isNaN(value)).sort();
+    const own = knownSorted(values.subarray(rank * steps, (rank + 1) * steps));
     return own.length ? (own[(own.length - 1) >> 1] + own[own.length >> 1]) / 2 : NaN;
   });
 }
 
-/**
- * From pale to dark, so that noise stays pale: times around their median reach at least 15% above
- * it, waits begin at zero and reach at least a twentieth of a step.
- * @param {string} metric @param {HeatValues} values @returns {HeatScale}
- */
+// From pale to dark, so that noise stays pale: times around their median reach at least 15% above
+// it, waits begin at zero and reach at least a twentieth of a step.
+/** @param {string} metric @param {HeatValues} values @returns {HeatScale} */
 export function heatScale(metric, values) {
-  const sorted = values[metric].filter((value) => !Number.isNaN(value)).sort();
-  const step = values.step.filter((value) => !Number.isNaN(value)).sort();
+  const [sorted, step] = [values[metric], values.step].map(knownSorted);
   const at = (/** @type {Float64Array} */ list, /** @type {number} */ share) =>
     (list.length ? list[Math.floor(share * (list.length - 1))] : 0);
   const [middle, most] = [at(sorted, 0.5), at(sorted, 1)];
@@ -68,15 +67,10 @@ export class HeatMap extends HoverChart {
     this.data = { ranks: [], hosts: [], host: [], steps: [], metrics: [], stragglers: [], columns: {} };
     this.metric = "";
     this.row = 24;
-    /** @type {number[]} */
-    this.order = [];
-    /** @type {Map<number, string>} */
-    this.stragglers = new Map();
-    /** @type {HeatValues} */
-    this.values = {};
-    /** @type {HeatValues} */
-    this.typical = {};
-    /** @type {HeatScale} */
+    this.order = /** @type {number[]} */ ([]);
+    this.stragglers = /** @type {Map<number, string>} */ (new Map());
+    this.values = /** @type {HeatValues} */ ({});
+    this.typical = /** @type {HeatValues} */ ({});
     this.scale = { low: 0, high: 1, cut: false, most: 1 };
     this.buttons.forEach((button) => button.addEventListener("click", () => this.choose(button.dataset.metric ?? "")));
     this.sorting.addEventListener("change", () => this.sort());

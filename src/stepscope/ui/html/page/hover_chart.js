@@ -20,18 +20,14 @@ export class HoverChart {
 
   drawNow() {}
 
-  resize() {
-    this.draw();
-  }
+  resize() { this.draw(); }
 
   eventAt(/** @type {MouseEvent} */ _pointer) { return -1; }
 
   /** A title and lines under it. @param {number} _event @returns {string[]} */
   tipText(_event) { return []; }
 
-  move(/** @type {PointerEvent} */ event) {
-    this.setHover(this.eventAt(event), event);
-  }
+  move(/** @type {PointerEvent} */ event) { this.setHover(this.eventAt(event), event); }
 
   /** @param {number} event @param {MouseEvent} [pointer] */
   setHover(event, pointer) {

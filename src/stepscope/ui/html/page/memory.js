@@ -16,8 +16,7 @@ export function heldAt(data, time) {
 
 /** @param {HTMLElement} figure @param {SVGSVGElement} svg */
 function follow(figure, svg) {
-  /** @type {MemoryData} */
-  const data = JSON.parse(svg.dataset.memory ?? "");
+  const data = /** @type {MemoryData} */ (JSON.parse(svg.dataset.memory ?? ""));
   const tip = partIn(figure, ".tip");
   const cursor = /** @type {SVGElement} */ (svg.querySelector(".cursor"));
   const showCursor = (/** @type {boolean} */ shown) => {

@@ -35,8 +35,7 @@ export class Overview {
     this.painted = ""; // what the back was painted for
     this.width = 0;
     this.view = { t0: 0, t1: 0 };
-    /** @type {Scene | null} */
-    this.scene = null;
+    this.scene = /** @type {Scene | null} */ (null);
     /** What the pointer holds: the window, at this distance from its left end, or a new one that begins here. @type {{ shift: number } | { from: number } | null} */
     this.grab = null;
     canvas.addEventListener("pointerdown", (event) => this.down(event));

@@ -13,8 +13,7 @@ class Bars {
     this.size = 0;
     this.box = new Float32Array(3 * 4096);
     this.fill = new Uint16Array(4096);
-    /** @type {[string, number, number, string][]} */
-    this.labels = [];
+    this.labels = /** @type {[string, number, number, string][]} */ ([]);
   }
 
   grow() {
@@ -72,18 +71,14 @@ export class Painter {
     const ctx = startDrawing(this.canvas, layout.width, layout.height);
     const scale = layout.width / (view.t1 - view.t0);
     const frame = { ctx, colors, scene, layout, view, scale, marks };
-    if (layout.pinned) {
-      ctx.save();
-      ctx.beginPath();
-      ctx.rect(0, layout.pinned, layout.width, layout.height - layout.pinned);
-      ctx.clip();
-    }
-    this.paintGroup(frame, layout.pinned ? layout.lanes.filter((place) => !place.pinned) : layout.lanes);
-    if (layout.pinned) {
-      ctx.restore();
-      this.paintGroup(frame, layout.lanes.filter((place) => place.pinned));
-      fillBox(ctx, colors.strong, 0, layout.pinned - 1, layout.width, 1);
-    }
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(0, layout.pinned, layout.width, layout.height - layout.pinned);
+    ctx.clip();
+    this.paintGroup(frame, layout.lanes.filter((place) => !place.pinned));
+    ctx.restore();
+    this.paintGroup(frame, layout.lanes.filter((place) => place.pinned));
+    if (layout.pinned) fillBox(ctx, colors.strong, 0, layout.pinned - 1, layout.width, 1);
     this.paintSteps(frame);
     this.paintMarks(frame);
   }
@@ -108,15 +103,21 @@ export class Painter {
   }
 
   /** @param {TimelineFrame} frame @param {PlacedLane} place */
-  paintLaneBack({ ctx, colors, scene, layout, view, scale }, place) {
-    const top = layout.top(place);
-    fillBox(ctx, colors.line, 0, top + place.height - 1, layout.width, 1);
+  paintLaneBack(frame, place) {
+    const { ctx, colors, scene, layout } = frame;
+    const [top, height] = [layout.top(place), place.height - 1];
+    fillBox(ctx, colors.line, 0, top + height, layout.width, 1);
     if (!place.lane.work || layout.gapRow < 0) return;
-    const to = scene.rowStart[layout.gapRow + 1];
-    for (let i = scene.firstVisible(layout.gapRow, view.t0); i < to && scene.start[i] < view.t1; i++) {
+    this.fillRow(frame, layout.gapRow, top, height, (i, width) => (width < 0.75 ? null : colors.shade[scene.kind[i]]));
+  }
+
+  /** A box for each visible event of a row that gets a colour. @param {TimelineFrame} frame @param {number} row @param {number} y @param {number} height @param {(event: number, width: number) => string | CanvasPattern | null} colorOf */
+  fillRow({ ctx, scene, view, scale }, row, y, height, colorOf) {
+    const to = scene.rowStart[row + 1];
+    for (let i = scene.firstVisible(row, view.t0); i < to && scene.start[i] < view.t1; i++) {
       const width = scene.dur[i] * scale;
-      if (width < 0.75) continue;
-      fillBox(ctx, colors.shade[scene.kind[i]], (scene.start[i] - view.t0) * scale, top, width, place.height - 1);
+      const color = colorOf(i, width);
+      if (color) fillBox(ctx, color, (scene.start[i] - view.t0) * scale, y, width, height);
     }
   }
 
@@ -177,14 +178,10 @@ export class Painter {
   }
 
   /** Idle is striped wherever it is drawn, so that it differs from work without relying on hue. @param {TimelineFrame} frame @param {PlacedLane} place */
-  paintHatch({ ctx, colors, scene, layout, view, scale }, place) {
-    ctx.fillStyle = hatchIn(ctx, colors.hatch);
-    const row = place.lane.first_row;
-    const y = layout.top(place) + LANE_PAD;
-    for (let i = scene.firstVisible(row, view.t0); i < scene.rowStart[row + 1] && scene.start[i] < view.t1; i++) {
-      const width = scene.dur[i] * scale;
-      if (width >= 3 && width < 30) ctx.fillRect((scene.start[i] - view.t0) * scale, y, width, BAR);
-    }
+  paintHatch(frame, place) {
+    const hatch = hatchIn(frame.ctx, frame.colors.hatch);
+    const y = frame.layout.top(place) + LANE_PAD;
+    this.fillRow(frame, place.lane.first_row, y, BAR, (_, width) => (width >= 3 && width < 30 ? hatch : null));
   }
 
   paintSteps(/** @type {TimelineFrame} */ { ctx, colors, scene, layout, view, scale }) {
@@ -228,8 +225,8 @@ export class Painter {
       this.arrow(frame, scene.link[event], event);
       return;
     }
-    const inView = (/** @type {number} */ each) => scene.end(each) > view.t0 && scene.start[each] < view.t1;
-    const seen = marks.launched(event).filter((each) => inView(each) || inView(scene.link[each]));
+    const inView = (/** @type {number} */ i) => scene.end(i) > view.t0 && scene.start[i] < view.t1;
+    const seen = marks.launched(event).filter((kernel) => inView(kernel) || inView(scene.link[kernel]));
     // A long operator launches thousands: a few dozen arrows, evenly chosen, say enough.
     const every = Math.ceil(seen.length / MAX_ARROWS);
     for (let i = 0; i < seen.length; i += every) this.arrow(frame, scene.link[seen[i]], seen[i]);

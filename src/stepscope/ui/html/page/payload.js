@@ -28,8 +28,7 @@ function readColumn(bytes, offset, length, width) {
 
 /** @param {Uint8Array} bytes @param {number} offset @param {[string, number, number][]} listed name, length, width */
 function readColumns(bytes, offset, listed) {
-  /** @type {Columns} */
-  const columns = {};
+  const columns = /** @type {Columns} */ ({});
   for (const [name, length, width] of listed) {
     columns[name] = readColumn(bytes, offset, length, width);
     offset += length * width;
@@ -44,6 +43,9 @@ export async function decodeBlock(text) {
   const head = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + size)));
   return { ...head, columns: readColumns(bytes, 4 + size, head.columns) };
 }
+
+export const unpackProblem = (/** @type {unknown} */ error) =>
+  `This browser could not unpack the report's data (${error instanceof Error ? error.message : error}).`;
 
 /** 0, 1, 2, 3 as 0, -1, 1, -2. @param {number} value */
 export const unzigzag = (value) => (value % 2 ? -(value + 1) / 2 : value / 2);

@@ -81,11 +81,11 @@ export class RankLanes extends TimeView {
   /** @override */
   drawNow() {
     if (!this.scene) return;
-    const { view } = this;
+    const { scene, view } = this;
     const ctx = startDrawing(this.canvas, this.measureWidth(), this.layout.height);
     const scale = this.width / (view.t1 - view.t0);
     const frame = { ctx, colors: getColors(), scale, x: (/** @type {number} */ time) => (time - view.t0) * scale };
-    const seen = this.visibleCalls();
+    const seen = [...scene.end.keys()].filter((i) => scene.end[i] > view.t0 && scene.arrival[i] < view.t1);
     this.paintSteps(frame);
     this.paintJoins(frame, seen);
     seen.forEach((i) => this.paintBar(frame, i));
@@ -93,13 +93,6 @@ export class RankLanes extends TimeView {
     this.paintPath(frame);
     this.paintFocus(frame);
     this.drawRuler();
-  }
-
-  visibleCalls() {
-    const { drawn: scene, view } = this;
-    const seen = [];
-    for (let i = 0; i < scene.count; i++) if (scene.end[i] > view.t0 && scene.arrival[i] < view.t1) seen.push(i);
-    return seen;
   }
 
   y(/** @type {number} */ call) {
@@ -179,8 +172,7 @@ export class RankLanes extends TimeView {
     const { ctx, colors, x } = frame;
     const { drawn: scene, layout, width } = this;
     const rail = (/** @type {number} */ place) => layout.tops[place] + LANE.pad + LANE.strip - 3;
-    /** @type {Piece | null} */
-    let before = null;
+    let before = /** @type {Piece | null} */ (null);
     for (const piece of scene.pieces) {
       const [left, right] = [Math.max(x(piece.start), -3), Math.min(x(piece.end), width + 3)];
       if (right > 0 && left < width) this.paintPiece(frame, piece, left, right);

@@ -28,14 +28,8 @@ registerPane("ranks", (section, page) => {
 
   return {
     ready: load(),
-    draw() {
-      heat.draw();
-      lanes.draw();
-    },
-    drawNow() {
-      heat.drawNow();
-      lanes.drawNow();
-    },
+    draw: () => [heat, lanes].forEach((chart) => chart.draw()),
+    drawNow: () => [heat, lanes].forEach((chart) => chart.drawNow()),
     state: () => ({
       metric: heat.metric || null,
       order: heat.order.map((place) => heat.data.ranks[place]).slice(0, 50),

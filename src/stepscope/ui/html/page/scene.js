@@ -34,8 +34,7 @@ export class Scene {
     this.kind = new Uint8Array(total);
     this.link = new Int32Array(total).fill(-1);
     this.frame = columns.gap_frame;
-    /** @type {Map<number, string>} */
-    this.shortened = new Map();
+    this.shortened = /** @type {string[]} */ ([]);
     this.fillEvents(columns);
     if (gaps) this.addGapLane(columns, gaps);
     this.rows = this.rowStart.length - 1;
@@ -51,16 +50,10 @@ export class Scene {
     this.kind.set(columns.kind);
     for (let row = 0; row + 1 < this.rowStart.length; row++) {
       let time = 0;
-      for (let i = this.rowStart[row]; i < this.rowStart[row + 1]; i++) {
-        time += unzigzag(columns.start_delta[i]);
-        this.start[i] = time;
-      }
+      for (let i = this.rowStart[row]; i < this.rowStart[row + 1]; i++) this.start[i] = (time += unzigzag(columns.start_delta[i]));
     }
     let link = -1;
-    for (let i = 0; i < this.drawn; i++) {
-      link += unzigzag(columns.link[i]);
-      this.link[i] = link;
-    }
+    for (let i = 0; i < this.drawn; i++) this.link[i] = (link += unzigzag(columns.link[i]));
   }
 
   /** @param {Columns} columns @param {number} gaps */
@@ -108,17 +101,13 @@ export class Scene {
 
   end(/** @type {number} */ event) { return this.start[event] + this.dur[event]; }
 
-  rowOf(/** @type {number} */ event) {
-    return lowerBound(this.rowStart, event + 1, 0, this.rowStart.length) - 1;
-  }
+  rowOf(/** @type {number} */ event) { return lowerBound(this.rowStart, event + 1, 0, this.rowStart.length) - 1; }
 
   /** @param {number} event @returns {Lane} */
   laneOf(event) { return this.lanes[this.laneOfRow[this.rowOf(event)]]; }
 
   /** @param {number} row @param {number} time */
-  firstVisible(row, time) {
-    return lowerBound(this.latestEnd, time, this.rowStart[row], this.rowStart[row + 1]);
-  }
+  firstVisible(row, time) { return lowerBound(this.latestEnd, time, this.rowStart[row], this.rowStart[row + 1]); }
 
   /** The event under a moment, or the nearest one within `slack`. @param {number} row @param {number} time @param {number} slack */
   at(row, time, slack) {
@@ -136,8 +125,7 @@ export class Scene {
   /** What called a host event, the nearest first. @param {number} event */
   callers(event) {
     const lane = this.laneOf(event);
-    /** @type {number[]} */
-    const callers = [];
+    const callers = /** @type {number[]} */ ([]);
     if (lane.group !== "host") return callers;
     for (let row = this.rowOf(event) - 1; row >= lane.first_row; row--) {
       const above = this.at(row, this.start[event] + this.dur[event] / 2, 0);
@@ -149,8 +137,7 @@ export class Scene {
   /** Device events launched inside a host event, by itself or by anything it called. @param {number} event */
   launchedBy(event) {
     const row = this.rowOf(event);
-    /** @type {number[]} */
-    const launched = [];
+    const launched = /** @type {number[]} */ ([]);
     if (this.lanes[this.laneOfRow[row]].group !== "host") return launched;
     const { events, times } = this.launches[this.laneOfRow[row]];
     const from = lowerBound(times, this.start[event], 0, times.length);
@@ -163,15 +150,7 @@ export class Scene {
   label(/** @type {number} */ event) { return this.strings[this.name[event]]; }
 
   /** Shortening a name is slow next to drawing it, and the same few names come in every frame. @param {number} event */
-  shortLabel(event) {
-    const name = this.name[event];
-    let short = this.shortened.get(name);
-    if (short === undefined) {
-      short = shortName(this.strings[name]);
-      this.shortened.set(name, short);
-    }
-    return short;
-  }
+  shortLabel(event) { return (this.shortened[this.name[event]] ??= shortName(this.label(event))); }
 
   /** Events whose name holds the text. @param {string} text @returns {Matches} */
   find(text) {
@@ -179,12 +158,8 @@ export class Scene {
     const named = this.strings.map((name) => name.toLowerCase().includes(wanted));
     const mask = new Uint8Array(this.start.length);
     const events = [];
-    for (let i = 0; i < this.drawn; i++) {
-      if (named[this.name[i]]) {
-        mask[i] = 1;
-        events.push(i);
-      }
-    }
+    for (let i = 0; i < this.drawn; i++) if (named[this.name[i]]) events.push(i);
+    events.forEach((event) => { mask[event] = 1; });
     events.sort((a, b) => this.start[a] - this.start[b]);
     return { mask, events, busy: this.unionTime(events) };
   }

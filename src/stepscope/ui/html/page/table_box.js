@@ -43,10 +43,8 @@ export class TableBox {
     this.filter = inputIn(root, ".table-filter");
     this.count = partIn(root, ".table-count");
     this.absent = partIn(root, ".table-absent");
-    /** @type {TableData[]} */
-    this.tables = [];
-    /** @type {TableData | null} */
-    this.table = null;
+    this.tables = /** @type {TableData[]} */ ([]);
+    this.table = /** @type {TableData | null} */ (null);
     this.all = false;
     this.sort = { column: -1, down: true };
     this.filter.addEventListener("input", () => this.show());
@@ -62,8 +60,7 @@ export class TableBox {
   }
 
   showAbsent(/** @type {TableData[]} */ missing) {
-    /** @type {Map<string, string[]>} */
-    const titles = new Map();
+    const titles = /** @type {Map<string, string[]>} */ (new Map());
     missing.forEach(({ absent, title }) => titles.set(absent, [...(titles.get(absent) ?? []), title]));
     this.absent.replaceChildren(...[...titles].map(([reason, names]) => {
       const line = element("p");

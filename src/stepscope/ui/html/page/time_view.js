@@ -4,7 +4,7 @@ import { canvasIn, partIn, partsIn } from "./dom.js";
 import { HoverChart } from "./hover_chart.js";
 import { paintRuler } from "./ruler.js";
 
-export const SHORTEST_VIEW_NS = 20;
+const SHORTEST_VIEW_NS = 20;
 const WIDEST_VIEW = 1.02; // of the whole span, so that the first and last events show their ends
 const SCROLL_GUARD_MS = 350; // a page scroll that passes over the canvas must not become a zoom
 
@@ -20,12 +20,9 @@ export class TimeView extends HoverChart {
     this.width = 1;
     this.selected = -1;
     this.lastPageScroll = -Infinity;
-    /** @type {View} */
     this.view = { t0: 0, t1: 1 };
-    /** @type {{ x: number, y: number, view: View, top: number, moved: boolean } | null} */
-    this.drag = null;
-    /** @type {S | null} */
-    this.scene = null;
+    this.drag = /** @type {{ x: number, y: number, view: View, top: number, moved: boolean } | null} */ (null);
+    this.scene = /** @type {S | null} */ (null);
     const { canvas } = this;
     canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     window.addEventListener("scroll", () => { this.lastPageScroll = performance.now(); }, { passive: true });
@@ -50,9 +47,7 @@ export class TimeView extends HoverChart {
     return this.width;
   }
 
-  drawRuler() {
-    paintRuler(this.ruler, this.drawn.steps, this.view, this.width);
-  }
+  drawRuler() { paintRuler(this.ruler, this.drawn.steps, this.view, this.width); }
 
   /** @param {number} _event */
   fit(_event) {}
@@ -93,9 +88,7 @@ export class TimeView extends HoverChart {
   }
 
   /** @param {number} t0 @param {number} t1 @param {number} margin on each side, of the length */
-  showAround(t0, t1, margin) {
-    this.show(t0 - (t1 - t0) * margin, t1 + (t1 - t0) * margin);
-  }
+  showAround(t0, t1, margin) { this.show(t0 - (t1 - t0) * margin, t1 + (t1 - t0) * margin); }
 
   showStepAt(/** @type {number} */ x) {
     const time = this.view.t0 + (x / this.width) * (this.view.t1 - this.view.t0);

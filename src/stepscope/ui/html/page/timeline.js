@@ -10,7 +10,7 @@ import { Overview } from "./overview.js";
 import { Painter } from "./paint.js";
 import { registerPane } from "./registry.js";
 import { Scene } from "./scene.js";
-import { SHORTEST_VIEW_NS, TimeView } from "./time_view.js";
+import { TimeView } from "./time_view.js";
 
 /** @extends {TimeView<Scene>} */
 export class Timeline extends TimeView {
@@ -24,8 +24,7 @@ export class Timeline extends TimeView {
     this.frameMs = 0;
     this.givenHeight = 0;
     this.draggedHeight = 0;
-    /** @type {Matches | null} */
-    this.matches = null;
+    this.matches = /** @type {Matches | null} */ (null);
     this.match = -1;
     this.launchCache = { event: -1, launched: /** @type {number[]} */ ([]) };
     this.scroller.addEventListener("scroll", () => this.draw(), { passive: true });
@@ -36,8 +35,6 @@ export class Timeline extends TimeView {
   load(/** @type {Scene} */ scene) {
     this.scene = scene;
     this.hover = this.selected = -1;
-    this.matches = null;
-    this.match = -1;
     this.launchCache = { event: -1, launched: [] };
     foldMinorLanes(scene);
     this.layOut();
@@ -79,11 +76,7 @@ export class Timeline extends TimeView {
 
   /** @override @param {number} event */
   fit(event = this.selected) {
-    if (event < 0) return;
-    const { start, dur } = this.drawn;
-    const length = Math.max(dur[event] * 1.3, SHORTEST_VIEW_NS);
-    const middle = start[event] + dur[event] / 2;
-    this.show(middle - length / 2, middle + length / 2);
+    if (event >= 0) this.showAround(this.drawn.start[event], this.drawn.end(event), 0.15);
   }
 
   /** Brings an event into view without changing the zoom more than it must. @param {number} event */
@@ -135,9 +128,7 @@ export class Timeline extends TimeView {
   // ---- gestures
 
   /** @override */
-  acts() {
-    return { ...super.acts(), fit: () => this.fit(), next: () => this.step(1), previous: () => this.step(-1) };
-  }
+  acts() { return { ...super.acts(), fit: () => this.fit(), next: () => this.step(1), previous: () => this.step(-1) }; }
 
   /** @override */
   resize() {
@@ -249,18 +240,16 @@ export class Timeline extends TimeView {
 registerPane("timeline", (section) => {
   const timeline = new Timeline(partIn(section, ".tl"));
   const [nothing, leftOut] = [partIn(section, ".tl-none"), partIn(section, ".tl-left-out")];
-  const showNothing = (/** @type {string} */ why) => {
-    timeline.root.hidden = Boolean(why);
-    nothing.hidden = !why;
-    nothing.textContent = why;
-  };
   listenToKeys(timeline, /** @type {HTMLDialogElement} */ (document.querySelector("#help")));
   return {
     showRank(data, problem) {
       const scene = data?.picture ? new Scene(data.picture, data.columns) : null;
       leftOut.textContent = scene?.leftOut ?? "";
       leftOut.hidden = !scene?.leftOut;
-      showNothing(problem || (!scene ? "This rank was not drawn." : scene.start.length ? "" : "No events to draw."));
+      const why = problem || (!scene ? "This rank was not drawn." : scene.start.length ? "" : "No events to draw.");
+      timeline.root.hidden = Boolean(why);
+      nothing.hidden = !why;
+      nothing.textContent = why;
       if (scene?.start.length) timeline.load(scene);
     },
     draw() {

@@ -81,7 +81,7 @@ type StartPane = (section: HTMLElement, page: Page) => PaneScript;
 // ---- drawing
 
 type Units = [size: number, name: string][];
-type Rgb = [red: number, green: number, blue: number];
+type Rgb = number[];
 type Colors = ReturnType<typeof import("./palette.js").getColors>;
 type Ctx = CanvasRenderingContext2D;
 type View = { t0: number; t1: number };
