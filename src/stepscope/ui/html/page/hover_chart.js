@@ -36,7 +36,7 @@ export class HoverChart {
     this.canvas.classList.toggle("is-over", event >= 0);
     if (event < 0) this.tip.hidden = true;
     else if (pointer) {
-      if (changed || this.tip.hidden) fillTip(this.tip, this.tipText(event));
+      fillTip(this.tip, this.tipText(event));
       placeTip(this.tip, pointer);
     }
     if (changed) this.draw();
