@@ -8,8 +8,6 @@ import { test } from "node:test";
 import { adjustedStep, chainSums, replay, ScaledStep, transferCost } from "../../../../src/stepscope/ui/html/page/scaled_step.js";
 import { bottleneck, verdict } from "../../../../src/stepscope/ui/html/page/whatif_words.js";
 
-/** @typedef {import("../../../../src/stepscope/ui/html/page/whatif.js").Predicted} Predicted */
-
 /** @param {Partial<Predicted>} parts @returns {Predicted} */
 const predicted = (parts) => ({
   step: 10, low: 9, high: 11, host: 4, device: 9.9, factor: 1, comm: 0, exposed: 0, efficiency: 1,

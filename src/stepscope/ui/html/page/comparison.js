@@ -1,8 +1,6 @@
 // The comparison's page is drawn before it is opened: only its colours change here.
 
-import { startTheme, themeForPaper } from "./theme.js";
+import { startTheme } from "./theme.js";
 
-startTheme(/** @type {HTMLElement} */ (document.querySelector("#theme")), () => {});
-addEventListener("beforeprint", () => themeForPaper(true, () => {}));
-addEventListener("afterprint", () => themeForPaper(false, () => {}));
+startTheme(/** @type {HTMLElement} */ (document.querySelector("#theme")), () => {}, () => {});
 Object.assign(window, { stepscope: { ready: Promise.resolve(true) } });

@@ -5,8 +5,6 @@ import { counted, duration, shortName } from "./format.js";
 import { getColors, KINDS } from "./palette.js";
 import { SHARED } from "./shared.js";
 
-/** @typedef {import("./scene.js").Scene} Scene */
-
 /** @param {Scene} scene @param {number} event */
 function eventFacts(scene, event) {
   const kind = KINDS[scene.kind[event]];
@@ -54,7 +52,7 @@ function eventLinks(scene, event, launched, onGo) {
   if (launch >= 0) {
     add(`Launched by ${scene.shortLabel(launch)}, ${duration(scene.start[event] - scene.start[launch])} before`, launch);
   } else if (launched.length) {
-    const sum = launched.reduce((total, each) => total + scene.dur[each], 0);
+    const sum = launched.reduce((total, kernel) => total + scene.dur[kernel], 0);
     add(`Launched ${counted(launched.length, "device event")}, ${duration(sum)}`, launched[0]);
   }
   const callers = scene.callers(launch >= 0 ? launch : event).slice(0, 5);

@@ -12,28 +12,24 @@ export const canvasIn = (root, selector) => /** @type {HTMLCanvasElement} */ (ro
 /** @param {ParentNode} root @param {string} selector @returns {HTMLInputElement} */
 export const inputIn = (root, selector) => /** @type {HTMLInputElement} */ (root.querySelector(selector));
 
-/**
- * @template {keyof HTMLElementTagNameMap} T
- * @param {T} tag @param {string} className @param {string} text
- * @returns {HTMLElementTagNameMap[T]}
- */
+/** @template {keyof HTMLElementTagNameMap} T @param {T} tag */
 export function element(tag, className = "", text = "") {
-  const made = document.createElement(tag);
-  made.className = className;
-  made.textContent = text;
-  return made;
+  const part = document.createElement(tag);
+  part.className = className;
+  part.textContent = text;
+  return part;
 }
 
-/** @param {string} text @param {() => void} onClick @param {string} className */
+/** @param {string} text @param {() => void} onClick */
 export function button(text, onClick, className = "") {
-  const made = element("button", className, text);
-  made.type = "button";
-  made.addEventListener("click", onClick);
-  return made;
+  const part = element("button", className, text);
+  part.type = "button";
+  part.addEventListener("click", onClick);
+  return part;
 }
 
-/** @param {HTMLElement} tip @param {string} title @param {string[]} lines */
-export function fillTip(tip, title, lines) {
+/** @param {HTMLElement} tip @param {string[]} words a title and lines under it */
+export function fillTip(tip, [title, ...lines]) {
   const strong = element("strong", "", title.length > 220 ? `${title.slice(0, 220)}…` : title);
   tip.replaceChildren(strong, ...lines.map((line) => element("div", "", line)));
   tip.hidden = false;

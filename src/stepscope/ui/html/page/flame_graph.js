@@ -1,17 +1,15 @@
 // A flame graph that hangs from the top: width is time, depth is the call stack.
 
-import { fitText, letterWidth, oncePerFrame, sizeCanvas } from "./canvas.js";
-import { canvasIn, fillTip, inputIn, partIn, placeTip } from "./dom.js";
+import { fillBox, fitText, startDrawing, strokeBox, writeText } from "./canvas.js";
+import { canvasIn, inputIn, partIn } from "./dom.js";
 import { count, duration, percent, shortName } from "./format.js";
+import { HoverChart } from "./hover_chart.js";
 import { fillIndex, getColors, LEVELS, VARIANTS } from "./palette.js";
-
-/** @typedef {import("./palette.js").Colors} Colors */
-/** A node, its left end and its width. @typedef {[number, number, number]} NodeBox */
 
 const FLAME_ROW = 18;
 
 export class FlameTree {
-  /** @param {import("./payload.js").Columns} columns @param {string} side host or device @param {string[]} strings */
+  /** @param {Columns} columns @param {string} side host or device @param {string[]} strings */
   constructor(columns, side, strings) {
     this.strings = strings;
     this.parent = Int32Array.from(columns[`${side}_parent`], (parent) => parent - 1);
@@ -48,10 +46,7 @@ export class FlameTree {
     return order;
   }
 
-  /** @param {number} node */
-  label(node) {
-    return this.strings[this.name[node]];
-  }
+  label(/** @type {number} */ node) { return this.strings[this.name[node]]; }
 
   /** A mark for each node whose name holds the text. @param {string} text in small letters */
   find(text) {
@@ -72,37 +67,24 @@ export class FlameTree {
   }
 }
 
-export class FlameGraph {
-  /** @param {HTMLElement} root */
-  constructor(root) {
-    this.root = root;
-    this.canvas = canvasIn(root, "canvas");
-    this.tip = partIn(root, ".tip");
+export class FlameGraph extends HoverChart {
+  constructor(/** @type {HTMLElement} */ root) {
+    super(root, canvasIn(root, "canvas"));
     this.search = inputIn(root, "input");
-    this.found = partIn(root, ".flame-count");
+    this.matchTime = partIn(root, ".flame-count");
     this.crumb = partIn(root, ".flame-crumb");
     this.resetButton = inputIn(root, "[data-flame-reset]");
-    this.hover = -1;
     this.zoomed = -1;
-    this.letter = 1;
-    /** @type {FlameTree | null} */
-    this.tree = null;
-    /** @type {Uint8Array | null} */
-    this.mask = null;
-    /** @type {NodeBox[]} */
-    this.shown = [];
-    this.draw = oncePerFrame(() => this.drawNow());
-    this.canvas.addEventListener("pointermove", (event) => this.move(event));
-    this.canvas.addEventListener("pointerleave", () => this.setHover(-1));
-    this.canvas.addEventListener("click", (event) => this.zoom(this.nodeAt(event)));
+    this.tree = /** @type {FlameTree | null} */ (null);
+    this.mask = /** @type {Uint8Array | null} */ (null);
+    this.shown = /** @type {NodeBox[]} */ ([]);
+    this.canvas.addEventListener("click", (event) => this.zoom(this.eventAt(event)));
     this.canvas.addEventListener("keydown", (event) => this.key(event));
     this.resetButton.addEventListener("click", () => this.zoom(-1));
     this.search.addEventListener("input", () => this.runSearch());
-    new ResizeObserver(() => this.draw()).observe(root);
   }
 
-  /** @param {FlameTree} tree */
-  load(tree) {
+  load(/** @type {FlameTree} */ tree) {
     this.tree = tree;
     this.zoomed = this.hover = -1;
     this.runSearch();
@@ -120,8 +102,7 @@ export class FlameGraph {
     this.draw();
   }
 
-  /** @param {KeyboardEvent} event */
-  key(event) {
+  key(/** @type {KeyboardEvent} */ event) {
     const { tree } = this;
     if (!tree) return;
     if (event.key === "Escape" || event.key === "ArrowUp") this.zoom(this.zoomed < 0 ? -1 : tree.parent[this.zoomed]);
@@ -137,8 +118,7 @@ export class FlameGraph {
   boxes(tree, width) {
     const [from, length] = this.zoomed < 0 ? [0, tree.whole] : [tree.x[this.zoomed], tree.total[this.zoomed]];
     const scale = width / Math.max(length, 1);
-    /** @type {NodeBox[]} */
-    const boxes = [];
+    const boxes = /** @type {NodeBox[]} */ ([]);
     for (const i of tree.order) {
       let x = (tree.x[i] - from) * scale;
       let w = tree.total[i] * scale;
@@ -149,6 +129,7 @@ export class FlameGraph {
     return boxes;
   }
 
+  /** @override */
   drawNow() {
     const { tree } = this;
     const width = this.canvas.parentElement?.clientWidth;
@@ -156,65 +137,39 @@ export class FlameGraph {
     const colors = getColors();
     this.shown = this.boxes(tree, width);
     const depth = this.shown.reduce((most, [i]) => Math.max(most, tree.depth[i]), 0) + 1;
-    const ctx = sizeCanvas(this.canvas, width, depth * FLAME_ROW + 2);
-    ctx.fillStyle = colors.back;
-    ctx.fillRect(0, 0, width, depth * FLAME_ROW + 2);
-    ctx.font = `11px ${colors.font}`;
-    ctx.textBaseline = "middle";
-    this.letter = letterWidth(ctx);
+    const ctx = startDrawing(this.canvas, width, depth * FLAME_ROW + 2);
     for (const box of this.shown) this.drawNode(ctx, colors, tree, box);
     const box = this.shown.find(([i]) => i === this.hover);
-    if (!box) return;
-    ctx.strokeStyle = colors.text;
-    ctx.lineWidth = 1.25;
-    ctx.strokeRect(box[1] + 0.5, tree.depth[this.hover] * FLAME_ROW + 0.5, Math.max(box[2] - 1.5, 1), FLAME_ROW - 2);
+    if (box) strokeBox(ctx, colors.text, 1.25, box[1] + 0.5, tree.depth[this.hover] * FLAME_ROW + 0.5, Math.max(box[2] - 1.5, 1), FLAME_ROW - 2);
   }
 
-  /** @param {CanvasRenderingContext2D} ctx @param {Colors} colors @param {FlameTree} tree @param {NodeBox} box */
+  /** @param {Ctx} ctx @param {Colors} colors @param {FlameTree} tree @param {NodeBox} box */
   drawNode(ctx, colors, tree, [i, x, width]) {
     const y = tree.depth[i] * FLAME_ROW;
     const above = this.zoomed >= 0 && i !== this.zoomed && tree.depth[i] < tree.depth[this.zoomed];
     const dim = above || (this.mask && !this.mask[i]);
-    ctx.fillStyle = colors.fills[fillIndex(tree.kind[i], tree.name[i] % VARIANTS, dim ? 0 : LEVELS - 1)];
-    ctx.fillRect(x, y, Math.max(width - 0.6, 0.5), FLAME_ROW - 1.5);
+    const fill = colors.fills[fillIndex(tree.kind[i], tree.name[i] % VARIANTS, dim ? 0 : LEVELS - 1)];
+    fillBox(ctx, fill, x, y, Math.max(width - 0.6, 0.5), FLAME_ROW - 1.5);
     if (width < 26) return;
-    ctx.fillStyle = dim ? colors.muted : colors.inks[tree.kind[i]];
-    ctx.fillText(fitText(shortName(tree.label(i)), width - 8, this.letter), x + 4, y + FLAME_ROW / 2 - 0.5);
+    const text = fitText(ctx, shortName(tree.label(i)), width - 8);
+    writeText(ctx, dim ? colors.muted : colors.inks[tree.kind[i]], text, x + 4, y + FLAME_ROW / 2 - 0.5);
   }
 
-  /** @param {MouseEvent} pointer */
-  nodeAt({ offsetX, offsetY }) {
+  /** @override @param {MouseEvent} pointer */
+  eventAt({ offsetX, offsetY }) {
     const depth = Math.floor(offsetY / FLAME_ROW);
     const hit = this.shown.find(([i, x, width]) =>
       this.tree?.depth[i] === depth && offsetX >= x && offsetX < x + Math.max(width, 1));
     return hit ? hit[0] : -1;
   }
 
-  /** @param {PointerEvent} event */
-  move(event) {
-    const node = this.nodeAt(event);
-    const changed = node !== this.hover;
-    this.setHover(node);
-    if (node < 0) return;
-    if (changed && this.tree) fillTip(this.tip, this.tree.label(node), this.tipLines(this.tree, node));
-    placeTip(this.tip, event);
-  }
-
-  /** @param {FlameTree} tree @param {number} node */
-  tipLines(tree, node) {
-    const { zoomed } = this;
+  /** @override @param {number} node */
+  tipText(node) {
+    const { tree, zoomed } = this;
+    if (!tree) return [];
     const times = `${shareWords(tree, tree.total[node])}  ·  self ${duration(tree.self[node])}  ·  ${count(tree.count[node])}×`;
-    if (zoomed < 0) return [times];
-    return [times, `${percent(tree.total[node] / tree.total[zoomed])} of ${shortName(tree.label(zoomed))}`];
-  }
-
-  /** @param {number} node */
-  setHover(node) {
-    if (node < 0) this.tip.hidden = true;
-    if (node === this.hover) return;
-    this.hover = node;
-    this.canvas.classList.toggle("is-over", node >= 0);
-    this.draw();
+    if (zoomed < 0) return [tree.label(node), times];
+    return [tree.label(node), times, `${percent(tree.total[node] / tree.total[zoomed])} of ${shortName(tree.label(zoomed))}`];
   }
 
   runSearch() {
@@ -223,7 +178,7 @@ export class FlameGraph {
     const text = this.search.value.trim().toLowerCase();
     this.mask = text ? tree.find(text) : null;
     const time = this.mask ? tree.timeOf(this.mask) : 0;
-    this.found.textContent = time ? shareWords(tree, time) : this.mask ? "no match" : "";
+    this.matchTime.textContent = time ? shareWords(tree, time) : this.mask ? "no match" : "";
     this.draw();
   }
 }

@@ -3,8 +3,6 @@
 
 import { SHARED } from "./shared.js";
 
-/** @typedef {[number, string][]} Units */
-
 /** @type {Units} */
 const DURATIONS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
 /** @type {Units} */
@@ -26,8 +24,7 @@ export function significant(value) {
   return fixed(value, decimals);
 }
 
-/** @param {number} ms */
-export const milliseconds = (ms) => `${significant(ms)} ms`;
+export const milliseconds = (/** @type {number} */ ms) => `${significant(ms)} ms`;
 
 /** To the microsecond, where ranks are told apart by little: 112.345 ms. @param {number} ns */
 export const exactMilliseconds = (ns) => `${grouped(fixed(ns / 1e6, 3))} ms`;
@@ -56,7 +53,7 @@ export const factor = (times) => grouped(fixed(times, times >= 9.95 ? 0 : times 
 /** A time on a ruler, with as many digits as neighbouring ticks need to differ. @param {number} ns @param {number} step */
 export function tick(ns, step) {
   if (Math.abs(ns) < step / 2) return "0";
-  const [scale, unit] = DURATIONS.find(([each]) => step >= each || each === 1) ?? DURATIONS[3];
+  const [scale, unit] = DURATIONS.find(([unitNs]) => step >= unitNs || unitNs === 1) ?? DURATIONS[3];
   const digits = Math.max(0, Math.ceil(-Math.log10(step / scale) - 1e-9));
   return `${grouped((ns / scale).toFixed(digits))} ${unit}`;
 }
@@ -99,8 +96,7 @@ function fixed(value, decimals) {
   return tie ? down : value.toFixed(decimals);
 }
 
-/** @param {string} digits */
-function grouped(digits) {
+function grouped(/** @type {string} */ digits) {
   const [whole, part] = digits.split(".");
   const groups = whole.replace(/\B(?=(\d{3})+$)/g, ",");
   return part === undefined ? groups : `${groups}.${part}`;
@@ -108,7 +104,7 @@ function grouped(digits) {
 
 /** In the largest unit of which it is at least one, after rounding: 999.9 ns is 1.00 µs. @param {number} value @param {Units} units */
 function scaled(value, units) {
-  const [scale, unit] = units.find(([each]) => Math.abs(value) >= 0.9995 * each) ?? units[units.length - 1];
+  const [scale, unit] = units.find(([one]) => Math.abs(value) >= 0.9995 * one) ?? units[units.length - 1];
   const text = WHOLE.includes(unit) ? grouped(fixed(value / scale, 0)) : significant(value / scale);
   return `${text} ${unit}`;
 }

@@ -1,25 +1,10 @@
 // Ranks by steps as colours, and next to each rank its typical value as a bar.
 
-import { hatchIn, oncePerFrame, sizeCanvas } from "./canvas.js";
-import { canvasIn, fillTip, inputIn, partIn, partsIn, placeTip } from "./dom.js";
+import { fillBox, fillShape, hatchIn, startDrawing, strokeBox, writeText } from "./canvas.js";
+import { canvasIn, inputIn, partIn, partsIn } from "./dom.js";
 import { duration, exactMilliseconds } from "./format.js";
+import { HoverChart } from "./hover_chart.js";
 import { getColors, HEATS } from "./palette.js";
-
-/** @typedef {import("./palette.js").Colors} Colors */
-/** A cell, or a whole rank when `step` is -1; `row` is where it is drawn, `place` which rank it is. @typedef {{ row: number, place: number, step: number }} Spot */
-/** @typedef {Record<string, Float64Array>} Values */
-/** @typedef {{ low: number, high: number, cut: boolean, most: number }} Scale `cut` when values lie above `high` */
-
-/**
- * @typedef {object} HeatData
- * @property {number[]} ranks
- * @property {string[]} hosts
- * @property {number[]} host of each rank: its place among the hosts, or -1
- * @property {number[]} steps
- * @property {[string, string, string][]} metrics id, label, what to look for
- * @property {[number, string][]} stragglers rank and cause
- * @property {import("./payload.js").Columns} columns
- */
 
 const HEAD = 24;
 const GUTTER = 138;
@@ -28,29 +13,28 @@ const WIDEST_CELL = 96;
 const ROOM = 440;
 const STRIP = { height: 56, margin: 20 };
 
-/** Values come one larger than they are: zero stands for a step that a rank lacks. @param {import("./payload.js").Columns} columns @returns {Values} */
+/** Values come one larger than they are: zero stands for a step that a rank lacks. @param {Columns} columns @returns {HeatValues} */
 export function heatValues({ step, comm, input }) {
   const known = (/** @type {ArrayLike<number>} */ column) => Float64Array.from(column, (value) => (value ? value - 1 : NaN));
   const values = { step: known(step), comm: known(comm), input: known(input) };
   return { own: values.step.map((ns, i) => ns - values.comm[i]), ...values };
 }
 
+const knownSorted = (/** @type {Float64Array} */ values) => values.filter((value) => !Number.isNaN(value)).sort();
+
 /** The median of each rank's steps. @param {Float64Array} values @param {number} ranks @param {number} steps */
 export function medians(values, ranks, steps) {
   return Float64Array.from({ length: ranks }, (_, rank) => {
-    const own = values.subarray(rank * steps, (rank + 1) * steps).filter((value) => !Number.isNaN(value)).sort();
+    const own = knownSorted(values.subarray(rank * steps, (rank + 1) * steps));
     return own.length ? (own[(own.length - 1) >> 1] + own[own.length >> 1]) / 2 : NaN;
   });
 }
 
-/**
- * From pale to dark, so that noise stays pale: times around their median reach at least 15% above
- * it, waits begin at zero and reach at least a twentieth of a step.
- * @param {string} metric @param {Values} values @returns {Scale}
- */
+// From pale to dark, so that noise stays pale: times around their median reach at least 15% above
+// it, waits begin at zero and reach at least a twentieth of a step.
+/** @param {string} metric @param {HeatValues} values @returns {HeatScale} */
 export function heatScale(metric, values) {
-  const sorted = values[metric].filter((value) => !Number.isNaN(value)).sort();
-  const step = values.step.filter((value) => !Number.isNaN(value)).sort();
+  const [sorted, step] = [values[metric], values.step].map(knownSorted);
   const at = (/** @type {Float64Array} */ list, /** @type {number} */ share) =>
     (list.length ? list[Math.floor(share * (list.length - 1))] : 0);
   const [middle, most] = [at(sorted, 0.5), at(sorted, 1)];
@@ -68,51 +52,34 @@ function largest(values, from, to) {
   return most;
 }
 
-export class HeatMap {
+/** A cell has a number, and so has a whole rank: -1 stands for the step. */
+export class HeatMap extends HoverChart {
   /** @param {HTMLElement} root @param {(rank: number) => void} onPick */
   constructor(root, onPick) {
-    this.root = root;
+    super(root, canvasIn(root, ".hm-canvas"));
     this.onPick = onPick;
-    this.canvas = canvasIn(root, ".hm-canvas");
     this.scroller = partIn(root, ".hm-scroll");
     this.space = partIn(root, ".hm-space");
     this.strip = canvasIn(root, ".hm-strip");
-    this.tip = partIn(root, ".tip");
     this.sorting = inputIn(root, ".hm-order");
     this.buttons = partsIn(root, "[data-metric]");
     /** @type {HeatData} */
     this.data = { ranks: [], hosts: [], host: [], steps: [], metrics: [], stragglers: [], columns: {} };
     this.metric = "";
     this.row = 24;
-    /** @type {number[]} */
-    this.order = [];
-    /** @type {Map<number, string>} */
-    this.stragglers = new Map();
-    /** @type {Values} */
-    this.values = {};
-    /** @type {Values} */
-    this.typical = {};
-    /** @type {Scale} */
+    this.order = /** @type {number[]} */ ([]);
+    this.stragglers = /** @type {Map<number, string>} */ (new Map());
+    this.values = /** @type {HeatValues} */ ({});
+    this.typical = /** @type {HeatValues} */ ({});
     this.scale = { low: 0, high: 1, cut: false, most: 1 };
-    /** @type {Spot | null} */
-    this.hover = null;
-    this.draw = oncePerFrame(() => this.drawNow());
-    this.listen();
-  }
-
-  listen() {
     this.buttons.forEach((button) => button.addEventListener("click", () => this.choose(button.dataset.metric ?? "")));
     this.sorting.addEventListener("change", () => this.sort());
     this.scroller.addEventListener("scroll", () => this.draw(), { passive: true });
-    this.canvas.addEventListener("pointermove", (event) => this.move(event));
-    this.canvas.addEventListener("pointerleave", () => this.setHover(null));
     this.canvas.addEventListener("click", (event) => this.pick(event));
     this.strip.addEventListener("click", (event) => this.goTo(event));
-    new ResizeObserver(() => this.draw()).observe(this.root);
   }
 
-  /** @param {HeatData} data */
-  load(data) {
+  load(/** @type {HeatData} */ data) {
     this.data = data;
     this.stragglers = new Map(data.stragglers);
     this.values = heatValues(data.columns);
@@ -123,8 +90,7 @@ export class HeatMap {
     this.choose(data.metrics[0][0]);
   }
 
-  /** @param {string} metric */
-  choose(metric) {
+  choose(/** @type {string} */ metric) {
     this.metric = metric;
     this.scale = heatScale(metric, this.values);
     this.buttons.forEach((button) => button.setAttribute("aria-pressed", String(button.dataset.metric === metric)));
@@ -155,15 +121,13 @@ export class HeatMap {
     return { width: this.scroller.clientWidth, height, gutter, cell, end: gutter + cell * steps, side, scrolls: total > height };
   }
 
+  /** @override */
   drawNow() {
     if (!this.metric) return;
     this.layout = this.measure();
     const { width, height } = this.layout;
-    const ctx = sizeCanvas(this.canvas, width, height);
+    const ctx = startDrawing(this.canvas, width, height);
     const colors = getColors();
-    ctx.fillStyle = colors.back;
-    ctx.fillRect(0, 0, width, height);
-    ctx.textBaseline = "middle";
     const top = this.scroller.scrollTop;
     const first = Math.floor(top / this.row);
     const last = Math.min(this.order.length, Math.ceil((top + height) / this.row) + 1);
@@ -175,33 +139,27 @@ export class HeatMap {
   }
 
   /** Where things lie; drawn at least once before anybody points at anything. */
-  get placed() {
-    return /** @type {ReturnType<HeatMap["measure"]>} */ (this.layout);
-  }
+  get placed() { return /** @type {ReturnType<HeatMap["measure"]>} */ (this.layout); }
 
-  /** @param {CanvasRenderingContext2D} ctx @param {Colors} colors @param {number} place @param {number} y */
+  /** @param {Ctx} ctx @param {Colors} colors @param {number} place @param {number} y */
   drawRow(ctx, colors, place, y) {
     const { gutter, cell, end, side } = this.placed;
     const cause = this.stragglers.get(this.data.ranks[place]);
     ctx.font = `${cause ? "600 " : ""}12px ${colors.font}`;
-    ctx.fillStyle = cause ? colors.high : colors.text;
-    ctx.textAlign = "right";
-    ctx.fillText(`rank ${this.data.ranks[place]}`, gutter - 12, y + this.row / 2 + 0.5);
-    ctx.textAlign = "left";
-    if (cause) ctx.fillRect(0, y + 1, 4, this.row - 2);
+    const color = cause && colors.high;
+    const middle = y + this.row / 2;
+    writeText(ctx, color ?? colors.text, `rank ${this.data.ranks[place]}`, gutter - 12, middle + 0.5, "right");
+    if (color) fillBox(ctx, color, 0, y + 1, 4, this.row - 2);
     this.drawCells(ctx, colors, place, y);
     const value = this.typical[this.metric][place];
-    const most = this.scale.most || 1;
-    const room = Math.max(20, side - 190);
-    ctx.fillStyle = cause ? colors.high : colors.strong;
-    if (value > 0) ctx.fillRect(end + 18, y + this.row / 2 - 4, Math.max(1, (room * value) / most), 8);
-    ctx.fillStyle = cause ? colors.high : colors.muted;
+    const length = value > 0 ? (Math.max(20, side - 190) * value) / (this.scale.most || 1) : 0;
+    if (length) fillBox(ctx, color ?? colors.strong, end + 18, middle - 4, Math.max(1, length), 8);
     const words = Number.isNaN(value) ? "not recorded" : duration(value);
-    const at = end + 26 + (value > 0 ? (room * value) / most : 0);
-    ctx.fillText(cell && cause && side > 200 ? `${words}  ${cause}` : words, at, y + this.row / 2 + 0.5);
+    const said = cell && cause && side > 200 ? `${words}  ${cause}` : words;
+    writeText(ctx, color ?? colors.muted, said, end + 26 + length, middle + 0.5);
   }
 
-  /** Where steps are narrower than a pixel the slowest of them gives it its colour. @param {CanvasRenderingContext2D} ctx @param {Colors} colors @param {number} place @param {number} y */
+  /** Where steps are narrower than a pixel the slowest of them gives it its colour. @param {Ctx} ctx @param {Colors} colors @param {number} place @param {number} y */
   drawCells(ctx, colors, place, y) {
     const { gutter, cell } = this.placed;
     const steps = this.data.steps.length;
@@ -211,150 +169,102 @@ export class HeatMap {
       const value = largest(this.values[this.metric], place * steps + step, place * steps + Math.min(steps, step + group));
       const x = gutter + step * cell;
       const width = Math.max(cell * group - gap, 1);
-      if (Number.isNaN(value)) {
-        ctx.fillStyle = hatchIn(ctx, colors.strong);
-        ctx.fillRect(x, y, width, this.row - 1);
-        continue;
-      }
-      const shade = this.shade(value);
-      ctx.fillStyle = colors.heat[shade].color;
-      ctx.fillRect(x, y, width, this.row - 1);
-      if (cell < 56 || this.row < 18) continue;
-      ctx.fillStyle = colors.heat[shade].ink;
-      ctx.textAlign = "center";
+      const shade = Number.isNaN(value) ? null : colors.heat[this.shade(value)];
+      fillBox(ctx, shade?.color ?? hatchIn(ctx, colors.strong), x, y, width, this.row - 1);
+      if (!shade || cell < 56 || this.row < 18) continue;
       ctx.font = `11.5px ${colors.font}`;
-      ctx.fillText(duration(value), x + width / 2, y + this.row / 2 + 0.5);
-      ctx.textAlign = "left";
+      writeText(ctx, shade.ink, duration(value), x + width / 2, y + this.row / 2 + 0.5, "center");
     }
   }
 
-  /** @param {number} value */
-  shade(value) {
+  shade(/** @type {number} */ value) {
     const { low, high } = this.scale;
     const share = Math.min(1, Math.max(0, (value - low) / (high - low || 1)));
     return Math.round(share * (HEATS - 1));
   }
 
-  /** @param {CanvasRenderingContext2D} ctx @param {Colors} colors */
+  /** @param {Ctx} ctx @param {Colors} colors */
   drawHead(ctx, colors) {
     const { width, gutter, cell, end, side } = this.placed;
-    ctx.fillStyle = colors.back;
-    ctx.fillRect(0, 0, width, HEAD - 2);
+    fillBox(ctx, colors.back, 0, 0, width, HEAD - 2);
     ctx.font = `11px ${colors.font}`;
-    ctx.fillStyle = colors.muted;
     const every = Math.max(1, Math.ceil(46 / cell));
-    ctx.textAlign = "center";
     this.data.steps.forEach((number, i) => {
       if (i % every) return;
       const text = cell > 56 ? `step ${number}` : String(number);
-      ctx.fillText(text, gutter + i * cell + Math.min(cell, 60) / 2, HEAD / 2);
+      writeText(ctx, colors.muted, text, gutter + i * cell + Math.min(cell, 60) / 2, HEAD / 2, "center");
     });
-    ctx.textAlign = "right";
-    if (cell <= 56) ctx.fillText("step", gutter - 12, HEAD / 2);
-    ctx.textAlign = "left";
-    ctx.fillText(side > 200 ? "median of the rank's steps" : "median", end + 18, HEAD / 2);
+    if (cell <= 56) writeText(ctx, colors.muted, "step", gutter - 12, HEAD / 2, "right");
+    writeText(ctx, colors.muted, side > 200 ? "median of the rank's steps" : "median", end + 18, HEAD / 2);
   }
 
-  /** @param {CanvasRenderingContext2D} ctx @param {Colors} colors @param {number} top */
+  /** @param {Ctx} ctx @param {Colors} colors @param {number} top */
   drawHover(ctx, colors, top) {
-    if (!this.hover) return;
+    if (this.hover < 0) return;
     const { width, gutter, cell } = this.placed;
-    const { row, step } = this.hover;
-    ctx.strokeStyle = colors.text;
-    ctx.lineWidth = 1.5;
-    const y = HEAD + row * this.row - top;
-    if (step >= 0) ctx.strokeRect(gutter + step * cell, y, Math.max(cell - 1, 2), this.row - 1);
-    else ctx.strokeRect(0.75, y, width - 1.5, this.row - 1);
+    const { row, step } = this.cellOf(this.hover);
+    const [x, length] = step < 0 ? [0.75, width - 1.5] : [gutter + step * cell, Math.max(cell - 1, 2)];
+    strokeBox(ctx, colors.text, 1.5, x, HEAD + row * this.row - top, length, this.row - 1);
   }
 
   /** All ranks at once, by number, to reach a rank when the rows have to scroll. @param {Colors} colors @param {number} first @param {number} last rows in sight */
   drawStrip(colors, first, last) {
     const width = this.placed.width - GUTTER - STRIP.margin;
     const { ranks } = this.data;
-    const ctx = sizeCanvas(this.strip, this.placed.width, STRIP.height);
-    ctx.fillStyle = colors.back;
-    ctx.fillRect(0, 0, this.placed.width, STRIP.height);
-    ctx.font = `11px ${colors.font}`;
-    ctx.textBaseline = "middle";
-    ctx.textAlign = "right";
-    ctx.fillStyle = colors.muted;
-    ctx.fillText("all ranks", GUTTER - 12, 20);
+    const ctx = startDrawing(this.strip, this.placed.width, STRIP.height);
+    writeText(ctx, colors.muted, "all ranks", GUTTER - 12, 20, "right");
     const typical = this.typical[this.metric];
     const size = width / ranks.length;
     for (let x = 0; x < width; x += Math.max(1, size)) {
       const from = Math.floor(x / size);
       const value = largest(typical, from, Math.min(ranks.length, Math.max(Math.floor((x + 1) / size), from + 1)));
-      if (Number.isNaN(value)) continue;
-      ctx.fillStyle = colors.heat[this.shade(value)].color;
-      ctx.fillRect(GUTTER + x, 8, Math.max(1, size) + 0.3, 24);
+      if (!Number.isNaN(value)) fillBox(ctx, colors.heat[this.shade(value)].color, GUTTER + x, 8, Math.max(1, size) + 0.3, 24);
     }
     const inSight = new Set(this.order.slice(first, last));
     ranks.forEach((rank, place) => {
       const x = GUTTER + (place + 0.5) * size;
-      if (inSight.has(place)) {
-        ctx.fillStyle = colors.accent;
-        ctx.fillRect(x - Math.max(size, 1) / 2, 34, Math.max(size, 1), 2.5);
-      }
-      if (!this.stragglers.has(rank)) return;
-      ctx.fillStyle = colors.high;
-      ctx.beginPath();
-      ctx.moveTo(x, 8);
-      ctx.lineTo(x - 5, 0);
-      ctx.lineTo(x + 5, 0);
-      ctx.fill();
+      if (inSight.has(place)) fillBox(ctx, colors.accent, x - Math.max(size, 1) / 2, 34, Math.max(size, 1), 2.5);
+      if (this.stragglers.has(rank)) fillShape(ctx, colors.high, [[x, 8], [x - 5, 0], [x + 5, 0]]);
     });
-    ctx.fillStyle = colors.muted;
-    ctx.textAlign = "left";
-    ctx.fillText(`rank ${ranks[0]}`, GUTTER, 46);
-    ctx.textAlign = "right";
-    ctx.fillText(`rank ${ranks[ranks.length - 1]}`, GUTTER + width, 46);
+    writeText(ctx, colors.muted, `rank ${ranks[0]}`, GUTTER, 46);
+    writeText(ctx, colors.muted, `rank ${ranks[ranks.length - 1]}`, GUTTER + width, 46, "right");
   }
 
-  /** @param {MouseEvent} pointer */
-  goTo({ offsetX }) {
+  goTo(/** @type {MouseEvent} */ { offsetX }) {
     const width = this.placed.width - GUTTER - STRIP.margin;
     const place = Math.floor(((offsetX - GUTTER) / width) * this.data.ranks.length);
     if (place < 0 || place >= this.data.ranks.length) return;
     const row = this.order.indexOf(place);
     this.scroller.scrollTop = row * this.row - this.placed.height / 2;
-    this.setHover({ row, place, step: -1 });
+    this.setHover(row * (this.data.steps.length + 1));
   }
 
-  /** @param {MouseEvent} pointer @returns {Spot | null} */
-  spotAt({ offsetX, offsetY }) {
-    const { gutter, cell, end } = this.placed;
+  /** @override @param {MouseEvent} pointer */
+  eventAt({ offsetX, offsetY }) {
+    if (!this.layout) return -1;
+    const { gutter, cell, end } = this.layout;
     const row = Math.floor((offsetY - HEAD + this.scroller.scrollTop) / this.row);
-    if (offsetY < HEAD || row < 0 || row >= this.order.length) return null;
+    if (offsetY < HEAD || row < 0 || row >= this.order.length) return -1;
     const inside = offsetX >= gutter && offsetX < end;
-    return { row, place: this.order[row], step: inside ? Math.floor((offsetX - gutter) / cell) : -1 };
+    return row * (this.data.steps.length + 1) + (inside ? 1 + Math.floor((offsetX - gutter) / cell) : 0);
   }
 
-  /** @param {PointerEvent} event */
-  move(event) {
-    if (!this.layout) return;
-    this.setHover(this.spotAt(event));
-    if (!this.hover) return;
-    this.fillTip(this.hover);
-    placeTip(this.tip, event);
+  /** Where a cell is drawn, its rank's place and its step. @param {number} cell */
+  cellOf(cell) {
+    const width = this.data.steps.length + 1;
+    const row = Math.floor(cell / width);
+    return { row, place: this.order[row], step: (cell % width) - 1 };
   }
 
-  /** @param {MouseEvent} event */
-  pick(event) {
-    const spot = this.spotAt(event);
-    if (spot) this.onPick(this.data.ranks[spot.place]);
+  pick(/** @type {MouseEvent} */ event) {
+    const cell = this.eventAt(event);
+    if (cell >= 0) this.onPick(this.data.ranks[this.cellOf(cell).place]);
   }
 
-  /** @param {Spot | null} spot */
-  setHover(spot) {
-    this.hover = spot;
-    this.canvas.classList.toggle("is-over", Boolean(spot));
-    if (!spot) this.tip.hidden = true;
-    this.draw();
-  }
-
-  /** @param {Spot} spot */
-  fillTip({ place, step }) {
+  /** @override @param {number} cell */
+  tipText(cell) {
     const { data } = this;
+    const { place, step } = this.cellOf(cell);
     const rank = data.ranks[place];
     const host = data.host[place] >= 0 ? ` · ${data.hosts[data.host[place]]}` : "";
     const cause = this.stragglers.get(rank);
@@ -364,6 +274,6 @@ export class HeatMap {
     });
     if (step < 0) lines.unshift("median of its steps");
     if (cause) lines.push(`holds the others back: ${cause}`);
-    fillTip(this.tip, `Rank ${rank}${host}${step >= 0 ? ` · step ${data.steps[step]}` : ""}`, lines);
+    return [`Rank ${rank}${host}${step >= 0 ? ` · step ${data.steps[step]}` : ""}`, ...lines];
   }
 }

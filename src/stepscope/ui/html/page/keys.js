@@ -1,7 +1,5 @@
 // The keyboard. Letters work anywhere on the page except where text is typed.
 
-/** @typedef {import("./timeline.js").Timeline} Timeline */
-
 /** @type {Record<string, [number, number]>} */
 const ARROWS = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] };
 
@@ -20,8 +18,7 @@ export function listenToKeys(timeline, help) {
     return true;
   }
 
-  /** @param {string} key */
-  function arrowKey(key) {
+  function arrowKey(/** @type {string} */ key) {
     const by = ARROWS[key];
     if (!by) return false;
     if (timeline.matches?.events.length) timeline.step(by[0] + by[1]);
@@ -29,8 +26,7 @@ export function listenToKeys(timeline, help) {
     return true;
   }
 
-  /** @param {string} key */
-  function pageKey(key) {
+  function pageKey(/** @type {string} */ key) {
     if (key === "Escape") timeline.clear();
     else if (key === "/") timeline.search.focus();
     else if (key === "?") toggleHelp(help);
@@ -52,8 +48,7 @@ export function listenToKeys(timeline, help) {
   });
 }
 
-/** @param {HTMLDialogElement} help */
-export function toggleHelp(help) {
+export function toggleHelp(/** @type {HTMLDialogElement} */ help) {
   if (help.open) help.close();
   else help.showModal();
 }

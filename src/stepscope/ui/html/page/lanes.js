@@ -3,22 +3,6 @@
 import { element } from "./dom.js";
 import { counted } from "./format.js";
 
-/** @typedef {import("./payload.js").Lane} Lane */
-/** @typedef {import("./scene.js").Scene} Scene */
-/** A lane and where it lies. @typedef {{ lane: Lane, y: number, height: number, pinned: boolean }} PlacedLane */
-
-/**
- * @typedef {object} Layout
- * @property {PlacedLane[]} lanes
- * @property {number} pinned height of the lanes that stay in sight
- * @property {number} total
- * @property {number} height
- * @property {number} width
- * @property {number} gapRow the row of idle gaps, or -1
- * @property {(place: PlacedLane) => number} top
- * @property {(event: number) => PlacedLane} placeOf
- */
-
 export const ROW = 17;
 export const LANE_PAD = 5;
 

@@ -3,11 +3,9 @@
 
 import { partIn, partsIn } from "./dom.js";
 import { toggleHelp } from "./keys.js";
-import { decodeBlock } from "./payload.js";
+import { decodeBlock, unpackProblem } from "./payload.js";
 import { panes } from "./registry.js";
-import { startTheme, themeForPaper } from "./theme.js";
-
-/** @typedef {import("./payload.js").RankData} RankData */
+import { startTheme } from "./theme.js";
 
 const help = /** @type {HTMLDialogElement} */ (document.querySelector("#help"));
 const picker = /** @type {HTMLSelectElement | null} */ (document.querySelector("#rank-picker"));
@@ -18,31 +16,28 @@ const started = panes.flatMap(({ id, start }) => {
   return section ? [start(section, { pickRank, findEvent })] : [];
 });
 
-/** @param {string} name */
-function findEvent(name) {
+function findEvent(/** @type {string} */ name) {
   started.forEach((pane) => pane.findEvent?.(name));
 }
 
 /** With many ranks, only some have tables and a timeline in the page. @param {number} number */
 function pickRank(number) {
-  const option = [...(picker?.options ?? [])].find((each) => Number(each.dataset.number) === number);
+  const option = [...(picker?.options ?? [])].find(({ dataset }) => Number(dataset.number) === number);
   if (!picker || !option) return;
   picker.value = option.value;
   showRank(Number(option.value));
   document.querySelector("#timeline")?.scrollIntoView({ block: "start" });
 }
 
-/** @param {number} index */
-async function showRank(index) {
+async function showRank(/** @type {number} */ index) {
   shown.ready = false;
   partsIn(document, "[data-rank]").forEach((part) => { part.hidden = Number(part.dataset.rank) !== index; });
-  /** @type {RankData | null} */
-  let data = null;
+  let data = /** @type {RankData | null} */ (null);
   let problem = "";
   try {
     data = await decodeBlock(partIn(document, `#payload-${index}`).textContent ?? "");
   } catch (error) {
-    problem = `This browser could not unpack the report's data (${error instanceof Error ? error.message : error}).`;
+    problem = unpackProblem(error);
   }
   if (picker && Number(picker.value) !== index) return;
   started.forEach((pane) => pane.showRank?.(data, problem));
@@ -51,16 +46,14 @@ async function showRank(index) {
   shown.ready = true;
 }
 
-/** @param {boolean} printing */
-function print(printing) {
-  // The canvases keep the width they have on the screen; paper shows them smaller.
+/** The canvases keep the width they have on the screen; paper shows them smaller. */
+function drawForPaper() {
   const width = partIn(document, "main").clientWidth;
   document.documentElement.style.setProperty("--print-zoom", String(Math.min(1, 700 / width)));
-  themeForPaper(printing, () => started.forEach((pane) => pane.drawNow?.()));
+  started.forEach((pane) => pane.drawNow?.());
 }
 
-/** @param {HTMLElement} button */
-async function copyText(button) {
+async function copyText(/** @type {HTMLElement} */ button) {
   const before = button.textContent;
   try {
     await navigator.clipboard.writeText(button.dataset.copy ?? "");
@@ -71,9 +64,7 @@ async function copyText(button) {
   setTimeout(() => { button.textContent = before; }, 1500);
 }
 
-startTheme(partIn(document, "#theme"), () => started.forEach((pane) => pane.draw?.()));
-addEventListener("beforeprint", () => print(true));
-addEventListener("afterprint", () => print(false));
+startTheme(partIn(document, "#theme"), () => started.forEach((pane) => pane.draw?.()), drawForPaper);
 partsIn(document, "[data-help]").forEach((button) => button.addEventListener("click", () => toggleHelp(help)));
 help.addEventListener("click", (event) => event.target === help && help.close());
 picker?.addEventListener("change", () => showRank(Number(picker.value)));

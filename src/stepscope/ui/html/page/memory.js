@@ -5,17 +5,6 @@ import { duration, size } from "./format.js";
 import { registerPane } from "./registry.js";
 import { lowerBound } from "./scene.js";
 
-/**
- * @typedef {object} MemoryData
- * @property {number} left where the axis begins and ends, in the drawing's own units
- * @property {number} right
- * @property {number} last
- * @property {number[]} time
- * @property {number[]} allocated
- * @property {number[] | null} reserved
- * @property {[string, number[]][]} categories
- */
-
 /** What is held from one event to the next. @param {MemoryData} data @param {number} time */
 export function heldAt(data, time) {
   const at = Math.max(0, lowerBound(data.time, Math.floor(time) + 1, 0, data.time.length) - 1);
@@ -27,8 +16,7 @@ export function heldAt(data, time) {
 
 /** @param {HTMLElement} figure @param {SVGSVGElement} svg */
 function follow(figure, svg) {
-  /** @type {MemoryData} */
-  const data = JSON.parse(svg.dataset.memory ?? "");
+  const data = /** @type {MemoryData} */ (JSON.parse(svg.dataset.memory ?? ""));
   const tip = partIn(figure, ".tip");
   const cursor = /** @type {SVGElement} */ (svg.querySelector(".cursor"));
   const showCursor = (/** @type {boolean} */ shown) => {
@@ -43,7 +31,7 @@ function follow(figure, svg) {
     if (!inside) return;
     cursor.setAttribute("transform", `translate(${x.toFixed(1)} 0)`);
     const { title, lines } = heldAt(data, ((x - data.left) / (data.right - data.left)) * data.last);
-    fillTip(tip, title, lines);
+    fillTip(tip, [title, ...lines]);
     const beyond = event.clientX + 18 + tip.offsetWidth > innerWidth;
     tip.style.left = `${beyond ? event.clientX - 18 - tip.offsetWidth : event.clientX + 18}px`;
     tip.style.top = `${Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8)}px`;

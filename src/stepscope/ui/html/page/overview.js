@@ -1,10 +1,7 @@
 // The strip above the timeline: the whole trace at once, with a window on what is in view.
 
-import { sizeCanvas } from "./canvas.js";
+import { fillBox, startDrawing, strokeBox } from "./canvas.js";
 import { FIRST_CAUSE, getColors, KINDS } from "./palette.js";
-
-/** @typedef {import("./scene.js").Scene} Scene */
-/** @typedef {import("./time_view.js").View} View */
 
 const HEIGHT = 46;
 
@@ -38,8 +35,7 @@ export class Overview {
     this.painted = ""; // what the back was painted for
     this.width = 0;
     this.view = { t0: 0, t1: 0 };
-    /** @type {Scene | null} */
-    this.scene = null;
+    this.scene = /** @type {Scene | null} */ (null);
     /** What the pointer holds: the window, at this distance from its left end, or a new one that begins here. @type {{ shift: number } | { from: number } | null} */
     this.grab = null;
     canvas.addEventListener("pointerdown", (event) => this.down(event));
@@ -51,50 +47,38 @@ export class Overview {
   paint(scene, width, view) {
     const painted = `${width}|${window.devicePixelRatio}|${document.documentElement.dataset.theme}`;
     if (this.scene !== scene || this.painted !== painted) {
-      this.scene = scene;
-      this.painted = painted;
-      this.width = width;
+      Object.assign(this, { scene, painted, width });
       this.paintBack(scene);
     }
     this.view = view;
-    const ctx = sizeCanvas(this.canvas, width, HEIGHT);
+    const ctx = startDrawing(this.canvas, width, HEIGHT);
     const colors = getColors();
     ctx.drawImage(this.back, 0, 0, width, HEIGHT);
-    const x = (/** @type {number} */ time) => (time / scene.span) * width;
-    const [x0, x1] = [x(view.t0), x(view.t1)];
-    ctx.fillStyle = colors.dim;
-    ctx.fillRect(0, 0, Math.max(x0, 0), HEIGHT);
-    ctx.fillRect(x1, 0, Math.max(width - x1, 0), HEIGHT);
-    ctx.strokeStyle = colors.accent;
-    ctx.lineWidth = 1.5;
+    const [x0, x1] = [view.t0, view.t1].map((time) => (time / scene.span) * width);
+    fillBox(ctx, colors.dim, 0, 0, Math.max(x0, 0), HEIGHT);
+    fillBox(ctx, colors.dim, x1, 0, Math.max(width - x1, 0), HEIGHT);
     const left = Math.max(x0, 0.75);
-    ctx.strokeRect(left, 0.75, Math.max(Math.min(x1, width - 0.75) - left, 2), HEIGHT - 1.5);
+    strokeBox(ctx, colors.accent, 1.5, left, 0.75, Math.max(Math.min(x1, width - 0.75) - left, 2), HEIGHT - 1.5);
   }
 
-  /** @param {Scene} scene */
-  paintBack(scene) {
+  paintBack(/** @type {Scene} */ scene) {
     const { width } = this;
-    const ctx = sizeCanvas(this.back, width, HEIGHT);
+    const ctx = startDrawing(this.back, width, HEIGHT);
     const colors = getColors();
-    ctx.fillStyle = colors.back;
-    ctx.fillRect(0, 0, width, HEIGHT);
     fillBins(scene, Math.max(1, Math.floor(width))).forEach((shares, x) => {
       let y = HEIGHT;
       const sum = shares.reduce((a, b) => a + b, 0);
       const scale = (HEIGHT - 8) / Math.max(1, sum);
       shares.forEach((share, kind) => {
         if (!share) return;
-        ctx.fillStyle = kind >= FIRST_CAUSE ? colors.faint[kind] : colors.solid[kind];
-        ctx.fillRect(x, y - share * scale, 1, share * scale);
+        fillBox(ctx, (kind >= FIRST_CAUSE ? colors.faint : colors.solid)[kind], x, y - share * scale, 1, share * scale);
         y -= share * scale;
       });
     });
-    ctx.fillStyle = colors.strong;
-    for (const [, start] of scene.steps) ctx.fillRect(Math.round((start / scene.span) * width), 0, 1, HEIGHT);
+    for (const [, start] of scene.steps) fillBox(ctx, colors.strong, Math.round((start / scene.span) * width), 0, 1, HEIGHT);
   }
 
-  /** @param {PointerEvent} event */
-  down(event) {
+  down(/** @type {PointerEvent} */ event) {
     if (!this.scene) return;
     this.canvas.setPointerCapture(event.pointerId);
     const time = (event.offsetX / this.width) * this.scene.span;
@@ -103,8 +87,7 @@ export class Overview {
     this.grab = inside && !whole ? { shift: time - this.view.t0 } : { from: time };
   }
 
-  /** @param {PointerEvent} event */
-  move(event) {
+  move(/** @type {PointerEvent} */ event) {
     if (!this.grab || !this.scene) return;
     const time = (event.offsetX / this.width) * this.scene.span;
     if ("shift" in this.grab) {

@@ -1,17 +1,9 @@
 // Draws what is visible of the timeline. Events narrower than a pixel are merged into one bar whose
 // strength shows how full the pixel is; bars are sorted by colour because changing it is what costs.
 
-import { fitText, hatchIn, letterWidth, sizeCanvas } from "./canvas.js";
+import { fillBox, fillShape, fitText, hatchIn, startDrawing, strokeBox, writeText } from "./canvas.js";
 import { LANE_PAD, ROW } from "./lanes.js";
 import { fillIndex, getColors, LEVELS, VARIANTS } from "./palette.js";
-
-/** @typedef {import("./lanes.js").Layout} Layout */
-/** @typedef {import("./lanes.js").PlacedLane} PlacedLane */
-/** @typedef {import("./palette.js").Colors} Colors */
-/** @typedef {import("./scene.js").Scene} Scene */
-/** @typedef {import("./time_view.js").View} View */
-/** @typedef {{ hover: number, selected: number, mask: Uint8Array | null, launched: (event: number) => number[] }} Marks */
-/** @typedef {{ ctx: CanvasRenderingContext2D, colors: Colors, scene: Scene, layout: Layout, view: View, scale: number, marks: Marks }} Frame */
 
 const BAR = 15;
 const MAX_ARROWS = 48;
@@ -21,8 +13,7 @@ class Bars {
     this.size = 0;
     this.box = new Float32Array(3 * 4096);
     this.fill = new Uint16Array(4096);
-    /** @type {[string, number, number, string][]} */
-    this.labels = [];
+    this.labels = /** @type {[string, number, number, string][]} */ ([]);
   }
 
   grow() {
@@ -48,7 +39,7 @@ class Bars {
     this.fill[this.size++] = fill;
   }
 
-  /** @param {CanvasRenderingContext2D} ctx @param {Colors} colors */
+  /** @param {Ctx} ctx @param {Colors} colors */
   flush(ctx, colors) {
     const first = new Uint32Array(colors.fills.length + 1);
     for (let i = 0; i < this.size; i++) first[this.fill[i] + 1]++;
@@ -64,82 +55,73 @@ class Bars {
         ctx.fillRect(this.box[at], this.box[at + 1], this.box[at + 2], BAR);
       }
     }
-    for (const [text, x, y, ink] of this.labels) {
-      ctx.fillStyle = ink;
-      ctx.fillText(text, x, y);
-    }
+    for (const [text, x, y, ink] of this.labels) writeText(ctx, ink, text, x, y);
   }
 }
 
 export class Painter {
-  /** @param {HTMLCanvasElement} canvas */
-  constructor(canvas) {
+  constructor(/** @type {HTMLCanvasElement} */ canvas) {
     this.canvas = canvas;
     this.bars = new Bars();
-    this.letter = 1;
   }
 
   /** @param {Scene} scene @param {Layout} layout @param {View} view @param {Marks} marks */
   paint(scene, layout, view, marks) {
     const colors = getColors();
-    const ctx = sizeCanvas(this.canvas, layout.width, layout.height);
-    ctx.font = `11px ${colors.font}`;
-    ctx.textBaseline = "middle";
-    this.letter = letterWidth(ctx);
-    ctx.fillStyle = colors.back;
-    ctx.fillRect(0, 0, layout.width, layout.height);
+    const ctx = startDrawing(this.canvas, layout.width, layout.height);
     const scale = layout.width / (view.t1 - view.t0);
     const frame = { ctx, colors, scene, layout, view, scale, marks };
-    if (layout.pinned) {
-      ctx.save();
-      ctx.beginPath();
-      ctx.rect(0, layout.pinned, layout.width, layout.height - layout.pinned);
-      ctx.clip();
-    }
-    this.paintGroup(frame, layout.pinned ? layout.lanes.filter((place) => !place.pinned) : layout.lanes);
-    if (layout.pinned) {
-      ctx.restore();
-      this.paintGroup(frame, layout.lanes.filter((place) => place.pinned));
-      ctx.fillStyle = colors.strong;
-      ctx.fillRect(0, layout.pinned - 1, layout.width, 1);
-    }
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(0, layout.pinned, layout.width, layout.height - layout.pinned);
+    ctx.clip();
+    this.paintGroup(frame, layout.lanes.filter((place) => !place.pinned));
+    ctx.restore();
+    this.paintGroup(frame, layout.lanes.filter((place) => place.pinned));
+    if (layout.pinned) fillBox(ctx, colors.strong, 0, layout.pinned - 1, layout.width, 1);
     this.paintSteps(frame);
     this.paintMarks(frame);
   }
 
-  /** @param {Frame} frame @param {PlacedLane[]} places */
+  /** @param {TimelineFrame} frame @param {PlacedLane[]} places */
   paintGroup(frame, places) {
     const { ctx, colors, layout, marks } = frame;
     const seen = places.filter((place) => layout.top(place) < layout.height && layout.top(place) + place.height > 0);
     seen.forEach((place) => this.paintLaneBack(frame, place));
-    this.bars.clear();
-    seen.forEach((place) => this.collectLane(frame, place, null));
-    this.bars.flush(ctx, colors);
+    this.paintBars(frame, seen, null);
     seen.filter((place) => place.lane.idle).forEach((place) => this.paintHatch(frame, place));
     if (!marks.mask) return;
-    ctx.fillStyle = colors.dim;
-    seen.forEach((place) => ctx.fillRect(0, layout.top(place), layout.width, place.height - 1));
-    this.bars.clear();
-    seen.forEach((place) => this.collectLane(frame, place, marks.mask));
-    this.bars.flush(ctx, colors);
+    seen.forEach((place) => fillBox(ctx, colors.dim, 0, layout.top(place), layout.width, place.height - 1));
+    this.paintBars(frame, seen, marks.mask);
   }
 
-  /** @param {Frame} frame @param {PlacedLane} place */
-  paintLaneBack({ ctx, colors, scene, layout, view, scale }, place) {
-    const top = layout.top(place);
-    ctx.fillStyle = colors.line;
-    ctx.fillRect(0, top + place.height - 1, layout.width, 1);
+  /** @param {TimelineFrame} frame @param {PlacedLane[]} places @param {Uint8Array | null} mask */
+  paintBars(frame, places, mask) {
+    this.bars.clear();
+    places.forEach((place) => this.collectLane(frame, place, mask));
+    this.bars.flush(frame.ctx, frame.colors);
+  }
+
+  /** @param {TimelineFrame} frame @param {PlacedLane} place */
+  paintLaneBack(frame, place) {
+    const { ctx, colors, scene, layout } = frame;
+    const [top, height] = [layout.top(place), place.height - 1];
+    fillBox(ctx, colors.line, 0, top + height, layout.width, 1);
     if (!place.lane.work || layout.gapRow < 0) return;
-    const to = scene.rowStart[layout.gapRow + 1];
-    for (let i = scene.firstVisible(layout.gapRow, view.t0); i < to && scene.start[i] < view.t1; i++) {
+    this.fillRow(frame, layout.gapRow, top, height, (i, width) => (width < 0.75 ? null : colors.shade[scene.kind[i]]));
+  }
+
+  /** A box for each visible event of a row that gets a colour. @param {TimelineFrame} frame @param {number} row @param {number} y @param {number} height @param {(event: number, width: number) => string | CanvasPattern | null} colorOf */
+  fillRow({ ctx, scene, view, scale }, row, y, height, colorOf) {
+    const to = scene.rowStart[row + 1];
+    for (let i = scene.firstVisible(row, view.t0); i < to && scene.start[i] < view.t1; i++) {
       const width = scene.dur[i] * scale;
-      if (width < 0.75) continue;
-      ctx.fillStyle = colors.shade[scene.kind[i]];
-      ctx.fillRect((scene.start[i] - view.t0) * scale, top, width, place.height - 1);
+      const color = colorOf(i, width);
+      if (color) fillBox(ctx, color, (scene.start[i] - view.t0) * scale, y, width, height);
     }
   }
 
-  /** @param {Frame} frame @param {PlacedLane} place @param {Uint8Array | null} mask */
+  /** @param {TimelineFrame} frame @param {PlacedLane} place @param {Uint8Array | null} mask */
   collectLane(frame, place, mask) {
     const { layout } = frame;
     const rows = place.lane.folded ? 1 : place.lane.rows;
@@ -150,8 +132,8 @@ export class Painter {
     }
   }
 
-  /** @param {Frame} frame @param {number} row @param {number} y @param {Uint8Array | null} mask */
-  collectRow({ scene, colors, layout, view, scale }, row, y, mask) {
+  /** @param {TimelineFrame} frame @param {number} row @param {number} y @param {Uint8Array | null} mask */
+  collectRow({ ctx, scene, colors, layout, view, scale }, row, y, mask) {
     const { start, dur, kind, name } = scene;
     const to = scene.rowStart[row + 1];
     const right = layout.width + 2;
@@ -171,7 +153,8 @@ export class Painter {
       const shown = Math.min(x + width, right) - left;
       const shade = name[i] % VARIANTS;
       this.bars.add(left, y, Math.max(shown - 0.6, 1), fillIndex(kind[i], shade, LEVELS - 1));
-      if (shown > 30) this.label(scene, i, Math.max(left, 0), y, shown, colors);
+      const text = shown > 30 ? fitText(ctx, scene.shortLabel(i), shown - 8) : "";
+      if (text) this.bars.labels.push([text, Math.max(left, 0) + 4, y + BAR / 2 + 0.5, colors.inks[kind[i]]]);
       i++;
     }
   }
@@ -194,35 +177,22 @@ export class Painter {
     return Math.max(j, i + 1);
   }
 
-  /** @param {Scene} scene @param {number} event @param {number} x @param {number} y @param {number} width @param {Colors} colors */
-  label(scene, event, x, y, width, colors) {
-    const text = fitText(scene.shortLabel(event), width - 8, this.letter);
-    if (text) this.bars.labels.push([text, x + 4, y + BAR / 2 + 0.5, colors.inks[scene.kind[event]]]);
+  /** Idle is striped wherever it is drawn, so that it differs from work without relying on hue. @param {TimelineFrame} frame @param {PlacedLane} place */
+  paintHatch(frame, place) {
+    const hatch = hatchIn(frame.ctx, frame.colors.hatch);
+    const y = frame.layout.top(place) + LANE_PAD;
+    this.fillRow(frame, place.lane.first_row, y, BAR, (_, width) => (width >= 3 && width < 30 ? hatch : null));
   }
 
-  /** Idle is striped wherever it is drawn, so that it differs from work without relying on hue. @param {Frame} frame @param {PlacedLane} place */
-  paintHatch({ ctx, colors, scene, layout, view, scale }, place) {
-    ctx.fillStyle = hatchIn(ctx, colors.hatch);
-    const row = place.lane.first_row;
-    const y = layout.top(place) + LANE_PAD;
-    for (let i = scene.firstVisible(row, view.t0); i < scene.rowStart[row + 1] && scene.start[i] < view.t1; i++) {
-      const width = scene.dur[i] * scale;
-      if (width >= 3 && width < 30) ctx.fillRect((scene.start[i] - view.t0) * scale, y, width, BAR);
-    }
-  }
-
-  /** @param {Frame} frame */
-  paintSteps({ ctx, colors, scene, layout, view, scale }) {
-    ctx.fillStyle = colors.strong;
+  paintSteps(/** @type {TimelineFrame} */ { ctx, colors, scene, layout, view, scale }) {
     const edges = scene.steps.flatMap(([, start, dur]) => [start, start + dur]);
     for (const time of new Set(edges)) {
       const x = Math.round((time - view.t0) * scale);
-      if (x >= 0 && x < layout.width) ctx.fillRect(x, 0, 1, layout.height);
+      if (x >= 0 && x < layout.width) fillBox(ctx, colors.strong, x, 0, 1, layout.height);
     }
   }
 
-  /** @param {Frame} frame */
-  paintMarks(frame) {
+  paintMarks(/** @type {TimelineFrame} */ frame) {
     const { scene, colors, marks } = frame;
     const focus = marks.hover >= 0 ? marks.hover : marks.selected;
     if (marks.selected >= 0) this.outline(frame, marks.selected, colors.accent, 2);
@@ -230,7 +200,7 @@ export class Painter {
     if (focus >= 0 && focus < scene.drawn) this.paintLinks(frame, focus);
   }
 
-  /** @param {Frame} frame @param {number} event */
+  /** @param {TimelineFrame} frame @param {number} event */
   box({ scene, layout, view, scale }, event) {
     const place = layout.placeOf(event);
     const depth = place.lane.folded ? 0 : scene.rowOf(event) - place.lane.first_row;
@@ -238,18 +208,16 @@ export class Painter {
     return { x, y: layout.top(place) + LANE_PAD + depth * ROW, width: Math.max(scene.dur[event] * scale, 1), place };
   }
 
-  /** @param {Frame} frame @param {number} event @param {string} color @param {number} thick */
+  /** @param {TimelineFrame} frame @param {number} event @param {string} color @param {number} thick */
   outline(frame, event, color, thick) {
     const { ctx, layout } = frame;
     const { x, y, width, place } = this.box(frame, event);
     if (!place.pinned && y + BAR < layout.pinned) return;
     const left = Math.max(x, -4);
-    ctx.strokeStyle = color;
-    ctx.lineWidth = thick;
-    ctx.strokeRect(left - 0.5, y - 0.5, Math.min(x + width, layout.width + 4) - left + 1, BAR + 1);
+    strokeBox(ctx, color, thick, left - 0.5, y - 0.5, Math.min(x + width, layout.width + 4) - left + 1, BAR + 1);
   }
 
-  /** @param {Frame} frame @param {number} event */
+  /** @param {TimelineFrame} frame @param {number} event */
   paintLinks(frame, event) {
     const { scene, marks, view } = frame;
     if (scene.link[event] >= 0) {
@@ -257,14 +225,14 @@ export class Painter {
       this.arrow(frame, scene.link[event], event);
       return;
     }
-    const inView = (/** @type {number} */ each) => scene.end(each) > view.t0 && scene.start[each] < view.t1;
-    const seen = marks.launched(event).filter((each) => inView(each) || inView(scene.link[each]));
+    const inView = (/** @type {number} */ i) => scene.end(i) > view.t0 && scene.start[i] < view.t1;
+    const seen = marks.launched(event).filter((kernel) => inView(kernel) || inView(scene.link[kernel]));
     // A long operator launches thousands: a few dozen arrows, evenly chosen, say enough.
     const every = Math.ceil(seen.length / MAX_ARROWS);
     for (let i = 0; i < seen.length; i += every) this.arrow(frame, scene.link[seen[i]], seen[i]);
   }
 
-  /** @param {Frame} frame @param {number} from @param {number} to */
+  /** @param {TimelineFrame} frame @param {number} from @param {number} to */
   arrow(frame, from, to) {
     const { ctx, colors, layout } = frame;
     const [a, b] = [this.box(frame, from), this.box(frame, to)];
@@ -273,16 +241,12 @@ export class Painter {
     const up = b.y < a.y;
     const [y0, y1] = [up ? a.y : a.y + BAR, up ? b.y + BAR : b.y];
     const bend = Math.max(24, Math.abs(y1 - y0) / 2) * (up ? -1 : 1);
-    ctx.strokeStyle = ctx.fillStyle = colors.accent;
+    ctx.strokeStyle = colors.accent;
     ctx.lineWidth = 1.25;
     ctx.beginPath();
     ctx.moveTo(x0, y0);
     ctx.bezierCurveTo(x0, y0 + bend, x1, y1 - bend, x1, y1 + (up ? 4 : -4));
     ctx.stroke();
-    ctx.beginPath();
-    ctx.moveTo(x1, y1);
-    ctx.lineTo(x1 - 3.5, y1 + (up ? 6 : -6));
-    ctx.lineTo(x1 + 3.5, y1 + (up ? 6 : -6));
-    ctx.fill();
+    fillShape(ctx, colors.accent, [[x1, y1], [x1 - 3.5, y1 + (up ? 6 : -6)], [x1 + 3.5, y1 + (up ? 6 : -6)]]);
   }
 }

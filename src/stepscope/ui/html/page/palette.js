@@ -2,32 +2,19 @@
 
 import { SHARED } from "./shared.js";
 
-/** @typedef {[number, number, number]} Rgb */
-/** @typedef {(name: string) => string} ReadVariable */
-
 export const KINDS = [...SHARED.classes, ...SHARED.causes];
 export const FIRST_CAUSE = SHARED.classes.length;
 export const VARIANTS = 3; // slightly different shades by name set neighbours apart
 export const LEVELS = 4; // how full a pixel is where events are narrower than one
 export const HEATS = 64; // shades of the heat map
 
-/** @typedef {ReturnType<typeof readColors>} Colors */
+let current = /** @type {ReturnType<typeof readColors> | null} */ (null);
 
-/** @type {Colors | null} */
-let current = null;
+/** Red, green and blue of #rrggbb. @param {string} color */
+const parse = (color) => [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16));
 
-/** @param {string} color @returns {Rgb} */
-function parse(color) {
-  const hex = color.trim().replace("#", "");
-  const part = (/** @type {number} */ i) => parseInt(hex.slice(i, i + 2), 16);
-  return [part(0), part(2), part(4)];
-}
-
-/** @param {Rgb} a @param {Rgb} b @param {number} share @returns {Rgb} */
-function mix(a, b, share) {
-  const part = (/** @type {number} */ i) => Math.round(a[i] + (b[i] - a[i]) * share);
-  return [part(0), part(1), part(2)];
-}
+/** @param {Rgb} a @param {Rgb} b @param {number} share */
+const mix = (a, b, share) => a.map((part, i) => Math.round(part + (b[i] - part) * share));
 
 /** @param {Rgb} rgb */
 const css = (rgb, alpha = 1) => `rgba(${rgb.join(",")},${alpha})`;
@@ -35,7 +22,7 @@ const css = (rgb, alpha = 1) => `rgba(${rgb.join(",")},${alpha})`;
 /** What can be read on a colour. @param {Rgb} rgb */
 const inkOn = ([r, g, b]) => ((0.2126 * r + 0.7152 * g + 0.0722 * b) / 255 > 0.5 ? "#14181f" : "#ffffff");
 
-/** From --heat-0 over --heat-1 to --heat-2. @param {ReadVariable} get */
+/** From --heat-0 over --heat-1 to --heat-2. @param {(name: string) => string} get */
 function heats(get) {
   const [cold, warm, hot] = [0, 1, 2].map((i) => parse(get(`heat-${i}`)));
   return Array.from({ length: HEATS }, (_, i) => {
@@ -61,7 +48,7 @@ function fillsOf(rgb, back) {
 
 function readColors() {
   const style = getComputedStyle(document.documentElement);
-  const get = (/** @type {string} */ name) => style.getPropertyValue(`--${name}`);
+  const get = (/** @type {string} */ name) => style.getPropertyValue(`--${name}`).trim();
   const back = parse(get("panel"));
   const kinds = KINDS.map((kind) => parse(get(`c-${kind}`)));
   return {
@@ -69,17 +56,12 @@ function readColors() {
     inks: kinds.map(inkOn),
     solid: kinds.map((rgb) => css(rgb)),
     back: css(back),
-    text: get("text").trim(),
-    muted: get("muted").trim(),
-    line: get("line").trim(),
-    strong: get("line-strong").trim(),
-    accent: get("accent").trim(),
+    text: get("text"), muted: get("muted"), accent: get("accent"), high: get("high"), font: get("font"),
+    line: get("line"), strong: get("line-strong"),
     dim: css(back, 0.64),
     shade: kinds.map((rgb) => css(rgb, 0.16)),
     faint: kinds.map((rgb) => css(rgb, 0.5)),
     hatch: css(back, 0.45),
-    font: get("font").trim(),
-    high: get("high").trim(),
     heat: heats(get),
     stepBand: css(parse(get("c-compute")), 0.2),
     inputBand: css(parse(get("c-data_loading"))),

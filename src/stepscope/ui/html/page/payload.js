@@ -1,45 +1,5 @@
 // A data block: base64, deflate, a JSON head, then columns of transposed bytes (payload.py).
 
-/** @typedef {Uint8Array | Uint32Array | Float64Array} Column */
-/** @typedef {Record<string, Column>} Columns */
-
-/**
- * @typedef {object} Lane
- * @property {string} name
- * @property {"device" | "host"} group
- * @property {boolean} work
- * @property {boolean} [idle]
- * @property {boolean} folded
- * @property {number} first_row
- * @property {number} rows
- * @property {number} events
- */
-
-/** Name, start and duration. @typedef {[string, number, number]} StepMark */
-
-/**
- * @typedef {object} Picture
- * @property {number} span_ns
- * @property {string[]} strings
- * @property {Lane[]} lanes
- * @property {StepMark[]} steps
- * @property {string} left_out
- * @property {[number, number]} flames_left_out of the host's and the device's
- */
-
-/**
- * @typedef {object} TableData
- * @property {string} id
- * @property {string} title
- * @property {[string, string][]} columns label and type
- * @property {any[][]} rows
- * @property {number} sort
- * @property {string} absent
- * @property {boolean} events its first column names events of the timeline
- */
-
-/** @typedef {{ tables: TableData[], picture?: Picture, columns: Columns }} RankData */
-
 /** @param {string} text @returns {Uint8Array<ArrayBuffer>} */
 function fromBase64(text) {
   if ("fromBase64" in Uint8Array) return /** @type {any} */ (Uint8Array).fromBase64(text);
@@ -49,13 +9,12 @@ function fromBase64(text) {
   return bytes;
 }
 
-/** @param {Uint8Array<ArrayBuffer>} bytes */
-async function inflate(bytes) {
+async function inflate(/** @type {Uint8Array<ArrayBuffer>} */ bytes) {
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-/** @param {Uint8Array} bytes @param {number} offset @param {number} length @param {number} width in bytes @returns {Column} */
+/** @param {Uint8Array} bytes @param {number} offset @param {number} length @param {number} width in bytes */
 function readColumn(bytes, offset, length, width) {
   const kind = width <= 1 ? Uint8Array : width <= 4 ? Uint32Array : Float64Array;
   const column = new kind(length);
@@ -69,8 +28,7 @@ function readColumn(bytes, offset, length, width) {
 
 /** @param {Uint8Array} bytes @param {number} offset @param {[string, number, number][]} listed name, length, width */
 function readColumns(bytes, offset, listed) {
-  /** @type {Columns} */
-  const columns = {};
+  const columns = /** @type {Columns} */ ({});
   for (const [name, length, width] of listed) {
     columns[name] = readColumn(bytes, offset, length, width);
     offset += length * width;
@@ -85,6 +43,9 @@ export async function decodeBlock(text) {
   const head = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + size)));
   return { ...head, columns: readColumns(bytes, 4 + size, head.columns) };
 }
+
+export const unpackProblem = (/** @type {unknown} */ error) =>
+  `This browser could not unpack the report's data (${error instanceof Error ? error.message : error}).`;
 
 /** 0, 1, 2, 3 as 0, -1, 1, -2. @param {number} value */
 export const unzigzag = (value) => (value % 2 ? -(value + 1) / 2 : value / 2);

@@ -1,59 +1,26 @@
 // Some ranks on one clock: their steps, the collectives that join them, and the critical path.
 
-import { fitText, hatchIn, letterWidth, sizeCanvas } from "./canvas.js";
-import { canvasIn, element, fillTip, partIn } from "./dom.js";
+import { fillBox, fillShape, fitText, hatchIn, startDrawing, strokeBox, strokeLine, writeText } from "./canvas.js";
+import { element } from "./dom.js";
 import { duration, percent, size } from "./format.js";
 import { getColors } from "./palette.js";
 import { RankScene } from "./rank_scene.js";
-import { paintRuler } from "./ruler.js";
 import { TimeView } from "./time_view.js";
-
-/** @typedef {import("./rank_scene.js").Piece} Piece */
-/** @typedef {import("./rank_scene.js").RankLanesData} RankLanesData */
-/** @typedef {{ ctx: CanvasRenderingContext2D, colors: import("./palette.js").Colors, scale: number, x: (time: number) => number }} Frame */
 
 const LANE = { path: 44, strip: 15, row: 15, bar: 13, pad: 7 };
 
+/** @extends {TimeView<RankScene>} */
 export class RankLanes extends TimeView {
-  /** @param {HTMLElement} root */
-  constructor(root) {
-    super(root, canvasIn(root, ".rl-canvas"), partIn(root, ".rl-scroll"));
-    this.ruler = canvasIn(root, ".rl-ruler");
-    this.gutter = partIn(root, ".rl-labels");
-    this.layout = { tops: /** @type {number[]} */ ([]), height: 0, width: 1 };
-    this.letter = 1;
-    /** @type {RankScene | null} */
-    this.scene = null;
+  constructor(/** @type {HTMLElement} */ root) {
+    super(root, "rl", 0.02);
+    this.layout = { tops: /** @type {number[]} */ ([]), height: 0 };
     this.scroller.addEventListener("keydown", (event) => this.key(event));
-    this.ruler.addEventListener("click", (event) => this.showStepAt(event.offsetX, 0.02));
-    new ResizeObserver(() => this.scene && this.draw()).observe(root);
   }
 
-  /** @param {RankLanesData} data */
-  load(data) {
+  load(/** @type {RankLanesData} */ data) {
     this.scene = new RankScene(data);
     this.layOut();
     this.act("path");
-  }
-
-  /** The scene, where there is one. */
-  get drawn() {
-    return /** @type {RankScene} */ (this.scene);
-  }
-
-  /** @override */
-  get span() {
-    return this.scene?.span ?? 0;
-  }
-
-  /** @override */
-  get width() {
-    return this.layout.width;
-  }
-
-  /** @override */
-  get steps() {
-    return this.scene?.steps ?? [];
   }
 
   layOut() {
@@ -64,7 +31,7 @@ export class RankLanes extends TimeView {
       y += LANE.strip + rows * LANE.row + 2 * LANE.pad;
       return top;
     });
-    this.layout = { tops, height: y, width: 1 };
+    this.layout = { tops, height: y };
     this.scroller.style.height = `${y}px`;
     this.fillGutter();
   }
@@ -83,19 +50,15 @@ export class RankLanes extends TimeView {
   }
 
   /** @override */
-  acts() {
-    return { ...super.acts(), path: () => this.showPath() };
-  }
+  acts() { return { ...super.acts(), path: () => this.showPath() }; }
 
   showPath() {
     const path = this.scene?.path;
-    if (!path) return this.reset();
-    const margin = (path.end - path.start) * 0.03;
-    this.show(path.start - margin, path.end + margin);
+    if (path) this.showAround(path.start, path.end, 0.03);
+    else this.reset();
   }
 
-  /** @param {KeyboardEvent} event */
-  key(event) {
+  key(/** @type {KeyboardEvent} */ event) {
     const act = this.letters()[event.key.toLowerCase()];
     if (!act || !this.scene || event.ctrlKey || event.metaKey || event.altKey) return;
     act();
@@ -110,7 +73,7 @@ export class RankLanes extends TimeView {
     const calls = piece ? [] : scene.members[scene.match[event]];
     const from = piece ? piece.start : Math.min(...calls.map((i) => scene.arrival[i]));
     const to = piece ? piece.end : Math.max(...calls.map((i) => scene.end[i]));
-    this.show(from - (to - from) * 0.15, to + (to - from) * 0.15);
+    this.showAround(from, to, 0.15);
   }
 
   // ---- drawing
@@ -118,61 +81,39 @@ export class RankLanes extends TimeView {
   /** @override */
   drawNow() {
     if (!this.scene) return;
-    const { layout, scene, view } = this;
-    layout.width = Math.max(50, this.scroller.clientWidth - this.gutter.offsetWidth);
-    const ctx = sizeCanvas(this.canvas, layout.width, layout.height);
-    const colors = getColors();
-    const scale = layout.width / (view.t1 - view.t0);
-    const frame = { ctx, colors, scale, x: (/** @type {number} */ time) => (time - view.t0) * scale };
-    ctx.fillStyle = colors.back;
-    ctx.fillRect(0, 0, layout.width, layout.height);
-    ctx.font = `11px ${colors.font}`;
-    ctx.textBaseline = "middle";
-    this.letter = letterWidth(ctx);
-    const seen = this.visibleCalls();
+    const { scene, view } = this;
+    const ctx = startDrawing(this.canvas, this.measureWidth(), this.layout.height);
+    const scale = this.width / (view.t1 - view.t0);
+    const frame = { ctx, colors: getColors(), scale, x: (/** @type {number} */ time) => (time - view.t0) * scale };
+    const seen = [...scene.end.keys()].filter((i) => scene.end[i] > view.t0 && scene.arrival[i] < view.t1);
     this.paintSteps(frame);
     this.paintJoins(frame, seen);
     seen.forEach((i) => this.paintBar(frame, i));
     this.paintErrors(frame);
     this.paintPath(frame);
     this.paintFocus(frame);
-    paintRuler(this.ruler, scene.steps, view, layout.width);
+    this.drawRuler();
   }
 
-  visibleCalls() {
-    const { drawn: scene, view } = this;
-    const seen = [];
-    for (let i = 0; i < scene.count; i++) if (scene.end[i] > view.t0 && scene.arrival[i] < view.t1) seen.push(i);
-    return seen;
-  }
-
-  /** @param {number} call */
-  y(call) {
+  y(/** @type {number} */ call) {
     const { place, row } = this.drawn;
     return this.layout.tops[place[call]] + LANE.pad + LANE.strip + row[call] * LANE.row;
   }
 
-  /** @param {Frame} frame */
-  paintSteps({ ctx, colors, x, scale }) {
-    const { layout, drawn: scene } = this;
-    for (const top of layout.tops) {
-      ctx.fillStyle = colors.line;
-      ctx.fillRect(0, top, layout.width, 1);
-    }
+  paintSteps(/** @type {RankFrame} */ { ctx, colors, x, scale }) {
+    const { layout, drawn: scene, width } = this;
+    layout.tops.forEach((top) => fillBox(ctx, colors.line, 0, top, width, 1));
     for (const [place, number, start, end] of scene.lanes.steps) {
-      const [left, right] = [Math.max(x(start), -2), Math.min(x(end), layout.width + 2)];
-      if (right <= 0 || left >= layout.width) continue;
+      const [left, right] = [Math.max(x(start), -2), Math.min(x(end), width + 2)];
+      if (right <= 0 || left >= width) continue;
       const y = layout.tops[place] + LANE.pad;
-      ctx.fillStyle = colors.stepBand;
-      ctx.fillRect(left, y, Math.max(right - left - 1, 1), LANE.strip - 3);
-      ctx.fillStyle = colors.muted;
+      fillBox(ctx, colors.stepBand, left, y, Math.max(right - left - 1, 1), LANE.strip - 3);
       const from = Math.max(left + Math.min(scene.lanes.errors[place] * scale, 300), 0) + 6;
-      const text = fitText(`step ${number}`, right - from - 4, this.letter);
-      if (text) ctx.fillText(text, from, y + LANE.strip / 2 - 1);
+      writeText(ctx, colors.muted, fitText(ctx, `step ${number}`, right - from - 4), from, y + LANE.strip / 2 - 1);
     }
   }
 
-  /** Between neighbouring lanes: a thin line from arrival to arrival, a band from there to the end. @param {Frame} frame @param {number[]} seen */
+  /** Between neighbouring lanes: a thin line from arrival to arrival, a band from there to the end. @param {RankFrame} frame @param {number[]} seen */
   paintJoins({ ctx, colors, x, scale }, seen) {
     const { drawn: scene } = this;
     const dense = seen.length > 1200;
@@ -184,129 +125,96 @@ export class RankLanes extends TimeView {
         const [from, to] = [this.y(a) + LANE.bar, this.y(b)];
         if (to < from) continue;
         if (!dense || (scene.end[a] - scene.transferStart(a)) * scale > 1) {
-          ctx.fillStyle = color.band;
-          ctx.beginPath();
-          ctx.moveTo(x(scene.transferStart(a)), from);
-          ctx.lineTo(x(scene.end[a]), from);
-          ctx.lineTo(x(scene.end[b]), to);
-          ctx.lineTo(x(scene.transferStart(b)), to);
-          ctx.fill();
+          const top = [scene.transferStart(a), scene.end[a]].map((time) => [x(time), from]);
+          const bottom = [scene.end[b], scene.transferStart(b)].map((time) => [x(time), to]);
+          fillShape(ctx, color.band, [...top, ...bottom]);
         }
-        if (dense) continue;
-        ctx.strokeStyle = color.line;
-        ctx.lineWidth = 1;
-        ctx.beginPath();
-        ctx.moveTo(x(scene.arrival[a]), from);
-        ctx.lineTo(x(scene.arrival[b]), to);
-        ctx.stroke();
+        if (!dense) strokeLine(ctx, color.line, 1, [[x(scene.arrival[a]), from], [x(scene.arrival[b]), to]]);
       }
     }
   }
 
-  /** Waiting for the last to come is pale and striped, the transfer full. @param {Frame} frame @param {number} i */
+  /** Waiting for the last to come is pale and striped, the transfer full. @param {RankFrame} frame @param {number} i */
   paintBar({ ctx, colors, x }, i) {
-    const { drawn: scene, layout } = this;
+    const { drawn: scene, width } = this;
     const color = colors.collectives[scene.name(i)];
     const y = this.y(i);
-    const clip = (/** @type {number} */ time) => Math.min(Math.max(x(time), -3), layout.width + 3);
-    const [came, all, begun, end] = [scene.arrival[i], scene.waitEnd(i), scene.transferStart(i), scene.end[i]].map(clip);
-    if (all - came > 0.3) {
-      ctx.fillStyle = color.pale;
-      ctx.fillRect(came, y, all - came, LANE.bar);
-      if (all - came > 3) {
-        ctx.fillStyle = hatchIn(ctx, color.line);
-        ctx.fillRect(came, y, all - came, LANE.bar);
-      }
-    }
-    if (begun - all > 1) {
-      ctx.fillStyle = color.line;
-      ctx.fillRect(all, y + LANE.bar / 2 - 1, begun - all, 2);
-    }
-    ctx.fillStyle = color.solid;
-    ctx.fillRect(begun, y, Math.max(end - begun, 1), LANE.bar);
-    ctx.fillRect(came, y, 1.25, LANE.bar);
-    const text = end - begun > 40 ? fitText(scene.name(i), end - begun - 8, this.letter) : "";
-    if (!text) return;
-    ctx.fillStyle = color.ink;
-    ctx.fillText(text, begun + 4, y + LANE.bar / 2 + 0.5);
+    const [came, all, begun, end] = [scene.arrival[i], scene.waitEnd(i), scene.transferStart(i), scene.end[i]]
+      .map((time) => Math.min(Math.max(x(time), -3), width + 3));
+    if (all - came > 0.3) fillBox(ctx, color.pale, came, y, all - came, LANE.bar);
+    if (all - came > 3) fillBox(ctx, hatchIn(ctx, color.line), came, y, all - came, LANE.bar);
+    if (begun - all > 1) fillBox(ctx, color.line, all, y + LANE.bar / 2 - 1, begun - all, 2);
+    fillBox(ctx, color.solid, begun, y, Math.max(end - begun, 1), LANE.bar);
+    fillBox(ctx, color.solid, came, y, 1.25, LANE.bar);
+    if (end - begun <= 40) return;
+    writeText(ctx, color.ink, fitText(ctx, scene.name(i), end - begun - 8), begun + 4, y + LANE.bar / 2 + 0.5);
   }
 
-  /** How far a rank's lane may be off, at the start of each of its steps. @param {Frame} frame */
+  /** How far a rank's lane may be off, at the start of each of its steps. @param {RankFrame} frame */
   paintErrors(frame) {
     const { drawn: scene, layout } = this;
     for (const [place, , start] of scene.lanes.steps) {
-      if (frame.x(start) < -50 || frame.x(start) > layout.width + 50) continue;
+      if (frame.x(start) < -50 || frame.x(start) > this.width + 50) continue;
       this.whisker(frame, start, scene.lanes.errors[place], layout.tops[place] + LANE.pad + LANE.strip / 2 - 1);
     }
   }
 
-  /** @param {Frame} frame @param {number} time @param {number} error @param {number} y */
+  /** @param {RankFrame} frame @param {number} time @param {number} error @param {number} y */
   whisker({ ctx, colors, x, scale }, time, error, y) {
     if (error * scale < 1.5) return;
     const [left, right] = [x(time - error), x(time + error)];
-    ctx.fillStyle = colors.text;
-    ctx.fillRect(left, y - 0.5, right - left, 1);
-    ctx.fillRect(left - 0.5, y - 4, 1.25, 8);
-    ctx.fillRect(right - 0.5, y - 4, 1.25, 8);
+    fillBox(ctx, colors.text, left, y - 0.5, right - left, 1);
+    [left, right].forEach((end) => fillBox(ctx, colors.text, end - 0.5, y - 4, 1.25, 8));
   }
 
-  /** Its own lane says whose work and which transfer; over the ranks' lanes a line leads the eye. @param {Frame} frame */
+  /** Its own lane says whose work and which transfer; over the ranks' lanes a line leads the eye. @param {RankFrame} frame */
   paintPath(frame) {
     const { ctx, colors, x } = frame;
-    const { drawn: scene, layout } = this;
+    const { drawn: scene, layout, width } = this;
     const rail = (/** @type {number} */ place) => layout.tops[place] + LANE.pad + LANE.strip - 3;
-    /** @type {Piece | null} */
-    let before = null;
+    let before = /** @type {Piece | null} */ (null);
     for (const piece of scene.pieces) {
-      const [left, right] = [Math.max(x(piece.start), -3), Math.min(x(piece.end), layout.width + 3)];
-      if (right > 0 && left < layout.width) this.paintPiece(frame, piece, left, right);
+      const [left, right] = [Math.max(x(piece.start), -3), Math.min(x(piece.end), width + 3)];
+      if (right > 0 && left < width) this.paintPiece(frame, piece, left, right);
       if (piece.place < 0) continue;
-      ctx.fillStyle = colors.accent;
       const thick = piece.kind === "transfer" ? 1.5 : 4;
-      if (right > left) ctx.fillRect(left, rail(piece.place) - thick / 2, Math.max(right - left, 1), thick);
+      if (right > left) fillBox(ctx, colors.accent, left, rail(piece.place) - thick / 2, Math.max(right - left, 1), thick);
       if (before && before.place !== piece.place) {
         const [a, b] = [rail(before.place), rail(piece.place)].sort((p, q) => p - q);
-        ctx.fillRect(x(piece.start) - 0.75, a, 1.5, b - a);
+        fillBox(ctx, colors.accent, x(piece.start) - 0.75, a, 1.5, b - a);
       }
       before = piece;
     }
   }
 
-  /** @param {Frame} frame @param {Piece} piece @param {number} left @param {number} right */
+  /** @param {RankFrame} frame @param {Piece} piece @param {number} left @param {number} right */
   paintPiece({ ctx, colors }, piece, left, right) {
     const transfer = piece.kind === "transfer";
     const color = colors.collectives[piece.label] || colors.collectives.other;
-    ctx.fillStyle = transfer ? color.solid : piece.kind === "input" ? colors.inputBand : colors.accent;
-    ctx.fillRect(left, 12, Math.max(right - left - (right - left > 3 ? 0.75 : 0), 0.75), 20);
+    const [fill, ink] = transfer ? [color.solid, color.ink]
+      : piece.kind === "input" ? [colors.inputBand, "#ffffff"] : [colors.accent, colors.back];
+    fillBox(ctx, fill, left, 12, Math.max(right - left - (right - left > 3 ? 0.75 : 0), 0.75), 20);
     const words = transfer ? piece.label : `rank ${piece.rank}${piece.kind === "input" ? " waits for data" : ""}`;
-    const text = right - left > 30 ? fitText(words, right - Math.max(left, 0) - 8, this.letter) : "";
-    if (!text) return;
-    ctx.fillStyle = transfer ? color.ink : piece.kind === "input" ? "#ffffff" : colors.back;
-    ctx.fillText(text, Math.max(left, 0) + 4, 22.5);
+    const from = Math.max(left, 0);
+    if (right - left > 30) writeText(ctx, ink, fitText(ctx, words, right - from - 8), from + 4, 22.5);
   }
 
-  /** @param {Frame} frame */
-  paintFocus(frame) {
+  paintFocus(/** @type {RankFrame} */ frame) {
     const { ctx, colors, x } = frame;
-    const { drawn: scene, layout } = this;
+    const { drawn: scene } = this;
     const focus = this.hover >= 0 ? this.hover : this.selected;
     if (focus < 0 || focus >= scene.count) return;
     const all = scene.members[scene.match[focus]];
-    ctx.strokeStyle = ctx.fillStyle = colors.text;
-    ctx.lineWidth = 1.25;
     for (const i of all) {
       const left = Math.max(x(scene.arrival[i]), -4);
-      const right = Math.min(x(scene.end[i]), layout.width + 4);
-      ctx.strokeRect(left - 0.5, this.y(i) - 0.5, Math.max(right - left, 1) + 1, LANE.bar + 1);
+      const right = Math.min(x(scene.end[i]), this.width + 4);
+      strokeBox(ctx, colors.text, 1.25, left - 0.5, this.y(i) - 0.5, Math.max(right - left, 1) + 1, LANE.bar + 1);
       this.whisker(frame, scene.arrival[i], scene.lanes.errors[scene.place[i]], this.y(i) + LANE.bar / 2);
     }
     if (!scene.waits(focus)) return;
     ctx.setLineDash([3, 3]);
     const at = Math.round(x(scene.complete[scene.match[focus]])) + 0.5;
-    ctx.beginPath();
-    ctx.moveTo(at, this.y(all[0]) - 6);
-    ctx.lineTo(at, this.y(all[all.length - 1]) + LANE.bar + 6);
-    ctx.stroke();
+    strokeLine(ctx, colors.text, 1.25, [[at, this.y(all[0]) - 6], [at, this.y(all[all.length - 1]) + LANE.bar + 6]]);
     ctx.setLineDash([]);
   }
 
@@ -314,10 +222,9 @@ export class RankLanes extends TimeView {
 
   /** @override @param {MouseEvent} pointer */
   eventAt({ offsetX, offsetY }) {
-    const { drawn: scene, view, layout } = this;
-    const perPixel = (view.t1 - view.t0) / layout.width;
+    const { drawn: scene, view } = this;
+    const perPixel = (view.t1 - view.t0) / this.width;
     const time = view.t0 + offsetX * perPixel;
-    const hit = (/** @type {number} */ start, /** @type {number} */ end) => time >= start - 2 * perPixel && time <= end + 2 * perPixel;
     if (scene.path && offsetY < LANE.path) {
       const piece = scene.pieces.findIndex((p) => time >= p.start && time < p.end);
       return piece < 0 ? -1 : scene.count + piece;
@@ -325,40 +232,38 @@ export class RankLanes extends TimeView {
     let best = -1;
     for (let i = 0; i < scene.count; i++) {
       const y = this.y(i);
-      if (offsetY < y - 1 || offsetY > y + LANE.bar + 1 || !hit(scene.arrival[i], scene.end[i])) continue;
+      if (offsetY < y - 1 || offsetY > y + LANE.bar + 1) continue;
+      if (time < scene.arrival[i] - 2 * perPixel || time > scene.end[i] + 2 * perPixel) continue;
       if (best < 0 || scene.end[i] - scene.arrival[i] < scene.end[best] - scene.arrival[best]) best = i;
     }
     return best;
   }
 
   /** @override @param {number} event */
-  fillTip(event) {
+  tipText(event) {
     const { count } = this.drawn;
-    const [title, ...lines] = event < count ? this.aboutCall(event) : this.aboutPiece(event - count);
-    fillTip(this.tip, title, lines);
+    return event < count ? this.aboutCall(event) : this.aboutPiece(event - count);
   }
 
-  /** @param {number} i */
-  aboutCall(i) {
+  aboutCall(/** @type {number} */ i) {
     const { drawn: scene } = this;
-    const { ranks } = scene.lanes;
     const bytes = scene.size[i] ? ` of ${size(scene.size[i] - 1)}` : "";
-    const lines = [`Rank ${ranks[scene.place[i]]}: ${scene.name(i)}${bytes}`];
-    lines.push(...this.aboutWait(i));
-    lines.push(`transfer ${duration(scene.end[i] - scene.waitEnd(i))}, from arrival to end ${duration(scene.end[i] - scene.arrival[i])}`);
-    return lines;
+    return [
+      `Rank ${scene.lanes.ranks[scene.place[i]]}: ${scene.name(i)}${bytes}`,
+      ...this.aboutWait(i),
+      `transfer ${duration(scene.end[i] - scene.waitEnd(i))}, from arrival to end ${duration(scene.end[i] - scene.arrival[i])}`,
+    ];
   }
 
-  /** @param {number} i */
-  aboutWait(i) {
+  aboutWait(/** @type {number} */ i) {
     const { drawn: scene } = this;
     const { ranks, errors } = scene.lanes;
     const match = scene.match[i];
+    const last = scene.last[match];
     const drawn = scene.members[match].length;
     if (!scene.waits(i)) return [];
-    if (scene.complete[match] > scene.arrival[scene.last[match]]) return [`waited ${duration(scene.waitEnd(i) - scene.arrival[i])} for a rank that is not drawn`];
+    if (scene.complete[match] > scene.arrival[last]) return [`waited ${duration(scene.waitEnd(i) - scene.arrival[i])} for a rank that is not drawn`];
     if (drawn < 2) return [];
-    const last = scene.last[match];
     if (last === i) return [`the last of ${drawn} drawn ranks to arrive`];
     const error = errors[scene.place[i]] + errors[scene.place[last]];
     const wait = scene.arrival[last] - scene.arrival[i];
@@ -366,8 +271,7 @@ export class RankLanes extends TimeView {
     return [`waited ${duration(wait)} ± ${duration(error)} for rank ${ranks[scene.place[last]]}`];
   }
 
-  /** @param {number} k */
-  aboutPiece(k) {
+  aboutPiece(/** @type {number} */ k) {
     const { path, pieces } = this.drawn;
     const piece = pieces[k];
     const words = { work: `Rank ${piece.rank}'s own work`, input: `Rank ${piece.rank} waits for data`, transfer: `Transfer: ${piece.label}` };

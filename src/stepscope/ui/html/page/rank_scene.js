@@ -1,28 +1,8 @@
 // Calls of several ranks on one clock, the collectives they belong to, and the critical path.
 
-/** @typedef {import("./payload.js").Columns} Columns */
-/** @typedef {import("./payload.js").StepMark} StepMark */
-/** @typedef {"work" | "input" | "transfer"} PieceKind */
-/** A piece of the critical path; `place` is its rank's lane, or -1. @typedef {{ rank: number, start: number, end: number, kind: PieceKind, label: string, place: number }} Piece */
-/** @typedef {{ step: number, start: number, end: number, kinds: PieceKind[], labels: string[] }} PathData */
-
-/**
- * @typedef {object} LanesData
- * @property {number[]} ranks
- * @property {number[]} errors of each rank's clock
- * @property {number} reference the rank whose clock the others are set by
- * @property {string[]} kinds of collectives
- * @property {boolean[]} waiting whether ranks wait for each other in a collective of each kind
- * @property {number} span
- * @property {[number, number, number, number][]} steps lane, number, start, end
- */
-
-/** @typedef {{ columns: Columns, lanes: LanesData, path?: PathData, stragglers: [number, string][] }} RankLanesData */
-
 /** Calls are numbered; a match is one collective, its members are the ranks' calls. */
 export class RankScene {
-  /** @param {RankLanesData} data */
-  constructor({ columns, lanes, path, stragglers }) {
+  constructor(/** @type {RankLanesData} */ { columns, lanes, path, stragglers }) {
     this.lanes = lanes;
     this.path = path ?? null;
     this.span = Math.max(lanes.span, 1);
@@ -66,10 +46,7 @@ export class RankScene {
     }));
   }
 
-  /** @param {number} call */
-  waits(call) {
-    return this.lanes.waiting[this.kind[call]];
-  }
+  waits(/** @type {number} */ call) { return this.lanes.waiting[this.kind[call]]; }
 
   /** Until then the call waits for other ranks. @param {number} call */
   waitEnd(call) {
@@ -77,12 +54,7 @@ export class RankScene {
   }
 
   /** When every rank had come and the transfer itself had begun. @param {number} call */
-  transferStart(call) {
-    return Math.min(Math.max(this.waitEnd(call), this.start[call]), this.end[call]);
-  }
+  transferStart(call) { return Math.min(Math.max(this.waitEnd(call), this.start[call]), this.end[call]); }
 
-  /** @param {number} call */
-  name(call) {
-    return this.lanes.kinds[this.kind[call]];
-  }
+  name(/** @type {number} */ call) { return this.lanes.kinds[this.kind[call]]; }
 }

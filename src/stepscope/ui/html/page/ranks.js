@@ -7,8 +7,6 @@ import { RankLanes } from "./rank_lanes.js";
 import { registerPane } from "./registry.js";
 import { TableBox } from "./table_box.js";
 
-/** @typedef {import("./heat_map.js").HeatData & Partial<import("./rank_scene.js").RankLanesData> & { tables: import("./payload.js").TableData[] }} JobData */
-
 registerPane("ranks", (section, page) => {
   const heat = new HeatMap(partIn(section, ".hm"), page.pickRank);
   const lanes = new RankLanes(partIn(section, ".rl"));
@@ -24,20 +22,14 @@ registerPane("ranks", (section, page) => {
       return;
     }
     if (job.steps.length) heat.load(job);
-    if (job.lanes) lanes.load(/** @type {import("./rank_scene.js").RankLanesData} */ (job));
+    if (job.lanes) lanes.load(/** @type {RankLanesData} */ (job));
     tables.load(job.tables);
   }
 
   return {
     ready: load(),
-    draw() {
-      heat.draw();
-      lanes.draw();
-    },
-    drawNow() {
-      heat.drawNow();
-      lanes.drawNow();
-    },
+    draw: () => [heat, lanes].forEach((chart) => chart.draw()),
+    drawNow: () => [heat, lanes].forEach((chart) => chart.drawNow()),
     state: () => ({
       metric: heat.metric || null,
       order: heat.order.map((place) => heat.data.ranks[place]).slice(0, 50),

@@ -1,23 +1,16 @@
 // The scale above the lanes: the steps' names, and times from the start of the trace.
 
-import { fitText, letterWidth, sizeCanvas } from "./canvas.js";
+import { fillBox, fitText, startDrawing, writeText } from "./canvas.js";
 import { tick } from "./format.js";
 import { getColors } from "./palette.js";
-
-/** @typedef {import("./payload.js").StepMark} StepMark */
-/** @typedef {import("./time_view.js").View} View */
 
 const RULER_HEIGHT = 32;
 
 /** @param {HTMLCanvasElement} canvas @param {StepMark[]} steps @param {View} view @param {number} width */
 export function paintRuler(canvas, steps, { t0, t1 }, width) {
-  const ctx = sizeCanvas(canvas, width, RULER_HEIGHT);
+  const ctx = startDrawing(canvas, width, RULER_HEIGHT);
   const colors = getColors();
   const scale = width / (t1 - t0);
-  ctx.fillStyle = colors.back;
-  ctx.fillRect(0, 0, width, RULER_HEIGHT);
-  ctx.font = `11px ${colors.font}`;
-  ctx.textBaseline = "middle";
   const step = roundStep((t1 - t0) / Math.max(2, width / 110));
   ctx.fillStyle = colors.muted;
   for (let time = Math.ceil(t0 / step) * step; time < t1; time += step) {
@@ -29,11 +22,8 @@ export function paintRuler(canvas, steps, { t0, t1 }, width) {
     const x = Math.max((start - t0) * scale, 0);
     const end = Math.min((start + dur - t0) * scale, width);
     if (end - x < 20) continue;
-    ctx.fillStyle = colors.strong;
-    ctx.fillRect(x, 0, end - x - 1, 1.5);
-    ctx.fillStyle = colors.text;
-    const text = fitText(name.replace("ProfilerStep#", "step "), end - x - 8, letterWidth(ctx));
-    if (text) ctx.fillText(text, x + 4, 9);
+    fillBox(ctx, colors.strong, x, 0, end - x - 1, 1.5);
+    writeText(ctx, colors.text, fitText(ctx, name.replace("ProfilerStep#", "step "), end - x - 8), x + 4, 9);
   }
 }
 

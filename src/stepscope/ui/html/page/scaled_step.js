@@ -1,92 +1,10 @@
 // A step with other workers, links and buckets, computed from tables of when what follows what
 // (predict/max_plus.py). Times are ns. tests/scaled_step.py computes the same.
 
-/** Up to a size in bytes: a message takes alpha ns + beta ns for each byte. @typedef {[number, number, number]} CostLine */
-
-/**
- * The links between a number of workers.
- * @typedef {object} Link
- * @property {number} ranks
- * @property {number} straggling how much longer the slowest worker takes
- * @property {number} spread of the expected transfers
- * @property {string} basis
- * @property {CostLine[]} all_reduce none for one worker
- * @property {CostLine[]} broadcast
- * @property {CostLine[]} beside an all-reduce while the host computes
- * @property {number} lost share of an all-reduce that compute loses to it
- * @property {string[]} said
- */
-
-/**
- * Gradients in buckets of one size.
- * @typedef {object} Buckets
- * @property {number | null} bucket_mb null: as it is now
- * @property {number[]} size_bytes
- * @property {number[]} marks the moment at which each is ready
- * @property {number[]} host_ns
- * @property {number[]} fill_ns
- */
-
-/** @typedef {{ host: number, busy: number[], own: number[], marked: number[][] }} Shape */
-
-/**
- * One changed step of one worker.
- * @typedef {object} Step
- * @property {number} compute which of the times is the compute stream's
- * @property {number | null} task of a CUDA graph: the host's time for one more task
- * @property {number} waiting inside the traced exchange, for other ranks
- * @property {number[]} wait
- * @property {number[]} share of the expected transfer that each took
- * @property {number} silent the traced step if no collective took any time
- * @property {number | null} quiet the same with other buckets
- * @property {Shape} [planned] collectives are inserted
- * @property {Shape} [traced] the trace's own collectives get other durations
- */
-
-/**
- * One combination of the other controls.
- * @typedef {object} Cell
- * @property {number} ns the step before a CUDA graph is made of it
- * @property {number} variance
- * @property {number} spread of the CUDA graph
- * @property {number} step its place among the steps
- * @property {(number | null)[]} shared by link: the place of the step when all workers share one batch
- * @property {({ peak: number, peak_low: number, peak_high: number } | null)[]} peaks
- */
-
-/**
- * @typedef {object} ScalingData
- * @property {number} unit of the tables
- * @property {number} before workers now
- * @property {boolean} onHost
- * @property {Link[]} links by number of workers
- * @property {Buckets[]} buckets as now first
- * @property {number} finish host time after the last sum
- * @property {number[]} sent bytes of each message before forward
- * @property {number} send host time for one
- * @property {number} afterSend host time after all of them
- * @property {number} moments
- * @property {number} forward the moment at which forward begins
- * @property {{ change: number, least: number, model: number, straggling: number, host: number, low_end: number, reached: number, share: number }} doubts
- * @property {Record<string, [number, number]>} adjusted by what-ifs' names: shift and stretch
- * @property {number} narrowest half width of an interval, as a logarithm
- * @property {Record<string, { times: number, stretches: number, sloped: boolean }>} shapes
- * @property {number} held bytes of DDP's buckets
- * @property {[string, string]} batch what is assumed about the batch: each its own, or shared
- * @property {Step[]} steps
- * @property {(Cell | null)[]} cells
- * @property {import("./payload.js").Columns} columns
- */
-
-/** Places in the lists, and whether workers share one batch. @typedef {{ link: number, buckets: number, bandwidth: number, strong: boolean }} Plan */
-/** @typedef {{ step: number, host: number, device: number, comm: number }} Replayed */
-/** @typedef {{ times: number, stretches: Float64Array[] }} Tables */
-/** @typedef {"planned" | "traced"} ShapeName */
-
 const STEPS = 4;
 const NORMAL_95 = 1.96; // standard deviations on each side hold 95%
 
-const sum = (/** @type {number[]} */ list) => list.reduce((all, each) => all + each, 0);
+const sum = (/** @type {number[]} */ list) => list.reduce((all, value) => all + value, 0);
 const logRatio = (/** @type {number} */ after, /** @type {number} */ before) => Math.abs(Math.log(Math.max(after, 1) / Math.max(before, 1)));
 const steady = (/** @type {number[]} */ ends) => (ends[STEPS - 1] - ends[STEPS / 2 - 1]) / (STEPS / 2);
 
@@ -96,11 +14,8 @@ export function transferCost(lines, size, bandwidth) {
   return alpha + (beta * size) / bandwidth;
 }
 
-/**
- * Where processors are shared, a sum next to compute lasts longer, and compute loses time to it.
- * @param {number[]} ready @param {number} computeEnd @param {number[]} alone @param {number[]} beside @param {number} share
- * @returns {[number[], number[]]} how long each sum lasts, and what compute loses to it
- */
+// Where processors are shared, a sum next to compute lasts longer, and compute loses time to it.
+/** How long each sum lasts, and what compute loses to it. @param {number[]} ready @param {number} computeEnd @param {number[]} alone @param {number[]} beside @param {number} share */
 export function chainSums(ready, computeEnd, alone, beside, share) {
   const lasting = alone.slice();
   let taken = alone.map(() => 0);
@@ -117,8 +32,8 @@ export function chainSums(ready, computeEnd, alone, beside, share) {
       spent += share * own * part;
       return share * own * part;
     });
-    if (lost.every((each, i) => Math.abs(each - taken[i]) < 1)) break;
-    taken = taken.map((each, i) => (each + lost[i]) / 2);
+    if (lost.every((ns, i) => Math.abs(ns - taken[i]) < 1)) break;
+    taken = taken.map((ns, i) => (ns + lost[i]) / 2);
   }
   return [lasting, lost];
 }
@@ -153,12 +68,10 @@ export function adjustedStep(then, [shift, stretch], narrowest) {
 }
 
 export class ScaledStep {
-  /** @param {ScalingData} data */
-  constructor(data) {
+  constructor(/** @type {ScalingData} */ data) {
     this.data = data;
     this.now = data.links.findIndex((link) => link.ranks === data.before);
-    /** @type {Map<string, any>} */
-    this.known = new Map();
+    this.known = /** @type {Map<string, any>} */ (new Map());
   }
 
   /** @template T @param {string} key @param {() => T} compute @returns {T} */
@@ -168,9 +81,7 @@ export class ScaledStep {
   }
 
   /** A step's tables for a worker `pace` times as slow. @param {number} at place of the step @param {ShapeName} name @param {number} pace @returns {Tables} */
-  tables(at, name, pace) {
-    return this.once(`${at} ${name} ${pace}`, () => this.readTables(at, name, pace));
-  }
+  tables(at, name, pace) { return this.once(`${at} ${name} ${pace}`, () => this.readTables(at, name, pace)); }
 
   /** @param {number} at @param {ShapeName} name @param {number} pace @returns {Tables} */
   readTables(at, name, pace) {
@@ -193,10 +104,7 @@ export class ScaledStep {
     return { times, stretches: tables };
   }
 
-  /** @param {number} at @param {ShapeName} name */
-  shape(at, name) {
-    return /** @type {Shape} */ (this.data.steps[at][name]);
-  }
+  shape(/** @type {number} */ at, /** @type {ShapeName} */ name) { return /** @type {Shape} */ (this.data.steps[at][name]); }
 
   /** @param {number} at @param {Plan} plan @param {{ pace?: number, factor?: number }} changes the slowest worker's pace, and how much longer transfers take @returns {Replayed} */
   run(at, plan, { pace = this.data.links[plan.link].straggling, factor = 1 } = {}) {
@@ -206,14 +114,12 @@ export class ScaledStep {
   }
 
   /** @param {number} at @param {ShapeName} name @param {number} pace */
-  hostTime(at, name, pace) {
-    return this.shape(at, name).host * (this.data.steps[at].task === null ? pace : 1);
-  }
+  hostTime(at, name, pace) { return this.shape(at, name).host * (this.data.steps[at].task === null ? pace : 1); }
 
   /** @param {number} at @param {ShapeName} name @param {number} pace */
   busyTimes(at, name, pace) {
     const { busy, own } = this.shape(at, name);
-    return busy.map((each, i) => each * (1 + (pace - 1) * own[1 + i]));
+    return busy.map((ns, i) => ns * (1 + (pace - 1) * own[1 + i]));
   }
 
   /** The trace's own collectives with other durations. @param {number} at @param {Plan} plan @param {number} pace @param {number} factor @returns {Replayed} */
@@ -246,13 +152,18 @@ export class ScaledStep {
     }
     const pays = task === null; // inside a CUDA graph the host pays nothing
     const filled = sum(buckets.fill_ns);
-    const toll = buckets.host_ns.map((each, i) => each + (onHost ? buckets.fill_ns[i] : 0));
-    let lasting = buckets.size_bytes.map((size) => factor * transferCost(link.all_reduce, size, plan.bandwidth));
+    const toll = buckets.host_ns.map((ns, i) => ns + (onHost ? buckets.fill_ns[i] : 0));
+    const costs = (/** @type {CostLine[]} */ lines, /** @type {number[]} */ sizes) =>
+      sizes.map((size) => factor * transferCost(lines, size, plan.bandwidth));
+    let lasting = costs(link.all_reduce, buckets.size_bytes);
     let lost = lasting.map(() => 0);
-    if (link.beside.length && factor) [lasting, lost] = this.contended(tables, link, buckets, toll, plan.bandwidth, factor);
-    if (factor) lasting = lasting.map((each) => each + waiting / lasting.length);
-    const host = toll.map((each) => (pays ? each : 0));
-    const sent = this.data.sent.map((size) => factor * transferCost(link.broadcast, size, plan.bandwidth));
+    if (link.beside.length && factor) {
+      const beside = costs(link.beside, buckets.size_bytes).map((cost, i) => Math.max(lasting[i], cost));
+      [lasting, lost] = this.contended(tables, buckets.marks, toll, lasting, beside, link.lost);
+    }
+    if (factor) lasting = lasting.map((ns) => ns + waiting / lasting.length);
+    const host = toll.map((ns) => (pays ? ns : 0));
+    const sent = costs(link.broadcast, this.data.sent);
     const [send, afterSend] = pays ? [this.data.send, this.data.afterSend] : [0, 0];
     const finish = (pays ? this.data.finish : 0) + (onHost ? filled : 0);
     const ready = Array.from({ length: moments }, () => /** @type {number[]} */ ([]));
@@ -266,13 +177,12 @@ export class ScaledStep {
         now[compute] = Math.max(now[0], now[compute], comm) + deviceTime;
       }
     };
-    /** @type {number[]} */
-    const commEnds = [];
+    const commEnds = /** @type {number[]} */ ([]);
     const ends = replay(tables, (now, k) => {
       if (k === forward && sent.length) {
-        sent.forEach((each) => {
+        sent.forEach((cost) => {
           now[0] += send;
-          comm = Math.max(comm, now[0]) + each;
+          comm = Math.max(comm, now[0]) + cost;
         });
         waitForSums(now, afterSend, 0);
       }
@@ -297,16 +207,13 @@ export class ScaledStep {
     };
   }
 
-  /** @param {Tables} tables @param {Link} link @param {Buckets} buckets @param {number[]} toll @param {number} bandwidth @param {number} factor */
-  contended(tables, link, buckets, toll, bandwidth, factor) {
-    /** @type {number[]} */
-    const hostAt = [];
+  /** @param {Tables} tables @param {number[]} marks @param {number[]} toll @param {number[]} alone @param {number[]} beside @param {number} share */
+  contended(tables, marks, toll, alone, beside, share) {
+    const hostAt = /** @type {number[]} */ ([]);
     replay(tables, (now) => hostAt.push(now[0])); // the first step's come first
     let spent = 0;
-    const begun = buckets.marks.map((moment, i) => hostAt[moment] + (spent += toll[i]));
-    const alone = buckets.size_bytes.map((size) => factor * transferCost(link.all_reduce, size, bandwidth));
-    const beside = buckets.size_bytes.map((size, i) => Math.max(alone[i], factor * transferCost(link.beside, size, bandwidth)));
-    return chainSums(begun, hostAt[this.data.moments - 1] + spent, alone, beside, link.lost);
+    const begun = marks.map((moment, i) => hostAt[moment] + (spent += toll[i]));
+    return chainSums(begun, hostAt[this.data.moments - 1] + spent, alone, beside, share);
   }
 
   /** Which step a cell's is: its own, or that of a share of the batch; null where there are too few samples. @param {number} cell @param {Plan} plan */
@@ -396,8 +303,7 @@ export class ScaledStep {
     return traced ? silent : this.alone(at);
   }
 
-  /** @param {number} at */
-  alone(at) {
+  alone(/** @type {number} */ at) {
     return this.once(`${at} alone`, () => steady(replay(this.tables(at, "planned", 1), () => {})));
   }
 

@@ -5,10 +5,6 @@ import { FIRST_CAUSE } from "./palette.js";
 import { unzigzag } from "./payload.js";
 import { SHARED } from "./shared.js";
 
-/** @typedef {import("./payload.js").Columns} Columns */
-/** @typedef {import("./payload.js").Lane} Lane */
-/** Which events match a search, in order of time, and how long they kept each side busy. @typedef {{ mask: Uint8Array, events: number[], busy: { device: number, host: number } }} Matches */
-
 /** The first place from `low` on whose value is not below `value`. @param {ArrayLike<number>} array @param {number} value @param {number} low @param {number} high */
 export function lowerBound(array, value, low, high) {
   while (low < high) {
@@ -20,7 +16,7 @@ export function lowerBound(array, value, low, high) {
 }
 
 export class Scene {
-  /** @param {import("./payload.js").Picture} picture @param {Columns} columns */
+  /** @param {Picture} picture @param {Columns} columns */
   constructor(picture, columns) {
     this.span = Math.max(picture.span_ns, 1);
     this.steps = picture.steps;
@@ -38,8 +34,7 @@ export class Scene {
     this.kind = new Uint8Array(total);
     this.link = new Int32Array(total).fill(-1);
     this.frame = columns.gap_frame;
-    /** @type {Map<number, string>} */
-    this.shortened = new Map();
+    this.shortened = /** @type {string[]} */ ([]);
     this.fillEvents(columns);
     if (gaps) this.addGapLane(columns, gaps);
     this.rows = this.rowStart.length - 1;
@@ -49,23 +44,16 @@ export class Scene {
     this.launches = this.indexLaunches();
   }
 
-  /** @param {Columns} columns */
-  fillEvents(columns) {
+  fillEvents(/** @type {Columns} */ columns) {
     this.dur.set(columns.dur);
     this.name.set(columns.name);
     this.kind.set(columns.kind);
     for (let row = 0; row + 1 < this.rowStart.length; row++) {
       let time = 0;
-      for (let i = this.rowStart[row]; i < this.rowStart[row + 1]; i++) {
-        time += unzigzag(columns.start_delta[i]);
-        this.start[i] = time;
-      }
+      for (let i = this.rowStart[row]; i < this.rowStart[row + 1]; i++) this.start[i] = (time += unzigzag(columns.start_delta[i]));
     }
     let link = -1;
-    for (let i = 0; i < this.drawn; i++) {
-      link += unzigzag(columns.link[i]);
-      this.link[i] = link;
-    }
+    for (let i = 0; i < this.drawn; i++) this.link[i] = (link += unzigzag(columns.link[i]));
   }
 
   /** @param {Columns} columns @param {number} gaps */
@@ -111,25 +99,15 @@ export class Scene {
     });
   }
 
-  /** @param {number} event */
-  end(event) {
-    return this.start[event] + this.dur[event];
-  }
+  end(/** @type {number} */ event) { return this.start[event] + this.dur[event]; }
 
-  /** @param {number} event */
-  rowOf(event) {
-    return lowerBound(this.rowStart, event + 1, 0, this.rowStart.length) - 1;
-  }
+  rowOf(/** @type {number} */ event) { return lowerBound(this.rowStart, event + 1, 0, this.rowStart.length) - 1; }
 
   /** @param {number} event @returns {Lane} */
-  laneOf(event) {
-    return this.lanes[this.laneOfRow[this.rowOf(event)]];
-  }
+  laneOf(event) { return this.lanes[this.laneOfRow[this.rowOf(event)]]; }
 
   /** @param {number} row @param {number} time */
-  firstVisible(row, time) {
-    return lowerBound(this.latestEnd, time, this.rowStart[row], this.rowStart[row + 1]);
-  }
+  firstVisible(row, time) { return lowerBound(this.latestEnd, time, this.rowStart[row], this.rowStart[row + 1]); }
 
   /** The event under a moment, or the nearest one within `slack`. @param {number} row @param {number} time @param {number} slack */
   at(row, time, slack) {
@@ -147,8 +125,7 @@ export class Scene {
   /** What called a host event, the nearest first. @param {number} event */
   callers(event) {
     const lane = this.laneOf(event);
-    /** @type {number[]} */
-    const callers = [];
+    const callers = /** @type {number[]} */ ([]);
     if (lane.group !== "host") return callers;
     for (let row = this.rowOf(event) - 1; row >= lane.first_row; row--) {
       const above = this.at(row, this.start[event] + this.dur[event] / 2, 0);
@@ -160,8 +137,7 @@ export class Scene {
   /** Device events launched inside a host event, by itself or by anything it called. @param {number} event */
   launchedBy(event) {
     const row = this.rowOf(event);
-    /** @type {number[]} */
-    const launched = [];
+    const launched = /** @type {number[]} */ ([]);
     if (this.lanes[this.laneOfRow[row]].group !== "host") return launched;
     const { events, times } = this.launches[this.laneOfRow[row]];
     const from = lowerBound(times, this.start[event], 0, times.length);
@@ -171,21 +147,10 @@ export class Scene {
     return launched;
   }
 
-  /** @param {number} event */
-  label(event) {
-    return this.strings[this.name[event]];
-  }
+  label(/** @type {number} */ event) { return this.strings[this.name[event]]; }
 
   /** Shortening a name is slow next to drawing it, and the same few names come in every frame. @param {number} event */
-  shortLabel(event) {
-    const name = this.name[event];
-    let short = this.shortened.get(name);
-    if (short === undefined) {
-      short = shortName(this.strings[name]);
-      this.shortened.set(name, short);
-    }
-    return short;
-  }
+  shortLabel(event) { return (this.shortened[this.name[event]] ??= shortName(this.label(event))); }
 
   /** Events whose name holds the text. @param {string} text @returns {Matches} */
   find(text) {
@@ -193,12 +158,8 @@ export class Scene {
     const named = this.strings.map((name) => name.toLowerCase().includes(wanted));
     const mask = new Uint8Array(this.start.length);
     const events = [];
-    for (let i = 0; i < this.drawn; i++) {
-      if (named[this.name[i]]) {
-        mask[i] = 1;
-        events.push(i);
-      }
-    }
+    for (let i = 0; i < this.drawn; i++) if (named[this.name[i]]) events.push(i);
+    events.forEach((event) => { mask[event] = 1; });
     events.sort((a, b) => this.start[a] - this.start[b]);
     return { mask, events, busy: this.unionTime(events) };
   }

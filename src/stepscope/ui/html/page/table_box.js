@@ -3,8 +3,6 @@
 import { button, element, inputIn, partIn } from "./dom.js";
 import { count, duration, factor, rate, significant, size } from "./format.js";
 
-/** @typedef {import("./payload.js").TableData} TableData */
-
 const FIRST_ROWS = 25;
 
 /** How numbers of each type are written; "text", "code" and "kind" are not numbers. @type {Record<string, (value: any) => string>} */
@@ -45,18 +43,15 @@ export class TableBox {
     this.filter = inputIn(root, ".table-filter");
     this.count = partIn(root, ".table-count");
     this.absent = partIn(root, ".table-absent");
-    /** @type {TableData[]} */
-    this.tables = [];
-    /** @type {TableData | null} */
-    this.table = null;
+    this.tables = /** @type {TableData[]} */ ([]);
+    this.table = /** @type {TableData | null} */ (null);
     this.all = false;
     this.sort = { column: -1, down: true };
     this.filter.addEventListener("input", () => this.show());
     this.tabs.addEventListener("keydown", (event) => this.key(event));
   }
 
-  /** @param {TableData[]} tables */
-  load(tables) {
+  load(/** @type {TableData[]} */ tables) {
     const before = this.table?.id;
     this.tables = tables.filter((table) => table.rows.length);
     this.showAbsent(tables.filter((table) => table.absent));
@@ -64,10 +59,8 @@ export class TableBox {
     this.open(this.tables.find((table) => table.id === before) ?? this.tables[0] ?? null);
   }
 
-  /** @param {TableData[]} missing */
-  showAbsent(missing) {
-    /** @type {Map<string, string[]>} */
-    const titles = new Map();
+  showAbsent(/** @type {TableData[]} */ missing) {
+    const titles = /** @type {Map<string, string[]>} */ (new Map());
     missing.forEach(({ absent, title }) => titles.set(absent, [...(titles.get(absent) ?? []), title]));
     this.absent.replaceChildren(...[...titles].map(([reason, names]) => {
       const line = element("p");
@@ -76,8 +69,7 @@ export class TableBox {
     }));
   }
 
-  /** @param {TableData} table */
-  tab(table) {
+  tab(/** @type {TableData} */ table) {
     const tab = button("", () => this.open(table));
     tab.setAttribute("role", "tab");
     tab.id = `tab-${table.id}`;
@@ -86,8 +78,7 @@ export class TableBox {
     return tab;
   }
 
-  /** @param {KeyboardEvent} event */
-  key(event) {
+  key(/** @type {KeyboardEvent} */ event) {
     const by = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
     if (!by || !this.table) return;
     const next = (this.tables.indexOf(this.table) + by + this.tables.length) % this.tables.length;
@@ -97,8 +88,7 @@ export class TableBox {
     event.stopPropagation();
   }
 
-  /** @param {TableData | null} table */
-  open(table) {
+  open(/** @type {TableData | null} */ table) {
     this.table = table;
     this.all = false;
     this.sort = { column: table ? table.sort : -1, down: true };
@@ -128,8 +118,7 @@ export class TableBox {
     this.count.textContent = rows.length < all ? `${count(rows.length)} of ${count(all)}` : "";
   }
 
-  /** @param {TableData} table */
-  head(table) {
+  head(/** @type {TableData} */ table) {
     const head = element("thead");
     const row = head.insertRow();
     table.columns.forEach(([label, type], column) => {
@@ -196,8 +185,7 @@ export class TableBox {
     cell.append(link);
   }
 
-  /** @param {number} rows */
-  more(rows) {
+  more(/** @type {number} */ rows) {
     return button(`Show all ${count(rows)}`, () => {
       this.all = true;
       this.show();

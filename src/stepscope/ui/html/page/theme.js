@@ -5,53 +5,41 @@ import { forgetColors } from "./palette.js";
 const KEY = "stepscope-theme";
 const root = document.documentElement;
 const dark = matchMedia("(prefers-color-scheme: dark)");
-/** @type {string | null} */
-let chosen = null;
+let chosen = /** @type {string | null} */ (null);
 
-/** A page from file:// may be refused storage: the choice then lasts as long as the page. */
-function savedTheme() {
+/** A page from file:// may be refused storage: the choice then lasts as long as the page. @param {() => string | null | void} use */
+function tryStorage(use) {
   try {
-    return localStorage.getItem(KEY);
+    return use();
   } catch {
     return null;
   }
 }
 
-/** @param {string} theme */
-function saveTheme(theme) {
-  try {
-    localStorage.setItem(KEY, theme);
-  } catch {
-    // `chosen` holds it
-  }
-}
-
 const currentTheme = () => chosen ?? (dark.matches ? "dark" : "light");
 
-/** @param {HTMLElement} button @param {() => void} onChange */
-function applyTheme(button, onChange) {
-  root.dataset.theme = currentTheme();
-  button.setAttribute("aria-pressed", String(currentTheme() === "dark"));
-  forgetColors();
-  onChange();
-}
-
-/** @param {HTMLElement} button @param {() => void} onChange */
-export function startTheme(button, onChange) {
-  const saved = savedTheme();
+/** `onChange` and, for paper, `onPrint` draw with the new colours. @param {HTMLElement} button @param {() => void} onChange @param {() => void} onPrint */
+export function startTheme(button, onChange, onPrint) {
+  /** @param {string} theme @param {() => void} draw */
+  const use = (theme, draw) => {
+    root.dataset.theme = theme;
+    forgetColors();
+    draw();
+  };
+  const apply = () => {
+    button.setAttribute("aria-pressed", String(currentTheme() === "dark"));
+    use(currentTheme(), onChange);
+  };
+  const saved = tryStorage(() => localStorage.getItem(KEY));
   chosen = saved === "dark" || saved === "light" ? saved : null;
-  dark.addEventListener("change", () => applyTheme(button, onChange));
+  dark.addEventListener("change", apply);
   button.addEventListener("click", () => {
-    chosen = currentTheme() === "dark" ? "light" : "dark";
-    saveTheme(chosen);
-    applyTheme(button, onChange);
+    const theme = currentTheme() === "dark" ? "light" : "dark";
+    chosen = theme;
+    tryStorage(() => localStorage.setItem(KEY, theme));
+    apply();
   });
-  applyTheme(button, onChange);
-}
-
-/** Paper is white whatever the screen is. @param {boolean} printing @param {() => void} onChange */
-export function themeForPaper(printing, onChange) {
-  root.dataset.theme = printing ? "light" : currentTheme();
-  forgetColors();
-  onChange();
+  addEventListener("beforeprint", () => use("light", onPrint)); // paper is white whatever the screen is
+  addEventListener("afterprint", () => use(currentTheme(), onPrint));
+  apply();
 }

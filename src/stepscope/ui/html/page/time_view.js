@@ -1,84 +1,64 @@
-// What charts with a time axis share: what is in view, the wheel, dragging, one drawing per frame.
+// What charts with a time axis share: what is in view, the wheel, dragging, the ruler.
 
-import { oncePerFrame } from "./canvas.js";
-import { partIn, partsIn, placeTip } from "./dom.js";
+import { canvasIn, partIn, partsIn } from "./dom.js";
+import { HoverChart } from "./hover_chart.js";
+import { paintRuler } from "./ruler.js";
 
-/** @typedef {{ t0: number, t1: number }} View */
-/** @typedef {import("./payload.js").StepMark} StepMark */
-/** @typedef {{ x: number, y: number, view: View, top: number, moved: boolean }} Drag */
-
-export const SHORTEST_VIEW_NS = 20;
+const SHORTEST_VIEW_NS = 20;
 const WIDEST_VIEW = 1.02; // of the whole span, so that the first and last events show their ends
 const SCROLL_GUARD_MS = 350; // a page scroll that passes over the canvas must not become a zoom
 
-/**
- * A chart names its canvas and scroller and fills in `span`, `width`, `steps`, `drawNow`, `eventAt`,
- * `fillTip` and `select`. An event is a number, -1 is none.
- */
-export class TimeView {
-  /** @param {HTMLElement} root @param {HTMLCanvasElement} canvas @param {HTMLElement} scroller */
-  constructor(root, canvas, scroller) {
-    this.root = root;
-    this.canvas = canvas;
-    this.scroller = scroller;
-    this.tip = partIn(root, ".tip");
-    this.hover = -1;
+/** @template {{ span: number, steps: StepMark[] }} S */
+export class TimeView extends HoverChart {
+  /** @param {HTMLElement} root @param {string} name its parts' classes begin with it @param {number} stepMargin around a step that is shown, of its length */
+  constructor(root, name, stepMargin) {
+    super(root, canvasIn(root, `.${name}-canvas`));
+    this.scroller = partIn(root, `.${name}-scroll`);
+    this.ruler = canvasIn(root, `.${name}-ruler`);
+    this.gutter = partIn(root, `.${name}-labels`);
+    this.stepMargin = stepMargin;
+    this.width = 1;
     this.selected = -1;
     this.lastPageScroll = -Infinity;
-    /** @type {View} */
     this.view = { t0: 0, t1: 1 };
-    /** @type {Drag | null} */
-    this.drag = null;
-    this.draw = oncePerFrame(() => this.drawNow());
+    this.drag = /** @type {{ x: number, y: number, view: View, top: number, moved: boolean } | null} */ (null);
+    this.scene = /** @type {S | null} */ (null);
+    const { canvas } = this;
     canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     window.addEventListener("scroll", () => { this.lastPageScroll = performance.now(); }, { passive: true });
     canvas.addEventListener("pointerdown", (event) => this.down(event));
-    canvas.addEventListener("pointermove", (event) => this.move(event));
     canvas.addEventListener("pointerup", (event) => this.up(event));
-    canvas.addEventListener("pointerleave", () => this.setHover(-1));
     canvas.addEventListener("dblclick", (event) => this.fit(this.eventAt(event)));
+    this.ruler.addEventListener("click", (event) => this.showStepAt(event.offsetX));
     partsIn(root, "[data-act]").forEach((button) =>
       button.addEventListener("click", () => this.act(button.dataset.act ?? "")));
   }
 
+  /** The scene, where there is one. */
+  get drawn() { return /** @type {S} */ (this.scene); }
+
   /** Whole length of the time axis; 0 before anything is loaded. */
-  get span() {
-    return 0;
+  get span() { return this.scene?.span ?? 0; }
+
+  /** What the gutter leaves of the width. */
+  measureWidth() {
+    const room = /** @type {HTMLElement} */ (this.canvas.parentElement).clientWidth;
+    this.width = Math.max(50, room - this.gutter.offsetWidth);
+    return this.width;
   }
 
-  /** Width of the canvas. */
-  get width() {
-    return 1;
-  }
-
-  /** @returns {StepMark[]} */
-  get steps() {
-    return [];
-  }
-
-  drawNow() {}
-
-  /** @param {MouseEvent} _pointer @returns {number} */
-  eventAt(_pointer) {
-    return -1;
-  }
-
-  /** @param {number} _event */
-  fillTip(_event) {}
+  drawRuler() { paintRuler(this.ruler, this.drawn.steps, this.view, this.width); }
 
   /** @param {number} _event */
   fit(_event) {}
 
-  /** @param {number} event */
-  select(event) {
+  select(/** @type {number} */ event) {
     this.selected = event;
     this.draw();
   }
 
   /** What the buttons do. @returns {Record<string, () => void>} */
-  acts() {
-    return { in: () => this.zoom(1 / 1.6), out: () => this.zoom(1.6), reset: () => this.reset() };
-  }
+  acts() { return { in: () => this.zoom(1 / 1.6), out: () => this.zoom(1.6), reset: () => this.reset() }; }
 
   /** What the letters do. @returns {Record<string, () => void>} */
   letters() {
@@ -89,8 +69,7 @@ export class TimeView {
     };
   }
 
-  /** @param {string} name */
-  act(name) {
+  act(/** @type {string} */ name) {
     if (this.span) this.acts()[name]();
   }
 
@@ -108,11 +87,13 @@ export class TimeView {
     this.draw();
   }
 
-  /** @param {number} x @param {number} margin of the step's length */
-  showStepAt(x, margin) {
+  /** @param {number} t0 @param {number} t1 @param {number} margin on each side, of the length */
+  showAround(t0, t1, margin) { this.show(t0 - (t1 - t0) * margin, t1 + (t1 - t0) * margin); }
+
+  showStepAt(/** @type {number} */ x) {
     const time = this.view.t0 + (x / this.width) * (this.view.t1 - this.view.t0);
-    const step = this.steps.find(([, start, dur]) => time >= start && time < start + dur);
-    if (step) this.show(step[1] - step[2] * margin, step[1] + step[2] * (1 + margin));
+    const step = this.scene?.steps.find(([, start, dur]) => time >= start && time < start + dur);
+    if (step) this.showAround(step[1], step[1] + step[2], this.stepMargin);
   }
 
   /** @param {number} factor @param {number} at share of the width that keeps its time */
@@ -123,14 +104,13 @@ export class TimeView {
     this.show(pivot - length * at, pivot + length * (1 - at));
   }
 
-  /** @param {number} share of what is in view */
-  pan(share) {
-    const by = (this.view.t1 - this.view.t0) * share;
-    this.show(this.view.t0 + by, this.view.t1 + by);
+  /** @param {number} share of what was in view @param {View} from */
+  pan(share, { t0, t1 } = this.view) {
+    const by = (t1 - t0) * share;
+    this.show(t0 + by, t1 + by);
   }
 
-  /** @param {WheelEvent} event */
-  wheel(event) {
+  wheel(/** @type {WheelEvent} */ event) {
     if (!this.span) return;
     const now = performance.now();
     if (now - this.lastPageScroll < SCROLL_GUARD_MS && !event.ctrlKey) {
@@ -149,20 +129,19 @@ export class TimeView {
     }
   }
 
-  /** @param {PointerEvent} event */
-  down(event) {
+  down(/** @type {PointerEvent} */ event) {
     if (event.button !== 0 || !this.span) return;
     this.canvas.setPointerCapture(event.pointerId);
     this.drag = { x: event.clientX, y: event.clientY, view: this.view, top: this.scroller.scrollTop, moved: false };
     this.scroller.focus({ preventScroll: true });
   }
 
-  /** @param {PointerEvent} event */
+  /** @override @param {PointerEvent} event */
   move(event) {
     if (!this.span) return;
     const { drag } = this;
     if (!drag) {
-      this.setHover(this.eventAt(event), event);
+      super.move(event);
       return;
     }
     const [dx, dy] = [event.clientX - drag.x, event.clientY - drag.y];
@@ -170,29 +149,14 @@ export class TimeView {
     drag.moved = true;
     this.canvas.classList.add("is-dragging");
     this.setHover(-1);
-    const by = (-dx / this.width) * (drag.view.t1 - drag.view.t0);
     this.scroller.scrollTop = drag.top - dy;
-    this.show(drag.view.t0 + by, drag.view.t1 + by);
+    this.pan(-dx / this.width, drag.view);
   }
 
-  /** @param {PointerEvent} event */
-  up(event) {
+  up(/** @type {PointerEvent} */ event) {
     const { drag } = this;
     this.drag = null;
     this.canvas.classList.remove("is-dragging");
     if (drag && !drag.moved) this.select(this.eventAt(event));
-  }
-
-  /** @param {number} event @param {MouseEvent} [pointer] */
-  setHover(event, pointer) {
-    const changed = event !== this.hover;
-    this.hover = event;
-    this.canvas.classList.toggle("is-over", event >= 0);
-    if (event < 0) this.tip.hidden = true;
-    else {
-      if (changed) this.fillTip(event);
-      if (pointer) placeTip(this.tip, pointer);
-    }
-    if (changed) this.draw();
   }
 }

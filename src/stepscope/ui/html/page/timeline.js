@@ -2,25 +2,20 @@
 
 import { context } from "./canvas.js";
 import { fillDetail, tipLines } from "./detail.js";
-import { canvasIn, fillTip, inputIn, partIn } from "./dom.js";
+import { canvasIn, inputIn, partIn } from "./dom.js";
 import { count, duration } from "./format.js";
 import { listenToKeys } from "./keys.js";
 import { fillGutter, foldMinorLanes, LANE_PAD, placeLanes, ROW } from "./lanes.js";
 import { Overview } from "./overview.js";
 import { Painter } from "./paint.js";
 import { registerPane } from "./registry.js";
-import { paintRuler } from "./ruler.js";
 import { Scene } from "./scene.js";
-import { SHORTEST_VIEW_NS, TimeView } from "./time_view.js";
+import { TimeView } from "./time_view.js";
 
-/** @typedef {import("./payload.js").Lane} Lane */
-
+/** @extends {TimeView<Scene>} */
 export class Timeline extends TimeView {
-  /** @param {HTMLElement} root */
-  constructor(root) {
-    super(root, canvasIn(root, ".tl-canvas"), partIn(root, ".tl-scroll"));
-    this.ruler = canvasIn(root, ".tl-ruler");
-    this.gutter = partIn(root, ".tl-labels");
+  constructor(/** @type {HTMLElement} */ root) {
+    super(root, "tl", 0.01);
     this.detail = partIn(root, ".tl-detail");
     this.search = inputIn(root, ".tl-search");
     this.count = partIn(root, ".tl-count");
@@ -29,47 +24,23 @@ export class Timeline extends TimeView {
     this.frameMs = 0;
     this.givenHeight = 0;
     this.draggedHeight = 0;
-    /** @type {Scene | null} */
-    this.scene = null;
-    /** @type {import("./scene.js").Matches | null} */
-    this.matches = null;
+    this.matches = /** @type {Matches | null} */ (null);
     this.match = -1;
     this.launchCache = { event: -1, launched: /** @type {number[]} */ ([]) };
-    this.listen();
+    this.scroller.addEventListener("scroll", () => this.draw(), { passive: true });
+    this.search.addEventListener("input", () => this.runSearch());
+    this.observer.observe(this.scroller);
   }
 
-  /** @param {Scene} scene */
-  load(scene) {
+  load(/** @type {Scene} */ scene) {
     this.scene = scene;
     this.hover = this.selected = -1;
-    this.matches = null;
-    this.match = -1;
     this.launchCache = { event: -1, launched: [] };
     foldMinorLanes(scene);
     this.layOut();
     this.reset();
     this.runSearch();
     this.showDetail();
-  }
-
-  /** The scene, where there is one. */
-  get drawn() {
-    return /** @type {Scene} */ (this.scene);
-  }
-
-  /** @override */
-  get span() {
-    return this.scene?.span ?? 0;
-  }
-
-  /** @override */
-  get width() {
-    return this.layout?.width ?? 1;
-  }
-
-  /** @override */
-  get steps() {
-    return this.scene?.steps ?? [];
   }
 
   // ---- where things are
@@ -85,15 +56,13 @@ export class Timeline extends TimeView {
   }
 
   measure() {
-    const layout = /** @type {import("./lanes.js").Layout} */ (this.layout);
-    const room = /** @type {HTMLElement} */ (this.canvas.parentElement).clientWidth;
-    layout.width = Math.max(50, room - this.gutter.offsetWidth);
+    const layout = /** @type {Layout} */ (this.layout);
+    layout.width = this.measureWidth();
     layout.height = this.scroller.clientHeight;
     return layout;
   }
 
-  /** @param {Lane} lane */
-  toggle(lane) {
+  toggle(/** @type {Lane} */ lane) {
     lane.folded = !lane.folded;
     const top = this.scroller.scrollTop;
     this.layOut();
@@ -107,11 +76,7 @@ export class Timeline extends TimeView {
 
   /** @override @param {number} event */
   fit(event = this.selected) {
-    if (event < 0) return;
-    const { start, dur } = this.drawn;
-    const length = Math.max(dur[event] * 1.3, SHORTEST_VIEW_NS);
-    const middle = start[event] + dur[event] / 2;
-    this.show(middle - length / 2, middle + length / 2);
+    if (event >= 0) this.showAround(this.drawn.start[event], this.drawn.end(event), 0.15);
   }
 
   /** Brings an event into view without changing the zoom more than it must. @param {number} event */
@@ -121,15 +86,14 @@ export class Timeline extends TimeView {
     if (lane.folded && scene.rowOf(event) > lane.first_row) this.toggle(lane);
     const [start, end, dur] = [scene.start[event], scene.end(event), scene.dur[event]];
     const length = view.t1 - view.t0;
-    if (dur < length / 400) this.show(start - dur * 60, end + dur * 60);
-    else if (dur > length) this.show(start - dur * 0.15, end + dur * 0.15);
+    if (dur < length / 400) this.showAround(start, end, 60);
+    else if (dur > length) this.showAround(start, end, 0.15);
     else if (start < view.t0 || end > view.t1) this.show((start + end - length) / 2, (start + end + length) / 2);
     this.scrollTo(event);
     this.draw();
   }
 
-  /** @param {number} event */
-  scrollTo(event) {
+  scrollTo(/** @type {number} */ event) {
     const { drawn: scene, layout } = this;
     const place = layout?.placeOf(event);
     if (!layout || !place || place.pinned) return;
@@ -152,32 +116,21 @@ export class Timeline extends TimeView {
       launched: (event) => this.launched(event),
     });
     this.overview.paint(this.scene, layout.width, this.view);
-    paintRuler(this.ruler, this.steps, this.view, layout.width);
+    this.drawRuler();
     this.frameMs = performance.now() - began;
   }
 
-  /** @param {number} event */
-  launched(event) {
+  launched(/** @type {number} */ event) {
     if (this.launchCache.event !== event) this.launchCache = { event, launched: this.drawn.launchedBy(event) };
     return this.launchCache.launched;
   }
 
   // ---- gestures
 
-  listen() {
-    this.scroller.addEventListener("scroll", () => this.draw(), { passive: true });
-    this.ruler.addEventListener("click", (event) => this.showStepAt(event.offsetX, 0.01));
-    this.search.addEventListener("input", () => this.runSearch());
-    const observer = new ResizeObserver(() => this.resize());
-    observer.observe(this.root);
-    observer.observe(this.scroller);
-  }
+  /** @override */
+  acts() { return { ...super.acts(), fit: () => this.fit(), next: () => this.step(1), previous: () => this.step(-1) }; }
 
   /** @override */
-  acts() {
-    return { ...super.acts(), fit: () => this.fit(), next: () => this.step(1), previous: () => this.step(-1) };
-  }
-
   resize() {
     if (!this.scene) return;
     // The corner of the lanes can be dragged: keep that height when lanes fold.
@@ -190,10 +143,8 @@ export class Timeline extends TimeView {
   eventAt({ offsetX, offsetY }) {
     const { layout, scene, view } = this;
     if (!layout || !scene) return -1;
-    const place = layout.lanes.find((each) => {
-      if (!each.pinned && offsetY < layout.pinned) return false;
-      return offsetY >= layout.top(each) && offsetY < layout.top(each) + each.height;
-    });
+    const place = layout.lanes.find((lane) => (lane.pinned || offsetY >= layout.pinned)
+      && offsetY >= layout.top(lane) && offsetY < layout.top(lane) + lane.height);
     if (!place) return -1;
     const depth = Math.floor((offsetY - layout.top(place) - LANE_PAD) / ROW);
     if (depth < 0 || depth >= (place.lane.folded ? 1 : place.lane.rows)) return -1;
@@ -204,9 +155,7 @@ export class Timeline extends TimeView {
   // ---- hovering, selecting
 
   /** @override @param {number} event */
-  fillTip(event) {
-    fillTip(this.tip, this.drawn.label(event), tipLines(this.drawn, event));
-  }
+  tipText(event) { return [this.drawn.label(event), ...tipLines(this.drawn, event)]; }
 
   /** @override @param {number} event */
   select(event) {
@@ -221,16 +170,14 @@ export class Timeline extends TimeView {
     fillDetail(this.detail, this.scene, this.selected, launched, (event) => this.go(event));
   }
 
-  /** @param {number} event */
-  go(event) {
+  go(/** @type {number} */ event) {
     this.select(event);
     this.reveal(event);
   }
 
   // ---- searching
 
-  /** @param {string} text */
-  find(text) {
+  find(/** @type {string} */ text) {
     this.search.value = text;
     this.runSearch();
     if (this.matches?.events.length) this.step(1);
@@ -293,18 +240,16 @@ export class Timeline extends TimeView {
 registerPane("timeline", (section) => {
   const timeline = new Timeline(partIn(section, ".tl"));
   const [nothing, leftOut] = [partIn(section, ".tl-none"), partIn(section, ".tl-left-out")];
-  const showNothing = (/** @type {string} */ why) => {
-    timeline.root.hidden = Boolean(why);
-    nothing.hidden = !why;
-    nothing.textContent = why;
-  };
   listenToKeys(timeline, /** @type {HTMLDialogElement} */ (document.querySelector("#help")));
   return {
     showRank(data, problem) {
       const scene = data?.picture ? new Scene(data.picture, data.columns) : null;
       leftOut.textContent = scene?.leftOut ?? "";
       leftOut.hidden = !scene?.leftOut;
-      showNothing(problem || (!scene ? "This rank was not drawn." : scene.start.length ? "" : "No events to draw."));
+      const why = problem || (!scene ? "This rank was not drawn." : scene.start.length ? "" : "No events to draw.");
+      timeline.root.hidden = Boolean(why);
+      nothing.hidden = !why;
+      nothing.textContent = why;
       if (scene?.start.length) timeline.load(scene);
     },
     draw() {

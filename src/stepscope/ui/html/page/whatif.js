@@ -1,44 +1,13 @@
 // The pane "What if": every position of the controls is a cell that was predicted beforehand; workers,
 // links and buckets are added to the cell's step here.
 
-import { inputIn, partIn, partsIn } from "./dom.js";
+import { element, inputIn, partIn, partsIn } from "./dom.js";
 import { counted, factor, milliseconds, percent, sentence, significant, size } from "./format.js";
-import { decodeBlock } from "./payload.js";
+import { decodeBlock, unpackProblem } from "./payload.js";
 import { registerPane } from "./registry.js";
 import { adjustedStep, ScaledStep } from "./scaled_step.js";
 import { drawBars, drawCurve, drawInterval, drawScaling } from "./whatif_charts.js";
 import { bottleneck, verdict } from "./whatif_words.js";
-
-/** @typedef {import("./scaled_step.js").Plan} Plan */
-
-/**
- * A control. `why` is the reason where it cannot be moved; only workers and links have it.
- * @typedef {object} Axis
- * @property {string} id
- * @property {number} now
- * @property {string[]} labels
- * @property {string[]} ticks the labels, shorter
- * @property {string[]} settings empty where nothing changes
- * @property {string} [why]
- */
-
-/**
- * @typedef {object} WhatIfData
- * @property {Axis[]} axes
- * @property {Axis[]} scalingAxes
- * @property {Record<string, (number | null)[]>} cells
- * @property {number | null} batch
- * @property {number | null} limit
- * @property {boolean} onHost
- * @property {Record<string, string[]>} assumptions
- * @property {string} path
- * @property {number} worth a change of the step that is worth having
- * @property {number} decisive who needs this share of the step alone is the bottleneck
- */
-
-/** @typedef {{ peak: number | null, peak_low: number | null, peak_high: number | null }} Peak */
-/** Times in ms; `factor` is throughput over now. @typedef {Peak & { step: number, low: number, high: number, host: number, device: number, factor: number, comm: number, exposed: number, efficiency: number }} Predicted */
-/** The same, where it may not be known. @typedef {Omit<Predicted, "step"> & { step: number | null }} MaybePredicted */
 
 /** `workers=8:strong` asks for eight workers and for one batch among them. @param {string} wanted @param {string} setting */
 const asksFor = (wanted, setting) => (setting === "strong" ? wanted.endsWith(":strong") : wanted.replace(/:strong$/, "") === setting);
@@ -49,8 +18,7 @@ export class WhatIf {
     this.root = root;
     this.data = data;
     this.form = partIn(root, "form");
-    /** @type {ScaledStep | null} */
-    this.scaling = null;
+    this.scaling = /** @type {ScaledStep | null} */ (null);
     this.axes = [...data.axes, ...data.scalingAxes];
     /** Position of each control. */
     this.places = this.axes.map((axis) => axis.now);
@@ -62,13 +30,9 @@ export class WhatIf {
     });
     this.room = 0;
     this.now = this.stateNow();
-    this.stick();
-    this.show();
+    this.fitWindow();
     this.ready = this.load();
-    addEventListener("resize", () => {
-      this.stick();
-      this.show();
-    });
+    addEventListener("resize", () => this.fitWindow());
   }
 
   /** Until the steps' tables are unpacked, workers and links cannot be moved. */
@@ -80,27 +44,25 @@ export class WhatIf {
     } catch (error) {
       const why = partIn(this.root, ".wi-why");
       why.hidden = false;
-      why.textContent = `This browser could not unpack the report's data (${error instanceof Error ? error.message : error}).`;
+      why.textContent = unpackProblem(error);
       return;
     }
     this.now = this.stateNow();
     this.show();
   }
 
-  stateNow() {
-    return /** @type {Predicted} */ (this.state(this.axes.map((axis) => axis.now)));
-  }
+  stateNow() { return /** @type {Predicted} */ (this.state(this.axes.map((axis) => axis.now))); }
 
   /** Controls stay in sight next to the charts where all of them fit. */
-  stick() {
+  fitWindow() {
     this.form.classList.toggle("is-sticky", this.form.offsetHeight < innerHeight - 70);
     this.room = this.out("weak")?.clientWidth ?? 0; // asking makes the browser lay out: not while drawing
+    this.show();
   }
 
   // ---- the controls
 
-  /** @param {Axis} axis */
-  inputs(axis) {
+  inputs(/** @type {Axis} */ axis) {
     return /** @type {HTMLInputElement[]} */ (partsIn(this.form, `[data-axis="${axis.id}"]`));
   }
 
@@ -108,7 +70,7 @@ export class WhatIf {
     this.places = this.axes.map((axis) => {
       const inputs = this.inputs(axis);
       const [input] = inputs;
-      if (input.type === "radio") return Number(inputs.find((each) => each.checked)?.value);
+      if (input.type === "radio") return Number(inputs.find(({ checked }) => checked)?.value);
       return input.type === "checkbox" ? Number(input.checked) : Number(input.value);
     });
     this.show();
@@ -117,7 +79,7 @@ export class WhatIf {
   /** Moves the controls to these settings, all others to now. @param {string[]} settings */
   set(settings) {
     this.places = this.axes.map((axis) => {
-      const wanted = axis.settings.findIndex((setting) => setting && settings.some((each) => asksFor(each, setting)));
+      const wanted = axis.settings.findIndex((setting) => setting && settings.some((wish) => asksFor(wish, setting)));
       const place = wanted >= 0 ? wanted : axis.now;
       this.inputs(axis).forEach((input) => {
         if (input.type === "radio") input.checked = Number(input.value) === place;
@@ -129,10 +91,7 @@ export class WhatIf {
     this.show();
   }
 
-  /** @param {string} id */
-  axisIndex(id) {
-    return this.axes.findIndex((axis) => axis.id === id);
-  }
+  axisIndex(/** @type {string} */ id) { return this.axes.findIndex((axis) => axis.id === id); }
 
   /** The same places with one control elsewhere. @param {string} id @param {number} place */
   placesWith(id, place, places = this.places) {
@@ -140,8 +99,7 @@ export class WhatIf {
     return at < 0 ? places : places.with(at, place);
   }
 
-  /** @param {number[]} places */
-  cellIndex(places) {
+  cellIndex(/** @type {number[]} */ places) {
     return this.strides.reduce((sum, stride, i) => sum + places[i] * stride, 0);
   }
 
@@ -157,7 +115,7 @@ export class WhatIf {
     const strong = Boolean(places[this.axisIndex("share")]) && link !== scaling.now;
     if (scaling.data.links[link].ranks < 2) return { link, buckets: 0, bandwidth: 1, strong };
     const bucketMb = this.settingValue("bucket-mb", places) || null;
-    const buckets = scaling.data.buckets.findIndex((each) => each.bucket_mb === bucketMb);
+    const buckets = scaling.data.buckets.findIndex(({ bucket_mb: mb }) => mb === bucketMb);
     return { link, buckets: Math.max(0, buckets), bandwidth: this.settingValue("bandwidth", places) || 1, strong };
   }
 
@@ -173,14 +131,9 @@ export class WhatIf {
       .filter(Boolean);
   }
 
-  /** @param {number} link */
-  ranks(link) {
-    return this.scaling?.data.links[link].ranks ?? 1;
-  }
+  ranks(/** @type {number} */ link) { return this.scaling?.data.links[link].ranks ?? 1; }
 
-  get workers() {
-    return this.scaling ? this.ranks(this.places[this.axisIndex("workers")]) : 1;
-  }
+  get workers() { return this.scaling ? this.ranks(this.places[this.axisIndex("workers")]) : 1; }
 
   // ---- the numbers
 
@@ -240,15 +193,10 @@ export class WhatIf {
   // ---- what is shown
 
   /** @param {string} name @returns {HTMLElement | null} */
-  out(name) {
-    return this.root.querySelector(`[data-out="${name}"]`);
-  }
+  out(name) { return this.root.querySelector(`[data-out="${name}"]`); }
 
   /** @param {string} name @param {string} words */
-  write(name, words) {
-    const place = this.out(name);
-    if (place) place.textContent = words;
-  }
+  write(name, words) { this.out(name)?.replaceChildren(words); }
 
   show() {
     const state = this.state(this.places);
@@ -291,8 +239,7 @@ export class WhatIf {
     hint.textContent = !axis.why && this.scaling && alone ? "Takes effect from 2 workers on" : hint.dataset.words ?? "";
   }
 
-  /** @param {boolean} refused */
-  showUnknown(refused) {
+  showUnknown(/** @type {boolean} */ refused) {
     this.root.dataset.tone = "none";
     this.write("step", "Not known");
     this.write("interval", refused ? "one of these changes does not go with the others" : "there are fewer samples than workers");
@@ -349,11 +296,7 @@ export class WhatIf {
     if (this.scaling && then && this.workers > 1) lines.push(...this.exchangeAssumptions(this.scaling, then));
     const [box, list] = [this.out("assumed-box"), this.out("assumed")];
     if (box) box.hidden = !lines.length;
-    list?.replaceChildren(...lines.map((line) => {
-      const item = document.createElement("li");
-      item.textContent = sentence(line);
-      return item;
-    }));
+    list?.replaceChildren(...lines.map((line) => element("li", "", sentence(line))));
   }
 
   /** @param {ScaledStep} scaling @param {Predicted} then */
@@ -361,7 +304,7 @@ export class WhatIf {
     const plan = this.plan(scaling, this.places);
     const { links, buckets, batch } = scaling.data;
     const sizes = buckets[plan.buckets].size_bytes;
-    const gradients = sizes.reduce((sum, each) => sum + each, 0);
+    const gradients = sizes.reduce((sum, bytes) => sum + bytes, 0);
     return [
       ...(plan.link === scaling.now ? [] : [...links[plan.link].said, batch[Number(plan.strong)]]),
       `gradients of ${size(gradients)} are summed in ${counted(sizes.length, "bucket")}: ${milliseconds(then.comm)}, of which ${milliseconds(then.exposed)} lengthen the step`,
@@ -375,7 +318,7 @@ export class WhatIf {
     const points = axis.ticks.map((label, i) => ({
       label, now: i === axis.now, chosen: i === places[at], ...this.state(this.placesWith(id, i, places)),
     }));
-    return /** @type {import("./whatif_charts.js").Point[]} */ (points.filter((point) => point.step !== null));
+    return /** @type {Point[]} */ (points.filter((point) => point.step !== null));
   }
 
   /** Throughput by workers, each with its batch (0) or all with one (1). @param {string} name @param {number} share */
@@ -396,7 +339,7 @@ export class WhatIf {
     this.showScaling("strong", 1);
     const { links } = this.scaling.data;
     const chosen = links[this.places[this.axisIndex("workers")]];
-    const link = chosen.all_reduce.length ? chosen : links.find((each) => each.all_reduce.length);
+    const link = chosen.all_reduce.length ? chosen : links.find((other) => other.all_reduce.length);
     this.write("workers-from", link ? ` Links: ${link.basis}.` : "");
     this.out("links")?.classList.toggle("is-alone", this.workers < 2);
     this.out("bandwidths")?.replaceChildren(drawCurve(this.points("bandwidth"), "times"));

@@ -3,21 +3,6 @@
 import { count, factor, milliseconds, percent, significant } from "./format.js";
 import { roundStep } from "./ruler.js";
 
-/** A predicted step, in ms. @typedef {import("./whatif.js").Predicted} Predicted */
-/** A position of one control. @typedef {Predicted & { label: string, now: boolean, chosen: boolean }} Point */
-/** @typedef {(value: number) => number} Scale */
-
-/**
- * @typedef {object} PlotOptions
- * @property {[number, number, number, number, number]} size width, height, left, right, bottom
- * @property {[number, string][]} levels
- * @property {Scale} y
- * @property {(point: Point) => number[]} values middle, low, high
- * @property {(point: Point) => number} [ideal]
- * @property {{ name: string, text: (point: Point) => string }[]} rows under each point
- * @property {(point: Point) => string} words
- */
-
 /** @param {string} name @param {Record<string, string | number>} attributes @param {...(Node | string)} children */
 function make(name, attributes, ...children) {
   const part = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -29,8 +14,7 @@ function make(name, attributes, ...children) {
 /** @param {string} name @param {number} x @param {number} y @param {string} words */
 const text = (name, x, y, words) => make("text", { class: name, x: x.toFixed(1), y: y.toFixed(1) }, words);
 
-/** @param {string} name @param {string} d */
-const path = (name, d) => make("path", { class: name, d });
+const path = (/** @type {string} */ name, /** @type {string} */ d) => make("path", { class: name, d });
 
 /** @param {number[][]} points */
 const joined = (points) => `M${points.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L")}`;
@@ -45,8 +29,7 @@ function ticks(most, many) {
   return Array.from({ length: Math.floor(most / step + 1e-9) + 1 }, (_, i) => i * step);
 }
 
-/** @param {number} ms */
-const tickWords = (ms) => (ms ? count(Number(ms.toPrecision(3))) : "0 ms");
+const tickWords = (/** @type {number} */ ms) => (ms ? count(Number(ms.toPrecision(3))) : "0 ms");
 
 /** Now and then on one line, with the interval around what is predicted. @param {Predicted} now @param {Predicted} then @param {boolean} changed */
 export function drawInterval(now, then, changed) {
@@ -147,8 +130,7 @@ export function drawCurve(points, name) {
 
 /** Levels of a logarithmic axis. @param {number} least @param {number} most @returns {[number, string][]} */
 function logLevels(least, most) {
-  /** @type {[number, string][]} */
-  const levels = [];
+  const levels = /** @type {[number, string][]} */ ([]);
   const every = Math.max(1, Math.ceil(Math.log10(most / least) / 4));
   for (let power = Math.floor(Math.log10(least)); 10 ** power <= most; power += every) {
     (most / least < 1000 ? [1, 2, 5] : [1]).forEach((digit) => {
@@ -163,7 +145,7 @@ function logLevels(least, most) {
 export function drawScaling(points, rate, unit, room) {
   const width = Math.min(720, Math.max(460, room || 620));
   const [top, bottom] = [14, 206];
-  const values = (/** @type {Point} */ { factor: times, step, low, high }) => [times, (times * step) / high, (times * step) / low].map((each) => each * rate);
+  const values = (/** @type {Point} */ { factor: times, step, low, high }) => [times, (times * step) / high, (times * step) / low].map((pace) => pace * rate);
   const ideal = (/** @type {Point} */ point) => (point.factor / point.efficiency) * rate;
   const all = points.flatMap((point) => [...values(point), ideal(point)]);
   const [least, most] = [Math.min(...all) * 0.9, Math.max(...all) * 1.1];

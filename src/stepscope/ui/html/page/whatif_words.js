@@ -2,8 +2,6 @@
 
 import { factor, milliseconds, percent, significant } from "./format.js";
 
-/** @typedef {import("./whatif.js").Predicted} Predicted */
-
 /** @param {Predicted} now @param {Predicted} then @param {number} worth */
 export function verdict(now, then, worth) {
   const before = `now ${milliseconds(now.step)}`;

@@ -1,0 +1,288 @@
+// Types that the page's scripts share. tsc reads this file; no report contains it.
+
+// ---- what Python sends (payload.py, render.py)
+
+/** Words that Python and the page share. */
+interface Shared {
+  classes: string[]; // classes of events, by number
+  classWords: Record<string, string>; // what a tip calls an event of each class
+  causes: string[]; // causes of idle gaps, by number
+  causeLabels: Record<string, string>;
+  collectives: string[]; // kinds of collectives
+  names: string[]; // words that keep their small letter at the start of a sentence
+}
+
+type Columns = Record<string, Uint8Array | Uint32Array | Float64Array>;
+type StepMark = [name: string, start: number, dur: number];
+
+interface Lane {
+  name: string;
+  group: "device" | "host";
+  work: boolean;
+  idle?: boolean;
+  folded: boolean;
+  first_row: number;
+  rows: number;
+  events: number;
+}
+
+interface Picture {
+  span_ns: number;
+  strings: string[];
+  lanes: Lane[];
+  steps: StepMark[];
+  left_out: string;
+  flames_left_out: [host: number, device: number];
+}
+
+interface TableData {
+  id: string;
+  title: string;
+  columns: [label: string, type: string][];
+  rows: any[][];
+  sort: number;
+  absent: string;
+  events: boolean; // its first column names events of the timeline
+}
+
+type RankData = { tables: TableData[]; picture?: Picture; columns: Columns };
+
+interface MemoryData {
+  left: number; // where the axis begins and ends, in the drawing's own units
+  right: number;
+  last: number;
+  time: number[];
+  allocated: number[];
+  reserved: number[] | null;
+  categories: [string, number[]][];
+}
+
+// ---- panes
+
+/** What a pane may ask of the page. */
+interface Page {
+  pickRank(number: number): void; // show this rank in every pane
+  findEvent(name: string): void; // search for an event in the timeline
+}
+
+/** What the page may ask of a pane; a pane leaves out what it does not need. */
+interface PaneScript {
+  ready?: Promise<void>; // resolved when the pane's own data is unpacked
+  showRank?(data: RankData | null, problem: string): void; // null when it could not be unpacked
+  draw?(): void; // at the next frame, because colours changed
+  drawNow?(): void; // at once, for printing
+  findEvent?(name: string): void;
+  state?(): object; // for tests and scripts
+  handle?: Record<string, unknown>; // added to window.stepscope
+}
+
+type StartPane = (section: HTMLElement, page: Page) => PaneScript;
+
+// ---- drawing
+
+type Units = [size: number, name: string][];
+type Rgb = number[];
+type Colors = ReturnType<typeof import("./palette.js").getColors>;
+type Ctx = CanvasRenderingContext2D;
+type View = { t0: number; t1: number };
+type NodeBox = [node: number, x: number, width: number];
+type Scene = import("./scene.js").Scene;
+type Timeline = import("./timeline.js").Timeline;
+
+/** Which events match a search, in order of time, and how long they kept each side busy. */
+type Matches = { mask: Uint8Array; events: number[]; busy: { device: number; host: number } };
+
+/** A lane and where it lies. */
+type PlacedLane = { lane: Lane; y: number; height: number; pinned: boolean };
+
+interface Layout {
+  lanes: PlacedLane[];
+  pinned: number; // height of the lanes that stay in sight
+  total: number;
+  height: number;
+  width: number;
+  gapRow: number; // the row of idle gaps, or -1
+  top(place: PlacedLane): number;
+  placeOf(event: number): PlacedLane;
+}
+
+interface Marks {
+  hover: number;
+  selected: number;
+  mask: Uint8Array | null;
+  launched(event: number): number[];
+}
+
+type TimelineFrame = { ctx: Ctx; colors: Colors; scene: Scene; layout: Layout; view: View; scale: number; marks: Marks };
+
+// ---- several ranks
+
+interface HeatData {
+  ranks: number[];
+  hosts: string[];
+  host: number[]; // of each rank: its place among the hosts, or -1
+  steps: number[];
+  metrics: [id: string, label: string, lookFor: string][];
+  stragglers: [rank: number, cause: string][];
+  columns: Columns;
+}
+
+type HeatValues = Record<string, Float64Array>;
+type HeatScale = { low: number; high: number; cut: boolean; most: number }; // cut: values lie above `high`
+
+type PieceKind = "work" | "input" | "transfer";
+
+/** A piece of the critical path; `place` is its rank's lane, or -1. */
+type Piece = { rank: number; start: number; end: number; kind: PieceKind; label: string; place: number };
+type PathData = { step: number; start: number; end: number; kinds: PieceKind[]; labels: string[] };
+
+interface LanesData {
+  ranks: number[];
+  errors: number[]; // of each rank's clock
+  reference: number; // the rank whose clock the others are set by
+  kinds: string[]; // of collectives
+  waiting: boolean[]; // whether ranks wait for each other in a collective of each kind
+  span: number;
+  steps: [lane: number, number: number, start: number, end: number][];
+}
+
+type RankLanesData = { columns: Columns; lanes: LanesData; path?: PathData; stragglers: [number, string][] };
+type RankFrame = { ctx: Ctx; colors: Colors; scale: number; x: (time: number) => number };
+type JobData = HeatData & Partial<RankLanesData> & { tables: TableData[] };
+
+// ---- what-ifs
+
+/** A control. */
+interface Axis {
+  id: string;
+  now: number;
+  labels: string[];
+  ticks: string[]; // the labels, shorter
+  settings: string[]; // empty where nothing changes
+  why?: string; // the reason where it cannot be moved; only workers and links have it
+}
+
+interface WhatIfData {
+  axes: Axis[];
+  scalingAxes: Axis[];
+  cells: Record<string, (number | null)[]>;
+  batch: number | null;
+  limit: number | null;
+  onHost: boolean;
+  assumptions: Record<string, string[]>;
+  path: string;
+  worth: number; // a change of the step that is worth having
+  decisive: number; // who needs this share of the step alone is the bottleneck
+}
+
+type Peak = { peak: number | null; peak_low: number | null; peak_high: number | null };
+
+/** Times in ms. */
+interface Predicted extends Peak {
+  step: number;
+  low: number;
+  high: number;
+  host: number;
+  device: number;
+  factor: number; // throughput over now
+  comm: number;
+  exposed: number;
+  efficiency: number;
+}
+
+/** The same, where it may not be known. */
+type MaybePredicted = Omit<Predicted, "step"> & { step: number | null };
+
+/** A position of one control. */
+type Point = Predicted & { label: string; now: boolean; chosen: boolean };
+
+interface PlotOptions {
+  size: [width: number, height: number, left: number, right: number, bottom: number];
+  levels: [number, string][];
+  y(value: number): number;
+  values(point: Point): number[]; // middle, low, high
+  ideal?(point: Point): number;
+  rows: { name: string; text(point: Point): string }[]; // under each point
+  words(point: Point): string;
+}
+
+// ---- scaled steps: times in ns
+
+/** Up to a size in bytes: a message takes alpha ns + beta ns for each byte. */
+type CostLine = [upTo: number, alpha: number, beta: number];
+
+/** The links between a number of workers. */
+interface Link {
+  ranks: number;
+  straggling: number; // how much longer the slowest worker takes
+  spread: number; // of the expected transfers
+  basis: string;
+  all_reduce: CostLine[]; // none for one worker
+  broadcast: CostLine[];
+  beside: CostLine[]; // an all-reduce while the host computes
+  lost: number; // share of an all-reduce that compute loses to it
+  said: string[];
+}
+
+/** Gradients in buckets of one size. */
+interface Buckets {
+  bucket_mb: number | null; // null: as it is now
+  size_bytes: number[];
+  marks: number[]; // the moment at which each is ready
+  host_ns: number[];
+  fill_ns: number[];
+}
+
+type Shape = { host: number; busy: number[]; own: number[]; marked: number[][] };
+type ShapeName = "planned" | "traced";
+
+/** One changed step of one worker. */
+interface Step {
+  compute: number; // which of the times is the compute stream's
+  task: number | null; // of a CUDA graph: the host's time for one more task
+  waiting: number; // inside the traced exchange, for other ranks
+  wait: number[];
+  share: number[]; // of the expected transfer that each took
+  silent: number; // the traced step if no collective took any time
+  quiet: number | null; // the same with other buckets
+  planned?: Shape; // collectives are inserted
+  traced?: Shape; // the trace's own collectives get other durations
+}
+
+/** One combination of the other controls. */
+interface Cell {
+  ns: number; // the step before a CUDA graph is made of it
+  variance: number;
+  spread: number; // of the CUDA graph
+  step: number; // its place among the steps
+  shared: (number | null)[]; // by link: the place of the step when all workers share one batch
+  peaks: ({ peak: number; peak_low: number; peak_high: number } | null)[];
+}
+
+interface ScalingData {
+  unit: number; // of the tables
+  before: number; // workers now
+  onHost: boolean;
+  links: Link[]; // by number of workers
+  buckets: Buckets[]; // as now first
+  finish: number; // host time after the last sum
+  sent: number[]; // bytes of each message before forward
+  send: number; // host time for one
+  afterSend: number; // host time after all of them
+  moments: number;
+  forward: number; // the moment at which forward begins
+  doubts: Record<"change" | "least" | "model" | "straggling" | "host" | "low_end" | "reached" | "share", number>;
+  adjusted: Record<string, [shift: number, stretch: number]>; // by what-ifs' names
+  narrowest: number; // half width of an interval, as a logarithm
+  shapes: Record<string, { times: number; stretches: number; sloped: boolean }>;
+  held: number; // bytes of DDP's buckets
+  batch: [own: string, shared: string]; // what is assumed about the batch
+  steps: Step[];
+  cells: (Cell | null)[];
+  columns: Columns;
+}
+
+/** Places in the lists, and whether workers share one batch. */
+type Plan = { link: number; buckets: number; bandwidth: number; strong: boolean };
+type Replayed = { step: number; host: number; device: number; comm: number };
+type Tables = { times: number; stretches: Float64Array[] };
