@@ -22,11 +22,11 @@ from stepscope.measure import folder as layout
 from stepscope.measure.settings import Settings
 from stepscope.trace.regular_files import read_start, read_tail
 from stepscope.ui.job_environment import job_environment
+from stepscope.ui.job_process import raising_on_signals
 from stepscope.ui.run_folder import describe_end, describe_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from types import FrameType
+    from collections.abc import Sequence
 
 OUTPUT = "output.txt"
 NEVER = 1_000_000_000  # a step that no training reaches
@@ -59,7 +59,10 @@ def capture_run(command: Sequence[str], folder: Path, *, step_on: str, window: i
 
 
 def _run(command: Sequence[str], settings: Settings, folder: Path) -> int:
-    with (folder / OUTPUT).open("wb") as output, _stopped_by_signals():
+    # A signal that would end stepscope raises instead, so that the command is ended first.
+    ending = (signal.SIGTERM, signal.SIGHUP)
+    stop = raising_on_signals(ending, lambda number: SystemExit(128 + number))
+    with (folder / OUTPUT).open("wb") as output, stop:
         try:
             process = subprocess.Popen(
                 command,
@@ -78,23 +81,6 @@ def _run(command: Sequence[str], settings: Settings, folder: Path) -> int:
         finally:
             _end(process, settings.folder)
     return code if code >= 0 else 128 - code
-
-
-@contextlib.contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """A signal that would end stepscope raises instead, so that the command is ended first."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        del frame
-        raise SystemExit(128 + number)
-
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _end(process: subprocess.Popen[bytes], folder: str) -> None:

@@ -30,8 +30,9 @@ def explain(
     `memory_limit` is in bytes or written as 24GB. The advice is that of `stepscope explain`.
     """
     from stepscope.ui.cli.explain import explain_paths
+    from stepscope.ui.sizes import parse_size
 
-    limit = _parse_limit(memory_limit) if memory_limit is not None else None
+    limit = None if memory_limit is None else parse_size(str(memory_limit), "memory_limit")
     return explain_paths(_list_paths(paths), cache=cache, html=None, quiet=True, memory_limit=limit)
 
 
@@ -130,9 +131,3 @@ def _as_settings(settings: dict[str, str | float | bool]) -> list[str]:
         for name, value in settings.items()
         if value is not False
     ]
-
-
-def _parse_limit(limit: int | str) -> int:
-    from stepscope.ui.sizes import parse_size
-
-    return parse_size(str(limit), "memory_limit")

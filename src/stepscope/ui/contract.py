@@ -127,9 +127,8 @@ def _all_collectives(explanation: Explanation) -> list[dict[str, Any]]:
     """Those joined across ranks first, then what only single ranks recorded."""
     joined = explanation.job.collectives if explanation.job else ()
     known = {(row.kind, row.group, row.size_bytes) for row in joined}
-    known |= {
-        (row.kind, row.group, None) for row in joined
-    }  # the row that sums up the rest of a truncated table
+    # The row that sums up the rest of a truncated table has no size.
+    known |= {(row.kind, row.group, None) for row in joined}
     return [_joined(row) for row in joined] + [
         row
         for rank in explanation.ranks

@@ -23,7 +23,8 @@ from stepscope.ui.job_environment import job_environment
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from types import FrameType
 
     from stepscope.measure.settings import Settings
 
@@ -71,6 +72,24 @@ def run_job(
         process = held.start(command, settings, output, own_session=until is not None)
         code = _wait_until(process, until, held) if until else _wait(process, news, held)
     return code if code >= 0 else 128 - code
+
+
+@contextlib.contextmanager
+def raising_on_signals(
+    numbers: Iterable[int], error: Callable[[int], BaseException]
+) -> Iterator[None]:
+    """Meanwhile these signals raise an error."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        del frame
+        raise error(number)
+
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class HeldSignals:

@@ -32,16 +32,14 @@ from stepscope.verify.workload import SHAPES, describe_workload, differences
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
     from stepscope.records.comparison import StepsAre, Verdict
     from stepscope.records.explanation import Explanation
     from stepscope.trace.files import Progress
     from stepscope.verify.change import Estimate
     from stepscope.verify.runs import ComparedRun
+    from stepscope.verify.spread import Floats
 
     Explain = Callable[[str], Explanation]
-    Floats = NDArray[np.float64]
 
 _PERCENTS = np.arange(101) / 100
 _SLOW = 0.95  # quantile of the slow steps

@@ -91,9 +91,8 @@ def _batch(a: Traits, b: Traits) -> list[Difference]:
     if before == after:
         return [Difference(name="batch", a="the same", b="the same"), *same_shapes]
     growth = batch_growth((shapes for _, shapes in before), (shapes for _, shapes in after))
-    if growth is not None and common_factor(
-        a.gradients, b.gradients
-    ):  # else the model may be wider
+    same_model = common_factor(a.gradients, b.gradients)  # else it may be wider
+    if growth is not None and same_model:
         return [Difference(name="batch", a=str(growth[0]), b=str(growth[1])), *same_shapes]
     only = [sorted(mine - others) for mine, others in ((before, after), (after, before))]
     words = [f"{name} {list(map(list, shapes))}" for side in only for name, shapes in side[:1]]

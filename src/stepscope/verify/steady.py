@@ -15,9 +15,7 @@ import numpy as np
 from stepscope.verify.change import median_ratio
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+    from stepscope.verify.spread import Floats
 
 GROUP = 5
 _FEWEST = 8 * GROUP  # in shorter runs a warm-up cannot be told apart

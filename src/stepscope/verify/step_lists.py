@@ -195,9 +195,8 @@ def _plain_numbers(cells: Sequence[Any]) -> Floats | None:
     kinds = set(map(type, cells))
     if not kinds or (not kinds <= {int, float} and kinds != {str}):
         return None
-    if (
-        kinds == {str} and max(map(len, cells)) > _LONGEST_CELL
-    ):  # numpy would give every cell that size
+    # numpy would give every cell the size of the longest
+    if kinds == {str} and max(map(len, cells)) > _LONGEST_CELL:
         return None
     try:
         out = np.array(cells, np.float64)

@@ -11,7 +11,13 @@ import click
 from stepscope.errors import SlowerError, UsageError
 from stepscope.records.figures import unsigned_percent
 from stepscope.records.words import counted
-from stepscope.ui.cli.options import check_html, html_option, json_option, writing_html
+from stepscope.ui.cli.options import (
+    check_html,
+    html_option,
+    json_option,
+    top_option,
+    writing_html,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,13 +59,7 @@ def comparing_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--no-promise", is_flag=True, help="Check no promise that whatif --remember recorded."
         ),
-        click.option(
-            "--top",
-            default=6,
-            show_default=True,
-            type=click.IntRange(1, 100),
-            help="Rows in each table.",
-        ),
+        top_option(6, 100, "Rows in each table."),
     ):
         command = option(command)
     return command

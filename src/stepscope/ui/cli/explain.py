@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from stepscope.errors import StepscopeError
-from stepscope.ui.cli.options import check_html, html_option, json_option, writing_html
+from stepscope.ui.cli.options import (
+    check_html,
+    html_option,
+    json_option,
+    no_cache_option,
+    top_option,
+    writing_html,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,18 +40,8 @@ if TYPE_CHECKING:
 @html_option(
     "Write an HTML report (timeline, flame graphs, tables) to this file. It needs no network."
 )
-@click.option(
-    "--no-cache",
-    is_flag=True,
-    help="Read the trace itself, not the copy kept from an earlier reading, and keep none.",
-)
-@click.option(
-    "--top",
-    default=8,
-    show_default=True,
-    type=click.IntRange(1, 100),
-    help="Rows in each table that --full prints.",
-)
+@no_cache_option
+@top_option(8, 100, "Rows in each table that --full prints.")
 @click.option(
     "--engine",
     type=click.Choice(["pool", "ray", "torch"]),

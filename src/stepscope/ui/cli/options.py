@@ -28,6 +28,18 @@ step_on_option = click.option(
 )
 
 
+no_cache_option = click.option(
+    "--no-cache",
+    is_flag=True,
+    help="Read the trace itself, not the copy kept from an earlier reading, and keep none.",
+)
+
+
+def top_option(default: int, most: int | None, help_text: str) -> Option:
+    rows = click.IntRange(1, most)
+    return click.option("--top", default=default, show_default=True, type=rows, help=help_text)
+
+
 def out_option(help_text: str) -> Option:
     return click.option("--out", type=click.Path(path_type=Path, file_okay=False), help=help_text)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from stepscope.errors import UsageError
-from stepscope.ui.cli.options import json_option
+from stepscope.ui.cli.options import json_option, top_option
 
 
 @click.group(name="record", invoke_without_command=True)
@@ -15,13 +15,7 @@ from stepscope.ui.cli.options import json_option
     is_flag=True,
     help="Show the promises of all hosts that share the folder, not only of this one.",
 )
-@click.option(
-    "--top",
-    default=10,
-    show_default=True,
-    type=click.IntRange(1),
-    help="How many promises to list.",
-)
+@top_option(10, None, "How many promises to list.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, every_host: bool, top: int) -> None:
     """The track record of this host: what each what-if promised, and what comparisons measured.

@@ -18,13 +18,12 @@ from stepscope.measure.settings import Settings
 from stepscope.ui.attachment import why_nothing
 from stepscope.ui.capture import capture_into
 from stepscope.ui.cli.options import step_on_option
-from stepscope.ui.job_process import HeldSignals, run_job
+from stepscope.ui.job_process import HeldSignals, raising_on_signals, run_job
 from stepscope.ui.run_folder import RunFile, claim
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
@@ -151,19 +150,13 @@ def startable(command: tuple[str, ...]) -> tuple[str, ...]:
 def _not_ended_by_signals() -> Iterator[None]:
     """The command's exit code stands: a signal now only stops the explanation."""
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        del frame
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
     handled = [n for n in _ENDING if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in handled}
-    try:
-        yield
-    except KeyboardInterrupt as reason:
-        say(f"stopped explaining ({reason})")
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    stop = raising_on_signals(handled, lambda n: KeyboardInterrupt(signal.Signals(n).name))
+    with stop:
+        try:
+            yield
+        except KeyboardInterrupt as reason:
+            say(f"stopped explaining ({reason})")
 
 
 def _conclude(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stepscope.errors import NotCapturedError, UsageError
-from stepscope.ui.cli.options import json_option
+from stepscope.ui.cli.options import json_option, no_cache_option
 from stepscope.ui.json_text import write_json
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from stepscope.predict.whatif import Bench
     from stepscope.records.explanation import RankExplanation
     from stepscope.records.prediction import Prediction, Setting
-    from stepscope.trace.files import Progress
     from stepscope.ui.whatif import Verdict
 
 
@@ -39,11 +38,7 @@ if TYPE_CHECKING:
     help="Write the prediction down as a promise that compare and ab check later.",
 )
 @click.option("--list", "as_list", is_flag=True, help="List the changes that can be predicted.")
-@click.option(
-    "--no-cache",
-    is_flag=True,
-    help="Read the trace itself, not the copy kept from an earlier reading, and keep none.",
-)
+@no_cache_option
 def command(
     path: str | None,
     settings: tuple[str, ...],
@@ -88,26 +83,21 @@ def open_bench(
     path: str, *, cache: bool, quiet: bool = False
 ) -> tuple[Bench, RankExplanation, str]:
     """The rank that decides the step, on the bench, and a word about which one that is."""
-    from stepscope.ui.terminal.progress import shown_progress
-
-    with shown_progress(quiet=quiet) as progress:
-        return _open(path, cache, progress)
-
-
-def _open(path: str, cache: bool, progress: Progress | None) -> tuple[Bench, RankExplanation, str]:
     from stepscope.explain.explain_job import JobTraces
     from stepscope.ui.advice import find_slowest
+    from stepscope.ui.terminal.progress import shown_progress
     from stepscope.ui.whatif import make_bench
 
     traces = JobTraces([path], cache=cache)
     chosen, job = str(traces.files[0]), None
     about = Path(chosen).name
-    if len(traces.files) > 1:
-        explanation, _ = traces.explain(progress=progress)
-        slowest = find_slowest(explanation)
-        chosen, job = slowest.path, explanation.job
-        about = f"{slowest.called} of {len(explanation.ranks)}, the slowest"
-    rank, benches = traces.visit_here(chosen, partial(make_bench, job=job), progress)
+    with shown_progress(quiet=quiet) as progress:
+        if len(traces.files) > 1:
+            explanation, _ = traces.explain(progress=progress)
+            slowest = find_slowest(explanation)
+            chosen, job = slowest.path, explanation.job
+            about = f"{slowest.called} of {len(explanation.ranks)}, the slowest"
+        rank, benches = traces.visit_here(chosen, partial(make_bench, job=job), progress)
     if not benches:
         raise NotCapturedError(f"{chosen} is a memory snapshot: it holds no step to change")
     return benches[0], rank, about

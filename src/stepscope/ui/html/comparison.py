@@ -140,7 +140,7 @@ def _bars(comparison: Comparison) -> dict[str, Any] | None:
     )
     known = {part.label: part for side in sides for part in slices(side)}
     return {
-        "title": f"Parts of the {_profiled(comparison)}step",
+        "title": f"Parts of the {'profiled ' if comparison.steps_are == 'profiled' else ''}step",
         "sides": (_bar_side("A", sides[0], longest), _bar_side("B", sides[1], longest)),
         "legend": [
             {
@@ -190,10 +190,6 @@ def _bar_side(name: str, budget: Budget, longest: float) -> dict[str, Any]:
         "parts": slices(budget),
         "left_over": longest - budget.step_ms,
     }
-
-
-def _profiled(comparison: Comparison) -> str:
-    return "profiled " if comparison.steps_are == "profiled" else ""
 
 
 def _tables(comparison: Comparison) -> list[PlainTable]:
