@@ -69,7 +69,7 @@ def test_nothing_written_is_nothing_read() -> None:
 
 def test_each_host_has_its_own_file(monkeypatch: pytest.MonkeyPatch) -> None:
     append(promise(id="one"))
-    monkeypatch.setattr("stepscope.trace.user_folders.platform.node", lambda: "node/7")
+    monkeypatch.setattr("platform.node", lambda: "node/7")
     append(promise(id="two", host=this_host()))
     assert len([*record_folder().glob("*.jsonl")]) == 2
     assert (record_folder() / "node_7.jsonl").exists()

@@ -214,7 +214,6 @@ class _TableBuilder:
             self.now[HOST] = np.maximum(self.now[HOST], returned)
 
     def _call(self, call: int, first: int, last: int) -> None:
-        """Task by task."""
         graph, tasks = self.graph, self.graph.tasks
         self.now[HOST] += graph.calls.gap_ns[call]
         for task in range(first, last):

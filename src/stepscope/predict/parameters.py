@@ -37,8 +37,6 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pass(msgspec.Struct, frozen=True, kw_only=True):
-    """One backward pass of a step."""
-
     rows: Rows  # indices among the accumulations
     shapes: tuple[int, ...]  # codes, in backward's order
     updates: int  # optimizer steps before it

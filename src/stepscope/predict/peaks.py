@@ -38,7 +38,6 @@ class PeakParts(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_bytes: int  # the optimizer's own peak
 
     def peak_bytes(self, kept_bytes: float) -> float:
-        """With this much kept for backward."""
         return max(self.fixed_bytes + kept_bytes, self.optimizer_bytes)
 
 

@@ -88,16 +88,9 @@ def replan(context: StepContext, **wanted: Any) -> Outcome:
         assumptions=assumptions if first else (),
         spread=0.0,
         doubt=planned.doubt(graph, transfers, straggling) if first else 0.0,
-        samples=_samples_factor(plan, old),
+        samples=1.0 if plan.strong else plan.ranks / (1.0 if old.strong else old.ranks),
         peak=peak_at_batch(context, context.grown * planned.share) if plan.strong else None,
     )
-
-
-def _samples_factor(plan: WorkerPlan, old: WorkerPlan) -> float:
-    """Samples per step of all workers, over those of the old plan."""
-    if plan.strong:
-        return 1.0
-    return plan.ranks / (1.0 if old.strong else old.ranks)
 
 
 class _PlannedStep:

@@ -86,8 +86,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScalingPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The step with this many workers."""
-
     workers: int
     step_ms: float
     low_ms: float

@@ -17,13 +17,13 @@ import os
 import re
 import stat
 import time
-from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import msgspec
 
 from stepscope.trace.cache_entry import MAGIC, entry_bytes, read_entry, write_entry
 from stepscope.trace.regular_files import reading
+from stepscope.trace.user_folders import user_folder
 
 try:
     import fcntl
@@ -32,6 +32,7 @@ except ImportError:  # not a Unix: leftovers are recognised by their age alone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from stepscope.records.trace import Trace
 
@@ -55,15 +56,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def default(cls) -> Cache:
         """$STEPSCOPE_CACHE_DIR, else the user's cache folder."""
-        if chosen := os.environ.get("STEPSCOPE_CACHE_DIR"):
-            return cls(folder=Path(chosen))
-        try:
-            base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-        except RuntimeError:  # a user without a home, as in some containers
-            import tempfile
-
-            base = Path(tempfile.gettempdir())
-        return cls(folder=base / "stepscope")
+        return cls(folder=user_folder("STEPSCOPE_CACHE_DIR", "", "XDG_CACHE_HOME", "~/.cache"))
 
     def key(self, path: Path) -> str:
         """The name of the file's cache entry, without its suffix."""

@@ -68,7 +68,6 @@ def _find(path: Path) -> list[Path]:
 
 
 def _why_none(run: Path) -> str:
-    """The reasons that the run folder gives."""
     from stepscope.trace.run_state import run_notes
 
     reasons = [note.detail for note in run_notes(run)]

@@ -81,8 +81,6 @@ class ExactEvent(Event, gc=False, frozen=True):
 
 
 class Role(IntEnum):
-    """Where an event goes."""
-
     HOST = 0
     DEVICE = 1
     MEMORY = 2

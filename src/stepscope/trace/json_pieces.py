@@ -189,10 +189,8 @@ class EventText:
     ) -> EventPiece:
         text = memoryview(self._buffer)[:until]
         piece = EventPiece(text=text, offset=self._offset, end=end, single=single)
-        self._searched = 0
         self._separator = self._buffer[until:resume]
-        self._buffer = self._buffer[resume:]
-        self._offset += resume
+        self._drop(resume)
         return piece
 
     def _last_piece(self, *, single: bool = False) -> EventPiece:
@@ -233,7 +231,7 @@ class EventText:
         first = self._buffer[start : start + 1]
         if first == b"[":
             self.outside.is_bare_list = True
-            self._begin_events(start + 1)
+            self._drop(start + 1)
             self._check_first_element()
         elif first != b"{" or self._buffer.startswith(_UTF_16, start):
             shown = self._buffer[start : start + _SHOWN_BYTES]
@@ -242,7 +240,7 @@ class EventText:
                 + _advice(shown)
             )
         else:
-            self._begin_events(self._find_events_key(start))
+            self._drop(self._find_events_key(start))
 
     def _find_events_key(self, start: int) -> int:
         """Where the first event begins; the keys before it are read on the way."""
@@ -297,11 +295,6 @@ class EventText:
             if blank := _BLANK.match(self._buffer, begin):
                 return blank.end()
         raise UnreadableInputError(f"{self._name} is empty")
-
-    def _begin_events(self, position: int) -> None:
-        self._searched = 0
-        self._buffer = self._buffer[position:]
-        self._offset = position
 
     def _fill_outside(self) -> bool:
         """Read on while the list of events is still to be found."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import platform
 from pathlib import Path
 
 
-def user_folder(variable: str, name: str) -> Path:
+def user_folder(
+    variable: str, name: str, base_variable: str = "XDG_CONFIG_HOME", usual: str = "~/.config"
+) -> Path:
     """The folder that an environment variable names, else one in the user's configuration."""
     if chosen := os.environ.get(variable):
         return Path(chosen)
     try:
-        base = Path(os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser())
+        base = Path(os.environ.get(base_variable) or Path(usual).expanduser())
     except RuntimeError:  # a user without a home, as in some containers
         import tempfile
 
@@ -22,4 +23,6 @@ def user_folder(variable: str, name: str) -> Path:
 
 def this_host() -> str:
     """The name that files of this machine carry."""
+    import platform
+
     return platform.node()

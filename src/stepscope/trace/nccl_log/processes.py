@@ -140,8 +140,6 @@ class ProcessBuilder:
 
 
 class At(NamedTuple):
-    """Where a line is."""
-
     process: ProcessBuilder
     thread: bytes
     line: int

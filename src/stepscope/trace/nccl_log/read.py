@@ -46,8 +46,6 @@ def read_nccl_log(path: str | Path, progress: Progress | None = None) -> NcclLog
 
 
 class _NcclLogReader:
-    """Takes one line after the other."""
-
     def __init__(self) -> None:
         self._processes: dict[tuple[bytes, bytes], ProcessBuilder] = {}
         self._comms: list[CommunicatorBuilder] = []
