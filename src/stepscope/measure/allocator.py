@@ -61,9 +61,7 @@ class Allocator:
             )
         except Exception as error:
             self._module = None
-            self._notes.add(
-                f"the allocator's counters could not be read: {type(error).__name__}: {error}"
-            )
+            self._note("the allocator's counters could not be read", error)
             return None
 
     def allocations(self) -> int:
@@ -84,7 +82,7 @@ class Allocator:
             )
             self._recording = True
         except Exception as error:
-            self._notes.add(f"no allocator history: {type(error).__name__}: {error}")
+            self._note("no allocator history", error)
 
     def stop_history(self) -> list[Mapping[str, Any]] | None:
         """The events since start_history, or None. Recording ends in any case."""
@@ -95,7 +93,7 @@ class Allocator:
         try:
             events = list(torch.cuda.memory._snapshot()["device_traces"][self.devices[0]])
         except Exception as error:
-            self._notes.add(f"no allocator history: {type(error).__name__}: {error}")
+            self._note("no allocator history", error)
         finally:
             self._end_recording()
         if events is not None and len(events) >= _MOST_EVENTS:
@@ -107,7 +105,10 @@ class Allocator:
         try:
             torch.cuda.memory._record_memory_history(enabled=None)
         except Exception as error:
-            self._notes.add(f"the allocator's history stays on: {type(error).__name__}: {error}")
+            self._note("the allocator's history stays on", error)
+
+    def _note(self, what: str, error: Exception) -> None:
+        self._notes.add(f"{what}: {type(error).__name__}: {error}")
 
 
 def _sum(stats: Iterable[Mapping[str, Any]], name: str, which: str) -> int:
@@ -157,7 +158,7 @@ def replay(
     ends = _ends(events, clock)
     level = dict(start)
     total = sum(level.values())
-    best = AllocatorPeak(requested_bytes=total, allocations=clock, categories=dict(level))
+    highest, at, categories = total, clock, dict(level)
     blocks: dict[int, tuple[str, int]] = {}
     for place, event in enumerate(events):
         address, size = int(event["addr"]), int(event["size"])
@@ -168,15 +169,13 @@ def replay(
             blocks[address] = (category, size)
             level[category] = level.get(category, 0) + size
             total += size
-            if total > best.requested_bytes:
-                best = AllocatorPeak(
-                    requested_bytes=total, allocations=clock, categories=dict(level)
-                )
+            if total > highest:
+                highest, at, categories = total, clock, dict(level)
         elif event["action"] == "free_requested":
             category, size = blocks.pop(address, (owners.get(address, "other"), size))
             level[category] = level.get(category, 0) - size
             total -= size
-    return best
+    return AllocatorPeak(requested_bytes=highest, allocations=at, categories=categories)
 
 
 def _ends(events: Sequence[Mapping[str, Any]], clock: int) -> dict[int, int]:

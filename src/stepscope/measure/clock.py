@@ -89,7 +89,6 @@ class ClockSync:
         return result
 
     def content(self) -> dict[str, Any]:
-        """The whole of clock.json."""
         return {
             "schema": 1,
             "rank": self._rank,

@@ -43,7 +43,6 @@ class Comms:
         parallel.watch_replicas()
 
     def window_begins(self, step: int) -> None:
-        """The window's first step is about to begin."""
         began = self._now()
         self._unix_less_perf = began - time.perf_counter_ns()
         self._marks = [(began, step)]

@@ -20,19 +20,11 @@ _RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 # The first key contained in the recorder's name counts, so longer names come first.
 _KINDS = {
     "barrier": "barrier",
-    "reduce_scatter": "reduce_scatter",
-    "all_gather": "all_gather",
     "allgather": "all_gather",
-    "all_reduce": "all_reduce",
     "allreduce": "all_reduce",
-    "all_to_all": "all_to_all",
     "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-    "send": "send",
-    "recv": "recv",
+    **{kind: kind for kind in ("reduce_scatter", "all_gather", "all_reduce", "all_to_all")},
+    **{kind: kind for kind in ("broadcast", "reduce", "gather", "scatter", "send", "recv")},
 }
 _DTYPES = {
     "Byte": ("uint8", 1),

@@ -35,27 +35,24 @@ def new_run_folder(script: str, *, home: Path | None = None) -> Path:
     """`stepscope-runs/<time>-<script>`; a number is added rather than anything overwritten."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).stem or "run")[:40]
     base = (home or Path(_HOME)) / f"{time.strftime('%Y%m%d-%H%M%S')}-{stem}"
+    return _make_first_free(base, "-")
+
+
+def claim_rank_folder(run: Path, rank: int) -> Path:
+    """This process's own folder; a second process of the same rank gets a numbered one."""
+    return _make_first_free(run / f"rank-{rank:05d}", ".")
+
+
+def _make_first_free(base: Path, separator: str) -> Path:
+    """Make this folder or, if it exists, the first of base-2, base-3, ... that does not."""
     for number in range(1, 1000):
-        folder = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        folder = base if number == 1 else base.with_name(f"{base.name}{separator}{number}")
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
             continue
         return folder
     raise FileExistsError(str(base))
-
-
-def claim_rank_folder(run: Path, rank: int) -> Path:
-    """This process's own folder; a second process of the same rank gets a numbered one."""
-    for number in range(1, 1000):
-        suffix = "" if number == 1 else f".{number}"
-        folder = run / f"rank-{rank:05d}{suffix}"
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return folder
-    raise FileExistsError(str(run))
 
 
 def temporary(path: Path) -> Path:

@@ -19,8 +19,6 @@ _BLOCK = 4096
 
 
 class KeptJson:
-    """One file that one process writes repeatedly."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: int | None = None

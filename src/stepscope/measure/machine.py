@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepscope.measure.ranks import rank_and_world
 from stepscope.measure.settings import VARIABLE
@@ -56,11 +56,10 @@ def counters(*, several: bool | None = None) -> Counts:
     counts |= _machine_use()
     counts["throttled_ns"] = _throttled_ns()
     counts["processes"] = processes = _processes()
-    counts["job_ns"] = (
-        None
-        if processes is None
-        else sum(processes[pid].cpu_ns for pid in job_processes(processes, several=several))
-    )
+    counts["job_ns"] = None
+    if processes is not None:
+        job = job_processes(processes, several=several)
+        counts["job_ns"] = sum(processes[pid].cpu_ns for pid in job)
     return counts
 
 
@@ -112,11 +111,10 @@ def _tick_ns() -> int:
     return round(1e9 / os.sysconf("SC_CLK_TCK"))
 
 
-class RunningProcess:
-    __slots__ = ("cpu_ns", "name", "parent")
-
-    def __init__(self, name: str, parent: int, cpu_ns: int) -> None:
-        self.name, self.parent, self.cpu_ns = name, parent, cpu_ns
+class RunningProcess(NamedTuple):
+    name: str
+    parent: int
+    cpu_ns: int
 
 
 def _processes() -> dict[int, RunningProcess] | None:

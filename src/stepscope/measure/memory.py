@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stepscope.measure.allocator import Allocator, Labels, PhaseTicks, Reading, nearest, replay
 from stepscope.measure.dynamo import has_compiled
 from stepscope.measure.saved_tensors import OUTSIDE, SavedTensors
-from stepscope.measure.storages import KNOWN, Held, Model, on
+from stepscope.measure.storages import KNOWN, Held, Model, bytes_by_kind, on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -364,14 +364,9 @@ class MemoryStep:
 
     def _elsewhere(self, moments: list[_Moment]) -> dict[str, int]:
         """Known storages on another kind of device, such as offloaded optimizer state."""
-        sizes: dict[str, int] = {}
         held = moments[-1].held.storages if moments else {}
-        for keys in held.values():
-            for key, size in keys.items():
-                if not on(key, self._kind):
-                    kind = key[0].partition(":")[0]
-                    sizes[kind] = sizes.get(kind, 0) + size
-        return sizes
+        sizes = bytes_by_kind(*held.values())
+        return {kind: size for kind, size in sizes.items() if kind != self._kind}
 
     def _storages(self, moments: list[_Moment]) -> int:
         """Number of distinct storages counted in the step."""

@@ -31,7 +31,6 @@ def note(where: str, problem: BaseException | str) -> None:
 
 
 def problems() -> list[str]:
-    """Everything noted so far in this process."""
     with _lock:
         return list(_problems)
 

@@ -92,7 +92,6 @@ def search_replicas() -> None:
 
 
 def replicas() -> list[dict[str, Any]]:
-    """The living DDP instances."""
     described = [
         _replica(index, ddp)
         for index, ddp in enumerate(ref() for ref in _replicas)

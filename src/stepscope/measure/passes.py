@@ -58,12 +58,10 @@ class Passes:
         self._remember_gradient()
         if not self._per_step and self._since >= _MOST_PASSES and not optimizer_exists:
             self.ends_steps, self._per_step = True, 1
+        over = bool(self._per_step) and self._since >= self._per_step
+        if over:
             self._since = 0
-            return True
-        if self._per_step and self._since >= self._per_step:
-            self._since = 0
-            return True
-        return False
+        return over
 
     @property
     def is_amid_step(self) -> bool:

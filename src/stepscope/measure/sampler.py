@@ -132,8 +132,7 @@ class Sampler:
 
 
 def _affordable(interval: float, cost_s: float) -> float:
-    """The interval, doubled until samples of this cost fit the budget. Powers of two, so that ranks
-    agree on one."""
+    """The interval, doubled until samples of this cost fit, so that ranks agree on one."""
     while interval * BUDGET < cost_s and interval < 1.0:
         interval *= 2
     return interval

@@ -103,9 +103,7 @@ class SavedTensors:
         self._on_root, self._on_backward, self._now = on_root, on_backward, now
         self._lock = threading.RLock()
         self._timelines: dict[int, ThreadHistory] = {}
-        self._kept: dict[
-            int, Any
-        ] = {}  # modules that ran: an id is unique only while its module lives
+        self._kept: dict[int, Any] = {}  # modules that ran: their ids stay unique while they live
         self._undo: list[Callable[[], None]] = []
         self._backward_depth = 0
         self._main = threading.get_ident()
@@ -122,8 +120,9 @@ class SavedTensors:
         line.hooks(line.depth > 0, line.first)
         self._on = True
         self._patch(torch.autograd, "_engine_run_backward", self._around_backward)
-        self._patch(torch._C._autograd, "_push_saved_tensors_default_hooks", self._around_push)
-        self._patch(torch._C._autograd, "_pop_saved_tensors_default_hooks", self._around_pop)
+        for name, by in (("push", 1), ("pop", -1)):
+            around = functools.partial(self._around_hooks, by=by)
+            self._patch(torch._C._autograd, f"_{name}_saved_tensors_default_hooks", around)
         if modules:
             self._hook_modules()
 
@@ -143,7 +142,6 @@ class SavedTensors:
         self._undo.append(undo)
 
     def remove(self) -> None:
-        """Undo every patch and hook."""
         self._on = False
         while self._undo:
             self._undo.pop()()
@@ -186,21 +184,13 @@ class SavedTensors:
         except Exception as error:
             self._failed("reading the graph", error)
 
-    def _around_push(self, original: Any) -> Any:
-        def push(*args: Any) -> Any:
+    def _around_hooks(self, original: Any, by: int) -> Any:
+        def push_or_pop(*args: Any) -> Any:
             result = original(*args)
-            self._hooks_changed(1)
+            self._hooks_changed(by)
             return result
 
-        return push
-
-    def _around_pop(self, original: Any) -> Any:
-        def pop(*args: Any) -> Any:
-            result = original(*args)
-            self._hooks_changed(-1)
-            return result
-
-        return pop
+        return push_or_pop
 
     def _hooks_changed(self, by: int) -> None:
         if is_compiling() or not self._on:
@@ -317,7 +307,6 @@ class SavedTensors:
         )
 
     def live(self) -> dict[Key, Saved]:
-        """What is held at this moment."""
         with self._lock:
             return {
                 key: saved for key in list(self.records) if (saved := _current(self.records, key))

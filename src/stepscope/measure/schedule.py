@@ -34,10 +34,7 @@ class PlannedWindow:
 
 # A script may end or be killed after a few steps, so short windows come first; each later window
 # replaces the trace. The first step is left out: it sets things up.
-_EARLY = (
-    PlannedWindow(first=1, warmup=1, active=1),
-    PlannedWindow(first=6, warmup=1, active=2),
-)
+_EARLY = (PlannedWindow(first=1, warmup=1, active=1), PlannedWindow(first=6, warmup=1, active=2))
 _EARLY_MEMORY = 5
 
 
@@ -84,11 +81,6 @@ class Schedule:
 
     def next_due(self, step: int) -> int:
         """The first step, from this one on, that something has to happen before."""
-        due = [
-            place
-            for window in self.windows
-            for place in (window.first, window.last + 1)
-            if place >= step
-        ]
-        due += [place for place in self.memory_steps if place >= step]
+        edges = [edge for window in self.windows for edge in (window.first, window.last + 1)]
+        due = (place for place in (*edges, *self.memory_steps) if place >= step)
         return min(due, default=sys.maxsize)

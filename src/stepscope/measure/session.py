@@ -91,7 +91,6 @@ class Session:
 
     @never_raise
     def torch_is_here(self) -> None:
-        """Once torch is imported."""
         self._comms.attach()
         processes.record(self.settings.folder, processes.TORCH)
 
@@ -256,7 +255,6 @@ class Session:
 
     @never_raise
     def group_ends(self) -> None:
-        """The process group is about to go."""
         self._comms.group_ends()
 
     @never_raise
@@ -270,7 +268,6 @@ class Session:
 
     @never_raise
     def step_ends(self) -> None:
-        """The running step is over."""
         if self._is_training_thread():
             self._step_ends()
 

@@ -30,7 +30,6 @@ class Settings:
     nccl_debug: bool = False
 
     def to_environment(self) -> dict[str, str]:
-        """The variable for child processes."""
         return {VARIABLE: json.dumps(asdict(self))}
 
     @classmethod

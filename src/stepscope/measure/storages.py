@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -15,21 +16,19 @@ import torch
 from stepscope.measure.optimizers import trained_parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 KNOWN = ("parameters", "gradients", "optimizer", "buffers")
 Key: TypeAlias = tuple[str, int]  # device, address
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-_COMPRESSED = (
-    ("crow_indices", "col_indices", "values"),
-    ("ccol_indices", "row_indices", "values"),
-)
+_COMPRESSED = {
+    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices")),
+    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("ccol_indices", "row_indices")),
+}
 _DEPTH = 4  # of containers in an optimizer's state
 
 
 class TensorStorage(NamedTuple):
-    """One storage behind a tensor."""
-
     key: Key
     size_bytes: int
     storage: Any
@@ -74,10 +73,8 @@ def _plain(tensor: Any, notes: set[str]) -> Iterator[Any]:
         notes.add("sparse tensors: indices and values are counted")
         yield tensor._indices()
         yield tensor._values()
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        yield from (getattr(tensor, name)() for name in _COMPRESSED[0])
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        yield from (getattr(tensor, name)() for name in _COMPRESSED[1])
+    elif tensor.layout in _COMPRESSED:
+        yield from (getattr(tensor, name)() for name in (*_COMPRESSED[tensor.layout], "values"))
     else:
         yield tensor
 
@@ -135,13 +132,24 @@ class Held:
         return {key: name for name, keys in self.storages.items() for key in keys}
 
     def total(self, category: str, kind: str) -> int:
-        """Bytes of a category on one kind of device."""
         return sum(size for key, size in self.storages[category].items() if on(key, kind))
 
 
+def kind_of(key: Key) -> str:
+    """The kind of device that a storage is on, such as cuda."""
+    return key[0].partition(":")[0]
+
+
 def on(key: Key, kind: str) -> bool:
-    """Is this storage on that kind of device?"""
-    return key[0].partition(":")[0] == kind
+    return kind_of(key) == kind
+
+
+def bytes_by_kind(*storages: Mapping[Key, int]) -> Counter[str]:
+    sizes: Counter[str] = Counter()
+    for held in storages:
+        for key, size in held.items():
+            sizes[kind_of(key)] += size
+    return sizes
 
 
 class Model:
@@ -193,12 +201,8 @@ class Model:
 
     def kind(self) -> str:
         """Where most of the parameters are."""
-        held = self.held().storages["parameters"]
-        sizes: dict[str, int] = {}
-        for key, size in held.items():
-            name = key[0].partition(":")[0]
-            sizes[name] = sizes.get(name, 0) + size
-        return max(sizes, key=lambda name: sizes[name], default="cpu")
+        sizes = bytes_by_kind(self.held().storages["parameters"])
+        return max(sizes, key=lambda kind: sizes[kind], default="cpu")
 
     def devices(self, kind: str) -> list[int]:
         """The devices of that kind that hold parameters."""
@@ -278,16 +282,11 @@ def _state(optimizer: Any) -> Any:
 
 
 def _unwrapped(root: Any) -> Any:
-    for name in ("_orig_mod", "module"):
-        inner = _inner(root, name)
-        if inner is not None:
-            return _unwrapped(inner)
-    return root
-
-
-def _inner(root: Any, name: str) -> Any:
-    wraps = name == "_orig_mod" or "Parallel" in type(root).__name__
-    return _children(root).get(name) if wraps else None
+    children = _children(root)
+    inner = children.get("_orig_mod")
+    if inner is None and "Parallel" in type(root).__name__:
+        inner = children.get("module")
+    return root if inner is None else _unwrapped(inner)
 
 
 def _clean(name: str, root: Any) -> str:

@@ -45,7 +45,6 @@ class TraceFile:
             self._packing = packing
 
     def close(self) -> None:
-        """Wait for it."""
         if self._packing is not None:
             self._packing.join(timeout=60)
 

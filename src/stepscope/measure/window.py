@@ -58,9 +58,7 @@ class Window:
         self.planned = planned
         self.last = planned.last
         self.file: TraceFile = TraceFile(
-            folder / planned.file,
-            planned.first,
-            after=[earlier.file for earlier in after],
+            folder / planned.file, planned.first, after=[earlier.file for earlier in after]
         )
 
         def action(number: int) -> ProfilerAction:
@@ -155,5 +153,4 @@ class Window:
             self._until_ns = time.time_ns()
 
     def close(self) -> None:
-        """Wait for the file."""
         self.file.close()

@@ -93,8 +93,7 @@ class LineWriter:
         try:
             append_lines(self._path, self._unwritten, alone=True)
         except OSError as error:
-            if last or len(self._unwritten) > MOST_UNWRITTEN:
-                note_unwritten(self._path.name, error)
-                del self._unwritten[:]
-        else:
-            del self._unwritten[:]
+            if not last and len(self._unwritten) <= MOST_UNWRITTEN:
+                return
+            note_unwritten(self._path.name, error)
+        del self._unwritten[:]

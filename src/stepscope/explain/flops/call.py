@@ -40,8 +40,6 @@ Dims = tuple[int, ...]
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """An argument that is a tensor."""
-
     dims: Dims
     dtype: str  # as the profiler writes it
 

@@ -48,11 +48,8 @@ _PLACES = {
         bias=4, stride=5, padding=6, dilation=7, groups=8
     ),
     (
-        "aten::miopen_convolution",
-        "aten::miopen_depthwise_convolution",
-        "aten::mkldnn_convolution",
-        "mkldnn::_convolution_pointwise",
-        "aten::_mps_convolution",
+        *(f"aten::{library}_convolution" for library in ("miopen", "mkldnn", "_mps")),
+        *("aten::miopen_depthwise_convolution", "mkldnn::_convolution_pointwise"),
     ): Places(padding=3, stride=4, dilation=5, groups=6),
     ("aten::miopen_convolution_transpose",): Places(
         padding=3, output_padding=4, stride=5, dilation=6, groups=7, transposed=True
@@ -90,7 +87,6 @@ def _forward(call: Call, places: Places) -> Cost:
 
 
 def _output(call: Call, places: Places, given: Dims, weight: Dims, *, transposed: bool) -> Dims:
-    """Shape of the output."""
     space = len(weight) - 2
 
     def per_dimension(place: int | None, default: int) -> list[int]:

@@ -12,7 +12,7 @@ from stepscope.explain.flops.compiled import PREFIX
 from stepscope.explain.flops.cost import MATMUL_LIKE, OTHER, UNKNOWN
 from stepscope.explain.flops.dtypes import FP32, TF32
 from stepscope.explain.flops.kernel_names import read_name
-from stepscope.explain.flops.lists import list_bytes
+from stepscope.explain.flops.lists import launching_rows, list_bytes
 from stepscope.explain.flops.memory_bound import VIEWS
 from stepscope.explain.flops.phases import find_phases, find_recomputed
 from stepscope.explain.flops.signatures import price, summable
@@ -116,8 +116,7 @@ _PLAIN, _PRICED, _NOTHING, _FOREIGN = range(4)
 
 
 def _families(trace: Trace, is_operator: NDArray[np.bool_]) -> NDArray[np.int8]:
-    """Per host row, by name: priced by a table, moving nothing, PyTorch's other operators, or
-    foreign operators with unknown work."""
+    """Per host row, by name: _PRICED by a table, moving _NOTHING, _FOREIGN (unknown), or _PLAIN."""
     family = np.zeros(len(trace.strings), np.int8)
     used = np.zeros(len(trace.strings), np.bool_)
     used[trace.host.name[is_operator].astype(np.intp)] = True
@@ -147,10 +146,7 @@ def _matmul_like(trace: Trace, rows: NDArray[np.intp], priced: Signatures) -> ND
 
 
 def _backward_by_forward(
-    trace: Trace,
-    is_operator: NDArray[np.bool_],
-    flops: NDArray[np.int64],
-    again: NDArray[np.int64],
+    trace: Trace, is_operator: NDArray[np.bool_], flops: NDArray[np.int64], again: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """A backward recorded with gradients only costs a multiple of its forward. Fills `flops` and
     `again` of these rows, and returns which they are."""
@@ -167,10 +163,7 @@ def _backward_by_forward(
 
 
 def _counted(
-    trace: Trace,
-    families: NDArray[np.int8],
-    like: NDArray[np.bool_],
-    flops: NDArray[np.int64],
+    trace: Trace, families: NDArray[np.int8], like: NDArray[np.bool_], flops: NDArray[np.int64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Rows whose FLOPs count, and rows that device events inside them are attributed to."""
     host = trace.host
@@ -209,26 +202,17 @@ def _ran(trace: Trace, operator: NDArray[np.int32]) -> NDArray[np.bool_]:
     """
     if not (trace.device.launch >= 0).any():
         return np.ones(len(trace.host), np.bool_)
-    ran = np.zeros(len(trace.host), np.bool_)
-    ran[operator[operator >= 0]] = True
-    return ran
+    return launching_rows(trace, operator)
 
 
 def _mark_tf32(
-    trace: Trace,
-    operator: NDArray[np.int32],
-    counted: NDArray[np.bool_],
-    dtype: NDArray[np.int8],
+    trace: Trace, operator: NDArray[np.int32], counted: NDArray[np.bool_], dtype: NDArray[np.int8]
 ) -> None:
     """fp32 inputs may be multiplied as tf32: only the kernel's name says so."""
     full = counted & (dtype == FP32)
     if not full.any():
         return
     device = trace.device
-    as_tf32 = rows_named(
-        trace,
-        device,
-        (device.kind == DeviceKind.KERNEL) & (operator >= 0) & full[operator],
-        lambda name: read_name(name).dtype == "tf32",
-    )
+    kernels = (device.kind == DeviceKind.KERNEL) & (operator >= 0) & full[operator]
+    as_tf32 = rows_named(trace, device, kernels, lambda name: read_name(name).dtype == "tf32")
     dtype[operator[as_tf32]] = TF32

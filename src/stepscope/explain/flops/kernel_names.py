@@ -65,8 +65,6 @@ _PLAIN = one_of(
 
 
 class KernelName(msgspec.Struct, frozen=True):
-    """What a kernel's name says."""
-
     product: bool  # it multiplies matrices or convolves
     harmless: bool  # it surely does not
     dtype: str | None

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _OPAQUE = re.compile(r"OpaqueType<(\d{1,3})\b")
 _TYPED = re.compile(r"(?:Functor|Math\w*|Op)<(c10::BFloat16|c10::Half|float|double)")
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
-_SHARDED = ("reduce_scatter", "FullyShardedDataParallel", "FSDP::", "ZeroRedundancy", "DeepSpeed")
+_SHARDED = re.compile("reduce_scatter|FullyShardedDataParallel|FSDP::|ZeroRedundancy|DeepSpeed")
 
 
 def list_bytes(
@@ -55,7 +55,8 @@ def list_bytes(
     parameters = _accumulated(trace, step)
     item[(item < 0) & (step >= 0)] = parameters.item_bytes
     whole = _whole_lists(trace, step, priced.of[lists], parameters.elements)
-    whole[~_launching(trace, operator)[rows[lists]] & ~_fused(priced)[priced.of[lists]]] = UNKNOWN
+    launches = launching_rows(trace, operator)[rows[lists]]
+    whole[~launches & ~_fused(priced)[priced.of[lists]]] = UNKNOWN
     total = elements[lists] + passes[lists] * np.maximum(whole, 0)
     known = (item > 0) & ((passes[lists] == 0) | (whole > 0)) & (moved[lists] >= 0)
     known &= total < LARGEST // np.maximum(item, 1)
@@ -63,7 +64,7 @@ def list_bytes(
     return moved
 
 
-def _launching(trace: Trace, operator: NDArray[np.int32]) -> NDArray[np.bool_]:
+def launching_rows(trace: Trace, operator: NDArray[np.int32]) -> NDArray[np.bool_]:
     """Rows that device events are attributed to."""
     launching = np.zeros(len(trace.host), np.bool_)
     launching[operator[operator >= 0]] = True
@@ -71,7 +72,6 @@ def _launching(trace: Trace, operator: NDArray[np.int32]) -> NDArray[np.bool_]:
 
 
 def _fused(priced: Signatures) -> NDArray[np.bool_]:
-    """Distinct calls of fused optimizers."""
     return np.array([call.name.startswith("aten::_fused_") for call in priced.calls], np.bool_)
 
 
@@ -125,10 +125,8 @@ def _first_size(text: str) -> int:
         dtypes = msgspec.json.decode(text)
     except msgspec.DecodeError:
         return UNKNOWN
-    known = [
-        ITEM_BYTES[dtype] for dtype in dtypes if isinstance(dtype, str) and dtype in ITEM_BYTES
-    ]
-    return known[0] if known else UNKNOWN
+    known = (ITEM_BYTES.get(dtype, UNKNOWN) for dtype in dtypes if isinstance(dtype, str))
+    return next((size for size in known if size != UNKNOWN), UNKNOWN)
 
 
 class _Parameters(msgspec.Struct, frozen=True):
@@ -163,8 +161,7 @@ def _accumulated(trace: Trace, step: NDArray[np.int32]) -> _Parameters:
 def _whole_lists(
     trace: Trace, step: NDArray[np.int32], signature: NDArray[np.intp], elements: int
 ) -> NDArray[np.int64]:
-    """All parameters, for the only call of its kind in an optimizer's step; -1 for other rows, and
-    if parameters are sharded over ranks."""
+    """All parameters, for an optimizer's only call of a kind; else, and if they are sharded, -1."""
     none = np.full(len(step), UNKNOWN, np.int64)
     inside = step >= 0
     if not inside.any() or _sharded(trace):
@@ -178,5 +175,4 @@ def _whole_lists(
 def _sharded(trace: Trace) -> bool:
     host = trace.host
     annotated = host.kind <= HostKind.ANNOTATION
-    marks = rows_named(trace, host, annotated, lambda name: any(word in name for word in _SHARDED))
-    return bool(marks.any())
+    return bool(rows_named(trace, host, annotated, _SHARDED.search).any())

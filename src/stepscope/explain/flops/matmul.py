@@ -53,7 +53,6 @@ def _of(a: Tensor, b: Tensor, *others: Tensor) -> Cost:
     "aten::mm", "aten::bmm", "aten::matmul", "aten::mv", "aten::dot", "aten::vdot", "aten::inner"
 )
 def product(call: Call) -> Cost:
-    """a, b."""
     return _of(call.tensor(0), call.tensor(1))
 
 
@@ -66,7 +65,6 @@ def added_product(call: Call) -> Cost:
 
 @matmul_like("aten::ger", "aten::outer")
 def outer(call: Call) -> Cost:
-    """A column times a row."""
     a, b = call.tensor(0), call.tensor(1)
     out = a.elements * b.elements
     return Cost(flops=2 * out, moved=moved_by((a, b), out))

@@ -28,7 +28,6 @@ VIEWS = frozenset(f"aten::{word}" for word in _VIEWS.split())
 
 @memory_bound(*VIEWS)
 def nothing(_: Call) -> Cost:
-    """No bytes move."""
     return Cost(moved=0)
 
 
@@ -155,7 +154,6 @@ def max_pool(call: Call) -> Cost:
 
 @memory_bound("aten::avg_pool2d", "aten::avg_pool3d")
 def avg_pool(call: Call) -> Cost:
-    """The mean of each window."""
     given = call.tensor(0)
     out = _pooled(given.dims, call, ceil_at=4, dilation_at=None)
     return Cost(moved=given.size_bytes + out * given.item_bytes)

@@ -63,10 +63,9 @@ def choose(steps: Steps) -> Chosen:
 
 
 def cut(trace: Trace, work: Work, costs: Costs, chosen: Chosen) -> Pieces:
-    """The pieces of the chosen steps."""
-    return (
-        _of_host(trace, costs, chosen) if work.on_host else _of_device(trace, work, costs, chosen)
-    )
+    if work.on_host:
+        return _of_host(trace, costs, chosen)
+    return _of_device(trace, work, costs, chosen)
 
 
 def _of_device(trace: Trace, work: Work, costs: Costs, chosen: Chosen) -> Pieces:
@@ -77,7 +76,7 @@ def _of_device(trace: Trace, work: Work, costs: Costs, chosen: Chosen) -> Pieces
     inside[linked] = chosen.holds(trace.host.start_ns[launch[linked]])
     start, end = chosen.steps.window_start_ns, chosen.steps.window_end_ns
     inside |= ~linked & (work.start_ns >= start) & (work.start_ns < end)
-    to_host = rows_named(trace, device, device.kind == DeviceKind.MEMCPY, _leaves_the_device)
+    to_host = rows_named(trace, device, device.kind == DeviceKind.MEMCPY, _leaves_device)
     inside &= (work.kind != Kind.COMM) & ~to_host[rows]
     kept, compute = rows[inside], work.kind[inside] == Kind.COMPUTE
     return Pieces(
@@ -90,7 +89,7 @@ def _of_device(trace: Trace, work: Work, costs: Costs, chosen: Chosen) -> Pieces
     )
 
 
-def _leaves_the_device(name: str) -> bool:
+def _leaves_device(name: str) -> bool:
     return "DtoD" not in name and "Device -> Device" not in name
 
 

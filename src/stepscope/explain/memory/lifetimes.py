@@ -16,7 +16,6 @@ before the window            never                          see traced.py
 
 from __future__ import annotations
 
-import re
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -178,8 +177,8 @@ def _phases(trace: Trace, rows: Int32) -> Int8:
     host = trace.host
     annotated = host.kind != HostKind.PYTHON
     phase = np.zeros(len(rows), np.int8)
-    backward = rows_named(trace, host, annotated, re.compile(re.escape(BACKWARD)).match)
-    resets = rows_named(trace, host, annotated, re.compile(re.escape(ZERO_GRAD)).match)
+    backward = rows_named(trace, host, annotated, lambda name: name.startswith(BACKWARD))
+    resets = rows_named(trace, host, annotated, lambda name: name.startswith(ZERO_GRAD))
     phase[nearest_of(host, backward, rows) >= 0] = MemoryPhase.BACKWARD
     phase[in_optimizer_step(trace, rows) >= 0] = MemoryPhase.OPTIMIZER
     phase[nearest_of(host, resets, rows) >= 0] = MemoryPhase.ZERO_GRAD

@@ -66,8 +66,7 @@ class StepCalls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_calls(trace: Trace, steps: Steps) -> StepCalls | None:
-    """The longest forward pass of the last marked step, or of the whole trace; None without
-    recorded shapes."""
+    """The longest forward pass of the last marked step or, without steps, of the trace."""
     host = trace.host
     wanted = (*_FED, ATTENTION, *_SOFTMAX, "aten::layer_norm", "aten::native_dropout")
     operator = host.kind == HostKind.OPERATOR
@@ -162,14 +161,10 @@ def _cast(strings: tuple[str, ...], shapes: int, dtypes: int, layer: int) -> int
 def find_batch(step: StepCalls) -> tuple[int, str] | None:
     """The batch, and the operator it was read from: the first that the inputs reach."""
     for call in step.calls:
-        if call.name == "aten::embedding":
-            dims = call.dims(1)
-            if len(dims) < 2:
-                continue  # positions, most likely
-        elif call.name in _FED:
-            dims = call.dims(0)
-        else:
-            continue
+        embeds = call.name == "aten::embedding"
+        dims = call.dims(1 if embeds else 0) if call.name in _FED else []
+        if embeds and len(dims) < 2:
+            continue  # positions, most likely
         if dims and dims[0] > 0:
             return dims[0], f"the first {call.name}, whose input is {dims}"
     return None

@@ -49,11 +49,10 @@ def sites_at(trace: Trace, lifetimes: Lifetimes, row: int) -> tuple[SiteBytes, .
     out = []
     for (code, place, category), (size, blocks) in rows:
         source = place_of(trace.strings[place]) if place >= 0 else None
+        name = trace.strings[code].removeprefix(f"{BACKWARD}: ") if code >= 0 else UNKNOWN
         out.append(
             SiteBytes(
-                operator=trace.strings[code].removeprefix(f"{BACKWARD}: ")
-                if code >= 0
-                else UNKNOWN,
+                operator=name,
                 size_bytes=size,
                 blocks=blocks,
                 category=CATEGORIES[category],

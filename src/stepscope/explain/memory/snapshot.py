@@ -7,6 +7,7 @@ of 512 bytes, so allocations are rounded up.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -67,9 +68,7 @@ class _Played(msgspec.Struct, frozen=True, kw_only=True):
     history: History
     allocated: Int64
     reserved: Int64 | None  # None if less would be reserved than allocated
-    allocates: Rows
-    released: Int64  # for each of `allocates`: the row of its release, or the history's length
-    contradicted: Rows  # allocations never released that the final state does not show
+    lives: _Lives
     peak: int
 
 
@@ -102,15 +101,14 @@ def memory_of_snapshot(
     if snapshot.unknown_actions:
         notes.append(f"actions that are not known: {', '.join(snapshot.unknown_actions[:5])}")
     categories: Categories = dict.fromkeys(CATEGORIES)
+    measured = "the last state" if played is None else "the highest point of the recorded history"
     memory = Memory(
         source="snapshot",
         device="cuda",
         peak_bytes=peak,
         reserved_bytes=at_peak,
         phase=None,
-        measured="the last state"
-        if played is None
-        else "the highest point of the recorded history",
+        measured=measured,
         categories={**categories, "other": peak},
         by_site=_sites(snapshot, held, played, peak),
         timeline=_timeline(played) if played is not None else None,
@@ -129,11 +127,10 @@ def _listed(devices: list[int]) -> str:
 
 
 def _device(snapshot: Snapshot) -> tuple[int, list[int]]:
-    reserved: dict[int, int] = {history.device: 0 for history in snapshot.histories if len(history)}
-    for device, size in zip(
-        snapshot.segments.device.tolist(), snapshot.segments.total_bytes.tolist(), strict=True
-    ):
-        reserved[device] = reserved.get(device, 0) + size
+    reserved = Counter({history.device: 0 for history in snapshot.histories if len(history)})
+    devices, sizes = snapshot.segments.device.tolist(), snapshot.segments.total_bytes.tolist()
+    for device, size in zip(devices, sizes, strict=True):
+        reserved[device] += size
     if not reserved:
         return 0, []
     chosen = max(reserved, key=lambda device: reserved[device])
@@ -144,9 +141,9 @@ class _Lives(msgspec.Struct, frozen=True):
     """Allocations of a history that agree with the snapshot's blocks."""
 
     allocates: Rows
-    released: Int64
-    strangers: Rows
-    contradicted: Rows
+    released: Int64  # for each of `allocates`: the row of its release, or the history's length
+    strangers: Rows  # releases without an allocation
+    contradicted: Rows  # allocations never released that the final state does not show
 
 
 def _lives(history: History, held_address: Int64, held_bytes: Int64) -> _Lives:
@@ -189,9 +186,7 @@ def _play(history: History, lives: _Lives, allocated_end: int, reserved_end: int
         history=history,
         allocated=level,
         reserved=reserved if (reserved >= level).all() else None,
-        allocates=lives.allocates,
-        released=lives.released,
-        contradicted=lives.contradicted,
+        lives=lives,
         peak=int(level.argmax()),
     )
 
@@ -217,26 +212,21 @@ def _contradictions(played: _Played | None) -> tuple[Note, ...]:
     if played is None:
         return ()
     notes = []
-    count = len(played.contradicted)
+    count = len(played.lives.contradicted)
     if count:
-        first = int(played.contradicted[0])
-        notes.append(
-            Note(
-                id="contradictions",
-                detail=f"not used: {counted(count, 'allocation')} of the history that the blocks "
-                f"at the end do not show, the first event {first:,} "
-                f"({size_words(int(played.history.size_bytes[first]))})",
-                count=count,
-            )
+        first = int(played.lives.contradicted[0])
+        detail = (
+            f"not used: {counted(count, 'allocation')} of the history that the blocks at the end "
+            f"do not show, the first event {first:,} "
+            f"({size_words(int(played.history.size_bytes[first]))})"
         )
+        notes.append(Note(id="contradictions", detail=detail, count=count))
     if played.reserved is None:
-        notes.append(
-            Note(
-                id="contradictions",
-                detail="reserved memory over time is not known: by the history less would be "
-                "reserved than allocated",
-            )
+        detail = (
+            "reserved memory over time is not known: by the history less would be reserved than "
+            "allocated"
         )
+        notes.append(Note(id="contradictions", detail=detail))
     return tuple(notes)
 
 
@@ -291,8 +281,8 @@ def _sites(
     """What is held at the peak by allocating place; the places add up to the peak."""
     stacks, sizes = _held_at_end(snapshot, held, played)
     if played is not None:
-        alive = (played.allocates <= played.peak) & (played.released > played.peak)
-        rows = played.allocates[alive]
+        lives = played.lives
+        rows = lives.allocates[(lives.allocates <= played.peak) & (lives.released > played.peak)]
         stacks = np.append(stacks, played.history.stack[rows])
         sizes = np.append(sizes, _rounded(played.history.size_bytes[rows]))
     codes = stacks.astype(np.int64) + 1
@@ -320,8 +310,8 @@ def _held_at_end(
     """Blocks alive at the end whose allocation the history lacks: they were held all along."""
     rows = np.flatnonzero(held)
     if played is not None:
-        alive = played.released == len(played.history)
-        seen = played.history.address[played.allocates[alive]]
+        alive = played.lives.released == len(played.history)
+        seen = played.history.address[played.lives.allocates[alive]]
         rows = rows[~np.isin(snapshot.blocks.address[rows], seen)]
     return snapshot.blocks.stack[rows], snapshot.blocks.size_bytes[rows]
 

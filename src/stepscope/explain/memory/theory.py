@@ -44,7 +44,6 @@ def _split(stage: int, sizes: Sizes) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def zero_table(*, parameters: int, gradients: int, optimizer: int) -> tuple[ZeroRow, ...]:
-    """Every stage with every number of ranks."""
     return tuple(
         ZeroRow(
             stage=stage,
@@ -137,20 +136,15 @@ def transformer_activations(model: Transformer, measured_bytes: int | None) -> A
 
 
 def make_theory(
-    measured: Sizes,
-    *,
-    sharding: tuple[int, int] | None,
-    activations: ActivationTheory | None,
+    measured: Sizes, *, sharding: tuple[int, int] | None, activations: ActivationTheory | None
 ) -> Theory:
     """`measured` is a rank's parameters, gradients and optimizer state; `sharding` (stage, P)."""
     stage, shards = sharding or (0, 1)
     parameters, gradients, optimizer = whole_model(measured, stage=stage, shards=shards)
-    notes = []
-    if shards > 1:
-        notes.append(
-            f"the model is already sharded over {shards} ranks (ZeRO stage {stage}): the whole is "
-            "what this rank holds times that"
-        )
+    sharded = (
+        f"the model is already sharded over {shards} ranks (ZeRO stage {stage}): the whole is "
+        "what this rank holds times that"
+    )
     return Theory(
         parameters_bytes=parameters,
         gradients_bytes=gradients,
@@ -158,5 +152,5 @@ def make_theory(
         shards=shards,
         zero=zero_table(parameters=parameters, gradients=gradients, optimizer=optimizer),
         activations=activations,
-        notes=tuple(notes),
+        notes=(sharded,) if shards > 1 else (),
     )

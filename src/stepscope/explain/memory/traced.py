@@ -2,7 +2,7 @@
 
 Memory held from before the window is divided only if gradients come and go: every
 trained parameter has a gradient of its size, and the optimizer's name says what it keeps for each.
-What cannot be told is "other", and a note says so.
+What is not known is "other", and a note says so.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ _OPTIMIZER_NAME = re.compile(r"^Optimizer\.step#(\w+)\.step$")
 _PARAMETERS, _GRADIENTS, _OPTIMIZER, _OTHER = (
     CATEGORIES.index(name) for name in ("parameters", "gradients", "optimizer", "other")
 )
+_ALWAYS_KNOWN = [CATEGORIES.index(name) for name in ("activations", "temporaries", "other")]
 
 
 class TracedMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,9 +133,8 @@ def _held_before(
 def optimizer_name(trace: Trace) -> str | None:
     """AdamW for `Optimizer.step#AdamW.step`; None without marks, or with several names."""
     host = trace.host
-    rows = rows_named(
-        trace, host, host.kind != HostKind.PYTHON, lambda name: name.startswith(OPTIMIZER)
-    )
+    annotated = host.kind != HostKind.PYTHON
+    rows = rows_named(trace, host, annotated, lambda name: name.startswith(OPTIMIZER))
     codes = np.flatnonzero(np.bincount(host.name[rows], minlength=1))
     names = {match[1] for code in codes if (match := _OPTIMIZER_NAME.match(trace.strings[code]))}
     return names.pop() if len(names) == 1 else None
@@ -142,9 +142,6 @@ def optimizer_name(trace: Trace) -> str | None:
 
 def _categories(peak: Int64, kept: NDArray[np.int64], levels: Int64) -> Categories:
     """At the peak; a category that the trace never shows is unknown."""
-    categories: Categories = {}
-    for code, name in enumerate(CATEGORIES):
-        known = name in ("activations", "temporaries", "other")
-        known = known or bool(kept[code]) or bool(levels[code].any())
-        categories[name] = int(peak[code]) if known else None
-    return categories
+    known = (kept != 0) | levels.any(axis=1)
+    known[_ALWAYS_KNOWN] = True
+    return {name: int(peak[code]) if known[code] else None for code, name in enumerate(CATEGORIES)}

@@ -5,28 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.records.figures import size
+from stepscope.records.memory import CATEGORIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stepscope.records.memory import Memory
 
-LABELS = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer": "optimizer state",
-    "activations": "activations",
-    "buffers": "buffers",
-    "temporaries": "temporaries",
-    "other": "other",
-}
+LABELS = {name: name for name in CATEGORIES} | {"optimizer": "optimizer state"}
 
 
 def biggest(memory: Memory) -> str:
-    """The category or place that holds most."""
-    held = {
-        name: amount for name, amount in memory.categories.items() if amount and name != "other"
-    }
+    held = {n: amount for n, amount in memory.categories.items() if amount and n != "other"}
     if held:
         name = max(held, key=lambda name: held[name])
         return f"{LABELS[name]} ({size(held[name])})"

@@ -90,7 +90,6 @@ class StepGraph(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """Calls and tasks."""
         return len(self.calls) + len(self.tasks)
 
     @property

@@ -60,7 +60,6 @@ def fit_to(graph: StepGraph, truth: MeasuredSteps) -> tuple[StepGraph, float]:
 
 
 def scale_host(graph: StepGraph, factor: float) -> StepGraph:
-    """Scale all of the host's time."""
     return replace(_scale_calls(graph, factor), end_ns=factor * graph.end_ns)
 
 

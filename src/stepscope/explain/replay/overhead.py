@@ -96,8 +96,7 @@ def correct(
     truth: MeasuredSteps | None = None,
     slowness: float | None = None,
 ) -> Corrected:
-    """By measured steps if there are any, else by the calibrated constants. `slowness` is read from
-    the trace unless given."""
+    """By measured steps if there are any, else by the calibrated constants."""
     shapes = bool(trace.facts.get("record_shapes", True))
     rates = WITH_SHAPES if shapes else WITHOUT_SHAPES
     slow = slowness or find_slowness(trace)
@@ -168,8 +167,7 @@ def without_profiler(
     slowness: float = 1.0,
     launches: Sequence[float] | None = None,
 ) -> StepGraph:
-    """Scale the host's time by the constants; device times stay. `launches` is how slow the
-    launches of each phase were."""
+    """Scale the host's time. `launches` is how slow the launches of each phase were."""
     calls = graph.calls
     if not (calls.kind != CallKind.PLAIN).any():
         return graph

@@ -31,8 +31,6 @@ _TASK_TIMES = ("dur_ns", "spacing_ns", "latency_ns", "after_ns")
 
 
 class Typical(msgspec.Struct, frozen=True, kw_only=True):
-    """The step, and what it represents."""
-
     graph: StepGraph
     steps: int  # that it represents
     alike: bool  # they made the same calls

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     Int64 = NDArray[np.int64]
 
 _CODE = {name: code for code, name in enumerate(KINDS)}
+_SAME_COLUMNS = ("kind", "group", "size_bytes", "step", "start_ns", "end_ns")
 _IN_BACKWARD = re.compile(r"^autograd::engine::evaluate_function|^FSDP::.*backward|_backward_hook")
 
 
@@ -76,11 +77,9 @@ class StrategyEvidence(msgspec.Struct, frozen=True, kw_only=True):
         return {name: round(int(ns[calls].sum()) / self.steps) for name, ns in columns.items()}
 
     def of_kind(self, *names: str) -> Bools:
-        """CollectiveCalls of these kinds."""
         return np.isin(self.kind, [_CODE[name] for name in names])
 
     def of_groups(self, names: set[str]) -> Bools:
-        """CollectiveCalls in groups of these names."""
         chosen = [place for place, group in enumerate(self.groups) if group.name in names]
         return np.isin(self.group, chosen)
 
@@ -119,12 +118,12 @@ def gather_evidence(
 ) -> StrategyEvidence:
     """Join the calls to what made them."""
     known = row >= 0
-    made = calls.start_ns
+    called = calls.start_ns
     if len(trace.host):
-        made = np.where(known, trace.host.start_ns[np.maximum(row, 0)], made)
-    order = np.argsort(made, kind="stable")
-    ready = made if work.on_host else _ready_on_device(trace, work, calls, made, known)
-    begun = made if work.on_host else calls.start_ns
+        called = np.where(known, trace.host.start_ns[np.maximum(row, 0)], called)
+    order = np.argsort(called, kind="stable")
+    ready = called if work.on_host else _ready_on_device(trace, work, calls, called, known)
+    begun = called if work.on_host else calls.start_ns
     return StrategyEvidence(
         trace=trace,
         work=work,
@@ -132,15 +131,10 @@ def gather_evidence(
         layout=folder.layout if folder else {},
         captured=captured,
         groups=calls.groups,
-        kind=calls.kind[order],
-        group=calls.group[order],
-        size_bytes=calls.size_bytes[order],
-        step=calls.step[order],
+        **{name: getattr(calls, name)[order] for name in _SAME_COLUMNS},
         row=row[order],
-        made_ns=made[order],
+        made_ns=called[order],
         ready_ns=ready[order],
-        start_ns=calls.start_ns[order],
-        end_ns=calls.end_ns[order],
         exposed_ns=_exposed_in_steps(work, calls, pace)[order],
         around_ns=_around(work, calls, pace, begun)[order],
         backward=nearest_of(trace.host, _of_backward(trace), row[order]) >= 0,
@@ -177,11 +171,11 @@ def _around(work: Work, calls: CollectiveCalls, pace: RankSteps, begun: Int64) -
 
 
 def _ready_on_device(
-    trace: Trace, work: Work, calls: CollectiveCalls, made: Int64, known: Bools
+    trace: Trace, work: Work, calls: CollectiveCalls, called: Int64, known: Bools
 ) -> Int64:
     """When the compute launched before it is done."""
-    done = _last_end(*_launched_compute(trace, work), made)
-    return np.where(known, np.minimum(np.maximum(made, done), calls.start_ns), calls.start_ns)
+    done = _last_end(*_launched_compute(trace, work), called)
+    return np.where(known, np.minimum(np.maximum(called, done), calls.start_ns), calls.start_ns)
 
 
 def _of_backward(trace: Trace) -> Bools:

@@ -101,7 +101,6 @@ def _describe(evidence: StrategyEvidence, annotated: bool) -> tuple[str, ...]:
 
 
 def _gathering_and_scattering(evidence: StrategyEvidence, free: Bools) -> Bools:
-    """Calls in groups that both gather and scatter."""
     gathers, scatters = (free & evidence.of_kind(k) for k in ("all_gather", "reduce_scatter"))
     both = set(evidence.group[gathers].tolist()) & set(evidence.group[scatters].tolist())
     return (gathers | scatters) & np.isin(evidence.group, list(both))

@@ -49,8 +49,7 @@ _LATE = 0.1  # share of forward's compute from which forwards and backwards alte
 
 
 def join_strategies(parts: Parts, clock: Clock = _NO_CLOCK) -> tuple[Strategy, ...]:
-    """One record per strategy (data parallelism: one per layout of buckets), in a fixed order. One
-    rank alone needs no clock."""
+    """One record per strategy (data parallelism: one per layout of buckets), in a fixed order."""
     joined: list[Strategy] = [*_pipelines(_select(parts, RankPipeline))]
     if sharded := _select(parts, RankFullySharded):
         joined.append(_fully_sharded(sharded))

@@ -40,8 +40,7 @@ def strategy_of_record(strategy: Strategy, budget: Budget, paces: Sequence[RankS
 
 
 def _comm_factor(budget: Budget, paces: Sequence[RankSteps]) -> float | None:
-    """From the window's mean step to the step of record, for exposed communication; for compute if
-    none is exposed."""
+    """From the window to the step of record: exposed communication's factor, else compute's."""
     ms = {part.id: part.ms for part in budget.parts}
     exposed = sum(float(pace.exposed_comm_ns.mean()) for pace in paces) / len(paces)
     if exposed and ms["exposed_comm"]:

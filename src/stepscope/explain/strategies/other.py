@@ -18,7 +18,6 @@ _QUIET = ("ProfilerStep", "autograd::engine::")
 
 
 def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankOtherCommunication | None, Bools]:
-    """Everything left over."""
     if not free.any():
         return None, free
     calls = np.flatnonzero(free)

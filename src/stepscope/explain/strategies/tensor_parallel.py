@@ -79,19 +79,16 @@ def _functional(evidence: StrategyEvidence, wanted: Bools, groups: set[str] | No
 
 
 def _split_groups(evidence: StrategyEvidence) -> set[str] | None:
-    """Groups that parameters are split over and that FSDP does not use; None if the capture does
-    not say."""
+    """Groups other than FSDP's that parameters are split over; None if not captured."""
     placements = evidence.layout.get("placements")
     if placements is None or any("groups" not in placement for placement in placements):
         return None
-    split = {
-        str(group)
+    columns = (
+        (placement.get("groups") or [], placement.get("placements") or [])
         for placement in placements
-        for group, how in zip(
-            placement.get("groups") or [], placement.get("placements") or [], strict=False
-        )
-        if _SPLIT.search(str(how))
-    }
+    )
+    pairs = (pair for column in columns for pair in zip(*column, strict=False))
+    split = {str(group) for group, how in pairs if _SPLIT.search(str(how))}
     return split - fsdp_groups(evidence)
 
 

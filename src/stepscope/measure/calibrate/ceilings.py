@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from operator import itemgetter
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -88,31 +89,19 @@ def _is_disturbed(ceilings: dict[str, Any]) -> bool:
 
 def best_of(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """The better figure of each ceiling from two rounds, and the load of the quieter one."""
-    rates, costs = ("copy_bytes_s",), ("tiny_op_ns",)
-    best = dict(one)
-    best["matmul_flops"] = {
-        dtype: max((ceilings["matmul_flops"][dtype] for ceilings in (one, other)), key=_flops)
-        for dtype in one["matmul_flops"]
-        if dtype in other["matmul_flops"]
+    flops, value = itemgetter("flops"), itemgetter("value")
+    loads = [ceilings.get("other_cores") for ceilings in (one, other)]
+    return {
+        **one,
+        "matmul_flops": {
+            dtype: max((ceilings["matmul_flops"][dtype] for ceilings in (one, other)), key=flops)
+            for dtype in one["matmul_flops"]
+            if dtype in other["matmul_flops"]
+        },
+        "copy_bytes_s": max((one["copy_bytes_s"], other["copy_bytes_s"]), key=value),
+        "tiny_op_ns": min((one["tiny_op_ns"], other["tiny_op_ns"]), key=value),
+        "other_cores": min((load for load in loads if load is not None), default=None),
     }
-    for name in rates:
-        best[name] = max((one[name], other[name]), key=_value)
-    for name in costs:
-        best[name] = min((one[name], other[name]), key=_value)
-    loads = [
-        ceilings["other_cores"]
-        for ceilings in (one, other)
-        if ceilings.get("other_cores") is not None
-    ]
-    return best | {"other_cores": min(loads, default=None)}
-
-
-def _flops(ceiling: dict[str, float]) -> float:
-    return ceiling["flops"]
-
-
-def _value(ceiling: dict[str, float]) -> float:
-    return ceiling["value"]
 
 
 @contextlib.contextmanager
@@ -212,13 +201,11 @@ def _transfers(device: torch.device, quick: bool) -> dict[str, Any]:
     size = _PINNED_BYTES // (4 if quick else 1)
     host = torch.empty(size, dtype=torch.uint8, pin_memory=True).fill_(1)
     there = torch.empty(size, dtype=torch.uint8, device=device)
+    down = samples_ns(lambda: there.copy_(host, non_blocking=True), device)
+    back = samples_ns(lambda: host.copy_(there, non_blocking=True), device)
     return {
-        "host_to_device_bytes_s": _rate(
-            size, samples_ns(lambda: there.copy_(host, non_blocking=True), device)
-        ),
-        "device_to_host_bytes_s": _rate(
-            size, samples_ns(lambda: host.copy_(there, non_blocking=True), device)
-        ),
+        "host_to_device_bytes_s": _rate(size, down),
+        "device_to_host_bytes_s": _rate(size, back),
     }
 
 

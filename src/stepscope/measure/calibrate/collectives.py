@@ -24,7 +24,6 @@ class GroupPlace:
 
     @property
     def index(self) -> int:
-        """This rank's number inside the group."""
         return self.ranks.index(self.rank)
 
 

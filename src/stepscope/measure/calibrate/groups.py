@@ -29,13 +29,8 @@ def make_groups() -> list[NamedGroup]:
     """world; intra-host and inter-host where there are several hosts; pairs from 4 ranks on."""
     rank, world = dist.get_rank(), dist.get_world_size()
     everyone = tuple(range(world))
-    groups = [
-        NamedGroup(
-            name="world",
-            size=world,
-            place=GroupPlace(handle=dist.group.WORLD, ranks=everyone, rank=rank),
-        )
-    ]
+    everywhere = GroupPlace(handle=dist.group.WORLD, ranks=everyone, rank=rank)
+    groups = [NamedGroup(name="world", size=world, place=everywhere)]
     for name, parts in partitions(_hosts(world)).items():
         place = None
         for ranks in parts:

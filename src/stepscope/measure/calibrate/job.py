@@ -7,6 +7,7 @@ import os
 import platform
 import socket
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,11 +100,10 @@ def _sweep_all(
         shown(0.0)
         try:
             sweep = sweeper.run(sizes, settings.budget_ns, settings.seed, shown)
-            sweeps.append(sweep.plain())
+            sweeps.append(asdict(sweep))
         except NotOfferedError as error:
-            refused.append(
-                {"kind": kind, "group": group.name, "backend": backend, "why": str(error)}
-            )
+            what = {"kind": kind, "group": group.name, "backend": backend}
+            refused.append({**what, "why": str(error)})
     contention: list[dict[str, Any]] = []
     world = groups[0].place
     if device.type == "cpu" and "all_reduce" in settings.kinds and world is not None:

@@ -26,12 +26,10 @@ class CalibrationSettings:
 
     @property
     def largest_bytes(self) -> int:
-        """The largest size of a sweep."""
         return self.max_bytes or (QUICK_MAX_BYTES if self.quick else MAX_BYTES)
 
     @property
     def budget_ns(self) -> int:
-        """How long one sweep may take."""
         return round((self.seconds or (QUICK_SECONDS if self.quick else SECONDS)) * 1e9)
 
     def sizes(self) -> list[int]:
@@ -46,11 +44,7 @@ class CalibrationSettings:
         words += [word for kind in self.kinds for word in ("--kind", kind)]
         if self.quick:
             words.append("--quick")
-        for name, value in (
-            ("--backend", self.backend),
-            ("--max-bytes", self.max_bytes),
-            ("--seconds", self.seconds),
-        ):
-            if value is not None:
-                words += [name, str(value)]
+        for name in ("backend", "max_bytes", "seconds"):
+            if (value := getattr(self, name)) is not None:
+                words += [f"--{name.replace('_', '-')}", str(value)]
         return words

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -48,10 +48,6 @@ class Sweep:
     sizes_bytes: list[int]
     passes_ns: list[list[list[int]]] = field(default_factory=list)
     left_out_bytes: list[int] = field(default_factory=list)  # sizes the time budget had no room for
-
-    def plain(self) -> dict[str, Any]:
-        """For JSON."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
