@@ -80,7 +80,7 @@ test("earlier predictions shift the step and stretch its interval", () => {
 
 test("the verdict says faster, shorter, longer or no difference", () => {
   const now = predicted({});
-  assert.equal(verdict(now, predicted({ step: 9.9, factor: 10 / 9.9 }), 0.02), "No real difference (under 2.0%): now 10.0 ms");
+  assert.equal(verdict(now, predicted({ step: 9.9, factor: 10 / 9.9 }), 0.02), "No real difference (under 2%): now 10.0 ms");
   assert.equal(verdict(now, predicted({ step: 5, factor: 2 }), 0.02), "2.0 times faster: now 10.0 ms");
   assert.equal(verdict(now, predicted({ step: 8, factor: 1.25 }), 0.02), "20% shorter: now 10.0 ms");
   assert.equal(verdict(now, predicted({ step: 12, factor: 10 / 12 }), 0.02), "20% longer: now 10.0 ms");

@@ -47,6 +47,9 @@ export function percent(share) {
   return `${fixed(value, positive && positive < 9.95 ? 1 : 0)}%`;
 }
 
+/** Round values as such: 2%, not 2.0%. @param {string} text */
+export const trimmed = (text) => text.replace(/\.0+(?=[ %])/, "");
+
 /** How many times: 1.15, 2.4, 12. @param {number} times */
 export const factor = (times) => grouped(fixed(times, times >= 9.95 ? 0 : times >= 1.15 ? 1 : 2));
 

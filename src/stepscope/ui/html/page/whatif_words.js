@@ -1,12 +1,12 @@
 // What a prediction means, in words: how much it changes, and what the bottleneck is.
 
-import { factor, milliseconds, percent, significant } from "./format.js";
+import { factor, milliseconds, percent, significant, trimmed } from "./format.js";
 
 /** @param {Predicted} now @param {Predicted} then @param {number} worth */
 export function verdict(now, then, worth) {
   const before = `now ${milliseconds(now.step)}`;
   const change = 1 - 1 / then.factor;
-  if (Math.abs(change) < worth) return `No real difference (under ${percent(worth)}): ${before}`;
+  if (Math.abs(change) < worth) return `No real difference (under ${trimmed(percent(worth))}): ${before}`;
   const samples = (then.factor * then.step) / now.step;
   if (Math.abs(samples - 1) > 0.01) {
     const many = `${Number(samples.toPrecision(3))} ${samples > 1 ? "times" : "of"}`;
