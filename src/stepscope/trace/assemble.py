@@ -184,7 +184,7 @@ def _note_unlinked(device: Columns, launch: Int32, notes: list[Note]) -> None:
         notes.append(
             Note(
                 id="unlinked",
-                detail=f"no launch was recorded for {int(unlinked.sum())} of "
+                detail=f"no launch was recorded for {int(unlinked.sum()):,} of "
                 f"{counted(int(work.sum()), 'device event')} ({percent(share)} of device time), "
                 "usually launched before the window; they count as work",
                 count=int(unlinked.sum()),
