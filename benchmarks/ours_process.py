@@ -20,8 +20,10 @@ import stepscope.explain.strategies.tensor_parallel
 import stepscope.trace.cache
 import stepscope.trace.kineto  # noqa: F401
 from stepscope.explain.explain_rank import explain_rank
+from stepscope.explain.findings import load_rules
 from stepscope.trace.read import read_trace
 
+load_rules("rank")
 began = time.perf_counter()
 trace = read_trace(sys.argv[1])
 loaded = time.perf_counter()

@@ -15,6 +15,7 @@ import os
 import random
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,7 @@ def run_rounds(
             elif part == "sweep":
                 budget = round(options.seconds * 1e9)
                 sweep = sweeper.run(sizes, budget, number, lambda _: None)
-                found["sweeps"].append(sweep.plain())
+                found["sweeps"].append(asdict(sweep))
                 if world.place is not None and not options.sleep:
                     beside = ContentionTimer(world.place, buffers)
                     found["contention"].append(beside.run(sizes[-1], quick=True))

@@ -56,6 +56,7 @@ def _written(tmp_path, text):
     return path
 
 
+@pytest.mark.slow
 def test_a_script_is_counted_by_itself_by_the_counter_and_by_stepscope(folder, tmp_path):
     trial = try_script(_script(steps=r"step (\d+) ", counted_from=0), folder, tmp_path / "work")
     assert trial.problem is None

@@ -11,7 +11,7 @@ from fuzz.runner import Failure, attempt, run_case
 
 CORPUS = Path(__file__).parent / "corpus"
 ONCE_FAILED = sorted(path for kind in KINDS for path in (CORPUS / kind).glob("*"))
-CASES = 25
+CASES = 15
 
 
 @pytest.mark.parametrize("kind", KINDS)

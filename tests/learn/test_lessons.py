@@ -116,6 +116,7 @@ def test_lesson_1_python_shrinks_and_flops_are_those_by_hand(tmp_path: Path) -> 
     assert min(moved, key=moved.__getitem__) == "python"
 
 
+@pytest.mark.slow
 def test_lesson_2_the_wait_for_data_goes_and_losses_stay(tmp_path: Path) -> None:
     lesson = Lesson(2, tmp_path)
     before = lesson.answer("explain", "runs/feed/before")

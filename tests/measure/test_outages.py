@@ -49,8 +49,8 @@ def on_small_disk(job: Job, kilobytes: int, *, full: bool = False) -> tuple[str,
 @pytest.mark.parametrize(
     "kilobytes",
     [
-        4,
-        pytest.param(16, marks=pytest.mark.slow),
+        pytest.param(4, marks=pytest.mark.slow),
+        16,
         pytest.param(48, marks=pytest.mark.slow),
         256,
         1024,

@@ -165,7 +165,9 @@ for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT):
 TELLS = "print(sorted(heard), flush=True); sys.exit(9)"
 
 
-@pytest.mark.parametrize("to_group", [False, True], ids=["to-run", "to-group"])
+@pytest.mark.parametrize(
+    "to_group", [pytest.param(False, marks=pytest.mark.slow), True], ids=["to-run", "to-group"]
+)
 def test_the_scripts_own_handlers_hear_every_signal_once(tmp_path: Path, to_group: bool) -> None:
     job = Job(tmp_path, training(before=COUNTS, inside="if step == 8: here('work')", after=TELLS))
     results = []

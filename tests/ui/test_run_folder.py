@@ -193,6 +193,7 @@ def test_a_run_inside_a_run_with_its_folder_is_refused(job: Job) -> None:
     check_nothing_else(job)
 
 
+@pytest.mark.slow
 def test_a_job_that_starts_a_captured_job_keeps_its_own_capture(tmp_path: Path) -> None:
     inner = Job(tmp_path / "inner", training())
     starts = f"""
