@@ -137,7 +137,7 @@ STEP_ON = ("optimizer", "backward", "dataloader", "forward")
 
 def often(name: str) -> Any:
     """Each takes some 15 s: `make test-slow` has those that differ least from another."""
-    rare = name in ("nested", "hooked", "scaled", "closure", "backward", "dataloader", "optimizer")
+    rare = name in ("nested", "hooked", "scaled", "closure", "optimizer only", *STEP_ON[:3])
     return pytest.param(name, marks=pytest.mark.slow if rare else ())
 
 

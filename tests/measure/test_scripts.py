@@ -60,7 +60,16 @@ def steps_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("script", "how", "ranks", "steps"), CASES, ids=[c[0] for c in CASES])
+SLOW = ("accumulation", "gan", "workers")  # in `make test-slow`
+
+
+@pytest.mark.parametrize(
+    ("script", "how", "ranks", "steps"),
+    [
+        pytest.param(*case, id=case[0], marks=pytest.mark.slow if case[0] in SLOW else ())
+        for case in CASES
+    ],
+)
 def test_script_is_captured_and_unchanged(
     tmp_path: Path, script: str, how: list[str], ranks: int, steps: int
 ) -> None:

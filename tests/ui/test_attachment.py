@@ -144,5 +144,6 @@ def test_within_seconds_of_the_first_step_it_says_what_was_attached(tmp_path: Pa
     assert "attached to 1 process: " in run(tmp_path)
 
 
+@pytest.mark.slow
 def test_quiet_says_nothing_while_the_command_runs(tmp_path: Path) -> None:
     assert "attached" not in run(tmp_path, "--quiet")

@@ -190,6 +190,7 @@ def test_ranks_inside_a_launcher_are_wrong_use(tmp_path: Path) -> None:
     assert "launcher" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_failing_rank_says_why(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     words = ["--ranks", "2", "--backend", "no-such-backend"]

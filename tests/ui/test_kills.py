@@ -42,7 +42,6 @@ MOMENTS = {
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGINT", "SIGQUIT", "SIGKILL")
 # One moment of each signal, and one signal of each moment; `make test-slow` does the rest.
 QUICK = {
-    ("SIGTERM", "packing"),
     ("SIGHUP", "window"),
     ("SIGUSR1", "import"),
     ("SIGINT", "after"),
