@@ -1,9 +1,8 @@
 """Four real processes with a known fault: who is slow, and why.
 
-Work is sleep, so the truth is known. A machine that is busy with other things can still make some
-rank slow for a while, and stepscope then rightly says so: of the WINDOWS windows of a run, at least
-ENOUGH must give the expected verdict. A verdict that is right 95 times in 100 passes 999 times in
-1,000; one that is right once in three passes once in five; one that is never right never passes.
+Work is sleep, so the truth is known. A busy machine can make some rank slow for a while, and
+stepscope then rightly says so or leaves the window unresolved. Of the WINDOWS windows of a run,
+the resolved ones must give the expected verdict at a rate of at least RATE; one must be resolved.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ SCRIPT = Path(__file__).parent / "scripts/stragglers.py"
 START = Path(__file__).parent / "scripts/start_ranks.py"
 LAUNCH = Path(__file__).parent / "scripts/two_hosts.sh"
 WINDOW = ("--wait", "4", "--warmup", "1", "--active", "6", "--no-explain")
-WINDOWS, ENOUGH = 5, 3
+WINDOWS, RATE = 5, 0.6
 STEPS = 4 + 1 + 6
 
 
@@ -90,7 +89,9 @@ def expect_in_most_windows(
         verdict(explained(only_window(run, number, tmp_path / f"window-{number}")))
         for number in range(WINDOWS)
     ]
-    assert verdicts.count(expected) >= ENOUGH, verdicts
+    resolved = [answer for answer in verdicts if answer[0] != "not resolved"]
+    assert resolved, verdicts
+    assert resolved.count(expected) >= RATE * len(resolved), verdicts
 
 
 def test_a_rank_that_computes_longer(tmp_path: Path) -> None:
