@@ -11,6 +11,7 @@ function returns. A worker that dies loses its file, but not the job.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UnreadableInputError
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 FILES_PER_WORKER = 2
 
 
-class Engine:
+class Engine(ABC):
     """Maps a picklable function over files.
 
     Several processes may form one engine. One of them leads; the others yield no outcomes.
@@ -43,9 +44,9 @@ class Engine:
         """The files to read, the same on every process that takes part."""
         return find()
 
+    @abstractmethod
     def map(self, function: FileFunction, files: Sequence[TraceFile]) -> Iterator[PlacedOutcome]:
         """Every file once, in any order."""
-        raise NotImplementedError
 
 
 def map_in_order(

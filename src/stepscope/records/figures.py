@@ -33,7 +33,7 @@ def significant(value: float) -> str:
 
 
 def _rounds_up(decimals: int) -> float:
-    """From here on, so many decimals would be a fourth digit: 9.995 is 10.0, 99.95 is 100."""
+    """From here on, that many decimals would show a fourth digit: 9.995 is 10.0, 99.95 is 100."""
     return 10.0 ** (3 - decimals) - 0.5 * 10.0**-decimals
 
 

@@ -35,7 +35,7 @@ def on_disk(file: TraceFile) -> AbstractContextManager[Path]:
 
 
 def size_bytes(file: TraceFile) -> int:
-    """Zero where it is not known: only progress is told by it."""
+    """Zero if it is not known: only progress bars use it."""
     if isinstance(file, RemoteTrace):
         return file.size_bytes
     try:

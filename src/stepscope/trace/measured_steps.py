@@ -122,7 +122,7 @@ def _median(values: Iterable[int]) -> float:
 def _ran_ahead(rows: list[StepRow]) -> list[StepRow]:
     """Steps that the host was through with before the device: nothing held it up. The queue of
     launches fills up in a run of them, so most steps of a device-bound training are not such; the
-    first ones and those behind the window are."""
+    first ones and those after the window are."""
     ahead = [row for row in rows if row.wall_ns < _AHEAD * (row.device_ns or 0)]
     least = min((row.wall_ns for row in ahead), default=0)
     return [row for row in ahead if row.wall_ns < _FREELY * least]
