@@ -1,0 +1,58 @@
+"""Every step that a rank ran, as columns: steps.jsonl and its packed parts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+    Flags = NDArray[np.bool_]
+
+# Each nanosecond of a step belongs to one of these; they add up to its wall time.
+USUAL_PHASES = ("data", "forward", "backward", "optimizer", "other")
+RARE_PHASES = ("evaluation", "checkpoint", "gc", "compile", "between_epochs")
+ALL_PHASES = (*USUAL_PHASES, *RARE_PHASES)
+
+
+class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """In the order of steps, each once. A column that was not captured is None."""
+
+    number: Ints
+    wall_ns: Ints
+    end_unix_ns: Ints  # 0 where it was not captured
+    phases_ns: dict[str, Ints]  # by phase; a phase that never ran is not in it
+    window: Flags  # the profiler ran
+    memory: Flags  # the memory step
+    whole: Flags  # its beginning and end were seen
+    # Time between two epochs: evaluation, checkpoints and the rest. It lies inside wall_ns and is
+    # counted in the phases too, but is no part of the step's own time.
+    epoch_gap_ns: Ints | None = None
+    device_ns: Ints | None = None  # -1 where it was not measured
+    elements: Ints | None = None  # of the tensors in the step's batches; 0 where not known
+    allocated_bytes: Ints | None = None  # when the step ended; -1 where not read
+    cpu_wait_ns: Ints | None = None  # the training thread was ready to run and had no core
+    major_faults: Ints | None = None  # pages read from disk
+    retries: Ints | None = None  # of the device's allocator
+    graphs: Ints | None = None  # compiled by dynamo in this step
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    @property
+    def plain(self) -> Flags:
+        """Seen whole, with neither the profiler nor the memory capture at work."""
+        return self.whole & ~self.window & ~self.memory
+
+    @property
+    def step_ns(self) -> Ints:
+        """Each step's own time: the device's if it was measured, else the host's; never the time
+        between epochs."""
+        own = self.wall_ns
+        if self.device_ns is not None:
+            own = np.where(self.device_ns >= 0, self.device_ns, own)
+        return own if self.epoch_gap_ns is None else np.maximum(own - self.epoch_gap_ns, 0)

@@ -1,0 +1,125 @@
+"""The mean step is the typical step and its stalls; every cause pays for its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.explain.whole_run.level_changes import find_level_changes, typical_levels
+from stepscope.explain.whole_run.periods import find_period
+from stepscope.explain.whole_run.stalls import split_stalls
+from stepscope.explain.whole_run.trends import find_input_effect, find_trend
+
+MS = 1e6
+
+
+def noisy(n: int, ms: float = 30.0, noise: float = 0.01, seed: int = 0) -> np.ndarray:
+    return ms * MS * np.exp(np.random.default_rng(seed).normal(0, noise, n))
+
+
+def test_every_fourth_step_that_waits_for_data_costs_a_quarter_of_its_wait() -> None:
+    steps, data = noisy(400), np.full(400, 0.1 * MS)
+    data[3::4] += 70 * MS
+    steps[3::4] += 70 * MS
+    split = split_stalls(steps, np.full(400, np.median(steps)), {"data": data})
+    (cost,) = [cost for cost in split.causes if cost.cause == "data"]
+    assert cost.per_step_ns == pytest.approx(17.5 * MS, rel=0.02)
+    assert len(cost.steps) == 100
+    assert split.typical_ns == pytest.approx(30 * MS, rel=0.01)
+    assert find_period(cost.steps).steps == 4
+
+
+def test_a_stall_that_nobody_measured_is_unknown() -> None:
+    steps = noisy(200)
+    steps[50] += 500 * MS
+    split = split_stalls(steps, np.full(200, np.median(steps)), {"gc": np.zeros(200)})
+    assert [cost.cause for cost in split.causes] == ["unknown"]
+    assert split.causes[0].per_step_ns == pytest.approx(2.5 * MS, rel=0.02)
+
+
+def test_a_wait_that_was_hidden_explains_no_more_than_the_step_took_longer() -> None:
+    steps, data = noisy(100), np.zeros(100)
+    data[10], steps[10] = 90 * MS, steps[10] + 60 * MS
+    split = split_stalls(steps, np.full(100, np.median(steps)), {"data": data})
+    assert split.causes[0].cause == "data"
+    assert split.causes[0].excess_ns[0] == pytest.approx(60 * MS, rel=0.05)
+
+
+def test_steps_that_vary_by_chance_have_no_stalls() -> None:
+    for seed in range(20):
+        steps = noisy(1000, noise=0.03, seed=seed)
+        assert not split_stalls(steps, np.full(1000, np.median(steps)), {}).causes
+
+
+@given(
+    st.lists(st.floats(1e3, 1e10), min_size=1, max_size=60),
+    st.lists(st.floats(0, 1e10), min_size=60, max_size=60),
+)
+def test_the_mean_step_is_the_typical_step_and_all_stalls(
+    times: list[float], waits: list[float]
+) -> None:
+    steps = np.array(times)
+    level = np.full(len(steps), np.median(steps))
+    split = split_stalls(steps, level, {"data": np.array(waits[: len(steps)])})
+    parts = split.typical_ns + sum(cost.per_step_ns for cost in split.causes)
+    assert parts == pytest.approx(split.mean_ns, rel=1e-9)
+    assert all(cost.per_step_ns >= 0 for cost in split.causes)
+
+
+def test_a_step_that_doubles_after_step_300_is_found_there() -> None:
+    steps = np.concatenate((noisy(300), noisy(200, ms=60.0, seed=1)))
+    steps[::50] += 400 * MS  # evaluation does not hide it
+    numbers = np.arange(500)
+    (change,) = find_level_changes(steps, numbers)
+    assert change.step == 300
+    assert change.low <= 300 <= change.high
+    assert change.factor == pytest.approx(2.0, rel=0.02)
+    assert typical_levels(steps, numbers, (change,))[299] == pytest.approx(30 * MS, rel=0.02)
+
+
+def test_a_steady_run_has_no_change_of_level() -> None:
+    assert (
+        sum(
+            bool(find_level_changes(noisy(500, noise=0.05, seed=s), np.arange(500)))
+            for s in range(100)
+        )
+        <= 1
+    )
+
+
+def test_correlated_noise_is_no_change_of_level() -> None:
+    alarms = 0
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        noise = np.zeros(1000)
+        for i in range(1, 1000):
+            noise[i] = 0.8 * noise[i - 1] + rng.normal(0, 0.01)
+        alarms += bool(find_level_changes(30 * MS * np.exp(noise), np.arange(1000)))
+    assert alarms <= 5
+
+
+def test_a_slow_growth_is_a_trend() -> None:
+    steps = noisy(1000) * np.linspace(1.0, 1.3, 1000)
+    trend = find_trend(steps)
+    assert trend is not None
+    assert trend.low <= 0.3 <= trend.high
+    assert find_trend(noisy(1000)) is None
+
+
+def test_steps_that_follow_their_inputs_are_explained_by_them() -> None:
+    elements = np.random.default_rng(3).integers(50, 500, 300).astype(float)
+    steps = 5 * MS + elements * 0.1 * MS + noisy(300, ms=1)
+    effect = find_input_effect(steps, elements)
+    assert effect is not None
+    assert effect.explained > 0.95
+    assert effect.per_element_ms == pytest.approx(0.1, rel=0.02)
+    assert find_input_effect(noisy(300), elements) is None
+
+
+def test_stalls_at_random_places_have_no_period() -> None:
+    rng = np.random.default_rng(0)
+    assert find_period(np.flatnonzero(rng.random(1000) < 0.1)) is None
+    assert find_period(np.array([49, 99, 149, 199, 249])).steps == 50
+    assert find_period(np.array([4, 5, 54, 55, 104, 154])).steps == 50
