@@ -31,6 +31,7 @@ from stepscope.measure.optimizers import (
     trained_parameters,
     with_closure,
 )
+from stepscope.measure.packed_steps import StepPacking
 from stepscope.measure.passes import Passes
 from stepscope.measure.profiler_windows import OTHER_THREADS, ProfilerWindows
 from stepscope.measure.ranges import Ranges
@@ -363,7 +364,8 @@ class Session:
             note("run folder", layout.why_refused(error))
             return None
         lines = StepLines(self._began_ns)
-        steps = LineWriter(folder / layout.STEPS, self.notes, lines)
+        tail = folder / layout.STEPS
+        steps = LineWriter(tail, self.notes, lines, StepPacking(tail))
         self._parts = RankParts(folder, steps, self.thread, self.settings.sample_hz)
         self._rank_file = RankFile(folder, rank, world_size)
         self._read_job_layout()
