@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from stepscope.measure import folder as layout
 from stepscope.measure.clock import ClockSync
 from stepscope.measure.never_raise import never_raise
-from stepscope.measure.sampler import Sampler
 from stepscope.measure.steps import DeviceClock
 from stepscope.measure.writer import LineWriter, append_lines, started_thread
 
@@ -16,17 +15,19 @@ if TYPE_CHECKING:
     import threading
     from pathlib import Path
 
+    from stepscope.measure.sampler import Sampler
+
 
 class RankParts:
     """One rank's open files, its clock rounds and its sampler."""
 
-    def __init__(self, folder: Path, steps: LineWriter, thread: int, sample_hz: float) -> None:
+    def __init__(self, folder: Path, steps: LineWriter, sampler: Sampler | None) -> None:
         self.folder = folder
         self._steps = steps
         self.device = DeviceClock.here()
         self._writing: list[threading.Thread] = []
         self._clocks = ClockSync()
-        self._sampler = Sampler(thread, sample_hz) if sample_hz > 0 else None
+        self._sampler = sampler
 
     @never_raise
     def synchronise(self, label: str, step: int) -> None:

@@ -38,6 +38,7 @@ from stepscope.measure.ranges import Ranges
 from stepscope.measure.rank_file import RankFile
 from stepscope.measure.rank_parts import RankParts
 from stepscope.measure.ranks import rank_and_world
+from stepscope.measure.sampler import Sampler
 from stepscope.measure.schedule import PlannedWindow, Schedule
 from stepscope.measure.steps import AGAIN, ENDED, ENTER, LEAVE, PERHAPS, Anchor, StepLines
 from stepscope.measure.window import CLOSURE
@@ -366,7 +367,9 @@ class Session:
         lines = StepLines(self._began_ns)
         tail = folder / layout.STEPS
         steps = LineWriter(tail, self.notes, lines, StepPacking(tail))
-        self._parts = RankParts(folder, steps, self.thread, self.settings.sample_hz)
+        hz = self.settings.sample_hz
+        sampler = Sampler(self.thread, hz, lambda: self.number) if hz > 0 else None
+        self._parts = RankParts(folder, steps, sampler)
         self._rank_file = RankFile(folder, rank, world_size)
         self._read_job_layout()
         self._load.resume(self.number + 1, plain=True)
