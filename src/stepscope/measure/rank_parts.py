@@ -35,19 +35,19 @@ class RankParts:
             layout.try_write_json(self.folder / layout.CLOCK, self._clocks.content())
 
     @never_raise
-    def collectives(self, lines: list[dict[str, Any]]) -> None:
+    def collectives(self, lines: list[dict[str, Any]], name: str = layout.COMMS) -> None:
         """They come once per window: a short thread writes them, not one that keeps waking."""
         if lines:
-            thread = started_thread(lambda: self._write_collectives(lines), "stepscope-comms")
+            thread = started_thread(lambda: self._write_collectives(lines, name), "stepscope-comms")
             if thread is None:
-                self._write_collectives(lines)
+                self._write_collectives(lines, name)
             else:
-                self._writing.append(thread)
+                self._writing = [*filter(lambda writing: writing.is_alive(), self._writing), thread]
 
     @never_raise
-    def _write_collectives(self, lines: list[dict[str, Any]]) -> None:
+    def _write_collectives(self, lines: list[dict[str, Any]], name: str) -> None:
         try:
-            append_lines(self.folder / layout.COMMS, map(json.dumps, lines))
+            append_lines(self.folder / name, map(json.dumps, lines))
         except OSError as error:
             layout.note_unwritten(layout.COMMS, error)
 

@@ -318,8 +318,8 @@ class Session:
         planned = self._schedule.opens(step)
         if planned is not None:
             self._open_window(parts, planned)
-        elif self._schedule.closes(step):
-            self._close_window(parts)
+        elif (closes := self._schedule.closes(step)) is not None:
+            self._close_window(parts, closes)
         elif self._schedule.measures_memory(step):
             self._begin_memory_step()
         elif self._windows.step_begins(step):
@@ -334,17 +334,21 @@ class Session:
 
     def _open_window(self, parts: RankParts, planned: PlannedWindow) -> None:
         parts.sampler_pauses()
-        parts.synchronise("start", self.number)  # on every rank, even if no window opens
+        if not planned.alone:
+            parts.synchronise("start", self.number)  # on every rank, even if no window opens
         if self._windows.open(planned, parts.folder, one_thread_trains=self._alone):
             self._comms.window_begins(self.number)
 
-    def _close_window(self, parts: RankParts) -> None:
+    def _close_window(self, parts: RankParts, planned: PlannedWindow) -> None:
         window = self._windows.running
         if window is not None:
             self._windows.finish(window)
-            parts.collectives(self._comms.window_ends(self.number - 1))
+            lines = self._comms.window_ends(self.number - 1)
+            if not planned.alone:
+                parts.collectives(lines, planned.comms_file)
         self._read_job_layout()
-        parts.synchronise("end", self.number)
+        if not planned.alone:
+            parts.synchronise("end", self.number)
         parts.sampler_resumes()
 
     def _end_memory_step(self, parts: RankParts) -> None:
@@ -390,6 +394,7 @@ class Session:
             "steps": self.number,
             "steps_end_with": self._steps_end_with(),
             "skipped": self._skipped,
+            "windows": self._windows.content(),
         }
         surroundings = {"communication": self._job, "host_load": self._load.content()}
         self._rank_file.write(status, progress, surroundings)
