@@ -180,6 +180,11 @@ class Sampler:
         return tuple(frames)
 
 
+def start_sampler(thread: int, hz: float, step: Callable[[], int]) -> Sampler | None:
+    """None where no samples are wanted."""
+    return Sampler(thread, hz, step) if hz > 0 else None
+
+
 def _affordable(interval: float, cost_s: float) -> float:
     """The interval, doubled until samples of this cost fit, so that ranks agree on one."""
     while interval * BUDGET < cost_s and interval < 1.0:

@@ -38,8 +38,9 @@ from stepscope.measure.ranges import Ranges
 from stepscope.measure.rank_file import RankFile
 from stepscope.measure.rank_parts import RankParts
 from stepscope.measure.ranks import rank_and_world
-from stepscope.measure.sampler import Sampler
+from stepscope.measure.sampler import start_sampler
 from stepscope.measure.schedule import PlannedWindow, Schedule
+from stepscope.measure.stall_watch import StallWatch
 from stepscope.measure.steps import AGAIN, ENDED, ENTER, LEAVE, PERHAPS, Anchor, StepLines
 from stepscope.measure.window import CLOSURE
 from stepscope.measure.writer import LineWriter
@@ -47,6 +48,7 @@ from stepscope.measure.writer import LineWriter
 if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
     from stepscope.measure.steps import Note
+    from stepscope.measure.writer import AsLines
 
 # Kept in memory until they can be written: before the first step ends, or on a disk that hangs.
 MOST_NOTES = 1 << 16
@@ -70,6 +72,7 @@ class Session:
         self._parts: RankParts | None = None
         self._rank_file: RankFile | None = None
         self._windows = ProfilerWindows(settings)
+        self._stalls: StallWatch | None = None
         self._memory: MemoryStep | None = None
         self._job: dict[str, Any] | None = None
         self._ranges = Ranges() if settings.nvtx else None
@@ -300,6 +303,10 @@ class Session:
         }
         return tuple(mark for mark, holds in unusual.items() if holds)
 
+    def wake(self, step: int) -> None:
+        """In the writer's thread: the schedule has changed (`_act` reads it and sets `_due`)."""
+        self._due = min(self._due, step)
+
     # What the schedule asks for before the next step.
 
     def _act(self, parts: RankParts) -> None:
@@ -368,11 +375,12 @@ class Session:
             self.thread = 0
             note("run folder", layout.why_refused(error))
             return None
-        lines = StepLines(self._began_ns)
+        lines: AsLines = StepLines(self._began_ns)
+        if self.settings.on_stall:
+            lines = self._stalls = StallWatch(lines, self, self._schedule, folder)
         tail = folder / layout.STEPS
         steps = LineWriter(tail, self.notes, lines, StepPacking(tail))
-        hz = self.settings.sample_hz
-        sampler = Sampler(self.thread, hz, lambda: self.number) if hz > 0 else None
+        sampler = start_sampler(self.thread, self.settings.sample_hz, lambda: self.number)
         self._parts = RankParts(folder, steps, sampler)
         self._rank_file = RankFile(folder, rank, world_size)
         self._read_job_layout()
@@ -395,6 +403,7 @@ class Session:
             "steps_end_with": self._steps_end_with(),
             "skipped": self._skipped,
             "windows": self._windows.content(),
+            "stall_window": self._stalls.content() if self._stalls is not None else None,
         }
         surroundings = {"communication": self._job, "host_load": self._load.content()}
         self._rank_file.write(status, progress, surroundings)
