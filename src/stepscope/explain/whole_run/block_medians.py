@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 OF_NORMAL = 1.4826  # standard deviations in a median absolute deviation
 MEDIAN_COST = 1.2533  # a median varies by so much more than a mean
 _FEWEST_DIFFERENCES = 25  # so that a few changes of level do not count as noise
+_MOST_STEPS = 100_000  # that the noise of single steps is taken from
 _REACH = 2  # blocks on each side that say where a block may lie
 _LEAST_NOISE = 1e-4  # no clock sees less in a step
 
@@ -62,15 +63,14 @@ def spread(values: Floats) -> float:
     return OF_NORMAL * float(np.median(np.abs(values - np.median(values))))
 
 
-def block_noise(logs: Floats, size: int, blocks: Floats) -> float:
+def block_noise(blocks: Floats, size: int, one_step: float) -> float:
     """Standard deviation of one block's median of logarithms, as it counts for long means: the
     largest of what single steps, neighbouring blocks and neighbouring groups of blocks show.
 
     Differences of neighbours hardly notice a change of level, and their spread does not notice a
     steady growth at all.
     """
-    within = step_noise(logs, size, blocks) * MEDIAN_COST / math.sqrt(size)
-    noise = max(within, _LEAST_NOISE)
+    noise = one_step * MEDIAN_COST / math.sqrt(size)
     length = 1
     while len(blocks) // length - 1 >= _FEWEST_DIFFERENCES:
         means = _group_means(blocks, length)
@@ -79,9 +79,11 @@ def block_noise(logs: Floats, size: int, blocks: Floats) -> float:
     return noise
 
 
-def step_noise(logs: Floats, size: int, blocks: Floats) -> float:
+def step_noise(logs: Floats, blocks: Floats, size: int) -> float:
     """Standard deviation of one step around its block's median."""
-    off = logs[: len(blocks) * size] - np.repeat(blocks, size)
+    some = max(1, len(blocks) * size // _MOST_STEPS)
+    steps = logs[: len(blocks) * size].reshape(-1, size)[::some]
+    off = (steps - blocks[::some, None]).ravel()
     # The median's own step is not off at all, so blocks of few steps look too calm.
     return max(spread(off[off != 0.0]), _LEAST_NOISE)
 

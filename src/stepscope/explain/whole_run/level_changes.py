@@ -62,10 +62,10 @@ def find_level_changes(step_ns: Floats, numbers: Ints) -> tuple[LevelChange, ...
     if len(logs) < 2 * _FEWEST_BLOCKS * size:
         return ()
     blocks = block_medians(logs, size)
-    noise = block_noise(logs, size, blocks)
+    one_step = step_noise(logs, blocks, size)
+    noise = block_noise(blocks, size, one_step)
     blocks = without_outliers(blocks, noise)
     cuts = _move_to_best(blocks, _find_cuts(blocks, noise), noise)
-    one_step = step_noise(logs, size, blocks)
     while True:
         edges = [0, *(cut * size for cut in cuts), len(logs)]
         changes = [
@@ -77,15 +77,24 @@ def find_level_changes(step_ns: Floats, numbers: Ints) -> tuple[LevelChange, ...
         cuts.pop(changes.index(None))
 
 
-def typical_levels(step_ns: Floats, numbers: Ints, changes: tuple[LevelChange, ...]) -> Floats:
-    """Each step's typical time: the median of the stretch that it lies in."""
-    level = np.empty(len(step_ns))
-    cuts = np.searchsorted(numbers, [change.step for change in changes]).tolist()
-    edges = [0, *cuts, len(step_ns)]
-    for start, end in itertools.pairwise(edges):
+def typical_levels(
+    step_ns: Floats, numbers: Ints, changes: tuple[LevelChange, ...], per_step: float = 0.0
+) -> Floats:
+    """Each step's typical time: the median of the stretch that it lies in. `per_step` is how much
+    longer than the one before each step is (trends.py)."""
+    drift = per_step * np.arange(len(step_ns))
+    level: Floats = step_ns - drift
+    for start, end in itertools.pairwise([0, *change_places(numbers, changes), len(step_ns)]):
         if end > start:
-            level[start:end] = np.median(step_ns[start:end])
+            level[start:end] = np.median(level[start:end])
+    level += drift
     return level
+
+
+def change_places(numbers: Ints, changes: tuple[LevelChange, ...]) -> list[int]:
+    """Where each new level begins among these steps."""
+    places: list[int] = np.searchsorted(numbers, [change.step for change in changes]).tolist()
+    return places
 
 
 def _block_size(steps: int) -> int:

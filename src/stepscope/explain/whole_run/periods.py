@@ -95,7 +95,7 @@ def _by_chance(gaps: Ints, direct: Flags, steps: int) -> bool:
 
 def _from_combs(starts: Ints) -> tuple[Period, ...]:
     """Take away the comb that holds most stalls, then look at the rest."""
-    periods = []
+    periods: list[Period] = []
     rest = starts
     while len(rest) >= _FEWEST and len(periods) < _MOST_PERIODS:
         combs = [(_on_comb(rest, steps), steps) for steps in _candidates(rest)]
