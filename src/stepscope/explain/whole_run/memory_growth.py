@@ -67,9 +67,7 @@ def _keeps_rising(numbers: Floats, floor: Floats) -> bool:
     return bool(rises.min() > 0 and rises.min() >= _STEADY * rises.max())
 
 
-def _measure(
-    numbers: Floats, alive: Floats, of: Literal["device", "host"]
-) -> MemoryGrowth | None:
+def _measure(numbers: Floats, alive: Floats, of: Literal["device", "host"]) -> MemoryGrowth | None:
     """The floor's own slope. Readings may lie unevenly, so the floor is read at even steps."""
     even = np.linspace(numbers[0], numbers[-1], len(numbers))
     floor = np.interp(even, numbers, _floor(alive))
