@@ -44,6 +44,21 @@ class StepStalls(msgspec.Struct, frozen=True, kw_only=True):
     def total_ns(self) -> float:
         return sum(self.cost_ns.values())
 
+    @property
+    def left(self) -> float:
+        """The share of the run's stalls that is left; all of none."""
+        return self.total_ns / self.run_ns if self.run_ns else 1.0
+
+    @property
+    def mean_doubt_ns(self) -> float:
+        """Of the mean step, because of its stalls: one standard deviation."""
+        return float(np.hypot(self.left * self.deviation_ns, self.doubt_ns))
+
+    @property
+    def least_ns(self) -> float:
+        """The low end of what they add to a step."""
+        return max(0.0, self.total_ns - NORMAL_95 * self.mean_doubt_ns)
+
     def without(self, causes: Collection[str]) -> StepStalls:
         return replace(self, cost_ns={c: ns for c, ns in self.cost_ns.items() if c not in causes})
 
@@ -124,13 +139,6 @@ def _longest_of(stalls: StepStalls, causes: list[str], draws: float) -> float:
     values = np.sort(np.concatenate(parts))[-stalls.steps :]
     reach = (np.arange(stalls.steps - len(values), stalls.steps + 1) / stalls.steps) ** draws
     return float((values * np.diff(reach)).sum() * stalls.steps / values.sum())
-
-
-def least_stalls_ns(stalls: StepStalls | None) -> float:
-    """The low end of what they add to a step."""
-    if stalls is None:
-        return 0.0
-    return max(0.0, stalls.total_ns - NORMAL_95 * stalls.doubt_ns)
 
 
 # In words

@@ -24,7 +24,7 @@ from stepscope.explain.whole_run.stalls import find_stalled
 from stepscope.predict.optimizer_updates import find_rule
 from stepscope.predict.outcome import Refused, WrongValue
 from stepscope.predict.parameters import find_parameters
-from stepscope.predict.stalls import describe_stalls, find_stalls, least_stalls_ns
+from stepscope.predict.stalls import describe_stalls, find_stalls
 from stepscope.predict.step_context import StepContext
 from stepscope.predict.whatifs import find_whatif, in_order
 from stepscope.records.devices import find_device
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.explain.replay.overhead import Corrected
     from stepscope.predict.outcome import Outcome
-    from stepscope.predict.stalls import StepStalls
     from stepscope.records.job import Job
     from stepscope.records.memory import Memory
     from stepscope.records.whole_run import RankRun
@@ -167,7 +166,7 @@ class Bench:
         low, high = _interval(context, base, trial.step_ns, trial.variance)
         least = context.exchange.least_ns * self.lowest if context.exchange else 0.0
         if least < trial.step_ns:  # links only add to a worker's own time
-            low = max(low, least + least_stalls_ns(context.stalls))
+            low = max(low, least + (context.stalls.least_ns if context.stalls else 0.0))
         speedup = self.mean_ns / predicted if predicted else 1.0
         half = _half_of_speedup(self.context, trial, base)
         baseline_low, baseline_high = self._baseline_interval()
@@ -288,23 +287,9 @@ def _interval(
     whole = typical + context.stalls_ns
     share = typical / whole
     doubt = share * _host_doubt(context, base, typical)
-    stalls = _mean_doubt_ns(context, base.step_ns, whole) / whole
+    stalls = context.stalls.mean_doubt_ns / whole if context.stalls else 0.0
     half = 1.96 * math.sqrt(doubt**2 + share**2 * variance + stalls**2 + SMALLEST_DOUBT**2)
     return whole * math.exp(-half), whole * math.exp(half)
-
-
-def _mean_doubt_ns(context: StepContext, typical_now: float, whole: float) -> float:
-    """Of the stalls that are left, and of what the what-ifs did to them."""
-    stalls = context.stalls
-    if stalls is None:
-        return 0.0
-    return math.hypot(_left(stalls, typical_now, whole) * stalls.deviation_ns, stalls.doubt_ns)
-
-
-def _left(stalls: StepStalls, typical_now: float, whole: float) -> float:
-    """The share of the run's stalls that is left. A run without any has its doubt in the typical
-    step."""
-    return stalls.total_ns / stalls.run_ns if stalls.run_ns else whole / typical_now
 
 
 def _half_of_speedup(before: StepContext, trial: Trial, base: Corrected) -> float:
@@ -316,8 +301,7 @@ def _half_of_speedup(before: StepContext, trial: Trial, base: Corrected) -> floa
     then = _host_doubt(context, base, trial.step_ns) * trial.step_ns / whole
     variance = trial.variance * (trial.step_ns / whole) ** 2
     if stalls := context.stalls:
-        left = _left(stalls, base.step_ns, whole)
-        variance += (stalls.deviation_ns * (1 / mean - left / whole)) ** 2
+        variance += (stalls.deviation_ns * (1 / mean - stalls.left / whole)) ** 2
         variance += (stalls.doubt_ns / whole) ** 2
     return 1.96 * math.sqrt((now - then) ** 2 + variance + SMALLEST_DOUBT**2)
 
