@@ -29,4 +29,7 @@ def bench_for(
     **inputs: Any,
 ) -> Bench:
     """As `analyse`, with the rank's memory, its job and its run."""
-    return Bench(analyse(trace, **inputs), memory=memory, job=job, run=run)
+    analysis = analyse(trace, **inputs)
+    if run is not None:
+        analysis.run = run
+    return Bench(analysis, memory=memory, job=job)

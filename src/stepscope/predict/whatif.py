@@ -65,18 +65,13 @@ class Bench:
     """A step that changes can be tried on. It is read and corrected once."""
 
     def __init__(
-        self,
-        analysis: RankAnalysis,
-        *,
-        memory: Memory | None = None,
-        job: Job | None = None,
-        run: RankRun | None = None,
+        self, analysis: RankAnalysis, *, memory: Memory | None = None, job: Job | None = None
     ) -> None:
         trace, work, steps = analysis.trace, analysis.work, analysis.steps
-        measured = analysis.inputs.measured
-        self.run = run if measured else None  # without measured steps, the mean is not comparable
+        measured = analysis.measured
+        self.run = analysis.run if measured else None
         self.profiled_ns = step_ns(analysis.typical.graph)
-        corrected = _typical_step(analysis, self.run)
+        corrected = _typical_step(analysis)
         graph = describe(trace, work, corrected.graph)
         self.corrected: Corrected = replace(corrected, graph=graph)
         device = find_device(trace.device_name or "")
@@ -216,9 +211,9 @@ class Bench:
         return min(1e6 * times.low_ms, mean), max(1e6 * times.high_ms, mean)
 
 
-def _typical_step(analysis: RankAnalysis, run: RankRun | None) -> Corrected:
+def _typical_step(analysis: RankAnalysis) -> Corrected:
     """As `explain` shows it: measured, else without the profiler's cost, else as recorded."""
-    graph, measured = analysis.typical.graph, analysis.inputs.measured
+    graph, measured = analysis.typical.graph, analysis.measured
     if measured is not None:
         if run is not None and run.times is not None:
             measured = replace(measured, step_ns=round(1e6 * run.times.typical_ms))

@@ -10,7 +10,7 @@ import { bottleneck, verdict } from "../../../../src/stepscope/ui/html/page/what
 
 /** @param {Partial<Predicted>} parts @returns {Predicted} */
 const predicted = (parts) => ({
-  step: 10, low: 9, high: 11, host: 4, device: 9.9, factor: 1, comm: 0, exposed: 0, efficiency: 1,
+  step: 10, low: 9, high: 11, stalls: 0, host: 4, device: 9.9, factor: 1, comm: 0, exposed: 0, efficiency: 1,
   peak: null, peak_low: null, peak_high: null, ...parts,
 });
 
