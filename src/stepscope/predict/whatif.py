@@ -215,8 +215,6 @@ def _typical_step(analysis: RankAnalysis) -> Corrected:
     """As `explain` shows it: measured, else without the profiler's cost, else as recorded."""
     graph, measured = analysis.typical.graph, analysis.measured
     if measured is not None:
-        if run is not None and run.times is not None:
-            measured = replace(measured, step_ns=round(1e6 * run.times.typical_ms))
         return correct(graph, analysis.trace, truth=measured, slowness=analysis.slowness)
     return analysis.corrected or as_recorded(
         graph, analysis.trace, 1e6 * (analysis.profiled_ms or 0.0)
