@@ -54,14 +54,14 @@ def read_rank_inputs(
 
 def _read_captured_files(path: Path, trace: Trace, options: ReadOptions) -> RankInputs:
     """The readers of these files are loaded here: most bare traces need none of them."""
-    from stepscope.records.packed_steps import TAIL
     from stepscope.trace.decode import Oddities
+    from stepscope.trace.measured_steps import STEPS
     from stepscope.trace.rank_folder import read_rank_folder
     from stepscope.trace.run_times import read_run_times
     from stepscope.trace.step_files import read_step_columns
 
     folder = read_rank_folder(path)
-    oddities = Oddities(TAIL)
+    oddities = Oddities(STEPS)
     steps = read_step_columns(path.parent, oddities)
     return RankInputs(
         trace=trace,
