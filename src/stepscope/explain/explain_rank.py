@@ -70,7 +70,9 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
     step_ms = with_measured(StepTime(profiled=analysis.profiled_ms), analysis.measured, run)
     step_ms = with_correction(step_ms, analysis)
     profiled_budget = make_budget(steps, step_ms, in_step, idle_in_step)
-    budget = budget_of_record(profiled_budget, step_ms, run=run, on_host=work.on_host)
+    budget = budget_of_record(
+        profiled_budget, step_ms, run=run, measured=analysis.measured, on_host=work.on_host
+    )
     efficiency = measure_efficiency(analysis, step_ms)
     device_time = sum_device_time(trace, work)
     kernels = list_kernels(trace, work, steps)
