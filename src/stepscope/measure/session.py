@@ -40,13 +40,16 @@ from stepscope.measure.rank_parts import RankParts
 from stepscope.measure.ranks import rank_and_world
 from stepscope.measure.sampler import Sampler
 from stepscope.measure.schedule import PlannedWindow, Schedule
-from stepscope.measure.steps import AGAIN, ENDED, ENTER, LEAVE, PERHAPS, Anchor, StepLines
+from stepscope.measure.start_up import StartUp
+from stepscope.measure.step_meter import StepMeter
+from stepscope.measure.step_notes import AGAIN, ENDED, ENTER, LEAVE, PERHAPS
+from stepscope.measure.steps import Anchor, StepLines
 from stepscope.measure.window import CLOSURE
 from stepscope.measure.writer import LineWriter
 
 if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
-    from stepscope.measure.steps import Note
+    from stepscope.measure.step_notes import Note
 
 # Kept in memory until they can be written: before the first step ends, or on a disk that hangs.
 MOST_NOTES = 1 << 16
@@ -55,11 +58,13 @@ MOST_NOTES = 1 << 16
 class Session:
     """Called by hooks at every boundary; costs tens of microseconds a step outside the window."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, from_outside: bool = False) -> None:
         self.settings = settings
+        self.start_up = StartUp(from_outside=from_outside)
         self.number = 0  # of the running step
         self._schedule = Schedule.plan(settings)
-        self._began_ns = perf_counter_ns()
+        self._lines = StepLines(self.start_up.began_ns)
+        self._meter: StepMeter | None = None
         self.notes: deque[Note] = deque(maxlen=MOST_NOTES)
         self._comms = Comms()
         self._load = HostLoadMeter()
@@ -115,6 +120,7 @@ class Session:
             return False
         if not self.number and not self.in_backward:
             self.thread = get_ident()
+            self.start_up.backward_begins()
         return get_ident() == self.thread
 
     def pass_begins(self, roots: Any = ()) -> bool:
@@ -284,7 +290,8 @@ class Session:
         events = parts.device.mark() if parts.device is not None else None
         usual = not (self._cut or skipped or last) and self._memory is None
         marks = () if usual else self._marks(skipped=skipped, last=last)
-        self.notes.append((ENDED, now, (number, time.time_ns(), window, events, marks, two)))
+        said = self._meter.read(now) if self._meter is not None else None
+        self.notes.append((ENDED, now, (number, time.time_ns(), window, events, marks, two, said)))
         self.number = number + 1
         self._passed = self._cut = False
         if number + 1 >= self._due or window or marks:
@@ -309,7 +316,10 @@ class Session:
         self._end_memory_step(parts)
         self._begin(parts)
         self._load.resume(self.number, plain=self._is_plain())
-        self.notes.append((AGAIN, perf_counter_ns(), None))
+        now = perf_counter_ns()
+        self.notes.append((AGAIN, now, None))
+        if self._meter is not None:
+            self._meter.restart(now)
         if parts.device is not None:
             parts.device.restart()
 
@@ -368,9 +378,9 @@ class Session:
             self.thread = 0
             note("run folder", layout.why_refused(error))
             return None
-        lines = StepLines(self._began_ns)
         tail = folder / layout.STEPS
-        steps = LineWriter(tail, self.notes, lines, StepPacking(tail))
+        steps = LineWriter(tail, self.notes, self._lines, StepPacking(tail))
+        self._meter = StepMeter()
         hz = self.settings.sample_hz
         sampler = Sampler(self.thread, hz, lambda: self.number) if hz > 0 else None
         self._parts = RankParts(folder, steps, sampler)
@@ -395,6 +405,9 @@ class Session:
             "steps_end_with": self._steps_end_with(),
             "skipped": self._skipped,
             "windows": self._windows.content(),
+            "start_up": self.start_up.content(),
+            "counters": self._meter.content() if self._meter is not None else None,
+            "after_last_step": self._lines.after_last_step() if status == "finished" else None,
         }
         surroundings = {"communication": self._job, "host_load": self._load.content()}
         self._rank_file.write(status, progress, surroundings)
