@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stepscope.records.quality import Note
     from stepscope.records.strategies import RankStrategy, Strategy
     from stepscope.records.trace import Int8, Int32, Int64
+    from stepscope.records.whole_run import WholeRun
 
 WorkKind = Literal["compute", "comm", "memory"]
 Severity = Literal["high", "medium", "low", "none"]
@@ -366,6 +367,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     nccl: NcclSummary | None = None
     quality: tuple[Note, ...] = ()  # about the set of files, such as one left out
     advice: tuple[Advice, ...] = ()  # changes that were tried, the best first
+    run: WholeRun | None = None  # all steps of a captured run
 
     def __repr__(self) -> str:
         ranks = counted(len(self.ranks), "rank")
