@@ -106,7 +106,7 @@ class StepFollower:
         for _ in range(_ROUNDS):
             self._read_parts()
             self._read_tail()
-            if self._list_parts() == self._parts:
+            if self._list_parts() <= self._parts:
                 break
         return StepsSoFar(
             kept=_columns(self._kept),

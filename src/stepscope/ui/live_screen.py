@@ -80,6 +80,7 @@ def _follow(
         began = time.monotonic()
         run = look(follower)
         took = time.monotonic() - began
+    yield run, ""
 
 
 def _draw(live: Live, run: LiveRun, keys: str) -> None:

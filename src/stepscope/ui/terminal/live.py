@@ -61,22 +61,28 @@ def live_lines(
 ) -> list[Text]:
     """At most `height` lines; `keys` says which keys work."""
     ending = [Text(cut(keys, width), FAINT)] if keys else []
-    lines = [*_head(run, width), *_body(run, width)]
-    room = None if height is None else height - len(lines) - len(ending)
-    lines += _rank_rows(run, width, room)
-    lines += [line for note in run.notes for line in labelled("note", [_row(note, width, FAINT)])]
-    for attempt in _attempts(run.earlier):
-        lines += labelled("attempt", [_row(attempt, width, FAINT)])
-    if height is not None:
-        lines = lines[: max(1, height - len(ending))]
+    room = None if height is None else max(1, height - len(ending))
+    lines = _all_lines(run, width, room, brief=False)
+    if room is not None and len(lines) > room:
+        lines = _all_lines(run, width, room, brief=True)[:room]
     return lines + ending
+
+
+def _all_lines(run: LiveRun, width: int, room: int | None, *, brief: bool) -> list[Text]:
+    """`brief` leaves out what a small screen can do without."""
+    lines = [*_head(run, width, brief=brief), *_body(run, width, brief=brief)]
+    after = [line for note in run.notes for line in labelled("note", [_row(note, width, FAINT)])]
+    for attempt in _attempts(run.earlier):
+        after += labelled("attempt", [_row(attempt, width, FAINT)])
+    left = None if room is None else room - len(lines) - len(after)
+    return [*lines, *_rank_rows(run, width, left, brief=brief), *after]
 
 
 def _row(words: str, width: int, style: str = "") -> Text:
     return text_line(cut(words, width - LABELS), style)
 
 
-def _head(run: LiveRun, width: int) -> list[Text]:
+def _head(run: LiveRun, width: int, *, brief: bool) -> list[Text]:
     name = Path(run.folder).absolute().name
     ranks = counted(len(run.ranks), "rank") if len(run.ranks) > 1 else ""
     attempt = max((rank.run.attempt for rank in run.ranks), default=1)
@@ -86,12 +92,12 @@ def _head(run: LiveRun, width: int) -> list[Text]:
     status = Text.assemble((run.status, _STYLES[run.status]), f": {run.detail}")
     status.truncate(width - LABELS, overflow="ellipsis")
     lines = [text_line(cut(title, width), "bold"), *labelled("status", [status])]
-    if run.command:
+    if run.command and not brief:
         lines += labelled("command", [_row(" ".join(run.command), width, FAINT)])
     return lines
 
 
-def _body(run: LiveRun, width: int) -> list[Text]:
+def _body(run: LiveRun, width: int, *, brief: bool) -> list[Text]:
     """The slowest rank in detail."""
     rank = next((rank for rank in run.by_mean if rank.last_step is not None), None)
     if rank is None:
@@ -99,11 +105,11 @@ def _body(run: LiveRun, width: int) -> list[Text]:
     return [
         *labelled("steps", _flow_words(_progress(run, rank), width)),
         *labelled("step", _step(run, rank, width)),
-        *_over_time(rank, width),
-        *labelled("stalls", _stalls(rank, width)),
+        *_over_time(rank, width, brief=brief),
+        *labelled("stalls", _stalls(rank, width, 2 if brief else _MOST_STALLS)),
         *labelled("changes", [_row(words, width) for words in _changes(rank)]),
         *labelled("run", _flow_words(_account(rank), width)),
-        *labelled("memory", _flow_words(_memory(rank), width)),
+        *([] if brief else labelled("memory", _flow_words(_memory(rank), width))),
     ]
 
 
@@ -148,29 +154,29 @@ def _step(run: LiveRun, rank: LiveRank, width: int) -> list[Text]:
     return rows + flow(items, width - LABELS)
 
 
-def _over_time(rank: LiveRank, width: int) -> list[Text]:
+def _over_time(rank: LiveRank, width: int, *, brief: bool) -> list[Text]:
     series = rank.run.series
     room = width - LABELS
     if series is None or not len(draw_steps(series, room)):
         return []
     marks = mark_stalls(series, room)
     lines = labelled("over time", [draw_steps(series, room), *([marks] if marks else [])])
-    if len(series.number) > _RECENT:
+    if len(series.number) > _RECENT and not brief:
         title = f"last {_RECENT}"
         lines += labelled(title, [draw_steps(series, room, _RECENT)])
     return lines
 
 
-def _stalls(rank: LiveRank, width: int) -> list[Text]:
+def _stalls(rank: LiveRank, width: int, most: int) -> list[Text]:
     if rank.run.times is None:
         return []
     stalls = [stall for stall in rank.run.stalls if _matters(stall)]
     if not stalls:
         varies = percent(rank.run.times.variation)
         return [_row(f"none so far; steps vary by {varies}", width, FAINT)]
-    rows = [_stall(stall, width) for stall in stalls[:_MOST_STALLS]]
-    if len(stalls) > _MOST_STALLS:
-        rows.append(_row(f"{len(stalls) - _MOST_STALLS} more causes", width, FAINT))
+    rows = [_stall(stall, width) for stall in stalls[:most]]
+    if len(stalls) > most:
+        rows.append(_row(f"{counted(len(stalls) - most, 'more cause')}", width, FAINT))
     return rows
 
 
@@ -184,9 +190,10 @@ def _stall(stall: Stall, width: int) -> Text:
         (f"{LETTERS[stall.cause]} ", COLOURS[f"stall_{stall.cause}"]),
         f"{stall_words(stall):<13} {cost} {percent(stall.share):>5}  ",
     )
-    row.append(how_often(stall), FAINT)
-    row.truncate(width - LABELS, overflow="ellipsis")
-    return row
+    often = how_often(stall)
+    if row.cell_len + len(often) > width - LABELS:
+        often = often.rpartition(", ")[2]
+    return row.append(often, FAINT)
 
 
 def _changes(rank: LiveRank) -> list[str]:
@@ -210,18 +217,21 @@ def _memory(rank: LiveRank) -> list[str]:
 # Several ranks.
 
 
-def _rank_rows(run: LiveRun, width: int, room: int | None) -> list[Text]:
+def _rank_rows(run: LiveRun, width: int, room: int | None, *, brief: bool) -> list[Text]:
     """The slowest first, as many as fit; then how far they lie apart."""
     if len(run.ranks) < 2:
         return []
     spread = _spread(run)
     ending = labelled("spread", [_row(spread, width)]) if spread else []
-    most = None if room is None else max(_FEWEST_RANKS, room - len(ending) - 3)
+    gap = [] if brief else [Text()]
+    most = None if room is None else room - len(ending) - len(gap) - 1
+    if most is not None and most < len(run.ranks):
+        most = max(_FEWEST_RANKS, most - 1)  # a line says how many more there are
     shown = run.by_mean[:most]
     header = (
         f"{'rank':>5} {'steps':>9} {'now/s':>6} {'mean':>9} {'p99':>9} {'stalls':>6}  over time"
     )
-    lines = [Text(), Text(cut(header, width), FAINT), *(_rank_row(rank, width) for rank in shown)]
+    lines = [*gap, Text(cut(header, width), FAINT), *(_rank_row(rank, width) for rank in shown)]
     if len(shown) < len(run.ranks):
         lines.append(Text(f"{len(run.ranks) - len(shown):>5,} more, faster", FAINT))
     return lines + ending
