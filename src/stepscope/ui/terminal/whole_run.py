@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.text import Text
 
-from stepscope.records.figures import long_duration, milliseconds, percent
+from stepscope.records.figures import factor, long_duration, milliseconds, percent
 from stepscope.records.words import counted
 from stepscope.ui.run_words import (
     account_items,
     account_words,
-    change_words,
-    how_often,
     phase_words,
     stall_words,
     times_items,
@@ -22,6 +21,7 @@ from stepscope.ui.terminal.console import note_line
 from stepscope.ui.terminal.lines import FAINT, cut
 from stepscope.ui.terminal.sparkline import draw_steps
 from stepscope.ui.terminal.tables import fitting_table, titled_table
+from stepscope.ui.words import one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from stepscope.records.whole_run import AccountPart, RankRun, Stall, WholeRun
 
-_SPARKS, _FEWEST_SPARKS = 24, 8  # columns
+_SPARKS, _FEWEST_SPARKS = 24, 12  # columns
 _COLUMN = 11  # of the account
 _MOST_RANKS = 8
 _VISIBLE = 0.0005  # of the wall time
@@ -46,7 +46,7 @@ def run_line(run: WholeRun, room: int) -> Text | None:
     if run.account is not None:
         words += f" in {long_duration(1e6 * run.account.wall_ms)}"
     items = account_items(run.account) if run.account else _pace(slowest)
-    kept = _fitting(words, items, room - _FEWEST_SPARKS - 3)
+    kept = _fitting(words, items, room - _FEWEST_SPARKS - 3) or _fitting(words, items, room)
     line = Text(cut(f"{words}: {', '.join(kept)}" if kept else words, room))
     sparks = min(_SPARKS, room - line.cell_len - 3)
     if slowest.series is not None and sparks >= _FEWEST_SPARKS:
@@ -83,13 +83,8 @@ def run_sections(run: WholeRun, width: int) -> list[RenderableType]:
         out += [times, Text()]
     if any(rank.stalls for rank in run.ranks):
         out += [_stall_table(run, width), Text()]
-    changes = [(rank, change) for rank in run.ranks for change in rank.changes]
-    if changes:
-        table = titled_table("the typical step changed", ">rank", "when")
-        for rank, change in changes[: 2 * _MOST_RANKS]:
-            between = f", between {change.low:,} and {change.high:,}"
-            table.add_row(_name(rank), f"{change_words(change)}{between}")
-        out += [table, Text()]
+    if any(rank.changes for rank in run.ranks):
+        out += [_change_table(run, width), Text()]
     return out
 
 
@@ -104,7 +99,7 @@ def _account_table(run: WholeRun, width: int) -> Table | None:
         return None
     shown = ranks[: min(_MOST_RANKS, max(0, (width - 40) // _COLUMN))] if len(ranks) > 1 else []
     wall = long_duration(1e6 * run.account.wall_ms)
-    title = f"wall time of the command, {wall}; goodput {percent(run.account.goodput)}"
+    title = f"wall time {wall}, goodput {percent(run.account.goodput)}"
     table = titled_table(title, "", ">time", ">share", *(f">rank {_name(rank)}" for rank in shown))
     for part in run.account.parts:
         if part.share >= _VISIBLE:
@@ -160,10 +155,18 @@ def _stall_table(run: WholeRun, width: int) -> Table:
     listed = [(rank, stall) for rank in run.ranks for stall in rank.stalls]
     listed.sort(key=lambda pair: -pair[1].cost_ms - pair[1].between_epochs_ms)
     rows = [_stall_row(rank, stall) for rank, stall in listed[: 2 * _MOST_RANKS]]
-    columns = ("cause", ">rank", ">cost a step", ">share", "how often", ">one takes", "where")
-    spare = ("where", "rank", "one takes") if len(run.ranks) == 1 else ("where", "one takes")
+    columns = (
+        "cause",
+        ">rank",
+        ">cost a step",
+        ">share",
+        ">steps",
+        ">every",
+        ">one takes",
+        "where",
+    )
     title = "stalls: steps that take longer than a typical one"
-    return fitting_table(title, columns, rows, width=width, spare=spare)
+    return fitting_table(title, columns, rows, width=width, spare=("one takes", "where", "rank"))
 
 
 def _stall_row(rank: RankRun, stall: Stall) -> list[str]:
@@ -173,7 +176,27 @@ def _stall_row(rank: RankRun, stall: Stall) -> list[str]:
         _name(rank),
         milliseconds(stall.cost_ms + stall.between_epochs_ms),
         percent(stall.share),
-        how_often(stall),
+        f"{stall.steps:,}" if stall.steps else "",
+        f"{stall.period:,}" if stall.period else "",
         milliseconds(stall.typical_ms),
-        f"{place.file}:{place.line}" if place else "",
+        one_line(f"{Path(place.file).name}:{place.line}") if place else "",
     ]
+
+
+def _change_table(run: WholeRun, width: int) -> Table:
+    rows = [
+        [
+            _name(rank),
+            f"{change.step:,}",
+            f"{change.low:,} to {change.high:,}",
+            milliseconds(change.before_ms),
+            milliseconds(change.after_ms),
+            factor(change.factor),
+        ]
+        for rank in run.ranks
+        for change in rank.changes
+    ]
+    columns = (">rank", ">from step", ">between", ">before", ">after", ">times")
+    title = "changes of the typical step"
+    spare = ("times", "between")
+    return fitting_table(title, columns, rows[: 2 * _MOST_RANKS], width=width, spare=spare)
