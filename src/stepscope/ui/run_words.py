@@ -15,12 +15,14 @@ if TYPE_CHECKING:
         AccountPart,
         LevelChange,
         MemoryGrowth,
+        RankRun,
         RunAccount,
         Stall,
         StepTimes,
     )
 
 VISIBLE = 0.005  # of the wall time
+_TRAINING = "training"
 # Parts of start-up and of training in the account.
 _INNER_PARTS = {
     "launch": "launch",
@@ -47,10 +49,15 @@ def account_words(part: AccountPart) -> str:
 
 
 def account_items(account: RunAccount, without: str = "") -> list[str]:
-    """The parts that count, the largest first."""
-    parts = sorted(account.parts, key=lambda part: -part.share)
-    seen = [part for part in parts if part.share >= VISIBLE and part.id != without]
-    return [f"{account_words(part)} {percent(part.share)}" for part in seen]
+    """Training, then the other parts that count, the largest first."""
+    parts = sorted(account.parts, key=lambda part: (part.id != _TRAINING, -part.share))
+    listed = [part for part in parts if part.share >= VISIBLE or part.id == _TRAINING]
+    return [f"{account_words(part)} {percent(part.share)}" for part in listed if part.id != without]
+
+
+def rank_name(run: RankRun) -> str:
+    """3, or 3.2 for its second process, as the folders are called."""
+    return f"{run.rank}" if run.attempt == 1 else f"{run.rank}.{run.attempt}"
 
 
 def stall_words(stall: Stall) -> str:

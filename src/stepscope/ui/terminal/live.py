@@ -17,6 +17,7 @@ from stepscope.ui.run_words import (
     how_often,
     list_changes,
     phase_words,
+    rank_name,
     stall_words,
     times_items,
 )
@@ -240,9 +241,8 @@ def _rank_rows(run: LiveRun, width: int, room: int | None, *, brief: bool) -> li
 def _rank_row(rank: LiveRank, width: int) -> Text:
     times, series = rank.run.times, rank.run.series
     stalled = sum(stall.share for stall in rank.run.stalls)
-    name = f"{rank.run.rank}" if rank.run.attempt == 1 else f"{rank.run.rank}.{rank.run.attempt}"
     row = Text(
-        f"{name:>5} {rank.run.steps:>9,} {or_dash(rank.recent_steps_per_s, significant):>6} "
+        f"{rank_name(rank.run):>5} {rank.run.steps:>9,} {or_dash(rank.recent_steps_per_s, significant):>6} "
         f"{milliseconds(times.mean_ms) if times else '-':>9} "
         f"{milliseconds(times.p99_ms) if times else '-':>9} "
         f"{percent(stalled) if times else '-':>6}  "

@@ -14,6 +14,7 @@ from stepscope.ui.run_words import (
     account_items,
     account_words,
     phase_words,
+    rank_name,
     stall_words,
     times_items,
 )
@@ -88,10 +89,6 @@ def run_sections(run: WholeRun, width: int) -> list[RenderableType]:
     return out
 
 
-def _name(rank: RankRun) -> str:
-    return f"{rank.rank}" if rank.attempt == 1 else f"{rank.rank}, attempt {rank.attempt}"
-
-
 def _account_table(run: WholeRun, width: int) -> Table | None:
     """Parts in rows; the mean and as many ranks as fit in columns."""
     ranks = [rank for rank in run.ranks if rank.account is not None]
@@ -100,7 +97,9 @@ def _account_table(run: WholeRun, width: int) -> Table | None:
     shown = ranks[: min(_MOST_RANKS, max(0, (width - 40) // _COLUMN))] if len(ranks) > 1 else []
     wall = long_duration(1e6 * run.account.wall_ms)
     title = f"wall time {wall}, goodput {percent(run.account.goodput)}"
-    table = titled_table(title, "", ">time", ">share", *(f">rank {_name(rank)}" for rank in shown))
+    table = titled_table(
+        title, "", ">time", ">share", *(f">rank {rank_name(rank)}" for rank in shown)
+    )
     for part in run.account.parts:
         if part.share >= _VISIBLE:
             table.add_row(*_account_row(account_words(part), part, shown, (part.id,)))
@@ -133,7 +132,7 @@ def _times_table(run: WholeRun, width: int) -> Table | None:
         return None
     rows = [
         [
-            _name(rank),
+            rank_name(rank),
             f"{times.steps:,}",
             milliseconds(times.mean_ms),
             milliseconds(times.typical_ms),
@@ -173,7 +172,7 @@ def _stall_row(rank: RankRun, stall: Stall) -> list[str]:
     place = stall.where[0] if stall.where else None
     return [
         stall_words(stall),
-        _name(rank),
+        rank_name(rank),
         milliseconds(stall.cost_ms + stall.between_epochs_ms),
         percent(stall.share),
         f"{stall.steps:,}" if stall.steps else "",
@@ -186,7 +185,7 @@ def _stall_row(rank: RankRun, stall: Stall) -> list[str]:
 def _change_table(run: WholeRun, width: int) -> Table:
     rows = [
         [
-            _name(rank),
+            rank_name(rank),
             f"{change.step:,}",
             f"{change.low:,} to {change.high:,}",
             milliseconds(change.before_ms),
