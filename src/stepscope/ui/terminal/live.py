@@ -242,7 +242,8 @@ def _rank_row(rank: LiveRank, width: int) -> Text:
     times, series = rank.run.times, rank.run.series
     stalled = sum(stall.share for stall in rank.run.stalls)
     row = Text(
-        f"{rank_name(rank.run):>5} {rank.run.steps:>9,} {or_dash(rank.recent_steps_per_s, significant):>6} "
+        f"{rank_name(rank.run):>5} {rank.run.steps:>9,} "
+        f"{or_dash(rank.recent_steps_per_s, significant):>6} "
         f"{milliseconds(times.mean_ms) if times else '-':>9} "
         f"{milliseconds(times.p99_ms) if times else '-':>9} "
         f"{percent(stalled) if times else '-':>6}  "
