@@ -101,6 +101,7 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
             strategies=analysis.strategies,
             layout=folder.layout if folder else {},
             cycles=max(1, len(steps.cycles_ns)),
+            run=run,
         )
     )
     return RankExplanation(
