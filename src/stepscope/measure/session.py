@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
 from stepscope.measure import processes
+from stepscope.measure.collective_log import CollectiveLog
 from stepscope.measure.comms import Comms
 from stepscope.measure.dynamo import surrounds
 from stepscope.measure.forked import end_without_destructors
@@ -66,6 +67,7 @@ class Session:
         self._alone = True  # no other thread trains
         self._pid = os.getpid()
         self._parts: RankParts | None = None
+        self._collectives: CollectiveLog | None = None  # without other ranks there are none
         self._rank_file: RankFile | None = None
         self._windows = ProfilerWindows(settings)
         self._memory: MemoryStep | None = None
@@ -302,9 +304,13 @@ class Session:
 
     def _act(self, parts: RankParts) -> None:
         """The time this takes lies between two steps and belongs to neither."""
-        self._due = self._schedule.next_due(self.number + 1)
         self._load.pause(self.number, self._optimizers.known)
         self._end_memory_step(parts)
+        self._due = self._schedule.next_due(self.number + 1)
+        if self._collectives is not None:
+            disturbed = self._windows.running is not None
+            self._collectives.step_begins(self.number, disturbed=disturbed)
+            self._due = min(self._due, self._collectives.due)
         self._begin(parts)
         self._load.resume(self.number, plain=self._is_plain())
         self.notes.append((AGAIN, perf_counter_ns(), None))
@@ -366,6 +372,9 @@ class Session:
         steps = LineWriter(folder / layout.STEPS, self.notes, lines)
         self._parts = RankParts(folder, steps, self.thread, self.settings.sample_hz)
         self._rank_file = RankFile(folder, rank, world_size)
+        if world_size > 1:
+            self._collectives = CollectiveLog(folder)
+            self._due = min(self._due, self._collectives.due)
         self._read_job_layout()
         self._load.resume(self.number + 1, plain=True)
         self._describe("running")
@@ -409,6 +418,8 @@ class Session:
         if self._parts is not None:
             # Before the window: its stop may wait, and a launcher may not.
             self._parts.close()
+        if self._collectives is not None:
+            self._collectives.close(self.number)
         self._windows.close(self.number)
         self._describe("finished")
 
