@@ -24,6 +24,7 @@ from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.record_step import budget_of_record, with_correction, with_measured
 from stepscope.explain.syncs import list_syncs
 from stepscope.explain.timeline import divide
+from stepscope.explain.whole_run.run_calls import calls_of_folder
 from stepscope.explain.window_kernels import launched_in
 from stepscope.records.explanation import RankExplanation, StepTime
 from stepscope.records.job import RankPart
@@ -131,6 +132,7 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
             host=folder.host if folder else None,
             world_size=trace.world_size,
             member=find_membership(folder, trace, calls, pace),
+            run=calls_of_folder(folder, analysis.inputs.steps),
         ),
         strategies=analysis.strategies,
         findings=findings,

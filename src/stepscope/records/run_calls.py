@@ -1,4 +1,4 @@
-"""One rank's collectives over the whole run, and the steps they belong to."""
+"""Collectives over the whole run: of one rank, with its steps, and joined over ranks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
     Places = NDArray[np.int32]
 
@@ -30,6 +31,16 @@ class LoggedCollectives(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.sequence)
 
 
+class RunArrivals(msgspec.Struct, frozen=True, kw_only=True):
+    """Arrivals at the collectives of the run, joined over ranks. Matrices are (steps, ranks), with
+    NaN where a rank took no part."""
+
+    ranks: tuple[int, ...]
+    number: Ints  # of the steps, in order
+    late_ns: Floats  # arrival after the group's median arrival
+    wait_ns: Floats  # until the last rank came
+
+
 class RunCalls(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's collectives in undisturbed steps, and what those steps spent in each phase."""
 
@@ -45,7 +56,7 @@ class RunCalls(msgspec.Struct, frozen=True, kw_only=True):
     steps: Ints  # numbers, in order
     step_ns: Ints
     phases_ns: dict[str, Ints]  # of these steps
-    end_unix_ns: Ints
+    cpu_wait_ns: Ints | None = None  # of these steps: ready to run, but no core was free
 
     def __len__(self) -> int:
         return len(self.sequence)

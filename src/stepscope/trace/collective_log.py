@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from stepscope.trace.decode import Oddities
 
-PATTERN = "collectives-*.json.gz"
+COLLECTIVES = "collectives-*.json.gz"
 _MAX_PACKED_BYTES = 64 << 20
 _MAX_TEXT_BYTES = 512 << 20  # of one file
 _GZIP = 31
@@ -72,7 +72,7 @@ def read_collective_log(folder: Path, oddities: Oddities) -> LoggedCollectives |
 
 def _parts(folder: Path) -> list[Path]:
     try:
-        return [file for file in list_folder(folder) if file.match(PATTERN)]
+        return [file for file in list_folder(folder) if file.match(COLLECTIVES)]
     except UnreadableInputError:
         return []
 

@@ -15,6 +15,7 @@ from stepscope.records.run_calls import RunCalls
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from stepscope.records.job import RankFolder
     from stepscope.records.run_calls import LoggedCollectives
     from stepscope.records.step_columns import StepColumns
 
@@ -26,6 +27,15 @@ MANY_RANKS, FEWER = 64, 5  # with more ranks than that, a fifth of the calls and
 WARM_UP = 3  # steps
 _STRETCH = 64  # calls, or steps, that are kept or left out together
 _SLACK_NS = 1_000_000
+
+
+def calls_of_folder(folder: RankFolder | None, steps: StepColumns | None) -> RunCalls | None:
+    """None for a bare trace."""
+    if folder is None:
+        return None
+    overlaps = bool(folder.layout.get("ddp"))
+    world_size = folder.world_size
+    return calls_of_run(folder.collectives, steps, asynchronous=overlaps, world_size=world_size)
 
 
 def calls_of_run(
@@ -58,7 +68,7 @@ def calls_of_run(
         steps=steps.number[usable],
         step_ns=steps.step_ns[usable],
         phases_ns={phase: ns[usable] for phase, ns in steps.phases_ns.items()},
-        end_unix_ns=steps.end_unix_ns[usable],
+        cpu_wait_ns=None if steps.cpu_wait_ns is None else steps.cpu_wait_ns[usable],
     )
 
 
