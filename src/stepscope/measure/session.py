@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
 from stepscope.measure import processes
+from stepscope.measure.clock import RUN, next_meeting
 from stepscope.measure.collective_log import CollectiveLog
 from stepscope.measure.comms import Comms
 from stepscope.measure.dynamo import surrounds
@@ -306,16 +307,26 @@ class Session:
         """The time this takes lies between two steps and belongs to neither."""
         self._load.pause(self.number, self._optimizers.known)
         self._end_memory_step(parts)
-        self._due = self._schedule.next_due(self.number + 1)
-        if self._collectives is not None:
-            disturbed = self._windows.running is not None
-            self._collectives.step_begins(self.number, disturbed=disturbed)
-            self._due = min(self._due, self._collectives.due)
+        self._look_at_others(parts)
+        self._due = self._next_due()
         self._begin(parts)
         self._load.resume(self.number, plain=self._is_plain())
         self.notes.append((AGAIN, perf_counter_ns(), None))
         if parts.device is not None:
             parts.device.restart()
+
+    def _next_due(self) -> int:
+        due = self._schedule.next_due(self.number + 1)
+        if self._collectives is None:
+            return due
+        return min(due, self._collectives.due, next_meeting(self.number + 1))
+
+    def _look_at_others(self, parts: RankParts) -> None:
+        if self._collectives is not None:
+            disturbed = self._windows.running is not None
+            self._collectives.step_begins(self.number, disturbed=disturbed)
+            if next_meeting(self.number) == self.number:
+                parts.synchronise(RUN, self.number)
 
     def _begin(self, parts: RankParts) -> None:
         step = self.number
@@ -374,7 +385,7 @@ class Session:
         self._rank_file = RankFile(folder, rank, world_size)
         if world_size > 1:
             self._collectives = CollectiveLog(folder)
-            self._due = min(self._due, self._collectives.due)
+            self._due = min(self._due, self._next_due())
         self._read_job_layout()
         self._load.resume(self.number + 1, plain=True)
         self._describe("running")

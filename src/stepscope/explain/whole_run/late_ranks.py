@@ -145,9 +145,9 @@ def _stragglers(case: _Case, lateness: Lateness, late: list[LateRank]) -> Stragg
     named = tuple(_straggler(case, rank) for rank in late)
     if named:
         return Stragglers(verdict="found", ranks=named, source="every step", wandering=wandering)
-    detail = f"no rank is always late in {counted(lateness.steps, 'step')} of the whole run"
-    share = lateness.least_ns / float(np.median(case.step_ns))
-    detail += f"; a lateness of {percent(share)} of the step would show"
+    least = percent(lateness.least_ns / float(np.median(case.step_ns)))
+    steps = counted(lateness.steps, "step")
+    detail = f"none is late by more than {least} of the step in {steps} of the whole run"
     return Stragglers(verdict="none", detail=detail, source="every step", wandering=wandering)
 
 
@@ -219,8 +219,8 @@ def _describe_wandering(case: _Case, rank: LateRank) -> Straggler:
         steps=steps,
         of=of,
         evidence=(
-            f"some rank arrives {milliseconds(rank.excess_ns / 1e6)} later than usual in {steps} of "
-            f"{counted(of, 'step')} of the whole run, and none more often than chance explains",
+            f"some rank arrives {milliseconds(rank.excess_ns / 1e6)} later than usual in {steps} "
+            f"of {counted(of, 'step')} of the whole run, and none more often than chance explains",
             *_waiting_for_cores(case, rank),
         ),
         kind="wandering",
