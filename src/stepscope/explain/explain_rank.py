@@ -25,6 +25,7 @@ from stepscope.explain.record_step import budget_of_record, with_correction, wit
 from stepscope.explain.replay.graph_launches import note_uncorrected
 from stepscope.explain.syncs import list_syncs
 from stepscope.explain.timeline import divide
+from stepscope.explain.whole_run.run_calls import calls_of_folder
 from stepscope.explain.window_kernels import launched_in
 from stepscope.records.explanation import RankExplanation, StepTime
 from stepscope.records.job import RankPart
@@ -135,6 +136,7 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
             host=folder.host if folder else None,
             world_size=trace.world_size,
             member=find_membership(folder, trace, calls, pace),
+            run=calls_of_folder(folder, analysis.inputs.steps),
         ),
         strategies=analysis.strategies,
         findings=findings,
