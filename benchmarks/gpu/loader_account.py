@@ -5,8 +5,8 @@
     python benchmarks/gpu/loader_account.py FOLDER --explain-only      on any machine, later
 
 FOLDER gets `run`, the run folder, and `truth.json`, what the script's own meters read. Targets: the
-mean step within 2% of batch_time, waiting for data, validation and checkpoints within 5% of what the
-script measured, and an account that adds up. `--check` exits with 1 when one is missed.
+mean step within 2% of batch_time; waiting for data, validation and checkpoints within 5% of what
+the script measured; an account that adds up. `--check` exits with 1 when one is missed.
 """
 
 from __future__ import annotations
@@ -117,8 +117,9 @@ def _explain(run: Path) -> dict[str, Any]:
 def _steady_steps(rank_folder: Path, warm_up: int) -> list[int]:
     """The steps that stepscope's mean is of, so that the script's meters are read at the same."""
     sys.path.insert(0, str(SOURCE))
-    from stepscope.trace.decode import Oddities
     from stepscope.trace.step_files import read_step_columns
+
+    from stepscope.trace.decode import Oddities
 
     steps = read_step_columns(rank_folder, Oddities("steps"))
     assert steps is not None

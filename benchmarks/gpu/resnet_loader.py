@@ -1,6 +1,6 @@
 """ResNet-50 with a loader that cannot keep up, in the shape of PyTorch's ImageNet example.
 
-    python benchmarks/gpu/resnet_loader.py [--epochs 4] [--batches 100] [--load-ms 170] [--save FILE]
+    python benchmarks/gpu/resnet_loader.py [--epochs 4] [--batches 100] [--load-ms 170]
 
 Four workers need --load-ms for a batch and start together, so every fourth step waits. Each epoch
 ends with a validation and a checkpoint. The meters are those of the example: batch_time and

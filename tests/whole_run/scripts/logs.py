@@ -6,6 +6,7 @@ import tempfile
 import torch
 from own_clock import OwnClock
 from torch import nn
+from torch.utils.data import DataLoader
 
 STEPS, EVERY = 310, 25
 
@@ -14,10 +15,10 @@ def main():
     torch.set_num_threads(1)
     model = nn.Sequential(nn.Linear(256, 384), nn.ReLU(), nn.Linear(384, 256))
     optimizer = torch.optim.AdamW(model.parameters())
-    x = torch.randn(192, 256)
+    loader = DataLoader(torch.randn(STEPS, 192, 256), batch_size=None)
     clock = OwnClock()
     with tempfile.TemporaryFile("w") as log:
-        for number in range(1, STEPS + 1):
+        for number, x in enumerate(loader, 1):
             loss = model(x).square().mean()
             optimizer.zero_grad()
             loss.backward()
