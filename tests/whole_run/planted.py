@@ -1,4 +1,4 @@
-"""Runs a script under `stepscope run`, and keeps what its own clock says next to the explanation."""
+"""Runs a script under `stepscope run`; its own clock and the explanation, side by side."""
 
 from __future__ import annotations
 
