@@ -65,10 +65,11 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
     if steps.cycles_ns:
         in_step = divide(work, window)
         idle_in_step, gaps_in_step = split_idle(trace, work, host, window)
-    step_ms = with_measured(StepTime(profiled=analysis.profiled_ms), analysis.inputs.measured)
+    run = analysis.run
+    step_ms = with_measured(StepTime(profiled=analysis.profiled_ms), analysis.measured, run)
     step_ms = with_correction(step_ms, analysis)
     profiled_budget = make_budget(steps, step_ms, in_step, idle_in_step)
-    budget = budget_of_record(profiled_budget, step_ms, on_host=work.on_host)
+    budget = budget_of_record(profiled_budget, step_ms, run=run, on_host=work.on_host)
     efficiency = measure_efficiency(analysis, step_ms)
     device_time = sum_device_time(trace, work)
     kernels = list_kernels(trace, work, steps)
@@ -143,6 +144,7 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
         efficiency=efficiency,
         memory=memory,
         profiled_budget=profiled_budget,
+        run=run,
     )
 
 

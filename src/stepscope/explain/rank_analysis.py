@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from stepscope.records.efficiency import Ceilings
     from stepscope.records.explanation import Steps, Timeline
     from stepscope.records.job import CollectiveCalls, RankSteps
+    from stepscope.records.measured_steps import MeasuredSteps
     from stepscope.records.rank_inputs import RankInputs
     from stepscope.records.strategies import RankStrategy
+    from stepscope.records.whole_run import RankRun
 
 _T = TypeVar("_T")
 
@@ -72,6 +74,24 @@ class RankAnalysis:
     @cached_property
     def host_time(self) -> HostTime:
         return watch_host(self.trace, self.work)
+
+    @cached_property
+    def run(self) -> RankRun | None:
+        """Every step of the rank; None for a bare trace."""
+        if self.inputs.steps is None:
+            return None
+        from stepscope.explain.whole_run.rank_run import explain_run
+
+        return explain_run(self.inputs.steps, rank=self.trace.rank or 0, times=self.inputs.times)
+
+    @cached_property
+    def measured(self) -> MeasuredSteps | None:
+        """The typical step without the profiler."""
+        if self.run is None or self.inputs.steps is None:
+            return self.inputs.measured
+        from stepscope.explain.whole_run.typical import measure_typical_step
+
+        return measure_typical_step(self.inputs.steps, self.run)
 
     @cached_property
     def profiled_ms(self) -> float | None:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from stepscope.explain.budget import mean_budget, stretched
 from stepscope.explain.findings import find_in_job, sort_findings
 from stepscope.records.explanation import Explanation, called
+from stepscope.records.whole_run import WholeRun
 
 if TYPE_CHECKING:
     from stepscope.records.explanation import Budget, Finding, NcclSummary, RankExplanation
@@ -48,7 +49,19 @@ def judge(
         strategies=strategies,
         nccl=nccl,
         quality=_drop_repeated((*notes, *(job.notes if job else ()))),
+        run=_join_runs(ranks),
     )
+
+
+def _join_runs(ranks: tuple[RankExplanation, ...]) -> WholeRun | None:
+    """None for bare traces."""
+    runs = tuple(replace(rank.run, rank=rank.rank or 0) for rank in ranks if rank.run)
+    if not runs:
+        return None
+    from stepscope.explain.whole_run.account import mean_account
+
+    accounts = [run.account for run in runs if run.account]
+    return WholeRun(ranks=runs, account=mean_account(accounts))
 
 
 def _drop_repeated(notes: tuple[Note, ...]) -> tuple[Note, ...]:

@@ -58,7 +58,7 @@ class Bench:
         self, analysis: RankAnalysis, *, memory: Memory | None = None, job: Job | None = None
     ) -> None:
         trace, work, steps = analysis.trace, analysis.work, analysis.steps
-        measured = analysis.inputs.measured
+        measured = analysis.measured
         self.profiled_ns = step_ns(analysis.typical.graph)
         corrected = _step_of_record(analysis)
         graph = describe(trace, work, corrected.graph)
@@ -179,7 +179,7 @@ class Bench:
 
 def _step_of_record(analysis: RankAnalysis) -> Corrected:
     """As `explain` shows it: measured, else without the profiler's cost, else as recorded."""
-    graph, measured = analysis.typical.graph, analysis.inputs.measured
+    graph, measured = analysis.typical.graph, analysis.measured
     if measured is not None:
         return correct(graph, analysis.trace, truth=measured, slowness=analysis.slowness)
     return analysis.corrected or as_recorded(

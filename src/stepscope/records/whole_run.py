@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stepscope.records.explanation import Place
+    from stepscope.records.place import Place
 
 # Why a step took longer than a typical one.
 StallCause = Literal[

@@ -9,11 +9,13 @@ import msgspec
 from stepscope.records.limits import Bytes, DurationNs, SomeDurationNs, StepNumber  # noqa: TC001  (decoded)
 from stepscope.records.measured_steps import MeasuredSteps
 from stepscope.trace.decode import Oddities
-from stepscope.trace.side_files import read_rows
+from stepscope.trace.step_files import read_step_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
+
+    from stepscope.records.step_columns import Ints, StepColumns
 
 STEPS = "steps.jsonl"
 _AHEAD = 0.93  # of the device's time for that step
@@ -21,7 +23,6 @@ _FREELY = 1.4  # times the quickest one: a longer one was held up inside
 # Ranks in step differ by what one of them waits at the ends, and by chance.
 _APART, _STEPS_APART = 0.1, 2
 PHASES = ("data", "forward", "backward", "optimizer", "other")
-_PHASE_FIELDS = tuple(f"{phase}_ns" for phase in PHASES)
 
 
 class StepRow(msgspec.Struct, frozen=True):
@@ -40,12 +41,6 @@ class StepRow(msgspec.Struct, frozen=True):
     optimizer_ns: DurationNs = 0
     other_ns: DurationNs = 0
     allocated_bytes: Bytes | None = None  # when it ended
-
-    @property
-    def phases_fit(self) -> bool:
-        """Whether the phases are not longer than the step that they divide."""
-        phases: int = sum(getattr(self, field) for field in _PHASE_FIELDS)
-        return phases <= self.wall_ns
 
 
 def summarise_steps(all_rows: Iterable[StepRow], slowest: Path | None) -> MeasuredSteps | None:
@@ -143,17 +138,31 @@ def _rows(file: Path) -> list[StepRow]:
 
 def read_steps(file: Path, oddities: Oddities) -> list[StepRow]:
     """Every step once, in their order. Of two lines about one step the first counts."""
-    rows: dict[int, StepRow] = {}
-    before = -1
-    for row in read_rows(file, StepRow, oddities):
-        if row.step in rows:
-            oddities.add(f"step {row.step}", "it is there twice")
-            continue
-        if row.step < before:
-            oddities.add(f"step {row.step}", f"it comes after step {before}")
-        before = row.step
-        if not row.phases_fit:
-            oddities.add(f"step {row.step}", "its phases are longer than the step")
-            row = msgspec.structs.replace(row, **dict.fromkeys(_PHASE_FIELDS, 0))
-        rows[row.step] = row
-    return [rows[step] for step in sorted(rows)]
+    columns = read_step_columns(file.parent, oddities)
+    return [] if columns is None else _to_rows(columns)
+
+
+def _to_rows(columns: StepColumns) -> list[StepRow]:
+    nothing = [0] * len(columns)
+    phases = [columns.phases_ns.get(phase) for phase in PHASES]
+    lists = [nothing if values is None else values.tolist() for values in phases]
+    whole, unknown = columns.whole.tolist(), [None] * len(columns)
+    device, size = columns.device_ns, columns.allocated_bytes
+    return [
+        StepRow(step, wall, window, not seen, False, memory, *rest)
+        for step, wall, window, seen, memory, *rest in zip(
+            columns.number.tolist(),
+            columns.wall_ns.tolist(),
+            columns.window.tolist(),
+            whole,
+            columns.memory.tolist(),
+            unknown if device is None else _or_none(device),
+            *lists,
+            unknown if size is None else _or_none(size),
+            strict=True,
+        )
+    ]
+
+
+def _or_none(values: Ints) -> list[int | None]:
+    return [None if value < 0 else value for value in values.tolist()]
