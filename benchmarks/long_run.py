@@ -2,7 +2,7 @@
 
     python benchmarks/long_run.py FOLDER [--steps 1000000] [--ranks 1] [--step-ms 100]
 
-Steps take --step-ms with 1% of noise. Every fourth one waits for data, every 1,000th is followed by
+Steps take --step-ms, and each phase varies by 1%. Every fourth one waits for data, every 1,000th is followed by
 an evaluation and every 5,000th by a checkpoint; one in 400 holds a garbage collection. An epoch has
 20,000 steps. After 60% of the run a step takes 15% longer. Lines pass through the same code that
 packs them while a model trains. Everything else in the folder comes from a recording of the tests.
@@ -83,7 +83,10 @@ def _columns(
     n = len(number)
     typical = 1e6 * step_ms * np.exp(0.01 * draw.standard_normal(n))
     typical *= np.where(number >= 0.6 * steps, 1.15, 1.0)
-    phases = {name: typical * share for name, share in _OF_ONE_STEP.items()}
+    phases = {
+        name: typical * share * np.exp(0.01 * draw.standard_normal(n))
+        for name, share in _OF_ONE_STEP.items()
+    }
     phases["data"] += np.where(number % 4 == 3, 0.5e6 * step_ms * draw.uniform(0.9, 1.1, n), 0.0)
     after = number > 0
     rare = {
