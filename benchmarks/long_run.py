@@ -2,10 +2,10 @@
 
     python benchmarks/long_run.py FOLDER [--steps 1000000] [--ranks 1] [--step-ms 100]
 
-Steps take --step-ms, and each phase varies by 1%. Every fourth one waits for data, every 1,000th is followed by
-an evaluation and every 5,000th by a checkpoint; one in 400 holds a garbage collection. An epoch has
-20,000 steps. After 60% of the run a step takes 15% longer. Lines pass through the same code that
-packs them while a model trains. Everything else in the folder comes from a recording of the tests.
+Steps take --step-ms, each phase varies by 1%. Every fourth step waits for data, every 1,000th is
+followed by an evaluation and every 5,000th by a checkpoint; one in 400 holds a garbage collection.
+An epoch has 20,000 steps. After 60% of the run a step takes 15% longer. Lines pass through the same
+code that packs them while a model trains. The rest of the folder is a recording of the tests.
 """
 
 from __future__ import annotations

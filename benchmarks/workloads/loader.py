@@ -51,7 +51,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     ends, used = [], []
     for x, _ in islice(batches(), options.steps):
-        loss = model(x).square().mean()
+        loss = (model(x) - x).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -108,7 +108,7 @@ def _call(*command: str | Path) -> subprocess.CompletedProcess[str]:
         [sys.executable, *map(str, command)],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
     )
 
