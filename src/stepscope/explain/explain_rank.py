@@ -22,6 +22,7 @@ from stepscope.explain.operators import list_operators
 from stepscope.explain.python_functions import list_lines
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.record_step import budget_of_record, with_correction, with_measured
+from stepscope.explain.replay.graph_launches import note_uncorrected
 from stepscope.explain.syncs import list_syncs
 from stepscope.explain.timeline import divide
 from stepscope.explain.window_kernels import launched_in
@@ -137,6 +138,7 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
         quality=(
             *trace.quality,
             *_notes(trace, work, steps),
+            *note_uncorrected(trace, step_ms),
             *(about_peaks(efficiency) if efficiency else ()),
             *(folder.notes if folder else ()),
             *analysis.inputs.memory.notes,

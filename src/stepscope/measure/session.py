@@ -31,12 +31,14 @@ from stepscope.measure.optimizers import (
     trained_parameters,
     with_closure,
 )
+from stepscope.measure.packed_steps import StepPacking
 from stepscope.measure.passes import Passes
 from stepscope.measure.profiler_windows import OTHER_THREADS, ProfilerWindows
 from stepscope.measure.ranges import Ranges
 from stepscope.measure.rank_file import RankFile
 from stepscope.measure.rank_parts import RankParts
 from stepscope.measure.ranks import rank_and_world
+from stepscope.measure.sampler import Sampler
 from stepscope.measure.schedule import PlannedWindow, Schedule
 from stepscope.measure.steps import AGAIN, ENDED, ENTER, LEAVE, PERHAPS, Anchor, StepLines
 from stepscope.measure.window import CLOSURE
@@ -316,8 +318,8 @@ class Session:
         planned = self._schedule.opens(step)
         if planned is not None:
             self._open_window(parts, planned)
-        elif self._schedule.closes(step):
-            self._close_window(parts)
+        elif (closes := self._schedule.closes(step)) is not None:
+            self._close_window(parts, closes)
         elif self._schedule.measures_memory(step):
             self._begin_memory_step()
         elif self._windows.step_begins(step):
@@ -332,17 +334,21 @@ class Session:
 
     def _open_window(self, parts: RankParts, planned: PlannedWindow) -> None:
         parts.sampler_pauses()
-        parts.synchronise("start", self.number)  # on every rank, even if no window opens
+        if not planned.alone:
+            parts.synchronise("start", self.number)  # on every rank, even if no window opens
         if self._windows.open(planned, parts.folder, one_thread_trains=self._alone):
             self._comms.window_begins(self.number)
 
-    def _close_window(self, parts: RankParts) -> None:
+    def _close_window(self, parts: RankParts, planned: PlannedWindow) -> None:
         window = self._windows.running
         if window is not None:
             self._windows.finish(window)
-            parts.collectives(self._comms.window_ends(self.number - 1))
+            lines = self._comms.window_ends(self.number - 1)
+            if not planned.alone:
+                parts.collectives(lines, planned.comms_file)
         self._read_job_layout()
-        parts.synchronise("end", self.number)
+        if not planned.alone:
+            parts.synchronise("end", self.number)
         parts.sampler_resumes()
 
     def _end_memory_step(self, parts: RankParts) -> None:
@@ -363,8 +369,11 @@ class Session:
             note("run folder", layout.why_refused(error))
             return None
         lines = StepLines(self._began_ns)
-        steps = LineWriter(folder / layout.STEPS, self.notes, lines)
-        self._parts = RankParts(folder, steps, self.thread, self.settings.sample_hz)
+        tail = folder / layout.STEPS
+        steps = LineWriter(tail, self.notes, lines, StepPacking(tail))
+        hz = self.settings.sample_hz
+        sampler = Sampler(self.thread, hz, lambda: self.number) if hz > 0 else None
+        self._parts = RankParts(folder, steps, sampler)
         self._rank_file = RankFile(folder, rank, world_size)
         self._read_job_layout()
         self._load.resume(self.number + 1, plain=True)
@@ -385,6 +394,7 @@ class Session:
             "steps": self.number,
             "steps_end_with": self._steps_end_with(),
             "skipped": self._skipped,
+            "windows": self._windows.content(),
         }
         surroundings = {"communication": self._job, "host_load": self._load.content()}
         self._rank_file.write(status, progress, surroundings)

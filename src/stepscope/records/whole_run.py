@@ -94,6 +94,7 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
     low: float
     high: float
     per_step: float  # in the unit of the values
+    follows_memory: bool | None = None  # beyond what both owe to time; None: cannot be told
 
 
 class InputEffect(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +105,8 @@ class InputEffect(msgspec.Struct, frozen=True, kw_only=True):
     per_element_ms: float
     fewest: int  # elements of a batch
     most: int
+    low_ms: float | None = None  # 95% interval of per_element_ms
+    high_ms: float | None = None
 
 
 class MemoryGrowth(msgspec.Struct, frozen=True, kw_only=True):

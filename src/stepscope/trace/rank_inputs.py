@@ -55,9 +55,10 @@ def read_rank_inputs(
 def _read_captured_files(path: Path, trace: Trace, options: ReadOptions) -> RankInputs:
     """The readers of these files are loaded here: most bare traces need none of them."""
     from stepscope.trace.decode import Oddities
+    from stepscope.trace.measured_steps import STEPS
     from stepscope.trace.rank_folder import read_rank_folder
     from stepscope.trace.run_times import read_run_times
-    from stepscope.trace.step_files import STEPS, read_step_columns
+    from stepscope.trace.step_files import read_step_columns
 
     folder = read_rank_folder(path)
     oddities = Oddities(STEPS)
