@@ -3,8 +3,8 @@
     python benchmarks/run_section.py [--steps 100000] [--ranks 8] [--out report.html] [--browser]
 
 Makes a run that never ran (tests/made_runs.py): eight causes of stalls, a change of level, two
-windows, one rank slower than the others. `--browser` opens the page in Chromium, pans and zooms, and
-prints the time of the frames; it needs playwright and a Chromium on PATH.
+windows, one rank slower than the others. `--browser` opens the page in Chromium, pans and zooms,
+and prints the time of the frames; it needs playwright and a Chromium on PATH.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def main() -> int:
     took = time.perf_counter() - began
     if points is None:
         return 1
-    print(f"data block: {len(points.payload) / 1e6:.2f} MB in {took:.2f} s, {points.drawn:,} points")
+    size = len(points.payload) / 1e6
+    print(f"data block: {size:.2f} MB in {took:.2f} s, {points.drawn:,} points")
     explanation = stepscope.explain(TRACE, cache=False)
     write_report(replace(explanation, run=run), [], options.out)
     print(f"page: {options.out}, {options.out.stat().st_size / 1e6:.2f} MB")

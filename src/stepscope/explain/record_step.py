@@ -81,11 +81,7 @@ def budget_of_record(
     target, basis = _target(step)
     if target is None or not budget.step_ms:
         return budget
-    stalls = tuple(
-        Part(id=f"stall_{stall.cause}", ms=stall.cost_ms, share=stall.share)
-        for stall in (run.stalls if run else ())
-        if stall.cost_ms > 0
-    )
+    stalls = stall_parts(run)
     typical = target - sum(part.ms for part in stalls)
     parts = _scale_parts(budget, typical, on_host=on_host)
     if parts is None:
@@ -94,6 +90,15 @@ def budget_of_record(
         parts = _with_data_wait(parts, min(typical, measured.data_ns / 1e6), exactly=on_host)
     scaled = (Part(id=name, ms=ms, share=ms / target) for name, ms in parts.items())
     return Budget(step_ms=target, parts=(*scaled, *stalls), basis=basis)
+
+
+def stall_parts(run: RankRun | None) -> tuple[Part, ...]:
+    """The parts of the mean step that stalls are, one for each cause."""
+    return tuple(
+        Part(id=f"stall_{stall.cause}", ms=stall.cost_ms, share=stall.share)
+        for stall in (run.stalls if run else ())
+        if stall.cost_ms > 0
+    )
 
 
 def _scale_parts(budget: Budget, target: float, *, on_host: bool) -> dict[str, float] | None:

@@ -2,8 +2,8 @@
 
 A mean holds the stalls that a median leaves out, so a few long steps decide how well it is known.
 Its deviation is sqrt(tau variance / n), with the correlation time tau of correlation.py. A short
-run may by luck have none of the stalls that a longer one has: then its own variance is too small. So
-the variance of both sides together counts too, and the larger of the two deviations is used.
+run may by luck have none of the stalls that a longer one has: then its own variance is too small.
+So the variance of both sides together counts too, and the larger of the two deviations is used.
 """
 
 from __future__ import annotations
