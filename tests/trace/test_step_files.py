@@ -98,6 +98,28 @@ def test_what_an_older_capture_lacks_is_not_captured(tmp_path: Path) -> None:
     assert list(steps.phases_ns) == ["forward"]
 
 
+def test_what_was_counted_and_never_happened_is_zero(tmp_path: Path) -> None:
+    counters = {"cpu_wait_ns": True, "major_faults": False, "memory": "host"}
+    (tmp_path / "rank.json").write_text(json.dumps({"counters": counters}))
+    write_tail(tmp_path, row(0), row(1))
+    steps, _ = read(tmp_path)
+    known = [name for name in packed_steps.EXTRA_FIELDS if getattr(steps, name) is not None]
+    assert known == ["epoch_gap_ns", "cpu_wait_ns", "graphs"]
+    assert [getattr(steps, name).tolist() for name in known] == [[0, 0]] * 3
+    counters["memory"] = "device"
+    (tmp_path / "rank.json").write_text(json.dumps({"counters": counters}))
+    retries = read(tmp_path)[0].retries
+    assert retries is not None
+    assert retries.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("content", ["", "7", '{"counters": 3}', '{"counters": {"memory": 1}}'])
+def test_counters_that_cannot_be_read_count_nothing(tmp_path: Path, content: str) -> None:
+    (tmp_path / "rank.json").write_text(content)
+    write_tail(tmp_path, row(0))
+    assert read(tmp_path)[0].cpu_wait_ns is None
+
+
 def test_packed_parts_come_before_the_tail(tmp_path: Path) -> None:
     write_part(tmp_path, 1, row(0, device_ns=5), row(1, gc_ns=3, memory=True))
     write_part(tmp_path, 2, row(2, 77, window=True))

@@ -31,15 +31,15 @@ from stepscope.records.packed_steps import (
 from stepscope.records.quality import Note
 from stepscope.records.step_columns import ALL_PHASES, StepColumns
 from stepscope.records.words import counted
+from stepscope.trace.decode import Oddities
 from stepscope.trace.packed_steps import read_part
 from stepscope.trace.regular_files import LineFile, list_folder
-from stepscope.trace.side_files import read_row_batches
+from stepscope.trace.side_files import read_record, read_row_batches
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from stepscope.records.step_columns import Flags, Ints
-    from stepscope.trace.decode import Oddities
 
     Chunk = dict[str, Ints]
 
@@ -81,6 +81,28 @@ class _StepLine(msgspec.Struct, frozen=True, gc=False):
     skipped: bool = False
 
 
+class _Counters(msgspec.Struct, frozen=True):
+    """What capture read at step ends, by rank.json."""
+
+    cpu_wait_ns: bool = False
+    major_faults: bool = False
+    memory: str | None = None
+
+    @property
+    def fields(self) -> list[str]:
+        """Where a line lacks one of these, it was zero."""
+        counted = {
+            "cpu_wait_ns": self.cpu_wait_ns,
+            "major_faults": self.major_faults,
+            "retries": self.memory == "device",
+        }
+        return ["epoch_gap_ns", "graphs", *(name for name, is_read in counted.items() if is_read)]
+
+
+class _CountingRank(msgspec.Struct, frozen=True):
+    counters: _Counters | None = None
+
+
 _FIELDS = (STEP, WALL, END, *PHASE_FIELDS, OTHER, *EXTRA_FIELDS, *MARKS)
 
 
@@ -98,6 +120,8 @@ def read_step_columns(folder: Path, oddities: Oddities) -> StepColumns | None:
         return None
     columns = _in_order(_join(chunks), packed, oddities)
     _drop_long_phases(columns, oddities)
+    for name in _counted_fields(folder):
+        columns.setdefault(name, np.zeros(len(columns[STEP]), np.int64))
     steps = _to_record(columns)
     _note_gaps(steps.number, oddities)
     _note_clock(steps, oddities)
@@ -159,6 +183,12 @@ def _column(chunk: Chunk, name: str) -> Ints:
     length = len(chunk[STEP])
     values = chunk[STEP] if name == STEP else chunk.pop(name, None)
     return np.full(length, ABSENT, np.int64) if values is None else values
+
+
+def _counted_fields(folder: Path) -> list[str]:
+    """What is written only where it is not zero; none for older captures, which did not count."""
+    rank = read_record(folder / "rank.json", _CountingRank, Oddities("rank.json"))
+    return rank.counters.fields if rank is not None and rank.counters is not None else []
 
 
 # Bad input.
