@@ -284,6 +284,41 @@ def test_a_part_that_is_none_is_left_out(tmp_path: Path, content: bytes) -> None
     assert [note.id for note in read(tmp_path)[1].notes] == ["side-file-unreadable"]
 
 
+def test_steps_that_move_while_they_are_read_are_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = on_clock([10, 20, 30, 40])
+    write_tail(tmp_path, *rows)
+
+    def move_then_list(folder: Path) -> list[Path]:
+        write_part(tmp_path, 1, *rows[:3])
+        write_tail(tmp_path, rows[3])
+        return sorted(folder.iterdir())
+
+    monkeypatch.setattr("stepscope.trace.step_files.list_folder", move_then_list)
+    steps, oddities = read(tmp_path)
+    assert steps.wall_ns.tolist() == [10, 20, 30, 40]
+    assert oddities.notes == ()
+
+
+@given(st.integers(0, 10**6), st.binary(min_size=1, max_size=5), st.booleans())
+def test_damage_anywhere_is_reported_or_harmless(place: int, junk: bytes, packed: bool) -> None:
+    rows = on_clock([1000 + step for step in range(40)])
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        part = write_part(folder, 1, *rows[:30])
+        write_tail(folder, *rows[30:])
+        file = part if packed else folder / "steps.jsonl"
+        content = bytearray(file.read_bytes())
+        place %= len(content)
+        content[place : place + len(junk)] = junk
+        file.write_bytes(content)
+        steps, oddities = read(folder)
+    numbers = set(steps.number.tolist())
+    assert numbers >= set(range(30, 40) if packed else range(30))
+    assert numbers >= set(range(39)) or oddities.notes  # a last line may be half written
+
+
 def test_every_phase_has_a_field_in_packed_parts() -> None:
     fields = {*packed_steps.PHASE_FIELDS, packed_steps.OTHER}
     assert fields == {f"{phase}_ns" for phase in ALL_PHASES}

@@ -112,10 +112,11 @@ def read_step_columns(folder: Path, oddities: Oddities) -> StepColumns | None:
     Of two lines about one step the first counts. What is missing or makes no sense is left out, and
     `oddities` says so.
     """
-    chunks = _read_parts(folder, oddities)
-    packed = sum(len(chunk[STEP]) for chunk in chunks)
-    tail = LineFile(folder / TAIL, max_lines=MAX_STEPS, max_bytes=MAX_STEPS_BYTES)
-    chunks += map(_to_chunk, filter(None, read_row_batches(tail, _StepLine, oddities)))
+    # The tail first: steps that a running job packs meanwhile are then in both, and count once.
+    tail = _read_tail(folder / TAIL, oddities)
+    parts = _read_parts(folder, oddities)
+    packed = sum(len(chunk[STEP]) for chunk in parts)
+    chunks = parts + tail
     if not chunks:
         return None
     columns = _in_order(_join(chunks), packed, oddities)
@@ -129,6 +130,12 @@ def read_step_columns(folder: Path, oddities: Oddities) -> StepColumns | None:
 
 
 # Files -> chunks of raw columns.
+
+
+def _read_tail(file: Path, oddities: Oddities) -> list[Chunk]:
+    lines = LineFile(file, max_lines=MAX_STEPS, max_bytes=MAX_STEPS_BYTES)
+    batches = read_row_batches(lines, _StepLine, oddities)
+    return [_to_chunk(rows) for rows in batches if rows]
 
 
 def _read_parts(folder: Path, oddities: Oddities) -> list[Chunk]:
