@@ -189,6 +189,11 @@ def test_a_frozen_part_of_the_model_is_no_evaluation() -> None:
     }  # fmt: skip
 
 
+def test_a_frozen_part_leaves_the_first_batch_of_an_epoch_its_size() -> None:
+    step = times(*create(0, 5), *fetch(5, 10), (MODE, 12, False), *backward(50, 70), ended(70))
+    assert step["elements"] == 64
+
+
 def test_a_part_in_evaluation_mode_between_two_passes_is_no_evaluation() -> None:
     """A GAN's discriminator, while its generator is trained."""
     step = times(
