@@ -73,7 +73,7 @@ def _text(step: Ended, wall_ns: int, spent: dict[str, int], changes: dict[str, i
 
 
 def step_marks(*, skipped: bool, first: bool, last: bool, memory: bool) -> tuple[str, ...]:
-    """What is unusual about a step: its beginning (`first`) or its end (`last`) was not seen, or its
+    """What is unusual about a step: its beginning (`first`) or end (`last`) was not seen, or its
     times include our own work (`memory`)."""
     if not (skipped or first or last or memory):
         return ()
