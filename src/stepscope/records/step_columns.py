@@ -33,7 +33,7 @@ class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
     # counted in the phases too, but is no part of the step's own time.
     epoch_gap_ns: Ints | None = None
     device_ns: Ints | None = None  # -1 where it was not measured
-    # Of the tensors in the batches that the step trained on, or of input_ids alone where a batch has
+    # Of the tensors in the batches that the step trained on; of input_ids alone where a batch has
     # them; 0 where not known.
     elements: Ints | None = None
     allocated_bytes: Ints | None = None  # when the step ended; -1 where not read
