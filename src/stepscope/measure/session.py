@@ -39,8 +39,9 @@ from stepscope.measure.ranges import Ranges
 from stepscope.measure.rank_file import RankFile
 from stepscope.measure.rank_parts import RankParts
 from stepscope.measure.ranks import rank_and_world
-from stepscope.measure.sampler import Sampler
+from stepscope.measure.sampler import start_sampler
 from stepscope.measure.schedule import PlannedWindow, Schedule
+from stepscope.measure.stall_watch import StallWatch
 from stepscope.measure.start_up import StartUp
 from stepscope.measure.step_meter import StepMeter
 from stepscope.measure.step_notes import AGAIN, ENDED, ENTER, LEAVE, PERHAPS
@@ -50,6 +51,7 @@ from stepscope.measure.writer import LineWriter
 if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
     from stepscope.measure.step_notes import Note
+    from stepscope.measure.writer import AsLines
 
 # Kept in memory until they can be written: before the first step ends, or on a disk that hangs.
 MOST_NOTES = 1 << 16
@@ -76,6 +78,7 @@ class Session:
         self._collectives: CollectiveLog | None = None  # without other ranks there are none
         self._rank_file: RankFile | None = None
         self._windows = ProfilerWindows(settings)
+        self._stalls: StallWatch | None = None
         self._memory: MemoryStep | None = None
         self._job: dict[str, Any] | None = None
         self.ranges = Ranges() if settings.nvtx else None
@@ -272,6 +275,10 @@ class Session:
         if number + 1 >= self._due or window or marks:
             self._act(parts)
 
+    def wake(self, step: int) -> None:
+        """In the writer's thread: the schedule has changed (`_act` reads it and sets `_due`)."""
+        self._due = min(self._due, step)
+
     # What the schedule asks for before the next step.
 
     def _act(self, parts: RankParts) -> None:
@@ -357,11 +364,13 @@ class Session:
             self.thread = 0
             note("run folder", layout.why_refused(error))
             return None
+        lines: AsLines = self._lines
+        if self.settings.on_stall:
+            lines = self._stalls = StallWatch(lines, self, self._schedule, folder)
         tail = folder / layout.STEPS
-        steps = LineWriter(tail, self.notes, self._lines, StepPacking(tail))
+        steps = LineWriter(tail, self.notes, lines, StepPacking(tail))
         self._meter = StepMeter()
-        hz = self.settings.sample_hz
-        sampler = Sampler(self.thread, hz, lambda: self.number) if hz > 0 else None
+        sampler = start_sampler(self.thread, self.settings.sample_hz, lambda: self.number)
         self._parts = RankParts(folder, steps, sampler)
         self._rank_file = RankFile(folder, rank, world_size)
         if world_size > 1:
@@ -387,6 +396,7 @@ class Session:
             "steps_end_with": self._steps_end_with(),
             "skipped": self._skipped,
             "windows": self._windows.content(),
+            "stall_window": self._stalls.content() if self._stalls is not None else None,
             "start_up": self.start_up.content(),
             "counters": self._meter.content() if self._meter is not None else None,
             "after_last_step": self._lines.after_last_step() if status == "finished" else None,
