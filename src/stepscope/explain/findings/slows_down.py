@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.explain.findings.evidence import LOW, from_run, severity
@@ -74,7 +75,7 @@ def _lengths(run: RankRun) -> list[int]:
         first = int(run.series.number[min(run.warm_up, len(run.series.number) - 1)])
         end = int(run.series.number[-1]) + 1
     edges = [first, *(change.step for change in run.changes), end]
-    return [max(1, after - before) for before, after in zip(edges, edges[1:], strict=False)]
+    return [max(1, after - before) for before, after in itertools.pairwise(edges)]
 
 
 def _describe_levels(run: RankRun, best: float, last: float) -> str:
