@@ -3,8 +3,8 @@
 What counts is the floor: the least that is alive at this step or at any later one. Memory that the
 garbage collector frees later lies above it, and so do the teeth of a saw. A cache that fills up
 raises the floor, then leaves it flat. So growth must go on through all of the run: the floor rises
-in each third of what comes after the first quarter, in none of them by less than half of the
-fastest.
+in each third of what comes after the first quarter, in none of them at less than half of the usual
+pace, and in the last one no slower than at half of the first one's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _FEWEST_READINGS = 24
 _WARM_UP = 0.25  # of the run
-_STEADY = 0.5  # of the fastest third
+_STEADY = 0.5  # of the usual pace
 _LEAST_SHARE = 0.01  # of what is alive, over the run
 # Below this, an allocator's own holes may fill up; a process also maps libraries and buffers.
 _LEAST_BYTES: dict[str, float] = {"device": 4e6, "host": 32e6}
@@ -64,7 +64,9 @@ def _keeps_rising(numbers: Floats, floor: Floats) -> bool:
     thirds = np.linspace(numbers[0], numbers[-1], 4)
     at = floor[np.minimum(np.searchsorted(numbers, thirds), len(floor) - 1)]
     rises = np.diff(at)
-    return bool(rises.min() > 0 and rises.min() >= _STEADY * rises.max())
+    # The last tooth of a saw was not freed yet, so only the others' pace is compared with.
+    goes_on = rises[-1] >= _STEADY * rises[0]
+    return bool(rises.min() > 0 and goes_on and rises.min() >= _STEADY * np.median(rises))
 
 
 def _measure(numbers: Floats, alive: Floats, of: Literal["device", "host"]) -> MemoryGrowth | None:
