@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.records.explanation import Place
+from stepscope.records.place import Place
 from stepscope.trace.stack_samples import SAMPLES, read_stack_samples
 
 FILE: dict[str, Any] = {

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stepscope.records.explanation import Place
+    from stepscope.records.place import Place
 
 
 class StackSamples(msgspec.Struct, frozen=True, kw_only=True):

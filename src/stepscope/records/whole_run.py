@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stepscope.records.explanation import Place
+    from stepscope.records.place import Place
     from stepscope.records.stack_samples import StackDifference
 
 # Why a step took longer than a typical one.
@@ -146,6 +146,7 @@ class StepSeries(msgspec.Struct, frozen=True, kw_only=True):
     cause: NDArray[np.int8]  # index into STALL_CAUSES of a stall's main cause, -1: no stall
     window: NDArray[np.bool_]  # the profiler or the memory capture ran
     warm_up: int  # this many of the first steps
+    excess_ns: NDArray[np.int64] | None = None  # what a stall took longer; 0: no stall
 
 
 class RankRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import numpy as np
 
-from stepscope.records.explanation import Place
 from stepscope.records.limits import StepNumber  # noqa: TC001  (decoded)
+from stepscope.records.place import Place
 from stepscope.records.stack_samples import StackSamples
 from stepscope.trace.decode import Oddities
 from stepscope.trace.side_files import read_record

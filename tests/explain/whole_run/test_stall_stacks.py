@@ -5,10 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.explain.whole_run.stall_stacks import StackCounts, compare_stacks, find_places
-from stepscope.records.explanation import Place
+from stepscope.explain.whole_run.stall_stacks import (
+    StackCounts,
+    add_stall_stacks,
+    compare_stacks,
+    find_places,
+)
+from stepscope.records.place import Place
 from stepscope.records.stack_samples import StackSamples
 from stepscope.records.whole_run import STALL_CAUSES, StepSeries
+
+from .runs import run, stall
 
 MAIN = Place(file="/home/u/train.py", line=10, function="main")
 FORWARD = Place(file="/home/u/model.py", line=5, function="Model.forward")
@@ -70,6 +77,16 @@ def test_samples_count_for_the_cause_of_their_step() -> None:
         (FORWARD, pytest.approx(4 / 24), 1.0),
         (SAVE, pytest.approx(20 / 24), 0.0),
     ]
+
+
+def test_a_stall_gets_the_lines_that_ran_in_it() -> None:
+    number = np.concatenate((np.arange(1, 101), np.repeat([20, 40, 60, 80], 5)))
+    samples = StackSamples(stacks=STACKS, number=number, stack=np.array([0] * 100 + [1] * 20))
+    logs = series({19: "logging", 39: "logging", 59: "logging", 79: "logging"})
+    after = add_stall_stacks(run(stall("logging"), stall("gc"), series=logs), samples)
+    assert [one.where for one in after.stalls] == [(SAVE,), ()]
+    assert [one.cause for one in after.stacks] == ["logging"]
+    assert add_stall_stacks(run(stall("gc")), samples) == run(stall("gc"))
 
 
 def test_a_run_without_steps_has_no_differences() -> None:

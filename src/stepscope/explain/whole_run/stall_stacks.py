@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from stepscope.explain.python_functions import is_library
 from stepscope.records.stack_samples import StackDifference, StackShare
@@ -20,9 +21,9 @@ from stepscope.records.whole_run import STALL_CAUSES
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.records.explanation import Place
+    from stepscope.records.place import Place
     from stepscope.records.stack_samples import StackSamples
-    from stepscope.records.whole_run import StallCause, StepSeries
+    from stepscope.records.whole_run import RankRun, StallCause, StepSeries
 
     Ints = NDArray[np.int64]
 
@@ -42,6 +43,18 @@ class StackCounts(msgspec.Struct, frozen=True, kw_only=True):
     typical: Ints
     stalled_steps: int
     typical_steps: int
+
+
+def add_stall_stacks(run: RankRun, samples: StackSamples) -> RankRun:
+    """The run, with the lines of each stall and the stacks to draw."""
+    if run.series is None:
+        return run
+    compared = compare_stacks(samples, run.series)
+    stalls = tuple(
+        replace(stall, where=compared[stall.cause][0]) if stall.cause in compared else stall
+        for stall in run.stalls
+    )
+    return replace(run, stalls=stalls, stacks=tuple(stacks for _, stacks in compared.values()))
 
 
 def compare_stacks(
