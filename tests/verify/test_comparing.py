@@ -122,7 +122,8 @@ def test_slow_steps_have_a_change_of_their_own(tmp_path: Path) -> None:
     a = write_run(tmp_path / "a", noisy(20, steps=400, seed=1))
     b = write_run(tmp_path / "b", worse)
     found = compare([str(a)], [str(b)])
-    assert found.verdict == "no difference seen"
+    assert found.median is not None
+    assert found.median.verdict == "no difference seen"
     assert found.slow_steps is not None
     assert found.slow_steps.low > 0.2
 

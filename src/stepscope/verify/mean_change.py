@@ -2,8 +2,8 @@
 
 A mean holds the stalls that a median leaves out, so a few long steps decide how well it is known.
 Its deviation is sqrt(tau variance / n), with the correlation time tau of correlation.py. A short
-run may by luck have none of the stalls that a longer one has: then its own variance is too small. So
-the variance of both sides together counts too, and the larger of the two deviations is used.
+run may by luck have none of the stalls that a longer one has: then its own variance is too small.
+So the variance of both sides together counts too, and the larger of the two deviations is used.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from stepscope.verify.spread import Floats
 
 _TAIL = (1 - CONFIDENCE) / 2
+# Stalls are rare and long: a sample's variance is too small more often than too large.
+_SKEWED = 1.08
 
 
 class MeanSpread(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +51,7 @@ class MeanSpread(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def deviation(self) -> float:
         """Of the mean."""
-        return math.sqrt(self.variance / self.steps)
+        return _SKEWED * math.sqrt(self.variance / self.steps)
 
 
 def mean_spread(values: Floats) -> MeanSpread:
@@ -70,7 +72,7 @@ def mean_spread(values: Floats) -> MeanSpread:
 
 def mean_ratio(a: Sequence[Floats], b: Sequence[Floats], *, paired: bool = False) -> Estimate:
     """ln(B / A) of the runs' mean steps. A run is its steps in order."""
-    spreads = [[_relative(mean_spread(run)) for run in side] for side in (a, b)]
+    spreads = [[_log_spread(run) for run in side] for side in (a, b)]
     return _compare(spreads[0], spreads[1], paired=paired)
 
 
@@ -82,7 +84,7 @@ def mean_difference(a: Sequence[Floats], b: Sequence[Floats], *, paired: bool = 
 
 def mean_step(runs: Sequence[Floats]) -> tuple[float, float, float]:
     """One side's step and its interval: the geometric mean of its runs' means."""
-    spreads = [_relative(mean_spread(run)) for run in runs]
+    spreads = [_log_spread(run) for run in runs]
     logs = np.array([spread.value for spread in spreads])
     value = float(logs.mean())
     if len(runs) == 1:
@@ -94,13 +96,14 @@ def mean_step(runs: Sequence[Floats]) -> tuple[float, float, float]:
     return math.exp(value), math.exp(value - reach), max(math.exp(high), math.exp(value))
 
 
-def _relative(spread: MeanSpread) -> MeanSpread:
+def _log_spread(values: Floats) -> MeanSpread:
     """Of the mean's logarithm."""
+    spread = mean_spread(values)
     return replace(
         spread,
         value=math.log(spread.value),
         variance=spread.variance / spread.value**2,
-        rounding=spread.rounding / spread.value,
+        rounding=resolution(np.sort(np.log(values))),
     )
 
 
@@ -117,8 +120,9 @@ def _compare(a: Sequence[MeanSpread], b: Sequence[MeanSpread], *, paired: bool) 
 def _compare_two_runs(a: MeanSpread, b: MeanSpread, rounding: float) -> Estimate:
     own = a.deviation**2 + b.deviation**2
     both = (a.steps * a.variance + b.steps * b.variance) / (a.steps + b.steps)
-    pooled = both * (1 / a.steps + 1 / b.steps)
-    deviation = math.sqrt(max(own, pooled) + rounding**2 / 6 / min(a.steps, b.steps))
+    pooled = _SKEWED**2 * both * (1 / a.steps + 1 / b.steps)
+    noisy = min(a.steps, b.steps) if own else 1  # noise makes up for a coarse clock, on average
+    deviation = math.sqrt(max(own, pooled) + rounding**2 / 6 / noisy)
     shares = [run.deviation**2 / own if own else 0.5 for run in (a, b)]
     freedom = 1 / (shares[0] ** 2 / a.freedom + shares[1] ** 2 / b.freedom)  # Welch's
     return student_interval(b.value - a.value, deviation, max(1.0, freedom))
