@@ -154,7 +154,7 @@ def test_fewer_stalls_make_the_mean_shorter_though_the_typical_step_stays(tmp_pa
     stall = found.stalls[0]  # noise in the steps that stalled is a cause unknown
     assert (stall.id, stall.low_ms < 0, stall.high_ms < 0) == ("stall_data", True, True)
     assert stall.a_ms == pytest.approx(20, rel=0.02)
-    assert stall.b_ms == pytest.approx(2, rel=0.05)
+    assert stall.b_ms == pytest.approx(2, rel=0.08)
 
 
 def test_phases_stalls_and_the_rest_add_up_to_the_difference_of_the_means(tmp_path: Path) -> None:
