@@ -58,6 +58,16 @@ def test_a_short_run_without_stalls_is_not_known_better_than_a_long_one_with_the
     assert found.low < 0 < found.high
 
 
+def test_a_long_run_is_known_as_well_by_blocks_of_steps() -> None:
+    """A tenth of 200,000 steps takes 50 ms longer: 50 x 0.3 / sqrt(200,000) of deviation."""
+    rng = np.random.default_rng(4)
+    values = stalling(rng, 200_001, often=0.1)
+    spread = mean_spread(values)
+    assert spread.value == pytest.approx(values.mean())
+    assert spread.deviation == pytest.approx(1.08 * 15.0 / math.sqrt(200_000), rel=0.2)
+    assert spread.effective == pytest.approx(200_000, rel=0.3)
+
+
 def test_one_side_is_the_geometric_mean_of_its_runs_means() -> None:
     ms, low, high = mean_step([np.array([1.0, 3.0]), np.array([8.0, 8.0])])
     assert ms == pytest.approx(4.0)

@@ -25,7 +25,7 @@ from stepscope.verify.change import (
     student_interval,
 )
 from stepscope.verify.correlation import correlation_times
-from stepscope.verify.spread import resolution
+from stepscope.verify.spread import MOST_STEPS, resolution
 from stepscope.verify.student import student_quantile
 
 if TYPE_CHECKING:
@@ -56,6 +56,9 @@ class MeanSpread(msgspec.Struct, frozen=True, kw_only=True):
 
 def mean_spread(values: Floats) -> MeanSpread:
     """`values` are at least two, in the order they ran."""
+    block = 1 + (len(values) - 1) // MOST_STEPS
+    if block > 1:
+        return _spread_of_blocks(values, block)
     tau, freedom = 1.0, len(values) - 1.0
     if len(values) >= FEW:
         taus, freedoms = correlation_times(values[None, :])
@@ -67,6 +70,20 @@ def mean_spread(values: Floats) -> MeanSpread:
         variance=tau * float(values.var(ddof=1)),
         freedom=freedom,
         rounding=resolution(np.sort(values)),
+    )
+
+
+def _spread_of_blocks(values: Floats, block: int) -> MeanSpread:
+    """A long run by the means of so many consecutive values: their mean is as sure."""
+    whole = len(values) // block * block
+    spread = mean_spread(values[:whole].reshape(-1, block).mean(axis=1))
+    independent = float(values.var()) / spread.variance if spread.variance else float(spread.steps)
+    return replace(
+        spread,
+        value=float(values.mean()),
+        steps=len(values),
+        effective=min(float(len(values)), independent * spread.steps),
+        variance=spread.variance * block,
     )
 
 
