@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from stepscope.explain.explain_job import explain_job
+from stepscope.explain.whole_run.live import explain_live
+from stepscope.trace.follow_run import RunFollower
 from stepscope.ui.contract import explanation_json
+from stepscope.ui.live_json import live_json
 
 ROOT = Path(__file__).parent.parent
 NUMBERS = (ROOT / "docs/numbers.md").read_text()
@@ -104,6 +107,13 @@ def test_every_number_in_json_md_has_an_entry() -> None:
 def test_every_number_that_explain_prints_has_an_entry(name: str) -> None:
     printed = json.loads(json.dumps(explanation_json(explain_job(GOLDEN / name, cache=False))))
     missing = {key for key in numbers(printed) if key not in entries()} - POSITIONS
+    assert not missing, f"no entry in docs/numbers.md for {sorted(missing)}"
+
+
+def test_every_number_that_top_prints_has_an_entry() -> None:
+    run = explain_live(RunFollower(GOLDEN / "cpu-two-ranks").read(), now=0.0)
+    printed = json.loads(json.dumps(live_json(run)))
+    missing = numbers(printed) - entries() - POSITIONS
     assert not missing, f"no entry in docs/numbers.md for {sorted(missing)}"
 
 
