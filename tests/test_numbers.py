@@ -34,6 +34,7 @@ NO_NUMBERS = set(
     schema script seen sentence stall_ setting settings severity shapes signature source sources
     steady step steps_are steps_from summary title torch tried verdict whatifs when_unix where
     why words workload world_size
+    command earlier status
     allocator build collective compile data first_batch gc imports inputs logging memory_growth
     operating_system process_group times trend
     """,
@@ -122,7 +123,7 @@ def numbers(value: Any, key: str = "") -> set[str]:
     if isinstance(value, dict):
         names: set[str] = set()
         for name, inner in value.items():
-            table = name.isdigit() or key in ("flops", "flops_source")
+            table = name.isdigit() or key in ("flops", "flops_source", "phases_ms")
             names |= numbers(inner, key if table else name)
         return names
     if isinstance(value, list):
