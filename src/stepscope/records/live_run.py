@@ -29,6 +29,7 @@ class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
 
     run: RankRun
     kept: int
+    explained_steps: int = 0  # how many there were when `run` was made
     last_step: int | None = None  # its number
     quiet_s: float | None = None  # since the last step ended, or since the run did; None: no step
     steps_per_s: float | None = None  # whole steps over the time that they took
