@@ -25,6 +25,7 @@ from stepscope.explain.record_step import budget_of_record, with_correction, wit
 from stepscope.explain.replay.graph_launches import note_uncorrected
 from stepscope.explain.syncs import list_syncs
 from stepscope.explain.timeline import divide
+from stepscope.explain.whole_run.run_calls import calls_of_folder
 from stepscope.explain.window_kernels import launched_in
 from stepscope.records.explanation import RankExplanation, StepTime
 from stepscope.records.job import RankPart
@@ -70,7 +71,9 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
     step_ms = with_measured(StepTime(profiled=analysis.profiled_ms), analysis.measured, run)
     step_ms = with_correction(step_ms, analysis)
     profiled_budget = make_budget(steps, step_ms, in_step, idle_in_step)
-    budget = budget_of_record(profiled_budget, step_ms, run=run, on_host=work.on_host)
+    budget = budget_of_record(
+        profiled_budget, step_ms, run=run, measured=analysis.measured, on_host=work.on_host
+    )
     efficiency = measure_efficiency(analysis, step_ms)
     device_time = sum_device_time(trace, work)
     kernels = list_kernels(trace, work, steps)
@@ -133,6 +136,7 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
             host=folder.host if folder else None,
             world_size=trace.world_size,
             member=find_membership(folder, trace, calls, pace),
+            run=calls_of_folder(folder, analysis.inputs.steps),
         ),
         strategies=analysis.strategies,
         findings=findings,

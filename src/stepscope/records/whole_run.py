@@ -145,6 +145,7 @@ class StepSeries(msgspec.Struct, frozen=True, kw_only=True):
     cause: NDArray[np.int8]  # index into STALL_CAUSES of a stall's main cause, -1: no stall
     window: NDArray[np.bool_]  # the profiler or the memory capture ran
     warm_up: int  # this many of the first steps
+    excess_ns: NDArray[np.int64] | None = None  # what a stall took longer; 0: no stall
 
 
 class RankRun(msgspec.Struct, frozen=True, kw_only=True):

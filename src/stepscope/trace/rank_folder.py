@@ -9,6 +9,7 @@ import numpy as np
 
 from stepscope.records.job import RankFolder, Rounds
 from stepscope.records.limits import Bytes, Count, DurationNs, Ranks, StampNs, StepNumber  # noqa: TC001  (decoded)
+from stepscope.trace.collective_log import COLLECTIVES, read_collective_log
 from stepscope.trace.decode import Oddities
 from stepscope.trace.rank_facts import RANK, decode_facts
 from stepscope.trace.regular_files import may_exist
@@ -52,6 +53,7 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
     if not any(map(may_exist, (folder / RANK, folder / CLOCK, folder / comms))):
         return None
     about_rank, about_clock, about_comms = map(Oddities, (RANK, CLOCK, comms))
+    about_run = Oddities(COLLECTIVES)
     rank: dict[str, Any] = msgspec.structs.asdict(decode_facts(folder, about_rank))
     known = {name: value for name, value in rank.items() if value is not msgspec.UNSET}
     clock = read_record(folder / CLOCK, _Clock, about_clock) or _Clock()
@@ -65,7 +67,8 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
         layout=msgspec.to_builtins(known.get("communication")) or {},
         comms=tuple(map(msgspec.structs.asdict, lines)),
         load=known.get("host_load"),
-        notes=(*about_rank.notes, *about_clock.notes, *about_comms.notes),
+        collectives=read_collective_log(folder, about_run),
+        notes=(*about_rank.notes, *about_clock.notes, *about_comms.notes, *about_run.notes),
     )
 
 

@@ -141,14 +141,17 @@ def _list_stalls(steps: StepColumns, steady: Flags, split: StallSplit) -> tuple[
     causes = dict.fromkeys((*split.excess_ns, *(cause for cause, ms in gaps.items() if ms)))
     none = np.zeros(count)
     stalls = [
-        _stall(cause, split.excess_ns.get(cause, none), steps.number[steady], split.mean_ns)
+        sum_up_stalls(cause, split.excess_ns.get(cause, none), steps.number[steady], split.mean_ns)
         for cause in causes
     ]
     stalls = [replace(stall, between_epochs_ms=gaps.get(stall.cause, 0.0)) for stall in stalls]
     return tuple(sorted(stalls, key=lambda stall: -stall.cost_ms - stall.between_epochs_ms))
 
 
-def _stall(cause: StallCause, excess: Floats, numbers: NDArray[np.int64], mean_ns: float) -> Stall:
+def sum_up_stalls(
+    cause: StallCause, excess: Floats, numbers: NDArray[np.int64], mean_ns: float
+) -> Stall:
+    """`excess` is what each step took longer for this cause."""
     places = np.flatnonzero(excess)
     longest = places[np.argsort(-excess[places], kind="stable")[:_MOST_NUMBERS]]
     cost = float(excess.mean()) if len(excess) else 0.0
@@ -168,6 +171,8 @@ def _stall(cause: StallCause, excess: Floats, numbers: NDArray[np.int64], mean_n
 def _series(steps: StepColumns, steady: Flags, warm_up: int, split: StallSplit) -> StepSeries:
     cause = np.full(len(steps), -1, np.int8)
     cause[steady] = split.main_cause
+    excess = np.zeros(len(steps), np.int64)
+    excess[steady] = np.rint(sum(split.excess_ns.values(), np.zeros(int(steady.sum()))))
     return StepSeries(
         number=steps.number,
         start_unix_ns=steps.end_unix_ns - steps.wall_ns,
@@ -175,4 +180,5 @@ def _series(steps: StepColumns, steady: Flags, warm_up: int, split: StallSplit) 
         cause=cause,
         window=steps.window | steps.memory,
         warm_up=warm_up,
+        excess_ns=excess,
     )
