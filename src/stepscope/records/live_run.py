@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 LiveStatus = Literal[
     "starting up",  # no step has ended
     "training",
+    "shutting down",  # every process has ended, the command has not
     "seems to hang",  # no step for far longer than a step takes
     "finished",
     "failed",  # the command ended with an exit code other than 0

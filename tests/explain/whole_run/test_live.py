@@ -122,6 +122,15 @@ def test_ranks_that_outlive_stepscope_still_train(tmp_path: Path) -> None:
     assert look(tmp_path, end + 1).status == "training"
 
 
+@pytest.mark.parametrize("facts", [{"status": "finished"}, {"process": gone()}])
+def test_processes_that_have_ended_before_their_command(
+    tmp_path: Path, facts: dict[str, Any]
+) -> None:
+    end = begin(tmp_path, [100.0] * 50)
+    write_rank(tmp_path / RANK, **facts)
+    assert look(tmp_path, end + 100).status == "shutting down"
+
+
 @pytest.mark.parametrize(
     ("facts", "status"),
     [({"status": "finished"}, "finished"), ({"process": gone()}, "killed")],

@@ -223,6 +223,8 @@ def _status(
         return "killed", "its processes ended without closing their files"
     if not any(rank.last_step is not None for rank in live):
         return "starting up", "no step has ended"
+    if followed.state == "running" and states <= {"ended", "gone"}:
+        return "shutting down", "every process has ended; the command ends, or starts again"
     return _progress(ranks, live, runs=runs)
 
 
