@@ -36,6 +36,8 @@ LEAST_EXCESS = 0.10  # over the typical step
 _DEVIATIONS = 5.0  # of the noise of steps that are no stalls
 _OF_NORMAL = 1.4826  # standard deviations in a median absolute deviation
 _ROUNDS = 3
+_SHORT_WAITS = 0.25  # quantile: at least every fourth step waits no longer
+_MOST_WAIT = 0.75  # of all steps
 # A cause further up in this list takes its share of a stall first.
 _MOST_SPECIFIC_FIRST: tuple[StallCause, ...] = (
     "evaluation",
@@ -98,6 +100,21 @@ def split_stalls(step_ns: Floats, level: Floats, waits: Mapping[StallCause, Floa
         stalled=total > 0,
         excess_ns={cause: share for cause, share in shares.items() if share.any()},
     )
+
+
+def without_waits(step_ns: Floats, waits: Mapping[StallCause, Floats]) -> Floats:
+    """Steps without what they measurably waited for: their levels are those of typical steps,
+    even where every other step waits. A wait may have been hidden behind a busy device, so no step
+    becomes shorter than steps without waits are."""
+    beyond = np.zeros(len(step_ns))
+    for cause in _PAUSES:
+        if cause in waits and len(step_ns):
+            beyond += np.maximum(waits[cause] - np.quantile(waits[cause], _SHORT_WAITS), 0.0)
+    waited = beyond > LEAST_EXCESS * (np.median(step_ns) if len(step_ns) else 0.0)
+    if not waited.any() or waited.mean() > _MOST_WAIT:
+        return step_ns
+    calm = float(np.median(step_ns[~waited]))
+    return np.where(waited, np.maximum(step_ns - beyond, np.minimum(step_ns, calm)), step_ns)
 
 
 def find_stalled(step_ns: Floats, level: Floats) -> Flags:
