@@ -67,6 +67,31 @@ def mean_account(accounts: Sequence[RunAccount]) -> RunAccount | None:
     )
 
 
+def add_accounts(accounts: Sequence[RunAccount]) -> RunAccount:
+    """Of attempts that followed each other."""
+    wall = sum(account.wall_ms for account in accounts)
+    mean = mean_account(accounts)
+    if mean is None or len(accounts) == 1:
+        return accounts[0]
+    count = len(accounts)
+    return RunAccount(
+        wall_ms=wall,
+        goodput=_ms(mean.parts, "training") * count / wall if wall else 0.0,
+        parts=tuple(_stretch(part, count, wall) for part in mean.parts),
+        notes=mean.notes,
+    )
+
+
+def _ms(parts: Sequence[AccountPart], name: str) -> float:
+    return sum(part.ms for part in parts if part.id == name)
+
+
+def _stretch(part: AccountPart, count: int, wall: float) -> AccountPart:
+    ms = part.ms * count
+    inner = tuple(_stretch(one, count, wall) for one in part.parts)
+    return AccountPart(id=part.id, ms=ms, share=ms / wall if wall else 0.0, parts=inner)
+
+
 def _add_steps(ledger: _Ledger, steps: StepColumns, warm_up: int) -> None:
     """All steps but the first, which belongs to start-up in part."""
     place = np.arange(len(steps))
