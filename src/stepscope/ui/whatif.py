@@ -155,6 +155,8 @@ def _describe_decider(who: Decider, step: Prediction, still: str = "") -> str:
 def headline(rank: RankExplanation, before: Prediction, about: str) -> str:
     """Which step is changed, and how long it is."""
     step = f"{milliseconds(before.baseline_ms)} per step, {BASIS[before.baseline_from]}"
+    if before.baseline_stall_ms:
+        step += f", {milliseconds(before.baseline_stall_ms)} of it in stalls"
     profiled = rank.step_ms.profiled
     if profiled and abs(profiled / before.baseline_ms - 1) > 0.005:
         step += f" ({milliseconds(profiled)} with it)"
@@ -199,6 +201,7 @@ def prediction_json(prediction: Prediction, before: Prediction) -> dict[str, Any
         "baseline_device_ms": before.device_ms,
         "baseline_peak_bytes": prediction.baseline_peak_bytes,
         "profiled_ms": prediction.profiled_ms,
+        "basis": prediction.basis,
         "stall_ms": prediction.stall_ms,
         "baseline_stall_ms": prediction.baseline_stall_ms,
     }
