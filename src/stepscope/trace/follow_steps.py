@@ -218,7 +218,7 @@ class StepFollower:
 
 def _drop_long_phases(rows: Ints) -> None:
     """Phases that are longer than their step count as not captured."""
-    places = [_FIELDS[f"{phase}_ns"] for phase in ALL_PHASES]
+    places = np.array([_FIELDS[f"{phase}_ns"] for phase in ALL_PHASES])
     long = np.flatnonzero(rows[places].sum(axis=0) > rows[_FIELDS["wall_ns"]])
     rows[np.ix_(places, long)] = 0
 
