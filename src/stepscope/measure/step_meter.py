@@ -1,7 +1,7 @@
 """What the operating system and the allocator say when a step ends.
 
 The training thread reads raw values and passes them on; the writer's thread works out what changed.
-Values are read so rarely that reading stays under BUDGET of the time, and after every step that took
+Values are read so rarely that reading stays under BUDGET of the time, and after every step that is
 longer than usual. With cold caches a reading takes some 40 us.
 """
 
