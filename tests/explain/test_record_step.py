@@ -177,6 +177,18 @@ def test_the_run_says_how_long_a_typical_step_waits_for_data() -> None:
     assert ms_of(queued)["data_loading"] == pytest.approx(13.2)  # as recorded: 30 of 50, of 22
 
 
+def test_a_device_feels_a_wait_that_makes_steps_longer_than_the_lucky_ones_recorded() -> None:
+    """50 ms recorded without any wait; a typical step takes 70 and waits for 25."""
+    recorded = budget(compute=30, operators=20)
+    parts = (*recorded.parts, Part(id="data_loading", ms=0.0, share=0.0))
+    recorded = replace(recorded, parts=parts)
+    measured = replace(truth(70_000_000), data_ns=25_000_000)
+    typical = budget_of_record(
+        recorded, StepTime(profiled=50.0, truth=70.0, corrected=70.0), measured=measured
+    )
+    assert ms_of(typical) == pytest.approx({"compute": 30, "operators": 20, "data_loading": 20})
+
+
 def test_stalls_are_parts_of_the_mean_step() -> None:
     stall = Stall(cause="data", steps=5, cost_ms=8.0, share=0.2, typical_ms=32.0, longest_ms=40.0)
     times = StepTimes(

@@ -134,6 +134,11 @@ def test_a_run_of_two_ranks_on_80_columns(two_ranks: LiveRun) -> None:
     assert shown(two_ranks, 80, keys=KEYS) == AT_80
 
 
+def test_the_page_shows_what_is_printed() -> None:
+    page = (Path(__file__).parents[2] / "docs/top.md").read_text()
+    assert AT_80.partition("\nsteps ")[2] in page
+
+
 def test_a_run_of_two_ranks_on_60_columns(two_ranks: LiveRun) -> None:
     assert shown(two_ranks, 60) == AT_60
 

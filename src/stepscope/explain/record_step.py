@@ -89,7 +89,8 @@ def budget_of_record(
     if parts is None:
         return budget
     if measured is not None and measured.data_ns is not None:
-        parts = _with_data_wait(parts, min(typical, measured.data_ns / 1e6), exactly=on_host)
+        wait = min(typical, measured.data_ns / 1e6)
+        parts = _with_data_wait(parts, wait if on_host else _felt_wait(budget, parts, wait))
     scaled = (Part(id=name, ms=ms, share=ms / target) for name, ms in parts.items())
     return Budget(step_ms=target, parts=(*scaled, *stalls), basis=basis)
 
@@ -121,9 +122,15 @@ def _scale_parts(
     return {name: value * target / whole for name, value in ms.items()} if whole > 0 else None
 
 
-def _with_data_wait(parts: dict[str, float], wait_ms: float, *, exactly: bool) -> dict[str, float]:
-    """A device that has work queued may not notice a wait, so there it is the most it can be."""
-    data = wait_ms if exactly else min(parts["data_loading"], wait_ms)
+def _felt_wait(budget: Budget, parts: dict[str, float], wait_ms: float) -> float:
+    """What a device feels of the host's wait: it may have work queued. As much as the window shows,
+    and at least as much as makes the typical step longer than the rest of the recorded one."""
+    recorded = sum(part.ms for part in budget.parts if part.id != "data_loading")
+    longer = sum(parts.values()) - recorded
+    return min(wait_ms, max(parts["data_loading"], longer))
+
+
+def _with_data_wait(parts: dict[str, float], data: float) -> dict[str, float]:
     whole, rest = sum(parts.values()), sum(parts.values()) - parts["data_loading"]
     scale = (whole - data) / rest if rest > 0 else 1.0
     return {name: data if name == "data_loading" else ms * scale for name, ms in parts.items()}

@@ -34,7 +34,7 @@ class LastFetch:
         self._began = self._ended = 0
         self.created = False
         self._fetches = 0
-        self._unsettled = False
+        self.unsettled = False
 
     @property
     def has_batch(self) -> bool:
@@ -65,7 +65,7 @@ class LastFetch:
         self.exhausted = elements == EXHAUSTED
         if elements >= 0:
             self._fetches += 1
-        self._unsettled = away
+        self.unsettled = away
         if away:
             self.duration += self.last_duration
             self.elements += [elements] if elements > 0 else []
@@ -79,7 +79,7 @@ class LastFetch:
         """What it took is attributed now."""
         self.duration = 0
         self.elements = []
-        self._unsettled = False
+        self.unsettled = False
 
     def step_ends(self) -> None:
         """Times of a step that is over stay as they are."""
@@ -94,7 +94,7 @@ class LastFetch:
         self.settle()
 
     def awaits_training(self, trained: set[int]) -> bool:
-        return self._unsettled and self.has_batch and self.loaders <= trained
+        return self.unsettled and self.has_batch and self.loaders <= trained
 
 
 class FetchedBatches:

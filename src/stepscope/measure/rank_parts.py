@@ -28,6 +28,8 @@ class RankParts:
         self._writing: list[threading.Thread] = []
         self._clocks = ClockSync()
         self._sampler = sampler
+        if sampler is not None:
+            sampler.save = self._save_samples
 
     @never_raise
     def synchronise(self, label: str, step: int) -> None:
@@ -65,4 +67,7 @@ class RankParts:
         for thread in self._writing:
             thread.join(timeout=5)
         if self._sampler is not None:
-            layout.try_write_json(self.folder / layout.SAMPLES, self._sampler.close())
+            self._save_samples(self._sampler.close())
+
+    def _save_samples(self, content: dict[str, Any]) -> None:
+        layout.try_write_json(self.folder / layout.SAMPLES, content)

@@ -150,7 +150,7 @@ class StepClock:
         data = min(last.duration, evaluation + between)
         spent["data"] += data
         spent["forward"] += evaluation + between - data
-        if last.created:
+        if last.created and last.unsettled:
             self._batches.epoch_begins()
         self._batches.add(last.elements)
         if data and len(self._stack) == 1:

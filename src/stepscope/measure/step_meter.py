@@ -37,6 +37,7 @@ class StepMeter:
         self._ended = self._due = perf_counter_ns()
         self._usual = 0
         self._began: Counters | None = None
+        self._failed = False  # to read memory
 
     def read(self, now: int) -> Reading | None:
         """A step ended at `now`, by the performance counter."""
@@ -44,7 +45,8 @@ class StepMeter:
             wall, usual = now - self._ended, self._usual
             self._ended = now
             self._usual = usual + (wall - usual) // 8 if usual else wall
-            memory = self._memory() if now >= self._due or wall > LONG * usual else None
+            wanted = now >= self._due or wall > LONG * usual
+            memory = self._memory() if wanted and not self._failed else None
             began, self._began = self._began, None
             return began, self._counters(), memory
         except Exception as error:
@@ -57,7 +59,6 @@ class StepMeter:
         self._ended = now
         self._began = self._counters()
 
-    @never_raise
     def content(self) -> dict[str, Any]:
         """What is read at step ends, for rank.json."""
         return {
@@ -75,9 +76,14 @@ class StepMeter:
 
     def _memory(self) -> Memory:
         began = perf_counter_ns()
-        reading: Memory = self._device_memory()
-        if reading is None and not self._on_device and self._statm is not None:
-            reading = os.pread(self._statm, 96, 0)
+        reading: Memory = None
+        try:
+            reading = self._device_memory()
+            if reading is None and not self._on_device and self._statm is not None:
+                reading = os.pread(self._statm, 96, 0)
+        except Exception as error:
+            self._failed = True
+            note("memory at step ends", error)
         ended = perf_counter_ns()
         self._due = ended + int((ended - began) / BUDGET)
         return reading
