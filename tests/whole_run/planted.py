@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stepscope.records.step_columns import StepColumns
 
 SCRIPTS = Path(__file__).parent / "scripts"
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 
 
 @dataclass(frozen=True)
