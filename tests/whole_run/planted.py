@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stepscope.records.step_columns import StepColumns
 
 SCRIPTS = Path(__file__).parent / "scripts"
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class PlantedRun:
 
     @cached_property
     def explained(self) -> dict[str, Any]:
-        done = _call("-m", "stepscope", "explain", "--json", self.folder)
+        done = explain(self.folder)
         assert done.returncode == 0, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
@@ -98,6 +98,10 @@ class PlantedRun:
     def account_ms(self, *names: str) -> float:
         parts = self.run["account"]["parts"]
         return math.fsum(part["ms"] for part in parts if part["id"] in names)
+
+
+def explain(folder: Path) -> subprocess.CompletedProcess[str]:
+    return _call("-m", "stepscope", "explain", "--json", folder)
 
 
 def run_planted(

@@ -61,7 +61,7 @@ def test_waits_that_do_not_stand_out_are_part_of_a_typical_step() -> None:
     steps = noisy(400, noise=0.3)
     data = 0.2 * steps  # all of it varies with the machine's load
     split = split_stalls(steps, np.full(400, np.median(steps)), {"data": data})
-    assert "data" not in split.excess_ns
+    assert split.excess_ns.get("data", np.zeros(1)).mean() < 0.002 * split.mean_ns
 
 
 def test_collections_that_are_short_are_part_of_a_typical_step() -> None:

@@ -119,13 +119,13 @@ def without_waits(step_ns: Floats, waits: Mapping[StallCause, Floats]) -> Floats
 
 def find_stalled(step_ns: Floats, level: Floats) -> Flags:
     """The noise is that of the steps that are no stalls, so it is found in a few rounds."""
-    ratio = np.log(np.maximum(step_ns, 1.0) / np.maximum(level, 1.0))
-    stalled = np.zeros(len(ratio), np.bool_)
+    beyond = step_ns / np.maximum(level, 1.0) - 1.0
+    stalled = np.zeros(len(beyond), np.bool_)
     for _ in range(_ROUNDS):
-        calm = ratio[~stalled]
+        calm = beyond[~stalled]
         if not len(calm):
             break
-        stalled = ratio > max(np.log1p(LEAST_EXCESS), _DEVIATIONS * _noise(calm))
+        stalled = beyond > max(LEAST_EXCESS, _DEVIATIONS * _noise(calm))
     return stalled
 
 
