@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Flags = NDArray[np.bool_]
+    Indices = NDArray[np.intp]
 
 _COUNTED_RANK = 0.5  # of the steps: a rank that took part in fewer is left out
+_NAMED_WAIT = 0.1  # of the lateness
 _NAMED_PHASE = 0.3  # of the excess: a phase that explains less is not named
 _WAITS = "backward"
 _PHASES = {
@@ -110,10 +112,13 @@ def _case(arrivals: RunArrivals, runs: Mapping[int, RunCalls]) -> _Case | None:
     present = np.isfinite(arrivals.late_ns)
     often = np.flatnonzero(present.mean(axis=0) >= _COUNTED_RANK)
     ranks = [arrivals.ranks[place] for place in often.tolist()]
-    rows = present[:, often].all(axis=1)
+    rows: Flags = np.logical_and.reduce(present[:, often], axis=1)
     for rank in ranks:
         rows &= np.isin(arrivals.number, runs[rank].steps)
     if len(ranks) < 2 or rows.sum() < LEAST_STEPS:
+        return None
+    rows &= _possible(arrivals, rows, often, [runs[rank] for rank in ranks])
+    if rows.sum() < LEAST_STEPS:
         return None
     number = arrivals.number[rows]
     places = [np.searchsorted(runs[rank].steps, number) for rank in ranks]
@@ -140,6 +145,16 @@ def _case(arrivals: RunArrivals, runs: Mapping[int, RunCalls]) -> _Case | None:
     )
 
 
+def _possible(arrivals: RunArrivals, rows: Flags, ranks: Indices, runs: list[RunCalls]) -> Flags:
+    """No rank that waits does so for longer than its step takes, unless a clock was set."""
+    possible = rows.copy()
+    for column, run in zip(ranks.tolist(), runs, strict=True):
+        if run.on_host:
+            place = np.searchsorted(run.steps, arrivals.number[rows])
+            possible[rows] &= arrivals.wait_ns[rows, column] <= run.step_ns[place]
+    return possible
+
+
 def _stragglers(case: _Case, lateness: Lateness, late: list[LateRank]) -> Stragglers:
     wandering = _describe_wandering(case, lateness.wandering) if lateness.wandering else None
     named = tuple(_straggler(case, rank) for rank in late)
@@ -156,7 +171,10 @@ def _straggler(case: _Case, rank: LateRank) -> Straggler:
     rows = np.ones(of, np.bool_) if rank.constant else rank.late
     longer = _longer_phases(case, rank.place, rows)
     fed_later = longer.get("data", 0.0)
-    cause: Cause = "input" if fed_later >= rank.excess_ns / 2 else "compute"
+    # Phases include waiting for cores, of which every phase gets its share.
+    all_longer = sum(max(ns, 0.0) for ns in longer.values())
+    fed = fed_later >= max(rank.excess_ns, all_longer) / 2
+    cause: Cause = "input" if fed else "compute"
     own = float(np.median(np.delete(case.step_ns - case.wait_ns, rank.place, axis=1)))
     kind: LatenessKind = "constant" if rank.constant else "intermittent"
     return Straggler(
@@ -167,10 +185,10 @@ def _straggler(case: _Case, rank: LateRank) -> Straggler:
         steps=steps,
         of=of,
         evidence=(
-            _how_often(rank, steps, of),
+            *_how_often(rank, steps, of),
             *_name_phase(longer, rank.excess_ns),
-            f"{percent(min(1.0, max(fed_later, 0.0) / rank.excess_ns))} of the extra time is "
-            "waiting for data",
+            f"{percent(max(fed_later, 0.0) / max(rank.excess_ns, all_longer))} of the extra time "
+            "is waiting for data",
         ),
         kind=kind,
         one_in=None if rank.constant else max(1, round(of / max(steps, 1))),
@@ -180,12 +198,16 @@ def _straggler(case: _Case, rank: LateRank) -> Straggler:
     )
 
 
-def _how_often(rank: LateRank, steps: int, of: int) -> str:
-    by = milliseconds(rank.excess_ns / 1e6)
+def _how_often(rank: LateRank, steps: int, of: int) -> tuple[str, ...]:
+    by = milliseconds(rank.arrived_ns / 1e6)
     often = f"in {steps} of {counted(of, 'step')} of the whole run"
-    if rank.constant:
-        return f"arrives {by} after the other ranks on average, and after their median {often}"
-    return f"arrives {by} later than usual {often}"
+    if not rank.constant:
+        return (f"arrives {by} later than usual {often}",)
+    arrives = f"arrives {by} after the other ranks on average, and after their median {often}"
+    for_cores = rank.arrived_ns - rank.excess_ns
+    if for_cores < _NAMED_WAIT * rank.arrived_ns:
+        return (arrives,)
+    return arrives, f"{milliseconds(for_cores / 1e6)} of that it waits for a free core"
 
 
 def _longer_phases(case: _Case, place: int, rows: Flags) -> dict[str, float]:
@@ -194,8 +216,15 @@ def _longer_phases(case: _Case, place: int, rows: Flags) -> dict[str, float]:
     for phase, ns in case.phases_ns.items():
         if phase != _WAITS:
             others = np.median(np.delete(ns[rows], place, axis=1), axis=1)
-            longer[phase] = float(np.mean(ns[rows, place] - others))
+            longer[phase] = _middle_mean(ns[rows, place] - others)
     return longer
+
+
+def _middle_mean(values: Floats) -> float:
+    """Without the highest and the lowest tenth."""
+    ordered = np.sort(values)
+    cut = len(ordered) // 10
+    return float(ordered[cut : len(ordered) - cut].mean())
 
 
 def _name_phase(longer: Mapping[str, float], excess_ns: float) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ LEAST_STEPS = 60
 LEAST_LATE = 0.035  # of the step
 LEAST_COST = 0.03  # of the step, of lateness now and then; wandering has to cost more
 LEAST_WANDERING = 0.05
-_FALSE_ALARM = 0.002  # for the whole job, in each of three tests
+_FALSE_ALARM = 0.003  # for the whole job, in each of three tests
 _BLOCK, _MOST_BLOCKS = 10, 24  # steps in a block; blocks in a run
 _FEW_RANKS = 8
 _MADS = 3.5
@@ -49,7 +49,8 @@ class LateRank(msgspec.Struct, frozen=True, kw_only=True):
 
     place: int
     constant: bool
-    excess_ns: float  # in its late steps
+    excess_ns: float  # in its late steps; without waiting for cores, where that is known
+    arrived_ns: float  # the same with it
     cost_ns: float  # what the mean step would gain
     late: Flags  # (steps,)
     p_value: float  # that chance alone looks like this, for all ranks together
@@ -130,10 +131,15 @@ def _always_late(
         late = _accused(with_cores) & (as_it_was.excess_ns >= LEAST_LATE * step_ns)
         tests |= dict.fromkeys(np.flatnonzero(late).tolist(), with_cores)
         least_ns = min(least_ns, with_cores.least_ns)
-    return [_late_always(arrival_ns, place, test) for place, test in tests.items()], least_ns
+    arrived = as_it_was.excess_ns
+    late_ranks = [
+        _late_always(arrival_ns, place, test, float(arrived[place]))
+        for place, test in tests.items()
+    ]
+    return late_ranks, least_ns
 
 
-def _late_always(arrival_ns: Floats, place: int, test: _Always) -> LateRank:
+def _late_always(arrival_ns: Floats, place: int, test: _Always, arrived_ns: float) -> LateRank:
     excess = float(test.excess_ns[place])
     without = arrival_ns.copy()
     without[:, place] -= excess
@@ -142,6 +148,7 @@ def _late_always(arrival_ns: Floats, place: int, test: _Always) -> LateRank:
         place=place,
         constant=True,
         excess_ns=excess,
+        arrived_ns=arrived_ns,
         cost_ns=_gain(arrival_ns, without),
         late=late_ns > 0,
         p_value=float(test.p_value[place]),
@@ -254,10 +261,12 @@ def _single_lateness(
     arrival_ns: Floats, calm: Floats, single: Flags, place: int, chance: float
 ) -> LateRank:
     excess = np.where(single, calm, 0.0)
+    typical = float(np.median(calm[single]))
     return LateRank(
         place=place,
         constant=False,
-        excess_ns=float(np.median(calm[single])),
+        excess_ns=typical,
+        arrived_ns=typical,
         cost_ns=_gain(arrival_ns, arrival_ns - excess),
         late=np.asarray(single.any(axis=1)),
         p_value=min(1.0, chance),
@@ -296,7 +305,7 @@ def _p_value(t: float, freedom: float) -> float:
 
 def _binomial_tail(least: int, of: int, share: float) -> float:
     """The chance of `least` or more."""
-    if of > 400:
+    if of > 1000:  # too many for the sum in floats
         error = sqrt(of * share * (1 - share))
         return NormalDist().cdf(-(least - 0.5 - of * share) / error)
     return sum(comb(of, k) * share**k * (1 - share) ** (of - k) for k in range(least, of + 1))
