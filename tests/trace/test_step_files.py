@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.measure.packed_steps import PartText
+from stepscope.measure.packed_steps import PartColumns
 from stepscope.records import packed_steps
 from stepscope.records.step_columns import ALL_PHASES, StepColumns
 from stepscope.trace.decode import Oddities
@@ -42,9 +42,10 @@ def write_tail(folder: Path, *rows: dict[str, Any], cut: str = "") -> None:
 
 
 def write_part(folder: Path, number: int, *rows: dict[str, Any]) -> Path:
-    text = PartText(list(rows)).encode()
+    columns = PartColumns()
+    columns.add([dict(line) for line in rows])
     file = folder / packed_steps.part_name(number)
-    file.write_bytes(gzip.compress(b"".join(text)))
+    file.write_bytes(gzip.compress(b"".join(columns.encode())))
     return file
 
 

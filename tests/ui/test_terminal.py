@@ -20,7 +20,8 @@ from stepscope.explain.job import join_ranks
 from stepscope.records.explanation import Explanation
 from stepscope.records.figures import duration
 from stepscope.records.job import Job
-from stepscope.ui.terminal.bars import COLOURS, cells_per_part
+from stepscope.records.whole_run import STALL_CAUSES
+from stepscope.ui.terminal.bars import COLOURS, FILLS, cells_per_part
 from stepscope.ui.terminal.console import make_console
 from stepscope.ui.terminal.distributed import job_sections
 from stepscope.ui.terminal.explanation import print_explanation
@@ -119,8 +120,10 @@ def test_of_many_ranks_the_slowest_and_the_fastest_are_listed(
 
 
 def test_every_part_has_a_word_and_a_colour(two_ranks: Explanation) -> None:
-    ids = [part.id for part in two_ranks.budget.parts]
-    assert ids == list(PARTS) == list(COLOURS)
+    ids = {part.id for part in two_ranks.budget.parts}
+    assert ids | {f"stall_{cause}" for cause in STALL_CAUSES} == set(PARTS)
+    assert list(PARTS) == list(COLOURS)
+    assert len(set(FILLS.values())) == len(FILLS)
 
 
 @given(

@@ -13,6 +13,7 @@ from stepscope.explain.flops.pieces import choose, cut
 from stepscope.explain.idle import watch_host
 from stepscope.explain.memory.model import read_calls
 from stepscope.explain.rank_steps import measure_rank_steps
+from stepscope.explain.replay.graph_launches import is_of_graphs
 from stepscope.explain.replay.overhead import correct, find_slowness
 from stepscope.explain.replay.typical import typical_step
 from stepscope.explain.roofline import find_ceilings
@@ -153,11 +154,14 @@ class RankAnalysis:
         """The typical step without the profiler's cost, by the calibrated constants.
 
         None when the trace has no steady steps, when nothing shows how much recording slowed them,
-        and when the result is not shorter than the recorded step.
+        and when the result is not shorter than the recorded step. Steps of CUDA graphs need not
+        show it.
         """
-        if not self.steps.cycles_ns or self.slowness is None:
+        if not self.steps.cycles_ns:
             return None
         try:
+            if self.slowness is None and not is_of_graphs(self.typical.graph, self.trace):
+                return None
             step = correct(self.typical.graph, self.trace, slowness=self.slowness)
         except NotCapturedError:
             return None

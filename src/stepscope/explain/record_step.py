@@ -65,27 +65,40 @@ def with_correction(step: StepTime, analysis: RankAnalysis) -> StepTime:
 
 
 def budget_of_record(
-    budget: Budget, step: StepTime, *, run: RankRun | None = None, on_host: bool = False
+    budget: Budget,
+    step: StepTime,
+    *,
+    run: RankRun | None = None,
+    measured: MeasuredSteps | None = None,
+    on_host: bool = False,
 ) -> Budget:
     """Scale the profiled budget to the measured step, else to the corrected one.
 
     The window is divided like a typical step. The run's stalls are parts of their own, so all of
-    them together are the mean step.
+    them together are the mean step. A window that recorded stalls, or was lucky, does not know how
+    long a typical step waits for data: the run does.
     """
     target, basis = _target(step)
     if target is None or not budget.step_ms:
         return budget
-    stalls = tuple(
-        Part(id=f"stall_{stall.cause}", ms=stall.cost_ms, share=stall.share)
-        for stall in (run.stalls if run else ())
-        if stall.cost_ms > 0
-    )
+    stalls = stall_parts(run)
     typical = target - sum(part.ms for part in stalls)
     parts = _scale_parts(budget, typical, on_host=on_host)
     if parts is None:
         return budget
+    if measured is not None and measured.data_ns is not None:
+        parts = _with_data_wait(parts, min(typical, measured.data_ns / 1e6), exactly=on_host)
     scaled = (Part(id=name, ms=ms, share=ms / target) for name, ms in parts.items())
     return Budget(step_ms=target, parts=(*scaled, *stalls), basis=basis)
+
+
+def stall_parts(run: RankRun | None) -> tuple[Part, ...]:
+    """The parts of the mean step that stalls are, one for each cause."""
+    return tuple(
+        Part(id=f"stall_{stall.cause}", ms=stall.cost_ms, share=stall.share)
+        for stall in (run.stalls if run else ())
+        if stall.cost_ms > 0
+    )
 
 
 def _scale_parts(budget: Budget, target: float, *, on_host: bool) -> dict[str, float] | None:
@@ -97,6 +110,14 @@ def _scale_parts(budget: Budget, target: float, *, on_host: bool) -> dict[str, f
         _take(ms, slowed, excess)
     whole = sum(ms.values())
     return {name: value * target / whole for name, value in ms.items()} if whole > 0 else None
+
+
+def _with_data_wait(parts: dict[str, float], wait_ms: float, *, exactly: bool) -> dict[str, float]:
+    """A device that has work queued may not notice a wait, so there it is the most it can be."""
+    data = wait_ms if exactly else min(parts["data_loading"], wait_ms)
+    whole, rest = sum(parts.values()), sum(parts.values()) - parts["data_loading"]
+    scale = (whole - data) / rest if rest > 0 else 1.0
+    return {name: data if name == "data_loading" else ms * scale for name, ms in parts.items()}
 
 
 def _take(ms: dict[str, float], parts: tuple[str, ...], excess: float) -> float:

@@ -34,6 +34,12 @@ def judge(
     """The most severe finding is the verdict. `calibrations` are those of the first rank's host."""
     budget = mean_budget(ranks)
     job, strategies, job_findings = _join_ranks(ranks, budget, calibrations)
+    if job is not None and job.run_arrivals is not None:
+        from stepscope.explain.collective_waits import explain_waits
+        from stepscope.explain.whole_run.arrival_matrix import waits_by_step
+
+        ranks = explain_waits(ranks, waits_by_step(job.run_arrivals))
+        budget = mean_budget(ranks)
     findings = _merge(ranks, (*job_findings, *(nccl.findings if nccl else ())))
     top = findings[0]
     whose = called(ranks, top.rank) if len(ranks) > 1 and top.rank is not None else ""

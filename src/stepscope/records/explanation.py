@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 WorkKind = Literal["compute", "comm", "memory"]
 Severity = Literal["high", "medium", "low", "none"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # most severe first
+# What a finding's share is a share of: the mean step, memory, the ranks' work, the run's wall time.
+ShareOf = Literal["step", "memory", "work", "run"]
 Basis = Literal["cycles", "window", "measured", "corrected"]  # what a budget's step is
 
 
@@ -285,7 +287,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     where: tuple[Place, ...] = ()
     remedies: tuple[Remedy, ...] = ()
     rank: int | None = None
-    of: Literal["step", "memory", "work"] = "step"  # what `share` is a share of
+    of: ShareOf = "step"
 
 
 class RankExplanation(msgspec.Struct, frozen=True, kw_only=True):

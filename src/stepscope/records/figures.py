@@ -17,6 +17,7 @@ _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 _BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _RATES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _WHOLE = ("ns", "B")  # nobody measures a part of one
+_LONG = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
 
 
 def significant(value: float) -> str:
@@ -50,6 +51,21 @@ def milliseconds(ms: float) -> str:
 def duration(ns: float) -> str:
     """1.23 s, 45.6 ms, 789 µs, 12 ns."""
     return _scaled(ns, _DURATIONS)
+
+
+def long_duration(ns: float) -> str:
+    """From two minutes on as people say it: 45.6 s, 12 min 5 s, 3 h 20 min, 2 d 4 h."""
+    if ns < 119.5e9:
+        return duration(ns)
+    return next(filter(None, (_in_two_units(ns / 1e9, *units) for units in _LONG)))
+
+
+def _in_two_units(seconds: float, whole: int, name: str, part: int, part_name: str) -> str:
+    """Empty below one of the larger unit."""
+    many, rest = divmod(int(seconds / part + 0.5), whole // part)
+    if not many:
+        return ""
+    return f"{many:,} {name} {rest} {part_name}" if rest else f"{many:,} {name}"
 
 
 def size(size_bytes: float) -> str:

@@ -14,4 +14,5 @@ class MeasuredSteps(msgspec.Struct, frozen=True, kw_only=True):
     wall_ns: int
     device_ns: int | None
     phases_ns: dict[str, int]
+    data_ns: int | None = None  # the mean wait for data in a step that is no stall
     host_ns: dict[str, int] = {}  # phases of steps in which the host ran ahead; may be empty

@@ -25,6 +25,16 @@ _COLOURS = {
     "profiler": "#8a8f98",
     "idle_launch": "#7d9be0",
     "idle_other": "#b8bcc4",
+    "stall_data": "#c2417c",
+    "stall_evaluation": "#7a5cc9",
+    "stall_checkpoint": "#b58900",
+    "stall_gc": "#4c9a5b",
+    "stall_compile": "#0b98b0",
+    "stall_allocator": "#a0522d",
+    "stall_collective": "#e8742c",
+    "stall_operating_system": "#4b5563",
+    "stall_logging": "#8f8a26",
+    "stall_unknown": "#8a93a0",
 }
 
 

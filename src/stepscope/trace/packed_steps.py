@@ -52,7 +52,11 @@ def read_part(file: Path) -> dict[str, Ints]:
         }
         _require_whole(columns, part.steps)
         columns = _restore(columns)
-        columns |= {name: _flags(part.marks.get(name, []), part.steps) for name in MARKS}
+        columns |= {
+            name: _flags(places, part.steps)
+            for name, places in part.marks.items()
+            if places and name in MARKS
+        }
     except (OverflowError, ValueError, IndexError) as error:
         raise UnreadableInputError(str(error)) from None
     _require_possible(columns)

@@ -9,6 +9,21 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from stepscope.records.whole_run import StallCause
+
+# cause of a stall -> (label, what it means)
+STALLS: dict[StallCause, tuple[str, str]] = {
+    "data": ("Data stalls", "The data loader had no batch ready."),
+    "evaluation": ("Evaluation", "The model was evaluated between two training steps."),
+    "checkpoint": ("Checkpoints", "A checkpoint was saved between two training steps."),
+    "gc": ("GC pauses", "Python's garbage collector ran."),
+    "compile": ("Compilation", "torch.compile compiled, or compiled again."),
+    "allocator": ("Alloc retries", "The device's allocator ran out of memory and asked again."),
+    "collective": ("Rank waits", "This rank waited for another one in a collective."),
+    "operating_system": ("System stalls", "No CPU core was free, or pages came from disk."),
+    "logging": ("Logging", "Python between two steps: logging, printing, .item()."),
+    "unknown": ("Other stalls", "No cause was measured in these steps."),
+}
 # id of a part -> (label, whether the device is idle then, what it means)
 PARTS = {
     "compute": ("Compute", False, "Kernels (on the CPU: operators) were running."),
@@ -21,6 +36,19 @@ PARTS = {
     "profiler": ("Profiler", True, "Idle in the profiler's buffers; absent without it."),
     "idle_launch": ("Launch latency", True, "Queued work was on its way to the device."),
     "idle_other": ("Other idle", True, "Idle with work queued, or for an unknown reason."),
+    **{f"stall_{cause}": (label, False, hint) for cause, (label, hint) in STALLS.items()},
+}
+# part of the wall time -> (label, what it means)
+ACCOUNT_PARTS = {
+    "start_up": ("Start-up", "Imports, process group, model and first batch."),
+    "first_steps": ("First steps", "Warm-up: compilation, autotuning, caches that fill."),
+    "training": ("Steady training", "Training steps after the warm-up."),
+    "evaluation": ("Evaluation", "The model was evaluated."),
+    "checkpoint": ("Checkpoints", "Checkpoints were saved."),
+    "between_epochs": ("Between epochs", "From an epoch's last step to the next one's first."),
+    "windows": ("Our own windows", "Steps in which stepscope's profiler or memory capture ran."),
+    "outside": ("Outside any step", "Time that belongs to no step."),
+    "shut_down": ("Shut-down", "From the last step to the end of the command."),
 }
 _Value = TypeVar("_Value")
 _NOISE = re.compile(r"^void |at::native::|\(anonymous namespace\)::|std::|c10::")

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.explain.whole_run.input_effect import find_input_effect
 from stepscope.explain.whole_run.level_changes import find_level_changes, typical_levels
 from stepscope.explain.whole_run.periods import find_period
 from stepscope.explain.whole_run.stalls import split_stalls
-from stepscope.explain.whole_run.trends import find_input_effect, find_trend
+from stepscope.explain.whole_run.trends import find_trend
 
 MS = 1e6
 

@@ -129,7 +129,7 @@ def test_falls_from_the_peak_to_mfu_are_as_worked_out_by_hand(rank) -> None:
 
 
 @given(
-    st.lists(st.floats(0.01, 1), min_size=10, max_size=10),
+    st.lists(st.floats(0.01, 1), min_size=20, max_size=20),
     st.floats(0, 1),
     st.lists(st.tuples(st.floats(0, 2e7), st.booleans(), st.booleans()), max_size=5),
 )
@@ -154,7 +154,7 @@ def test_falls_and_mfu_always_add_up_to_one(
 
     out = peak_losses(Rank)  # type: ignore[arg-type]
     # parts under two thousandths are not shown
-    assert sum(each.share for each in out) + mfu == pytest.approx(1, abs=0.002 * 13)
+    assert sum(each.share for each in out) + mfu == pytest.approx(1, abs=0.002 * 23)
     assert all(each.share >= 0 for each in out)
     lefts = [each.left for each in out]
     assert lefts == sorted(lefts, reverse=True)

@@ -8,12 +8,12 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.whole_run.account import account_for
-from stepscope.explain.whole_run.level_changes import find_level_changes, typical_levels
 from stepscope.explain.whole_run.mean_interval import mean_interval
+from stepscope.explain.whole_run.memory_growth import find_memory_growth
 from stepscope.explain.whole_run.periods import find_period
 from stepscope.explain.whole_run.stalls import split_stalls
 from stepscope.explain.whole_run.steady import find_steady
-from stepscope.explain.whole_run.trends import find_input_effect, find_trend
+from stepscope.explain.whole_run.step_levels import find_step_levels
 from stepscope.records.whole_run import RankRun, Stall, StepSeries, StepTimes
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stepscope.explain.whole_run.stalls import StallSplit
     from stepscope.records.run_times import RunTimes
     from stepscope.records.step_columns import Flags, StepColumns
-    from stepscope.records.whole_run import InputEffect, StallCause
+    from stepscope.records.whole_run import StallCause
 
     Floats = NDArray[np.float64]
 
@@ -52,33 +52,32 @@ def explain_run(
     steady, warm_up = find_steady(steps)
     step_ns = steps.step_ns[steady].astype(np.float64)
     numbers = steps.number[steady]
-    changes = find_level_changes(step_ns, numbers)
-    inputs = _input_effect(steps, steady, step_ns)
-    level = typical_levels(step_ns, numbers, changes)
-    causes = {**_measured_waits(steps, steady), **_chosen(waits or {}, steady)}
-    split = split_stalls(step_ns, level, causes)
+    levels = find_step_levels(
+        step_ns, numbers, _chosen(steps.elements, steady), _chosen(steps.allocated_bytes, steady)
+    )
+    causes = {**_measured_waits(steps, steady), **_floats(waits or {}, steady)}
+    split = split_stalls(step_ns, levels.level, causes)
     return RankRun(
         rank=rank,
         attempt=times.attempt if times else 1,
         steps=len(steps),
         warm_up=warm_up,
-        times=_step_times(step_ns, level, split) if len(step_ns) else None,
+        times=_step_times(step_ns, levels.level, split) if len(step_ns) else None,
         stalls=_list_stalls(steps, steady, split),
-        changes=changes,
-        trend=find_trend(step_ns),
-        inputs=inputs,
+        changes=levels.changes,
+        trend=levels.trend,
+        inputs=levels.inputs,
+        memory_growth=find_memory_growth(steps, "host" if steps.device_ns is None else "device"),
         account=account_for(steps, warm_up, times) if times else None,
         series=_series(steps, steady, warm_up, split),
     )
 
 
-def _input_effect(steps: StepColumns, steady: Flags, step_ns: Floats) -> InputEffect | None:
-    if steps.elements is None:
-        return None
-    return find_input_effect(step_ns, steps.elements[steady].astype(np.float64))
+def _chosen(column: NDArray[np.int64] | None, steady: Flags) -> NDArray[np.int64] | None:
+    return None if column is None else column[steady]
 
 
-def _chosen(
+def _floats(
     waits: Mapping[StallCause, NDArray[np.int64]], steady: Flags
 ) -> dict[StallCause, Floats]:
     return {cause: column[steady].astype(np.float64) for cause, column in waits.items()}
@@ -142,14 +141,17 @@ def _list_stalls(steps: StepColumns, steady: Flags, split: StallSplit) -> tuple[
     causes = dict.fromkeys((*split.excess_ns, *(cause for cause, ms in gaps.items() if ms)))
     none = np.zeros(count)
     stalls = [
-        _stall(cause, split.excess_ns.get(cause, none), steps.number[steady], split.mean_ns)
+        sum_up_stalls(cause, split.excess_ns.get(cause, none), steps.number[steady], split.mean_ns)
         for cause in causes
     ]
     stalls = [replace(stall, between_epochs_ms=gaps.get(stall.cause, 0.0)) for stall in stalls]
     return tuple(sorted(stalls, key=lambda stall: -stall.cost_ms - stall.between_epochs_ms))
 
 
-def _stall(cause: StallCause, excess: Floats, numbers: NDArray[np.int64], mean_ns: float) -> Stall:
+def sum_up_stalls(
+    cause: StallCause, excess: Floats, numbers: NDArray[np.int64], mean_ns: float
+) -> Stall:
+    """`excess` is what each step took longer for this cause."""
     places = np.flatnonzero(excess)
     longest = places[np.argsort(-excess[places], kind="stable")[:_MOST_NUMBERS]]
     cost = float(excess.mean()) if len(excess) else 0.0
@@ -169,6 +171,8 @@ def _stall(cause: StallCause, excess: Floats, numbers: NDArray[np.int64], mean_n
 def _series(steps: StepColumns, steady: Flags, warm_up: int, split: StallSplit) -> StepSeries:
     cause = np.full(len(steps), -1, np.int8)
     cause[steady] = split.main_cause
+    excess = np.zeros(len(steps), np.int64)
+    excess[steady] = np.rint(sum(split.excess_ns.values(), np.zeros(int(steady.sum()))))
     return StepSeries(
         number=steps.number,
         start_unix_ns=steps.end_unix_ns - steps.wall_ns,
@@ -176,4 +180,5 @@ def _series(steps: StepColumns, steady: Flags, warm_up: int, split: StallSplit) 
         cause=cause,
         window=steps.window | steps.memory,
         warm_up=warm_up,
+        excess_ns=excess,
     )

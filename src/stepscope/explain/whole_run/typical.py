@@ -33,12 +33,18 @@ def measure_typical_step(steps: StepColumns, run: RankRun) -> MeasuredSteps | No
         wall_ns=round(float(np.median(steps.wall_ns[calm]))),
         device_ns=round(float(np.median(device))) if len(device) else None,
         phases_ns=_median_phases(steps, calm),
+        data_ns=_mean_wait(steps.phases_ns.get("data"), calm),
         host_ns=_median_phases(steps, _ran_ahead(steps, steady)),
     )
 
 
 def _thin(times: Ints) -> Ints:
     return times[:: 1 + (len(times) - 1) // _MOST_TIMES]
+
+
+def _mean_wait(data_ns: Ints | None, calm: Flags) -> int | None:
+    """None without a data loader."""
+    return round(float(data_ns[calm].mean())) if data_ns is not None and calm.any() else None
 
 
 def _median_phases(steps: StepColumns, chosen: Flags) -> dict[str, int]:

@@ -19,6 +19,7 @@ class BudgetSlice:
     color: str
     idle: bool
     hint: str
+    stall: bool = False
     ms: float = 0.0
     share: float = 0.0
 
@@ -44,6 +45,7 @@ def _slice(part: Part) -> BudgetSlice:
         color=_COLORS.get(key, key),
         idle=idle,
         hint=hint,
+        stall=part.id.startswith("stall_"),
         ms=part.ms,
         share=max(part.share, 0.0),
     )

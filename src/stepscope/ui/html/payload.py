@@ -34,14 +34,14 @@ def encode_rank(picture: RankPicture | None, tables: list[dict[str, Any]]) -> st
     return encode_block(head, columns)
 
 
-def encode_block(head: dict[str, Any], columns: dict[str, Column]) -> str:
-    """A head and its columns as one data block."""
+def encode_block(head: dict[str, Any], columns: dict[str, Column], *, level: int = 9) -> str:
+    """A head and its columns as one data block; `level` is how hard it is deflated."""
     listed = [[name, *_shape(column)] for name, column in columns.items()]
     head = {**head, "columns": listed}
     text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
     parts = [len(text).to_bytes(4, "little"), text]
     parts += [transpose(column) for column in columns.values()]
-    return base64.b64encode(zlib.compress(b"".join(parts), 9)).decode("ascii")
+    return base64.b64encode(zlib.compress(b"".join(parts), level)).decode("ascii")
 
 
 def transpose(column: Column) -> bytes:
@@ -82,7 +82,7 @@ def _picture_columns(picture: RankPicture) -> dict[str, Column]:
     events, gaps = picture.events, picture.gaps
     columns: dict[str, Column] = {
         "row_start": events.row_start,
-        "start_delta": _zigzag(_deltas(events.start_ns, events.row_start)),
+        "start_delta": zigzag(_deltas(events.start_ns, events.row_start)),
         "dur": events.dur_ns,
         "name": events.name,
         "kind": events.kind,
@@ -118,9 +118,9 @@ def _deltas(start: NDArray[np.int64], row_start: NDArray[np.int64]) -> NDArray[n
 
 def _links(link: NDArray[np.int64]) -> NDArray[np.int64]:
     """Differences between neighbouring links: launches come in order, so these are small."""
-    return _zigzag(np.diff(link + 1, prepend=0))
+    return zigzag(np.diff(link + 1, prepend=0))
 
 
-def _zigzag(value: NDArray[np.int64]) -> NDArray[np.int64]:
+def zigzag(value: NDArray[np.int64]) -> NDArray[np.int64]:
     """Signed to unsigned with small magnitudes staying small: 0, -1, 1, -2 become 0, 1, 2, 3."""
     return np.where(value >= 0, 2 * value, -2 * value - 1)

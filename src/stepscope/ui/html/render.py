@@ -15,8 +15,9 @@ import jinja2
 from markupsafe import Markup
 
 from stepscope.records.explanation import GAP_CAUSES
-from stepscope.records.figures import duration, percent, rate, size
+from stepscope.records.figures import duration, long_duration, percent, rate, size
 from stepscope.records.job import KINDS as COLLECTIVES
+from stepscope.records.whole_run import STALL_CAUSES
 from stepscope.records.words import NAMES, sentence
 from stepscope.ui.html.bundle import bundle, read_page_file
 from stepscope.ui.html.classes import CLASS_WORDS, EVENT_CLASSES
@@ -86,6 +87,7 @@ def _environment() -> jinja2.Environment:
     )
     filters: dict[str, Any] = {
         "duration": duration,
+        "long_ms": lambda ms: long_duration(ms * 1e6),
         "ms": lambda ms: duration(ms * 1e6),
         "percent": percent,
         "rate": lambda gb_s: rate(gb_s * 1e9, "B/s"),
@@ -104,6 +106,7 @@ def _shared() -> dict[str, Any]:
         "causes": GAP_CAUSES,
         "causeLabels": gap_labels(),
         "collectives": COLLECTIVES,
+        "stalls": STALL_CAUSES,
         "names": sorted(NAMES),
     }
 

@@ -25,9 +25,19 @@ COLOURS = {
     "profiler": "bright_black",
     "idle_launch": "bright_blue",
     "idle_other": "white",
+    "stall_data": "red",
+    "stall_evaluation": "bright_magenta",
+    "stall_checkpoint": "dark_orange",
+    "stall_gc": "bright_green",
+    "stall_compile": "bright_cyan",
+    "stall_allocator": "orange4",
+    "stall_collective": "magenta",
+    "stall_operating_system": "bright_black",
+    "stall_logging": "yellow",
+    "stall_unknown": "white",
 }
 # A character for each part, for terminals without colours.
-FILLS = dict(zip(COLOURS, "█▓▒╳≡░▪·─ ", strict=True))
+FILLS = dict(zip(COLOURS, "█▓▒╳≡░▪·─ ▤▦▧▨▩▥◆◇●○", strict=True))
 
 
 def draw_bar(parts: Sequence[tuple[float, str, str]], width: int) -> Text:

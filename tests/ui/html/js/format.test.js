@@ -13,7 +13,8 @@ const CASES = JSON.parse(readFileSync(new URL("../../../records/figures.json", i
 
 test("figures are written by the rules shared with Python", () => {
   for (const [name, value, text] of CASES) {
-    const write = /** @type {Record<string, any>} */ (format)[name];
+    const spelled = name.replace(/_(\w)/g, (_, letter) => letter.toUpperCase());
+    const write = /** @type {Record<string, any>} */ (format)[spelled];
     assert.equal(write(value), text, `${name}(${value})`);
   }
 });

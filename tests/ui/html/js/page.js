@@ -8,6 +8,7 @@
       causes: ["data_loading", "other"],
       causeLabels: { data_loading: "Data loading" },
       collectives: ["all_reduce"],
+      stalls: ["data", "gc"],
       names: ["aten", "torch"],
     }),
   }),

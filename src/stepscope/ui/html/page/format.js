@@ -10,6 +10,8 @@ const SIZES = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]];
 /** @type {Units} */
 const RATES = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]];
 const WHOLE = ["ns", "B"]; // nobody measures a part of one
+/** @type {[whole: number, name: string, part: number, partName: string][]} */
+const LONG = [[86400, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 1, "s"]];
 
 /** 1234567 as 1,234,567. @param {number} value */
 export const count = (value) => grouped(String(value));
@@ -31,6 +33,29 @@ export const exactMilliseconds = (ns) => `${grouped(fixed(ns / 1e6, 3))} ms`;
 
 /** 1.23 s, 45.6 ms, 789 µs, 12 ns. @param {number} ns */
 export const duration = (ns) => scaled(ns, DURATIONS);
+
+/** From two minutes on as people say it: 45.6 s, 12 min 5 s, 3 h 20 min, 2 d 4 h. @param {number} ns */
+export const longDuration = (ns) => (ns < 119.5e9 ? duration(ns) : inTwoUnits(ns));
+
+/** @param {number} ns */
+function inTwoUnits(ns) {
+  for (const [whole, name, part, partName] of LONG) {
+    const parts = Math.floor(ns / 1e9 / part + 0.5);
+    const many = Math.floor(parts / (whole / part));
+    const rest = parts % (whole / part);
+    if (many) return rest ? `${count(many)} ${name} ${rest} ${partName}` : `${count(many)} ${name}`;
+  }
+  return duration(ns);
+}
+
+/** A moment on a long ruler, with the units that neighbouring ticks need. @param {number} ns @param {number} step */
+export const longTick = (ns, step) => (step < 1e9 || ns < 60e9 ? tick(ns, Math.min(step, 1e9)) : inTwoUnits(ns));
+
+/** 2026-11-16 05:14:24, where the reader is. @param {number} unixMs */
+export function clockTime(unixMs) {
+  const at = new Date(unixMs - new Date(unixMs).getTimezoneOffset() * 60_000);
+  return at.toISOString().slice(0, 19).replace("T", " ");
+}
 
 /** A GB is 1e9 bytes. @param {number} bytes */
 export const size = (bytes) => scaled(bytes, SIZES);

@@ -46,6 +46,9 @@ function fillsOf(rgb, back) {
     Array.from({ length: LEVELS }, (_, i) => css(mix(back, shade, 0.35 + (0.65 * (i + 1)) / LEVELS))));
 }
 
+/** Of steps that are no stalls. @param {Rgb} rgb @param {Rgb} back */
+const calmColors = (rgb, back) => ({ line: css(rgb), faint: css(rgb, 0.6), band: css(mix(back, rgb, 0.22)) });
+
 function readColors() {
   const style = getComputedStyle(document.documentElement);
   const get = (/** @type {string} */ name) => style.getPropertyValue(`--${name}`).trim();
@@ -65,6 +68,11 @@ function readColors() {
     heat: heats(get),
     stepBand: css(parse(get("c-compute")), 0.2),
     inputBand: css(parse(get("c-data_loading"))),
+    stalls: SHARED.stalls.map((cause) => parse(get(`c-stall_${cause}`))).map((rgb) => ({ solid: css(rgb), stem: css(rgb, 0.5) })),
+    calm: calmColors(parse(get("c-compute")), back),
+    window: css(parse(get("c-profiler")), 0.28),
+    change: css(parse(get("high")), 0.13),
+    grey: css(parse(get("muted")), 0.1),
     collectives: Object.fromEntries(SHARED.collectives.map((kind) => [kind, collectiveColors(parse(get(`k-${kind}`)), back)])),
   };
 }

@@ -9,6 +9,7 @@ interface Shared {
   causes: string[]; // causes of idle gaps, by number
   causeLabels: Record<string, string>;
   collectives: string[]; // kinds of collectives
+  stalls: string[]; // causes of stalls, by number
   names: string[]; // words that keep their small letter at the start of a sentence
 }
 
@@ -115,6 +116,70 @@ interface Marks {
 
 type TimelineFrame = { ctx: Ctx; colors: Colors; scene: Scene; layout: Layout; view: View; scale: number; marks: Marks };
 
+// ---- the whole run: times in µs
+
+/** Times of the steady steps. */
+type Middle = { mean: number; median: number; p99: number };
+type ChangeData = [step: number, low: number, high: number, before: number, after: number];
+
+interface SeriesHead extends Middle {
+  rank: number;
+  attempt: number;
+  steps: number;
+  drawn: number;
+  warm_up: number; // of the drawn ones
+  offset: number; // steps of the attempts before this one
+  changes: ChangeData[];
+}
+
+interface RunData {
+  zero_ms: number; // Unix time of the first step, 0 where no clock was read
+  unit_us: number; // of the starts
+  causes: [id: string, label: string, hint: string][];
+  series: SeriesHead[];
+  all: Middle;
+  bin_low_us: number;
+  bin_high_us: number;
+  columns: Columns;
+}
+
+/** Buckets of `size` steps. Low, high and sum are of steps that are no stalls. */
+interface PyramidLevel {
+  size: number;
+  low: Float32Array;
+  high: Float32Array;
+  sum: Float64Array;
+  calm: Uint32Array;
+  stall: (Float32Array | null)[]; // by cause: the longest, 0 where there is none
+}
+
+/** What each column of pixels shows; Infinity and 0 stand for nothing. */
+interface PixelColumns {
+  low: Float32Array;
+  high: Float32Array;
+  stall: (Float32Array | null)[];
+}
+
+type RunSeries = import("./run_series.js").RunSeries;
+type RunScene = import("./run_series.js").RunScene;
+type Axis1D = "step" | "time";
+type ScaleName = "log" | "linear" | "typical";
+type LevelScale = { name: ScaleName; low: number; high: number; y(us: number): number };
+type MergedChange = { x: number; low: number; high: number; before: number; after: number; ranks: number[] };
+type Band = [from: number, to: number];
+
+interface RunFrame {
+  ctx: Ctx;
+  colors: Colors;
+  scene: RunScene;
+  shown: RunSeries[];
+  view: View;
+  width: number;
+  height: number;
+  scale: LevelScale;
+  hidden: Set<number>; // causes that are not drawn
+}
+
 // ---- several ranks
 
 interface HeatData {
@@ -182,6 +247,7 @@ interface Predicted extends Peak {
   step: number;
   low: number;
   high: number;
+  stalls: number; // of an average step
   host: number;
   device: number;
   factor: number; // throughput over now
@@ -257,7 +323,11 @@ interface Cell {
   step: number; // its place among the steps
   shared: (number | null)[]; // by link: the place of the step when all workers share one batch
   peaks: ({ peak: number; peak_low: number; peak_high: number } | null)[];
+  stalls: [own: Stalled, shared: Stalled][]; // by link; none where the run's steps are not known
 }
+
+/** What stalls add to an average step, and its standard deviation; ns. */
+type Stalled = [ns: number, doubt: number];
 
 interface ScalingData {
   unit: number; // of the tables

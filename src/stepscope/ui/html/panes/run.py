@@ -1,0 +1,146 @@
+"""The whole run: every step of every rank, its stalls, and where the wall time went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stepscope.records.figures import interval, long_duration, milliseconds, percent
+from stepscope.ui.html.pane import Pane, ReportData
+from stepscope.ui.html.run_points import encode_run
+from stepscope.ui.html.run_tables import (
+    MOST_ACCOUNTS,
+    account_bar,
+    account_bars,
+    rank_name,
+    stall_rows,
+)
+from stepscope.ui.words import STALLS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.records.whole_run import RankRun, StallCause, StepTimes, WholeRun
+    from stepscope.ui.html.run_points import RunPoints
+    from stepscope.ui.html.run_tables import AccountBar, StallRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    summary: str
+    facts: list[tuple[str, str, str]]  # label, value, hint
+    payload: str
+    names: list[str]  # of the series, in their order
+    causes: list[tuple[StallCause, str, str]]  # that some step stalled for: id, label, hint
+    stalls: list[StallRow]
+    several: bool  # ranks
+    account: AccountBar | None
+    accounts: list[AccountBar]  # of the ranks, if they differ
+    accounts_left_out: int
+    goodput: str
+    notes: list[str]
+
+
+def run_view(report: ReportData) -> RunView | None:
+    run = report.explanation.run
+    points = encode_run(run.ranks) if run is not None else None
+    if run is None or points is None:
+        return None
+    rows = stall_rows(run.ranks)
+    accounts = account_bars(run.ranks)
+    many_accounts = sum(rank.account is not None for rank in run.ranks)
+    known = {row.cause for row in rows}
+    return RunView(
+        summary=run_summary(run, rows),
+        facts=_facts(run),
+        payload=points.payload,
+        names=[rank_name(rank) for rank in _drawable(run.ranks)],
+        causes=[(cause, *words) for cause, words in STALLS.items() if cause in known],
+        stalls=rows,
+        several=len({rank.rank for rank in run.ranks}) > 1,
+        account=account_bar(run.account, "Wall time of the command") if run.account else None,
+        accounts=accounts,
+        accounts_left_out=max(0, many_accounts - MOST_ACCOUNTS) if accounts else 0,
+        goodput=_goodput(run),
+        notes=_notes(run, points),
+    )
+
+
+def run_summary(run: WholeRun, rows: Sequence[StallRow]) -> str:
+    """The mean step, the typical one, and what lies between them."""
+    times = [rank.times for rank in run.ranks if rank.times is not None]
+    if not times:
+        return "The run has no steady steps: it ended during its warm-up."
+    mean, typical = _mean(times, "mean_ms"), _mean(times, "typical_ms")
+    begin = f"A step takes {milliseconds(mean)} on average"
+    if not rows or (mean - typical) / mean < 0.005:
+        return f"{begin}. No stalls worth naming: {_variation(times)}."
+    most = rows[0]
+    of_it = f", most of it {_cause_words(most)}" if len(rows) > 1 else f": {_cause_words(most)}"
+    return (
+        f"{begin}, {milliseconds(typical)} without stalls. Stalls cost "
+        f"{milliseconds(mean - typical)} of every step ({percent((mean - typical) / mean)}){of_it}."
+    )
+
+
+def _cause_words(row: StallRow) -> str:
+    return f"{row.label.lower().replace('gc ', 'GC ')} ({row.often})"
+
+
+def _variation(times: Sequence[StepTimes]) -> str:
+    return f"steps vary by {percent(_mean(times, 'variation'))}"
+
+
+def _facts(run: WholeRun) -> list[tuple[str, str, str]]:
+    ranks = len({rank.rank for rank in run.ranks})
+    attempts = max(rank.attempt for rank in run.ranks)
+    most = max(rank.steps for rank in run.ranks)
+    on = f"on each of {ranks:,} ranks" if ranks > 1 else ""
+    tries = f"{attempts} attempts, one after another" if attempts > 1 else ""
+    facts = [("Steps", f"{most:,}", ", ".join(filter(None, (on, tries))))]
+    times = [rank.times for rank in run.ranks if rank.times is not None]
+    if times:
+        low, high = (min(t.low_ms for t in times), max(t.high_ms for t in times))
+        mean = f"{interval(low, high)} ms" + (" over the ranks" if len(times) > 1 else "")
+        facts += [
+            ("Mean step", milliseconds(_mean(times, "mean_ms")), mean),
+            ("Median", milliseconds(_mean(times, "median_ms")), "Half of the steps take longer"),
+            ("99th percentile", milliseconds(_mean(times, "p99_ms")), "1 step in 100 takes longer"),
+            ("Longest", long_duration(max(t.longest_ms for t in times) * 1e6), ""),
+        ]
+    if run.account is not None:
+        facts.append(("Wall time", long_duration(run.account.wall_ms * 1e6), ""))
+        facts.append(("Goodput", percent(run.account.goodput), "Steady training over wall time"))
+    return facts
+
+
+def _goodput(run: WholeRun) -> str:
+    if run.account is None:
+        return ""
+    whole = long_duration(run.account.wall_ms * 1e6)
+    good = long_duration(run.account.goodput * run.account.wall_ms * 1e6)
+    share = percent(run.account.goodput)
+    return f"{good} of {whole} were steady training: a goodput of {share}."
+
+
+def _notes(run: WholeRun, points: RunPoints) -> list[str]:
+    notes = []
+    if points.drawn < points.all_steps:
+        notes.append(
+            f"{points.drawn:,} of {points.all_steps:,} steps are drawn: of each stretch the "
+            "shortest and the longest. Distribution, stalls and account are of all steps."
+        )
+    notes += run.account.notes if run.account else ()
+    notes += [f"{rank_name(rank)}: {note}" for rank in run.ranks for note in rank.notes]
+    return list(dict.fromkeys(notes))
+
+
+def _drawable(ranks: Sequence[RankRun]) -> list[RankRun]:
+    return [rank for rank in ranks if rank.series is not None and len(rank.series.number)]
+
+
+def _mean(times: Sequence[StepTimes], name: str) -> float:
+    return float(sum(getattr(time, name) for time in times)) / len(times)
+
+
+PANE = Pane(id="run", title="Run", order=12, view=run_view)

@@ -1,0 +1,202 @@
+"""Every step of every rank as a data block for the page: run_series.js reads it.
+
+Times are in microseconds. Step numbers and starts are stored as what differs from "one more than
+the last" and "the last one's end", so they deflate to almost nothing. With too many steps for a
+page, the shortest and the longest step of each stretch stay: what is drawn keeps its extremes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stepscope.records.whole_run import STALL_CAUSES
+from stepscope.ui.html.payload import encode_block, zigzag
+from stepscope.ui.words import STALLS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from stepscope.records.whole_run import RankRun, StepSeries
+    from stepscope.ui.html.payload import Column
+
+    Ints = NDArray[np.int64]
+    Flags = NDArray[np.bool_]
+
+MOST_POINTS = 2_000_000  # of all ranks together
+BINS = 96  # of the distribution
+_WIDEST_BIN = 0.02  # of its step time, where the steps differ that little
+_LEVEL = 3  # of deflating: noise takes sixty times as long at 9 and shrinks by 7% only
+_FINEST_START = 20  # starts are exact to this part of a typical step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPoints:
+    payload: str
+    all_steps: int
+    drawn: int
+
+
+def encode_run(ranks: Sequence[RankRun], *, most: int = MOST_POINTS) -> RunPoints | None:
+    """None where no rank has a step to draw."""
+    drawable = [rank for rank in ranks if rank.series is not None and len(rank.series.number)]
+    if not drawable:
+        return None
+    share = max(16, most // len(drawable))
+    columns: dict[str, Column] = {}
+    unit_us = _start_unit(drawable)
+    starts = [_clock(_series(rank)) for rank in drawable]
+    known = [int(start[0]) for start in starts if start[0] > 0]
+    zero_ns = min(known, default=0)
+    heads = []
+    for place, (rank, start) in enumerate(zip(drawable, starts, strict=True)):
+        kept = thin(_series(rank), share)
+        since_us = (start - (zero_ns if start[0] > 0 else 0)) // 1000
+        columns |= _columns(place, _series(rank), since_us, kept, unit_us)
+        heads.append(_head(rank, kept))
+    pool = [steady_us(_series(rank)) for rank in drawable]
+    edges = _bin_edges(pool)
+    columns["bins"] = np.concatenate([_counts(_series(rank), edges) for rank in drawable])
+    head = {
+        "zero_ms": zero_ns / 1e6,
+        "unit_us": unit_us,
+        "causes": [[cause, *STALLS[cause]] for cause in STALL_CAUSES],
+        "series": _in_turn(heads),
+        "all": _middle(np.concatenate(pool)),
+        "bin_low_us": float(edges[0]),
+        "bin_high_us": float(edges[-1]),
+    }
+    all_steps = sum(len(_series(rank).number) for rank in drawable)
+    drawn = sum(head["drawn"] for head in heads)
+    return RunPoints(
+        payload=encode_block(head, columns, level=_LEVEL), all_steps=all_steps, drawn=drawn
+    )
+
+
+def thin(series: StepSeries, most: int) -> Ints:
+    """Places of the steps to draw: all, or the shortest and longest of each stretch.
+
+    The edges of windows and of the warm-up stay, so that bands begin and end where they did.
+    """
+    many = len(series.step_ns)
+    if many <= most:
+        return np.arange(many)
+    stretch = math.ceil(2 * many / most)
+    whole = math.ceil(many / stretch)
+    padded = np.full(whole * stretch, series.step_ns[-1])
+    padded[:many] = series.step_ns
+    table = padded.reshape(whole, stretch)
+    first = np.arange(whole) * stretch
+    ends = np.flatnonzero(np.diff(series.window))
+    warm = [0, min(series.warm_up, many - 1), many - 1]
+    places = [first + table.argmin(axis=1), first + table.argmax(axis=1), ends, ends + 1, warm]
+    return np.unique(np.minimum(np.concatenate(places), many - 1))
+
+
+def is_steady(series: StepSeries) -> Flags:
+    """Outside windows and warm-up; every step where that leaves none."""
+    steady = ~series.window & (np.arange(len(series.number)) >= series.warm_up)
+    return steady if steady.any() else np.ones(len(steady), np.bool_)
+
+
+def steady_us(series: StepSeries) -> NDArray[np.float64]:
+    return np.maximum(series.step_ns[is_steady(series)] / 1e3, 1.0)
+
+
+def _series(rank: RankRun) -> StepSeries:
+    assert rank.series is not None
+    return rank.series
+
+
+def _clock(series: StepSeries) -> Ints:
+    """Starts that never run backwards. Where the clock was set back, or was not read, a step
+    begins when the last one ended."""
+    start = series.start_unix_ns
+    passed = np.diff(start)
+    lasted = series.step_ns[:-1]
+    known = (start[:-1] > 0) & (start[1:] > 0) & (passed >= 0)
+    return np.cumsum(np.concatenate([start[:1], np.where(known, passed, lasted)]))
+
+
+def _start_unit(ranks: Sequence[RankRun]) -> int:
+    """A power of ten: a typical step is at least _FINEST_START of it."""
+    typical_us = min(float(np.median(_series(rank).step_ns)) for rank in ranks) / 1e3
+    return int(10 ** max(0, math.floor(math.log10(max(1.0, typical_us / _FINEST_START)))))
+
+
+def _columns(
+    place: int, series: StepSeries, since_us: Ints, kept: Ints, unit_us: int
+) -> dict[str, Column]:
+    step_us = (series.step_ns[kept] + 500) // 1000
+    number = series.number[kept]
+    start = np.maximum(since_us[kept], 0) // unit_us
+    lasted = np.concatenate([[0], step_us[:-1] // unit_us])
+    return {
+        f"{place}-number": zigzag(np.diff(number, prepend=-1) - 1),
+        f"{place}-start": zigzag(np.diff(start, prepend=0) - lasted),
+        f"{place}-step": np.maximum(step_us, 0),
+        f"{place}-cause": (series.cause[kept] + 1).astype(np.uint8),
+        f"{place}-window": series.window[kept].astype(np.uint8),
+    }
+
+
+def _head(rank: RankRun, kept: Ints) -> dict[str, Any]:
+    series = _series(rank)
+    times = rank.times
+    middle = _middle(steady_us(series))
+    if times is not None:
+        names = ("mean", "median", "p99")
+        middle = {name: getattr(times, f"{name}_ms") * 1e3 for name in names}
+    return {
+        "rank": rank.rank,
+        "attempt": rank.attempt,
+        "steps": len(series.number),
+        "drawn": len(kept),
+        "warm_up": int(np.searchsorted(kept, series.warm_up)),
+        "last": int(series.number[-1]),
+        "changes": [
+            [change.step, change.low, change.high, change.before_ms * 1e3, change.after_ms * 1e3]
+            for change in rank.changes
+        ],
+        **middle,
+    }
+
+
+def _in_turn(heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Attempts of a restarted job lie one after another: each is shifted by those before it."""
+    longest: dict[int, int] = {}
+    for head in heads:
+        longest[head["attempt"]] = max(longest.get(head["attempt"], 0), head.pop("last") + 1)
+    for head in heads:
+        before = (steps for attempt, steps in longest.items() if attempt < head["attempt"])
+        head["offset"] = sum(before)
+    return heads
+
+
+def _middle(step_us: NDArray[np.float64]) -> dict[str, float]:
+    return {
+        "mean": float(step_us.mean()),
+        "median": float(np.median(step_us)),
+        "p99": float(np.percentile(step_us, 99)),
+    }
+
+
+def _bin_edges(pool: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Equal on a logarithmic axis, so that a stall of seconds leaves the typical steps room."""
+    low = min(float(step_us.min()) for step_us in pool)
+    high = max(float(step_us.max()) for step_us in pool)
+    spread = max(math.log(high / low), _WIDEST_BIN)
+    return low * np.exp(np.linspace(-0.02, 1.02, BINS + 1) * spread)
+
+
+def _counts(series: StepSeries, edges: NDArray[np.float64]) -> Ints:
+    """Steady steps by cause (none first) and bin."""
+    steady = is_steady(series)
+    bins = np.searchsorted(edges, steady_us(series), side="right") - 1
+    cause = series.cause[steady].astype(np.int64) + 1
+    return np.bincount(cause * BINS + bins, minlength=(len(STALL_CAUSES) + 1) * BINS)

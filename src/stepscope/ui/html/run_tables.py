@@ -1,0 +1,163 @@
+"""The run's stalls over all ranks, and its account, as the page shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stepscope.records.words import counted
+from stepscope.ui.words import ACCOUNT_PARTS, STALLS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.records.explanation import Place
+    from stepscope.records.whole_run import AccountPart, RankRun, RunAccount, Stall, StallCause
+
+MOST_ACCOUNTS = 16  # ranks whose wall time has a bar of its own
+_DIFFERS = 0.05  # of the wall time: ranks that differ by less share one bar
+_LEAST_SHARE = 0.0005  # of the wall time: a smaller part has no place in the bar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallRow:
+    """One cause over all ranks that stalled for it."""
+
+    cause: StallCause
+    label: str
+    hint: str
+    often: str
+    cost_ms: float  # per average step, mean of all ranks
+    share: float
+    longest_ms: float
+    rank: int  # that has the longest one
+    attempt: int
+    step: int | None  # its number
+    ranks: str
+    where: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountSlice:
+    id: str
+    label: str
+    hint: str
+    ms: float
+    share: float
+    parts: tuple[tuple[str, float], ...]  # label, ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountBar:
+    label: str
+    wall_ms: float
+    goodput: float
+    slices: tuple[AccountSlice, ...]
+
+
+def stall_rows(ranks: Sequence[RankRun]) -> list[StallRow]:
+    """The costliest cause first. Ranks without steady steps have no stalls."""
+    timed = [rank for rank in ranks if rank.times is not None]
+    causes = dict.fromkeys(stall.cause for rank in timed for stall in rank.stalls)
+    rows = [_stall_row(cause, timed) for cause in causes]
+    return sorted(rows, key=lambda row: -row.cost_ms)
+
+
+def account_bars(ranks: Sequence[RankRun]) -> list[AccountBar]:
+    """One for each rank, if any part of their wall time differs much."""
+    known = [(rank, rank.account) for rank in ranks if rank.account is not None]
+    if len(known) < 2 or not _differ([account for _, account in known]):
+        return []
+    return [account_bar(account, rank_name(rank)) for rank, account in known[:MOST_ACCOUNTS]]
+
+
+def account_bar(account: RunAccount, label: str) -> AccountBar:
+    parts = [part for part in account.parts if part.share >= _LEAST_SHARE]
+    return AccountBar(
+        label=label,
+        wall_ms=account.wall_ms,
+        goodput=account.goodput,
+        slices=tuple(map(_account_slice, parts)),
+    )
+
+
+def rank_name(rank: RankRun) -> str:
+    """`rank 3`, or `rank 3, attempt 2` of a job that was restarted."""
+    return f"rank {rank.rank}" + (f", attempt {rank.attempt}" if rank.attempt > 1 else "")
+
+
+def how_often(stalled: int, steps: int, period: int | None) -> str:
+    """Every 50th step, 1 step in 4, or just a number where there are few."""
+    if period is not None and period > 1:
+        return f"every {_ordinal(period)} step"
+    if stalled >= steps:
+        return "every step"
+    if stalled < 3:
+        return counted(stalled, "step")
+    return f"1 step in {round(steps / stalled):,}" if stalled * 1.5 < steps else "most steps"
+
+
+def _stall_row(cause: StallCause, ranks: Sequence[RankRun]) -> StallRow:
+    pairs = [(rank, stall) for rank in ranks for stall in rank.stalls if stall.cause == cause]
+    rank, longest = max(pairs, key=lambda pair: pair[1].longest_ms)
+    cost = sum(stall.cost_ms for _, stall in pairs) / len(ranks)
+    mean = sum(rank.times.mean_ms for rank in ranks if rank.times) / len(ranks)
+    stalled = sum(stall.steps for _, stall in pairs)
+    steps = sum(rank.times.steps for rank, _ in pairs if rank.times)
+    label, hint = STALLS[cause]
+    return StallRow(
+        cause=cause,
+        label=label,
+        hint=hint,
+        often=how_often(stalled, steps, _common_period([stall for _, stall in pairs])),
+        cost_ms=cost,
+        share=cost / mean if mean else 0.0,
+        longest_ms=longest.longest_ms,
+        rank=rank.rank,
+        attempt=rank.attempt,
+        step=longest.numbers[0] if longest.numbers else None,
+        ranks=_which([rank.rank for rank, _ in pairs], len({rank.rank for rank in ranks})),
+        where=longest.where,
+    )
+
+
+def _common_period(stalls: Sequence[Stall]) -> int | None:
+    periods = {stall.period for stall in stalls}
+    return periods.pop() if len(periods) == 1 else None
+
+
+def _which(ranks: Sequence[int], all_ranks: int) -> str:
+    numbers = sorted(set(ranks))
+    if len(numbers) == all_ranks:
+        return "all" if all_ranks > 1 else ""
+    if len(numbers) > 4:
+        return f"{len(numbers):,} of {all_ranks:,}"
+    return ", ".join(map(str, numbers))
+
+
+def _ordinal(number: int) -> str:
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{'th' if 10 <= number % 100 <= 20 else ending}"
+
+
+def _differ(accounts: Sequence[RunAccount]) -> bool:
+    shares: dict[str, list[float]] = {}
+    for account in accounts:
+        for part in account.parts:
+            shares.setdefault(part.id, []).append(part.share)
+    return any(
+        max(values) - (min(values) if len(values) == len(accounts) else 0.0) > _DIFFERS
+        for values in shares.values()
+    )
+
+
+def _account_slice(part: AccountPart) -> AccountSlice:
+    label, hint = ACCOUNT_PARTS.get(part.id, (_plain(part.id).capitalize(), ""))
+    inside = tuple((_plain(piece.id), piece.ms) for piece in part.parts if piece.ms > 0)
+    return AccountSlice(
+        id=part.id, label=label, hint=hint, ms=part.ms, share=part.share, parts=inside
+    )
+
+
+def _plain(name: str) -> str:
+    return {"group": "process group"}.get(name, name.replace("_", " "))
