@@ -76,7 +76,7 @@ def judge_whole_run(parts: Sequence[RankPart]) -> WholeRunLateness:
     if case is None:
         return WholeRunLateness(arrivals=arrivals)
     typical = float(np.median(case.step_ns))
-    lateness = find_late(case.late_ns, typical, case.cpu_wait_ns)
+    lateness = find_late(case.late_ns, typical, case.cpu_wait_ns, _own_work(case))
     if lateness is None:
         return WholeRunLateness(arrivals=arrivals)
     late = [
@@ -155,6 +155,11 @@ def _possible(arrivals: RunArrivals, rows: Flags, ranks: Indices, runs: list[Run
     return possible
 
 
+def _own_work(case: _Case) -> Floats | None:
+    own = [ns for phase, ns in case.phases_ns.items() if phase != _WAITS]
+    return np.sum(own, axis=0) if own and _WAITS in case.phases_ns else None
+
+
 def _stragglers(case: _Case, lateness: Lateness, late: list[LateRank]) -> Stragglers:
     wandering = _describe_wandering(case, lateness.wandering) if lateness.wandering else None
     named = tuple(_straggler(case, rank) for rank in late)
@@ -204,10 +209,9 @@ def _how_often(rank: LateRank, steps: int, of: int) -> tuple[str, ...]:
     if not rank.constant:
         return (f"arrives {by} later than usual {often}",)
     arrives = f"arrives {by} after the other ranks on average, and after their median {often}"
-    for_cores = rank.arrived_ns - rank.excess_ns
-    if for_cores < _NAMED_WAIT * rank.arrived_ns:
+    if rank.for_cores_ns < _NAMED_WAIT * rank.arrived_ns:
         return (arrives,)
-    return arrives, f"{milliseconds(for_cores / 1e6)} of that it waits for a free core"
+    return arrives, f"{milliseconds(rank.for_cores_ns / 1e6)} of that it waits for a free core"
 
 
 def _longer_phases(case: _Case, place: int, rows: Flags) -> dict[str, float]:

@@ -10,8 +10,10 @@ A rank is late **at every step** when, in the steps that do not stick out, its m
 - stands apart from the other ranks by more than they differ among themselves.
 Neighbouring steps are alike: a rank that shares its core is late for many steps in a row. So steps
 are taken in blocks, and blocks that resemble their neighbours count for less. Where ranks share
-cores, most of the noise is waiting for one. So the test is made twice: with the arrivals as they
-were, and without the time for which the rank was ready to run and had no core.
+cores, most of the noise is waiting for one. So the test is made up to three times: with the
+arrivals as they were, with the phases of the step in which no rank waits for another, and without
+the time for which the rank was ready to run and had no core. The last two accuse only ranks that
+arrived late.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,9 +34,10 @@ if TYPE_CHECKING:
 
 LEAST_STEPS = 60
 LEAST_LATE = 0.035  # of the step
+_ARRIVED_LATE = 0.01  # of the step: ranks that share cores hide some of another one's lateness
 LEAST_COST = 0.03  # of the step, of lateness now and then; wandering has to cost more
 LEAST_WANDERING = 0.05
-_FALSE_ALARM = 0.003  # for the whole job, in each of three tests
+_FALSE_ALARM = 0.0025  # for the whole job, in each of four tests
 _BLOCK, _MOST_BLOCKS = 10, 24  # steps in a block; blocks in a run
 _FEW_RANKS = 8
 _MADS = 3.5
@@ -50,7 +54,8 @@ class LateRank(msgspec.Struct, frozen=True, kw_only=True):
     place: int
     constant: bool
     excess_ns: float  # in its late steps; without waiting for cores, where that is known
-    arrived_ns: float  # the same with it
+    arrived_ns: float  # after the other ranks, whatever it waited for
+    for_cores_ns: float = 0.0  # of that, waiting for a core
     cost_ns: float  # what the mean step would gain
     late: Flags  # (steps,)
     p_value: float  # that chance alone looks like this, for all ranks together
@@ -74,11 +79,14 @@ class _Always(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_late(
-    arrival_ns: Floats, step_ns: float, cpu_wait_ns: Floats | None = None
+    arrival_ns: Floats,
+    step_ns: float,
+    cpu_wait_ns: Floats | None = None,
+    own_ns: Floats | None = None,
 ) -> Lateness | None:
     """Matrices are (steps, ranks) without gaps; arrivals count from any common zero of a step.
 
-    None with too few steps to say anything.
+    `own_ns` are phases in which no rank waits for another. None with too few steps to say anything.
     """
     steps, ranks = arrival_ns.shape
     if steps < LEAST_STEPS or ranks < 2 or step_ns <= 0:
@@ -89,7 +97,8 @@ def find_late(
     usual: Flags = np.logical_not(single.any(axis=1))
     if usual.sum() < LEAST_STEPS:  # the single ones are no exceptions
         usual[:], single[:] = True, False
-    always, least_ns = _always_late(arrival_ns, usual, step_ns, cpu_wait_ns)
+    with_cores = None if cpu_wait_ns is None else arrival_ns - cpu_wait_ns
+    always, least_ns = _always_late(arrival_ns, usual, step_ns, own_ns, with_cores)
     for rank in always:
         single[:, rank.place] = False
     at_times, rest = _late_at_times(arrival_ns, calm, single, step_ns)
@@ -120,27 +129,35 @@ def median_of_others(values: Floats) -> Floats:
 
 
 def _always_late(
-    arrival_ns: Floats, usual: Flags, step_ns: float, cpu_wait_ns: Floats | None
+    arrival_ns: Floats,
+    usual: Flags,
+    step_ns: float,
+    own_ns: Floats | None,
+    with_cores_ns: Floats | None,
 ) -> tuple[list[LateRank], float]:
-    """Only a rank that was late by its arrivals is accused, whatever its waiting for cores."""
+    """Only a rank that was late by its arrivals is accused. The last test that does says by how
+    much. Phases do not show all work, so they tell no least lateness."""
     as_it_was = _test_always(arrival_ns[usual], step_ns)
     tests = dict.fromkeys(np.flatnonzero(_accused(as_it_was)).tolist(), as_it_was)
-    least_ns = as_it_was.least_ns
-    if cpu_wait_ns is not None:
-        with_cores = _test_always((arrival_ns - cpu_wait_ns)[usual], step_ns)
-        late = _accused(with_cores) & (as_it_was.excess_ns >= LEAST_LATE * step_ns)
-        tests |= dict.fromkeys(np.flatnonzero(late).tolist(), with_cores)
-        least_ns = min(least_ns, with_cores.least_ns)
-    arrived = as_it_was.excess_ns
-    late_ranks = [
-        _late_always(arrival_ns, place, test, float(arrived[place]))
-        for place, test in tests.items()
-    ]
+    own = None if own_ns is None else _test_always(own_ns[usual], step_ns)
+    with_cores = None if with_cores_ns is None else _test_always(with_cores_ns[usual], step_ns)
+    for test in filter(None, (own, with_cores)):
+        late = _accused(test) & (as_it_was.excess_ns >= _ARRIVED_LATE * step_ns)
+        tests |= dict.fromkeys(np.flatnonzero(late).tolist(), test)
+    known = (as_it_was, with_cores) if with_cores is not None else (as_it_was,)
+    least_ns = min(test.least_ns for test in known)
+    late_ranks = []
+    for place, test in tests.items():
+        arrived = float(as_it_was.excess_ns[place])
+        # No lateness but what the rank arrived with, as far as that is known.
+        excess = min(float(test.excess_ns[place]), max(arrived, LEAST_LATE * step_ns))
+        rank = _late_always(arrival_ns, place, excess, float(test.p_value[place]))
+        for_cores = max(0.0, arrived - excess) if test is with_cores else 0.0
+        late_ranks.append(replace(rank, arrived_ns=arrived, for_cores_ns=for_cores))
     return late_ranks, least_ns
 
 
-def _late_always(arrival_ns: Floats, place: int, test: _Always, arrived_ns: float) -> LateRank:
-    excess = float(test.excess_ns[place])
+def _late_always(arrival_ns: Floats, place: int, excess: float, p_value: float) -> LateRank:
     without = arrival_ns.copy()
     without[:, place] -= excess
     late_ns = arrival_ns[:, place] - median_of_others(arrival_ns)[:, place]
@@ -148,10 +165,10 @@ def _late_always(arrival_ns: Floats, place: int, test: _Always, arrived_ns: floa
         place=place,
         constant=True,
         excess_ns=excess,
-        arrived_ns=arrived_ns,
+        arrived_ns=excess,
         cost_ns=_gain(arrival_ns, without),
         late=late_ns > 0,
-        p_value=float(test.p_value[place]),
+        p_value=p_value,
     )
 
 
