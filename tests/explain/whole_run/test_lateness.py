@@ -91,6 +91,19 @@ def test_waiting_for_a_core_hides_no_straggler_and_makes_none() -> None:
     assert named(find_late(arrival, STEP, waits)) == [(1, True)]
 
 
+def test_a_rank_whose_own_phases_are_longer_is_accused_only_if_it_is_late() -> None:
+    rng = np.random.default_rng(12)
+    arrival = rng.normal(0, 0.6 * STEP, (200, 4))
+    own = rng.normal(0.3 * STEP, 0.01 * STEP, (200, 4))
+    own[:, 2] += 0.1 * STEP
+    early, late = arrival.copy(), arrival.copy()
+    early[:, 2] -= 0.1 * STEP
+    late[:, 2] += 0.15 * STEP
+    assert named(find_late(late, STEP)) == []
+    assert named(find_late(late, STEP, own_ns=own)) == [(2, True)]
+    assert named(find_late(early, STEP, own_ns=own)) == []
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_at_most_1_healthy_run_in_100_accuses_somebody(ranks: int) -> None:
     rng = np.random.default_rng(5)

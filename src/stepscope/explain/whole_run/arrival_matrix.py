@@ -79,7 +79,7 @@ def _join_group(runs: Mapping[int, RunCalls], name: str, *, blocking: bool) -> _
     members = [rank for rank in sorted(calls) if len(calls[rank][0]) > _CUT_LOG * usual]
     if len(members) < 2:
         return None
-    common = reduce(np.intersect1d, (calls[rank][0] for rank in members))
+    common = reduce(_common, (calls[rank][0] for rank in members))
     if not len(common):
         return None
     places = [np.searchsorted(calls[rank][0], common) for rank in members]
@@ -95,6 +95,11 @@ def _join_group(runs: Mapping[int, RunCalls], name: str, *, blocking: bool) -> _
     if blocking:
         return _summed(members, number, late, wait, spread)
     return _widest(members, number, late, wait, spread)
+
+
+def _common(one: Ints, other: Ints) -> Ints:
+    """Most ranks have logged the same calls."""
+    return one if np.array_equal(one, other) else np.intersect1d(one, other, assume_unique=True)
 
 
 def _calls_of(run: RunCalls, name: str) -> tuple[Ints, Ints, Ints]:
