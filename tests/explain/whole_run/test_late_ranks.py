@@ -160,6 +160,27 @@ def test_hosts_that_run_ahead_of_their_devices_clear_nobody() -> None:
     assert decide(accused(1), whole) == accused(1)
 
 
+def test_a_host_that_runs_ahead_is_late_only_where_steps_take_longer() -> None:
+    late = np.where(np.arange(STEPS) % 20 == 5, 200.0, 0.0)
+    assert stragglers(parts({2: 6.0}, on_host=False)).ranks == ()
+    assert [one.rank for one in stragglers(parts({2: late}, on_host=False)).ranks] == [2]
+    as_long = np.full(STEPS, 30 * MS)
+    assert stragglers(parts({2: late}, on_host=False, step_ns=as_long)).ranks == ()
+    assert judge_whole_run(parts({2: late}, on_host=False)).arrivals is None  # nobody waits
+
+
+def test_ranks_of_different_groups_are_not_compared_by_their_work() -> None:
+    """Stages of a pipeline: the last one works longer, and is late only by chance."""
+    ranks = []
+    for part in parts({3: 0.5}):
+        assert part.run is not None
+        backward = np.full(STEPS, 5 * MS)
+        phases = {"forward": np.full(STEPS, (10 + 5 * (part.rank > 1)) * MS), "backward": backward}
+        group = ("a",) if part.rank < 2 else ("b",)
+        ranks.append(replace(part, run=replace(part.run, groups=group, phases_ns=phases)))
+    assert stragglers(ranks).ranks == ()
+
+
 def test_a_rank_without_a_log_is_not_cleared() -> None:
     ranks = parts({})
     whole = judge_whole_run([*ranks[:3], replace(ranks[3], run=None)])

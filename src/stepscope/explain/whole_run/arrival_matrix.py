@@ -60,7 +60,10 @@ def join_arrivals(runs: Mapping[int, RunCalls]) -> RunArrivals | None:
         late[place] = np.where(wider, group.late_ns, late[place])
         wait[place] = np.where(wider, group.wait_ns, wait[place])
         widest[place] = np.where(wider, group.spread_ns[:, None], widest[place])
-    return RunArrivals(ranks=tuple(ranks), number=number, late_ns=late, wait_ns=wait)
+    together = all(len(group.members) == len(ranks) for group in groups if len(group.number) > 1)
+    return RunArrivals(
+        ranks=tuple(ranks), number=number, late_ns=late, wait_ns=wait, together=together
+    )
 
 
 def waits_by_step(arrivals: RunArrivals) -> dict[int, tuple[Ints, Ints]]:

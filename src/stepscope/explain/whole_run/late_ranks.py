@@ -48,8 +48,9 @@ _PHASES = {
 
 
 class WholeRunLateness(msgspec.Struct, frozen=True, kw_only=True):
-    """`arrivals` are None where no collectives of the run were captured, `stragglers` where they
-    are too few to judge. `clears`: who is not named is not late, whatever the window shows."""
+    """`arrivals` are None where no collectives of the run were captured, or hosts do not wait in
+    them, `stragglers` where they are too few to judge. `clears`: who is not named is not late,
+    whatever the window shows."""
 
     arrivals: RunArrivals | None = None
     stragglers: Stragglers | None = None
@@ -66,19 +67,19 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
     step_ns: Floats
     phases_ns: dict[str, Floats]
     cpu_wait_ns: Floats | None
+    together: bool
 
 
 def judge_whole_run(parts: Sequence[RankPart]) -> WholeRunLateness:
     """Never raises because of its input: ranks and steps that do not fit are left out."""
     aligned = align_runs(parts)
+    on_host = all(run.on_host for run in aligned.runs.values())
     arrivals = join_arrivals(aligned.runs) if len(aligned.runs) > 1 else None
+    waits = arrivals if on_host else None
     case = _case(arrivals, aligned.runs) if arrivals is not None else None
-    if case is None:
-        return WholeRunLateness(arrivals=arrivals)
-    typical = float(np.median(case.step_ns))
-    lateness = find_late(case.late_ns, typical, case.cpu_wait_ns, _own_work(case))
-    if lateness is None:
-        return WholeRunLateness(arrivals=arrivals)
+    lateness = _find_late(case, on_host=on_host) if case is not None else None
+    if case is None or lateness is None:
+        return WholeRunLateness(arrivals=waits)
     late = [
         rank
         for rank in lateness.late
@@ -86,10 +87,34 @@ def judge_whole_run(parts: Sequence[RankPart]) -> WholeRunLateness:
     ]
     everyone = len(case.ranks) == len(parts)
     return WholeRunLateness(
-        arrivals=arrivals,
+        arrivals=waits,
         stragglers=_stragglers(case, lateness, late),
-        clears=everyone and all(run.on_host for run in aligned.runs.values()),
+        clears=everyone and on_host,
     )
+
+
+def _find_late(case: _Case, *, on_host: bool) -> Lateness | None:
+    """A host that runs ahead of its device may be late without anybody waiting for it, so there
+    only single late steps that took longer count."""
+    typical = float(np.median(case.step_ns))
+    # Ranks of different groups have different work.
+    cpu_wait, own = (case.cpu_wait_ns, _own_work(case)) if case.together else (None, None)
+    lateness = find_late(case.late_ns, typical, cpu_wait, own)
+    if lateness is None or on_host:
+        return lateness
+    late = tuple(rank for rank in lateness.late if not rank.constant and _lengthens(case, rank))
+    wandering = lateness.wandering
+    if wandering is not None and not _lengthens(case, wandering):
+        wandering = None
+    return msgspec.structs.replace(lateness, late=late, wandering=wandering)
+
+
+def _lengthens(case: _Case, rank: LateRank) -> bool:
+    """Whether late steps, or the steps after them, take longer on all ranks."""
+    step = case.step_ns.min(axis=1)
+    longest = np.maximum(step, np.append(step[1:], step[-1]))
+    longer = float(np.median(longest[rank.late])) - float(np.median(step))
+    return longer >= rank.excess_ns / 2
 
 
 def decide(window: Stragglers, whole: WholeRunLateness) -> Stragglers:
@@ -142,6 +167,7 @@ def _case(arrivals: RunArrivals, runs: Mapping[int, RunCalls]) -> _Case | None:
             for phase in phases
         },
         cpu_wait_ns=matrix(known) if len(known) == len(ranks) else None,
+        together=arrivals.together,
     )
 
 
