@@ -31,8 +31,8 @@ class StallRow:
     share: float
     longest_ms: float
     rank: int  # that has the longest one
-    attempt: int
-    step: int | None  # its number
+    series: int  # its place among the ranks that are drawn
+    step: int | None  # its number; None where it is not known or not drawn
     ranks: str
     where: tuple[Place, ...]
 
@@ -55,11 +55,17 @@ class AccountBar:
     slices: tuple[AccountSlice, ...]
 
 
+def drawable(ranks: Sequence[RankRun]) -> list[RankRun]:
+    """Those that have steps to draw, in the order of the page's series."""
+    return [rank for rank in ranks if rank.series is not None and len(rank.series.number)]
+
+
 def stall_rows(ranks: Sequence[RankRun]) -> list[StallRow]:
     """The costliest cause first. Ranks without steady steps have no stalls."""
-    timed = [rank for rank in ranks if rank.times is not None]
+    timed = [rank for rank in drawable(ranks) if rank.times is not None]
     causes = dict.fromkeys(stall.cause for rank in timed for stall in rank.stalls)
-    rows = [_stall_row(cause, timed) for cause in causes]
+    places = {(rank.rank, rank.attempt): place for place, rank in enumerate(drawable(ranks))}
+    rows = [_stall_row(cause, timed, places) for cause in causes]
     return sorted(rows, key=lambda row: -row.cost_ms)
 
 
@@ -97,7 +103,9 @@ def how_often(stalled: int, steps: int, period: int | None) -> str:
     return f"1 step in {round(steps / stalled):,}" if stalled * 1.5 < steps else "most steps"
 
 
-def _stall_row(cause: StallCause, ranks: Sequence[RankRun]) -> StallRow:
+def _stall_row(
+    cause: StallCause, ranks: Sequence[RankRun], places: dict[tuple[int, int], int]
+) -> StallRow:
     pairs = [(rank, stall) for rank in ranks for stall in rank.stalls if stall.cause == cause]
     rank, longest = max(pairs, key=lambda pair: pair[1].longest_ms)
     cost = sum(stall.cost_ms for _, stall in pairs) / len(ranks)
@@ -114,7 +122,7 @@ def _stall_row(cause: StallCause, ranks: Sequence[RankRun]) -> StallRow:
         share=cost / mean if mean else 0.0,
         longest_ms=longest.longest_ms,
         rank=rank.rank,
-        attempt=rank.attempt,
+        series=places[rank.rank, rank.attempt],
         step=longest.numbers[0] if longest.numbers else None,
         ranks=_which([rank.rank for rank, _ in pairs], len({rank.rank for rank in ranks})),
         where=longest.where,

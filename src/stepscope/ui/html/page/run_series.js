@@ -34,6 +34,8 @@ export class RunSeries {
     const unit = data.unit_us;
     this.start = running(column("start"), 0, (i) => (i ? Math.floor(this.step[i - 1] / unit) : 0)).map((at) => at * unit);
     this.levels = buildPyramid(this, data.causes.length);
+    this.stalled = data.causes.map(() => 0); // steps, by cause
+    for (let i = 0; i < this.step.length; i++) if (this.cause[i]) this.stalled[this.cause[i] - 1]++;
     this.x = this.number;
     this.bands = /** @type {Band[]} */ ([]); // where the profiler ran
   }
@@ -159,7 +161,8 @@ export function gather(series, view, into) {
   const column = (/** @type {number} */ i) => Math.floor((series.x[i] - view.t0) * scale);
   if (level) gatherBuckets(level, from, to, column, into, sums, counts);
   else gatherSteps(series, from, to, column, into, sums, counts);
-  return Float32Array.from(sums, (sum, i) => (counts[i] ? sum / counts[i] : NaN));
+  for (let i = 0; i < width; i++) sums[i] = counts[i] ? sums[i] / counts[i] : NaN;
+  return sums;
 }
 
 /** @param {PyramidLevel} level @param {number} from @param {number} to @param {(i: number) => number} column @param {PixelColumns} into @param {Float64Array} sums @param {Float64Array} counts */

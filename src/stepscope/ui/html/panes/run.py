@@ -12,6 +12,7 @@ from stepscope.ui.html.run_tables import (
     MOST_ACCOUNTS,
     account_bar,
     account_bars,
+    drawable,
     rank_name,
     stall_rows,
 )
@@ -20,7 +21,7 @@ from stepscope.ui.words import STALLS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stepscope.records.whole_run import RankRun, StallCause, StepTimes, WholeRun
+    from stepscope.records.whole_run import StallCause, StepTimes, WholeRun
     from stepscope.ui.html.run_points import RunPoints
     from stepscope.ui.html.run_tables import AccountBar, StallRow
 
@@ -52,9 +53,9 @@ def run_view(report: ReportData) -> RunView | None:
     known = {row.cause for row in rows}
     return RunView(
         summary=run_summary(run, rows),
-        facts=_facts(run),
+        facts=_facts(run, points.middle_us),
         payload=points.payload,
-        names=[rank_name(rank) for rank in _drawable(run.ranks)],
+        names=[rank_name(rank) for rank in drawable(run.ranks)],
         causes=[(cause, *words) for cause, words in STALLS.items() if cause in known],
         stalls=rows,
         several=len({rank.rank for rank in run.ranks}) > 1,
@@ -91,7 +92,7 @@ def _variation(times: Sequence[StepTimes]) -> str:
     return f"steps vary by {percent(_mean(times, 'variation'))}"
 
 
-def _facts(run: WholeRun) -> list[tuple[str, str, str]]:
+def _facts(run: WholeRun, middle_us: dict[str, float]) -> list[tuple[str, str, str]]:
     ranks = len({rank.rank for rank in run.ranks})
     attempts = max(rank.attempt for rank in run.ranks)
     most = max(rank.steps for rank in run.ranks)
@@ -102,10 +103,11 @@ def _facts(run: WholeRun) -> list[tuple[str, str, str]]:
     if times:
         low, high = (min(t.low_ms for t in times), max(t.high_ms for t in times))
         mean = f"{interval(low, high)} ms" + (" over the ranks" if len(times) > 1 else "")
+        ms = {name: milliseconds(us / 1e3) for name, us in middle_us.items()}
         facts += [
-            ("Mean step", milliseconds(_mean(times, "mean_ms")), mean),
-            ("Median", milliseconds(_mean(times, "median_ms")), "Half of the steps take longer"),
-            ("99th percentile", milliseconds(_mean(times, "p99_ms")), "1 step in 100 takes longer"),
+            ("Mean step", ms["mean"], mean),
+            ("Median", ms["median"], "Half of the steps take longer"),
+            ("99th percentile", ms["p99"], "1 step in 100 takes longer"),
             ("Longest", long_duration(max(t.longest_ms for t in times) * 1e6), ""),
         ]
     if run.account is not None:
@@ -133,10 +135,6 @@ def _notes(run: WholeRun, points: RunPoints) -> list[str]:
     notes += run.account.notes if run.account else ()
     notes += [f"{rank_name(rank)}: {note}" for rank in run.ranks for note in rank.notes]
     return list(dict.fromkeys(notes))
-
-
-def _drawable(ranks: Sequence[RankRun]) -> list[RankRun]:
-    return [rank for rank in ranks if rank.series is not None and len(rank.series.number)]
 
 
 def _mean(times: Sequence[StepTimes], name: str) -> float:
