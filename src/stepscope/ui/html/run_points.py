@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     Flags = NDArray[np.bool_]
 
 MOST_POINTS = 2_000_000  # of all ranks together
-BINS = 96  # of the distribution
-_WIDEST_BIN = 0.02  # of its step time, where the steps differ that little
+MOST_BINS = 96  # of the distribution
+_FEWEST_BINS = 12
+_WIDEST_BIN = 0.06  # of its step time, if there are bins enough
+_LEAST_SPREAD = 0.02  # of the step time: the axis is not narrower
 _LEVEL = 3  # of deflating: noise takes sixty times as long at 9 and shrinks by 7% only
 _FINEST_START = 20  # starts are exact to this part of a typical step
 
@@ -211,13 +213,16 @@ def _bin_edges(pool: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     """Equal on a logarithmic axis, so that a stall of seconds leaves the typical steps room."""
     low = min(float(step_us.min()) for step_us in pool)
     high = max(float(step_us.max()) for step_us in pool)
-    spread = max(math.log(high / low), _WIDEST_BIN)
-    return low * np.exp(np.linspace(-0.02, 1.02, BINS + 1) * spread)
+    spread = max(math.log(high / low), _LEAST_SPREAD)
+    wanted = max(3 * sum(map(len, pool)) ** (1 / 3), spread / _WIDEST_BIN)
+    bins = min(MOST_BINS, max(_FEWEST_BINS, round(wanted)))
+    return low * np.exp(np.linspace(-0.02, 1.02, bins + 1) * spread)
 
 
 def _counts(series: StepSeries, edges: NDArray[np.float64]) -> Ints:
     """Steady steps by cause (none first) and bin."""
+    many = len(edges) - 1
     steady = is_steady(series)
     bins = np.searchsorted(edges, steady_us(series), side="right") - 1
     cause = series.cause[steady].astype(np.int64) + 1
-    return np.bincount(cause * BINS + bins, minlength=(len(STALL_CAUSES) + 1) * BINS)
+    return np.bincount(cause * many + bins, minlength=(len(STALL_CAUSES) + 1) * many)

@@ -27,7 +27,7 @@ class StallRow:
     label: str
     hint: str
     often: str
-    cost_ms: float  # per average step, mean of all ranks
+    cost_ms: float  # per average step of all ranks
     share: float
     longest_ms: float
     rank: int  # that has the longest one
@@ -74,7 +74,9 @@ def account_bars(ranks: Sequence[RankRun]) -> list[AccountBar]:
     known = [(rank, rank.account) for rank in ranks if rank.account is not None]
     if len(known) < 2 or not _differ([account for _, account in known]):
         return []
-    return [account_bar(account, rank_name(rank)) for rank, account in known[:MOST_ACCOUNTS]]
+    names = rank_names([rank for rank, _ in known])
+    bars = zip(known[:MOST_ACCOUNTS], names, strict=False)
+    return [account_bar(account, name) for (_, account), name in bars]
 
 
 def account_bar(account: RunAccount, label: str) -> AccountBar:
@@ -87,9 +89,19 @@ def account_bar(account: RunAccount, label: str) -> AccountBar:
     )
 
 
-def rank_name(rank: RankRun) -> str:
+def rank_names(ranks: Sequence[RankRun]) -> list[str]:
     """`rank 3`, or `rank 3, attempt 2` of a job that was restarted."""
-    return f"rank {rank.rank}" + (f", attempt {rank.attempt}" if rank.attempt > 1 else "")
+    restarted = len({rank.attempt for rank in ranks}) > 1
+    return [
+        f"rank {rank.rank}" + (f", attempt {rank.attempt}" if restarted else "") for rank in ranks
+    ]
+
+
+def mean_of(ranks: Sequence[RankRun], name: str) -> float:
+    """Over the steady steps of all ranks."""
+    times = [rank.times for rank in ranks if rank.times is not None]
+    steps = sum(time.steps for time in times)
+    return float(sum(getattr(time, name) * time.steps for time in times)) / max(steps, 1)
 
 
 def how_often(stalled: int, steps: int, period: int | None) -> str:
@@ -108,8 +120,9 @@ def _stall_row(
 ) -> StallRow:
     pairs = [(rank, stall) for rank in ranks for stall in rank.stalls if stall.cause == cause]
     rank, longest = max(pairs, key=lambda pair: pair[1].longest_ms)
-    cost = sum(stall.cost_ms for _, stall in pairs) / len(ranks)
-    mean = sum(rank.times.mean_ms for rank in ranks if rank.times) / len(ranks)
+    all_steps = sum(rank.times.steps for rank in ranks if rank.times)
+    cost = sum(stall.cost_ms * rank.times.steps for rank, stall in pairs if rank.times) / all_steps
+    mean = mean_of(ranks, "mean_ms")
     stalled = sum(stall.steps for _, stall in pairs)
     steps = sum(rank.times.steps for rank, _ in pairs if rank.times)
     label, hint = STALLS[cause]

@@ -104,6 +104,12 @@ export class RunChart extends TimeView {
     };
   }
 
+  /** With the whole run in view there is nothing to zoom out to: the page scrolls. @override @param {WheelEvent} event */
+  wheel(event) {
+    const whole = this.view.t1 - this.view.t0 >= this.span;
+    if (!whole || event.deltaY <= 0 || Math.abs(event.deltaX) > event.deltaY) super.wheel(event);
+  }
+
   key(/** @type {KeyboardEvent} */ event) {
     const act = /** @type {Record<string, () => void>} */ (this.letters())[event.key.toLowerCase()];
     if (!act || !this.scene || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -291,10 +297,11 @@ export class RunChart extends TimeView {
       const share = Math.log(us / low) / Math.log(high / low);
       return OVERVIEW - 2 - (OVERVIEW - 6) * Math.max(0, Math.min(1, share));
     };
+    const wide = Math.max(1, this.width / Math.max(...shown.map(({ length }) => length)));
     columns.stall.forEach((longest, cause) => longest?.forEach((us, x) => {
       if (us && !hidden.has(cause)) fillBox(ctx, colors.stalls[cause].stem, x, y(us), 1, OVERVIEW - y(us));
     }));
-    columns.high.forEach((us, x) => us && fillBox(ctx, colors.calm.line, x, y(us), 1, Math.max(2, y(columns.low[x]) - y(us))));
+    columns.high.forEach((us, x) => us && fillBox(ctx, colors.calm.line, x, y(us), wide, Math.max(2, y(columns.low[x]) - y(us))));
   }
 
   /** For people who do not see the picture. */

@@ -52,8 +52,8 @@ export class RunHistogram extends HoverChart {
   }
 
   measure() {
-    const width = Math.max(120, /** @type {HTMLElement} */ (this.canvas.parentElement).clientWidth - 28); // without its padding
-    const height = 250;
+    const box = /** @type {HTMLElement} */ (this.canvas.parentElement);
+    const [width, height] = [Math.max(120, box.clientWidth), Math.max(160, box.clientHeight)];
     const { bin_low_us: low, bin_high_us: high } = /** @type {RunData} */ (this.data);
     const most = Math.max(1, ...Array.from({ length: this.many }, (_, bin) => this.total(bin)));
     const room = height - TOP - BOTTOM;

@@ -1,7 +1,7 @@
 // Draws the steps of a run: bands behind, what calm steps span, stalls as stems with a shape of
 // their cause, lines of the ranks, and single steps where there is room for them.
 
-import { fillBox, fitText, hatchIn, strokeLine, writeText } from "./canvas.js";
+import { fillBox, hatchIn, strokeLine, writeText } from "./canvas.js";
 import { count, duration, factor, trimmed } from "./format.js";
 import { emptyColumns, gather } from "./run_series.js";
 import { drawShape } from "./run_shapes.js";
@@ -25,7 +25,7 @@ export function levelScale(name, shown, view, height) {
   const y = name === "log"
     ? (/** @type {number} */ us) => bottom - ((bottom - top) * Math.log(Math.max(us, 1) / low)) / Math.log(high / low)
     : (/** @type {number} */ us) => bottom - ((bottom - top) * (us - low)) / (high - low);
-  return { name, low, high, y: (us) => Math.max(top - 6, Math.min(bottom + 20, y(us))) };
+  return { name, low, high, y: (us) => Math.max(-20, Math.min(bottom + 20, y(us))) };
 }
 
 const ROUND = [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10];
@@ -134,8 +134,8 @@ function paintBand(frame, [from, to], color, name) {
   if (right < 0 || left > width) return;
   fillBox(ctx, color, left, 0, right - left, height);
   if (right - left > 14) fillBox(ctx, hatchIn(ctx, color), left, 0, right - left, height);
-  const words = fitText(ctx, name, Math.min(right, width) - Math.max(left, 0) - 8);
-  if (words) writeText(ctx, colors.muted, words, Math.max(left, 0) + 4, 9);
+  const fits = ctx.measureText(name).width < Math.min(right, width) - Math.max(left, 0) - 8;
+  if (fits) writeText(ctx, colors.muted, name, Math.max(left, 0) + 4, 9);
   else if (name === "profiler" && left > 6) writeText(ctx, colors.muted, "P", (left + right) / 2, 9, "center");
 }
 
@@ -209,7 +209,7 @@ function paintLines(frame, lines) {
 
 /** The slowest rank, if its mean lies clearly above the others'; -1 otherwise. @param {RunSeries[]} shown */
 export function standsOut(shown) {
-  if (shown.length < 2) return -1;
+  if (shown.length < 2 || shown.some(({ head }) => head.attempt !== shown[0].head.attempt)) return -1;
   const means = shown.map(({ head }) => head.mean);
   const sorted = means.toSorted((a, b) => a - b);
   const most = sorted[sorted.length - 1];
@@ -252,7 +252,7 @@ function paintPoints(/** @type {RunFrame} */ frame) {
     });
     xy.forEach(([x, y], i) => {
       const cause = series.cause[from + i] - 1;
-      if (cause >= 0 && !hidden.has(cause)) drawShape(ctx, colors, cause, x, y);
+      if (cause >= 0 && !hidden.has(cause)) drawShape(ctx, colors, cause, x, Math.max(y, TOP - 2));
     });
   }
 }

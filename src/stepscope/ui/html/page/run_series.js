@@ -25,7 +25,8 @@ export class RunSeries {
     const column = (/** @type {string} */ name) => data.columns[`${place}-${name}`];
     this.place = place;
     this.head = head;
-    this.name = `Rank ${head.rank}${head.attempt > 1 ? `, attempt ${head.attempt}` : ""}`;
+    const restarted = data.series.some(({ attempt }) => attempt !== data.series[0].attempt);
+    this.name = `Rank ${head.rank}${restarted ? `, attempt ${head.attempt}` : ""}`;
     this.step = column("step");
     this.cause = column("cause"); // 0: no stall
     this.window = column("window");
@@ -242,7 +243,7 @@ export function mergeChanges(changes) {
   for (const change of changes.toSorted((a, b) => a.low - b.low)) {
     const last = merged.at(-1);
     if (!last || change.low > last.high || (change.after > change.before) !== (last.after > last.before)) {
-      merged.push({ ...change });
+      merged.push({ ...change, ranks: [...change.ranks] });
       continue;
     }
     const many = last.ranks.length;
