@@ -63,7 +63,8 @@ fuzz: $(VENV)/installed
 # Accelerate, transformers and lightning take minutes to install: their tests skip without them.
 trainers: $(VENV)/installed
 	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" -e ".[test,trainers]"
-	$(BIN)/pytest tests/measure/test_trainers.py
+	$(BIN)/pytest -m "slow or not slow" tests/measure/test_trainers.py \
+		tests/whole_run/test_planted_trainers.py
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix src tests benchmarks docs/learn/scripts

@@ -56,6 +56,9 @@ BIG_PEAK = Target(name="1 GB trace: peak memory", at_most=1.2, unit=" GB")
 MANY_WALL = Target(name="1024 ranks: wall time", at_most=10, unit=" min")
 MANY_WORKER = Target(name="1024 ranks: peak memory of a worker", at_most=2, unit=" GB")
 MANY_PARENT = Target(name="1024 ranks: peak memory of the parent", at_most=2, unit=" GB")
+LONG_WALL = Target(name="long run: explain, wall time", at_most=10, unit=" s")
+LONG_PEAK = Target(name="long run: explain, peak memory", at_most=500, unit=" MB")
+LONG_DISK = Target(name="long run: disk of a rank", at_most=100, unit=" MB")
 HELP_CPU = Target(name="stepscope --help, CPU time", at_most=0.25, unit=" s")
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from stepscope.records.job import Job
     from stepscope.records.memory import Memory
     from stepscope.records.trace import Trace
+    from stepscope.records.whole_run import RankRun
 
 
 def analyse(trace: Trace, **inputs: Any) -> RankAnalysis:
@@ -20,7 +21,15 @@ def analyse(trace: Trace, **inputs: Any) -> RankAnalysis:
 
 
 def bench_for(
-    trace: Trace, *, memory: Memory | None = None, job: Job | None = None, **inputs: Any
+    trace: Trace,
+    *,
+    memory: Memory | None = None,
+    job: Job | None = None,
+    run: RankRun | None = None,
+    **inputs: Any,
 ) -> Bench:
-    """As `analyse`, with the rank's memory and its job."""
-    return Bench(analyse(trace, **inputs), memory=memory, job=job)
+    """As `analyse`, with the rank's memory, its job and its run."""
+    analysis = analyse(trace, **inputs)
+    if run is not None:
+        analysis.run = run
+    return Bench(analysis, memory=memory, job=job)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stepscope.explain.whole_run.rank_run import explain_run
+from stepscope.explain.whole_run.typical import measure_typical_step
 from stepscope.trace.decode import Oddities
-from stepscope.trace.measured_steps import STEPS, read_steps, summarise_steps
+from stepscope.trace.step_files import read_step_columns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from stepscope.records.measured_steps import MeasuredSteps
 
 
-def read_measured_steps(trace: Path, slowest: Path | None = None) -> MeasuredSteps | None:
+def read_measured_steps(trace: Path) -> MeasuredSteps | None:
     """None when there are none."""
-    return summarise_steps(read_steps(trace.parent / STEPS, Oddities(STEPS)), slowest)
+    steps = read_step_columns(trace.parent, Oddities("steps.jsonl"))
+    return measure_typical_step(steps, explain_run(steps)) if steps is not None else None

@@ -299,13 +299,16 @@ class Local(msgspec.Struct, frozen=True, kw_only=True):
     variance: float
     whole: ContractedStep | None = None  # with the whole batch, where `sketch` has a share of it
     graphed: ContractedStep | None = None  # and then a CUDA graph is made of it
+    stalls_ns: float = 0.0  # of an average step of so many workers
+    stalls_doubt_ns: float = 0.0
     spread: float = 0.0
 
 
 class Together(msgspec.Struct, frozen=True, kw_only=True):
     """The step, its interval, and what of it is the exchange."""
 
-    done: Done
+    done: Done  # of the typical step
+    step_ns: float  # with its stalls
     low_ns: float
     high_ns: float
     exposed_ns: float
@@ -330,12 +333,18 @@ def predict_together(crew: ScalingSetup, doubts: Doubts, local: Local, plan: Pla
         moved = log_ratio(done.step_ns, step)
         variance += (local.spread * min(1.0, moved)) ** 2 + (doubts.change * moved) ** 2
     host = doubts.host * min(1.0, done.host_ns / done.step_ns) ** 4
-    half = 1.96 * math.sqrt(host**2 + variance + doubts.least**2)
-    low = done.step_ns * math.exp(-half)
+    whole = done.step_ns + local.stalls_ns
+    share, doubt = done.step_ns / whole, local.stalls_doubt_ns
+    half = 1.96 * math.sqrt(
+        share**2 * (host**2 + variance) + (doubt / whole) ** 2 + doubts.least**2
+    )
+    low = whole * math.exp(-half)
+    least_stalls = max(0.0, local.stalls_ns - 1.96 * doubt)
     return Together(
         done=done,
-        low_ns=max(low, least) if least < done.step_ns else low,
-        high_ns=done.step_ns * math.exp(half),
+        step_ns=whole,
+        low_ns=max(low, least + least_stalls) if least < done.step_ns else low,
+        high_ns=whole * math.exp(half),
         exposed_ns=max(0.0, done.step_ns - without),
     )
 

@@ -28,9 +28,11 @@ NO_NUMBERS = set(
     flops_source folder formula function group help hosts id ignored kind label limit_from
     line looked_at model module moment name named next not_offered notes open_promises
     operator paired path peak_source phase profile promises recomputed reference refused saved
-    schema script seen sentence setting settings severity shapes signature source sources
+    schema script seen sentence stall_ setting settings severity shapes signature source sources
     steady step steps_are steps_from summary title torch tried verdict whatifs when_unix where
     why words workload world_size
+    allocator build collective compile data first_batch gc imports inputs logging memory_growth
+    operating_system process_group times trend
     """,
     )
 )

@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from benches import analyse
 from measured import read_measured_steps
 from stepscope.explain.record_step import budget_of_record, with_correction, with_measured
 from stepscope.records.explanation import Budget, Part, StepTime
 from stepscope.records.measured_steps import MeasuredSteps
+from stepscope.records.whole_run import RankRun, Stall, StepTimes
 
 from .build import op
 from .conftest import Read
@@ -89,15 +91,15 @@ def test_a_corrected_step_takes_the_place_of_the_profiled_one() -> None:
 
 
 def test_a_measured_step_needs_no_correction_and_has_an_interval_of_its_own(read: Read) -> None:
-    # Ordered 1..9: the median's 95% interval is 0.98 x 3 places to either side of the fifth
+    # 1..9 ms: standard deviation 2.74, over the root of 9 it is 0.913; Student's 2.31 with 8
     times = tuple(range(1_000_000, 10_000_000, 1_000_000))
     measured = MeasuredSteps(
         steps=9, steps_ns=times, step_ns=5_000_000, wall_ns=5_000_000, device_ns=None, phases_ns={}
     )
     found = with_measured(StepTime(profiled=8.0), measured)
     assert (found.truth, found.corrected) == (5.0, 5.0)
-    assert found.low == pytest.approx(2.06)
-    assert found.high == pytest.approx(7.94)
+    assert found.low == pytest.approx(5 - 2.31 * 0.9129, rel=1e-3)
+    assert found.high == pytest.approx(5 + 2.31 * 0.9129, rel=1e-3)
     trace = read(op("aten::mm", start=0, dur=10))
     assert with_correction(found, analyse(trace)) is found
 
@@ -151,3 +153,41 @@ def test_without_the_devices_time_nobody_knows_whose_host_ran_ahead(tmp_path: Pa
 
 def test_a_bare_trace_has_no_truth(tmp_path: Path) -> None:
     assert read_measured_steps(tmp_path / "trace.json.gz") is None
+
+
+def test_the_run_says_how_long_a_typical_step_waits_for_data() -> None:
+    """The window recorded 30 ms of it; a typical step of the run waits for 2."""
+    parts = tuple(
+        Part(id=name, ms=ms, share=ms / 50)
+        for name, ms in (
+            ("compute", 20.0), ("operators", 0.0), ("python", 0.0), ("profiler", 0.0),
+            ("data_loading", 30.0),
+        )
+    )  # fmt: skip
+    recorded = Budget(step_ms=50, parts=parts, basis="cycles")
+    step = StepTime(profiled=50.0, truth=22.0, corrected=22.0)
+    measured = replace(truth(22_000_000), data_ns=2_000_000)
+    on_cpu = budget_of_record(recorded, step, measured=measured, on_host=True)
+    assert ms_of(on_cpu) == pytest.approx({"compute": 20, "data_loading": 2})
+    lucky = replace(measured, data_ns=12_000_000)
+    assert ms_of(budget_of_record(recorded, step, measured=lucky, on_host=True)) == pytest.approx(
+        {"compute": 10, "data_loading": 12}
+    )
+    queued = budget_of_record(recorded, step, measured=replace(measured, data_ns=20_000_000))
+    assert ms_of(queued)["data_loading"] == pytest.approx(13.2)  # as recorded: 30 of 50, of 22
+
+
+def test_stalls_are_parts_of_the_mean_step() -> None:
+    stall = Stall(cause="data", steps=5, cost_ms=8.0, share=0.2, typical_ms=32.0, longest_ms=40.0)
+    times = StepTimes(
+        steps=20, mean_ms=40.0, low_ms=39.0, high_ms=41.0, median_ms=32.0, typical_ms=32.0,
+        p99_ms=72.0, longest_ms=72.0, variation=0.01,
+    )  # fmt: skip
+    run = RankRun(rank=0, steps=20, warm_up=0, times=times, stalls=(stall,))
+    step = with_measured(StepTime(profiled=46), truth(32_000_000), run)
+    assert (step.truth, step.mean, step.median, step.p99) == (40.0, 40.0, 32.0, 72.0)
+    mean = budget_of_record(budget(compute=22, operators=15, python=5, profiler=4), step, run=run)
+    assert ms_of(mean) == pytest.approx(
+        {"compute": 22, "operators": 7.5, "python": 2.5, "stall_data": 8}
+    )
+    assert sum(part.share for part in mean.parts) == pytest.approx(1)

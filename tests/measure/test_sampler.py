@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 import time
 
-from stepscope.measure.sampler import Sampler
+import pytest
+
+from stepscope.measure import sampler as sampling
+from stepscope.measure.sampler import SampledSteps, Sampler
 
 
 def busy_place(seconds: float) -> None:
@@ -38,3 +41,41 @@ def test_nothing_is_sampled_while_paused() -> None:
     busy_place(0.4)
     assert sampler.samples == before
     sampler.close()
+
+
+def slow_place(seconds: float) -> None:
+    busy_place(seconds)
+
+
+def test_every_sample_knows_its_step() -> None:
+    step = 7
+    sampler = Sampler(threading.get_ident(), 200, lambda: step)
+    gives_up = time.monotonic() + 60
+    while sampler.samples < 4 and time.monotonic() < gives_up:
+        busy_place(0.1)
+    step, before = 8, sampler.samples
+    while sampler.samples < before + 4 and time.monotonic() < gives_up:
+        slow_place(0.1)
+    content = sampler.close()
+    steps, stacks = content["steps"]["number"], content["steps"]["stack"]
+    assert content["steps"]["every"] == 1
+    assert len(steps) == len(stacks) == content["samples"]
+    assert set(steps) == {7, 8}
+    for number, count in enumerate(stack["count"] for stack in content["stacks"]):
+        assert stacks.count(number) == count
+    functions = [{frame[2] for frame in stack["frames"]} for stack in content["stacks"]]
+    slow = [
+        step for step, stack in zip(steps, stacks, strict=True) if "slow_place" in functions[stack]
+    ]
+    assert set(slow) == {8}
+
+
+def test_too_many_samples_are_thinned_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "MOST_SAMPLES", 100)
+    samples = SampledSteps()
+    for step in range(1000):
+        samples.add(step, step % 2)
+    content = samples.content([5, 9])
+    assert content["every"] == 16
+    assert content["number"] == list(range(15, 1000, 16))
+    assert set(content["stack"]) == {9}

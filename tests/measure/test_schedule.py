@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from stepscope.measure.schedule import Schedule
+from stepscope.measure.schedule import PlannedWindow, Schedule
 from stepscope.measure.settings import Settings
 
 
@@ -55,15 +55,52 @@ def test_without_a_wait_early_windows_come_before_the_one_that_stays() -> None:
     assert roles(plan) == {"opens": [1, 6, 10], "closes": [3, 9, 15], "memory": [5, 16]}
 
 
+def test_regular_windows_go_on_without_end() -> None:
+    plan = schedule(wait=4, warmup=1, active=2, every=10)
+    assert roles(plan, 50) == {
+        "opens": [4, 10, 20, 30, 40],
+        "closes": [7, 13, 23, 33, 43],
+        "memory": [8],
+    }
+    month = plan.opens(2_600_000)
+    assert month is not None
+    assert month.file == "trace-step-2600001.json.gz"
+    assert month.regular
+    assert plan.next_due(2_600_004) == 2_600_010
+
+
+def test_regular_windows_come_after_the_others() -> None:
+    assert roles(schedule(every=8), 40)["opens"] == [1, 6, 10, 24, 32]
+
+
+def test_regular_windows_leave_plain_steps_between_them() -> None:
+    assert roles(schedule(wait=1, warmup=2, active=3, every=1), 30)["opens"] == [1, 14, 21, 28]
+
+
+def test_a_window_that_is_asked_for_on_the_way_opens_once() -> None:
+    plan = schedule(wait=4, warmup=1, active=2)
+    plan.extra = PlannedWindow(first=20, warmup=1, active=3, alone=True)
+    assert roles(plan) == {"opens": [4, 20], "closes": [7, 24], "memory": [8]}
+    assert plan.next_due(10) == 20
+
+
+def test_steps_are_free_where_nothing_is_planned() -> None:
+    plan = schedule(wait=4, warmup=1, active=2, every=20)
+    free = [first for first in range(60) if plan.is_free(first, first + 2)]
+    assert free == [*range(10, 16), *range(25, 36), *range(45, 56)]
+
+
 @pytest.mark.parametrize("memory", [True, False])
 @pytest.mark.parametrize("repeat", [1, 3])
+@pytest.mark.parametrize("every", [0, 9, 30])
 @pytest.mark.parametrize(
     ("wait", "warmup", "active"), [(10, 2, 3), (1, 0, 1), (4, 1, 2), (None, 2, 3)]
 )
 def test_the_next_due_step_is_the_first_that_something_is_done_for(
-    wait: int | None, warmup: int, active: int, repeat: int, memory: bool
+    wait: int | None, warmup: int, active: int, every: int, repeat: int, memory: bool
 ) -> None:
-    plan = schedule(wait=wait, warmup=warmup, active=active, repeat=repeat, memory=memory)
+    settings = {"wait": wait, "warmup": warmup, "active": active}
+    plan = schedule(**settings, every=every, repeat=repeat, memory=memory)
     due = sorted({step for steps in roles(plan, 200).values() for step in steps})
     for step in range(100):
         assert plan.next_due(step) == next((n for n in due if n >= step), sys.maxsize)

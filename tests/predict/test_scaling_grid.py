@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from ddp_steps import calibration, cpu_trace, ddp_trace, gpu_trace
 from msgspec.structs import replace
@@ -18,9 +19,10 @@ from stepscope.predict.contracted_step import contract_step
 from stepscope.predict.outcome import Refused
 from stepscope.predict.scale_out import share_of_batch
 from stepscope.predict.scaling_grid import CannotScale, find_scaling_setup
+from stepscope.predict.stalls import StepStalls
 from stepscope.predict.whatif import Bench
 from stepscope.predict.whatifs import cuda_graphs, in_order, parse_setting
-from stepscope.ui.html.whatif_scaling import find_doubts
+from stepscope.ui.html.whatif_scaling import ScalingCells, find_doubts
 
 if TYPE_CHECKING:
     from scaled_step import Together
@@ -60,6 +62,18 @@ def local(
     )
 
 
+def stalls_of(
+    bench: Bench, crew: ScalingSetup, settings: tuple[str, ...], link: int, *, shared: bool
+) -> tuple[float, float]:
+    """As the page gets them."""
+    trial = bench.begin()
+    for setting in in_order([parse_setting(text) for text in settings]):
+        if setting.name != "cuda-graphs":
+            trial = bench.change(trial, setting)
+    cell = ScalingCells(crew).make_cell(trial, (), 0.0, graphed=False)
+    return cell.stalls[link][shared] if cell.stalls else (0.0, 0.0)
+
+
 def both(
     bench: Bench, crew: ScalingSetup, known: Local, settings: tuple[str, ...], plan: Plan, how: str
 ) -> tuple[Together, Prediction] | None:
@@ -93,6 +107,8 @@ def agree(
             known = local(bench, crew, settings, share)
             if known is None:
                 continue
+            stalled = stalls_of(bench, crew, settings, link, shared=bool(how))
+            known = replace(known, stalls_ns=stalled[0], stalls_doubt_ns=stalled[1])
             alone = crew.links[link].ranks < 2
             plan = Plan(
                 link=link,
@@ -103,8 +119,9 @@ def agree(
             if pair is None:
                 continue
             found, told = pair
+            assert stalled[0] / 1e6 == pytest.approx(told.stall_ms)
             compared += 1
-            assert found.done.step_ns / 1e6 == pytest.approx(told.predicted_ms, rel=within)
+            assert found.step_ns / 1e6 == pytest.approx(told.predicted_ms, rel=within)
             assert found.low_ns / 1e6 == pytest.approx(told.low_ms, rel=0.03)
             assert found.high_ns / 1e6 == pytest.approx(told.high_ms, rel=0.03)
             assert found.done.host_ns / 1e6 == pytest.approx(told.host_ms, rel=within)
@@ -128,6 +145,22 @@ def test_workers_that_differ(golden: Path) -> None:
     bench.context = replace(bench.context, steps_ns=tuple(steps))
     assert max(link.straggling for link in find_scaling_setup(bench).links) > 1.15
     assert agree(bench, many=4) > 10
+
+
+@pytest.mark.parametrize("how", ["", ":strong"])
+def test_stalls_come_on_top_of_every_step(golden: Path, how: str) -> None:
+    bench = bench_for(read_trace(golden / "h200-resnet18/rank-00000/trace.json.gz", cache=False))
+    typical = bench.corrected.step_ns
+    stalls = StepStalls(
+        cost_ns={"data": 0.3 * typical, "evaluation": 0.2 * typical},
+        steps=100,
+        excess_ns={"data": np.ones(20), "evaluation": np.ones(2)},
+        run_ns=0.5 * typical,
+        deviation_ns=0.05 * typical,
+    )
+    bench.context = replace(bench.context, stalls=stalls)
+    assert bench.predict([]).stall_ms > 0
+    assert agree(bench, many=4, how=how) > 10
 
 
 @pytest.mark.parametrize("lost", [None, 0.7])

@@ -179,7 +179,8 @@ def test_every_file_in_the_folder_is_a_what_if_that_declares_itself() -> None:
 def test_what_a_what_if_declares_fits_together() -> None:
     for whatif in WHATIFS.values():
         tried = {*whatif.usual, *(value for values in whatif.remedies.values() for value in values)}
-        assert all(bool(value) == whatif.takes_value for value in tried)
+        optional = whatif.value_is_optional
+        assert all(bool(value) == whatif.takes_value or optional for value in tried)
         assert set(whatif.saves_memory) <= tried
         assert all(whatif.describe(value) for value in (*tried, "3", ""))
 

@@ -36,7 +36,7 @@ def test_a_bare_trace_has_nothing_but_the_users_limit(tmp_path: Path) -> None:
 def test_a_run_folder_has_steps_folder_and_memory(tmp_path: Path) -> None:
     inputs = read_rank_inputs(GOLDEN / "trace.json.gz", OPTIONS, name="what the user says")
     assert inputs.trace.path == "what the user says"
-    assert inputs.measured is not None
+    assert inputs.steps is not None
     assert inputs.folder is not None
     assert inputs.memory.captured is not None
     assert inputs.memory.limit_bytes == 7

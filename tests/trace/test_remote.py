@@ -85,7 +85,7 @@ def test_a_run_folder_is_found_with_the_files_next_to_each_trace(put: Put) -> No
     url = put_run(put)
     found: list[Any] = find_traces(url)
     assert [str(file) for file in found] == [f"{url}/rank-0000{r}/trace.json" for r in (0, 1)]
-    assert [file.side_files for file in found] == [("steps.jsonl", "rank.json")] * 2
+    assert [file.side_files for file in found] == [("steps.jsonl", "rank.json", "samples.json")] * 2
     assert [size_bytes(file) for file in found] == [len(text_of(0))] * 2
 
 
@@ -118,7 +118,7 @@ def test_a_trace_is_on_this_disk_only_while_it_is_read(put: Put, scratch: Path) 
     with fetch(file) as path:  # type: ignore[arg-type]
         assert path.read_bytes() == text_of(0)
         names = {each.name for each in path.parent.iterdir()}
-        assert names == {"trace.json", "steps.jsonl", "rank.json"}
+        assert names == {"trace.json", "steps.jsonl", "rank.json", "samples.json"}
         assert path.parent.name == "rank-00000"
     assert list(scratch.iterdir()) == []
 

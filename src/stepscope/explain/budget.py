@@ -49,14 +49,13 @@ def mean_budget(ranks: tuple[RankExplanation, ...]) -> Budget:
     if len(budgets) == 1:
         return budgets[0]
     ms = max(budget.step_ms for budget in budgets)
-    shares = [
-        (part.id, sum(budget.parts[i].share for budget in budgets) / len(budgets))
-        for i, part in enumerate(budgets[0].parts)
-    ]
+    shares: dict[str, float] = {}  # not every rank has the same stalls
+    for part in (part for budget in budgets for part in budget.parts):
+        shares[part.id] = shares.get(part.id, 0.0) + part.share / len(budgets)
     bases = {budget.basis for budget in budgets}
     return Budget(
         step_ms=ms,
-        parts=tuple(Part(id=name, ms=ms * share, share=share) for name, share in shares),
+        parts=tuple(Part(id=name, ms=ms * share, share=share) for name, share in shares.items()),
         basis=bases.pop() if len(bases) == 1 else "window",
     )
 

@@ -15,6 +15,7 @@ from stepscope.explain.flops.compiled import PREFIX
 from stepscope.explain.flops.cost import MATMUL_LIKE
 from stepscope.explain.flops.dtypes import DTYPES
 from stepscope.explain.flops.kernel_names import read_name
+from stepscope.explain.replay.graph_launches import has_graphs
 from stepscope.explain.roofline import list_spots
 from stepscope.explain.work import named, rows_named
 from stepscope.records import figures
@@ -216,18 +217,12 @@ def _notes(
 
 
 def _why_unknown(trace: Trace, costs: Costs) -> str:
-    if _has_graphs(trace):
+    if has_graphs(trace):
         return " (kernels of a CUDA graph belong to no operator)"
     products = [call for call in costs.calls if call.name in MATMUL_LIKE]
     if products and not any(len(call) for call in products):
         return " (shapes were not recorded: profile with record_shapes=True)"
     return ""
-
-
-def _has_graphs(trace: Trace) -> bool:
-    launch = trace.device.launch
-    codes = set(trace.host.name[launch[launch >= 0]].tolist())
-    return any("GraphLaunch" in trace.strings[code] for code in codes)
 
 
 def _share_named(trace: Trace, pieces: Pieces, prefix: str) -> float:

@@ -66,9 +66,7 @@ class JobTraces:
         find = partial(_find_files, paths, skip_missing=skip_missing)
         self.files: list[TraceFile] = self._engine.agree(find)
         self._by_name = {str(file): file for file in self.files}
-        self._options = ReadOptions(
-            cache=cache, memory_limit=memory_limit, slowest=_find_slowest(self.files)
-        )
+        self._options = ReadOptions(cache=cache, memory_limit=memory_limit)
 
     @property
     def is_single(self) -> bool:
@@ -188,16 +186,6 @@ def _find_files(paths: Sequence[str | Path], *, skip_missing: bool) -> list[Trac
             if not skip_missing:
                 raise
     return files
-
-
-def _find_slowest(files: list[TraceFile]) -> Path | None:
-    """The rank whose steps count for the whole job; files elsewhere are not fetched for it."""
-    local = [file for file in files if isinstance(file, Path)]
-    if len(local) < max(2, len(files)):
-        return None
-    from stepscope.trace.measured_steps import slowest_in_step
-
-    return slowest_in_step(local)
 
 
 def _read_run_notes(paths: Sequence[str | Path]) -> list[Note]:

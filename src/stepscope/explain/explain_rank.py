@@ -22,8 +22,10 @@ from stepscope.explain.operators import list_operators
 from stepscope.explain.python_functions import list_lines
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.record_step import budget_of_record, with_correction, with_measured
+from stepscope.explain.replay.graph_launches import note_uncorrected
 from stepscope.explain.syncs import list_syncs
 from stepscope.explain.timeline import divide
+from stepscope.explain.whole_run.run_calls import calls_of_folder
 from stepscope.explain.window_kernels import launched_in
 from stepscope.records.explanation import RankExplanation, StepTime
 from stepscope.records.job import RankPart
@@ -65,10 +67,13 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
     if steps.cycles_ns:
         in_step = divide(work, window)
         idle_in_step, gaps_in_step = split_idle(trace, work, host, window)
-    step_ms = with_measured(StepTime(profiled=analysis.profiled_ms), analysis.inputs.measured)
+    run = analysis.run
+    step_ms = with_measured(StepTime(profiled=analysis.profiled_ms), analysis.measured, run)
     step_ms = with_correction(step_ms, analysis)
     profiled_budget = make_budget(steps, step_ms, in_step, idle_in_step)
-    budget = budget_of_record(profiled_budget, step_ms, on_host=work.on_host)
+    budget = budget_of_record(
+        profiled_budget, step_ms, run=run, measured=analysis.measured, on_host=work.on_host
+    )
     efficiency = measure_efficiency(analysis, step_ms)
     device_time = sum_device_time(trace, work)
     kernels = list_kernels(trace, work, steps)
@@ -99,6 +104,7 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
             strategies=analysis.strategies,
             layout=folder.layout if folder else {},
             cycles=max(1, len(steps.cycles_ns)),
+            run=run,
         )
     )
     return RankExplanation(
@@ -130,12 +136,14 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
             host=folder.host if folder else None,
             world_size=trace.world_size,
             member=find_membership(folder, trace, calls, pace),
+            run=calls_of_folder(folder, analysis.inputs.steps),
         ),
         strategies=analysis.strategies,
         findings=findings,
         quality=(
             *trace.quality,
             *_notes(trace, work, steps),
+            *note_uncorrected(trace, step_ms),
             *(about_peaks(efficiency) if efficiency else ()),
             *(folder.notes if folder else ()),
             *analysis.inputs.memory.notes,
@@ -143,6 +151,7 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
         efficiency=efficiency,
         memory=memory,
         profiled_budget=profiled_budget,
+        run=run,
     )
 
 

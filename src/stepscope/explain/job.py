@@ -11,6 +11,7 @@ from stepscope.explain.critical_path import critical_path
 from stepscope.explain.membership import train_apart
 from stepscope.explain.rank_steps import typical_step
 from stepscope.explain.stragglers import find_stragglers
+from stepscope.explain.whole_run.late_ranks import decide, judge_whole_run
 from stepscope.records.figures import duration
 from stepscope.records.job import Job, Lanes, Stragglers
 from stepscope.records.quality import Note
@@ -53,12 +54,14 @@ def join_ranks(parts: Sequence[RankPart], profiles: Sequence[Profile] = ()) -> J
     notes += _about_clock(clock)
     aligned = [align_block(parts, block, clock) for block in blocks]
     members = tuple(part.member for part in parts)
+    whole_run = judge_whole_run(parts)
     if _silent(members):
         stragglers = Stragglers(verdict="none", detail=_APART)
     else:
         own, loading, length = matrix["own_ns"], matrix["input_ns"], matrix["dur_ns"]
         links = link_evidence(aligned, profiles)
-        stragglers = find_stragglers(ranks, own, loading, length, links, times)
+        window = find_stragglers(ranks, own, loading, length, links, times)
+        stragglers = decide(window, whole_run)
     return Job(
         ranks=ranks,
         times=times,
@@ -76,6 +79,7 @@ def join_ranks(parts: Sequence[RankPart], profiles: Sequence[Profile] = ()) -> J
         lanes=_lanes(parts, aligned, clock, _choose_drawn(ranks, matrix["own_ns"], stragglers)),
         notes=tuple(notes),
         members=members,
+        run_arrivals=whole_run.arrivals,
     )
 
 

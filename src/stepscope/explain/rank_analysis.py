@@ -13,6 +13,7 @@ from stepscope.explain.flops.pieces import choose, cut
 from stepscope.explain.idle import watch_host
 from stepscope.explain.memory.model import read_calls
 from stepscope.explain.rank_steps import measure_rank_steps
+from stepscope.explain.replay.graph_launches import is_of_graphs
 from stepscope.explain.replay.overhead import correct, find_slowness
 from stepscope.explain.replay.typical import typical_step
 from stepscope.explain.roofline import find_ceilings
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
     from stepscope.records.efficiency import Ceilings
     from stepscope.records.explanation import Steps, Timeline
     from stepscope.records.job import CollectiveCalls, RankSteps
+    from stepscope.records.measured_steps import MeasuredSteps
     from stepscope.records.rank_inputs import RankInputs
     from stepscope.records.strategies import RankStrategy
+    from stepscope.records.whole_run import RankRun
 
 _T = TypeVar("_T")
 
@@ -72,6 +75,24 @@ class RankAnalysis:
     @cached_property
     def host_time(self) -> HostTime:
         return watch_host(self.trace, self.work)
+
+    @cached_property
+    def run(self) -> RankRun | None:
+        """Every step of the rank; None for a bare trace."""
+        if self.inputs.steps is None:
+            return None
+        from stepscope.explain.whole_run.rank_run import explain_run
+
+        return explain_run(self.inputs.steps, rank=self.trace.rank or 0, times=self.inputs.times)
+
+    @cached_property
+    def measured(self) -> MeasuredSteps | None:
+        """The typical step without the profiler."""
+        if self.run is None or self.inputs.steps is None:
+            return self.inputs.measured
+        from stepscope.explain.whole_run.typical import measure_typical_step
+
+        return measure_typical_step(self.inputs.steps, self.run)
 
     @cached_property
     def profiled_ms(self) -> float | None:
@@ -133,11 +154,14 @@ class RankAnalysis:
         """The typical step without the profiler's cost, by the calibrated constants.
 
         None when the trace has no steady steps, when nothing shows how much recording slowed them,
-        and when the result is not shorter than the recorded step.
+        and when the result is not shorter than the recorded step. Steps of CUDA graphs need not
+        show it.
         """
-        if not self.steps.cycles_ns or self.slowness is None:
+        if not self.steps.cycles_ns:
             return None
         try:
+            if self.slowness is None and not is_of_graphs(self.typical.graph, self.trace):
+                return None
             step = correct(self.typical.graph, self.trace, slowness=self.slowness)
         except NotCapturedError:
             return None

@@ -14,23 +14,39 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.explain.whole_run.mean_interval import mean_interval
 from stepscope.records.explanation import Budget, Part, StepTime
 
 if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.records.explanation import Basis
     from stepscope.records.measured_steps import MeasuredSteps
+    from stepscope.records.whole_run import RankRun
 
 _HOST_PARTS = ("operators", "python")
 _CPU_PARTS = ("compute", *_HOST_PARTS)
 _MOST_OVERHEAD = 0.5  # of the CPU's own time: profilers that double the step were seen
 
 
-def with_measured(step: StepTime, measured: MeasuredSteps | None) -> StepTime:
-    """Add the measured step: with it, nothing is left to correct."""
+def with_measured(
+    step: StepTime, measured: MeasuredSteps | None, run: RankRun | None = None
+) -> StepTime:
+    """Add the measured step, the mean of the run's steady ones: nothing is left to correct."""
+    if run is not None and run.times is not None:
+        times = run.times
+        return replace(
+            step,
+            truth=times.mean_ms,
+            corrected=times.mean_ms,
+            low=times.low_ms,
+            high=times.high_ms,
+            mean=times.mean_ms,
+            median=times.median_ms,
+            p99=times.p99_ms,
+        )
     if measured is None:
         return step
-    low, high = _median_interval(measured.steps_ns or (measured.step_ns,))
+    low, high = mean_interval(np.array(measured.steps_ns or (measured.step_ns,), np.float64))
     ms = measured.step_ns / 1e6
     return replace(step, truth=ms, corrected=ms, low=min(low / 1e6, ms), high=max(high / 1e6, ms))
 
@@ -48,28 +64,60 @@ def with_correction(step: StepTime, analysis: RankAnalysis) -> StepTime:
     )
 
 
-def budget_of_record(budget: Budget, step: StepTime, *, on_host: bool = False) -> Budget:
-    """Scale the profiled budget to the measured step, else to the corrected one."""
+def budget_of_record(
+    budget: Budget,
+    step: StepTime,
+    *,
+    run: RankRun | None = None,
+    measured: MeasuredSteps | None = None,
+    on_host: bool = False,
+) -> Budget:
+    """Scale the profiled budget to the measured step, else to the corrected one.
+
+    The window is divided like a typical step. The run's stalls are parts of their own, so all of
+    them together are the mean step. A window that recorded stalls, or was lucky, does not know how
+    long a typical step waits for data: the run does.
+    """
     target, basis = _target(step)
     if target is None or not budget.step_ms:
         return budget
+    stalls = stall_parts(run)
+    typical = target - sum(part.ms for part in stalls)
+    parts = _scale_parts(budget, typical, on_host=on_host)
+    if parts is None:
+        return budget
+    if measured is not None and measured.data_ns is not None:
+        parts = _with_data_wait(parts, min(typical, measured.data_ns / 1e6), exactly=on_host)
+    scaled = (Part(id=name, ms=ms, share=ms / target) for name, ms in parts.items())
+    return Budget(step_ms=target, parts=(*scaled, *stalls), basis=basis)
+
+
+def stall_parts(run: RankRun | None) -> tuple[Part, ...]:
+    """The parts of the mean step that stalls are, one for each cause."""
+    return tuple(
+        Part(id=f"stall_{stall.cause}", ms=stall.cost_ms, share=stall.share)
+        for stall in (run.stalls if run else ())
+        if stall.cost_ms > 0
+    )
+
+
+def _scale_parts(budget: Budget, target: float, *, on_host: bool) -> dict[str, float] | None:
+    """The recorded parts without the profiler's cost, in ms; None if nothing is left."""
     ms = {part.id: part.ms for part in budget.parts}
     excess = _take(ms, ("profiler",), max(0.0, budget.step_ms - target))
     slowed = _CPU_PARTS if on_host else _HOST_PARTS
     if not on_host or excess <= _MOST_OVERHEAD * sum(ms[part] for part in slowed):
         _take(ms, slowed, excess)
     whole = sum(ms.values())
-    if not whole > 0:
-        return budget
-    scale = target / whole
-    return Budget(
-        step_ms=target,
-        parts=tuple(
-            Part(id=name, ms=value * scale, share=value * scale / target)
-            for name, value in ms.items()
-        ),
-        basis=basis,
-    )
+    return {name: value * target / whole for name, value in ms.items()} if whole > 0 else None
+
+
+def _with_data_wait(parts: dict[str, float], wait_ms: float, *, exactly: bool) -> dict[str, float]:
+    """A device that has work queued may not notice a wait, so there it is the most it can be."""
+    data = wait_ms if exactly else min(parts["data_loading"], wait_ms)
+    whole, rest = sum(parts.values()), sum(parts.values()) - parts["data_loading"]
+    scale = (whole - data) / rest if rest > 0 else 1.0
+    return {name: data if name == "data_loading" else ms * scale for name, ms in parts.items()}
 
 
 def _take(ms: dict[str, float], parts: tuple[str, ...], excess: float) -> float:
@@ -87,13 +135,3 @@ def _target(step: StepTime) -> tuple[float | None, Basis]:
     if step.corrected and step.profiled and step.corrected < step.profiled:
         return step.corrected, "corrected"
     return None, "cycles"
-
-
-def _median_interval(times_ns: tuple[int, ...]) -> tuple[float, float]:
-    """The 95% interval of the median, by the ranks of the ordered steps."""
-    ordered = np.sort(np.array(times_ns, np.float64))
-    half = 0.98 * len(ordered) ** 0.5
-    middle = (len(ordered) - 1) / 2
-    places = np.clip([middle - half, middle + half], 0, len(ordered) - 1)
-    low, high = np.interp(places, np.arange(len(ordered)), ordered)
-    return float(low), float(high)

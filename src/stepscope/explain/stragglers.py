@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.explain.whole_run.lateness import median_of_others
 from stepscope.records.figures import duration, factor, percent, signed_percent, size
 from stepscope.records.job import Straggler, Stragglers
 from stepscope.records.words import counted
@@ -89,12 +90,15 @@ def find_stragglers(
 
 
 def costs_of_record(job: Job, step_ms: float) -> Job:
-    """Stragglers are found in recorded steps; scale their cost to the step of record."""
+    """Scale the cost of stragglers of the recorded steps to the step of record."""
     recorded_ms = max((times.step_ms for times in job.times), default=0.0)
     if not recorded_ms or not step_ms:
         return job
     scale = step_ms / recorded_ms
-    ranks = tuple(replace(rank, cost_ms=rank.cost_ms * scale) for rank in job.stragglers.ranks)
+    ranks = tuple(
+        rank if rank.source == "every step" else replace(rank, cost_ms=rank.cost_ms * scale)
+        for rank in job.stragglers.ranks
+    )
     return replace(job, step_ms=step_ms, stragglers=replace(job.stragglers, ranks=ranks))
 
 
@@ -111,7 +115,7 @@ def _typical_steps(
 def _slow_ranks(
     ranks: Sequence[int], own: Floats, loading: Floats, shown: tuple[Floats, Floats]
 ) -> tuple[list[Straggler], str]:
-    excess = np.log(own) - np.log(_median_of_others(own))
+    excess = np.log(own) - np.log(median_of_others(own))
     typical = np.median(excess, axis=0)
     noise_level = _noise_level(excess)
     often = (np.expm1(excess) > LEAST_EXCESS).mean(axis=0) > 0.5
@@ -120,7 +124,7 @@ def _slow_ranks(
         for rank in np.flatnonzero(slow).tolist():
             slow[rank] = _stands_out(typical, rank)
     sure = slow & (typical > noise_level)
-    on_the_whole = shown[0] / np.maximum(_median_of_others(shown[0][None])[0], 1.0) - 1
+    on_the_whole = shown[0] / np.maximum(median_of_others(shown[0][None])[0], 1.0) - 1
     stragglers = [
         _straggler(ranks, own, loading, excess, shown, rank)
         for rank in np.flatnonzero(sure & (on_the_whole > LEAST_EXCESS)).tolist()
@@ -143,21 +147,6 @@ def _stands_out(typical: Floats, rank: int) -> bool:
     others = np.delete(typical, rank)
     middle = np.median(others)
     return bool(typical[rank] - middle > MOST_MADS * np.median(np.abs(others - middle)))
-
-
-def _median_of_others(values: Floats) -> Floats:
-    """Per step and rank, the median of all other ranks, from one sort of each step."""
-    ordered = np.sort(values, axis=1)
-    place = np.argsort(np.argsort(values, axis=1, kind="stable"), axis=1, kind="stable")
-    others = values.shape[1] - 1
-    step = np.arange(len(values))[:, None]
-
-    def without(nth: int) -> Floats:
-        """The nth smallest when the rank itself is left out."""
-        kept: Floats = ordered[step, nth + (place <= nth)]
-        return kept
-
-    return (without((others - 1) // 2) + without(others // 2)) / 2
 
 
 def _noise_level(excess: Floats) -> float:
@@ -194,8 +183,8 @@ def _straggler(
     shown: tuple[Floats, Floats],
     rank: int,
 ) -> Straggler:
-    longer = own[:, rank] - _median_of_others(own)[:, rank]
-    fed_later = loading[:, rank] - _median_of_others(loading)[:, rank]
+    longer = own[:, rank] - median_of_others(own)[:, rank]
+    fed_later = loading[:, rank] - median_of_others(loading)[:, rank]
     cause: Cause = "input" if np.median(fed_later) >= np.median(longer) / 2 else "compute"
     usual, usual_input = (float(np.median(np.delete(times, rank))) for times in shown)
     cost, of_input = float(shown[0][rank]) - usual, float(shown[1][rank]) - usual_input

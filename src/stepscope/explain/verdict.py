@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from stepscope.explain.budget import mean_budget, stretched
 from stepscope.explain.findings import find_in_job, sort_findings
 from stepscope.records.explanation import Explanation, called
+from stepscope.records.whole_run import WholeRun
 
 if TYPE_CHECKING:
     from stepscope.records.explanation import Budget, Finding, NcclSummary, RankExplanation
@@ -33,6 +34,12 @@ def judge(
     """The most severe finding is the verdict. `calibrations` are those of the first rank's host."""
     budget = mean_budget(ranks)
     job, strategies, job_findings = _join_ranks(ranks, budget, calibrations)
+    if job is not None and job.run_arrivals is not None:
+        from stepscope.explain.collective_waits import explain_waits
+        from stepscope.explain.whole_run.arrival_matrix import waits_by_step
+
+        ranks = explain_waits(ranks, waits_by_step(job.run_arrivals))
+        budget = mean_budget(ranks)
     findings = _merge(ranks, (*job_findings, *(nccl.findings if nccl else ())))
     top = findings[0]
     whose = called(ranks, top.rank) if len(ranks) > 1 and top.rank is not None else ""
@@ -48,7 +55,19 @@ def judge(
         strategies=strategies,
         nccl=nccl,
         quality=_drop_repeated((*notes, *(job.notes if job else ()))),
+        run=_join_runs(ranks),
     )
+
+
+def _join_runs(ranks: tuple[RankExplanation, ...]) -> WholeRun | None:
+    """None for bare traces."""
+    runs = tuple(replace(rank.run, rank=rank.rank or 0) for rank in ranks if rank.run)
+    if not runs:
+        return None
+    from stepscope.explain.whole_run.account import mean_account
+
+    accounts = [run.account for run in runs if run.account]
+    return WholeRun(ranks=runs, account=mean_account(accounts))
 
 
 def _drop_repeated(notes: tuple[Note, ...]) -> tuple[Note, ...]:

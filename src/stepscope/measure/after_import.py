@@ -21,13 +21,26 @@ _actions: dict[str, list[Action]] = {}
 
 
 def when_imported(name: str, action: Action) -> None:
-    """Run action(module) now if the module is loaded, else each time its code has run."""
-    if name in sys.modules:
+    """Run action(module) now if the module is loaded, else each time its code has run.
+
+    A module that imports torch first is being loaded while torch's own action runs. Its loader acts
+    afterwards if it was expected when its import began.
+    """
+    if name in sys.modules and not _is_loading(sys.modules[name]):
         _run([action], name, sys.modules[name])
         return
     _actions.setdefault(name, []).append(action)
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+
+
+def expect(name: str) -> None:
+    """Actions for this module will be given later, perhaps while it is being loaded."""
+    when_imported(name, lambda _module: None)
+
+
+def _is_loading(module: Any) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
 def _run(actions: list[Action], name: str, module: Any) -> None:

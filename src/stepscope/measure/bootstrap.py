@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepscope.measure import processes
-from stepscope.measure.after_import import when_imported
+from stepscope.measure import processes, start_up  # noqa: F401  (notes when it is loaded)
+from stepscope.measure.after_import import expect, when_imported
 from stepscope.measure.never_raise import never_raise
 from stepscope.measure.settings import Settings
 
@@ -19,6 +19,7 @@ def arm() -> None:
     if settings is not None:
         processes.record(settings.folder, processes.STARTED)
         when_imported("torch", lambda _module: _begin(settings))
+        expect("safetensors.torch")  # it imports torch
 
 
 def _begin(settings: Settings) -> None:
@@ -29,5 +30,5 @@ def _begin(settings: Settings) -> None:
     from stepscope.measure.hooks import install
     from stepscope.measure.session import Session
 
-    _session = Session(settings)
+    _session = Session(settings, from_outside=True)
     install(_session)

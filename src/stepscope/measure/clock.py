@@ -31,6 +31,8 @@ from stepscope.measure.never_raise import never_raise, note
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+RUN = "run"  # the label of rounds outside windows
+FIRST_MEETING = 100  # the step; each later one comes after ten times as many steps
 ROUNDS = 50
 TIMEOUT_S = 5.0
 MOST_RANKS = 512  # rank 0 holds a descriptor for each; the script needs its own
@@ -41,6 +43,22 @@ _HELLO = struct.Struct(">16sI")
 _HERE, _GO = b"h", b"g"
 # A key in the store is never used twice, even by several sessions in this process.
 _uses: Counter[tuple[str, int | None]] = Counter()
+
+
+def next_meeting(step: int) -> int:
+    """The first step, from this one on, at which ranks on several hosts compare their clocks."""
+    if not _on_several_hosts():
+        return sys.maxsize
+    meeting = FIRST_MEETING
+    while meeting < step:
+        meeting *= 10
+    return meeting
+
+
+def _on_several_hosts() -> bool:
+    """Ranks of one host share its clock. A launcher that does not say may have several."""
+    local, world = (os.environ.get(name, "") for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    return local != world or not local
 
 
 class _Missed(Exception):  # noqa: N818 - an outcome, not an error

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.measure.never_raise import note
+from stepscope.records.packed_steps import TAIL
 from stepscope.records.process_identity import is_alive
 from stepscope.records.unwritten import TRACE as TRACE
 from stepscope.records.unwritten import writing
@@ -18,7 +19,7 @@ from stepscope.records.unwritten import writing
 RUN = "run.json"
 RANK = "rank.json"
 PROCESSES = "processes.jsonl"
-STEPS = "steps.jsonl"
+STEPS = TAIL
 MEMORY = "memory.json"
 COMMS = "comms.jsonl"
 CLOCK = "clock.json"

@@ -13,6 +13,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.after_import import when_imported
+from stepscope.measure.batch_elements import count_elements
 from stepscope.measure.dynamo import (
     is_tracing,
     know_as_unpatched,
@@ -21,7 +22,8 @@ from stepscope.measure.dynamo import (
     untraced,
 )
 from stepscope.measure.never_raise import never_raise
-from stepscope.measure.steps import ENTER, LEAVE
+from stepscope.measure.rare_phases import watch_rare_phases
+from stepscope.measure.step_notes import ENTER, EXHAUSTED, FETCH, FETCHED, LEAVE, NO_BATCH
 
 if TYPE_CHECKING:
     from stepscope.measure.session import Session
@@ -40,6 +42,7 @@ def install(session: Session) -> None:
     _watch_grad_scaler(session)
     _watch_process_groups(session)
     _watch_profilers(session)
+    watch_rare_phases(session)
     if session.settings.step_on == "forward" or session.settings.nvtx:
         _watch_modules(session)
 
@@ -111,35 +114,77 @@ def _creates_graph(args: tuple[Any, ...]) -> bool:
 
 
 def _watch_data_loader(session: Session) -> None:
-    ends_steps = session.settings.step_on == "dataloader"
-    notes = session.notes
-
     def attach(module: Any) -> None:
-        from torch.compiler import is_compiling
-
-        owner = module._BaseDataLoaderIter
-        original = owner.__next__
-
-        @surrounds
-        @functools.wraps(original)
-        def following(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or get_ident() != session.thread:
-                return original(*args, **kwargs)
-            if ends_steps:
-                session.boundary()
-            notes.append((ENTER, perf_counter_ns(), "data"))
-            if session.phases_wanted:
-                session.phase_changes("data", entering=True)
-            try:
-                return original(*args, **kwargs)
-            finally:
-                notes.append((LEAVE, perf_counter_ns(), "data"))
-                if session.phases_wanted:
-                    session.phase_changes("data", entering=False)
-
-        owner.__next__ = following
+        _watch_fetches(session, module._BaseDataLoaderIter)
+        _watch_iterators(session, module.DataLoader)
 
     when_imported("torch.utils.data.dataloader", attach)
+
+
+def _watch_fetches(session: Session, owner: Any) -> None:
+    """A loader and its iterators are known by their sampler, which they share."""
+    from torch import is_grad_enabled
+    from torch.compiler import is_compiling
+
+    ends_steps = session.settings.step_on == "dataloader"
+    notes, start_up = session.notes, session.start_up
+    original = owner.__next__
+
+    @surrounds
+    @functools.wraps(original)
+    def following(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or get_ident() != session.thread:
+            return original(self, *args, **kwargs)
+        if ends_steps:
+            session.boundary()
+        loader = id(getattr(self, "_index_sampler", None))
+        notes.append((FETCH, perf_counter_ns(), (loader, False, is_grad_enabled())))
+        if session.phases_wanted:
+            session.phase_changes("data", entering=True)
+        elements = NO_BATCH
+        try:
+            batch = original(self, *args, **kwargs)
+            elements = count_elements(batch)
+            return batch
+        except StopIteration:
+            elements = EXHAUSTED
+            raise
+        finally:
+            notes.append((FETCHED, perf_counter_ns(), elements))
+            if session.phases_wanted:
+                session.phase_changes("data", entering=False)
+            if start_up.waits:
+                start_up.batch_arrived()
+
+    owner.__next__ = following
+
+
+def _watch_iterators(session: Session, owner: Any) -> None:
+    """Creating an iterator starts the workers: the first batch waits for that."""
+    from torch import is_grad_enabled
+    from torch.compiler import is_compiling
+
+    ends_steps = session.settings.step_on == "dataloader"
+    notes, start_up = session.notes, session.start_up
+    original = owner.__iter__
+
+    @surrounds
+    @functools.wraps(original)
+    def iterate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or get_ident() != session.thread:
+            return original(self, *args, **kwargs)
+        if start_up.asks:
+            start_up.batch_asked_for()
+        if ends_steps:
+            session.boundary()
+        loader = id(getattr(self, "_index_sampler", None))
+        notes.append((FETCH, perf_counter_ns(), (loader, True, is_grad_enabled())))
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            notes.append((FETCHED, perf_counter_ns(), NO_BATCH))
+
+    owner.__iter__ = iterate
 
 
 def _watch_grad_scaler(session: Session) -> None:
@@ -227,17 +272,35 @@ def _watch_profilers(session: Session) -> None:
 
 def _watch_process_groups(session: Session) -> None:
     def attach(module: Any) -> None:
-        original = module.destroy_process_group
+        destroys, initialises = module.destroy_process_group, module.init_process_group
 
         @surrounds
-        @functools.wraps(original)
+        @functools.wraps(destroys)
         def destroy(*args: Any, **kwargs: Any) -> Any:
             session.group_ends()
-            return original(*args, **kwargs)
+            return destroys(*args, **kwargs)
 
-        module.destroy_process_group = destroy
-        package = sys.modules.get("torch.distributed")
-        if package is not None and getattr(package, "destroy_process_group", None) is original:
-            package.destroy_process_group = destroy  # type: ignore[attr-defined]
+        @surrounds
+        @functools.wraps(initialises)
+        def initialise(*args: Any, **kwargs: Any) -> Any:
+            began = perf_counter_ns()
+            try:
+                return initialises(*args, **kwargs)
+            finally:
+                session.start_up.group_took(perf_counter_ns() - began)
+
+        _replace_everywhere(destroys, destroy)
+        _replace_everywhere(initialises, initialise)
 
     when_imported("torch.distributed.distributed_c10d", attach)
+
+
+def _replace_everywhere(original: Any, replacement: Any) -> None:
+    """In all of torch.distributed's modules that hold the function by its name."""
+    name = original.__name__
+    for path, module in list(sys.modules.items()):
+        if (
+            path.startswith("torch.distributed")
+            and getattr(module, "__dict__", {}).get(name) is original
+        ):
+            setattr(module, name, replacement)

@@ -5,13 +5,17 @@ A script's own profiler comes first: no window opens next to it, and an open one
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from stepscope.measure.kept_windows import KeptWindows
 from stepscope.measure.never_raise import note
+from stepscope.measure.schedule import regular_distance
 from stepscope.measure.window import Window
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from stepscope.measure.schedule import PlannedWindow
@@ -28,6 +32,8 @@ class ProfilerWindows:
         self.ever_started = False
         self._settings = settings
         self._saved: list[Window] = []
+        self._longest = 1  # active steps of a saved window
+        self._kept: KeptWindows | None = None
         self._script_profilers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def open(self, planned: PlannedWindow, folder: Path, *, one_thread_trains: bool) -> bool:
@@ -38,7 +44,8 @@ class ProfilerWindows:
         if problem:
             note("window", problem)
             return False
-        window = Window(self._settings, planned, folder, after=self._saved[-1:])
+        then = self._after_saving(planned, folder)
+        window = Window(self._settings, planned, folder, after=self._saved[-1:], then=then)
         self.ever_started = True
         self.running = window
         try:
@@ -63,9 +70,25 @@ class ProfilerWindows:
         """Save its trace, or keep it running while its last collectives are under way."""
         self.running = None
         if window.finish():
-            self._saved.append(window)
+            self._keep(window)
         else:
             self.running = window
+
+    def _keep(self, window: Window) -> None:
+        """Until its file is written; a long run has many windows."""
+        window.let_go()
+        self._longest = max(self._longest, window.planned.active)
+        self._saved = [*filter(lambda saved: saved.file.is_busy, self._saved), window]
+
+    def _after_saving(self, planned: PlannedWindow, folder: Path) -> Callable[[], object]:
+        if not planned.regular:
+            return lambda: None
+        self._kept = self._kept or KeptWindows(folder, regular_distance(self._settings))
+        return functools.partial(self._kept.saved, planned)
+
+    def content(self) -> dict[str, Any] | None:
+        """Of the windows of `--every`, for rank.json; None without them."""
+        return self._kept.content() if self._kept is not None else None
 
     def step_begins(self, step: int) -> bool:
         """Whether the open window records this step."""
@@ -107,9 +130,8 @@ class ProfilerWindows:
         recorded = steps - window.planned.first_active
         if not window.over:
             note("window", f"the script ended inside the window, after step {steps - 1}")
-        better = max((saved.planned.active for saved in self._saved), default=1)
-        if recorded < better and not window.over:
+        if recorded < self._longest and not window.over:
             window.abandon()
         else:
             window.stop()
-            self._saved.append(window)
+            self._keep(window)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from stepscope.measure import folder as layout
 from stepscope.measure.clock import ClockSync
 from stepscope.measure.never_raise import never_raise
-from stepscope.measure.sampler import Sampler
 from stepscope.measure.steps import DeviceClock
 from stepscope.measure.writer import LineWriter, append_lines, started_thread
 
@@ -16,17 +15,19 @@ if TYPE_CHECKING:
     import threading
     from pathlib import Path
 
+    from stepscope.measure.sampler import Sampler
+
 
 class RankParts:
     """One rank's open files, its clock rounds and its sampler."""
 
-    def __init__(self, folder: Path, steps: LineWriter, thread: int, sample_hz: float) -> None:
+    def __init__(self, folder: Path, steps: LineWriter, sampler: Sampler | None) -> None:
         self.folder = folder
         self._steps = steps
         self.device = DeviceClock.here()
         self._writing: list[threading.Thread] = []
         self._clocks = ClockSync()
-        self._sampler = Sampler(thread, sample_hz) if sample_hz > 0 else None
+        self._sampler = sampler
 
     @never_raise
     def synchronise(self, label: str, step: int) -> None:
@@ -34,19 +35,19 @@ class RankParts:
             layout.try_write_json(self.folder / layout.CLOCK, self._clocks.content())
 
     @never_raise
-    def collectives(self, lines: list[dict[str, Any]]) -> None:
+    def collectives(self, lines: list[dict[str, Any]], name: str = layout.COMMS) -> None:
         """They come once per window: a short thread writes them, not one that keeps waking."""
         if lines:
-            thread = started_thread(lambda: self._write_collectives(lines), "stepscope-comms")
+            thread = started_thread(lambda: self._write_collectives(lines, name), "stepscope-comms")
             if thread is None:
-                self._write_collectives(lines)
+                self._write_collectives(lines, name)
             else:
-                self._writing.append(thread)
+                self._writing = [*filter(lambda writing: writing.is_alive(), self._writing), thread]
 
     @never_raise
-    def _write_collectives(self, lines: list[dict[str, Any]]) -> None:
+    def _write_collectives(self, lines: list[dict[str, Any]], name: str) -> None:
         try:
-            append_lines(self.folder / layout.COMMS, map(json.dumps, lines))
+            append_lines(self.folder / name, map(json.dumps, lines))
         except OSError as error:
             layout.note_unwritten(layout.COMMS, error)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from array import array
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from stepscope.measure.never_raise import note
 from stepscope.measure.writer import started_thread
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import CodeType
 
 BUDGET = 0.001
@@ -25,6 +27,7 @@ BUDGET = 0.001
 DISTURBANCE_S = 30e-6
 DEEPEST = 96
 MOST_STACKS = 5000
+MOST_SAMPLES = 200_000  # that keep the number of their step
 
 # For every frame, innermost first: the identity of its code and the instruction. Files, lines and
 # names are looked up once, at the end: hashing a code object hashes everything in it.
@@ -32,13 +35,46 @@ Stack = tuple[int, ...]
 Frame = tuple[str, int, str]  # file, line, function
 
 
+class SampledSteps:
+    """The step and the stack of each sample. When there are too many, every second one goes, so
+    that those left are spread evenly over the run."""
+
+    def __init__(self) -> None:
+        self._steps = array("q")
+        self._stacks = array("q")
+        self._seen = 0
+        self._every = 1
+
+    def add(self, step: int, stack: int) -> None:
+        self._seen += 1
+        if self._seen % self._every:
+            return
+        self._steps.append(step)
+        self._stacks.append(stack)
+        if len(self._steps) >= MOST_SAMPLES:
+            self._every *= 2
+            self._steps, self._stacks = self._steps[1::2], self._stacks[1::2]
+
+    def content(self, places: list[int]) -> dict[str, Any]:
+        """`places` says where each stack is in the list of stacks."""
+        return {
+            "every": self._every,
+            "number": self._steps.tolist(),
+            "stack": [places[stack] for stack in self._stacks],
+        }
+
+
 class Sampler:
     """Counts stacks until stopped; paused while the profiler runs."""
 
-    def __init__(self, thread: int, hz: float) -> None:
+    def __init__(self, thread: int, hz: float, step: Callable[[], int] = lambda: 0) -> None:
+        """`step` says which step runs now."""
         self._thread_id = thread
         self._interval = 1.0 / hz
-        self._counts: dict[Stack, int] = {}
+        self._step = step
+        self._numbers: dict[Stack, int] = {}
+        self._counts: list[int] = []  # by the stack's number
+        self._sampled_steps = SampledSteps()
         self._codes: dict[int, CodeType] = {}  # kept alive, so that identities stay unique
         self._awake = threading.Event()
         self._awake.set()
@@ -62,9 +98,12 @@ class Sampler:
         self._awake.set()
         if self._thread is not None:
             self._thread.join(timeout=2)
+        frames = [self._frames(stack) for stack in list(self._numbers)]
         stacks: Counter[tuple[Frame, ...]] = Counter()
-        for stack, count in list(self._counts.items()):
-            stacks[self._frames(stack)] += count
+        for stack, count in zip(frames, self._counts, strict=True):
+            stacks[stack] += count
+        ordered = stacks.most_common()
+        places = {stack: place for place, (stack, _) in enumerate(ordered)}
         return {
             "schema": 1,
             "samples": self.samples,
@@ -72,9 +111,10 @@ class Sampler:
             "watched_s": self._watched_s,
             "cost_s": self._cost_s,
             "stacks": [
-                {"count": count, "frames": [list(frame) for frame in frames]}
-                for frames, count in stacks.most_common()
+                {"count": count, "frames": [list(frame) for frame in stack]}
+                for stack, count in ordered
             ],
+            "steps": self._sampled_steps.content([places[stack] for stack in frames]),
         }
 
     def _run(self) -> None:
@@ -115,11 +155,20 @@ class Sampler:
         if not places:
             return
         self.samples += 1
-        stack = tuple(places)
-        if stack in self._counts or len(self._counts) < MOST_STACKS:
-            self._counts[stack] = self._counts.get(stack, 0) + 1
-        else:
+        number = self._number(tuple(places))
+        if number is None:
             self.missed += 1
+        else:
+            self._counts[number] += 1
+            self._sampled_steps.add(self._step(), number)
+
+    def _number(self, stack: Stack) -> int | None:
+        """None for a new stack when there are too many."""
+        number = self._numbers.get(stack)
+        if number is None and len(self._numbers) < MOST_STACKS:
+            number = self._numbers[stack] = len(self._counts)
+            self._counts.append(0)
+        return number
 
     def _frames(self, stack: Stack) -> tuple[Frame, ...]:
         """Outermost first, without our own frames."""

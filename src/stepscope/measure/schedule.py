@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from stepscope.measure.folder import TRACE
+from stepscope.measure.folder import COMMS, TRACE
 
 if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
@@ -22,6 +22,8 @@ class PlannedWindow:
     warmup: int
     active: int
     file: str = TRACE  # a later window with the same file replaces it
+    regular: bool = False  # one of `--every`
+    alone: bool = False  # on this rank only
 
     @property
     def first_active(self) -> int:
@@ -31,6 +33,11 @@ class PlannedWindow:
     def last(self) -> int:
         return self.first_active + self.active - 1
 
+    @property
+    def comms_file(self) -> str:
+        """Regular windows have one of their own, which goes with the trace."""
+        return f"comms-step-{self.first_active}.jsonl" if self.regular else COMMS
+
 
 # A script may end or be killed after a few steps, so short windows come first; each later window
 # replaces the trace. The first step is left out: it sets things up.
@@ -38,12 +45,16 @@ _EARLY = (PlannedWindow(first=1, warmup=1, active=1), PlannedWindow(first=6, war
 _EARLY_MEMORY = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Schedule:
-    """The windows in order, and the steps that measure memory."""
+    """The windows in order, and the steps that measure memory. Windows of `--every` follow, without
+    end; `extra` is one that was asked for on the way."""
 
     windows: tuple[PlannedWindow, ...]
     memory_steps: tuple[int, ...] = ()
+    every: int = 0  # 0: no regular windows
+    regular: PlannedWindow | None = None  # the first one
+    extra: PlannedWindow | None = None
 
     @classmethod
     def plan(cls, settings: Settings) -> Schedule:
@@ -63,24 +74,60 @@ class Schedule:
         ]
         # One plain step between the last window and the memory step.
         memory = (*([_EARLY_MEMORY] if adaptive else []), asked[-1].last + 2)
+        every = regular_distance(settings)
         return cls(
             windows=(*(_EARLY if adaptive else ()), *asked),
             memory_steps=memory if settings.memory else (),
+            every=every,
+            regular=_regular(settings, -(-(memory[-1] + 2) // every) * every) if every else None,
         )
 
     def opens(self, step: int) -> PlannedWindow | None:
         """The window whose first step this is."""
-        return next((window for window in self.windows if window.first == step), None)
+        return next((window for window in self._around(step) if window.first == step), None)
 
-    def closes(self, step: int) -> bool:
-        """Whether the previous step was a window's last."""
-        return any(window.last + 1 == step for window in self.windows)
+    def closes(self, step: int) -> PlannedWindow | None:
+        """The window whose last step was the previous one."""
+        return next((window for window in self._around(step) if window.last + 1 == step), None)
 
     def measures_memory(self, step: int) -> bool:
         return step in self.memory_steps
 
     def next_due(self, step: int) -> int:
         """The first step, from this one on, that something has to happen before."""
-        edges = [edge for window in self.windows for edge in (window.first, window.last + 1)]
+        windows = self._around(step)
+        edges = [edge for window in windows for edge in (window.first, window.last + 1)]
         due = (place for place in (*edges, *self.memory_steps) if place >= step)
         return min(due, default=sys.maxsize)
+
+    def is_free(self, first: int, last: int) -> bool:
+        """Whether nothing else happens in these steps."""
+        past = max(window.last for window in self.windows)
+        return first > max(past, *self.memory_steps, 0) and self.next_due(first - 1) > last + 2
+
+    def _around(self, step: int) -> list[PlannedWindow]:
+        """All windows, but of the regular ones only those next to this step."""
+        windows = [*self.windows, *filter(None, [self.extra])]
+        if self.regular is not None:
+            past = max(0, step - self.regular.first) // self.every
+            windows += [_shifted(self.regular, (past + more) * self.every) for more in (0, 1)]
+        return windows
+
+
+def regular_distance(settings: Settings) -> int:
+    """Steps from one window of `--every` to the next; 0 without them. Plain steps lie between."""
+    least = settings.warmup + settings.active + 2
+    return max(settings.every, least) if settings.every > 0 else 0
+
+
+def _regular(settings: Settings, first: int) -> PlannedWindow:
+    window = PlannedWindow(
+        first=first, warmup=settings.warmup, active=settings.active, regular=True
+    )
+    return _shifted(window, 0)
+
+
+def _shifted(window: PlannedWindow, steps: int) -> PlannedWindow:
+    first_active = window.first_active + steps
+    file = TRACE.replace(".", f"-step-{first_active}.", 1)
+    return replace(window, first=window.first + steps, file=file)

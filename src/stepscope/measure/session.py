@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
 from stepscope.measure import processes
+from stepscope.measure.clock import RUN, next_meeting
+from stepscope.measure.collective_log import CollectiveLog
 from stepscope.measure.comms import Comms
 from stepscope.measure.dynamo import surrounds
 from stepscope.measure.forked import end_without_destructors
@@ -31,20 +33,25 @@ from stepscope.measure.optimizers import (
     trained_parameters,
     with_closure,
 )
+from stepscope.measure.packed_steps import StepPacking
 from stepscope.measure.passes import Passes
 from stepscope.measure.profiler_windows import OTHER_THREADS, ProfilerWindows
 from stepscope.measure.ranges import Ranges
 from stepscope.measure.rank_file import RankFile
 from stepscope.measure.rank_parts import RankParts
 from stepscope.measure.ranks import rank_and_world
+from stepscope.measure.sampler import Sampler
 from stepscope.measure.schedule import PlannedWindow, Schedule
-from stepscope.measure.steps import AGAIN, ENDED, ENTER, LEAVE, PERHAPS, Anchor, StepLines
+from stepscope.measure.start_up import StartUp
+from stepscope.measure.step_meter import StepMeter
+from stepscope.measure.step_notes import AGAIN, ENDED, ENTER, LEAVE, PERHAPS
+from stepscope.measure.steps import Anchor, StepLines
 from stepscope.measure.window import CLOSURE
 from stepscope.measure.writer import LineWriter
 
 if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
-    from stepscope.measure.steps import Note
+    from stepscope.measure.step_notes import Note
 
 # Kept in memory until they can be written: before the first step ends, or on a disk that hangs.
 MOST_NOTES = 1 << 16
@@ -53,11 +60,13 @@ MOST_NOTES = 1 << 16
 class Session:
     """Called by hooks at every boundary; costs tens of microseconds a step outside the window."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, from_outside: bool = False) -> None:
         self.settings = settings
+        self.start_up = StartUp(from_outside=from_outside)
         self.number = 0  # of the running step
         self._schedule = Schedule.plan(settings)
-        self._began_ns = perf_counter_ns()
+        self._lines = StepLines(self.start_up.began_ns)
+        self._meter: StepMeter | None = None
         self.notes: deque[Note] = deque(maxlen=MOST_NOTES)
         self._comms = Comms()
         self._load = HostLoadMeter()
@@ -66,6 +75,7 @@ class Session:
         self._alone = True  # no other thread trains
         self._pid = os.getpid()
         self._parts: RankParts | None = None
+        self._collectives: CollectiveLog | None = None  # without other ranks there are none
         self._rank_file: RankFile | None = None
         self._windows = ProfilerWindows(settings)
         self._memory: MemoryStep | None = None
@@ -113,6 +123,7 @@ class Session:
             return False
         if not self.number and not self.in_backward:
             self.thread = get_ident()
+            self.start_up.backward_begins()
         return get_ident() == self.thread
 
     def pass_begins(self, roots: Any = ()) -> bool:
@@ -282,7 +293,8 @@ class Session:
         events = parts.device.mark() if parts.device is not None else None
         usual = not (self._cut or skipped or last) and self._memory is None
         marks = () if usual else self._marks(skipped=skipped, last=last)
-        self.notes.append((ENDED, now, (number, time.time_ns(), window, events, marks, two)))
+        said = self._meter.read(now) if self._meter is not None else None
+        self.notes.append((ENDED, now, (number, time.time_ns(), window, events, marks, two, said)))
         self.number = number + 1
         self._passed = self._cut = False
         if number + 1 >= self._due or window or marks:
@@ -302,22 +314,39 @@ class Session:
 
     def _act(self, parts: RankParts) -> None:
         """The time this takes lies between two steps and belongs to neither."""
-        self._due = self._schedule.next_due(self.number + 1)
         self._load.pause(self.number, self._optimizers.known)
         self._end_memory_step(parts)
+        self._look_at_others(parts)
+        self._due = self._next_due()
         self._begin(parts)
         self._load.resume(self.number, plain=self._is_plain())
-        self.notes.append((AGAIN, perf_counter_ns(), None))
+        now = perf_counter_ns()
+        self.notes.append((AGAIN, now, None))
+        if self._meter is not None:
+            self._meter.restart(now)
         if parts.device is not None:
             parts.device.restart()
+
+    def _next_due(self) -> int:
+        due = self._schedule.next_due(self.number + 1)
+        if self._collectives is None:
+            return due
+        return min(due, self._collectives.due, next_meeting(self.number + 1))
+
+    def _look_at_others(self, parts: RankParts) -> None:
+        if self._collectives is not None:
+            disturbed = self._windows.running is not None
+            self._collectives.step_begins(self.number, disturbed=disturbed)
+            if next_meeting(self.number) == self.number:
+                parts.synchronise(RUN, self.number)
 
     def _begin(self, parts: RankParts) -> None:
         step = self.number
         planned = self._schedule.opens(step)
         if planned is not None:
             self._open_window(parts, planned)
-        elif self._schedule.closes(step):
-            self._close_window(parts)
+        elif (closes := self._schedule.closes(step)) is not None:
+            self._close_window(parts, closes)
         elif self._schedule.measures_memory(step):
             self._begin_memory_step()
         elif self._windows.step_begins(step):
@@ -332,17 +361,21 @@ class Session:
 
     def _open_window(self, parts: RankParts, planned: PlannedWindow) -> None:
         parts.sampler_pauses()
-        parts.synchronise("start", self.number)  # on every rank, even if no window opens
+        if not planned.alone:
+            parts.synchronise("start", self.number)  # on every rank, even if no window opens
         if self._windows.open(planned, parts.folder, one_thread_trains=self._alone):
             self._comms.window_begins(self.number)
 
-    def _close_window(self, parts: RankParts) -> None:
+    def _close_window(self, parts: RankParts, planned: PlannedWindow) -> None:
         window = self._windows.running
         if window is not None:
             self._windows.finish(window)
-            parts.collectives(self._comms.window_ends(self.number - 1))
+            lines = self._comms.window_ends(self.number - 1)
+            if not planned.alone:
+                parts.collectives(lines, planned.comms_file)
         self._read_job_layout()
-        parts.synchronise("end", self.number)
+        if not planned.alone:
+            parts.synchronise("end", self.number)
         parts.sampler_resumes()
 
     def _end_memory_step(self, parts: RankParts) -> None:
@@ -362,10 +395,16 @@ class Session:
             self.thread = 0
             note("run folder", layout.why_refused(error))
             return None
-        lines = StepLines(self._began_ns)
-        steps = LineWriter(folder / layout.STEPS, self.notes, lines)
-        self._parts = RankParts(folder, steps, self.thread, self.settings.sample_hz)
+        tail = folder / layout.STEPS
+        steps = LineWriter(tail, self.notes, self._lines, StepPacking(tail))
+        self._meter = StepMeter()
+        hz = self.settings.sample_hz
+        sampler = Sampler(self.thread, hz, lambda: self.number) if hz > 0 else None
+        self._parts = RankParts(folder, steps, sampler)
         self._rank_file = RankFile(folder, rank, world_size)
+        if world_size > 1:
+            self._collectives = CollectiveLog(folder)
+            self._due = min(self._due, self._next_due())
         self._read_job_layout()
         self._load.resume(self.number + 1, plain=True)
         self._describe("running")
@@ -385,6 +424,10 @@ class Session:
             "steps": self.number,
             "steps_end_with": self._steps_end_with(),
             "skipped": self._skipped,
+            "windows": self._windows.content(),
+            "start_up": self.start_up.content(),
+            "counters": self._meter.content() if self._meter is not None else None,
+            "after_last_step": self._lines.after_last_step() if status == "finished" else None,
         }
         surroundings = {"communication": self._job, "host_load": self._load.content()}
         self._rank_file.write(status, progress, surroundings)
@@ -409,6 +452,8 @@ class Session:
         if self._parts is not None:
             # Before the window: its stop may wait, and a launcher may not.
             self._parts.close()
+        if self._collectives is not None:
+            self._collectives.close(self.number)
         self._windows.close(self.number)
         self._describe("finished")
 

@@ -20,6 +20,8 @@ class Settings:
     warmup: int = 2
     active: int = 3
     repeat: int = 1
+    every: int = 0  # a window every so many steps, through the whole run; 0: none
+    on_stall: bool = False  # a window around a stall that comes again
     shapes: bool = True
     stacks: bool = False
     modules: bool = False

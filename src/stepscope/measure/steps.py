@@ -1,12 +1,6 @@
-"""Every step's times, measured without the profiler: wall, device, and phases.
+"""Every step's times, measured without the profiler: wall, device, phases, and what else is noted.
 
-Each nanosecond of the training thread belongs to one phase: data (inside the data loader), backward
-(inside autograd), optimizer (inside optimizer steps), forward (from a batch's arrival to the start
-of backward), other (the rest). They add up to the step.
-
-The training thread only notes events with their times; the writer's thread attributes the time,
-many steps at once. Between two notes the training evicts the processor's caches, so a line of
-Python costs several times as much there as in a loop of its own.
+step_notes.py says what the training thread notes, step_clock.py which phase gets which nanosecond.
 """
 
 from __future__ import annotations
@@ -17,86 +11,22 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.never_raise import note
+from stepscope.measure.step_clock import COUNTS, PHASES, RARE_PHASES, StepClock
+from stepscope.measure.step_meter import Readings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
-PHASES = ("data", "forward", "backward", "optimizer", "other")
-ENTER, LEAVE, ENDED, AGAIN, PERHAPS = range(5)
+    from stepscope.measure.step_notes import Ended, Note
+
 _TEXT = (
     '"step": %d, "wall_ns": %d, '
     + "".join(f'"{phase}_ns": %d, ' for phase in PHASES)
     + '"end_unix_ns": %d, "window": %s'
 )
-
-# An event, its time by the performance counter, and its subject: a phase, or the step that ended.
-Note = tuple[int, int, Any]
-
-
-# What only the training thread knows about a step that ends: its number, the wall clock, whether
-# the profiler ran, the device's events around it, marks of what is unusual, and whether the first
-# PERHAPS since the previous step's end also ended a step.
-Ended = tuple[int, int, bool, Any, tuple[str, ...], bool]
-
-
-class StepClock:
-    """Attributes time to the innermost phase."""
-
-    def __init__(self, began_ns: int = 0) -> None:
-        self._began = self._since = began_ns
-        self._spent = dict.fromkeys(PHASES, 0)
-        self._stack = ["other"]
-        self._sees_data = False
-        self._perhaps: tuple[int, int, dict[str, int]] | None = None
-
-    def read(self, notes: Iterable[Note]) -> Iterator[tuple[Ended, int, dict[str, int]]]:
-        """Every step that ended, its wall time and its phases' times, which add up to it.
-
-        The end of a phase that never began (a hook added in the middle) changes nothing. AGAIN says
-        that the time since the last step's end was ours (a window opened), not the next step's.
-        """
-        stack = self._stack
-        for what, now, it in notes:
-            if what != AGAIN:
-                self._spent[stack[-1]] += now - self._since
-            self._since = now
-            if what == ENTER:
-                stack.append(it)
-            elif what == LEAVE:
-                if len(stack) > 1 and stack[-1] == it:
-                    stack.pop()
-                if len(stack) == 1:
-                    stack[0] = self._after(it)
-            elif what == PERHAPS:
-                self._perhaps = self._perhaps or (it, now - self._began, dict(self._spent))
-            else:
-                wall, spent = now - self._began, self._spent
-                self._began = now
-                self._spent = dict.fromkeys(PHASES, 0)
-                if what == ENDED:
-                    yield from self._split(it, wall, spent)
-                self._perhaps = None
-
-    def _split(
-        self, ended: Ended, wall: int, spent: dict[str, int]
-    ) -> Iterator[tuple[Ended, int, dict[str, int]]]:
-        """One step, or two when the first was not recognised as one at its end."""
-        number, _, window, _, _, two = ended
-        if two and self._perhaps is not None:
-            unix_ns, until, before = self._perhaps
-            yield (number - 1, unix_ns, window, None, (), False), until, before
-            wall -= until
-            spent = {phase: spent[phase] - before[phase] for phase in PHASES}
-        yield ended, wall, spent
-
-    def _after(self, phase: str) -> str:
-        """The phase that follows this one: forward after a batch, "other" after the rest.
-
-        In a script without a data loader everything outside backward and the optimizer counts as
-        forward.
-        """
-        self._sees_data |= phase == "data"
-        return "forward" if phase == "data" or not self._sees_data else "other"
+# Written only when they are not zero, to keep lines short.
+_RARE = tuple((phase, f', "{phase}_ns": %d') for phase in (*RARE_PHASES, "epoch_gap"))
+_RARE += tuple((name, f', "{name}": %d') for name in COUNTS if name != "epoch_gap")
 
 
 class StepLines:
@@ -104,13 +34,20 @@ class StepLines:
 
     def __init__(self, began_ns: int) -> None:
         self._clock = StepClock(began_ns)
+        self._readings = Readings()
         self._waiting: deque[tuple[str, Any]] = deque()  # for the device
 
     def __call__(self, rows: Iterable[Note], *, last: bool = False) -> list[str]:
         """Lines that are complete, in the order of their steps; `last`: nothing will follow."""
         for step, wall_ns, spent in self._clock.read(rows):
-            self._waiting.append((_text(step, wall_ns, spent), step[3]))
+            changes = self._readings.changes(step[6])
+            self._waiting.append((_text(step, wall_ns, spent, changes), step[3]))
         return self._complete(last=last)
+
+    def after_last_step(self) -> dict[str, int]:
+        """Time since the last step ended, by phase."""
+        spent = self._clock.unfinished
+        return {f"{phase}_ns": spent[phase] for phase in (*PHASES, *RARE_PHASES) if spent[phase]}
 
     def _complete(self, *, last: bool) -> list[str]:
         lines = []
@@ -124,12 +61,15 @@ class StepLines:
         return lines
 
 
-def _text(step: Ended, wall_ns: int, spent: dict[str, int]) -> str:
+def _text(step: Ended, wall_ns: int, spent: dict[str, int], changes: dict[str, int]) -> str:
     """A JSON object without its braces: formatting costs a third of what json.dumps does."""
-    number, unix_ns, window, _, marks, _ = step
+    number, unix_ns, window, _, marks, _, _ = step
     profiled = "true" if window else "false"
-    text = _TEXT % (number, wall_ns, *spent.values(), unix_ns, profiled)
-    return text + "".join([f', "{mark}": true' for mark in marks]) if marks else text
+    parts = [_TEXT % (number, wall_ns, *map(spent.__getitem__, PHASES), unix_ns, profiled)]
+    parts += [text % spent[name] for name, text in _RARE if spent[name]]
+    parts += [f', "{name}": {value}' for name, value in changes.items()]
+    parts += [f', "{mark}": true' for mark in marks]
+    return "".join(parts)
 
 
 def _device(events: Any) -> str | None:

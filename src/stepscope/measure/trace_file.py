@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.measure import folder as layout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 _TAIL_BYTES = 64
@@ -20,12 +20,21 @@ _TAIL_BYTES = 64
 class TraceFile:
     """One file; a thread compresses it if one can be started."""
 
-    def __init__(self, path: Path, mark: int, *, after: Sequence[TraceFile]) -> None:
-        """`mark` distinguishes the windows of a process; `after` are those it may replace."""
+    def __init__(
+        self,
+        path: Path,
+        mark: int,
+        *,
+        after: Sequence[TraceFile],
+        then: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`mark` distinguishes the windows of a process; `after` are those it may replace; `then`
+        is called when the file has its name."""
         self._path = path
         self._text = layout.temporary(path.with_name(f"{path.name}-{mark}"))
         self._packed = layout.temporary(path.with_name(f"{path.name}-{mark}.gz"))
         self._after = after
+        self._then = then
         self._packing: threading.Thread | None = None
 
     def save(self, profiler: Any) -> None:
@@ -47,6 +56,10 @@ class TraceFile:
     def close(self) -> None:
         if self._packing is not None:
             self._packing.join(timeout=60)
+
+    @property
+    def is_busy(self) -> bool:
+        return self._packing is not None and self._packing.is_alive()
 
     def _check(self) -> None:
         """The profiler does not report a full disk, but leaves the file cut off."""
@@ -70,9 +83,11 @@ class TraceFile:
             for earlier in self._after:
                 earlier.close()
             self._packed.replace(self._path)
+            self._then()
         except Exception as error:
             layout.note_unwritten(layout.TRACE, error)
         finally:
+            self._after = ()
             self._remove_unfinished()
 
     def _remove_unfinished(self) -> None:

@@ -12,6 +12,7 @@ from stepscope.measure.never_raise import never_raise
 from stepscope.measure.trace_file import TraceFile
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from stepscope.measure.schedule import PlannedWindow
@@ -48,9 +49,16 @@ class Window:
     """One window from its first warm-up step to its last active one."""
 
     def __init__(
-        self, settings: Settings, planned: PlannedWindow, folder: Path, *, after: list[Window]
+        self,
+        settings: Settings,
+        planned: PlannedWindow,
+        folder: Path,
+        *,
+        after: list[Window],
+        then: Callable[[], object] = lambda: None,
     ) -> None:
-        """`after` holds the previous window, whose file this one may replace."""
+        """`after` holds the previous window, whose file this one may replace; `then` is called when
+        the trace is on disk."""
         import torch
         from torch.profiler import ProfilerAction
 
@@ -58,7 +66,10 @@ class Window:
         self.planned = planned
         self.last = planned.last
         self.file: TraceFile = TraceFile(
-            folder / planned.file, planned.first, after=[earlier.file for earlier in after]
+            folder / planned.file,
+            planned.first,
+            after=[earlier.file for earlier in after],
+            then=then,
         )
 
         def action(number: int) -> ProfilerAction:
@@ -151,6 +162,10 @@ class Window:
         if toggle is not None:
             toggle(False, self.profiler.activities)
             self._until_ns = time.time_ns()
+
+    def let_go(self) -> None:
+        """The trace is saved: the profiler's events take memory that the training may need."""
+        self.profiler = None
 
     def close(self) -> None:
         self.file.close()

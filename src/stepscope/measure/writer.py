@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from stepscope.measure.packed_steps import StepPacking
+
 FLUSH_S = 0.5
+PIECE_PAUSE_S = 0.002  # between two pieces of packing, for the training
 MOST_UNWRITTEN = 1 << 16  # lines
 
 
@@ -57,8 +60,15 @@ def started_thread(work: Callable[[], object], name: str) -> threading.Thread | 
 class LineWriter:
     """Empties a queue into one file from a daemon thread."""
 
-    def __init__(self, path: Path, queue: deque[Any], as_lines: AsLines) -> None:
+    def __init__(
+        self,
+        path: Path,
+        queue: deque[Any],
+        as_lines: AsLines,
+        packing: StepPacking | None = None,
+    ) -> None:
         self._path = path
+        self._packing = packing
         self._queue = queue
         self._as_lines = as_lines
         self._lock = threading.Lock()
@@ -73,11 +83,25 @@ class LineWriter:
         if self._thread is not None:
             self._thread.join(timeout=5)
         self._drain(last=True)
+        with self._lock:
+            if self._packing is not None:
+                self._packing.close()
 
     def _run(self) -> None:
         # At round times of the wall clock, so that all ranks of a job lose this time together.
         while not self._stop.wait(FLUSH_S - time.time() % FLUSH_S):
             self._drain()
+            self._pack()
+
+    def _pack(self) -> None:
+        """Until it is done, or lines wait to be written: that comes first."""
+        packing = self._packing
+        until = time.monotonic() + FLUSH_S
+        while packing is not None and packing.is_busy and time.monotonic() < until:
+            with self._lock:
+                packing.go_on()
+            if self._stop.wait(PIECE_PAUSE_S):
+                break
 
     def _drain(self, *, last: bool = False) -> None:
         with self._lock:
@@ -92,6 +116,8 @@ class LineWriter:
     def _write(self, *, last: bool) -> None:
         try:
             append_lines(self._path, self._unwritten, alone=True)
+            if self._packing is not None:
+                self._packing.wrote(len(self._unwritten))
         except OSError as error:
             if not last and len(self._unwritten) <= MOST_UNWRITTEN:
                 return

@@ -14,6 +14,7 @@ from stepscope.predict.by_text import by_text
 from stepscope.predict.kernels import FLOOR_NS, Family
 from stepscope.predict.outcome import Outcome, Refused
 from stepscope.predict.peaks import peak_at_batch
+from stepscope.predict.stalls import grow_stalls
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Flags, Floats
@@ -35,16 +36,29 @@ def grow_batch(context: StepContext, factor: float) -> Outcome:
     batch = round(context.batch * factor) if context.batch else None
     change = f"{context.batch} -> {batch}" if context.batch else f"x{factor:g}"
     return Outcome(
-        context=replace(context, graph=graph, batch=batch, grown=context.grown * factor),
+        context=replace(
+            context,
+            graph=graph,
+            batch=batch,
+            grown=context.grown * factor,
+            stalls=grow_stalls(context.stalls, factor),
+        ),
         assumptions=(
             f"batch {change}: {int(growing.sum()):,} of {len(tasks):,} tasks grow with it; the "
             "host's time and the optimizer stay",
             "a kernel grows only once it fills the device",
+            *_describe_data_stalls(context, factor),
         ),
         spread=SPREAD,
         samples=factor,
         peak=peak_at_batch(context, context.grown * factor),
     )
+
+
+def _describe_data_stalls(context: StepContext, factor: float) -> tuple[str, ...]:
+    if not context.stalls or not context.stalls.cost_ns.get("data"):
+        return ()
+    return (f"data stalls times {factor:g}: the loader takes that much longer for a batch",)
 
 
 def find_growing_tasks(context: StepContext) -> Flags:

@@ -50,9 +50,11 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     stage: ApplyStage
     apply: Apply
     takes_value: bool = True
+    value_is_optional: bool = False
     repeatable: bool = False  # may be given more than once
     usual: tuple[str, ...] = ()  # values worth trying on any step
     for_several_ranks: bool = False  # tried only on a job of several ranks
+    needs_every_step: bool = False  # tried only if all steps of the run are known
     saves_memory: tuple[str, ...] = ()  # values that save memory and cost time
     is_goal: bool = False  # nobody can make this change as such; a finding says how to get there
     keeps_peak: bool = False  # peak memory stays as it is

@@ -24,6 +24,7 @@ from stepscope.predict.norm_buffers import find_norm_buffers
 from stepscope.predict.outcome import Outcome, Refused, changed
 from stepscope.predict.peaks import peak_at_batch
 from stepscope.predict.slowest_worker import ENOUGH_STEPS, find_straggling, own_steps, slow_down
+from stepscope.predict.stalls import describe_workers_stalls, grow_stalls, share_stalls
 from stepscope.predict.traced_exchange import find_traced_exchange, split_waiting
 from stepscope.predict.transfers import find_transfer_times
 from stepscope.predict.worker_plan import Exchange, WorkerPlan
@@ -51,6 +52,7 @@ _MB = 1 << 20
 def replan(context: StepContext, **wanted: Any) -> Outcome:
     """The step under the plan so far and what is wanted now. Refuses what cannot be known."""
     bare = context.bare or context.graph
+    bare_stalls = context.bare_stalls or context.stalls
     first = context.plan is None
     traced = find_traced_exchange(context, bare)
     before = traced.ranks if traced else 1
@@ -83,8 +85,18 @@ def replan(context: StepContext, **wanted: Any) -> Outcome:
     )
     result = replace(result, summary=_describe_exchange(plan, result, traced))
     assumptions = _assumptions(context, plan, result, transfers, planned)
+    shared = grow_stalls(bare_stalls, planned.share)
+    assumptions += describe_workers_stalls(shared, plan.ranks, before)
+    after = replace(
+        context,
+        bare=bare,
+        bare_stalls=bare_stalls,
+        plan=plan,
+        exchange=result,
+        stalls=share_stalls(shared, plan.ranks, before),
+    )
     return Outcome(
-        context=changed(replace(context, bare=bare, plan=plan, exchange=result), graph),
+        context=changed(after, graph),
         assumptions=assumptions if first else (),
         spread=0.0,
         doubt=planned.doubt(graph, transfers, straggling) if first else 0.0,
@@ -255,7 +267,11 @@ def share_of_batch(context: StepContext, workers: int, factor: float) -> StepCon
     phase = graph.calls.phase
     scaled = ((phase == Phase.FORWARD) | (phase == Phase.BACKWARD)) & (graph.calls.row >= 0)
     shared = scale_calls(graph, scaled, _FIXED_SHARE + (1 - _FIXED_SHARE) * factor)
-    return replace(changed(context, shared), grown=context.grown * factor)
+    return replace(
+        changed(context, shared),
+        grown=context.grown * factor,
+        stalls=grow_stalls(context.stalls, factor),
+    )
 
 
 def share_doubt(whole_ns: float, share_ns: float, step: float, *, on_host: bool) -> float:

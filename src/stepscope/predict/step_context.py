@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stepscope.explain.work import Work
     from stepscope.predict.optimizer_rules import UpdateRule
     from stepscope.predict.parameters import Parameters
+    from stepscope.predict.stalls import StepStalls
     from stepscope.predict.worker_plan import Exchange, WorkerPlan
     from stepscope.records.efficiency import Ceilings
     from stepscope.records.explanation import Steps
@@ -67,14 +68,22 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     profiles: tuple[Profile, ...] = ()
     cpu: CpuUse | None = None  # of a step that computes on the CPU
     job: Job | None = None
-    steps_ns: tuple[int, ...] = ()  # measured, without the profiler if the run recorded that
+    # Measured, without the profiler if the run recorded that; no stalls if those are known.
+    steps_ns: tuple[int, ...] = ()
+    stalls: StepStalls | None = None  # next to this step; None if the run's steps are not known
     bare: StepGraph | None = None  # the step before an exchange was planned
+    bare_stalls: StepStalls | None = None
     plan: WorkerPlan | None = None
     exchange: Exchange | None = None  # as it was planned last
 
     @property
     def on_host(self) -> bool:
         return self.work.on_host
+
+    @property
+    def stalls_ns(self) -> float:
+        """What stalls add to an average step."""
+        return self.stalls.total_ns if self.stalls else 0.0
 
     @property
     def task_phase(self) -> NDArray[np.int8]:

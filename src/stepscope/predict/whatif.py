@@ -1,4 +1,8 @@
-"""A trace and some what-ifs -> a prediction with an interval."""
+"""A trace and some what-ifs -> a prediction with an interval.
+
+The step of record is the mean of the run's steady steps. What-ifs change the typical step, which
+the trace shows, scaled to the typical step of the run; the run's stalls come on top (stalls.py).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 from stepscope.errors import UsageError
@@ -15,9 +20,11 @@ from stepscope.explain.memory.model import find_batch
 from stepscope.explain.replay.build import describe
 from stepscope.explain.replay.overhead import as_recorded, correct
 from stepscope.explain.replay.schedule import step_ns
+from stepscope.explain.whole_run.stalls import find_stalled
 from stepscope.predict.optimizer_updates import find_rule
 from stepscope.predict.outcome import Refused, WrongValue
 from stepscope.predict.parameters import find_parameters
+from stepscope.predict.stalls import describe_stalls, find_stalls
 from stepscope.predict.step_context import StepContext
 from stepscope.predict.whatifs import find_whatif, in_order
 from stepscope.records.devices import find_device
@@ -29,19 +36,22 @@ if TYPE_CHECKING:
     from stepscope.explain.memory.model import StepCalls
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.explain.replay.overhead import Corrected
+    from stepscope.predict.outcome import Outcome
     from stepscope.records.job import Job
     from stepscope.records.memory import Memory
+    from stepscope.records.whole_run import RankRun
 
 # Of the logarithm of a change: twice the change has about twice the error.
 CHANGE_DOUBT = 0.08
 # A host busy for less than this share of the step is hidden; its time is known this much worse.
 _HIDDEN_HOST, _HIDDEN_DOUBT = 0.9, 0.1
 SMALLEST_DOUBT = 0.01  # no step is known better than this
+_MOST_STEPS = 10_000  # that show how much steps differ
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     context: StepContext
-    step_ns: float
+    step_ns: float  # of the typical step: stalls are in the context
     samples: float = 1.0
     variance: float = 0.0
     peak: PeakMemory | None = None
@@ -58,9 +68,10 @@ class Bench:
         self, analysis: RankAnalysis, *, memory: Memory | None = None, job: Job | None = None
     ) -> None:
         trace, work, steps = analysis.trace, analysis.work, analysis.steps
-        measured = analysis.inputs.measured
+        measured = analysis.measured
+        self.run = analysis.run if measured else None
         self.profiled_ns = step_ns(analysis.typical.graph)
-        corrected = _step_of_record(analysis)
+        corrected = _typical_step(analysis)
         graph = describe(trace, work, corrected.graph)
         self.corrected: Corrected = replace(corrected, graph=graph)
         device = find_device(trace.device_name or "")
@@ -80,7 +91,8 @@ class Bench:
             profiles=analysis.inputs.calibrations,
             cpu=analysis.compute_once(measure_cpu_use),
             job=job,
-            steps_ns=measured.steps_ns if measured else steps.cycles_ns,
+            steps_ns=_calm_steps(self.run, measured.steps_ns if measured else steps.cycles_ns),
+            stalls=find_stalls(self.run),
         )
         self.context = replace(context, rule=find_rule(context))
 
@@ -96,9 +108,15 @@ class Bench:
 
     @cached_property
     def lowest(self) -> float:
-        """The low end of the present step's interval, over the step."""
+        """The low end of the present typical step's interval, over the step."""
         base = self.corrected
-        return _interval(self.context, base, base.step_ns, 0.0)[0] / base.step_ns
+        typical = replace(self.context, stalls=None)
+        return _interval(typical, base, base.step_ns, 0.0)[0] / base.step_ns
+
+    @property
+    def mean_ns(self) -> float:
+        """The step of record: the typical step and the run's stalls."""
+        return self.corrected.step_ns + self.context.stalls_ns
 
     def predict(self, settings: Sequence[Setting]) -> Prediction:
         """All changes together; one that refuses leaves the step as it is."""
@@ -126,7 +144,7 @@ class Bench:
         variance = (outcome.spread * min(1.0, change)) ** 2 + (CHANGE_DOUBT * change) ** 2
         variance += outcome.doubt**2
         return Trial(
-            context=outcome.context,
+            context=_doubt_stalls(trial.context, outcome),
             step_ns=after,
             samples=trial.samples * outcome.samples,
             variance=trial.variance + variance,
@@ -139,13 +157,14 @@ class Bench:
 
     def conclude(self, trial: Trial, settings: Sequence[Setting]) -> Prediction:
         context, base, memory = trial.context, self.corrected, self.context.memory
-        predicted = trial.step_ns
-        low, high = _interval(context, base, predicted, trial.variance)
+        predicted = trial.step_ns + context.stalls_ns
+        low, high = _interval(context, base, trial.step_ns, trial.variance)
         least = context.exchange.least_ns * self.lowest if context.exchange else 0.0
-        if least < predicted:  # links only add to a worker's own time
-            low = max(low, least)
-        speedup = base.step_ns / predicted if predicted else 1.0
+        if least < trial.step_ns:  # links only add to a worker's own time
+            low = max(low, least + (context.stalls.least_ns if context.stalls else 0.0))
+        speedup = self.mean_ns / predicted if predicted else 1.0
         half = _half_of_speedup(self.context, trial, base)
+        baseline_low, baseline_high = self._baseline_interval()
         # How two changes of the peak act together is not known.
         peak = trial.peak if len(trial.peak_changes) == 1 else None
         if not trial.peak_changes:
@@ -154,12 +173,14 @@ class Bench:
             peak = peak.plus(context.exchange.held_bytes)
         return Prediction(
             settings=tuple(settings),
-            baseline_ms=base.step_ns / 1e6,
-            baseline_low_ms=base.low_ns / 1e6,
-            baseline_high_ms=base.high_ns / 1e6,
+            baseline_ms=self.mean_ns / 1e6,
+            baseline_low_ms=baseline_low / 1e6,
+            baseline_high_ms=baseline_high / 1e6,
             baseline_from=base.basis,
             profiled_ms=self.profiled_ns / 1e6,
+            baseline_stall_ms=self.context.stalls_ns / 1e6,
             predicted_ms=predicted / 1e6,
+            stall_ms=context.stalls_ns / 1e6,
             low_ms=low / 1e6,
             high_ms=high / 1e6,
             host_ms=context.graph.host_ns / 1e6,
@@ -171,20 +192,53 @@ class Bench:
             throughput_factor=trial.samples * speedup,
             speedup_low=speedup * math.exp(-half),
             speedup_high=speedup * math.exp(half),
-            assumptions=(*trial.assumptions, *_exchange_summary(context), *_ceilings_doubt(trial)),
+            assumptions=(
+                *trial.assumptions,
+                *_exchange_summary(context),
+                *_ceilings_doubt(trial),
+                *(describe_stalls(context.stalls) if trial.applied else ()),
+            ),
             refused=trial.refused,
             applied=tuple(setting for setting in settings if setting in trial.applied),
         )
 
+    def _baseline_interval(self) -> tuple[float, float]:
+        """That of the run's mean step if it is known, else of the corrected step."""
+        base, mean = self.corrected, self.mean_ns
+        if self.run is None or self.run.times is None:
+            return base.low_ns, base.high_ns
+        times = self.run.times
+        return min(1e6 * times.low_ms, mean), max(1e6 * times.high_ms, mean)
 
-def _step_of_record(analysis: RankAnalysis) -> Corrected:
+
+def _typical_step(analysis: RankAnalysis) -> Corrected:
     """As `explain` shows it: measured, else without the profiler's cost, else as recorded."""
-    graph, measured = analysis.typical.graph, analysis.inputs.measured
+    graph, measured = analysis.typical.graph, analysis.measured
     if measured is not None:
         return correct(graph, analysis.trace, truth=measured, slowness=analysis.slowness)
     return analysis.corrected or as_recorded(
         graph, analysis.trace, 1e6 * (analysis.profiled_ms or 0.0)
     )
+
+
+def _calm_steps(run: RankRun | None, steps_ns: tuple[int, ...]) -> tuple[int, ...]:
+    """Steps without stalls, which are counted on their own."""
+    if run is None or run.times is None or not steps_ns:
+        return steps_ns
+    steps = np.array(steps_ns, np.float64)
+    if len(steps) > _MOST_STEPS:
+        steps = np.quantile(steps, (np.arange(_MOST_STEPS) + 0.5) / _MOST_STEPS)
+    stalled = find_stalled(steps, np.full(len(steps), 1e6 * run.times.typical_ms))
+    return tuple(steps[~stalled].astype(np.int64).tolist())
+
+
+def _doubt_stalls(before: StepContext, outcome: Outcome) -> StepContext:
+    """What a what-if makes of stalls is as doubtful as what it makes of the step."""
+    stalls = outcome.context.stalls
+    moved = abs(outcome.context.stalls_ns - before.stalls_ns * outcome.repeats)
+    if stalls is None or not moved or not outcome.spread:
+        return outcome.context
+    return replace(outcome.context, stalls=stalls.plus_doubt(outcome.spread * moved))
 
 
 def _peak_changes(setting: Setting) -> frozenset[str]:
@@ -219,20 +273,30 @@ def _name_setting(setting: Setting, reason: str) -> str:
 
 
 def _interval(
-    context: StepContext, base: Corrected, predicted: float, variance: float
+    context: StepContext, base: Corrected, typical: float, variance: float
 ) -> tuple[float, float]:
-    """The baseline's doubt as far as the host still decides, plus the what-ifs' own."""
-    doubt = _host_doubt(context, base, predicted)
-    half = 1.96 * math.sqrt(doubt**2 + variance + SMALLEST_DOUBT**2)
-    return predicted * math.exp(-half), predicted * math.exp(half)
+    """The baseline's doubt as far as the host still decides, plus the what-ifs' own and that of
+    the stalls."""
+    whole = typical + context.stalls_ns
+    share = typical / whole
+    doubt = share * _host_doubt(context, base, typical)
+    stalls = context.stalls.mean_doubt_ns / whole if context.stalls else 0.0
+    half = 1.96 * math.sqrt(doubt**2 + share**2 * variance + stalls**2 + SMALLEST_DOUBT**2)
+    return whole * math.exp(-half), whole * math.exp(half)
 
 
 def _half_of_speedup(before: StepContext, trial: Trial, base: Corrected) -> float:
-    """Half of its interval, as a logarithm. The doubt about the host is the same before and after,
-    so only its change counts."""
-    now = _host_doubt(before, base, base.step_ns)
-    then = _host_doubt(trial.context, base, trial.step_ns)
-    return 1.96 * math.sqrt((now - then) ** 2 + trial.variance + SMALLEST_DOUBT**2)
+    """Half of its interval, as a logarithm. The doubts about the host and about how often steps
+    stall are the same before and after, so only their change counts."""
+    context = trial.context
+    mean, whole = base.step_ns + before.stalls_ns, trial.step_ns + context.stalls_ns
+    now = _host_doubt(before, base, base.step_ns) * base.step_ns / mean
+    then = _host_doubt(context, base, trial.step_ns) * trial.step_ns / whole
+    variance = trial.variance * (trial.step_ns / whole) ** 2
+    if stalls := context.stalls:
+        variance += (stalls.deviation_ns * (1 / mean - stalls.left / whole)) ** 2
+        variance += (stalls.doubt_ns / whole) ** 2
+    return 1.96 * math.sqrt((now - then) ** 2 + variance + SMALLEST_DOUBT**2)
 
 
 def _host_doubt(context: StepContext, base: Corrected, step: float) -> float:

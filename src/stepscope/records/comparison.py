@@ -11,6 +11,9 @@ from stepscope.records.notebook import card, line
 from stepscope.records.promise import TrackedPromise, Workload
 
 Verdict = Literal["faster", "slower", "no difference seen"]
+# Which step of a run is compared: the mean of its steady steps, or the median of a few profiled
+# ones, which show no stalls.
+StepBasis = Literal["mean", "median"]
 # measured: without the profiler. profiled: steps of a trace. listed: from a list of step times.
 StepsAre = Literal["measured", "profiled", "listed"]
 
@@ -20,6 +23,7 @@ class RunSteps(msgspec.Struct, frozen=True, kw_only=True):
     steps: int  # used
     warm_up: int  # steps left out at the beginning
     median_ms: float
+    mean_ms: float
     effective_steps: float  # independent steps with the same information
     trail_ms: tuple[float, ...] = ()  # in order: medians of equal stretches of the used steps
     rank: int | None = None  # whose steps they are, in a job of several
@@ -29,11 +33,22 @@ class RunSteps(msgspec.Struct, frozen=True, kw_only=True):
 class Side(msgspec.Struct, frozen=True, kw_only=True):
     """A or B."""
 
-    ms: float  # the geometric mean of the runs' medians
+    ms: float  # the geometric mean of the runs' mean steps, or of their medians: see the basis
     low_ms: float
     high_ms: float
     runs: tuple[RunSteps, ...]
     quantiles_ms: tuple[float, ...]  # of all used steps: 0%, 1%, ... 100%
+
+
+class MedianStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A second opinion that no stall moves: the median step."""
+
+    a_ms: float
+    b_ms: float
+    change: float
+    low: float
+    high: float
+    verdict: Verdict
 
 
 class SlowSteps(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +62,8 @@ class SlowSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhaseChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A phase of the training loop, on the host: medians over steps."""
+    """A phase of the training loop, on the host: medians over steps. Or what stalls of one cause
+    add to the mean step."""
 
     id: str
     a_ms: float
@@ -118,9 +134,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     paired: bool  # runs alternated and are compared pair by pair
     a: Side
     b: Side
+    basis: StepBasis = "median"
+    median: MedianStep | None = None  # next to means
     slow_steps: SlowSteps | None = None
     phases: tuple[PhaseChange, ...] = ()
-    rest: PhaseChange | None = None  # the phases' changes and this one add up to b_ms - a_ms
+    stalls: tuple[PhaseChange, ...] = ()  # stall_<cause>, the largest change first
+    # The changes of phases and stalls and this one add up to b_ms - a_ms.
+    rest: PhaseChange | None = None
     budget: tuple[PartChange, ...] = ()
     kernels: tuple[NameChange, ...] = ()
     operators: tuple[NameChange, ...] = ()

@@ -11,6 +11,7 @@ import msgspec
 
 from stepscope.records.figures import milliseconds
 from stepscope.records.notebook import card, line
+from stepscope.records.place import Place as Place  # noqa: TC001  (imported from here)
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
@@ -29,11 +30,13 @@ if TYPE_CHECKING:
     from stepscope.records.quality import Note
     from stepscope.records.strategies import RankStrategy, Strategy
     from stepscope.records.trace import Int8, Int32, Int64
-    from stepscope.records.whole_run import WholeRun
+    from stepscope.records.whole_run import RankRun, WholeRun
 
 WorkKind = Literal["compute", "comm", "memory"]
 Severity = Literal["high", "medium", "low", "none"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # most severe first
+# What a finding's share is a share of: the mean step, memory, the ranks' work, the run's wall time.
+ShareOf = Literal["step", "memory", "work", "run"]
 Basis = Literal["cycles", "window", "measured", "corrected"]  # what a budget's step is
 
 
@@ -224,6 +227,9 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     low: float | None = None
     high: float | None = None
     truth: float | None = None
+    mean: float | None = None  # of the steady steps
+    median: float | None = None
+    p99: float | None = None
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,12 +244,6 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: float
     parts: tuple[Part, ...]
     basis: Basis
-
-
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    file: str
-    line: int
-    function: str = ""
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
@@ -287,7 +287,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     where: tuple[Place, ...] = ()
     remedies: tuple[Remedy, ...] = ()
     rank: int | None = None
-    of: Literal["step", "memory", "work"] = "step"  # what `share` is a share of
+    of: ShareOf = "step"
 
 
 class RankExplanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -320,6 +320,7 @@ class RankExplanation(msgspec.Struct, frozen=True, kw_only=True):
     efficiency: Efficiency | None = None
     memory: Memory | None = None
     profiled_budget: Budget | None = None  # of the step as recorded, with the profiler's cost
+    run: RankRun | None = None  # every step; None for a bare trace
     name: str = ""  # "rank 0", or "process 1" where processes belong to no group
 
     @property
@@ -367,7 +368,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     nccl: NcclSummary | None = None
     quality: tuple[Note, ...] = ()  # about the set of files, such as one left out
     advice: tuple[Advice, ...] = ()  # changes that were tried, the best first
-    run: WholeRun | None = None  # all steps of a captured run
+    run: WholeRun | None = None  # None for bare traces
 
     def __repr__(self) -> str:
         ranks = counted(len(self.ranks), "rank")

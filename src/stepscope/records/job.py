@@ -13,6 +13,7 @@ import msgspec
 if TYPE_CHECKING:
     from stepscope.records.host_load import HostLoad
     from stepscope.records.quality import Note
+    from stepscope.records.run_calls import LoggedCollectives, RunArrivals, RunCalls
     from stepscope.records.trace import Int8, Int32, Int64
 
 
@@ -23,7 +24,12 @@ KINDS = (
 # No rank leaves one of these before all have arrived.
 SYNCHRONISING = frozenset(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"))
 
+RUN_LABEL = "run"  # of clock rounds that lie outside the profiler's windows
+
 Cause = Literal["compute", "input", "link"]
+# Late at every step, in some steps, or a different rank each time.
+LatenessKind = Literal["constant", "intermittent", "wandering"]
+LatenessSource = Literal["window", "every step"]
 StragglerVerdict = Literal["none", "found", "not resolved", "one rank only"]
 
 
@@ -119,6 +125,7 @@ class RankFolder(msgspec.Struct, frozen=True, kw_only=True):
     comms: tuple[dict[str, Any], ...] = ()  # comms.jsonl, one dictionary per line
     notes: tuple[Note, ...] = ()  # what in these files could not be read
     load: HostLoad | None = None  # rank.json's "host_load"
+    collectives: LoggedCollectives | None = None  # of the whole run
 
 
 class RankPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +136,7 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None = None
     world_size: int | None = None
     member: Membership | None = None  # None for a bare trace
+    run: RunCalls | None = None  # its collectives over the whole run
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,6 +205,11 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     of: int  # steps examined
     group: str | None = None
     evidence: tuple[str, ...] = ()
+    kind: LatenessKind = "constant"
+    one_in: int | None = None  # late in one of so many steps; None for one that is always late
+    excess_ms: float | None = None  # its lateness in the steps in which it was late
+    p_value: float | None = None  # that chance alone looks like this; None if the window shows it
+    source: LatenessSource = "window"
 
 
 class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,6 +218,8 @@ class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
     verdict: StragglerVerdict
     ranks: tuple[Straggler, ...] = ()
     detail: str = ""
+    source: LatenessSource = "window"
+    wandering: Straggler | None = None  # a different rank is late each time: none is to blame
 
 
 class PathPiece(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,3 +282,4 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[Note, ...] = ()
     members: tuple[Membership | None, ...] = ()  # in the order of `ranks`
     step_ms: float = 0.0  # the step of record; 0 if only profiled steps are known
+    run_arrivals: RunArrivals | None = None  # at the collectives of the whole run

@@ -6,12 +6,13 @@ import msgspec
 
 
 class MeasuredSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians over the plain steps: undisturbed steps outside the profiler's window."""
+    """The typical step: steady steps without stalls (explain/whole_run)."""
 
     steps: int
-    steps_ns: tuple[int, ...]
-    step_ns: int  # the step of record: device time if known, else wall time
+    steps_ns: tuple[int, ...]  # all steady ones, stalls too
+    step_ns: int  # the mean step without stalls: device time if known, else wall time
     wall_ns: int
     device_ns: int | None
     phases_ns: dict[str, int]
+    data_ns: int | None = None  # the mean wait for data in a step that is no stall
     host_ns: dict[str, int] = {}  # phases of steps in which the host ran ahead; may be empty

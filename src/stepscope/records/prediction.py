@@ -35,7 +35,8 @@ class PeakMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """A step with the change, and the step without it."""
+    """A step with the change, and the step without it: the mean of the run's steady steps, stalls
+    among them, if those are known."""
 
     settings: tuple[Setting, ...]
     baseline_ms: float
@@ -46,6 +47,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     predicted_ms: float
     low_ms: float
     high_ms: float
+    baseline_stall_ms: float = 0.0  # of the average step, all causes
+    stall_ms: float = 0.0
     host_ms: float  # what the host would need if it never waited
     device_ms: float  # what the device would need if it never waited
     peak_bytes: int | None = None
@@ -63,6 +66,11 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def speedup(self) -> float:
         return self.baseline_ms / self.predicted_ms if self.predicted_ms else 1.0
+
+    @property
+    def typical_ms(self) -> float:
+        """The predicted step without its stalls."""
+        return self.predicted_ms - self.stall_ms
 
     @property
     def saved_ms(self) -> float:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from stepscope.records.memory import CapturedMemory
     from stepscope.records.profile import Profile
     from stepscope.records.quality import Note
+    from stepscope.records.run_times import RunTimes
+    from stepscope.records.step_columns import StepColumns
     from stepscope.records.trace import Trace
 
 
@@ -29,7 +31,9 @@ class RankInputs(msgspec.Struct, frozen=True, kw_only=True):
     """A bare trace has the trace alone; a rank of a run folder may have all of them."""
 
     trace: Trace
-    measured: MeasuredSteps | None = None
+    steps: StepColumns | None = None
+    times: RunTimes | None = None  # of the command
+    measured: MeasuredSteps | None = None  # given by a caller who has no columns of steps
     folder: RankFolder | None = None
     memory: MemoryInputs = MemoryInputs()
     calibrations: tuple[Profile, ...] = ()  # of the rank's host and kind, newest first

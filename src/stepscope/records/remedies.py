@@ -42,6 +42,48 @@ NO_SYNC = _add(
     "no-sync", "keep values on the device and read them every N steps; copy with non_blocking=True"
 )
 
+# Pauses of the training thread
+GC_FREEZE = _add(
+    "gc-freeze",
+    "call gc.freeze() once model and data are built: collections then skip those objects",
+)
+GC_BY_HAND = _add(
+    "gc-by-hand",
+    "call gc.disable(), and gc.collect() every N steps, on all ranks at the same step",
+)
+MARK_DYNAMIC = _add(
+    "mark-dynamic",
+    "mark the dimension that changes (torch._dynamo.mark_dynamic) or use "
+    "torch.compile(dynamic=True): one graph then fits all sizes",
+)
+KEEP_COMPILE_CACHE = _add(
+    "keep-compile-cache",
+    "set TORCHINDUCTOR_CACHE_DIR to a folder that outlives the job: later runs compile less",
+)
+ON_STALL = _add(
+    "on-stall",
+    "record with `stepscope run --on-stall`: the profiler then opens at the next such stall",
+)
+LATE_WINDOW = _add(
+    "late-window",
+    "record windows over the whole run (`stepscope run --every N`) and compare a late one with "
+    "an early one",
+)
+
+# Work beside the steps
+EVALUATE_LESS = _add(
+    "evaluate-less",
+    "evaluate less often, on fewer batches or with larger ones, under torch.inference_mode()",
+)
+ASYNC_CHECKPOINT = _add(
+    "async-checkpoint",
+    "save with torch.distributed.checkpoint.async_save: training goes on while files are written",
+)
+FAST_START = _add(
+    "fast-start",
+    "import less, prepare data once and keep it, create the model on its device",
+)
+
 # Precision and kernels
 BF16 = _add("bf16", "run forward and loss under bf16 autocast")
 FP16 = _add(
@@ -64,6 +106,10 @@ NO_DATA_WAIT = _add("no-data-wait", "give the DataLoader more workers and let th
 LOADER_WORKERS = _add("loader-workers", "set num_workers of the DataLoader")
 PIN_MEMORY = _add("pin-memory", "set pin_memory=True and copy with non_blocking=True")
 PREFETCH = _add("prefetch", "copy the next batch on a side stream while the step computes")
+PERSISTENT_WORKERS = _add(
+    "persistent-workers",
+    "set persistent_workers=True: the DataLoader's workers then outlive an epoch",
+)
 CHECK_STORAGE = _add("check-storage", "check whether this host reads from slower storage")
 
 # Memory
@@ -90,6 +136,11 @@ SNAPSHOT = _add(
     "snapshot",
     "call torch.cuda.memory._dump_snapshot() after some steps and run `stepscope explain` on "
     "the file: it names the lines that allocate",
+)
+
+TRACEMALLOC = _add(
+    "tracemalloc",
+    "compare two snapshots of tracemalloc, 1,000 steps apart: they name the lines that allocate",
 )
 
 # Threads and the machine

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stepscope.records.explanation import Place
+    from stepscope.records.place import Place
 
 # Why a step took longer than a typical one.
 StallCause = Literal[
@@ -94,6 +94,7 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
     low: float
     high: float
     per_step: float  # in the unit of the values
+    follows_memory: bool | None = None  # beyond what both owe to time; None: cannot be told
 
 
 class InputEffect(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +105,8 @@ class InputEffect(msgspec.Struct, frozen=True, kw_only=True):
     per_element_ms: float
     fewest: int  # elements of a batch
     most: int
+    low_ms: float | None = None  # 95% interval of per_element_ms
+    high_ms: float | None = None
 
 
 class MemoryGrowth(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +145,7 @@ class StepSeries(msgspec.Struct, frozen=True, kw_only=True):
     cause: NDArray[np.int8]  # index into STALL_CAUSES of a stall's main cause, -1: no stall
     window: NDArray[np.bool_]  # the profiler or the memory capture ran
     warm_up: int  # this many of the first steps
+    excess_ns: NDArray[np.int64] | None = None  # what a stall took longer; 0: no stall
 
 
 class RankRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,12 @@ def counted(number: float, one: str, many: str | None = None) -> str:
     return f"{number:g} {words}" if isinstance(number, float) else f"{number:,} {words}"
 
 
+def ordinal(number: int) -> str:
+    """2nd, 4th, 11th, 101st."""
+    last = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{'th' if number % 100 in (11, 12, 13) else last}"
+
+
 def plural(number: float, one: str, many: str | None = None) -> str:
     """The noun alone, where its number stands elsewhere: 1 of 3 kernels."""
     return one if number == 1 else many or f"{one}s"

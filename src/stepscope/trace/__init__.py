@@ -29,6 +29,7 @@ Other files of a run
   regular_files.py  the only way to open a file; decode.py side_files.py  JSON as records
   rank_facts.py rank_folder.py measured_steps.py memory_file.py profiles.py  what capture and
                     calibrate wrote; run_state.py  whether the run was closed
+  step_files.py     every step as columns; packed_steps.py  the packed parts of a long run
   nccl_log/         NCCL's own logs
   snapshot.py       a CUDA memory snapshot; snapshot_pickle.py pickle_tuples.py  its pickle, read
                     without running anything; snapshot_stacks.py  its Python stacks

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from stepscope.records.job import KINDS, Clock
+from stepscope.records.job import KINDS, RUN_LABEL, Clock
 from stepscope.trace.matching import match_collectives, match_transfers
 
 if TYPE_CHECKING:
@@ -168,6 +168,8 @@ def _common_rounds(parts: Sequence[RankPart]) -> list[list[_PartRounds]]:
     common: dict[tuple[str, int | None, int], list[_PartRounds]] = {}
     for place, part in enumerate(parts):
         for rounds in part.rounds:
+            if rounds.label == RUN_LABEL:  # far from the window, where no straight line holds
+                continue
             key = rounds.label, rounds.step, len(rounds.came_ns)
             common.setdefault(key, []).append((place, rounds.came_ns, rounds.left_ns))
     return [rounds for rounds in common.values() if len(rounds) > 1]

@@ -45,9 +45,9 @@ class Oddities:
         self.first = ""
         self._notes: list[Note] = []
 
-    def add(self, place: str, why: str) -> None:
-        """Count one value, or one line, as not captured."""
-        self.count += 1
+    def add(self, place: str, why: str, count: int = 1) -> None:
+        """Count one value, or one line, as not captured; of several, `place` is the first."""
+        self.count += count
         self.first = self.first or f"{place}: {why}"
 
     def unread(self, why: str) -> None:
@@ -58,6 +58,10 @@ class Oddities:
     def left_out(self, why: str, count: int | None = None) -> None:
         """A part of the file was not read."""
         self._notes.append(Note(id="side-file-cut", detail=f"{self.file}: {why}", count=count))
+
+    def also(self, note: Note) -> None:
+        """Something else to know about the file."""
+        self._notes.append(note)
 
     @property
     def notes(self) -> tuple[Note, ...]:

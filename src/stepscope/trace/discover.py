@@ -9,6 +9,7 @@ from stepscope.errors import NotCapturedError, UnreadableInputError
 from stepscope.trace.layout import ENDINGS, is_trace_name
 from stepscope.trace.regular_files import is_folder, list_folder, may_exist
 from stepscope.trace.remote import RemoteTrace, fetch, find_remote_traces, is_url, local_path
+from stepscope.trace.windows import choose_windows
 
 TraceFile = Path | RemoteTrace
 
@@ -50,7 +51,9 @@ def _find(path: Path) -> list[Path]:
             raise UnreadableInputError(f"{path} does not exist")
         return [path]
     here = list_folder(path)
-    traces = sorted(path.glob("rank-*/trace.json*")) or _traces_among(here)
+    # A rank's own folder may be given, too: its other traces are other windows of the same rank.
+    ranks = [path] if (path / "rank.json") in here else sorted(path.glob("rank-*"))
+    traces = choose_windows(ranks) or _traces_among(here)
     inner = [] if traces else [folder for folder in here if is_folder(folder)]
     traces = traces or [trace for folder in inner for trace in _traces_among(list_folder(folder))]
     if not traces:

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import re
+
+from stepscope.records.packed_steps import TAIL, part_number
+
 ENDINGS = (".json", ".json.gz", ".json.zst", ".sqlite")
-# The files that capture writes next to a rank's trace and `explain` reads.
-SIDE_FILES = ("steps.jsonl", "clock.json", "rank.json", "comms.jsonl", "memory.json")
+# The files that capture writes next to a rank's trace and `explain` reads; see is_side_file.
+SIDE_FILES = (TAIL, "clock.json", "rank.json", "comms.jsonl", "memory.json")
 _NOT_TRACES = frozenset((*SIDE_FILES, "run.json", "samples.json"))
+_COLLECTIVES = re.compile(r"collectives-[^/]*\.json\.gz")
 
 
 def is_trace_name(name: str) -> bool:
-    return name.endswith(ENDINGS) and name not in _NOT_TRACES
+    return name.endswith(ENDINGS) and name not in _NOT_TRACES and not _is_part(name)
+
+
+def is_side_file(name: str) -> bool:
+    """Whether `explain` reads it next to a trace: one of SIDE_FILES, or a part of a long list."""
+    return name in SIDE_FILES or name == "samples.json" or _is_part(name)
+
+
+def _is_part(name: str) -> bool:
+    return part_number(name) is not None or _COLLECTIVES.fullmatch(name) is not None

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from stepscope.records.host_load import HostLoad  # noqa: TC001  (decoded at run time)
-from stepscope.records.limits import Bytes, Count, DurationNs, RankNumber, Ranks  # noqa: TC001  (decoded)
+from stepscope.records.limits import Bytes, Count, DurationNs, RankNumber, Ranks, StampNs  # noqa: TC001  (decoded)
 from stepscope.records.process_identity import ProcessIdentity  # noqa: TC001  (decoded)
 from stepscope.trace.decode import Oddities
 from stepscope.trace.side_files import read_record
@@ -117,6 +117,23 @@ class CapturedDevice(msgspec.Struct, frozen=True, kw_only=True):
     multiprocessors: Count | UnsetType = UNSET
 
 
+class CapturedStartUp(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rank did before its first step."""
+
+    began_unix_ns: StampNs | None = None  # our code was loaded
+    torch_unix_ns: StampNs | None = None  # torch had been imported
+    group_ns: DurationNs = 0  # inside init_process_group
+    first_batch_unix_ns: StampNs | None = None
+
+
+class CapturedEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rank did after its last step."""
+
+    evaluation_ns: DurationNs = 0
+    checkpoint_ns: DurationNs = 0
+    between_epochs_ns: DurationNs = 0
+
+
 class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that capture writes into rank.json."""
 
@@ -139,6 +156,8 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     device: CapturedDevice | str | UnsetType | None = UNSET
     communication: CapturedLayout | UnsetType | None = UNSET
     host_load: HostLoad | UnsetType | None = UNSET
+    start_up: CapturedStartUp | UnsetType | None = UNSET
+    after_last_step: CapturedEnd | UnsetType | None = UNSET
 
 
 def decode_facts(folder: Path, oddities: Oddities) -> RankFacts:

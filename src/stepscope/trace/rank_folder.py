@@ -9,15 +9,17 @@ import numpy as np
 
 from stepscope.records.job import RankFolder, Rounds
 from stepscope.records.limits import Bytes, Count, DurationNs, Ranks, StampNs, StepNumber  # noqa: TC001  (decoded)
+from stepscope.trace.collective_log import COLLECTIVES, read_collective_log
 from stepscope.trace.decode import Oddities
 from stepscope.trace.rank_facts import RANK, decode_facts
 from stepscope.trace.regular_files import may_exist
 from stepscope.trace.side_files import read_record, read_rows
+from stepscope.trace.windows import comms_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-CLOCK, COMMS, MEMORY = "clock.json", "comms.jsonl", "memory.json"
+CLOCK, MEMORY = "clock.json", "memory.json"
 
 
 class _Sync(msgspec.Struct, frozen=True):
@@ -47,13 +49,15 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 def read_rank_folder(trace: Path) -> RankFolder | None:
     """None for a bare trace. What is missing, cut short or makes no sense is left out."""
     folder = trace.parent
-    if not any(map(may_exist, (folder / RANK, folder / CLOCK, folder / COMMS))):
+    comms = comms_of(trace)
+    if not any(map(may_exist, (folder / RANK, folder / CLOCK, folder / comms))):
         return None
-    about_rank, about_clock, about_comms = map(Oddities, (RANK, CLOCK, COMMS))
+    about_rank, about_clock, about_comms = map(Oddities, (RANK, CLOCK, comms))
+    about_run = Oddities(COLLECTIVES)
     rank: dict[str, Any] = msgspec.structs.asdict(decode_facts(folder, about_rank))
     known = {name: value for name, value in rank.items() if value is not msgspec.UNSET}
     clock = read_record(folder / CLOCK, _Clock, about_clock) or _Clock()
-    lines = read_rows(folder / COMMS, _Line, about_comms)
+    lines = read_rows(folder / comms, _Line, about_comms)
     return RankFolder(
         host=known.get("host"),
         pid=known.get("pid"),
@@ -63,7 +67,8 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
         layout=msgspec.to_builtins(known.get("communication")) or {},
         comms=tuple(map(msgspec.structs.asdict, lines)),
         load=known.get("host_load"),
-        notes=(*about_rank.notes, *about_clock.notes, *about_comms.notes),
+        collectives=read_collective_log(folder, about_run),
+        notes=(*about_rank.notes, *about_clock.notes, *about_comms.notes, *about_run.notes),
     )
 
 

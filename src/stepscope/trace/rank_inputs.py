@@ -16,10 +16,10 @@ from stepscope.trace.regular_files import may_exist
 if TYPE_CHECKING:
     from stepscope.records.job import RankFolder
     from stepscope.records.profile import Profile
+    from stepscope.records.step_columns import StepColumns
     from stepscope.records.trace import Trace
     from stepscope.trace.decode import Oddities
     from stepscope.trace.files import Progress
-    from stepscope.trace.measured_steps import StepRow
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +27,6 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     cache: bool = True
     memory_limit: int | None = None  # bytes that the training may use on each device
-    slowest: Path | None = None  # see `slowest_in_step`
 
 
 AS_USUAL = ReadOptions()
@@ -56,33 +55,44 @@ def read_rank_inputs(
 def _read_captured_files(path: Path, trace: Trace, options: ReadOptions) -> RankInputs:
     """The readers of these files are loaded here: most bare traces need none of them."""
     from stepscope.trace.decode import Oddities
-    from stepscope.trace.measured_steps import STEPS, read_steps, summarise_steps
+    from stepscope.trace.measured_steps import STEPS
     from stepscope.trace.rank_folder import read_rank_folder
+    from stepscope.trace.run_times import read_run_times
+    from stepscope.trace.step_files import read_step_columns
 
     folder = read_rank_folder(path)
     oddities = Oddities(STEPS)
-    rows = read_steps(path.parent / STEPS, oddities)
+    steps = read_step_columns(path.parent, oddities)
     return RankInputs(
         trace=trace,
-        measured=summarise_steps(rows, options.slowest),
+        steps=steps,
+        times=read_run_times(path.parent, steps),
         folder=folder,
-        memory=_read_memory(path.parent, rows, oddities, options.memory_limit),
+        memory=_read_memory(path.parent, steps, oddities, options.memory_limit),
         calibrations=_find_calibrations(trace, folder),
     )
 
 
 def _read_memory(
-    folder: Path, rows: list[StepRow], oddities: Oddities, limit_bytes: int | None
+    folder: Path, steps: StepColumns | None, oddities: Oddities, limit_bytes: int | None
 ) -> MemoryInputs:
     from stepscope.trace.memory_file import read_captured
 
     captured, notes = read_captured(folder)
-    sizes = [(row.step, row.allocated_bytes) for row in rows]
     return MemoryInputs(
         captured=captured,
-        step_bytes=tuple((step, size) for step, size in sizes if size is not None),
+        step_bytes=_sizes_at_ends(steps),
         limit_bytes=limit_bytes,
         notes=(*notes, *oddities.notes),
+    )
+
+
+def _sizes_at_ends(steps: StepColumns | None) -> tuple[tuple[int, int], ...]:
+    if steps is None or steps.allocated_bytes is None:
+        return ()
+    known = steps.allocated_bytes >= 0
+    return tuple(
+        zip(steps.number[known].tolist(), steps.allocated_bytes[known].tolist(), strict=True)
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepscope.errors import StepscopeError, UnreadableInputError, UsageError
-from stepscope.trace.layout import ENDINGS, SIDE_FILES, is_trace_name
+from stepscope.trace.layout import ENDINGS, SIDE_FILES, is_side_file, is_trace_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -118,6 +118,11 @@ def _unreadable(url: str, error: Exception) -> UnreadableInputError:
     return UnreadableInputError(f"{url}: {why}")
 
 
+def _side_file_order(name: str) -> tuple[bool, int, str]:
+    known = name in SIDE_FILES
+    return not known, SIDE_FILES.index(name) if known else 0, name
+
+
 class _Listing:
     """What a URL stands for: a file, a run folder, or a folder of traces."""
 
@@ -166,7 +171,7 @@ class _Listing:
         return RemoteTrace(
             url=self._url_of(info["name"]),
             size_bytes=info.get("size") or 0,
-            side_files=tuple(name for name in SIDE_FILES if name in around),
+            side_files=tuple(sorted(filter(is_side_file, around), key=_side_file_order)),
         )
 
     def _inside(self, name: str) -> str:

@@ -7,6 +7,7 @@ counted as not captured.
 from __future__ import annotations
 
 import contextlib
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -26,12 +27,14 @@ from stepscope.trace.decode import (
 from stepscope.trace.regular_files import MAX_FILE_BYTES, LineFile, MissingFileError, read_whole
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from stepscope.trace.decode import Oddities
     from stepscope.trace.regular_files import FileLine
 
 _T = TypeVar("_T")
+_BATCH_LINES = 4096
 
 
 def read_record(
@@ -66,19 +69,22 @@ def _fit_text(text: bytes, kind: type[_T], oddities: Oddities) -> _T | None:
 
 def read_rows(file: Path, kind: type[_T], oddities: Oddities) -> list[_T]:
     """One record per line. A last line that was cut short is left out and not counted."""
-    lines = LineFile(file)
+    batches = read_row_batches(LineFile(file), kind, oddities)
+    return [row for batch in batches for row in batch]
+
+
+def read_row_batches(lines: LineFile, kind: type[_T], oddities: Oddities) -> Iterator[list[_T]]:
+    """The rows of `read_rows`, a few thousand at a time."""
     decoder = msgspec.json.Decoder(kind)
-    rows = []
+    rows = 0
     try:
-        for line in lines:
-            try:
-                rows.append(decoder.decode(line.text))
-            except DECODE_ERRORS:
-                row = _fit_line(line, kind, oddities)
-                if row is not UNFIT:
-                    rows.append(row)
+        numbered = iter(lines)
+        while batch := list(islice(numbered, _BATCH_LINES)):
+            decoded = _decode_batch(batch, decoder, kind, oddities)
+            rows += len(decoded)
+            yield decoded
     except MissingFileError:
-        return []
+        return
     except UnreadableInputError as error:
         oddities.unread(str(error))
     if lines.too_long:
@@ -88,9 +94,25 @@ def read_rows(file: Path, kind: type[_T], oddities: Oddities) -> list[_T]:
         )
     if lines.is_cut:
         oddities.left_out(
-            f"only its first {counted(len(rows), 'line')} were read; the limits are "
+            f"only its first {counted(rows, 'line')} were read; the limits are "
             f"{lines.max_lines:,} lines and {figures.size(lines.max_bytes)}"
         )
+
+
+def _decode_batch(
+    batch: list[FileLine], decoder: msgspec.json.Decoder[_T], kind: type[_T], oddities: Oddities
+) -> list[_T]:
+    decode_line = decoder.decode
+    with contextlib.suppress(*DECODE_ERRORS):
+        return [decode_line(line.text) for line in batch]
+    rows = []
+    for line in batch:
+        try:
+            rows.append(decode_line(line.text))
+        except DECODE_ERRORS:
+            row = _fit_line(line, kind, oddities)
+            if row is not UNFIT:
+                rows.append(row)
     return rows
 
 

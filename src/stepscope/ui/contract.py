@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from stepscope.explain.rank_steps import own_ms
 from stepscope.explain.snapshot_rank import is_memory_only
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Budget, Explanation, RankExplanation
     from stepscope.records.job import Job, JobCollective
     from stepscope.records.quality import Note
+    from stepscope.records.whole_run import WholeRun
 
 SCHEMA = 1
 MOST_SPOTS = 50
@@ -37,9 +39,20 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "critical_path": _path(explanation.job),
         "steps_by_rank": _steps_by_rank(explanation.job),
         "strategies": [to_builtins(strategy) for strategy in explanation.strategies],
+        "run": _run(explanation.run),
         "nccl": to_builtins(explanation.nccl) if explanation.nccl else None,
         "quality": [_note(note) for note in explanation.quality],
     }
+
+
+def _run(run: WholeRun | None) -> dict[str, Any] | None:
+    """Every step's summary; the steps themselves are in the run folder."""
+    if run is None:
+        return None
+    ranks = [to_builtins(replace(rank, series=None)) for rank in run.ranks]
+    for rank in ranks:
+        del rank["series"]
+    return {"account": to_builtins(run.account), "ranks": ranks}
 
 
 def _rank(rank: RankExplanation) -> dict[str, Any]:

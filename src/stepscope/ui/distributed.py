@@ -30,7 +30,8 @@ def straggler_words(stragglers: Stragglers) -> str:
     if stragglers.verdict == "found":
         return _accusation(stragglers.ranks)
     if stragglers.verdict == "none":
-        return f"No rank holds the others back: {stragglers.detail or 'none stands out'}."
+        nobody = f"No rank holds the others back: {stragglers.detail or 'none stands out'}"
+        return f"{nobody}{_wandering(stragglers.wandering)}."
     if stragglers.verdict == "one rank only":
         return "Only one rank was recorded: there is no other rank to compare it with."
     reason = stragglers.detail or "too little was recorded"
@@ -42,18 +43,34 @@ def straggler_tone(stragglers: Stragglers) -> Tone:
     return _TONES.get(stragglers.verdict, "open")
 
 
-def _accusation(stragglers: tuple[Straggler, ...]) -> str:
-    worst = stragglers[0]
+def _wandering(straggler: Straggler | None) -> str:
+    if straggler is None or straggler.excess_ms is None:
+        return ""
+    return (
+        f"; a different one each time is late by {duration(straggler.excess_ms * 1e6)} in 1 step "
+        f"of {straggler.one_in}, which costs {duration(straggler.cost_ms * 1e6)} a step"
+    )
+
+
+def _what(worst: Straggler) -> str:
+    if worst.excess_ms is not None:
+        often = "at every step" if worst.one_in is None else f"in 1 step of {worst.one_in}"
+        why = ", as it waits for its data" if worst.cause == "input" else ""
+        return f"it is late by {duration(worst.excess_ms * 1e6)} {often}{why}"
     times = factor(worst.slowdown)
-    what = {
+    return {
         "compute": f"its own work takes {times} times as long as the other ranks'",
         "input": f"it waits for its data and takes {times} times as long as the others",
         "link": f"its transfers take {times} times as long as they should",
     }[worst.cause]
+
+
+def _accusation(stragglers: tuple[Straggler, ...]) -> str:
+    worst = stragglers[0]
     name = straggler_name(worst)
     also = f"; {len(stragglers) - 1} more: see the table" if len(stragglers) > 1 else ""
     return (
-        f"{sentence(name)} holds the others back: {what}, which costs "
+        f"{sentence(name)} holds the others back: {_what(worst)}, which costs "
         f"{duration(worst.cost_ms * 1e6)} a step{also}."
     )
 

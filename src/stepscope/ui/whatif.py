@@ -134,8 +134,8 @@ def why(before: Prediction, after: Prediction, *, on_host: bool = False) -> str:
     if on_host:
         work = f"{significant(before.host_ms)} -> {milliseconds(after.host_ms)} of work"
         return f"all of it runs on the host: {work}"
-    now = decides(before.predicted_ms, before.host_ms, before.device_ms)
-    then = decides(after.predicted_ms, after.host_ms, after.device_ms)
+    now = decides(before.typical_ms, before.host_ms, before.device_ms)
+    then = decides(after.typical_ms, after.host_ms, after.device_ms)
     still = " still" if now == then else ""
     sentence = f"now {_describe_decider(now, before)}; then {_describe_decider(then, after, still)}"
     if judge(after) == "slower" and now == "host" and after.host_ms > before.host_ms:
@@ -189,7 +189,7 @@ def prediction_json(prediction: Prediction, before: Prediction) -> dict[str, Any
         "throughput_factor": prediction.throughput_factor,
         "host_ms": prediction.host_ms,
         "device_ms": prediction.device_ms,
-        "decides": decides(prediction.predicted_ms, prediction.host_ms, prediction.device_ms),
+        "decides": decides(prediction.typical_ms, prediction.host_ms, prediction.device_ms),
         "peak_low_bytes": prediction.peak_low_bytes,
         "peak_high_bytes": prediction.peak_high_bytes,
         "baseline_low_ms": prediction.baseline_low_ms,
@@ -199,6 +199,8 @@ def prediction_json(prediction: Prediction, before: Prediction) -> dict[str, Any
         "baseline_device_ms": before.device_ms,
         "baseline_peak_bytes": prediction.baseline_peak_bytes,
         "profiled_ms": prediction.profiled_ms,
+        "stall_ms": prediction.stall_ms,
+        "baseline_stall_ms": prediction.baseline_stall_ms,
     }
 
 
@@ -244,8 +246,8 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 def usual(bench: Bench) -> list[Setting]:
     """Changes worth trying on this step, one at a time.
 
-    What saves memory is tried only if memory was captured, and what changes how ranks work together
-    only if there are several.
+    What saves memory is tried only if memory was captured, what changes how ranks work together
+    only if there are several, and what removes stalls only if there are some.
     """
     context = bench.context
     several = bool(context.job or context.trace.collectives)
@@ -254,6 +256,7 @@ def usual(bench: Bench) -> list[Setting]:
         for whatif in WHATIFS.values()
         for value in whatif.usual
         if (several or not whatif.for_several_ranks)
+        and (context.stalls_ns or not whatif.needs_every_step)
         and (context.memory or value not in whatif.saves_memory)
     ]
 

@@ -95,9 +95,10 @@ def _difference(
             return _compare_few_steps(a[0], b[0])
         return _compare_two_runs(quantile_spread(a[0], level), quantile_spread(b[0], level))
     spreads = [[quantile_spread(run, level) for run in side] for side in (a, b)]
-    if paired:
-        return _compare_pairs(*spreads)
-    return _compare_many_runs(*spreads)
+    rounding = float(max(run.rounding for side in spreads for run in side))
+    values = [[run.value for run in side] for side in spreads]
+    compare = compare_value_pairs if paired else compare_run_values
+    return compare(values[0], values[1], rounding)
 
 
 def _compare_two_runs(a: Spread, b: Spread) -> Estimate:
@@ -148,36 +149,34 @@ def _compare_few_steps(a: Floats, b: Floats) -> Estimate:
     freedom = len(a) + len(b) - 2
     variance = float(((a - a.mean()) ** 2).sum() + ((b - b.mean()) ** 2).sum()) / freedom
     deviation = _MEDIAN_OVER_MEAN * math.sqrt(variance * (1 / len(a) + 1 / len(b)))
-    return _student_interval(float(np.median(b) - np.median(a)), deviation, freedom)
+    return student_interval(float(np.median(b) - np.median(a)), deviation, freedom)
 
 
-def _compare_pairs(a: Sequence[Spread], b: Sequence[Spread]) -> Estimate:
-    """Differences within pairs count; what changes from pair to pair cancels."""
-    differences = np.array([y.value - x.value for x, y in zip(a, b, strict=True)])
+def compare_value_pairs(a: Sequence[float], b: Sequence[float], rounding: float) -> Estimate:
+    """Differences within pairs count; what changes from pair to pair cancels.
+
+    `rounding` is the clock's resolution: a coarse one makes runs equal that are not.
+    """
+    differences = np.array([y - x for x, y in zip(a, b, strict=True)])
     n = len(differences)
-    variance = max(float(differences.var(ddof=1)), 2 * _rounding_variance(a, b))
-    return _student_interval(float(differences.mean()), math.sqrt(variance / n), n - 1)
+    variance = max(float(differences.var(ddof=1)), rounding**2 / 6)
+    return student_interval(float(differences.mean()), math.sqrt(variance / n), n - 1)
 
 
-def _compare_many_runs(a: Sequence[Spread], b: Sequence[Spread]) -> Estimate:
+def compare_run_values(a: Sequence[float], b: Sequence[float], rounding: float) -> Estimate:
     """The runs are the sample: one variance between runs, pooled over both sides.
 
-    It already holds what chance within a run does to its median.
+    It already holds what chance within a run does to its median or mean.
     """
-    sides = [np.array([run.value for run in side]) for side in (a, b)]
+    sides = [np.array(side) for side in (a, b)]
     freedom = len(a) + len(b) - 2
     between = sum(float(((side - side.mean()) ** 2).sum()) for side in sides) / freedom
-    variance = max(between, _rounding_variance(a, b))
+    variance = max(between, rounding**2 / 12)
     deviation = math.sqrt(variance * (1 / len(a) + 1 / len(b)))
-    return _student_interval(float(sides[1].mean() - sides[0].mean()), deviation, freedom)
+    return student_interval(float(sides[1].mean() - sides[0].mean()), deviation, freedom)
 
 
-def _rounding_variance(a: Sequence[Spread], b: Sequence[Spread]) -> float:
-    """A coarse clock makes runs equal that are not."""
-    return float(max(run.rounding for run in (*a, *b))) ** 2 / 12
-
-
-def _student_interval(value: float, deviation: float, freedom: int) -> Estimate:
+def student_interval(value: float, deviation: float, freedom: float) -> Estimate:
     reach = student_quantile(freedom, 1 - _TAIL)
     return Estimate(
         value=value,

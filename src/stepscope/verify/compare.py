@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.errors import NotCapturedError, UsageError
-from stepscope.records.comparison import Comparison, PhaseChange, RunSteps, Side, SlowSteps
+from stepscope.records.comparison import (
+    Comparison,
+    MedianStep,
+    PhaseChange,
+    RunSteps,
+    Side,
+    SlowSteps,
+)
 from stepscope.records.figures import milliseconds, unsigned_percent
 from stepscope.records.words import counted
 from stepscope.verify.change import (
@@ -24,15 +31,17 @@ from stepscope.verify.change import (
 )
 from stepscope.verify.differences import kernel_changes, operator_changes, part_changes
 from stepscope.verify.evidence import compare_traits
+from stepscope.verify.mean_change import mean_difference, mean_ratio, mean_spread, mean_step
+from stepscope.verify.run_stalls import SteadySteps, find_steady_steps
 from stepscope.verify.runs import find_runs, profiled_run
 from stepscope.verify.spread import quantile_spread
-from stepscope.verify.steady import drift, warm_up
+from stepscope.verify.steady import drift
 from stepscope.verify.workload import SHAPES, describe_workload, differences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from stepscope.records.comparison import StepsAre, Verdict
+    from stepscope.records.comparison import StepBasis, StepsAre, Verdict
     from stepscope.records.explanation import Explanation
     from stepscope.trace.files import Progress
     from stepscope.verify.change import Estimate
@@ -156,19 +165,16 @@ def _build_comparison(
     starts: float,
 ) -> Comparison:
     paired = paired and len(sides[0]) > 1
-    dropped = [[0 if steps_are == "profiled" else warm_up(r.step_ms) for r in s] for s in sides]
-    steps = [
-        [run.step_ms[first:] for run, first in zip(side, firsts, strict=True)]
-        for side, firsts in zip(sides, dropped, strict=True)
-    ]
-    within_runs = median_ratio(*steps, paired=paired)
+    steady = [[_steady_steps(run) for run in side] for side in sides]
+    steps = [[run.step_ms for run in side] for side in steady]
+    basis: StepBasis = "median" if steps_are == "profiled" else "mean"
+    within_runs = (mean_ratio if basis == "mean" else median_ratio)(*steps, paired=paired)
     ratio = widen_for_starts(within_runs, starts)
-    a, b = (
-        _side(runs, firsts, rest) for runs, firsts, rest in zip(sides, dropped, steps, strict=True)
-    )
+    a, b = (_side(runs, rest, basis) for runs, rest in zip(sides, steady, strict=True))
     last = (sides[0][-1], sides[1][-1])
     config = differences(last[0].facts, last[1].facts, both)
-    phases = _phases(sides, dropped, paired, starts)
+    phases = _phases(steady, paired, starts)
+    stalls = _stalls(steady, paired)
     explanations = both or (None, None)
     if any(row.name == SHAPES for row in config):
         notes.append(_OTHER_SHAPES)
@@ -188,10 +194,13 @@ def _build_comparison(
         paired=paired,
         a=a,
         b=b,
+        basis=basis,
+        median=_median_step(steps, paired, starts) if basis == "mean" else None,
         slow_steps=_slow_steps(steps, paired, starts),
         phases=phases,
-        rest=_rest(a, b, ratio, phases) if phases else None,
-        budget=part_changes(both, (a, b), steps_are) if both else (),
+        stalls=stalls,
+        rest=_rest(a, b, ratio, (*phases, *stalls)) if phases else None,
+        budget=part_changes(both, (a, b), steps_are, stalls) if both else (),
         kernels=kernel_changes(*both) if both else (),
         operators=operator_changes(*both) if both else (),
         a_peak_bytes=_peak(sides[0]),
@@ -199,7 +208,10 @@ def _build_comparison(
         config=config,
         workload=describe_workload(last[0].facts, explanations[0]),
         evidence=compare_traits(
-            (last[0].facts, explanations[0]), (last[1].facts, explanations[1]), phases, a.ms
+            (last[0].facts, explanations[0]),
+            (last[1].facts, explanations[1]),
+            (*phases, *stalls),
+            a.ms,
         ),
         notes=(*notes, *_notes(a, b, steps_are, starts, both)),
     )
@@ -216,8 +228,28 @@ def _verdict(ratio: Estimate) -> Verdict:
     return "slower" if ratio.low > 0 else "no difference seen"
 
 
-def _side(runs: Sequence[ComparedRun], dropped: Sequence[int], steps: Sequence[Floats]) -> Side:
-    ms, low, high = typical_step(steps)
+def _steady_steps(run: ComparedRun) -> SteadySteps:
+    if run.columns is None:
+        return SteadySteps(warm_up=0, step_ms=run.step_ms)
+    return find_steady_steps(run.columns)
+
+
+def _median_step(steps: Sequence[Sequence[Floats]], paired: bool, starts: float) -> MedianStep:
+    ratio = widen_for_starts(median_ratio(steps[0], steps[1], paired=paired), starts)
+    return MedianStep(
+        a_ms=typical_step(steps[0])[0],
+        b_ms=typical_step(steps[1])[0],
+        change=_change(ratio.value),
+        low=_change(ratio.low),
+        high=_change(ratio.high),
+        verdict=_verdict(ratio),
+    )
+
+
+def _side(runs: Sequence[ComparedRun], steady: Sequence[SteadySteps], basis: StepBasis) -> Side:
+    steps = [run.step_ms for run in steady]
+    is_mean = basis == "mean"
+    ms, low, high = mean_step(steps) if is_mean else typical_step(steps)
     return Side(
         ms=ms,
         low_ms=low,
@@ -226,15 +258,18 @@ def _side(runs: Sequence[ComparedRun], dropped: Sequence[int], steps: Sequence[F
         runs=tuple(
             RunSteps(
                 path=run.path,
-                steps=len(rest),
-                warm_up=first,
-                median_ms=float(np.median(rest)),
-                effective_steps=quantile_spread(rest).effective,
+                steps=len(rest.step_ms),
+                warm_up=rest.warm_up,
+                median_ms=float(np.median(rest.step_ms)),
+                mean_ms=float(rest.step_ms.mean()),
+                effective_steps=(mean_spread if is_mean else quantile_spread)(
+                    rest.step_ms
+                ).effective,
                 rank=run.rank,
-                drift=drift(rest),
-                trail_ms=_trail(rest),
+                drift=drift(rest.step_ms),
+                trail_ms=_trail(rest.step_ms),
             )
-            for run, first, rest in zip(runs, dropped, steps, strict=True)
+            for run, rest in zip(runs, steady, strict=True)
         ),
     )
 
@@ -262,20 +297,14 @@ def _slow_steps(steps: Sequence[Sequence[Floats]], paired: bool, starts: float) 
 
 
 def _phases(
-    sides: Sequence[Sequence[ComparedRun]],
-    dropped: Sequence[Sequence[int]],
-    paired: bool,
-    starts: float,
+    steady: Sequence[Sequence[SteadySteps]], paired: bool, starts: float
 ) -> tuple[PhaseChange, ...]:
     """The phases that every run has and that take any time."""
-    runs = [run for side in sides for run in side]
-    names = [name for name in runs[0].phases if all(name in run.phases for run in runs)]
+    runs = [run for side in steady for run in side]
+    names = [name for name in runs[0].phases_ms if all(name in run.phases_ms for run in runs)]
     out = []
     for name in names:
-        a, b = (
-            [run.phases[name][first:] for run, first in zip(side, firsts, strict=True)]
-            for side, firsts in zip(sides, dropped, strict=True)
-        )
+        a, b = ([run.phases_ms[name] for run in side] for side in steady)
         medians = [float(np.mean([np.median(run) for run in side])) for side in (a, b)]
         if not any(medians):
             continue
@@ -294,10 +323,35 @@ def _phases(
     return tuple(out)
 
 
-def _rest(a: Side, b: Side, ratio: Estimate, phases: Sequence[PhaseChange]) -> PhaseChange:
-    """The median step less its phases' medians, so that all rows add up to B - A exactly.
+def _stalls(steady: Sequence[Sequence[SteadySteps]], paired: bool) -> tuple[PhaseChange, ...]:
+    """What stalls of each cause add to the mean step; a cause without any on both sides is left
+    out. Starts are not counted: how long a stall takes says nothing about how fast a start is."""
+    causes = dict.fromkeys(cause for side in steady for run in side for cause in run.stalls_ms)
+    rows = []
+    for cause in causes:
+        a, b = (
+            [run.stalls_ms.get(cause, np.zeros(len(run.step_ms))) for run in side]
+            for side in steady
+        )
+        means = [float(np.mean([run.mean() for run in side])) for side in (a, b)]
+        difference = mean_difference(a, b, paired=paired)
+        rows.append(
+            PhaseChange(
+                id=f"stall_{cause}",
+                a_ms=means[0],
+                b_ms=means[1],
+                change_ms=means[1] - means[0],
+                low_ms=difference.low,
+                high_ms=difference.high,
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: -abs(row.change_ms)))
 
-    It is as uncertain as the step and the phases together.
+
+def _rest(a: Side, b: Side, ratio: Estimate, phases: Sequence[PhaseChange]) -> PhaseChange:
+    """The step less its phases' medians and its stalls, so that all rows add up to B - A exactly.
+
+    It is as uncertain as the step and the rows together.
     """
     change = (b.ms - a.ms) - sum(row.change_ms for row in phases)
     halves = [(row.high_ms - row.low_ms) / 2 for row in phases]

@@ -10,9 +10,9 @@ from stepscope.explain.budget import mean_budget
 from stepscope.records.comparison import NameChange, PartChange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from stepscope.records.comparison import Side, StepsAre
+    from stepscope.records.comparison import PhaseChange, Side, StepsAre
     from stepscope.records.explanation import Budget, Explanation, RankExplanation
 
     Row = tuple[str, float, float]  # name, ns, calls
@@ -22,17 +22,21 @@ MOST_ROWS = 100
 
 
 def part_changes(
-    both: tuple[Explanation, Explanation], sides: tuple[Side, Side], steps_are: StepsAre
+    both: tuple[Explanation, Explanation],
+    sides: tuple[Side, Side],
+    steps_are: StepsAre,
+    stalls: Sequence[PhaseChange] = (),
 ) -> tuple[PartChange, ...]:
-    """Each side's step, split as its trace is. All parts are listed, so that they add up to the
-    steps that are compared.
+    """Each side's step, split as its trace is, and its stalls. All parts are listed, so that they
+    add up to the steps that are compared.
 
     Profiled steps are split as recorded, with the profiler's overhead.
     """
     budgets = [_as_recorded(x) if steps_are == "profiled" else x.budget for x in both]
+    stalled = [{row.id: row.a_ms for row in stalls}, {row.id: row.b_ms for row in stalls}]
     parts = [
-        {part.id: part.share * side.ms for part in budget.parts}
-        for budget, side in zip(budgets, sides, strict=True)
+        _parts(budget, side.ms - sum(own.values())) | own
+        for budget, side, own in zip(budgets, sides, stalled, strict=True)
     ]
     return tuple(
         PartChange(
@@ -43,6 +47,13 @@ def part_changes(
         )
         for name in dict.fromkeys((*parts[0], *parts[1]))
     )
+
+
+def _parts(budget: Budget, typical_ms: float) -> dict[str, float]:
+    """The typical step, divided as the window is."""
+    parts = [part for part in budget.parts if not part.id.startswith("stall_")]
+    whole = sum(part.ms for part in parts)
+    return {part.id: part.ms / whole * typical_ms if whole else 0.0 for part in parts}
 
 
 def _as_recorded(explanation: Explanation) -> Budget:

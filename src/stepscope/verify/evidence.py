@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from stepscope.records.comparison import ComparedFacts, Difference
@@ -26,12 +27,14 @@ def compare_traits(
     phases: Sequence[PhaseChange],
     step_ms: float,
 ) -> ComparedFacts:
-    """`a` and `b` are each side's facts and explanation; `step_ms` is A's step."""
+    """`a` and `b` are each side's facts and explanation; `phases` holds phases and stalls;
+    `step_ms` is A's step."""
     before, after = read_traits(*a), read_traits(*b)
     traits = [*_words_of_both(before, after), *_counts_of_both(before, after)]
     for compare in (_parameters, _batch, _products_per_step, _blocking):
         traits += compare(before, after)
     traits += _data_loading(phases, step_ms)
+    traits += _stalled(phases, step_ms)
     return ComparedFacts(
         looked_at=tuple(row.name for row in traits),
         changed=tuple(row for row in traits if row.a != row.b),
@@ -122,10 +125,22 @@ def _blocking(a: Traits, b: Traits) -> list[Difference]:
 
 
 def _data_loading(phases: Sequence[PhaseChange], step_ms: float) -> list[Difference]:
-    """Counts only if it changed by more than chance and by a good part of the step."""
-    row = next((row for row in phases if row.id == "data"), None)
-    if row is None:
+    """The typical wait and stalls. Counts only if it changed by more than chance and by a good part
+    of the step."""
+    if not any(row.id == "data" for row in phases):
         return []
-    changed = not row.low_ms <= 0 <= row.high_ms and abs(row.change_ms) >= _DATA_SHARE * step_ms
-    words = milliseconds(row.a_ms), milliseconds(row.b_ms if changed else row.a_ms)
-    return [Difference(name="data loading", a=words[0], b=words[1])]
+    return [_moved("data loading", [r for r in phases if r.id in ("data", "stall_data")], step_ms)]
+
+
+def _stalled(phases: Sequence[PhaseChange], step_ms: float) -> list[Difference]:
+    """All causes together; nothing where no step of either side stalled."""
+    rows = [row for row in phases if row.id.startswith("stall_")]
+    return [_moved("stalls", rows, step_ms)] if rows else []
+
+
+def _moved(name: str, rows: Sequence[PhaseChange], step_ms: float) -> Difference:
+    a, b = sum(row.a_ms for row in rows), sum(row.b_ms for row in rows)
+    reach = math.hypot(*((row.high_ms - row.low_ms) / 2 for row in rows))
+    change = sum(row.change_ms for row in rows)
+    changed = abs(change) > reach and abs(change) >= _DATA_SHARE * step_ms
+    return Difference(name=name, a=milliseconds(a), b=milliseconds(b if changed else a))

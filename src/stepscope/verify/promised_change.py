@@ -85,7 +85,7 @@ def _more_than_promised(settings: Sequence[Setting], changed: dict[str, Differen
 
 
 def _allowed(settings: Sequence[Setting]) -> set[str]:
-    out: set[str] = set()
+    out: set[str] = {"stalls"}  # they come and go with what others do on the machine
     for setting in settings:
         sign = SIGNS.get(setting.name)
         out |= {sign.trait, *sign.along} if sign else {setting.name}
@@ -171,6 +171,7 @@ SIGNS = {
     "checkpoint": Sign("products a step", _recomputes),
     "no-sync": Sign("blocking calls", _falls),
     "no-data-wait": Sign("data loading", _nearly_gone, ("workers",)),
+    "no-stalls": Sign("stalls", _nearly_gone, ("workers", "data loading")),
     "workers": Sign(
         "world size",
         _workers,

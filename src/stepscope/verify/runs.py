@@ -1,6 +1,6 @@
 """The runs that a path stands for: one or several, each with its steps, phases and facts.
 
-A job's step is that of its slowest rank: the one with the longest median step. Ranks that train
+A job's step is that of its slowest rank: the one with the longest mean step. Ranks that train
 together take equally long; if one takes longer, the job waits for it.
 """
 
@@ -14,15 +14,18 @@ import msgspec
 import numpy as np
 
 from stepscope.errors import NotCapturedError, UnreadableInputError
+from stepscope.explain.whole_run.steady import find_steady
 from stepscope.records.limits import Ranks  # noqa: TC001  (decoded at run time)
 from stepscope.trace.decode import Oddities
 from stepscope.trace.layout import is_trace_name
-from stepscope.trace.measured_steps import PHASES, STEPS, plain_steps
+from stepscope.trace.measured_steps import STEPS
 from stepscope.trace.memory_file import read_captured
 from stepscope.trace.rank_facts import RANK, folder_rank, read_facts
 from stepscope.trace.regular_files import is_folder, list_folder, may_exist
 from stepscope.trace.remote import is_url
 from stepscope.trace.side_files import read_record
+from stepscope.trace.step_files import read_step_columns
+from stepscope.verify.run_stalls import columns_of_list, without_untimed
 from stepscope.verify.step_lists import is_step_list, read_step_list
 
 if TYPE_CHECKING:
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 
     from stepscope.records.comparison import StepsAre
     from stepscope.records.explanation import Explanation
-    from stepscope.trace.measured_steps import StepRow
+    from stepscope.records.step_columns import StepColumns
 
     Floats = NDArray[np.float64]
 
@@ -55,6 +58,7 @@ class ComparedRun:
     step_ms: Floats
     rank: int | None = None
     phases: dict[str, Floats] = field(default_factory=dict)
+    columns: StepColumns | None = None  # all that was noted of each step; None for profiled ones
     facts: dict[str, Any] = field(default_factory=dict)  # of rank.json, and run.json's command
     peak_bytes: int | None = None
     has_trace: bool = False
@@ -78,7 +82,8 @@ def find_runs(path: str, *, unit: str = "ms", column: str | None = None) -> list
         return [_measured_run(here.parent, [here.parent])]
     if is_step_list(here):
         steps = read_step_list(here, unit, column)
-        return [ComparedRun(path=path, steps_are="listed", step_ms=steps)]
+        columns = columns_of_list(steps)
+        return [ComparedRun(path=path, steps_are="listed", step_ms=steps, columns=columns)]
     return [_traced_run(path)]
 
 
@@ -132,12 +137,12 @@ def _traced_run(path: str) -> ComparedRun:
 
 def _measured_run(folder: Path, ranks: list[Path]) -> ComparedRun:
     has_trace = any(is_trace_name(file.name) for rank in ranks for file in list_folder(rank))
-    rows_by_rank = {rank: rows for rank in ranks if (rows := plain_steps(rank / STEPS))}
+    columns_by_rank = {rank: steps for rank in ranks if (steps := _plain_columns(rank))}
     facts = _facts(folder, ranks)
     peaks = [peak for rank in ranks if (peak := _peak_bytes(rank)) is not None]
     peak = max(peaks, default=None)
     path = str(folder)
-    if not rows_by_rank:
+    if not columns_by_rank:
         if not has_trace:
             raise NotCapturedError(
                 f"{folder} has no step to compare: capture measured none outside the window"
@@ -152,20 +157,21 @@ def _measured_run(folder: Path, ranks: list[Path]) -> ComparedRun:
             has_trace=True,
             notes=(why,),
         )
-    steps = {rank: _steps_and_phases(rows) for rank, rows in rows_by_rank.items()}
-    slowest = max(steps, key=lambda rank: float(np.median(steps[rank][0])))
-    step_ms, phases = steps[slowest]
+    slowest = max(columns_by_rank, key=lambda rank: _mean_ns(columns_by_rank[rank]))
+    columns = columns_by_rank[slowest]
+    plain = columns.plain
     number = read_facts(slowest).get("rank", folder_rank(slowest))
     return ComparedRun(
         path=path,
         steps_are="measured",
-        step_ms=step_ms,
+        step_ms=columns.step_ns[plain] / 1e6,
         rank=number if len(ranks) > 1 else None,
-        phases=phases,
+        phases={phase: column[plain] / 1e6 for phase, column in columns.phases_ns.items()},
+        columns=columns,
         facts=facts,
         peak_bytes=peak,
         has_trace=has_trace,
-        notes=_notes(folder, ranks, len(rows_by_rank), facts),
+        notes=_notes(folder, ranks, len(columns_by_rank), facts),
     )
 
 
@@ -181,16 +187,17 @@ def _notes(
     return tuple(notes)
 
 
-def _steps_and_phases(rows: list[StepRow]) -> tuple[Floats, dict[str, Floats]]:
-    """Device time if it is known: a host that runs ahead ends its steps early."""
-    timed = [row for row in rows if row.device_ns]
-    rows = timed or rows
-    steps = np.array([row.device_ns if timed else row.wall_ns for row in rows], np.float64) / 1e6
-    phases = {
-        phase: np.array([getattr(row, f"{phase}_ns") for row in rows], np.float64) / 1e6
-        for phase in PHASES
-    }
-    return steps, phases
+def _plain_columns(rank: Path) -> StepColumns | None:
+    """None without a plain step. What was odd about the file, `explain` says."""
+    columns = read_step_columns(rank, Oddities(STEPS))
+    if columns is None or not columns.plain.any():
+        return None
+    return without_untimed(columns)
+
+
+def _mean_ns(columns: StepColumns) -> float:
+    steady, _ = find_steady(columns)
+    return float(columns.step_ns[steady].mean())
 
 
 def _facts(folder: Path, ranks: list[Path]) -> dict[str, Any]:

@@ -35,7 +35,14 @@ FINDINGS: dict[Scope, tuple[str, ...]] = {
         "launch_bound",
         "host_bound",
         "python_overhead",
+        "data_stalls",
         "data_loading",
+        "recompiles",
+        "allocator_retries",
+        "gc_pauses",
+        "periodic_stall",
+        "irregular_stalls",
+        "slows_down",
         "blocking_syncs",
         "exposed_communication",
         "gloo_on_device",
@@ -52,7 +59,11 @@ FINDINGS: dict[Scope, tuple[str, ...]] = {
         "recomputation",
         "memory_near_limit",
         "fragmentation",
+        "memory_growth",
         "memory_leak",
+        "evaluation_share",
+        "checkpoint_share",
+        "start_up",
         "healthy",
     ),
     "job": ("not_training_together", "straggler", "pipeline_bubble"),
@@ -88,10 +99,20 @@ def _apply(scope: Scope, evidence: RankEvidence | JobEvidence | NcclEvidence) ->
 
 def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Most severe first, then the largest share. `healthy` leads when nothing needs attention and
-    is left out otherwise."""
-    in_order = sorted(
-        findings, key=lambda f: (SEVERITIES.index(f.severity), f.of != "work", -f.share)
-    )
+    is left out otherwise.
+
+    A share of the run's wall time and one of the mean step have other wholes. So a share of the
+    step counts for what it is of the wall time: steps take what evaluation, checkpoints and
+    start-up leave.
+    """
+    every = tuple(findings)
+    training = max(0.0, 1 - sum(finding.share for finding in every if finding.of == "run"))
+
+    def rank(finding: Finding) -> tuple[int, bool, float]:
+        share = finding.share * (training if finding.of == "step" else 1.0)
+        return SEVERITIES.index(finding.severity), finding.of != "work", -share
+
+    in_order = sorted(every, key=rank)
     if any(needs_attention(finding) for finding in in_order):
         return tuple(finding for finding in in_order if finding.id != "healthy")
     return tuple(sorted(in_order, key=lambda finding: finding.id != "healthy"))

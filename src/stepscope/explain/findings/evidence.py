@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from stepscope.records.nccl import NcclLog
     from stepscope.records.strategies import RankStrategy, Strategy
     from stepscope.records.trace import Trace
+    from stepscope.records.whole_run import RankRun
 
 HIGH, MEDIUM, LOW = 0.25, 0.10, 0.03
 _BUSY = ("compute", "exposed_comm", "exposed_memory")
@@ -55,6 +56,7 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
     strategies: tuple[RankStrategy, ...] = ()
     layout: dict[str, Any] = {}  # rank.json's "communication"; empty for a bare trace
     cycles: int = 1  # steps in the budget's window
+    run: RankRun | None = None  # all steps of the rank, where they were captured
 
     @property
     def device(self) -> str:
@@ -116,6 +118,13 @@ def from_memory(
 ) -> Callable[[RankEvidence], Finding | None]:
     """The rule of a finding that looks at memory alone, as a snapshot has nothing else."""
     return lambda evidence: find_in(evidence.memory) if evidence.memory else None
+
+
+def from_run(
+    find_in: Callable[[RankRun], Finding | None],
+) -> Callable[[RankEvidence], Finding | None]:
+    """The rule of a finding that looks at the steps of the whole run."""
+    return lambda evidence: find_in(evidence.run) if evidence.run else None
 
 
 def spot_words(evidence: RankEvidence, spot: Spot) -> str:

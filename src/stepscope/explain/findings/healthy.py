@@ -8,13 +8,15 @@ from stepscope.explain.efficiency import above_peak
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.machine_load import looked
 from stepscope.records import remedies
-from stepscope.records.figures import percent, rate
+from stepscope.records.figures import milliseconds, percent, rate
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stepscope.explain.findings.evidence import RankEvidence
     from stepscope.records.explanation import Remedy
+    from stepscope.records.whole_run import RankRun
 
 
 def find(evidence: RankEvidence) -> Finding:
@@ -25,21 +27,48 @@ def find(evidence: RankEvidence) -> Finding:
     return RULE.finding(
         share=share,
         severity="none",
-        summary=f"the {evidence.device} computes for {percent(share)} of the step, and no single "
-        "loss reaches a tenth of it.",
+        summary=f"the {evidence.device} computes for {percent(share)} of the step, "
+        f"{_describe_variation(evidence.run)}no single loss reaches a tenth of it.",
         evidence=(
             f"checked: {', '.join(_list_checked(evidence))}{_describe_speed(evidence)}",
             *([f"not known: {unknown}"] if unknown else []),
             f"idle {percent(idle)}, exposed communication "
             f"{percent(evidence.budget_share('exposed_comm'))}, exposed copies "
             f"{percent(evidence.budget_share('exposed_memory'))}",
+            *_describe_steps(evidence.run),
         ),
         remedies=_offer(evidence),
     )
 
 
+def _describe_variation(run: RankRun | None) -> str:
+    """For the middle of a sentence; "and " where not all steps were captured."""
+    if run is None or run.times is None:
+        return "and "
+    return f"steps vary by {percent(run.times.variation)}, and "
+
+
+def _describe_steps(run: RankRun | None) -> Iterator[str]:
+    """All steps of the run, and what their inputs explain."""
+    if run is None or run.times is None:
+        return
+    times = run.times
+    stalls = sum(stall.share for stall in run.stalls)
+    yield (
+        f"{counted(times.steps, 'step')}: {milliseconds(times.mean_ms)} on average, stalls "
+        f"{percent(stalls)}, 99% take at most {milliseconds(times.p99_ms)}"
+    )
+    if run.inputs is not None:
+        yield (
+            f"inputs of {run.inputs.fewest:,} to {run.inputs.most:,} elements explain "
+            f"{percent(run.inputs.explained)} of how steps differ"
+        )
+
+
 def _list_checked(evidence: RankEvidence) -> Iterator[str]:
     yield "data loading"
+    if evidence.run is not None and evidence.run.times is not None:
+        yield "stalls and drift over the run"
     yield "Python between operators" if evidence.on_host else "host and launches"
     yield from ("exposed communication", "copies")
     if not evidence.on_host:

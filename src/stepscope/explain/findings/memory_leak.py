@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.evidence import from_memory
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
 from stepscope.records.figures import size
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
+    from stepscope.explain.findings.evidence import RankEvidence
     from stepscope.records.memory import Memory
 
 # Share of the limit (or of the peak without a limit) that a thousand steps add.
 LEAST_SHARE = 0.01
 SOON_STEPS = 1000
+
+
+def find(evidence: RankEvidence) -> Finding | None:
+    """The window's steps. Where the whole run shows growth, memory-growth says it."""
+    if evidence.memory is None or (evidence.run and evidence.run.memory_growth):
+        return None
+    return find_in(evidence.memory)
 
 
 def find_in(memory: Memory) -> Finding | None:
@@ -47,4 +54,4 @@ def find_in(memory: Memory) -> Finding | None:
     )
 
 
-RULE = FindingRule(id="memory-leak", title="Memory grows", find=from_memory(find_in))
+RULE = FindingRule(id="memory-leak", title="Memory grows", find=find)

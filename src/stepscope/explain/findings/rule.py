@@ -12,7 +12,7 @@ from stepscope.records.explanation import Finding
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stepscope.records.explanation import Place, Remedy, Severity
+    from stepscope.records.explanation import Place, Remedy, Severity, ShareOf
 
 __all__ = ["Finding", "FindingRule", "Scope"]
 
@@ -39,7 +39,7 @@ class FindingRule(msgspec.Struct, frozen=True, kw_only=True):
         where: tuple[Place, ...] = (),
         remedies: tuple[Remedy, ...] = (),
         rank: int | None = None,
-        of: Literal["step", "memory", "work"] = "step",
+        of: ShareOf = "step",
     ) -> Finding:
         """A finding of this rule, as severe as its share unless `severity` says otherwise; `title`
         replaces the rule's own where it depends on the case."""

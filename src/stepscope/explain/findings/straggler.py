@@ -1,4 +1,4 @@
-"""A rank, or a link, that all other ranks wait for."""
+"""A rank, or a link, that all other ranks wait for; or a different rank each time."""
 
 from __future__ import annotations
 
@@ -40,28 +40,35 @@ _WORDS: dict[Cause, str] = {
 }
 
 
+_WANDERING = (
+    remedies.CHECK_HOST.offer("look for what holds up one rank at a time: other processes, disks"),
+    remedies.BALANCE.offer("if some batches take longer than others, balance them over the ranks"),
+)
+
+
 def find(evidence: JobEvidence) -> Finding | None:
     """The costliest straggler leads; the others are evidence."""
     job = evidence.job
-    if not job.stragglers.ranks:
+    stragglers = [*job.stragglers.ranks, job.stragglers.wandering]
+    known = [straggler for straggler in stragglers if straggler is not None]
+    if not known:
         return None
-    worst, *others = job.stragglers.ranks
+    worst, *others = known
     step_ms = _choose_step_ms(job, worst)
     if not step_ms:
         return None
     share = min(1.0, worst.cost_ms / step_ms)
-    times = factor(worst.slowdown)
     return RULE.finding(
-        title="" if worst.rank is not None else "Slow link",
+        title=_title(worst),
         share=share,
-        summary=f"{_name(worst)} {_WORDS[worst.cause].format(times=times)}; without this, a step "
+        summary=f"{_describe(worst)}; without this, a step "
         f"would be {milliseconds(worst.cost_ms)} ({percent(share)}) shorter.",
         evidence=(
             *worst.evidence,
             *(_describe_other(straggler) for straggler in others[:3]),
             *_describe_arrivals(job, worst),
         ),
-        remedies=_REMEDIES[worst.cause],
+        remedies=_WANDERING if worst.kind == "wandering" else _REMEDIES[worst.cause],
         rank=worst.rank,
     )
 
@@ -71,10 +78,30 @@ def _choose_step_ms(job: Job, worst: Straggler) -> float:
     median over steps of the slowest rank for a slow link."""
     if job.step_ms:
         return job.step_ms
-    if worst.rank is not None:
+    if worst.rank is not None or worst.kind == "wandering":
         return max(times.step_ms for times in job.times)
     steps = job.step_ns[(job.step_ns > 0).all(axis=1)]
     return float(np.median(steps.max(axis=1))) / 1e6 if len(steps) else 0.0
+
+
+def _title(worst: Straggler) -> str:
+    if worst.kind == "wandering":
+        return "Wandering straggler"
+    return "" if worst.rank is not None else "Slow link"
+
+
+def _describe(straggler: Straggler) -> str:
+    """How often it is late is known only where every step was seen."""
+    if straggler.excess_ms is None:
+        times = factor(straggler.slowdown)
+        return f"{_name(straggler)} {_WORDS[straggler.cause].format(times=times)}"
+    late = f"is late by {milliseconds(straggler.excess_ms)}"
+    often = f"in 1 step of {straggler.one_in}"
+    if straggler.kind == "wandering":
+        return f"a different rank each time {late} {often}, and none is to blame"
+    why = "it waits for its data" if straggler.cause == "input" else "its own work takes longer"
+    often = "at every step" if straggler.kind == "constant" else often
+    return f"{_name(straggler)} {late} {often}: {why}"
 
 
 def _name(straggler: Straggler) -> str:
@@ -84,6 +111,8 @@ def _name(straggler: Straggler) -> str:
 
 
 def _describe_other(straggler: Straggler) -> str:
+    if straggler.excess_ms is not None:
+        return _describe(straggler)
     return f"{_name(straggler)} is slow too: {straggler.cause}, {factor(straggler.slowdown)} times"
 
 

@@ -5,8 +5,9 @@ that only call another (aten::t calls aten::transpose) take as long as their rec
 host's time is shortened by a factor that depends on how long those took, minus a little for every
 recorded Python function. Most of these operators belong to backward, which has a thread of its own.
 How fast a thread was during recording also shows in its kernel launches, so each phase's launches
-influence its factor. The constants were fitted to steps timed with and without the profiler on H200
-machines (docs/accuracy.md has the table, and the error on models left out of the fit).
+influence its factor. Kernels of a CUDA graph have a rule of their own (graph_launches.py). The
+constants were fitted to steps timed with and without the profiler on H200 machines
+(docs/accuracy.md has the table, and the error on models left out of the fit).
 
 If a run measured its own steps without the profiler, those decide (measured.py).
 """
@@ -23,6 +24,7 @@ from stepscope.errors import NotCapturedError
 from stepscope.explain.quantiles import median
 from stepscope.explain.replay.cpu_overhead import runs_on_host, without_profiler_on_cpu
 from stepscope.explain.replay.graph import CallKind, Phase
+from stepscope.explain.replay.graph_launches import NODE_SPACING, scale_node_spacing
 from stepscope.explain.replay.measured import fit_to, scale_host
 from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.work import named, one_of
@@ -102,8 +104,10 @@ def correct(
     slow = slowness or find_slowness(trace)
     if runs_on_host(trace):
         lighter, spread = without_profiler_on_cpu(graph, trace, slow)
+        host = lighter
     else:
-        lighter = without_profiler(graph, rates, slow or 1.0, launch_slowness(graph, trace))
+        host = without_profiler(graph, rates, slow or 1.0, launch_slowness(graph, trace))
+        lighter = scale_node_spacing(host, trace, NODE_SPACING)
         spread = rates.spread if slow else float(np.hypot(rates.spread, UNKNOWN_SPEED))
     if truth is not None:
         fitted, _ = fit_to(lighter, truth)
@@ -119,8 +123,8 @@ def correct(
     return Corrected(
         graph=lighter,
         step_ns=step_ns(lighter),
-        low_ns=_at_deviations(lighter, -1.96 * spread),
-        high_ns=_at_deviations(lighter, 1.96 * spread),
+        low_ns=_at_deviations(scale_node_spacing(host, trace, 0.0), -1.96 * spread),
+        high_ns=_at_deviations(host, 1.96 * spread),
         basis="calibrated",
         spread=spread,
     )

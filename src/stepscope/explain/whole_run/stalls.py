@@ -1,8 +1,9 @@
 """Which steps took longer than a typical one, by how much, and what they waited for.
 
-The typical step is the median of its level (see level_changes.py). A step is a stall when it lies
-above that by more than the noise of the other steps and by more than a tenth. Its excess is divided
-among the causes that measured waiting in that very step. What nobody measured is "unknown". So
+A step's level is what a typical step takes there (level_changes.py). A step is a stall when it lies
+above its level by more than the noise of the other steps and by more than a tenth. Its excess is
+divided among the causes that measured waiting in that very step, the most specific ones first.
+What nobody measured is "unknown". So
 
     mean step = typical step + the sum of all causes' cost per step
 
@@ -16,29 +17,34 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from stepscope.records.whole_run import STALL_CAUSES
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    Floats = NDArray[np.float64]
-    Flags = NDArray[np.bool_]
-    Ints = NDArray[np.int64]
+    from stepscope.records.step_columns import Flags
+    from stepscope.records.whole_run import StallCause
 
-UNKNOWN = "unknown"
+    Floats = NDArray[np.float64]
+
 LEAST_EXCESS = 0.10  # over the typical step
 _DEVIATIONS = 5.0  # of the noise of steps that are no stalls
 _OF_NORMAL = 1.4826  # standard deviations in a median absolute deviation
 _ROUNDS = 3
-
-
-class StallCost(msgspec.Struct, frozen=True, kw_only=True):
-    """One cause's share in the mean step."""
-
-    cause: str
-    steps: Ints  # places of the steps that stalled for it
-    excess_ns: Floats  # what each of them took longer for it
-    per_step_ns: float  # over all steps
+# A cause further up in this list takes its share of a stall first.
+_MOST_SPECIFIC_FIRST: tuple[StallCause, ...] = (
+    "evaluation",
+    "checkpoint",
+    "compile",
+    "gc",
+    "data",
+    "allocator",
+    "collective",
+    "operating_system",
+    "logging",
+)
 
 
 class StallSplit(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,10 +53,21 @@ class StallSplit(msgspec.Struct, frozen=True, kw_only=True):
     mean_ns: float
     typical_ns: float
     stalled: Flags
-    causes: tuple[StallCost, ...]  # the most expensive first
+    excess_ns: dict[StallCause, Floats]  # of each step; a cause without any is not in it
+
+    @property
+    def main_cause(self) -> NDArray[np.int8]:
+        """For each step the place in STALL_CAUSES of the cause that took most; -1: no stall."""
+        place = np.full(len(self.stalled), -1, np.int8)
+        largest = np.zeros(len(self.stalled))
+        for cause, excess in self.excess_ns.items():
+            more = excess > largest
+            place[more] = STALL_CAUSES.index(cause)
+            largest = np.maximum(largest, excess)
+        return place
 
 
-def split_stalls(step_ns: Floats, level: Floats, waits: Mapping[str, Floats]) -> StallSplit:
+def split_stalls(step_ns: Floats, level: Floats, waits: Mapping[StallCause, Floats]) -> StallSplit:
     """`level` is each step's typical time; `waits` holds what each cause measured in each step.
 
     Only waiting beyond a cause's own typical wait explains a stall: a loader that takes 2 ms at
@@ -58,16 +75,14 @@ def split_stalls(step_ns: Floats, level: Floats, waits: Mapping[str, Floats]) ->
     """
     stalled = find_stalled(step_ns, level)
     excess = np.where(stalled, step_ns - level, 0.0)
-    beyond = {cause: _beyond_typical(wait, stalled) for cause, wait in waits.items()}
-    shares = _divide(excess, beyond)
-    costs = [_cost(cause, share) for cause, share in shares.items() if share.any()]
+    shares = _divide(excess, waits, stalled)
     mean = float(step_ns.mean()) if len(step_ns) else 0.0
     per_step = float(excess.mean()) if len(excess) else 0.0
     return StallSplit(
         mean_ns=mean,
         typical_ns=mean - per_step,
         stalled=stalled,
-        causes=tuple(sorted(costs, key=lambda cost: -cost.per_step_ns)),
+        excess_ns={cause: share for cause, share in shares.items() if share.any()},
     )
 
 
@@ -84,29 +99,21 @@ def find_stalled(step_ns: Floats, level: Floats) -> Flags:
     return stalled
 
 
+def _divide(
+    excess: Floats, waits: Mapping[StallCause, Floats], stalled: Flags
+) -> dict[StallCause, Floats]:
+    """Each step's excess among its causes; none gets more than is left of it."""
+    left = excess.copy()
+    shares: dict[StallCause, Floats] = {}
+    for cause in _MOST_SPECIFIC_FIRST:
+        if cause in waits:
+            shares[cause] = np.minimum(left, _beyond_typical(waits[cause], stalled))
+            left = left - shares[cause]
+    shares["unknown"] = left
+    return shares
+
+
 def _beyond_typical(wait: Floats, stalled: Flags) -> Floats:
     calm = wait[~stalled]
     typical = float(np.median(calm)) if len(calm) else 0.0
     return np.maximum(wait - typical, 0.0)
-
-
-def _divide(excess: Floats, beyond: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Each step's excess among its causes. Where they measured more than the excess (part of the
-    wait was hidden), all shrink alike."""
-    measured = sum(beyond.values(), np.zeros(len(excess)))
-    scale = np.divide(
-        np.minimum(excess, measured), measured, out=np.zeros(len(excess)), where=measured > 0
-    )
-    shares = {cause: wait * scale for cause, wait in beyond.items()}
-    shares[UNKNOWN] = excess - sum(shares.values(), np.zeros(len(excess)))
-    return shares
-
-
-def _cost(cause: str, share: Floats) -> StallCost:
-    steps = np.flatnonzero(share > 0)
-    return StallCost(
-        cause=cause,
-        steps=steps,
-        excess_ns=share[steps],
-        per_step_ns=float(share.mean()),
-    )

@@ -27,6 +27,7 @@ _NAMES = (
     "threads",
     "no-sync",
     "no-data-wait",
+    "no-stalls",
     "batch",
     "accumulate",
     "checkpoint",

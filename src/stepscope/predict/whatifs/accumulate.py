@@ -11,6 +11,7 @@ from stepscope.explain.replay.graph import Phase
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import take_calls, take_tasks
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.stalls import repeat_stalls
 from stepscope.predict.values import parse_whole
 
 if TYPE_CHECKING:
@@ -45,7 +46,10 @@ def apply(context: StepContext, value: str) -> Outcome:
     passes = np.flatnonzero(~stepping)
     order = np.concatenate([*[passes] * repeats, np.flatnonzero(stepping)])
     return Outcome(
-        context=changed(context, _repeat_calls(graph, order)),
+        context=replace(
+            changed(context, _repeat_calls(graph, order)),
+            stalls=repeat_stalls(context.stalls, repeats),
+        ),
         assumptions=(
             f"{value} forward and backward passes of the present batch, then one optimizer step; "
             "gradients are added up in place (zero_grad once)",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from stepscope.explain.work import DATA_LOADING
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.host_time import shorten_gaps
@@ -16,15 +18,25 @@ if TYPE_CHECKING:
 
 
 def apply(context: StepContext, _value: str) -> Outcome:
-    """Refuses a trace without data loading."""
+    """Refuses a trace without data loading, unless the run's other steps stall for data."""
     graph, saved_ns, events = shorten_gaps(context, HostKind.ANNOTATION, DATA_LOADING.search)
-    if not events:
+    stalls = context.stalls
+    stalled_ns = stalls.cost_ns.get("data", 0.0) if stalls else 0.0
+    if not events and not stalled_ns:
         raise Refused("no-data-wait: this trace has no data loading to remove")
-    if saved_ns <= 0:
+    if saved_ns + stalled_ns <= 0:
         raise Refused("no-data-wait: the steps of this trace never wait for data")
+    assumptions = []
+    if saved_ns > 0:
+        inside = milliseconds(saved_ns / 1e6)
+        assumptions.append(f"{inside} per step inside the data loader removed")
+    if stalled_ns:
+        assumptions.append(f"{milliseconds(stalled_ns / 1e6)} per step of data stalls removed")
     return Outcome(
-        context=changed(context, graph),
-        assumptions=(f"{milliseconds(saved_ns / 1e6)} per step inside the data loader removed",),
+        context=replace(
+            changed(context, graph), stalls=stalls.without(("data",)) if stalls else None
+        ),
+        assumptions=tuple(assumptions),
         spread=0.05,
     )
 

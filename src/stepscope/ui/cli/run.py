@@ -64,6 +64,18 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     help="How many times to wait, warm up and record.",
 )
 @click.option(
+    "--every",
+    default=0,
+    type=click.IntRange(0),
+    metavar="N",
+    help="Also record a window every N steps through the whole run; old ones are thinned out.",
+)
+@click.option(
+    "--on-stall",
+    is_flag=True,
+    help="Also record a window around a stall that comes again (trace-stall.json.gz).",
+)
+@click.option(
     "--shapes/--no-shapes",
     default=True,
     help="Record operators' input shapes: FLOPs and what-ifs need them.",
@@ -118,6 +130,7 @@ def _begin(out: Path | None, command: tuple[str, ...], options: dict[str, Any]) 
     """
     claimed = None
     try:
+        _require_room(**options)
         claimed = claim(out, command)
         settings = Settings(folder=str(claimed.path.absolute()), **options)
         return RunFile.begin(claimed.path, command, settings)
@@ -129,6 +142,14 @@ def _begin(out: Path | None, command: tuple[str, ...], options: dict[str, Any]) 
         why = _why(error, claimed.path if claimed else out)
         say(f"nothing is captured; the command runs without stepscope: {why}")
         return None
+
+
+def _require_room(*, every: int, warmup: int, active: int, **_: Any) -> None:
+    if 0 < every < warmup + active + 2:
+        raise UsageError(
+            f"--every {every} leaves no steps between windows of {warmup + active} steps: "
+            f"choose {warmup + active + 2} or more"
+        )
 
 
 def _why(error: Exception, folder: Path | None) -> str:

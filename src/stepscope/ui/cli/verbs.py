@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 VERBS = {
     "run": "capture an unmodified training command, then explain it",
+    "top": "show a run live in a terminal, while it trains",
     "explain": "show where each training step's time went",
     "whatif": "predict what a change would save, before anybody makes it",
     "compare": "tell whether B's step really differs from A's, with an interval",

@@ -37,6 +37,7 @@ COLUMNS = {
     "step": "predicted_ms",
     "low": "low_ms",
     "high": "high_ms",
+    "stalls": "stall_ms",
     "host": "host_ms",
     "device": "device_ms",
     "factor": "throughput_factor",
@@ -127,6 +128,7 @@ def _axes(bench: Bench, known: set[str], rank: RankExplanation) -> list[Axis]:
             known,
         ),
         _switch("no-data-wait", "Data always ready", "Batches wait for the step", known),
+        _switch("no-stalls", "No stalls", "Every step is a typical one", known),
         _switch("no-sync", "No blocking calls", "No .item(), .cpu() or synchronize", known),
         _switch(
             "checkpoint=none", "No checkpointing", "Nothing is computed twice; more memory", known

@@ -20,6 +20,7 @@ from stepscope.predict.outcome import Refused
 from stepscope.predict.peaks import peak_at_batch
 from stepscope.predict.scale_out import describe_batch, share_of_batch
 from stepscope.predict.scaling_grid import WORKERS, CannotScale, find_scaling_setup
+from stepscope.predict.stalls import grow_stalls, share_stalls
 from stepscope.records.figures import size
 from stepscope.ui.html.payload import encode_block
 from stepscope.ui.html.whatif_axes import Axis, Option
@@ -49,6 +50,9 @@ _BASIS = {
 }
 
 
+Stalled = tuple[float, float]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedStep:
     """The step of a worker that has only a share of the batch."""
@@ -66,6 +70,9 @@ class ScalingCell:
     variance: float
     spread: float  # of the CUDA graph
     shared: tuple[SharedStep | None, ...] = ()  # by link: all workers share one batch
+    # By link: ns and doubt of the stalls of an average step, with a batch each and with a shared
+    # one; empty if the run's steps are not known.
+    stalls: tuple[tuple[Stalled, Stalled], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +152,22 @@ class ScalingCells:
             shared=tuple(
                 self._share(local, link.ranks, others, graphed) for link in self.setup.links
             ),
+            stalls=tuple(
+                self._stalls(local.context, link.ranks)
+                for link in self.setup.links
+                if local.context.stalls
+            ),
         )
+
+    def _stalls(self, context: StepContext, ranks: int) -> tuple[Stalled, Stalled]:
+        before = self.setup.before
+        own, part = (
+            share_stalls(grow_stalls(context.stalls, share), ranks, before)
+            for share in (1.0, before / ranks)
+        )
+        assert own is not None
+        assert part is not None
+        return (own.total_ns, own.mean_doubt_ns), (part.total_ns, part.mean_doubt_ns)
 
     def _share(
         self, local: Trial, ranks: int, others: frozenset[Setting], graphed: bool
@@ -299,6 +321,7 @@ def _cell_data(cell: ScalingCell, place: dict[int, int]) -> dict[str, Any]:
         "step": place[id(cell.step)],
         "shared": [place[id(share.step)] if share else None for share in cell.shared],
         "peaks": [_peak_data(share) for share in cell.shared],
+        "stalls": cell.stalls,
     }
 
 

@@ -18,6 +18,7 @@ from stepscope.ui.terminal.distributed import job_sections
 from stepscope.ui.terminal.efficiency import efficiency_sections
 from stepscope.ui.terminal.memory import memory_sections
 from stepscope.ui.terminal.tables import SEVERITY_STYLES, answer_grid, titled_table
+from stepscope.ui.terminal.whole_run import run_sections
 from stepscope.ui.words import PARTS, one_line, or_dash, short_kernel
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def _sections(explanation: Explanation, top: int, width: int) -> list[Renderable
         return _snapshot_sections(explanation, worst.memory, top, width)
     out: list[RenderableType] = [_headline(explanation), Text(), _verdict(explanation), Text()]
     out += [budget_bar(explanation.budget, width), _legend(explanation.budget, width), Text()]
+    if explanation.run is not None:
+        out += run_sections(explanation.run, width)
     if len(explanation.ranks) > 1:
         out += [_ranks(explanation.ranks), Text()]
     if explanation.job is not None:

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from rich.text import Text
 
 from stepscope.records.explanation import called
@@ -18,7 +18,9 @@ from stepscope.records.figures import interval, milliseconds, percent, trimmed
 from stepscope.records.words import counted
 from stepscope.ui.terminal.bars import COLOURS, FILLS, budget_bar
 from stepscope.ui.terminal.console import make_console, text_line
+from stepscope.ui.terminal.lines import FAINT, LABELS, cut, flow, labelled, wrapped
 from stepscope.ui.terminal.tables import SEVERITY_STYLES
+from stepscope.ui.terminal.whole_run import run_line
 from stepscope.ui.whatif import WORTH
 from stepscope.ui.words import PARTS, one_line, short_kernel
 
@@ -31,12 +33,10 @@ if TYPE_CHECKING:
     from stepscope.records.quality import Note
 
 MOST_LINES = 24  # `run` adds one: where its folder is
-_LABELS = 10  # columns
 _VERDICT_LINES, _WHY_LINES, _NEXT_LINES, _LEGEND_LINES = 3, 2, 2, 2
 _MOST_FINDINGS, _FEWEST_FINDINGS = 4, 2
 _MOST_WHATIFS = 3
 _VISIBLE = 0.005  # of the step
-_FAINT = "bright_black"
 # Notes that make the answer doubtful.
 GRAVE = frozenset(
     {
@@ -78,7 +78,14 @@ def short_lines(
         lines = _lines(explanation, console, more, report, findings)
         if len(lines) <= MOST_LINES:
             break
-    return lines
+    return _without_gaps(lines, MOST_LINES)
+
+
+def _without_gaps(lines: list[Text], most: int) -> list[Text]:
+    """Empty lines make way for others, the last ones first."""
+    gaps = [place for place, line in enumerate(lines) if not line]
+    removed = set(gaps[max(0, len(gaps) + most - len(lines)) :] if len(lines) > most else ())
+    return [line for place, line in enumerate(lines) if place not in removed]
 
 
 def _lines(
@@ -87,45 +94,17 @@ def _lines(
     width = console.width
     style = f"bold {SEVERITY_STYLES[explanation.findings[0].severity]}"
     out = [_headline(explanation, width), Text()]
-    out += _labelled("verdict", _wrapped(explanation.verdict, console, _VERDICT_LINES, style))
-    out += _labelled("why", _wrapped(explanation.why, console, _WHY_LINES))
-    out += _labelled("next", _wrapped(explanation.next, console, _NEXT_LINES))
+    out += labelled("verdict", wrapped(explanation.verdict, console, _VERDICT_LINES, style))
+    out += labelled("why", wrapped(explanation.why, console, _WHY_LINES))
+    out += labelled("next", wrapped(explanation.next, console, _NEXT_LINES))
     out += [Text(), *_where_it_went(explanation, width), Text()]
-    out += _labelled("findings", _findings(explanation, width, findings))
-    out += _labelled("what if", _what_ifs(explanation.advice, width))
-    out += _labelled("notes", _notes(explanation, console))
+    out += labelled("findings", _findings(explanation, width, findings))
+    out += labelled("what if", _what_ifs(explanation.advice, width))
+    out += labelled("notes", _notes(explanation, console))
     if report is not None:
-        out += _labelled("report", [text_line(_clickable(report), "bold")])
-    out += _labelled("more", [text_line(more, style=_FAINT)])
+        out += labelled("report", [text_line(_clickable(report), "bold")])
+    out += labelled("more", [text_line(more, style=FAINT)])
     return out
-
-
-def _labelled(label: str, rows: Sequence[Text]) -> list[Text]:
-    """A block with its label on the first line."""
-    return [
-        Text.assemble((f"{label if place == 0 else '':<{_LABELS}}", _FAINT), row)
-        for place, row in enumerate(rows)
-    ]
-
-
-def _wrapped(text: str, console: Console, most: int, style: str = "") -> list[Text]:
-    """At most `most` lines; a text that is cut ends in an ellipsis."""
-    if not text:
-        return []
-    room = console.width - _LABELS
-    lines = [Text(row.plain.rstrip(), style) for row in text_line(text).wrap(console, room)]
-    if len(lines) > most:
-        last = " ".join(line.plain for line in lines[most - 1 :])
-        lines[most - 1 :] = [Text(_cut(last, room), style)]
-    return lines
-
-
-def _cut(text: str, room: int) -> str:
-    """The beginning that fits, with a mark where something is missing."""
-    text = one_line(text)
-    if cell_len(text) <= room:
-        return text
-    return set_cell_size(text, max(1, room - 1)).rstrip() + "…"
 
 
 def _headline(explanation: Explanation, width: int) -> Text:
@@ -140,7 +119,7 @@ def _headline(explanation: Explanation, width: int) -> Text:
         facts.append(_step(explanation))
     rest = " · ".join(facts)
     name = short_kernel(_name(explanation), max(12, width - cell_len(rest) - 3))
-    return text_line(_cut(f"{name} · {rest}", width), style=_FAINT)
+    return text_line(cut(f"{name} · {rest}", width), style=FAINT)
 
 
 def _name(explanation: Explanation) -> str:
@@ -165,8 +144,10 @@ def _where_it_went(explanation: Explanation, width: int) -> list[Text]:
     if memory is not None and memory.source == "snapshot":
         from stepscope.ui.memory import headline
 
-        return _labelled("memory", [text_line(_cut(headline(memory), width - _LABELS))])
-    return [budget_bar(explanation.budget, width), *_legend(explanation.budget, width)]
+        return labelled("memory", [text_line(cut(headline(memory), width - LABELS))])
+    bar = [budget_bar(explanation.budget, width), *_legend(explanation.budget, width)]
+    line = run_line(explanation.run, width - LABELS) if explanation.run else None
+    return bar if line is None else [*bar, *labelled("run", [line])]
 
 
 def _legend(budget: Budget, width: int) -> list[Text]:
@@ -178,7 +159,7 @@ def _legend(budget: Budget, width: int) -> list[Text]:
         rest = [part for part in budget.parts if part not in largest]
         if sum(part.share for part in rest) >= _VISIBLE:
             items.append(_rest(rest))
-        rows = _flow(items, width)
+        rows = flow(items, width)
         if len(rows) <= _LEGEND_LINES:
             return rows
     return []
@@ -194,18 +175,7 @@ def _item(part: Part) -> Text:
 
 def _rest(parts: Sequence[Part]) -> Text:
     ms, share = sum(part.ms for part in parts), sum(part.share for part in parts)
-    return Text(f"rest {milliseconds(ms)} {percent(share)}", style=_FAINT)
-
-
-def _flow(items: Sequence[Text], width: int) -> list[Text]:
-    """As many items on each line as fit."""
-    rows: list[Text] = []
-    for item in items:
-        if rows and rows[-1].cell_len + 2 + item.cell_len <= width:
-            rows[-1].append("  ").append_text(item)
-        else:
-            rows.append(item.copy())
-    return rows
+    return Text(f"rest {milliseconds(ms)} {percent(share)}", style=FAINT)
 
 
 def _findings(explanation: Explanation, width: int, most: int) -> list[Text]:
@@ -216,14 +186,14 @@ def _findings(explanation: Explanation, width: int, most: int) -> list[Text]:
     rows = [
         _finding(
             finding,
-            width - _LABELS,
+            width - LABELS,
             leads=finding is explanation.findings[0],
             whose=called(explanation.ranks, finding.rank) if several else "",
         )
         for finding in shown
     ]
     if len(shown) < len(findings):
-        rows.append(Text(f"{len(findings) - len(shown)} more", style=_FAINT))
+        rows.append(Text(f"{len(findings) - len(shown)} more", style=FAINT))
     return rows
 
 
@@ -236,12 +206,12 @@ def _finding(finding: Finding, width: int, *, leads: bool, whose: str) -> Text:
     whose = f" ({whose})" if whose and finding.rank is not None else ""
     of = f", share of {finding.of}" if share and finding.of != "step" else ""
     row = Text(f"{share:>4}  ")
-    row.append(_cut(f"{finding.title}{whose}{of}", width - 6), SEVERITY_STYLES[finding.severity])
+    row.append(cut(f"{finding.title}{whose}{of}", width - 6), SEVERITY_STYLES[finding.severity])
     about = [words for place in finding.where[:1] for words in _place_words(place)]
     if not leads:
         about += [remedy.summary for remedy in finding.remedies[:1]] + list(finding.evidence[:1])
     fitting = (text for text in about if cell_len(text) <= width - row.cell_len - 2)
-    return row.append(one_line(f"  {next(fitting, '')}".rstrip()), style=_FAINT)
+    return row.append(one_line(f"  {next(fitting, '')}".rstrip()), style=FAINT)
 
 
 def _place_words(place: Place) -> list[str]:
@@ -256,18 +226,18 @@ def _what_ifs(advice: Sequence[Advice], width: int) -> list[Text]:
     if not helping:
         changes = counted(len(advice), "change")
         words = f"{changes} tried on this step: none saves {trimmed(percent(WORTH))} or more"
-        return [Text(_cut(words, width - _LABELS), style=_FAINT)] if advice else []
+        return [Text(cut(words, width - LABELS), style=FAINT)] if advice else []
     best = helping[:_MOST_WHATIFS]
     savings = [f"saves {milliseconds(change.saved_ms)}" for change in best]
     intervals = [f"({interval(change.saved_low_ms, change.saved_high_ms)})" for change in best]
     rows = []
     for change, saving, ends in zip(best, savings, intervals, strict=True):
         row = Text(f"{saving:<{max(map(len, savings))}} {ends:<{max(map(len, intervals))}}  ")
-        room = width - _LABELS - row.cell_len
-        row.append(_cut(change.label, room))
+        room = width - LABELS - row.cell_len
+        row.append(cut(change.label, room))
         setting = f"  --set {change.setting}"
         if cell_len(change.label) + cell_len(setting) <= room:
-            row.append(setting, style=_FAINT)
+            row.append(setting, style=FAINT)
         rows.append(row)
     return rows
 
@@ -278,12 +248,12 @@ def _notes(explanation: Explanation, console: Console) -> list[Text]:
     kinds = {note.id: f"{whose}{note.detail}" for whose, note in reversed(notes)}
     grave = [text for name, text in reversed(kinds.items()) if name in GRAVE][:2]
     rows = [
-        line for text in grave for line in _wrapped(text, console, 3 - len(grave), style="yellow")
+        line for text in grave for line in wrapped(text, console, 3 - len(grave), style="yellow")
     ]
     left = len(notes) - len(grave)
     if left:
         words = counted(left, "more note" if grave else "note")
-        rows.append(Text(f"{words} about the input: --full", style=_FAINT))
+        rows.append(Text(f"{words} about the input: --full", style=FAINT))
     return rows
 
 

@@ -10,7 +10,7 @@ import { bottleneck, verdict } from "../../../../src/stepscope/ui/html/page/what
 
 /** @param {Partial<Predicted>} parts @returns {Predicted} */
 const predicted = (parts) => ({
-  step: 10, low: 9, high: 11, host: 4, device: 9.9, factor: 1, comm: 0, exposed: 0, efficiency: 1,
+  step: 10, low: 9, high: 11, stalls: 0, host: 4, device: 9.9, factor: 1, comm: 0, exposed: 0, efficiency: 1,
   peak: null, peak_low: null, peak_high: null, ...parts,
 });
 
@@ -38,7 +38,7 @@ test("a replay takes the latest of what each time waits for", () => {
 });
 
 /** One stretch before the gradients are ready (100 ns on the host), one after (20 ns); one bucket. */
-function makeScaling() {
+function makeScaling(stalls = []) {
   const link = { spread: 0, basis: "", broadcast: [], beside: [], lost: 0, said: [], straggling: 1 };
   return new ScaledStep({
     unit: 1, before: 1, onHost: true, finish: 0, sent: [], send: 0, afterSend: 0, moments: 2, forward: -1,
@@ -48,10 +48,20 @@ function makeScaling() {
     adjusted: {}, narrowest: 0.01, held: 0, batch: ["", ""],
     shapes: { planned: { times: 1, stretches: 2, sloped: false } },
     steps: [{ compute: 1, task: null, waiting: 0, wait: [], share: [], silent: 0, quiet: null, planned: { host: 120, busy: [], own: [1], marked: [] } }],
-    cells: [{ ns: 120, variance: 0, spread: 0, step: 0, shared: [0, null], peaks: [null, null] }],
+    cells: [{ ns: 120, variance: 0, spread: 0, step: 0, shared: [0, null], peaks: [null, null], stalls }],
     columns: { "planned-tables-0-0": Uint8Array.of(101, 21) },
   });
 }
+
+test("stalls come on top of the step, with their doubt", () => {
+  const scaling = makeScaling([[[30, 0], [30, 0]], [[80, 20], [40, 0]]]);
+  const alone = scaling.predict(0, 0, { link: 0, buckets: 0, bandwidth: 1, strong: false });
+  assert.deepEqual([alone.step, alone.stalls, alone.low, alone.high], [150, 30, 150, 150]);
+  const without = makeScaling().predict(0, 0, { link: 1, buckets: 0, bandwidth: 1, strong: false });
+  const two = scaling.predict(0, 0, { link: 1, buckets: 0, bandwidth: 1, strong: false });
+  assert.equal(two.step, without.step + 80);
+  assert.ok(Math.abs(Math.log(two.high / two.step) - (1.96 * 20) / two.step) < 1e-12);
+});
 
 test("one worker's step is its own work", () => {
   const scaling = makeScaling();

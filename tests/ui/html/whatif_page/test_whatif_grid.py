@@ -28,8 +28,8 @@ def test_every_cell_is_what_predicting_its_settings_gives(
         expected = bench.predict(settings_of(grid, places))
         found = cell(grid, places)
         numbers = (
-            expected.predicted_ms, expected.low_ms, expected.high_ms, expected.host_ms,
-            expected.device_ms, expected.throughput_factor, expected.peak_bytes,
+            expected.predicted_ms, expected.low_ms, expected.high_ms, expected.stall_ms,
+            expected.host_ms, expected.device_ms, expected.throughput_factor, expected.peak_bytes,
             expected.peak_low_bytes, expected.peak_high_bytes,
         )  # fmt: skip
         for name, number in zip(COLUMNS, numbers, strict=True):

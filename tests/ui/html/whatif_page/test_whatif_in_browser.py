@@ -196,7 +196,7 @@ def test_the_page_computes_what_python_does_to_the_last_shown_figure(
                 graphed=one if at == graphed else None, spread=made.spread,
             )  # fmt: skip
             told = predict_together(crew, doubts, known, plan)
-            expected = (told.done.step_ns, told.low_ns, told.high_ns, told.done.comm_ns)
+            expected = (told.step_ns, told.low_ns, told.high_ns, told.done.comm_ns)
             numbers = (found["step"], found["low"], found["high"], found["comm"])
             assert numbers == pytest.approx(expected, rel=5e-4)
             assert found["exposed"] == pytest.approx(told.exposed_ns, abs=1e-3 * told.done.step_ns)

@@ -253,14 +253,24 @@ export class ScaledStep {
       variance += (spread * Math.min(1, moved)) ** 2 + (doubts.change * moved) ** 2;
     }
     const host = doubts.host * Math.min(1, done.host / done.step) ** 4;
-    const half = NORMAL_95 * Math.sqrt(host ** 2 + variance + doubts.least ** 2);
-    const low = done.step * Math.exp(-half);
+    const [stalls, doubt] = this.stalls(cell, plan);
+    const whole = done.step + stalls;
+    const share = done.step / whole;
+    const half = NORMAL_95 * Math.sqrt(share ** 2 * (host ** 2 + variance) + (doubt / whole) ** 2 + doubts.least ** 2);
+    const low = whole * Math.exp(-half);
     return {
       ...done,
-      low: least < done.step ? Math.max(low, least) : low,
-      high: done.step * Math.exp(half),
+      step: whole,
+      stalls,
+      low: least < done.step ? Math.max(low, least + Math.max(0, stalls - NORMAL_95 * doubt)) : low,
+      high: whole * Math.exp(half),
       exposed: Math.max(0, done.step - without),
     };
+  }
+
+  /** What stalls add to an average step of so many workers. @param {number} cell @param {Plan} plan @returns {Stalled} */
+  stalls(cell, { link, strong }) {
+    return /** @type {Cell} */ (this.data.cells[cell]).stalls[link]?.[Number(strong)] ?? [0, 0];
   }
 
   /** Workers, then buckets, then links; what is as now is no change. @param {Plan} plan @returns {Plan[]} */

@@ -247,6 +247,7 @@ interface Predicted extends Peak {
   step: number;
   low: number;
   high: number;
+  stalls: number; // of an average step
   host: number;
   device: number;
   factor: number; // throughput over now
@@ -322,7 +323,11 @@ interface Cell {
   step: number; // its place among the steps
   shared: (number | null)[]; // by link: the place of the step when all workers share one batch
   peaks: ({ peak: number; peak_low: number; peak_high: number } | null)[];
+  stalls: [own: Stalled, shared: Stalled][]; // by link; none where the run's steps are not known
 }
+
+/** What stalls add to an average step, and its standard deviation; ns. */
+type Stalled = [ns: number, doubt: number];
 
 interface ScalingData {
   unit: number; // of the tables

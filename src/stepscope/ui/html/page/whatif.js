@@ -167,6 +167,7 @@ export class WhatIf {
     const moreSamples = plan.strong ? 1 : this.ranks(plan.link) / before;
     return {
       ...step,
+      stalls: then.stalls / 1e6,
       host: then.host / 1e6,
       device: then.device / 1e6,
       factor: (cell.factor * cell.step * moreSamples) / step.step,

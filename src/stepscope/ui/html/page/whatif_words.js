@@ -23,9 +23,10 @@ export function bottleneck(cell, onHost, decisive) {
   const host = significant(cell.host);
   const device = significant(cell.device);
   const both = onHost ? `the host has ${host} ms of work` : `the host has ${host} ms of work, the device ${device}`;
-  if (cell.exposed > (1 - decisive) * cell.step) return ["the links", `nothing hides ${milliseconds(cell.exposed)} of them; ${both}`];
+  const typical = cell.step - cell.stalls; // stalls are nobody's work
+  if (cell.exposed > (1 - decisive) * typical) return ["the links", `nothing hides ${milliseconds(cell.exposed)} of them; ${both}`];
   if (onHost) return ["the host", `it has ${host} ms of work; there is no device`];
-  if (Math.max(cell.host, cell.device) < decisive * cell.step) return ["neither alone", `they wait for each other: ${both}`];
+  if (Math.max(cell.host, cell.device) < decisive * typical) return ["neither alone", `they wait for each other: ${both}`];
   return cell.device >= cell.host
     ? ["the device", `it has ${device} ms of work, the host ${host}`]
     : ["the host", `it has ${host} ms of work, the device ${device}`];

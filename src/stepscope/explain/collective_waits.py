@@ -1,0 +1,91 @@
+"""Stalls that one rank passes on: all others wait for it in a collective."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec.structs import replace
+
+from stepscope.explain.record_step import stall_parts
+from stepscope.explain.whole_run.rank_run import sum_up_stalls
+from stepscope.records.whole_run import STALL_CAUSES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.records.explanation import Budget, RankExplanation
+    from stepscope.records.whole_run import RankRun, Stall, StallCause
+
+    Ints = NDArray[np.int64]
+
+_UNKNOWN, _COLLECTIVE = STALL_CAUSES.index("unknown"), STALL_CAUSES.index("collective")
+
+
+def explain_waits(
+    ranks: tuple[RankExplanation, ...], waits: dict[int, tuple[Ints, Ints]]
+) -> tuple[RankExplanation, ...]:
+    """Ranks whose unexplained stalls were waits for another rank. `waits` holds, by rank, numbers
+    of steps and what the rank waited in them."""
+    return tuple(
+        _with_waits(rank, *waits[rank.rank or 0]) if (rank.rank or 0) in waits else rank
+        for rank in ranks
+    )
+
+
+def _with_waits(rank: RankExplanation, numbers: Ints, wait_ns: Ints) -> RankExplanation:
+    if rank.run is None:
+        return rank
+    run = divide_unknown(rank.run, numbers, wait_ns)
+    return rank if run is rank.run else replace(rank, run=run, budget=_shown(rank.budget, run))
+
+
+def divide_unknown(run: RankRun, numbers: Ints, wait_ns: Ints) -> RankRun:
+    """The same run, with a stall of the cause "collective" for what the rank waited beyond its
+    usual wait in steps that stalled for no known cause."""
+    series = run.series
+    if series is None or series.excess_ns is None or run.times is None or not len(numbers):
+        return run
+    beyond = _on_steps(series.number, numbers, wait_ns - np.median(wait_ns))
+    unknown = np.where(series.cause == _UNKNOWN, series.excess_ns, 0)
+    waited = np.clip(beyond, 0, unknown)
+    if not waited.any():
+        return run
+    steady = series.cause >= 0
+    left = unknown - waited
+    kept = [stall for stall in run.stalls if stall.cause != "unknown"]
+    mean_ns = 1e6 * run.times.mean_ms
+    causes: tuple[tuple[StallCause, Ints], ...] = (("collective", waited), ("unknown", left))
+    for name, excess in causes:
+        stall = sum_up_stalls(name, excess.astype(np.float64), series.number, mean_ns)
+        if stall.steps:
+            kept.append(_per_steady_step(stall, len(excess), run.times.steps))
+    cause = np.where(steady & (waited > left), np.int8(_COLLECTIVE), series.cause)
+    return replace(
+        run,
+        stalls=tuple(sorted(kept, key=lambda stall: -stall.cost_ms - stall.between_epochs_ms)),
+        series=replace(series, cause=cause.astype(np.int8)),
+    )
+
+
+def _on_steps(all_numbers: Ints, numbers: Ints, values: NDArray[np.float64]) -> Ints:
+    """The values at their steps; zero for steps without one."""
+    out = np.zeros(len(all_numbers), np.int64)
+    place = np.searchsorted(all_numbers, numbers)
+    known = (place < len(all_numbers)) & (
+        all_numbers[np.minimum(place, len(all_numbers) - 1)] == numbers
+    )
+    out[place[known]] = np.rint(values[known]).astype(np.int64)
+    return out
+
+
+def _per_steady_step(stall: Stall, steps: int, steady: int) -> Stall:
+    """Its cost per steady step; it was summed up over all steps."""
+    factor = steps / steady
+    return replace(stall, cost_ms=stall.cost_ms * factor, share=stall.share * factor)
+
+
+def _shown(budget: Budget, run: RankRun) -> Budget:
+    """The budget with the run's stalls."""
+    others = [part for part in budget.parts if not part.id.startswith("stall_")]
+    return replace(budget, parts=(*others, *stall_parts(run)))

@@ -1,0 +1,34 @@
+"""Evaluation takes much of the run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.explain.findings.evidence import from_run
+from stepscope.explain.findings.rule import Finding, FindingRule
+from stepscope.explain.findings.run_words import beside_steps, wanted_work_severity
+from stepscope.records import remedies
+from stepscope.records.figures import percent
+
+if TYPE_CHECKING:
+    from stepscope.records.whole_run import RankRun
+
+
+def find_in(run: RankRun) -> Finding | None:
+    """Evaluation inside steps and between epochs, as a share of the wall time."""
+    work = beside_steps(run, "evaluation")
+    severity = wanted_work_severity(work.share)
+    if severity is None:
+        return None
+    return RULE.finding(
+        share=work.share,
+        of="run",
+        severity=severity,
+        summary=f"evaluation takes {percent(work.share)} of the run{work.how_often}.",
+        evidence=work.evidence,
+        where=work.where,
+        remedies=(remedies.EVALUATE_LESS.offer(),),
+    )
+
+
+RULE = FindingRule(id="evaluation-share", title="Evaluation", find=from_run(find_in))

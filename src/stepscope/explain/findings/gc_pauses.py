@@ -1,0 +1,36 @@
+"""Python's garbage collector stops the training thread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.explain.findings.evidence import from_run
+from stepscope.explain.findings.rule import Finding, FindingRule
+from stepscope.explain.findings.run_words import (
+    cost_lines,
+    costly_stall,
+    stalling_steps,
+    typical_wait,
+)
+from stepscope.records import remedies
+
+if TYPE_CHECKING:
+    from stepscope.records.whole_run import RankRun
+
+
+def find_in(run: RankRun) -> Finding | None:
+    """Steps that are longer because a collection ran in them."""
+    stall = costly_stall(run, "gc")
+    if stall is None:
+        return None
+    pauses = stalling_steps(stall, run, "pauses", "pause")
+    return RULE.finding(
+        share=stall.share,
+        summary=f"{pauses} for {typical_wait(stall)} while Python collects garbage.",
+        evidence=cost_lines(stall, run),
+        where=stall.where,
+        remedies=(remedies.GC_FREEZE.offer(), remedies.GC_BY_HAND.offer()),
+    )
+
+
+RULE = FindingRule(id="gc-pauses", title="Garbage collection", find=from_run(find_in))

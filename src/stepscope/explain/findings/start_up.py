@@ -1,0 +1,67 @@
+"""Much of the run passes before training is at its pace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.explain.findings.evidence import HIGH, MEDIUM, from_run
+from stepscope.explain.findings.rule import Finding, FindingRule
+from stepscope.explain.findings.run_words import account_part
+from stepscope.records import remedies
+from stepscope.records.figures import duration, percent
+
+if TYPE_CHECKING:
+    from stepscope.records.explanation import Remedy, Severity
+    from stepscope.records.whole_run import AccountPart, RankRun
+
+_LEAST_SHARE = 0.05
+_LEAST_MS = 10_000.0  # every Python process with torch takes some seconds
+_LONG_MS = 60_000.0  # a longer training makes a shorter start-up small
+_VERY_LONG_MS = 600_000.0
+_WORDS = {
+    "launch": "before Python ran our code",
+    "imports": "imports",
+    "process_group": "joining the process group",
+    "build": "building the model and the rest",
+    "first_batch": "waiting for the first batch",
+    "first_steps": "the first steps, with compiling and warm-up",
+}
+
+
+def find_in(run: RankRun) -> Finding | None:
+    """Start-up and the first steps, of the wall time."""
+    start, first = account_part(run, "start_up"), account_part(run, "first_steps")
+    if run.account is None or start is None or first is None:
+        return None
+    ms, share = start.ms + first.ms, start.share + first.share
+    if share < _LEAST_SHARE or ms < _LEAST_MS:
+        return None
+    parts = sorted((*(start.parts or (start,)), first), key=lambda part: -part.ms)
+    return RULE.finding(
+        share=share,
+        of="run",
+        severity=_severity(share, ms),
+        summary=f"training is at its pace after {duration(1e6 * ms)}, {percent(share)} of the "
+        f"{duration(1e6 * run.account.wall_ms)} run.",
+        evidence=(", ".join(_describe(part) for part in parts if part.ms >= 0.02 * ms),),
+        remedies=_offer(parts[0]),
+    )
+
+
+def _severity(share: float, ms: float) -> Severity:
+    """A start-up that is short in itself is small in a real training, whatever it is of a test."""
+    if ms >= _VERY_LONG_MS and share >= HIGH:
+        return "high"
+    return "medium" if ms >= _LONG_MS and share >= MEDIUM else "low"
+
+
+def _describe(part: AccountPart) -> str:
+    return f"{_WORDS.get(part.id, 'start-up')} {duration(1e6 * part.ms)}"
+
+
+def _offer(largest: AccountPart) -> tuple[Remedy, ...]:
+    cache, fast = remedies.KEEP_COMPILE_CACHE.offer(), remedies.FAST_START.offer()
+    return (cache, fast) if largest.id == "first_steps" else (fast, cache)
+
+
+RULE = FindingRule(id="start-up", title="Long start-up", find=from_run(find_in))

@@ -1,0 +1,242 @@
+"""The stragglers of the whole run: who is late at its collectives, how often, and by what.
+
+What holds a rank back is read from the phases of its steps: other ranks spend their waiting in the
+backward pass, so that phase says nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from stepscope.explain.whole_run.arrival_matrix import join_arrivals
+from stepscope.explain.whole_run.lateness import LEAST_STEPS, find_late
+from stepscope.records.figures import milliseconds, percent
+from stepscope.records.job import Straggler, Stragglers
+from stepscope.records.words import counted
+from stepscope.trace.run_clocks import align_runs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from stepscope.explain.whole_run.lateness import Lateness, LateRank
+    from stepscope.records.job import Cause, LatenessKind, RankPart
+    from stepscope.records.run_calls import RunArrivals, RunCalls
+
+    Floats = NDArray[np.float64]
+    Flags = NDArray[np.bool_]
+
+_COUNTED_RANK = 0.5  # of the steps: a rank that took part in fewer is left out
+_NAMED_PHASE = 0.3  # of the excess: a phase that explains less is not named
+_WAITS = "backward"
+_PHASES = {
+    "data": "waiting for data",
+    "forward": "its forward pass",
+    "optimizer": "its optimizer",
+    "other": "code outside the passes",
+    "evaluation": "its evaluation",
+    "checkpoint": "saving checkpoints",
+    "gc": "garbage collection",
+    "compile": "compiling",
+}
+
+
+class WholeRunLateness(msgspec.Struct, frozen=True, kw_only=True):
+    """`arrivals` are None where no collectives of the run were captured, `stragglers` where they
+    are too few to judge. `clears`: who is not named is not late, whatever the window shows."""
+
+    arrivals: RunArrivals | None = None
+    stragglers: Stragglers | None = None
+    clears: bool = False
+
+
+class _Case(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps that all judged ranks took part in. Matrices are (steps, ranks)."""
+
+    ranks: list[int]
+    number: NDArray[np.int64]
+    late_ns: Floats
+    wait_ns: Floats
+    step_ns: Floats
+    phases_ns: dict[str, Floats]
+    cpu_wait_ns: Floats | None
+
+
+def judge_whole_run(parts: Sequence[RankPart]) -> WholeRunLateness:
+    """Never raises because of its input: ranks and steps that do not fit are left out."""
+    aligned = align_runs(parts)
+    arrivals = join_arrivals(aligned.runs) if len(aligned.runs) > 1 else None
+    case = _case(arrivals, aligned.runs) if arrivals is not None else None
+    if case is None:
+        return WholeRunLateness(arrivals=arrivals)
+    typical = float(np.median(case.step_ns))
+    lateness = find_late(case.late_ns, typical, case.cpu_wait_ns)
+    if lateness is None:
+        return WholeRunLateness(arrivals=arrivals)
+    late = [
+        rank
+        for rank in lateness.late
+        if not rank.constant or rank.excess_ns > 2 * aligned.error_ns.get(case.ranks[rank.place], 0)
+    ]
+    everyone = len(case.ranks) == len(parts)
+    return WholeRunLateness(
+        arrivals=arrivals,
+        stragglers=_stragglers(case, lateness, late),
+        clears=everyone and all(run.on_host for run in aligned.runs.values()),
+    )
+
+
+def decide(window: Stragglers, whole: WholeRunLateness) -> Stragglers:
+    """Hundreds of steps decide which rank is late; only the window shows a slow link."""
+    run = whole.stragglers
+    if run is None:
+        return window
+    links = tuple(link for link in window.ranks if link.rank is None)
+    if run.ranks:
+        return run
+    if links:
+        return msgspec.structs.replace(window, ranks=links, wandering=run.wandering)
+    if whole.clears or window.verdict == "none":
+        return run
+    return msgspec.structs.replace(window, wandering=run.wandering)
+
+
+def _case(arrivals: RunArrivals, runs: Mapping[int, RunCalls]) -> _Case | None:
+    """Steps that all ranks have, without ranks that took part in few of them."""
+    present = np.isfinite(arrivals.late_ns)
+    often = np.flatnonzero(present.mean(axis=0) >= _COUNTED_RANK)
+    ranks = [arrivals.ranks[place] for place in often.tolist()]
+    rows = present[:, often].all(axis=1)
+    for rank in ranks:
+        rows &= np.isin(arrivals.number, runs[rank].steps)
+    if len(ranks) < 2 or rows.sum() < LEAST_STEPS:
+        return None
+    number = arrivals.number[rows]
+    places = [np.searchsorted(runs[rank].steps, number) for rank in ranks]
+
+    def matrix(columns: list[NDArray[np.int64]]) -> Floats:
+        picked = [column[place] for column, place in zip(columns, places, strict=True)]
+        return np.stack(picked, axis=1).astype(float)
+
+    phases = dict.fromkeys(phase for rank in ranks for phase in runs[rank].phases_ns)
+    zero = {rank: np.zeros(len(runs[rank].steps), np.int64) for rank in ranks}
+    waits = [runs[rank].cpu_wait_ns for rank in ranks]
+    known = [wait for wait in waits if wait is not None]
+    return _Case(
+        ranks=ranks,
+        number=number,
+        late_ns=arrivals.late_ns[rows][:, often],
+        wait_ns=arrivals.wait_ns[rows][:, often],
+        step_ns=matrix([runs[rank].step_ns for rank in ranks]),
+        phases_ns={
+            phase: matrix([runs[rank].phases_ns.get(phase, zero[rank]) for rank in ranks])
+            for phase in phases
+        },
+        cpu_wait_ns=matrix(known) if len(known) == len(ranks) else None,
+    )
+
+
+def _stragglers(case: _Case, lateness: Lateness, late: list[LateRank]) -> Stragglers:
+    wandering = _describe_wandering(case, lateness.wandering) if lateness.wandering else None
+    named = tuple(_straggler(case, rank) for rank in late)
+    if named:
+        return Stragglers(verdict="found", ranks=named, source="every step", wandering=wandering)
+    least = percent(lateness.least_ns / float(np.median(case.step_ns)))
+    steps = counted(lateness.steps, "step")
+    detail = f"none is late by more than {least} of the step in {steps} of the whole run"
+    return Stragglers(verdict="none", detail=detail, source="every step", wandering=wandering)
+
+
+def _straggler(case: _Case, rank: LateRank) -> Straggler:
+    steps, of = int(rank.late.sum()), len(rank.late)
+    rows = np.ones(of, np.bool_) if rank.constant else rank.late
+    longer = _longer_phases(case, rank.place, rows)
+    fed_later = longer.get("data", 0.0)
+    cause: Cause = "input" if fed_later >= rank.excess_ns / 2 else "compute"
+    own = float(np.median(np.delete(case.step_ns - case.wait_ns, rank.place, axis=1)))
+    kind: LatenessKind = "constant" if rank.constant else "intermittent"
+    return Straggler(
+        rank=case.ranks[rank.place],
+        cause=cause,
+        slowdown=1 + rank.excess_ns / max(own, 1.0),
+        cost_ms=rank.cost_ns / 1e6,
+        steps=steps,
+        of=of,
+        evidence=(
+            _how_often(rank, steps, of),
+            *_name_phase(longer, rank.excess_ns),
+            f"{percent(min(1.0, max(fed_later, 0.0) / rank.excess_ns))} of the extra time is "
+            "waiting for data",
+        ),
+        kind=kind,
+        one_in=None if rank.constant else max(1, round(of / max(steps, 1))),
+        excess_ms=rank.excess_ns / 1e6,
+        p_value=rank.p_value,
+        source="every step",
+    )
+
+
+def _how_often(rank: LateRank, steps: int, of: int) -> str:
+    by = milliseconds(rank.excess_ns / 1e6)
+    often = f"in {steps} of {counted(of, 'step')} of the whole run"
+    if rank.constant:
+        return f"arrives {by} after the other ranks on average, and after their median {often}"
+    return f"arrives {by} later than usual {often}"
+
+
+def _longer_phases(case: _Case, place: int, rows: Flags) -> dict[str, float]:
+    """What each phase takes longer on this rank than on the others, in these steps."""
+    longer = {}
+    for phase, ns in case.phases_ns.items():
+        if phase != _WAITS:
+            others = np.median(np.delete(ns[rows], place, axis=1), axis=1)
+            longer[phase] = float(np.mean(ns[rows, place] - others))
+    return longer
+
+
+def _name_phase(longer: Mapping[str, float], excess_ns: float) -> tuple[str, ...]:
+    """The phase that explains most of the lateness, if one does."""
+    known = {phase: ns for phase, ns in longer.items() if phase in _PHASES and phase != "data"}
+    phase = max(known, key=lambda phase: known[phase], default=None)
+    if phase is None or known[phase] < _NAMED_PHASE * excess_ns:
+        return ()
+    return (f"{_PHASES[phase]} takes {milliseconds(known[phase] / 1e6)} longer than on the others",)
+
+
+def _describe_wandering(case: _Case, rank: LateRank) -> Straggler:
+    steps, of = int(rank.late.sum()), len(rank.late)
+    one_in = max(1, round(of / max(steps, 1)))
+    own = float(np.median(case.step_ns - case.wait_ns))
+    return Straggler(
+        rank=None,
+        cause="compute",
+        slowdown=1 + rank.excess_ns / max(own, 1.0),
+        cost_ms=rank.cost_ns / 1e6,
+        steps=steps,
+        of=of,
+        evidence=(
+            f"some rank arrives {milliseconds(rank.excess_ns / 1e6)} later than usual in {steps} "
+            f"of {counted(of, 'step')} of the whole run, and none more often than chance explains",
+            *_waiting_for_cores(case, rank),
+        ),
+        kind="wandering",
+        one_in=one_in,
+        excess_ms=rank.excess_ns / 1e6,
+        source="every step",
+    )
+
+
+def _waiting_for_cores(case: _Case, rank: LateRank) -> tuple[str, ...]:
+    if case.cpu_wait_ns is None:
+        return ()
+    last = case.late_ns.argmax(axis=1)
+    rows = np.arange(len(last))
+    usual = float(np.median(case.cpu_wait_ns))
+    waited = float(np.mean((case.cpu_wait_ns[rows, last] - usual)[rank.late]))
+    if waited < rank.excess_ns / 2:
+        return ()
+    return (f"{milliseconds(waited / 1e6)} of that the rank waits for a free core",)

@@ -1,0 +1,302 @@
+"""Which ranks are late over hundreds of steps: always, now and then, or a different one each time.
+
+A rank is late **now and then** when single steps stick out of the noise of all ranks, and so much
+more often on this rank than on the others that chance does not explain it. Where such steps come on
+all ranks alike, the lateness **wanders**: it costs time, and no rank is to blame.
+
+A rank is late **at every step** when, in the steps that do not stick out, its mean lateness
+- is at least 3.5% of the step,
+- exceeds what chance makes of it, at a level that allows for the number of ranks, and
+- stands apart from the other ranks by more than they differ among themselves.
+Neighbouring steps are alike: a rank that shares its core is late for many steps in a row. So steps
+are taken in blocks, and blocks that resemble their neighbours count for less. Where ranks share
+cores, most of the noise is waiting for one. So the test is made twice: with the arrivals as they
+were, and without the time for which the rank was ready to run and had no core.
+"""
+
+from __future__ import annotations
+
+from math import comb, log, sqrt
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Flags = NDArray[np.bool_]
+
+LEAST_STEPS = 60
+LEAST_LATE = 0.035  # of the step
+LEAST_COST = 0.03  # of the step, of lateness now and then; wandering has to cost more
+LEAST_WANDERING = 0.05
+_FALSE_ALARM = 0.002  # for the whole job, in each of three tests
+_BLOCK, _MOST_BLOCKS = 10, 24  # steps in a block; blocks in a run
+_FEW_RANKS = 8
+_MADS = 3.5
+_OF_NORMAL = 1.4826  # standard deviations in a median absolute deviation
+_STICKS_OUT, _LEAST_SINGLE = 5.0, 0.25  # deviations of the noise, and of the step
+_CLIPPED = 4.0  # deviations: no single step counts for more
+_EPISODE = 5  # steps: late ones that close to each other have one reason
+_LEAST_EPISODES = 4
+
+
+class LateRank(msgspec.Struct, frozen=True, kw_only=True):
+    """`place` is the rank's column; -1 where no rank is to blame."""
+
+    place: int
+    constant: bool
+    excess_ns: float  # in its late steps
+    cost_ns: float  # what the mean step would gain
+    late: Flags  # (steps,)
+    p_value: float  # that chance alone looks like this, for all ranks together
+
+
+class Lateness(msgspec.Struct, frozen=True, kw_only=True):
+    """What the steps show; `least_ns` is the constant lateness that they could have shown."""
+
+    steps: int
+    late: tuple[LateRank, ...]  # the costliest first
+    wandering: LateRank | None
+    least_ns: float
+
+
+class _Always(msgspec.Struct, frozen=True, kw_only=True):
+    """The test for lateness at every step; an array has a value for each rank."""
+
+    excess_ns: Floats  # against the other ranks
+    least_ns: float  # that chance does not make
+    p_value: Floats
+
+
+def find_late(
+    arrival_ns: Floats, step_ns: float, cpu_wait_ns: Floats | None = None
+) -> Lateness | None:
+    """Matrices are (steps, ranks) without gaps; arrivals count from any common zero of a step.
+
+    None with too few steps to say anything.
+    """
+    steps, ranks = arrival_ns.shape
+    if steps < LEAST_STEPS or ranks < 2 or step_ns <= 0:
+        return None
+    late_ns = arrival_ns - median_of_others(arrival_ns)
+    calm = late_ns - np.median(late_ns, axis=0)
+    single = _sticking_out(calm, arrival_ns, step_ns)
+    usual: Flags = np.logical_not(single.any(axis=1))
+    if usual.sum() < LEAST_STEPS:  # the single ones are no exceptions
+        usual[:], single[:] = True, False
+    always, least_ns = _always_late(arrival_ns, usual, step_ns, cpu_wait_ns)
+    for rank in always:
+        single[:, rank.place] = False
+    at_times, rest = _late_at_times(arrival_ns, calm, single, step_ns)
+    return Lateness(
+        steps=steps,
+        late=tuple(sorted((*always, *at_times), key=lambda rank: -rank.cost_ns)),
+        wandering=_wandering(arrival_ns, calm, rest, step_ns),
+        least_ns=least_ns,
+    )
+
+
+def median_of_others(values: Floats) -> Floats:
+    """Per row and column, the median of all other columns, from one sort of each row."""
+    ordered = np.sort(values, axis=1)
+    place = np.argsort(np.argsort(values, axis=1, kind="stable"), axis=1, kind="stable")
+    others = values.shape[1] - 1
+    row = np.arange(len(values))[:, None]
+
+    def without(nth: int) -> Floats:
+        """The nth smallest when the column itself is left out."""
+        kept: Floats = ordered[row, nth + (place <= nth)]
+        return kept
+
+    return (without((others - 1) // 2) + without(others // 2)) / 2
+
+
+# Late at every step
+
+
+def _always_late(
+    arrival_ns: Floats, usual: Flags, step_ns: float, cpu_wait_ns: Floats | None
+) -> tuple[list[LateRank], float]:
+    """Only a rank that was late by its arrivals is accused, whatever its waiting for cores."""
+    as_it_was = _test_always(arrival_ns[usual], step_ns)
+    tests = dict.fromkeys(np.flatnonzero(_accused(as_it_was)).tolist(), as_it_was)
+    least_ns = as_it_was.least_ns
+    if cpu_wait_ns is not None:
+        with_cores = _test_always((arrival_ns - cpu_wait_ns)[usual], step_ns)
+        late = _accused(with_cores) & (as_it_was.excess_ns >= LEAST_LATE * step_ns)
+        tests |= dict.fromkeys(np.flatnonzero(late).tolist(), with_cores)
+        least_ns = min(least_ns, with_cores.least_ns)
+    return [_late_always(arrival_ns, place, test) for place, test in tests.items()], least_ns
+
+
+def _late_always(arrival_ns: Floats, place: int, test: _Always) -> LateRank:
+    excess = float(test.excess_ns[place])
+    without = arrival_ns.copy()
+    without[:, place] -= excess
+    late_ns = arrival_ns[:, place] - median_of_others(arrival_ns)[:, place]
+    return LateRank(
+        place=place,
+        constant=True,
+        excess_ns=excess,
+        cost_ns=_gain(arrival_ns, without),
+        late=late_ns > 0,
+        p_value=float(test.p_value[place]),
+    )
+
+
+def _test_always(arrival_ns: Floats, step_ns: float) -> _Always:
+    since = arrival_ns - np.median(arrival_ns, axis=1, keepdims=True)
+    middle = np.median(since, axis=0)
+    noise = _OF_NORMAL * float(np.median(np.abs(since - middle)))
+    since = np.clip(since, middle - _CLIPPED * noise, middle + _CLIPPED * noise)
+    blocks = np.array_split(since, min(_MOST_BLOCKS, max(4, len(since) // _BLOCK)))
+    means = np.array([block.mean(axis=0) for block in blocks])
+    against = means - _of_others(means)
+    error, freedom = _error_of_mean(against)
+    excess, ranks = against.mean(axis=0), against.shape[1]
+    chance = [ranks * _p_value(one / max(error, 1e-9), freedom) for one in excess.tolist()]
+    by_chance = _student(_FALSE_ALARM / ranks, freedom) * error
+    return _Always(
+        excess_ns=excess,
+        least_ns=max(LEAST_LATE * step_ns, by_chance),
+        p_value=np.minimum(1.0, chance),
+    )
+
+
+def _of_others(values: Floats) -> Floats:
+    """Per row, the mean of a few other columns; of many, the median: several may be late."""
+    ranks = values.shape[1]
+    if ranks >= _FEW_RANKS:
+        return median_of_others(values)
+    mean: Floats = (values.sum(axis=1, keepdims=True) - values) / (ranks - 1)
+    return mean
+
+
+def _error_of_mean(against: Floats) -> tuple[float, float]:
+    """The standard error of a rank's mean over blocks, pooled over ranks, and its freedom.
+
+    Blocks that resemble their neighbours say less than their number.
+    """
+    blocks, ranks = against.shape
+    centred = against - against.mean(axis=0)
+    square = float((centred**2).sum())
+    alike = float((centred[1:] * centred[:-1]).sum()) / square if square > 0 else 0.0
+    # In so few blocks the estimate is too low by about 1/blocks.
+    alike = min(0.8, max(0.0, alike + 1 / blocks))
+    less = (1 + alike) / (1 - alike)
+    variance = square / (ranks * (blocks - 1)) * less
+    return sqrt(variance / blocks), max(1.0, (blocks - 1) * (ranks - 1) / less)
+
+
+def _accused(test: _Always) -> Flags:
+    late: Flags = test.excess_ns >= test.least_ns
+    for place in np.flatnonzero(late).tolist():
+        late[place] = _stands_apart(test.excess_ns, place)
+    return late
+
+
+def _stands_apart(excess_ns: Floats, place: int) -> bool:
+    others = np.delete(excess_ns, place)
+    if len(others) < 2:
+        return True
+    if len(others) < _FEW_RANKS - 1:
+        return bool(excess_ns[place] - others.max() > np.ptp(others))
+    middle = float(np.median(others))
+    spread = _OF_NORMAL * float(np.median(np.abs(others - middle)))
+    return bool(excess_ns[place] - middle > _MADS * spread)
+
+
+# Late now and then
+
+
+def _sticking_out(calm: Floats, arrival_ns: Floats, step_ns: float) -> Flags:
+    """Steps that waited for this rank, and for far longer than usual."""
+    noise = _OF_NORMAL * float(np.median(np.median(np.abs(calm), axis=0)))
+    last = np.zeros(calm.shape, np.bool_)
+    last[np.arange(len(calm)), arrival_ns.argmax(axis=1)] = True
+    out: Flags = last & (calm > max(_STICKS_OUT * noise, _LEAST_SINGLE * step_ns))
+    return out
+
+
+def _late_at_times(
+    arrival_ns: Floats, calm: Floats, single: Flags, step_ns: float
+) -> tuple[list[LateRank], Flags]:
+    """The ranks that are, and the late steps of all others."""
+    episodes = np.array([_count_episodes(column) for column in single.T])
+    ranks, rest, late = len(episodes), single.copy(), []
+    for place in np.argsort(-episodes, kind="stable").tolist():
+        chance = ranks * _binomial_tail(int(episodes[place]), int(episodes.sum()), 1 / ranks)
+        if episodes[place] < _LEAST_EPISODES or chance > _FALSE_ALARM:
+            break
+        alone = np.zeros_like(single)
+        alone[:, place] = single[:, place]
+        rank = _single_lateness(arrival_ns, calm, alone, place, chance)
+        if rank.cost_ns >= LEAST_COST * step_ns:
+            late.append(rank)
+        rest[:, place] = False
+        episodes[place] = 0
+    return late, rest
+
+
+def _wandering(arrival_ns: Floats, calm: Floats, rest: Flags, step_ns: float) -> LateRank | None:
+    episodes = [_count_episodes(column) for column in rest.T]
+    if sum(episodes) < 2 * _LEAST_EPISODES or sum(count > 1 for count in episodes) < 2:
+        return None
+    wandering = _single_lateness(arrival_ns, calm, rest, -1, 1.0)
+    return wandering if wandering.cost_ns >= LEAST_WANDERING * step_ns else None
+
+
+def _single_lateness(
+    arrival_ns: Floats, calm: Floats, single: Flags, place: int, chance: float
+) -> LateRank:
+    excess = np.where(single, calm, 0.0)
+    return LateRank(
+        place=place,
+        constant=False,
+        excess_ns=float(np.median(calm[single])),
+        cost_ns=_gain(arrival_ns, arrival_ns - excess),
+        late=np.asarray(single.any(axis=1)),
+        p_value=min(1.0, chance),
+    )
+
+
+def _count_episodes(late: Flags) -> int:
+    at = np.flatnonzero(late)
+    return int((np.diff(at, prepend=-_EPISODE - 1) > _EPISODE).sum()) if len(at) else 0
+
+
+def _gain(arrival_ns: Floats, without: Floats) -> float:
+    """How much earlier the last rank would arrive, on average."""
+    return float(np.maximum(arrival_ns.max(axis=1) - without.max(axis=1), 0.0).mean())
+
+
+# Chance
+
+
+def _student(chance: float, freedom: float) -> float:
+    """The value that Student's t exceeds by this chance."""
+    low, high = 0.0, 1e3
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _p_value(middle, freedom) > chance else (low, middle)
+    return high
+
+
+def _p_value(t: float, freedom: float) -> float:
+    """By Wallace's normal approximation, which is good to a few percent from 3 on."""
+    if t <= 0:
+        return 0.5
+    z = (8 * freedom + 1) / (8 * freedom + 3) * sqrt(freedom * log(1 + t * t / freedom))
+    return NormalDist().cdf(-z)
+
+
+def _binomial_tail(least: int, of: int, share: float) -> float:
+    """The chance of `least` or more."""
+    if of > 400:
+        error = sqrt(of * share * (1 - share))
+        return NormalDist().cdf(-(least - 0.5 - of * share) / error)
+    return sum(comb(of, k) * share**k * (1 - share) ** (of - k) for k in range(least, of + 1))

@@ -1,0 +1,244 @@
+"""A run that goes on: its status and its figures so far, by the rules of a run that has ended.
+
+Nothing here looks at a clock or a file: the caller hands over what was read, and the time.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec.structs import replace
+
+from stepscope.explain.whole_run.rank_run import explain_run
+from stepscope.records.figures import factor, long_duration
+from stepscope.records.live_run import LiveRank, LiveRun
+from stepscope.records.whole_run import RankRun
+from stepscope.records.words import counted
+from stepscope.trace.run_state import exit_code_words, was_killed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.records.live_run import LiveStatus
+    from stepscope.records.run_times import RunTimes
+    from stepscope.records.step_columns import StepColumns
+    from stepscope.trace.follow_run import FollowedRank, FollowedRun
+    from stepscope.trace.follow_steps import StepsSoFar
+
+_RECENT_NS = 10_000_000_000
+# No step for this long looks like a hang: in seconds, median steps and longest steps.
+_HANG_S, _HANG_MEDIANS, _HANG_LONGEST = 10.0, 20.0, 3.0
+_SAVING_S = 120.0  # saving a window or a memory snapshot may take this long
+_CLOCK_AHEAD_S = 2.0
+OWN_PARTS = ("evaluation", "checkpoint", "between_epochs")  # as in account.py
+
+
+def explain_live(followed: FollowedRun, now: float) -> LiveRun:
+    """`now` is the Unix time."""
+    last, earlier = _split_attempts(followed.ranks)
+    has_ended = followed.run is not None and followed.run.ended_unix is not None
+    current = tuple(_live_rank(rank, now, has_ended=has_ended) for rank in last)
+    status, detail = _status(followed, last, current)
+    return LiveRun(
+        folder=str(followed.folder),
+        status=status,
+        detail=detail,
+        seconds=_seconds(followed, now),
+        command=tuple(followed.run.command) if followed.run else (),
+        exit_code=followed.run.exit_code if followed.run else None,
+        ranks=current,
+        earlier=tuple(_live_rank(rank, now, has_ended=False) for rank in earlier),
+        world_size=max((rank.facts.world_size or 1 for rank in last), default=None),
+        notes=tuple(_notes(last, current, now)),
+    )
+
+
+def _split_attempts(
+    ranks: Sequence[FollowedRank],
+) -> tuple[list[FollowedRank], list[FollowedRank]]:
+    """The processes that count now, and those that a later process of their rank replaced. Two
+    processes that train at the same time only call themselves the same rank."""
+    ordered = sorted(ranks, key=lambda rank: (rank.rank, rank.attempt))
+    replaced = [
+        one
+        for one, two in pairwise(ordered)
+        if one.rank == two.rank and one.state != "running" and _follows(one, two)
+    ]
+    earlier = sorted(replaced, key=lambda rank: (rank.attempt, rank.rank))
+    return [rank for rank in ordered if rank not in replaced], earlier
+
+
+def _follows(one: FollowedRank, two: FollowedRank) -> bool:
+    """Whether `two` began after `one` had ended; a process without steps cannot say."""
+    before, after = one.steps.recent, two.steps.kept
+    if not len(before) or not len(after):
+        return True
+    return bool(after.end_unix_ns[0] - after.wall_ns[0] >= before.end_unix_ns[-1])
+
+
+def _seconds(followed: FollowedRun, now: float) -> float:
+    """Wall time of the command; of its steps, where nobody noted when it began."""
+    run = followed.run
+    if run is not None and run.started_unix:
+        end = run.ended_unix or (now if followed.state != "gone" else _last_end_s(followed))
+        return max(0.0, end - run.started_unix)
+    return max((rank.steps.wall_ns / 1e9 for rank in followed.ranks), default=0.0)
+
+
+def _last_end_s(followed: FollowedRun) -> float:
+    ends = [rank.steps.recent.end_unix_ns[-1] for rank in followed.ranks if rank.steps.seen]
+    return float(max(ends, default=0)) / 1e9
+
+
+# One rank.
+
+
+def _live_rank(rank: FollowedRank, now: float, *, has_ended: bool) -> LiveRank:
+    steps = rank.steps
+    if not steps.seen:
+        run = RankRun(rank=rank.rank, attempt=rank.attempt, steps=0, warm_up=0, times=None)
+        return LiveRank(run=run, kept=0)
+    columns, recent = steps.kept, steps.recent
+    times = _times(rank, has_ended=has_ended)
+    is_sample = len(columns) < steps.seen
+    run = explain_run(columns, rank=rank.rank, times=None if is_sample else times)
+    memory = recent.allocated_bytes
+    return LiveRank(
+        run=replace(run, steps=steps.seen, attempt=rank.attempt),
+        kept=len(columns),
+        last_step=int(recent.number[-1]),
+        quiet_s=_quiet_s(recent, now),
+        steps_per_s=1e9 * steps.whole / steps.whole_ns if steps.whole_ns else None,
+        recent_steps_per_s=_recent_rate(recent),
+        phases_ms=_typical_phases(columns, run),
+        goodput=_goodput(run, steps, times),
+        memory_bytes=int(memory[-1]) if memory is not None and memory[-1] >= 0 else None,
+        windows=steps.windows,
+        seconds=steps.wall_ns / 1e9,
+    )
+
+
+def _times(rank: FollowedRank, *, has_ended: bool) -> RunTimes | None:
+    """A run that goes on counts up to its last step: what follows may become a step, or the end."""
+    if rank.times is None or has_ended:
+        return rank.times
+    return replace(rank.times, ended_ns=int(rank.steps.recent.end_unix_ns[-1]), notes=())
+
+
+def _goodput(run: RankRun, steps: StepsSoFar, times: RunTimes | None) -> float | None:
+    """The account's; where steps are a sample, their share of training stands for all of them."""
+    if run.account is not None:
+        return run.account.goodput if run.account.wall_ms else None
+    kept = steps.kept
+    own = kept.wall_ns - sum(kept.phases_ns.get(phase, 0) for phase in OWN_PARTS)
+    steady = kept.plain & (np.arange(len(kept)) >= run.warm_up)
+    share = float(own[steady].sum()) / max(1.0, float(kept.wall_ns.sum()))
+    wall_ns = times.ended_ns - times.began_ns if times is not None else steps.wall_ns
+    return min(1.0, share * steps.wall_ns / wall_ns) if wall_ns > 0 else None
+
+
+def _quiet_s(recent: StepColumns, now: float) -> float | None:
+    end_ns = int(recent.end_unix_ns[-1])
+    return max(0.0, now - end_ns / 1e9) if end_ns > 0 else None
+
+
+def _recent_rate(recent: StepColumns) -> float | None:
+    """The last whole steps that together took ten seconds; at least one."""
+    backwards = np.cumsum(recent.wall_ns[recent.whole][::-1])
+    if not len(backwards):
+        return None
+    count = max(1, int(np.searchsorted(backwards, _RECENT_NS, side="right")))
+    return 1e9 * count / float(backwards[count - 1])
+
+
+def _typical_phases(columns: StepColumns, run: RankRun) -> dict[str, float]:
+    """Means over the steady steps that are no stalls and follow no epoch's end."""
+    if run.series is None or run.times is None:
+        return {}
+    calm = columns.plain & (np.arange(len(columns)) >= run.warm_up) & (run.series.cause < 0)
+    if columns.epoch_gap_ns is not None:
+        calm &= columns.epoch_gap_ns == 0
+    if not calm.any():
+        return {}
+    means = {phase: float(column[calm].mean()) / 1e6 for phase, column in columns.phases_ns.items()}
+    return {phase: ms for phase, ms in means.items() if ms > 0}
+
+
+# The whole run.
+
+
+def _status(
+    followed: FollowedRun, ranks: Sequence[FollowedRank], live: Sequence[LiveRank]
+) -> tuple[LiveStatus, str]:
+    run = followed.run
+    if run is not None and run.status == "finished":
+        return _ended(run.exit_code or 0)
+    states = {rank.state for rank in ranks}
+    runs = followed.state == "running" or "running" in states
+    if not runs and followed.state in ("gone", "restarted"):
+        why = "with its machine" if followed.state == "restarted" else "without closing the run"
+        return "killed", f"stepscope run ended {why}"
+    if not runs and states == {"ended"}:
+        return "finished", "every process has closed its files"
+    if not runs and states and states <= {"ended", "gone", "restarted"}:
+        return "killed", "its processes ended without closing their files"
+    if not any(rank.last_step is not None for rank in live):
+        return "starting up", "no step has ended"
+    return _progress(ranks, live, runs=runs)
+
+
+def _ended(code: int) -> tuple[LiveStatus, str]:
+    if not code:
+        return "finished", "the command ended with exit code 0"
+    status: LiveStatus = "killed" if was_killed(code) else "failed"
+    return status, f"the command ended with {exit_code_words(code)}"
+
+
+def _progress(
+    ranks: Sequence[FollowedRank], live: Sequence[LiveRank], *, runs: bool
+) -> tuple[LiveStatus, str]:
+    """Whether steps still come, by the rank that ended one last."""
+    quiet = [rank.quiet_s for rank in live if rank.quiet_s is not None]
+    if not quiet:
+        return "training", "the capture does not say when its steps ended"
+    silent_s = min(quiet)
+    median_s = max(_median_s(rank.steps.recent) for rank in ranks if rank.steps.seen)
+    patience = max(_patience_s(rank.steps.recent) for rank in ranks if rank.steps.seen)
+    if silent_s <= patience:
+        return "training", f"the last step ended {long_duration(1e9 * silent_s)} ago"
+    times = f"{factor(silent_s / median_s)} times the median step" if median_s else ""
+    detail = f"no step for {long_duration(1e9 * silent_s)}, {times}".removesuffix(", ")
+    if runs:
+        return "seems to hang", detail
+    return "unknown", f"{detail}; whether the job still runs cannot be seen from here"
+
+
+def _median_s(recent: StepColumns) -> float:
+    return float(np.median(recent.wall_ns)) / 1e9
+
+
+def _patience_s(recent: StepColumns) -> float:
+    """How long no step may end before the job seems to hang."""
+    longest = float(recent.wall_ns[recent.whole].max(initial=0)) / 1e9
+    saving = _SAVING_S if recent.window[-1] or recent.memory[-1] else 0.0
+    return max(_HANG_S, _HANG_MEDIANS * _median_s(recent), _HANG_LONGEST * longest, saving)
+
+
+def _notes(ranks: Sequence[FollowedRank], live: Sequence[LiveRank], now: float) -> list[str]:
+    notes = []
+    unread = sum(rank.steps.unread for rank in ranks)
+    if unread:
+        notes.append(f"{counted(unread, 'line')} of steps could not be read")
+    ahead = max((_ahead_s(rank.steps.recent, now) for rank in ranks), default=0.0)
+    if ahead > _CLOCK_AHEAD_S:
+        notes.append(f"the job's clock is {long_duration(1e9 * ahead)} ahead of this machine's")
+    if any(rank.kept < rank.run.steps for rank in live):
+        kept, steps = sum(rank.kept for rank in live), sum(rank.run.steps for rank in live)
+        notes.append(f"figures rest on a sample: {kept:,} of {counted(steps, 'step')}")
+    return notes
+
+
+def _ahead_s(recent: StepColumns, now: float) -> float:
+    return float(recent.end_unix_ns[-1]) / 1e9 - now if len(recent) else 0.0

@@ -1,0 +1,66 @@
+"""Which steps count: plain ones, after the warm-up.
+
+Steps are taken in groups of five. Leading groups are warm-up while their median lies far above the
+medians of the run's second half: by more than 3.5 standard deviations (from the median absolute
+deviation) and more than 0.5%. If that holds for more than a quarter of the run, it is a slow spell
+or a drift, not a warm-up, and all steps count. Steps that compile before the first one that does
+not are warm-up too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.records.step_columns import Flags, Ints, StepColumns
+
+    Floats = NDArray[np.float64]
+
+GROUP = 5
+FEWEST = 8 * GROUP  # in shorter runs a warm-up cannot be recognised
+_LONGEST = 0.25  # of the run
+_FAR, _LEAST = 3.5, 0.005
+_DEVIATIONS = 1.4826  # standard deviation of a normal distribution over its median absolute one
+
+
+def find_steady(steps: StepColumns) -> tuple[Flags, int]:
+    """Which steps count, and how many of the first ones are warm-up."""
+    places = np.flatnonzero(steps.plain)
+    times = steps.step_ns[places].astype(np.float64)
+    leading = max(warm_up(times), _count_compiling(steps.phases_ns.get("compile"), places))
+    first = int(places[leading]) if leading < len(places) else len(steps)
+    steady = steps.plain.copy()
+    steady[:first] = False
+    return steady, first
+
+
+def warm_up(steps: Floats) -> int:
+    """How many of the first steps to leave out."""
+    if len(steps) < FEWEST:
+        return 0
+    medians = group_medians(steps)
+    later = medians[len(medians) // 2 :]
+    middle = float(np.median(later))
+    deviation = _DEVIATIONS * float(np.median(np.abs(later - middle)))
+    calm = medians - middle <= max(_FAR * deviation, _LEAST * middle)
+    first = int(calm.argmax())
+    return GROUP * first if first <= _LONGEST * len(medians) else 0
+
+
+def group_medians(steps: Floats) -> Floats:
+    """Of each five steps."""
+    whole = len(steps) // GROUP * GROUP
+    medians: Floats = np.median(steps[:whole].reshape(-1, GROUP), axis=1)
+    return medians
+
+
+def _count_compiling(compile_ns: Ints | None, places: NDArray[np.intp]) -> int:
+    """How many of the first steps compile; none if all do."""
+    if compile_ns is None:
+        return 0
+    calm = compile_ns[places] == 0
+    return int(calm.argmax()) if calm.any() else 0

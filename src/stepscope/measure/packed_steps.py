@@ -1,0 +1,184 @@
+"""Long runs: older lines of steps.jsonl move, a block at a time, into packed parts next to it.
+
+Packing runs in the writer's thread while the model trains, in small pieces: no piece holds Python's
+lock for long, and lines are written between them. A part gets its name only when it is on disk, and
+only then are its lines cut from steps.jsonl. A kill in between leaves steps in both files, and
+readers count them once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from array import array
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from stepscope.measure import folder as layout
+from stepscope.measure.never_raise import note
+from stepscope.records.packed_steps import (
+    ABSENT,
+    END,
+    MARKS,
+    OTHER,
+    PHASE_FIELDS,
+    SCHEMA,
+    STEP,
+    WALL,
+    part_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+    from typing import IO
+
+    Line = dict[str, Any]
+
+BLOCK = 20_000  # steps of a packed part
+KEPT = 2_000  # steps that always stay in steps.jsonl, for those who watch a running job
+_PIECE_LINES = 64  # about 0.2 ms
+_PIECE_NUMBERS = 1000
+_GZIP = 31  # zlib's name for a gzip file
+
+
+class PartColumns:
+    """The columns of one packed part, as they are stored. Fields that it does not know are kept."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._columns: dict[str, array[int]] = {}
+        self._marks: dict[str, list[int]] = {name: [] for name in MARKS}
+        self._step = self._end = 0  # of the last line
+
+    def add(self, lines: list[Line]) -> None:
+        for line in lines:
+            self._take_marks(line)
+            self._take_known(line)
+            for name in line:
+                if name not in self._columns:
+                    self._columns[name] = array("q", [ABSENT]) * self.steps
+            for name, column in self._columns.items():
+                column.append(line.get(name, ABSENT))
+            self.steps += 1
+
+    def _take_marks(self, line: Line) -> None:
+        for name, places in self._marks.items():
+            if line.pop(name, False):
+                places.append(self.steps)
+
+    def _take_known(self, line: Line) -> None:
+        """Keep of some fields only what the others do not say (see records/packed_steps.py)."""
+        wall, step, end = line[WALL], line[STEP], line.get(END, 0)
+        phases = sum([line.get(name, 0) for name in PHASE_FIELDS])
+        line[OTHER] = line.get(OTHER, 0) - wall + phases
+        line[STEP], self._step = step - self._step, step
+        line[END], self._end = end - self._end - wall, end
+
+    def encode(self) -> Iterator[bytes]:
+        """Pieces of the part's text."""
+        # Small numbers take little space once compressed, so all count from the smallest one.
+        base = {name: min(column) for name, column in self._columns.items()}
+        yield f'{{"schema": {SCHEMA}, "steps": {self.steps}, "columns": {{'.encode()
+        for place, (name, column) in enumerate(self._columns.items()):
+            yield f'{", " if place else ""}"{name}": ['.encode()
+            yield from _numbers(column, base[name])
+            yield b"]"
+        yield f'}}, "base": {json.dumps(base)}, "marks": {json.dumps(self._marks)}}}'.encode()
+
+
+def _numbers(column: array[int], base: int) -> Iterator[bytes]:
+    for start in range(0, len(column), _PIECE_NUMBERS):
+        piece = ",".join([str(value - base) for value in column[start : start + _PIECE_NUMBERS]])
+        yield f"{',' if start else ''}{piece}".encode()
+
+
+class StepPacking:
+    """Moves blocks out of one rank's steps.jsonl. All calls come from the writer's thread."""
+
+    def __init__(self, tail: Path) -> None:
+        self._tail = tail
+        self._lines = 0  # in steps.jsonl
+        self._parts = 0
+        self._work: Iterator[None] | None = None
+        self._wanted = BLOCK + KEPT
+
+    def wrote(self, lines: int) -> None:
+        """So many lines were added to steps.jsonl."""
+        self._lines += lines
+        if self._work is None and self._lines >= self._wanted:
+            self._work = self._pack()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._work is not None
+
+    def go_on(self) -> None:
+        """Do the next piece of work."""
+        if self._work is None:
+            return
+        try:
+            if next(self._work, self) is self:
+                self._work = None
+        except OSError:  # all lines are in steps.jsonl: try again later
+            self._work = None
+            self._wanted = self._lines + KEPT
+        except Exception as error:
+            self._work = None
+            self._wanted = 1 << 62
+            note("packing steps", error)
+
+    def close(self) -> None:
+        """Give up what is half done: all its lines are in steps.jsonl."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.close()  # type: ignore[attr-defined]
+
+    def _pack(self) -> Iterator[None]:
+        part = self._tail.with_name(part_name(self._parts + 1))
+        unfinished = layout.temporary(part)
+        try:
+            with self._tail.open("rb") as tail:
+                columns = PartColumns()
+                yield from _read_block(tail, columns)
+                yield from _write_gzip(unfinished, columns.encode())
+                unfinished.replace(part)
+                self._cut(tail, part)
+        finally:
+            layout.remove(unfinished)
+        self._lines -= columns.steps
+        self._wanted = BLOCK + KEPT
+
+    def _cut(self, tail: IO[bytes], part: Path) -> None:
+        """Replace steps.jsonl by what follows the block; if that fails, the part goes again."""
+        rest = layout.temporary(self._tail)
+        try:
+            rest.write_bytes(tail.read())
+            rest.replace(self._tail)
+        except BaseException:
+            layout.remove(rest)
+            layout.remove(part)
+            raise
+        self._parts += 1
+
+
+def _read_block(tail: IO[bytes], columns: PartColumns) -> Iterator[None]:
+    """The first BLOCK lines; the file is then read up to their end."""
+    while columns.steps < BLOCK:
+        lines = list(islice(iter(tail.readline, b""), min(_PIECE_LINES, BLOCK - columns.steps)))
+        if not lines:
+            raise ValueError("steps.jsonl is shorter than what was written to it")
+        columns.add(json.loads(b"[%s]" % b",".join(lines)))
+        yield
+
+
+def _write_gzip(file: Path, pieces: Iterable[bytes]) -> Iterator[None]:
+    pack = zlib.compressobj(wbits=_GZIP)
+    with file.open("wb") as out:
+        for piece in pieces:
+            out.write(pack.compress(piece))
+            yield
+        out.write(pack.flush())
+        out.flush()
+        os.fsync(out.fileno())  # once in BLOCK steps

@@ -1,0 +1,179 @@
+"""Stalls in the average step: the run's mean step is its typical step plus these.
+
+What-ifs change the typical step, which the trace shows. Stalls are known from every step of the run
+and stay as they are, unless a what-if concerns their cause. Times are nanoseconds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from stepscope.records.figures import milliseconds
+from stepscope.records.whole_run import STALL_CAUSES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from stepscope.explain.replay.graph import Floats
+    from stepscope.records.whole_run import RankRun, Stall
+
+NORMAL_95 = 1.96  # standard deviations on each side hold 95%
+# The script stalls for these at the same step on every worker.
+_BY_THE_SCRIPT = frozenset({"evaluation", "checkpoint", "compile"})
+# Half of what independent stalls add, one standard deviation: they may partly coincide.
+_COINCIDENCE_DOUBT = 0.5
+_PER_PASS = ("data", "gc", "allocator", "operating_system", "unknown")
+
+
+class StepStalls(msgspec.Struct, frozen=True, kw_only=True):
+    """What stalls add to an average step, by cause."""
+
+    cost_ns: dict[str, float]
+    steps: int  # steady steps of the run
+    excess_ns: dict[str, Floats]  # what each stalled step took longer, by main cause; sorted
+    periodic: frozenset[str] = frozenset()  # causes whose stalls come every so many steps
+    run_ns: float  # all of them, as the run had them
+    deviation_ns: float  # of the run's mean step
+    doubt_ns: float = 0.0  # about what changes made of them, one standard deviation
+
+    @property
+    def total_ns(self) -> float:
+        return sum(self.cost_ns.values())
+
+    @property
+    def left(self) -> float:
+        """The share of the run's stalls that is left; all of none."""
+        return self.total_ns / self.run_ns if self.run_ns else 1.0
+
+    @property
+    def mean_doubt_ns(self) -> float:
+        """Of the mean step, because of its stalls: one standard deviation."""
+        return float(np.hypot(self.left * self.deviation_ns, self.doubt_ns))
+
+    @property
+    def least_ns(self) -> float:
+        """The low end of what they add to a step."""
+        return max(0.0, self.total_ns - NORMAL_95 * self.mean_doubt_ns)
+
+    def without(self, causes: Collection[str]) -> StepStalls:
+        return replace(self, cost_ns={c: ns for c, ns in self.cost_ns.items() if c not in causes})
+
+    def scaled(self, causes: Collection[str], factor: float) -> StepStalls:
+        """Stalls of these causes cost `factor` times as much per step."""
+        cost = {c: ns * (factor if c in causes else 1.0) for c, ns in self.cost_ns.items()}
+        return replace(self, cost_ns=cost)
+
+    def plus_doubt(self, ns: float) -> StepStalls:
+        return replace(self, doubt_ns=float(np.hypot(self.doubt_ns, ns)))
+
+
+def find_stalls(run: RankRun | None) -> StepStalls | None:
+    """None if the run's steps are not known."""
+    if run is None or run.times is None:
+        return None
+    times = run.times
+    return StepStalls(
+        cost_ns={stall.cause: 1e6 * stall.cost_ms for stall in run.stalls if stall.cost_ms > 0},
+        steps=times.steps,
+        excess_ns={stall.cause: _excess_ns(run, stall) for stall in run.stalls},
+        periodic=frozenset(stall.cause for stall in run.stalls if stall.period),
+        run_ns=1e6 * sum(stall.cost_ms for stall in run.stalls),
+        deviation_ns=1e6 * (times.high_ms - times.low_ms) / (2 * NORMAL_95),
+    )
+
+
+def _excess_ns(run: RankRun, stall: Stall) -> Floats:
+    """Of each step that stalled mainly for this cause; all alike if they are not known."""
+    series, times = run.series, run.times
+    count = stall.steps
+    if series is not None and times is not None:
+        chosen = series.cause == STALL_CAUSES.index(stall.cause)
+        excess = np.sort(series.step_ns[chosen] - 1e6 * times.typical_ms)
+        if len(excess) and excess[0] > 0:
+            return excess
+    return np.ones(count)
+
+
+# Another batch, more passes, more workers
+
+
+def grow_stalls(stalls: StepStalls | None, factor: float) -> StepStalls | None:
+    """A loader that cannot keep up needs `factor` times as long for so many samples."""
+    return stalls.scaled(("data",), factor) if stalls else None
+
+
+def repeat_stalls(stalls: StepStalls | None, passes: float) -> StepStalls | None:
+    """More passes per step: what comes with a pass comes more often, evaluation does not."""
+    return stalls.scaled(_PER_PASS, passes) if stalls else None
+
+
+def share_stalls(stalls: StepStalls | None, ranks: int, before: int) -> StepStalls | None:
+    """All workers wait for one that stalls, so a step has the longest stall of any.
+
+    Stalls that the script makes, and those that come every so many steps, are taken to coincide on
+    all workers. The others are drawn independently, and half of what that adds is in doubt.
+    """
+    if stalls is None or ranks == before:
+        return stalls
+    if ranks == 1:
+        stalls = stalls.without(("collective",))
+    alone = [c for c in stalls.cost_ns if c not in _BY_THE_SCRIPT | stalls.periodic]
+    factor = _longest_of(stalls, alone, ranks / before)
+    more = stalls.scaled(alone, factor)
+    return more.plus_doubt(_COINCIDENCE_DOUBT * abs(more.total_ns - stalls.total_ns))
+
+
+def _longest_of(stalls: StepStalls, causes: list[str], draws: float) -> float:
+    """The expected longest of `draws` steps' stalls, over one step's."""
+    parts = []
+    for cause in causes:
+        excess = stalls.excess_ns.get(cause, np.zeros(0))
+        if len(excess):
+            parts.append(excess * stalls.cost_ns[cause] * stalls.steps / excess.sum())
+    if not parts:
+        return 1.0
+    values = np.sort(np.concatenate(parts))[-stalls.steps :]
+    reach = (np.arange(stalls.steps - len(values), stalls.steps + 1) / stalls.steps) ** draws
+    return float((values * np.diff(reach)).sum() * stalls.steps / values.sum())
+
+
+# In words
+
+
+def describe_stalls(stalls: StepStalls | None) -> tuple[str, ...]:
+    """What of the average step stays in stalls; nothing if there are none."""
+    if stalls is None or not stalls.total_ns:
+        return ()
+    ordered = sorted(stalls.cost_ns.items(), key=lambda row: -row[1])
+    causes = ", ".join(f"{name_cause(c)} {milliseconds(ns / 1e6)}" for c, ns in ordered if ns)
+    whole = milliseconds(stalls.total_ns / 1e6)
+    return (f"the average step keeps {whole} of stalls ({causes})",)
+
+
+def describe_workers_stalls(stalls: StepStalls | None, ranks: int, before: int) -> tuple[str, ...]:
+    """Which stalls are taken to coincide."""
+    if stalls is None or not stalls.total_ns or ranks == before:
+        return ()
+    longest = share_stalls(stalls, ranks, before)
+    assert longest is not None
+    now, then = (milliseconds(one.total_ns / 1e6) for one in (stalls, longest))
+    together = sorted(c for c in stalls.cost_ns if c in _BY_THE_SCRIPT | stalls.periodic)
+    alone = sorted(c for c in stalls.cost_ns if c not in together)
+    words = [f"stalls of {now} per step become {then}, for all wait for the longest"]
+    if together:
+        words.append(f"{_list(together)} stalls are taken to coincide on all workers")
+    if alone:
+        words.append(f"{_list(alone)} stalls are drawn independently")
+    return ("; ".join(words),)
+
+
+def _list(causes: list[str]) -> str:
+    return ", ".join(map(name_cause, causes))
+
+
+def name_cause(cause: str) -> str:
+    return cause.replace("_", " ")

@@ -1,0 +1,242 @@
+"""Follow a rank's steps while the job writes them: each line is read once, and memory is bounded.
+
+steps.jsonl is the tail of the run. Full blocks of it move to packed parts, and the file begins
+anew; a part is there before the tail is cut. So a tail that was read between two equal lists of
+parts holds every step that no part has.
+
+Up to a limit all steps are kept; beyond it, those whose number has a hash in a range that halves.
+A regular choice would see all or none of the stalls that come every fourth step.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from stepscope.errors import UnreadableInputError
+from stepscope.records.limits import Bytes, Count, DurationNs, SomeDurationNs, StampNs, StepNumber  # noqa: TC001  (decoded)
+from stepscope.records.packed_steps import TAIL, part_number
+from stepscope.records.step_columns import ALL_PHASES, StepColumns
+from stepscope.trace.decode import DECODE_ERRORS
+from stepscope.trace.packed_steps import read_part
+from stepscope.trace.regular_files import MAX_LINE_BYTES, MissingFileError, list_folder, reading
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+MOST_KEPT = 50_000
+RECENT = 1_000
+_PIECE_BYTES = 4 << 20
+_ROUNDS = 3  # of reading while blocks are packed
+
+
+class FollowedStep(msgspec.Struct, frozen=True, gc=False):
+    """A line of steps.jsonl. The order of fields is that of the rows of an array of steps."""
+
+    step: StepNumber
+    wall_ns: SomeDurationNs
+    end_unix_ns: StampNs = 0
+    window: bool = False
+    memory: bool = False
+    first: bool = False
+    last: bool = False
+    data_ns: DurationNs = 0
+    forward_ns: DurationNs = 0
+    backward_ns: DurationNs = 0
+    optimizer_ns: DurationNs = 0
+    other_ns: DurationNs = 0
+    evaluation_ns: DurationNs = 0
+    checkpoint_ns: DurationNs = 0
+    gc_ns: DurationNs = 0
+    compile_ns: DurationNs = 0
+    between_epochs_ns: DurationNs = 0
+    epoch_gap_ns: DurationNs = 0
+    device_ns: DurationNs = -1
+    elements: Count = 0
+    allocated_bytes: Bytes = -1
+    cpu_wait_ns: DurationNs = 0
+    major_faults: Count = 0
+    retries: Count = 0
+    graphs: Count = 0
+
+
+_MAY_BE_UNKNOWN = ("device_ns", "allocated_bytes")  # -1 where they are
+_FIELDS = {name: place for place, name in enumerate(FollowedStep.__struct_fields__)}
+
+
+class StepsSoFar(msgspec.Struct, frozen=True, kw_only=True):
+    """`kept` is `recent` and all before it, or a sample of that."""
+
+    kept: StepColumns
+    recent: StepColumns
+    seen: int  # steps
+    plain: int  # of them
+    windows: int  # runs of profiled steps
+    wall_ns: int  # of all steps
+    whole: int  # steps whose beginning and end were seen
+    whole_ns: int  # what they took
+    unread: int = 0  # lines that make no sense
+
+
+class StepFollower:
+    """The steps of one rank's folder."""
+
+    def __init__(self, folder: Path, most_kept: int = MOST_KEPT) -> None:
+        self._folder = folder
+        self._most = max(most_kept, 2)
+        self._parts: frozenset[str] = frozenset()
+        self._inode, self._offset = 0, 0
+        self._decoder = msgspec.json.Decoder(FollowedStep)
+        self._kept = self._recent = np.empty((len(_FIELDS), 0), np.int64)
+        self._halvings = 0
+        self._last = -1
+        self._in_window = False
+        self._seen = self._plain = self._windows = self._wall_ns = self._unread = 0
+        self._whole = self._whole_ns = 0
+
+    def read(self) -> StepsSoFar:
+        """Take in what was written since the last time."""
+        for _ in range(_ROUNDS):
+            self._read_parts()
+            self._read_tail()
+            if self._list_parts() <= self._parts:
+                break
+        return StepsSoFar(
+            kept=_columns(self._kept),
+            recent=_columns(self._recent),
+            seen=self._seen,
+            plain=self._plain,
+            windows=self._windows,
+            wall_ns=self._wall_ns,
+            whole=self._whole,
+            whole_ns=self._whole_ns,
+            unread=self._unread,
+        )
+
+    def _list_parts(self) -> frozenset[str]:
+        try:
+            names = [path.name for path in list_folder(self._folder)]
+        except UnreadableInputError:  # it was removed
+            return self._parts
+        return frozenset(name for name in names if part_number(name) is not None)
+
+    def _read_parts(self) -> None:
+        new = sorted(self._list_parts() - self._parts)
+        for name in new:
+            try:
+                self._take(_rows_of_part(read_part(self._folder / name)))
+            except UnreadableInputError:
+                self._unread += 1
+        if new:
+            self._parts |= set(new)
+            self._offset = 0  # steps that are in the part as well do not count twice
+
+    def _read_tail(self) -> None:
+        try:
+            with reading(self._folder / TAIL) as file:
+                state = os.fstat(file.fileno())
+                if state.st_ino != self._inode or state.st_size < self._offset:
+                    self._inode, self._offset = state.st_ino, 0
+                file.seek(self._offset)
+                while piece := file.read(_PIECE_BYTES):
+                    end = piece.rfind(b"\n") + 1
+                    if not end and len(piece) <= MAX_LINE_BYTES:
+                        return  # its writer has not finished the line
+                    end = end or len(piece)
+                    self._offset += end
+                    self._take_lines(piece[:end])
+                    file.seek(self._offset)
+        except MissingFileError:
+            return
+        except UnreadableInputError:
+            self._unread += 1
+
+    def _take_lines(self, text: bytes) -> None:
+        rows = []
+        for line in text.split(b"\n"):
+            if line.strip():
+                try:
+                    rows.append(msgspec.structs.astuple(self._decoder.decode(line)))
+                except DECODE_ERRORS:
+                    self._unread += 1
+        if rows:
+            self._take(np.array(rows, np.int64).T)
+
+    def _take(self, rows: Ints) -> None:
+        """Steps that follow those taken before; of two with one number the first counts."""
+        highest = np.maximum.accumulate(np.concatenate(([self._last], rows[0])))
+        rows = rows[:, rows[0] > highest[:-1]]
+        if not rows.shape[1]:
+            return
+        window = rows[_FIELDS["window"]] != 0
+        before = np.concatenate(([self._in_window], window[:-1]))
+        self._windows += int((window & ~before).sum())
+        self._in_window = bool(window[-1])
+        self._last = int(rows[0, -1])
+        self._seen += rows.shape[1]
+        columns = _columns(rows)
+        self._plain += int(columns.plain.sum())
+        self._wall_ns += int(columns.wall_ns.sum())
+        self._whole += int(columns.whole.sum())
+        self._whole_ns += int(columns.wall_ns[columns.whole].sum())
+        self._recent = np.concatenate((self._recent, rows), axis=1)[:, -RECENT:]
+        self._keep(rows)
+
+    def _keep(self, rows: Ints) -> None:
+        self._kept = np.concatenate((self._kept, rows[:, _chosen(rows[0], self._halvings)]), axis=1)
+        while self._kept.shape[1] > self._most:
+            self._halvings += 1
+            self._kept = self._kept[:, _chosen(self._kept[0], self._halvings)]
+
+
+def _chosen(numbers: Ints, halvings: int) -> NDArray[np.bool_]:
+    """One step in 2 ** halvings, spread evenly and without a period."""
+    mixed = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(32)
+    mixed *= np.uint64(0xD6E8FEB86659FD93)
+    chosen: NDArray[np.bool_] = (mixed >> np.uint64(32)) % np.uint64(1 << halvings) == 0
+    return chosen
+
+
+def _columns(rows: Ints) -> StepColumns:
+    """Columns that hold nothing but their defaults were not captured."""
+
+    def optional(name: str, absent: int = 0) -> Ints | None:
+        column = rows[_FIELDS[name]]
+        return column if (column != absent).any() else None
+
+    phases = {phase: optional(f"{phase}_ns") for phase in ALL_PHASES}
+    return StepColumns(
+        number=rows[_FIELDS["step"]],
+        wall_ns=rows[_FIELDS["wall_ns"]],
+        end_unix_ns=rows[_FIELDS["end_unix_ns"]],
+        phases_ns={phase: column for phase, column in phases.items() if column is not None},
+        window=rows[_FIELDS["window"]] != 0,
+        memory=rows[_FIELDS["memory"]] != 0,
+        whole=(rows[_FIELDS["first"]] | rows[_FIELDS["last"]]) == 0,
+        epoch_gap_ns=optional("epoch_gap_ns"),
+        device_ns=optional("device_ns", -1),
+        elements=optional("elements"),
+        allocated_bytes=optional("allocated_bytes", -1),
+        cpu_wait_ns=optional("cpu_wait_ns"),
+        major_faults=optional("major_faults"),
+        retries=optional("retries"),
+        graphs=optional("graphs"),
+    )
+
+
+def _rows_of_part(columns: dict[str, Ints]) -> Ints:
+    """A packed part as an array of steps; -1 stands for what a line lacks."""
+    rows = np.zeros((len(_FIELDS), len(columns["step"])), np.int64)
+    for name, place in _FIELDS.items():
+        least = -1 if name in _MAY_BE_UNKNOWN else 0
+        column = columns.get(name)
+        rows[place] = least if column is None else np.maximum(column, least)
+    return rows

@@ -1,0 +1,89 @@
+"""When a rank's part of a command began and ended: run.json and rank.json."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stepscope.records.run_times import RunTimes
+from stepscope.trace.decode import Oddities
+from stepscope.trace.rank_facts import CapturedEnd, CapturedStartUp, decode_facts
+from stepscope.trace.regular_files import is_folder
+from stepscope.trace.run_state import RUN
+from stepscope.trace.side_files import read_record
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stepscope.records.step_columns import StepColumns
+
+_LATEST_S = 1e10
+
+
+class _Command(msgspec.Struct, frozen=True):
+    started_unix: float | None = None
+    ended_unix: float | None = None
+
+
+def read_run_times(folder: Path, steps: StepColumns | None) -> RunTimes | None:
+    """None where nobody wrote when the command began, as under `watch`."""
+    command = read_record(folder.parent / RUN, _Command, Oddities(RUN)) or _Command()
+    last_ns = int(steps.end_unix_ns[-1]) if steps is not None and len(steps) else 0
+    began_ns, notes = _unix_ns(command.started_unix), []
+    if began_ns is None:
+        return None
+    ended_ns = _unix_ns(command.ended_unix)
+    if ended_ns is None:
+        ended_ns = last_ns or began_ns
+        notes.append("nobody wrote when the command ended: the account ends with the last step")
+    attempt, began_ns, ended_ns = _attempt(folder, began_ns, ended_ns, last_ns)
+    facts = decode_facts(folder, Oddities("rank.json"))
+    start = facts.start_up if isinstance(facts.start_up, CapturedStartUp) else CapturedStartUp()
+    end = facts.after_last_step
+    return RunTimes(
+        began_ns=began_ns,
+        ended_ns=ended_ns,
+        attempt=attempt,
+        imports_ns=_between(start.began_unix_ns, start.torch_unix_ns),
+        group_ns=start.group_ns,
+        first_batch_ns=start.first_batch_unix_ns,
+        after_last_ns=_after_last(end) if isinstance(end, CapturedEnd) else {},
+        notes=tuple(notes),
+    )
+
+
+def _unix_ns(seconds: float | None) -> int | None:
+    return round(seconds * 1e9) if seconds is not None and 0 < seconds < _LATEST_S else None
+
+
+def _between(first: int | None, second: int | None) -> int:
+    return max(0, second - first) if first and second else 0
+
+
+def _after_last(end: CapturedEnd) -> dict[str, int]:
+    return {
+        "evaluation": end.evaluation_ns,
+        "checkpoint": end.checkpoint_ns,
+        "between_epochs": end.between_epochs_ns,
+    }
+
+
+def _attempt(folder: Path, began_ns: int, ended_ns: int, last_ns: int) -> tuple[int, int, int]:
+    """A job that is restarted writes rank-00000, then rank-00000.2: its number, and when it began
+    and ended. Processes that ran at the same time are no attempts."""
+    name, _, number = folder.name.partition(".")
+    attempt = int(number) if number.isdecimal() else 1
+    own, following = _began_ns(folder), _began_ns(folder.with_name(f"{name}.{attempt + 1}"))
+    if following is not None and last_ns <= following <= ended_ns:
+        ended_ns = following
+    if attempt > 1 and own is not None and began_ns <= own:
+        began_ns = own
+    return attempt, began_ns, ended_ns
+
+
+def _began_ns(folder: Path) -> int | None:
+    if not is_folder(folder):
+        return None
+    start = decode_facts(folder, Oddities("rank.json")).start_up
+    return start.began_unix_ns if isinstance(start, CapturedStartUp) else None

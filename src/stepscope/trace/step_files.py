@@ -1,0 +1,270 @@
+"""Every step of a rank as columns: its packed parts, then steps.jsonl.
+
+A run of a month has millions of steps, so nothing here loops over them: lines are decoded a few
+thousand at a time, and every check is one operation on a column.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from stepscope.errors import UnreadableInputError
+from stepscope.records import figures
+from stepscope.records.limits import Bytes, Count, DurationNs, SomeDurationNs, StampNs, StepNumber  # noqa: TC001  (decoded)
+from stepscope.records.packed_steps import (
+    ABSENT,
+    END,
+    EXTRA_FIELDS,
+    MARKS,
+    OTHER,
+    PHASE_FIELDS,
+    STEP,
+    TAIL,
+    WALL,
+    part_name,
+    part_number,
+)
+from stepscope.records.quality import Note
+from stepscope.records.step_columns import ALL_PHASES, StepColumns
+from stepscope.records.words import counted
+from stepscope.trace.packed_steps import read_part
+from stepscope.trace.regular_files import LineFile, list_folder
+from stepscope.trace.side_files import read_row_batches
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stepscope.records.step_columns import Flags, Ints
+    from stepscope.trace.decode import Oddities
+
+    Chunk = dict[str, Ints]
+
+MAX_STEPS = 20_000_000  # lines of steps.jsonl; those of older captures are not packed
+MAX_STEPS_BYTES = 8 << 30
+_ZERO_IS_KNOWN = ("device_ns", "allocated_bytes")  # elsewhere a missing number is zero
+# A clock that is only corrected, not set, stays within these of the steps' own times.
+_CLOCK_STEP_NS, _CLOCK_STEP = 100_000_000, 0.01
+
+
+class _StepLine(msgspec.Struct, frozen=True, gc=False):
+    """A line of steps.jsonl; its fields in the order of `_FIELDS`."""
+
+    step: StepNumber
+    wall_ns: SomeDurationNs
+    end_unix_ns: StampNs = ABSENT
+    data_ns: DurationNs = ABSENT
+    forward_ns: DurationNs = ABSENT
+    backward_ns: DurationNs = ABSENT
+    optimizer_ns: DurationNs = ABSENT
+    evaluation_ns: DurationNs = ABSENT
+    checkpoint_ns: DurationNs = ABSENT
+    gc_ns: DurationNs = ABSENT
+    compile_ns: DurationNs = ABSENT
+    between_epochs_ns: DurationNs = ABSENT
+    other_ns: DurationNs = ABSENT
+    epoch_gap_ns: DurationNs = ABSENT
+    device_ns: SomeDurationNs | None = ABSENT
+    elements: Count = ABSENT
+    allocated_bytes: Bytes | None = ABSENT
+    cpu_wait_ns: DurationNs = ABSENT
+    major_faults: Count = ABSENT
+    retries: Count = ABSENT
+    graphs: Count = ABSENT
+    window: bool = False
+    first: bool = False
+    last: bool = False
+    memory: bool = False
+    skipped: bool = False
+
+
+_FIELDS = (STEP, WALL, END, *PHASE_FIELDS, OTHER, *EXTRA_FIELDS, *MARKS)
+
+
+def read_step_columns(folder: Path, oddities: Oddities) -> StepColumns | None:
+    """All steps of a rank's folder, each once and in order; None when none was captured.
+
+    Of two lines about one step the first counts. What is missing or makes no sense is left out, and
+    `oddities` says so.
+    """
+    chunks = _read_parts(folder, oddities)
+    packed = sum(len(chunk[STEP]) for chunk in chunks)
+    tail = LineFile(folder / TAIL, max_lines=MAX_STEPS, max_bytes=MAX_STEPS_BYTES)
+    chunks += map(_to_chunk, filter(None, read_row_batches(tail, _StepLine, oddities)))
+    if not chunks:
+        return None
+    columns = _in_order(_join(chunks), packed, oddities)
+    _drop_long_phases(columns, oddities)
+    steps = _to_record(columns)
+    _note_gaps(steps.number, oddities)
+    _note_clock(steps, oddities)
+    return steps
+
+
+# Files -> chunks of raw columns.
+
+
+def _read_parts(folder: Path, oddities: Oddities) -> list[Chunk]:
+    chunks = []
+    numbers = _part_numbers(folder)
+    for number in range(1, max(numbers, default=0) + 1):
+        try:
+            if number not in numbers:
+                raise UnreadableInputError("it is missing")
+            chunks.append(read_part(folder / part_name(number)))
+        except UnreadableInputError as error:
+            detail = f"{part_name(number)} could not be read, its steps are missing: {error}"
+            oddities.also(Note(id="side-file-unreadable", detail=detail))
+    return chunks
+
+
+def _part_numbers(folder: Path) -> set[int]:
+    try:
+        names = [path.name for path in list_folder(folder)]
+    except UnreadableInputError:
+        return set()
+    return {number for name in names if (number := part_number(name))}
+
+
+def _to_chunk(rows: list[_StepLine]) -> Chunk:
+    """Fields and marks that no row has are left out."""
+    columns = _matrix(rows).T
+    return {
+        name: values.copy()
+        for name, values in zip(_FIELDS, columns, strict=True)
+        if (values != (0 if name in MARKS else ABSENT)).any()
+    }
+
+
+def _matrix(rows: list[_StepLine]) -> Ints:
+    values = chain.from_iterable(map(msgspec.structs.astuple, rows))
+    try:
+        flat = np.fromiter(values, np.int64, len(rows) * len(_FIELDS))
+    except TypeError:  # a null
+        values = chain.from_iterable(map(msgspec.structs.astuple, rows))
+        flat = np.array([ABSENT if value is None else value for value in values], np.int64)
+    return flat.reshape(len(rows), -1)
+
+
+def _join(chunks: list[Chunk]) -> Chunk:
+    names = [name for name in _FIELDS if any(name in chunk for chunk in chunks)]
+    return {name: np.concatenate([_column(chunk, name) for chunk in chunks]) for name in names}
+
+
+def _column(chunk: Chunk, name: str) -> Ints:
+    """Taken out of its chunk, so that memory does not hold it twice for long."""
+    length = len(chunk[STEP])
+    values = chunk[STEP] if name == STEP else chunk.pop(name, None)
+    return np.full(length, ABSENT, np.int64) if values is None else values
+
+
+# Bad input.
+
+
+def _in_order(columns: Chunk, packed: int, oddities: Oddities) -> Chunk:
+    """Every step once, in their order; the first `packed` rows come from packed parts."""
+    numbers = columns[STEP]
+    if (np.diff(numbers) > 0).all():
+        return columns
+    places, which = np.unique(numbers, return_index=True, return_inverse=True)[1:]
+    here, first = np.arange(len(numbers)), places[which]
+    # A process that was killed while it packed leaves steps in both files.
+    copied = (first < packed) & (here >= packed) & (columns[WALL] == columns[WALL][first])
+    _note_each(numbers, (first != here) & ~copied, "it is there twice", oddities)
+    kept = np.sort(places)
+    back = np.flatnonzero(np.diff(numbers[kept]) < 0)
+    if len(back):
+        number, before = numbers[kept][back[0] + 1], numbers[kept][back[0]]
+        oddities.add(f"step {number}", f"it comes after step {before}", len(back))
+    return {name: values[places] for name, values in columns.items()}
+
+
+def _note_each(numbers: Ints, odd: Flags, why: str, oddities: Oddities) -> None:
+    if odd.any():
+        oddities.add(f"step {numbers[odd][0]}", why, int(odd.sum()))
+
+
+def _drop_long_phases(columns: Chunk, oddities: Oddities) -> None:
+    """Phases that are longer than their step count as not captured."""
+    names = [name for name in (*PHASE_FIELDS, OTHER) if name in columns]
+    total = sum((np.maximum(columns[name], 0) for name in names), np.zeros_like(columns[WALL]))
+    long = total > columns[WALL]
+    _note_each(columns[STEP], long, "its phases are longer than the step", oddities)
+    for name in names if long.any() else ():
+        columns[name] = np.where(long, 0, columns[name])
+
+
+def _note_gaps(numbers: Ints, oddities: Oddities) -> None:
+    missing = np.diff(numbers) - 1
+    gaps = np.flatnonzero(missing)
+    if not len(gaps):
+        return
+    after, count = int(numbers[gaps[0]]), int(missing.sum())
+    where = f"the first gap follows step {after}" if len(gaps) > 1 else f"after step {after}"
+    detail = f"{counted(count, 'step')} of {int(numbers[-1]) + 1:,} are missing, {where}"
+    oddities.also(Note(id="missing-steps", detail=f"{TAIL}: {detail}", count=count))
+
+
+def clock_jumps(steps: StepColumns) -> Ints:
+    """For each step, by how much the wall clock was set while it ran (0: it was not).
+
+    The wall clock must advance by a step's own time. It may advance by more around windows, the
+    memory step and missing steps: capture works there outside any step.
+    """
+    jumps = np.zeros(len(steps), np.int64)
+    if len(steps) < 2:
+        return jumps
+    ends, walls = steps.end_unix_ns, steps.wall_ns[1:]
+    excess = np.diff(ends) - walls
+    ours = steps.window | steps.memory | ~steps.whole
+    disturbed = ours[1:] | ours[:-1] | (np.diff(steps.number) != 1)
+    known = (ends[1:] > 0) & (ends[:-1] > 0)
+    allowed = _CLOCK_STEP_NS + (_CLOCK_STEP * walls).astype(np.int64)
+    jumped = known & ((excess < -allowed) | (excess > allowed) & ~disturbed)
+    jumps[1:] = np.where(jumped, excess, 0)
+    return jumps
+
+
+def _note_clock(steps: StepColumns, oddities: Oddities) -> None:
+    jumps = clock_jumps(steps)
+    places = np.flatnonzero(jumps)
+    if not len(places):
+        return
+    size = int(jumps[places[0]])
+    how = f"{figures.duration(abs(size))} {'forward' if size > 0 else 'back'}"
+    times = f", the first of {len(places):,} times" if len(places) > 1 else ""
+    detail = f"the wall clock was set {how} at step {steps.number[places[0]]}{times}"
+    oddities.also(Note(id="clock-set", detail=f"{TAIL}: {detail}", count=len(places)))
+
+
+# Columns -> the record.
+
+
+def _to_record(columns: Chunk) -> StepColumns:
+    extras: dict[str, Any] = {
+        name: _known(columns, name) for name in EXTRA_FIELDS if name in columns
+    }
+    nothing = np.zeros(len(columns[STEP]), np.int8)
+    marks = {name: columns.get(name, nothing) == 1 for name in MARKS}
+    phases = {phase: _known(columns, f"{phase}_ns") for phase in ALL_PHASES}
+    return StepColumns(
+        number=columns[STEP],
+        wall_ns=columns[WALL],
+        end_unix_ns=_known(columns, END),
+        phases_ns={phase: values for phase, values in phases.items() if values.any()},
+        window=marks["window"],
+        memory=marks["memory"],
+        whole=~(marks["first"] | marks["last"]),
+        **extras,
+    )
+
+
+def _known(columns: Chunk, name: str) -> Ints:
+    """The column, with the value that stands for "not known" where a line lacks it."""
+    if name not in columns:
+        return np.zeros(len(columns[STEP]) if name == END else 0, np.int64)
+    values = columns[name]
+    return values if name in _ZERO_IS_KNOWN else np.maximum(values, 0, out=values)

@@ -1,0 +1,45 @@
+"""A stall that nobody measured on this rank may be a wait for another one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stepscope.explain.collective_waits import divide_unknown
+from stepscope.explain.whole_run.rank_run import explain_run
+from stepscope.records.whole_run import STALL_CAUSES
+
+from .whole_run.columns import columns, ns
+
+
+def test_unexplained_stalls_are_waits_where_the_rank_waited() -> None:
+    """Steps 40 and 80 stall by 60 ms. In step 40 the rank waits for another one: 50 ms more than
+    its usual 5."""
+    wall = np.full(100, 30.0)
+    wall[[40, 80]] += 60
+    run = explain_run(columns(wall))
+    waits = np.full(100, 5.0)
+    waits[40] = 55
+    divided = divide_unknown(run, np.arange(100), ns(waits))
+    cost = {stall.cause: stall.cost_ms for stall in divided.stalls}
+    assert cost == pytest.approx({"collective": 0.5, "unknown": 0.7})
+    assert divided.times is not None
+    assert divided.times.typical_ms + sum(cost.values()) == pytest.approx(divided.times.mean_ms)
+    assert divided.series is not None
+    names = [STALL_CAUSES[cause] for cause in divided.series.cause[[40, 80]]]
+    assert names == ["collective", "unknown"]
+
+
+def test_a_rank_that_never_waited_longer_keeps_its_stalls() -> None:
+    wall = np.full(100, 30.0)
+    wall[40] += 60
+    run = explain_run(columns(wall))
+    assert divide_unknown(run, np.arange(100), ns(np.full(100, 5.0))) is run
+    assert divide_unknown(run, np.arange(0), ns([])) is run
+
+
+def test_waits_of_steps_that_were_not_seen_change_nothing() -> None:
+    wall = np.full(100, 30.0)
+    wall[40] += 60
+    run = explain_run(columns(wall))
+    assert divide_unknown(run, np.array([500, 501, 502]), ns([1, 1, 90])) is run

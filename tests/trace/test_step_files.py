@@ -1,0 +1,295 @@
+"""Every step of a rank as columns: packed parts, steps.jsonl, and what may be wrong with them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.measure.packed_steps import PartColumns
+from stepscope.records import packed_steps
+from stepscope.records.step_columns import ALL_PHASES, StepColumns
+from stepscope.trace.decode import Oddities
+from stepscope.trace.layout import is_trace_name
+from stepscope.trace.step_files import clock_jumps, read_step_columns
+
+S = 1_000_000_000
+BEGAN = 1_700_000_000 * S
+
+
+def row(step: int, wall_ns: int = 1000, **more: Any) -> dict[str, Any]:
+    return {"step": step, "wall_ns": wall_ns, "window": False, **more}
+
+
+def on_clock(walls: list[int], began: int = BEGAN) -> list[dict[str, Any]]:
+    ends = began + np.cumsum(walls)
+    return [
+        row(step, wall, end_unix_ns=int(end))
+        for step, (wall, end) in enumerate(zip(walls, ends, strict=True))
+    ]
+
+
+def write_tail(folder: Path, *rows: dict[str, Any], cut: str = "") -> None:
+    text = "".join(f"{json.dumps(line)}\n" for line in rows)
+    (folder / "steps.jsonl").write_text(text + cut)
+
+
+def write_part(folder: Path, number: int, *rows: dict[str, Any]) -> Path:
+    columns = PartColumns()
+    columns.add([dict(line) for line in rows])
+    file = folder / packed_steps.part_name(number)
+    file.write_bytes(gzip.compress(b"".join(columns.encode())))
+    return file
+
+
+def read(folder: Path) -> tuple[StepColumns, Oddities]:
+    oddities = Oddities("steps.jsonl")
+    steps = read_step_columns(folder, oddities)
+    assert steps is not None
+    return steps, oddities
+
+
+def as_lists(steps: StepColumns) -> dict[str, Any]:
+    columns = {name: getattr(steps, name) for name in StepColumns.__struct_fields__}
+    columns |= columns.pop("phases_ns")
+    return {name: None if values is None else values.tolist() for name, values in columns.items()}
+
+
+def said(oddities: Oddities) -> dict[str, str]:
+    return {note.id: note.detail for note in oddities.notes}
+
+
+def test_a_folder_without_steps_has_none(tmp_path: Path) -> None:
+    assert read_step_columns(tmp_path, Oddities("steps.jsonl")) is None
+    write_tail(tmp_path, cut='{"step": 0, "wall_')
+    assert read_step_columns(tmp_path, Oddities("steps.jsonl")) is None
+    assert read_step_columns(tmp_path / "nowhere", Oddities("steps.jsonl")) is None
+
+
+def test_the_fields_of_a_line_become_columns(tmp_path: Path) -> None:
+    extras = dict.fromkeys(packed_steps.EXTRA_FIELDS, 7)
+    phases = {f"{phase}_ns": 10 + place for place, phase in enumerate(ALL_PHASES)}
+    write_tail(tmp_path, row(0, first=True), row(1, 5000, end_unix_ns=9, **extras, **phases))
+    steps, oddities = read(tmp_path)
+    assert oddities.notes == ()
+    assert steps.number.tolist() == [0, 1]
+    assert steps.wall_ns.tolist() == [1000, 5000]
+    assert steps.end_unix_ns.tolist() == [0, 9]
+    assert steps.whole.tolist() == [False, True]
+    assert {phase: values.tolist() for phase, values in steps.phases_ns.items()} == {
+        phase: [0, 10 + place] for place, phase in enumerate(ALL_PHASES)
+    }
+    unknown = {"device_ns": -1, "allocated_bytes": -1}
+    for name in packed_steps.EXTRA_FIELDS:
+        assert getattr(steps, name).tolist() == [unknown.get(name, 0), 7]
+
+
+def test_what_an_older_capture_lacks_is_not_captured(tmp_path: Path) -> None:
+    write_tail(tmp_path, row(0, forward_ns=400, data_ns=0))
+    steps, _ = read(tmp_path)
+    assert all(getattr(steps, name) is None for name in packed_steps.EXTRA_FIELDS)
+    assert list(steps.phases_ns) == ["forward"]
+
+
+def test_packed_parts_come_before_the_tail(tmp_path: Path) -> None:
+    write_part(tmp_path, 1, row(0, device_ns=5), row(1, gc_ns=3, memory=True))
+    write_part(tmp_path, 2, row(2, 77, window=True))
+    write_tail(tmp_path, row(3, elements=9))
+    steps, oddities = read(tmp_path)
+    assert oddities.notes == ()
+    assert steps.number.tolist() == [0, 1, 2, 3]
+    assert steps.wall_ns.tolist() == [1000, 1000, 77, 1000]
+    assert steps.window.tolist() == [False, False, True, False]
+    assert steps.memory.tolist() == [False, True, False, False]
+    assert steps.device_ns is not None
+    assert steps.device_ns.tolist() == [5, -1, -1, -1]
+    assert steps.elements is not None
+    assert steps.elements.tolist() == [0, 0, 0, 9]
+    assert steps.phases_ns["gc"].tolist() == [0, 3, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["steps-00001.json.gz", "collectives-00001.json.gz"])
+def test_a_part_is_no_trace(name: str) -> None:
+    assert not is_trace_name(name)
+
+
+def test_a_kill_between_packing_and_cutting_leaves_copies_that_do_not_count(tmp_path: Path) -> None:
+    rows = on_clock([10, 20, 30, 40])
+    write_part(tmp_path, 1, *rows[:3])
+    write_tail(tmp_path, *rows)
+    steps, oddities = read(tmp_path)
+    assert steps.wall_ns.tolist() == [10, 20, 30, 40]
+    assert oddities.notes == ()
+
+
+def test_of_two_lines_about_a_step_the_first_counts(tmp_path: Path) -> None:
+    write_tail(tmp_path, row(3), row(1), row(2, 5), row(2, 9))
+    steps, oddities = read(tmp_path)
+    assert steps.number.tolist() == [1, 2, 3]
+    assert steps.wall_ns.tolist() == [1000, 5, 1000]
+    assert oddities.count == 2
+    assert "step 2: it is there twice" in said(oddities)["side-file-values"]
+    write_tail(tmp_path, row(3), row(1))
+    assert "step 1: it comes after step 3" in said(read(tmp_path)[1])["side-file-values"]
+
+
+def test_phases_longer_than_their_step_are_not_captured(tmp_path: Path) -> None:
+    write_tail(tmp_path, row(0, 100, forward_ns=60, gc_ns=41), row(1, 100, data_ns=100))
+    steps, oddities = read(tmp_path)
+    assert {phase: values.tolist() for phase, values in steps.phases_ns.items()} == {
+        "data": [0, 100]
+    }
+    assert "step 0: its phases are longer than the step" in said(oddities)["side-file-values"]
+
+
+def test_a_damaged_line_costs_that_line(tmp_path: Path) -> None:
+    write_tail(tmp_path, row(0), row(1, -4), row(1), row(2, device_ns=-4), cut='{"step": 3, "wa')
+    steps, oddities = read(tmp_path)
+    assert steps.number.tolist() == [0, 1, 2]
+    assert oddities.count == 2
+    assert "line 2" in said(oddities)["side-file-values"]
+
+
+def test_a_null_counts_as_absent(tmp_path: Path) -> None:
+    write_tail(tmp_path, row(0, device_ns=None), row(1, device_ns=4))
+    steps, oddities = read(tmp_path)
+    assert steps.device_ns is not None
+    assert steps.device_ns.tolist() == [-1, 4]
+    assert oddities.notes == ()
+
+
+def test_gaps_in_the_numbers_are_reported(tmp_path: Path) -> None:
+    write_tail(tmp_path, row(0), row(1), row(5), row(9))
+    _, oddities = read(tmp_path)
+    assert said(oddities)["missing-steps"] == (
+        "steps.jsonl: 6 steps of 10 are missing, the first gap follows step 1"
+    )
+
+
+def test_a_clock_that_was_set_is_reported(tmp_path: Path) -> None:
+    rows = on_clock([S] * 6)
+    for late in rows[3:]:
+        late["end_unix_ns"] -= 3600 * S
+    write_tail(tmp_path, *rows)
+    steps, oddities = read(tmp_path)
+    assert said(oddities)["clock-set"] == (
+        "steps.jsonl: the wall clock was set 3,600 s back at step 3"
+    )
+    assert clock_jumps(steps).tolist() == [0, 0, 0, -3600 * S, 0, 0]
+
+
+def test_a_clock_that_is_only_corrected_was_not_set(tmp_path: Path) -> None:
+    rows = on_clock([S] * 6)
+    for place, line in enumerate(rows):
+        line["end_unix_ns"] += place * 500_000  # 500 parts in a million
+    write_tail(tmp_path, *rows)
+    assert read(tmp_path)[1].notes == ()
+
+
+def test_time_that_capture_spends_between_steps_is_no_set_clock(tmp_path: Path) -> None:
+    rows = on_clock([S] * 4)
+    rows[2]["window"] = True
+    for late in rows[2:]:
+        late["end_unix_ns"] += 5 * S  # the profiler started
+    write_tail(tmp_path, *rows)
+    assert read(tmp_path)[1].notes == ()
+
+
+def test_a_damaged_part_is_named_and_the_others_count(tmp_path: Path) -> None:
+    write_part(tmp_path, 1, row(0), row(1))
+    damaged = write_part(tmp_path, 2, row(2), row(3))
+    write_part(tmp_path, 4, row(6))
+    write_tail(tmp_path, row(7))
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    steps, oddities = read(tmp_path)
+    assert steps.number.tolist() == [0, 1, 6, 7]
+    details = [note.detail for note in oddities.notes]
+    assert details == [
+        "steps-00002.json.gz could not be read, its steps are missing: it ends early",
+        "steps-00003.json.gz could not be read, its steps are missing: it is missing",
+        "steps.jsonl: 4 steps of 8 are missing, after step 1",
+    ]
+
+
+def good_part() -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "steps": 2,
+        "base": {"wall_ns": 5},
+        "columns": {"step": [0, 1], "wall_ns": [1, 2]},
+        "marks": {"window": [1]},
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": 2},
+        {"steps": 3},
+        {"steps": 0},
+        {"columns": {"step": [0, 1]}},
+        {"columns": {"step": [0, 1], "wall_ns": [1]}},
+        {"columns": {"step": [0, 1], "wall_ns": [1, 2**70]}},
+        {"columns": {"step": [0, 1], "wall_ns": [1, -40]}},
+        {"columns": {"step": [0, 1], "wall_ns": [1, "x"]}},
+        {"columns": {"step": [-4, 1], "wall_ns": [1, 2]}},
+        {"marks": {"window": [2]}},
+        {"base": 7},
+    ],
+)
+def test_a_part_that_cannot_be_is_left_out(tmp_path: Path, change: dict[str, Any]) -> None:
+    file = tmp_path / packed_steps.part_name(1)
+    write_tail(tmp_path, row(2))
+    file.write_bytes(gzip.compress(json.dumps(good_part()).encode()))
+    assert read(tmp_path)[0].number.tolist() == [0, 1, 2]
+    file.write_bytes(gzip.compress(json.dumps(good_part() | change).encode()))
+    steps, oddities = read(tmp_path)
+    assert steps.number.tolist() == [2]
+    assert [note.id for note in oddities.notes] == ["side-file-unreadable"]
+
+
+@pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b"[" * 100_000)])
+def test_a_part_that_is_none_is_left_out(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / packed_steps.part_name(1)).write_bytes(content)
+    write_tail(tmp_path, row(2))
+    assert [note.id for note in read(tmp_path)[1].notes] == ["side-file-unreadable"]
+
+
+def test_every_phase_has_a_field_in_packed_parts() -> None:
+    fields = {*packed_steps.PHASE_FIELDS, packed_steps.OTHER}
+    assert fields == {f"{phase}_ns" for phase in ALL_PHASES}
+
+
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {"wall_ns": st.integers(10**6, 10**12)},
+        optional={
+            **{f"{phase}_ns": st.integers(0, 10**5) for phase in ALL_PHASES},
+            **{name: st.integers(1, 10**12) for name in packed_steps.EXTRA_FIELDS},
+            **dict.fromkeys(packed_steps.MARKS, st.just(True)),
+            "end_unix_ns": st.integers(1, 2 * BEGAN),
+        },
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(ROWS, st.data())
+def test_steps_are_the_same_packed_or_not(rows: list[dict[str, Any]], data: st.DataObject) -> None:
+    rows = [{"step": step, **line} for step, line in enumerate(rows)]
+    cut = data.draw(st.integers(0, len(rows)))
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
+        write_tail(Path(one), *rows)
+        write_tail(Path(two), *rows[cut:])
+        if cut:
+            write_part(Path(two), 1, *rows[:cut])
+        plain, packed = read(Path(one))[0], read(Path(two))[0]
+    assert as_lists(plain) == as_lists(packed)

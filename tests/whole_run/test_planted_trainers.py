@@ -1,0 +1,41 @@
+"""Loops that belong to a trainer: evaluation and checkpoints against what the script timed itself.
+
+`make trainers` runs them: the packages take minutes to install.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+
+import pytest
+
+from whole_run.planted import run_planted
+
+pytestmark = pytest.mark.slow
+
+
+def needs(*packages: str) -> pytest.MarkDecorator:
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed in this Python: {missing}")
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        pytest.param("lightning", marks=needs("lightning")),
+        pytest.param("transformers", marks=needs("transformers", "accelerate")),
+        pytest.param("accelerate", marks=needs("accelerate")),
+    ],
+)
+def test_a_trainers_evaluation_and_checkpoints_are_accounted_for(
+    tmp_path: Path, trainer: str
+) -> None:
+    planted = run_planted(tmp_path / "run", f"trainers/with_{trainer}")
+    printed, account = planted.clock.printed, planted.run["account"]
+    assert planted.run["steps"] == printed["steps"]
+    assert math.fsum(part["ms"] for part in account["parts"]) == pytest.approx(account["wall_ms"])
+    assert planted.account_ms("evaluation") == pytest.approx(printed["evaluated_ms"], rel=0.10)
+    assert planted.account_ms("checkpoint") == pytest.approx(printed["saved_ms"], rel=0.10)
+    assert {"evaluation-share", "checkpoint-share"} & {*planted.findings}
