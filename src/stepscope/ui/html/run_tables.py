@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepscope.records.words import counted
+from stepscope.ui.run_words import phase_words
 from stepscope.ui.words import ACCOUNT_PARTS, STALLS
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class StallRow:
     often: str
     cost_ms: float  # per average step of all ranks
     share: float
+    between_ms: float  # as well, but between epochs and so no part of a step
     longest_ms: float
     rank: int  # that has the longest one
     series: int  # its place among the ranks that are drawn
@@ -66,7 +68,7 @@ def stall_rows(ranks: Sequence[RankRun]) -> list[StallRow]:
     causes = dict.fromkeys(stall.cause for rank in timed for stall in rank.stalls)
     places = {(rank.rank, rank.attempt): place for place, rank in enumerate(drawable(ranks))}
     rows = [_stall_row(cause, timed, places) for cause in causes]
-    return sorted(rows, key=lambda row: -row.cost_ms)
+    return sorted(rows, key=lambda row: (-row.cost_ms, -row.between_ms))
 
 
 def account_bars(ranks: Sequence[RankRun]) -> list[AccountBar]:
@@ -106,6 +108,8 @@ def mean_of(ranks: Sequence[RankRun], name: str) -> float:
 
 def how_often(stalled: int, steps: int, period: int | None) -> str:
     """Every 50th step, 1 step in 4, or just a number where there are few."""
+    if not stalled:
+        return "between epochs"
     if period is not None and period > 1:
         return f"every {_ordinal(period)} step"
     if stalled >= steps:
@@ -121,7 +125,8 @@ def _stall_row(
     pairs = [(rank, stall) for rank in ranks for stall in rank.stalls if stall.cause == cause]
     rank, longest = max(pairs, key=lambda pair: pair[1].longest_ms)
     all_steps = sum(rank.times.steps for rank in ranks if rank.times)
-    cost = sum(stall.cost_ms * rank.times.steps for rank, stall in pairs if rank.times) / all_steps
+    weighed = [(stall, rank.times.steps / all_steps) for rank, stall in pairs if rank.times]
+    cost = sum(stall.cost_ms * weight for stall, weight in weighed)
     mean = mean_of(ranks, "mean_ms")
     stalled = sum(stall.steps for _, stall in pairs)
     steps = sum(rank.times.steps for rank, _ in pairs if rank.times)
@@ -133,6 +138,7 @@ def _stall_row(
         often=how_often(stalled, steps, _common_period([stall for _, stall in pairs])),
         cost_ms=cost,
         share=cost / mean if mean else 0.0,
+        between_ms=sum(stall.between_epochs_ms * weight for stall, weight in weighed),
         longest_ms=longest.longest_ms,
         rank=rank.rank,
         series=places[rank.rank, rank.attempt],
@@ -173,12 +179,8 @@ def _differ(accounts: Sequence[RunAccount]) -> bool:
 
 
 def _account_slice(part: AccountPart) -> AccountSlice:
-    label, hint = ACCOUNT_PARTS.get(part.id, (_plain(part.id).capitalize(), ""))
-    inside = tuple((_plain(piece.id), piece.ms) for piece in part.parts if piece.ms > 0)
+    label, hint = ACCOUNT_PARTS.get(part.id, (phase_words(part.id).capitalize(), ""))
+    inside = tuple((phase_words(piece.id), piece.ms) for piece in part.parts if piece.ms > 0)
     return AccountSlice(
         id=part.id, label=label, hint=hint, ms=part.ms, share=part.share, parts=inside
     )
-
-
-def _plain(name: str) -> str:
-    return {"group": "process group"}.get(name, name.replace("_", " "))

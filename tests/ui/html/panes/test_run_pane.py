@@ -220,6 +220,7 @@ def test_the_costliest_cause_comes_first():
         (10_000, None, "every step"),
         (9_000, None, "most steps"),
         (1, None, "1 step"),
+        (0, None, "between epochs"),
         (3, None, "1 step in 3,333"),
     ],
 )

@@ -5,7 +5,7 @@ import { canvasIn } from "./dom.js";
 import { count, duration, trimmed } from "./format.js";
 import { HoverChart } from "./hover_chart.js";
 import { getColors } from "./palette.js";
-import { level, levelTicks } from "./run_paint.js";
+import { level, levelTicks, tag } from "./run_paint.js";
 
 const LEFT = 52;
 const TOP = 52;
@@ -116,14 +116,17 @@ export class RunHistogram extends HoverChart {
   /** Names stand on lines of their own, so that close ones can be read. @param {Ctx} ctx @param {ReturnType<RunHistogram["measure"]>} frame */
   paintMarks(ctx, { width, height, x }) {
     const colors = getColors();
-    MARKS.toSorted((a, b) => this.middle[a] - this.middle[b]).forEach((name, row) => {
-      const [at, y] = [Math.round(x(this.middle[name])) + 0.5, 9 + row * 15];
+    const marks = MARKS.toSorted((a, b) => this.middle[a] - this.middle[b])
+      .map((name, row) => ({ name, at: Math.round(x(this.middle[name])) + 0.5, y: 9 + row * 15 }));
+    marks.forEach(({ name, at, y }) => {
       ctx.setLineDash(DASHES[name]);
       strokeLine(ctx, colors.text, 1.25, [[at, y - 6], [at, height - BOTTOM]]);
-      ctx.setLineDash([]);
+    });
+    ctx.setLineDash([]);
+    marks.forEach(({ name, at, y }) => {
       const words = `${MARK_WORDS[name]} ${duration(this.middle[name] * 1e3)}`;
       const fits = at + 5 + ctx.measureText(words).width < width;
-      writeText(ctx, colors.text, words, fits ? at + 5 : at - 5, y, fits ? "left" : "right");
+      tag(ctx, colors, words, fits ? at + 6 : at - 6, y, fits ? "left" : "right");
     });
   }
 

@@ -135,7 +135,7 @@ function paintBand(frame, [from, to], color, name) {
   fillBox(ctx, color, left, 0, right - left, height);
   if (right - left > 14) fillBox(ctx, hatchIn(ctx, color), left, 0, right - left, height);
   const fits = ctx.measureText(name).width < Math.min(right, width) - Math.max(left, 0) - 8;
-  if (fits) writeText(ctx, colors.muted, name, Math.max(left, 0) + 4, 9);
+  if (fits) writeText(ctx, colors.muted, name, Math.max(left, 0) + 4, name === "profiler" ? 9 : height - 12);
   else if (name === "profiler" && left > 6) writeText(ctx, colors.muted, "P", (left + right) / 2, 9, "center");
 }
 
@@ -267,7 +267,7 @@ function paintMedian(/** @type {RunFrame} */ { ctx, colors, scale, shown, width,
 }
 
 /** Text that stays readable on whatever it lies. @param {Ctx} ctx @param {Colors} colors @param {string} words @param {number} x @param {number} y @param {CanvasTextAlign} align */
-function tag(ctx, colors, words, x, y, align, color = colors.text) {
+export function tag(ctx, colors, words, x, y, align, color = colors.text) {
   const wide = ctx.measureText(words).width + 8;
   const left = align === "right" ? x - wide + 4 : align === "center" ? x - wide / 2 : x - 4;
   ctx.globalAlpha = 0.82;
