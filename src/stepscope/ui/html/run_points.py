@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Flags = NDArray[np.bool_]
 
-MOST_POINTS = 2_000_000  # of all ranks together
+MOST_POINTS = 1_200_000  # of all ranks together; beyond, half as many: extremes deflate badly
 MOST_BINS = 96  # of the distribution
 _FEWEST_BINS = 12
 _WIDEST_BIN = 0.06  # of its step time, if there are bins enough
@@ -52,7 +52,9 @@ def encode_run(ranks: Sequence[RankRun], *, most: int = MOST_POINTS) -> RunPoint
     if not drawn:
         return None
     all_series = [_series(rank) for rank in drawn]
-    kept = [thin(series, max(16, most // len(drawn))) for series in all_series]
+    all_steps = sum(len(series.number) for series in all_series)
+    share = all_steps if all_steps <= most else max(16, most // (2 * len(drawn)))
+    kept = [thin(series, share) for series in all_series]
     heads = _in_turn([_head(rank, own) for rank, own in zip(drawn, kept, strict=True)])
     pool = [steady_us(series) for series in all_series]
     middle = _middle(np.concatenate(pool))
@@ -77,7 +79,7 @@ def encode_run(ranks: Sequence[RankRun], *, most: int = MOST_POINTS) -> RunPoint
     return RunPoints(
         payload=encode_block(head, columns, level=_LEVEL),
         middle_us=middle,
-        all_steps=sum(map(len, (series.number for series in all_series))),
+        all_steps=all_steps,
         drawn=sum(map(len, kept)),
     )
 

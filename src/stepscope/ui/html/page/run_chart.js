@@ -36,6 +36,7 @@ export class RunChart extends TimeView {
     this.hidden = /** @type {Set<number>} */ (new Set());
     this.scaleName = /** @type {ScaleName} */ ("linear");
     this.frameMs = 0;
+    this.resting = /** @type {ReturnType<typeof setTimeout> | undefined} */ (undefined);
     this.around = /** @type {number[] | null} */ (null); // steps that a tip sums up
     this.picture = { key: "", canvas: document.createElement("canvas") };
     this.scroller.addEventListener("keydown", (event) => this.key(event));
@@ -228,7 +229,7 @@ export class RunChart extends TimeView {
     this.drawLevels(scale);
     this.drawRuler();
     this.drawOverview();
-    this.status.textContent = this.inWords();
+    this.announce();
     this.frameMs = performance.now() - began;
   }
 
@@ -302,6 +303,12 @@ export class RunChart extends TimeView {
       if (us && !hidden.has(cause)) fillBox(ctx, colors.stalls[cause].stem, x, y(us), 1, OVERVIEW - y(us));
     }));
     columns.high.forEach((us, x) => us && fillBox(ctx, colors.calm.line, x, y(us), wide, Math.max(2, y(columns.low[x]) - y(us))));
+  }
+
+  /** Once the picture rests, or a screen reader would read out every frame. */
+  announce() {
+    clearTimeout(this.resting);
+    this.resting = setTimeout(() => { this.status.textContent = this.inWords(); }, 200);
   }
 
   /** For people who do not see the picture. */
