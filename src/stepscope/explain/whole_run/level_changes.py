@@ -20,6 +20,7 @@ from stepscope.explain.whole_run.block_medians import (
     MEDIAN_COST,
     block_medians,
     block_noise,
+    spread,
     staying_power,
     step_noise,
     without_outliers,
@@ -196,11 +197,14 @@ def _locate(
     near = max(_NEAR, 5 * _block_size(len(logs)))
     just_before = float(np.median(logs[max(start, about - near) : about]))
     just_after = float(np.median(logs[about : min(end, about + near)]))
-    cost = _cost_of_cutting(logs[start:end], just_before, just_after, noise)
+    # Half-way to the neighbouring changes, so that changes stay in order.
+    first, last = (start + about) // 2, (about + end) // 2
+    noise = max(noise, spread(logs[first:about] - before), spread(logs[about:last] - after))
+    cost = _cost_of_cutting(logs[first:last], just_before, just_after, noise)
     likely = np.flatnonzero(cost <= _LIKELY * together)
     best = np.argmin(cost)
     step, low, high = (
-        int(numbers[min(start + int(place), len(numbers) - 1)])
+        int(numbers[min(first + int(place), len(numbers) - 1)])
         for place in (best, likely[0], likely[-1])
     )
     return LevelChange(

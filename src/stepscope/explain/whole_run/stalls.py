@@ -37,6 +37,9 @@ _DEVIATIONS = 5.0  # of the noise of steps that are no stalls
 _OF_NORMAL = 1.4826  # standard deviations in a median absolute deviation
 _ROUNDS = 3
 _SHORT_WAITS = 0.25  # quantile: at least every fourth step waits no longer
+_STRETCH = 8  # parts of a run; what waits last for most of one is a level, no stalls
+_FEWEST_IN_STRETCH = 32
+_MOST_STRETCHES, _MOST_IN_STRETCH = 1000, 500  # that are looked at in a long run
 _MOST_WAIT = 0.75  # of all steps
 # A cause further up in this list takes its share of a stall first.
 _MOST_SPECIFIC_FIRST: tuple[StallCause, ...] = (
@@ -109,12 +112,32 @@ def without_waits(step_ns: Floats, waits: Mapping[StallCause, Floats]) -> Floats
     beyond = np.zeros(len(step_ns))
     for cause in _PAUSES:
         if cause in waits and len(step_ns):
-            beyond += np.maximum(waits[cause] - np.quantile(waits[cause], _SHORT_WAITS), 0.0)
+            beyond += np.maximum(waits[cause] - short_waits(waits[cause]), 0.0)
     waited = beyond > LEAST_EXCESS * (np.median(step_ns) if len(step_ns) else 0.0)
     if not waited.any() or waited.mean() > _MOST_WAIT:
         return step_ns
     calm = float(np.median(step_ns[~waited]))
     return np.where(waited, np.maximum(step_ns - beyond, np.minimum(step_ns, calm)), step_ns)
+
+
+def short_waits(wait: Floats) -> Floats:
+    """What steps around each one wait when they wait for a short time: the longer of what the
+    stretch before it and the stretch after it show. So a wait that grows, or that changes for good
+    at some step, is part of the steps' level; a short spell of waits is not."""
+    length = max(_FEWEST_IN_STRETCH, len(wait) // _STRETCH)
+    if len(wait) < 2 * length:
+        return np.full(len(wait), np.quantile(wait, _SHORT_WAITS))
+    apart = max(1, len(wait) // _MOST_STRETCHES)
+    thin = max(1, length // _MOST_IN_STRETCH)
+    stretches = np.lib.stride_tricks.sliding_window_view(wait, length)[::apart, ::thin]
+    short = np.quantile(stretches, _SHORT_WAITS, axis=1)
+    place = np.arange(len(wait))
+    before = (place - length + 1) // apart
+    after = place // apart
+    return np.maximum(
+        np.where(before >= 0, short[np.clip(before, 0, len(short) - 1)], 0.0),
+        np.where(after < len(short), short[np.minimum(after, len(short) - 1)], 0.0),
+    )
 
 
 def find_stalled(step_ns: Floats, level: Floats) -> Flags:
