@@ -73,3 +73,14 @@ def test_stalls_by_chance_have_no_period(rate: float, n: int) -> None:
 def test_too_few_stalls_have_no_period() -> None:
     assert find_period(np.array([], np.int64)) is None
     assert find_period(np.array([10, 20, 30])) is None
+
+
+def test_steps_that_are_missing_do_not_double_the_period() -> None:
+    numbers = np.array([19, 39, 99, 119, 139, 179, 199, 219, 239, 259, 279])
+    assert find_period(numbers).steps == 20
+
+
+def test_few_stalls_at_even_places_are_not_every_second_step() -> None:
+    rng = np.random.default_rng(0)
+    numbers = 2 * np.sort(rng.choice(94, 35, replace=False))
+    assert find_period(numbers) is None

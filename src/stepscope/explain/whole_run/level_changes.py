@@ -184,14 +184,15 @@ def _move_to_best(blocks: Floats, cuts: list[int], noise: float) -> list[int]:
 def _locate(
     logs: Floats, numbers: Ints, edges: tuple[int, int, int], noise: float
 ) -> LevelChange | None:
-    """The likeliest step for the change, and the interval of likely ones. None where steps stay
-    off together for so long that chance may have made the change."""
+    """The likeliest step for the change, and the interval of likely ones. None where the steps
+    themselves change too little, or stay off together for so long that chance may have made it."""
     start, about, end = edges
     before, after = float(np.median(logs[start:about])), float(np.median(logs[about:end]))
     residuals = np.concatenate((logs[start:about] - before, logs[about:end] - after))
     together = staying_power(residuals, noise)
     error = MEDIAN_COST * noise * math.sqrt(together * (1 / (about - start) + 1 / (end - about)))
-    if abs(after - before) < _LEAST_SCORE * error:
+    too_small = abs(math.expm1(after - before)) < _LEAST_CHANGE
+    if too_small or abs(after - before) < _LEAST_SCORE * error:
         return None
     # Where steps drift, only those near the change lie at its levels.
     near = max(_NEAR, 5 * _block_size(len(logs)))

@@ -123,10 +123,20 @@ def without_waits(step_ns: Floats, waits: Mapping[StallCause, Floats]) -> Floats
 def short_waits(wait: Floats) -> Floats:
     """What steps around each one wait when they wait for a short time: the longer of what the
     stretch before it and the stretch after it show. So a wait that grows, or that changes for good
-    at some step, is part of the steps' level; a short spell of waits is not."""
+    at some step, is part of the steps' level; a short spell of waits is not. Near the run's ends
+    only one stretch is there, and shorter ones count too."""
     length = max(_FEWEST_IN_STRETCH, len(wait) // _STRETCH)
     if len(wait) < 2 * length:
         return np.full(len(wait), np.quantile(wait, _SHORT_WAITS))
+    short = _short_on_either_side(wait, length)
+    place = np.arange(len(wait))
+    at_an_end = np.minimum(place, len(wait) - 1 - place) < length
+    nearer = _short_on_either_side(wait, length // 4)
+    return np.where(at_an_end, np.maximum(short, nearer), short)
+
+
+def _short_on_either_side(wait: Floats, length: int) -> Floats:
+    """Before each step and after it; the longer one."""
     apart = max(1, len(wait) // _MOST_STRETCHES)
     thin = max(1, length // _MOST_IN_STRETCH)
     stretches = np.lib.stride_tricks.sliding_window_view(wait, length)[::apart, ::thin]
