@@ -42,16 +42,15 @@ def _with_waits(rank: RankExplanation, numbers: Ints, wait_ns: Ints) -> RankExpl
 
 def divide_unknown(run: RankRun, numbers: Ints, wait_ns: Ints) -> RankRun:
     """The same run, with a stall of the cause "collective" for what the rank waited beyond its
-    usual wait in steps that stalled for no known cause."""
+    usual wait, as far as no other cause explains their stalls."""
     series = run.series
-    if series is None or series.excess_ns is None or run.times is None or not len(numbers):
+    if series is None or series.unknown_ns is None or run.times is None or not len(numbers):
         return run
     beyond = _on_steps(series.number, numbers, wait_ns - np.median(wait_ns))
-    unknown = np.where(series.cause == _UNKNOWN, series.excess_ns, 0)
+    unknown = series.unknown_ns
     waited = np.clip(beyond, 0, unknown)
     if not waited.any():
         return run
-    steady = series.cause >= 0
     left = unknown - waited
     kept = [stall for stall in run.stalls if stall.cause != "unknown"]
     mean_ns = 1e6 * run.times.mean_ms
@@ -60,7 +59,8 @@ def divide_unknown(run: RankRun, numbers: Ints, wait_ns: Ints) -> RankRun:
         stall = sum_up_stalls(name, excess.astype(np.float64), series.number, mean_ns)
         if stall.steps:
             kept.append(_per_steady_step(stall, len(excess), run.times.steps))
-    cause = np.where(steady & (waited > left), np.int8(_COLLECTIVE), series.cause)
+    mainly = (series.cause == _UNKNOWN) & (waited > left)
+    cause = np.where(mainly, np.int8(_COLLECTIVE), series.cause)
     return replace(
         run,
         stalls=tuple(sorted(kept, key=lambda stall: -stall.cost_ms - stall.between_epochs_ms)),

@@ -188,8 +188,10 @@ def _stalled_places(excess: Floats) -> NDArray[np.intp]:
 def _series(steps: StepColumns, steady: Flags, warm_up: int, split: StallSplit) -> StepSeries:
     cause = np.full(len(steps), -1, np.int8)
     cause[steady] = split.main_cause
-    excess = np.zeros(len(steps), np.int64)
-    excess[steady] = np.rint(sum(split.excess_ns.values(), np.zeros(int(steady.sum()))))
+    none = np.zeros(int(steady.sum()))
+    excess, unknown = np.zeros((2, len(steps)), np.int64)
+    excess[steady] = np.rint(sum(split.excess_ns.values(), none))
+    unknown[steady] = np.rint(split.excess_ns.get("unknown", none))
     return StepSeries(
         number=steps.number,
         start_unix_ns=steps.end_unix_ns - steps.wall_ns,
@@ -198,4 +200,5 @@ def _series(steps: StepColumns, steady: Flags, warm_up: int, split: StallSplit) 
         window=steps.window | steps.memory,
         warm_up=warm_up,
         excess_ns=excess,
+        unknown_ns=unknown,
     )
