@@ -93,11 +93,9 @@ def turns(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
 
 
 def test_the_slower_command_is_found(turns: tuple[Path, str, str]) -> None:
-    """By the median: on a busy machine one long stall in 53 steps makes any mean uncertain."""
     body = json.loads(turns[1])
-    assert body["verdict"] != "faster"
-    assert body["median"]["verdict"] == "slower"
-    assert body["median"]["low"] > 0.3
+    assert body["verdict"] == "slower"
+    assert body["low"] > 0.3
     assert body["b_ms"] > 15
     assert [row["name"] for row in body["config"]] == ["command"]
 
