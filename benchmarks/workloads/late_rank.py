@@ -86,7 +86,7 @@ class Lateness:
         return delay if self._rank == late else 0.0
 
 
-class Batches(IterableDataset[torch.Tensor]):
+class Batches(IterableDataset[torch.Tensor]):  # type: ignore[misc]
     """The same batch again and again; a rank that is late by its input waits for it."""
 
     def __init__(self, x: torch.Tensor, late: Lateness, steps: int) -> None:

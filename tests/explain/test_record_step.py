@@ -203,3 +203,25 @@ def test_stalls_are_parts_of_the_mean_step() -> None:
         {"compute": 22, "operators": 7.5, "python": 2.5, "stall_data": 8}
     )
     assert sum(part.share for part in mean.parts) == pytest.approx(1)
+
+
+def test_in_cuda_graphs_the_idle_time_between_kernels_shrinks() -> None:
+    budget = Budget(
+        step_ms=10.0,
+        parts=tuple(
+            Part(id=name, ms=ms, share=ms / 10)
+            for name, ms in {
+                "compute": 8.0,
+                "operators": 0.0,
+                "python": 0.0,
+                "profiler": 0.0,
+                "idle_launch": 1.5,
+                "idle_other": 0.5,
+            }.items()
+        ),
+        basis="cycles",
+    )
+    step = StepTime(profiled=10.0, corrected=9.0, low=8.0, high=10.0)
+    parts = {part.id: part.ms for part in budget_of_record(budget, step, graphs=True).parts}
+    assert parts["compute"] == pytest.approx(8.0)
+    assert (parts["idle_launch"], parts["idle_other"]) == pytest.approx((0.75, 0.25))

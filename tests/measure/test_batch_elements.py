@@ -43,6 +43,8 @@ class Lazy:
     [
         (IMAGES, 384),
         ((IMAGES, LABELS), 392),
+        ([IMAGES, LABELS, LABELS], 400),
+        ((torch.nn.Parameter(LABELS), LABELS), 16),
         ([IMAGES, {"labels": LABELS, "names": ["a"] * 500}], 392),
         (Pair(IMAGES, LABELS), 392),
         (Sample(IMAGES, "a name"), 384),

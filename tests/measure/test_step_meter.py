@@ -38,30 +38,40 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     return device
 
 
-def memories(meter: StepMeter, walls_ms: list[int]) -> list[bool]:
-    """After which of steps that take this long memory is read. The first reading is due at once;
-    reading it seems to take 10 us, so that the next is due 10 ms later."""
+def readings(walls_ms: list[int]) -> list[bool]:
+    """After which of steps that take this long something is read. The first reading is due at once;
+    each seems to take 10 us, so that the next is due 10 ms later."""
+    meter = StepMeter()
     now = meter._ended
-    read = []
+    taken = []
     for wall in walls_ms:
         now += wall * MS
-        reading = meter.read(now)
-        assert reading is not None
-        read.append(reading[2] is not None)
-        if read[-1]:
+        taken.append(meter.read(now) is not None)
+        if taken[-1]:
             meter._due = now + 10 * MS
-    return read
+    return taken
 
 
-def test_memory_is_read_at_a_pace_and_after_every_long_step() -> None:
+def test_values_are_read_at_a_pace_and_after_every_long_step() -> None:
     yes, no = True, False
-    assert memories(StepMeter(), [4, 4, 4, 4, 4]) == [yes, no, no, yes, no]
-    assert memories(StepMeter(), [2, 2, 7, 2, 2, 2]) == [yes, no, yes, no, no, no]
+    assert readings([4, 4, 4, 4, 4]) == [yes, no, no, yes, no]
+    assert readings([2, 2, 4, 2, 2, 2]) == [yes, no, yes, no, no, no]
+    assert readings([20, 20, 20]) == [yes, yes, yes]
+
+
+def test_one_very_long_step_does_not_hide_the_next() -> None:
+    assert readings([2, 2000, 2, 4]) == [True, True, False, True]
+
+
+def test_a_reading_is_followed_by_a_thousand_times_as_long_without() -> None:
+    meter = StepMeter()
+    assert meter.read(meter._ended) is not None
+    assert meter._due > meter._ended
 
 
 def test_counters_are_those_of_the_thread_that_trains() -> None:
     meter = StepMeter()
-    reading = meter.read(meter._ended + MS)
+    reading = meter._read()
     assert reading is not None
     began, (scheduler, faults), _ = reading
     assert began is None
@@ -73,7 +83,7 @@ def test_counters_are_those_of_the_thread_that_trains() -> None:
 def test_after_a_pause_of_ours_a_step_counts_from_its_own_beginning() -> None:
     meter = StepMeter()
     meter.restart(meter._ended + 5 * MS)
-    first, second = meter.read(meter._ended + MS), meter.read(meter._ended + MS)
+    first, second = meter._read(), meter._read()
     assert first is not None
     assert second is not None
     assert first[0] is not None
@@ -100,7 +110,7 @@ def test_a_system_that_has_none_of_it_is_no_problem(monkeypatch: pytest.MonkeyPa
     monkeypatch.delattr("resource.RUSAGE_THREAD")
     before = problems()
     meter = StepMeter()
-    assert meter.read(meter._ended + MS) == (None, (None, None), None)
+    assert meter._read() == (None, (None, None), None)
     content = SimpleNamespace(**meter.content())
     assert (content.cpu_wait_ns, content.major_faults, content.memory) == (False, False, None)
     assert problems() == before
@@ -112,7 +122,7 @@ def test_an_allocator_that_cannot_be_read_costs_its_own_column_only(
     cuda.initialised = True
     monkeypatch.setattr(torch._C, "_cuda_memoryStats", None)
     meter = StepMeter()
-    reading = meter.read(meter._ended + MS)
+    reading = meter._read()
     assert reading is not None
     assert reading[2] is None
     assert any("memory at step ends" in problem for problem in problems())

@@ -92,9 +92,9 @@ step      mean 44.0 ms (38.3 to 49.7) · median 24.0 ms · p99 117 ms
 over time ▂▃▂▂▃▂▃▂▂▃▂▃▂▂▃▂▃▇▂▃▂▃▂▃▂▂▃▂▃▂▃▂▂▃▇▃▂▂▃▂▃▂▃▂▂▃▂▃▂▂▃▂█▃▃▄▃▄▃▃▄▃▄▃▃▄▃▄▃█
           dddddddddddddddddeddddddddddddddddedddddddddddddddddedddddddddddddddde
 last 200  ▁▂▂▁▂▂▂▁▂▂▁▂▂▂▁▂▂▁▂▂▂▁▂▂▁▂▂▂▁▂▂▁▂▂█▂▃▃▂▃▃▃▂▃▃▂▃▃▃▂▃▃▂▃▃▃▂▃▃▂▃▃▃▂▃▃▂▃▃█
-stalls    d data stalls     9.75 ms a step   22%  99 steps, every 4
+stalls    d data stalls     9.80 ms a step   22%  99 steps, every 4
           e evaluation      5.08 ms a step   12%  4 steps, every 100
-changes   step 299: 24.0 -> 44.0 ms (1.8 times)
+changes   step 300: 24.0 -> 44.0 ms (1.8 times)
 run       goodput 68% · start-up 22% · evaluation 8.9% · our own windows 0.7%
 memory    1.00 GB when the last step ended
 
@@ -117,9 +117,9 @@ step      mean 44.0 ms (38.3 to 49.7) · median 24.0 ms
 over time ▃▃▃▃▃▃▃▃▃▃▃▃▇▃▃▃▃▃▃▃▃▃▃▃▇▃▃▃▃▃▃▃▃▃▃▃▃█▄▄▄▄▄▄▄▄▄▄▄█
           ddddddddddddedddddddddddeddddddddddddeddddddddddde
 last 200  ▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂█▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃█
-stalls    d data stalls     9.75 ms a step   22%  every 4
+stalls    d data stalls     9.80 ms a step   22%  every 4
           e evaluation      5.08 ms a step   12%  every 100
-changes   step 299: 24.0 -> 44.0 ms (1.8 times)
+changes   step 300: 24.0 -> 44.0 ms (1.8 times)
 run       goodput 68% · start-up 22% · evaluation 8.9%
           our own windows 0.7%
 memory    1.00 GB when the last step ended
@@ -205,7 +205,7 @@ def test_json_has_the_figures_of_the_screen(two_ranks: LiveRun) -> None:
     assert (slow["rank"], slow["steps"], slow["windows"]) == (1, 400, 1)
     assert slow["times"]["mean_ms"] == pytest.approx(44.0, abs=0.1)
     assert [stall["cause"] for stall in slow["stalls"]] == ["data", "evaluation"]
-    assert slow["changes"][0]["step"] == 299
+    assert slow["changes"][0]["step"] == 300
     assert "series" not in slow
     assert answer["earlier"] == []
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _HOST_PARTS = ("operators", "python")
 _CPU_PARTS = ("compute", *_HOST_PARTS)
+_BETWEEN_KERNELS = ("idle_launch", "idle_other")
 _MOST_OVERHEAD = 0.5  # of the CPU's own time: profilers that double the step were seen
 
 
@@ -71,6 +72,7 @@ def budget_of_record(
     run: RankRun | None = None,
     measured: MeasuredSteps | None = None,
     on_host: bool = False,
+    graphs: bool = False,
 ) -> Budget:
     """Scale the profiled budget to the measured step, else to the corrected one.
 
@@ -83,7 +85,7 @@ def budget_of_record(
         return budget
     stalls = stall_parts(run)
     typical = target - sum(part.ms for part in stalls)
-    parts = _scale_parts(budget, typical, on_host=on_host)
+    parts = _scale_parts(budget, typical, on_host=on_host, graphs=graphs)
     if parts is None:
         return budget
     if measured is not None and measured.data_ns is not None:
@@ -102,13 +104,20 @@ def stall_parts(run: RankRun | None) -> tuple[Part, ...]:
     )
 
 
-def _scale_parts(budget: Budget, target: float, *, on_host: bool) -> dict[str, float] | None:
-    """The recorded parts without the profiler's cost, in ms; None if nothing is left."""
+def _scale_parts(
+    budget: Budget, target: float, *, on_host: bool, graphs: bool
+) -> dict[str, float] | None:
+    """The recorded parts without the profiler's cost, in ms; None if nothing is left.
+
+    In CUDA graphs the profiler moves kernels apart: the idle time between them shrinks too.
+    """
     ms = {part.id: part.ms for part in budget.parts}
     excess = _take(ms, ("profiler",), max(0.0, budget.step_ms - target))
     slowed = _CPU_PARTS if on_host else _HOST_PARTS
     if not on_host or excess <= _MOST_OVERHEAD * sum(ms[part] for part in slowed):
-        _take(ms, slowed, excess)
+        excess = _take(ms, slowed, excess)
+    if graphs:
+        _take(ms, _BETWEEN_KERNELS, excess)
     whole = sum(ms.values())
     return {name: value * target / whole for name, value in ms.items()} if whole > 0 else None
 

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import flight
@@ -84,16 +85,18 @@ class CollectiveLog:
     def close(self, step: int) -> None:
         """The last steps; the process group may be gone by now, the recorder is not."""
         if self._read_step < step:
-            self._read(step)
+            self._read(step, last=True)
         self._join()
 
-    def _read(self, step: int) -> None:
+    def _read(self, step: int, *, last: bool = False) -> None:
         began = self._now()
         dumps = [(name, dump()) for name, dump in self._recorders()]
         took = self._now() - began
         self._join()
         about = {"steps": [self._read_step, step], "took_ns": round(took * 1e9)}
-        self._packing = started_thread(lambda: self._pack(dumps, about), "stepscope-collectives")
+        if not last:  # a process that ends may start no thread
+            pack = partial(self._pack, dumps, about)
+            self._packing = started_thread(pack, "stepscope-collectives")
         if self._packing is None:
             self._pack(dumps, about)
         self._plan(step, [dump for _, dump in dumps], took)

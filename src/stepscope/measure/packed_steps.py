@@ -24,6 +24,8 @@ from stepscope.records.packed_steps import (
     MARKS,
     OTHER,
     PHASE_FIELDS,
+    ROUNDED,
+    ROUNDING,
     SCHEMA,
     STEP,
     WALL,
@@ -52,6 +54,7 @@ class PartColumns:
         self._columns: dict[str, array[int]] = {}
         self._marks: dict[str, list[int]] = {name: [] for name in MARKS}
         self._step = self._end = 0  # of the last line
+        self._unit = 0  # of rounded fields
 
     def add(self, lines: list[Line]) -> None:
         names = set().union(*lines)
@@ -63,6 +66,7 @@ class PartColumns:
             for name in (names | self._columns.keys()).difference(MARKS)
         }
         self._leave_out_known(columns, lines)
+        self._round(columns)
         for name, values in columns.items():
             if name not in self._columns:
                 self._columns[name] = array("q", [ABSENT]) * self.steps
@@ -81,6 +85,12 @@ class PartColumns:
         columns[STEP] = _distances(self._step, columns[STEP])
         self._step, self._end = lines[-1][STEP], ends[-1]
 
+    def _round(self, columns: dict[str, list[int]]) -> None:
+        """After that, `other_ns` is what the rounded phases leave: phases still add up."""
+        unit = self._unit = self._unit or _power_of_ten(min(columns[WALL]) // ROUNDING)
+        for name in ROUNDED.intersection(columns):
+            columns[name] = [value // unit for value in columns[name]]  # ABSENT stays negative
+
     def encode(self) -> Iterator[bytes]:
         """Pieces of the part's text."""
         # Small numbers take little space once compressed, so all count from the smallest one.
@@ -90,7 +100,17 @@ class PartColumns:
             yield f'{", " if place else ""}"{name}": ['.encode()
             yield from _numbers(column, base[name])
             yield b"]"
-        yield f'}}, "base": {json.dumps(base)}, "marks": {json.dumps(self._marks)}}}'.encode()
+        units = dict.fromkeys(ROUNDED.intersection(self._columns), self._unit)
+        about = {"base": base, "unit": units, "marks": self._marks}
+        yield f"}}, {json.dumps(about)[1:]}".encode()
+
+
+def _power_of_ten(limit: int) -> int:
+    """The largest one up to this limit, at least 1."""
+    power = 1
+    while 10 * power <= limit:
+        power *= 10
+    return power
 
 
 def _distances(before: int, values: list[int]) -> list[int]:

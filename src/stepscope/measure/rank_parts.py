@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
-from stepscope.measure.clock import ClockSync
+from stepscope.measure.clock import RUN, ClockSync, next_meeting
+from stepscope.measure.collective_log import CollectiveLog
 from stepscope.measure.never_raise import never_raise
 from stepscope.measure.steps import DeviceClock
 from stepscope.measure.writer import LineWriter, append_lines, started_thread
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 class RankParts:
     """One rank's open files, its clock rounds and its sampler."""
 
-    def __init__(self, folder: Path, steps: LineWriter, sampler: Sampler | None) -> None:
+    def __init__(
+        self, folder: Path, steps: LineWriter, sampler: Sampler | None, *, alone: bool = True
+    ) -> None:
         self.folder = folder
         self._steps = steps
         self.device = DeviceClock.here()
@@ -30,6 +34,18 @@ class RankParts:
         self._sampler = sampler
         if sampler is not None:
             sampler.save = self._save_samples
+        self._log = None if alone else CollectiveLog(folder)
+
+    def due(self, step: int) -> int:
+        """The first step, from this one on, before which `look_at_others` has work to do."""
+        return sys.maxsize if self._log is None else min(self._log.due, next_meeting(step))
+
+    def look_at_others(self, step: int, *, disturbed: bool) -> None:
+        """Keep the run's collectives, and compare clocks, when they are due."""
+        if self._log is not None:
+            self._log.step_begins(step, disturbed=disturbed)
+            if next_meeting(step) == step:
+                self.synchronise(RUN, step)
 
     @never_raise
     def synchronise(self, label: str, step: int) -> None:
@@ -62,8 +78,10 @@ class RankParts:
             self._sampler.resume()
 
     @never_raise
-    def close(self) -> None:
+    def close(self, step: int) -> None:
         self._steps.close()
+        if self._log is not None:
+            self._log.close(step)
         for thread in self._writing:
             thread.join(timeout=5)
         if self._sampler is not None:

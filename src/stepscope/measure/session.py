@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
 from stepscope.measure import processes
-from stepscope.measure.clock import RUN, next_meeting
 from stepscope.measure.closures import timed_closure
-from stepscope.measure.collective_log import CollectiveLog
 from stepscope.measure.comms import Comms
 from stepscope.measure.forked import end_without_destructors
 from stepscope.measure.host_load import HostLoadMeter
@@ -75,7 +73,6 @@ class Session:
         self._alone = True  # no other thread trains
         self._pid = os.getpid()
         self._parts: RankParts | None = None
-        self._collectives: CollectiveLog | None = None  # without other ranks there are none
         self._rank_file: RankFile | None = None
         self._windows = ProfilerWindows(settings)
         self._stalls: StallWatch | None = None
@@ -285,8 +282,8 @@ class Session:
         """The time this takes lies between two steps and belongs to neither."""
         self._load.pause(self.number, self._optimizers.known)
         self._end_memory_step(parts)
-        self._look_at_others(parts)
-        self._due = self._next_due()
+        parts.look_at_others(self.number, disturbed=self._windows.running is not None)
+        self._due = min(self._schedule.next_due(self.number + 1), parts.due(self.number + 1))
         self._begin(parts)
         self._load.resume(self.number, plain=self._is_plain())
         now = perf_counter_ns()
@@ -295,19 +292,6 @@ class Session:
             self._meter.restart(now)
         if parts.device is not None:
             parts.device.restart()
-
-    def _next_due(self) -> int:
-        due = self._schedule.next_due(self.number + 1)
-        if self._collectives is None:
-            return due
-        return min(due, self._collectives.due, next_meeting(self.number + 1))
-
-    def _look_at_others(self, parts: RankParts) -> None:
-        if self._collectives is not None:
-            disturbed = self._windows.running is not None
-            self._collectives.step_begins(self.number, disturbed=disturbed)
-            if next_meeting(self.number) == self.number:
-                parts.synchronise(RUN, self.number)
 
     def _begin(self, parts: RankParts) -> None:
         step = self.number
@@ -371,11 +355,9 @@ class Session:
         steps = LineWriter(tail, self.notes, lines, StepPacking(tail))
         self._meter = StepMeter()
         sampler = start_sampler(self.thread, self.settings.sample_hz, lambda: self.number)
-        self._parts = RankParts(folder, steps, sampler)
+        self._parts = RankParts(folder, steps, sampler, alone=world_size == 1)
+        self._due = min(self._due, self._parts.due(self.number + 1))
         self._rank_file = RankFile(folder, rank, world_size)
-        if world_size > 1:
-            self._collectives = CollectiveLog(folder)
-            self._due = min(self._due, self._next_due())
         self._read_job_layout()
         self._load.resume(self.number + 1, plain=True)
         self._describe("running")
@@ -423,9 +405,7 @@ class Session:
             self._memory.end()
         if self._parts is not None:
             # Before the window: its stop may wait, and a launcher may not.
-            self._parts.close()
-        if self._collectives is not None:
-            self._collectives.close(self.number)
+            self._parts.close(self.number)
         self._windows.close(self.number)
         self._describe("finished")
 

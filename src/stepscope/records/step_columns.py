@@ -38,10 +38,11 @@ class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
     elements: Ints | None = None
     allocated_bytes: Ints | None = None  # when the step ended; -1 where not read
     # A line leaves these out when they are under a floor (0.5 ms, one, one): then the column has 0.
-    # `counters` in rank.json says whether they were read at all.
+    # `counters` in rank.json says whether they were read at all. They count since the last reading,
+    # which came with allocated_bytes; every step 1.5 times as long as usual ends with one.
     cpu_wait_ns: Ints | None = None  # the training thread was ready to run and had no core
     major_faults: Ints | None = None  # pages read from disk
-    retries: Ints | None = None  # of the device's allocator, since allocated_bytes was last read
+    retries: Ints | None = None  # of the device's allocator
     graphs: Ints | None = None  # compiled by dynamo in this step
 
     def __len__(self) -> int:

@@ -165,7 +165,7 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True):
     memory_growth: MemoryGrowth | None = None
     account: RunAccount | None = None
     series: StepSeries | None = None
-    stacks: tuple[StackDifference, ...] = ()  # in stalled steps against typical ones, by cause
+    stacks: tuple[StackDifference, ...] = ()  # by cause of stalls; not in the JSON
     notes: tuple[str, ...] = ()
 
 

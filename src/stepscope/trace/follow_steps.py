@@ -151,15 +151,15 @@ class StepFollower:
                 state = os.fstat(file.fileno())
                 if state.st_ino != self._inode or state.st_size < self._offset:
                     self._inode, self._offset = state.st_ino, 0
-                file.seek(self._offset)
-                while piece := file.read(_PIECE_BYTES):
+                while left := state.st_size - self._offset:  # some files of a system never end
+                    file.seek(self._offset)
+                    piece = file.read(min(_PIECE_BYTES, left))
                     end = piece.rfind(b"\n") + 1
                     if not end and len(piece) <= MAX_LINE_BYTES:
                         return  # its writer has not finished the line
                     end = end or len(piece)
                     self._offset += end
                     self._take_lines(piece[:end])
-                    file.seek(self._offset)
         except MissingFileError:
             return
         except UnreadableInputError:
@@ -184,6 +184,7 @@ class StepFollower:
         rows = rows[:, rows[0] > highest[:-1]]
         if not rows.shape[1]:
             return
+        _drop_long_phases(rows)
         window = rows[_FIELDS["window"]] != 0
         before = np.concatenate(([self._in_window], window[:-1]))
         self._windows += int((window & ~before).sum())
@@ -213,6 +214,13 @@ class StepFollower:
             chosen = _chosen(self._rows[0, : self._kept], self._halvings)
             self._rows = self._rows[:, : self._kept][:, chosen]
             self._kept = self._rows.shape[1]
+
+
+def _drop_long_phases(rows: Ints) -> None:
+    """Phases that are longer than their step count as not captured."""
+    places = np.array([_FIELDS[f"{phase}_ns"] for phase in ALL_PHASES])
+    long = np.flatnonzero(rows[places].sum(axis=0) > rows[_FIELDS["wall_ns"]])
+    rows[np.ix_(places, long)] = 0
 
 
 def _chosen(numbers: Ints, halvings: int) -> NDArray[np.bool_]:

@@ -139,12 +139,18 @@ def test_allocator_retries() -> None:
 def test_a_stall_with_a_period_and_no_finding_of_its_own(
     cause: str, words: str, first: str
 ) -> None:
-    place = Place(file="train.py", line=40, function="log")
-    finding = sure(periodic_stall.find_in(run(stall(cause, period=50, where=(place,)))))
+    finding = sure(periodic_stall.find_in(run(stall(cause, period=50))))
     assert finding.summary == f"every 50th step takes 68.0 ms {words}"
     assert finding.remedies[0].id == first
-    assert finding.where == (place,)
     assert irregular_stalls.find_in(run(stall(cause, period=50))) is None
+
+
+@pytest.mark.parametrize(("module", "period"), [(periodic_stall, 50), (irregular_stalls, None)])
+def test_where_the_line_is_known_it_is_named(module: Any, period: int | None) -> None:
+    place = Place(file="/home/u/train.py", line=40, function="log")
+    finding = sure(module.find_in(run(stall("unknown", period=period, where=(place,)))))
+    assert finding.summary.endswith(" longer, in log (train.py:40).")
+    assert finding.where == (place,)
 
 
 def test_a_stall_without_a_period_that_nothing_explains() -> None:

@@ -60,7 +60,10 @@ def join_arrivals(runs: Mapping[int, RunCalls]) -> RunArrivals | None:
         late[place] = np.where(wider, group.late_ns, late[place])
         wait[place] = np.where(wider, group.wait_ns, wait[place])
         widest[place] = np.where(wider, group.spread_ns[:, None], widest[place])
-    return RunArrivals(ranks=tuple(ranks), number=number, late_ns=late, wait_ns=wait)
+    together = all(len(group.members) == len(ranks) for group in groups if len(group.number) > 1)
+    return RunArrivals(
+        ranks=tuple(ranks), number=number, late_ns=late, wait_ns=wait, together=together
+    )
 
 
 def waits_by_step(arrivals: RunArrivals) -> dict[int, tuple[Ints, Ints]]:
@@ -79,7 +82,7 @@ def _join_group(runs: Mapping[int, RunCalls], name: str, *, blocking: bool) -> _
     members = [rank for rank in sorted(calls) if len(calls[rank][0]) > _CUT_LOG * usual]
     if len(members) < 2:
         return None
-    common = reduce(np.intersect1d, (calls[rank][0] for rank in members))
+    common = reduce(_common, (calls[rank][0] for rank in members))
     if not len(common):
         return None
     places = [np.searchsorted(calls[rank][0], common) for rank in members]
@@ -95,6 +98,11 @@ def _join_group(runs: Mapping[int, RunCalls], name: str, *, blocking: bool) -> _
     if blocking:
         return _summed(members, number, late, wait, spread)
     return _widest(members, number, late, wait, spread)
+
+
+def _common(one: Ints, other: Ints) -> Ints:
+    """Most ranks have logged the same calls."""
+    return one if np.array_equal(one, other) else np.intersect1d(one, other, assume_unique=True)
 
 
 def _calls_of(run: RunCalls, name: str) -> tuple[Ints, Ints, Ints]:

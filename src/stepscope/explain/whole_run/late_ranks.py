@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Flags = NDArray[np.bool_]
+    Indices = NDArray[np.intp]
 
 _COUNTED_RANK = 0.5  # of the steps: a rank that took part in fewer is left out
+_NAMED_WAIT = 0.1  # of the lateness
 _NAMED_PHASE = 0.3  # of the excess: a phase that explains less is not named
 _WAITS = "backward"
 _PHASES = {
@@ -46,8 +48,9 @@ _PHASES = {
 
 
 class WholeRunLateness(msgspec.Struct, frozen=True, kw_only=True):
-    """`arrivals` are None where no collectives of the run were captured, `stragglers` where they
-    are too few to judge. `clears`: who is not named is not late, whatever the window shows."""
+    """`arrivals` are None where no collectives of the run were captured, or hosts do not wait in
+    them, `stragglers` where they are too few to judge. `clears`: who is not named is not late,
+    whatever the window shows."""
 
     arrivals: RunArrivals | None = None
     stragglers: Stragglers | None = None
@@ -64,19 +67,19 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
     step_ns: Floats
     phases_ns: dict[str, Floats]
     cpu_wait_ns: Floats | None
+    together: bool
 
 
 def judge_whole_run(parts: Sequence[RankPart]) -> WholeRunLateness:
     """Never raises because of its input: ranks and steps that do not fit are left out."""
     aligned = align_runs(parts)
+    on_host = all(run.on_host for run in aligned.runs.values())
     arrivals = join_arrivals(aligned.runs) if len(aligned.runs) > 1 else None
+    waits = arrivals if on_host else None
     case = _case(arrivals, aligned.runs) if arrivals is not None else None
-    if case is None:
-        return WholeRunLateness(arrivals=arrivals)
-    typical = float(np.median(case.step_ns))
-    lateness = find_late(case.late_ns, typical, case.cpu_wait_ns)
-    if lateness is None:
-        return WholeRunLateness(arrivals=arrivals)
+    lateness = _find_late(case, on_host=on_host) if case is not None else None
+    if case is None or lateness is None:
+        return WholeRunLateness(arrivals=waits)
     late = [
         rank
         for rank in lateness.late
@@ -84,10 +87,34 @@ def judge_whole_run(parts: Sequence[RankPart]) -> WholeRunLateness:
     ]
     everyone = len(case.ranks) == len(parts)
     return WholeRunLateness(
-        arrivals=arrivals,
+        arrivals=waits,
         stragglers=_stragglers(case, lateness, late),
-        clears=everyone and all(run.on_host for run in aligned.runs.values()),
+        clears=everyone and on_host,
     )
+
+
+def _find_late(case: _Case, *, on_host: bool) -> Lateness | None:
+    """A host that runs ahead of its device may be late without anybody waiting for it, so there
+    only single late steps that took longer count."""
+    typical = float(np.median(case.step_ns))
+    # Ranks of different groups have different work.
+    cpu_wait, own = (case.cpu_wait_ns, _own_work(case)) if case.together else (None, None)
+    lateness = find_late(case.late_ns, typical, cpu_wait, own)
+    if lateness is None or on_host:
+        return lateness
+    late = tuple(rank for rank in lateness.late if not rank.constant and _lengthens(case, rank))
+    wandering = lateness.wandering
+    if wandering is not None and not _lengthens(case, wandering):
+        wandering = None
+    return msgspec.structs.replace(lateness, late=late, wandering=wandering)
+
+
+def _lengthens(case: _Case, rank: LateRank) -> bool:
+    """Whether late steps, or the steps after them, take longer on all ranks."""
+    step = case.step_ns.min(axis=1)
+    longest = np.maximum(step, np.append(step[1:], step[-1]))
+    longer = float(np.median(longest[rank.late])) - float(np.median(step))
+    return longer >= rank.excess_ns / 2
 
 
 def decide(window: Stragglers, whole: WholeRunLateness) -> Stragglers:
@@ -110,10 +137,13 @@ def _case(arrivals: RunArrivals, runs: Mapping[int, RunCalls]) -> _Case | None:
     present = np.isfinite(arrivals.late_ns)
     often = np.flatnonzero(present.mean(axis=0) >= _COUNTED_RANK)
     ranks = [arrivals.ranks[place] for place in often.tolist()]
-    rows = present[:, often].all(axis=1)
+    rows: Flags = np.logical_and.reduce(present[:, often], axis=1)
     for rank in ranks:
         rows &= np.isin(arrivals.number, runs[rank].steps)
     if len(ranks) < 2 or rows.sum() < LEAST_STEPS:
+        return None
+    rows &= _possible(arrivals, rows, often, [runs[rank] for rank in ranks])
+    if rows.sum() < LEAST_STEPS:
         return None
     number = arrivals.number[rows]
     places = [np.searchsorted(runs[rank].steps, number) for rank in ranks]
@@ -137,7 +167,23 @@ def _case(arrivals: RunArrivals, runs: Mapping[int, RunCalls]) -> _Case | None:
             for phase in phases
         },
         cpu_wait_ns=matrix(known) if len(known) == len(ranks) else None,
+        together=arrivals.together,
     )
+
+
+def _possible(arrivals: RunArrivals, rows: Flags, ranks: Indices, runs: list[RunCalls]) -> Flags:
+    """No rank that waits does so for longer than its step takes, unless a clock was set."""
+    possible = rows.copy()
+    for column, run in zip(ranks.tolist(), runs, strict=True):
+        if run.on_host:
+            place = np.searchsorted(run.steps, arrivals.number[rows])
+            possible[rows] &= arrivals.wait_ns[rows, column] <= run.step_ns[place]
+    return possible
+
+
+def _own_work(case: _Case) -> Floats | None:
+    own = [ns for phase, ns in case.phases_ns.items() if phase != _WAITS]
+    return np.sum(own, axis=0) if own and _WAITS in case.phases_ns else None
 
 
 def _stragglers(case: _Case, lateness: Lateness, late: list[LateRank]) -> Stragglers:
@@ -156,7 +202,10 @@ def _straggler(case: _Case, rank: LateRank) -> Straggler:
     rows = np.ones(of, np.bool_) if rank.constant else rank.late
     longer = _longer_phases(case, rank.place, rows)
     fed_later = longer.get("data", 0.0)
-    cause: Cause = "input" if fed_later >= rank.excess_ns / 2 else "compute"
+    # Phases include waiting for cores, of which every phase gets its share.
+    all_longer = sum(max(ns, 0.0) for ns in longer.values())
+    fed = fed_later >= max(rank.excess_ns, all_longer) / 2
+    cause: Cause = "input" if fed else "compute"
     own = float(np.median(np.delete(case.step_ns - case.wait_ns, rank.place, axis=1)))
     kind: LatenessKind = "constant" if rank.constant else "intermittent"
     return Straggler(
@@ -167,10 +216,10 @@ def _straggler(case: _Case, rank: LateRank) -> Straggler:
         steps=steps,
         of=of,
         evidence=(
-            _how_often(rank, steps, of),
+            *_how_often(rank, steps, of),
             *_name_phase(longer, rank.excess_ns),
-            f"{percent(min(1.0, max(fed_later, 0.0) / rank.excess_ns))} of the extra time is "
-            "waiting for data",
+            f"{percent(max(fed_later, 0.0) / max(rank.excess_ns, all_longer))} of the extra time "
+            "is waiting for data",
         ),
         kind=kind,
         one_in=None if rank.constant else max(1, round(of / max(steps, 1))),
@@ -180,12 +229,15 @@ def _straggler(case: _Case, rank: LateRank) -> Straggler:
     )
 
 
-def _how_often(rank: LateRank, steps: int, of: int) -> str:
-    by = milliseconds(rank.excess_ns / 1e6)
+def _how_often(rank: LateRank, steps: int, of: int) -> tuple[str, ...]:
+    by = milliseconds(rank.arrived_ns / 1e6)
     often = f"in {steps} of {counted(of, 'step')} of the whole run"
-    if rank.constant:
-        return f"arrives {by} after the other ranks on average, and after their median {often}"
-    return f"arrives {by} later than usual {often}"
+    if not rank.constant:
+        return (f"arrives {by} later than usual {often}",)
+    arrives = f"arrives {by} after the other ranks on average, and after their median {often}"
+    if rank.for_cores_ns < _NAMED_WAIT * rank.arrived_ns:
+        return (arrives,)
+    return arrives, f"{milliseconds(rank.for_cores_ns / 1e6)} of that it waits for a free core"
 
 
 def _longer_phases(case: _Case, place: int, rows: Flags) -> dict[str, float]:
@@ -194,8 +246,15 @@ def _longer_phases(case: _Case, place: int, rows: Flags) -> dict[str, float]:
     for phase, ns in case.phases_ns.items():
         if phase != _WAITS:
             others = np.median(np.delete(ns[rows], place, axis=1), axis=1)
-            longer[phase] = float(np.mean(ns[rows, place] - others))
+            longer[phase] = _middle_mean(ns[rows, place] - others)
     return longer
+
+
+def _middle_mean(values: Floats) -> float:
+    """Without the highest and the lowest tenth."""
+    ordered = np.sort(values)
+    cut = len(ordered) // 10
+    return float(ordered[cut : len(ordered) - cut].mean())
 
 
 def _name_phase(longer: Mapping[str, float], excess_ns: float) -> tuple[str, ...]:

@@ -10,8 +10,10 @@ A rank is late **at every step** when, in the steps that do not stick out, its m
 - stands apart from the other ranks by more than they differ among themselves.
 Neighbouring steps are alike: a rank that shares its core is late for many steps in a row. So steps
 are taken in blocks, and blocks that resemble their neighbours count for less. Where ranks share
-cores, most of the noise is waiting for one. So the test is made twice: with the arrivals as they
-were, and without the time for which the rank was ready to run and had no core.
+cores, most of the noise is waiting for one. So the test is made up to three times: with the
+arrivals as they were, with the phases of the step in which no rank waits for another, and without
+the time for which the rank was ready to run and had no core. The last two accuse only ranks that
+arrived late.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,9 +34,10 @@ if TYPE_CHECKING:
 
 LEAST_STEPS = 60
 LEAST_LATE = 0.035  # of the step
+_ARRIVED_LATE = 0.01  # of the step: ranks that share cores hide some of another one's lateness
 LEAST_COST = 0.03  # of the step, of lateness now and then; wandering has to cost more
 LEAST_WANDERING = 0.05
-_FALSE_ALARM = 0.002  # for the whole job, in each of three tests
+_FALSE_ALARM = 0.0025  # for the whole job, in each of four tests
 _BLOCK, _MOST_BLOCKS = 10, 24  # steps in a block; blocks in a run
 _FEW_RANKS = 8
 _MADS = 3.5
@@ -49,7 +53,9 @@ class LateRank(msgspec.Struct, frozen=True, kw_only=True):
 
     place: int
     constant: bool
-    excess_ns: float  # in its late steps
+    excess_ns: float  # in its late steps; without waiting for cores, where that is known
+    arrived_ns: float  # after the other ranks, whatever it waited for
+    for_cores_ns: float = 0.0  # of that, waiting for a core
     cost_ns: float  # what the mean step would gain
     late: Flags  # (steps,)
     p_value: float  # that chance alone looks like this, for all ranks together
@@ -73,11 +79,14 @@ class _Always(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_late(
-    arrival_ns: Floats, step_ns: float, cpu_wait_ns: Floats | None = None
+    arrival_ns: Floats,
+    step_ns: float,
+    cpu_wait_ns: Floats | None = None,
+    own_ns: Floats | None = None,
 ) -> Lateness | None:
     """Matrices are (steps, ranks) without gaps; arrivals count from any common zero of a step.
 
-    None with too few steps to say anything.
+    `own_ns` are phases in which no rank waits for another. None with too few steps to say anything.
     """
     steps, ranks = arrival_ns.shape
     if steps < LEAST_STEPS or ranks < 2 or step_ns <= 0:
@@ -88,7 +97,8 @@ def find_late(
     usual: Flags = np.logical_not(single.any(axis=1))
     if usual.sum() < LEAST_STEPS:  # the single ones are no exceptions
         usual[:], single[:] = True, False
-    always, least_ns = _always_late(arrival_ns, usual, step_ns, cpu_wait_ns)
+    with_cores = None if cpu_wait_ns is None else arrival_ns - cpu_wait_ns
+    always, least_ns = _always_late(arrival_ns, usual, step_ns, own_ns, with_cores)
     for rank in always:
         single[:, rank.place] = False
     at_times, rest = _late_at_times(arrival_ns, calm, single, step_ns)
@@ -119,22 +129,35 @@ def median_of_others(values: Floats) -> Floats:
 
 
 def _always_late(
-    arrival_ns: Floats, usual: Flags, step_ns: float, cpu_wait_ns: Floats | None
+    arrival_ns: Floats,
+    usual: Flags,
+    step_ns: float,
+    own_ns: Floats | None,
+    with_cores_ns: Floats | None,
 ) -> tuple[list[LateRank], float]:
-    """Only a rank that was late by its arrivals is accused, whatever its waiting for cores."""
+    """Only a rank that was late by its arrivals is accused. The last test that does says by how
+    much. Phases do not show all work, so they tell no least lateness."""
     as_it_was = _test_always(arrival_ns[usual], step_ns)
     tests = dict.fromkeys(np.flatnonzero(_accused(as_it_was)).tolist(), as_it_was)
-    least_ns = as_it_was.least_ns
-    if cpu_wait_ns is not None:
-        with_cores = _test_always((arrival_ns - cpu_wait_ns)[usual], step_ns)
-        late = _accused(with_cores) & (as_it_was.excess_ns >= LEAST_LATE * step_ns)
-        tests |= dict.fromkeys(np.flatnonzero(late).tolist(), with_cores)
-        least_ns = min(least_ns, with_cores.least_ns)
-    return [_late_always(arrival_ns, place, test) for place, test in tests.items()], least_ns
+    own = None if own_ns is None else _test_always(own_ns[usual], step_ns)
+    with_cores = None if with_cores_ns is None else _test_always(with_cores_ns[usual], step_ns)
+    for test in filter(None, (own, with_cores)):
+        late = _accused(test) & (as_it_was.excess_ns >= _ARRIVED_LATE * step_ns)
+        tests |= dict.fromkeys(np.flatnonzero(late).tolist(), test)
+    known = (as_it_was, with_cores) if with_cores is not None else (as_it_was,)
+    least_ns = min(test.least_ns for test in known)
+    late_ranks = []
+    for place, test in tests.items():
+        arrived = float(as_it_was.excess_ns[place])
+        # No lateness but what the rank arrived with, as far as that is known.
+        excess = min(float(test.excess_ns[place]), max(arrived, LEAST_LATE * step_ns))
+        rank = _late_always(arrival_ns, place, excess, float(test.p_value[place]))
+        for_cores = max(0.0, arrived - excess) if test is with_cores else 0.0
+        late_ranks.append(replace(rank, arrived_ns=arrived, for_cores_ns=for_cores))
+    return late_ranks, least_ns
 
 
-def _late_always(arrival_ns: Floats, place: int, test: _Always) -> LateRank:
-    excess = float(test.excess_ns[place])
+def _late_always(arrival_ns: Floats, place: int, excess: float, p_value: float) -> LateRank:
     without = arrival_ns.copy()
     without[:, place] -= excess
     late_ns = arrival_ns[:, place] - median_of_others(arrival_ns)[:, place]
@@ -142,9 +165,10 @@ def _late_always(arrival_ns: Floats, place: int, test: _Always) -> LateRank:
         place=place,
         constant=True,
         excess_ns=excess,
+        arrived_ns=excess,
         cost_ns=_gain(arrival_ns, without),
         late=late_ns > 0,
-        p_value=float(test.p_value[place]),
+        p_value=p_value,
     )
 
 
@@ -254,10 +278,12 @@ def _single_lateness(
     arrival_ns: Floats, calm: Floats, single: Flags, place: int, chance: float
 ) -> LateRank:
     excess = np.where(single, calm, 0.0)
+    typical = float(np.median(calm[single]))
     return LateRank(
         place=place,
         constant=False,
-        excess_ns=float(np.median(calm[single])),
+        excess_ns=typical,
+        arrived_ns=typical,
         cost_ns=_gain(arrival_ns, arrival_ns - excess),
         late=np.asarray(single.any(axis=1)),
         p_value=min(1.0, chance),
@@ -296,7 +322,7 @@ def _p_value(t: float, freedom: float) -> float:
 
 def _binomial_tail(least: int, of: int, share: float) -> float:
     """The chance of `least` or more."""
-    if of > 400:
+    if of > 1000:  # too many for the sum in floats
         error = sqrt(of * share * (1 - share))
         return NormalDist().cdf(-(least - 0.5 - of * share) / error)
     return sum(comb(of, k) * share**k * (1 - share) ** (of - k) for k in range(least, of + 1))

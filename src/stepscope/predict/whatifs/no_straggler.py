@@ -17,7 +17,7 @@ from stepscope.records.figures import milliseconds
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Floats, StepGraph
     from stepscope.predict.step_context import StepContext
-    from stepscope.records.job import Stragglers
+    from stepscope.records.job import Job, Straggler, Stragglers
 
 
 _SMALLEST_GAIN = 0.02  # of the step: less is no straggler
@@ -29,6 +29,9 @@ def apply(context: StepContext, _value: str) -> Outcome:
     job = context.job
     if job is None or len(job.ranks) < 2:
         raise Refused("no-straggler: give all ranks of the job: one alone is no comparison")
+    accused = _accused_by_run(job)
+    if accused is not None:
+        return _without(context, accused, job.step_ms or max(times.step_ms for times in job.times))
     own_ms = np.array([times.own_ms for times in job.times])
     slowest, gain_ms = _gain(own_ms)
     rank, job_step_ms = job.ranks[slowest], max(times.step_ms for times in job.times)
@@ -36,7 +39,7 @@ def apply(context: StepContext, _value: str) -> Outcome:
         raise Refused(f"no-straggler: {_why_not(job.stragglers)}")
     wanted_ns = (1.0 - gain_ms / job_step_ms) * step_ns(context.graph)
     return Outcome(
-        context=changed(context, _shorten(context, rank, own_ms, slowest, wanted_ns)),
+        context=changed(context, _shorten(context, rank, _to_median(own_ms, slowest), wanted_ns)),
         assumptions=(
             f"rank {rank} needs {milliseconds(own_ms[slowest])} per step without communication, "
             f"the others {milliseconds(_median_of_others(own_ms, slowest))} (median): without that "
@@ -64,6 +67,36 @@ WHATIF = WhatIf(
 )
 
 
+def _accused_by_run(job: Job) -> Straggler | None:
+    """The costliest rank that the steps of the whole run show to be late."""
+    late = [one for one in job.stragglers.ranks if one.rank is not None]
+    return next((one for one in late if one.source == "every step"), None)
+
+
+def _without(context: StepContext, late: Straggler, step_ms: float) -> Outcome:
+    """The gain is what the whole run shows: how much earlier the last rank would arrive."""
+    if late.cost_ms < _SMALLEST_GAIN * step_ms:
+        gain = f"{milliseconds(late.cost_ms)} of {milliseconds(step_ms)}"
+        raise Refused(f"no-straggler: without rank {late.rank} a step is only {gain} shorter")
+    assert late.rank is not None
+    wanted_ns = max(0.0, 1.0 - late.cost_ms / step_ms) * step_ns(context.graph)
+    graph = _shorten(context, late.rank, 1.0 - late.cost_ms / step_ms, wanted_ns)
+    often = "at every step" if late.one_in is None else f"in 1 step of {late.one_in}"
+    return Outcome(
+        context=changed(context, graph),
+        assumptions=(
+            f"rank {late.rank} is late by {milliseconds(late.excess_ms or 0.0)} {often}: without "
+            f"that, the last rank arrives {milliseconds(late.cost_ms)} earlier on average",
+            "the next slowest rank then sets the pace",
+        ),
+        spread=0.05,
+    )
+
+
+def _to_median(own_ms: Floats, slowest: int) -> float:
+    return _median_of_others(own_ms, slowest) / float(own_ms[slowest])
+
+
 def _is_rank(stragglers: Stragglers) -> bool:
     """A slow link is not a rank that could be made faster."""
     links_only = stragglers.ranks and all(slow.rank is None for slow in stragglers.ranks)
@@ -88,13 +121,11 @@ def _gain(own_ms: Floats) -> tuple[int, float]:
     return slowest, float(own_ms.max() - after.max())
 
 
-def _shorten(
-    context: StepContext, rank: int, own_ms: Floats, slowest: int, wanted_ns: float
-) -> StepGraph:
+def _shorten(context: StepContext, rank: int, factor: float, wanted_ns: float) -> StepGraph:
     """Shorten the slow rank's own work; on any other rank, its waiting inside collectives."""
     graph = context.graph
     if context.trace.rank == rank:
-        return slow_down(graph, _median_of_others(own_ms, slowest) / float(own_ms[slowest]))
+        return slow_down(graph, factor)
     comm = graph.tasks.kind == Kind.COMM
     if not comm.any():
         raise Refused(f"no-straggler: the trace of rank {context.trace.rank} shows no collectives")
