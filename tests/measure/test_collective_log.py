@@ -182,6 +182,7 @@ def test_a_log_that_was_cut_is_read_up_to_there(tmp_path: Path) -> None:
         gzip.compress(b'{"created_ns": [1], "sequence": [1], "group": [7], "name": [0], '
                       b'"groups": ["0"], "names": ["x"]}\n'),
     ],
+    ids=["no gzip", "no JSON", "uneven columns", "unknown group"],
 )  # fmt: skip
 def test_a_log_that_makes_no_sense_is_not_captured(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "collectives-00001.json.gz").write_bytes(content)

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 _CAUSES = {
     "straggler": ("exposed-communication", "data-loading", "host-bound", "pipeline-bubble"),
     "gloo-on-device": ("host-bound", "launch-bound", "python-overhead", "blocking-syncs"),
+    "data-stalls": ("data-loading", "host-bound"),
+    "gc-pauses": ("python-overhead", "host-bound"),
+    "recompiles": ("python-overhead", "host-bound"),
+    "memory-growth": ("slows-down",),
 }
 
 
