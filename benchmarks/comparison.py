@@ -1,13 +1,14 @@
 """Are the intervals of `compare` as wide as they should be? Same against same, and true changes.
 
     python benchmarks/comparison.py [--comparisons 500] [--seed 0] [--only NAME]
-                                    [--bootstrap] [--block 25]
+                                    [--bootstrap] [--block 25] [--mean]
 
 Every number of the first table is the share of comparisons of two runs of one workload that report
 "no difference seen": 95 is right, below 93 the interval is too narrow, above 97 too wide. Marked
 cells are outside that band; one standard deviation of a cell is 1 with 500 comparisons. The lists
 called "unseen" played no part in choosing the method. `--bootstrap` adds the ordinary block
-bootstrap's percentile interval.
+bootstrap's percentile interval. `--mean` prints the first table for means instead of medians, with
+steps that stall; its last column is runs of 300 against runs of 3000.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 from series import (
     BLOCK,
     MADE,
+    STALLS,
     Floats,
     Maker,
     correlated,
@@ -35,15 +37,20 @@ from series import (
 )
 from stepscope.verify.change import Estimate, median_ratio
 from stepscope.verify.correlation import correlation_times
+from stepscope.verify.mean_change import mean_ratio
 from stepscope.verify.steady import warm_up
 
 LENGTHS = (50, 100, 200, 500, 1000)
+MEAN_LENGTHS = ((100, 100), (300, 300), (1000, 1000), (300, 3000))
 BAND = (93.0, 97.0)
 Method = Callable[[Floats, Floats], tuple[float, float]]
 
 
 def main() -> None:
     options = _options()
+    if options.mean:
+        _print_means(options.comparisons, options.seed, options.only or "")
+        return
     lists = real_lists() | {f"unseen: {name}": steps for name, steps in unseen_lists().items()}
     makers = MADE | {name: drawn_again(steps, options.block) for name, steps in lists.items()}
     makers = {name: make for name, make in makers.items() if (options.only or "") in name}
@@ -73,7 +80,30 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--block", type=int, default=BLOCK, help="in which real lists are drawn")
     parser.add_argument("--only", help="series with this in their name, and only the first table")
     parser.add_argument("--bootstrap", action="store_true")
+    parser.add_argument("--mean", action="store_true", help="the first table, for means")
     return parser.parse_args()
+
+
+def _print_means(comparisons: int, seed: int, only: str) -> None:
+    lists = real_lists() | {f"unseen: {name}": steps for name, steps in unseen_lists().items()}
+    makers = STALLS | MADE | {name: drawn_again(steps) for name, steps in lists.items()}
+    print(f"no difference seen, % of {comparisons} same against same: means")
+    print(f"{'':27}" + "".join(f"{a:>6},{b:<6}" for a, b in MEAN_LENGTHS))
+    for number, (name, make) in enumerate(makers.items()):
+        if only not in name:
+            continue
+        cells = []
+        for lengths in MEAN_LENGTHS:
+            rng = np.random.default_rng((seed, number, *lengths))
+            a, b = (make(rng, comparisons, steps) for steps in lengths)
+            silent = [_no_difference(x, y) for x, y in zip(a, b, strict=True)]
+            cells.append(100 * float(np.mean(silent)))
+        print(f"{name:27}" + "".join(f"{cell:>9.1f}    " for cell in cells), flush=True)
+
+
+def _no_difference(a: Floats, b: Floats) -> bool:
+    estimate = mean_ratio([a], [b])
+    return estimate.low <= 0 <= estimate.high
 
 
 def by_compare(a: Floats, b: Floats) -> tuple[float, float]:

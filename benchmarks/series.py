@@ -52,6 +52,27 @@ def every_tenth(rng: np.random.Generator, rows: int, steps: int) -> Floats:
     return independent(rng, rows, steps) * np.where(place == 0, 1.5, 1.0)
 
 
+def stalls(often: float, longer: float, tail: float | None = None) -> Maker:
+    """Some steps take `longer` steps more, with Pareto's heavy tail if one is given."""
+
+    def make(rng: np.random.Generator, rows: int, steps: int) -> Floats:
+        more = longer * (1 + rng.pareto(tail, (rows, steps)) if tail else np.ones((rows, steps)))
+        stalled = rng.random((rows, steps)) < often
+        return independent(rng, rows, steps) + np.where(stalled, more, 0.0)
+
+    return make
+
+
+def periodic(every: int, longer: float) -> Maker:
+    """Every so-many-th step takes `longer` steps more."""
+
+    def make(rng: np.random.Generator, rows: int, steps: int) -> Floats:
+        place = (np.arange(steps) + rng.integers(0, every, (rows, 1))) % every
+        return independent(rng, rows, steps) + np.where(place == 0, longer, 0.0)
+
+    return make
+
+
 def spells(slow: float, fast: float) -> Maker:
     """Slow spells, with steps 5% longer, and fast ones, with these mean lengths in steps."""
 
@@ -89,6 +110,19 @@ MADE: dict[str, Maker] = {
     "every tenth": every_tenth,
     "spells 15/35": spells(15, 35),
     "spells 25/25": spells(25, 25),
+}
+
+
+# Means are decided by these, and medians do not see them.
+STALLS: dict[str, Maker] = {
+    "1 in 4, 1.4 steps longer": stalls(0.25, 1.4),
+    "every 4th, 1.4 longer": periodic(4, 1.4),
+    "every 100th, 10 longer": periodic(100, 10),
+    "1 in 100, 4 longer": stalls(0.01, 4),
+    "1 in 1000, 10 longer": stalls(0.001, 10),
+    "1 in 20, tail 2.5": stalls(0.05, 0.6, 2.5),
+    "1 in 50, tail 1.5": stalls(0.02, 1, 1.5),
+    "1 in 20, tail 1.2": stalls(0.05, 1, 1.2),
 }
 
 

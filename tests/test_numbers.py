@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from stepscope.explain.explain_job import explain_job
+from stepscope.explain.whole_run.live import explain_live
+from stepscope.trace.follow_run import RunFollower
 from stepscope.ui.contract import explanation_json
+from stepscope.ui.live_json import live_json
 
 ROOT = Path(__file__).parent.parent
 NUMBERS = (ROOT / "docs/numbers.md").read_text()
@@ -31,6 +34,7 @@ NO_NUMBERS = set(
     schema script seen sentence stall_ setting settings severity shapes signature source sources
     steady step steps_are steps_from summary title torch tried verdict whatifs when_unix where
     why words workload world_size
+    command earlier status
     allocator build collective compile data first_batch gc imports inputs logging memory_growth
     operating_system process_group times trend
     """,
@@ -107,12 +111,19 @@ def test_every_number_that_explain_prints_has_an_entry(name: str) -> None:
     assert not missing, f"no entry in docs/numbers.md for {sorted(missing)}"
 
 
+def test_every_number_that_top_prints_has_an_entry() -> None:
+    run = explain_live(RunFollower(GOLDEN / "cpu-two-ranks").read(), now=0.0)
+    printed = json.loads(json.dumps(live_json(run)))
+    missing = numbers(printed) - entries() - POSITIONS
+    assert not missing, f"no entry in docs/numbers.md for {sorted(missing)}"
+
+
 def numbers(value: Any, key: str = "") -> set[str]:
     """Names that hold a number. Keys of a table by rank, dtype or category belong to its name."""
     if isinstance(value, dict):
         names: set[str] = set()
         for name, inner in value.items():
-            table = name.isdigit() or key in ("flops", "flops_source")
+            table = name.isdigit() or key in ("flops", "flops_source", "phases_ms")
             names |= numbers(inner, key if table else name)
         return names
     if isinstance(value, list):

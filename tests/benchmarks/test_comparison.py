@@ -50,3 +50,13 @@ def test_unseen_lists_are_apart_from_those_the_method_was_chosen_by() -> None:
     assert len(unseen) >= 4
     assert not set(seen) & set(unseen)
     assert all(len(steps) > 100 for steps in (seen | unseen).values())
+
+
+def test_the_table_of_means_has_steps_that_stall(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["comparison.py", "--mean", "--comparisons", "2", "--only", "1 in 100"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    comparison.main()
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert [row[:27].strip() for row in rows] == ["1 in 100, 4 longer", "1 in 1000, 10 longer"]

@@ -109,7 +109,12 @@ def test_finding_does_not_appear_on_a_healthy_run(explained: Explain, name: str)
 
 
 def test_every_file_of_the_room_declares_the_finding_it_is_named_after() -> None:
-    files = {path.stem for path in ROOM.glob("*.py")} - {"__init__", "evidence", "rule"}
+    files = {path.stem for path in ROOM.glob("*.py")} - {
+        "__init__",
+        "evidence",
+        "rule",
+        "run_words",
+    }
     listed = [name for names in FINDINGS.values() for name in names]
     assert sorted(listed) == sorted(files)
     for scope, names in FINDINGS.items():

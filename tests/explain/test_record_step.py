@@ -177,6 +177,18 @@ def test_the_run_says_how_long_a_typical_step_waits_for_data() -> None:
     assert ms_of(queued)["data_loading"] == pytest.approx(13.2)  # as recorded: 30 of 50, of 22
 
 
+def test_a_device_feels_a_wait_that_makes_steps_longer_than_the_lucky_ones_recorded() -> None:
+    """50 ms recorded without any wait; a typical step takes 70 and waits for 25."""
+    recorded = budget(compute=30, operators=20)
+    parts = (*recorded.parts, Part(id="data_loading", ms=0.0, share=0.0))
+    recorded = replace(recorded, parts=parts)
+    measured = replace(truth(70_000_000), data_ns=25_000_000)
+    typical = budget_of_record(
+        recorded, StepTime(profiled=50.0, truth=70.0, corrected=70.0), measured=measured
+    )
+    assert ms_of(typical) == pytest.approx({"compute": 30, "operators": 20, "data_loading": 20})
+
+
 def test_stalls_are_parts_of_the_mean_step() -> None:
     stall = Stall(cause="data", steps=5, cost_ms=8.0, share=0.2, typical_ms=32.0, longest_ms=40.0)
     times = StepTimes(
@@ -191,3 +203,25 @@ def test_stalls_are_parts_of_the_mean_step() -> None:
         {"compute": 22, "operators": 7.5, "python": 2.5, "stall_data": 8}
     )
     assert sum(part.share for part in mean.parts) == pytest.approx(1)
+
+
+def test_in_cuda_graphs_the_idle_time_between_kernels_shrinks() -> None:
+    budget = Budget(
+        step_ms=10.0,
+        parts=tuple(
+            Part(id=name, ms=ms, share=ms / 10)
+            for name, ms in {
+                "compute": 8.0,
+                "operators": 0.0,
+                "python": 0.0,
+                "profiler": 0.0,
+                "idle_launch": 1.5,
+                "idle_other": 0.5,
+            }.items()
+        ),
+        basis="cycles",
+    )
+    step = StepTime(profiled=10.0, corrected=9.0, low=8.0, high=10.0)
+    parts = {part.id: part.ms for part in budget_of_record(budget, step, graphs=True).parts}
+    assert parts["compute"] == pytest.approx(8.0)
+    assert (parts["idle_launch"], parts["idle_other"]) == pytest.approx((0.75, 0.25))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stepscope.measure import after_import
-from stepscope.measure.after_import import when_imported
+from stepscope.measure.after_import import expect, when_imported
 
 NAME = "stepscope_test_module"
 
@@ -52,6 +52,22 @@ def test_a_lazy_import_acts_when_the_module_is_first_used(acted: list[Any]) -> N
     assert acted == []
     assert module.VALUE == 1
     assert acted == [module]
+
+
+def test_an_action_given_while_the_module_is_loaded_waits_until_it_is(
+    acted: list[Any], tmp_path: Path
+) -> None:
+    """As safetensors does: it imports torch, and torch's own action asks for safetensors."""
+    first, second = "stepscope_test_outer", "stepscope_test_inner"
+    (tmp_path / f"{first}.py").write_text(f"import {second}\nVALUE = 2\n")
+    (tmp_path / f"{second}.py").write_text("")
+    values: list[int] = []
+    expect(first)
+    when_imported(
+        second, lambda _inner: when_imported(first, lambda outer: values.append(outer.VALUE))
+    )
+    importlib.import_module(first)
+    assert values == [2]
 
 
 def test_a_module_that_is_loaded_again_is_acted_on_again(acted: list[Any]) -> None:

@@ -117,6 +117,25 @@ HOOKED = """
         optimizer.step()
         return loss.detach()
 """
+MODES = """
+    import gc, io
+    gc.set_threshold(50)  # collects while compiled code runs
+
+    @compiled
+    def looked_at_twice(x):
+        model.eval()
+        quiet = model(x)
+        model.train()
+        return quiet.detach() + model(x)
+
+    def train(x, y):
+        optimizer.zero_grad()
+        loss = mse_loss(looked_at_twice(x), y)
+        loss.backward()
+        optimizer.step()
+        torch.save(model.state_dict(), io.BytesIO())
+        return loss.detach()
+"""
 WAYS = {
     "whole": WHOLE,
     "nested": NESTED,
@@ -124,6 +143,7 @@ WAYS = {
     "optimizer only": OPTIMIZER_ONLY,
     "scaled": SCALED,
     "hooked": HOOKED,
+    "modes": MODES,
 }
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import stepscope
 from stepscope.measure import kept_windows
 from stepscope.measure.kept_windows import KeptWindows, to_keep
 from stepscope.measure.schedule import Schedule
@@ -51,3 +55,32 @@ def test_files_of_dropped_windows_are_removed(tmp_path: Path) -> None:
 def test_large_traces_are_fewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_windows, "MOST_BYTES", 3500)
     assert record(tmp_path, 20, size=1000).content()["kept"] == [802, 1602, 2002]
+
+
+EVERY = """
+import torch
+model = torch.nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(130):
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_run_records_regular_windows_and_says_which_it_kept(tmp_path: Path) -> None:
+    path, out = tmp_path / "train.py", tmp_path / "run"
+    path.write_text(EVERY)
+    options = ["--out", str(out), "--no-explain", "--quiet", "--wait", "2", "--every", "6"]
+    window = ["--warmup", "1", "--active", "1"]
+    ours = [sys.executable, "-m", "stepscope", "run", *options, *window]
+    subprocess.run([*ours, "--", sys.executable, str(path)], check=True, timeout=120)
+    rank = out / "rank-00000"
+    windows = json.loads((rank / "rank.json").read_text())["windows"]
+    # Windows 2 to 21 were recorded, at steps 12, 18, ... 126; each begins with a warm-up step.
+    assert windows["recorded"] == 20
+    assert windows["kept"] == [6 * number + 1 for number in [*range(2, 21, 2), 21]]
+    assert windows["dropped"] == 9
+    kept = {f"trace-step-{step}.json.gz" for step in windows["kept"]}
+    assert {file.name for file in rank.glob("trace*")} == {"trace.json.gz", *kept}
+    chosen = stepscope.explain_job(out, cache=False).ranks[0]
+    assert Path(chosen.path).name in {"trace.json.gz", *kept}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -79,3 +80,18 @@ def test_too_many_samples_are_thinned_evenly(monkeypatch: pytest.MonkeyPatch) ->
     assert content["every"] == 16
     assert content["number"] == list(range(15, 1000, 16))
     assert set(content["stack"]) == {9}
+
+
+def test_samples_are_saved_now_and_then_for_a_job_that_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sampling, "FIRST_SAVE_S", 0.1)
+    monkeypatch.setattr(sampling, "MOST_SAVE_S", 0.1)
+    sampler = Sampler(threading.get_ident(), 200, lambda: 3)
+    saved: list[dict[str, Any]] = []
+    sampler.save = saved.append
+    gives_up = time.monotonic() + 60
+    while not (saved and saved[-1]["samples"]) and time.monotonic() < gives_up:
+        busy_place(0.1)
+    sampler.close()
+    assert saved[-1]["steps"]["number"] == [3] * saved[-1]["samples"]

@@ -6,6 +6,9 @@ import json
 import resource
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from stepscope.measure.step_clock import PHASES, RARE_PHASES, StepClock
 from stepscope.measure.step_notes import (
     AGAIN,
@@ -189,6 +192,11 @@ def test_a_frozen_part_of_the_model_is_no_evaluation() -> None:
     }  # fmt: skip
 
 
+def test_a_frozen_part_leaves_the_first_batch_of_an_epoch_its_size() -> None:
+    step = times(*create(0, 5), *fetch(5, 10), (MODE, 12, False), *backward(50, 70), ended(70))
+    assert step["elements"] == 64
+
+
 def test_a_part_in_evaluation_mode_between_two_passes_is_no_evaluation() -> None:
     """A GAN's discriminator, while its generator is trained."""
     step = times(
@@ -345,6 +353,49 @@ def test_an_optimizers_step_after_the_last_batch_is_still_training() -> None:
     )
     assert "epoch_gap" not in step
     assert step["data"] == 20
+
+
+LOADERS = st.sampled_from((TRAINING, VALIDATION))
+EVENTS = st.one_of(
+    st.tuples(st.just(FETCH), LOADERS, st.sampled_from((NO_BATCH, EXHAUSTED, 8)), st.booleans()),
+    st.tuples(st.just(MODE), st.booleans()),
+    st.tuples(st.just(ENTER), st.sampled_from(("backward", "checkpoint", "gc", "compile"))),
+    st.tuples(st.just(ENDED), st.booleans()),
+    st.tuples(st.just(PERHAPS)),
+    st.tuples(st.just(AGAIN)),
+)
+
+
+def as_notes(event: Any, number: int) -> list[tuple[int, Any]]:
+    what, *details = event
+    if what == FETCH:
+        loader, outcome, gradients = details
+        return [(FETCH, (loader, outcome == NO_BATCH, gradients)), (FETCHED, outcome)]
+    if what == MODE:
+        return [(MODE, details[0])]
+    if what == ENTER:
+        return [(ENTER, details[0]), (LEAVE, details[0])]
+    optimizer: list[tuple[int, Any]] = [(ENTER, "optimizer"), (LEAVE, "optimizer")]
+    if what == PERHAPS:
+        return [*optimizer, (PERHAPS, 1)]
+    end = (ENDED, (number, 1, False, None, (), what == ENDED and details[0], None))
+    return [*optimizer, end] if what == ENDED else [*optimizer, end, (AGAIN, None)]
+
+
+@given(st.lists(EVENTS, max_size=40), st.lists(st.integers(0, 2 * MS), min_size=1, max_size=9))
+def test_whatever_happens_phases_add_up_and_none_is_negative(
+    events: list[Any], pauses: list[int]
+) -> None:
+    notes: list[Note] = []
+    now = 0
+    for number, event in enumerate(events):
+        for what, it in as_notes(event, number):
+            now += pauses[len(notes) % len(pauses)]
+            notes.append((what, now, it))
+    for _, wall, spent in StepClock().read(notes):
+        assert min(spent.values()) >= 0
+        assert sum(spent[phase] for phase in (*PHASES, *RARE_PHASES)) == wall
+        assert spent["epoch_gap"] <= wall
 
 
 def test_a_collection_inside_forward_is_not_forward() -> None:

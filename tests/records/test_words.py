@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.records.words import counted, plural, sentence
+from stepscope.records.words import counted, ordinal, plural, sentence
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,15 @@ def test_a_plural_that_is_not_an_s_is_given() -> None:
     assert counted(3, "micro-batch", "micro-batches") == "3 micro-batches"
     assert plural(1, "was", "were") == "was"
     assert plural(0, "was", "were") == "were"
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (12, "12th"), (21, "21st"),
+     (113, "113th"), (1001, "1,001st")],
+)  # fmt: skip
+def test_ordinal_numbers(number: int, words: str) -> None:
+    assert ordinal(number) == words
 
 
 @pytest.mark.parametrize(

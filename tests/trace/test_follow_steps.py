@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from live_runs import append_steps, as_text, make_rows, replace_steps, write_part, write_steps
 from stepscope.trace.follow_steps import RECENT, StepFollower
@@ -100,6 +101,13 @@ def test_gaps_stay_gaps_and_a_step_that_comes_again_does_not_count(tmp_path: Pat
     assert StepFollower(tmp_path).read().kept.number.tolist() == [0, 1, 2, 7, 8]
 
 
+def test_phases_that_are_longer_than_their_step_are_not_captured(tmp_path: Path) -> None:
+    write_steps(tmp_path, [{"step": 0, "wall_ns": 9, "data_ns": 5, "gc_ns": 5, "graphs": 2}])
+    kept = StepFollower(tmp_path).read().kept
+    assert kept.phases_ns == {}
+    assert kept.graphs is not None
+
+
 def test_windows_are_runs_of_profiled_steps(tmp_path: Path) -> None:
     profiled = [False, True, True, False, True, False]
     rows = make_rows([10.0] * 6, window=profiled)
@@ -169,3 +177,9 @@ def test_the_sample_does_not_depend_on_when_it_was_looked_at(tmp_path: Path) -> 
     append_steps(tmp_path, as_text(rows[700:]))
     at_once = StepFollower(tmp_path, most_kept=500).read()
     assert np.array_equal(follower.read().kept.number, at_once.kept.number)
+
+
+@pytest.mark.parametrize("file", ["/proc/self/pagemap", "/dev/zero", "/dev/null"])
+def test_a_file_that_never_ends_is_not_waited_for(tmp_path: Path, file: str) -> None:
+    (tmp_path / "steps.jsonl").symlink_to(file)
+    assert StepFollower(tmp_path).read().seen == 0

@@ -58,7 +58,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
 def test_verdict_why_and_next_come_first(runs: tuple[Path, Path]) -> None:
     lines = told(*runs).splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["verdict", "why", "next"]
-    assert "B is faster: 20.0 -> 18.0 ms a step, 10.1% less" in lines[0]
+    assert "B is faster: 20.0 -> 18.0 ms a step, 9.9% less" in lines[0]
     shown = "\n".join(lines)
     for words in (
         "stepscope ab -- COMMAND_A --- COMMAND_B",

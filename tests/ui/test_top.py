@@ -92,9 +92,9 @@ step      mean 44.0 ms (38.3 to 49.7) · median 24.0 ms · p99 117 ms
 over time ▂▃▂▂▃▂▃▂▂▃▂▃▂▂▃▂▃▇▂▃▂▃▂▃▂▂▃▂▃▂▃▂▂▃▇▃▂▂▃▂▃▂▃▂▂▃▂▃▂▂▃▂█▃▃▄▃▄▃▃▄▃▄▃▃▄▃▄▃█
           dddddddddddddddddeddddddddddddddddedddddddddddddddddedddddddddddddddde
 last 200  ▁▂▂▁▂▂▂▁▂▂▁▂▂▂▁▂▂▁▂▂▂▁▂▂▁▂▂▂▁▂▂▁▂▂█▂▃▃▂▃▃▃▂▃▃▂▃▃▃▂▃▃▂▃▃▃▂▃▃▂▃▃▃▂▃▃▂▃▃█
-stalls    d data stalls     9.75 ms a step   22%  99 steps, every 4
+stalls    d data stalls     9.80 ms a step   22%  99 steps, every 4
           e evaluation      5.08 ms a step   12%  4 steps, every 100
-changes   step 299: 24.0 -> 44.0 ms (1.8 times)
+changes   step 300: 24.0 -> 44.0 ms (1.8 times)
 run       goodput 68% · start-up 22% · evaluation 8.9% · our own windows 0.7%
 memory    1.00 GB when the last step ended
 
@@ -117,9 +117,9 @@ step      mean 44.0 ms (38.3 to 49.7) · median 24.0 ms
 over time ▃▃▃▃▃▃▃▃▃▃▃▃▇▃▃▃▃▃▃▃▃▃▃▃▇▃▃▃▃▃▃▃▃▃▃▃▃█▄▄▄▄▄▄▄▄▄▄▄█
           ddddddddddddedddddddddddeddddddddddddeddddddddddde
 last 200  ▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂█▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃█
-stalls    d data stalls     9.75 ms a step   22%  every 4
+stalls    d data stalls     9.80 ms a step   22%  every 4
           e evaluation      5.08 ms a step   12%  every 100
-changes   step 299: 24.0 -> 44.0 ms (1.8 times)
+changes   step 300: 24.0 -> 44.0 ms (1.8 times)
 run       goodput 68% · start-up 22% · evaluation 8.9%
           our own windows 0.7%
 memory    1.00 GB when the last step ended
@@ -132,6 +132,11 @@ spread    rank 1 takes 44.0 ms, 1.07 times rank 0"""
 
 def test_a_run_of_two_ranks_on_80_columns(two_ranks: LiveRun) -> None:
     assert shown(two_ranks, 80, keys=KEYS) == AT_80
+
+
+def test_the_page_shows_what_is_printed() -> None:
+    page = (Path(__file__).parents[2] / "docs/top.md").read_text()
+    assert AT_80.partition("\nsteps ")[2] in page
 
 
 def test_a_run_of_two_ranks_on_60_columns(two_ranks: LiveRun) -> None:
@@ -200,7 +205,7 @@ def test_json_has_the_figures_of_the_screen(two_ranks: LiveRun) -> None:
     assert (slow["rank"], slow["steps"], slow["windows"]) == (1, 400, 1)
     assert slow["times"]["mean_ms"] == pytest.approx(44.0, abs=0.1)
     assert [stall["cause"] for stall in slow["stalls"]] == ["data", "evaluation"]
-    assert slow["changes"][0]["step"] == 299
+    assert slow["changes"][0]["step"] == 300
     assert "series" not in slow
     assert answer["earlier"] == []
 

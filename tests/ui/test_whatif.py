@@ -368,7 +368,9 @@ def test_without_a_change_the_usual_ones_are_tried_and_ranked(whatif: Any) -> No
     tried = {each["settings"][0] for each in body["tried"]}
     assert {"precision=bf16", "compile", "cuda-graphs", "batch=x2"} <= tried
     assert len(tried) + len(body["refused"]) == sum(
-        len(whatif.usual) for whatif in WHATIFS.values() if not whatif.for_several_ranks
+        len(whatif.usual)
+        for whatif in WHATIFS.values()
+        if not whatif.for_several_ranks and not whatif.needs_every_step
     )
     printed = whatif(RUN)
     assert "verdict  torch.compile would make this step" in printed
@@ -414,6 +416,7 @@ def test_a_promise_is_the_models_own_word_not_the_adjusted_one(whatif: Any) -> N
         replace(
             kept("precision", 1.0, 1.0).delivery,
             promise=promise.id,
+            basis=promise.basis,
             a_ms=base,
             b_ms=0.9 * base,
             seen=("precision fp32 -> bf16",),
@@ -426,3 +429,25 @@ def test_a_promise_is_the_models_own_word_not_the_adjusted_one(whatif: Any) -> N
     assert "1 earlier prediction of this kind that was tried" in said
     assert f"({second['predicted_ms'] / second['raw_ms'] - 1:+.1%})" in said
     assert "times as wide" in said
+
+
+def test_stalls_are_said_and_are_nobodys_work(tmp_path: Path, whatif: Any) -> None:
+    """Every fourth step of the recorded run waits 70 ms more for data."""
+    run = tmp_path / "run"
+    shutil.copytree(RUN, run)
+    steps = run / "rank-00000/steps.jsonl"
+    rows = [json.loads(line) for line in steps.read_text().splitlines()]
+    for row in rows:
+        if row["step"] % 4 == 0:
+            for name in ("wall_ns", "data_ns", "device_ns"):
+                if row.get(name) is not None:
+                    row[name] += 70_000_000
+    steps.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    body = json.loads(whatif(run, "--set", "no-data-wait", "--json"))
+    assert body["basis"] == "mean"
+    assert body["baseline_ms"] == pytest.approx(24.9 + 17, rel=0.02)
+    assert body["predicted_ms"] == pytest.approx(24.9, rel=0.02)
+    assert (body["stall_ms"], body["decides"]) == (0.0, "device")
+    printed = " ".join(whatif(run, "--set", "no-data-wait").split())
+    assert "24.9 ms (25.1 ms with it) and 16.7 ms of stalls on average" in printed
+    assert "stalls add 16.7 ms to an average step, then nothing" in printed

@@ -16,6 +16,7 @@ def write_run(
     folder: Path,
     *ranks: Sequence[float],
     device_ms: Sequence[float] | None = None,
+    data_ms: Sequence[float] | None = None,
     peak_bytes: int | None = None,
     command: Sequence[str] = ("python", "train.py"),
     **facts: Any,
@@ -26,6 +27,8 @@ def write_run(
         place.mkdir(parents=True)
         rows = [_row(0, 5000.0, first=True)]
         rows += [_row(number, ms) for number, ms in enumerate(steps, 1)]
+        for number, ms in enumerate(data_ms or ()):
+            _wait_for_data(rows[number + 1], ms)
         for number, ms in enumerate(device_ms or ()):
             rows[number + 1]["device_ns"] = round(ms * 1e6)
         rows.append(_row(len(rows), 900.0, window=True))
@@ -47,6 +50,13 @@ def _row(step: int, ms: float, **marks: bool) -> dict[str, Any]:
     spent = dict.fromkeys((f"{phase}_ns" for phase in PHASES), 0)
     spent |= {"forward_ns": half, "backward_ns": half}
     return {"step": step, "wall_ns": 2 * half, **spent, "window": False, **marks}
+
+
+def _wait_for_data(row: dict[str, Any], ms: float) -> None:
+    """The rest of the step is forward and backward."""
+    data = round(ms * 1e6)
+    half = (row["wall_ns"] - data) // 2
+    row |= {"data_ns": data, "forward_ns": half, "backward_ns": row["wall_ns"] - data - half}
 
 
 def noisy(ms: float, steps: int = 200, seed: int = 0, noise: float = 0.02) -> list[float]:

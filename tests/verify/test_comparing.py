@@ -122,9 +122,65 @@ def test_slow_steps_have_a_change_of_their_own(tmp_path: Path) -> None:
     a = write_run(tmp_path / "a", noisy(20, steps=400, seed=1))
     b = write_run(tmp_path / "b", worse)
     found = compare([str(a)], [str(b)])
-    assert found.verdict == "no difference seen"
+    assert found.median is not None
+    assert found.median.verdict == "no difference seen"
     assert found.slow_steps is not None
     assert found.slow_steps.low > 0.2
+
+
+def stalling(ms: float, waits: float, *, every: int = 4, seed: int = 1) -> tuple[Any, ...]:
+    """Steps whose every fourth waits for data, and that waiting."""
+    steps = noisy(ms, steps=400, seed=seed)
+    data = [waits if i % every == 0 else 0.0 for i in range(len(steps))]
+    return [own + wait for own, wait in zip(steps, data, strict=True)], data
+
+
+def write_stalling(folder: Path, ms: float, waits: float, seed: int) -> str:
+    steps, data = stalling(ms, waits, seed=seed)
+    return str(write_run(folder, steps, data_ms=data))
+
+
+def test_fewer_stalls_make_the_mean_shorter_though_the_typical_step_stays(tmp_path: Path) -> None:
+    """Every fourth step waits 80 ms, then 8: 20 ms and 2 ms of the mean."""
+    a = write_stalling(tmp_path / "a", 37, 80, seed=1)
+    b = write_stalling(tmp_path / "b", 37, 8, seed=2)
+    found = compare([a], [b])
+    assert found.basis == "mean"
+    assert found.a_ms == pytest.approx(57, rel=0.01)
+    assert found.b_ms == pytest.approx(39, rel=0.01)
+    assert found.verdict == "faster"
+    assert found.median is not None
+    assert found.median.verdict == "no difference seen"
+    stall = found.stalls[0]  # noise in the steps that stalled is a cause unknown
+    assert (stall.id, stall.low_ms < 0, stall.high_ms < 0) == ("stall_data", True, True)
+    assert stall.a_ms == pytest.approx(20, rel=0.02)
+    assert stall.b_ms == pytest.approx(2, rel=0.08)
+
+
+def test_phases_stalls_and_the_rest_add_up_to_the_difference_of_the_means(tmp_path: Path) -> None:
+    a = write_stalling(tmp_path / "a", 37, 80, seed=1)
+    b = write_stalling(tmp_path / "b", 40, 8, seed=2)
+    found = compare([a], [b])
+    assert found.rest is not None
+    rows = (*found.phases, *found.stalls, found.rest)
+    assert sum(row.change_ms for row in rows) == pytest.approx(found.b_ms - found.a_ms)
+    assert sum(row.a_ms for row in rows) == pytest.approx(found.a_ms)
+
+
+def test_stalls_of_several_runs_are_averaged(tmp_path: Path) -> None:
+    a = [write_stalling(tmp_path / f"a{i}", 37, waits, seed=i) for i, waits in enumerate((60, 100))]
+    b = [write_stalling(tmp_path / f"b{i}", 37, 8, seed=5 + i) for i in range(2)]
+    stall = compare(a, b).stalls[0]
+    assert stall.a_ms == pytest.approx((15 + 25) / 2, rel=0.02)
+
+
+def test_a_list_of_steps_shows_stalls_without_a_cause(tmp_path: Path) -> None:
+    for name, waits in (("a", 80.0), ("b", 0.0)):
+        steps, _ = stalling(37, waits)
+        (tmp_path / f"{name}.txt").write_text("\n".join(map(str, steps)))
+    found = compare([str(tmp_path / "a.txt")], [str(tmp_path / "b.txt")])
+    assert [row.id for row in found.stalls] == ["stall_unknown"]
+    assert found.verdict == "faster"
 
 
 def test_few_steps_have_no_slow_ones(tmp_path: Path) -> None:

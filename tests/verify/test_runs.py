@@ -28,10 +28,13 @@ def test_device_time_is_the_step_where_it_is_known(tmp_path: Path) -> None:
 
 
 def test_a_jobs_step_is_its_slowest_ranks(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", [10, 10, 30], [12, 12, 12], [11, 11, 11])
+    """By the mean: one long step makes a rank slow."""
+    folder = write_run(tmp_path / "run", [10, 10, 15], [12, 12, 12], [11, 11, 11])
     (run,) = find_runs(str(folder))
     assert run.rank == 1
     assert run.step_ms.tolist() == [12, 12, 12]
+    (run,) = find_runs(str(write_run(tmp_path / "stalls", [10, 10, 30], [12, 12, 12])))
+    assert run.rank == 0
 
 
 def test_one_ranks_folder_or_its_steps_stand_for_that_rank(tmp_path: Path) -> None:

@@ -11,27 +11,16 @@ import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepscope.trace.decode import Oddities
 from stepscope.trace.step_files import read_step_columns
 
+if TYPE_CHECKING:
+    from stepscope.records.step_columns import StepColumns
+
 SCRIPTS = Path(__file__).parent / "scripts"
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-
-
-@dataclass(frozen=True)
-class OwnClock:
-    """What one process of a script printed."""
-
-    printed: dict[str, Any]
-
-    def mean_step_ms(self, places: list[int]) -> float:
-        return _mean(self.printed["step_ms"], places)
-
-    def planted_ms(self, places: list[int]) -> float:
-        """Per step, of these steps."""
-        return _mean(self.printed["planted_ms"], places)
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 
 
 @dataclass(frozen=True)
@@ -39,18 +28,18 @@ class PlantedRun:
     """A run folder, the scripts' own clocks by rank, and the command's wall time."""
 
     folder: Path
-    clocks: list[OwnClock]
+    truths: list[dict[str, Any]]  # what each process printed, by rank
     command_ms: float
     said: str
 
     @property
-    def clock(self) -> OwnClock:
-        (only,) = self.clocks
+    def truth(self) -> dict[str, Any]:
+        (only,) = self.truths
         return only
 
     @cached_property
     def explained(self) -> dict[str, Any]:
-        done = _call("-m", "stepscope", "explain", "--json", self.folder)
+        done = explain(self.folder)
         assert done.returncode == 0, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
@@ -65,11 +54,32 @@ class PlantedRun:
         (only,) = self.ranks
         return only
 
+    @cached_property
+    def columns(self) -> list[StepColumns]:
+        """Of each rank, as stepscope reads them."""
+        folders = sorted(self.folder.glob("rank-*"))
+        columns = (read_step_columns(folder, Oddities("steps")) for folder in folders)
+        return [steps for steps in columns if steps is not None]
+
     def steady(self, rank: int = 0) -> list[int]:
         """Places of the steps that stepscope's mean is of."""
-        steps = read_step_columns(self.folder / f"rank-{rank:05d}", Oddities("steps"))
-        assert steps is not None
-        return [n for n in steps.plain.nonzero()[0].tolist() if n >= self.ranks[rank]["warm_up"]]
+        places: list[int] = self.columns[rank].plain.nonzero()[0].tolist()
+        return [place for place in places if place >= self.ranks[rank]["warm_up"]]
+
+    def own_mean_ms(self, name: str = "step_ms", rank: int = 0) -> float:
+        """Of the same steps by the script's own clock, without the time in which capture worked
+        for itself. It does so after a step, before the optimizer's step returns to the script."""
+        steps, values = self.columns[rank], self.truths[rank][name]
+        after = (steps.end_unix_ns - steps.wall_ns)[1:] - steps.end_unix_ns[:-1]
+        ours = steps.window | steps.memory
+        places = self.steady(rank)
+        saved = (after[n] / 1e6 for n in places if n < len(after) and (ours[n] or ours[n + 1]))
+        return (math.fsum(values[n] for n in places) - math.fsum(saved)) / len(places)
+
+    def planted_ms(self, rank: int = 0) -> float:
+        """Per steady step, by the script's own clock."""
+        places = self.steady(rank)
+        return math.fsum(self.truths[rank]["planted_ms"][n] for n in places) / len(places)
 
     def stall(self, cause: str, rank: int = 0) -> dict[str, Any]:
         stalls = {stall["cause"]: stall for stall in self.ranks[rank]["stalls"]}
@@ -90,6 +100,10 @@ class PlantedRun:
         return math.fsum(part["ms"] for part in parts if part["id"] in names)
 
 
+def explain(folder: Path) -> subprocess.CompletedProcess[str]:
+    return _call("-m", "stepscope", "explain", "--json", folder)
+
+
 def run_planted(
     out: Path, script: str, *arguments: str, launch: tuple[str, ...] = ()
 ) -> PlantedRun:
@@ -98,9 +112,8 @@ def run_planted(
     done = _call(*ours, sys.executable, *launch, SCRIPTS / f"{script}.py", *arguments)
     command_ms = 1e3 * (time.perf_counter() - began)
     assert done.returncode == 0, done.stderr
-    lines = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
-    clocks = [OwnClock(line) for line in sorted(lines, key=lambda line: line["rank"])]
-    return PlantedRun(out, clocks, command_ms, done.stderr)
+    truths = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return PlantedRun(out, sorted(truths, key=lambda truth: truth["rank"]), command_ms, done.stderr)
 
 
 def _call(*command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -111,7 +124,3 @@ def _call(*command: str | Path) -> subprocess.CompletedProcess[str]:
         timeout=600,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
     )
-
-
-def _mean(values: list[float], places: list[int]) -> float:
-    return math.fsum(values[place] for place in places) / len(places)

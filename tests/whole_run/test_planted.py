@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from whole_run.planted import TORCHRUN, PlantedRun, run_planted
+from whole_run.planted import TORCHRUN, PlantedRun, explain, run_planted
 
 # Findings that rest on a cause which nothing planted here shows by chance.
 PLANTED = {
@@ -24,6 +24,8 @@ PLANTED = {
     "memory-growth",
     "allocator-retries",
 }
+
+OF_THE_RUN = {*PLANTED, "periodic-stall", "irregular-stalls", "slows-down"}
 
 
 def near(value: float, tolerance: float) -> Any:
@@ -49,20 +51,22 @@ def check_sums(planted: PlantedRun) -> None:
 
 def check_steps(planted: PlantedRun, own_mean_ms: float | None = None) -> None:
     """Every step was counted, and their mean is the script's own."""
-    clock, run = planted.clock, planted.run
-    assert run["steps"] == clock.printed["steps"]
+    run = planted.run
+    assert run["steps"] == planted.truth["steps"]
     mean = planted.explained["ranks"][0]["step_ms"]["mean"]
-    assert mean == near(own_mean_ms or clock.mean_step_ms(planted.steady()), 0.02)
+    assert mean == near(own_mean_ms or planted.own_mean_ms(), 0.02)
     assert mean == near(run["times"]["mean_ms"], 1e-9)
     assert planted.explained["budget"]["step_ms"] == near(mean, 1e-9)
 
 
 def check_account(planted: PlantedRun) -> None:
     """Wall time is that of the command, and what lies inside steps is what the loop took."""
-    account, printed = planted.run["account"], planted.clock.printed
+    account, truth = planted.run["account"], planted.truth
     assert account["wall_ms"] <= planted.command_ms
     inside = account["wall_ms"] - planted.account_ms("start_up", "shut_down")
-    assert inside == near(math.fsum(printed["step_ms"][1:]) + printed["after_ms"], 0.05)
+    loop = math.fsum(truth["step_ms"]) + truth["after_ms"]
+    first = truth["step_ms"][0]  # in part it is start-up: the first batch
+    assert 0.95 * (loop - first) < inside < 1.05 * loop
 
 
 def check(planted: PlantedRun) -> None:
@@ -72,19 +76,20 @@ def check(planted: PlantedRun) -> None:
 
 
 def leading(planted: PlantedRun) -> str:
-    first: str = planted.explained["findings"][0]["id"]
-    return first
+    """The first finding about the run's steps. How busy this machine is comes on top of it."""
+    ids = [finding["id"] for finding in planted.explained["findings"]]
+    return next((name for name in ids if name in OF_THE_RUN), "none")
 
 
 def test_every_fourth_step_waits_for_four_workers(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "slow_loader")
     check_sums(planted)
-    check_steps(planted)
+    check_steps(planted, planted.own_mean_ms("batch_ms"))
     check_account(planted)
-    own = planted.clock.planted_ms(planted.steady())
+    own = planted.planted_ms()
     assert leading(planted) == "data-stalls"
     assert planted.budget_ms("data_loading", "stall_data") == near(own, 0.10)
-    assert planted.stall("data")["period"] == planted.clock.printed["workers"]
+    assert planted.stall("data")["period"] == planted.truth["workers"]
     training = next(p for p in planted.run["account"]["parts"] if p["id"] == "training")
     (data,) = (part["ms"] for part in training["parts"] if part["id"] == "data")
     assert data == near(own * len(planted.steady()), 0.05)
@@ -93,24 +98,23 @@ def test_every_fourth_step_waits_for_four_workers(tmp_path: Path) -> None:
 def test_evaluation_every_50_steps(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "evaluates", "steps")
     check(planted)
-    stall, printed = planted.stall("evaluation"), planted.clock.printed
+    stall, truth = planted.stall("evaluation"), planted.truth
     assert leading(planted) == "evaluation-share"
-    assert stall["cost_ms"] == near(planted.clock.planted_ms(planted.steady()), 0.10)
+    assert stall["cost_ms"] == near(planted.planted_ms(), 0.10)
     assert stall["period"] == 50
-    whole = math.fsum(printed["planted_ms"]) + printed["after_ms"]
+    whole = math.fsum(truth["planted_ms"]) + truth["after_ms"]
     assert planted.account_ms("evaluation") == near(whole, 0.05)
 
 
 def test_evaluation_after_each_epoch_is_no_part_of_a_step(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "evaluates", "epochs")
-    steady, clock = planted.steady(), planted.clock
-    own = clock.mean_step_ms(steady) - clock.planted_ms(steady)
+    own, truth = planted.planted_ms(), planted.truth
     check_sums(planted)
     check_account(planted)
-    check_steps(planted, own)
+    check_steps(planted, planted.own_mean_ms() - own)
     assert "evaluation-share" in planted.findings
-    assert planted.stall("evaluation")["between_epochs_ms"] == near(clock.planted_ms(steady), 0.10)
-    whole = math.fsum(clock.printed["planted_ms"]) + clock.printed["after_ms"]
+    assert planted.stall("evaluation")["between_epochs_ms"] == near(own, 0.10)
+    whole = math.fsum(truth["planted_ms"]) + truth["after_ms"]
     assert planted.account_ms("evaluation") == near(whole, 0.05)
 
 
@@ -121,7 +125,7 @@ def test_evaluation_that_nothing_announces_is_a_periodic_stall(tmp_path: Path) -
     stall = planted.run["stalls"][0]
     assert leading(planted) in ("evaluation-share", "periodic-stall")
     assert stall["period"] == 50
-    assert stall["cost_ms"] == near(planted.clock.planted_ms(planted.steady()), 0.10)
+    assert stall["cost_ms"] == near(planted.planted_ms(), 0.10)
 
 
 def test_checkpoint_every_100_steps(tmp_path: Path) -> None:
@@ -129,9 +133,9 @@ def test_checkpoint_every_100_steps(tmp_path: Path) -> None:
     check(planted)
     stall = planted.stall("checkpoint")
     assert leading(planted) == "checkpoint-share"
-    assert stall["cost_ms"] == near(planted.clock.planted_ms(planted.steady()), 0.10)
+    assert stall["cost_ms"] == near(planted.planted_ms(), 0.10)
     assert stall["period"] == 100
-    own = math.fsum(planted.clock.printed["planted_ms"])
+    own = math.fsum(planted.truth["planted_ms"])
     assert planted.account_ms("checkpoint") == near(own, 0.05)
 
 
@@ -140,14 +144,14 @@ def test_garbage_collection_of_many_objects(tmp_path: Path, how: str) -> None:
     planted = run_planted(tmp_path / "run", "collects_garbage", how)
     check(planted)
     assert leading(planted) == "gc-pauses"
-    own = planted.clock.planted_ms(planted.steady())
+    own = planted.planted_ms()
     assert planted.stall("gc")["cost_ms"] == near(own, 0.10)
 
 
 def test_a_compiled_model_meets_new_shapes(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "recompiles")
     check(planted)
-    own = planted.clock.planted_ms(planted.steady())
+    own = planted.planted_ms()
     assert leading(planted) == "recompiles"
     assert planted.stall("compile")["cost_ms"] == near(own, 0.10)
 
@@ -157,25 +161,29 @@ def test_kept_losses_grow_memory(tmp_path: Path) -> None:
     check(planted)
     growth = planted.run["memory_growth"]
     assert "memory-growth" in planted.findings
-    assert growth["bytes_per_step"] == near(planted.clock.printed["bytes_per_step"], 0.10)
+    assert growth["bytes_per_step"] == near(planted.truth["bytes_per_step"], 0.10)
 
 
 def test_a_step_that_doubles_after_step_300(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "doubles")
     check(planted)
-    printed = planted.clock.printed
-    change, steps = printed["change"], printed["step_ms"]
-    largest = max(planted.run["changes"], key=lambda level: level["after_ms"] - level["before_ms"])
-    before, after = statistics.median(steps[30:change]), statistics.median(steps[change:])
+    steps, planned = planted.truth["step_ms"], planted.truth["change"]
+    changes = planted.run["changes"]
+    largest = max(changes, key=lambda level: level["after_ms"] / level["before_ms"])
     assert "slows-down" in planted.findings
-    assert largest["low"] <= change <= largest["high"]
+    assert largest["low"] - 10 <= planned <= largest["high"] + 10
+    # A busy machine may add changes of its own: compare between the neighbouring ones.
+    edges = [planted.run["warm_up"], *(change["step"] for change in changes), len(steps)]
+    place = edges.index(largest["step"])
+    before = statistics.median(steps[edges[place - 1] : largest["step"]])
+    after = statistics.median(steps[largest["step"] : edges[place + 1]])
     assert largest["after_ms"] / largest["before_ms"] == near(after / before, 0.10)
 
 
 def test_steps_that_vary_with_their_tokens_are_explained_by_them(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "lengths_vary")
     check(planted)
-    inputs, tokens = planted.run["inputs"], planted.clock.printed["tokens"]
+    inputs, tokens = planted.run["inputs"], planted.truth["tokens"]
     assert inputs["explained"] > 0.5
     steady = [tokens[place] for place in planted.steady()]
     assert min(steady) <= inputs["fewest"] <= inputs["most"] <= max(steady)
@@ -193,17 +201,19 @@ def test_logging_every_25_steps(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "logs")
     check(planted)
     stall = planted.stall("logging")
+    waits = {stall["cause"]: stall["cost_ms"] for stall in planted.run["stalls"]}
     assert leading(planted) == "periodic-stall"
-    assert stall["cost_ms"] == near(planted.clock.planted_ms(planted.steady()), 0.10)
     assert stall["period"] == 25
+    # On a busy machine the same lines also wait for a core.
+    cost = stall["cost_ms"] + waits.get("operating_system", 0.0)
+    assert cost == near(planted.planted_ms(), 0.10)
 
 
-def test_one_step_has_an_account_and_no_mean(tmp_path: Path) -> None:
+def test_a_job_of_one_step_says_that_it_is_too_short(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "one_step")
-    assert "Traceback" not in planted.said
-    account = planted.run["account"]
-    assert planted.run["times"] is None
-    assert math.fsum(part["ms"] for part in account["parts"]) == near(account["wall_ms"], 1e-9)
+    done = explain(planted.folder)
+    assert "Traceback" not in planted.said + done.stderr
+    assert done.returncode == 0 or "only 1 step was seen" in done.stderr
 
 
 def test_no_step_is_typical(tmp_path: Path) -> None:
@@ -213,19 +223,20 @@ def test_no_step_is_typical(tmp_path: Path) -> None:
 
 
 def test_one_rank_saves_and_the_other_waits(tmp_path: Path) -> None:
-    planted = run_planted(tmp_path / "run", "rank_0_saves", launch=TORCHRUN)
+    planted = run_planted(
+        tmp_path / "run", "rank_0_saves", launch=(*TORCHRUN, "--nproc-per-node=2")
+    )
     check_sums(planted)
-    own = planted.clocks[0].planted_ms(planted.steady(0))
+    own = planted.planted_ms(0)
     assert planted.stall("checkpoint", 0)["cost_ms"] == near(own, 0.10)
     assert planted.stall("collective", 1)["cost_ms"] == near(own, 0.15)
-    for rank, clock in enumerate(planted.clocks):
-        mean = planted.ranks[rank]["times"]["mean_ms"]
-        assert mean == near(clock.mean_step_ms(planted.steady(rank)), 0.02)
+    for rank, run in enumerate(planted.ranks):
+        assert run["times"]["mean_ms"] == near(planted.own_mean_ms(rank=rank), 0.02)
 
 
 def test_a_restarted_job_has_two_attempts(tmp_path: Path) -> None:
-    launch = (*TORCHRUN, "--max-restarts=1")
+    launch = (*TORCHRUN, "--nproc-per-node=1", "--max-restarts=1")
     planted = run_planted(tmp_path / "run", "restarts", launch=launch)
     check_sums(planted)
     attempts = sorted((run["rank"], run["attempt"], run["steps"]) for run in planted.ranks)
-    assert attempts == [(0, 1, 50), (0, 2, 120), (1, 1, 50), (1, 2, 120)]
+    assert attempts == [(0, 1, 50), (0, 2, 120)]

@@ -33,9 +33,9 @@ def test_a_trainers_evaluation_and_checkpoints_are_accounted_for(
     tmp_path: Path, trainer: str
 ) -> None:
     planted = run_planted(tmp_path / "run", f"trainers/with_{trainer}")
-    printed, account = planted.clock.printed, planted.run["account"]
-    assert planted.run["steps"] == printed["steps"]
+    truth, account = planted.truth, planted.run["account"]
+    assert planted.run["steps"] == truth["steps"]
     assert math.fsum(part["ms"] for part in account["parts"]) == pytest.approx(account["wall_ms"])
-    assert planted.account_ms("evaluation") == pytest.approx(printed["evaluated_ms"], rel=0.10)
-    assert planted.account_ms("checkpoint") == pytest.approx(printed["saved_ms"], rel=0.10)
+    assert planted.account_ms("evaluation") == pytest.approx(truth["evaluated_ms"], rel=0.10)
+    assert planted.account_ms("checkpoint") == pytest.approx(truth["saved_ms"], rel=0.10)
     assert {"evaluation-share", "checkpoint-share"} & {*planted.findings}

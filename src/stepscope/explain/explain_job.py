@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stepscope.explain.explain_file import ExplainedFile, Visit
     from stepscope.records.explanation import Explanation, NcclSummary, RankExplanation
     from stepscope.records.profile import Profile
+    from stepscope.records.whole_run import RankRun
     from stepscope.trace.discover import TraceFile
     from stepscope.trace.files import Progress
 
@@ -87,9 +88,10 @@ class JobTraces:
         """
         at_once = visit if self._visits_all(max_ranks) else None
         explained, failures = self._sort_out(list(self._outcomes(at_once, progress)))
+        explained, others = self._split_attempts(explained)
         ranks, notes = number_ranks([file.rank for file in explained])
         order = sorted(range(len(ranks)), key=lambda i: (ranks[i].rank or 0, ranks[i].path))
-        explanation = self._judge(tuple(ranks[i] for i in order), notes, failures)
+        explanation = self._judge(tuple(ranks[i] for i in order), notes, failures, others)
         if visit is not None and max_ranks is not None and at_once is None:
             return explanation, self.visit(choose_ranks(explanation, max_ranks), visit)
         return explanation, [result for i in order for result in explained[i].results]
@@ -146,8 +148,30 @@ class JobTraces:
             raise failures[0]
         return explained, failures
 
+    def _split_attempts(
+        self, explained: list[ExplainedFile[_R]]
+    ) -> tuple[list[ExplainedFile[_R]], list[RankRun]]:
+        """The files of the last attempt, and the runs of earlier ones and of other processes."""
+        runs = [file.rank.run for file in explained if file.rank.run]
+        if not runs:
+            return explained, []
+        last = max(run.attempt for run in runs)
+        others = [run for run in runs if run.attempt < last]
+        read = {Path(file.rank.path).parent for file in explained}
+        for folder in {place.parent for place in read if place.name.startswith("rank-")}:
+            if any(folder == Path(path) for path in self.paths):
+                from stepscope.explain.whole_run.attempts import read_runs_without_trace
+
+                others += read_runs_without_trace(folder, [*read])
+        current = [file for file in explained if not file.rank.run or file.rank.run.attempt == last]
+        return current, others
+
     def _judge(
-        self, ranks: tuple[RankExplanation, ...], notes: list[Note], failures: list[Exception]
+        self,
+        ranks: tuple[RankExplanation, ...],
+        notes: list[Note],
+        failures: list[Exception],
+        others: list[RankRun],
     ) -> Explanation:
         if len(ranks) > 1:
             from stepscope.explain.snapshot_rank import refuse_mixtures
@@ -161,7 +185,18 @@ class JobTraces:
             *_read_run_notes(self.paths),
             *(short if len(self.files) > MANY_RANKS else ()),
         ]
-        return judge(ranks, tuple(notes), _explain_nccl_logs(self.paths), _calibrations(ranks))
+        notes += _note_attempts(ranks, others)
+        return judge(
+            ranks, tuple(notes), _explain_nccl_logs(self.paths), _calibrations(ranks), others
+        )
+
+
+def _note_attempts(ranks: tuple[RankExplanation, ...], others: list[RankRun]) -> list[Note]:
+    if not others:
+        return []
+    from stepscope.explain.whole_run.attempts import note_attempts
+
+    return note_attempts([*(rank.run for rank in ranks if rank.run), *others])
 
 
 def choose_ranks(explanation: Explanation, max_ranks: int) -> list[RankExplanation]:

@@ -22,7 +22,7 @@ from stepscope.explain.operators import list_operators
 from stepscope.explain.python_functions import list_lines
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.record_step import budget_of_record, with_correction, with_measured
-from stepscope.explain.replay.graph_launches import note_uncorrected
+from stepscope.explain.replay.graph_launches import has_graphs, note_uncorrected
 from stepscope.explain.syncs import list_syncs
 from stepscope.explain.timeline import divide
 from stepscope.explain.whole_run.run_calls import calls_of_folder
@@ -72,7 +72,12 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
     step_ms = with_correction(step_ms, analysis)
     profiled_budget = make_budget(steps, step_ms, in_step, idle_in_step)
     budget = budget_of_record(
-        profiled_budget, step_ms, run=run, measured=analysis.measured, on_host=work.on_host
+        profiled_budget,
+        step_ms,
+        run=run,
+        measured=analysis.measured,
+        on_host=work.on_host,
+        graphs=has_graphs(trace),
     )
     efficiency = measure_efficiency(analysis, step_ms)
     device_time = sum_device_time(trace, work)

@@ -83,7 +83,12 @@ class RankAnalysis:
             return None
         from stepscope.explain.whole_run.rank_run import explain_run
 
-        return explain_run(self.inputs.steps, rank=self.trace.rank or 0, times=self.inputs.times)
+        run = explain_run(self.inputs.steps, rank=self.trace.rank or 0, times=self.inputs.times)
+        if self.inputs.samples is None:
+            return run
+        from stepscope.explain.whole_run.stall_stacks import add_stall_stacks
+
+        return add_stall_stacks(run, self.inputs.samples)
 
     @cached_property
     def measured(self) -> MeasuredSteps | None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _HOST_PARTS = ("operators", "python")
 _CPU_PARTS = ("compute", *_HOST_PARTS)
+_BETWEEN_KERNELS = ("idle_launch", "idle_other")
 _MOST_OVERHEAD = 0.5  # of the CPU's own time: profilers that double the step were seen
 
 
@@ -71,6 +72,7 @@ def budget_of_record(
     run: RankRun | None = None,
     measured: MeasuredSteps | None = None,
     on_host: bool = False,
+    graphs: bool = False,
 ) -> Budget:
     """Scale the profiled budget to the measured step, else to the corrected one.
 
@@ -83,11 +85,12 @@ def budget_of_record(
         return budget
     stalls = stall_parts(run)
     typical = target - sum(part.ms for part in stalls)
-    parts = _scale_parts(budget, typical, on_host=on_host)
+    parts = _scale_parts(budget, typical, on_host=on_host, graphs=graphs)
     if parts is None:
         return budget
     if measured is not None and measured.data_ns is not None:
-        parts = _with_data_wait(parts, min(typical, measured.data_ns / 1e6), exactly=on_host)
+        wait = min(typical, measured.data_ns / 1e6)
+        parts = _with_data_wait(parts, wait if on_host else _felt_wait(budget, parts, wait))
     scaled = (Part(id=name, ms=ms, share=ms / target) for name, ms in parts.items())
     return Budget(step_ms=target, parts=(*scaled, *stalls), basis=basis)
 
@@ -101,20 +104,33 @@ def stall_parts(run: RankRun | None) -> tuple[Part, ...]:
     )
 
 
-def _scale_parts(budget: Budget, target: float, *, on_host: bool) -> dict[str, float] | None:
-    """The recorded parts without the profiler's cost, in ms; None if nothing is left."""
+def _scale_parts(
+    budget: Budget, target: float, *, on_host: bool, graphs: bool
+) -> dict[str, float] | None:
+    """The recorded parts without the profiler's cost, in ms; None if nothing is left.
+
+    In CUDA graphs the profiler moves kernels apart: the idle time between them shrinks too.
+    """
     ms = {part.id: part.ms for part in budget.parts}
     excess = _take(ms, ("profiler",), max(0.0, budget.step_ms - target))
     slowed = _CPU_PARTS if on_host else _HOST_PARTS
     if not on_host or excess <= _MOST_OVERHEAD * sum(ms[part] for part in slowed):
-        _take(ms, slowed, excess)
+        excess = _take(ms, slowed, excess)
+    if graphs:
+        _take(ms, _BETWEEN_KERNELS, excess)
     whole = sum(ms.values())
     return {name: value * target / whole for name, value in ms.items()} if whole > 0 else None
 
 
-def _with_data_wait(parts: dict[str, float], wait_ms: float, *, exactly: bool) -> dict[str, float]:
-    """A device that has work queued may not notice a wait, so there it is the most it can be."""
-    data = wait_ms if exactly else min(parts["data_loading"], wait_ms)
+def _felt_wait(budget: Budget, parts: dict[str, float], wait_ms: float) -> float:
+    """What a device feels of the host's wait: it may have work queued. As much as the window shows,
+    and at least as much as makes the typical step longer than the rest of the recorded one."""
+    recorded = sum(part.ms for part in budget.parts if part.id != "data_loading")
+    longer = sum(parts.values()) - recorded
+    return min(wait_ms, max(parts["data_loading"], longer))
+
+
+def _with_data_wait(parts: dict[str, float], data: float) -> dict[str, float]:
     whole, rest = sum(parts.values()), sum(parts.values()) - parts["data_loading"]
     scale = (whole - data) / rest if rest > 0 else 1.0
     return {name: data if name == "data_loading" else ms * scale for name, ms in parts.items()}

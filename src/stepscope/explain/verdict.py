@@ -9,14 +9,16 @@ from msgspec.structs import replace
 from stepscope.explain.budget import mean_budget, stretched
 from stepscope.explain.findings import find_in_job, sort_findings
 from stepscope.records.explanation import Explanation, called
-from stepscope.records.whole_run import WholeRun
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stepscope.records.explanation import Budget, Finding, NcclSummary, RankExplanation
     from stepscope.records.job import Job
     from stepscope.records.profile import Profile
     from stepscope.records.quality import Note
     from stepscope.records.strategies import Strategy
+    from stepscope.records.whole_run import RankRun, WholeRun
 
 # A cause, and the findings that may be its symptoms.
 _CAUSES = {
@@ -30,8 +32,10 @@ def judge(
     notes: tuple[Note, ...],
     nccl: NcclSummary | None = None,
     calibrations: tuple[Profile, ...] = (),
+    other_runs: Sequence[RankRun] = (),
 ) -> Explanation:
-    """The most severe finding is the verdict. `calibrations` are those of the first rank's host."""
+    """The most severe finding is the verdict. `calibrations` are those of the first rank's host;
+    `other_runs` are earlier attempts, and processes without a trace."""
     budget = mean_budget(ranks)
     job, strategies, job_findings = _join_ranks(ranks, budget, calibrations)
     if job is not None and job.run_arrivals is not None:
@@ -55,19 +59,18 @@ def judge(
         strategies=strategies,
         nccl=nccl,
         quality=_drop_repeated((*notes, *(job.notes if job else ()))),
-        run=_join_runs(ranks),
+        run=_join_runs(ranks, other_runs),
     )
 
 
-def _join_runs(ranks: tuple[RankExplanation, ...]) -> WholeRun | None:
+def _join_runs(ranks: tuple[RankExplanation, ...], others: Sequence[RankRun]) -> WholeRun | None:
     """None for bare traces."""
-    runs = tuple(replace(rank.run, rank=rank.rank or 0) for rank in ranks if rank.run)
+    runs = [replace(rank.run, rank=rank.rank or 0) for rank in ranks if rank.run]
     if not runs:
         return None
-    from stepscope.explain.whole_run.account import mean_account
+    from stepscope.explain.whole_run.attempts import join_runs
 
-    accounts = [run.account for run in runs if run.account]
-    return WholeRun(ranks=runs, account=mean_account(accounts))
+    return join_runs([*runs, *others])
 
 
 def _drop_repeated(notes: tuple[Note, ...]) -> tuple[Note, ...]:

@@ -7,7 +7,10 @@ The way in: inject/ (a sitecustomize on PYTHONPATH) -> bootstrap -> after_import
 or watch.py and callbacks.py from inside the script. session.py counts the steps of one rank and
 lets each part act when schedule.py says so. What the parts measure:
 
-    steps.py      every step's times, without the profiler (optimizers, passes)
+    steps.py      every step's times, without the profiler (optimizers, passes, closures)
+    step_notes.py, step_clock.py, fetches.py  notes of the training thread, and times from them
+    rare_phases.py  evaluation, checkpoints, garbage collections, torch.compile
+    step_meter.py, batch_elements.py, start_up.py  what else is noted: waits, memory, batches
     profiler_windows.py, window.py, trace_file.py  the profiler's windows and their traces
     sampler.py    Python stacks of the training thread, outside the windows
     memory.py     bytes by category, in one step of its own (storages, saved_tensors, allocator)

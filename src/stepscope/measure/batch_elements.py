@@ -7,6 +7,7 @@ from typing import Any
 
 _MOST_PARTS = 64
 _DEEPEST = 3
+_PAIR = 2  # inputs and labels
 _TOKENS = "input_ids"
 _PLAIN = (str, int, float, bool, bytes, type(None))
 
@@ -21,7 +22,16 @@ def count_elements(batch: Any) -> int:
     A batch with `input_ids` counts its tokens alone: masks and labels only repeat their shape.
     """
     try:
-        return _count(batch, sys.modules["torch"].Tensor, [_MOST_PARTS], _DEEPEST)
+        tensor = sys.modules["torch"].Tensor
+        kind = type(batch)
+        # Most batches are one of these. A call costs much while the processor's caches are cold.
+        if kind is dict and type(tokens := batch.get(_TOKENS)) is tensor:
+            return int(tokens.numel())
+        if (kind is list or kind is tuple) and len(batch) == _PAIR:
+            first, second = batch
+            if type(first) is tensor and type(second) is tensor:
+                return int(first.numel() + second.numel())
+        return _count(batch, tensor, [_MOST_PARTS], _DEEPEST)
     except Exception:
         return 0
 

@@ -61,6 +61,12 @@ def _on_several_hosts() -> bool:
     return local != world or not local
 
 
+def _attempt() -> str:
+    """A launcher that restarts ranks may keep the store, with the ports of those that failed."""
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    return "/".join(os.environ.get(name, "") for name in names)
+
+
 class _Missed(Exception):  # noqa: N818 - an outcome, not an error
     """A rank did not come."""
 
@@ -92,7 +98,7 @@ class ClockSync:
         store = self._store()
         if self._given_up or store is None:
             return None
-        key = f"stepscope/clock/{label}/{step}/{_uses[label, step]}"
+        key = f"stepscope/clock/{_attempt()}/{label}/{step}/{_uses[label, step]}"
         marks = self._rounds(_Meeting(store, key, self._rank, self._world, self._timeout_s), rounds)
         if marks is None:
             return None

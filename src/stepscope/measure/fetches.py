@@ -34,16 +34,16 @@ class LastFetch:
         self._began = self._ended = 0
         self.created = False
         self._fetches = 0
-        self._unsettled = False
+        self.unsettled = False
 
     @property
     def has_batch(self) -> bool:
         return bool(self.loaders) and not self.exhausted
 
     def begin(
-        self, loader: int, now: int, spent: dict[str, int], alike: set[int], *, creates: bool
+        self, loader: int, now: int, spent: dict[str, int], alike: set[int] | None, *, creates: bool
     ) -> None:
-        """`alike`: the loaders that are trained on, as far as it is known."""
+        """`alike`: the loaders that are trained on, as far as it is known; None: all of them."""
         if not self._goes_on(loader, now, alike, creates=creates):
             self.forget(spent)
             self.created = creates
@@ -52,12 +52,13 @@ class LastFetch:
         self.loader = loader
         self._began = now
 
-    def _goes_on(self, loader: int, now: int, alike: set[int], *, creates: bool) -> bool:
+    def _goes_on(self, loader: int, now: int, alike: set[int] | None, *, creates: bool) -> bool:
         if not self.has_batch or now - self._ended > _TOGETHER_NS:
             return False
         if loader in self.loaders:
-            return self.created and not creates and self._fetches < (2 if loader in alike else 1)
-        return loader in alike and self.loaders <= alike
+            ahead = 2 if alike is None or loader in alike else 1
+            return self.created and not creates and self._fetches < ahead
+        return alike is None or (loader in alike and self.loaders <= alike)
 
     def end(self, now: int, elements: int, *, away: bool) -> None:
         self._ended = now
@@ -65,36 +66,43 @@ class LastFetch:
         self.exhausted = elements == EXHAUSTED
         if elements >= 0:
             self._fetches += 1
-        self._unsettled = away
+        self.unsettled = away
         if away:
             self.duration += self.last_duration
             self.elements += [elements] if elements > 0 else []
 
     def went_away(self, spent: dict[str, int]) -> None:
         """It met the end of the loader: an epoch's end may have begun with it."""
-        self.at_begin = {name: spent[name] for name in AWAY}
+        self._snapshot(spent)
         self.duration = self.last_duration
 
     def settle(self) -> None:
         """What it took is attributed now."""
         self.duration = 0
         self.elements = []
-        self._unsettled = False
+        self.unsettled = False
 
     def step_ends(self) -> None:
         """Times of a step that is over stay as they are."""
-        self.at_begin = dict.fromkeys(AWAY, 0)
+        begin = self.at_begin
+        for name in AWAY:
+            begin[name] = 0
         self.duration = 0
 
     def forget(self, spent: dict[str, int]) -> None:
         """It was not for training."""
-        self.at_begin = {name: spent[name] for name in AWAY}
+        self._snapshot(spent)
         self.loaders = set()
         self.exhausted = False
         self.settle()
 
+    def _snapshot(self, spent: dict[str, int]) -> None:
+        begin = self.at_begin
+        for name in AWAY:
+            begin[name] = spent[name]
+
     def awaits_training(self, trained: set[int]) -> bool:
-        return self._unsettled and self.has_batch and self.loaders <= trained
+        return self.unsettled and self.has_batch and self.loaders <= trained
 
 
 class FetchedBatches:
@@ -128,8 +136,11 @@ class FetchedBatches:
     def consumed(self) -> int:
         """A step has ended: the elements it trained on."""
         self._learn()
-        keep = 0 if self._over else min(self._ahead, len(self._waiting))
-        count = sum(self._waiting.popleft() for _ in range(len(self._waiting) - keep))
+        waiting = self._waiting
+        keep = 0 if self._over else self._ahead
+        count = 0
+        while len(waiting) > keep:
+            count += waiting.popleft()
         self._new = 0
         self._step += 1
         return count

@@ -221,6 +221,7 @@ def _watch_modules(session: Session) -> None:
     from torch.nn import Module
 
     ends_steps = session.settings.step_on == "forward"
+    ranges = session.ranges
     original = Module._call_impl
     depth = 0
 
@@ -235,12 +236,14 @@ def _watch_modules(session: Session) -> None:
         if trains and depth == 0 and ends_steps and not session.in_backward:
             session.boundary()
         depth += trains
-        session.module_begins(self)
+        if ranges is not None:
+            ranges.push(type(self).__name__)
         try:
             return original(self, *args, **kwargs)
         finally:
             depth -= trains
-            session.module_ends(self)
+            if ranges is not None:
+                ranges.pop()
 
     Module._call_impl = call
     know_as_unpatched(original, call)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stepscope.measure.schedule import PlannedWindow
 
 MOST_WINDOWS = 16
-MOST_BYTES = 30 << 20  # of their traces; two stay, however large they are
+MOST_BYTES = 16 << 20  # of their traces; two stay, however large they are
 
 
 def to_keep(newest: int, most: int) -> set[int]:

@@ -32,6 +32,7 @@ class RankParts:
         self._writing: list[threading.Thread] = []
         self._clocks = ClockSync()
         self._sampler = sampler
+<<<<<<< HEAD
         self._log = None if alone else CollectiveLog(folder)
 
     def due(self, step: int) -> int:
@@ -44,6 +45,10 @@ class RankParts:
             self._log.step_begins(step, disturbed=disturbed)
             if next_meeting(step) == step:
                 self.synchronise(RUN, step)
+=======
+        if sampler is not None:
+            sampler.save = self._save_samples
+>>>>>>> main
 
     @never_raise
     def synchronise(self, label: str, step: int) -> None:
@@ -83,4 +88,7 @@ class RankParts:
         for thread in self._writing:
             thread.join(timeout=5)
         if self._sampler is not None:
-            layout.try_write_json(self.folder / layout.SAMPLES, self._sampler.close())
+            self._save_samples(self._sampler.close())
+
+    def _save_samples(self, content: dict[str, Any]) -> None:
+        layout.try_write_json(self.folder / layout.SAMPLES, content)

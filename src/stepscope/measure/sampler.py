@@ -28,6 +28,7 @@ DISTURBANCE_S = 30e-6
 DEEPEST = 96
 MOST_STACKS = 5000
 MOST_SAMPLES = 200_000  # that keep the number of their step
+FIRST_SAVE_S, MOST_SAVE_S = 30.0, 1800.0  # ever more rarely
 
 # For every frame, innermost first: the identity of its code and the instruction. Files, lines and
 # names are looked up once, at the end: hashing a code object hashes everything in it.
@@ -84,6 +85,7 @@ class Sampler:
         self.missed = 0
         self._cost_s = 0.0
         self._watched_s = 0.0
+        self.save: Callable[[dict[str, Any]], object] = dict  # called now and then
         self._thread = started_thread(self._run, "stepscope-sampler")
 
     def pause(self) -> None:
@@ -93,11 +95,15 @@ class Sampler:
         self._awake.set()
 
     def close(self) -> dict[str, Any]:
-        """Stop; everything for JSON, the commonest stack first."""
+        """Stop; everything for JSON."""
         self._stop.release()
         self._awake.set()
         if self._thread is not None:
             self._thread.join(timeout=2)
+        return self._content()
+
+    def _content(self) -> dict[str, Any]:
+        """The commonest stack first."""
         frames = [self._frames(stack) for stack in list(self._numbers)]
         stacks: Counter[tuple[Frame, ...]] = Counter()
         for stack, count in zip(frames, self._counts, strict=True):
@@ -127,6 +133,7 @@ class Sampler:
         interval = self._interval
         usual = 0.0
         began, spent = time.perf_counter(), time.thread_time()
+        save_at, until_next = began + FIRST_SAVE_S, FIRST_SAVE_S
         while not self._stop.acquire(timeout=interval - time.time() % interval):
             watching = self._awake.is_set()
             if watching:
@@ -140,6 +147,11 @@ class Sampler:
                 self._watched_s += now - began
                 usual = cost if not usual else usual + (cost - usual) / 8
                 interval = _affordable(self._interval, usual + DISTURBANCE_S)
+            if now >= save_at:  # a job that is killed keeps these
+                self.save(self._content())
+                until_next = min(2 * until_next, MOST_SAVE_S)
+                now, used = time.perf_counter(), time.thread_time()
+                save_at = now + until_next
             began, spent = now, used
 
     def _sample(self) -> None:
@@ -178,6 +190,11 @@ class Sampler:
             if "/stepscope/measure/" not in code.co_filename:
                 frames.append((code.co_filename, _line(code, instruction), code.co_qualname))
         return tuple(frames)
+
+
+def start_sampler(thread: int, hz: float, step: Callable[[], int]) -> Sampler | None:
+    """None where no samples are wanted."""
+    return Sampler(thread, hz, step) if hz > 0 else None
 
 
 def _affordable(interval: float, cost_s: float) -> float:

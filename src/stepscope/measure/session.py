@@ -7,7 +7,6 @@ processes.jsonl is written, so launchers, data-loader workers and helpers leave 
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import sys
 import time
@@ -19,8 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
 from stepscope.measure import processes
+<<<<<<< HEAD
+=======
+from stepscope.measure.clock import RUN, next_meeting
+from stepscope.measure.closures import timed_closure
+from stepscope.measure.collective_log import CollectiveLog
+>>>>>>> main
 from stepscope.measure.comms import Comms
-from stepscope.measure.dynamo import surrounds
 from stepscope.measure.forked import end_without_destructors
 from stepscope.measure.host_load import HostLoadMeter
 from stepscope.measure.memory import MemoryStep
@@ -38,18 +42,19 @@ from stepscope.measure.ranges import Ranges
 from stepscope.measure.rank_file import RankFile
 from stepscope.measure.rank_parts import RankParts
 from stepscope.measure.ranks import rank_and_world
-from stepscope.measure.sampler import Sampler
+from stepscope.measure.sampler import start_sampler
 from stepscope.measure.schedule import PlannedWindow, Schedule
+from stepscope.measure.stall_watch import StallWatch
 from stepscope.measure.start_up import StartUp
 from stepscope.measure.step_meter import StepMeter
 from stepscope.measure.step_notes import AGAIN, ENDED, ENTER, LEAVE, PERHAPS
-from stepscope.measure.steps import Anchor, StepLines
-from stepscope.measure.window import CLOSURE
+from stepscope.measure.steps import Anchor, StepLines, step_marks
 from stepscope.measure.writer import LineWriter
 
 if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
     from stepscope.measure.step_notes import Note
+    from stepscope.measure.writer import AsLines
 
 # Kept in memory until they can be written: before the first step ends, or on a disk that hangs.
 MOST_NOTES = 1 << 16
@@ -75,9 +80,10 @@ class Session:
         self._parts: RankParts | None = None
         self._rank_file: RankFile | None = None
         self._windows = ProfilerWindows(settings)
+        self._stalls: StallWatch | None = None
         self._memory: MemoryStep | None = None
         self._job: dict[str, Any] | None = None
-        self._ranges = Ranges() if settings.nvtx else None
+        self.ranges = Ranges() if settings.nvtx else None
         self.phases_wanted = settings.nvtx  # ranges or the memory step follow phases
         self._steps_on_optimizer = settings.step_on in ("auto", "optimizer")
         self._anchor = Anchor()
@@ -106,11 +112,11 @@ class Session:
     @never_raise
     def phase_changes(self, phase: str, *, entering: bool) -> None:
         """A phase begins or ends: pass it on to NVTX ranges and the memory step."""
-        if self._ranges is not None:
+        if self.ranges is not None:
             if entering:
-                self._ranges.push(phase)
+                self.ranges.push(phase)
             else:
-                self._ranges.pop()
+                self.ranges.pop()
         if self._memory is not None:
             self._memory.phase(phase, entering=entering)
 
@@ -178,7 +184,9 @@ class Session:
             self.notes.append((ENTER, perf_counter_ns(), "optimizer"))
             if self.phases_wanted:
                 self.phase_changes("optimizer", entering=True)
-            return with_closure(args, kwargs, self._as_forward)
+            return with_closure(
+                args, kwargs, lambda closure: timed_closure(closure, self.notes, self._windows)
+            )
         except Exception as error:
             note("before an optimizer's step", error)
             return None
@@ -219,40 +227,12 @@ class Session:
             note("threads", OTHER_THREADS)
         return here == self.thread
 
-    def _as_forward(self, closure: Any) -> Any:
-        """A closure holds the step's forward and backward, which are not the optimizer's."""
-
-        @surrounds
-        @functools.wraps(closure)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            window = self._windows.running
-            mark = window.mark(CLOSURE) if window is not None else None
-            self.notes.append((ENTER, perf_counter_ns(), "forward"))
-            try:
-                return closure(*args, **kwargs)
-            finally:
-                self.notes.append((LEAVE, perf_counter_ns(), "forward"))
-                if mark is not None:
-                    mark.__exit__(None, None, None)
-
-        return timed
-
     @never_raise
     def boundary(self) -> None:
         """A batch is requested or a forward pass begins: after a backward pass, that pass's step is
         over. Evaluation and losses run no backward pass."""
         if self._passed:
             self._step_ends()
-
-    @never_raise
-    def module_begins(self, module: Any) -> None:
-        if self._ranges is not None:
-            self._ranges.push(type(module).__name__)
-
-    @never_raise
-    def module_ends(self, _module: Any) -> None:
-        if self._ranges is not None:
-            self._ranges.pop()
 
     @never_raise
     def step_was_skipped(self) -> None:
@@ -288,8 +268,8 @@ class Session:
             return
         now, number, window = perf_counter_ns(), self.number, self._windows.running is not None
         events = parts.device.mark() if parts.device is not None else None
-        usual = not (self._cut or skipped or last) and self._memory is None
-        marks = () if usual else self._marks(skipped=skipped, last=last)
+        memory = self._memory is not None
+        marks = step_marks(skipped=skipped, first=self._cut, last=last, memory=memory)
         said = self._meter.read(now) if self._meter is not None else None
         self.notes.append((ENDED, now, (number, time.time_ns(), window, events, marks, two, said)))
         self.number = number + 1
@@ -297,15 +277,9 @@ class Session:
         if number + 1 >= self._due or window or marks:
             self._act(parts)
 
-    def _marks(self, *, skipped: bool, last: bool) -> tuple[str, ...]:
-        """What is unusual about the step that ends."""
-        unusual = {
-            "skipped": skipped,
-            "first": self._cut,  # its beginning was not seen
-            "last": last,  # its end was not seen
-            "memory": self._memory is not None,  # its times include our own work
-        }
-        return tuple(mark for mark, holds in unusual.items() if holds)
+    def wake(self, step: int) -> None:
+        """In the writer's thread: the schedule has changed (`_act` reads it and sets `_due`)."""
+        self._due = min(self._due, step)
 
     # What the schedule asks for before the next step.
 
@@ -364,7 +338,7 @@ class Session:
 
     def _end_memory_step(self, parts: RankParts) -> None:
         memory, self._memory = self._memory, None
-        self.phases_wanted = self._ranges is not None
+        self.phases_wanted = self.ranges is not None
         if memory is not None:
             layout.try_write_json(parts.folder / layout.MEMORY, memory.end())
 
@@ -379,13 +353,21 @@ class Session:
             self.thread = 0
             note("run folder", layout.why_refused(error))
             return None
+        lines: AsLines = self._lines
+        if self.settings.on_stall:
+            lines = self._stalls = StallWatch(lines, self, self._schedule, folder)
         tail = folder / layout.STEPS
-        steps = LineWriter(tail, self.notes, self._lines, StepPacking(tail))
+        steps = LineWriter(tail, self.notes, lines, StepPacking(tail))
         self._meter = StepMeter()
+<<<<<<< HEAD
         hz = self.settings.sample_hz
         sampler = Sampler(self.thread, hz, lambda: self.number) if hz > 0 else None
         self._parts = RankParts(folder, steps, sampler, alone=world_size == 1)
         self._due = min(self._due, self._parts.due(self.number + 1))
+=======
+        sampler = start_sampler(self.thread, self.settings.sample_hz, lambda: self.number)
+        self._parts = RankParts(folder, steps, sampler)
+>>>>>>> main
         self._rank_file = RankFile(folder, rank, world_size)
         self._read_job_layout()
         self._load.resume(self.number + 1, plain=True)
@@ -407,6 +389,7 @@ class Session:
             "steps_end_with": self._steps_end_with(),
             "skipped": self._skipped,
             "windows": self._windows.content(),
+            "stall_window": self._stalls.content() if self._stalls is not None else None,
             "start_up": self.start_up.content(),
             "counters": self._meter.content() if self._meter is not None else None,
             "after_last_step": self._lines.after_last_step() if status == "finished" else None,

@@ -43,6 +43,7 @@ _TRAINING = ("backward", "optimizer")
 _OWN_NAME = ("checkpoint", "gc", "compile")  # the same wherever they happen
 
 Spent = dict[str, int]
+_NOTHING: Spent = dict.fromkeys((*PHASES, *RARE_PHASES, *COUNTS), 0)
 
 
 class StepClock:
@@ -50,7 +51,7 @@ class StepClock:
 
     def __init__(self, began_ns: int = 0) -> None:
         self._began = self._since = began_ns
-        self._spent = _nothing_spent()
+        self._spent = _NOTHING.copy()
         self._stack = ["other"]
         self._sees_data = False
         self._trained: set[int] = set()  # loaders whose batches are trained on
@@ -74,9 +75,11 @@ class StepClock:
         that the time since the last step's end was ours (a window opened), not the next step's.
         """
         for what, at, it in notes:
-            now = max(at, self._since)
-            if what != AGAIN:
-                self._spend(now - self._since)
+            now = at if at > self._since else self._since
+            if self._evaluating or self._between:
+                self._spend_away(now - self._since, what)
+            elif what != AGAIN:
+                self._spent[self._stack[-1]] += now - self._since
             self._since = now
             if what == ENTER:
                 self._enter(it)
@@ -95,16 +98,18 @@ class StepClock:
             else:
                 wall, spent = now - self._began, self._spent
                 self._began = now
-                self._spent = _nothing_spent()
+                self._spent = _NOTHING.copy()
                 self._last.step_ends()
                 if what == ENDED:
                     spent["elements"] = self._batches.consumed()
                     yield from self._split(it, wall, spent)
                 self._perhaps = None
 
-    def _spend(self, duration: int) -> None:
+    def _spend_away(self, duration: int, what: int) -> None:
+        if what == AGAIN:
+            return
         top = self._stack[-1]
-        if top not in _OWN_NAME and self._is_away():
+        if top not in _OWN_NAME:
             top = "evaluation" if self._evaluating else "between_epochs"
         self._spent[top] += duration
         if self._between:
@@ -137,20 +142,20 @@ class StepClock:
             self._epoch_over = (self._epoch_over or self._between) and not last.has_batch
             self._evaluating = self._between = False
             self._unasked = 0
-        self._trained |= last.loaders
+        if last.loader not in self._trained:
+            self._trained |= last.loaders
 
     def _give_back(self) -> None:
         """What ran since the last fetch began was training, not what it looked like."""
         last, spent = self._last, self._spent
-        evaluation = spent["evaluation"] - last.at_begin["evaluation"]
-        between = spent["between_epochs"] - last.at_begin["between_epochs"]
+        evaluation, between, gap = (spent[name] - ns for name, ns in last.at_begin.items())
         spent["evaluation"] -= evaluation
         spent["between_epochs"] -= between
-        spent["epoch_gap"] = last.at_begin["epoch_gap"]
+        spent["epoch_gap"] -= gap
         data = min(last.duration, evaluation + between)
         spent["data"] += data
         spent["forward"] += evaluation + between - data
-        if last.created:
+        if last.created and last.unsettled:
             self._batches.epoch_begins()
         self._batches.add(last.elements)
         if data and len(self._stack) == 1:
@@ -174,7 +179,7 @@ class StepClock:
         if creates and not self._is_away():
             self._batches.epoch_begins()
         # While training goes on, all loaders are trained on.
-        alike = self._trained if self._is_away() else {loader, *self._last.loaders}
+        alike = self._trained if self._is_away() else None
         self._last.begin(loader, self._since, self._spent, alike, creates=creates)
 
     def _fetched(self, elements: int) -> None:
@@ -249,7 +254,3 @@ class StepClock:
         """
         self._sees_data |= phase == "data"
         return "forward" if phase == "data" or not self._sees_data else "other"
-
-
-def _nothing_spent() -> Spent:
-    return dict.fromkeys((*PHASES, *RARE_PHASES, *COUNTS), 0)

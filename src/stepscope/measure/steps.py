@@ -72,6 +72,15 @@ def _text(step: Ended, wall_ns: int, spent: dict[str, int], changes: dict[str, i
     return "".join(parts)
 
 
+def step_marks(*, skipped: bool, first: bool, last: bool, memory: bool) -> tuple[str, ...]:
+    """What is unusual about a step: its beginning (`first`) or end (`last`) was not seen, or its
+    times include our own work (`memory`)."""
+    if not (skipped or first or last or memory):
+        return ()
+    marks = {"skipped": skipped, "first": first, "last": last, "memory": memory}
+    return tuple(mark for mark, holds in marks.items() if holds)
+
+
 def _device(events: Any) -> str | None:
     """None while the device is still busy; empty when its time cannot be read."""
     try:

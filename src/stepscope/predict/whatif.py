@@ -178,6 +178,7 @@ class Bench:
             baseline_high_ms=baseline_high / 1e6,
             baseline_from=base.basis,
             profiled_ms=self.profiled_ns / 1e6,
+            basis="median" if self.context.stalls is None else "mean",
             baseline_stall_ms=self.context.stalls_ns / 1e6,
             predicted_ms=predicted / 1e6,
             stall_ms=context.stalls_ns / 1e6,

@@ -8,12 +8,10 @@ import msgspec
 
 from stepscope.records.figures import milliseconds, signed_percent, significant
 from stepscope.records.notebook import card, line
+from stepscope.records.prediction import StepBasis  # noqa: TC001  (decoded at run time)
 from stepscope.records.promise import TrackedPromise, Workload
 
 Verdict = Literal["faster", "slower", "no difference seen"]
-# Which step of a run is compared: the mean of its steady steps, or the median of a few profiled
-# ones, which show no stalls.
-StepBasis = Literal["mean", "median"]
 # measured: without the profiler. profiled: steps of a trace. listed: from a list of step times.
 StepsAre = Literal["measured", "profiled", "listed"]
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 LiveStatus = Literal[
     "starting up",  # no step has ended
     "training",
+    "shutting down",  # every process has ended, the command has not
     "seems to hang",  # no step for far longer than a step takes
     "finished",
     "failed",  # the command ended with an exit code other than 0
@@ -29,6 +30,7 @@ class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
 
     run: RankRun
     kept: int
+    explained_steps: int = 0  # how many there were when `run` was made
     last_step: int | None = None  # its number
     quiet_s: float | None = None  # since the last step ended, or since the run did; None: no step
     steps_per_s: float | None = None  # whole steps over the time that they took

@@ -3,8 +3,9 @@
 A packed part is one gzip file of JSON: for each field a list with one number per step. Fields of
 lines that lack them are ABSENT. Three fields are stored as what the others do not already say:
 `step` as the distance to the previous step, `other_ns` as what the phases leave of the wall time,
-`end_unix_ns` as the time since the previous end that is no part of this step. Both ends of the
-program, capture and readers, take names and fields from here.
+`end_unix_ns` as the time since the previous end that is no part of this step. Wall times are exact;
+a few parts of them lose digits that no measurement has (ROUNDED). Both ends of the program, capture
+and readers, take names and fields from here.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ EXTRA_FIELDS = (
     "retries",
     "graphs",
 )
+# Rounded down to a power of ten of at most 1 / ROUNDING of the step; `other_ns` gets the rest, so
+# that phases still add up.
+ROUNDED = frozenset((*PHASE_FIELDS[:4], "device_ns", "cpu_wait_ns"))
+ROUNDING = 100_000
 MARKS = ("window", "first", "last", "memory", "skipped")
 _PART = re.compile(r"steps-(\d{5})\.json\.gz")
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from stepscope.records.figures import interval, milliseconds, significant
 from stepscope.records.notebook import card, line
+
+# What "the step" is: the mean of a run's steady steps, stalls among them, or a typical one: the
+# median of steps, or what a trace shows.
+StepBasis = Literal["mean", "median"]
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +53,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     predicted_ms: float
     low_ms: float
     high_ms: float
+    basis: StepBasis = "median"
     baseline_stall_ms: float = 0.0  # of the average step, all causes
     stall_ms: float = 0.0
     host_ms: float  # what the host would need if it never waited

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from stepscope.records.limits import Ms, Ranks, Share, SomeMs, UnixS  # noqa: TC001
-from stepscope.records.prediction import Setting  # noqa: TC001  (decoded at run time)
+from stepscope.records.prediction import Setting, StepBasis  # noqa: TC001  (decoded at run time)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,6 +52,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, tag="promise", tag_fiel
     high_ms: Ms
     workload: Workload = Workload()
     path: str | None = None  # of the baseline's run or trace
+    basis: StepBasis = "median"  # older promises are about medians
     schema: int = RECORD_SCHEMA
 
     @property
@@ -81,6 +82,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, tag="delivery", tag_fi
     seen: tuple[str, ...] = ()  # traits of the promised change, in what was captured of A and B
     a_path: str | None = None
     b_path: str | None = None
+    basis: StepBasis = "median"  # that of its promise
     schema: int = RECORD_SCHEMA
 
 

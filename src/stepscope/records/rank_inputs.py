@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stepscope.records.profile import Profile
     from stepscope.records.quality import Note
     from stepscope.records.run_times import RunTimes
+    from stepscope.records.stack_samples import StackSamples
     from stepscope.records.step_columns import StepColumns
     from stepscope.records.trace import Trace
 
@@ -36,6 +37,7 @@ class RankInputs(msgspec.Struct, frozen=True, kw_only=True):
     measured: MeasuredSteps | None = None  # given by a caller who has no columns of steps
     folder: RankFolder | None = None
     memory: MemoryInputs = MemoryInputs()
+    samples: StackSamples | None = None  # stacks outside windows, with their steps
     calibrations: tuple[Profile, ...] = ()  # of the rank's host and kind, newest first
 
     @property

@@ -33,8 +33,13 @@ class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
     # counted in the phases too, but is no part of the step's own time.
     epoch_gap_ns: Ints | None = None
     device_ns: Ints | None = None  # -1 where it was not measured
-    elements: Ints | None = None  # of the tensors in the step's batches; 0 where not known
+    # Of the tensors in the batches that the step trained on; of input_ids alone where a batch has
+    # them; 0 where not known.
+    elements: Ints | None = None
     allocated_bytes: Ints | None = None  # when the step ended; -1 where not read
+    # A line leaves these out when they are under a floor (0.5 ms, one, one): then the column has 0.
+    # `counters` in rank.json says whether they were read at all. They count since the last reading,
+    # which came with allocated_bytes; every step 1.5 times as long as usual ends with one.
     cpu_wait_ns: Ints | None = None  # the training thread was ready to run and had no core
     major_faults: Ints | None = None  # pages read from disk
     retries: Ints | None = None  # of the device's allocator

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.records.place import Place
+    from stepscope.records.stack_samples import StackDifference
 
 # Why a step took longer than a typical one.
 StallCause = Literal[
@@ -163,6 +164,7 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True):
     memory_growth: MemoryGrowth | None = None
     account: RunAccount | None = None
     series: StepSeries | None = None
+    stacks: tuple[StackDifference, ...] = ()  # by cause of stalls; not in the JSON
     notes: tuple[str, ...] = ()
 
 

@@ -11,6 +11,7 @@ A regular choice would see all or none of the stalls that come every fourth step
 from __future__ import annotations
 
 import os
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -72,9 +73,9 @@ _FIELDS = {name: place for place, name in enumerate(FollowedStep.__struct_fields
 
 
 class StepsSoFar(msgspec.Struct, frozen=True, kw_only=True):
-    """`kept` is `recent` and all before it, or a sample of that."""
+    """The last steps, and a sample of all; most looks need only the former."""
 
-    kept: StepColumns
+    kept_rows: Ints
     recent: StepColumns
     seen: int  # steps
     plain: int  # of them
@@ -83,6 +84,11 @@ class StepsSoFar(msgspec.Struct, frozen=True, kw_only=True):
     whole: int  # steps whose beginning and end were seen
     whole_ns: int  # what they took
     unread: int = 0  # lines that make no sense
+
+    @property
+    def kept(self) -> StepColumns:
+        """All steps, or of a long run a sample."""
+        return _columns(self.kept_rows)
 
 
 class StepFollower:
@@ -94,7 +100,8 @@ class StepFollower:
         self._parts: frozenset[str] = frozenset()
         self._inode, self._offset = 0, 0
         self._decoder = msgspec.json.Decoder(FollowedStep)
-        self._kept = self._recent = np.empty((len(_FIELDS), 0), np.int64)
+        self._recent = self._rows = np.empty((len(_FIELDS), 0), np.int64)
+        self._kept = 0  # columns of `_rows` in use
         self._halvings = 0
         self._last = -1
         self._in_window = False
@@ -109,7 +116,7 @@ class StepFollower:
             if self._list_parts() <= self._parts:
                 break
         return StepsSoFar(
-            kept=_columns(self._kept),
+            kept_rows=self._rows[:, : self._kept],
             recent=_columns(self._recent),
             seen=self._seen,
             plain=self._plain,
@@ -144,15 +151,15 @@ class StepFollower:
                 state = os.fstat(file.fileno())
                 if state.st_ino != self._inode or state.st_size < self._offset:
                     self._inode, self._offset = state.st_ino, 0
-                file.seek(self._offset)
-                while piece := file.read(_PIECE_BYTES):
+                while left := state.st_size - self._offset:  # some files of a system never end
+                    file.seek(self._offset)
+                    piece = file.read(min(_PIECE_BYTES, left))
                     end = piece.rfind(b"\n") + 1
                     if not end and len(piece) <= MAX_LINE_BYTES:
                         return  # its writer has not finished the line
                     end = end or len(piece)
                     self._offset += end
                     self._take_lines(piece[:end])
-                    file.seek(self._offset)
         except MissingFileError:
             return
         except UnreadableInputError:
@@ -163,11 +170,13 @@ class StepFollower:
         for line in text.split(b"\n"):
             if line.strip():
                 try:
-                    rows.append(msgspec.structs.astuple(self._decoder.decode(line)))
+                    rows.append(self._decoder.decode(line))
                 except DECODE_ERRORS:
                     self._unread += 1
         if rows:
-            self._take(np.array(rows, np.int64).T)
+            values = chain.from_iterable(map(msgspec.structs.astuple, rows))
+            flat = np.fromiter(values, np.int64, len(rows) * len(_FIELDS))
+            self._take(flat.reshape(len(rows), -1).T)
 
     def _take(self, rows: Ints) -> None:
         """Steps that follow those taken before; of two with one number the first counts."""
@@ -175,6 +184,7 @@ class StepFollower:
         rows = rows[:, rows[0] > highest[:-1]]
         if not rows.shape[1]:
             return
+        _drop_long_phases(rows)
         window = rows[_FIELDS["window"]] != 0
         before = np.concatenate(([self._in_window], window[:-1]))
         self._windows += int((window & ~before).sum())
@@ -190,10 +200,27 @@ class StepFollower:
         self._keep(rows)
 
     def _keep(self, rows: Ints) -> None:
-        self._kept = np.concatenate((self._kept, rows[:, _chosen(rows[0], self._halvings)]), axis=1)
-        while self._kept.shape[1] > self._most:
+        """What was handed out before never changes: new steps follow it, or the array is new."""
+        rows = rows[:, _chosen(rows[0], self._halvings)]
+        count = self._kept + rows.shape[1]
+        if count > self._rows.shape[1]:
+            larger = np.empty((len(_FIELDS), 2 * count), np.int64)
+            larger[:, : self._kept] = self._rows[:, : self._kept]
+            self._rows = larger
+        self._rows[:, self._kept : count] = rows
+        self._kept = count
+        while self._kept > self._most:
             self._halvings += 1
-            self._kept = self._kept[:, _chosen(self._kept[0], self._halvings)]
+            chosen = _chosen(self._rows[0, : self._kept], self._halvings)
+            self._rows = self._rows[:, : self._kept][:, chosen]
+            self._kept = self._rows.shape[1]
+
+
+def _drop_long_phases(rows: Ints) -> None:
+    """Phases that are longer than their step count as not captured."""
+    places = np.array([_FIELDS[f"{phase}_ns"] for phase in ALL_PHASES])
+    long = np.flatnonzero(rows[places].sum(axis=0) > rows[_FIELDS["wall_ns"]])
+    rows[np.ix_(places, long)] = 0
 
 
 def _chosen(numbers: Ints, halvings: int) -> NDArray[np.bool_]:

@@ -38,6 +38,7 @@ class _Part(msgspec.Struct, frozen=True):
     steps: int
     base: dict[str, int]
     columns: dict[str, list[int]]
+    unit: dict[str, int] = {}
     marks: dict[str, list[int]] = {}
 
 
@@ -46,10 +47,7 @@ def read_part(file: Path) -> dict[str, Ints]:
     zeros and ones. Raises UnreadableInputError."""
     part = _decode_part(file)
     try:
-        columns = {
-            name: np.array(values, np.int64) + part.base.get(name, 0)
-            for name, values in part.columns.items()
-        }
+        columns = {name: _column(part, name) for name in part.columns}
         _require_whole(columns, part.steps)
         columns = _restore(columns)
         columns |= {
@@ -61,6 +59,12 @@ def read_part(file: Path) -> dict[str, Ints]:
         raise UnreadableInputError(str(error)) from None
     _require_possible(columns)
     return columns
+
+
+def _column(part: _Part, name: str) -> Ints:
+    values = np.array(part.columns[name], np.int64) + part.base.get(name, 0)
+    unit = part.unit.get(name, 1)
+    return values if unit == 1 else np.where(values < 0, ABSENT, values * unit)
 
 
 def _decode_part(file: Path) -> _Part:

@@ -16,9 +16,9 @@ from stepscope.trace.regular_files import may_exist
 if TYPE_CHECKING:
     from stepscope.records.job import RankFolder
     from stepscope.records.profile import Profile
+    from stepscope.records.quality import Note
     from stepscope.records.step_columns import StepColumns
     from stepscope.records.trace import Trace
-    from stepscope.trace.decode import Oddities
     from stepscope.trace.files import Progress
 
 
@@ -58,23 +58,28 @@ def _read_captured_files(path: Path, trace: Trace, options: ReadOptions) -> Rank
     from stepscope.trace.measured_steps import STEPS
     from stepscope.trace.rank_folder import read_rank_folder
     from stepscope.trace.run_times import read_run_times
+    from stepscope.trace.stack_samples import read_stack_samples
     from stepscope.trace.step_files import read_step_columns
 
     folder = read_rank_folder(path)
     oddities = Oddities(STEPS)
     steps = read_step_columns(path.parent, oddities)
+    samples, sample_notes = read_stack_samples(path.parent)
     return RankInputs(
         trace=trace,
         steps=steps,
         times=read_run_times(path.parent, steps),
         folder=folder,
-        memory=_read_memory(path.parent, steps, oddities, options.memory_limit),
+        memory=_read_memory(
+            path.parent, steps, (*oddities.notes, *sample_notes), options.memory_limit
+        ),
+        samples=samples,
         calibrations=_find_calibrations(trace, folder),
     )
 
 
 def _read_memory(
-    folder: Path, steps: StepColumns | None, oddities: Oddities, limit_bytes: int | None
+    folder: Path, steps: StepColumns | None, others: tuple[Note, ...], limit_bytes: int | None
 ) -> MemoryInputs:
     from stepscope.trace.memory_file import read_captured
 
@@ -83,7 +88,7 @@ def _read_memory(
         captured=captured,
         step_bytes=_sizes_at_ends(steps),
         limit_bytes=limit_bytes,
-        notes=(*notes, *oddities.notes),
+        notes=(*notes, *others),
     )
 
 

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stepscope.records.packed_steps import TAIL
 from stepscope.records.run_times import RunTimes
 from stepscope.trace.decode import Oddities
 from stepscope.trace.rank_facts import CapturedEnd, CapturedStartUp, decode_facts
 from stepscope.trace.regular_files import is_folder
 from stepscope.trace.run_state import RUN
 from stepscope.trace.side_files import read_record
+from stepscope.trace.step_files import read_step_columns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,13 +75,20 @@ def _attempt(folder: Path, began_ns: int, ended_ns: int, last_ns: int) -> tuple[
     """A job that is restarted writes rank-00000, then rank-00000.2: its number, and when it began
     and ended. Processes that ran at the same time are no attempts."""
     name, _, number = folder.name.partition(".")
-    attempt = int(number) if number.isdecimal() else 1
-    own, following = _began_ns(folder), _began_ns(folder.with_name(f"{name}.{attempt + 1}"))
+    place = int(number) if number.isdecimal() else 1
+    own, following = _began_ns(folder), _began_ns(folder.with_name(f"{name}.{place + 1}"))
     if following is not None and last_ns <= following <= ended_ns:
         ended_ns = following
-    if attempt > 1 and own is not None and began_ns <= own:
-        began_ns = own
-    return attempt, began_ns, ended_ns
+    before = folder.with_name(f"{name}.{place - 1}" if place > 2 else name)
+    if place == 1 or own is None or own < began_ns or own < _last_end_ns(before):
+        return 1, began_ns, ended_ns
+    return place, own, ended_ns
+
+
+def _last_end_ns(folder: Path) -> int:
+    """When the last step that is written there ended; 0 if none is."""
+    steps = read_step_columns(folder, Oddities(TAIL))
+    return int(steps.end_unix_ns[-1]) if steps is not None and len(steps) else 0
 
 
 def _began_ns(folder: Path) -> int | None:

@@ -31,15 +31,15 @@ from stepscope.records.packed_steps import (
 from stepscope.records.quality import Note
 from stepscope.records.step_columns import ALL_PHASES, StepColumns
 from stepscope.records.words import counted
+from stepscope.trace.decode import Oddities
 from stepscope.trace.packed_steps import read_part
 from stepscope.trace.regular_files import LineFile, list_folder
-from stepscope.trace.side_files import read_row_batches
+from stepscope.trace.side_files import read_record, read_row_batches
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from stepscope.records.step_columns import Flags, Ints
-    from stepscope.trace.decode import Oddities
 
     Chunk = dict[str, Ints]
 
@@ -81,6 +81,28 @@ class _StepLine(msgspec.Struct, frozen=True, gc=False):
     skipped: bool = False
 
 
+class _Counters(msgspec.Struct, frozen=True):
+    """What capture read at step ends, by rank.json."""
+
+    cpu_wait_ns: bool = False
+    major_faults: bool = False
+    memory: str | None = None
+
+    @property
+    def fields(self) -> list[str]:
+        """Where a line lacks one of these, it was zero."""
+        counted = {
+            "cpu_wait_ns": self.cpu_wait_ns,
+            "major_faults": self.major_faults,
+            "retries": self.memory == "device",
+        }
+        return ["epoch_gap_ns", "graphs", *(name for name, is_read in counted.items() if is_read)]
+
+
+class _CountingRank(msgspec.Struct, frozen=True):
+    counters: _Counters | None = None
+
+
 _FIELDS = (STEP, WALL, END, *PHASE_FIELDS, OTHER, *EXTRA_FIELDS, *MARKS)
 
 
@@ -90,14 +112,17 @@ def read_step_columns(folder: Path, oddities: Oddities) -> StepColumns | None:
     Of two lines about one step the first counts. What is missing or makes no sense is left out, and
     `oddities` says so.
     """
-    chunks = _read_parts(folder, oddities)
-    packed = sum(len(chunk[STEP]) for chunk in chunks)
-    tail = LineFile(folder / TAIL, max_lines=MAX_STEPS, max_bytes=MAX_STEPS_BYTES)
-    chunks += map(_to_chunk, filter(None, read_row_batches(tail, _StepLine, oddities)))
+    # The tail first: steps that a running job packs meanwhile are then in both, and count once.
+    tail = _read_tail(folder / TAIL, oddities)
+    parts = _read_parts(folder, oddities)
+    packed = sum(len(chunk[STEP]) for chunk in parts)
+    chunks = parts + tail
     if not chunks:
         return None
     columns = _in_order(_join(chunks), packed, oddities)
     _drop_long_phases(columns, oddities)
+    for name in _counted_fields(folder):
+        columns.setdefault(name, np.zeros(len(columns[STEP]), np.int64))
     steps = _to_record(columns)
     _note_gaps(steps.number, oddities)
     _note_clock(steps, oddities)
@@ -105,6 +130,12 @@ def read_step_columns(folder: Path, oddities: Oddities) -> StepColumns | None:
 
 
 # Files -> chunks of raw columns.
+
+
+def _read_tail(file: Path, oddities: Oddities) -> list[Chunk]:
+    lines = LineFile(file, max_lines=MAX_STEPS, max_bytes=MAX_STEPS_BYTES)
+    batches = read_row_batches(lines, _StepLine, oddities)
+    return [_to_chunk(rows) for rows in batches if rows]
 
 
 def _read_parts(folder: Path, oddities: Oddities) -> list[Chunk]:
@@ -159,6 +190,12 @@ def _column(chunk: Chunk, name: str) -> Ints:
     length = len(chunk[STEP])
     values = chunk[STEP] if name == STEP else chunk.pop(name, None)
     return np.full(length, ABSENT, np.int64) if values is None else values
+
+
+def _counted_fields(folder: Path) -> list[str]:
+    """What is written only where it is not zero; none for older captures, which did not count."""
+    rank = read_record(folder / "rank.json", _CountingRank, Oddities("rank.json"))
+    return rank.counters.fields if rank is not None and rank.counters is not None else []
 
 
 # Bad input.

@@ -51,8 +51,26 @@ def whole_steps(comparison: Comparison) -> tuple[float, float]:
 
 
 def phases_and_rest(comparison: Comparison) -> list[PhaseChange]:
-    """All rows that add up to B - A."""
-    return [*comparison.phases, *([comparison.rest] if comparison.rest else [])]
+    """All rows that add up to B - A; stalls are rows of their own."""
+    if not comparison.rest:
+        return []
+    return [*comparison.phases, *comparison.stalls, comparison.rest]
+
+
+def row_name(id_: str) -> str:
+    """A phase of the loop, or stalls of one cause."""
+    return PARTS[id_][0].lower() if id_.startswith("stall_") else id_
+
+
+def median_words(comparison: Comparison) -> str:
+    """What the median says, which no stall moves; "" where it is what is compared."""
+    step = comparison.median
+    if step is None:
+        return ""
+    return (
+        f"median {significant(step.a_ms)} -> {milliseconds(step.b_ms)}, "
+        f"{signed_percent(step.change)} ({change_interval(step.low, step.high)})"
+    )
 
 
 def promise_words(kept: TrackedPromise) -> str:
@@ -65,8 +83,10 @@ def promise_words(kept: TrackedPromise) -> str:
     if delivered is None or kept.error is None:
         return f"{promised}; not tried yet"
     place = "inside the interval" if kept.inside else "outside the interval"
+    of_medians = " (median steps)" if promise.basis == "median" else ""
     return (
-        f"{promised} and delivered {milliseconds(delivered)}: {signed_percent(kept.error)}, {place}"
+        f"{promised} and delivered {milliseconds(delivered)}{of_medians}: "
+        f"{signed_percent(kept.error)}, {place}"
     )
 
 
@@ -136,6 +156,8 @@ def _why(comparison: Comparison) -> str:
             )
     elif changed := _changed_words(comparison):
         reasons.append(changed)
+    if typical := _typical_words(comparison):
+        reasons.append(typical)
     reasons.append(steps_words(comparison))
     return "; ".join(reasons)
 
@@ -155,18 +177,43 @@ def _changed_words(comparison: Comparison) -> str:
         rows = [(PARTS[row.id][0].lower(), row.change_ms) for row in comparison.budget]
         return _largest_words(rows, comparison.a_ms)
     changed = [
-        (row.id, row.change_ms) for row in comparison.phases if not row.low_ms <= 0 <= row.high_ms
+        row
+        for row in (*comparison.stalls, *comparison.phases)
+        if not row.low_ms <= 0 <= row.high_ms and _is_large(row.change_ms, comparison.a_ms)
     ]
-    largest = _largest_words(changed, comparison.a_ms)
-    if not largest and comparison.phases:
+    changed.sort(key=lambda row: -abs(row.change_ms))
+    if not changed and comparison.phases:
         return "no single phase of the loop changed by more than chance explains"
-    return largest
+    return ", ".join(_row_words(row) for row in changed[:_MOST_PARTS])
+
+
+def _row_words(row: PhaseChange) -> str:
+    if not row.id.startswith("stall_"):
+        return f"{row.id} {signed(row.change_ms)} ms"
+    way = "fell" if row.change_ms < 0 else "rose"
+    ends = f"{significant(row.a_ms)} to {milliseconds(row.b_ms)}"
+    return f"{row_name(row.id)} {way} from {ends} per step"
+
+
+def _typical_words(comparison: Comparison) -> str:
+    """The second opinion, if it is another one."""
+    step = comparison.median
+    if step is None or step.verdict == comparison.verdict:
+        return ""
+    if step.verdict == "no difference seen":
+        return "the typical step (median) shows no difference"
+    change = unsigned_percent(step.change)
+    return f"the typical step (median) is {step.verdict} by {change}, the mean may be chance"
 
 
 def _largest_words(rows: Iterable[tuple[str, float]], step_ms: float) -> str:
-    large = [row for row in rows if abs(row[1]) >= _WORTH_NAMING * step_ms]
+    large = [row for row in rows if _is_large(row[1], step_ms)]
     large.sort(key=lambda row: -abs(row[1]))
     return ", ".join(f"{name} {signed(ms)} ms" for name, ms in large[:_MOST_PARTS])
+
+
+def _is_large(change_ms: float, step_ms: float) -> bool:
+    return abs(change_ms) >= _WORTH_NAMING * step_ms
 
 
 def _next(comparison: Comparison) -> str:

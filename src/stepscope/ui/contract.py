@@ -46,12 +46,12 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
 
 
 def _run(run: WholeRun | None) -> dict[str, Any] | None:
-    """Every step's summary; the steps themselves are in the run folder."""
+    """Every step's summary; the steps and stacks themselves are in the run folder."""
     if run is None:
         return None
-    ranks = [to_builtins(replace(rank, series=None)) for rank in run.ranks]
+    ranks = [to_builtins(replace(rank, series=None, stacks=())) for rank in run.ranks]
     for rank in ranks:
-        del rank["series"]
+        del rank["series"], rank["stacks"]
     return {"account": to_builtins(run.account), "ranks": ranks}
 
 

@@ -29,5 +29,5 @@ def _rank(rank: LiveRank) -> dict[str, Any]:
     run = to_builtins(replace(rank.run, series=None))
     del run["series"]
     own = to_builtins(replace(rank, run=replace(rank.run, series=None)))
-    del own["run"]
+    del own["run"], own["explained_steps"]  # all steps: this is the first look
     return {**run, **own}

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from stepscope.records.live_run import LiveRun
     from stepscope.trace.follow_run import RunFollower
 
-_LEAST_REST = 20  # times as long as a look took: at most a twentieth of a core
+_LEAST_REST = 9  # times as long as a look took: at most a tenth of a core
 _LONGEST_REST_S = 60.0
 _NARROWEST = 60
 _NICER = 10
 _QUIT, _PAUSE = ("q", "Q", "\x03", "\x04"), ("p", "P", " ")
 
 
-def look(follower: RunFollower) -> LiveRun:
-    """The run as it is now."""
-    return explain_live(follower.read(), time.time())
+def look(follower: RunFollower, before: LiveRun | None = None) -> LiveRun:
+    """The run as it is now; `before` is the last look."""
+    return explain_live(follower.read(), time.time(), before)
 
 
 def print_once(follower: RunFollower) -> None:
@@ -78,7 +78,7 @@ def _follow(
         if key in _QUIT:
             return
         began = time.monotonic()
-        run = look(follower)
+        run = look(follower, run)
         took = time.monotonic() - began
     yield run, ""
 

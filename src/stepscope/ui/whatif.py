@@ -130,7 +130,19 @@ def decides(step_ms: float, host_ms: float, device_ms: float) -> Decider:
 
 
 def why(before: Prediction, after: Prediction, *, on_host: bool = False) -> str:
-    """Who decides the step, before and after. On a CPU alone it is always the host."""
+    """Who decides the step, before and after, and what stalls add to it."""
+    return _describe_typical(before, after, on_host=on_host) + _describe_stalls(before, after)
+
+
+def _describe_stalls(before: Prediction, after: Prediction) -> str:
+    if not before.stall_ms:
+        return ""
+    then = milliseconds(after.stall_ms) if after.stall_ms else "nothing"
+    return f"; stalls add {milliseconds(before.stall_ms)} to an average step, then {then}"
+
+
+def _describe_typical(before: Prediction, after: Prediction, *, on_host: bool) -> str:
+    """On a CPU alone it is always the host that decides."""
     if on_host:
         work = f"{significant(before.host_ms)} -> {milliseconds(after.host_ms)} of work"
         return f"all of it runs on the host: {work}"
@@ -155,9 +167,13 @@ def _describe_decider(who: Decider, step: Prediction, still: str = "") -> str:
 def headline(rank: RankExplanation, before: Prediction, about: str) -> str:
     """Which step is changed, and how long it is."""
     step = f"{milliseconds(before.baseline_ms)} per step, {BASIS[before.baseline_from]}"
-    profiled = rank.step_ms.profiled
-    if profiled and abs(profiled / before.baseline_ms - 1) > 0.005:
+    profiled, typical = rank.step_ms.profiled, before.baseline_ms - before.baseline_stall_ms
+    if before.baseline_stall_ms:
+        step += f": {milliseconds(typical)}"
+    if profiled and abs(profiled / typical - 1) > 0.005:
         step += f" ({milliseconds(profiled)} with it)"
+    if before.baseline_stall_ms:
+        step += f" and {milliseconds(before.baseline_stall_ms)} of stalls on average"
     return f"{about} · {rank.device or rank.kind.upper()} · {step}"
 
 
@@ -199,6 +215,7 @@ def prediction_json(prediction: Prediction, before: Prediction) -> dict[str, Any
         "baseline_device_ms": before.device_ms,
         "baseline_peak_bytes": prediction.baseline_peak_bytes,
         "profiled_ms": prediction.profiled_ms,
+        "basis": prediction.basis,
         "stall_ms": prediction.stall_ms,
         "baseline_stall_ms": prediction.baseline_stall_ms,
     }

@@ -26,7 +26,7 @@ from stepscope.verify.track_record import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stepscope.records.comparison import Comparison
+    from stepscope.records.comparison import Comparison, MedianStep
     from stepscope.records.promise import Promise, Workload
 
 CLOSE_BASELINE = 1.25  # largest ratio of A's step to the promise's, either way
@@ -62,12 +62,21 @@ def examine(
     if why is None:
         # A busy machine slows alternating runs alike, so A may be far from the promise's own run.
         far = named or comparison.paired
-        why = off_baseline(promise, comparison.a_ms, ANY_BASELINE if far else CLOSE_BASELINE)
+        a_ms = _same_basis(promise, comparison).a_ms
+        why = off_baseline(promise, a_ms, ANY_BASELINE if far else CLOSE_BASELINE)
     if why is not None:
         return (), why
     judgement = judge(promise.settings, _without_script(comparison) if named else comparison)
     why = judgement.against or (None if named else judgement.unseen)
-    return judgement.seen, why or too_vague(comparison.low, comparison.high)
+    step = _same_basis(promise, comparison)
+    return judgement.seen, why or too_vague(step.low, step.high)
+
+
+def _same_basis(promise: Promise, comparison: Comparison) -> Comparison | MedianStep:
+    """The means, or the medians for a promise about those: the two are never mixed."""
+    if promise.basis == "median" and comparison.median is not None:
+        return comparison.median
+    return comparison
 
 
 def _about_a(comparison: Comparison) -> list[Promise]:
@@ -109,16 +118,18 @@ def _without_script(comparison: Comparison) -> Comparison:
 def _deliver(
     promise: Promise, comparison: Comparison, seen: Sequence[str], *, named: bool
 ) -> TrackedPromise:
+    step = _same_basis(promise, comparison)
     delivery = Delivery(
         promise=promise.id,
         when_unix=time.time(),
-        a_ms=comparison.a_ms,
-        b_ms=comparison.b_ms,
-        change=comparison.change,
-        low=comparison.low,
-        high=comparison.high,
+        a_ms=step.a_ms,
+        b_ms=step.b_ms,
+        change=step.change,
+        low=step.low,
+        high=step.high,
         confidence=comparison.confidence,
-        verdict=comparison.verdict,
+        verdict=step.verdict,
+        basis=promise.basis,
         named=named,
         seen=tuple(seen),
         a_path=comparison.a.runs[-1].path,

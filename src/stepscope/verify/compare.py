@@ -41,8 +41,9 @@ from stepscope.verify.workload import SHAPES, describe_workload, differences
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from stepscope.records.comparison import StepBasis, StepsAre, Verdict
+    from stepscope.records.comparison import StepsAre, Verdict
     from stepscope.records.explanation import Explanation
+    from stepscope.records.prediction import StepBasis
     from stepscope.trace.files import Progress
     from stepscope.verify.change import Estimate
     from stepscope.verify.runs import ComparedRun

@@ -25,7 +25,7 @@ from stepscope.verify.change import (
     student_interval,
 )
 from stepscope.verify.correlation import correlation_times
-from stepscope.verify.spread import resolution
+from stepscope.verify.spread import MOST_STEPS, resolution
 from stepscope.verify.student import student_quantile
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from stepscope.verify.spread import Floats
 
 _TAIL = (1 - CONFIDENCE) / 2
+# Stalls are rare and long: a sample's variance is too small more often than too large.
+_SKEWED = 1.08
 
 
 class MeanSpread(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,11 +51,14 @@ class MeanSpread(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def deviation(self) -> float:
         """Of the mean."""
-        return math.sqrt(self.variance / self.steps)
+        return _SKEWED * math.sqrt(self.variance / self.steps)
 
 
 def mean_spread(values: Floats) -> MeanSpread:
     """`values` are at least two, in the order they ran."""
+    block = 1 + (len(values) - 1) // MOST_STEPS
+    if block > 1:
+        return _spread_of_blocks(values, block)
     tau, freedom = 1.0, len(values) - 1.0
     if len(values) >= FEW:
         taus, freedoms = correlation_times(values[None, :])
@@ -68,9 +73,23 @@ def mean_spread(values: Floats) -> MeanSpread:
     )
 
 
+def _spread_of_blocks(values: Floats, block: int) -> MeanSpread:
+    """A long run by the means of so many consecutive values: their mean is as sure."""
+    whole = len(values) // block * block
+    spread = mean_spread(values[:whole].reshape(-1, block).mean(axis=1))
+    independent = float(values.var()) / spread.variance if spread.variance else float(spread.steps)
+    return replace(
+        spread,
+        value=float(values.mean()),
+        steps=len(values),
+        effective=min(float(len(values)), independent * spread.steps),
+        variance=spread.variance * block,
+    )
+
+
 def mean_ratio(a: Sequence[Floats], b: Sequence[Floats], *, paired: bool = False) -> Estimate:
     """ln(B / A) of the runs' mean steps. A run is its steps in order."""
-    spreads = [[_relative(mean_spread(run)) for run in side] for side in (a, b)]
+    spreads = [[_log_spread(run) for run in side] for side in (a, b)]
     return _compare(spreads[0], spreads[1], paired=paired)
 
 
@@ -82,7 +101,7 @@ def mean_difference(a: Sequence[Floats], b: Sequence[Floats], *, paired: bool = 
 
 def mean_step(runs: Sequence[Floats]) -> tuple[float, float, float]:
     """One side's step and its interval: the geometric mean of its runs' means."""
-    spreads = [_relative(mean_spread(run)) for run in runs]
+    spreads = [_log_spread(run) for run in runs]
     logs = np.array([spread.value for spread in spreads])
     value = float(logs.mean())
     if len(runs) == 1:
@@ -94,13 +113,14 @@ def mean_step(runs: Sequence[Floats]) -> tuple[float, float, float]:
     return math.exp(value), math.exp(value - reach), max(math.exp(high), math.exp(value))
 
 
-def _relative(spread: MeanSpread) -> MeanSpread:
+def _log_spread(values: Floats) -> MeanSpread:
     """Of the mean's logarithm."""
+    spread = mean_spread(values)
     return replace(
         spread,
         value=math.log(spread.value),
         variance=spread.variance / spread.value**2,
-        rounding=spread.rounding / spread.value,
+        rounding=resolution(np.sort(np.log(values))),
     )
 
 
@@ -117,8 +137,9 @@ def _compare(a: Sequence[MeanSpread], b: Sequence[MeanSpread], *, paired: bool) 
 def _compare_two_runs(a: MeanSpread, b: MeanSpread, rounding: float) -> Estimate:
     own = a.deviation**2 + b.deviation**2
     both = (a.steps * a.variance + b.steps * b.variance) / (a.steps + b.steps)
-    pooled = both * (1 / a.steps + 1 / b.steps)
-    deviation = math.sqrt(max(own, pooled) + rounding**2 / 6 / min(a.steps, b.steps))
+    pooled = _SKEWED**2 * both * (1 / a.steps + 1 / b.steps)
+    noisy = min(a.steps, b.steps) if own else 1  # noise makes up for a coarse clock, on average
+    deviation = math.sqrt(max(own, pooled) + rounding**2 / 6 / noisy)
     shares = [run.deviation**2 / own if own else 0.5 for run in (a, b)]
     freedom = 1 / (shares[0] ** 2 / a.freedom + shares[1] ** 2 / b.freedom)  # Welch's
     return student_interval(b.value - a.value, deviation, max(1.0, freedom))

@@ -42,10 +42,14 @@ def find_steady_steps(steps: StepColumns) -> SteadySteps:
 
 
 def _stalls_ms(run: RankRun, stall: Stall, steady: Flags) -> Floats:
-    """Steps whose main cause it is bear all of its cost, in proportion to how long they took."""
+    """Steps whose main cause it is bear all of its cost, in proportion to how long they took; all
+    steps that stall do if it is never the main cause."""
     assert run.series is not None
     assert run.times is not None
-    chosen = run.series.cause[steady] == STALL_CAUSES.index(stall.cause)
+    causes = run.series.cause[steady]
+    chosen = causes == STALL_CAUSES.index(stall.cause)
+    if not chosen.any():
+        chosen = causes >= 0
     beyond = np.maximum(run.series.step_ns[steady] / 1e6 - run.times.typical_ms, 0.0)
     excess: Floats = np.where(chosen, beyond, 0.0)
     if not excess.any():

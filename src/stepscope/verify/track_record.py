@@ -76,6 +76,7 @@ def make_promise(
         high_ms=prediction.high_ms,
         workload=workload or Workload(),
         path=path,
+        basis=prediction.basis,
     )
 
 
@@ -137,6 +138,8 @@ def why_ignored(promise: Promise, delivery: Delivery) -> str | None:
     """Why a delivery does not count by today's rules; None if it counts."""
     if not delivery.named and not delivery.seen:
         return "nothing shows that the promised change was made"
+    if delivery.basis != promise.basis:
+        return f"it is about {delivery.basis} steps, and the promise about {promise.basis} steps"
     return off_baseline(promise, delivery.a_ms) or too_vague(delivery.low, delivery.high)
 
 

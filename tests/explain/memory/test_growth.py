@@ -71,3 +71,19 @@ def test_steps_that_were_written_with_their_bytes_are_read(tmp_path):
     assert growth.source == "steps"
     assert growth.skipped == 3
     assert growth.bytes_per_step == 100
+
+
+def test_only_steps_that_were_read_one_after_the_other_count():
+    """Memory is read when that costs little: every third step here, then every one."""
+    seldom = [(step, step * MB) for step in range(3, 27, 3)]
+    assert growth_of_steps(seldom) is None
+    growth = growth_of_steps([*seldom, (30, 30 * MB), (31, 31 * MB), (32, 32 * MB)])
+    assert growth is not None
+    assert growth.bytes_per_step == MB
+    assert len(growth.ends_bytes) == 3
+
+
+def test_of_a_long_run_the_last_steps_count():
+    growth = growth_of_steps([(step, step * MB) for step in range(10_000)])
+    assert growth is not None
+    assert (growth.steady, len(growth.ends_bytes)) == (True, 64)

@@ -1,54 +1,61 @@
-"""The calls of ranks that train together, made by hand."""
+"""Runs made by hand, for tests of what findings say about them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
+from stepscope.records.whole_run import (
+    ACCOUNT,
+    AccountPart,
+    RankRun,
+    RunAccount,
+    Stall,
+    StepTimes,
+)
 
-from stepscope.records.job import CollectiveCalls, RankPart, RankSteps
-from stepscope.records.run_calls import RunCalls
 
-STEP_NS = 30_000_000
-BEGAN_NS = 1_700_000_000_000_000_000
-
-
-def run_of(
-    late_ns: np.ndarray, *, calls_per_step: int = 1, first: int = 3, **changes: Any
-) -> RunCalls:
-    """A rank that arrives this much after the step's beginning, in each of its calls alike."""
-    steps = np.arange(first, first + len(late_ns))
-    number = np.repeat(steps, calls_per_step)
-    place = np.tile(np.arange(calls_per_step), len(steps))
-    arrival = BEGAN_NS + number * STEP_NS + place * 1_000_000
-    arrival = arrival + np.repeat(np.round(late_ns).astype(np.int64), calls_per_step)
+def times(**changes: Any) -> StepTimes:
     usual: dict[str, Any] = {
-        "groups": ("0",),
-        "group": np.zeros(len(number), np.int32),
-        "sequence": np.arange(len(number)) + first * calls_per_step,
-        "arrival_ns": arrival,
-        "number": number,
-        "blocking": False,
-        "on_host": True,
-        "steps": steps,
-        "step_ns": np.full(len(steps), STEP_NS),
-        "phases_ns": {"forward": np.full(len(steps), 10_000_000)},
-    }
-    return RunCalls(**{**usual, **changes})
+        "steps": 1000, "mean_ms": 55.0, "low_ms": 54.0, "high_ms": 56.0, "median_ms": 38.0,
+        "typical_ms": 38.0, "p99_ms": 110.0, "longest_ms": 140.0, "variation": 0.01,
+    }  # fmt: skip
+    return StepTimes(**(usual | changes))
 
 
-def part_of(rank: int, run: RunCalls | None, **changes: Any) -> RankPart:
-    """A rank whose trace shows nothing."""
-    ints, places = np.empty(0, np.int64), np.empty(0, np.int32)
-    times = ("size_bytes", "sequence", "arrival_ns", "start_ns", "end_ns", "exposed_ns")
-    calls = CollectiveCalls(
-        groups=(),
-        kind=np.empty(0, np.int8),
-        group=places,
-        peer=places,
-        step=places,
-        **dict.fromkeys(times, ints),
+def stall(cause: Any, **changes: Any) -> Stall:
+    """Every 4th step takes 68 ms longer: 17 ms of a mean step of 55 ms."""
+    usual: dict[str, Any] = {
+        "cause": cause, "steps": 250, "cost_ms": 17.0, "share": 17 / 55, "typical_ms": 68.0,
+        "longest_ms": 81.0, "period": 4, "numbers": (203, 7, 11),
+    }  # fmt: skip
+    return Stall(**(usual | changes))
+
+
+def run(*stalls: Stall, **changes: Any) -> RankRun:
+    usual: dict[str, Any] = {
+        "rank": 0, "steps": 1010, "warm_up": 10, "times": times(), "stalls": stalls,
+    }  # fmt: skip
+    return RankRun(**(usual | changes))
+
+
+def healthy_run(**changes: Any) -> RankRun:
+    """Steps of 30 ms that vary by 1%, with one stall that costs nearly nothing."""
+    steady = times(mean_ms=30.1, typical_ms=30.0, median_ms=30.0, p99_ms=30.7, longest_ms=60.0)
+    small = [
+        stall(cause, steps=1, cost_ms=0.03, share=0.001, period=None, typical_ms=30.0)
+        for cause in ("data", "gc", "compile", "allocator", "logging", "unknown", "evaluation")
+    ]
+    return run(*small, **({"times": steady, "account": account(start_up=3.0)} | changes))
+
+
+def account(wall_s: float = 100.0, **seconds: float) -> RunAccount:
+    """Training takes what the parts, in seconds, leave."""
+    sums = dict.fromkeys(ACCOUNT, 0.0) | seconds
+    sums["training"] = wall_s - sum(sums.values())
+    return RunAccount(
+        wall_ms=1e3 * wall_s,
+        goodput=sums["training"] / wall_s,
+        parts=tuple(
+            AccountPart(id=name, ms=1e3 * took, share=took / wall_s) for name, took in sums.items()
+        ),
     )
-    parts = ("number", "start_ns", "dur_ns", "compute_ns", "exposed_comm_ns", "input_ns")
-    pace = RankSteps(**dict.fromkeys(parts, ints))
-    return RankPart(rank=rank, calls=calls, pace=pace, run=run, **changes)

@@ -13,6 +13,8 @@ from live_runs import (
     BEGAN_S,
     MS,
     alive,
+    append_steps,
+    as_text,
     gone,
     make_rows,
     write_rank,
@@ -118,6 +120,15 @@ def test_ranks_that_outlive_stepscope_still_train(tmp_path: Path) -> None:
     end = begin(tmp_path, [100.0] * 50)
     write_run(tmp_path, process=gone())
     assert look(tmp_path, end + 1).status == "training"
+
+
+@pytest.mark.parametrize("facts", [{"status": "finished"}, {"process": gone()}])
+def test_processes_that_have_ended_before_their_command(
+    tmp_path: Path, facts: dict[str, Any]
+) -> None:
+    end = begin(tmp_path, [100.0] * 50)
+    write_rank(tmp_path / RANK, **facts)
+    assert look(tmp_path, end + 100).status == "shutting down"
 
 
 @pytest.mark.parametrize(
@@ -265,3 +276,37 @@ def test_a_capture_that_says_no_times_of_day(tmp_path: Path) -> None:
     run = look(tmp_path, BEGAN_S + 10)
     assert run.status == "training"
     assert run.ranks[0].quiet_s is None
+
+
+def test_a_second_look_explains_anew_what_has_grown(tmp_path: Path) -> None:
+    """1% more steps count; fewer change the counts and rates alone."""
+    begin(tmp_path, [100.0] * 1000)
+    follower = RunFollower(tmp_path)
+    first = explain_live(follower.read(), BEGAN_S + 200)
+    rows = make_rows([300.0] * 30, number=1000, began_ns=BEGAN_NS + 104 * 10**9)
+    append_steps(tmp_path / RANK, as_text(rows[:5]))
+    second = explain_live(follower.read(), BEGAN_S + 200, first)
+    assert second.ranks[0].run.times == first.ranks[0].run.times
+    assert (second.ranks[0].run.steps, second.ranks[0].last_step) == (1005, 1004)
+    assert second.ranks[0].recent_steps_per_s != first.ranks[0].recent_steps_per_s
+    assert second.notes == ()
+    append_steps(tmp_path / RANK, as_text(rows[5:]))
+    third = explain_live(follower.read(), BEGAN_S + 200, second)
+    assert third.ranks[0].run.times == look(tmp_path, BEGAN_S + 200).ranks[0].run.times
+
+
+def test_a_look_at_many_ranks_explains_few_anew_and_the_end_explains_all(tmp_path: Path) -> None:
+    write_run(tmp_path, process=alive())
+    folders = [tmp_path / f"rank-{rank:05d}" for rank in range(12)]
+    for folder in folders:
+        write_steps(folder, make_rows([100.0] * 50))
+    follower = RunFollower(tmp_path)
+    first = explain_live(follower.read(), BEGAN_S + 10)
+    for folder in folders:
+        append_steps(folder, as_text(make_rows([200.0] * 50, number=50)))
+    second = explain_live(follower.read(), BEGAN_S + 10, first)
+    assert sum(rank.explained_steps == 100 for rank in second.ranks) == 4
+    assert all(rank.run.steps == 100 for rank in second.ranks)
+    write_run(tmp_path, code=0, ended_s=BEGAN_S + 20)
+    last = explain_live(follower.read(), BEGAN_S + 20, second)
+    assert all(rank.explained_steps == 100 for rank in last.ranks)

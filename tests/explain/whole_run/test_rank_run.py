@@ -136,3 +136,16 @@ def test_the_typical_step_is_that_of_steps_without_stalls() -> None:
     assert typical.step_ns == pytest.approx(31e6, rel=0.01)
     assert typical.phases_ns["data"] == 1_000_000
     assert max(typical.steps_ns) > 100e6
+
+
+def test_a_loader_that_half_of_the_steps_wait_for_makes_no_level() -> None:
+    """At first two of four steps wait for 50 ms, later one for 120: the steps themselves stay."""
+    wall, data = noisy(400, noise=0.1), np.full(400, 0.3)
+    data[0:100:4] += 50
+    data[1:100:4] += 50
+    data[100::4] += 120
+    run = explain_run(columns(wall + data, data=data))
+    assert run.changes == ()
+    assert stall(run, "data").cost_ms == pytest.approx(data.mean() - 0.3, rel=0.03)
+    assert run.times is not None
+    assert run.times.typical_ms == pytest.approx(30.3, rel=0.03)

@@ -48,6 +48,29 @@ def test_a_wait_that_was_hidden_explains_no_more_than_the_step_took_longer() -> 
     assert split.excess_ns["data"][10] == pytest.approx(60 * MS, rel=0.05)
 
 
+def test_a_measured_pause_is_not_lost_in_the_noise_of_a_shared_machine() -> None:
+    steps, checkpoint = noisy(400, ms=15.0, noise=0.7), np.zeros(400)
+    checkpoint[99::100] = 380 * MS
+    level = np.full(400, np.median(steps))
+    split = split_stalls(steps + checkpoint, level, {"checkpoint": checkpoint})
+    assert split.excess_ns["checkpoint"].mean() == pytest.approx(3.8 * MS, rel=0.05)
+    assert np.count_nonzero(split.excess_ns["checkpoint"]) == 4
+
+
+def test_waits_that_do_not_stand_out_are_part_of_a_typical_step() -> None:
+    steps = noisy(400, noise=0.3)
+    data = 0.2 * steps  # all of it varies with the machine's load
+    split = split_stalls(steps, np.full(400, np.median(steps)), {"data": data})
+    assert split.excess_ns.get("data", np.zeros(1)).mean() < 0.002 * split.mean_ns
+
+
+def test_collections_that_are_short_are_part_of_a_typical_step() -> None:
+    steps, gc = noisy(400), np.zeros(400)
+    gc[::7] = 1 * MS
+    split = split_stalls(steps + gc, np.full(400, np.median(steps)), {"gc": gc})
+    assert not split.excess_ns
+
+
 def test_steps_that_vary_by_chance_have_no_stalls() -> None:
     for seed in range(20):
         steps = noisy(1000, noise=0.03, seed=seed)

@@ -20,16 +20,20 @@ from fuzz.sound import check_numbers
 from shared_traces import GOLDEN
 from stepscope import StepscopeError
 from stepscope.explain.pool_engine import Here
+from stepscope.explain.whole_run.live import explain_live
 from stepscope.measure.settings import Settings
 from stepscope.trace.discover import find_traces
+from stepscope.trace.follow_run import RunFollower
 from stepscope.trace.memory_file import read_memory
 from stepscope.trace.rank_facts import read_facts
 from stepscope.ui.attachment import events_of, steps_seen
 from stepscope.ui.comparison import comparison_json
 from stepscope.ui.health import check_health
+from stepscope.ui.live_json import live_json
 from stepscope.ui.run_folder import describe_ranks
 from stepscope.ui.terminal.comparison import print_comparison
 from stepscope.ui.terminal.health import print_health
+from stepscope.ui.terminal.live import live_lines
 from stepscope.verify.compare import compare
 
 if TYPE_CHECKING:
@@ -156,8 +160,9 @@ _WAYS: list[Callable[[Random, Path], None]] = [
 
 
 def drive(path: Path, work: Path) -> str:
-    """All that reads a run folder: explain, what-ifs, compare, health, and `run` itself."""
+    """All that reads a run folder: explain, what-ifs, compare, health, top, and `run` itself."""
     _compare(path)
+    _follow(path)
     _look_as_run_does(path)
     try:
         explanation = driving.explain(path, work)
@@ -183,6 +188,15 @@ def _compare(path: Path) -> None:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             print_comparison(found, top=6, report=None)
         check_numbers(printed.getvalue())
+
+
+def _follow(path: Path) -> None:
+    follower = RunFollower(path)
+    first = explain_live(follower.read(), now=1.8e9)
+    second = explain_live(follower.read(), now=1.8e9 + 1, before=first)
+    for run in (first, second):
+        check_numbers(driving.as_json(live_json(run)))
+        check_numbers("\n".join(line.plain for line in live_lines(run, 80, 24)))
 
 
 def _look_as_run_does(path: Path) -> None:

@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 from own_clock import OwnClock
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 FAILS_AFTER, STEPS = 50, 120
 
@@ -15,7 +14,7 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-    model = DistributedDataParallel(nn.Linear(256, 256))
+    model = nn.Linear(256, 256)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     clock = OwnClock()
     for number in range(STEPS):

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from stepscope.explain.findings.evidence import LOW, from_run
 from stepscope.explain.findings.periodic_stall import CAUSES
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.findings.run_words import cost_lines, stalling_steps, typical_wait
+from stepscope.explain.findings.run_words import (
+    cost_lines,
+    stalling_steps,
+    typical_wait,
+    where_words,
+)
 from stepscope.records import remedies
 
 if TYPE_CHECKING:
@@ -26,7 +31,8 @@ def find_in(run: RankRun) -> Finding | None:
     if stall is None:
         return None
     takes = stalling_steps(stall, run, "takes", "take")
-    why = CAUSES[stall.cause] or ", and nothing that was measured explains it"
+    unexplained = ", and nothing that was measured explains it"
+    why = where_words(stall) or CAUSES[stall.cause] or unexplained
     return RULE.finding(
         share=stall.share,
         summary=f"{takes} {typical_wait(stall)} longer{why}.",

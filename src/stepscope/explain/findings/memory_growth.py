@@ -59,12 +59,16 @@ def _evidence(growth: MemoryGrowth, share: float, left: int | None) -> list[str]
     lines = [
         f"at the end of a step: {size(growth.first_bytes)} after the warm-up, "
         f"{size(growth.last_bytes)} at the end of the run ({percent(share)} of it is growth)",
-        f"{size(growth.low)} to {size(growth.high)} per step, by the least that is alive from each "
-        "step on",
+        f"{_interval(growth)} per step, by the least that is alive from each step on",
     ]
     if left is not None:
         lines.append(f"at this rate memory is full in about {counted(left, 'step')}")
     return lines
+
+
+def _interval(growth: MemoryGrowth) -> str:
+    low, high = size(growth.low), size(growth.high)
+    return low if low == high else f"{low} to {high}"
 
 
 def _offer(growth: MemoryGrowth) -> tuple[Remedy, ...]:

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 
 from stepscope.explain.findings.evidence import LOW, from_run
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.findings.run_words import cost_lines, stalling_steps, typical_wait
+from stepscope.explain.findings.run_words import (
+    cost_lines,
+    stalling_steps,
+    typical_wait,
+    where_words,
+)
 from stepscope.records import remedies
 
 if TYPE_CHECKING:
@@ -34,7 +39,7 @@ def find_in(run: RankRun) -> Finding | None:
     takes = stalling_steps(stall, run, "takes", "take")
     return RULE.finding(
         share=stall.share,
-        summary=f"{takes} {typical_wait(stall)} longer{CAUSES[stall.cause]}.",
+        summary=f"{takes} {typical_wait(stall)} longer{where_words(stall) or CAUSES[stall.cause]}.",
         evidence=cost_lines(stall, run),
         where=stall.where,
         remedies=_offer(stall),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from stepscope.explain.findings.evidence import LOW, MEDIUM
@@ -44,6 +45,14 @@ def stalling_steps(stall: Stall, run: RankRun, one: str, many: str) -> str:
 def typical_wait(stall: Stall) -> str:
     """What one of these stalls adds to its step."""
     return duration(1e6 * stall.typical_ms)
+
+
+def where_words(stall: Stall) -> str:
+    """The line that ran in most of these stalls: `, in log_images (train.py:40)`."""
+    if not stall.where:
+        return ""
+    place = stall.where[0]
+    return f", in {place.function} ({PurePath(place.file).name}:{place.line})"
 
 
 def cost_lines(stall: Stall, run: RankRun) -> tuple[str, ...]:

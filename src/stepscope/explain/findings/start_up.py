@@ -19,7 +19,7 @@ _LEAST_MS = 10_000.0  # every Python process with torch takes some seconds
 _LONG_MS = 60_000.0  # a longer training makes a shorter start-up small
 _VERY_LONG_MS = 600_000.0
 _WORDS = {
-    "launch": "before Python ran our code",
+    "launch": "starting Python",
     "imports": "imports",
     "process_group": "joining the process group",
     "build": "building the model and the rest",

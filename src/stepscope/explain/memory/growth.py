@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FIRST_STEPS = 3
 LEAST_INCREASES = 3
+MOST_ENDS = 64  # of a long run: its last steps say enough
 _ALIKE = 0.5  # an increase may be this much smaller or larger than the median
 _NUMBER = re.compile(r"#(\d{1,18})$")
 
@@ -47,9 +48,15 @@ def growth_of(
 
 
 def growth_of_steps(rows: Sequence[tuple[int, int]]) -> Growth | None:
-    """From (step, bytes at its end) of steps.jsonl."""
-    later = [size for step, size in rows if step >= FIRST_STEPS]
-    return growth_of("steps", later, skipped=len(rows) - len(later))
+    """From (step, bytes at its end) of steps.jsonl: the last steps that were read one after the
+    other. Growth over the whole run is found in whole_run/memory_growth.py."""
+    first = next((place for place, (step, _) in enumerate(rows) if step >= FIRST_STEPS), len(rows))
+    start = max(first, len(rows) - MOST_ENDS)
+    for place in range(len(rows) - 1, start, -1):
+        if rows[place][0] - rows[place - 1][0] != 1:
+            start = place
+            break
+    return growth_of("steps", [size for _, size in rows[start:]], skipped=first)
 
 
 def growth_of_trace(lifetimes: Lifetimes, steps: Steps) -> Growth | None:

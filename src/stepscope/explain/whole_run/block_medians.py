@@ -50,8 +50,9 @@ def staying_power(residuals: Floats, noise: float) -> float:
     variance = float((off**2).sum())
     if len(off) < 3 or not variance:
         return 1.0
-    # The mean is taken from the same few steps, so their correlation looks too small.
-    correlation = float((off[1:] * off[:-1]).sum()) / variance + 2 / len(off)
+    # The levels are taken from the same few steps, so their correlation looks too small.
+    correlation = float((off[1:] * off[:-1]).sum()) / variance
+    correlation = (correlation + 3 / len(off)) / (1 - min(0.3, 4 / len(off)))
     correlation = min(max(correlation, 0.0), 0.98)
     return (1 + correlation) / (1 - correlation)
 

@@ -111,7 +111,9 @@ def _judge(x: Floats, times: Floats, line: Floats, unit: float) -> _Fit | None:
     left, before = float(off.var()), float(times.var())
     explained = 1 - left / before if before else 0.0
     together = staying_power(off, 10 * spread(off) or 1.0)
-    error = math.sqrt(together * left / (len(x) * float(x.var())))
+    centred = x - x.mean()
+    # Long steps vary more than short ones, so each counts with its own deviation (White 1980).
+    error = math.sqrt(together * float((centred**2 * off**2).sum())) / float((centred**2).sum())
     if explained < _LEAST_EXPLAINED or line[1] <= _SURE * error:
         return None
     return _Fit(

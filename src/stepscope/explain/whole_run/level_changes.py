@@ -47,6 +47,7 @@ _CLEARLY = 10.0  # squared standard deviations that two levels fit better than a
 _MOST_CHANGES = 20
 # 95% of the likelihood ratio of a place to cut: (1 - exp(-x/2))^2 = 0.95 (Hansen 2000).
 _LIKELY = 7.35
+_NEAR = 100  # steps on each side of a change that say which levels it lies between
 _OUTLIER = 3.0  # standard deviations from which on a step says nothing about its level
 
 
@@ -191,7 +192,11 @@ def _locate(
     error = MEDIAN_COST * noise * math.sqrt(together * (1 / (about - start) + 1 / (end - about)))
     if abs(after - before) < _LEAST_SCORE * error:
         return None
-    cost = _cost_of_cutting(logs[start:end], before, after, noise)
+    # Where steps drift, only those near the change lie at its levels.
+    near = max(_NEAR, 5 * _block_size(len(logs)))
+    just_before = float(np.median(logs[max(start, about - near) : about]))
+    just_after = float(np.median(logs[about : min(end, about + near)]))
+    cost = _cost_of_cutting(logs[start:end], just_before, just_after, noise)
     likely = np.flatnonzero(cost <= _LIKELY * together)
     best = np.argmin(cost)
     step, low, high = (

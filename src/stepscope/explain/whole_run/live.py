@@ -19,7 +19,7 @@ from stepscope.records.words import counted
 from stepscope.trace.run_state import exit_code_words, was_killed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from stepscope.records.live_run import LiveStatus
     from stepscope.records.run_times import RunTimes
@@ -27,19 +27,25 @@ if TYPE_CHECKING:
     from stepscope.trace.follow_run import FollowedRank, FollowedRun
     from stepscope.trace.follow_steps import StepsSoFar
 
+    _Process = tuple[int, int]  # rank and attempt
+
 _RECENT_NS = 10_000_000_000
 # No step for this long looks like a hang: in seconds, median steps and longest steps.
 _HANG_S, _HANG_MEDIANS, _HANG_LONGEST = 10.0, 20.0, 3.0
 _SAVING_S = 120.0  # saving a window or a memory snapshot may take this long
 _CLOCK_AHEAD_S = 2.0
+# Explaining a rank takes tens of milliseconds: a look takes few, with 1% more steps or more.
+_MOST_ANEW, _NEW_STEPS = 4, 0.01
 OWN_PARTS = ("evaluation", "checkpoint", "between_epochs")  # as in account.py
 
 
-def explain_live(followed: FollowedRun, now: float) -> LiveRun:
-    """`now` is the Unix time."""
+def explain_live(followed: FollowedRun, now: float, before: LiveRun | None = None) -> LiveRun:
+    """`now` is the Unix time. With `before`, the last look at the run, few ranks are explained
+    anew, and only those with enough new steps to matter; counts and rates are always new."""
     last, earlier = _split_attempts(followed.ranks)
     has_ended = followed.run is not None and followed.run.ended_unix is not None
-    current = tuple(_live_rank(rank, now, has_ended=has_ended) for rank in last)
+    known = _still_good(followed.ranks, before) if before and not has_ended else {}
+    current = tuple(_live_rank(rank, now, known, has_ended=has_ended) for rank in last)
     status, detail = _status(followed, last, current)
     return LiveRun(
         folder=str(followed.folder),
@@ -49,10 +55,29 @@ def explain_live(followed: FollowedRun, now: float) -> LiveRun:
         command=tuple(followed.run.command) if followed.run else (),
         exit_code=followed.run.exit_code if followed.run else None,
         ranks=current,
-        earlier=tuple(_live_rank(rank, now, has_ended=False) for rank in earlier),
+        earlier=tuple(_live_rank(rank, now, known, has_ended=False) for rank in earlier),
         world_size=max((rank.facts.world_size or 1 for rank in last), default=None),
         notes=tuple(_notes(last, current, now)),
     )
+
+
+def _still_good(ranks: Sequence[FollowedRank], before: LiveRun) -> dict[_Process, LiveRank]:
+    """Ranks whose figures of the last look stay. The rank that is shown in detail, and then those
+    with most new steps, are explained anew."""
+    known = {_process(rank.run): rank for rank in (*before.ranks, *before.earlier)}
+    shown = _process(before.by_mean[0].run) if before.ranks else None
+    growth = {}
+    for rank in ranks:
+        process = rank.rank, rank.attempt
+        if process in known:
+            growth[process] = rank.steps.seen / max(1, known[process].explained_steps) - 1
+    order = sorted(growth, key=lambda process: (process != shown, -growth[process]))
+    anew = [process for process in order if growth[process] >= _NEW_STEPS][:_MOST_ANEW]
+    return {process: known[process] for process in growth if process not in anew}
+
+
+def _process(run: RankRun) -> _Process:
+    return run.rank, run.attempt
 
 
 def _split_attempts(
@@ -62,12 +87,12 @@ def _split_attempts(
     processes that train at the same time only call themselves the same rank."""
     ordered = sorted(ranks, key=lambda rank: (rank.rank, rank.attempt))
     replaced = [
-        one
+        one.rank == two.rank and one.state != "running" and _follows(one, two)
         for one, two in pairwise(ordered)
-        if one.rank == two.rank and one.state != "running" and _follows(one, two)
     ]
-    earlier = sorted(replaced, key=lambda rank: (rank.attempt, rank.rank))
-    return [rank for rank in ordered if rank not in replaced], earlier
+    last = [rank for rank, gone in zip(ordered, [*replaced, False], strict=False) if not gone]
+    earlier = [rank for rank, gone in zip(ordered, replaced, strict=False) if gone]
+    return last, sorted(earlier, key=lambda rank: (rank.attempt, rank.rank))
 
 
 def _follows(one: FollowedRank, two: FollowedRank) -> bool:
@@ -95,28 +120,40 @@ def _last_end_s(followed: FollowedRun) -> float:
 # One rank.
 
 
-def _live_rank(rank: FollowedRank, now: float, *, has_ended: bool) -> LiveRank:
-    steps = rank.steps
+def _live_rank(
+    rank: FollowedRank, now: float, known: Mapping[_Process, LiveRank], *, has_ended: bool
+) -> LiveRank:
+    steps, recent = rank.steps, rank.steps.recent
     if not steps.seen:
         run = RankRun(rank=rank.rank, attempt=rank.attempt, steps=0, warm_up=0, times=None)
         return LiveRank(run=run, kept=0)
-    columns, recent = steps.kept, steps.recent
-    times = _times(rank, has_ended=has_ended)
-    is_sample = len(columns) < steps.seen
-    run = explain_run(columns, rank=rank.rank, times=None if is_sample else times)
+    figures = known.get((rank.rank, rank.attempt)) or _figures(rank, has_ended=has_ended)
     memory = recent.allocated_bytes
-    return LiveRank(
-        run=replace(run, steps=steps.seen, attempt=rank.attempt),
-        kept=len(columns),
+    return replace(
+        figures,
+        run=replace(figures.run, steps=steps.seen),
         last_step=int(recent.number[-1]),
         quiet_s=_quiet_s(recent, now),
         steps_per_s=1e9 * steps.whole / steps.whole_ns if steps.whole_ns else None,
         recent_steps_per_s=_recent_rate(recent),
-        phases_ms=_typical_phases(columns, run),
-        goodput=_goodput(run, steps, times),
         memory_bytes=int(memory[-1]) if memory is not None and memory[-1] >= 0 else None,
         windows=steps.windows,
         seconds=steps.wall_ns / 1e9,
+    )
+
+
+def _figures(rank: FollowedRank, *, has_ended: bool) -> LiveRank:
+    """What takes long to compute and changes slowly."""
+    steps, columns = rank.steps, rank.steps.kept
+    times = _times(rank, has_ended=has_ended)
+    is_sample = len(columns) < steps.seen
+    run = explain_run(columns, rank=rank.rank, times=None if is_sample else times)
+    return LiveRank(
+        run=replace(run, attempt=rank.attempt),
+        kept=len(columns),
+        explained_steps=steps.seen,
+        phases_ms=_typical_phases(columns, run),
+        goodput=_goodput(run, steps, times),
     )
 
 
@@ -186,6 +223,8 @@ def _status(
         return "killed", "its processes ended without closing their files"
     if not any(rank.last_step is not None for rank in live):
         return "starting up", "no step has ended"
+    if followed.state == "running" and states <= {"ended", "gone"}:
+        return "shutting down", "every process has ended; the command ends, or starts again"
     return _progress(ranks, live, runs=runs)
 
 
@@ -234,7 +273,7 @@ def _notes(ranks: Sequence[FollowedRank], live: Sequence[LiveRank], now: float) 
     ahead = max((_ahead_s(rank.steps.recent, now) for rank in ranks), default=0.0)
     if ahead > _CLOCK_AHEAD_S:
         notes.append(f"the job's clock is {long_duration(1e9 * ahead)} ahead of this machine's")
-    if any(rank.kept < rank.run.steps for rank in live):
+    if any(rank.kept < rank.explained_steps for rank in live):
         kept, steps = sum(rank.kept for rank in live), sum(rank.run.steps for rank in live)
         notes.append(f"figures rest on a sample: {kept:,} of {counted(steps, 'step')}")
     return notes

@@ -3,8 +3,8 @@
 What counts is the floor: the least that is alive at this step or at any later one. Memory that the
 garbage collector frees later lies above it, and so do the teeth of a saw. A cache that fills up
 raises the floor, then leaves it flat. So growth must go on through all of the run: the floor rises
-in each third of what comes after the first quarter, in none of them by less than half of the
-fastest.
+in each sixth of what comes after the first quarter, in none of them at less than a quarter of the
+usual pace, and in the end no slower than at half of the pace of the beginning.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from stepscope.explain.whole_run.trends import find_trend
+from stepscope.explain.whole_run.trends import robust_slope
 from stepscope.records.whole_run import MemoryGrowth
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 _FEWEST_READINGS = 24
 _WARM_UP = 0.25  # of the run
-_STEADY = 0.5  # of the fastest third
+_PIECES = 6
+_STEADY = 0.25  # of the usual pace
+_GOES_ON = 0.5  # of the pace of the beginning
 _LEAST_SHARE = 0.01  # of what is alive, over the run
 # Below this, an allocator's own holes may fill up; a process also maps libraries and buffers.
 _LEAST_BYTES: dict[str, float] = {"device": 4e6, "host": 32e6}
@@ -61,25 +63,25 @@ def _floor(alive: Floats) -> Floats:
 
 
 def _keeps_rising(numbers: Floats, floor: Floats) -> bool:
-    thirds = np.linspace(numbers[0], numbers[-1], 4)
-    at = floor[np.minimum(np.searchsorted(numbers, thirds), len(floor) - 1)]
+    edges = np.linspace(numbers[0], numbers[-1], _PIECES + 1)
+    at = floor[np.minimum(np.searchsorted(numbers, edges), len(floor) - 1)]
     rises = np.diff(at)
-    return bool(rises.min() > 0 and rises.min() >= _STEADY * rises.max())
+    third = _PIECES // 3
+    goes_on = rises[-third:].sum() >= _GOES_ON * rises[:third].sum()
+    return bool(rises.min() > 0 and goes_on and rises.min() >= _STEADY * np.median(rises))
 
 
 def _measure(numbers: Floats, alive: Floats, of: Literal["device", "host"]) -> MemoryGrowth | None:
     """The floor's own slope. Readings may lie unevenly, so the floor is read at even steps."""
     even = np.linspace(numbers[0], numbers[-1], len(numbers))
-    floor = np.interp(even, numbers, _floor(alive))
-    # A trend is a share of its start, and growth counts over nothing too.
-    trend = find_trend(floor - floor[0] + max(1.0, floor[-1] - floor[0]))
-    if trend is None or trend.low <= 0:
+    slope, low, high = robust_slope(np.interp(even, numbers, _floor(alive)))
+    if low <= 0:
         return None
-    per_step = trend.per_step / max(1e-9, float(even[1] - even[0]))
+    steps = float(even[1] - even[0])  # between two readings
     return MemoryGrowth(
-        bytes_per_step=per_step,
-        low=per_step * trend.low / trend.growth,
-        high=per_step * trend.high / trend.growth,
+        bytes_per_step=slope / steps,
+        low=low / steps,
+        high=high / steps,
         first_bytes=int(alive[0]),
         last_bytes=int(alive[-1]),
         of=of,

@@ -11,7 +11,7 @@ from stepscope.explain.whole_run.account import account_for
 from stepscope.explain.whole_run.mean_interval import mean_interval
 from stepscope.explain.whole_run.memory_growth import find_memory_growth
 from stepscope.explain.whole_run.periods import find_period
-from stepscope.explain.whole_run.stalls import split_stalls
+from stepscope.explain.whole_run.stalls import split_stalls, without_waits
 from stepscope.explain.whole_run.steady import find_steady
 from stepscope.explain.whole_run.step_levels import find_step_levels
 from stepscope.records.whole_run import RankRun, Stall, StepSeries, StepTimes
@@ -52,10 +52,13 @@ def explain_run(
     steady, warm_up = find_steady(steps)
     step_ns = steps.step_ns[steady].astype(np.float64)
     numbers = steps.number[steady]
-    levels = find_step_levels(
-        step_ns, numbers, _chosen(steps.elements, steady), _chosen(steps.allocated_bytes, steady)
-    )
     causes = {**_measured_waits(steps, steady), **_floats(waits or {}, steady)}
+    levels = find_step_levels(
+        without_waits(step_ns, causes),
+        numbers,
+        _chosen(steps.elements, steady),
+        _chosen(steps.allocated_bytes, steady),
+    )
     split = split_stalls(step_ns, levels.level, causes)
     return RankRun(
         rank=rank,

@@ -1,9 +1,12 @@
 """Which steps took longer than a typical one, by how much, and what they waited for.
 
-A step's level is what a typical step takes there (level_changes.py). A step is a stall when it lies
-above its level by more than the noise of the other steps and by more than a tenth. Its excess is
-divided among the causes that measured waiting in that very step, the most specific ones first.
-What nobody measured is "unknown". So
+A step's level is what a typical step takes there (step_levels.py). Pauses that were measured are
+taken off first: evaluation, checkpoints, compilation and garbage collection wherever they last
+longer than a tenth of the typical step; waits for data or other ranks where they also stand out
+from the noise of the steps without them. So steps that vary much, as on a shared machine, hide no
+pause. What is left of a step is a stall when it lies above its level by more than the noise of the
+other steps and by more than a tenth. That excess is divided among the other causes that measured
+waiting in that very step, the most specific ones first. What nobody measured is "unknown". So
 
     mean step = typical step + the sum of all causes' cost per step
 
@@ -33,6 +36,8 @@ LEAST_EXCESS = 0.10  # over the typical step
 _DEVIATIONS = 5.0  # of the noise of steps that are no stalls
 _OF_NORMAL = 1.4826  # standard deviations in a median absolute deviation
 _ROUNDS = 3
+_SHORT_WAITS = 0.25  # quantile: at least every fourth step waits no longer
+_MOST_WAIT = 0.75  # of all steps
 # A cause further up in this list takes its share of a stall first.
 _MOST_SPECIFIC_FIRST: tuple[StallCause, ...] = (
     "evaluation",
@@ -45,6 +50,8 @@ _MOST_SPECIFIC_FIRST: tuple[StallCause, ...] = (
     "operating_system",
     "logging",
 )
+_WAITS: tuple[StallCause, ...] = ("data", "collective")  # short ones are part of any step
+_PAUSES: tuple[StallCause, ...] = ("evaluation", "checkpoint", "compile", "gc", *_WAITS)
 
 
 class StallSplit(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,41 +80,89 @@ def split_stalls(step_ns: Floats, level: Floats, waits: Mapping[StallCause, Floa
     Only waiting beyond a cause's own typical wait explains a stall: a loader that takes 2 ms at
     every step does not explain the one step that took 80.
     """
-    stalled = find_stalled(step_ns, level)
-    excess = np.where(stalled, step_ns - level, 0.0)
-    shares = _divide(excess, waits, stalled)
+    pauses = _measured_pauses(step_ns, level, waits)
+    rest = step_ns - sum(pauses.values(), np.zeros(len(step_ns)))
+    is_long = find_stalled(rest, level)
+    excess = np.where(is_long, rest - level, 0.0)
+    beyond = {
+        cause: _beyond_typical(wait, is_long) - pauses.get(cause, 0.0)
+        for cause, wait in waits.items()
+    }
+    shares = _divide(excess, beyond)
+    for cause, pause in pauses.items():
+        shares[cause] = shares[cause] + pause
+    total = sum(shares.values(), np.zeros(len(step_ns)))
     mean = float(step_ns.mean()) if len(step_ns) else 0.0
-    per_step = float(excess.mean()) if len(excess) else 0.0
+    per_step = float(total.mean()) if len(total) else 0.0
     return StallSplit(
         mean_ns=mean,
         typical_ns=mean - per_step,
-        stalled=stalled,
+        stalled=total > 0,
         excess_ns={cause: share for cause, share in shares.items() if share.any()},
     )
 
 
+def without_waits(step_ns: Floats, waits: Mapping[StallCause, Floats]) -> Floats:
+    """Steps without what they measurably waited for: their levels are those of typical steps,
+    even where every other step waits. A wait may have been hidden behind a busy device, so no step
+    becomes shorter than steps without waits are."""
+    beyond = np.zeros(len(step_ns))
+    for cause in _PAUSES:
+        if cause in waits and len(step_ns):
+            beyond += np.maximum(waits[cause] - np.quantile(waits[cause], _SHORT_WAITS), 0.0)
+    waited = beyond > LEAST_EXCESS * (np.median(step_ns) if len(step_ns) else 0.0)
+    if not waited.any() or waited.mean() > _MOST_WAIT:
+        return step_ns
+    calm = float(np.median(step_ns[~waited]))
+    return np.where(waited, np.maximum(step_ns - beyond, np.minimum(step_ns, calm)), step_ns)
+
+
 def find_stalled(step_ns: Floats, level: Floats) -> Flags:
     """The noise is that of the steps that are no stalls, so it is found in a few rounds."""
-    ratio = np.log(np.maximum(step_ns, 1.0) / np.maximum(level, 1.0))
-    stalled = np.zeros(len(ratio), np.bool_)
+    beyond = step_ns / np.maximum(level, 1.0) - 1.0
+    stalled = np.zeros(len(beyond), np.bool_)
     for _ in range(_ROUNDS):
-        calm = ratio[~stalled]
+        calm = beyond[~stalled]
         if not len(calm):
             break
-        noise = _OF_NORMAL * float(np.median(np.abs(calm - np.median(calm))))
-        stalled = ratio > max(np.log1p(LEAST_EXCESS), _DEVIATIONS * noise)
+        stalled = beyond > max(LEAST_EXCESS, _DEVIATIONS * _noise(calm))
     return stalled
 
 
-def _divide(
-    excess: Floats, waits: Mapping[StallCause, Floats], stalled: Flags
+def _measured_pauses(
+    step_ns: Floats, level: Floats, waits: Mapping[StallCause, Floats]
 ) -> dict[StallCause, Floats]:
+    """What certain causes took in each step, where that is much of a typical step. A wait that was
+    hidden, behind a busy device, counts only as far as the step took longer."""
+    left = np.maximum(step_ns - level, 0.0)
+    pauses: dict[StallCause, Floats] = {}
+    rest = step_ns
+    for cause in _PAUSES:
+        if cause not in waits:
+            continue
+        wait = _beyond_typical(waits[cause], np.zeros(len(step_ns), np.bool_))
+        least = LEAST_EXCESS * level
+        if cause in _WAITS:
+            least = np.maximum(least, _DEVIATIONS * _noise(rest - np.minimum(wait, rest)))
+        pauses[cause] = np.where(wait > least, np.minimum(left, wait), 0.0)
+        left = left - pauses[cause]
+        rest = rest - pauses[cause]
+    return pauses
+
+
+def _noise(values: Floats) -> float:
+    if not len(values):
+        return 0.0
+    return _OF_NORMAL * float(np.median(np.abs(values - np.median(values))))
+
+
+def _divide(excess: Floats, beyond: Mapping[StallCause, Floats]) -> dict[StallCause, Floats]:
     """Each step's excess among its causes; none gets more than is left of it."""
     left = excess.copy()
     shares: dict[StallCause, Floats] = {}
     for cause in _MOST_SPECIFIC_FIRST:
-        if cause in waits:
-            shares[cause] = np.minimum(left, _beyond_typical(waits[cause], stalled))
+        if cause in beyond:
+            shares[cause] = np.minimum(left, np.maximum(beyond[cause], 0.0))
             left = left - shares[cause]
     shares["unknown"] = left
     return shares

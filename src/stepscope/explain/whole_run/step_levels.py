@@ -35,6 +35,14 @@ class StepLevels(msgspec.Struct, frozen=True, kw_only=True):
     inputs: InputEffect | None
 
 
+def _explain(step_ns: Floats, elements: Ints | None) -> tuple[InputEffect | None, Floats]:
+    """What inputs explain, and each step's time by them over that of the median batch."""
+    if elements is None or not len(step_ns):
+        return None, np.ones(len(step_ns))
+    inputs, expected = explain_by_inputs(step_ns, elements.astype(np.float64))
+    return inputs, expected / max(float(np.median(expected)), 1.0)
+
+
 def find_step_levels(
     step_ns: Floats,
     numbers: Ints,
@@ -42,13 +50,15 @@ def find_step_levels(
     allocated_bytes: Ints | None = None,
 ) -> StepLevels:
     """Of the steady steps. Changes and drift are those that inputs do not explain."""
-    inputs = None
-    expected = np.ones(len(step_ns))
-    if elements is not None and len(step_ns):
-        inputs, expected = explain_by_inputs(step_ns, elements.astype(np.float64))
-        expected = expected / max(float(np.median(expected)), 1.0)
+    inputs, expected = _explain(step_ns, elements)
     alike = step_ns / expected  # as if all batches were the median one
     changes = find_level_changes(alike, numbers)
+    if inputs is not None and changes:
+        # Now that the levels are known, the inputs' own part is clearer, and then the levels are.
+        level = typical_levels(alike, numbers, changes)
+        inputs, expected = _explain(step_ns / level * float(np.median(level)), elements)
+        alike = step_ns / expected
+        changes = find_level_changes(alike, numbers)
     trend = find_trend(alike, change_places(numbers, changes))
     if trend is not None and allocated_bytes is not None:
         memory = follows_memory(alike, allocated_bytes.astype(np.float64))

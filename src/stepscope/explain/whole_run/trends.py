@@ -72,6 +72,16 @@ def follows_memory(step_ns: Floats, allocated: Floats) -> bool | None:
     return bool(scale and float((step * memory).sum()) / scale >= _WITH_MEMORY)
 
 
+def robust_slope(values: Floats) -> tuple[float, float, float]:
+    """How much each value lies above the one before: the median slope, and its 95% interval."""
+    size = max(1, len(values) // _BLOCKS)
+    blocks = block_medians(values, size)
+    level = np.zeros(len(blocks), np.intp)
+    slopes, _, deviation = _compare_pairs(blocks, level)
+    low, high = _interval(slopes, deviation)
+    return float(np.median(slopes)) / size, low / size, high / size
+
+
 def _compare_pairs(blocks: Floats, level: NDArray[np.intp]) -> tuple[Floats, float, float]:
     """Of all pairs of one level: sorted slopes, how many more rise than fall, and how far that
     number strays by chance."""

@@ -14,12 +14,13 @@ from stepscope.records.figures import milliseconds
 from stepscope.records.trace import HostKind
 
 if TYPE_CHECKING:
+    from stepscope.explain.replay.graph import StepGraph
     from stepscope.predict.step_context import StepContext
 
 
 def apply(context: StepContext, _value: str) -> Outcome:
     """Refuses a trace without data loading, unless the run's other steps stall for data."""
-    graph, saved_ns, events = shorten_gaps(context, HostKind.ANNOTATION, DATA_LOADING.search)
+    graph, saved_ns, events = _without_waits(context)
     stalls = context.stalls
     stalled_ns = stalls.cost_ns.get("data", 0.0) if stalls else 0.0
     if not events and not stalled_ns:
@@ -39,6 +40,20 @@ def apply(context: StepContext, _value: str) -> Outcome:
         assumptions=tuple(assumptions),
         spread=0.05,
     )
+
+
+def _without_waits(context: StepContext) -> tuple[StepGraph, float, int]:
+    """The typical step without its waits, what that saves, and how many there were.
+
+    A window that recorded a stall shows a longer wait than a typical step has: the run knows it.
+    """
+    waits = (HostKind.ANNOTATION, DATA_LOADING.search)
+    graph, saved_ns, events = shorten_gaps(context, *waits)
+    measured = context.analysis.measured
+    typical_ns = measured.data_ns if measured else None
+    if typical_ns is not None and saved_ns > typical_ns:
+        return shorten_gaps(context, *waits, 1 - typical_ns / saved_ns)
+    return graph, saved_ns, events
 
 
 WHATIF = WhatIf(

@@ -69,4 +69,10 @@ WHATIF = WhatIf(
     is_goal=True,
     keeps_peak=True,
     needs_ceilings=False,
+    remedies={
+        "gc-freeze": ("gc",),
+        "gc-by-hand": ("gc",),
+        "mark-dynamic": ("compile",),
+        "async-checkpoint": ("checkpoint",),
+    },
 )

@@ -14,11 +14,14 @@ from stepscope.records.figures import (
     size,
     unsigned_percent,
 )
+from stepscope.records.words import sentence
 from stepscope.ui.comparison import (
     comparison_answer,
+    median_words,
     open_words,
     phases_and_rest,
     promise_words,
+    row_name,
     whole_steps,
 )
 from stepscope.ui.html.comparison_charts import (
@@ -89,6 +92,7 @@ def write_comparison(comparison: Comparison, path: Path, *, cache: bool = True) 
         bars=bars,
         pair=pair,
         profiled=comparison.steps_are == "profiled",
+        basis=comparison.basis,
         tables=tables,
         notes=comparison.notes,
     )
@@ -116,6 +120,8 @@ def _facts(comparison: Comparison) -> list[tuple[str, str]]:
         ("Runs", f"{len(comparison.a.runs)} and {len(comparison.b.runs)}"),
         ("Smallest change that would be found", unsigned_percent(comparison.smallest_detectable)),
     ]
+    if comparison.median is not None:
+        facts.append(("Typical step", median_words(comparison)))
     if comparison.slow_steps is not None:
         slow = comparison.slow_steps
         times = f"{significant(slow.a_ms)} -> {milliseconds(slow.b_ms)}"
@@ -209,13 +215,14 @@ def _tables(comparison: Comparison) -> list[PlainTable]:
     ]
 
 
-_RUNS = ("run", "median, ms", "steps", "independent", "warm-up left out", "drift")
+_RUNS = ("run", "mean, ms", "median, ms", "steps", "independent", "warm-up left out", "drift")
 
 
 def _runs(comparison: Comparison) -> list[tuple[str, ...]]:
     return [
         (
             f"{name} · {run.path}{f' rank {run.rank}' if run.rank is not None else ''}",
+            significant(run.mean_ms),
             significant(run.median_ms),
             str(run.steps),
             f"{run.effective_steps:.0f}",
@@ -230,7 +237,7 @@ def _runs(comparison: Comparison) -> list[tuple[str, ...]]:
 def _phases(comparison: Comparison) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         (
-            PHASES.get(row.id, row.id),
+            PHASES.get(row.id) or sentence(row_name(row.id)),
             significant(row.a_ms),
             significant(row.b_ms),
             signed(row.change_ms),

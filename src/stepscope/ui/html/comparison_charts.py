@@ -12,7 +12,8 @@ import numpy as np
 from markupsafe import Markup
 
 from stepscope.records.figures import milliseconds, percent, signed_percent, significant
-from stepscope.ui.comparison import phases_and_rest
+from stepscope.records.words import sentence
+from stepscope.ui.comparison import phases_and_rest, row_name
 from stepscope.ui.html.svg import circle, line, rect, text
 from stepscope.ui.words import PARTS
 
@@ -86,7 +87,7 @@ def draw_change(low: float, value: float, high: float) -> Markup:
 
 
 def draw_spread(a: Side, b: Side) -> Markup:
-    """How many steps take how long: a histogram of each side, its median as a line."""
+    """How many steps take how long: a histogram of each side, its step as a line."""
     scale = _Scale(*_drawn_range(a, b))
     edges = np.linspace(scale.left, scale.right, _BINS + 1)
     shares = [_shares(side, edges) for side in (a, b)]
@@ -99,14 +100,14 @@ def draw_spread(a: Side, b: Side) -> Markup:
             if (tall := 130 * part / highest) > 0
         ]
         at = scale.at(side.ms)
-        inside.append(line("median", at, at, 4, _HIGH))
+        inside.append(line("middle", at, at, 4, _HIGH))
         bars.append(f'<g class="{color}">{"".join(inside)}</g>')
     base = line("frame", "0%", "100%", _HIGH, _HIGH)
     return _svg(_HIGH + 22, "".join(bars) + base + _ticks(scale), "How long steps take, A and B")
 
 
 def draw_order(a: Side, b: Side) -> Markup:
-    """Steps in the order they ran, and each side's median across."""
+    """Steps in the order they ran, and each side's step across."""
     low, high = _drawn_range(a, b)
 
     def y(ms: float) -> float:
@@ -119,8 +120,8 @@ def draw_order(a: Side, b: Side) -> Markup:
             circle("step", f"{100 * (place + 0.5) / len(trail):.2f}%", y(ms), 2)
             for place, ms in enumerate(trail)
         ]
-        median = line("median", "0%", "100%", y(side.ms), y(side.ms))
-        groups.append(f'<g class="{color} trail">{"".join(dots)}{median}</g>')
+        middle = line("middle", "0%", "100%", y(side.ms), y(side.ms))
+        groups.append(f'<g class="{color} trail">{"".join(dots)}{middle}</g>')
     words = [
         text("", 0, _HIGH + 14, "first step"),
         text("is-end", "100%", _HIGH + 14, "last step"),
@@ -163,7 +164,11 @@ _Change = tuple[str, float, tuple[float, float] | None]  # label, ms, interval
 
 def _measured_rows(comparison: Comparison) -> list[_Change]:
     rows = phases_and_rest(comparison)
-    return [(PHASES.get(x.id, x.id), x.change_ms, (x.low_ms, x.high_ms)) for x in rows]
+    names = [PHASES.get(row.id) or sentence(row_name(row.id)) for row in rows]
+    return [
+        (name, row.change_ms, (row.low_ms, row.high_ms))
+        for name, row in zip(names, rows, strict=True)
+    ]
 
 
 def _profiled_rows(comparison: Comparison) -> list[_Change]:
@@ -175,9 +180,9 @@ def _about(comparison: Comparison) -> str:
         return "Parts of the profiled steps; there are too few of them for intervals."
     return (
         "Phases of the training loop on the host, over all measured steps: differences of medians "
-        f"with their {percent(comparison.confidence)} intervals. Pale: within chance. The rest is "
-        "the median step less the medians of its phases (pauses that hit now one phase, now "
-        "another), so that everything adds up to B - A."
+        f"with their {percent(comparison.confidence)} intervals, and what stalls add to the mean "
+        "step. Pale: within chance. The rest is the step less these, so that everything adds up to "
+        "B - A."
     )
 
 

@@ -17,10 +17,12 @@ from stepscope.records.figures import (
 from stepscope.ui.comparison import (
     change_interval,
     comparison_answer,
+    median_words,
     merged_notes,
     open_words,
     phases_and_rest,
     promise_words,
+    row_name,
     whole_steps,
 )
 from stepscope.ui.terminal.console import make_console, note_line, print_path, text_line
@@ -99,6 +101,8 @@ def _sections(comparison: Comparison, top: int, width: int) -> list[RenderableTy
 
 def _first_lines(comparison: Comparison) -> Table:
     grid = answer_grid(comparison_answer(comparison), _STYLES[comparison.verdict])
+    if median := median_words(comparison):
+        grid.add_row("typical", median)
     if comparison.slow_steps is not None:
         slow = comparison.slow_steps
         grid.add_row(
@@ -126,19 +130,20 @@ def _runs(comparison: Comparison, width: int) -> Table | None:
     runs = [*comparison.a.runs, *comparison.b.runs]
     if len(runs) == 2 and not any(run.warm_up or run.drift for run in runs):
         return None
-    columns = ("", ">median", ">steps", ">effective", ">warm-up", ">drift", "path")
+    columns = ("", ">mean", ">median", ">steps", ">effective", ">warm-up", ">drift", "path")
     table = titled_table("runs", *columns)
     for name, side in (("A", comparison.a), ("B", comparison.b)):
         for run in side.runs:
             rank = f" rank {run.rank}" if run.rank is not None else ""
             table.add_row(
                 name,
+                milliseconds(run.mean_ms),
                 milliseconds(run.median_ms),
                 str(run.steps),
                 f"{run.effective_steps:.0f}",
                 str(run.warm_up) if run.warm_up else "",
                 signed_percent(run.drift) if run.drift else "",
-                short_kernel(f"{run.path}{rank}", max(16, width - 46)),
+                short_kernel(f"{run.path}{rank}", max(16, width - 55)),
             )
     return table
 
@@ -174,8 +179,9 @@ def _phases(comparison: Comparison, width: int) -> Table:
         changed = not row.low_ms <= 0 <= row.high_ms
         numbers = [significant(row.a_ms), significant(row.b_ms), signed(row.change_ms)]
         ends = f"{signed(row.low_ms)} to {signed(row.high_ms)}"
-        rows.append([row.id, *numbers, ends, "changed" if changed else ""])
-    title = "phases of the loop, median of all steps, ms"
+        rows.append([row_name(row.id), *numbers, ends, "changed" if changed else ""])
+    stalls = ", stalls per mean step" if comparison.stalls else ""
+    title = f"phases of the loop, median of all steps{stalls}, ms"
     return fitting_table(title, columns, rows, width=width, spare=("B", "A"))
 
 

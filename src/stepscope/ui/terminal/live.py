@@ -38,6 +38,7 @@ PAUSED = "paused: p goes on · q quits"
 _STYLES = {
     "starting up": "cyan",
     "training": "green",
+    "shutting down": "cyan",
     "finished": "green",
     "seems to hang": "bold red",
     "failed": "bold red",

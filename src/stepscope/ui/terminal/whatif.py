@@ -68,7 +68,7 @@ def _steps_table(
         if not on_host:
             host, device = prediction.host_ms, prediction.device_ms
             cells += [significant(host), significant(device)]
-            cells.append(decides(prediction.predicted_ms, host, device))
+            cells.append(decides(prediction.typical_ms, host, device))
         if with_memory:
             cells.append(memory_words(prediction))
         rows.append(cells)

@@ -52,9 +52,12 @@ def whatif_view(grid: WhatIfGrid, *, several: bool = False) -> dict[str, Any]:
 def _about(grid: WhatIfGrid, several: bool) -> str:
     whose = f"rank {grid.rank}, the slowest" if several else "this trace"
     before = grid.before
+    stalls = ""
+    if before.baseline_stall_ms:
+        stalls = f" (on average, {milliseconds(before.baseline_stall_ms)} of it in stalls)"
     return (
         f"Predicted, not measured: the step of {whose}, replayed with the change made. Now it "
-        f"takes {milliseconds(before.baseline_ms)}, {BASIS[before.baseline_from]}. "
+        f"takes {milliseconds(before.baseline_ms)}{stalls}, {BASIS[before.baseline_from]}. "
         "stepscope compare and ab prove whether a change delivers."
     )
 

@@ -1,0 +1,154 @@
+"""Which lines run in stalled steps more often than in typical ones.
+
+The sampler looks at round times of the clock, so a line's samples per step are the time that it
+takes in a step. What a line has more of in stalled steps is its part of the stall. Each stack
+counts for one line: the innermost one of the user's own code, else the innermost one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from stepscope.explain.python_functions import is_library
+from stepscope.records.stack_samples import StackDifference, StackShare
+from stepscope.records.whole_run import STALL_CAUSES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.records.place import Place
+    from stepscope.records.stack_samples import StackSamples
+    from stepscope.records.whole_run import RankRun, StallCause, StepSeries
+
+    Ints = NDArray[np.int64]
+
+_FEWEST_SAMPLES = 4  # in stalled steps, at one line
+_SURE = 2.0  # standard errors
+_LEAST_PART = 0.10  # of what stalled steps take longer
+_MOST_PLACES = 3
+_MOST_STACKS = 200
+_TYPICAL = -1
+_LEFT_OUT = -2  # warm-up, windows, steps that were not seen
+
+
+class StackCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Samples of each stack in the steps that stalled for one cause, and in typical ones."""
+
+    stalled: Ints
+    typical: Ints
+    stalled_steps: int
+    typical_steps: int
+
+
+def add_stall_stacks(run: RankRun, samples: StackSamples) -> RankRun:
+    """The run, with the lines of each stall and the stacks to draw."""
+    if run.series is None:
+        return run
+    compared = compare_stacks(samples, run.series)
+    stalls = tuple(
+        replace(stall, where=compared[stall.cause][0]) if stall.cause in compared else stall
+        for stall in run.stalls
+    )
+    return replace(run, stalls=stalls, stacks=tuple(stacks for _, stacks in compared.values()))
+
+
+def compare_stacks(
+    samples: StackSamples, series: StepSeries
+) -> dict[StallCause, tuple[tuple[Place, ...], StackDifference]]:
+    """For each cause of stalls with enough samples: lines that run more, and all stacks."""
+    kinds = _kinds_of_steps(series)
+    place = np.searchsorted(series.number, samples.number)
+    known = np.minimum(place, len(series.number) - 1) if len(kinds) else place
+    kind_of = np.full(len(samples.number), _LEFT_OUT)
+    if len(kinds):
+        kind_of = np.where(series.number[known] == samples.number, kinds[known], _LEFT_OUT)
+    compared = {}
+    for index, cause in enumerate(STALL_CAUSES):
+        counts = StackCounts(
+            stalled=_count(samples, kind_of == index),
+            typical=_count(samples, kind_of == _TYPICAL),
+            stalled_steps=int((kinds == index).sum()),
+            typical_steps=int((kinds == _TYPICAL).sum()),
+        )
+        if counts.stalled.sum() >= _FEWEST_SAMPLES and counts.typical_steps:
+            difference = describe_difference(cause, samples.stacks, counts)
+            compared[cause] = (find_places(samples.stacks, counts), difference)
+    return compared
+
+
+def find_places(stacks: tuple[tuple[Place, ...], ...], counts: StackCounts) -> tuple[Place, ...]:
+    """Lines that take a tenth or more of what stalled steps take longer, the costliest first."""
+    lines: dict[Place, list[int]] = {}
+    for row, frames in enumerate(stacks):
+        if frames:
+            lines.setdefault(_line_of(frames), []).append(row)
+    more = {line: _take_more(counts, rows) for line, rows in lines.items()}
+    whole = max(sum(more.values()), _per_step(counts, list(range(len(stacks)))))
+    costly = [line for line, extra in more.items() if extra and extra >= _LEAST_PART * whole]
+    costly.sort(key=lambda line: (_is_library(line), -more[line]))
+    own = [line for line in costly if not _is_library(line)]
+    return tuple((own or costly)[:_MOST_PLACES])
+
+
+def describe_difference(
+    cause: StallCause, stacks: tuple[tuple[Place, ...], ...], counts: StackCounts
+) -> StackDifference:
+    """All stacks for a difference flame graph, those that differ most first."""
+    stalled = counts.stalled / max(1, int(counts.stalled.sum()))
+    typical = counts.typical / max(1, int(counts.typical.sum()))
+    order = np.argsort(-np.abs(stalled - typical), kind="stable")
+    rows = [row for row in order.tolist() if counts.stalled[row] or counts.typical[row]]
+    return StackDifference(
+        cause=cause,
+        stalled_steps=counts.stalled_steps,
+        typical_steps=counts.typical_steps,
+        stalled_samples=int(counts.stalled.sum()),
+        typical_samples=int(counts.typical.sum()),
+        stacks=tuple(
+            StackShare(frames=stacks[row], stalled=float(stalled[row]), typical=float(typical[row]))
+            for row in rows[:_MOST_STACKS]
+        ),
+    )
+
+
+def _kinds_of_steps(series: StepSeries) -> NDArray[np.int64]:
+    """The cause of each step's stall, or typical, or left out."""
+    kinds = series.cause.astype(np.int64)
+    kinds[series.window] = _LEFT_OUT
+    kinds[: series.warm_up] = _LEFT_OUT
+    return kinds
+
+
+def _count(samples: StackSamples, chosen: NDArray[np.bool_]) -> Ints:
+    return np.bincount(samples.stack[chosen], minlength=len(samples.stacks))
+
+
+def _take_more(counts: StackCounts, rows: list[int]) -> float:
+    """Samples per step that these stacks have more of in stalled steps; 0 where chance may be
+    the reason."""
+    stalled, typical = int(counts.stalled[rows].sum()), int(counts.typical[rows].sum())
+    more = _per_step(counts, rows)
+    error = math.hypot(
+        math.sqrt(stalled) / max(1, counts.stalled_steps),
+        math.sqrt(typical) / max(1, counts.typical_steps),
+    )
+    return more if stalled >= _FEWEST_SAMPLES and more > _SURE * error else 0.0
+
+
+def _per_step(counts: StackCounts, rows: list[int]) -> float:
+    stalled = int(counts.stalled[rows].sum()) / max(1, counts.stalled_steps)
+    return stalled - int(counts.typical[rows].sum()) / max(1, counts.typical_steps)
+
+
+def _line_of(frames: tuple[Place, ...]) -> Place:
+    own = (frame for frame in reversed(frames) if not _is_library(frame))
+    return next(own, frames[-1])
+
+
+def _is_library(frame: Place) -> bool:
+    return is_library(f"{frame.file}({frame.line}): {frame.function}")
