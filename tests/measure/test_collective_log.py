@@ -206,7 +206,7 @@ def test_a_real_job_is_read_after_its_group_is_gone(tmp_path: Path) -> None:
     dist.destroy_process_group()
     log.close(8)
     """
-    run_ranks(tmp_path, body)
+    assert run_ranks(tmp_path, body)
     logs = [
         read_collective_log(tmp_path / f"rank-{rank}", Oddities("collectives")) for rank in (0, 1)
     ]

@@ -32,7 +32,8 @@ class RankParts:
         self._writing: list[threading.Thread] = []
         self._clocks = ClockSync()
         self._sampler = sampler
-<<<<<<< HEAD
+        if sampler is not None:
+            sampler.save = self._save_samples
         self._log = None if alone else CollectiveLog(folder)
 
     def due(self, step: int) -> int:
@@ -45,10 +46,6 @@ class RankParts:
             self._log.step_begins(step, disturbed=disturbed)
             if next_meeting(step) == step:
                 self.synchronise(RUN, step)
-=======
-        if sampler is not None:
-            sampler.save = self._save_samples
->>>>>>> main
 
     @never_raise
     def synchronise(self, label: str, step: int) -> None:

@@ -18,12 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
 from stepscope.measure import processes
-<<<<<<< HEAD
-=======
-from stepscope.measure.clock import RUN, next_meeting
 from stepscope.measure.closures import timed_closure
-from stepscope.measure.collective_log import CollectiveLog
->>>>>>> main
 from stepscope.measure.comms import Comms
 from stepscope.measure.forked import end_without_destructors
 from stepscope.measure.host_load import HostLoadMeter
@@ -359,15 +354,9 @@ class Session:
         tail = folder / layout.STEPS
         steps = LineWriter(tail, self.notes, lines, StepPacking(tail))
         self._meter = StepMeter()
-<<<<<<< HEAD
-        hz = self.settings.sample_hz
-        sampler = Sampler(self.thread, hz, lambda: self.number) if hz > 0 else None
+        sampler = start_sampler(self.thread, self.settings.sample_hz, lambda: self.number)
         self._parts = RankParts(folder, steps, sampler, alone=world_size == 1)
         self._due = min(self._due, self._parts.due(self.number + 1))
-=======
-        sampler = start_sampler(self.thread, self.settings.sample_hz, lambda: self.number)
-        self._parts = RankParts(folder, steps, sampler)
->>>>>>> main
         self._rank_file = RankFile(folder, rank, world_size)
         self._read_job_layout()
         self._load.resume(self.number + 1, plain=True)
