@@ -196,7 +196,9 @@ def _account(
         "shut_down": 800.0,
     }
     wall = sum(ms.values())
-    inside = {"start_up": {"imports": 0.35 * start, "group": 0.15 * start, "model": 0.5 * start}}
+    inside = {
+        "start_up": {"imports": 0.35 * start, "process_group": 0.15 * start, "build": 0.5 * start}
+    }
     parts = [
         AccountPart(
             id=name,

@@ -7,7 +7,7 @@ import pytest
 
 from stepscope.explain.whole_run.arrival_matrix import join_arrivals, waits_by_step
 
-from .joined_ranks import run_of
+from .calls import run_of
 
 MS = 1_000_000
 

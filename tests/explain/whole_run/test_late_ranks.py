@@ -15,7 +15,7 @@ from stepscope.explain.whole_run.late_ranks import WholeRunLateness, decide, jud
 from stepscope.records.job import RankPart, Rounds, Straggler, Stragglers
 from stepscope.ui.distributed import straggler_words
 
-from .joined_ranks import part_of, run_of
+from .calls import part_of, run_of
 
 MS = 1_000_000
 STEPS = 200

@@ -72,7 +72,8 @@ def test_a_circle_is_refused(modules):
 
 
 def test_every_script_of_the_page_is_used_and_small_enough_to_read():
-    text = bundle("timeline", "flames", "tables", "memory", "whatif", "ranks", "main", "comparison")
+    panes = ("run", "timeline", "flames", "tables", "memory", "whatif", "ranks")
+    text = bundle(*panes, "main", "comparison")
     names = {path.stem for path in PAGE.glob("*.js")}
     assert set(re.findall(r"^const \$(\w+) = ", text, re.MULTILINE)) == names
     assert all(path.read_text().count("\n") <= 450 for path in PAGE.glob("*.js"))
@@ -80,5 +81,5 @@ def test_every_script_of_the_page_is_used_and_small_enough_to_read():
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node on PATH")
 def test_the_bundle_is_a_script_that_parses(tmp_path):
-    (tmp_path / "page.cjs").write_text(bundle("timeline", "whatif", "ranks", "main"))
+    (tmp_path / "page.cjs").write_text(bundle("run", "timeline", "whatif", "ranks", "main"))
     subprocess.run(["node", "--check", tmp_path / "page.cjs"], check=True, capture_output=True)

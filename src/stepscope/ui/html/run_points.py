@@ -15,6 +15,7 @@ import numpy as np
 
 from stepscope.records.whole_run import STALL_CAUSES
 from stepscope.ui.html.payload import encode_block, zigzag
+from stepscope.ui.html.run_tables import drawable
 from stepscope.ui.words import STALLS
 
 if TYPE_CHECKING:
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Flags = NDArray[np.bool_]
 
-MOST_POINTS = 2_000_000  # of all ranks together
-BINS = 96  # of the distribution
-_WIDEST_BIN = 0.02  # of its step time, where the steps differ that little
+MOST_POINTS = 1_200_000  # of all ranks together; beyond, half as many: extremes deflate badly
+MOST_BINS = 96  # of the distribution
+_FEWEST_BINS = 12
+_WIDEST_BIN = 0.06  # of its step time, if there are bins enough
+_LEAST_SPREAD = 0.02  # of the step time: the axis is not narrower
 _LEVEL = 3  # of deflating: noise takes sixty times as long at 9 and shrinks by 7% only
 _FINEST_START = 20  # starts are exact to this part of a typical step
 
@@ -38,43 +41,46 @@ _FINEST_START = 20  # starts are exact to this part of a typical step
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPoints:
     payload: str
+    middle_us: dict[str, float]  # mean, median and p99 of all ranks' steady steps
     all_steps: int
     drawn: int
 
 
 def encode_run(ranks: Sequence[RankRun], *, most: int = MOST_POINTS) -> RunPoints | None:
     """None where no rank has a step to draw."""
-    drawable = [rank for rank in ranks if rank.series is not None and len(rank.series.number)]
-    if not drawable:
+    drawn = drawable(ranks)
+    if not drawn:
         return None
-    share = max(16, most // len(drawable))
-    columns: dict[str, Column] = {}
-    unit_us = _start_unit(drawable)
-    starts = [_clock(_series(rank)) for rank in drawable]
-    known = [int(start[0]) for start in starts if start[0] > 0]
-    zero_ns = min(known, default=0)
-    heads = []
-    for place, (rank, start) in enumerate(zip(drawable, starts, strict=True)):
-        kept = thin(_series(rank), share)
-        since_us = (start - (zero_ns if start[0] > 0 else 0)) // 1000
-        columns |= _columns(place, _series(rank), since_us, kept, unit_us)
-        heads.append(_head(rank, kept))
-    pool = [steady_us(_series(rank)) for rank in drawable]
+    all_series = [_series(rank) for rank in drawn]
+    all_steps = sum(len(series.number) for series in all_series)
+    share = all_steps if all_steps <= most else max(16, most // (2 * len(drawn)))
+    kept = [thin(series, share) for series in all_series]
+    heads = _in_turn([_head(rank, own) for rank, own in zip(drawn, kept, strict=True)])
+    pool = [steady_us(series) for series in all_series]
+    middle = _middle(np.concatenate(pool))
+    if len(heads) == 1:
+        middle = {name: heads[0][name] for name in middle}
     edges = _bin_edges(pool)
-    columns["bins"] = np.concatenate([_counts(_series(rank), edges) for rank in drawable])
+    unit_us = _start_unit(all_series)
+    zero_ns, since_us = _since_first(all_series)
+    columns: dict[str, Column] = {}
+    for place, (series, since, own) in enumerate(zip(all_series, since_us, kept, strict=True)):
+        columns |= _columns(place, series, since, own, unit_us)
+    columns["bins"] = np.concatenate([_counts(series, edges) for series in all_series])
     head = {
         "zero_ms": zero_ns / 1e6,
         "unit_us": unit_us,
         "causes": [[cause, *STALLS[cause]] for cause in STALL_CAUSES],
-        "series": _in_turn(heads),
-        "all": _middle(np.concatenate(pool)),
+        "series": heads,
+        "all": middle,
         "bin_low_us": float(edges[0]),
         "bin_high_us": float(edges[-1]),
     }
-    all_steps = sum(len(_series(rank).number) for rank in drawable)
-    drawn = sum(head["drawn"] for head in heads)
     return RunPoints(
-        payload=encode_block(head, columns, level=_LEVEL), all_steps=all_steps, drawn=drawn
+        payload=encode_block(head, columns, level=_LEVEL),
+        middle_us=middle,
+        all_steps=all_steps,
+        drawn=sum(map(len, kept)),
     )
 
 
@@ -123,9 +129,16 @@ def _clock(series: StepSeries) -> Ints:
     return np.cumsum(np.concatenate([start[:1], np.where(known, passed, lasted)]))
 
 
-def _start_unit(ranks: Sequence[RankRun]) -> int:
+def _since_first(all_series: Sequence[StepSeries]) -> tuple[int, list[Ints]]:
+    """The first moment of the run, and each step's start after it in µs."""
+    starts = [_clock(series) for series in all_series]
+    zero_ns = min((int(start[0]) for start in starts if start[0] > 0), default=0)
+    return zero_ns, [(start - (zero_ns if start[0] > 0 else 0)) // 1000 for start in starts]
+
+
+def _start_unit(all_series: Sequence[StepSeries]) -> int:
     """A power of ten: a typical step is at least _FINEST_START of it."""
-    typical_us = min(float(np.median(_series(rank).step_ns)) for rank in ranks) / 1e3
+    typical_us = min(float(np.median(series.step_ns)) for series in all_series) / 1e3
     return int(10 ** max(0, math.floor(math.log10(max(1.0, typical_us / _FINEST_START)))))
 
 
@@ -136,13 +149,25 @@ def _columns(
     number = series.number[kept]
     start = np.maximum(since_us[kept], 0) // unit_us
     lasted = np.concatenate([[0], step_us[:-1] // unit_us])
+    thinned = {f"{place}-calm": _calm_around(series, kept)} if len(kept) < len(since_us) else {}
     return {
+        **thinned,
         f"{place}-number": zigzag(np.diff(number, prepend=-1) - 1),
         f"{place}-start": zigzag(np.diff(start, prepend=0) - lasted),
         f"{place}-step": np.maximum(step_us, 0),
         f"{place}-cause": (series.cause[kept] + 1).astype(np.uint8),
         f"{place}-window": series.window[kept].astype(np.uint8),
     }
+
+
+def _calm_around(series: StepSeries, kept: Ints) -> Ints:
+    """The mean of the steps without a stall from each drawn step to the next: of the shortest and
+    longest of a stretch, the mean would be wrong."""
+    calm = (series.cause < 0) & ~series.window
+    many = np.add.reduceat(calm, kept, dtype=np.int64)
+    sums = np.add.reduceat(np.where(calm, series.step_ns, 0), kept)
+    mean = np.divide(sums, many, out=series.step_ns[kept].astype(np.float64), where=many > 0)
+    return np.rint(mean / 1e3).astype(np.int64)
 
 
 def _head(rank: RankRun, kept: Ints) -> dict[str, Any]:
@@ -190,13 +215,16 @@ def _bin_edges(pool: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     """Equal on a logarithmic axis, so that a stall of seconds leaves the typical steps room."""
     low = min(float(step_us.min()) for step_us in pool)
     high = max(float(step_us.max()) for step_us in pool)
-    spread = max(math.log(high / low), _WIDEST_BIN)
-    return low * np.exp(np.linspace(-0.02, 1.02, BINS + 1) * spread)
+    spread = max(math.log(high / low), _LEAST_SPREAD)
+    wanted = max(3 * sum(map(len, pool)) ** (1 / 3), spread / _WIDEST_BIN)
+    bins = min(MOST_BINS, max(_FEWEST_BINS, round(wanted)))
+    return low * np.exp(np.linspace(-0.02, 1.02, bins + 1) * spread)
 
 
 def _counts(series: StepSeries, edges: NDArray[np.float64]) -> Ints:
     """Steady steps by cause (none first) and bin."""
+    many = len(edges) - 1
     steady = is_steady(series)
     bins = np.searchsorted(edges, steady_us(series), side="right") - 1
     cause = series.cause[steady].astype(np.int64) + 1
-    return np.bincount(cause * BINS + bins, minlength=(len(STALL_CAUSES) + 1) * BINS)
+    return np.bincount(cause * many + bins, minlength=(len(STALL_CAUSES) + 1) * many)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepscope.records.words import counted
+from stepscope.ui.run_words import phase_words
 from stepscope.ui.words import ACCOUNT_PARTS, STALLS
 
 if TYPE_CHECKING:
@@ -27,12 +28,13 @@ class StallRow:
     label: str
     hint: str
     often: str
-    cost_ms: float  # per average step, mean of all ranks
+    cost_ms: float  # per average step of all ranks
     share: float
+    between_ms: float  # as well, but between epochs and so no part of a step
     longest_ms: float
     rank: int  # that has the longest one
-    attempt: int
-    step: int | None  # its number
+    series: int  # its place among the ranks that are drawn
+    step: int | None  # its number; None where it is not known or not drawn
     ranks: str
     where: tuple[Place, ...]
 
@@ -55,12 +57,18 @@ class AccountBar:
     slices: tuple[AccountSlice, ...]
 
 
+def drawable(ranks: Sequence[RankRun]) -> list[RankRun]:
+    """Those that have steps to draw, in the order of the page's series."""
+    return [rank for rank in ranks if rank.series is not None and len(rank.series.number)]
+
+
 def stall_rows(ranks: Sequence[RankRun]) -> list[StallRow]:
     """The costliest cause first. Ranks without steady steps have no stalls."""
-    timed = [rank for rank in ranks if rank.times is not None]
+    timed = [rank for rank in drawable(ranks) if rank.times is not None]
     causes = dict.fromkeys(stall.cause for rank in timed for stall in rank.stalls)
-    rows = [_stall_row(cause, timed) for cause in causes]
-    return sorted(rows, key=lambda row: -row.cost_ms)
+    places = {(rank.rank, rank.attempt): place for place, rank in enumerate(drawable(ranks))}
+    rows = [_stall_row(cause, timed, places) for cause in causes]
+    return sorted(rows, key=lambda row: (-row.cost_ms, -row.between_ms))
 
 
 def account_bars(ranks: Sequence[RankRun]) -> list[AccountBar]:
@@ -68,7 +76,9 @@ def account_bars(ranks: Sequence[RankRun]) -> list[AccountBar]:
     known = [(rank, rank.account) for rank in ranks if rank.account is not None]
     if len(known) < 2 or not _differ([account for _, account in known]):
         return []
-    return [account_bar(account, rank_name(rank)) for rank, account in known[:MOST_ACCOUNTS]]
+    names = rank_names([rank for rank, _ in known])
+    bars = zip(known[:MOST_ACCOUNTS], names, strict=False)
+    return [account_bar(account, name) for (_, account), name in bars]
 
 
 def account_bar(account: RunAccount, label: str) -> AccountBar:
@@ -81,13 +91,25 @@ def account_bar(account: RunAccount, label: str) -> AccountBar:
     )
 
 
-def rank_name(rank: RankRun) -> str:
+def rank_names(ranks: Sequence[RankRun]) -> list[str]:
     """`rank 3`, or `rank 3, attempt 2` of a job that was restarted."""
-    return f"rank {rank.rank}" + (f", attempt {rank.attempt}" if rank.attempt > 1 else "")
+    restarted = len({rank.attempt for rank in ranks}) > 1
+    return [
+        f"rank {rank.rank}" + (f", attempt {rank.attempt}" if restarted else "") for rank in ranks
+    ]
+
+
+def mean_of(ranks: Sequence[RankRun], name: str) -> float:
+    """Over the steady steps of all ranks."""
+    times = [rank.times for rank in ranks if rank.times is not None]
+    steps = sum(time.steps for time in times)
+    return float(sum(getattr(time, name) * time.steps for time in times)) / max(steps, 1)
 
 
 def how_often(stalled: int, steps: int, period: int | None) -> str:
     """Every 50th step, 1 step in 4, or just a number where there are few."""
+    if not stalled:
+        return "between epochs"
     if period is not None and period > 1:
         return f"every {_ordinal(period)} step"
     if stalled >= steps:
@@ -97,11 +119,15 @@ def how_often(stalled: int, steps: int, period: int | None) -> str:
     return f"1 step in {round(steps / stalled):,}" if stalled * 1.5 < steps else "most steps"
 
 
-def _stall_row(cause: StallCause, ranks: Sequence[RankRun]) -> StallRow:
+def _stall_row(
+    cause: StallCause, ranks: Sequence[RankRun], places: dict[tuple[int, int], int]
+) -> StallRow:
     pairs = [(rank, stall) for rank in ranks for stall in rank.stalls if stall.cause == cause]
     rank, longest = max(pairs, key=lambda pair: pair[1].longest_ms)
-    cost = sum(stall.cost_ms for _, stall in pairs) / len(ranks)
-    mean = sum(rank.times.mean_ms for rank in ranks if rank.times) / len(ranks)
+    all_steps = sum(rank.times.steps for rank in ranks if rank.times)
+    weighed = [(stall, rank.times.steps / all_steps) for rank, stall in pairs if rank.times]
+    cost = sum(stall.cost_ms * weight for stall, weight in weighed)
+    mean = mean_of(ranks, "mean_ms")
     stalled = sum(stall.steps for _, stall in pairs)
     steps = sum(rank.times.steps for rank, _ in pairs if rank.times)
     label, hint = STALLS[cause]
@@ -112,9 +138,10 @@ def _stall_row(cause: StallCause, ranks: Sequence[RankRun]) -> StallRow:
         often=how_often(stalled, steps, _common_period([stall for _, stall in pairs])),
         cost_ms=cost,
         share=cost / mean if mean else 0.0,
+        between_ms=sum(stall.between_epochs_ms * weight for stall, weight in weighed),
         longest_ms=longest.longest_ms,
         rank=rank.rank,
-        attempt=rank.attempt,
+        series=places[rank.rank, rank.attempt],
         step=longest.numbers[0] if longest.numbers else None,
         ranks=_which([rank.rank for rank, _ in pairs], len({rank.rank for rank in ranks})),
         where=longest.where,
@@ -152,12 +179,8 @@ def _differ(accounts: Sequence[RunAccount]) -> bool:
 
 
 def _account_slice(part: AccountPart) -> AccountSlice:
-    label, hint = ACCOUNT_PARTS.get(part.id, (_plain(part.id).capitalize(), ""))
-    inside = tuple((_plain(piece.id), piece.ms) for piece in part.parts if piece.ms > 0)
+    label, hint = ACCOUNT_PARTS.get(part.id, (phase_words(part.id).capitalize(), ""))
+    inside = tuple((phase_words(piece.id), piece.ms) for piece in part.parts if piece.ms > 0)
     return AccountSlice(
         id=part.id, label=label, hint=hint, ms=part.ms, share=part.share, parts=inside
     )
-
-
-def _plain(name: str) -> str:
-    return {"group": "process group"}.get(name, name.replace("_", " "))

@@ -38,7 +38,7 @@ test("a replay takes the latest of what each time waits for", () => {
 });
 
 /** One stretch before the gradients are ready (100 ns on the host), one after (20 ns); one bucket. */
-function makeScaling(stalls = []) {
+function makeScaling(stalls = /** @type {any[]} */ ([])) {
   const link = { spread: 0, basis: "", broadcast: [], beside: [], lost: 0, said: [], straggling: 1 };
   return new ScaledStep({
     unit: 1, before: 1, onHost: true, finish: 0, sent: [], send: 0, afterSend: 0, moments: 2, forward: -1,

@@ -23,12 +23,11 @@ registerPane("run", (section) => {
   }
 
   /** To the longest stall of a row. @param {HTMLElement} button */
-  function jump({ dataset: { rank, attempt, step } }) {
-    const series = chart.drawn.series.find(({ head }) => head.rank === Number(rank) && head.attempt === Number(attempt));
-    if (!series) return;
+  function jump({ dataset }) {
+    const series = chart.drawn.series[Number(dataset.series)];
     if (!chart.shown.includes(series)) choose(series.place);
     chart.root.scrollIntoView({ block: "nearest" });
-    chart.goTo(chart.eventOf(series, series.placeOf(Number(step))));
+    chart.goTo(chart.eventOf(series, series.placeOf(Number(dataset.step))));
   }
 
   function toggle(/** @type {HTMLElement} */ button) {

@@ -5,7 +5,7 @@ import { canvasIn, partIn, partsIn } from "./dom.js";
 import { clockTime, count, duration, longDuration, longTick } from "./format.js";
 import { getColors } from "./palette.js";
 import { roundStep } from "./ruler.js";
-import { hasRoom, level, levelScale, levelTicks, paintRun } from "./run_paint.js";
+import { hasRoom, level, levelRange, levelScale, levelTicks, paintRun, standsOut } from "./run_paint.js";
 import { emptyColumns, gather } from "./run_series.js";
 import { TimeView } from "./time_view.js";
 
@@ -31,10 +31,12 @@ export class RunChart extends TimeView {
     this.levels = canvasIn(root, ".run-levels");
     this.overview = canvasIn(root, ".run-overview");
     this.status = partIn(root, ".run-status");
+    this.slowest = partIn(root, ".run-slowest");
     this.shown = /** @type {RunSeries[]} */ ([]);
     this.hidden = /** @type {Set<number>} */ (new Set());
     this.scaleName = /** @type {ScaleName} */ ("linear");
     this.frameMs = 0;
+    this.resting = /** @type {ReturnType<typeof setTimeout> | undefined} */ (undefined);
     this.around = /** @type {number[] | null} */ (null); // steps that a tip sums up
     this.picture = { key: "", canvas: document.createElement("canvas") };
     this.scroller.addEventListener("keydown", (event) => this.key(event));
@@ -47,7 +49,7 @@ export class RunChart extends TimeView {
   load(/** @type {RunScene} */ scene) {
     this.scene = scene;
     this.choose(-1);
-    const longest = levelScale("linear", this.shown, 100).high;
+    const [, longest] = levelRange("linear", this.shown, { t0: 0, t1: scene.span });
     this.useScale(longest > LOG_FROM * scene.data.all.median ? "log" : "linear");
     this.useAxis("step");
   }
@@ -57,6 +59,9 @@ export class RunChart extends TimeView {
     this.shown = place < 0 ? this.drawn.series : [this.drawn.series[place]];
     this.bands();
     this.setHover(-1);
+    const slowest = standsOut(this.shown);
+    this.slowest.hidden = slowest < 0;
+    if (slowest >= 0) partIn(this.slowest, "span").textContent = `${this.shown[slowest].name.toLowerCase()}, the slowest`;
     this.draw();
   }
 
@@ -98,6 +103,12 @@ export class RunChart extends TimeView {
       "+": () => this.zoom(1 / 1.35), "-": () => this.zoom(1.35), home: () => this.pan(-1e9), end: () => this.pan(1e9),
       pageup: () => this.pan(-0.9), pagedown: () => this.pan(0.9),
     };
+  }
+
+  /** With the whole run in view there is nothing to zoom out to: the page scrolls. @override @param {WheelEvent} event */
+  wheel(event) {
+    const whole = this.view.t1 - this.view.t0 >= this.span;
+    if (!whole || event.deltaY <= 0 || Math.abs(event.deltaX) > event.deltaY) super.wheel(event);
   }
 
   key(/** @type {KeyboardEvent} */ event) {
@@ -200,9 +211,9 @@ export class RunChart extends TimeView {
 
   // ---- drawing
 
-  levelScale() { return levelScale(this.scaleName, this.shown, this.height); }
+  levelScale() { return levelScale(this.scaleName, this.shown, this.view, this.height); }
 
-  get height() { return this.root.clientWidth < 700 ? 240 : 330; }
+  get height() { return this.root.clientWidth < 700 ? 250 : 350; }
 
   /** @override */
   drawNow() {
@@ -218,7 +229,7 @@ export class RunChart extends TimeView {
     this.drawLevels(scale);
     this.drawRuler();
     this.drawOverview();
-    this.status.textContent = this.inWords();
+    this.announce();
     this.frameMs = performance.now() - began;
   }
 
@@ -263,7 +274,7 @@ export class RunChart extends TimeView {
   /** The whole run, drawn once, and a frame around what is in view. */
   drawOverview() {
     const { width, view, span, shown } = this;
-    const key = [width, window.devicePixelRatio, document.documentElement.dataset.theme, this.drawn.axis, this.scaleName, shown.map(({ place }) => place), [...this.hidden]].join();
+    const key = [width, window.devicePixelRatio, document.documentElement.dataset.theme, this.drawn.axis, shown.map(({ place }) => place), [...this.hidden]].join();
     if (this.picture.key !== key) {
       this.picture.key = key;
       this.paintOverview(startDrawing(this.picture.canvas, width, OVERVIEW));
@@ -282,16 +293,22 @@ export class RunChart extends TimeView {
     const colors = getColors();
     const columns = emptyColumns(Math.ceil(this.width), shown);
     shown.forEach((series) => gather(series, { t0: 0, t1: span }, columns));
-    const { low, high } = this.levelScale();
-    const log = this.scaleName === "log";
+    const [low, high] = levelRange("log", shown, { t0: 0, t1: span });
     const y = (/** @type {number} */ us) => {
-      const share = log ? Math.log(us / low) / Math.log(high / low) : (us - low) / (high - low);
+      const share = Math.log(us / low) / Math.log(high / low);
       return OVERVIEW - 2 - (OVERVIEW - 6) * Math.max(0, Math.min(1, share));
     };
+    const wide = Math.max(1, this.width / Math.max(...shown.map(({ length }) => length)));
     columns.stall.forEach((longest, cause) => longest?.forEach((us, x) => {
       if (us && !hidden.has(cause)) fillBox(ctx, colors.stalls[cause].stem, x, y(us), 1, OVERVIEW - y(us));
     }));
-    columns.high.forEach((us, x) => us && fillBox(ctx, colors.calm.line, x, y(us), 1, Math.max(2, y(columns.low[x]) - y(us))));
+    columns.high.forEach((us, x) => us && fillBox(ctx, colors.calm.line, x, y(us), wide, Math.max(2, y(columns.low[x]) - y(us))));
+  }
+
+  /** Once the picture rests, or a screen reader would read out every frame. */
+  announce() {
+    clearTimeout(this.resting);
+    this.resting = setTimeout(() => { this.status.textContent = this.inWords(); }, 200);
   }
 
   /** For people who do not see the picture. */

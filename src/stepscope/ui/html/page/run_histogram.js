@@ -5,12 +5,13 @@ import { canvasIn } from "./dom.js";
 import { count, duration, trimmed } from "./format.js";
 import { HoverChart } from "./hover_chart.js";
 import { getColors } from "./palette.js";
-import { level, levelTicks } from "./run_paint.js";
+import { level, levelTicks, tag } from "./run_paint.js";
 
 const LEFT = 52;
 const TOP = 52;
 const BOTTOM = 26;
 const MARKS = /** @type {const} */ (["median", "mean", "p99"]);
+const DASHES = { median: [6, 4], mean: [], p99: [2, 3] };
 const MARK_WORDS = { median: "median", mean: "mean", p99: "99th percentile" };
 
 /** Steps by cause (none first) and bin, of these series. @param {ArrayLike<number>} bins @param {number} causes @param {number} series @param {number[]} places */
@@ -51,8 +52,8 @@ export class RunHistogram extends HoverChart {
   }
 
   measure() {
-    const width = Math.max(120, /** @type {HTMLElement} */ (this.canvas.parentElement).clientWidth);
-    const height = 250;
+    const box = /** @type {HTMLElement} */ (this.canvas.parentElement);
+    const [width, height] = [Math.max(120, box.clientWidth), Math.max(160, box.clientHeight)];
     const { bin_low_us: low, bin_high_us: high } = /** @type {RunData} */ (this.data);
     const most = Math.max(1, ...Array.from({ length: this.many }, (_, bin) => this.total(bin)));
     const room = height - TOP - BOTTOM;
@@ -82,7 +83,7 @@ export class RunHistogram extends HoverChart {
     for (let steps = 1; steps <= most; steps *= 10) {
       const y = Math.round(bottom - tall(steps));
       fillBox(ctx, colors.line, LEFT, y, width - LEFT, 1);
-      if (!(Math.log10(steps) % (most > 1e5 ? 2 : 1))) writeText(ctx, colors.muted, count(steps), LEFT - 6, y, "right");
+      writeText(ctx, colors.muted, count(steps), LEFT - 6, y, "right");
     }
     fillBox(ctx, colors.strong, LEFT, bottom, width - LEFT, 1);
     const [low, high] = [this.edge(0), this.edge(this.many)];
@@ -115,14 +116,17 @@ export class RunHistogram extends HoverChart {
   /** Names stand on lines of their own, so that close ones can be read. @param {Ctx} ctx @param {ReturnType<RunHistogram["measure"]>} frame */
   paintMarks(ctx, { width, height, x }) {
     const colors = getColors();
-    MARKS.forEach((name, row) => {
-      const [at, y] = [Math.round(x(this.middle[name])) + 0.5, 9 + row * 15];
-      ctx.setLineDash(name === "mean" ? [] : name === "median" ? [6, 4] : [2, 3]);
-      strokeLine(ctx, colors.text, 1.25, [[at, y + 7], [at, height - BOTTOM]]);
-      ctx.setLineDash([]);
+    const marks = MARKS.toSorted((a, b) => this.middle[a] - this.middle[b])
+      .map((name, row) => ({ name, at: Math.round(x(this.middle[name])) + 0.5, y: 9 + row * 15 }));
+    marks.forEach(({ name, at, y }) => {
+      ctx.setLineDash(DASHES[name]);
+      strokeLine(ctx, colors.text, 1.25, [[at, y - 6], [at, height - BOTTOM]]);
+    });
+    ctx.setLineDash([]);
+    marks.forEach(({ name, at, y }) => {
       const words = `${MARK_WORDS[name]} ${duration(this.middle[name] * 1e3)}`;
-      const wide = ctx.measureText(words).width;
-      writeText(ctx, colors.text, words, Math.max(2, Math.min(at - 8, width - wide - 4)), y);
+      const fits = at + 5 + ctx.measureText(words).width < width;
+      tag(ctx, colors, words, fits ? at + 6 : at - 6, y, fits ? "left" : "right");
     });
   }
 

@@ -1,7 +1,7 @@
 // Draws the steps of a run: bands behind, what calm steps span, stalls as stems with a shape of
 // their cause, lines of the ranks, and single steps where there is room for them.
 
-import { fillBox, fitText, hatchIn, strokeLine, writeText } from "./canvas.js";
+import { fillBox, hatchIn, strokeLine, writeText } from "./canvas.js";
 import { count, duration, factor, trimmed } from "./format.js";
 import { emptyColumns, gather } from "./run_series.js";
 import { drawShape } from "./run_shapes.js";
@@ -16,41 +16,57 @@ export const MOST_LINES = 8; // ranks that have a line each
 const STANDS_OUT = 1.02; // times the middle rank's mean
 
 /** A time as a tick has it. @param {number} us */
-export const level = (us) => trimmed(duration(us * 1e3));
+export const level = (us) => (us ? trimmed(duration(us * 1e3)) : "0");
 
-/** How high a time lies. @param {ScaleName} name @param {RunSeries[]} shown @param {number} height @returns {LevelScale} */
-export function levelScale(name, shown, height) {
-  const [low, high] = range(name, shown);
+/** How high a time lies, so that what is in view fills the chart. @param {ScaleName} name @param {RunSeries[]} shown @param {View} view @param {number} height @returns {LevelScale} */
+export function levelScale(name, shown, view, height) {
+  const [low, high] = levelRange(name, shown, view);
   const [top, bottom] = [TOP, height - BOTTOM];
   const y = name === "log"
     ? (/** @type {number} */ us) => bottom - ((bottom - top) * Math.log(Math.max(us, 1) / low)) / Math.log(high / low)
     : (/** @type {number} */ us) => bottom - ((bottom - top) * (us - low)) / (high - low);
-  return { name, low, high, y: (us) => Math.max(top - 6, Math.min(bottom + 20, y(us))) };
+  return { name, low, high, y: (us) => Math.max(-20, Math.min(bottom + 20, y(us))) };
 }
 
-/** @param {ScaleName} name @param {RunSeries[]} shown */
-function range(name, shown) {
-  let [low, high, least, most] = [Infinity, 1, Infinity, 1];
-  for (const { levels, head } of shown) {
-    const fine = levels[0];
-    const coarse = levels.find(({ low: buckets }) => buckets.length <= 400) ?? fine;
-    for (let b = Math.ceil(head.warm_up / fine.size); b < fine.low.length; b++) {
-      low = Math.min(low, fine.low[b]);
-      high = Math.max(high, fine.high[b]);
-      for (const longest of fine.stall) if (longest && longest[b] > high) high = longest[b];
-    }
-    for (let b = Math.ceil(head.warm_up / coarse.size); b < coarse.low.length; b++) {
-      if (!coarse.calm[b]) continue;
-      least = Math.min(least, coarse.sum[b] / coarse.calm[b]);
-      most = Math.max(most, coarse.sum[b] / coarse.calm[b]);
+const ROUND = [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10];
+
+/** The next round number: the scale must not tremble while the picture is dragged. @param {number} us @param {boolean} up */
+export function roundLevel(us, up) {
+  const power = 10 ** Math.floor(Math.log10(us));
+  const digit = up ? ROUND.find((one) => one * power >= us * 0.9999) : ROUND.findLast((one) => one * power <= us * 1.0001);
+  return (digit ?? 10) * power;
+}
+
+/** @param {ScaleName} name @param {RunSeries[]} shown @param {View} view */
+export function levelRange(name, shown, view) {
+  let [low, high, least, most] = [Infinity, 0, Infinity, 0];
+  for (const series of shown) {
+    const { level: own, first, last } = bucketsIn(series, view);
+    const stalls = own.stall.filter((longest) => longest !== null);
+    for (let b = first; b < last; b++) {
+      if (own.low[b] < low) low = own.low[b];
+      if (own.high[b] > high) high = own.high[b];
+      for (const longest of stalls) if (longest[b] > high) high = longest[b];
+      const mean = own.sum[b] / own.calm[b];
+      if (mean < least) least = mean;
+      if (mean > most) most = mean;
     }
   }
   const medians = shown.map(({ head }) => head.median);
-  if (!Number.isFinite(low)) low = Math.min(...medians) / 2;
-  high = Math.max(high, ...medians.map((median) => median * 1.2));
-  if (!Number.isFinite(least)) [least, most] = [Math.min(...medians), Math.max(...medians)];
-  if (name === "log") return [Math.max(1, low * 0.9), high * 1.1];
-  return name === "linear" ? [0, high * 1.04] : [least * 0.9, most * 1.15];
+  if (!most) [least, most, low] = [Math.min(...medians), Math.max(...medians), Math.min(low, ...medians)];
+  high = Math.max(high, most * 1.1);
+  if (name === "log") return [roundLevel(Math.max(1, low * 0.9), false), roundLevel(high * 1.05, true)];
+  if (name === "linear") return [0, roundLevel(high * 1.02, true)];
+  const step = roundStep(most / 20);
+  return [Math.max(0, Math.floor((least * 0.94) / step) * step), Math.ceil((most * 1.08) / step) * step];
+}
+
+/** A level of the pyramid with some hundred buckets in view, without the warm-up. @param {RunSeries} series @param {View} view */
+function bucketsIn(series, view) {
+  const [from, to] = series.inView(view);
+  const level = series.levels.findLast(({ size }) => (to - from) / size >= 200) ?? series.levels[0];
+  const warm = from < series.head.warm_up && to > series.head.warm_up + level.size ? series.head.warm_up : from;
+  return { level, first: Math.ceil(Math.max(warm, from - level.size + 1) / level.size), last: Math.min(level.low.length, Math.ceil(to / level.size)) };
 }
 
 /** Where the axis has a name. @param {LevelScale} scale @param {number} height @returns {number[]} */
@@ -118,9 +134,9 @@ function paintBand(frame, [from, to], color, name) {
   if (right < 0 || left > width) return;
   fillBox(ctx, color, left, 0, right - left, height);
   if (right - left > 14) fillBox(ctx, hatchIn(ctx, color), left, 0, right - left, height);
-  const words = fitText(ctx, name, Math.min(right, width) - Math.max(left, 0) - 8);
-  if (words) writeText(ctx, colors.muted, words, Math.max(left, 0) + 4, 9);
-  else if (name === "profiler") writeText(ctx, colors.muted, "P", (left + right) / 2, 9, "center");
+  const fits = ctx.measureText(name).width < Math.min(right, width) - Math.max(left, 0) - 8;
+  if (fits) writeText(ctx, colors.muted, name, Math.max(left, 0) + 4, name === "profiler" ? 9 : height - 12);
+  else if (name === "profiler" && left > 6) writeText(ctx, colors.muted, "P", (left + right) / 2, 9, "center");
 }
 
 function paintEnvelope(/** @type {RunFrame} */ frame) {
@@ -138,25 +154,30 @@ function paintEnvelope(/** @type {RunFrame} */ frame) {
   paintShapes(frame, columns);
 }
 
-/** A cause's stem goes from the highest of the calm steps up to its longest stall, the highest stems first. @param {RunFrame} frame @param {PixelColumns} columns */
-function paintStems({ ctx, colors, scale, hidden }, columns) {
-  const drawn = columns.stall.map((longest, cause) => ({ longest, cause }))
-    .filter(({ longest, cause }) => longest && !hidden.has(cause));
-  for (let x = 0; x < columns.low.length; x++) {
-    const base = scale.y(columns.high[x] || columns.low[x]);
-    for (const { longest, cause } of stacked(drawn, x)) {
-      const top = scale.y(longest);
-      ctx.fillStyle = colors.stalls[cause].stem;
-      ctx.fillRect(x, top, 1, Math.max((Number.isFinite(base) ? base : top + 3) - top, 1));
+/** Stems go from the calm steps up to the longest stall. Where causes share a column, the most frequent one has the stem, and a rarer one only what it is longer. @param {RunFrame} frame @param {PixelColumns} columns */
+function paintStems({ ctx, colors, scale, shown, hidden }, columns) {
+  let floor = columns.high.find(Boolean) ?? scale.low;
+  const bases = columns.high.map((us) => scale.y((floor = us || floor)));
+  ctx.globalAlpha = scale.name === "typical" ? 0.3 : 1; // there every stall reaches the top
+  for (const cause of byFrequency(shown)) {
+    const longest = columns.stall[cause];
+    if (!longest || hidden.has(cause)) continue;
+    ctx.fillStyle = colors.stalls[cause].stem;
+    for (let x = 0; x < longest.length; x++) {
+      if (!longest[x]) continue;
+      const top = scale.y(longest[x]);
+      if (top >= bases[x]) continue;
+      ctx.fillRect(x, top, 1, bases[x] - top);
+      bases[x] = top;
     }
   }
+  ctx.globalAlpha = 1;
 }
 
-/** @param {{ longest: Float32Array | null, cause: number }[]} drawn @param {number} x */
-function stacked(drawn, x) {
-  const stems = [];
-  for (const { longest, cause } of drawn) if (longest && longest[x]) stems.push({ longest: longest[x], cause });
-  return stems.length > 1 ? stems.sort((a, b) => b.longest - a.longest) : stems;
+/** Causes, the most frequent first. @param {RunSeries[]} shown */
+function byFrequency(shown) {
+  const counts = shown[0].stalled.map((_, cause) => shown.reduce((sum, { stalled }) => sum + stalled[cause], 0));
+  return [...counts.keys()].sort((a, b) => counts[b] - counts[a]);
 }
 
 /** The highest stall of each cause in every slot. Slots move with the steps, so that shapes stay where they are while the picture is dragged. @param {RunFrame} frame @param {PixelColumns} columns */
@@ -169,12 +190,12 @@ function paintShapes({ ctx, colors, scale, hidden, view, width }, columns) {
       for (let x = Math.max(from, 0); x < Math.min(from + SLOT, longest.length); x++) {
         if (longest[x] && (best < 0 || longest[x] > longest[best])) best = x;
       }
-      if (best >= 0) drawShape(ctx, colors, cause, best + 0.5, scale.y(longest[best]));
+      if (best >= 0 && (scale.name !== "typical" || longest[best] <= scale.high)) drawShape(ctx, colors, cause, best + 0.5, scale.y(longest[best]));
     }
   });
 }
 
-/** Each rank's line; with many ranks their mean, and the one that stands out. @param {RunFrame} frame @param {Float32Array[]} lines */
+/** Each rank's line; with many ranks their mean, and the one that stands out. @param {RunFrame} frame @param {Float64Array[]} lines */
 function paintLines(frame, lines) {
   const { shown, colors } = frame;
   const special = standsOut(shown);
@@ -184,21 +205,18 @@ function paintLines(frame, lines) {
   } else paintLine(frame, meanLine(lines), colors.calm.line, 1.5);
   if (special < 0) return;
   paintLine(frame, lines[special], colors.high, 1.5);
-  const at = lines[special].findLastIndex((us) => !Number.isNaN(us));
-  if (at < 0) return;
-  writeText(frame.ctx, colors.high, shown[special].name.toLowerCase(), Math.min(at, frame.width - 4), frame.scale.y(lines[special][at]) - 9, "right");
 }
 
 /** The slowest rank, if its mean lies clearly above the others'; -1 otherwise. @param {RunSeries[]} shown */
 export function standsOut(shown) {
-  if (shown.length < 2) return -1;
+  if (shown.length < 2 || shown.some(({ head }) => head.attempt !== shown[0].head.attempt)) return -1;
   const means = shown.map(({ head }) => head.mean);
   const sorted = means.toSorted((a, b) => a - b);
   const most = sorted[sorted.length - 1];
   return most > STANDS_OUT * sorted[(sorted.length - 1) >> 1] ? means.indexOf(most) : -1;
 }
 
-/** @param {Float32Array[]} lines */
+/** @param {Float64Array[]} lines */
 function meanLine(lines) {
   return lines[0].map((_, x) => {
     let [sum, many] = [0, 0];
@@ -207,7 +225,7 @@ function meanLine(lines) {
   });
 }
 
-/** @param {RunFrame} frame @param {Float32Array} line @param {string} color @param {number} thick */
+/** @param {RunFrame} frame @param {Float64Array} line @param {string} color @param {number} thick */
 function paintLine({ ctx, scale }, line, color, thick) {
   ctx.strokeStyle = color;
   ctx.lineWidth = thick;
@@ -234,7 +252,7 @@ function paintPoints(/** @type {RunFrame} */ frame) {
     });
     xy.forEach(([x, y], i) => {
       const cause = series.cause[from + i] - 1;
-      if (cause >= 0 && !hidden.has(cause)) drawShape(ctx, colors, cause, x, y);
+      if (cause >= 0 && !hidden.has(cause)) drawShape(ctx, colors, cause, x, Math.max(y, TOP - 2));
     });
   }
 }
@@ -249,7 +267,7 @@ function paintMedian(/** @type {RunFrame} */ { ctx, colors, scale, shown, width,
 }
 
 /** Text that stays readable on whatever it lies. @param {Ctx} ctx @param {Colors} colors @param {string} words @param {number} x @param {number} y @param {CanvasTextAlign} align */
-function tag(ctx, colors, words, x, y, align, color = colors.text) {
+export function tag(ctx, colors, words, x, y, align, color = colors.text) {
   const wide = ctx.measureText(words).width + 8;
   const left = align === "right" ? x - wide + 4 : align === "center" ? x - wide / 2 : x - 4;
   ctx.globalAlpha = 0.82;
@@ -261,17 +279,21 @@ function tag(ctx, colors, words, x, y, align, color = colors.text) {
 function paintChanges(/** @type {RunFrame} */ frame) {
   const { ctx, colors, scene, shown, width, height } = frame;
   const all = new Set(shown.map(({ head }) => head.rank)).size;
+  let [right, row] = [-Infinity, 0];
   for (const change of scene.changes(shown)) {
     const [x, low, high] = [change.x, change.low, change.high].map((at) => toPixel(frame, at));
     if (high < -200 || low > width + 200) continue;
-    fillBox(ctx, colors.change, low, TOP - 6, Math.max(high - low, 1), height);
+    fillBox(ctx, colors.change, low, 0, Math.max(high - low, 1), height);
     ctx.setLineDash([3, 3]);
-    strokeLine(ctx, colors.high, 1.5, [[x, TOP - 6], [x, height]]);
+    strokeLine(ctx, colors.high, 1.5, [[x, 2], [x, height]]);
     ctx.setLineDash([]);
     const ranks = all > 1 && change.ranks.length < all ? `, ${rankWords(change.ranks)}` : "";
     const words = `${factor(change.after / change.before)} times as long: ${duration(change.before * 1e3)} to ${duration(change.after * 1e3)}${ranks}`;
     const wide = ctx.measureText(words).width;
-    tag(ctx, colors, words, Math.max(4, Math.min(x + 7, width - wide - 8)), height - 16, "left", colors.high);
+    const left = Math.max(4, Math.min(x + 7, width - wide - 8));
+    row = left < right ? (row + 1) % 4 : 0;
+    right = left + wide + 12;
+    tag(ctx, colors, words, left, 9 + 17 * row, "left", colors.high);
   }
 }
 

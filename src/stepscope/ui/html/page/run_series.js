@@ -25,7 +25,8 @@ export class RunSeries {
     const column = (/** @type {string} */ name) => data.columns[`${place}-${name}`];
     this.place = place;
     this.head = head;
-    this.name = `Rank ${head.rank}${head.attempt > 1 ? `, attempt ${head.attempt}` : ""}`;
+    const restarted = data.series.some(({ attempt }) => attempt !== data.series[0].attempt);
+    this.name = `Rank ${head.rank}${restarted ? `, attempt ${head.attempt}` : ""}`;
     this.step = column("step");
     this.cause = column("cause"); // 0: no stall
     this.window = column("window");
@@ -34,6 +35,8 @@ export class RunSeries {
     const unit = data.unit_us;
     this.start = running(column("start"), 0, (i) => (i ? Math.floor(this.step[i - 1] / unit) : 0)).map((at) => at * unit);
     this.levels = buildPyramid(this, data.causes.length);
+    this.stalled = data.causes.map(() => 0); // steps, by cause
+    for (let i = 0; i < this.step.length; i++) if (this.cause[i]) this.stalled[this.cause[i] - 1]++;
     this.x = this.number;
     this.bands = /** @type {Band[]} */ ([]); // where the profiler ran
   }
@@ -159,7 +162,8 @@ export function gather(series, view, into) {
   const column = (/** @type {number} */ i) => Math.floor((series.x[i] - view.t0) * scale);
   if (level) gatherBuckets(level, from, to, column, into, sums, counts);
   else gatherSteps(series, from, to, column, into, sums, counts);
-  return Float32Array.from(sums, (sum, i) => (counts[i] ? sum / counts[i] : NaN));
+  for (let i = 0; i < width; i++) sums[i] = counts[i] ? sums[i] / counts[i] : NaN;
+  return sums;
 }
 
 /** @param {PyramidLevel} level @param {number} from @param {number} to @param {(i: number) => number} column @param {PixelColumns} into @param {Float64Array} sums @param {Float64Array} counts */
@@ -239,7 +243,7 @@ export function mergeChanges(changes) {
   for (const change of changes.toSorted((a, b) => a.low - b.low)) {
     const last = merged.at(-1);
     if (!last || change.low > last.high || (change.after > change.before) !== (last.after > last.before)) {
-      merged.push({ ...change });
+      merged.push({ ...change, ranks: [...change.ranks] });
       continue;
     }
     const many = last.ranks.length;

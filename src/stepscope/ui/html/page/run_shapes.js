@@ -1,6 +1,7 @@
 // A shape for each cause of a stall, so that colour is never the only difference: the same path is
 // drawn on the canvas and in legends.
 
+import { context } from "./canvas.js";
 import { SHARED } from "./shared.js";
 
 /** Around 0, 0. @type {Record<string, string>} */
@@ -17,11 +18,6 @@ const SHAPES = {
   unknown: "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0-9 0ZM-2 0a2 2 0 1 1 4 0a2 2 0 1 1-4 0Z", // ring
 };
 
-let paths = /** @type {Path2D[] | null} */ (null);
-
-/** By number of the cause. */
-export const shapePaths = () => (paths ??= SHARED.stalls.map((cause) => new Path2D(SHAPES[cause] ?? SHAPES.unknown)));
-
 /** For a legend. @param {string} cause */
 export function shapeIcon(cause) {
   const space = "http://www.w3.org/2000/svg";
@@ -36,14 +32,33 @@ export function shapeIcon(cause) {
   return icon;
 }
 
-/** @param {Ctx} ctx @param {Colors} colors @param {number} cause @param {number} x @param {number} y */
-export function drawShape(ctx, colors, cause, x, y) {
-  const path = shapePaths()[cause];
-  ctx.translate(x, y);
-  ctx.fillStyle = colors.stalls[cause].solid;
-  ctx.strokeStyle = colors.back;
-  ctx.lineWidth = 1;
+const ROOM = 14; // pixels
+let made = { back: "", ratio: 0, sprites: /** @type {HTMLCanvasElement[]} */ ([]) };
+
+/** The shapes as small pictures, made once: a frame has a thousand of them. @param {Colors} colors */
+function spritesOf(colors) {
+  const ratio = window.devicePixelRatio || 1;
+  if (made.back !== colors.back || made.ratio !== ratio) {
+    made = { back: colors.back, ratio, sprites: SHARED.stalls.map((cause, i) => drawSprite(cause, colors.stalls[i].solid, colors.back, ratio)) };
+  }
+  return made.sprites;
+}
+
+/** @param {string} cause @param {string} color @param {string} rim @param {number} ratio */
+function drawSprite(cause, color, rim, ratio) {
+  const sprite = document.createElement("canvas");
+  sprite.width = sprite.height = Math.round(ROOM * ratio);
+  const ctx = context(sprite);
+  ctx.scale(ratio, ratio);
+  ctx.translate(ROOM / 2, ROOM / 2);
+  const path = new Path2D(SHAPES[cause] ?? SHAPES.unknown);
+  Object.assign(ctx, { fillStyle: color, strokeStyle: rim, lineWidth: 1.5 });
   ctx.stroke(path);
   ctx.fill(path);
-  ctx.translate(-x, -y);
+  return sprite;
+}
+
+/** @param {Ctx} ctx @param {Colors} colors @param {number} cause @param {number} x @param {number} y */
+export function drawShape(ctx, colors, cause, x, y) {
+  ctx.drawImage(spritesOf(colors)[cause], Math.round(x - ROOM / 2), Math.round(y - ROOM / 2), ROOM, ROOM);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,9 @@ from stepscope.ui.html.run_tables import (
     MOST_ACCOUNTS,
     account_bar,
     account_bars,
-    rank_name,
+    drawable,
+    mean_of,
+    rank_names,
     stall_rows,
 )
 from stepscope.ui.words import STALLS
@@ -20,7 +23,7 @@ from stepscope.ui.words import STALLS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stepscope.records.whole_run import RankRun, StallCause, StepTimes, WholeRun
+    from stepscope.records.whole_run import StallCause, WholeRun
     from stepscope.ui.html.run_points import RunPoints
     from stepscope.ui.html.run_tables import AccountBar, StallRow
 
@@ -31,6 +34,7 @@ class RunView:
     facts: list[tuple[str, str, str]]  # label, value, hint
     payload: str
     names: list[str]  # of the series, in their order
+    all_name: str
     causes: list[tuple[StallCause, str, str]]  # that some step stalled for: id, label, hint
     stalls: list[StallRow]
     several: bool  # ranks
@@ -52,9 +56,10 @@ def run_view(report: ReportData) -> RunView | None:
     known = {row.cause for row in rows}
     return RunView(
         summary=run_summary(run, rows),
-        facts=_facts(run),
+        facts=_facts(run, points.middle_us),
         payload=points.payload,
-        names=[rank_name(rank) for rank in _drawable(run.ranks)],
+        names=rank_names(drawable(run.ranks)),
+        all_name=_all_name(run),
         causes=[(cause, *words) for cause, words in STALLS.items() if cause in known],
         stalls=rows,
         several=len({rank.rank for rank in run.ranks}) > 1,
@@ -71,10 +76,11 @@ def run_summary(run: WholeRun, rows: Sequence[StallRow]) -> str:
     times = [rank.times for rank in run.ranks if rank.times is not None]
     if not times:
         return "The run has no steady steps: it ended during its warm-up."
-    mean, typical = _mean(times, "mean_ms"), _mean(times, "typical_ms")
+    mean, typical = mean_of(run.ranks, "mean_ms"), mean_of(run.ranks, "typical_ms")
     begin = f"A step takes {milliseconds(mean)} on average"
     if not rows or (mean - typical) / mean < 0.005:
-        return f"{begin}. No stalls worth naming: {_variation(times)}."
+        vary = percent(mean_of(run.ranks, "variation"))
+        return f"{begin}. No stalls worth naming: steps vary by {vary}."
     most = rows[0]
     of_it = f", most of it {_cause_words(most)}" if len(rows) > 1 else f": {_cause_words(most)}"
     return (
@@ -87,25 +93,24 @@ def _cause_words(row: StallRow) -> str:
     return f"{row.label.lower().replace('gc ', 'GC ')} ({row.often})"
 
 
-def _variation(times: Sequence[StepTimes]) -> str:
-    return f"steps vary by {percent(_mean(times, 'variation'))}"
-
-
-def _facts(run: WholeRun) -> list[tuple[str, str, str]]:
+def _facts(run: WholeRun, middle_us: dict[str, float]) -> list[tuple[str, str, str]]:
     ranks = len({rank.rank for rank in run.ranks})
     attempts = max(rank.attempt for rank in run.ranks)
-    most = max(rank.steps for rank in run.ranks)
+    steps: Counter[int] = Counter()
+    for rank in run.ranks:
+        steps[rank.rank] += rank.steps
     on = f"on each of {ranks:,} ranks" if ranks > 1 else ""
     tries = f"{attempts} attempts, one after another" if attempts > 1 else ""
-    facts = [("Steps", f"{most:,}", ", ".join(filter(None, (on, tries))))]
+    facts = [("Steps", f"{max(steps.values()):,}", ", ".join(filter(None, (on, tries))))]
     times = [rank.times for rank in run.ranks if rank.times is not None]
     if times:
         low, high = (min(t.low_ms for t in times), max(t.high_ms for t in times))
         mean = f"{interval(low, high)} ms" + (" over the ranks" if len(times) > 1 else "")
+        ms = {name: milliseconds(us / 1e3) for name, us in middle_us.items()}
         facts += [
-            ("Mean step", milliseconds(_mean(times, "mean_ms")), mean),
-            ("Median", milliseconds(_mean(times, "median_ms")), "Half of the steps take longer"),
-            ("99th percentile", milliseconds(_mean(times, "p99_ms")), "1 step in 100 takes longer"),
+            ("Mean step", ms["mean"], mean),
+            ("Median", ms["median"], "Half of the steps take longer"),
+            ("99th percentile", ms["p99"], "1 step in 100 takes longer"),
             ("Longest", long_duration(max(t.longest_ms for t in times) * 1e6), ""),
         ]
     if run.account is not None:
@@ -131,16 +136,21 @@ def _notes(run: WholeRun, points: RunPoints) -> list[str]:
             "shortest and the longest. Distribution, stalls and account are of all steps."
         )
     notes += run.account.notes if run.account else ()
-    notes += [f"{rank_name(rank)}: {note}" for rank in run.ranks for note in rank.notes]
+    names = rank_names(run.ranks)
+    notes += [
+        f"{name}: {note}"
+        for rank, name in zip(run.ranks, names, strict=True)
+        for note in rank.notes
+    ]
     return list(dict.fromkeys(notes))
 
 
-def _drawable(ranks: Sequence[RankRun]) -> list[RankRun]:
-    return [rank for rank in ranks if rank.series is not None and len(rank.series.number)]
-
-
-def _mean(times: Sequence[StepTimes], name: str) -> float:
-    return float(sum(getattr(time, name) for time in times)) / len(times)
+def _all_name(run: WholeRun) -> str:
+    ranks = len({rank.rank for rank in run.ranks})
+    attempts = len({rank.attempt for rank in run.ranks})
+    if attempts == 1:
+        return f"All ranks ({ranks:,})"
+    return f"All attempts ({attempts:,})" + (f", all ranks ({ranks:,})" if ranks > 1 else "")
 
 
 PANE = Pane(id="run", title="Run", order=12, view=run_view)
