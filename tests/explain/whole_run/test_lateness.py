@@ -104,6 +104,15 @@ def test_a_rank_whose_own_phases_are_longer_is_accused_only_if_it_is_late() -> N
     assert named(find_late(early, STEP, own_ns=own)) == []
 
 
+def test_noise_that_makes_ranks_late_but_never_early_accuses_nobody() -> None:
+    rng = np.random.default_rng(13)
+    accused = 0
+    for _ in range(200):
+        arrival = noise(rng, 300, 16, share=0.1) + np.abs(noise(rng, 300, 16, share=0.3, alike=0.8))
+        accused += bool(named(find_late(arrival, STEP)))
+    assert accused <= 2
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_at_most_1_healthy_run_in_100_accuses_somebody(ranks: int) -> None:
     rng = np.random.default_rng(5)
