@@ -141,8 +141,13 @@ def _always_late(
     tests = dict.fromkeys(np.flatnonzero(_accused(as_it_was)).tolist(), as_it_was)
     own = None if own_ns is None else _test_always(own_ns[usual], step_ns)
     with_cores = None if with_cores_ns is None else _test_always(with_cores_ns[usual], step_ns)
+    arrived_late = as_it_was.excess_ns >= _ARRIVED_LATE * step_ns
     for test in filter(None, (own, with_cores)):
-        late = _accused(test) & (as_it_was.excess_ns >= _ARRIVED_LATE * step_ns)
+        late = _accused(test) & arrived_late
+        if test is own:
+            # A phase is longer, too, when its rank has no core: the arrivals have to agree.
+            agrees = with_cores or as_it_was
+            late &= agrees.excess_ns >= LEAST_LATE * step_ns
         tests |= dict.fromkeys(np.flatnonzero(late).tolist(), test)
     known = (as_it_was, with_cores) if with_cores is not None else (as_it_was,)
     least_ns = min(float(np.median(test.least_ns)) for test in known)
