@@ -94,7 +94,7 @@ export class StallFlames {
           this.trees[cause] = new DifferenceTree(columns, cause, strings);
         }
       } catch (error) {
-        partIn(this.root, ".flame-crumb").textContent = unpackProblem(error);
+        partIn(this.root, ".flame-count").textContent = unpackProblem(error);
       }
     }
     this.choose(this.chosen);
