@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 from stepscope.records.rank_inputs import MemoryInputs, RankInputs
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from stepscope.records.step_columns import StepColumns
     from stepscope.records.trace import Trace
     from stepscope.trace.files import Progress
+
+
+_FIRST_ENDS, _LAST_ENDS = 64, 4096  # step ends whose bytes are kept
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,9 +97,12 @@ def _read_memory(
 
 
 def _sizes_at_ends(steps: StepColumns | None) -> tuple[tuple[int, int], ...]:
+    """Of a long run the first steps and the last ones: explain/memory/growth.py needs no more."""
     if steps is None or steps.allocated_bytes is None:
         return ()
-    known = steps.allocated_bytes >= 0
+    known = np.flatnonzero(steps.allocated_bytes >= 0)
+    if len(known) > _FIRST_ENDS + _LAST_ENDS:
+        known = np.concatenate((known[:_FIRST_ENDS], known[-_LAST_ENDS:]))
     return tuple(
         zip(steps.number[known].tolist(), steps.allocated_bytes[known].tolist(), strict=True)
     )
