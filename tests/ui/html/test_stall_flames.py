@@ -91,6 +91,16 @@ def test_every_row_of_the_table_has_a_reason(decode):
     assert columns["logging_typical"].tolist() == build_tree(LOGGING).typical_ns
 
 
+def test_ranks_are_drawn_together():
+    run = make_run(1_000, 2)
+    ranks = [replace(rank, stacks=(LOGGING,)) for rank in run.ranks]
+    reasons, _ = stall_reasons(ranks, stall_rows(ranks))
+    logging = next(reason for reason in reasons if reason.cause == "logging")
+    assert logging.about == (
+        "200 samples in 20 stalled steps, 450 samples in typical ones; all ranks together"
+    )
+
+
 def test_a_run_without_samples_has_no_block():
     ranks = ranks_with(None)
     reasons, payload = stall_reasons(ranks, stall_rows(ranks))

@@ -64,7 +64,8 @@ def stall_reasons(
 ) -> tuple[list[StallReason], str]:
     """One for each row of the table, and the data block of their flame graphs (empty: none)."""
     merged = {row.cause: _difference(ranks, row.cause) for row in rows}
-    reasons = [_reason(row, merged[row.cause]) for row in rows]
+    several = len({rank.rank for rank in ranks}) > 1
+    reasons = [_reason(row, merged[row.cause], several=several) for row in rows]
     known = {cause: difference for cause, difference in merged.items() if difference is not None}
     return reasons, _encode(known) if known else ""
 
@@ -117,7 +118,7 @@ def _difference(ranks: Sequence[RankRun], cause: str) -> StackDifference | None:
 # In words.
 
 
-def _reason(row: StallRow, difference: StackDifference | None) -> StallReason:
+def _reason(row: StallRow, difference: StackDifference | None, *, several: bool) -> StallReason:
     words, about, left_out = NOT_SAMPLED, "", ""
     if difference is not None:
         words = describe_lines(compare_lines(difference))
@@ -125,6 +126,7 @@ def _reason(row: StallRow, difference: StackDifference | None) -> StallReason:
             f"{counted(difference.stalled_samples, 'sample')} in "
             f"{counted(difference.stalled_steps, 'stalled step')}, "
             f"{counted(difference.typical_samples, 'sample')} in typical ones"
+            f"{'; all ranks together' if several else ''}"
         )
         rest = 1 - sum(stack.stalled for stack in difference.stacks)
         if rest > _LEAST_LEFT_OUT:
