@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Budget, RankExplanation
     from stepscope.records.whole_run import RankRun, Stall, StallCause
 
+    Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
 
 _UNKNOWN, _COLLECTIVE = STALL_CAUSES.index("unknown"), STALL_CAUSES.index("collective")
@@ -44,27 +45,27 @@ def divide_unknown(run: RankRun, numbers: Ints, wait_ns: Ints) -> RankRun:
     """The same run, with a stall of the cause "collective" for what the rank waited beyond its
     usual wait in steps that stalled for no known cause."""
     series = run.series
-    if series is None or series.excess_ns is None or run.times is None or not len(numbers):
+    if series is None or series.unknown_ns is None or run.times is None or not len(numbers):
         return run
     beyond = _on_steps(series.number, numbers, wait_ns - np.median(wait_ns))
-    unknown = np.where(series.cause == _UNKNOWN, series.excess_ns, 0)
-    waited = np.clip(beyond, 0, unknown)
+    unknown = series.unknown_ns
+    waited = np.clip(beyond.astype(np.float64), 0.0, unknown)
     if not waited.any():
         return run
-    steady = series.cause >= 0
+    is_unknown = series.cause == _UNKNOWN
     left = unknown - waited
     kept = [stall for stall in run.stalls if stall.cause != "unknown"]
     mean_ns = 1e6 * run.times.mean_ms
-    causes: tuple[tuple[StallCause, Ints], ...] = (("collective", waited), ("unknown", left))
+    causes: tuple[tuple[StallCause, Floats], ...] = (("collective", waited), ("unknown", left))
     for name, excess in causes:
-        stall = sum_up_stalls(name, excess.astype(np.float64), series.number, mean_ns)
+        stall = sum_up_stalls(name, excess, series.number, mean_ns)
         if stall.steps:
             kept.append(_per_steady_step(stall, len(excess), run.times.steps))
-    cause = np.where(steady & (waited > left), np.int8(_COLLECTIVE), series.cause)
+    cause = np.where(is_unknown & (waited > left), np.int8(_COLLECTIVE), series.cause)
     return replace(
         run,
         stalls=tuple(sorted(kept, key=lambda stall: -stall.cost_ms - stall.between_epochs_ms)),
-        series=replace(series, cause=cause.astype(np.int8)),
+        series=replace(series, cause=cause.astype(np.int8), unknown_ns=left),
     )
 
 

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from stepscope.records.trace import Trace
     from stepscope.trace.files import Progress
 
-
-_FIRST_ENDS, _LAST_ENDS = 64, 4096  # step ends whose bytes are kept
+_FIRST_ENDS, _LAST_ENDS = 10, 100  # see explain/memory/growth.py
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,14 +96,14 @@ def _read_memory(
 
 
 def _sizes_at_ends(steps: StepColumns | None) -> tuple[tuple[int, int], ...]:
-    """Of a long run the first steps and the last ones: explain/memory/growth.py needs no more."""
+    """Of the first steps and the last ones; a long run has millions in between."""
     if steps is None or steps.allocated_bytes is None:
         return ()
-    known = np.flatnonzero(steps.allocated_bytes >= 0)
-    if len(known) > _FIRST_ENDS + _LAST_ENDS:
-        known = np.concatenate((known[:_FIRST_ENDS], known[-_LAST_ENDS:]))
+    places = np.flatnonzero(steps.allocated_bytes >= 0)
+    if len(places) > _FIRST_ENDS + _LAST_ENDS:
+        places = np.concatenate((places[:_FIRST_ENDS], places[-_LAST_ENDS:]))
     return tuple(
-        zip(steps.number[known].tolist(), steps.allocated_bytes[known].tolist(), strict=True)
+        zip(steps.number[places].tolist(), steps.allocated_bytes[places].tolist(), strict=True)
     )
 
 

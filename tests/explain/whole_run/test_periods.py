@@ -73,3 +73,13 @@ def test_stalls_by_chance_have_no_period(rate: float, n: int) -> None:
 def test_too_few_stalls_have_no_period() -> None:
     assert find_period(np.array([], np.int64)) is None
     assert find_period(np.array([10, 20, 30])) is None
+
+
+def test_spells_with_many_stalls_have_no_period() -> None:
+    """A busy neighbour: half of the time most steps stall, and never in the other half."""
+    false = 0
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        is_busy = np.repeat(rng.random(10) < 0.5, 30)
+        false += find_period(np.flatnonzero(is_busy & (rng.random(300) < 0.6))) is not None
+    assert false <= 3

@@ -174,6 +174,8 @@ def sum_up_stalls(
 def _series(steps: StepColumns, steady: Flags, warm_up: int, split: StallSplit) -> StepSeries:
     cause = np.full(len(steps), -1, np.int8)
     cause[steady] = split.main_cause
+    unknown = np.zeros(len(steps))
+    unknown[steady] = split.excess_ns.get("unknown", 0.0)
     excess = np.zeros(len(steps), np.int64)
     excess[steady] = np.rint(sum(split.excess_ns.values(), np.zeros(int(steady.sum()))))
     return StepSeries(
@@ -184,4 +186,5 @@ def _series(steps: StepColumns, steady: Flags, warm_up: int, split: StallSplit) 
         window=steps.window | steps.memory,
         warm_up=warm_up,
         excess_ns=excess,
+        unknown_ns=unknown,
     )
