@@ -147,3 +147,15 @@ def test_stalls_at_random_places_have_no_period() -> None:
     assert find_period(np.flatnonzero(rng.random(1000) < 0.1)) is None
     assert find_period(np.array([49, 99, 149, 199, 249])).steps == 50
     assert find_period(np.array([4, 5, 54, 55, 104, 154])).steps == 50
+
+
+def test_on_the_host_a_wait_counts_in_full_though_the_step_was_quick_otherwise() -> None:
+    """Steps vary by a third; every fourth waits for 40 ms more."""
+    steps, data = noisy(400, noise=0.3), np.zeros(400)
+    data[::4] = 40 * MS
+    level = np.full(400, 30 * MS)
+    split = split_stalls(steps + data, level, {"data": data}, hidden=False)
+    assert split.excess_ns["data"].mean() == pytest.approx(10 * MS, rel=1e-9)
+    calmer = noisy(400, noise=0.15)
+    felt = split_stalls(calmer + data, level, {"data": data}, hidden=True)
+    assert 9 * MS < felt.excess_ns["data"].mean() < 10 * MS

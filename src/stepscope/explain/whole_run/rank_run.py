@@ -59,7 +59,7 @@ def explain_run(
         _chosen(steps.elements, steady),
         _chosen(steps.allocated_bytes, steady),
     )
-    split = split_stalls(step_ns, levels.level, causes)
+    split = split_stalls(step_ns, levels.level, causes, hidden=steps.device_ns is not None)
     return RankRun(
         rank=rank,
         attempt=times.attempt if times else 1,
