@@ -205,10 +205,12 @@ def _is_sure(advice: Advice) -> bool:
 
 
 def _least_saving(top: Finding, step_ms: float) -> float:
-    """A tenth of what the leading finding loses, if it offers a remedy without a number."""
-    grave = top.of == "step" and top.severity in ("high", "medium")
+    """A part of what the leading finding loses, if it offers a remedy without a number. What lies
+    beside the steps is no step's to save: its remedy gives way only to a saving that is as large."""
+    grave = top.of in ("step", "run") and top.severity in ("high", "medium")
     untried = any(remedy.predicted_ms is None for remedy in top.remedies)
-    return 0.1 * top.share * step_ms if grave and untried else 0.0
+    part = 0.1 if top.of == "step" else 0.5
+    return part * top.share * step_ms if grave and untried else 0.0
 
 
 def _describe(advice: Advice, findings: tuple[Finding, ...]) -> str:
