@@ -206,7 +206,7 @@ def _is_sure(advice: Advice) -> bool:
 
 def _least_saving(top: Finding, step_ms: float) -> float:
     """A part of what the leading finding loses, if it offers a remedy without a number. What lies
-    beside the steps is no step's to save: its remedy gives way only to a saving that is as large."""
+    beside the steps is no step's to save: its remedy gives way only to a large saving."""
     grave = top.of in ("step", "run") and top.severity in ("high", "medium")
     untried = any(remedy.predicted_ms is None for remedy in top.remedies)
     part = 0.1 if top.of == "step" else 0.5
