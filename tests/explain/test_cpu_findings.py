@@ -9,16 +9,20 @@ import pytest
 from benches import analyse
 from stepscope import explain_rank
 from stepscope.explain.cpu_use import measure_cpu_use
+from stepscope.explain.explain_rank import explain_analysis
 from stepscope.explain.findings import slow_products, thread_oversubscription
 from stepscope.explain.machine_load import free_threads, idle_cores
+from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.replay.cpu_overhead import event_cost_ns
 from stepscope.explain.threading_gain import speedup
 from stepscope.explain.verdict import judge
 from stepscope.records.job import RankFolder
 from stepscope.records.profile import Profile
+from stepscope.records.rank_inputs import RankInputs
 
-from .build import kernel, step
+from .build import kernel, op, step
 from .cpu_steps import CROWDED, LARGE, SECOND, SLOW, SMALL, counters, load_of, steps
+from .whole_run.columns import columns
 
 if TYPE_CHECKING:
     from stepscope.explain.cpu_use import CpuUse
@@ -361,3 +365,32 @@ def test_a_load_over_too_few_steps_is_not_known(read: Read) -> None:
     load = load_of(counters(wall_ns=SECOND // 50), threads=4)
     finding = sure(explained(read(steps([LARGE]), device=None), load), "healthy")
     assert any("too few steps outside" in line for line in finding.evidence)
+
+
+@pytest.mark.parametrize(
+    ("user_s", "data_ms", "title"),
+    [
+        (2.2, 0, "Training thread sleeps"),  # operators run for 20 of 100 ms
+        (10, 0, "Python between operators"),
+        (8, 0, "Python between operators"),  # it sleeps for less than half of the rest
+        (2.2, 70, "Python between operators"),  # it sleeps while it waits for data
+    ],
+)
+def test_a_thread_that_sleeps_is_not_busy_with_python(
+    read: Read, user_s: float, data_ms: float, title: str
+) -> None:
+    events = [
+        event
+        for number in range(5)
+        for event in (
+            *step(number, start=1e5 * number, dur=1e5),
+            *op("aten::mm", start=1e5 * number + 10, dur=2e4),
+        )
+    ]
+    load = load_of(counters(user_ns=round(user_s * SECOND), system_ns=0))
+    inputs = RankInputs(
+        trace=read(events, device=None),
+        folder=RankFolder(load=load),
+        steps=columns([100.0] * 60, data=[data_ms] * 60),
+    )
+    assert sure(explain_analysis(RankAnalysis(inputs)), "host-bound").title == title

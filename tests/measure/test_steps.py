@@ -530,3 +530,24 @@ def test_an_optimizer_that_is_gone_is_replaced() -> None:
     assert anchor.ends_steps(first) == 1
     del first
     assert anchor.ends_steps(Optimizer()) == 1
+
+
+def test_what_compiles_or_collects_during_evaluation_is_evaluation() -> None:
+    evaluation: list[Note] = [(MODE, 10, False), (ENTER, 20, "compile"), (LEAVE, 50, "compile")]
+    step = times(ended(5), *evaluation, (MODE, 60, True), *backward(70, 80), ended(100, 1))
+    assert (step["evaluation"], step.get("compile")) == (50, None)
+
+
+def test_a_batch_that_turns_out_to_be_trained_on_compiles_as_itself() -> None:
+    """`train()` is never called: only the backward pass shows that evaluation is over."""
+    notes = [*first_step(), (MODE, 120, False), *fetch(130, 140, VALIDATION), *fetch(200, 210)]
+    compiles: list[Note] = [(ENTER, 220, "compile"), (LEAVE, 250, "compile")]
+    step = times(*notes, *compiles, *backward(260, 270), ended(280, 1))
+    assert (step["compile"], step["data"], step["evaluation"]) == (30, 10, 80)
+
+
+def test_a_dataset_that_saves_what_it_prepared_is_data() -> None:
+    saves: list[Note] = [(ENTER, 2, "checkpoint"), (LEAVE, 8, "checkpoint")]
+    begin, end = fetch(0, 10)
+    step = times(begin, *saves, end, *backward(20, 30), ended(40))
+    assert (step["data"], step.get("checkpoint")) == (10, None)

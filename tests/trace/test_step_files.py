@@ -365,3 +365,11 @@ def test_steps_are_the_same_packed_or_not(rows: list[dict[str, Any]], data: st.D
 def totals(columns: dict[str, Any]) -> list[int]:
     phases = [columns[phase] for phase in ALL_PHASES if phase in columns]
     return np.sum(phases, axis=0).tolist() if phases else []
+
+
+def test_steps_that_a_closed_rank_counted_and_the_file_lacks_are_reported(tmp_path: Path) -> None:
+    write_tail(tmp_path, *(row(number) for number in range(4)))
+    (tmp_path / "rank.json").write_text('{"status": "finished", "steps": 6}')
+    assert "the last 2 steps of 6 are missing" in said(read(tmp_path)[1])["missing-steps"]
+    (tmp_path / "rank.json").write_text('{"status": "running", "steps": 6}')
+    assert "missing-steps" not in said(read(tmp_path)[1])

@@ -173,7 +173,7 @@ def test_an_even_pace_is_told_as_what_to_do_about_the_straggler(explained: Expla
     assert after.next == "do check-host (predicted to save 9.00 of 24.9 ms)"
 
 
-@pytest.mark.parametrize("name", ["not-training-together", "gloo-on-device"])
+@pytest.mark.parametrize("name", ["not-training-together", "gloo-on-device", "other-processes"])
 def test_what_makes_predictions_moot_stays_next(explained: Explanation, name: str) -> None:
     plain = replace(explained, findings=(offering(name, "high", "mend-it"),), next="do mend-it")
     assert add_advice(plain, seen_by(plain, advised("compile", 9.0))).next == "do mend-it"

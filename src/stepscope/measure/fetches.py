@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _TOGETHER_NS = 1_000_000  # zipped loaders fetch one after the other; a model runs for longer
 _MOST_WAITING = 4096
 # Times that a stretch which only looked like evaluation or an epoch's end gives back.
-AWAY = ("evaluation", "between_epochs", "epoch_gap")
+AWAY = ("evaluation", "between_epochs", "epoch_gap", "away_gc", "away_compile")
 
 
 class LastFetch:

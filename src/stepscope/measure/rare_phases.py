@@ -33,6 +33,12 @@ SAVING = (
     ("lightning.fabric.utilities.cloud_io", "_atomic_save"),
     ("lightning_fabric.utilities.cloud_io", "_atomic_save"),
     ("safetensors.torch", "save_file"),
+    ("safetensors.numpy", "save_file"),
+    ("pickle", "dump"),
+    ("numpy.lib._npyio_impl", "save"),
+    ("numpy.lib._npyio_impl", "savez"),
+    ("numpy.lib._npyio_impl", "savez_compressed"),
+    ("joblib.numpy_pickle", "dump"),
 )
 
 

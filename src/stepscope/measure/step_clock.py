@@ -4,8 +4,8 @@ data (inside the data loader), forward (from a batch's arrival to the start of b
 (inside autograd), optimizer (inside optimizer steps), evaluation (from `eval()` to `train()`, or
 while batches are fetched without gradients), checkpoint (inside a save), gc (inside Python's
 garbage collector), compile (inside torch.compile), between_epochs (from the end of a loader that
-is trained on to its next beginning, without what is named above), other (the rest). They add up to
-the step.
+is trained on to its next beginning, without evaluation and checkpoints), other (the rest). They add
+up to the step. Collections and compilation during evaluation, or between epochs, belong to that.
 
 Whether a stretch was evaluation, or time between epochs, is known only when training goes on. Until
 then the clock remembers the last batch that was fetched: if a backward pass follows, training went
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.measure.fetches import FetchedBatches, LastFetch
+from stepscope.measure.fetches import AWAY, FetchedBatches, LastFetch
 from stepscope.measure.step_notes import (
     AGAIN,
     ENDED,
@@ -40,10 +40,11 @@ PHASES = ("data", "forward", "backward", "optimizer", "other")
 RARE_PHASES = ("evaluation", "checkpoint", "gc", "compile", "between_epochs")
 COUNTS = ("epoch_gap", "elements", "graphs")  # next to the phases, no part of the wall time
 _TRAINING = ("backward", "optimizer")
-_OWN_NAME = ("checkpoint", "gc", "compile")  # the same wherever they happen
+# Counted as evaluation while it goes on; as themselves if that turns out to be training.
+_INSIDE = ("gc", "compile")
 
 Spent = dict[str, int]
-_NOTHING: Spent = dict.fromkeys((*PHASES, *RARE_PHASES, *COUNTS), 0)
+_NOTHING: Spent = dict.fromkeys((*PHASES, *RARE_PHASES, *COUNTS, *AWAY), 0)
 
 
 class StepClock:
@@ -109,7 +110,9 @@ class StepClock:
         if what == AGAIN:
             return
         top = self._stack[-1]
-        if top not in _OWN_NAME:
+        if top in _INSIDE:
+            self._spent[f"away_{top}"] += duration
+        if top != "checkpoint":
             top = "evaluation" if self._evaluating else "between_epochs"
         self._spent[top] += duration
         if self._between:
@@ -123,6 +126,8 @@ class StepClock:
         if phase in _TRAINING:
             self._train()
         elif phase == "checkpoint":
+            if self._stack[-1] == "data":
+                return  # a dataset saves what it has prepared
             self._between |= self._epoch_over
         self._stack.append(phase)
 
@@ -148,13 +153,16 @@ class StepClock:
     def _give_back(self) -> None:
         """What ran since the last fetch began was training, not what it looked like."""
         last, spent = self._last, self._spent
-        evaluation, between, gap = (spent[name] - ns for name, ns in last.at_begin.items())
-        spent["evaluation"] -= evaluation
-        spent["between_epochs"] -= between
-        spent["epoch_gap"] -= gap
-        data = min(last.duration, evaluation + between)
+        away = {name: spent[name] - ns for name, ns in last.at_begin.items()}
+        for name, ns in away.items():
+            spent[name] -= ns
+        left = away["evaluation"] + away["between_epochs"]
+        for name in _INSIDE:
+            spent[name] += away[f"away_{name}"]
+            left -= away[f"away_{name}"]
+        data = min(last.duration, left)
         spent["data"] += data
-        spent["forward"] += evaluation + between - data
+        spent["forward"] += left - data
         if last.created and last.unsettled:
             self._batches.epoch_begins()
         self._batches.add(last.elements)

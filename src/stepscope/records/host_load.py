@@ -49,6 +49,14 @@ class PlainSteps(msgspec.Struct, frozen=True, kw_only=True):
         return min(1.0, self.training_waiting_ns / self.wall_ns)
 
     @property
+    def asleep_share(self) -> float | None:
+        """The share of the steps in which the training thread neither ran nor waited for a core:
+        at least so much, as other threads of the process may have used some of its time."""
+        if self.used_cores is None or self.waiting_share is None:
+            return None
+        return max(0.0, 1.0 - self.used_cores - self.waiting_share)
+
+    @property
     def other_cores(self) -> float | None:
         """The cores that processes outside the job kept busy."""
         if self.busy_ns is None or self.job_ns is None or not self.wall_ns:

@@ -69,6 +69,11 @@ LATE_WINDOW = _add(
     "record windows over the whole run (`stepscope run --every N`) and compare a late one with "
     "an early one",
 )
+WAIT_ELSEWHERE = _add(
+    "wait-elsewhere",
+    "find what the training thread waits for (a queue, a lock, a socket, time.sleep), and let "
+    "another thread or DataLoader workers wait for it ahead of time",
+)
 
 # Work beside the steps
 EVALUATE_LESS = _add(

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from stepscope.errors import NotCapturedError, UnreadableInputError
+from stepscope.records.packed_steps import TAIL
 from stepscope.trace.layout import ENDINGS, is_trace_name
 from stepscope.trace.regular_files import is_folder, list_folder, may_exist
 from stepscope.trace.remote import RemoteTrace, fetch, find_remote_traces, is_url, local_path
@@ -74,6 +75,8 @@ def _why_none(run: Path) -> str:
     from stepscope.trace.run_state import run_notes
 
     reasons = [note.detail for note in run_notes(run)]
+    if any(file.stat().st_size for file in run.glob(f"rank-*/{TAIL}")):
+        reasons.append(f"`stepscope top {run}` shows the steps that were measured")
     return f": {'; '.join(reasons)}" if reasons else ": no training step was captured"
 
 

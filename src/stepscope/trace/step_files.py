@@ -13,6 +13,7 @@ import numpy as np
 
 from stepscope.errors import UnreadableInputError
 from stepscope.records import figures
+from stepscope.records.limits import Count  # noqa: TC001  (decoded)
 from stepscope.records.packed_steps import (
     ABSENT,
     END,
@@ -69,6 +70,8 @@ class _Counters(msgspec.Struct, frozen=True):
 
 class _CountingRank(msgspec.Struct, frozen=True):
     counters: _Counters | None = None
+    status: str = ""
+    steps: Count = 0
 
 
 def read_step_columns(folder: Path, oddities: Oddities) -> StepColumns | None:
@@ -86,10 +89,12 @@ def read_step_columns(folder: Path, oddities: Oddities) -> StepColumns | None:
         return None
     columns = _in_order(_join(chunks), packed, oddities)
     _drop_long_phases(columns, oddities)
-    for name in _counted_fields(folder):
+    rank = _read_counts(folder)
+    for name in rank.counters.fields if rank.counters is not None else []:
         columns.setdefault(name, np.zeros(len(columns[STEP]), np.int64))
     steps = _to_record(columns)
     _note_gaps(steps.number, oddities)
+    _note_lost_end(steps.number, rank, oddities)
     _note_clock(steps, oddities)
     return steps
 
@@ -147,10 +152,10 @@ def _column(chunk: Chunk, name: str) -> Ints:
     return np.full(length, ABSENT, np.int64) if values is None else values
 
 
-def _counted_fields(folder: Path) -> list[str]:
-    """What is written only where it is not zero; none for older captures, which did not count."""
+def _read_counts(folder: Path) -> _CountingRank:
+    """What was counted; older captures did not count."""
     rank = read_record(folder / "rank.json", _CountingRank, Oddities("rank.json"))
-    return rank.counters.fields if rank is not None and rank.counters is not None else []
+    return rank if rank is not None else _CountingRank()
 
 
 # Bad input.
@@ -198,6 +203,15 @@ def _note_gaps(numbers: Ints, oddities: Oddities) -> None:
     where = f"the first gap follows step {after}" if len(gaps) > 1 else f"after step {after}"
     detail = f"{counted(count, 'step')} of {int(numbers[-1]) + 1:,} are missing, {where}"
     oddities.also(Note(id="missing-steps", detail=f"{TAIL}: {detail}", count=count))
+
+
+def _note_lost_end(numbers: Ints, rank: _CountingRank, oddities: Oddities) -> None:
+    """A rank that closed its files counted its steps: fewer in the files were lost later."""
+    seen = int(numbers[-1]) + 1
+    if rank.status == "finished" and rank.steps > seen:
+        lost = counted(rank.steps - seen, "step")
+        detail = f"the last {lost} of {rank.steps:,} are missing: the file was cut"
+        oddities.also(Note(id="missing-steps", detail=f"{TAIL}: {detail}", count=rank.steps - seen))
 
 
 def clock_jumps(steps: StepColumns) -> Ints:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # Until these are fixed, every prediction is about the wrong thing.
 _BEFORE_ALL = frozenset({"not-training-together", "gloo-on-device"})
+_MOOT_WHEN_HIGH = "other-processes"  # every time is too long, and so is every saving
 
 
 class RankAdvice(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,6 +189,8 @@ def _choose_next(now: str, findings: tuple[Finding, ...], advice: tuple[Advice, 
     """
     top = findings[0]
     if top.id in _BEFORE_ALL and top.severity in ("high", "medium"):
+        return now
+    if top.id == _MOOT_WHEN_HIGH and top.severity == "high":
         return now
     believable = ((change, _describe(change, findings)) for change in advice if _is_sure(change))
     actions = [(change, action) for change, action in believable if action]

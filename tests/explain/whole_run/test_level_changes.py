@@ -146,3 +146,14 @@ def test_typical_levels_follow_a_drift() -> None:
     rows = np.linspace(30, 39, 901) * MS
     level = typical_levels(rows, np.arange(901), (), per_step=0.01 * MS)
     assert level == pytest.approx(rows)
+
+
+def test_a_noisier_second_level_begins_where_it_does_and_changes_stay_in_order() -> None:
+    rng = np.random.default_rng(4)
+    calm, busy = rng.normal(0, 0.05, 230), rng.normal(1.4, 0.5, 70)
+    (change,) = changes_of(np.concatenate((calm, busy)))
+    assert abs(change.step - 230) <= 10
+    back = np.concatenate((calm, busy, rng.normal(0, 0.05, 100)))
+    steps = [change.step for change in changes_of(back)]
+    assert steps == sorted(steps)
+    assert len(steps) == 2

@@ -83,3 +83,14 @@ def test_spells_with_many_stalls_have_no_period() -> None:
         is_busy = np.repeat(rng.random(10) < 0.5, 30)
         false += find_period(np.flatnonzero(is_busy & (rng.random(300) < 0.6))) is not None
     assert false <= 3
+
+
+def test_steps_that_are_missing_do_not_double_the_period() -> None:
+    numbers = np.array([19, 39, 99, 119, 139, 179, 199, 219, 239, 259, 279])
+    assert find_period(numbers).steps == 20
+
+
+def test_few_stalls_at_even_places_are_not_every_second_step() -> None:
+    rng = np.random.default_rng(0)
+    numbers = 2 * np.sort(rng.choice(94, 35, replace=False))
+    assert find_period(numbers) is None

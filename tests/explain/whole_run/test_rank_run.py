@@ -149,3 +149,26 @@ def test_a_loader_that_half_of_the_steps_wait_for_makes_no_level() -> None:
     assert stall(run, "data").cost_ms == pytest.approx(data.mean() - 0.3, rel=0.03)
     assert run.times is not None
     assert run.times.typical_ms == pytest.approx(30.3, rel=0.03)
+
+
+def test_remainders_of_other_stalls_say_nothing_about_how_often_a_cause_stalls() -> None:
+    wall, waited = noisy(400, ms=1.4), np.zeros(400)
+    wall[19::20] += 80
+    waited[3::7] = 8  # without a core, and a little longer than that
+    wall[3::7] += 8.2
+    unknown = stall(explain_run(columns(wall + 0, cpu_wait_ns=waited)), "unknown")
+    assert (unknown.steps, unknown.period) == (20, 20)
+    assert unknown.typical_ms == pytest.approx(80, rel=0.02)
+
+
+def test_equal_stalls_all_count() -> None:
+    wall, data = noisy(400), np.zeros(400)
+    data[3::4] = np.linspace(50, 70, 100)
+    assert stall(explain_run(columns(wall + data, data=data)), "data").steps == 100
+
+
+def test_data_that_gets_slower_with_time_is_a_drift() -> None:
+    data = np.linspace(4, 24, 300)
+    run = explain_run(columns(noisy(300, ms=4.0) + data, data=data))
+    assert run.trend is not None
+    assert run.trend.growth == pytest.approx(20 / 8, rel=0.1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stepscope.explain.whole_run.input_effect import find_input_effect
 from stepscope.explain.whole_run.level_changes import find_level_changes, typical_levels
 from stepscope.explain.whole_run.periods import find_period
-from stepscope.explain.whole_run.stalls import split_stalls
+from stepscope.explain.whole_run.stalls import short_waits, split_stalls, without_waits
 from stepscope.explain.whole_run.trends import find_trend
 
 MS = 1e6
@@ -159,3 +159,26 @@ def test_on_the_host_a_wait_counts_in_full_though_the_step_was_quick_otherwise()
     calmer = noisy(400, noise=0.15)
     felt = split_stalls(calmer + data, level, {"data": data}, hidden=True)
     assert 9 * MS < felt.excess_ns["data"].mean() < 10 * MS
+
+
+def test_a_wait_that_grows_is_a_drift_and_no_stall() -> None:
+    data = np.linspace(4 * MS, 24 * MS, 300)
+    assert np.allclose(without_waits(noisy(300, ms=4.0) + data, {"data": data}) - data, 4 * MS, 0.1)
+
+
+def test_a_wait_that_begins_at_some_step_is_a_level_from_that_very_step() -> None:
+    data = np.where(np.arange(600) < 330, 0.1 * MS, 20 * MS)
+    level = without_waits(noisy(600, ms=10.0) + data, {"data": data})
+    assert level[:330].max() < 11 * MS
+    assert level[330:].min() > 29 * MS
+
+
+def test_a_short_spell_of_waits_is_no_level() -> None:
+    data = np.full(600, 0.1 * MS)
+    data[300:330] = 20 * MS
+    assert without_waits(noisy(600, ms=10.0) + data, {"data": data}).max() < 11 * MS
+
+
+def test_short_waits_of_a_long_run_are_those_around_each_step() -> None:
+    wait = np.where(np.arange(300_000) % 4 == 3, 70.0, np.linspace(0, 10, 300_000))
+    assert np.allclose(short_waits(wait), np.linspace(0, 10, 300_000), atol=1.0)

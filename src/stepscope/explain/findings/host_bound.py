@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.explain.findings.evidence import LOW, places
 from stepscope.explain.findings.rule import Finding, FindingRule
+from stepscope.explain.machine_load import looked
 from stepscope.records import remedies
 from stepscope.records.explanation import GAP_CAUSES
 from stepscope.records.figures import percent, significant
@@ -24,6 +25,9 @@ def find(evidence: RankEvidence) -> Finding | None:
     share = evidence.budget_share("operators", "python")
     if share < LOW:
         return None
+    asleep = _share_asleep(evidence)
+    if asleep > share / 2:
+        return _find_asleep(evidence, share, asleep)
     if evidence.on_host:
         summary = f"no operator runs for {percent(share)} of the step: Python is busy between them."
     else:
@@ -38,6 +42,34 @@ def find(evidence: RankEvidence) -> Finding | None:
         evidence=tuple(_list_evidence(evidence)),
         where=places(evidence, (_OPERATORS, _PYTHON)),
         remedies=_offer(evidence),
+    )
+
+
+def _share_asleep(evidence: RankEvidence) -> float:
+    """How much of the time without operators the training thread sleeps, at least: not more than
+    is left of its sleep when all else that it may wait for is taken off. Only on a CPU: a thread
+    that waits for a device sleeps too. Without the run's steps, stalls are not known."""
+    _, plain = looked(evidence.cpu)
+    known = evidence.on_host and evidence.run is not None and evidence.run.times is not None
+    if plain is None or plain.asleep_share is None or not known:
+        return 0.0
+    host = evidence.budget_share("operators", "python")
+    elsewhere = 1.0 - host - evidence.budget_share("compute")
+    return min(host, max(0.0, plain.asleep_share - elsewhere))
+
+
+def _find_asleep(evidence: RankEvidence, share: float, asleep: float) -> Finding:
+    return RULE.finding(
+        title="Training thread sleeps",
+        share=share,
+        summary=f"no operator runs for {percent(share)} of the step, and for {percent(asleep)} the "
+        "training thread sleeps: it waits for something outside PyTorch.",
+        evidence=(
+            f"neither running nor waiting for a core: {evidence.step_ms(asleep)}",
+            *_list_evidence(evidence),
+        ),
+        where=places(evidence, (_OPERATORS, _PYTHON)),
+        remedies=(remedies.WAIT_ELSEWHERE.offer(),),
     )
 
 

@@ -20,6 +20,7 @@ from stepscope.explain.whole_run.block_medians import (
     MEDIAN_COST,
     block_medians,
     block_noise,
+    spread,
     staying_power,
     step_noise,
     without_outliers,
@@ -183,24 +184,28 @@ def _move_to_best(blocks: Floats, cuts: list[int], noise: float) -> list[int]:
 def _locate(
     logs: Floats, numbers: Ints, edges: tuple[int, int, int], noise: float
 ) -> LevelChange | None:
-    """The likeliest step for the change, and the interval of likely ones. None where steps stay
-    off together for so long that chance may have made the change."""
+    """The likeliest step for the change, and the interval of likely ones. None where the steps
+    themselves change too little, or stay off together for so long that chance may have made it."""
     start, about, end = edges
     before, after = float(np.median(logs[start:about])), float(np.median(logs[about:end]))
     residuals = np.concatenate((logs[start:about] - before, logs[about:end] - after))
     together = staying_power(residuals, noise)
     error = MEDIAN_COST * noise * math.sqrt(together * (1 / (about - start) + 1 / (end - about)))
-    if abs(after - before) < _LEAST_SCORE * error:
+    too_small = abs(math.expm1(after - before)) < _LEAST_CHANGE
+    if too_small or abs(after - before) < _LEAST_SCORE * error:
         return None
     # Where steps drift, only those near the change lie at its levels.
     near = max(_NEAR, 5 * _block_size(len(logs)))
     just_before = float(np.median(logs[max(start, about - near) : about]))
     just_after = float(np.median(logs[about : min(end, about + near)]))
-    cost = _cost_of_cutting(logs[start:end], just_before, just_after, noise)
+    # Half-way to the neighbouring changes, so that changes stay in order.
+    first, last = (start + about) // 2, (about + end) // 2
+    noise = max(noise, spread(logs[first:about] - before), spread(logs[about:last] - after))
+    cost = _cost_of_cutting(logs[first:last], just_before, just_after, noise)
     likely = np.flatnonzero(cost <= _LIKELY * together)
     best = np.argmin(cost)
     step, low, high = (
-        int(numbers[min(start + int(place), len(numbers) - 1)])
+        int(numbers[min(first + int(place), len(numbers) - 1)])
         for place in (best, likely[0], likely[-1])
     )
     return LevelChange(

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _FEWEST = 4  # stalls
 _OFTEN = 0.7  # of the distances are the period, or a multiple of it
 _FILLED = 0.8  # of a comb's steps stalled
-_HALF_FILLED = 0.6  # where a few stalls are missing
+_HALF_FILLED = 0.6  # else "every 2nd step" would promise twice as many stalls as there are
+_NEARLY_ALL = 0.95  # of the stalls that fit one period: several explain them as well
 _JITTER_FROM = 8  # steps: shorter periods must be exact
 _BY_CHANCE = 1e-4
 _MOST_CANDIDATES = 6
@@ -50,11 +51,13 @@ def find_periods(numbers: Ints) -> tuple[Period, ...]:
     if len(starts) < _FEWEST:
         return ()
     single = _from_distances(starts)
-    if single is not None and _is_filled(starts, single.steps):
+    if single is not None and _is_filled(starts, single.steps, _FILLED):
         return (single,)
-    if single is not None and not _is_filled(starts, single.steps, _HALF_FILLED):
-        single = None  # stalls in spells, many of them close together
-    return _from_combs(starts) or ((single,) if single is not None else ())
+    combs = _from_combs(starts)
+    if single is not None and _is_filled(starts, single.steps, _HALF_FILLED):
+        better = sum(comb.share for comb in combs) >= _NEARLY_ALL * single.share
+        return combs if better else (single,)
+    return combs
 
 
 def _burst_starts(numbers: Ints) -> Ints:
@@ -134,10 +137,10 @@ def _on_comb(starts: Ints, steps: int) -> Flags:
     return comb if full else np.zeros(len(starts), np.bool_)
 
 
-def _is_filled(starts: Ints, steps: int, share: float = _FILLED) -> bool:
-    """Whether nearly every step at this distance stalled; else two periods may have it in common:
-    50 and 75 are multiples of 25."""
-    return len(starts) >= share * ((int(starts[-1]) - int(starts[0])) / steps + 1)
+def _is_filled(starts: Ints, steps: int, least: float) -> bool:
+    """Whether so many of the steps at this distance stalled. Where not nearly all did, two periods
+    may have it in common: 50 and 75 are multiples of 25."""
+    return len(starts) >= least * ((int(starts[-1]) - int(starts[0])) / steps + 1)
 
 
 def _commonest(gaps: Ints) -> int:

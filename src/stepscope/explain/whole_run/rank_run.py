@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _MOST_NUMBERS = 10
+_REMAINDERS = 0.1  # of a cause's cost, in steps that have less than half of what is usual for it
 _OF_NORMAL = 1.4826
 _PHASE_CAUSES: dict[StallCause, str] = {
     "evaluation": "evaluation",
@@ -155,7 +156,7 @@ def sum_up_stalls(
     cause: StallCause, excess: Floats, numbers: NDArray[np.int64], mean_ns: float
 ) -> Stall:
     """`excess` is what each step took longer for this cause."""
-    places = np.flatnonzero(excess)
+    places = _stalled_places(excess)
     longest = places[np.argsort(-excess[places], kind="stable")[:_MOST_NUMBERS]]
     cost = float(excess.mean()) if len(excess) else 0.0
     period = find_period(numbers[places])
@@ -169,6 +170,19 @@ def sum_up_stalls(
         period=period.steps if period else None,
         numbers=tuple(numbers[longest].tolist()),
     )
+
+
+def _stalled_places(excess: Floats) -> NDArray[np.intp]:
+    """Steps that stalled for a cause. A step that stalled for something else leaves small
+    remainders to other causes: they count in the cost, but say nothing about how often and how
+    long. Usual is what the stalls that hold the middle of the cost have."""
+    rising = np.argsort(excess, kind="stable")
+    cost = np.cumsum(excess[rising])
+    if not len(cost) or not cost[-1]:
+        return np.flatnonzero(excess)
+    usual = excess[rising[np.searchsorted(cost, cost[-1] / 2)]]
+    remainder = (cost <= _REMAINDERS * cost[-1]) & (excess[rising] < usual / 2)
+    return np.sort(rising[~remainder & (excess[rising] > 0)])
 
 
 def _series(steps: StepColumns, steady: Flags, warm_up: int, split: StallSplit) -> StepSeries:

@@ -38,6 +38,9 @@ _DEVIATIONS = 5.0  # of the noise of steps that are no stalls
 _OF_NORMAL = 1.4826  # standard deviations in a median absolute deviation
 _ROUNDS = 3
 _SHORT_WAITS = 0.25  # quantile: at least every fourth step waits no longer
+_STRETCH = 8  # parts of a run; what waits last for most of one is a level, no stalls
+_FEWEST_IN_STRETCH = 32
+_MOST_STRETCHES, _MOST_IN_STRETCH = 1000, 500  # that are looked at in a long run
 _MOST_WAIT = 0.75  # of all steps
 # A cause further up in this list takes its share of a stall first.
 _MOST_SPECIFIC_FIRST: tuple[StallCause, ...] = (
@@ -121,6 +124,36 @@ def without_waits(step_ns: Floats, waits: Mapping[StallCause, Floats]) -> Floats
     return np.where(waited, np.maximum(step_ns - beyond, np.minimum(step_ns, calm)), step_ns)
 
 
+def short_waits(wait: Floats) -> Floats:
+    """What steps around each one wait when they wait for a short time: the longer of what the
+    stretch before it and the stretch after it show. So a wait that grows, or that changes for good
+    at some step, is part of the steps' level; a short spell of waits is not. Near the run's ends
+    only one stretch is there, and shorter ones count too."""
+    length = max(_FEWEST_IN_STRETCH, len(wait) // _STRETCH)
+    if len(wait) < 2 * length:
+        return np.full(len(wait), np.quantile(wait, _SHORT_WAITS))
+    short = _short_on_either_side(wait, length)
+    place = np.arange(len(wait))
+    at_an_end = np.minimum(place, len(wait) - 1 - place) < length
+    nearer = _short_on_either_side(wait, length // 4)
+    return np.where(at_an_end, np.maximum(short, nearer), short)
+
+
+def _short_on_either_side(wait: Floats, length: int) -> Floats:
+    """Before each step and after it; the longer one."""
+    apart = max(1, len(wait) // _MOST_STRETCHES)
+    thin = max(1, length // _MOST_IN_STRETCH)
+    stretches = np.lib.stride_tricks.sliding_window_view(wait, length)[::apart, ::thin]
+    short = np.quantile(stretches, _SHORT_WAITS, axis=1)
+    place = np.arange(len(wait))
+    before = (place - length + 1) // apart
+    after = place // apart
+    return np.maximum(
+        np.where(before >= 0, short[np.clip(before, 0, len(short) - 1)], 0.0),
+        np.where(after < len(short), short[np.minimum(after, len(short) - 1)], 0.0),
+    )
+
+
 def find_stalled(step_ns: Floats, level: Floats) -> Flags:
     """The noise is that of the steps that are no stalls, so it is found in a few rounds."""
     beyond = step_ns / np.maximum(level, 1.0) - 1.0
@@ -176,9 +209,8 @@ def _divide(excess: Floats, beyond: Mapping[StallCause, Floats]) -> dict[StallCa
 
 
 def _beyond_short(wait: Floats) -> Floats:
-    """Beyond what every fourth step waits at most: more than half of the steps may stall."""
-    short = float(np.quantile(wait, _SHORT_WAITS)) if len(wait) else 0.0
-    return np.maximum(wait - short, 0.0)
+    """Beyond what steps around it wait for a short time: more than half of them may stall."""
+    return np.maximum(wait - short_waits(wait), 0.0) if len(wait) else wait
 
 
 def _beyond_typical(wait: Floats, stalled: Flags) -> Floats:

@@ -188,9 +188,10 @@ def _matters(stall: Stall) -> bool:
 
 def _stall(stall: Stall, width: int) -> Text:
     cost = f"{milliseconds(stall.cost_ms + stall.between_epochs_ms):>9} a step"
+    share = percent(stall.share) if stall.steps else ""  # time between epochs is no part of a step
     row = Text.assemble(
         (f"{LETTERS[stall.cause]} ", COLOURS[f"stall_{stall.cause}"]),
-        f"{stall_words(stall):<13} {cost} {percent(stall.share):>5}  ",
+        f"{stall_words(stall):<13} {cost} {share:>5}  ",
     )
     often = how_often(stall)
     if row.cell_len + len(often) > width - LABELS:

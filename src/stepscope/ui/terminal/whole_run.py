@@ -174,10 +174,10 @@ def _stall_row(rank: RankRun, stall: Stall) -> list[str]:
         stall_words(stall),
         rank_name(rank),
         milliseconds(stall.cost_ms + stall.between_epochs_ms),
-        percent(stall.share),
+        percent(stall.share) if stall.steps else "",  # else all of it lies between epochs
         f"{stall.steps:,}" if stall.steps else "",
         f"{stall.period:,}" if stall.period else "",
-        milliseconds(stall.typical_ms),
+        milliseconds(stall.typical_ms) if stall.steps else "",
         one_line(f"{Path(place.file).name}:{place.line}") if place else "",
     ]
 
