@@ -234,7 +234,9 @@ def test_one_rank_saves_and_the_other_waits(tmp_path: Path) -> None:
     usual = statistics.median(steps)
     longer = [steps[place] - usual for place in planted.steady(1) if saved[place]]
     waited = math.fsum(longer) / len(planted.steady(1))
-    assert planted.stall("collective", 1)["cost_ms"] == near(waited, 0.20)
+    # Steps of about 2 ms on shared cores vary as much themselves.
+    assert planted.stall("collective", 1)["cost_ms"] == near(waited, 0.40)
+    assert leading(planted) == "checkpoint-share"
     for rank, run in enumerate(planted.ranks):
         assert run["times"]["mean_ms"] == near(planted.own_mean_ms(rank=rank), 0.02)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.explain.findings import irregular_stalls, periodic_stall, sort_findings
 from stepscope.explain.record_step import stall_parts
 from stepscope.explain.whole_run.rank_run import sum_up_stalls
 from stepscope.records.whole_run import STALL_CAUSES
@@ -14,12 +15,13 @@ from stepscope.records.whole_run import STALL_CAUSES
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.records.explanation import Budget, RankExplanation
+    from stepscope.records.explanation import Budget, Finding, RankExplanation
     from stepscope.records.whole_run import RankRun, Stall, StallCause
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
 
+_OF_UNKNOWN = {module.RULE.id: module.find_in for module in (irregular_stalls, periodic_stall)}
 _UNKNOWN, _COLLECTIVE = STALL_CAUSES.index("unknown"), STALL_CAUSES.index("collective")
 
 
@@ -38,7 +40,17 @@ def _with_waits(rank: RankExplanation, numbers: Ints, wait_ns: Ints) -> RankExpl
     if rank.run is None:
         return rank
     run = divide_unknown(rank.run, numbers, wait_ns)
-    return rank if run is rank.run else replace(rank, run=run, budget=_shown(rank.budget, run))
+    if run is rank.run:
+        return rank
+    findings = _judge_again(rank.findings, run)
+    return replace(rank, run=run, budget=_shown(rank.budget, run), findings=findings)
+
+
+def _judge_again(findings: tuple[Finding, ...], run: RankRun) -> tuple[Finding, ...]:
+    """The findings that looked at stalls without a known cause look once more."""
+    others = [finding for finding in findings if finding.id not in _OF_UNKNOWN]
+    again = [finding for rule in _OF_UNKNOWN.values() if (finding := rule(run))]
+    return sort_findings([*others, *again]) or findings
 
 
 def divide_unknown(run: RankRun, numbers: Ints, wait_ns: Ints) -> RankRun:
