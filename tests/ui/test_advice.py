@@ -149,11 +149,11 @@ def test_a_saving_whose_interval_holds_zero_is_not_next(explained: Explanation) 
 def test_a_little_saving_does_not_replace_the_remedy_of_a_large_loss(
     explained: Explanation,
 ) -> None:
-    """Half of 24.9 ms is lost: 1.24 ms are a tenth of it."""
+    """Half of 24.9 ms is lost: 4.15 ms are a third of it."""
     plain = replace(explained, findings=(offering("a", "high", "prefetch"),), next="do prefetch")
-    assert add_advice(plain, seen_by(plain, advised("compile", 1.2))).next == "do prefetch"
-    after = add_advice(plain, seen_by(plain, advised("compile", 1.3)))
-    assert after.next == "try compile (predicted to save 1.30 of 24.9 ms)"
+    assert add_advice(plain, seen_by(plain, advised("compile", 4.1))).next == "do prefetch"
+    after = add_advice(plain, seen_by(plain, advised("compile", 4.2)))
+    assert after.next == "try compile (predicted to save 4.20 of 24.9 ms)"
 
 
 @pytest.mark.parametrize("wish", ["bandwidth=2", "no-data-wait", "no-sync"])

@@ -25,6 +25,7 @@ from stepscope.explain.record_step import budget_of_record, with_correction, wit
 from stepscope.explain.replay.graph_launches import has_graphs, note_uncorrected
 from stepscope.explain.syncs import list_syncs
 from stepscope.explain.timeline import divide
+from stepscope.explain.whole_run.recorded_inputs import note_other_inputs
 from stepscope.explain.whole_run.run_calls import calls_of_folder
 from stepscope.explain.window_kernels import launched_in
 from stepscope.records.explanation import RankExplanation, StepTime
@@ -149,6 +150,7 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
             *trace.quality,
             *_notes(trace, work, steps),
             *note_uncorrected(trace, step_ms),
+            *note_other_inputs(analysis.inputs.steps, run),
             *(about_peaks(efficiency) if efficiency else ()),
             *(folder.notes if folder else ()),
             *analysis.inputs.memory.notes,

@@ -91,11 +91,29 @@ def find_places(stacks: tuple[tuple[Place, ...], ...], counts: StackCounts) -> t
     for row, frames in enumerate(stacks):
         if frames:
             lines.setdefault(line_of(frames), []).append(row)
-    more = {line: _take_more(counts, rows) for line, rows in lines.items()}
-    whole = max(sum(more.values()), _per_step(counts, list(range(len(stacks)))))
-    costly = [line for line, extra in more.items() if extra and extra >= _LEAST_PART * whole]
-    costly.sort(key=lambda line: (is_library_frame(line), -more[line]))
-    own = [line for line in costly if not is_library_frame(line)]
+    return _costly_places(lines, counts) or _costly_places(_by_function(lines, counts), counts)
+
+
+def _by_function(lines: dict[Place, list[int]], counts: StackCounts) -> dict[Place, list[int]]:
+    """Lines of one function together, under the one with most samples: a loop of several short
+    lines may have too few at each."""
+    functions: dict[tuple[str, str], list[Place]] = {}
+    for line in lines:
+        functions.setdefault((line.file, line.function), []).append(line)
+    return {
+        max(group, key=lambda line: int(counts.stalled[lines[line]].sum())): [
+            row for line in group for row in lines[line]
+        ]
+        for group in functions.values()
+    }
+
+
+def _costly_places(places: dict[Place, list[int]], counts: StackCounts) -> tuple[Place, ...]:
+    more = {place: _take_more(counts, rows) for place, rows in places.items()}
+    whole = max(sum(more.values()), _per_step(counts, list(range(len(counts.stalled)))))
+    costly = [place for place, extra in more.items() if extra and extra >= _LEAST_PART * whole]
+    costly.sort(key=lambda place: (is_library_frame(place), -more[place]))
+    own = [place for place in costly if not is_library_frame(place)]
     return tuple((own or costly)[:_MOST_PLACES])
 
 

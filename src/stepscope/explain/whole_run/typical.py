@@ -33,7 +33,7 @@ def measure_typical_step(steps: StepColumns, run: RankRun) -> MeasuredSteps | No
         wall_ns=round(float(np.median(steps.wall_ns[calm]))),
         device_ns=round(float(np.median(device))) if len(device) else None,
         phases_ns=_median_phases(steps, calm),
-        data_ns=_mean_wait(steps.phases_ns.get("data"), calm),
+        data_ns=_mean_wait(steps.phases_ns.get("data"), steady, calm),
         host_ns=_median_phases(steps, _ran_ahead(steps, steady)),
     )
 
@@ -42,9 +42,13 @@ def _thin(times: Ints) -> Ints:
     return times[:: 1 + (len(times) - 1) // _MOST_TIMES]
 
 
-def _mean_wait(data_ns: Ints | None, calm: Flags) -> int | None:
-    """None without a data loader."""
-    return round(float(data_ns[calm].mean())) if data_ns is not None and calm.any() else None
+def _mean_wait(data_ns: Ints | None, steady: Flags, calm: Flags) -> int | None:
+    """None without a data loader. Where a step stalled, its calm neighbours say what it would have
+    waited: stalls may be common where waits are long."""
+    if data_ns is None or not calm.any():
+        return None
+    places = np.flatnonzero(calm)
+    return round(float(np.interp(np.flatnonzero(steady), places, data_ns[places]).mean()))
 
 
 def _median_phases(steps: StepColumns, chosen: Flags) -> dict[str, int]:
