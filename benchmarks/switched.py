@@ -1,6 +1,6 @@
 """What capture costs a step, by switching it off and on inside one training process.
 
-    python benchmarks/switched.py [--blocks 120] [--length 20] -- SCRIPT [ARGUMENTS...]
+    python benchmarks/switched.py [--blocks 120] [--length 20] [--clock cpu] -- SCRIPT [OPTIONS...]
 
 Two runs of one script differ by a percent or more even without stepscope: memory layout, core,
 temperature. So SCRIPT runs once, with capture attached, and blocks of its steps run in pairs, one
@@ -15,13 +15,15 @@ runs then.
 
 Each is the ratio of block means (without the fastest and slowest twentieth of the pairs) with a 95%
 interval from 2000 resamplings of the pairs. Under torchrun every rank switches at the same step and
-rank 0 prints. Needs torch and the standard library only.
+rank 0 prints. On a busy machine wall times say little; `--clock cpu` compares the processor time of
+all threads of the process, the writer's included. Needs torch and the standard library only.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import io
 import json
 import math
@@ -38,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
 import torch
+import torch.utils.data.dataloader
 from torch.optim import optimizer as torch_optimizer
 
 from stepscope.measure.hooks import install
@@ -52,6 +55,7 @@ WARMUP, ACTIVE = 2, 3
 AFTER = 30  # steps after the window: memory is measured, the trace is compressed
 TRIM = 0.05
 RESAMPLINGS = 2000
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def main() -> None:
@@ -59,7 +63,7 @@ def main() -> None:
     plan = _Plan(options.blocks, options.length)
     with tempfile.TemporaryDirectory() as scratch:
         switch = _Switch(Settings(folder=scratch, wait=plan.opens, warmup=WARMUP, active=ACTIVE))
-        ends = _train(options.command, plan, switch)
+        ends = _train(options.command, plan, switch, CLOCKS[options.clock])
         switch.session.close()
     if int(os.environ.get("RANK", "0")) == 0:
         result = _compare(ends, plan, options.settle)
@@ -75,6 +79,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, default=120, help="pairs of blocks on each side")
     parser.add_argument("--length", type=int, default=20, help="steps of a block")
     parser.add_argument("--settle", type=int, default=5, help="steps of a block left out")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--json", type=Path)
     parser.add_argument("command", nargs="+")
     return parser.parse_args()
@@ -106,49 +111,75 @@ class _Plan:
         }
 
 
+# What capture replaces names in.
+_OWNERS: tuple[Any, ...] = (
+    torch.autograd,
+    torch.autograd.graph,
+    torch.nn.Module,
+    torch.utils.data.dataloader.DataLoader,
+    torch.utils.data.dataloader._BaseDataLoaderIter,
+)
+
+
 class _Switch:
     """Removes every part of capture from the training process, and puts it back."""
 
     def __init__(self, settings: Settings) -> None:
-        bare = torch.autograd.backward
-        hooks = (
+        before = [dict(vars(owner)) for owner in _OWNERS]
+        hooks: tuple[dict[int, Any], ...] = (
             torch_optimizer._global_optimizer_pre_hooks,
             torch_optimizer._global_optimizer_post_hooks,
         )
-        before = [dict(found) for found in hooks]
+        known = [dict(registered) for registered in hooks]
+        collections = list(gc.callbacks)
         self.session = Session(settings)
         install(self.session)
-        self._backward = {False: bare, True: torch.autograd.backward}
-        self._ours = [
-            (found, {key: hook for key, hook in found.items() if key not in known})
-            for found, known in zip(hooks, before, strict=True)
+        self._names = [
+            (owner, name, bare[name], ours)
+            for owner, bare in zip(_OWNERS, before, strict=True)
+            for name, ours in vars(owner).items()
+            if name in bare and bare[name] is not ours
         ]
+        self._hooks = [
+            (registered, {key: hook for key, hook in registered.items() if key not in earlier})
+            for registered, earlier in zip(hooks, known, strict=True)
+        ]
+        self._collections = [callback for callback in gc.callbacks if callback not in collections]
         self._on = True
 
     def turn(self, *, on: bool) -> None:
         if on == self._on:
             return
         self._on = on
-        torch.autograd.backward = self._backward[on]  # type: ignore[assignment]
-        for hooks, ours in self._ours:
-            for key, hook in ours.items():
+        for owner, name, bare, ours in self._names:
+            setattr(owner, name, ours if on else bare)
+        for registered, hooks in self._hooks:
+            for key, hook in hooks.items():
                 if on:
-                    hooks[key] = hook
+                    registered[key] = hook
                 else:
-                    hooks.pop(key, None)
+                    registered.pop(key, None)
+        for callback in self._collections:
+            (gc.callbacks.append if on else gc.callbacks.remove)(callback)
+        self._turn_parts(on=on)
+
+    def _turn_parts(self, *, on: bool) -> None:
         parts = self.session._parts
-        if parts is not None:
-            (parts.sampler_resumes if on else parts.sampler_pauses)()
-            if on and parts.device is not None:
-                parts.device.restart()
+        if parts is None:
+            return
+        (parts.sampler_resumes if on else parts.sampler_pauses)()
+        if on and parts.device is not None:
+            parts.device.restart()
 
 
-def _train(command: Sequence[str], plan: _Plan, switch: _Switch) -> list[float]:
+def _train(
+    command: Sequence[str], plan: _Plan, switch: _Switch, clock: Callable[[], float]
+) -> list[float]:
     """Run the script; returns when each of its steps ended."""
     ends: list[float] = []
 
     def ended(*_: Any) -> None:
-        ends.append(time.perf_counter())
+        ends.append(clock())
         switching.append(len(ends) not in plan.bare)
 
     switching: list[bool] = []

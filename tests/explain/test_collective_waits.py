@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from stepscope.explain.collective_waits import divide_unknown
 from stepscope.explain.whole_run.rank_run import explain_run
@@ -28,6 +29,19 @@ def test_unexplained_stalls_are_waits_where_the_rank_waited() -> None:
     assert divided.series is not None
     names = [STALL_CAUSES[cause] for cause in divided.series.cause[[40, 80]]]
     assert names == ["collective", "unknown"]
+
+
+def test_what_other_causes_explain_of_a_stall_stays_theirs() -> None:
+    """Step 40 stalls by 60 ms: 20 ms without a core, 40 ms in a wait for another rank."""
+    wall, without_core = np.full(100, 30.0), np.zeros(100)
+    wall[40] += 60
+    without_core[40] = 20
+    run = explain_run(replace(columns(wall), cpu_wait_ns=ns(without_core)))
+    waits = np.full(100, 5.0)
+    waits[40] = 65
+    divided = divide_unknown(run, np.arange(100), ns(waits))
+    cost = {stall.cause: stall.cost_ms for stall in divided.stalls}
+    assert cost == pytest.approx({"collective": 0.4, "operating_system": 0.2})
 
 
 def test_a_rank_that_never_waited_longer_keeps_its_stalls() -> None:

@@ -42,6 +42,7 @@ _VALUES = {
     "bucket-mb": ("1", "25"),
     "bandwidth": ("2", "0.1"),
     "latency": ("2",),
+    "no-stalls": ("data", "data,gc"),
 }
 _WITHOUT_VALUE = {name for name, whatif in WHATIFS.items() if not whatif.takes_value}
 CHANGES = [

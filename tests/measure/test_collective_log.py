@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from two_ranks import run_ranks
 
 from stepscope.measure import clock
 from stepscope.measure.collective_log import FIRST_STEP, SLOT, CollectiveLog, read_columns
@@ -182,12 +183,46 @@ def test_a_log_that_was_cut_is_read_up_to_there(tmp_path: Path) -> None:
         gzip.compress(b'{"created_ns": [1], "sequence": [1], "group": [7], "name": [0], '
                       b'"groups": ["0"], "names": ["x"]}\n'),
     ],
+    ids=["no gzip", "no JSON", "uneven columns", "unknown group"],
 )  # fmt: skip
 def test_a_log_that_makes_no_sense_is_not_captured(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "collectives-00001.json.gz").write_bytes(content)
     oddities = Oddities("collectives")
     assert read_collective_log(tmp_path, oddities) is None
     assert oddities.notes
+
+
+def test_a_real_job_is_read_after_its_group_is_gone(tmp_path: Path) -> None:
+    """Rank 1 sleeps before every collective: its arrivals are later, at the same collectives."""
+    body = f"""
+    import pathlib
+    from stepscope.measure.collective_log import CollectiveLog
+    folder = pathlib.Path({str(tmp_path)!r}) / f"rank-{{rank}}"
+    folder.mkdir()
+    log = CollectiveLog(folder)
+    for step in range(8):
+        time.sleep(0.02 * rank)
+        dist.all_reduce(torch.ones(4))
+        log.step_begins(step)
+    dist.destroy_process_group()
+    log.close(8)
+    answer["steps"] = 8
+    """
+    assert run_ranks(tmp_path, body)
+    logs = [
+        read_collective_log(tmp_path / f"rank-{rank}", Oddities("collectives")) for rank in (0, 1)
+    ]
+    assert logs[0] is not None
+    assert logs[1] is not None
+    reduces = [
+        log.created_ns[log.name == log.names.index("gloo:all_reduce")][-8:]
+        for log in logs
+        if log is not None
+    ]
+    assert [len(created) for created in reduces] == [8, 8]
+    late = sorted((reduces[1] - reduces[0]).tolist())[4]
+    assert late > 5_000_000
+    assert set(logs[0].sequence[-8:].tolist()) == set(logs[1].sequence[-8:].tolist())
 
 
 # Clocks of several hosts

@@ -108,6 +108,7 @@ def test_a_system_that_has_none_of_it_is_no_problem(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("stepscope.measure.step_meter._SCHEDULER", "/nowhere")
     monkeypatch.setattr("stepscope.measure.step_meter._MEMORY", "/nowhere")
     monkeypatch.delattr("resource.RUSAGE_THREAD")
+    monkeypatch.setattr(StepMeter, "_device_memory", lambda _self: None)
     before = problems()
     meter = StepMeter()
     assert meter._read() == (None, (None, None), None)

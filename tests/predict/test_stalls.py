@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from benches import bench_for
 from stepscope import UsageError
 from stepscope.predict.scaling_curve import curve
-from stepscope.predict.stalls import find_stalls, share_stalls
+from stepscope.predict.stalls import describe_stalls, find_stalls, share_stalls
 from stepscope.predict.whatifs import parse_setting
 from stepscope.records.measured_steps import MeasuredSteps
 from stepscope.records.whole_run import STALL_CAUSES, RankRun, Stall, StepSeries, StepTimes
@@ -80,6 +80,13 @@ def test_what_a_change_saves_is_saved_in_the_typical_step(tmp_path: Path) -> Non
     assert then.saved_ms == pytest.approx(0.5, rel=0.02)
     assert then.stall_ms == 2.0
     assert "the average step keeps 2.00 ms of stalls (data 2.00 ms)" in then.assumptions
+
+
+def test_stalls_under_a_hundredth_of_all_are_not_named() -> None:
+    stalls = find_stalls(a_run(stall("data", 8.0, 25), stall("gc", 2.1, 1), stall("unknown", 1, 1)))
+    assert describe_stalls(stalls) == (
+        "the average step keeps 2.03 ms of stalls (data 2.00 ms, gc 0.0210 ms)",
+    )
 
 
 def test_who_decides_is_a_matter_of_the_typical_step(tmp_path: Path) -> None:

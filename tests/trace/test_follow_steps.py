@@ -47,6 +47,17 @@ def test_lines_that_make_no_sense_are_counted_and_left_out(tmp_path: Path) -> No
     assert (steps.seen, steps.unread) == (2, 2)
 
 
+def test_what_a_line_says_is_not_known_stays_unknown(tmp_path: Path) -> None:
+    append_steps(tmp_path, '{"step": 0, "wall_ns": 9, "device_ns": null, "data_ns": 4}\n')
+    append_steps(tmp_path, '{"step": 1, "wall_ns": 9, "device_ns": 7}\n')
+    steps = StepFollower(tmp_path).read()
+    assert (steps.seen, steps.unread) == (2, 0)
+    assert steps.kept.device_ns is not None
+    assert steps.kept.device_ns.tolist() == [-1, 7]
+    assert steps.kept.phases_ns["data"].tolist() == [4, 0]
+    assert steps.kept.elements is None
+
+
 def test_a_block_that_is_packed_counts_once(tmp_path: Path) -> None:
     rows = make_rows([float(n) for n in range(1, 11)])
     write_steps(tmp_path, rows[:6])
@@ -143,7 +154,7 @@ def test_every_column_of_a_line_is_kept(tmp_path: Path) -> None:
         "compile": 5,
         "between_epochs": 10,
         "epoch_gap": 12,
-        "device": 0,
+        "device": 90,
         "cpu_wait": 8,
     }
     counts = dict(zip(("elements", "major_faults", "retries", "graphs"), (7, 2, 1, 4), strict=True))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from stepscope.verify.compare import _decide, _median_step
 from stepscope.verify.mean_change import mean_difference, mean_ratio, mean_spread, mean_step
 
 Floats = NDArray[np.float64]
@@ -124,3 +126,19 @@ def test_three_percent_in_two_hundred_steps_of_two_percent_noise_is_found() -> N
         a, b = (stalling(rng, 200, often=0.0) for _ in range(2))
         found += mean_ratio([a], [1.03 * b]).low > 0
     assert found == 200
+
+
+def test_where_stalls_leave_the_mean_open_the_typical_step_decides() -> None:
+    """Steps of 30 and 31 ms, 1% noise; a few stalls of seconds hide that in the mean."""
+    rng = np.random.default_rng(5)
+    a, b = (ms * np.exp(rng.normal(0, 0.01, 400)) for ms in (30.0, 31.0))
+    for steps in (a, b):
+        steps[rng.choice(400, 6, replace=False)] += rng.uniform(200, 3000, 6)
+    ratio = mean_ratio([a], [b])
+    assert ratio.low < 0 < ratio.high
+    typical = _median_step([[a], [b]], paired=False, starts=0.0)
+    assert typical.verdict == "slower"
+    agrees = msgspec.structs.replace(ratio, value=0.02)
+    assert _decide(agrees, typical) == "slower"
+    assert _decide(msgspec.structs.replace(ratio, value=-0.02), typical) == "no difference seen"
+    assert _decide(ratio, None) == "no difference seen"

@@ -112,7 +112,7 @@ def run_planted(
     done = _call(*ours, sys.executable, *launch, SCRIPTS / f"{script}.py", *arguments)
     command_ms = 1e3 * (time.perf_counter() - began)
     assert done.returncode == 0, done.stderr
-    truths = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    truths = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
     return PlantedRun(out, sorted(truths, key=lambda truth: truth["rank"]), command_ms, done.stderr)
 
 

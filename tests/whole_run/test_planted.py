@@ -229,7 +229,14 @@ def test_one_rank_saves_and_the_other_waits(tmp_path: Path) -> None:
     check_sums(planted)
     own = planted.planted_ms(0)
     assert planted.stall("checkpoint", 0)["cost_ms"] == near(own, 0.10)
-    assert planted.stall("collective", 1)["cost_ms"] == near(own, 0.15)
+    # What the other rank's steps took longer, by its own clock, whenever rank 0 saved.
+    steps, saved = planted.truths[1]["step_ms"], planted.truths[0]["planted_ms"]
+    usual = statistics.median(steps)
+    longer = [steps[place] - usual for place in planted.steady(1) if saved[place]]
+    waited = math.fsum(longer) / len(planted.steady(1))
+    # Steps of about 2 ms on shared cores vary as much themselves.
+    assert planted.stall("collective", 1)["cost_ms"] == near(waited, 0.40)
+    assert leading(planted) == "checkpoint-share"
     for rank, run in enumerate(planted.ranks):
         assert run["times"]["mean_ms"] == near(planted.own_mean_ms(rank=rank), 0.02)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.explain.findings import irregular_stalls, periodic_stall, sort_findings
 from stepscope.explain.record_step import stall_parts
 from stepscope.explain.whole_run.rank_run import sum_up_stalls
 from stepscope.records.whole_run import STALL_CAUSES
@@ -14,11 +15,13 @@ from stepscope.records.whole_run import STALL_CAUSES
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.records.explanation import Budget, RankExplanation
+    from stepscope.records.explanation import Budget, Finding, RankExplanation
     from stepscope.records.whole_run import RankRun, Stall, StallCause
 
+    Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
 
+_OF_UNKNOWN = {module.RULE.id: module.find_in for module in (irregular_stalls, periodic_stall)}
 _UNKNOWN, _COLLECTIVE = STALL_CAUSES.index("unknown"), STALL_CAUSES.index("collective")
 
 
@@ -37,34 +40,44 @@ def _with_waits(rank: RankExplanation, numbers: Ints, wait_ns: Ints) -> RankExpl
     if rank.run is None:
         return rank
     run = divide_unknown(rank.run, numbers, wait_ns)
-    return rank if run is rank.run else replace(rank, run=run, budget=_shown(rank.budget, run))
+    if run is rank.run:
+        return rank
+    findings = _judge_again(rank.findings, run)
+    return replace(rank, run=run, budget=_shown(rank.budget, run), findings=findings)
+
+
+def _judge_again(findings: tuple[Finding, ...], run: RankRun) -> tuple[Finding, ...]:
+    """The findings that looked at stalls without a known cause look once more."""
+    others = [finding for finding in findings if finding.id not in _OF_UNKNOWN]
+    again = [finding for rule in _OF_UNKNOWN.values() if (finding := rule(run))]
+    return sort_findings([*others, *again]) or findings
 
 
 def divide_unknown(run: RankRun, numbers: Ints, wait_ns: Ints) -> RankRun:
     """The same run, with a stall of the cause "collective" for what the rank waited beyond its
-    usual wait, as far as no other cause explains their stalls."""
+    usual wait in steps that stalled for no known cause."""
     series = run.series
     if series is None or series.unknown_ns is None or run.times is None or not len(numbers):
         return run
     beyond = _on_steps(series.number, numbers, wait_ns - np.median(wait_ns))
     unknown = series.unknown_ns
-    waited = np.clip(beyond, 0, unknown)
+    waited = np.clip(beyond.astype(np.float64), 0.0, unknown)
     if not waited.any():
         return run
+    is_unknown = series.cause == _UNKNOWN
     left = unknown - waited
     kept = [stall for stall in run.stalls if stall.cause != "unknown"]
     mean_ns = 1e6 * run.times.mean_ms
-    causes: tuple[tuple[StallCause, Ints], ...] = (("collective", waited), ("unknown", left))
+    causes: tuple[tuple[StallCause, Floats], ...] = (("collective", waited), ("unknown", left))
     for name, excess in causes:
-        stall = sum_up_stalls(name, excess.astype(np.float64), series.number, mean_ns)
+        stall = sum_up_stalls(name, excess, series.number, mean_ns)
         if stall.steps:
             kept.append(_per_steady_step(stall, len(excess), run.times.steps))
-    mainly = (series.cause == _UNKNOWN) & (waited > left)
-    cause = np.where(mainly, np.int8(_COLLECTIVE), series.cause)
+    cause = np.where(is_unknown & (waited > left), np.int8(_COLLECTIVE), series.cause)
     return replace(
         run,
         stalls=tuple(sorted(kept, key=lambda stall: -stall.cost_ms - stall.between_epochs_ms)),
-        series=replace(series, cause=cause.astype(np.int8)),
+        series=replace(series, cause=cause.astype(np.int8), unknown_ns=left),
     )
 
 

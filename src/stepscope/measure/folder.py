@@ -26,6 +26,8 @@ CLOCK = "clock.json"
 SAMPLES = "samples.json"
 PARTS = (TRACE, STEPS, MEMORY, COMMS, CLOCK, SAMPLES)
 SCHEMA = 1
+# Further windows, packed steps and the run's collectives: trace-1.json.gz, steps-00001.json.gz, ...
+_MORE_PARTS = re.compile(r"(trace|steps|comms|memory|collectives)-[^/]+\.(json|jsonl|json\.gz)")
 _HOME = "stepscope-runs"
 _BLOCK = 4096
 # The profiler adds an ending of its own while it writes.
@@ -54,6 +56,16 @@ def _make_first_free(base: Path, separator: str) -> Path:
             continue
         return folder
     raise FileExistsError(str(base))
+
+
+def captured_parts(rank: Path) -> list[str]:
+    """The files of a rank: PARTS in their order, then further ones by name."""
+    try:
+        names = {path.name for path in rank.iterdir()}
+    except OSError:  # it was removed
+        return []
+    more = sorted(name for name in names - set(PARTS) if _MORE_PARTS.fullmatch(name))
+    return [*(name for name in PARTS if name in names), *more]
 
 
 def temporary(path: Path) -> Path:

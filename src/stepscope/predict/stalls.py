@@ -26,6 +26,7 @@ NORMAL_95 = 1.96  # standard deviations on each side hold 95%
 _BY_THE_SCRIPT = frozenset({"evaluation", "checkpoint", "compile"})
 # Half of what independent stalls add, one standard deviation: they may partly coincide.
 _COINCIDENCE_DOUBT = 0.5
+_LEAST_NAMED = 0.01  # of all stalls: a smaller part is not named
 _PER_PASS = ("data", "gc", "allocator", "operating_system", "unknown")
 
 
@@ -145,11 +146,12 @@ def _longest_of(stalls: StepStalls, causes: list[str], draws: float) -> float:
 
 
 def describe_stalls(stalls: StepStalls | None) -> tuple[str, ...]:
-    """What of the average step stays in stalls; nothing if there are none."""
+    """What of the average step stays in stalls, without the smallest; nothing if there are none."""
     if stalls is None or not stalls.total_ns:
         return ()
     ordered = sorted(stalls.cost_ns.items(), key=lambda row: -row[1])
-    causes = ", ".join(f"{name_cause(c)} {milliseconds(ns / 1e6)}" for c, ns in ordered if ns)
+    large = [(cause, ns) for cause, ns in ordered if ns >= _LEAST_NAMED * stalls.total_ns]
+    causes = ", ".join(f"{name_cause(cause)} {milliseconds(ns / 1e6)}" for cause, ns in large)
     whole = milliseconds(stalls.total_ns / 1e6)
     return (f"the average step keeps {whole} of stalls ({causes})",)
 

@@ -23,7 +23,8 @@ class MemoryInputs(msgspec.Struct, frozen=True, kw_only=True):
     """What capture wrote about memory, and the limit that the user gave."""
 
     captured: CapturedMemory | None = None
-    step_bytes: tuple[tuple[int, int], ...] = ()  # (step, bytes allocated when it ended)
+    # (step, bytes allocated when it ended): of the first steps and the last ones.
+    step_bytes: tuple[tuple[int, int], ...] = ()
     limit_bytes: int | None = None
     notes: tuple[Note, ...] = ()  # parts of these files that could not be read
 

@@ -38,3 +38,14 @@ class StackDifference(msgspec.Struct, frozen=True, kw_only=True):
     stalled_samples: int
     typical_samples: int
     stacks: tuple[StackShare, ...]  # those that differ most come first
+    stalled_ms: float = 0.0  # the mean of the stalled steps
+    typical_ms: float = 0.0
+
+
+class LineDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """How much longer one line runs in a stalled step than in a typical one."""
+
+    place: Place
+    more_ms: float
+    low_ms: float  # 95% interval, from the number of samples
+    high_ms: float

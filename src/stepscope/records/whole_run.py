@@ -147,7 +147,7 @@ class StepSeries(msgspec.Struct, frozen=True, kw_only=True):
     window: NDArray[np.bool_]  # the profiler or the memory capture ran
     warm_up: int  # this many of the first steps
     excess_ns: NDArray[np.int64] | None = None  # what a stall took longer; 0: no stall
-    unknown_ns: NDArray[np.int64] | None = None  # of that, what nothing explains
+    unknown_ns: NDArray[np.float64] | None = None  # of that, what nobody measured
 
 
 class RankRun(msgspec.Struct, frozen=True, kw_only=True):

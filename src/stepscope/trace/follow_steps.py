@@ -11,19 +11,18 @@ A regular choice would see all or none of the stalls that come every fourth step
 from __future__ import annotations
 
 import os
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from stepscope.errors import UnreadableInputError
-from stepscope.records.limits import Bytes, Count, DurationNs, SomeDurationNs, StampNs, StepNumber  # noqa: TC001  (decoded)
 from stepscope.records.packed_steps import TAIL, part_number
 from stepscope.records.step_columns import ALL_PHASES, StepColumns
 from stepscope.trace.decode import DECODE_ERRORS
 from stepscope.trace.packed_steps import read_part
 from stepscope.trace.regular_files import MAX_LINE_BYTES, MissingFileError, list_folder, reading
+from stepscope.trace.step_lines import STEP_LINE_FIELDS, StepLine, step_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,38 +37,8 @@ _PIECE_BYTES = 4 << 20
 _ROUNDS = 3  # of reading while blocks are packed
 
 
-class FollowedStep(msgspec.Struct, frozen=True, gc=False):
-    """A line of steps.jsonl. The order of fields is that of the rows of an array of steps."""
-
-    step: StepNumber
-    wall_ns: SomeDurationNs
-    end_unix_ns: StampNs = 0
-    window: bool = False
-    memory: bool = False
-    first: bool = False
-    last: bool = False
-    data_ns: DurationNs = 0
-    forward_ns: DurationNs = 0
-    backward_ns: DurationNs = 0
-    optimizer_ns: DurationNs = 0
-    other_ns: DurationNs = 0
-    evaluation_ns: DurationNs = 0
-    checkpoint_ns: DurationNs = 0
-    gc_ns: DurationNs = 0
-    compile_ns: DurationNs = 0
-    between_epochs_ns: DurationNs = 0
-    epoch_gap_ns: DurationNs = 0
-    device_ns: DurationNs = -1
-    elements: Count = 0
-    allocated_bytes: Bytes = -1
-    cpu_wait_ns: DurationNs = 0
-    major_faults: Count = 0
-    retries: Count = 0
-    graphs: Count = 0
-
-
 _MAY_BE_UNKNOWN = ("device_ns", "allocated_bytes")  # -1 where they are
-_FIELDS = {name: place for place, name in enumerate(FollowedStep.__struct_fields__)}
+_FIELDS = {name: place for place, name in enumerate(STEP_LINE_FIELDS)}
 
 
 class StepsSoFar(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +68,7 @@ class StepFollower:
         self._most = max(most_kept, 2)
         self._parts: frozenset[str] = frozenset()
         self._inode, self._offset = 0, 0
-        self._decoder = msgspec.json.Decoder(FollowedStep)
+        self._decoder = msgspec.json.Decoder(StepLine)
         self._recent = self._rows = np.empty((len(_FIELDS), 0), np.int64)
         self._kept = 0  # columns of `_rows` in use
         self._halvings = 0
@@ -138,7 +107,7 @@ class StepFollower:
         new = sorted(self._list_parts() - self._parts)
         for name in new:
             try:
-                self._take(_rows_of_part(read_part(self._folder / name)))
+                self._take(_fill_in(read_part(self._folder / name)))
             except UnreadableInputError:
                 self._unread += 1
         if new:
@@ -174,9 +143,7 @@ class StepFollower:
                 except DECODE_ERRORS:
                     self._unread += 1
         if rows:
-            values = chain.from_iterable(map(msgspec.structs.astuple, rows))
-            flat = np.fromiter(values, np.int64, len(rows) * len(_FIELDS))
-            self._take(flat.reshape(len(rows), -1).T)
+            self._take(_fill_in(dict(zip(STEP_LINE_FIELDS, step_rows(rows), strict=True))))
 
     def _take(self, rows: Ints) -> None:
         """Steps that follow those taken before; of two with one number the first counts."""
@@ -259,8 +226,8 @@ def _columns(rows: Ints) -> StepColumns:
     )
 
 
-def _rows_of_part(columns: dict[str, Ints]) -> Ints:
-    """A packed part as an array of steps; -1 stands for what a line lacks."""
+def _fill_in(columns: dict[str, Ints]) -> Ints:
+    """Columns as an array of steps. What a line lacks was zero, or stays unknown."""
     rows = np.zeros((len(_FIELDS), len(columns["step"])), np.int64)
     for name, place in _FIELDS.items():
         least = -1 if name in _MAY_BE_UNKNOWN else 0

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 from stepscope.records.rank_inputs import MemoryInputs, RankInputs
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from stepscope.records.step_columns import StepColumns
     from stepscope.records.trace import Trace
     from stepscope.trace.files import Progress
+
+_FIRST_ENDS, _LAST_ENDS = 10, 100  # see explain/memory/growth.py
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,11 +96,14 @@ def _read_memory(
 
 
 def _sizes_at_ends(steps: StepColumns | None) -> tuple[tuple[int, int], ...]:
+    """Of the first steps and the last ones; a long run has millions in between."""
     if steps is None or steps.allocated_bytes is None:
         return ()
-    known = steps.allocated_bytes >= 0
+    places = np.flatnonzero(steps.allocated_bytes >= 0)
+    if len(places) > _FIRST_ENDS + _LAST_ENDS:
+        places = np.concatenate((places[:_FIRST_ENDS], places[-_LAST_ENDS:]))
     return tuple(
-        zip(steps.number[known].tolist(), steps.allocated_bytes[known].tolist(), strict=True)
+        zip(steps.number[places].tolist(), steps.allocated_bytes[places].tolist(), strict=True)
     )
 
 

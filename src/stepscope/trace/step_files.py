@@ -6,7 +6,6 @@ thousand at a time, and every check is one operation on a column.
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +13,7 @@ import numpy as np
 
 from stepscope.errors import UnreadableInputError
 from stepscope.records import figures
-from stepscope.records.limits import Bytes, Count, DurationNs, SomeDurationNs, StampNs, StepNumber  # noqa: TC001  (decoded)
+from stepscope.records.limits import Count  # noqa: TC001  (decoded)
 from stepscope.records.packed_steps import (
     ABSENT,
     END,
@@ -35,6 +34,7 @@ from stepscope.trace.decode import Oddities
 from stepscope.trace.packed_steps import read_part
 from stepscope.trace.regular_files import LineFile, list_folder
 from stepscope.trace.side_files import read_record, read_row_batches
+from stepscope.trace.step_lines import STEP_LINE_FIELDS, StepLine, step_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,37 +48,6 @@ MAX_STEPS_BYTES = 8 << 30
 _ZERO_IS_KNOWN = ("device_ns", "allocated_bytes")  # elsewhere a missing number is zero
 # A clock that is only corrected, not set, stays within these of the steps' own times.
 _CLOCK_STEP_NS, _CLOCK_STEP = 100_000_000, 0.01
-
-
-class _StepLine(msgspec.Struct, frozen=True, gc=False):
-    """A line of steps.jsonl; its fields in the order of `_FIELDS`."""
-
-    step: StepNumber
-    wall_ns: SomeDurationNs
-    end_unix_ns: StampNs = ABSENT
-    data_ns: DurationNs = ABSENT
-    forward_ns: DurationNs = ABSENT
-    backward_ns: DurationNs = ABSENT
-    optimizer_ns: DurationNs = ABSENT
-    evaluation_ns: DurationNs = ABSENT
-    checkpoint_ns: DurationNs = ABSENT
-    gc_ns: DurationNs = ABSENT
-    compile_ns: DurationNs = ABSENT
-    between_epochs_ns: DurationNs = ABSENT
-    other_ns: DurationNs = ABSENT
-    epoch_gap_ns: DurationNs = ABSENT
-    device_ns: SomeDurationNs | None = ABSENT
-    elements: Count = ABSENT
-    allocated_bytes: Bytes | None = ABSENT
-    cpu_wait_ns: DurationNs = ABSENT
-    major_faults: Count = ABSENT
-    retries: Count = ABSENT
-    graphs: Count = ABSENT
-    window: bool = False
-    first: bool = False
-    last: bool = False
-    memory: bool = False
-    skipped: bool = False
 
 
 class _Counters(msgspec.Struct, frozen=True):
@@ -103,9 +72,6 @@ class _CountingRank(msgspec.Struct, frozen=True):
     counters: _Counters | None = None
     status: str = ""
     steps: Count = 0
-
-
-_FIELDS = (STEP, WALL, END, *PHASE_FIELDS, OTHER, *EXTRA_FIELDS, *MARKS)
 
 
 def read_step_columns(folder: Path, oddities: Oddities) -> StepColumns | None:
@@ -138,7 +104,7 @@ def read_step_columns(folder: Path, oddities: Oddities) -> StepColumns | None:
 
 def _read_tail(file: Path, oddities: Oddities) -> list[Chunk]:
     lines = LineFile(file, max_lines=MAX_STEPS, max_bytes=MAX_STEPS_BYTES)
-    batches = read_row_batches(lines, _StepLine, oddities)
+    batches = read_row_batches(lines, StepLine, oddities)
     return [_to_chunk(rows) for rows in batches if rows]
 
 
@@ -164,28 +130,18 @@ def _part_numbers(folder: Path) -> set[int]:
     return {number for name in names if (number := part_number(name))}
 
 
-def _to_chunk(rows: list[_StepLine]) -> Chunk:
+def _to_chunk(rows: list[StepLine]) -> Chunk:
     """Fields and marks that no row has are left out."""
-    columns = _matrix(rows).T
+    columns = step_rows(rows)
     return {
         name: values.copy()
-        for name, values in zip(_FIELDS, columns, strict=True)
+        for name, values in zip(STEP_LINE_FIELDS, columns, strict=True)
         if (values != (0 if name in MARKS else ABSENT)).any()
     }
 
 
-def _matrix(rows: list[_StepLine]) -> Ints:
-    values = chain.from_iterable(map(msgspec.structs.astuple, rows))
-    try:
-        flat = np.fromiter(values, np.int64, len(rows) * len(_FIELDS))
-    except TypeError:  # a null
-        values = chain.from_iterable(map(msgspec.structs.astuple, rows))
-        flat = np.array([ABSENT if value is None else value for value in values], np.int64)
-    return flat.reshape(len(rows), -1)
-
-
 def _join(chunks: list[Chunk]) -> Chunk:
-    names = [name for name in _FIELDS if any(name in chunk for chunk in chunks)]
+    names = [name for name in STEP_LINE_FIELDS if any(name in chunk for chunk in chunks)]
     return {name: np.concatenate([_column(chunk, name) for chunk in chunks]) for name in names}
 
 

@@ -209,10 +209,12 @@ def _is_sure(advice: Advice) -> bool:
 
 
 def _least_saving(top: Finding, step_ms: float) -> float:
-    """A third of what the leading finding loses, if it offers a remedy without a number."""
-    grave = top.of == "step" and top.severity in ("high", "medium")
+    """A part of what the leading finding loses, if it offers a remedy without a number. What lies
+    beside the steps is no step's to save: its remedy gives way only to a large saving."""
+    grave = top.of in ("step", "run") and top.severity in ("high", "medium")
     untried = any(remedy.predicted_ms is None for remedy in top.remedies)
-    return _MUCH_LARGER * top.share * step_ms if grave and untried else 0.0
+    part = _MUCH_LARGER if top.of == "step" else 0.5
+    return part * top.share * step_ms if grave and untried else 0.0
 
 
 def _describe(advice: Advice, findings: tuple[Finding, ...]) -> str:

@@ -139,6 +139,11 @@ def _verdict(comparison: Comparison) -> str:
         change = signed_percent(comparison.change)
         return f"No difference seen: {a} and {b} ms a step, {change} ({bounds})."
     more = "less" if comparison.verdict == "faster" else "more"
+    step = comparison.median
+    if step is not None and comparison.low <= 0 <= comparison.high:
+        typical = f"{significant(step.a_ms)} -> {milliseconds(step.b_ms)}"
+        size, ends = unsigned_percent(step.change), change_interval(step.low, step.high)
+        return f"B's typical step is {comparison.verdict}: {typical}, {size} {more} ({ends})."
     size = unsigned_percent(comparison.change)
     return f"B is {comparison.verdict}: {a} -> {b} ms a step, {size} {more} ({bounds})."
 
@@ -198,8 +203,13 @@ def _row_words(row: PhaseChange) -> str:
 def _typical_words(comparison: Comparison) -> str:
     """The second opinion, if it is another one."""
     step = comparison.median
-    if step is None or step.verdict == comparison.verdict:
+    if step is None:
         return ""
+    if step.verdict == comparison.verdict:
+        if comparison.verdict == "no difference seen" or not comparison.low <= 0 <= comparison.high:
+            return ""
+        ends = change_interval(comparison.low, comparison.high)
+        return f"stalls leave the mean step open: {signed_percent(comparison.change)} ({ends})"
     if step.verdict == "no difference seen":
         return "the typical step (median) shows no difference"
     change = unsigned_percent(step.change)

@@ -180,7 +180,7 @@ def describe_ranks(
     ranks = []
     for place in sorted(folder.glob("rank-*")):
         facts = _facts(place)
-        captured = [name for name in layout.PARTS if (place / name).exists()]
+        captured = layout.captured_parts(place)
         missing = unwritten_parts(facts["problems"])
         missing.pop(layout.TRACE, None)
         if layout.TRACE not in captured:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from stepscope.verify.spread import Floats
 
 
+_MOST_NS = 2.0**62  # fits 64 bits; no step takes longer
+
+
 class SteadySteps(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds; one value per steady step in each column."""
 
@@ -61,7 +64,7 @@ def columns_of_list(step_ms: Floats) -> StepColumns:
     """Step times of which nothing else is known."""
     count = len(step_ms)
     nothing: NDArray[np.bool_] = np.zeros(count, np.bool_)
-    wall_ns = np.rint(step_ms * 1e6).astype(np.int64)
+    wall_ns = np.rint(np.clip(step_ms * 1e6, 1, _MOST_NS)).astype(np.int64)
     return StepColumns(
         number=np.arange(count),
         wall_ns=wall_ns,

@@ -59,6 +59,17 @@ def test_a_training_that_returns_everything_does_not_grow(explained):
     assert not growth.steady
 
 
+def test_of_a_long_run_the_first_and_last_steps_are_kept(tmp_path):
+    rows = [{"step": n, "wall_ns": 1, "allocated_bytes": 1000 + 100 * n} for n in range(10_000)]
+    (tmp_path / "steps.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    memory = read_rank_inputs(write(tmp_path / "trace.json", *training.train(1))).memory
+    assert len(memory.step_bytes) < 5_000
+    assert (memory.step_bytes[0][0], memory.step_bytes[-1][0]) == (0, 9_999)
+    growth = growth_of_steps(memory.step_bytes)
+    everything = growth_of_steps([(row["step"], row["allocated_bytes"]) for row in rows])
+    assert growth == everything
+
+
 def test_steps_that_were_written_with_their_bytes_are_read(tmp_path):
     rows = [{"step": n, "wall_ns": 1, "allocated_bytes": 1000 + 100 * n} for n in range(10)]
     rows[4].pop("allocated_bytes")

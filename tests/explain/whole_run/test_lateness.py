@@ -104,6 +104,24 @@ def test_a_rank_whose_own_phases_are_longer_is_accused_only_if_it_is_late() -> N
     assert named(find_late(early, STEP, own_ns=own)) == []
 
 
+def test_noise_that_makes_ranks_late_but_never_early_accuses_nobody() -> None:
+    rng = np.random.default_rng(13)
+    accused = 0
+    for _ in range(200):
+        arrival = noise(rng, 300, 16, share=0.1) + np.abs(noise(rng, 300, 16, share=0.3, alike=0.8))
+        accused += bool(named(find_late(arrival, STEP)))
+    assert accused <= 2
+
+
+def test_phases_that_are_longer_for_want_of_a_core_accuse_nobody() -> None:
+    rng = np.random.default_rng(14)
+    waits = np.abs(rng.normal(0, 0.1 * STEP, (300, 4)))
+    waits[:, 3] += 0.06 * STEP
+    own = 0.3 * STEP + rng.normal(0, 0.01 * STEP, (300, 4)) + waits
+    arrival = rng.normal(0, 0.4 * STEP, (300, 4)) + waits
+    assert named(find_late(arrival, STEP, waits, own)) == []
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_at_most_1_healthy_run_in_100_accuses_somebody(ranks: int) -> None:
     rng = np.random.default_rng(5)

@@ -75,6 +75,16 @@ def test_too_few_stalls_have_no_period() -> None:
     assert find_period(np.array([10, 20, 30])) is None
 
 
+def test_spells_with_many_stalls_have_no_period() -> None:
+    """A busy neighbour: half of the time most steps stall, and never in the other half."""
+    false = 0
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        is_busy = np.repeat(rng.random(10) < 0.5, 30)
+        false += find_period(np.flatnonzero(is_busy & (rng.random(300) < 0.6))) is not None
+    assert false <= 3
+
+
 def test_steps_that_are_missing_do_not_double_the_period() -> None:
     numbers = np.array([19, 39, 99, 119, 139, 179, 199, 219, 239, 259, 279])
     assert find_period(numbers).steps == 20

@@ -223,7 +223,7 @@ def test_a_drift_is_as_severe_as_what_the_last_steps_lose() -> None:
     assert slows_down.find_in(run(trend=shrinks)) is None
 
 
-# Shares of the wall time
+# Shares of the training loop and of the wall time
 
 
 def test_evaluation_every_50_steps() -> None:
@@ -232,9 +232,12 @@ def test_evaluation_every_50_steps() -> None:
         account=account(evaluation=18.0),
     )
     finding = sure(evaluation_share.find_in(a_run))
-    assert finding.summary == "evaluation takes 18% of the run: 900 ms every 50 steps."
+    assert finding.summary == "evaluation takes 18% of the training loop: 900 ms every 50 steps."
     assert (finding.of, finding.severity) == ("run", "medium")
-    assert finding.evidence == ("18.0 s of the run's 100 s", "in 20 steps, 900 ms each")
+    assert finding.evidence == (
+        "18.0 s of the 100 s of the training loop",
+        "in 20 steps, 900 ms each",
+    )
 
 
 def test_without_a_wall_time_evaluation_is_a_share_of_steps_and_epochs() -> None:
@@ -256,7 +259,10 @@ def test_checkpoints_every_100_steps() -> None:
         account=account(checkpoint=20.0),
     )
     finding = sure(checkpoint_share.find_in(a_run))
-    assert finding.summary == "saving checkpoints takes 20% of the run: 2.00 s every 100 steps."
+    assert (
+        finding.summary
+        == "saving checkpoints takes 20% of the training loop: 2.00 s every 100 steps."
+    )
     assert finding.remedies[0].id == "async-checkpoint"
 
 

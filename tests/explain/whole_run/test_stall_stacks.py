@@ -57,7 +57,7 @@ def series(causes: dict[int, str], steps: int = 100, warm_up: int = 10) -> StepS
         cause[place] = STALL_CAUSES.index(name)
     return StepSeries(
         number=np.arange(1, steps + 1), start_unix_ns=np.zeros(steps, np.int64),
-        step_ns=np.full(steps, 10**7), cause=cause, window=np.arange(steps) == 50,
+        step_ns=np.where(cause >= 0, 4 * 10**7, 10**7), cause=cause, window=np.arange(steps) == 50,
         warm_up=warm_up,
     )  # fmt: skip
 
@@ -73,6 +73,7 @@ def test_samples_count_for_the_cause_of_their_step() -> None:
     assert places == (SAVE,)
     assert (difference.stalled_steps, difference.typical_steps) == (4, 85)
     assert (difference.stalled_samples, difference.typical_samples) == (24, 85)
+    assert (difference.stalled_ms, difference.typical_ms) == (40.0, 10.0)
     assert [(share.frames[1], share.stalled, share.typical) for share in difference.stacks] == [
         (FORWARD, pytest.approx(4 / 24), 1.0),
         (SAVE, pytest.approx(20 / 24), 0.0),

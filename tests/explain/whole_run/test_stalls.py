@@ -149,6 +149,18 @@ def test_stalls_at_random_places_have_no_period() -> None:
     assert find_period(np.array([4, 5, 54, 55, 104, 154])).steps == 50
 
 
+def test_on_the_host_a_wait_counts_in_full_though_the_step_was_quick_otherwise() -> None:
+    """Steps vary by a third; every fourth waits for 40 ms more."""
+    steps, data = noisy(400, noise=0.3), np.zeros(400)
+    data[::4] = 40 * MS
+    level = np.full(400, 30 * MS)
+    split = split_stalls(steps + data, level, {"data": data}, hidden=False)
+    assert split.excess_ns["data"].mean() == pytest.approx(10 * MS, rel=1e-9)
+    calmer = noisy(400, noise=0.15)
+    felt = split_stalls(calmer + data, level, {"data": data}, hidden=True)
+    assert 9 * MS < felt.excess_ns["data"].mean() < 10 * MS
+
+
 def test_a_wait_that_grows_is_a_drift_and_no_stall() -> None:
     data = np.linspace(4 * MS, 24 * MS, 300)
     assert np.allclose(without_waits(noisy(300, ms=4.0) + data, {"data": data}) - data, 4 * MS, 0.1)

@@ -26,7 +26,7 @@ from stepscope.trace.discover import find_traces
 from stepscope.trace.follow_run import RunFollower
 from stepscope.trace.memory_file import read_memory
 from stepscope.trace.rank_facts import read_facts
-from stepscope.ui.attachment import events_of, steps_seen
+from stepscope.ui.attachment import count_events, steps_seen
 from stepscope.ui.comparison import comparison_json
 from stepscope.ui.health import check_health
 from stepscope.ui.live_json import live_json
@@ -200,7 +200,7 @@ def _follow(path: Path) -> None:
 
 
 def _look_as_run_does(path: Path) -> None:
-    events_of(path)
+    count_events(path)
     for rank in path.glob("rank-*"):
         steps_seen(rank)
     json.dumps(describe_ranks(path, Settings(folder=str(path))))

@@ -7,6 +7,8 @@ from msgspec.structs import replace
 from test_narrow import NARROW, faults
 
 from made_runs import make_run
+from stepscope.records.place import Place
+from stepscope.records.stack_samples import StackDifference, StackShare
 from stepscope.ui.html.report import write_report
 
 pytestmark = pytest.mark.browser
@@ -103,13 +105,13 @@ def test_keys_zoom_and_pan_the_chart_and_not_the_timeline(page):
 
 def test_a_click_in_the_table_goes_to_the_longest_stall(page):
     row = page.locator(".run-stalls tbody tr", has_text="Evaluation")
-    row.locator("button").click()
+    row.locator(".run-jump").click()
     assert length(page) == pytest.approx(120)
     title, cause, *_ = state(page)["runSelected"]
     assert title.startswith("Step ")
     assert cause.startswith("Evaluation")
     start, end = state(page)["runView"]
-    number = int(row.locator("button").get_attribute("data-step"))
+    number = int(row.locator(".run-jump").get_attribute("data-step"))
     assert start < number < end
 
 
@@ -184,3 +186,98 @@ def test_small_and_wide_runs_are_drawn(visit, explain, make_trace, report, tmp_p
     for scale in ("log", "typical", "linear"):
         page.evaluate(f"stepscope.runChart.useScale('{scale}')")
         assert state(page)["runScale"] == scale
+
+
+MAIN = Place(file="/home/u/train.py", line=10, function="main")
+SAVE = Place(file="/home/u/train.py", line=41, function="log_images")
+LOAD = Place(file="/home/u/data.py", line=14, function="Pictures.__getitem__")
+CALM = StackShare(frames=(MAIN,), stalled=0.25, typical=1.0)
+MORE, SAME = "196,70,31", "223,227,233"  # of the style sheet
+
+
+def difference(cause, line):
+    stack = StackShare(frames=(MAIN, line), stalled=0.75, typical=0.0)
+    return StackDifference(
+        cause=cause, stalled_steps=10, typical_steps=90, stalled_samples=100,
+        typical_samples=225, stalled_ms=200.0, typical_ms=50.0, stacks=(stack, CALM),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def sampled(visit, explain, make_trace, report, folder):
+    path = folder / "sampled.html"
+    if not path.exists():
+        run = make_run(2_000, 1)
+        stacks = (difference("data", LOAD), difference("logging", SAVE))
+        ranks = (replace(run.ranks[0], stacks=stacks),)
+        write_report(
+            replace(report(explain(make_trace())), run=replace(run, ranks=ranks)), [], path
+        )
+    return visit(path, color_scheme="light")
+
+
+def reason(page):
+    return page.locator(".run-why-words:visible").inner_text()
+
+
+def choose(page, label):
+    page.locator(".run-stalls tbody tr", has_text=label).locator("td").nth(1).click()
+
+
+def test_the_costliest_stall_comes_with_its_stacks(sampled):
+    assert state(sampled)["runCause"] == "data"
+    assert state(sampled)["runStacks"] == 3
+    assert reason(sampled).startswith("In stalled steps data.py:14 Pictures.__getitem__ runs for")
+    seen = sampled.evaluate(COLOURS.replace("runChart", "stallFlames.graph"))
+    assert {MORE, SAME} & set(seen) == {MORE}
+
+
+def test_a_row_of_the_table_chooses_the_stacks(sampled):
+    choose(sampled, "Logging")
+    assert state(sampled)["runCause"] == "logging"
+    assert reason(sampled).startswith("In stalled steps train.py:41 log_images runs for 150 ms")
+    chosen = sampled.locator('.run-choose[aria-pressed="true"]')
+    assert chosen.all_inner_texts() == ["Logging"]
+    assert sampled.locator(".run-why-most").inner_text() == ", by up to 150 ms"
+
+
+def test_the_keyboard_chooses_too(sampled):
+    sampled.locator(".run-choose", has_text="Logging").focus()
+    sampled.keyboard.press("Enter")
+    assert state(sampled)["runCause"] == "logging"
+
+
+def test_a_cause_without_samples_says_so(sampled):
+    choose(sampled, "GC pauses")
+    assert reason(sampled).startswith("Not sampled: fewer than 4 stacks")
+    assert not sampled.locator(".run-why canvas").is_visible()
+    choose(sampled, "Logging")
+    assert sampled.locator(".run-why canvas").is_visible()
+
+
+def test_arrows_walk_through_the_stacks(sampled):
+    sampled.locator(".run-why canvas").focus()
+    for _ in range(3):
+        sampled.keyboard.press("ArrowDown")
+    crumb = sampled.locator(".run-why .flame-crumb").inner_text()
+    assert crumb == (
+        "/home/u/data.py(14): Pictures.__getitem__ · 150 ms of a stalled step, 75% of it · "
+        "150 ms more than in a typical step · 75 samples, self 150 ms"
+    )
+    sampled.keyboard.press("ArrowUp")
+    assert "train.py(10): main" in sampled.locator(".run-why .flame-crumb").inner_text()
+
+
+def test_the_pointer_names_a_frame_and_its_difference(sampled):
+    canvas = sampled.locator(".run-why canvas")
+    canvas.scroll_into_view_if_needed()
+    canvas.hover(position={"x": 40, "y": 45})
+    tip = sampled.locator(".run-why .tip").inner_text()
+    assert "Pictures.__getitem__" in tip
+    assert "150 ms more than in a typical step" in tip
+
+
+def test_a_jump_to_the_longest_stall_leaves_the_stacks(sampled):
+    sampled.locator(".run-stalls tbody tr", has_text="Logging").locator(".run-jump").click()
+    assert state(sampled)["runSelected"] is not None
+    assert state(sampled)["runCause"] == "data"

@@ -101,12 +101,14 @@ def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Most severe first, then the largest share. `healthy` leads when nothing needs attention and
     is left out otherwise.
 
-    A share of the run's wall time and one of the mean step have other wholes. So a share of the
-    step counts for what it is of the wall time: steps take what evaluation, checkpoints and
-    start-up leave.
+    A share of the training loop and one of the mean step have other wholes. So a share of the step
+    counts for what it is of the loop: steps take what evaluation and checkpoints leave.
     """
     every = tuple(findings)
-    training = max(0.0, 1 - sum(finding.share for finding in every if finding.of == "run"))
+    beside = (
+        f.share for f in every if f.of == "run" and f.id in ("evaluation-share", "checkpoint-share")
+    )
+    training = max(0.0, 1 - sum(beside))
 
     def rank(finding: Finding) -> tuple[int, bool, float]:
         share = finding.share * (training if finding.of == "step" else 1.0)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def find_in(run: RankRun) -> Finding | None:
-    """Saving inside steps and between epochs, as a share of the wall time."""
+    """Saving inside steps and between epochs, as a share of the training loop."""
     work = beside_steps(run, "checkpoint")
     severity = wanted_work_severity(work.share)
     if severity is None:
@@ -24,7 +24,8 @@ def find_in(run: RankRun) -> Finding | None:
         share=work.share,
         of="run",
         severity=severity,
-        summary=f"saving checkpoints takes {percent(work.share)} of the run{work.how_often}.",
+        summary=f"saving checkpoints takes {percent(work.share)} of the training loop"
+        f"{work.how_often}.",
         evidence=work.evidence,
         where=work.where,
         remedies=(

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _FEW = 3  # stalls: a frequency would promise too much
 _MOST_NUMBERS = 4
-_LEAST_WANTED, _MUCH_WANTED = 0.05, 0.40  # of the wall time
+_LEAST_WANTED, _MUCH_WANTED = 0.05, 0.25  # of the training loop
+_LOOP = ("training", "evaluation", "checkpoint", "between_epochs", "outside")  # of the account
 
 
 def costly_stall(run: RankRun, *causes: StallCause) -> Stall | None:
@@ -78,7 +79,7 @@ def account_part(run: RankRun, name: str) -> AccountPart | None:
 class BesideSteps(NamedTuple):
     """Work that is wanted but is no training: evaluation, or saving checkpoints."""
 
-    share: float  # of the wall time
+    share: float  # of the training loop: the wall time without start-up, warm-up and shut-down
     how_often: str
     evidence: tuple[str, ...]
     where: tuple[Place, ...]
@@ -89,8 +90,9 @@ def beside_steps(run: RankRun, name: Literal["evaluation", "checkpoint"]) -> Bes
     stall = next((stall for stall in run.stalls if stall.cause == name), None)
     part = account_part(run, name)
     if part is not None and run.account is not None:
-        took, whole = part.ms, run.account.wall_ms
-        lines = [f"{duration(1e6 * took)} of the run's {duration(1e6 * whole)}"]
+        took = part.ms
+        whole = sum(part.ms for part in run.account.parts if part.id in _LOOP)
+        lines = [f"{duration(1e6 * took)} of the {duration(1e6 * whole)} of the training loop"]
     else:
         took, whole = _per_step(run, stall)
         lines = [f"{milliseconds(took)} for each step of {milliseconds(whole)}"]
@@ -117,8 +119,7 @@ def _per_step(run: RankRun, stall: Stall | None) -> tuple[float, float]:
 
 
 def wanted_work_severity(share: float) -> Severity | None:
-    """Evaluation and checkpoints are wanted: they weigh less than time that is lost. None under
-    5% of the wall time."""
+    """None under 5% of the training loop: evaluation and checkpoints are wanted."""
     if share < _LEAST_WANTED:
         return None
     return "high" if share >= _MUCH_WANTED else "medium" if share >= MEDIUM else "low"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _FEWEST = 4  # stalls
 _OFTEN = 0.7  # of the distances are the period, or a multiple of it
 _FILLED = 0.8  # of a comb's steps stalled
-_HALF_FILLED = 0.5  # else "every 2nd step" would promise twice as many stalls as there are
+_HALF_FILLED = 0.6  # else "every 2nd step" would promise twice as many stalls as there are
 _NEARLY_ALL = 0.95  # of the stalls that fit one period: several explain them as well
 _JITTER_FROM = 8  # steps: shorter periods must be exact
 _BY_CHANCE = 1e-4

@@ -60,7 +60,7 @@ def explain_run(
         _chosen(steps.elements, steady),
         _chosen(steps.allocated_bytes, steady),
     )
-    split = split_stalls(step_ns, levels.level, causes)
+    split = split_stalls(step_ns, levels.level, causes, hidden=steps.device_ns is not None)
     return RankRun(
         rank=rank,
         attempt=times.attempt if times else 1,
@@ -188,10 +188,10 @@ def _stalled_places(excess: Floats) -> NDArray[np.intp]:
 def _series(steps: StepColumns, steady: Flags, warm_up: int, split: StallSplit) -> StepSeries:
     cause = np.full(len(steps), -1, np.int8)
     cause[steady] = split.main_cause
-    none = np.zeros(int(steady.sum()))
-    excess, unknown = np.zeros((2, len(steps)), np.int64)
-    excess[steady] = np.rint(sum(split.excess_ns.values(), none))
-    unknown[steady] = np.rint(split.excess_ns.get("unknown", none))
+    unknown = np.zeros(len(steps))
+    unknown[steady] = split.excess_ns.get("unknown", 0.0)
+    excess = np.zeros(len(steps), np.int64)
+    excess[steady] = np.rint(sum(split.excess_ns.values(), np.zeros(int(steady.sum()))))
     return StepSeries(
         number=steps.number,
         start_unix_ns=steps.end_unix_ns - steps.wall_ns,

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-_FEWEST_SAMPLES = 4  # in stalled steps, at one line
+FEWEST_SAMPLES = 4  # in stalled steps, at one line
 _SURE = 2.0  # standard errors
 _LEAST_PART = 0.10  # of what stalled steps take longer
 _MOST_PLACES = 3
-_MOST_STACKS = 200
+MOST_STACKS = 200
 _TYPICAL = -1
 _LEFT_OUT = -2  # warm-up, windows, steps that were not seen
 
@@ -75,8 +75,12 @@ def compare_stacks(
             stalled_steps=int((kinds == index).sum()),
             typical_steps=int((kinds == _TYPICAL).sum()),
         )
-        if counts.stalled.sum() >= _FEWEST_SAMPLES and counts.typical_steps:
-            difference = describe_difference(cause, samples.stacks, counts)
+        if counts.stalled.sum() >= FEWEST_SAMPLES and counts.typical_steps:
+            difference = replace(
+                describe_difference(cause, samples.stacks, counts),
+                stalled_ms=float(series.step_ns[kinds == index].mean()) / 1e6,
+                typical_ms=float(series.step_ns[kinds == _TYPICAL].mean()) / 1e6,
+            )
             compared[cause] = (find_places(samples.stacks, counts), difference)
     return compared
 
@@ -86,7 +90,7 @@ def find_places(stacks: tuple[tuple[Place, ...], ...], counts: StackCounts) -> t
     lines: dict[Place, list[int]] = {}
     for row, frames in enumerate(stacks):
         if frames:
-            lines.setdefault(_line_of(frames), []).append(row)
+            lines.setdefault(line_of(frames), []).append(row)
     return _costly_places(lines, counts) or _costly_places(_by_function(lines, counts), counts)
 
 
@@ -108,8 +112,8 @@ def _costly_places(places: dict[Place, list[int]], counts: StackCounts) -> tuple
     more = {place: _take_more(counts, rows) for place, rows in places.items()}
     whole = max(sum(more.values()), _per_step(counts, list(range(len(counts.stalled)))))
     costly = [place for place, extra in more.items() if extra and extra >= _LEAST_PART * whole]
-    costly.sort(key=lambda place: (_is_library(place), -more[place]))
-    own = [place for place in costly if not _is_library(place)]
+    costly.sort(key=lambda place: (is_library_frame(place), -more[place]))
+    own = [place for place in costly if not is_library_frame(place)]
     return tuple((own or costly)[:_MOST_PLACES])
 
 
@@ -129,7 +133,7 @@ def describe_difference(
         typical_samples=int(counts.typical.sum()),
         stacks=tuple(
             StackShare(frames=stacks[row], stalled=float(stalled[row]), typical=float(typical[row]))
-            for row in rows[:_MOST_STACKS]
+            for row in rows[:MOST_STACKS]
         ),
     )
 
@@ -155,7 +159,7 @@ def _take_more(counts: StackCounts, rows: list[int]) -> float:
         math.sqrt(stalled) / max(1, counts.stalled_steps),
         math.sqrt(typical) / max(1, counts.typical_steps),
     )
-    return more if stalled >= _FEWEST_SAMPLES and more > _SURE * error else 0.0
+    return more if stalled >= FEWEST_SAMPLES and more > _SURE * error else 0.0
 
 
 def _per_step(counts: StackCounts, rows: list[int]) -> float:
@@ -163,10 +167,10 @@ def _per_step(counts: StackCounts, rows: list[int]) -> float:
     return stalled - int(counts.typical[rows].sum()) / max(1, counts.typical_steps)
 
 
-def _line_of(frames: tuple[Place, ...]) -> Place:
-    own = (frame for frame in reversed(frames) if not _is_library(frame))
+def line_of(frames: tuple[Place, ...]) -> Place:
+    own = (frame for frame in reversed(frames) if not is_library_frame(frame))
     return next(own, frames[-1])
 
 
-def _is_library(frame: Place) -> bool:
+def is_library_frame(frame: Place) -> bool:
     return is_library(f"{frame.file}({frame.line}): {frame.function}")

@@ -3,10 +3,11 @@
 A step's level is what a typical step takes there (step_levels.py). Pauses that were measured are
 taken off first: evaluation, checkpoints, compilation and garbage collection wherever they last
 longer than a tenth of the typical step; waits for data or other ranks where they also stand out
-from the noise of the steps without them. So steps that vary much, as on a shared machine, hide no
-pause. What is left of a step is a stall when it lies above its level by more than the noise of the
-other steps and by more than a tenth. That excess is divided among the other causes that measured
-waiting in that very step, the most specific ones first. What nobody measured is "unknown". So
+from the noise (of the steps without them where a device may hide a wait, else of shorter waits). So
+steps that vary much, as on a shared machine, hide no pause. What is left of a step is a stall when
+it lies above its level by more than the noise of the other steps and by more than a tenth. That
+excess is divided among the other causes that measured waiting in that very step, the most specific
+ones first. What nobody measured is "unknown". So
 
     mean step = typical step + the sum of all causes' cost per step
 
@@ -77,13 +78,16 @@ class StallSplit(msgspec.Struct, frozen=True, kw_only=True):
         return place
 
 
-def split_stalls(step_ns: Floats, level: Floats, waits: Mapping[StallCause, Floats]) -> StallSplit:
-    """`level` is each step's typical time; `waits` holds what each cause measured in each step.
+def split_stalls(
+    step_ns: Floats, level: Floats, waits: Mapping[StallCause, Floats], *, hidden: bool = True
+) -> StallSplit:
+    """`level` is each step's typical time; `waits` holds what each cause measured in each step, by
+    the host. With `hidden`, a device may have been busy meanwhile.
 
     Only waiting beyond a cause's own typical wait explains a stall: a loader that takes 2 ms at
     every step does not explain the one step that took 80.
     """
-    pauses = _measured_pauses(step_ns, level, waits)
+    pauses = _measured_pauses(step_ns, level, waits, hidden=hidden)
     rest = step_ns - sum(pauses.values(), np.zeros(len(step_ns)))
     is_long = find_stalled(rest, level)
     excess = np.where(is_long, rest - level, 0.0)
@@ -112,7 +116,7 @@ def without_waits(step_ns: Floats, waits: Mapping[StallCause, Floats]) -> Floats
     beyond = np.zeros(len(step_ns))
     for cause in _PAUSES:
         if cause in waits and len(step_ns):
-            beyond += np.maximum(waits[cause] - short_waits(waits[cause]), 0.0)
+            beyond += _beyond_short(waits[cause])
     waited = beyond > LEAST_EXCESS * (np.median(step_ns) if len(step_ns) else 0.0)
     if not waited.any() or waited.mean() > _MOST_WAIT:
         return step_ns
@@ -163,21 +167,24 @@ def find_stalled(step_ns: Floats, level: Floats) -> Flags:
 
 
 def _measured_pauses(
-    step_ns: Floats, level: Floats, waits: Mapping[StallCause, Floats]
+    step_ns: Floats, level: Floats, waits: Mapping[StallCause, Floats], *, hidden: bool
 ) -> dict[StallCause, Floats]:
-    """What certain causes took in each step, where that is much of a typical step. A wait that was
-    hidden, behind a busy device, counts only as far as the step took longer."""
-    left = np.maximum(step_ns - level, 0.0)
+    """What certain causes took in each step, where that is much of a typical step. A wait that may
+    be hidden, behind a busy device or other ranks, counts only as far as the step took longer."""
+    longer = np.maximum(step_ns - level, 0.0)
+    left = longer if hidden else step_ns
     pauses: dict[StallCause, Floats] = {}
     rest = step_ns
     for cause in _PAUSES:
         if cause not in waits:
             continue
-        wait = _beyond_typical(waits[cause], np.zeros(len(step_ns), np.bool_))
+        wait = _beyond_short(waits[cause])
         least = LEAST_EXCESS * level
         if cause in _WAITS:
-            least = np.maximum(least, _DEVIATIONS * _noise(rest - np.minimum(wait, rest)))
-        pauses[cause] = np.where(wait > least, np.minimum(left, wait), 0.0)
+            usual = rest - np.minimum(wait, rest) if hidden else wait[wait <= np.median(wait)]
+            least = np.maximum(least, _DEVIATIONS * _noise(usual))
+        most = np.minimum(left, longer) if cause == "collective" else left
+        pauses[cause] = np.where(wait > least, np.minimum(most, wait), 0.0)
         left = left - pauses[cause]
         rest = rest - pauses[cause]
     return pauses
@@ -199,6 +206,11 @@ def _divide(excess: Floats, beyond: Mapping[StallCause, Floats]) -> dict[StallCa
             left = left - shares[cause]
     shares["unknown"] = left
     return shares
+
+
+def _beyond_short(wait: Floats) -> Floats:
+    """Beyond what steps around it wait for a short time: more than half of them may stall."""
+    return np.maximum(wait - short_waits(wait), 0.0) if len(wait) else wait
 
 
 def _beyond_typical(wait: Floats, stalled: Flags) -> Floats:

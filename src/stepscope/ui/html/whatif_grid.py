@@ -112,6 +112,7 @@ def _axes(bench: Bench, known: set[str], rank: RankExplanation) -> list[Axis]:
             known,
         ),
         _batch_axis(bench, known),
+        _switch("no-stalls", "No stalls", "Every step is a typical one", known),
         _switch("cuda-graphs", "CUDA graphs", "The whole step launched at once", known),
         _switch(
             "compile",
@@ -128,7 +129,6 @@ def _axes(bench: Bench, known: set[str], rank: RankExplanation) -> list[Axis]:
             known,
         ),
         _switch("no-data-wait", "Data always ready", "Batches wait for the step", known),
-        _switch("no-stalls", "No stalls", "Every step is a typical one", known),
         _switch("no-sync", "No blocking calls", "No .item(), .cpu() or synchronize", known),
         _switch(
             "checkpoint=none", "No checkpointing", "Nothing is computed twice; more memory", known

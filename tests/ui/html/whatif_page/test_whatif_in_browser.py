@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
+import shutil
 from dataclasses import replace as changed
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from whatif_pages import CPU, cell, combinations, laid_out, pick, places_with, shown, words
+from whatif_pages import CPU, TRACE, cell, combinations, laid_out, pick, places_with, shown, words
 
 from scaled_step import Local, Plan, predict_together
 from stepscope.predict.contracted_step import ContractedStep
@@ -200,6 +203,33 @@ def test_the_page_computes_what_python_does_to_the_last_shown_figure(
             numbers = (found["step"], found["low"], found["high"], found["comm"])
             assert numbers == pytest.approx(expected, rel=5e-4)
             assert found["exposed"] == pytest.approx(told.exposed_ns, abs=1e-3 * told.done.step_ns)
+
+
+def test_stalls_are_part_of_every_number(open_page: Any, tmp_path: Path) -> None:
+    """Every fourth step of the recorded run waits 70 ms more for data, and one in 25 once more."""
+    run = tmp_path / "run"
+    shutil.copytree(TRACE.parent.parent, run)
+    steps = run / "rank-00000/steps.jsonl"
+    rows = [json.loads(line) for line in steps.read_text().splitlines()]
+    for row in rows:
+        longer = 70_000_000 * ((row["step"] % 4 == 0) + (row["step"] % 25 == 3))
+        for name in ("wall_ns", "data_ns", "device_ns"):
+            if row.get(name) is not None:
+                row[name] += longer
+    steps.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    explanation, bench, grid = laid_out(run / "rank-00000" / TRACE.name)
+    page = open_page(explanation, grid)
+    now = bench.predict([])
+    assert now.stall_ms > 15
+    assert shown(page) == words(now.baseline_ms)
+    assert page.locator('[data-out="decides"]').inner_text() == "the device"
+    page.locator('[data-axis="workers"]').fill("3")  # 1, 2, 4, 8
+    expected = bench.predict([parse_setting("workers=8")])
+    assert shown(page) == words(expected.predicted_ms)
+    pick(page, grid, "no-stalls")
+    expected = bench.predict([parse_setting("workers=8"), parse_setting("no-stalls")])
+    assert shown(page) == words(expected.predicted_ms)
+    assert expected.stall_ms == 0.0
 
 
 def test_one_worker_exchanges_nothing_and_its_links_cannot_be_moved(

@@ -46,6 +46,13 @@ export class FlameTree {
     return order;
   }
 
+  /** The next one with the same parent, in the order of their widths; -1 where there is none. @param {number} node @param {1 | -1} way */
+  neighbour(node, way) {
+    if (node < 0) return -1;
+    const beside = this.order.filter((other) => this.parent[other] === this.parent[node]);
+    return beside[beside.indexOf(node) + way] ?? -1;
+  }
+
   label(/** @type {number} */ node) { return this.strings[this.name[node]]; }
 
   /** A mark for each node whose name holds the text. @param {string} text in small letters */
@@ -98,9 +105,12 @@ export class FlameGraph extends HoverChart {
     if (node === this.zoomed && node >= 0) node = tree.parent[node];
     this.zoomed = node;
     this.resetButton.disabled = node < 0;
-    this.crumb.textContent = node < 0 ? "" : `${tree.label(node)} · ${shareWords(tree, tree.total[node])}`;
+    this.crumb.textContent = node < 0 ? "" : this.crumbText(tree, node);
     this.draw();
   }
+
+  /** @param {FlameTree} tree @param {number} node */
+  crumbText(tree, node) { return `${tree.label(node)} · ${shareWords(tree, tree.total[node])}`; }
 
   key(/** @type {KeyboardEvent} */ event) {
     const { tree } = this;
@@ -109,6 +119,9 @@ export class FlameGraph extends HoverChart {
     else if (event.key === "ArrowDown" || event.key === "Enter") {
       const child = tree.order.find((node) => tree.parent[node] === this.zoomed);
       if (child !== undefined) this.zoom(child);
+    } else if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
+      const next = tree.neighbour(this.zoomed, event.key === "ArrowRight" ? 1 : -1);
+      if (next >= 0) this.zoom(next);
     } else return;
     event.preventDefault();
     event.stopPropagation();
@@ -148,11 +161,21 @@ export class FlameGraph extends HoverChart {
     const y = tree.depth[i] * FLAME_ROW;
     const above = this.zoomed >= 0 && i !== this.zoomed && tree.depth[i] < tree.depth[this.zoomed];
     const dim = above || (this.mask && !this.mask[i]);
-    const fill = colors.fills[fillIndex(tree.kind[i], tree.name[i] % VARIANTS, dim ? 0 : LEVELS - 1)];
+    const { fill, ink } = this.paint(colors, tree, i, Boolean(dim));
     fillBox(ctx, fill, x, y, Math.max(width - 0.6, 0.5), FLAME_ROW - 1.5);
     if (width < 26) return;
-    const text = fitText(ctx, shortName(tree.label(i)), width - 8);
-    writeText(ctx, dim ? colors.muted : colors.inks[tree.kind[i]], text, x + 4, y + FLAME_ROW / 2 - 0.5);
+    this.write(ctx, ink, tree, i, x + 4, y + FLAME_ROW / 2 - 0.5, width - 8);
+  }
+
+  /** The colours of a node: of its kind of event. @param {Colors} colors @param {FlameTree} tree @param {number} i @param {boolean} dim */
+  paint(colors, tree, i, dim) {
+    const fill = colors.fills[fillIndex(tree.kind[i], tree.name[i] % VARIANTS, dim ? 0 : LEVELS - 1)];
+    return { fill, ink: dim ? colors.muted : colors.inks[tree.kind[i]] };
+  }
+
+  /** @param {Ctx} ctx @param {string} ink @param {FlameTree} tree @param {number} i @param {number} x @param {number} y @param {number} width */
+  write(ctx, ink, tree, i, x, y, width) {
+    writeText(ctx, ink, fitText(ctx, shortName(tree.label(i)), width), x, y);
   }
 
   /** @override @param {MouseEvent} pointer */

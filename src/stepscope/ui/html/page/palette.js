@@ -7,6 +7,7 @@ export const FIRST_CAUSE = SHARED.classes.length;
 export const VARIANTS = 3; // slightly different shades by name set neighbours apart
 export const LEVELS = 4; // how full a pixel is where events are narrower than one
 export const HEATS = 64; // shades of the heat map
+export const DIFFS = 16; // shades of more, and of less
 
 let current = /** @type {ReturnType<typeof readColors> | null} */ (null);
 
@@ -29,6 +30,15 @@ function heats(get) {
     const at = (2 * i) / (HEATS - 1);
     const rgb = at < 1 ? mix(cold, warm, at) : mix(warm, hot, at - 1);
     return { color: css(rgb), ink: inkOn(rgb) };
+  });
+}
+
+/** Of a difference: less (0) over the same (DIFFS) to more (2 * DIFFS). @param {(name: string) => string} get @param {Rgb} back */
+function differences(get, back) {
+  const [less, same, more] = ["less", "same", "more"].map((name) => parse(get(`d-${name}`)));
+  return Array.from({ length: 2 * DIFFS + 1 }, (_, i) => {
+    const rgb = mix(same, i < DIFFS ? less : more, Math.abs(i - DIFFS) / DIFFS);
+    return { fill: css(rgb), ink: inkOn(rgb), dim: css(mix(back, rgb, 0.4)) };
   });
 }
 
@@ -66,6 +76,7 @@ function readColors() {
     faint: kinds.map((rgb) => css(rgb, 0.5)),
     hatch: css(back, 0.45),
     heat: heats(get),
+    diff: differences(get, back),
     stepBand: css(parse(get("c-compute")), 0.2),
     inputBand: css(parse(get("c-data_loading"))),
     stalls: SHARED.stalls.map((cause) => parse(get(`c-stall_${cause}`))).map((rgb) => ({ solid: css(rgb), stem: css(rgb, 0.5) })),

@@ -9,11 +9,14 @@ import { RunHistogram } from "./run_histogram.js";
 import { RunScene } from "./run_series.js";
 import { shapeIcon } from "./run_shapes.js";
 import { SHARED } from "./shared.js";
+import { StallFlames } from "./stall_flames.js";
 
 registerPane("run", (section) => {
   const chart = new RunChart(partIn(section, ".run-chart"));
   const histogram = new RunHistogram(partIn(section, ".run-spread"));
+  const flames = section.querySelector(".run-why") ? new StallFlames(section) : null;
   const chooser = /** @type {HTMLSelectElement | null} */ (section.querySelector(".run-rank"));
+  const charts = [chart, histogram, ...(flames ? [flames.graph] : [])];
   partsIn(section, "[data-shape]").forEach((part) => part.prepend(shapeIcon(part.dataset.shape ?? "")));
 
   function choose(/** @type {number} */ place) {
@@ -52,9 +55,9 @@ registerPane("run", (section) => {
   }
 
   return {
-    ready: load(),
-    draw: () => [chart, histogram].forEach((one) => one.draw()),
-    drawNow: () => [chart, histogram].forEach((one) => one.drawNow()),
+    ready: Promise.all([load(), flames?.load()]).then(() => {}),
+    draw: () => charts.forEach((one) => one.draw()),
+    drawNow: () => charts.forEach((one) => one.drawNow()),
     state: () => ({
       runView: chart.scene ? [chart.view.t0, chart.view.t1] : null,
       runSpan: chart.span,
@@ -62,9 +65,12 @@ registerPane("run", (section) => {
       runScale: chart.scaleName,
       runSelected: chart.selected >= 0 ? chart.tipText(chart.selected) : null,
       runFrameMs: chart.frameMs,
+      runCause: flames?.chosen ?? null,
+      runStacks: flames?.trees[flames.chosen]?.size ?? 0,
     }),
     handle: {
       runChart: chart,
+      stallFlames: flames,
       /** Draws at once and reads a pixel back, so that the time includes the drawing itself. */
       redrawRun() {
         const began = performance.now();

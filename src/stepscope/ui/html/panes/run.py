@@ -18,6 +18,7 @@ from stepscope.ui.html.run_tables import (
     rank_names,
     stall_rows,
 )
+from stepscope.ui.html.stall_flames import stall_reasons
 from stepscope.ui.words import STALLS
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from stepscope.records.whole_run import StallCause, WholeRun
     from stepscope.ui.html.run_points import RunPoints
     from stepscope.ui.html.run_tables import AccountBar, StallRow
+    from stepscope.ui.html.stall_flames import StallReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,8 @@ class RunView:
     all_name: str
     causes: list[tuple[StallCause, str, str]]  # that some step stalled for: id, label, hint
     stalls: list[StallRow]
+    reasons: list[StallReason]  # of these stalls
+    flames: str  # their data block, empty where nothing was sampled
     several: bool  # ranks
     account: AccountBar | None
     accounts: list[AccountBar]  # of the ranks, if they differ
@@ -51,6 +55,7 @@ def run_view(report: ReportData) -> RunView | None:
     if run is None or points is None:
         return None
     rows = stall_rows(run.ranks)
+    reasons, flames = stall_reasons(run.ranks, rows)
     accounts = account_bars(run.ranks)
     many_accounts = sum(rank.account is not None for rank in run.ranks)
     known = {row.cause for row in rows}
@@ -62,6 +67,8 @@ def run_view(report: ReportData) -> RunView | None:
         all_name=_all_name(run),
         causes=[(cause, *words) for cause, words in STALLS.items() if cause in known],
         stalls=rows,
+        reasons=reasons,
+        flames=flames,
         several=len({rank.rank for rank in run.ranks}) > 1,
         account=account_bar(run.account, "Wall time of the command") if run.account else None,
         accounts=accounts,
