@@ -32,7 +32,7 @@ def test_each_phase_and_the_wait_for_a_core_are_compared() -> None:
     [
         (changed(data=14.0), "14.0 ms of it waiting for data", "late-window"),
         (changed(core=12.0), "12.0 ms of it waiting for a core", "idle-machine"),
-        (changed(), "20.0 ms instead of 5.00 ms.", "late-window"),
+        (changed(), "20.0 ms instead of 5.00 ms, 15.0 ms of it in forward.", "late-window"),
     ],
 )
 def test_the_finding_names_what_most_of_the_change_is(

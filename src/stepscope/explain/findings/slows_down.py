@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 _AS_BEFORE = 0.05  # a last level this near to the best one is back to normal
 _MOST = 0.5  # of a rise
-_WAITS = {CORE_WAIT: "waiting for a core", "data": "waiting for data"}
+_GROWS = {  # the first that is most of a rise is named
+    CORE_WAIT: "waiting for a core",
+    "data": "waiting for data",
+    "optimizer": "in the optimizer",
+    "backward": "in backward",
+    "forward": "in forward",
+}
 _TIMES = 1.5  # from here on a factor reads better than a percentage
 
 
@@ -60,10 +66,9 @@ def _offer(run: RankRun) -> tuple[Remedy, ...]:
 
 
 def _main_cause(change: LevelChange) -> str | None:
-    """What most of a rise is: waiting for a core or for data, if either is."""
+    """What most of a rise is, if any one thing is."""
     least = _MOST * (change.after_ms - change.before_ms)
-    waits = (name for name in _WAITS if change.more_ms.get(name, 0.0) > least > 0)
-    return next(waits, None)
+    return next((name for name in _GROWS if change.more_ms.get(name, 0.0) > least > 0), None)
 
 
 def _of_it(change: LevelChange) -> str:
@@ -71,8 +76,8 @@ def _of_it(change: LevelChange) -> str:
     cause = _main_cause(change)
     if cause is None:
         return ""
-    waited = min(change.more_ms[cause], change.after_ms - change.before_ms)
-    return f", {milliseconds(waited)} of it {_WAITS[cause]}"
+    more = min(change.more_ms[cause], change.after_ms - change.before_ms)
+    return f", {milliseconds(more)} of it {_GROWS[cause]}"
 
 
 def _by_levels(run: RankRun) -> _Slower | None:
