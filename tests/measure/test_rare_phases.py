@@ -7,10 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from threading import get_ident
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from stepscope.measure.rare_phases import _watch_saving
+from stepscope.measure.step_notes import ENTER, LEAVE
 from stepscope.records.step_columns import ALL_PHASES
 
 SCRIPT = Path(__file__).parent / "scripts" / "rare_phases.py"
@@ -125,3 +129,18 @@ def test_memory_is_the_resident_set_on_a_machine_without_a_device(
     sizes = [row["allocated_bytes"] for row in rows if "allocated_bytes" in row]
     assert sizes
     assert min(sizes) > 50 << 20
+
+
+@pytest.mark.parametrize("name", ["dump", "Trainer.save", "Trainer.absent"])
+def test_functions_and_methods_that_save_are_noted(name: str) -> None:
+    class Trainer:
+        def save(self) -> int:
+            return 7
+
+    module: Any = ModuleType("saves")
+    module.Trainer, module.dump = Trainer, lambda: 7
+    session: Any = SimpleNamespace(notes=[], thread=get_ident())
+    _watch_saving(session, name, module)
+    assert (module.dump(), Trainer().save()) == (7, 7)
+    noted = [] if name == "Trainer.absent" else [(ENTER, "checkpoint"), (LEAVE, "checkpoint")]
+    assert [(what, phase) for what, _, phase in session.notes] == noted

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from stepscope.measure.session import Session
 
 SHORTEST_COLLECTION_NS = 100_000  # shorter ones stay in the phase around them
-# Where checkpoints are written: module, function. One inside another counts once. Trainers and
-# accelerate save with the first and the last; Lightning saves to memory first, then to its file.
+# Where checkpoints are written: module, and function or method. One inside another counts once.
+# Lightning saves to memory first, then to its file.
 SAVING = (
     ("torch.serialization", "save"),
     ("torch.distributed.checkpoint.state_dict_saver", "save"),
@@ -39,6 +39,9 @@ SAVING = (
     ("numpy.lib._npyio_impl", "savez"),
     ("numpy.lib._npyio_impl", "savez_compressed"),
     ("joblib.numpy_pickle", "dump"),
+    ("transformers.trainer", "Trainer._save_checkpoint"),
+    ("transformers.modeling_utils", "PreTrainedModel.save_pretrained"),
+    ("accelerate.accelerator", "Accelerator.save_state"),
 )
 
 
@@ -97,11 +100,13 @@ def _watch_modes(session: Session) -> None:
 
 
 def _watch_saving(session: Session, name: str, module: Any) -> None:
-    original = getattr(module, name, None)
+    inside, _, name = name.rpartition(".")
+    owner = getattr(module, inside, None) if inside else module
+    original = getattr(owner, name, None)
     if original is None:
         return
     saving = _as_phase(session, original, "checkpoint")
-    setattr(module, name, saving)
+    setattr(owner, name, saving)
     for package in _packages_above(module.__name__):
         if vars(package).get(name) is original:
             setattr(package, name, saving)
