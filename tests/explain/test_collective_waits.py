@@ -57,3 +57,19 @@ def test_waits_of_steps_that_were_not_seen_change_nothing() -> None:
     wall[40] += 60
     run = explain_run(columns(wall))
     assert divide_unknown(run, np.array([500, 501, 502]), ns([1, 1, 90])) is run
+
+
+def test_stalls_with_a_known_cause_as_well_are_not_counted_twice() -> None:
+    """Step 40 stalls by 60 ms, 20 of them for a checkpoint; the rank waits for another one in the
+    rest of it. Step 80 stalls for a checkpoint most of all."""
+    wall, checkpoint = np.full(100, 30.0), np.zeros(100)
+    checkpoint[[40, 80]] = 20, 50
+    wall[[40, 80]] += 60
+    waits = np.full(100, 5.0)
+    waits[[40, 80]] = 45
+    run = explain_run(columns(wall, checkpoint=checkpoint))
+    divided = divide_unknown(run, np.arange(100), ns(waits))
+    cost = {stall.cause: stall.cost_ms for stall in divided.stalls}
+    assert cost == pytest.approx({"checkpoint": 0.7, "collective": 0.5})
+    assert divided.times is not None
+    assert divided.times.typical_ms + sum(cost.values()) == pytest.approx(divided.times.mean_ms)

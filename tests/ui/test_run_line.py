@@ -171,7 +171,7 @@ rank  steady     mean  typical   median     p99   longest  varies
 stalls: steps that take longer than a typical one
 cause        rank  cost a step  share  steps  every  one takes  where
 data stalls     0      18.0 ms    33%    250      4    70.0 ms  data.py:88
-evaluation      0      2.50 ms     0%                     0 ms
+evaluation      0      2.50 ms
 
 changes of the typical step
 rank  from step     between   before    after  times

@@ -45,6 +45,9 @@ ACCOUNT = (
 )
 
 
+CORE_WAIT = "core_wait"  # the training thread is ready to run and no core is free
+
+
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     """The steady steps. mean = typical + the cost of all stalls."""
 
@@ -82,6 +85,8 @@ class LevelChange(msgspec.Struct, frozen=True, kw_only=True):
     high: int
     before_ms: float
     after_ms: float
+    # How much more a typical step spends in each phase; CORE_WAIT lies inside these.
+    more_ms: dict[str, float] = {}
 
     @property
     def factor(self) -> float:

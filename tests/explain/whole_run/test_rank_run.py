@@ -172,3 +172,15 @@ def test_data_that_gets_slower_with_time_is_a_drift() -> None:
     run = explain_run(columns(noisy(300, ms=4.0) + data, data=data))
     assert run.trend is not None
     assert run.trend.growth == pytest.approx(20 / 8, rel=0.1)
+
+
+def test_a_loader_that_gets_no_core_makes_no_stalls_for_data() -> None:
+    wall, data, core = noisy(300, ms=8.0), np.full(300, 1.0), np.zeros(300)
+    data[5::11] += 12
+    core[5::11] = 12
+    crowded = explain_run(columns(wall + data, data=data, cpu_wait_ns=core))
+    assert crowded.stalls[0].cause == "operating_system"
+    assert "data" not in [stall.cause for stall in crowded.stalls]
+    asleep = explain_run(columns(wall + data, data=data, cpu_wait_ns=core / 4))
+    assert asleep.stalls[0].cause == "data"
+    assert asleep.stalls[0].cost_ms == pytest.approx(12 / 11, rel=0.05)

@@ -202,7 +202,7 @@ def test_a_slow_time_that_ends_is_said_with_both_ends() -> None:
     slow = LevelChange(step=210, low=210, high=210, before_ms=30.0, after_ms=42.0)
     back = LevelChange(step=610, low=610, high=610, before_ms=42.0, after_ms=30.0)
     finding = sure(slows_down.find_in(run(changes=(slow, back), times=times(mean_ms=34.8))))
-    assert finding.summary == "steps 210 to 609 take 40% longer, the others not."
+    assert finding.summary == "steps 210 to 609 take 40% longer; the others do not."
     assert finding.share == pytest.approx(0.4 * 12 / 34.8)
     assert finding.severity == "medium"
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from stepscope.explain.findings.evidence import RankEvidence
     from stepscope.records.explanation import Remedy
+    from stepscope.records.host_load import PlainSteps
+    from stepscope.records.whole_run import StepTimes
 
 _OPERATORS, _PYTHON = GAP_CAUSES.index("operators"), GAP_CAUSES.index("python")
 
@@ -50,12 +52,22 @@ def _share_asleep(evidence: RankEvidence) -> float:
     is left of its sleep when all else that it may wait for is taken off. Only on a CPU: a thread
     that waits for a device sleeps too. Without the run's steps, stalls are not known."""
     _, plain = looked(evidence.cpu)
-    known = evidence.on_host and evidence.run is not None and evidence.run.times is not None
-    if plain is None or plain.asleep_share is None or not known:
+    times = evidence.run.times if evidence.run is not None else None
+    if plain is None or times is None or not evidence.on_host:
         return 0.0
     host = evidence.budget_share("operators", "python")
     elsewhere = 1.0 - host - evidence.budget_share("compute")
-    return min(host, max(0.0, plain.asleep_share - elsewhere))
+    return min(host, max(0.0, _asleep_in_steady_steps(plain, times) - elsewhere))
+
+
+def _asleep_in_steady_steps(plain: PlainSteps, times: StepTimes) -> float:
+    """As a share of them, at least: the counters also cover the warm-up and the time between
+    epochs, which may have been sleep."""
+    steady_ns = 1e6 * times.mean_ms * times.steps
+    if plain.asleep_share is None or not steady_ns:
+        return 0.0
+    beside = max(0.0, plain.wall_ns - steady_ns)
+    return max(0.0, plain.asleep_share * plain.wall_ns - beside) / steady_ns
 
 
 def _find_asleep(evidence: RankEvidence, share: float, asleep: float) -> Finding:

@@ -9,11 +9,21 @@ from stepscope.explain.findings.evidence import LOW, from_run, severity
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
 from stepscope.records.figures import factor, milliseconds, percent
+from stepscope.records.whole_run import CORE_WAIT
 
 if TYPE_CHECKING:
+    from stepscope.records.explanation import Remedy
     from stepscope.records.whole_run import LevelChange, RankRun, Trend
 
 _AS_BEFORE = 0.05  # a last level this near to the best one is back to normal
+_MOST = 0.5  # of a rise
+_GROWS = {  # the first that is most of a rise is named
+    CORE_WAIT: "waiting for a core",
+    "data": "waiting for data",
+    "optimizer": "in the optimizer",
+    "backward": "in backward",
+    "forward": "in forward",
+}
 _TIMES = 1.5  # from here on a factor reads better than a percentage
 
 
@@ -39,13 +49,35 @@ def find_in(run: RankRun) -> Finding | None:
         severity=severity(max(worst.share, worst.last)),
         summary=f"{worst.summary}.",
         evidence=(*worst.evidence, *(other.summary for other in others)),
-        remedies=(
-            remedies.LATE_WINDOW.offer(),
-            remedies.CHECK_HOST.offer(
-                "look for a device that throttles, other processes, and lists or logs that grow"
-            ),
+        remedies=_offer(run),
+    )
+
+
+def _offer(run: RankRun) -> tuple[Remedy, ...]:
+    rises = [change for change in run.changes if change.factor > 1]
+    crowded = any(_main_cause(change) == CORE_WAIT for change in rises)
+    return (
+        *((remedies.IDLE_MACHINE.offer(),) if crowded else ()),
+        remedies.LATE_WINDOW.offer(),
+        remedies.CHECK_HOST.offer(
+            "look for a device that throttles, other processes, and lists or logs that grow"
         ),
     )
+
+
+def _main_cause(change: LevelChange) -> str | None:
+    """What most of a rise is, if any one thing is."""
+    least = _MOST * (change.after_ms - change.before_ms)
+    return next((name for name in _GROWS if change.more_ms.get(name, 0.0) > least > 0), None)
+
+
+def _of_it(change: LevelChange) -> str:
+    """`, 15.0 ms of it waiting for data`."""
+    cause = _main_cause(change)
+    if cause is None:
+        return ""
+    more = min(change.more_ms[cause], change.after_ms - change.before_ms)
+    return f", {milliseconds(more)} of it {_GROWS[cause]}"
 
 
 def _by_levels(run: RankRun) -> _Slower | None:
@@ -84,12 +116,13 @@ def _describe_levels(run: RankRun, best: float, last: float) -> str:
         most = "mostly " if len(run.changes) > 1 else ""
         return (
             f"steps take {_longer(last / best)}, {most}from step {rise.step:,} on: "
-            f"{milliseconds(last)} instead of {milliseconds(best)}"
+            f"{milliseconds(last)} instead of {milliseconds(best)}{_of_it(rise)}"
         )
     rise = max(run.changes, key=lambda change: change.factor)
     later = next((change for change in run.changes if change.step > rise.step), None)
     until = f" to {later.step - 1:,}" if later else " and later"
-    return f"steps {rise.step:,}{until} take {_longer(rise.factor)}, the others not"
+    longer = f"{_longer(rise.factor)}{_of_it(rise)}"
+    return f"steps {rise.step:,}{until} take {longer}; the others do not"
 
 
 def _longer(times: float) -> str:
@@ -104,6 +137,7 @@ def _describe_change(change: LevelChange) -> str:
     )
     return (
         f"{where}: {milliseconds(change.before_ms)} before, {milliseconds(change.after_ms)} after"
+        f"{_of_it(change)}"
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.whole_run.account import account_for
+from stepscope.explain.whole_run.change_causes import add_causes
 from stepscope.explain.whole_run.mean_interval import mean_interval
 from stepscope.explain.whole_run.memory_growth import find_memory_growth
 from stepscope.explain.whole_run.periods import find_period
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _MOST_NUMBERS = 10
+_NEARLY_ALL = 0.9
 _REMAINDERS = 0.1  # of a cause's cost, in steps that have less than half of what is usual for it
 _OF_NORMAL = 1.4826
 _PHASE_CAUSES: dict[StallCause, str] = {
@@ -68,7 +70,7 @@ def explain_run(
         warm_up=warm_up,
         times=_step_times(step_ns, levels.level, split) if len(step_ns) else None,
         stalls=_list_stalls(steps, steady, split),
-        changes=levels.changes,
+        changes=add_causes(levels.changes, steps, steady),
         trend=levels.trend,
         inputs=levels.inputs,
         memory_growth=find_memory_growth(steps, "host" if steps.device_ns is None else "device"),
@@ -100,7 +102,18 @@ def _measured_waits(steps: StepColumns, steady: Flags) -> dict[StallCause, Float
         waits["allocator"] = np.where(steps.retries[steady] > 0, np.inf, 0.0)
     if steps.cpu_wait_ns is not None:
         waits["operating_system"] = np.maximum(steps.cpu_wait_ns[steady], 0).astype(np.float64)
+        if "data" in waits:
+            waits["data"] = _without_core_waits(waits["data"], waits["operating_system"])
     return waits
+
+
+def _without_core_waits(data: Floats, core_wait: Floats) -> Floats:
+    """A loader that works in the training process takes longer when no core is free. Where that
+    explains nearly all of a long wait, it is no wait for data: a thread that waits for a loader's
+    workers sleeps, and is not ready to run."""
+    usual = np.minimum(data, np.median(data)) if len(data) else data
+    crowded = core_wait > _NEARLY_ALL * (data - usual)
+    return np.where(crowded, np.maximum(usual, data - core_wait), data)
 
 
 def _between_epochs(steps: StepColumns) -> dict[StallCause, NDArray[np.int64]]:
