@@ -126,7 +126,7 @@ def test_lines_cut_at_any_byte_lose_the_last_one_only(rank: Path) -> None:
         odd = Oddities("steps.jsonl")
         rows = read_steps(rank / "steps.jsonl", odd)
         assert whole[:end].count(b"\n") <= len(rows) <= whole[:end].count(b"\n") + 1
-        assert odd.notes == ()
+        assert {note.id for note in odd.notes} <= {"missing-steps"}  # rank.json knows how many
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_fine(rank: Path) -> None:

@@ -95,7 +95,7 @@ def turns(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
 def test_the_slower_command_is_found(turns: tuple[Path, str, str]) -> None:
     body = json.loads(turns[1])
     assert body["verdict"] == "slower"
-    assert body["low"] > 0.3
+    assert body["median"]["low"] > 0.3  # a stall on a busy machine moves the mean
     assert body["b_ms"] > 15
     assert [row["name"] for row in body["config"]] == ["command"]
 

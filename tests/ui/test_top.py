@@ -273,6 +273,7 @@ class Terminal:
         if not pid:
             os.environ.update({"TERM": "xterm-256color", **environment})
             os.environ.pop("COLUMNS", None)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # jobs in the background ignore it
             os.execv(sys.executable, [sys.executable, "-m", "stepscope", "top", *map(str, words)])
         self.pid = pid
         self.resize(80, 24)
@@ -298,7 +299,14 @@ class Terminal:
         return text.decode("utf-8", "replace")
 
     def end(self) -> int:
+        """Its exit code; a command that goes on is killed."""
         self.read_until(lambda _: False)
+        for _ in range(100):
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.1)
+        os.kill(self.pid, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def close(self) -> None:
