@@ -55,6 +55,16 @@ def test_a_rank_that_is_late_in_1_step_of_20() -> None:
     assert found.wandering is None
 
 
+def test_a_rank_late_in_both_ways_is_named_once_for_the_way_that_costs_more() -> None:
+    rng = np.random.default_rng(5)
+    arrival = rng.normal(0, 1e6, (200, 4))
+    arrival[:, 3] += 2e6
+    arrival[::20, 3] += 200e6
+    assert named(find_late(arrival, STEP)) == [(3, False)]  # 200 ms in 1 of 20: 10 ms a step
+    arrival[:, 3] += 20e6
+    assert named(find_late(arrival, STEP)) == [(3, True)]
+
+
 def test_lateness_that_wanders_accuses_nobody() -> None:
     rng = np.random.default_rng(2)
     arrival = rng.normal(0, 1e6, (240, 4))

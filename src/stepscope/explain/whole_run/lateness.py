@@ -99,15 +99,23 @@ def find_late(
         usual[:], single[:] = True, False
     with_cores = None if cpu_wait_ns is None else arrival_ns - cpu_wait_ns
     always, least_ns = _always_late(arrival_ns, usual, step_ns, own_ns, with_cores)
-    for rank in always:
-        single[:, rank.place] = False
     at_times, rest = _late_at_times(arrival_ns, calm, single, step_ns)
+    for rank in always:
+        rest[:, rank.place] = False
     return Lateness(
         steps=steps,
-        late=tuple(sorted((*always, *at_times), key=lambda rank: -rank.cost_ns)),
+        late=_costliest_of_each((*always, *at_times)),
         wandering=_wandering(arrival_ns, calm, rest, step_ns),
         least_ns=least_ns,
     )
+
+
+def _costliest_of_each(late: tuple[LateRank, ...]) -> tuple[LateRank, ...]:
+    """A rank that is late in both ways is named once, for the way that costs more."""
+    named: dict[int, LateRank] = {}
+    for rank in sorted(late, key=lambda rank: -rank.cost_ns):
+        named.setdefault(rank.place, rank)
+    return tuple(named.values())
 
 
 def median_of_others(values: Floats) -> Floats:
