@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stepscope.records.step_columns import StepColumns
 
 _LATEST_S = 1e10
+_FIRST_RANK = "rank-00000"
 
 
 class _Command(msgspec.Struct, frozen=True):
@@ -76,13 +77,39 @@ def _attempt(folder: Path, began_ns: int, ended_ns: int, last_ns: int) -> tuple[
     and ended. Processes that ran at the same time are no attempts."""
     name, _, number = folder.name.partition(".")
     place = int(number) if number.isdecimal() else 1
-    own, following = _began_ns(folder), _began_ns(folder.with_name(f"{name}.{place + 1}"))
+    own, following = _began_ns(folder), _began_ns(_numbered(folder, name, place + 1))
     if following is not None and last_ns <= following <= ended_ns:
         ended_ns = following
-    before = folder.with_name(f"{name}.{place - 1}" if place > 2 else name)
+    if own is not None and own >= began_ns and _count(folder, name) < _count(folder, _FIRST_RANK):
+        attempt = _attempt_by_time(folder, own)
+        return attempt, own if attempt > 1 else began_ns, ended_ns
+    before = _numbered(folder, name, max(1, place - 1))
     if place == 1 or own is None or own < began_ns or own < _last_end_ns(before):
         return 1, began_ns, ended_ns
     return place, own, ended_ns
+
+
+def _attempt_by_time(folder: Path, own_ns: int) -> int:
+    """Of a rank that took part in some attempts only, because the job grew or shrank: one more than
+    the attempts of rank 0 that had ended when this process began."""
+    attempt = 1
+    while own_ns >= _last_end_ns(_numbered(folder, _FIRST_RANK, attempt)):
+        if not is_folder(_numbered(folder, _FIRST_RANK, attempt + 1)):
+            break
+        attempt += 1
+    return attempt
+
+
+def _count(folder: Path, name: str) -> int:
+    """How many processes wrote as this rank."""
+    number = 1
+    while is_folder(_numbered(folder, name, number + 1)):
+        number += 1
+    return number
+
+
+def _numbered(folder: Path, name: str, number: int) -> Path:
+    return folder.with_name(name if number == 1 else f"{name}.{number}")
 
 
 def _last_end_ns(folder: Path) -> int:
