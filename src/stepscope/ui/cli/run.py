@@ -14,6 +14,7 @@ import click
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.measure import folder as layout
+from stepscope.measure.chosen_ranks import parse_ranks
 from stepscope.measure.settings import Settings
 from stepscope.ui.attachment import why_nothing
 from stepscope.ui.capture import capture_into
@@ -102,6 +103,13 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     is_flag=True,
     help="Let NCCL log its transports and algorithms into the run folder.",
 )
+@click.option(
+    "--ranks",
+    default="auto",
+    metavar="LIST",
+    help="Ranks that record traces: 0,7,64-71, one-per-host, all or auto (at most 64, spread over "
+    "the hosts). Steps and collectives are kept of all.",
+)
 @click.option("--quiet", is_flag=True, help="Print nothing while the command runs.")
 @click.option("--no-explain", is_flag=True, help="Capture only: no verdict, no report.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -131,6 +139,7 @@ def _begin(out: Path | None, command: tuple[str, ...], options: dict[str, Any]) 
     claimed = None
     try:
         _require_room(**options)
+        parse_ranks(options["ranks"])
         claimed = claim(out, command)
         settings = Settings(folder=str(claimed.path.absolute()), **options)
         return RunFile.begin(claimed.path, command, settings)
