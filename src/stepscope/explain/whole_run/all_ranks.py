@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stepscope.records.whole_run import RankRun, WholeRun
 
 MOST_LISTED = 64  # runs without a trace; beyond, only the spread and the account show them
-_SLOWEST = 8
+_SLOWEST, _LONGER = 8, 0.01  # ranks that are named; by how much of the median they are longer
 
 
 def join_all_ranks(
@@ -40,13 +40,15 @@ def measure_spread(runs: Sequence[RankRun]) -> RankSpread | None:
     steps = [run.steps for run in runs]
     timed = [(run.times.mean_ms, run.rank) for run in runs if run.times is not None]
     means = [mean for mean, _ in timed]
-    slowest = sorted(timed, key=lambda pair: (-pair[0], pair[1]))[:_SLOWEST]
+    median = float(np.median(means)) if means else None
+    longer = [(mean, rank) for mean, rank in timed if mean > (1 + _LONGER) * (median or 0.0)]
+    slowest = sorted(longer, key=lambda pair: (-pair[0], pair[1]))[:_SLOWEST]
     return RankSpread(
         ranks=len(runs),
         fewest_steps=min(steps),
         most_steps=max(steps),
         least_mean_ms=min(means, default=None),
-        median_mean_ms=float(np.median(means)) if means else None,
+        median_mean_ms=median,
         most_mean_ms=max(means, default=None),
         slowest=tuple(rank for _, rank in slowest),
     )
