@@ -34,6 +34,10 @@ _MAX_FILE_BYTES = 64 << 20
 _NAMED = 4  # ranks that a sentence names
 
 
+class _Choice(msgspec.Struct, frozen=True):
+    chosen: bool = True
+
+
 class _RankFile(msgspec.Struct, frozen=True):
     rank: int | None = None
     status: str = ""
@@ -41,6 +45,7 @@ class _RankFile(msgspec.Struct, frozen=True):
     problems: list[str] = []
     folder: str = ""
     missing: dict[str, str] = {}
+    trace: _Choice = _Choice()
 
 
 class _RunFile(msgspec.Struct, frozen=True):
@@ -76,17 +81,18 @@ def _read_ranks(folder: Path) -> list[_RankFile]:
         if rank is None:
             problems = [problem or f"{RANK} was not written"]
             rank = _RankFile(status="unreadable", problems=problems)
-        missing = _missing_parts(rank_folder, rank.problems)
+        missing = _missing_parts(rank_folder, rank)
         ranks.append(replace(rank, folder=rank_folder.name, missing=missing))
     return ranks
 
 
-def _missing_parts(folder: Path, problems: list[str]) -> dict[str, str]:
-    missing = unwritten_parts(problems)
-    if any(folder.glob("trace*.json*")):
+def _missing_parts(folder: Path, rank: _RankFile) -> dict[str, str]:
+    """A rank that was not chosen for a trace does not lack one."""
+    missing = unwritten_parts(rank.problems)
+    if not rank.trace.chosen or any(folder.glob("trace*.json*")):
         missing.pop(TRACE, None)
     elif TRACE not in missing:
-        missing[TRACE] = "; ".join(problems)
+        missing[TRACE] = "; ".join(rank.problems)
     return missing
 
 
