@@ -6,16 +6,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from stepscope.errors import StepscopeError, UsageError
+from stepscope.errors import UsageError
 from stepscope.explain.engines import map_in_order
 from stepscope.explain.explain_file import explain_file, try_explain_file
 from stepscope.explain.pool_engine import Here, Pool
 from stepscope.explain.rank_numbers import number_ranks
 from stepscope.explain.verdict import judge
 from stepscope.records.quality import Note
-from stepscope.trace.discover import find_traces, named_file
+from stepscope.trace.discover import find_traces, find_traces_of_job, named_file
+from stepscope.trace.job_folders import JobFolders, join_folders
 from stepscope.trace.rank_inputs import ReadOptions
-from stepscope.trace.remote import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -64,10 +64,22 @@ class JobTraces:
     ) -> None:
         self.paths = paths
         self._engine = engine or Pool()
-        find = partial(_find_files, paths, skip_missing=skip_missing)
+        self._job = JobFolders()
+        find = partial(self._find_files, skip_missing=skip_missing)
         self.files: list[TraceFile] = self._engine.agree(find)
         self._by_name = {str(file): file for file in self.files}
-        self._options = ReadOptions(cache=cache, memory_limit=memory_limit)
+        self._options = ReadOptions(
+            cache=cache, memory_limit=memory_limit, same_rank=self._job.same_rank
+        )
+
+    def _find_files(self, *, skip_missing: bool) -> list[TraceFile]:
+        """An engine calls this: a failure here must not keep other processes waiting."""
+        if not self.paths:
+            raise UsageError(
+                "nothing to explain: give a trace file, a folder of them or a run folder"
+            )
+        self._job = join_folders(self.paths)
+        return find_traces_of_job(self.paths, self._job, skip_missing=skip_missing)
 
     @property
     def is_single(self) -> bool:
@@ -158,11 +170,10 @@ class JobTraces:
         last = max(run.attempt for run in runs)
         others = [run for run in runs if run.attempt < last]
         read = {Path(file.rank.path).parent for file in explained}
-        for folder in {place.parent for place in read if place.name.startswith("rank-")}:
-            if any(folder == Path(path) for path in self.paths):
-                from stepscope.explain.whole_run.attempts import read_runs_without_trace
+        if self._job.runs:
+            from stepscope.explain.whole_run.attempts import read_runs_without_trace
 
-                others += read_runs_without_trace(folder, [*read])
+            others += read_runs_without_trace(self._job, read)
         current = [file for file in explained if not file.rank.run or file.rank.run.attempt == last]
         return current, others
 
@@ -182,7 +193,8 @@ class JobTraces:
         notes = [
             *notes,
             *left_out,
-            *_read_run_notes(self.paths),
+            *self._job.notes,
+            *_read_run_notes(self._job),
             *(short if len(self.files) > MANY_RANKS else ()),
         ]
         notes += _note_attempts(ranks, others)
@@ -210,27 +222,13 @@ def choose_ranks(explanation: Explanation, max_ranks: int) -> list[RankExplanati
     return [rank for rank in explanation.ranks if rank.path in chosen]
 
 
-def _find_files(paths: Sequence[str | Path], *, skip_missing: bool) -> list[TraceFile]:
-    if not paths:
-        raise UsageError("nothing to explain: give a trace file, a folder of them or a run folder")
-    files = []
-    for path in paths:
-        try:
-            files += find_traces(path)
-        except StepscopeError:
-            if not skip_missing:
-                raise
-    return files
-
-
-def _read_run_notes(paths: Sequence[str | Path]) -> list[Note]:
+def _read_run_notes(job: JobFolders) -> list[Note]:
     """About runs that are not over, were left open, or could not write everything."""
-    folders = [Path(path) for path in paths if not is_url(str(path)) and Path(path).is_dir()]
-    if not folders:
+    if not job.runs:
         return []
     from stepscope.trace.run_state import run_notes
 
-    return [note for folder in folders for note in run_notes(folder)]
+    return [note for folder in job.runs for note in run_notes(folder)]
 
 
 def _calibrations(ranks: tuple[RankExplanation, ...]) -> tuple[Profile, ...]:

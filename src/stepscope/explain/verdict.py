@@ -63,18 +63,20 @@ def judge(
         strategies=strategies,
         nccl=nccl,
         quality=_drop_repeated((*notes, *(job.notes if job else ()))),
-        run=_join_runs(ranks, other_runs),
+        run=_join_runs(ranks, other_runs, job),
     )
 
 
-def _join_runs(ranks: tuple[RankExplanation, ...], others: Sequence[RankRun]) -> WholeRun | None:
+def _join_runs(
+    ranks: tuple[RankExplanation, ...], others: Sequence[RankRun], job: Job | None
+) -> WholeRun | None:
     """None for bare traces."""
     runs = [replace(rank.run, rank=rank.rank or 0) for rank in ranks if rank.run]
     if not runs:
         return None
     from stepscope.explain.whole_run.attempts import join_runs
 
-    return join_runs([*runs, *others])
+    return join_runs([*runs, *others], job)
 
 
 def _drop_repeated(notes: tuple[Note, ...]) -> tuple[Note, ...]:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from stepscope.errors import NotCapturedError, UnreadableInputError
+from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputError
 from stepscope.records.packed_steps import TAIL
 from stepscope.trace.layout import ENDINGS, is_trace_name
 from stepscope.trace.regular_files import is_folder, list_folder, may_exist
 from stepscope.trace.remote import RemoteTrace, fetch, find_remote_traces, is_url, local_path
 from stepscope.trace.windows import choose_windows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.trace.job_folders import JobFolders
 
 TraceFile = Path | RemoteTrace
 
@@ -19,6 +25,26 @@ def find_traces(path: str | Path) -> list[TraceFile]:
     """Raises UnreadableInputError when there is nothing to read."""
     here = _here(path)
     return [*find_remote_traces(str(path))] if here is None else [*_find(here)]
+
+
+def find_traces_of_job(
+    paths: Sequence[str | Path], job: JobFolders, *, skip_missing: bool = False
+) -> list[TraceFile]:
+    """The traces of all run folders of one job, then those of the other paths.
+
+    One window is chosen for all ranks, whichever folders they are in.
+    """
+    files: list[TraceFile] = [*choose_windows(job.ranks)]
+    runs = {run.resolve() for run in job.runs} if files else set()
+    for path in dict.fromkeys(map(named_file, paths)):
+        try:
+            if not is_url(path) and Path(path).resolve() in runs:
+                continue
+            files += find_traces(path)
+        except StepscopeError:
+            if not skip_missing:
+                raise
+    return files
 
 
 def named_file(path: str | Path) -> str:

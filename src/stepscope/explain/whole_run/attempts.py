@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.explain.whole_run.account import add_accounts, mean_account
+from stepscope.explain.whole_run.job_wall import widen_to_job
 from stepscope.explain.whole_run.rank_run import explain_run
 from stepscope.records.quality import Note
 from stepscope.records.whole_run import WholeRun
@@ -20,32 +21,41 @@ from stepscope.trace.run_times import read_run_times
 from stepscope.trace.step_files import read_step_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
+    from stepscope.records.job import Job
     from stepscope.records.whole_run import RankRun, RunAccount
+    from stepscope.trace.job_folders import JobFolders
 
 
-def read_runs_without_trace(run: Path, read: Sequence[Path]) -> list[RankRun]:
-    """The rank folders of a run folder that were not `read` by their trace."""
-    folders = [place for place in sorted(run.glob("rank-*")) if is_folder(place)]
-    runs = [_read_run(folder) for folder in folders if folder not in read]
+def read_runs_without_trace(job: JobFolders, read: Collection[Path]) -> list[RankRun]:
+    """The rank folders of a job that were not `read` by their trace."""
+    folders = job.ranks or [rank for run in job.runs for rank in sorted(run.glob("rank-*"))]
+    runs = [
+        _read_run(folder, job.same_rank.get(str(folder), ()))
+        for folder in folders
+        if folder not in read and is_folder(folder)
+    ]
     return [run for run in runs if run is not None]
 
 
-def _read_run(folder: Path) -> RankRun | None:
+def _read_run(folder: Path, same_rank: Sequence[Path]) -> RankRun | None:
     steps = read_step_columns(folder, Oddities("steps.jsonl"))
     if steps is None or not len(steps):
         return None
-    times = read_run_times(folder, steps)
+    times = read_run_times(folder, steps, same_rank)
     return explain_run(steps, rank=folder_rank(folder) or 0, times=times)
 
 
-def join_runs(runs: Sequence[RankRun]) -> WholeRun | None:
-    """None for bare traces. A rank's account is the sum of its attempts'; the job's is the mean."""
+def join_runs(runs: Sequence[RankRun], job: Job | None = None) -> WholeRun | None:
+    """None for bare traces. A rank's account is the sum of its attempts'; the job's is the mean.
+
+    `job` has the hosts' clocks: it lasts from the first host's start to the last one's end.
+    """
     if not runs:
         return None
-    ordered = sorted(runs, key=lambda run: (run.attempt, run.rank))
+    ordered = widen_to_job(sorted(runs, key=lambda run: (run.attempt, run.rank)), job)
     by_rank: dict[int, list[RunAccount]] = {}
     for run in ordered:
         if run.account is not None:
