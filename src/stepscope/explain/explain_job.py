@@ -226,9 +226,11 @@ def _read_run_notes(job: JobFolders) -> list[Note]:
     """About runs that are not over, were left open, or could not write everything."""
     if not job.runs:
         return []
-    from stepscope.trace.run_state import run_notes
+    from stepscope.trace.run_state import absent_hosts, run_notes
 
-    return [note for folder in job.runs for note in run_notes(folder)]
+    absent = absent_hosts(job.runs)
+    notes = run_notes(*job.runs, ranks=job.ranks)
+    return notes if absent is None else [*notes, absent]
 
 
 def _calibrations(ranks: tuple[RankExplanation, ...]) -> tuple[Profile, ...]:

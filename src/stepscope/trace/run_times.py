@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.records.packed_steps import TAIL
 from stepscope.records.run_times import RunTimes
+from stepscope.trace.command_times import read_command_times
 from stepscope.trace.decode import Oddities
-from stepscope.trace.host_files import read_command_times
 from stepscope.trace.rank_facts import CapturedEnd, CapturedStartUp, decode_facts
 from stepscope.trace.regular_files import is_folder
 from stepscope.trace.step_files import read_step_columns
@@ -28,8 +28,9 @@ def read_run_times(
     Without them, only this run folder is searched.
     """
     facts = decode_facts(folder, Oddities("rank.json"))
+    start = facts.start_up if isinstance(facts.start_up, CapturedStartUp) else CapturedStartUp()
     host = facts.host if isinstance(facts.host, str) else None
-    command = read_command_times(folder.parent, host)
+    command = read_command_times(folder.parent, host, start.began_unix_ns)
     last_ns = int(steps.end_unix_ns[-1]) if steps is not None and len(steps) else 0
     began_ns, ended_ns, notes = command.began_ns, command.ended_ns, []
     if began_ns is None:
@@ -39,7 +40,6 @@ def read_run_times(
         notes.append("nobody wrote when the command ended: the account ends with the last step")
     neighbours = _neighbours(folder, same_rank)
     attempt, began_ns, ended_ns = _attempt(folder, neighbours, began_ns, ended_ns, last_ns)
-    start = facts.start_up if isinstance(facts.start_up, CapturedStartUp) else CapturedStartUp()
     end = facts.after_last_step
     return RunTimes(
         began_ns=began_ns,
@@ -94,9 +94,11 @@ def _attempt(
     own, following = began_unix_ns(folder), began_unix_ns(after)
     if following is not None and last_ns <= following <= ended_ns:
         ended_ns = following
-    if before is None or own is None or own < began_ns or own < last_end_unix_ns(before):
+    before_ns = last_end_unix_ns(before) if before is not None else 0
+    if before is None or own is None or own < began_ns or own < before_ns:
         return 1, began_ns, ended_ns
-    return place, own, ended_ns
+    # A command of its own started this attempt, unless the one before did.
+    return place, began_ns if began_ns > before_ns else own, ended_ns
 
 
 def last_end_unix_ns(folder: Path) -> int:
