@@ -16,6 +16,7 @@ from stepscope.errors import StepscopeError
 from stepscope.records.quality import Note
 from stepscope.records.words import counted
 from stepscope.trace.decode import Oddities
+from stepscope.trace.one_job import check_one_job
 from stepscope.trace.rank_facts import RANK, decode_facts, folder_rank
 from stepscope.trace.regular_files import is_folder
 from stepscope.trace.remote import is_url, local_path
@@ -38,13 +39,13 @@ class JobFolders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def join_folders(paths: Iterable[str | Path]) -> JobFolders:
-    """The run folders among the paths."""
-    runs = _distinct_runs(paths)
+    """The run folders among the paths. UsageError if they belong to different jobs."""
+    runs, repeated = _distinct_runs(paths)
+    again = _about_copies([(path, path) for path in repeated])
     if len(runs) < 2:  # its ranks are found where they are needed
-        return JobFolders(runs=tuple(runs))
-    found = [folder for run in runs for folder in sorted(run.glob("rank-*")) if is_folder(folder)]
+        return JobFolders(runs=tuple(runs), notes=tuple(again))
     by_rank: dict[int | str, list[Path]] = {}
-    for folder in found:
+    for folder in (rank for run in runs for rank in sorted(run.glob("rank-*")) if is_folder(rank)):
         number = folder_rank(folder)
         by_rank.setdefault(folder.name if number is None else number, []).append(folder)
     ranks: list[Path] = []
@@ -61,21 +62,26 @@ def join_folders(paths: Iterable[str | Path]) -> JobFolders:
         runs=tuple(runs),
         ranks=tuple(sorted(ranks, key=lambda folder: (folder.name, runs.index(folder.parent)))),
         same_rank=same_rank,
-        notes=tuple(_about_copies(copies)),
+        notes=(*(_about_copies(copies) or again), *check_one_job(runs)),
     )
 
 
-def _distinct_runs(paths: Iterable[str | Path]) -> list[Path]:
-    """A folder that is given twice, under whatever name, is one."""
+def _distinct_runs(paths: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
+    """A folder that is given twice, under whatever name, is one. Then those that were repeated."""
     runs: dict[Path, Path] = {}
+    repeated = []
     for path in paths:
         here = local_path(path) if isinstance(path, str) and is_url(path) else Path(path)
         try:
-            if here is not None and is_folder(here) and is_run_folder(here):
-                runs.setdefault(here.resolve(), here)
+            if here is None or not is_folder(here) or not is_run_folder(here):
+                continue
+            real = here.resolve()
         except (StepscopeError, OSError):
             continue  # whoever reads it says why it cannot be read
-    return list(runs.values())
+        if real in runs:
+            repeated.append(here)
+        runs.setdefault(real, here)
+    return list(runs.values()), repeated
 
 
 def drop_copies(folders: Sequence[Path]) -> tuple[list[Path], list[tuple[Path, Path]]]:
@@ -116,7 +122,10 @@ def _size_bytes(folder: Path) -> int:
 def _about_copies(copies: Sequence[tuple[Path, Path]]) -> list[Note]:
     if not copies:
         return []
-    named = [f"{copy} is a copy of {kept}" for copy, kept in copies[:_NAMED]]
+    named = [
+        str(copy) if copy == kept else f"{copy} is a copy of {kept}"
+        for copy, kept in copies[:_NAMED]
+    ]
     more = f"; and {len(copies) - _NAMED} more" if len(copies) > _NAMED else ""
     parts = counted(len(copies), "part is", "parts are")
     detail = f"{parts} given twice and counted once: {'; '.join(named)}{more}"

@@ -20,6 +20,7 @@ from stepscope.records.unwritten import TRACE, unwritten_parts
 from stepscope.records.words import counted, plural
 from stepscope.trace.decode import NotJsonError, decode
 from stepscope.trace.host_files import absent_places, last_attempt, read_host_runs
+from stepscope.trace.layout import SIDE_FILES
 from stepscope.trace.regular_files import MissingFileError, read_whole
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class _RankFile(msgspec.Struct, frozen=True):
     problems: list[str] = []
     folder: str = ""
     missing: dict[str, str] = {}
+    torch: str | None = None
+    captured: list[str] = []  # in run.json
 
 
 class _RunFile(msgspec.Struct, frozen=True):
@@ -68,7 +71,12 @@ def run_notes(*folders: Path, ranks: Sequence[Path] = ()) -> list[Note]:
     parts = [part for folder in folders for part in read_host_runs(folder)]
     run, problem = _join_runs(folders)
     state = _open_parts(parts, captured) if parts else _state_note(run, captured)
-    notes = [state or (_ended_ranks(run, captured) if run else None), _missing_note(run, captured)]
+    notes = [
+        state or (_ended_ranks(run, captured) if run else None),
+        _missing_note(run, captured),
+        _lost_note(run, files),
+        _versions_note(captured, parts),
+    ]
     if problem:
         notes.append(Note(id="not-closed", detail=f"the run was not closed: {problem}"))
     return [note for note in notes if note is not None]
@@ -251,6 +259,61 @@ def _missing_note(run: _RunFile | None, ranks: Sequence[_RankFile]) -> Note | No
     count = len(missing_parts)
     more = f"; and {count - _NAMED} more" if count > _NAMED else ""
     return Note(id="missing-parts", detail="; ".join(missing_parts[:_NAMED]) + more, count=count)
+
+
+def _lost_note(run: _RunFile | None, folders: Sequence[Path]) -> Note | None:
+    """What run.json lists and is not here any more: the folder was copied in part."""
+    here: dict[str, set[str]] = {}
+    for folder in folders:
+        here.setdefault(folder.name, set()).update(_names_in(folder))
+    lost = []
+    for rank in run.ranks if run is not None else ():
+        if rank.folder not in here:
+            lost.append(rank.folder)
+            continue
+        names = here[rank.folder]
+        gone = [part for part in rank.captured if part in SIDE_FILES and part not in names]
+        if TRACE in rank.captured and not any(name.startswith("trace") for name in names):
+            gone.append(TRACE)
+        lost += [f"{part} of {rank.folder}" for part in gone]
+    lost = [*dict.fromkeys(filter(None, lost))]
+    if not lost:
+        return None
+    more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+    detail = f"captured, but not in this copy of the run: {', '.join(lost[:_NAMED])}{more}"
+    return Note(id="not-copied", detail=detail, count=len(lost))
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return [file.name for file in folder.iterdir()]
+    except OSError:
+        return []
+
+
+def _versions_note(ranks: Sequence[_RankFile], parts: Sequence[HostRun]) -> Note | None:
+    """Hosts that run different versions of torch or of stepscope."""
+    torch = [(rank.torch, f"rank {rank.rank}") for rank in ranks if rank.torch]
+    ours = [(part.stepscope, part.host) for part in parts if part.stepscope]
+    mixed = [_version_words("torch", torch), _version_words("stepscope", ours)]
+    if not any(mixed):
+        return None
+    detail = f"the job runs different versions: {'; '.join(filter(None, mixed))}"
+    return Note(id="mixed-versions", detail=detail)
+
+
+def _version_words(name: str, users: Sequence[tuple[str, str]]) -> str:
+    """Empty if all use the same one."""
+    by_version: dict[str, list[str]] = {}
+    for version, user in users:
+        by_version.setdefault(version, []).append(user)
+    if len(by_version) < 2:
+        return ""
+    return ", ".join(
+        f"{name} {version} on {', '.join(dict.fromkeys(names[:_NAMED]))}"
+        + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        for version, names in sorted(by_version.items())
+    )
 
 
 def _decode(file: Path, kind: type[_T]) -> tuple[_T | None, str | None]:
