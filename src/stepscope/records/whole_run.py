@@ -169,6 +169,8 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True):
     inputs: InputEffect | None = None
     memory_growth: MemoryGrowth | None = None
     account: RunAccount | None = None
+    began_ns: int | None = None  # the command or this attempt, on this host's clock
+    ended_ns: int | None = None
     series: StepSeries | None = None
     stacks: tuple[StackDifference, ...] = ()  # by cause of stalls; not in the JSON
     notes: tuple[str, ...] = ()
