@@ -228,9 +228,11 @@ def _read_run_notes(paths: Sequence[str | Path]) -> list[Note]:
     folders = [Path(path) for path in paths if not is_url(str(path)) and Path(path).is_dir()]
     if not folders:
         return []
-    from stepscope.trace.run_state import run_notes
+    from stepscope.trace.run_state import absent_hosts, run_notes
 
-    return [note for folder in folders for note in run_notes(folder)]
+    absent = absent_hosts(folders)
+    notes = [note for folder in folders for note in run_notes(folder)]
+    return notes if absent is None else [*notes, absent]
 
 
 def _calibrations(ranks: tuple[RankExplanation, ...]) -> tuple[Profile, ...]:

@@ -1,7 +1,7 @@
 """One rank's capture: counts steps, notes their times, and lets each part act when it is due.
 
-A process becomes a rank when it ends its first step. Until then nothing but a line in
-processes.jsonl is written, so launchers, data-loader workers and helpers leave no rank folder.
+A process becomes a rank when it ends its first step. Until then nothing but a line in its host's
+list of processes is written, so launchers, data-loader workers and helpers leave no rank folder.
 """
 
 from __future__ import annotations
