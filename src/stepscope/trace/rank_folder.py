@@ -94,6 +94,13 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
     )
 
 
+def read_rounds(folder: Path) -> tuple[Rounds, ...]:
+    """Only a rank's clock rounds; empty if it has none."""
+    about_clock = Oddities(CLOCK)
+    clock = read_record(folder / CLOCK, _Clock, about_clock) or _Clock()
+    return tuple(_rounds(clock.syncs, about_clock))
+
+
 def _rounds(syncs: list[_Sync], oddities: Oddities) -> list[Rounds]:
     out = []
     for sync in syncs:

@@ -1,4 +1,9 @@
-"""When a rank's part of a command began and ended: run.json and rank.json."""
+"""When a rank's part of a command began and ended: run.json and rank.json.
+
+Times of different hosts are never compared as they are. In a job with a `stepscope run` on every
+host, a rank's times are those of the one on its own host. Where one of them started ranks on other
+hosts, the clock rounds of both hosts bring its times to the rank's clock.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stepscope.records.host_run import HostRun  # noqa: TC001  (decoded)
 from stepscope.records.packed_steps import TAIL
+from stepscope.records.process_identity import ProcessIdentity  # noqa: TC001  (decoded)
 from stepscope.records.run_times import RunTimes
+from stepscope.trace.clock_offsets import compare_rounds
 from stepscope.trace.decode import Oddities
 from stepscope.trace.rank_facts import CapturedEnd, CapturedStartUp, decode_facts
+from stepscope.trace.rank_folder import read_rounds
 from stepscope.trace.regular_files import is_folder
 from stepscope.trace.run_state import RUN
 from stepscope.trace.side_files import read_record
@@ -19,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stepscope.records.step_columns import StepColumns
+    from stepscope.trace.clock_offsets import ClockOffsets
 
 _LATEST_S = 1e10
 
@@ -26,13 +36,17 @@ _LATEST_S = 1e10
 class _Command(msgspec.Struct, frozen=True):
     started_unix: float | None = None
     ended_unix: float | None = None
+    process: ProcessIdentity | None = None
+    hosts: list[HostRun] = []  # every `stepscope run` of the job
 
 
 def read_run_times(folder: Path, steps: StepColumns | None) -> RunTimes | None:
     """None where nobody wrote when the command began, as under `watch`."""
-    command = read_record(folder.parent / RUN, _Command, Oddities(RUN)) or _Command()
+    facts = decode_facts(folder, Oddities("rank.json"))
+    host = facts.host if isinstance(facts.host, str) else None
+    command, unknown = _on_clock_of(folder, host)
     last_ns = int(steps.end_unix_ns[-1]) if steps is not None and len(steps) else 0
-    began_ns, notes = _unix_ns(command.started_unix), []
+    began_ns, notes = _unix_ns(command.started_unix), list[str]()
     if began_ns is None:
         return None
     ended_ns = _unix_ns(command.ended_unix)
@@ -40,7 +54,8 @@ def read_run_times(folder: Path, steps: StepColumns | None) -> RunTimes | None:
         ended_ns = last_ns or began_ns
         notes.append("nobody wrote when the command ended: the account ends with the last step")
     attempt, began_ns, ended_ns = _attempt(folder, began_ns, ended_ns, last_ns)
-    facts = decode_facts(folder, Oddities("rank.json"))
+    if unknown and steps is not None and not began_ns <= last_ns <= ended_ns:
+        notes.append(f"{unknown}, so start-up and shut-down are not known")
     start = facts.start_up if isinstance(facts.start_up, CapturedStartUp) else CapturedStartUp()
     end = facts.after_last_step
     return RunTimes(
@@ -53,6 +68,33 @@ def read_run_times(folder: Path, steps: StepColumns | None) -> RunTimes | None:
         after_last_ns=_after_last(end) if isinstance(end, CapturedEnd) else {},
         notes=tuple(notes),
     )
+
+
+def _on_clock_of(folder: Path, host: str | None) -> tuple[_Command, str]:
+    """The command's times on the clock of the rank's host; a sentence if that is not possible."""
+    command = read_record(folder.parent / RUN, _Command, Oddities(RUN)) or _Command()
+    own = [run for run in command.hosts if run.host == host]
+    if host is not None and own:
+        starts = [run.started_unix for run in own if run.started_unix is not None]
+        ends = [run.ended_unix for run in own if run.ended_unix is not None]
+        return _Command(min(starts, default=None), max(ends, default=None)), ""
+    there = command.process.host if command.process else None
+    if host is None or there is None or host == there:
+        return command, ""
+    offsets = _offsets(folder, there)
+    if offsets is None:
+        return command, f"the clocks of {host} and of {there}, where the command ran, are unknown"
+    first_s, last_s = (float(offsets.offset_ns[place]) / 1e9 for place in (0, -1))
+    started, ended = command.started_unix, command.ended_unix
+    return _Command(started and started + first_s, ended and ended + last_s), ""
+
+
+def _offsets(folder: Path, there: str) -> ClockOffsets | None:
+    """This rank's clock against that of the command's host, if rank 0 is there."""
+    first = folder.with_name("rank-00000")
+    if folder == first or decode_facts(first, Oddities("rank.json")).host != there:
+        return None
+    return compare_rounds(read_rounds(folder), read_rounds(first))
 
 
 def _unix_ns(seconds: float | None) -> int | None:
