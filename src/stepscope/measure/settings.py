@@ -31,6 +31,7 @@ class Settings:
     sample_hz: float = 100.0
     step_on: str = "auto"  # one of STEP_ON, or call
     nccl_debug: bool = False
+    ranks: str = "auto"  # which ranks record traces, as `--ranks` has it
 
     def to_environment(self, *, plain: bool = False) -> dict[str, str]:
         """`plain` for launchers that put the value into a shell's line unquoted: base64."""
