@@ -10,6 +10,8 @@ import re
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
+from stepscope.trace.regular_files import read_whole
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -33,7 +35,10 @@ def starts_deepspeed(command: Sequence[str]) -> bool:
 
 
 def deepspeed_variables(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
-    """Write the file into the run folder; the variable that names it. OSError if that fails."""
+    """Write the file into the run folder; the variable that names it.
+
+    OSError, UnreadableInputError or UnicodeDecodeError if that fails.
+    """
     file = Path(settings.folder) / _OWN_NAME
     file.write_text("".join([*_users_lines(environment), *_own_lines(settings, environment)]))
     return {_VARIABLE: str(file)}
@@ -44,7 +49,7 @@ def _users_lines(environment: Mapping[str, str]) -> Iterator[str]:
     name = environment.get(_VARIABLE, _USUAL_NAME)
     files = [Path.home() / name, Path.cwd() / name]
     for file in dict.fromkeys(file for file in files if file.is_file()):
-        yield from (f"{line}\n" for line in file.read_text().splitlines())
+        yield from (f"{line}\n" for line in read_whole(file).decode().splitlines())
 
 
 def _own_lines(settings: Settings, environment: Mapping[str, str]) -> Iterator[str]:
