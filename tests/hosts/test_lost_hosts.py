@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from jobs_on_hosts import capture, codes, explain, explained, losses, run, start
-from lab import Lab
+from lab import Lab, why_not
 
 # The window is at steps 6 to 8.
 MOMENTS = [
@@ -104,3 +104,35 @@ def test_a_worker_that_is_killed_is_started_again(lab: Lab, tmp_path: Path) -> N
     assert names == ["rank-00000", "rank-00000.2", "rank-00001", "rank-00001.2"]
     answer = explain(folder)
     assert [rank["rank"] for rank in answer["ranks"]] == [0, 1]
+
+
+@pytest.mark.slow
+def test_ranks_get_other_numbers_after_a_host_is_lost(tmp_path: Path) -> None:
+    """Elastic, two to three hosts: node1 dies, and node2's rank 2 goes on as rank 1."""
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    folder = tmp_path / "run"
+    env = {"STEPS": "14", "HOLD_AT": "12", "HOLD_FILE": str(tmp_path / "go"), "TIMEOUT_S": "8"}
+    quick = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3"
+    options = ["--nnodes=2:3", "--max-restarts=3", "--rdzv-conf", quick]
+    with Lab(hosts=3) as lab:
+        job = start(lab, capture(folder), env, rendezvous="c10d", options=options)
+        for process in job.values():
+            process.wait_for_line("holding at 12")
+        time.sleep(1)
+        lab.kill("node1")
+        (tmp_path / "go").touch()
+        outcomes = {name: job[name].wait() for name in ("node0", "node2")}
+    assert codes(outcomes) == {"node0": 0, "node2": 0}
+    facts = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*/rank.json"))]
+    hosts = {(one["rank"], one["world_size"]): one["host"] for one in facts}
+    assert hosts == {
+        (0, 3): "node0",
+        (1, 3): "node1",
+        (2, 3): "node2",
+        (0, 2): "node0",
+        (1, 2): "node2",
+    }
+    answer = explain(folder)
+    assert [(rank["rank"], rank["world_size"]) for rank in answer["ranks"]] == [(0, 2), (1, 2)]
