@@ -35,6 +35,10 @@ _MAX_FILE_BYTES = 64 << 20
 _NAMED = 4  # ranks that a sentence names
 
 
+class _Choice(msgspec.Struct, frozen=True):
+    chosen: bool = True
+
+
 class _RankFile(msgspec.Struct, frozen=True):
     rank: int | None = None
     status: str = ""
@@ -42,6 +46,7 @@ class _RankFile(msgspec.Struct, frozen=True):
     problems: list[str] = []
     folder: str = ""
     missing: dict[str, str] = {}
+    trace: _Choice = _Choice()
     torch: str | None = None
     captured: list[str] = []  # in run.json
 
@@ -105,15 +110,16 @@ def _read_rank(folder: Path) -> _RankFile:
     rank, problem = _decode(folder / RANK, _RankFile)
     if rank is None:
         rank = _RankFile(status="unreadable", problems=[problem or f"{RANK} was not written"])
-    return replace(rank, folder=folder.name, missing=_missing_parts(folder, rank.problems))
+    return replace(rank, folder=folder.name, missing=_missing_parts(folder, rank))
 
 
-def _missing_parts(folder: Path, problems: list[str]) -> dict[str, str]:
-    missing = unwritten_parts(problems)
-    if any(folder.glob("trace*.json*")):
+def _missing_parts(folder: Path, rank: _RankFile) -> dict[str, str]:
+    """A rank that was not chosen for a trace does not lack one."""
+    missing = unwritten_parts(rank.problems)
+    if not rank.trace.chosen or any(folder.glob("trace*.json*")):
         missing.pop(TRACE, None)
     elif TRACE not in missing:
-        missing[TRACE] = "; ".join(problems)
+        missing[TRACE] = "; ".join(rank.problems)
     return missing
 
 

@@ -10,42 +10,15 @@ from typing import TYPE_CHECKING
 
 from stepscope.explain.whole_run.account import add_accounts, mean_account
 from stepscope.explain.whole_run.job_wall import widen_to_job
-from stepscope.explain.whole_run.rank_run import explain_run
 from stepscope.records.quality import Note
 from stepscope.records.whole_run import WholeRun
 from stepscope.records.words import counted
-from stepscope.trace.decode import Oddities
-from stepscope.trace.rank_facts import folder_rank
-from stepscope.trace.regular_files import is_folder
-from stepscope.trace.run_times import read_run_times
-from stepscope.trace.step_files import read_step_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from stepscope.records.job import Job
     from stepscope.records.whole_run import RankRun, RunAccount
-    from stepscope.trace.job_folders import JobFolders
-
-
-def read_runs_without_trace(job: JobFolders, read: Collection[Path]) -> list[RankRun]:
-    """The rank folders of a job that were not `read` by their trace."""
-    folders = job.ranks or [rank for run in job.runs for rank in sorted(run.glob("rank-*"))]
-    runs = [
-        _read_run(folder, job.same_rank.get(str(folder), ()))
-        for folder in folders
-        if folder not in read and is_folder(folder)
-    ]
-    return [run for run in runs if run is not None]
-
-
-def _read_run(folder: Path, same_rank: Sequence[Path]) -> RankRun | None:
-    steps = read_step_columns(folder, Oddities("steps.jsonl"))
-    if steps is None or not len(steps):
-        return None
-    times = read_run_times(folder, steps, same_rank)
-    return explain_run(steps, rank=folder_rank(folder) or 0, times=times)
 
 
 def join_runs(runs: Sequence[RankRun], job: Job | None = None) -> WholeRun | None:
