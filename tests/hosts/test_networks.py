@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -69,9 +70,7 @@ def test_a_stranger_at_our_port_is_refused_and_changes_nothing(lab: Lab, tmp_pat
     assert "rounds" in answer["clock"]["sources"]
 
 
-def test_a_firewall_against_our_ports_leaves_clocks_to_the_collectives(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_behind_a_firewall_clocks_are_compared_through_the_store(lab: Lab, tmp_path: Path) -> None:
     """The firewall comes up after the job has connected: only what is new is lost, silently."""
     go = tmp_path / "go"
     env = {"STEPS": "30", "HOLD_AT": "3", "HOLD_FILE": str(go)}
@@ -86,5 +85,12 @@ def test_a_firewall_against_our_ports_leaves_clocks_to_the_collectives(
     assert len(losses(captured)) == 60
     answer = explain(tmp_path / "node0", tmp_path / "node1")
     clock = answer["clock"]
-    assert clock["sources"] == ["collectives"]
+    assert clock["sources"] == ["collectives", "rounds"]
     assert abs(clock["offset_ns"]["1"] - 3e9) < clock["error_ns"]["1"] < 50e6
+    (note,) = clock["notes"]
+    assert note.startswith("node1 could not connect to node0")
+    assert [note["id"] for note in answer["quality"]].count("clock-meetings") == 1
+    for name, rank in (("node0", 0), ("node1", 1)):
+        file = tmp_path / name / f"rank-{rank:05d}" / "clock.json"
+        syncs = json.loads(file.read_text())["syncs"]
+        assert [sync["through"] for sync in syncs] == ["store", "store"]
