@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from stepscope.errors import StepscopeError, UsageError
+from stepscope.errors import UsageError
 from stepscope.explain.engines import map_in_order
 from stepscope.explain.explain_file import explain_file, try_explain_file
 from stepscope.explain.pool_engine import Here, Pool
@@ -20,9 +20,9 @@ from stepscope.explain.rank_without_trace import (
 )
 from stepscope.explain.verdict import judge
 from stepscope.records.quality import Note
-from stepscope.trace.discover import find_job_files, find_traces, named_file
+from stepscope.trace.discover import find_files_of_job, find_traces, named_file
+from stepscope.trace.job_folders import JobFolders, join_folders
 from stepscope.trace.rank_inputs import ReadOptions
-from stepscope.trace.remote import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -74,12 +74,25 @@ class JobTraces:
     ) -> None:
         self.paths = paths
         self._engine = engine or Pool()
-        find = partial(_find_files, paths, skip_missing=skip_missing)
+        self._job = JobFolders()
+        find = partial(self._find_files, skip_missing=skip_missing)
         found = self._engine.agree(find)
         self.folders = [file for file in found if is_rank_folder(file)]  # without a trace
         self.files: list[TraceFile] = [file for file in found if not is_rank_folder(file)]
         self._by_name = {str(file): file for file in self.files}
-        self._options = ReadOptions(cache=cache, memory_limit=memory_limit)
+        self._options = ReadOptions(
+            cache=cache, memory_limit=memory_limit, same_rank=self._job.same_rank
+        )
+
+    def _find_files(self, *, skip_missing: bool) -> list[TraceFile]:
+        """An engine calls this: a failure here must not keep other processes waiting."""
+        if not self.paths:
+            raise UsageError(
+                "nothing to explain: give a trace file, a folder of them or a run folder"
+            )
+        self._job = join_folders(self.paths)
+        found = find_files_of_job(self.paths, self._job, skip_missing=skip_missing)
+        return [*found.traces, *found.folders]
 
     @property
     def is_single(self) -> bool:
@@ -153,7 +166,8 @@ class JobTraces:
         """What the ranks without a trace show; read by the same engine."""
         few = len(self.folders) <= _FEW_FOLDERS and not self._engine.collective
         engine = Here() if few else self._engine
-        return map_in_order(engine, summarise_rank, self.folders, progress)
+        read = partial(summarise_rank, same_rank=self._job.same_rank)
+        return map_in_order(engine, read, self.folders, progress)
 
     def _sort_out(
         self, outcomes: list[ExplainedFile[_R] | Exception]
@@ -189,7 +203,8 @@ class JobTraces:
         notes = [
             *notes,
             *left_out,
-            *_read_run_notes(self.paths),
+            *self._job.notes,
+            *_read_run_notes(self._job),
             *(short if len(self.files) > MANY_RANKS else ()),
         ]
         notes += [*_note_attempts(ranks, split.others), *notes_on_untraced(split, len(ranks))]
@@ -222,29 +237,14 @@ def choose_ranks(explanation: Explanation, max_ranks: int) -> list[RankExplanati
     return [rank for rank in explanation.ranks if rank.path in chosen]
 
 
-def _find_files(paths: Sequence[str | Path], *, skip_missing: bool) -> list[TraceFile]:
-    if not paths:
-        raise UsageError("nothing to explain: give a trace file, a folder of them or a run folder")
-    files: list[TraceFile] = []
-    for path in paths:
-        try:
-            found = find_job_files(path)
-            files += [*found.traces, *found.folders]
-        except StepscopeError:
-            if not skip_missing:
-                raise
-    return files
-
-
-def _read_run_notes(paths: Sequence[str | Path]) -> list[Note]:
+def _read_run_notes(job: JobFolders) -> list[Note]:
     """About runs that are not over, were left open, or could not write everything."""
-    folders = [Path(path) for path in paths if not is_url(str(path)) and Path(path).is_dir()]
-    if not folders:
+    if not job.runs:
         return []
     from stepscope.trace.run_state import absent_hosts, run_notes
 
-    absent = absent_hosts(folders)
-    notes = [note for folder in folders for note in run_notes(folder)]
+    absent = absent_hosts(job.runs)
+    notes = run_notes(*job.runs, ranks=job.ranks)
     return notes if absent is None else [*notes, absent]
 
 

@@ -32,7 +32,7 @@ from stepscope.trace.run_times import read_run_times
 from stepscope.trace.step_files import read_step_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -51,10 +51,15 @@ _RULES = {
 }
 
 
-def summarise_rank(folder: TraceFile) -> RankWithoutTrace | Exception | None:
-    """None for a folder without steps. Returns errors, so that one bad folder costs no other."""
+def summarise_rank(
+    folder: TraceFile, same_rank: Mapping[str, tuple[Path, ...]] | None = None
+) -> RankWithoutTrace | Exception | None:
+    """None for a folder without steps. Returns errors, so that one bad folder costs no other.
+
+    `same_rank` has the other folders of a rank, if they are elsewhere (trace/job_folders.py).
+    """
     try:
-        return _summarise(Path(str(folder)))
+        return _summarise(Path(str(folder)), (same_rank or {}).get(str(folder), ()))
     except UnreadableInputError as error:
         return error
     except Exception as error:
@@ -66,7 +71,7 @@ def summarise_rank(folder: TraceFile) -> RankWithoutTrace | Exception | None:
         )
 
 
-def _summarise(folder: Path) -> RankWithoutTrace | None:
+def _summarise(folder: Path, same_rank: tuple[Path, ...]) -> RankWithoutTrace | None:
     oddities = Oddities("steps.jsonl")
     steps = read_step_columns(folder, oddities)
     if steps is None or not len(steps):
@@ -75,7 +80,7 @@ def _summarise(folder: Path) -> RankWithoutTrace | None:
     facts = captured.facts
     number = facts.rank if isinstance(facts.rank, int) else folder_rank(folder) or 0
     world_size = facts.world_size if isinstance(facts.world_size, int) else None
-    times = read_run_times(folder, steps)
+    times = read_run_times(folder, steps, same_rank)
     if (world_size or 0) > MANY_RANKS:
         run, mean_ms = sum_up_run(steps, rank=number, times=times)
     else:

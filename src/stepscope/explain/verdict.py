@@ -48,7 +48,7 @@ def judge(
         from stepscope.explain.collective_waits import explain_waits
         from stepscope.explain.whole_run.arrival_matrix import waits_by_step
 
-        ranks = explain_waits(ranks, waits_by_step(job.run_arrivals))
+        ranks = explain_waits(ranks, waits_by_step(job.run_arrivals), job.run_arrivals.error_ns)
         budget = mean_budget(ranks)
     findings = _merge(ranks, (*job_findings, *(nccl.findings if nccl else ())))
     top = findings[0]
@@ -65,7 +65,7 @@ def judge(
         strategies=strategies,
         nccl=nccl,
         quality=_drop_repeated((*notes, *(job.notes if job else ()))),
-        run=_join_runs(ranks, other_runs, untraced),
+        run=_join_runs(ranks, other_runs, untraced, job),
         without_trace=_describe_untraced(untraced, len(ranks)),
     )
 
@@ -84,6 +84,7 @@ def _join_runs(
     ranks: tuple[RankExplanation, ...],
     others: Sequence[RankRun],
     untraced: Sequence[RankWithoutTrace],
+    job: Job | None,
 ) -> WholeRun | None:
     """None for bare traces."""
     runs = [replace(rank.run, rank=rank.rank or 0) for rank in ranks if rank.run]
@@ -91,7 +92,7 @@ def _join_runs(
         return None
     from stepscope.explain.whole_run.all_ranks import join_all_ranks
 
-    return join_all_ranks(runs, untraced, others)
+    return join_all_ranks(runs, untraced, others, job)
 
 
 def _drop_repeated(notes: tuple[Note, ...]) -> tuple[Note, ...]:

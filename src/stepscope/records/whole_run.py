@@ -74,6 +74,8 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
     period: int | None = None  # they come every so many steps
     numbers: tuple[int, ...] = ()  # of the longest ones
     between_epochs_ms: float = 0.0  # per step as well, but no part of the step: see StepColumns
+    # Waits for ranks of other hosts: how far off each may be; None without.
+    wait_error_ms: float | None = None
     where: tuple[Place, ...] = ()  # lines that were running in stalled steps, more than in others
 
 
@@ -169,6 +171,8 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True):
     inputs: InputEffect | None = None
     memory_growth: MemoryGrowth | None = None
     account: RunAccount | None = None
+    began_ns: int | None = None  # the command or this attempt, on this host's clock
+    ended_ns: int | None = None
     series: StepSeries | None = None
     stacks: tuple[StackDifference, ...] = ()  # by cause of stalls; not in the JSON
     notes: tuple[str, ...] = ()

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.errors import NotCapturedError, UnreadableInputError
+from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputError
 from stepscope.records.packed_steps import TAIL
 from stepscope.trace.layout import ENDINGS, is_trace_name
 from stepscope.trace.regular_files import is_folder, list_folder, may_exist
 from stepscope.trace.remote import RemoteTrace, fetch, find_remote_traces, is_url, local_path
 from stepscope.trace.windows import choose_windows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.trace.job_folders import JobFolders
 
 TraceFile = Path | RemoteTrace
 
@@ -32,6 +37,34 @@ def find_job_files(path: str | Path) -> JobFiles:
     """As `find_traces`; only a run folder has ranks without a trace."""
     here = _here(path)
     return JobFiles([*find_remote_traces(str(path))], []) if here is None else _find(here)
+
+
+def find_files_of_job(
+    paths: Sequence[str | Path], job: JobFolders, *, skip_missing: bool = False
+) -> JobFiles:
+    """The files of all run folders of one job, then those of the other paths.
+
+    One window is chosen for all ranks, whichever folders they are in.
+    """
+    files = _files_of_ranks(job.ranks)
+    runs = {run.resolve() for run in job.runs} if files.traces else set()
+    for path in dict.fromkeys(map(named_file, paths)):
+        try:
+            if not is_url(path) and Path(path).resolve() in runs:
+                continue
+            found = find_job_files(path)
+            files = JobFiles([*files.traces, *found.traces], [*files.folders, *found.folders])
+        except StepscopeError:
+            if not skip_missing:
+                raise
+    return files
+
+
+def _files_of_ranks(ranks: Sequence[Path]) -> JobFiles:
+    windows = choose_windows(ranks)
+    traced = {trace.parent for trace in windows}
+    others = [folder for folder in ranks if folder not in traced and is_folder(folder)]
+    return JobFiles([*windows], others)
 
 
 def named_file(path: str | Path) -> str:
@@ -68,12 +101,8 @@ def _find(path: Path) -> JobFiles:
     # A rank's own folder may be given, too: its other traces are other windows of the same rank.
     of_rank = (path / "rank.json") in here
     ranks = [path] if of_rank else sorted(one for one in here if one.name.startswith("rank-"))
-    windows = choose_windows(ranks)
-    if windows:
-        traced = {trace.parent for trace in windows}
-        others = [folder for folder in ranks if folder not in traced and is_folder(folder)]
-        return JobFiles([*windows], others)
-    return JobFiles([*_find_bare(path, here)], [])
+    files = _files_of_ranks(ranks)
+    return files if files.traces else JobFiles([*_find_bare(path, here)], [])
 
 
 def _find_bare(path: Path, here: list[Path]) -> list[Path]:

@@ -13,6 +13,7 @@ from stepscope.records.whole_run import RankSpread
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from stepscope.records.job import Job
     from stepscope.records.ranks_without_trace import RankWithoutTrace
     from stepscope.records.whole_run import RankRun, WholeRun
 
@@ -21,10 +22,13 @@ _SLOWEST, _LONGER = 8, 0.01  # ranks that are named; by how much of the median t
 
 
 def join_all_ranks(
-    traced: Sequence[RankRun], untraced: Sequence[RankWithoutTrace], others: Sequence[RankRun]
+    traced: Sequence[RankRun],
+    untraced: Sequence[RankWithoutTrace],
+    others: Sequence[RankRun],
+    job: Job | None = None,
 ) -> WholeRun | None:
-    """`others` are earlier attempts, and processes outside the job."""
-    whole = join_runs([*traced, *(rank.run for rank in untraced), *others])
+    """`others` are earlier attempts, and processes outside the job; `job` has the hosts' clocks."""
+    whole = join_runs([*traced, *(rank.run for rank in untraced), *others], job)
     if whole is None:
         return None
     ranks = whole.ranks

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.explain.whole_run.account import add_accounts, mean_account
+from stepscope.explain.whole_run.job_wall import widen_to_job
 from stepscope.records.quality import Note
 from stepscope.records.whole_run import WholeRun
 from stepscope.records.words import counted
@@ -16,14 +17,18 @@ from stepscope.records.words import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from stepscope.records.job import Job
     from stepscope.records.whole_run import RankRun, RunAccount
 
 
-def join_runs(runs: Sequence[RankRun]) -> WholeRun | None:
-    """None for bare traces. A rank's account is the sum of its attempts'; the job's is the mean."""
+def join_runs(runs: Sequence[RankRun], job: Job | None = None) -> WholeRun | None:
+    """None for bare traces. A rank's account is the sum of its attempts'; the job's is the mean.
+
+    `job` has the hosts' clocks: it lasts from the first host's start to the last one's end.
+    """
     if not runs:
         return None
-    ordered = sorted(runs, key=lambda run: (run.attempt, run.rank))
+    ordered = widen_to_job(sorted(runs, key=lambda run: (run.attempt, run.rank)), job)
     by_rank: dict[int, list[RunAccount]] = {}
     for run in ordered:
         if run.account is not None:
