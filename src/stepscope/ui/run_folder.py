@@ -206,7 +206,7 @@ def describe_ranks(
         captured = layout.captured_parts(place)
         missing = unwritten_parts(facts["problems"])
         missing.pop(layout.TRACE, None)
-        if layout.TRACE not in captured:
+        if layout.TRACE not in captured and _wants_trace(facts):
             missing[layout.TRACE] = why_no_trace(facts, settings, code)
         ranks.append({"folder": place.name, **facts, "captured": captured, "missing": missing})
     return ranks
@@ -220,6 +220,12 @@ def _facts(place: Path) -> dict[str, Any]:
     if facts["status"] == "unreadable":
         return facts | {"problems": _why_unwritten(place)}
     return facts
+
+
+def _wants_trace(facts: dict[str, Any]) -> bool:
+    """Not where `--ranks` leaves the trace to others."""
+    choice = facts.get("trace")
+    return not isinstance(choice, dict) or bool(choice.get("chosen", True))
 
 
 def _why_unwritten(place: Path) -> list[str]:

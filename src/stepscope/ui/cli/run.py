@@ -14,6 +14,7 @@ import click
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.measure import folder as layout
+from stepscope.measure.chosen_ranks import parse_ranks
 from stepscope.measure.settings import Settings
 from stepscope.ui.attachment import why_nothing
 from stepscope.ui.capture import capture_into
@@ -107,6 +108,13 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     help="Let NCCL log its transports and algorithms into the run folder.",
 )
 @click.option(
+    "--ranks",
+    default="auto",
+    metavar="LIST",
+    help="Ranks that record traces: 0,7,64-71, one-per-host, all or auto (at most 64, spread over "
+    "the hosts). Steps and collectives are kept of all.",
+)
+@click.option(
     "--job",
     metavar="NAME",
     help="Several `stepscope run`s with this name are one job and share its folder. Needed only "
@@ -164,6 +172,7 @@ def _begin(
     claimed = None
     try:
         _require_room(**options)
+        parse_ranks(options["ranks"])
         key = find_job(command, os.environ, job)
         if key is not None:
             return _begin_part(out, command, options, key)
