@@ -111,6 +111,8 @@ def test_a_requeued_job_is_another_attempt_in_the_same_folder(folder: Path) -> N
     first.close_job()
     began = json.loads((folder / "run.json").read_text())["started_unix"]
     second = begin(folder, JobKey(name="Slurm 47", place=0, places=1, attempt=1))
+    run = json.loads((folder / "run.json").read_text())
+    assert (run["status"], run.get("exit_code"), run["started_unix"]) == ("running", None, began)
     second.close(0)
     second.close_job()
     run = json.loads((folder / "run.json").read_text())

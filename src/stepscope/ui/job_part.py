@@ -83,12 +83,22 @@ class JobPart(SignalDiary):
             if opened:
                 layout.remove(folder / layout.RUN)
             raise
+        if key.attempt and part.closes and not opened:
+            part._open_again()
         return part
 
     @property
     def closes(self) -> bool:
         """Whether this part waits for the others, closes the run and explains it."""
         return self.opened if self.key.place is None else self.key.place == 0
+
+    def _open_again(self) -> None:
+        """run.json is closed by an earlier attempt, and the job runs once more."""
+        before = _read_object(self.folder / layout.RUN)
+        ended = ("exit_code", "ended_unix", "ranks")
+        begun = {name: value for name, value in before.items() if name not in ended}
+        begun |= {"status": "running", "process": self.record["process"]}
+        self._write_whole(iter([begun]))
 
     def write_again(self) -> None:
         with contextlib.suppress(OSError):
