@@ -48,7 +48,7 @@ def judge(
         from stepscope.explain.collective_waits import explain_waits
         from stepscope.explain.whole_run.arrival_matrix import waits_by_step
 
-        ranks = explain_waits(ranks, waits_by_step(job.run_arrivals))
+        ranks = explain_waits(ranks, waits_by_step(job.run_arrivals), job.run_arrivals.error_ns)
         budget = mean_budget(ranks)
     findings = _merge(ranks, (*job_findings, *(nccl.findings if nccl else ())))
     top = findings[0]

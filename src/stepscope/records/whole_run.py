@@ -74,6 +74,8 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
     period: int | None = None  # they come every so many steps
     numbers: tuple[int, ...] = ()  # of the longest ones
     between_epochs_ms: float = 0.0  # per step as well, but no part of the step: see StepColumns
+    # Waits for ranks of other hosts: how far off each may be; None without.
+    wait_error_ms: float | None = None
     where: tuple[Place, ...] = ()  # lines that were running in stalled steps, more than in others
 
 

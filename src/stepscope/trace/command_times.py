@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepscope.records.host_names import HOSTS
+from stepscope.records.process_identity import ProcessIdentity  # noqa: TC001  (decoded)
 from stepscope.trace.decode import Oddities
 from stepscope.trace.host_files import read_host_runs
 from stepscope.trace.run_state import RUN
@@ -32,6 +33,12 @@ class CommandTimes(msgspec.Struct, frozen=True):
 
     started_unix: float | None = None
     ended_unix: float | None = None
+    process: ProcessIdentity | None = None
+
+    @property
+    def host(self) -> str | None:
+        """Whose clock it is, if that is not the rank's own."""
+        return self.process.host if self.process else None
 
     @property
     def began_ns(self) -> int | None:

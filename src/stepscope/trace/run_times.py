@@ -1,4 +1,9 @@
-"""When a rank's part of a command began and ended: run.json, hosts/ and rank.json."""
+"""When a rank's part of a command began and ended: run.json, hosts/ and rank.json.
+
+Times of different hosts are never compared as they are. In a job with a `stepscope run` on every
+host, a rank's times are those of the one on its own host. Where one of them started ranks on other
+hosts, the clock rounds of both hosts bring its times to the rank's clock.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.records.packed_steps import TAIL
 from stepscope.records.run_times import RunTimes
-from stepscope.trace.command_times import read_command_times
+from stepscope.trace.clock_offsets import compare_rounds
+from stepscope.trace.command_times import CommandTimes, read_command_times
 from stepscope.trace.decode import Oddities
 from stepscope.trace.rank_facts import CapturedEnd, CapturedStartUp, decode_facts
+from stepscope.trace.rank_folder import read_rounds
 from stepscope.trace.regular_files import is_folder
 from stepscope.trace.step_files import read_step_columns
 
@@ -17,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stepscope.records.step_columns import StepColumns
+    from stepscope.trace.clock_offsets import ClockOffsets
 
 
 def read_run_times(
@@ -31,8 +39,9 @@ def read_run_times(
     start = facts.start_up if isinstance(facts.start_up, CapturedStartUp) else CapturedStartUp()
     host = facts.host if isinstance(facts.host, str) else None
     command = read_command_times(folder.parent, host, start.began_unix_ns)
+    command, unknown = _on_clock_of(folder, host, command)
     last_ns = int(steps.end_unix_ns[-1]) if steps is not None and len(steps) else 0
-    began_ns, ended_ns, notes = command.began_ns, command.ended_ns, []
+    began_ns, ended_ns, notes = command.began_ns, command.ended_ns, list[str]()
     if began_ns is None:
         return None
     if ended_ns is None:
@@ -40,6 +49,8 @@ def read_run_times(
         notes.append("nobody wrote when the command ended: the account ends with the last step")
     neighbours = _neighbours(folder, same_rank)
     attempt, began_ns, ended_ns = _attempt(folder, neighbours, began_ns, ended_ns, last_ns)
+    if unknown and steps is not None and not began_ns <= last_ns <= ended_ns:
+        notes.append(f"{unknown}, so start-up and shut-down are not known")
     end = facts.after_last_step
     return RunTimes(
         began_ns=began_ns,
@@ -51,6 +62,27 @@ def read_run_times(
         after_last_ns=_after_last(end) if isinstance(end, CapturedEnd) else {},
         notes=tuple(notes),
     )
+
+
+def _on_clock_of(folder: Path, host: str | None, command: CommandTimes) -> tuple[CommandTimes, str]:
+    """The command's times on the clock of the rank's host; a sentence if that is not possible."""
+    there = command.host
+    if host is None or there is None or host == there:
+        return command, ""
+    offsets = _offsets(folder, there)
+    if offsets is None:
+        return command, f"the clocks of {host} and of {there}, where the command ran, are unknown"
+    first_s, last_s = (float(offsets.offset_ns[place]) / 1e9 for place in (0, -1))
+    started, ended = command.started_unix, command.ended_unix
+    return CommandTimes(started and started + first_s, ended and ended + last_s), ""
+
+
+def _offsets(folder: Path, there: str) -> ClockOffsets | None:
+    """This rank's clock against that of the command's host, if rank 0 is there."""
+    first = folder.with_name("rank-00000")
+    if folder == first or decode_facts(first, Oddities("rank.json")).host != there:
+        return None
+    return compare_rounds(read_rounds(folder), read_rounds(first))
 
 
 def _between(first: int | None, second: int | None) -> int:

@@ -188,6 +188,8 @@ def _clock(job: Job | None) -> dict[str, Any]:
         "at_ns": clock.at_ns,
         "sources": list(clock.sources),
         "detail": clock.detail,
+        "hosts": [to_builtins(host) for host in clock.hosts],
+        "notes": list(clock.notes),
     }
 
 
