@@ -233,6 +233,12 @@ class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
     source: LatenessSource = "window"
     wandering: Straggler | None = None  # a different rank is late each time: none is to blame
 
+    @property
+    def accused(self) -> list[int]:
+        """Ranks that are slow by themselves, then those of slow hosts."""
+        alone = [straggler.rank for straggler in self.ranks if straggler.rank is not None]
+        return [*alone, *(rank for straggler in self.ranks for rank in straggler.ranks)]
+
 
 class PathPiece(msgspec.Struct, frozen=True, kw_only=True):
     """A stretch of the critical path: this rank's work, or a transfer between ranks."""

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from stepscope.records.job import RankFolder, Rounds
-from stepscope.records.links import RankLinks
 from stepscope.records.limits import Bytes, Count, DurationNs, Ranks, StampNs, StepNumber  # noqa: TC001  (decoded)
+from stepscope.records.links import RankLinks
 from stepscope.trace.collective_log import COLLECTIVES, read_collective_log
 from stepscope.trace.decode import Oddities
 from stepscope.trace.rank_facts import RANK, decode_facts
