@@ -44,8 +44,13 @@ _APART_NS = 1_000_000_000
 _APART = "they exchange nothing, so none waits for another"
 
 
-def join_ranks(parts: Sequence[RankPart], profiles: Sequence[Profile] = ()) -> Job:
-    """Never raises because of its input: what cannot be computed becomes a note."""
+def join_ranks(
+    parts: Sequence[RankPart],
+    profiles: Sequence[Profile] = (),
+    untraced: Sequence[RankPart] = (),
+) -> Job:
+    """Never raises because of its input: what cannot be computed becomes a note. `untraced` ranks
+    count where all steps do: who arrives late, and on which host."""
     parts, notes = _usable(parts)
     ranks = tuple(part.rank for part in parts)
     times = tuple(typical_step(part.pace) for part in parts)
@@ -56,14 +61,15 @@ def join_ranks(parts: Sequence[RankPart], profiles: Sequence[Profile] = ()) -> J
         for name in ("dur_ns", "own_ns", "input_ns", "exposed_comm_ns")
     }
     blocks = match_collectives(parts)
-    notes += _about_groups(parts, blocks)
+    notes += _about_groups([*parts, *untraced], blocks)
     transfers = match_transfers(parts)
     clock = align_clocks(parts, blocks, transfers)
     notes += _about_clock(clock)
     aligned = [align_block(parts, block, clock) for block in blocks]
     members = tuple(part.member for part in parts)
-    whole_run = judge_whole_run(parts)
-    hosts, host_links = hosts_of(parts), list_host_links(parts)
+    everyone = sorted((*parts, *untraced), key=lambda part: part.rank)
+    whole_run = judge_whole_run(everyone)
+    hosts, host_links = hosts_of(everyone), list_host_links(everyone)
     if _silent(members):
         stragglers = Stragglers(verdict="none", detail=_APART)
     else:

@@ -174,8 +174,22 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
+class RankSpread(msgspec.Struct, frozen=True, kw_only=True):
+    """How the steps of all ranks differ, traced or not. Means are over a rank's steady steps."""
+
+    ranks: int
+    fewest_steps: int
+    most_steps: int
+    least_mean_ms: float | None  # None where no rank has steady steps
+    median_mean_ms: float | None
+    most_mean_ms: float | None
+    slowest: tuple[int, ...] = ()  # ranks with the longest mean steps, the longest first
+
+
 class WholeRun(msgspec.Struct, frozen=True, kw_only=True):
-    """All ranks of a run. `account` is the mean over the ranks."""
+    """All ranks of a run. `account` is the mean over the ranks, `spread` of all of them; of a job
+    with many ranks, `ranks` has those with a trace only."""
 
     ranks: tuple[RankRun, ...]
     account: RunAccount | None = None
+    spread: RankSpread | None = None  # with several ranks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 from stepscope.errors import NotCapturedError, UnreadableInputError
 from stepscope.records.packed_steps import TAIL
@@ -15,10 +16,22 @@ from stepscope.trace.windows import choose_windows
 TraceFile = Path | RemoteTrace
 
 
+class JobFiles(NamedTuple):
+    """The traces of a job, and the folders of ranks that recorded none."""
+
+    traces: list[TraceFile]
+    folders: list[Path]
+
+
 def find_traces(path: str | Path) -> list[TraceFile]:
     """Raises UnreadableInputError when there is nothing to read."""
+    return find_job_files(path).traces
+
+
+def find_job_files(path: str | Path) -> JobFiles:
+    """As `find_traces`; only a run folder has ranks without a trace."""
     here = _here(path)
-    return [*find_remote_traces(str(path))] if here is None else [*_find(here)]
+    return JobFiles([*find_remote_traces(str(path))], []) if here is None else _find(here)
 
 
 def named_file(path: str | Path) -> str:
@@ -46,15 +59,26 @@ def size_bytes(file: TraceFile) -> int:
         return 0
 
 
-def _find(path: Path) -> list[Path]:
+def _find(path: Path) -> JobFiles:
     if not is_folder(path):
         if not may_exist(path):
             raise UnreadableInputError(f"{path} does not exist")
-        return [path]
+        return JobFiles([path], [])
     here = list_folder(path)
     # A rank's own folder may be given, too: its other traces are other windows of the same rank.
-    ranks = [path] if (path / "rank.json") in here else sorted(path.glob("rank-*"))
-    traces = choose_windows(ranks) or _traces_among(here)
+    of_rank = (path / "rank.json") in here
+    ranks = [path] if of_rank else sorted(one for one in here if one.name.startswith("rank-"))
+    windows = choose_windows(ranks)
+    if windows:
+        traced = {trace.parent for trace in windows}
+        others = [folder for folder in ranks if folder not in traced and is_folder(folder)]
+        return JobFiles([*windows], others)
+    return JobFiles([*_find_bare(path, here)], [])
+
+
+def _find_bare(path: Path, here: list[Path]) -> list[Path]:
+    """Traces that lie in the folder itself or one level below it."""
+    traces = _traces_among(here)
     inner = [] if traces else [folder for folder in here if is_folder(folder)]
     traces = traces or [trace for folder in inner for trace in _traces_among(list_folder(folder))]
     if not traces:

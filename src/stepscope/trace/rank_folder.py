@@ -20,6 +20,8 @@ from stepscope.trace.windows import comms_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from stepscope.trace.rank_facts import CapturedGroup, CapturedLayout
+
 CLOCK, LINKS, MEMORY = "clock.json", "links.json", "memory.json"
 
 
@@ -66,13 +68,30 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
         world_size=known.get("world_size"),
         steps=known.get("steps", 0),
         rounds=tuple(_rounds(clock.syncs, about_clock)),
-        layout=msgspec.to_builtins(known.get("communication")) or {},
+        layout=_layout(known.get("communication")),
         comms=tuple(map(msgspec.structs.asdict, lines)),
         load=known.get("host_load"),
         collectives=read_collective_log(folder, about_run),
         links=read_record(folder / LINKS, RankLinks, about_links),
         notes=tuple(note for about in read for note in about.notes),
     )
+
+
+def _layout(communication: CapturedLayout | None) -> dict[str, Any]:
+    """Every group with all of its ranks."""
+    layout: dict[str, Any] = msgspec.to_builtins(communication) or {}
+    groups = communication.groups if communication is not None else None
+    if isinstance(groups, list):
+        layout["groups"] = [
+            {**_without_ranges(group), "ranks": group.members()} for group in groups
+        ]
+    return layout
+
+
+def _without_ranges(group: CapturedGroup) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(group)
+    del fields["ranges"]
+    return fields
 
 
 def _rounds(syncs: list[_Sync], oddities: Oddities) -> list[Rounds]:

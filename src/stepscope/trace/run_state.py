@@ -13,21 +13,29 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.errors import StepscopeError
+from stepscope.records.host_run import PassedSignal  # noqa: TC001  (decoded at run time)
 from stepscope.records.process_identity import ProcessIdentity, process_state
 from stepscope.records.quality import Note
 from stepscope.records.unwritten import TRACE, unwritten_parts
 from stepscope.records.words import counted, plural
 from stepscope.trace.decode import NotJsonError, decode
+from stepscope.trace.host_files import absent_places, last_attempt, read_host_runs
 from stepscope.trace.regular_files import MissingFileError, read_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from stepscope.records.host_run import HostRun
+
 _T = TypeVar("_T")
 RUN, RANK = "run.json", "rank.json"
 _MAX_FILE_BYTES = 64 << 20
 _NAMED = 4  # ranks that a sentence names
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    chosen: bool = True
 
 
 class _RankFile(msgspec.Struct, frozen=True):
@@ -37,16 +45,13 @@ class _RankFile(msgspec.Struct, frozen=True):
     problems: list[str] = []
     folder: str = ""
     missing: dict[str, str] = {}
-
-
-class _Signal(msgspec.Struct, frozen=True):
-    signal: str
+    trace: _Choice = _Choice()
 
 
 class _RunFile(msgspec.Struct, frozen=True):
     status: str = ""
     process: ProcessIdentity | None = None
-    signals: list[_Signal] = []
+    signals: list[PassedSignal] = []
     ranks: list[_RankFile] = []
     exit_code: int | None = None
 
@@ -61,7 +66,9 @@ def run_notes(folder: Path) -> list[Note]:
         return []
     run, problem = _decode(folder / RUN, _RunFile)
     ranks = _read_ranks(folder)
-    notes = [_state_note(run, ranks), _missing_note(run, ranks)]
+    parts = read_host_runs(folder)
+    state = _open_parts(parts, ranks) if parts else _state_note(run, ranks)
+    notes = [state or (_ended_ranks(run, ranks) if run else None), _missing_note(run, ranks)]
     if problem:
         notes.append(Note(id="not-closed", detail=f"the run was not closed: {problem}"))
     return [note for note in notes if note is not None]
@@ -74,17 +81,18 @@ def _read_ranks(folder: Path) -> list[_RankFile]:
         if rank is None:
             problems = [problem or f"{RANK} was not written"]
             rank = _RankFile(status="unreadable", problems=problems)
-        missing = _missing_parts(rank_folder, rank.problems)
+        missing = _missing_parts(rank_folder, rank)
         ranks.append(replace(rank, folder=rank_folder.name, missing=missing))
     return ranks
 
 
-def _missing_parts(folder: Path, problems: list[str]) -> dict[str, str]:
-    missing = unwritten_parts(problems)
-    if any(folder.glob("trace*.json*")):
+def _missing_parts(folder: Path, rank: _RankFile) -> dict[str, str]:
+    """A rank that was not chosen for a trace does not lack one."""
+    missing = unwritten_parts(rank.problems)
+    if not rank.trace.chosen or any(folder.glob("trace*.json*")):
         missing.pop(TRACE, None)
     elif TRACE not in missing:
-        missing[TRACE] = "; ".join(problems)
+        missing[TRACE] = "; ".join(rank.problems)
     return missing
 
 
@@ -112,7 +120,37 @@ def _state_note(run: _RunFile | None, ranks: Sequence[_RankFile]) -> Note | None
     )
 
 
-def _end_words(state: str, run: _RunFile) -> str:
+def _open_parts(parts: Sequence[HostRun], ranks: Sequence[_RankFile]) -> Note | None:
+    """A job of several `stepscope run`s: the first of them that has not ended."""
+    for part in last_attempt(parts):
+        if part.is_finished or part.process is None:
+            continue
+        who = f"stepscope run on {part.host} (process {part.process.pid})"
+        state = process_state(part.process)
+        if state == "running":
+            return Note(id="still-running", detail=f"{who} is still running: more may come")
+        words = f"the run was not closed: {who} {_end_words(state, part)}{_rank_words(ranks)}"
+        return Note(id="not-closed", detail=words)
+    return None
+
+
+def absent_hosts(folders: Sequence[Path]) -> Note | None:
+    """Parts of the job that none of these folders holds."""
+    parts = [part for folder in folders for part in read_host_runs(folder)]
+    absent = absent_places(parts)
+    if not absent:
+        return None
+    places = max(part.places or 0 for part in parts)
+    named = ", ".join(map(str, absent[:_NAMED])) + (", ..." if len(absent) > _NAMED else "")
+    return Note(
+        id="missing-hosts",
+        detail=f"{len(absent)} of {places} parts of the job ({named}) left nothing here: they did "
+        "not start, or wrote into folders of their own; `explain` takes several folders",
+        count=len(absent),
+    )
+
+
+def _end_words(state: str, run: _RunFile | HostRun) -> str:
     signals = ", ".join(dict.fromkeys(received.signal for received in run.signals[:_NAMED]))
     after = f", after it had passed on {signals} to the command" if signals else ""
     if state == "restarted":
