@@ -7,6 +7,8 @@ import socket
 import sys
 from typing import Any
 
+from stepscope.measure.network_place import network_place
+
 
 def rank_and_world() -> tuple[int, int]:
     """From the process group, else from the launcher's variables, else 0 of 1."""
@@ -24,6 +26,7 @@ def facts() -> dict[str, Any]:
     torch = sys.modules["torch"]
     known: dict[str, Any] = {
         "host": socket.gethostname(),
+        "network_place": network_place(),
         "pid": os.getpid(),
         "python": sys.version.split()[0],
         "torch": str(torch.__version__),

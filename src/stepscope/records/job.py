@@ -12,6 +12,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from stepscope.records.host_load import HostLoad
+    from stepscope.records.network_place import NetworkPlace
     from stepscope.records.quality import Note
     from stepscope.records.run_calls import LoggedCollectives, RunArrivals, RunCalls
     from stepscope.records.trace import Int8, Int32, Int64
@@ -117,6 +118,7 @@ class RankFolder(msgspec.Struct, frozen=True, kw_only=True):
     """The files next to a trace in a run folder; every part may be missing."""
 
     host: str | None = None
+    network_place: NetworkPlace | None = None
     pid: int | None = None
     world_size: int | None = None
     steps: int = 0
@@ -134,6 +136,7 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     pace: RankSteps
     rounds: tuple[Rounds, ...] = ()
     host: str | None = None
+    network_place: NetworkPlace | None = None
     world_size: int | None = None
     member: Membership | None = None  # None for a bare trace
     run: RunCalls | None = None  # its collectives over the whole run

@@ -60,6 +60,7 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
     lines = read_rows(folder / comms, _Line, about_comms)
     return RankFolder(
         host=known.get("host"),
+        network_place=known.get("network_place"),
         pid=known.get("pid"),
         world_size=known.get("world_size"),
         steps=known.get("steps", 0),
