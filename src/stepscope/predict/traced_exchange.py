@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Flags, Floats, StepGraph
     from stepscope.predict.step_context import StepContext
     from stepscope.predict.transfers import TransferTimes
-    from stepscope.records.job import CollectiveCalls
+    from stepscope.records.job import CollectiveCalls, Group
 
 
 _REDUCE = "c10d::allreduce_"
@@ -44,6 +44,7 @@ class TracedExchange(msgspec.Struct, frozen=True, kw_only=True):
     tasks: NDArray[np.intp]  # of the graph, one per bucket; none if a rank was alone
     all_reduces: TracedAllReduces | None
     not_replicas: str | None = None  # why the ranks are more than replicas
+    members: tuple[int, ...] = ()  # the ranks of the group; empty if the trace does not list them
 
 
 def split_waiting(
@@ -68,7 +69,8 @@ def find_traced_exchange(context: StepContext, graph: StepGraph) -> TracedExchan
         return _find_single_rank(context, graph)
     reasons = (_NOT_REPLICAS.get(type(strategy)) for strategy in context.analysis.strategies)
     summing = _is_in_backward(context, row) & (calls.kind == KINDS.index("all_reduce"))
-    ranks = _group_size(calls, summing) or trace.world_size or 1
+    group = _largest_group(calls, summing)
+    ranks = (group.size if group else None) or trace.world_size or 1
     tasks, numbers = _find_tasks(context, graph, calls, summing)
     called_ns = np.where(row[numbers] >= 0, trace.host.start_ns[np.maximum(row[numbers], 0)], 0)
     return TracedExchange(
@@ -77,6 +79,7 @@ def find_traced_exchange(context: StepContext, graph: StepGraph) -> TracedExchan
         tasks=tasks,
         all_reduces=_find_all_reduces(calls, summing, ranks),
         not_replicas=next((reason for reason in reasons if reason), None),
+        members=group.ranks if group else (),
     )
 
 
@@ -104,9 +107,13 @@ def _is_in_backward(context: StepContext, row: NDArray[np.int32]) -> Flags:
     return inside
 
 
-def _group_size(calls: CollectiveCalls, chosen: Flags) -> int | None:
-    sizes = [calls.groups[group].size for group in distinct(calls.group[chosen]).tolist()]
-    return max((size for size in sizes if size), default=None)
+def _largest_group(calls: CollectiveCalls, chosen: Flags) -> Group | None:
+    groups = [calls.groups[group] for group in distinct(calls.group[chosen]).tolist()]
+    return max((group for group in groups if group.size), key=_size_of, default=None)
+
+
+def _size_of(group: Group) -> int:
+    return group.size or 0
 
 
 def _find_tasks(
