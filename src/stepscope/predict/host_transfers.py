@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from stepscope.predict.algorithms import Hop, hierarchical_over_hosts, hop_of_line, ring_over_hosts
 from stepscope.predict.outcome import Refused
+from stepscope.predict.traced_exchange import list_all_reduces
 from stepscope.predict.transfers import (
     RINGS,
-    TracedAllReduces,
     TransferTimes,
     fits_trace,
     from_data_sheet,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from stepscope.predict.step_context import StepContext
     from stepscope.predict.traced_exchange import TracedExchange
+    from stepscope.predict.transfers import TracedAllReduces
     from stepscope.predict.worker_plan import GivenLink
     from stepscope.records.job import CollectiveCalls
     from stepscope.records.profile import Profile
@@ -255,12 +256,7 @@ def find_inside_all_reduces(
     sizes = [size for size in sorted(set(near.values())) if _known(calls, near, size).any()]
     if not sizes:
         return None
-    known = _known(calls, near, sizes[-1])
-    return TracedAllReduces(
-        ranks=sizes[-1],
-        size_bytes=calls.size_bytes[known].astype(np.float64),
-        dur_ns=(calls.end_ns - calls.start_ns)[known].astype(np.float64),
-    )
+    return list_all_reduces(calls, _known(calls, near, sizes[-1]), sizes[-1])
 
 
 def _known(calls: CollectiveCalls, groups: dict[int, int], size: int) -> np.ndarray:

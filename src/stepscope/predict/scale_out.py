@@ -146,7 +146,7 @@ class _PlannedStep:
         if has_tasks and not self.retimed and traced is not None:
             if traced.buckets:
                 durations = graph.tasks.dur_ns[traced.tasks]
-                self.waiting_ns = float(self._split_waiting(durations, traced.buckets)[0].sum())
+                self.waiting_ns = float(self._split_waiting(durations, traced)[0].sum())
             self.graph = exchange.remove_traced(graph, traced)
 
     @property
@@ -203,12 +203,12 @@ class _PlannedStep:
             return exchange.retime_traced(graph, traced, np.zeros(len(durations)))
         if traced.buckets is None:
             raise Refused("the trace does not give how many bytes its all-reduces move")
-        waiting, share = self._split_waiting(durations, traced.buckets)
-        expected = transfers.expected_ns(traced.buckets.size_bytes.astype(np.float64))
+        waiting, share = self._split_waiting(durations, traced)
+        expected = transfers.expected_ns(traced.sizes)
         return exchange.retime_traced(graph, traced, waiting + share * expected)
 
-    def _split_waiting(self, durations: Floats, buckets: Buckets) -> tuple[Floats, Floats]:
-        return split_waiting(durations, buckets, self._present_transfers())
+    def _split_waiting(self, durations: Floats, traced: TracedExchange) -> tuple[Floats, Floats]:
+        return split_waiting(durations, traced.sizes, self._present_transfers())
 
     def _present_transfers(self) -> TransferTimes | None:
         """Of the traced exchange; with hosts asked about, from the same source as the new ones."""

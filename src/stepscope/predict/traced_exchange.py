@@ -45,17 +45,26 @@ class TracedExchange(msgspec.Struct, frozen=True, kw_only=True):
     all_reduces: TracedAllReduces | None
     not_replicas: str | None = None  # why the ranks are more than replicas
     members: tuple[int, ...] = ()  # the ranks of the group; empty if the trace does not list them
+    # What the link carries while each bucket is on its way: more than the bucket if several share
+    # it. None if no two overlap.
+    carried_bytes: Floats | None = None
+
+    @property
+    def sizes(self) -> Floats:
+        """By which transfers are priced."""
+        if self.carried_bytes is not None:
+            return self.carried_bytes
+        return self.buckets.size_bytes.astype(np.float64) if self.buckets else np.zeros(0)
 
 
 def split_waiting(
-    durations: Floats, buckets: Buckets, now: TransferTimes | None
+    durations: Floats, sizes: Floats, now: TransferTimes | None
 ) -> tuple[Floats, Floats]:
-    """Split traced collectives into waiting and transfer.
+    """Split traced collectives of these sizes into waiting and transfer.
 
     Returns each one's waiting, and its transfer over the expected one: less than 1 if it was
     faster.
     """
-    sizes = buckets.size_bytes.astype(np.float64)
     expected = now.expected_ns(sizes) if now else np.zeros(len(sizes))
     transfer = np.minimum(durations, expected)
     return durations - transfer, transfer / np.maximum(expected, 1.0)
@@ -80,6 +89,7 @@ def find_traced_exchange(context: StepContext, graph: StepGraph) -> TracedExchan
         all_reduces=_find_all_reduces(calls, summing, ranks),
         not_replicas=next((reason for reason in reasons if reason), None),
         members=group.ranks if group else (),
+        carried_bytes=carried_bytes(calls, numbers),
     )
 
 
@@ -138,11 +148,46 @@ def _find_all_reduces(
     known = summing & (calls.size_bytes > 0)
     if ranks < 2 or not known.any():
         return None
+    return list_all_reduces(calls, known, ranks)
+
+
+def list_all_reduces(calls: CollectiveCalls, chosen: Flags, ranks: int) -> TracedAllReduces:
+    """Calls that overlap share the link: together they count as one of all their bytes."""
+    numbers = np.flatnonzero(chosen)
+    numbers = numbers[np.argsort(calls.start_ns[numbers], kind="stable")]
+    start, end = calls.start_ns[numbers], calls.end_ns[numbers]
+    together = _overlapping(start, end)
+    first = np.flatnonzero(np.diff(together, prepend=-1))
     return TracedAllReduces(
         ranks=ranks,
-        size_bytes=calls.size_bytes[known].astype(np.float64),
-        dur_ns=(calls.end_ns - calls.start_ns)[known].astype(np.float64),
+        size_bytes=np.bincount(together, calls.size_bytes[numbers]).astype(np.float64),
+        dur_ns=(np.maximum.reduceat(end, first) - start[first]).astype(np.float64),
     )
+
+
+def _overlapping(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A number for each run of calls, in order of their starts, in which each overlaps another."""
+    reach = np.maximum.accumulate(end_ns)
+    alone = np.append(True, start_ns[1:] >= reach[:-1])
+    numbers: NDArray[np.int64] = np.cumsum(alone) - 1
+    return numbers
+
+
+def carried_bytes(calls: CollectiveCalls, numbers: NDArray[np.intp]) -> Floats | None:
+    """A call's share of the time of all that overlap it, times all their bytes."""
+    if len(numbers) < 2 or (calls.size_bytes[numbers] <= 0).any():
+        return None
+    order = np.argsort(calls.start_ns[numbers], kind="stable")
+    start, end = calls.start_ns[numbers[order]], calls.end_ns[numbers[order]]
+    together = _overlapping(start, end)
+    if together[-1] == len(numbers) - 1:
+        return None
+    first = np.flatnonzero(np.diff(together, prepend=-1))
+    lasts = np.maximum.reduceat(end, first) - start[first]
+    total = np.bincount(together, calls.size_bytes[numbers[order]])
+    carried = np.zeros(len(numbers))
+    carried[order] = total[together] * (end - start) / np.maximum(lasts[together], 1)
+    return carried
 
 
 def _find_single_rank(context: StepContext, graph: StepGraph) -> TracedExchange | None:
