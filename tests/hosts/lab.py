@@ -32,7 +32,7 @@ from typing import Self
 
 TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv", "mount", "sysctl")
 MASTER_PORT = 29500  # every laboratory has a network of its own
-TIMEOUT_S = 240.0
+TIMEOUT_S = 150.0
 _NAMESPACES = ("--net", "--uts", "--mount", "--pid")
 _FIRST_ORDER, _LAST_ORDER = 100, 200  # of the firewall's rules
 
@@ -373,9 +373,10 @@ def _children(pid: int) -> list[int]:
 
 def _ports(host: Host) -> set[int]:
     """Ports of the host's connections and listeners."""
-    lines = Path(f"/proc/{host.inside}/net/tcp").read_text().splitlines()[1:]
+    tables = [Path(f"/proc/{host.inside}/net/{name}") for name in ("tcp", "tcp6")]
+    lines = [line for table in tables for line in table.read_text().splitlines()[1:]]
     ends = [end for line in lines for end in line.split()[1:3]]
-    return {int(end.partition(":")[2], 16) for end in ends} - {0}
+    return {int(end.rpartition(":")[2], 16) for end in ends} - {0}
 
 
 def _end(keeper: subprocess.Popen[bytes]) -> None:

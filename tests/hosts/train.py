@@ -5,6 +5,7 @@ machine has cores would otherwise slow each other. Every rank prints its losses 
 
     STEPS, WORK_MS, WIDTH, LAYERS     the training: how many steps, a rank's own work, the model
     SLOW_RANK, SLOW_HOST, SLOW_MS     this rank, or every rank of this host, works longer
+    TARDY_HOST, TARDY_MS, TARDY_FROM  this host's ranks pause before they update the parameters
     HOLD_AT, HOLD_FILE                all ranks wait before this step until the file exists
     DIE_RANK, DIE_HOST, DIE_AT        this rank, or every rank of this host, is killed at this step;
     DIE_MARK                          once only: the file exists afterwards
@@ -15,6 +16,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -24,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=number("TIMEOUT_S", 60)))
     rank = dist.get_rank()
     torch.manual_seed(0)
     width, steps = number("WIDTH", 128), number("STEPS", 20)
@@ -44,6 +46,8 @@ def main() -> None:
         time.sleep(pause_s)
         loss = model(batch).square().mean()
         loss.backward()
+        if step >= number("TARDY_FROM", 0) and is_named("TARDY", rank):
+            time.sleep(number("TARDY_MS", 0) / 1e3)
         optimizer.step()
         optimizer.zero_grad()
         print(f"rank {rank} step {step} loss {loss.item().hex()}", flush=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
+import os
 import random
 import socket
-import threading
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +16,9 @@ from two_ranks import run_ranks
 
 from clock_bounds import offset_bounds
 from stepscope.measure import clock as clock_module
-from stepscope.measure.clock import ClockSync
+from stepscope.measure.clock import ClockSync, choose_interval_s, scheduled_meeting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 OFFSET_NS = 5_000_000
@@ -55,13 +53,9 @@ def test_rounds_that_contradict_each_other_give_no_bounds() -> None:
 def test_without_a_process_group_nothing_happens() -> None:
     clock = ClockSync()
     assert clock.synchronise("start", 0) is None
-    assert clock.content() == {
-        "schema": 1,
-        "rank": 0,
-        "world_size": 1,
-        "syncs": [],
-        "notes": [],
-    }
+    content = clock.content()
+    assert content.pop("host_clock")["host"] == os.uname().nodename
+    assert content == {"schema": 1, "rank": 0, "world_size": 1, "syncs": [], "notes": []}
 
 
 @pytest.fixture(scope="module")
@@ -191,93 +185,78 @@ def test_a_rank_that_dies_between_rounds_hangs_nobody(tmp_path: Path) -> None:
 
 def test_a_store_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stuck:
-        def set(self, *_: str) -> None:
+        def check(self, _: list[str]) -> bool:
             time.sleep(3)
+            return False
 
     clock = ClockSync(timeout_s=0.2)
     clock._rank, clock._world = 0, 2
     monkeypatch.setattr(clock, "_store", Stuck)
     began = time.monotonic()
     assert clock.synchronise("start", 0) is None
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 1.5
     assert "did not answer" in clock.content()["notes"][0]
     assert clock.synchronise("end", 1) is None
 
 
-class _Store:
-    """The job's store, in one process."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, str] = {}
-
-    def set(self, key: str, value: str) -> None:
-        self._kept[key] = value
-
-    def get(self, key: str) -> str:
-        return self._kept[key]
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self._kept for key in keys)
+# When they meet
 
 
-def _says(hello: bytes, *, then_wait: bool = True) -> Callable[[int, bytes], socket.socket]:
-    def knock(port: int, token: bytes) -> socket.socket:
-        peer = socket.create_connection(("127.0.0.1", port))
-        peer.setblocking(False)
-        with contextlib.suppress(OSError):
-            peer.send(hello.replace(b"TOKEN", token))
-        if not then_wait:
-            peer.close()
-        return peer
-
-    return knock
+@pytest.mark.parametrize(
+    ("step", "meeting"), [(0, 100), (100, 100), (101, 200), (201, 500), (501, 1000), (6000, 10_000)]
+)
+def test_meetings_that_all_ranks_know(step: int, meeting: int) -> None:
+    assert scheduled_meeting(step) == meeting
 
 
-STRANGERS = {
-    "says nothing": _says(b""),
-    "leaves at once": _says(b"", then_wait=False),
-    "says a little": _says(b"hello"),
-    "has the wrong token": _says(b"x" * 16 + b"\0\0\0\1"),
-    "sends megabytes": _says(b"GET / HTTP/1.1\r\n" * 500_000),
-    "is a rank that does not exist": _says(b"TOKEN\0\0\0\x09"),
-    "is the leader itself": _says(b"TOKEN\0\0\0\0"),
-}
+def test_meetings_take_a_thousandth_of_the_time_at_most() -> None:
+    assert choose_interval_s(elapsed_s=600, cost_s=0.01) == 60
+    assert choose_interval_s(elapsed_s=600, cost_s=0.2) == 200
+    assert choose_interval_s(elapsed_s=32 * 600, cost_s=0.2) == 600
+    elapsed, meetings = 0.0, 0
+    while elapsed < 30 * 86_400:
+        elapsed += choose_interval_s(elapsed, 0.02)
+        meetings += 1
+    assert meetings < 300  # in a month
 
 
-@pytest.mark.parametrize("stranger", STRANGERS)
-def test_a_stranger_at_the_door_costs_nothing(stranger: str) -> None:
-    """Twenty of them come first; the rank that knows the token is let in and nobody else."""
-    store, timeout_s = _Store(), 10.0
-    answers: dict[int, Any] = {}
-
-    def meet(rank: int) -> None:
-        meeting = clock_module._Meeting(store, "key", rank, 2, timeout_s)
-        turn = clock_module._lead if rank == 0 else clock_module._follow
-        with meeting.held() as peers:
-            answers[rank] = turn(peers, 5, time.time_ns, time.monotonic() + timeout_s)
-
-    leader = threading.Thread(target=meet, args=(0,))
-    leader.start()
-    while not store.check(["key/where"]):
-        time.sleep(0.001)
-    where = json.loads(store.get("key/where"))
-    token = bytes.fromhex(where["token"])
-    strangers = [STRANGERS[stranger](where["port"], token) for _ in range(20)]
-    time.sleep(0.05)
-    began = time.monotonic()
-    meet(1)
-    leader.join()
-    assert time.monotonic() - began < timeout_s / 2
-    assert len(answers[0]) == len(answers[1]) == 5
-    for peer in strangers:
-        peer.close()
+def test_rank_0_announces_the_next_meeting_by_the_pace_of_the_steps() -> None:
+    """1000 steps in 250 s, meetings of 20 ms: the next one is 60 s, or 240 steps, later."""
+    seconds = iter([0.0, 50.0, 50.02, 300.0, 300.02])
+    pace = clock_module._Pace(now=lambda: next(seconds))
+    pace.meeting_begins(100)
+    pace.meeting_ends()
+    pace.meeting_begins(1100)
+    assert pace.next_step() == 1100 + 240
 
 
-def test_strangers_alone_are_no_ranks() -> None:
-    store = _Store()
-    meeting = clock_module._Meeting(store, "key", 0, 2, 0.5)
-    with pytest.raises(clock_module._Missed, match="1 ranks did not come"), meeting.held():
-        pass
-    where = json.loads(store.get("key/where"))
-    with pytest.raises(OSError):
-        socket.create_connection(("127.0.0.1", where["port"]))
+def test_all_ranks_get_the_same_next_meeting(tmp_path: Path) -> None:
+    body = """
+    os.environ.update(LOCAL_WORLD_SIZE="1", WORLD_SIZE="2")
+    clock = ClockSync()
+    answer["meetings"] = [clock.next_meeting(1)]
+    clock.synchronise("run", 100)
+    answer["meetings"].append(clock.next_meeting(101))
+    """
+    zero, one = run_ranks(tmp_path, body, before=FRESH)
+    assert zero["meetings"] == one["meetings"]
+    assert zero["meetings"][0] == 100
+    assert zero["meetings"][1] > 150
+
+
+def test_a_job_of_80_ranks_meets_by_host(tmp_path: Path) -> None:
+    """Two processes that say they are all of a large job, on two hosts of 40 ranks."""
+    body = """
+    os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="40", WORLD_SIZE="80")
+    dist.get_world_size = lambda: 80
+    clock = ClockSync()
+    answer["rounds"] = len(clock.synchronise("start", 1)["rounds"])
+    os.environ.update(LOCAL_RANK="1")
+    other = ClockSync()
+    other._rank = 5
+    dist.get_rank = lambda: 5
+    answer["others"] = other.synchronise("start", 1), other.entries, other.next_meeting(3)
+    """
+    for answer in run_ranks(tmp_path, body, before=FRESH):
+        assert answer["rounds"] == 50
+        assert answer["others"] == [None, 0, sys.maxsize]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.measure.settings import Settings
+from stepscope.records.host_names import processes_file, this_host
 from stepscope.ui.attachment import (
     Attachment,
     isolating_option,
@@ -29,7 +30,9 @@ def settings(folder: Path, wait: int | None = None) -> Settings:
 
 def told(folder: Path, *events: str) -> Path:
     lines = [json.dumps({"event": event, "pid": 7, "unix": 0.0}) for event in events]
-    (folder / "processes.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    file = processes_file(folder, this_host())
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("".join(f"{line}\n" for line in lines))
     return folder
 
 

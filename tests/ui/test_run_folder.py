@@ -125,7 +125,7 @@ def test_an_environment_without_room_for_our_settings(job: Job) -> None:
         done = job.call(job.captured(), env=full)
         assert (done.stdout, done.returncode) == ("it ran\n", 7), done.stderr[-300:]
         for file in sorted(job.out.rglob("*"), reverse=True):
-            file.unlink()
+            file.rmdir() if file.is_dir() else file.unlink()
 
 
 @pytest.mark.parametrize("closed", ["2>/dev/full", ">&-", "2>&-", "<&-", "2>&1 | true"])

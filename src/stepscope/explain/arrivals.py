@@ -45,6 +45,13 @@ class AlignedBlock(msgspec.Struct, frozen=True, kw_only=True):
         return np.where(self.here, self.last_arrival_ns[:, None] - self.arrival_ns, 0)
 
     @property
+    def wait_error_ns(self) -> Int64s:
+        """How far off each wait may be: by the errors of its rank and of the one that came last."""
+        both = self.error_ns[None, :] + self.error_ns[self.last][:, None]
+        is_last = np.arange(len(self.error_ns))[None, :] == self.last[:, None]
+        return np.where(self.here & ~is_last, both, 0)
+
+    @property
     def transfer_ns(self) -> Int64s:
         """From the last arrival to the end, by the clock of the rank that arrived last. An upper
         bound where part of the group is not here."""
@@ -113,6 +120,7 @@ def _join_calls(
 ) -> Iterator[JobCollective]:
     block, ranks = aligned.block, aligned.block.group.size
     wait, transfer, members = aligned.wait_ns, aligned.transfer_ns, aligned.here.sum(axis=1)
+    mean_error = aligned.wait_error_ns.sum(axis=1) / members
     for code, size, rows in _kinds_and_sizes(block):
         kind = KINDS[code]
         moving = int(aligned.moving_ns[rows].sum())
@@ -128,7 +136,7 @@ def _join_calls(
             size_bytes=size if size >= 0 else None,
             count=len(rows),
             wait_ns=int((wait[rows].sum(axis=1) / members[rows]).sum()) if resolved else None,
-            wait_error_ns=int(aligned.error_ns.max()) * len(rows) if resolved else None,
+            wait_error_ns=int(np.ceil(mean_error[rows].sum())) if resolved else None,
             transfer_ns=int(transfer[rows].sum()),
             exposed_ns=int((aligned.exposed_ns[rows].sum(axis=1) / members[rows]).sum()),
             algbw_gb_s=algbw,
@@ -153,7 +161,7 @@ def last_arrivers(
     parts: Sequence[RankPart], blocks: Sequence[AlignedBlock], steps: int
 ) -> tuple[LastArriver, ...]:
     """How often each rank arrived last, where the clocks are precise enough to say."""
-    times, waits = np.zeros(len(parts), np.int64), np.zeros(len(parts), np.int64)
+    times, waits, errors = (np.zeros(len(parts), np.int64) for _ in range(3))
     leads: list[list[int]] = [[] for _ in parts]
     compared = 0
     for block in blocks:
@@ -161,6 +169,7 @@ def last_arrivers(
             continue
         rows = np.flatnonzero(block.block.synchronising & (block.here.sum(axis=1) > 1))
         np.add.at(waits, block.block.members, block.wait_ns[rows].sum(axis=0))
+        np.add.at(errors, block.block.members, block.wait_error_ns[rows].sum(axis=0))
         arrival = np.where(block.here[rows], block.arrival_ns[rows], _NEVER)
         order = np.argsort(arrival, axis=1)
         last, second = order[:, -1], order[:, -2]
@@ -178,6 +187,7 @@ def last_arrivers(
             of=compared,
             lead_ns=int(np.median(leads[place])) if leads[place] else 0,
             waits_ns=int(waits[place]) // max(steps, 1),
+            wait_error_ns=-(-int(errors[place]) // max(steps, 1)),
         )
         for place, part in enumerate(parts)
     ]

@@ -13,6 +13,8 @@ from stepscope.explain.whole_run.rank_run import sum_up_stalls
 from stepscope.records.whole_run import STALL_CAUSES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from stepscope.records.explanation import Budget, Finding, RankExplanation
@@ -26,20 +28,25 @@ _UNKNOWN, _COLLECTIVE = STALL_CAUSES.index("unknown"), STALL_CAUSES.index("colle
 
 
 def explain_waits(
-    ranks: tuple[RankExplanation, ...], waits: dict[int, tuple[Ints, Ints]]
+    ranks: tuple[RankExplanation, ...],
+    waits: dict[int, tuple[Ints, Ints]],
+    error_ns: Mapping[int, float],
 ) -> tuple[RankExplanation, ...]:
     """Ranks whose unexplained stalls were waits for another rank. `waits` holds, by rank, numbers
-    of steps and what the rank waited in them."""
+    of steps and what the rank waited in them; `error_ns` how far off that may be."""
     return tuple(
-        _with_waits(rank, *waits[rank.rank or 0]) if (rank.rank or 0) in waits else rank
+        _with_waits(rank, *waits[number], error_ns.get(number, 0.0)) if number in waits else rank
         for rank in ranks
+        for number in (rank.rank or 0,)
     )
 
 
-def _with_waits(rank: RankExplanation, numbers: Ints, wait_ns: Ints) -> RankExplanation:
+def _with_waits(
+    rank: RankExplanation, numbers: Ints, wait_ns: Ints, error_ns: float
+) -> RankExplanation:
     if rank.run is None:
         return rank
-    run = divide_unknown(rank.run, numbers, wait_ns)
+    run = divide_unknown(rank.run, numbers, wait_ns, error_ns)
     if run is rank.run:
         return rank
     findings = _judge_again(rank.findings, run)
@@ -53,13 +60,14 @@ def _judge_again(findings: tuple[Finding, ...], run: RankRun) -> tuple[Finding, 
     return sort_findings([*others, *again]) or findings
 
 
-def divide_unknown(run: RankRun, numbers: Ints, wait_ns: Ints) -> RankRun:
+def divide_unknown(run: RankRun, numbers: Ints, wait_ns: Ints, error_ns: float = 0.0) -> RankRun:
     """The same run, with a stall of the cause "collective" for what the rank waited beyond its
-    usual wait in steps that stalled for no known cause."""
+    usual wait in steps that stalled for no known cause. A wait within its error is none."""
     series = run.series
     if series is None or series.unknown_ns is None or run.times is None or not len(numbers):
         return run
-    beyond = _on_steps(series.number, numbers, wait_ns - np.median(wait_ns))
+    longer = wait_ns - np.median(wait_ns)
+    beyond = _on_steps(series.number, numbers, np.where(longer > error_ns, longer, 0.0))
     unknown = series.unknown_ns
     waited = np.clip(beyond.astype(np.float64), 0.0, unknown)
     if not waited.any():
@@ -71,6 +79,8 @@ def divide_unknown(run: RankRun, numbers: Ints, wait_ns: Ints) -> RankRun:
     causes: tuple[tuple[StallCause, Floats], ...] = (("collective", waited), ("unknown", left))
     for name, excess in causes:
         stall = sum_up_stalls(name, excess, series.number, mean_ns)
+        if name == "collective" and error_ns:
+            stall = replace(stall, wait_error_ms=error_ns / 1e6)
         if stall.steps:
             kept.append(_per_steady_step(stall, len(excess), run.times.steps))
     cause = np.where(is_unknown & (waited > left), np.int8(_COLLECTIVE), series.cause)

@@ -6,24 +6,33 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from stepscope.errors import StepscopeError, UsageError
+from stepscope.errors import UsageError
 from stepscope.explain.engines import map_in_order
 from stepscope.explain.explain_file import explain_file, try_explain_file
 from stepscope.explain.pool_engine import Here, Pool
 from stepscope.explain.rank_numbers import number_ranks
+from stepscope.explain.rank_without_trace import (
+    gather_untraced,
+    is_rank_folder,
+    notes_on_untraced,
+    split_attempts,
+    summarise_rank,
+)
 from stepscope.explain.verdict import judge
 from stepscope.records.quality import Note
-from stepscope.trace.discover import find_traces, named_file
+from stepscope.trace.discover import find_files_of_job, find_traces, named_file
+from stepscope.trace.job_folders import JobFolders, join_folders
 from stepscope.trace.rank_inputs import ReadOptions
-from stepscope.trace.remote import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from stepscope.explain.engines import Engine
     from stepscope.explain.explain_file import ExplainedFile, Visit
+    from stepscope.explain.rank_without_trace import SplitRanks
     from stepscope.records.explanation import Explanation, NcclSummary, RankExplanation
     from stepscope.records.profile import Profile
+    from stepscope.records.ranks_without_trace import RankWithoutTrace
     from stepscope.records.whole_run import RankRun
     from stepscope.trace.discover import TraceFile
     from stepscope.trace.files import Progress
@@ -32,6 +41,7 @@ if TYPE_CHECKING:
 # tables to their ends, and all of them must fit in memory and in one report.
 MANY_RANKS = 64
 SHORT_ROWS = 100
+_FEW_FOLDERS = 8  # without a trace: starting processes would take longer than reading them
 _SHORT_TABLES = (
     f"more than {MANY_RANKS} ranks: the tables of each hold its longest {SHORT_ROWS} rows, and "
     "what is left out is summed in rows called (others)"
@@ -64,10 +74,25 @@ class JobTraces:
     ) -> None:
         self.paths = paths
         self._engine = engine or Pool()
-        find = partial(_find_files, paths, skip_missing=skip_missing)
-        self.files: list[TraceFile] = self._engine.agree(find)
+        self._job = JobFolders()
+        find = partial(self._find_files, skip_missing=skip_missing)
+        found = self._engine.agree(find)
+        self.folders = [file for file in found if is_rank_folder(file)]  # without a trace
+        self.files: list[TraceFile] = [file for file in found if not is_rank_folder(file)]
         self._by_name = {str(file): file for file in self.files}
-        self._options = ReadOptions(cache=cache, memory_limit=memory_limit)
+        self._options = ReadOptions(
+            cache=cache, memory_limit=memory_limit, same_rank=self._job.same_rank
+        )
+
+    def _find_files(self, *, skip_missing: bool) -> list[TraceFile]:
+        """An engine calls this: a failure here must not keep other processes waiting."""
+        if not self.paths:
+            raise UsageError(
+                "nothing to explain: give a trace file, a folder of them or a run folder"
+            )
+        self._job = join_folders(self.paths)
+        found = find_files_of_job(self.paths, self._job, skip_missing=skip_missing)
+        return [*found.traces, *found.folders]
 
     @property
     def is_single(self) -> bool:
@@ -88,10 +113,13 @@ class JobTraces:
         """
         at_once = visit if self._visits_all(max_ranks) else None
         explained, failures = self._sort_out(list(self._outcomes(at_once, progress)))
-        explained, others = self._split_attempts(explained)
-        ranks, notes = number_ranks([file.rank for file in explained])
+        untraced, unread = gather_untraced(self._untraced(progress))
+        split = split_attempts([file.rank for file in explained], untraced)
+        explained = [explained[place] for place in split.current]
+        ranks, notes = number_ranks([file.rank for file in explained], split.untraced)
         order = sorted(range(len(ranks)), key=lambda i: (ranks[i].rank or 0, ranks[i].path))
-        explanation = self._judge(tuple(ranks[i] for i in order), notes, failures, others)
+        failures += unread
+        explanation = self._judge(tuple(ranks[i] for i in order), notes, failures, split)
         if visit is not None and max_ranks is not None and at_once is None:
             return explanation, self.visit(choose_ranks(explanation, max_ranks), visit)
         return explanation, [result for i in order for result in explained[i].results]
@@ -99,6 +127,8 @@ class JobTraces:
     def take_part(self, visit: Visit[_R] | None = None, *, max_ranks: int | None = None) -> None:
         """This process's share of `explain`, when another process of the engine leads."""
         for _ in self._outcomes(visit if self._visits_all(max_ranks) else None):
+            pass
+        for _ in self._untraced():
             pass
 
     def visit(self, ranks: Iterable[RankExplanation], visit: Visit[_R]) -> list[_R]:
@@ -130,6 +160,15 @@ class JobTraces:
         read = partial(try_explain_file, visit=visit, options=self._options, max_rows=max_rows)
         return map_in_order(self._engine, read, self.files, progress)
 
+    def _untraced(
+        self, progress: Progress | None = None
+    ) -> Iterable[RankWithoutTrace | Exception | None]:
+        """What the ranks without a trace show; read by the same engine."""
+        few = len(self.folders) <= _FEW_FOLDERS and not self._engine.collective
+        engine = Here() if few else self._engine
+        read = partial(summarise_rank, same_rank=self._job.same_rank)
+        return map_in_order(engine, read, self.folders, progress)
+
     def _sort_out(
         self, outcomes: list[ExplainedFile[_R] | Exception]
     ) -> tuple[list[ExplainedFile[_R]], list[Exception]]:
@@ -148,30 +187,12 @@ class JobTraces:
             raise failures[0]
         return explained, failures
 
-    def _split_attempts(
-        self, explained: list[ExplainedFile[_R]]
-    ) -> tuple[list[ExplainedFile[_R]], list[RankRun]]:
-        """The files of the last attempt, and the runs of earlier ones and of other processes."""
-        runs = [file.rank.run for file in explained if file.rank.run]
-        if not runs:
-            return explained, []
-        last = max(run.attempt for run in runs)
-        others = [run for run in runs if run.attempt < last]
-        read = {Path(file.rank.path).parent for file in explained}
-        for folder in {place.parent for place in read if place.name.startswith("rank-")}:
-            if any(folder == Path(path) for path in self.paths):
-                from stepscope.explain.whole_run.attempts import read_runs_without_trace
-
-                others += read_runs_without_trace(folder, [*read])
-        current = [file for file in explained if not file.rank.run or file.rank.run.attempt == last]
-        return current, others
-
     def _judge(
         self,
         ranks: tuple[RankExplanation, ...],
         notes: list[Note],
         failures: list[Exception],
-        others: list[RankRun],
+        split: SplitRanks,
     ) -> Explanation:
         if len(ranks) > 1:
             from stepscope.explain.snapshot_rank import refuse_mixtures
@@ -182,12 +203,18 @@ class JobTraces:
         notes = [
             *notes,
             *left_out,
-            *_read_run_notes(self.paths),
+            *self._job.notes,
+            *_read_run_notes(self._job),
             *(short if len(self.files) > MANY_RANKS else ()),
         ]
-        notes += _note_attempts(ranks, others)
+        notes += [*_note_attempts(ranks, split.others), *notes_on_untraced(split, len(ranks))]
         return judge(
-            ranks, tuple(notes), _explain_nccl_logs(self.paths), _calibrations(ranks), others
+            ranks,
+            tuple(notes),
+            _explain_nccl_logs(self.paths),
+            _calibrations(ranks),
+            split.others,
+            split.untraced,
         )
 
 
@@ -210,27 +237,15 @@ def choose_ranks(explanation: Explanation, max_ranks: int) -> list[RankExplanati
     return [rank for rank in explanation.ranks if rank.path in chosen]
 
 
-def _find_files(paths: Sequence[str | Path], *, skip_missing: bool) -> list[TraceFile]:
-    if not paths:
-        raise UsageError("nothing to explain: give a trace file, a folder of them or a run folder")
-    files = []
-    for path in paths:
-        try:
-            files += find_traces(path)
-        except StepscopeError:
-            if not skip_missing:
-                raise
-    return files
-
-
-def _read_run_notes(paths: Sequence[str | Path]) -> list[Note]:
+def _read_run_notes(job: JobFolders) -> list[Note]:
     """About runs that are not over, were left open, or could not write everything."""
-    folders = [Path(path) for path in paths if not is_url(str(path)) and Path(path).is_dir()]
-    if not folders:
+    if not job.runs:
         return []
-    from stepscope.trace.run_state import run_notes
+    from stepscope.trace.run_state import absent_hosts, run_notes
 
-    return [note for folder in folders for note in run_notes(folder)]
+    absent = absent_hosts(job.runs)
+    notes = run_notes(*job.runs, ranks=job.ranks)
+    return notes if absent is None else [*notes, absent]
 
 
 def _calibrations(ranks: tuple[RankExplanation, ...]) -> tuple[Profile, ...]:

@@ -139,6 +139,8 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
             calls=calls,
             pace=pace,
             rounds=folder.rounds if folder else (),
+            keeping=folder.keeping if folder else None,
+            clock_notes=folder.clock_notes if folder else (),
             host=folder.host if folder else None,
             network_place=folder.network_place if folder else None,
             world_size=trace.world_size,

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.arrivals import align_block, last_arrivers, link_evidence, list_joined
+from stepscope.explain.clock_notes import about_hosts, clock_notes
 from stepscope.explain.critical_path import critical_path
 from stepscope.explain.membership import train_apart
 from stepscope.explain.rank_steps import typical_step
 from stepscope.explain.stragglers import find_stragglers
 from stepscope.explain.whole_run.late_ranks import decide, judge_whole_run
-from stepscope.records.figures import duration
 from stepscope.records.job import Job, Lanes, Stragglers
 from stepscope.records.quality import Note
 from stepscope.records.trace import ABSENT
 from stepscope.records.words import counted
 from stepscope.trace.clocks import align_clocks
 from stepscope.trace.matching import match_collectives, match_transfers
+from stepscope.trace.run_clocks import share_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,13 +33,18 @@ if TYPE_CHECKING:
 
 DRAWN_RANKS = 8
 _MOST_DRAWN = 6_000
-_APART_NS = 1_000_000_000
 _APART = "they exchange nothing, so none waits for another"
 
 
-def join_ranks(parts: Sequence[RankPart], profiles: Sequence[Profile] = ()) -> Job:
-    """Never raises because of its input: what cannot be computed becomes a note."""
+def join_ranks(
+    parts: Sequence[RankPart],
+    profiles: Sequence[Profile] = (),
+    untraced: Sequence[RankPart] = (),
+) -> Job:
+    """Never raises because of its input: what cannot be computed becomes a note. `untraced` ranks
+    count where all steps do: who arrives late, and on which host."""
     parts, notes = _usable(parts)
+    parts = share_rounds(parts)
     ranks = tuple(part.rank for part in parts)
     times = tuple(typical_step(part.pace) for part in parts)
     steps, notes_on_steps = _common_steps(parts)
@@ -48,13 +54,14 @@ def join_ranks(parts: Sequence[RankPart], profiles: Sequence[Profile] = ()) -> J
         for name in ("dur_ns", "own_ns", "input_ns", "exposed_comm_ns")
     }
     blocks = match_collectives(parts)
-    notes += _about_groups(parts, blocks)
+    notes += _about_groups([*parts, *untraced], blocks)
     transfers = match_transfers(parts)
-    clock = align_clocks(parts, blocks, transfers)
-    notes += _about_clock(clock)
+    clock = about_hosts(align_clocks(parts, blocks, transfers), parts)
+    notes += clock_notes(clock)
     aligned = [align_block(parts, block, clock) for block in blocks]
     members = tuple(part.member for part in parts)
-    whole_run = judge_whole_run(parts)
+    everyone = sorted((*parts, *untraced), key=lambda part: part.rank)
+    whole_run = judge_whole_run(everyone)
     if _silent(members):
         stragglers = Stragglers(verdict="none", detail=_APART)
     else:
@@ -65,7 +72,7 @@ def join_ranks(parts: Sequence[RankPart], profiles: Sequence[Profile] = ()) -> J
     return Job(
         ranks=ranks,
         times=times,
-        hosts={part.rank: part.host for part in parts if part.host},
+        hosts={part.rank: part.host for part in everyone if part.host},
         steps=steps,
         step_ns=matrix["dur_ns"],
         own_ns=matrix["own_ns"],
@@ -156,19 +163,6 @@ def _about_groups(
     if uneven:
         detail = "collectives that some of their group's ranks did not record"
         yield Note(id="partly-matched-collectives", detail=detail, count=uneven)
-
-
-def _about_clock(clock: Clock) -> Iterator[Note]:
-    if clock.contradicts:
-        yield Note(id="clocks-contradict", detail=clock.detail)
-        return
-    far = {rank: ns for rank, ns in clock.offset_ns.items() if abs(ns) > _APART_NS}
-    if far:
-        rank, ns = max(far.items(), key=lambda pair: abs(pair[1]))
-        detail = f"clocks are {duration(abs(ns))} apart (rank {rank}); they were aligned"
-        yield Note(id="clocks-apart", detail=detail, count=len(far))
-    if clock.unconnected:
-        yield Note(id="rank-not-aligned", detail=clock.detail)
 
 
 def _typical_path(

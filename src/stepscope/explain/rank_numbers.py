@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,19 @@ from stepscope.records.quality import Note
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stepscope.records.explanation import RankExplanation
+    from stepscope.records.ranks_without_trace import RankWithoutTrace
 
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,8})(?!\d)", re.IGNORECASE)
 
 
-def number_ranks(ranks: list[RankExplanation]) -> tuple[list[RankExplanation], list[Note]]:
-    """Every rank with a number, and notes about numbers that do not fit together."""
+def number_ranks(
+    ranks: list[RankExplanation], untraced: Sequence[RankWithoutTrace] = ()
+) -> tuple[list[RankExplanation], list[Note]]:
+    """Every rank with a number, and notes about numbers that do not fit together. `untraced` are
+    here as well, and have their numbers."""
     numbered = [
         rank if rank.rank is not None else replace(rank, rank=_number_in_name(rank.path, place))
         for place, rank in enumerate(ranks)
@@ -28,7 +35,8 @@ def number_ranks(ranks: list[RankExplanation]) -> tuple[list[RankExplanation], l
         for number, place in enumerate(places):
             name = f"process {number + 1}"
             numbered[place] = replace(numbered[place], rank=number, name=name)
-    return numbered, [*_notes_on_numbers(numbered), *_notes_on_world_sizes(numbered)]
+    notes = [*_notes_on_numbers(numbered), *_notes_on_world_sizes(numbered, untraced)]
+    return numbered, notes
 
 
 def _number_in_name(path: str, place: int) -> int:
@@ -38,21 +46,25 @@ def _number_in_name(path: str, place: int) -> int:
 
 
 def _notes_on_numbers(ranks: list[RankExplanation]) -> list[Note]:
-    numbers = [rank.rank for rank in ranks]
-    twice = sorted({n for n in numbers if n is not None and numbers.count(n) > 1})
+    numbers = Counter(rank.rank for rank in ranks if rank.rank is not None)
+    twice = sorted(number for number, count in numbers.items() if count > 1)
     if not twice:
         return []
     which = ", ".join(map(str, twice[:8]))
     return [Note(id="duplicate-ranks", detail=f"more than one file says it is rank {which}")]
 
 
-def _notes_on_world_sizes(ranks: list[RankExplanation]) -> list[Note]:
+def _notes_on_world_sizes(
+    ranks: list[RankExplanation], untraced: Sequence[RankWithoutTrace]
+) -> list[Note]:
     worlds = {rank.world_size for rank in ranks if rank.world_size}
+    worlds |= {rank.part.world_size for rank in untraced if rank.part.world_size}
+    here = len(ranks) + len(untraced)
     if len(worlds) > 1:
         detail = f"files of jobs with different world sizes: {sorted(worlds)}"
         return [Note(id="mixed-worlds", detail=detail)]
-    if worlds and 1 < len(ranks) < max(worlds):
-        detail = f"{len(ranks)} of {counted(max(worlds), 'rank')} are here"
+    if worlds and 1 < here < max(worlds):
+        detail = f"{here:,} of {counted(max(worlds), 'rank')} are here"
         return [Note(id="missing-ranks", detail=detail)]
     return []
 

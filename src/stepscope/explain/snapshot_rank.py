@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from stepscope.errors import UsageError
+from stepscope.explain.empty_part import empty_part
 from stepscope.explain.findings import healthy, memory_leak, memory_near_limit, sort_findings
 from stepscope.explain.findings.fragmentation import find_in as find_fragmentation
 from stepscope.explain.launches import no_launches
@@ -14,7 +13,6 @@ from stepscope.explain.memory.words import biggest, held_words
 from stepscope.records import remedies
 from stepscope.records.explanation import Budget, Idle, RankExplanation, Steps, StepTime, Timeline
 from stepscope.records.figures import size
-from stepscope.records.job import CollectiveCalls, RankPart, RankSteps
 from stepscope.records.quality import Note
 
 if TYPE_CHECKING:
@@ -46,7 +44,7 @@ def explain_snapshot(path: Path, name: str, limit_bytes: int | None) -> RankExpl
         step_ms=StepTime(profiled=None),
         budget=Budget(step_ms=0.0, parts=(), basis="window"),
         launches=no_launches(),
-        part=_no_part(),
+        part=empty_part(rank=0),
         strategies=(),
         findings=find_in_memory(memory),
         quality=(
@@ -98,10 +96,3 @@ def _describe_contents(memory: Memory) -> Finding:
             ),
         ),
     )
-
-
-def _no_part() -> RankPart:
-    none: Any = np.zeros(0, np.int64)
-    calls = dict.fromkeys(CollectiveCalls.__struct_fields__, none) | {"groups": ()}
-    pace = RankSteps(**dict.fromkeys(RankSteps.__struct_fields__, none))
-    return RankPart(rank=0, calls=CollectiveCalls(**calls), pace=pace)

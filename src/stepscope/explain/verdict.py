@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stepscope.records.job import Job
     from stepscope.records.profile import Profile
     from stepscope.records.quality import Note
+    from stepscope.records.ranks_without_trace import RanksWithoutTrace, RankWithoutTrace
     from stepscope.records.strategies import Strategy
     from stepscope.records.whole_run import RankRun, WholeRun
 
@@ -37,16 +38,17 @@ def judge(
     nccl: NcclSummary | None = None,
     calibrations: tuple[Profile, ...] = (),
     other_runs: Sequence[RankRun] = (),
+    untraced: Sequence[RankWithoutTrace] = (),
 ) -> Explanation:
     """The most severe finding is the verdict. `calibrations` are those of the first rank's host;
-    `other_runs` are earlier attempts, and processes without a trace."""
+    `other_runs` are earlier attempts, and processes outside the job; `untraced` are ranks of it."""
     budget = mean_budget(ranks)
-    job, strategies, job_findings = _join_ranks(ranks, budget, calibrations)
+    job, strategies, job_findings = _join_ranks(ranks, budget, calibrations, untraced)
     if job is not None and job.run_arrivals is not None:
         from stepscope.explain.collective_waits import explain_waits
         from stepscope.explain.whole_run.arrival_matrix import waits_by_step
 
-        ranks = explain_waits(ranks, waits_by_step(job.run_arrivals))
+        ranks = explain_waits(ranks, waits_by_step(job.run_arrivals), job.run_arrivals.error_ns)
         budget = mean_budget(ranks)
     findings = _merge(ranks, (*job_findings, *(nccl.findings if nccl else ())))
     top = findings[0]
@@ -63,18 +65,34 @@ def judge(
         strategies=strategies,
         nccl=nccl,
         quality=_drop_repeated((*notes, *(job.notes if job else ()))),
-        run=_join_runs(ranks, other_runs),
+        run=_join_runs(ranks, other_runs, untraced, job),
+        without_trace=_describe_untraced(untraced, len(ranks)),
     )
 
 
-def _join_runs(ranks: tuple[RankExplanation, ...], others: Sequence[RankRun]) -> WholeRun | None:
+def _describe_untraced(
+    untraced: Sequence[RankWithoutTrace], traced: int
+) -> RanksWithoutTrace | None:
+    if not untraced:
+        return None
+    from stepscope.explain.rank_without_trace import describe_untraced
+
+    return describe_untraced(untraced, traced)
+
+
+def _join_runs(
+    ranks: tuple[RankExplanation, ...],
+    others: Sequence[RankRun],
+    untraced: Sequence[RankWithoutTrace],
+    job: Job | None,
+) -> WholeRun | None:
     """None for bare traces."""
     runs = [replace(rank.run, rank=rank.rank or 0) for rank in ranks if rank.run]
     if not runs:
         return None
-    from stepscope.explain.whole_run.attempts import join_runs
+    from stepscope.explain.whole_run.all_ranks import join_all_ranks
 
-    return join_runs([*runs, *others])
+    return join_all_ranks(runs, [rank.run for rank in untraced], others, job)
 
 
 def _drop_repeated(notes: tuple[Note, ...]) -> tuple[Note, ...]:
@@ -86,10 +104,13 @@ def _drop_repeated(notes: tuple[Note, ...]) -> tuple[Note, ...]:
 
 
 def _join_ranks(
-    ranks: tuple[RankExplanation, ...], budget: Budget, calibrations: tuple[Profile, ...]
+    ranks: tuple[RankExplanation, ...],
+    budget: Budget,
+    calibrations: tuple[Profile, ...],
+    untraced: Sequence[RankWithoutTrace],
 ) -> tuple[Job | None, tuple[Strategy, ...], tuple[Finding, ...]]:
     """The job, its strategies, and the findings that only several ranks show."""
-    alone = len(ranks) == 1
+    alone = len(ranks) == 1 and not untraced
     if alone and not ranks[0].strategies:
         return None, (), ()
     from stepscope.explain.strategies.join import join_strategies
@@ -101,7 +122,8 @@ def _join_ranks(
     from stepscope.explain.stragglers import costs_of_record
 
     parts = [replace(rank.part, rank=rank.rank or 0) for rank in ranks]
-    job = costs_of_record(join_ranks(parts, calibrations), budget.step_ms)
+    others = [rank.part for rank in untraced]
+    job = costs_of_record(join_ranks(parts, calibrations, others), budget.step_ms)
     strategies = _scale_strategies(join_strategies(spread, job.clock), ranks, budget.step_ms)
     return job, strategies, find_in_job(job, strategies)
 

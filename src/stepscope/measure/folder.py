@@ -18,7 +18,6 @@ from stepscope.records.unwritten import writing
 
 RUN = "run.json"
 RANK = "rank.json"
-PROCESSES = "processes.jsonl"
 STEPS = TAIL
 MEMORY = "memory.json"
 COMMS = "comms.jsonl"
@@ -28,7 +27,7 @@ PARTS = (TRACE, STEPS, MEMORY, COMMS, CLOCK, SAMPLES)
 SCHEMA = 1
 # Further windows, packed steps and the run's collectives: trace-1.json.gz, steps-00001.json.gz, ...
 _MORE_PARTS = re.compile(r"(trace|steps|comms|memory|collectives)-[^/]+\.(json|jsonl|json\.gz)")
-_HOME = "stepscope-runs"
+HOME = "stepscope-runs"
 _BLOCK = 4096
 # The profiler adds an ending of its own while it writes.
 _UNFINISHED = re.compile(r"\..+@(?P<host>[^@/]+)\.(\d{1,10})\.tmp(?:\.tmp)?")
@@ -37,7 +36,7 @@ _UNFINISHED = re.compile(r"\..+@(?P<host>[^@/]+)\.(\d{1,10})\.tmp(?:\.tmp)?")
 def new_run_folder(script: str, *, home: Path | None = None) -> Path:
     """`stepscope-runs/<time>-<script>`; a number is added rather than anything overwritten."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).stem or "run")[:40]
-    base = (home or Path(_HOME)) / f"{time.strftime('%Y%m%d-%H%M%S')}-{stem}"
+    base = (home or Path(HOME)) / f"{time.strftime('%Y%m%d-%H%M%S')}-{stem}"
     return _make_first_free(base, "-")
 
 

@@ -19,6 +19,8 @@ from stepscope.measure.never_raise import never_raise
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+_LISTED_RANKS = 64
+_OF_BUCKETS = ("buckets", "grad_ready_order")
 _replicas: list[weakref.ref[Any]] = []  # every DDP instance since watch_replicas()
 
 
@@ -36,10 +38,36 @@ def groups() -> list[dict[str, Any]]:
             "backend": str(world.pg_backend_config.get(group) or backend),
             "size": int(group.size()),
             "rank": int(group.rank()),
-            "ranks": sorted(world.pg_group_ranks.get(group, {})),
+            **_list_members(sorted(world.pg_group_ranks.get(group, {}))),
         }
         for group, (backend, _store) in list(world.pg_map.items())
     ]
+
+
+def _list_members(ranks: list[int]) -> dict[str, Any]:
+    """`ranks`; of a large regular group `ranges` (first, last, distance). Every rank writes this:
+    lists would grow with the square of the job."""
+    if len(ranks) <= _LISTED_RANKS:
+        return {"ranks": ranks}
+    ranges: list[list[int]] = []
+    for rank in ranks:
+        last = ranges[-1] if ranges else None
+        if last is not None and rank == last[1] + last[2]:
+            last[1] = rank
+        elif last is not None and last[0] == last[1]:
+            last[1:] = [rank, rank - last[0]]
+        else:
+            ranges.append([rank, rank, 1])
+    return {"ranks": [], "ranges": ranges} if 6 * len(ranges) < len(ranks) else {"ranks": ranks}
+
+
+def brief_layout(layout: dict[str, Any]) -> dict[str, Any]:
+    """Without the lists that only a trace can be explained by: buckets and their parameters."""
+    replicas = [
+        {name: value for name, value in replica.items() if name not in _OF_BUCKETS}
+        for replica in layout.get("ddp") or ()
+    ]
+    return {**layout, "ddp": replicas}
 
 
 @never_raise

@@ -1,4 +1,4 @@
-"""processes.jsonl: which Python processes of the job are watched, and how far each of them came.
+"""Which Python processes of the job are watched, and how far each of them came: a file per host.
 
 `run` reads it to say, while the job runs, what was attached and what is missing.
 """
@@ -11,9 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-from stepscope.measure.folder import PROCESSES
 from stepscope.measure.never_raise import never_raise
 from stepscope.measure.writer import append_lines
+from stepscope.records.host_names import processes_file, this_host
 
 STARTED, TORCH, BACKWARD, STEP = "started", "torch", "backward", "step"
 _LONGEST = 400  # characters of a command line
@@ -25,8 +25,13 @@ def record(folder: str, event: str) -> None:
     line = {
         "event": event,
         "pid": os.getpid(),
-        "host": os.uname().nodename,
+        "host": this_host(),
         "unix": time.time(),
         "command": " ".join(sys.orig_argv)[:_LONGEST],
     }
-    append_lines(Path(folder) / PROCESSES, [json.dumps(line)])
+    file = processes_file(Path(folder), this_host())
+    try:
+        append_lines(file, [json.dumps(line)])
+    except FileNotFoundError:  # the first process of a host that does not share the disk
+        file.parent.mkdir(parents=True, exist_ok=True)
+        append_lines(file, [json.dumps(line)])

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
-from stepscope.measure.clock import RUN, ClockSync, next_meeting
+from stepscope.measure.clock import RUN, ClockSync
 from stepscope.measure.collective_log import CollectiveLog
 from stepscope.measure.never_raise import never_raise
 from stepscope.measure.steps import DeviceClock
@@ -38,18 +38,22 @@ class RankParts:
 
     def due(self, step: int) -> int:
         """The first step, from this one on, before which `look_at_others` has work to do."""
-        return sys.maxsize if self._log is None else min(self._log.due, next_meeting(step))
+        if self._log is None:
+            return sys.maxsize
+        return min(self._log.due, self._clocks.next_meeting(step))
 
     def look_at_others(self, step: int, *, disturbed: bool) -> None:
         """Keep the run's collectives, and compare clocks, when they are due."""
         if self._log is not None:
             self._log.step_begins(step, disturbed=disturbed)
-            if next_meeting(step) == step:
+            if self._clocks.next_meeting(step) == step:
                 self.synchronise(RUN, step)
 
     @never_raise
     def synchronise(self, label: str, step: int) -> None:
-        if self._clocks.synchronise(label, step) is not None:
+        before = self._clocks.entries
+        self._clocks.synchronise(label, step)
+        if self._clocks.entries != before:
             layout.try_write_json(self.folder / layout.CLOCK, self._clocks.content())
 
     @never_raise

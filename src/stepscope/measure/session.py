@@ -1,7 +1,7 @@
 """One rank's capture: counts steps, notes their times, and lets each part act when it is due.
 
-A process becomes a rank when it ends its first step. Until then nothing but a line in
-processes.jsonl is written, so launchers, data-loader workers and helpers leave no rank folder.
+A process becomes a rank when it ends its first step. Until then nothing but a line in its host's
+list of processes is written, so launchers, data-loader workers and helpers leave no rank folder.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
 from stepscope.measure import processes
+from stepscope.measure.chosen_ranks import TraceChoice, choose_trace, parse_ranks
 from stepscope.measure.closures import timed_closure
 from stepscope.measure.comms import Comms
 from stepscope.measure.forked import end_without_destructors
@@ -31,6 +32,7 @@ from stepscope.measure.optimizers import (
     with_closure,
 )
 from stepscope.measure.packed_steps import StepPacking
+from stepscope.measure.parallel import brief_layout
 from stepscope.measure.passes import Passes
 from stepscope.measure.profiler_windows import OTHER_THREADS, ProfilerWindows
 from stepscope.measure.ranges import Ranges
@@ -44,7 +46,7 @@ from stepscope.measure.start_up import StartUp
 from stepscope.measure.step_meter import StepMeter
 from stepscope.measure.step_notes import AGAIN, ENDED, ENTER, LEAVE, PERHAPS
 from stepscope.measure.steps import Anchor, StepLines, step_marks
-from stepscope.measure.writer import LineWriter
+from stepscope.measure.writer import LineWriter, flush_interval_s
 
 if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
@@ -75,6 +77,7 @@ class Session:
         self._parts: RankParts | None = None
         self._rank_file: RankFile | None = None
         self._windows = ProfilerWindows(settings)
+        self._choice = TraceChoice(traced=True, rule="all")  # until the rank is known
         self._stalls: StallWatch | None = None
         self._memory: MemoryStep | None = None
         self._job: dict[str, Any] | None = None
@@ -306,7 +309,7 @@ class Session:
             self._comms.step_begins(step)
 
     def _begin_memory_step(self) -> None:
-        if not self._alone:
+        if not self._alone or not self._choice.traced:
             return
         self._memory = MemoryStep(list(self._optimizers.known))
         self.phases_wanted = True
@@ -316,7 +319,9 @@ class Session:
         parts.sampler_pauses()
         if not planned.alone:
             parts.synchronise("start", self.number)  # on every rank, even if no window opens
-        if self._windows.open(planned, parts.folder, one_thread_trains=self._alone):
+        if self._choice.traced and self._windows.open(
+            planned, parts.folder, one_thread_trains=self._alone
+        ):
             self._comms.window_begins(self.number)
 
     def _close_window(self, parts: RankParts, planned: PlannedWindow) -> None:
@@ -348,13 +353,17 @@ class Session:
             self.thread = 0
             note("run folder", layout.why_refused(error))
             return None
+        self._choose_trace(rank, world_size)
+        traced = self._choice.traced
         lines: AsLines = self._lines
-        if self.settings.on_stall:
+        if self.settings.on_stall and traced:
             lines = self._stalls = StallWatch(lines, self, self._schedule, folder)
         tail = folder / layout.STEPS
-        steps = LineWriter(tail, self.notes, lines, StepPacking(tail))
+        pause_s = flush_interval_s(world_size)
+        steps = LineWriter(tail, self.notes, lines, StepPacking(tail), flush_s=pause_s)
         self._meter = StepMeter()
-        sampler = start_sampler(self.thread, self.settings.sample_hz, lambda: self.number)
+        hz = self.settings.sample_hz if traced else 0.0
+        sampler = start_sampler(self.thread, hz, lambda: self.number)
         self._parts = RankParts(folder, steps, sampler, alone=world_size == 1)
         self._due = min(self._due, self._parts.due(self.number + 1))
         self._rank_file = RankFile(folder, rank, world_size)
@@ -365,9 +374,16 @@ class Session:
         return self._parts
 
     @never_raise
+    def _choose_trace(self, rank: int, world_size: int) -> None:
+        self._choice = choose_trace(parse_ranks(self.settings.ranks), rank, world_size)
+        if self._choice.problem and rank == 0:
+            note("ranks", self._choice.problem)
+
+    @never_raise
     def _read_job_layout(self) -> None:
         """Read the job's layout while its process groups exist."""
-        self._job = self._comms.describe(trained_parameters(self._optimizers.known))
+        job = self._comms.describe(trained_parameters(self._optimizers.known))
+        self._job = job if self._choice.traced else brief_layout(job)
 
     @never_raise
     def _describe(self, status: str) -> None:
@@ -377,6 +393,7 @@ class Session:
             "steps": self.number,
             "steps_end_with": self._steps_end_with(),
             "skipped": self._skipped,
+            "trace": {"chosen": self._choice.traced, "ranks": self._choice.rule},
             "windows": self._windows.content(),
             "stall_window": self._stalls.content() if self._stalls is not None else None,
             "start_up": self.start_up.content(),

@@ -30,6 +30,7 @@ class Settings:
     sample_hz: float = 100.0
     step_on: str = "auto"  # one of STEP_ON, or call
     nccl_debug: bool = False
+    ranks: str = "auto"  # which ranks record traces, as `--ranks` has it
 
     def to_environment(self) -> dict[str, str]:
         return {VARIABLE: json.dumps(asdict(self))}

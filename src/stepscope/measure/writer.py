@@ -1,6 +1,7 @@
 """Lines to disk in the background: the training thread only appends to a queue.
 
-Every line reaches the operating system whole within FLUSH_S, so a kill loses no more than that.
+Every line reaches the operating system whole within the flush interval (FLUSH_S up to 64 ranks), so
+a kill loses no more than that.
 """
 
 from __future__ import annotations
@@ -22,8 +23,15 @@ if TYPE_CHECKING:
     from stepscope.measure.packed_steps import StepPacking
 
 FLUSH_S = 0.5
+_RANKS_AT_ONCE, _LONGEST_S = 64, 10.0
 PIECE_PAUSE_S = 0.002  # between two pieces of packing, for the training
 MOST_UNWRITTEN = 1 << 16  # lines
+
+
+def flush_interval_s(world_size: int) -> float:
+    """Every flush opens the file. So that a file system which all ranks share has to open no more
+    than some hundred files a second, ranks of a large job write less often."""
+    return min(_LONGEST_S, FLUSH_S * max(1.0, world_size / _RANKS_AT_ONCE))
 
 
 class AsLines(Protocol):
@@ -66,8 +74,11 @@ class LineWriter:
         queue: deque[Any],
         as_lines: AsLines,
         packing: StepPacking | None = None,
+        *,
+        flush_s: float = FLUSH_S,
     ) -> None:
         self._path = path
+        self._flush_s = flush_s
         self._packing = packing
         self._queue = queue
         self._as_lines = as_lines
@@ -89,7 +100,7 @@ class LineWriter:
 
     def _run(self) -> None:
         # At round times of the wall clock, so that all ranks of a job lose this time together.
-        while not self._stop.wait(FLUSH_S - time.time() % FLUSH_S):
+        while not self._stop.wait(self._flush_s - time.time() % self._flush_s):
             self._drain()
             self._pack()
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         TransportRow,
     )
     from stepscope.records.quality import Note
+    from stepscope.records.ranks_without_trace import RanksWithoutTrace
     from stepscope.records.strategies import RankStrategy, Strategy
     from stepscope.records.trace import Int8, Int32, Int64
     from stepscope.records.whole_run import RankRun, WholeRun
@@ -369,6 +370,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     quality: tuple[Note, ...] = ()  # about the set of files, such as one left out
     advice: tuple[Advice, ...] = ()  # changes that were tried, the best first
     run: WholeRun | None = None  # None for bare traces
+    without_trace: RanksWithoutTrace | None = None  # ranks of the job that recorded none
 
     def __repr__(self) -> str:
         ranks = counted(len(self.ranks), "rank")

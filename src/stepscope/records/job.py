@@ -98,6 +98,7 @@ class Rounds(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None
     came_ns: Int64
     left_ns: Int64
+    perf_to_unix_ns: int | None = None  # the wall clock minus a counter that nobody can set
 
 
 class Membership(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +115,41 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     calls_before: int  # collectives of the whole run in the flight recorder
 
 
+class ClockKeeping(msgspec.Struct, frozen=True, kw_only=True):
+    """Who keeps a host's clock, as its kernel says; None: not known."""
+
+    host: str | None = None
+    synchronised: bool | None = None  # by NTP or PTP
+    estimated_error_ns: int | None = None
+    maximum_error_ns: int | None = None
+    ptp_devices: tuple[str, ...] = ()
+
+
+class ClockSet(msgspec.Struct, frozen=True, kw_only=True):
+    """A clock was set between two meetings; `by_ns` is negative when it was set back."""
+
+    after_step: int | None
+    before_step: int | None
+    by_ns: int
+
+
+class HostClock(msgspec.Struct, frozen=True, kw_only=True):
+    """A host's clock against the reference's host, at the meeting closest to the window, and how
+    it went on over the run. None: no meeting, or one only."""
+
+    host: str
+    ranks: tuple[int, ...]
+    offset_ns: int | None = None
+    error_ns: int | None = None
+    drift_ppm: float | None = None  # mean over the run
+    meetings: int = 0
+    was_set: tuple[ClockSet, ...] = ()
+    synchronised: bool | None = None
+    estimated_error_ns: int | None = None
+    maximum_error_ns: int | None = None
+    ptp_devices: tuple[str, ...] = ()
+
+
 class RankFolder(msgspec.Struct, frozen=True, kw_only=True):
     """The files next to a trace in a run folder; every part may be missing."""
 
@@ -123,6 +159,8 @@ class RankFolder(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int | None = None
     steps: int = 0
     rounds: tuple[Rounds, ...] = ()
+    keeping: ClockKeeping | None = None
+    clock_notes: tuple[str, ...] = ()  # what went wrong in meetings
     layout: dict[str, Any] = {}  # rank.json's "communication": groups, ddp, placements, stages
     comms: tuple[dict[str, Any], ...] = ()  # comms.jsonl, one dictionary per line
     notes: tuple[Note, ...] = ()  # what in these files could not be read
@@ -135,6 +173,8 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     calls: CollectiveCalls
     pace: RankSteps
     rounds: tuple[Rounds, ...] = ()
+    keeping: ClockKeeping | None = None
+    clock_notes: tuple[str, ...] = ()
     host: str | None = None
     network_place: NetworkPlace | None = None
     world_size: int | None = None
@@ -155,6 +195,8 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
     unconnected: tuple[int, ...] = ()  # ranks that nothing connects to the reference
     contradicts: bool = False  # the ranks' times cannot all be true
     detail: str = ""  # a sentence: how, or why not
+    hosts: tuple[HostClock, ...] = ()
+    notes: tuple[str, ...] = ()  # sentences about meetings that failed
 
     def shift_ns(self, rank: int, times: Int64) -> Int64:
         """A rank's times on the reference's clock."""
@@ -195,6 +237,7 @@ class LastArriver(msgspec.Struct, frozen=True, kw_only=True):
     of: int
     lead_ns: int  # when last: median time after the last but one
     waits_ns: int  # its own waiting for others, per step
+    wait_error_ns: int = 0  # how far off that may be
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True):

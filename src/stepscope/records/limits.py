@@ -22,6 +22,7 @@ MAX_UNIX_S = 253_402_300_799.0  # the end of the year 9999, the last of Python's
 DurationNs = Annotated[int, Meta(ge=0, le=MAX_DURATION_NS)]
 SomeDurationNs = Annotated[int, Meta(ge=1, le=MAX_DURATION_NS)]
 StampNs = Annotated[int, Meta(ge=0, le=MAX_STAMP_NS)]
+UnixOffsetNs = Annotated[int, Meta(ge=-MAX_STAMP_NS, le=MAX_STAMP_NS)]
 Bytes = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
 Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 StepNumber = Annotated[int, Meta(ge=0, le=1 << 48)]

@@ -39,6 +39,7 @@ class RunArrivals(msgspec.Struct, frozen=True, kw_only=True):
     number: Ints  # of the steps, in order
     late_ns: Floats  # arrival after the group's median arrival
     wait_ns: Floats  # until the last rank came
+    error_ns: dict[int, float] = {}  # by rank: how far off its waits may be
     together: bool = True  # all ranks meet in the same collectives, not in groups of their own
 
 

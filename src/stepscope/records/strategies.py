@@ -44,6 +44,7 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True):
     exposed_ns: int
     why: Why
     wait_ns: int | None = None  # for the last rank; only in the job's record
+    wait_error_ns: int | None = None  # how far off that may be, by the clocks
     late_rank: int | None = None  # most often the last to arrive; only in the job's record
 
 

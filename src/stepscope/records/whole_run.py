@@ -74,6 +74,8 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
     period: int | None = None  # they come every so many steps
     numbers: tuple[int, ...] = ()  # of the longest ones
     between_epochs_ms: float = 0.0  # per step as well, but no part of the step: see StepColumns
+    # Waits for ranks of other hosts: how far off each may be; None without.
+    wait_error_ms: float | None = None
     where: tuple[Place, ...] = ()  # lines that were running in stalled steps, more than in others
 
 
@@ -169,13 +171,29 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True):
     inputs: InputEffect | None = None
     memory_growth: MemoryGrowth | None = None
     account: RunAccount | None = None
+    began_ns: int | None = None  # the command or this attempt, on this host's clock
+    ended_ns: int | None = None
     series: StepSeries | None = None
     stacks: tuple[StackDifference, ...] = ()  # by cause of stalls; not in the JSON
     notes: tuple[str, ...] = ()
 
 
+class RankSpread(msgspec.Struct, frozen=True, kw_only=True):
+    """How the steps of all ranks differ, traced or not. Means are over a rank's steady steps."""
+
+    ranks: int
+    fewest_steps: int
+    most_steps: int
+    least_mean_ms: float | None  # None where no rank has steady steps
+    median_mean_ms: float | None
+    most_mean_ms: float | None
+    slowest: tuple[int, ...] = ()  # ranks with the longest mean steps, the longest first
+
+
 class WholeRun(msgspec.Struct, frozen=True, kw_only=True):
-    """All ranks of a run. `account` is the mean over the ranks."""
+    """All ranks of a run. `account` is the mean over the ranks, `spread` of all of them; of a job
+    with many ranks, `ranks` has those with a trace only."""
 
     ranks: tuple[RankRun, ...]
     account: RunAccount | None = None
+    spread: RankSpread | None = None  # with several ranks

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from stepscope.records.job import KINDS, RUN_LABEL, Clock
+from stepscope.trace.clock_offsets import MAX_DRIFT
 from stepscope.trace.matching import match_collectives, match_transfers
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from stepscope.records.job import RankPart
+    from stepscope.records.job import RankPart, Rounds
     from stepscope.records.trace import Flags, Int8, Int64
     from stepscope.trace.matching import MatchedCollectives, MatchedTransfers
 
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
     Index = NDArray[np.intp]
     _PartRounds = tuple[int, Int64, Int64]  # part, came, left
 
-MAX_DRIFT = 200e-6  # of two quartz clocks against each other
 READING_NS = 1_000.0  # how far off a time in a trace may be
 _BINS = (16, 4, 2)
 _PASSES = 4
 _MAX_HOPS = 256
+_NEAR_NS = 60_000_000_000  # rounds of another window lie further from this one
 _MAX_PER_GROUP = 4096  # collectives of one group that are used: the shortest ones
 _BROADCAST = KINDS.index("broadcast")
 _INF = np.inf
@@ -168,11 +169,20 @@ def _common_rounds(parts: Sequence[RankPart]) -> list[list[_PartRounds]]:
     common: dict[tuple[str, int | None, int], list[_PartRounds]] = {}
     for place, part in enumerate(parts):
         for rounds in part.rounds:
-            if rounds.label == RUN_LABEL:  # far from the window, where no straight line holds
+            if rounds.label == RUN_LABEL or not _is_near(part, rounds):
                 continue
             key = rounds.label, rounds.step, len(rounds.came_ns)
             common.setdefault(key, []).append((place, rounds.came_ns, rounds.left_ns))
     return [rounds for rounds in common.values() if len(rounds) > 1]
+
+
+def _is_near(part: RankPart, rounds: Rounds) -> bool:
+    """Far from the window no straight line holds."""
+    if not len(part.calls):
+        return True
+    first, last = int(part.calls.start_ns.min()), int(part.calls.end_ns.max())
+    margin = max(_NEAR_NS, last - first)
+    return first - margin <= int(rounds.came_ns[0]) <= last + margin
 
 
 def _messages(

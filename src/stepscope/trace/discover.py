@@ -4,21 +4,67 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.errors import NotCapturedError, UnreadableInputError
+from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputError
 from stepscope.records.packed_steps import TAIL
 from stepscope.trace.layout import ENDINGS, is_trace_name
 from stepscope.trace.regular_files import is_folder, list_folder, may_exist
 from stepscope.trace.remote import RemoteTrace, fetch, find_remote_traces, is_url, local_path
 from stepscope.trace.windows import choose_windows
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.trace.job_folders import JobFolders
+
 TraceFile = Path | RemoteTrace
+
+
+class JobFiles(NamedTuple):
+    """The traces of a job, and the folders of ranks that recorded none."""
+
+    traces: list[TraceFile]
+    folders: list[Path]
 
 
 def find_traces(path: str | Path) -> list[TraceFile]:
     """Raises UnreadableInputError when there is nothing to read."""
+    return find_job_files(path).traces
+
+
+def find_job_files(path: str | Path) -> JobFiles:
+    """As `find_traces`; only a run folder has ranks without a trace."""
     here = _here(path)
-    return [*find_remote_traces(str(path))] if here is None else [*_find(here)]
+    return JobFiles([*find_remote_traces(str(path))], []) if here is None else _find(here)
+
+
+def find_files_of_job(
+    paths: Sequence[str | Path], job: JobFolders, *, skip_missing: bool = False
+) -> JobFiles:
+    """The files of all run folders of one job, then those of the other paths.
+
+    One window is chosen for all ranks, whichever folders they are in.
+    """
+    files = _files_of_ranks(job.ranks)
+    runs = {run.resolve() for run in job.runs} if files.traces else set()
+    for path in dict.fromkeys(map(named_file, paths)):
+        try:
+            if not is_url(path) and Path(path).resolve() in runs:
+                continue
+            found = find_job_files(path)
+            files = JobFiles([*files.traces, *found.traces], [*files.folders, *found.folders])
+        except StepscopeError:
+            if not skip_missing:
+                raise
+    return files
+
+
+def _files_of_ranks(ranks: Sequence[Path]) -> JobFiles:
+    windows = choose_windows(ranks)
+    traced = {trace.parent for trace in windows}
+    others = [folder for folder in ranks if folder not in traced and is_folder(folder)]
+    return JobFiles([*windows], others)
 
 
 def named_file(path: str | Path) -> str:
@@ -46,15 +92,22 @@ def size_bytes(file: TraceFile) -> int:
         return 0
 
 
-def _find(path: Path) -> list[Path]:
+def _find(path: Path) -> JobFiles:
     if not is_folder(path):
         if not may_exist(path):
             raise UnreadableInputError(f"{path} does not exist")
-        return [path]
+        return JobFiles([path], [])
     here = list_folder(path)
     # A rank's own folder may be given, too: its other traces are other windows of the same rank.
-    ranks = [path] if (path / "rank.json") in here else sorted(path.glob("rank-*"))
-    traces = choose_windows(ranks) or _traces_among(here)
+    of_rank = (path / "rank.json") in here
+    ranks = [path] if of_rank else sorted(one for one in here if one.name.startswith("rank-"))
+    files = _files_of_ranks(ranks)
+    return files if files.traces else JobFiles([*_find_bare(path, here)], [])
+
+
+def _find_bare(path: Path, here: list[Path]) -> list[Path]:
+    """Traces that lie in the folder itself or one level below it."""
+    traces = _traces_among(here)
     inner = [] if traces else [folder for folder in here if is_folder(folder)]
     traces = traces or [trace for folder in inner for trace in _traces_among(list_folder(folder))]
     if not traces:

@@ -6,6 +6,7 @@ range that its name promises; values that were not written, or make no sense, ar
 
 from __future__ import annotations
 
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RANK = "rank.json"
+_MOST_MEMBERS = 1 << 20
 
 
 class CapturedGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +35,12 @@ class CapturedGroup(msgspec.Struct, frozen=True, kw_only=True):
     size: Ranks | None = None
     rank: RankNumber | None = None
     ranks: list[RankNumber] = []
+    ranges: list[tuple[RankNumber, RankNumber, Ranks]] = []  # first, last, distance
+
+    def members(self) -> list[int]:
+        """All ranks of the group; large groups are written as ranges."""
+        each = (range(first, last + 1, distance) for first, last, distance in self.ranges)
+        return sorted({*self.ranks, *islice(chain.from_iterable(each), _MOST_MEMBERS)})
 
 
 class CapturedBucket(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +143,13 @@ class CapturedEnd(msgspec.Struct, frozen=True, kw_only=True):
     between_epochs_ns: DurationNs = 0
 
 
+class CapturedChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the rank was chosen for a trace, and by which rule."""
+
+    chosen: bool = True
+    ranks: str = ""
+
+
 class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that capture writes into rank.json."""
 
@@ -160,6 +175,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     host_load: HostLoad | UnsetType | None = UNSET
     start_up: CapturedStartUp | UnsetType | None = UNSET
     after_last_step: CapturedEnd | UnsetType | None = UNSET
+    trace: CapturedChoice | UnsetType | None = UNSET
 
 
 def decode_facts(folder: Path, oddities: Oddities) -> RankFacts:

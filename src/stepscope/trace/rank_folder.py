@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from stepscope.records.job import RankFolder, Rounds
-from stepscope.records.limits import Bytes, Count, DurationNs, Ranks, StampNs, StepNumber  # noqa: TC001  (decoded)
+from stepscope.records.job import ClockKeeping, RankFolder, Rounds
+from stepscope.records.limits import (  # noqa: TC001  (decoded)
+    Bytes,
+    Count,
+    DurationNs,
+    Ranks,
+    StampNs,
+    StepNumber,
+    UnixOffsetNs,
+)
 from stepscope.trace.collective_log import COLLECTIVES, read_collective_log
 from stepscope.trace.decode import Oddities
 from stepscope.trace.rank_facts import RANK, decode_facts
@@ -19,17 +27,31 @@ from stepscope.trace.windows import comms_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from stepscope.trace.rank_facts import CapturedGroup, CapturedLayout
+
 CLOCK, MEMORY = "clock.json", "memory.json"
+_MOST_NOTES = 16
 
 
 class _Sync(msgspec.Struct, frozen=True):
     rounds: list[tuple[StampNs, StampNs]]
     label: str = ""
     step: StepNumber | None = None
+    offset_perf_to_unix_ns: UnixOffsetNs | None = None
+
+
+class _Keeping(msgspec.Struct, frozen=True):
+    host: str | None = None
+    synchronised: bool | None = None
+    estimated_error_ns: DurationNs | None = None
+    maximum_error_ns: DurationNs | None = None
+    ptp_devices: list[str] = []
 
 
 class _Clock(msgspec.Struct, frozen=True):
     syncs: list[_Sync] = []
+    host_clock: _Keeping | None = None
+    notes: list[str] = []
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,12 +87,38 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
         world_size=known.get("world_size"),
         steps=known.get("steps", 0),
         rounds=tuple(_rounds(clock.syncs, about_clock)),
-        layout=msgspec.to_builtins(known.get("communication")) or {},
+        keeping=_keeping(clock.host_clock),
+        clock_notes=tuple(clock.notes[:_MOST_NOTES]),
+        layout=_layout(known.get("communication")),
         comms=tuple(map(msgspec.structs.asdict, lines)),
         load=known.get("host_load"),
         collectives=read_collective_log(folder, about_run),
         notes=(*about_rank.notes, *about_clock.notes, *about_comms.notes, *about_run.notes),
     )
+
+
+def _layout(communication: CapturedLayout | None) -> dict[str, Any]:
+    """Every group with all of its ranks."""
+    layout: dict[str, Any] = msgspec.to_builtins(communication) or {}
+    groups = communication.groups if communication is not None else None
+    if isinstance(groups, list):
+        layout["groups"] = [
+            {**_without_ranges(group), "ranks": group.members()} for group in groups
+        ]
+    return layout
+
+
+def _without_ranges(group: CapturedGroup) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(group)
+    del fields["ranges"]
+    return fields
+
+
+def read_rounds(folder: Path) -> tuple[Rounds, ...]:
+    """Only a rank's clock rounds; empty if it has none."""
+    about_clock = Oddities(CLOCK)
+    clock = read_record(folder / CLOCK, _Clock, about_clock) or _Clock()
+    return tuple(_rounds(clock.syncs, about_clock))
 
 
 def _rounds(syncs: list[_Sync], oddities: Oddities) -> list[Rounds]:
@@ -81,6 +129,19 @@ def _rounds(syncs: list[_Sync], oddities: Oddities) -> list[Rounds]:
             oddities.add(f"rounds of {sync.label!r}", "one was left before it was entered")
         elif len(marks):
             out.append(
-                Rounds(label=sync.label, step=sync.step, came_ns=marks[:, 0], left_ns=marks[:, 1])
+                Rounds(
+                    label=sync.label,
+                    step=sync.step,
+                    came_ns=marks[:, 0],
+                    left_ns=marks[:, 1],
+                    perf_to_unix_ns=sync.offset_perf_to_unix_ns,
+                )
             )
     return out
+
+
+def _keeping(facts: _Keeping | None) -> ClockKeeping | None:
+    if facts is None:
+        return None
+    known = msgspec.structs.asdict(facts)
+    return ClockKeeping(**{**known, "ptp_devices": tuple(facts.ptp_devices[:_MOST_NOTES])})

@@ -30,6 +30,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     cache: bool = True
     memory_limit: int | None = None  # bytes that the training may use on each device
+    same_rank: dict[str, tuple[Path, ...]] = {}  # see JobFolders
 
 
 AS_USUAL = ReadOptions()
@@ -71,7 +72,7 @@ def _read_captured_files(path: Path, trace: Trace, options: ReadOptions) -> Rank
     return RankInputs(
         trace=trace,
         steps=steps,
-        times=read_run_times(path.parent, steps),
+        times=read_run_times(path.parent, steps, options.same_rank.get(str(path.parent), ())),
         folder=folder,
         memory=_read_memory(
             path.parent, steps, (*oddities.notes, *sample_notes), options.memory_limit

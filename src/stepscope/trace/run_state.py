@@ -13,21 +13,30 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.errors import StepscopeError
+from stepscope.records.host_run import PassedSignal  # noqa: TC001  (decoded at run time)
 from stepscope.records.process_identity import ProcessIdentity, process_state
 from stepscope.records.quality import Note
 from stepscope.records.unwritten import TRACE, unwritten_parts
 from stepscope.records.words import counted, plural
 from stepscope.trace.decode import NotJsonError, decode
+from stepscope.trace.host_files import absent_places, last_attempt, read_host_runs
+from stepscope.trace.layout import SIDE_FILES
 from stepscope.trace.regular_files import MissingFileError, read_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from stepscope.records.host_run import HostRun
+
 _T = TypeVar("_T")
 RUN, RANK = "run.json", "rank.json"
 _MAX_FILE_BYTES = 64 << 20
 _NAMED = 4  # ranks that a sentence names
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    chosen: bool = True
 
 
 class _RankFile(msgspec.Struct, frozen=True):
@@ -37,16 +46,15 @@ class _RankFile(msgspec.Struct, frozen=True):
     problems: list[str] = []
     folder: str = ""
     missing: dict[str, str] = {}
-
-
-class _Signal(msgspec.Struct, frozen=True):
-    signal: str
+    trace: _Choice = _Choice()
+    torch: str | None = None
+    captured: list[str] = []  # in run.json
 
 
 class _RunFile(msgspec.Struct, frozen=True):
     status: str = ""
     process: ProcessIdentity | None = None
-    signals: list[_Signal] = []
+    signals: list[PassedSignal] = []
     ranks: list[_RankFile] = []
     exit_code: int | None = None
 
@@ -55,36 +63,63 @@ def is_run_folder(folder: Path) -> bool:
     return (folder / RUN).exists() or any(True for _ in folder.glob("rank-*"))
 
 
-def run_notes(folder: Path) -> list[Note]:
-    """What to know before trusting the run's numbers; empty for a complete run."""
-    if not is_run_folder(folder):
+def run_notes(*folders: Path, ranks: Sequence[Path] = ()) -> list[Note]:
+    """What to know before trusting the run's numbers; empty for a complete run.
+
+    A job may have several folders, one per host. `ranks` are the folders of its ranks, if known.
+    """
+    folders = tuple(folder for folder in folders if is_run_folder(folder))
+    if not folders:
         return []
-    run, problem = _decode(folder / RUN, _RunFile)
-    ranks = _read_ranks(folder)
-    notes = [_state_note(run, ranks), _missing_note(run, ranks)]
+    files = ranks or [rank for folder in folders for rank in sorted(folder.glob("rank-*"))]
+    captured = [_read_rank(file) for file in files]
+    parts = [part for folder in folders for part in read_host_runs(folder)]
+    run, problem = _join_runs(folders)
+    state = _open_parts(parts, captured) if parts else _state_note(run, captured)
+    notes = [
+        state or (_ended_ranks(run, captured) if run else None),
+        _missing_note(run, captured),
+        _lost_note(run, files),
+        _versions_note(captured, parts),
+    ]
     if problem:
         notes.append(Note(id="not-closed", detail=f"the run was not closed: {problem}"))
     return [note for note in notes if note is not None]
 
 
-def _read_ranks(folder: Path) -> list[_RankFile]:
-    ranks = []
-    for rank_folder in sorted(folder.glob("rank-*")):
-        rank, problem = _decode(rank_folder / RANK, _RankFile)
-        if rank is None:
-            problems = [problem or f"{RANK} was not written"]
-            rank = _RankFile(status="unreadable", problems=problems)
-        missing = _missing_parts(rank_folder, rank.problems)
-        ranks.append(replace(rank, folder=rank_folder.name, missing=missing))
-    return ranks
+def _join_runs(folders: Sequence[Path]) -> tuple[_RunFile | None, str | None]:
+    """The run.json of the first host, with the ranks of all; and a problem of one of them."""
+    ordered = sorted(folders, key=_first_place)
+    decoded = [_decode(folder / RUN, _RunFile) for folder in ordered]
+    runs = [run for run, _ in decoded if run is not None]
+    problem = next((problem for _, problem in decoded if problem), None)
+    if not runs:
+        return None, problem
+    unfinished = [run for run in runs if run.status != "finished"]
+    everyone = [rank for run in runs for rank in run.ranks]
+    return replace((unfinished or runs)[0], ranks=everyone), problem
 
 
-def _missing_parts(folder: Path, problems: list[str]) -> dict[str, str]:
-    missing = unwritten_parts(problems)
-    if any(folder.glob("trace*.json*")):
+def _first_place(folder: Path) -> int:
+    """Of the job's parts in this folder."""
+    places = [part.place for part in read_host_runs(folder) if part.place is not None]
+    return min(places, default=0)
+
+
+def _read_rank(folder: Path) -> _RankFile:
+    rank, problem = _decode(folder / RANK, _RankFile)
+    if rank is None:
+        rank = _RankFile(status="unreadable", problems=[problem or f"{RANK} was not written"])
+    return replace(rank, folder=folder.name, missing=_missing_parts(folder, rank))
+
+
+def _missing_parts(folder: Path, rank: _RankFile) -> dict[str, str]:
+    """A rank that was not chosen for a trace does not lack one."""
+    missing = unwritten_parts(rank.problems)
+    if not rank.trace.chosen or any(folder.glob("trace*.json*")):
         missing.pop(TRACE, None)
     elif TRACE not in missing:
-        missing[TRACE] = "; ".join(problems)
+        missing[TRACE] = "; ".join(rank.problems)
     return missing
 
 
@@ -112,7 +147,37 @@ def _state_note(run: _RunFile | None, ranks: Sequence[_RankFile]) -> Note | None
     )
 
 
-def _end_words(state: str, run: _RunFile) -> str:
+def _open_parts(parts: Sequence[HostRun], ranks: Sequence[_RankFile]) -> Note | None:
+    """A job of several `stepscope run`s: the first of them that has not ended."""
+    for part in last_attempt(parts):
+        if part.is_finished or part.process is None:
+            continue
+        who = f"stepscope run on {part.host} (process {part.process.pid})"
+        state = process_state(part.process)
+        if state == "running":
+            return Note(id="still-running", detail=f"{who} is still running: more may come")
+        words = f"the run was not closed: {who} {_end_words(state, part)}{_rank_words(ranks)}"
+        return Note(id="not-closed", detail=words)
+    return None
+
+
+def absent_hosts(folders: Sequence[Path]) -> Note | None:
+    """Parts of the job that none of these folders holds."""
+    parts = [part for folder in folders for part in read_host_runs(folder)]
+    absent = absent_places(parts)
+    if not absent:
+        return None
+    places = max(part.places or 0 for part in parts)
+    named = ", ".join(map(str, absent[:_NAMED])) + (", ..." if len(absent) > _NAMED else "")
+    return Note(
+        id="missing-hosts",
+        detail=f"{len(absent)} of {places} parts of the job ({named}) left nothing here: they did "
+        "not start, or wrote into folders of their own; `explain` takes several folders",
+        count=len(absent),
+    )
+
+
+def _end_words(state: str, run: _RunFile | HostRun) -> str:
     signals = ", ".join(dict.fromkeys(received.signal for received in run.signals[:_NAMED]))
     after = f", after it had passed on {signals} to the command" if signals else ""
     if state == "restarted":
@@ -200,6 +265,61 @@ def _missing_note(run: _RunFile | None, ranks: Sequence[_RankFile]) -> Note | No
     count = len(missing_parts)
     more = f"; and {count - _NAMED} more" if count > _NAMED else ""
     return Note(id="missing-parts", detail="; ".join(missing_parts[:_NAMED]) + more, count=count)
+
+
+def _lost_note(run: _RunFile | None, folders: Sequence[Path]) -> Note | None:
+    """What run.json lists and is not here any more: the folder was copied in part."""
+    here: dict[str, set[str]] = {}
+    for folder in folders:
+        here.setdefault(folder.name, set()).update(_names_in(folder))
+    lost = []
+    for rank in run.ranks if run is not None else ():
+        if rank.folder not in here:
+            lost.append(rank.folder)
+            continue
+        names = here[rank.folder]
+        gone = [part for part in rank.captured if part in SIDE_FILES and part not in names]
+        if TRACE in rank.captured and not any(name.startswith("trace") for name in names):
+            gone.append(TRACE)
+        lost += [f"{part} of {rank.folder}" for part in gone]
+    lost = [*dict.fromkeys(filter(None, lost))]
+    if not lost:
+        return None
+    more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+    detail = f"captured, but not in this copy of the run: {', '.join(lost[:_NAMED])}{more}"
+    return Note(id="not-copied", detail=detail, count=len(lost))
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return [file.name for file in folder.iterdir()]
+    except OSError:
+        return []
+
+
+def _versions_note(ranks: Sequence[_RankFile], parts: Sequence[HostRun]) -> Note | None:
+    """Hosts that run different versions of torch or of stepscope."""
+    torch = [(rank.torch, f"rank {rank.rank}") for rank in ranks if rank.torch]
+    ours = [(part.stepscope, part.host) for part in parts if part.stepscope]
+    mixed = [_version_words("torch", torch), _version_words("stepscope", ours)]
+    if not any(mixed):
+        return None
+    detail = f"the job runs different versions: {'; '.join(filter(None, mixed))}"
+    return Note(id="mixed-versions", detail=detail)
+
+
+def _version_words(name: str, users: Sequence[tuple[str, str]]) -> str:
+    """Empty if all use the same one."""
+    by_version: dict[str, list[str]] = {}
+    for version, user in users:
+        by_version.setdefault(version, []).append(user)
+    if len(by_version) < 2:
+        return ""
+    return ", ".join(
+        f"{name} {version} on {', '.join(dict.fromkeys(names[:_NAMED]))}"
+        + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        for version, names in sorted(by_version.items())
+    )
 
 
 def _decode(file: Path, kind: type[_T]) -> tuple[_T | None, str | None]:

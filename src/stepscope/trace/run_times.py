@@ -1,47 +1,56 @@
-"""When a rank's part of a command began and ended: run.json and rank.json."""
+"""When a rank's part of a command began and ended: run.json, hosts/ and rank.json.
+
+Times of different hosts are never compared as they are. In a job with a `stepscope run` on every
+host, a rank's times are those of the one on its own host. Where one of them started ranks on other
+hosts, the clock rounds of both hosts bring its times to the rank's clock.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import msgspec
+from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.records.packed_steps import TAIL
 from stepscope.records.run_times import RunTimes
+from stepscope.trace.clock_offsets import compare_rounds
+from stepscope.trace.command_times import CommandTimes, read_command_times
 from stepscope.trace.decode import Oddities
 from stepscope.trace.rank_facts import CapturedEnd, CapturedStartUp, decode_facts
+from stepscope.trace.rank_folder import read_rounds
 from stepscope.trace.regular_files import is_folder
-from stepscope.trace.run_state import RUN
-from stepscope.trace.side_files import read_record
 from stepscope.trace.step_files import read_step_columns
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from stepscope.records.step_columns import StepColumns
-
-_LATEST_S = 1e10
-
-
-class _Command(msgspec.Struct, frozen=True):
-    started_unix: float | None = None
-    ended_unix: float | None = None
+    from stepscope.trace.clock_offsets import ClockOffsets
 
 
-def read_run_times(folder: Path, steps: StepColumns | None) -> RunTimes | None:
-    """None where nobody wrote when the command began, as under `watch`."""
-    command = read_record(folder.parent / RUN, _Command, Oddities(RUN)) or _Command()
+def read_run_times(
+    folder: Path, steps: StepColumns | None, same_rank: Sequence[Path] = ()
+) -> RunTimes | None:
+    """None where nobody wrote when the command began, as under `watch`.
+
+    `same_rank` are this rank's folders, this one among them, in the order in which they began.
+    Without them, only this run folder is searched.
+    """
+    facts = decode_facts(folder, Oddities("rank.json"))
+    start = facts.start_up if isinstance(facts.start_up, CapturedStartUp) else CapturedStartUp()
+    host = facts.host if isinstance(facts.host, str) else None
+    command = read_command_times(folder.parent, host, start.began_unix_ns)
+    command, unknown = _on_clock_of(folder, host, command)
     last_ns = int(steps.end_unix_ns[-1]) if steps is not None and len(steps) else 0
-    began_ns, notes = _unix_ns(command.started_unix), []
+    began_ns, ended_ns, notes = command.began_ns, command.ended_ns, list[str]()
     if began_ns is None:
         return None
-    ended_ns = _unix_ns(command.ended_unix)
     if ended_ns is None:
         ended_ns = last_ns or began_ns
         notes.append("nobody wrote when the command ended: the account ends with the last step")
-    attempt, began_ns, ended_ns = _attempt(folder, began_ns, ended_ns, last_ns)
-    facts = decode_facts(folder, Oddities("rank.json"))
-    start = facts.start_up if isinstance(facts.start_up, CapturedStartUp) else CapturedStartUp()
+    neighbours = _neighbours(folder, same_rank)
+    attempt, began_ns, ended_ns = _attempt(folder, neighbours, began_ns, ended_ns, last_ns)
+    if unknown and steps is not None and not began_ns <= last_ns <= ended_ns:
+        notes.append(f"{unknown}, so start-up and shut-down are not known")
     end = facts.after_last_step
     return RunTimes(
         began_ns=began_ns,
@@ -55,8 +64,25 @@ def read_run_times(folder: Path, steps: StepColumns | None) -> RunTimes | None:
     )
 
 
-def _unix_ns(seconds: float | None) -> int | None:
-    return round(seconds * 1e9) if seconds is not None and 0 < seconds < _LATEST_S else None
+def _on_clock_of(folder: Path, host: str | None, command: CommandTimes) -> tuple[CommandTimes, str]:
+    """The command's times on the clock of the rank's host; a sentence if that is not possible."""
+    there = command.host
+    if host is None or there is None or host == there:
+        return command, ""
+    offsets = _offsets(folder, there)
+    if offsets is None:
+        return command, f"the clocks of {host} and of {there}, where the command ran, are unknown"
+    first_s, last_s = (float(offsets.offset_ns[place]) / 1e9 for place in (0, -1))
+    started, ended = command.started_unix, command.ended_unix
+    return CommandTimes(started and started + first_s, ended and ended + last_s), ""
+
+
+def _offsets(folder: Path, there: str) -> ClockOffsets | None:
+    """This rank's clock against that of the command's host, if rank 0 is there."""
+    first = folder.with_name("rank-00000")
+    if folder == first or decode_facts(first, Oddities("rank.json")).host != there:
+        return None
+    return compare_rounds(read_rounds(folder), read_rounds(first))
 
 
 def _between(first: int | None, second: int | None) -> int:
@@ -71,27 +97,50 @@ def _after_last(end: CapturedEnd) -> dict[str, int]:
     }
 
 
-def _attempt(folder: Path, began_ns: int, ended_ns: int, last_ns: int) -> tuple[int, int, int]:
-    """A job that is restarted writes rank-00000, then rank-00000.2: its number, and when it began
-    and ended. Processes that ran at the same time are no attempts."""
+class _Neighbours(NamedTuple):
+    """The processes that had the same rank before and after this one."""
+
+    place: int  # of this one, from 1
+    before: Path | None
+    after: Path
+
+
+def _neighbours(folder: Path, same_rank: Sequence[Path]) -> _Neighbours:
+    """A job that is restarted writes rank-00000, then rank-00000.2."""
+    if folder in same_rank:
+        place = same_rank.index(folder)
+        before = same_rank[place - 1] if place else None
+        return _Neighbours(place + 1, before, [*same_rank, folder / "none"][place + 1])
     name, _, number = folder.name.partition(".")
     place = int(number) if number.isdecimal() else 1
-    own, following = _began_ns(folder), _began_ns(folder.with_name(f"{name}.{place + 1}"))
+    before = folder.with_name(f"{name}.{place - 1}" if place > 2 else name) if place > 1 else None
+    return _Neighbours(place, before, folder.with_name(f"{name}.{place + 1}"))
+
+
+def _attempt(
+    folder: Path, neighbours: _Neighbours, began_ns: int, ended_ns: int, last_ns: int
+) -> tuple[int, int, int]:
+    """This process's attempt at the job: its number, and when it began and ended. Processes that
+    ran at the same time are no attempts."""
+    place, before, after = neighbours
+    own, following = began_unix_ns(folder), began_unix_ns(after)
     if following is not None and last_ns <= following <= ended_ns:
         ended_ns = following
-    before = folder.with_name(f"{name}.{place - 1}" if place > 2 else name)
-    if place == 1 or own is None or own < began_ns or own < _last_end_ns(before):
+    before_ns = last_end_unix_ns(before) if before is not None else 0
+    if before is None or own is None or own < began_ns or own < before_ns:
         return 1, began_ns, ended_ns
-    return place, own, ended_ns
+    # A command of its own started this attempt, unless the one before did.
+    return place, began_ns if began_ns > before_ns else own, ended_ns
 
 
-def _last_end_ns(folder: Path) -> int:
+def last_end_unix_ns(folder: Path) -> int:
     """When the last step that is written there ended; 0 if none is."""
     steps = read_step_columns(folder, Oddities(TAIL))
     return int(steps.end_unix_ns[-1]) if steps is not None and len(steps) else 0
 
 
-def _began_ns(folder: Path) -> int | None:
+def began_unix_ns(folder: Path) -> int | None:
+    """When the process of a rank's folder loaded stepscope; None if it did not say."""
     if not is_folder(folder):
         return None
     start = decode_facts(folder, Oddities("rank.json")).start_up

@@ -6,6 +6,7 @@ whose surrounding steps are about as long as the run's typical step.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -39,14 +40,22 @@ def choose_windows(folders: Iterable[Path]) -> list[Path]:
 
 def _windows(folder: Path) -> dict[int, Path]:
     """By the first recorded step; 0 is the window that every run has."""
-    windows = {}
-    for file in sorted(folder.glob("trace*.json*")):
-        regular = _REGULAR.fullmatch(file.name)
+    windows: dict[int, Path] = {}
+    for name in sorted(_names(folder)):
+        regular = _REGULAR.fullmatch(name)
         if regular:
-            windows[int(regular[1])] = file
-        elif _FIRST.fullmatch(file.name):
-            windows.setdefault(0, file)
+            windows[int(regular[1])] = folder / name
+        elif _FIRST.fullmatch(name):
+            windows.setdefault(0, folder / name)
     return windows
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in entries]
+    except OSError:  # a file, or gone
+        return []
 
 
 def _most_typical(windows: Sequence[int], rank: Path) -> int:

@@ -37,7 +37,7 @@ def explain(
 
 
 def whatif(
-    path: PathLike, *changes: str, cache: bool = True, **more: str | float | bool
+    path: Paths, *changes: str, cache: bool = True, **more: str | float | bool
 ) -> Prediction:
     """The step with changes made, before anybody makes them.
 
@@ -56,7 +56,7 @@ def whatif(
             "whatif needs a change, such as 'precision=bf16'; explain(path).advice holds the "
             "usual ones"
         )
-    bench, _, _ = open_bench(os.fspath(path), cache=cache, quiet=True)
+    bench, _, _ = open_bench(*map(str, _list_paths(path)), cache=cache, quiet=True)
     prediction = bench.predict(wanted)
     if not prediction.applied:
         raise NotCapturedError("; ".join(dict.fromkeys(prediction.refused)))

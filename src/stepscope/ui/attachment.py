@@ -1,7 +1,7 @@
 """Whether capture found the training: what to say while the command runs, and why nothing came.
 
-Everything is read from the run folder: processes.jsonl, which every Python process of the job
-writes to, and each rank's steps.jsonl.
+Everything is read from the run folder: the files of its hosts, which every Python process of the
+job writes to, and the ranks' steps.jsonl.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from stepscope.errors import UnreadableInputError
 from stepscope.measure import folder as layout
 from stepscope.measure.processes import BACKWARD, STARTED, STEP, TORCH
 from stepscope.measure.schedule import Schedule
+from stepscope.records.host_names import processes_files
 from stepscope.records.limits import StepNumber  # noqa: TC001  (decoded at run time)
 from stepscope.records.words import counted
 from stepscope.trace.decode import NotJsonError, decode
@@ -35,6 +36,7 @@ _NOT_LOADED_AFTER_S = 20.0  # Python processes usually start at once
 _NO_STEP_AFTER_S = 4.0  # after the first backward pass
 _SETTLED_AFTER_S = 2.0  # after the first step: by then all ranks have a few steps
 _LAST_BYTES = 4096  # of a list of steps
+_MOST_LOOKED_AT = 64  # hosts, and ranks: of thousands these tell enough
 # Options with which Python ignores PYTHONPATH or the start-up file.
 _ISOLATING = re.compile(r"-[a-zA-Z]*[IES][a-zA-Z]*$")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*$")
@@ -103,7 +105,7 @@ class Attachment:
 
     def _attached(self) -> str | None:
         ranks = sorted(self.folder.glob("rank-*"))
-        steps = max((steps_seen(rank) for rank in ranks), default=0)
+        steps = max((steps_seen(rank) for rank in ranks[:_MOST_LOOKED_AT]), default=0)
         if not steps:
             return None
         self.done = True
@@ -128,10 +130,11 @@ def _window_words(settings: Settings, steps: int) -> str:
 def count_events(folder: Path) -> Counter[str]:
     """How many processes reached each stage."""
     events: Counter[str] = Counter()
-    with contextlib.suppress(UnreadableInputError):
-        for line in LineFile(folder / layout.PROCESSES):
-            with contextlib.suppress(NotJsonError):
-                events[decode(line.text, _Process).event] += 1
+    for file in processes_files(folder, _MOST_LOOKED_AT):
+        with contextlib.suppress(UnreadableInputError):
+            for line in LineFile(file):
+                with contextlib.suppress(NotJsonError):
+                    events[decode(line.text, _Process).event] += 1
     return events
 
 

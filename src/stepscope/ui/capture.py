@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stepscope.measure.settings import Settings
+    from stepscope.ui.job_part import JobPart
     from stepscope.ui.job_process import HeldSignals
 
 
@@ -36,7 +37,7 @@ def capture(
 
 
 def capture_into(
-    run: RunFile,
+    run: RunFile | JobPart,
     command: tuple[str, ...],
     settings: Settings,
     *,

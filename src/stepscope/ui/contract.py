@@ -29,6 +29,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "why": explanation.why,
         "next": explanation.next,
         "ranks": [_rank(rank) for rank in explanation.ranks],
+        "ranks_without_trace": to_builtins(explanation.without_trace),
         "budget": _whole_budget(explanation),
         "findings": [to_builtins(finding) for finding in explanation.findings],
         "advice": [to_builtins(advice) for advice in explanation.advice],
@@ -52,7 +53,8 @@ def _run(run: WholeRun | None) -> dict[str, Any] | None:
     ranks = [to_builtins(replace(rank, series=None, stacks=())) for rank in run.ranks]
     for rank in ranks:
         del rank["series"], rank["stacks"]
-    return {"account": to_builtins(run.account), "ranks": ranks}
+    spread = to_builtins(run.spread) if run.spread else None
+    return {"account": to_builtins(run.account), "ranks": ranks, "spread": spread}
 
 
 def _rank(rank: RankExplanation) -> dict[str, Any]:
@@ -186,6 +188,8 @@ def _clock(job: Job | None) -> dict[str, Any]:
         "at_ns": clock.at_ns,
         "sources": list(clock.sources),
         "detail": clock.detail,
+        "hosts": [to_builtins(host) for host in clock.hosts],
+        "notes": list(clock.notes),
     }
 
 

@@ -5,11 +5,20 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
-from stepscope.records.figures import duration, factor, percent
-from stepscope.records.words import sentence
+from stepscope.explain.clock_notes import unkept_hosts, unkept_words
+from stepscope.records.figures import duration, factor, percent, significant
+from stepscope.records.words import counted, sentence
 
 if TYPE_CHECKING:
-    from stepscope.records.job import Clock, CriticalPath, Job, JobCollective, Straggler, Stragglers
+    from stepscope.records.job import (
+        Clock,
+        CriticalPath,
+        Job,
+        JobCollective,
+        LastArriver,
+        Straggler,
+        Stragglers,
+    )
 
 Tone = Literal["good", "bad", "open"]
 
@@ -17,6 +26,7 @@ CAUSES = {"compute": "slow compute", "input": "slow input", "link": "slow link"}
 NOT_ALIGNED = "the ranks' clocks are not aligned, so the order of arrivals is not known"
 NOTHING_SHARED = "no two ranks recorded a collective in which ranks wait for each other"
 WITHIN_ERROR = "no rank arrived last by more than the clock's error bar"
+_SEEN_DRIFT_PPM = 0.1
 _TONES: dict[str, Tone] = {"none": "good", "found": "bad"}
 
 
@@ -90,7 +100,24 @@ def clock_words(clock: Clock) -> str:
     bar = error_words(worst)
     if len(others) > 3 and typical < 0.7 * worst:
         bar += f" (typically {error_words(typical)})"
-    return f"Clocks are aligned within {bar}, {clock.detail}."
+    return f"Clocks are aligned within {bar}, {clock.detail}.{_drift_words(clock)}"
+
+
+def host_clock_words(clock: Clock) -> str:
+    """What to do about a host whose clock nobody keeps, and why meetings failed; often nothing."""
+    adrift = unkept_hosts(clock)
+    lines = [unkept_words(adrift)] if adrift else []
+    return " ".join(f"{sentence(line)}." for line in [*lines, *clock.notes[:1]])
+
+
+def _drift_words(clock: Clock) -> str:
+    """The fastest drift between hosts, where several meetings show it."""
+    known = [(abs(host.drift_ppm or 0.0), host) for host in clock.hosts if host.meetings > 1]
+    drift, host = max(known, key=lambda pair: pair[0], default=(0.0, None))
+    if host is None or drift < _SEEN_DRIFT_PPM:
+        return ""
+    apart = f" that of {host.host} by {significant(drift)} ppm"
+    return f" They drift apart over the run,{apart} ({counted(host.meetings, 'meeting')})."
 
 
 def path_words(path: CriticalPath, most: int = 3) -> str:
@@ -124,6 +151,15 @@ def wait_words(row: JobCollective) -> str:
         return "-"
     error = error_words(row.wait_error_ns / row.count)
     return f"{duration(row.wait_ns / row.count)} {error}" if clear else f"within {error}"
+
+
+def own_wait_words(row: LastArriver) -> str:
+    """A rank's waiting in a step with its error bar, or the error bar alone if it is smaller."""
+    if not row.wait_error_ns:
+        return duration(row.waits_ns)
+    error = error_words(row.wait_error_ns)
+    clear = row.waits_ns > row.wait_error_ns
+    return f"{duration(row.waits_ns)} ({error})" if clear else f"within {error}"
 
 
 def error_words(ns: float) -> str:

@@ -19,12 +19,13 @@ from stepscope.ui.attachment import why_no_trace
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from stepscope.measure.settings import Settings
 
 _MOST_SIGNALS = 20
-_IN_USE = "is not empty: a run folder is never overwritten"
+IN_USE = "is not empty: a run folder is never overwritten"
+_MANY_RANKS = 64  # run.json describes each of more ranks in a few words
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,11 @@ class ClaimedFolder:
 def claim(out: Path | None, command: Sequence[str]) -> ClaimedFolder:
     """UsageError if `out` is in use; OSError if no folder can be made."""
     if out is None:
-        return ClaimedFolder(layout.new_run_folder(_script(command)), made=True)
+        return ClaimedFolder(layout.new_run_folder(script_of(command)), made=True)
     made = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
-        raise UsageError(f"{out} {_IN_USE}")
+        raise UsageError(f"{out} {IN_USE}")
     return ClaimedFolder(out, made=made)
 
 
@@ -62,16 +63,37 @@ def claim_or_refuse(out: Path | None, command: Sequence[str]) -> Path:
         ) from None
 
 
-def _script(command: Sequence[str]) -> str:
+def script_of(command: Sequence[str]) -> str:
     for word in command:
         if word.endswith((".py", ".sh")):
             return word
     return command[-1]
 
 
+class SignalDiary:
+    """Keeps a record of a command that is running: what it was told, and who closes it."""
+
+    __slots__ = ()
+    record: dict[str, Any]
+
+    def heard(self, number: int) -> None:
+        """Record a signal for the command, in case nothing else gets written."""
+        if len(self.record["signals"]) < _MOST_SIGNALS:
+            self.record["signals"].append({"signal": _name(number), "unix": time.time()})
+            self.write_again()
+
+    def handed_over(self) -> None:
+        """The command is about to replace this process: nobody will close the folder."""
+        self.record["status"] = "handed over"
+        self.write_again()
+
+    def write_again(self) -> None:
+        raise NotImplementedError
+
+
 @dataclass(slots=True)
-class RunFile:
-    """run.json, from the start of a run to its end."""
+class RunFile(SignalDiary):
+    """run.json of a run that is alone in its folder, from its start to its end."""
 
     folder: Path
     settings: Settings
@@ -84,12 +106,17 @@ class RunFile:
     @classmethod
     def begin(cls, folder: Path, command: Sequence[str], settings: Settings) -> RunFile:
         """OSError if it cannot be written; of several runs in one folder only one gets here."""
-        run = cls(folder, settings, _record(command, settings))
+        run = cls(folder, settings, begin_record(command, settings))
         try:
             run._file.write(run.record)
         except FileExistsError:
-            raise UsageError(f"{folder} {_IN_USE}") from None
+            raise UsageError(f"{folder} {IN_USE}") from None
         return run
+
+    @property
+    def closes(self) -> bool:
+        """It is alone."""
+        return True
 
     def discard(self) -> None:
         """The command could not be started."""
@@ -97,18 +124,7 @@ class RunFile:
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
-    def heard(self, number: int) -> None:
-        """Record a signal for the command, in case nothing else gets written."""
-        if len(self.record["signals"]) < _MOST_SIGNALS:
-            self.record["signals"].append({"signal": _name(number), "unix": time.time()})
-            self._write_again()
-
-    def handed_over(self) -> None:
-        """The command is about to replace this process: nobody will close the folder."""
-        self.record["status"] = "handed over"
-        self._write_again()
-
-    def _write_again(self) -> None:
+    def write_again(self) -> None:
         with contextlib.suppress(OSError):
             self._file.write(self.record)
 
@@ -117,16 +133,23 @@ class RunFile:
         layout.remove_leftovers(self.folder)
         ranks = describe_ranks(self.folder, self.settings, code)
         self.record |= describe_end(code, ranks)
-        shorter = {**self.record, "ranks": [_core_facts(rank) for rank in ranks]}
-        shortest = {**self.record, "ranks": [_core_facts(rank) for rank in ranks[:1]]}
         try:
-            self._file.write(self.record, shorter, shortest, last=True)
+            self._file.write(*shortened(self.record, ranks), last=True)
         except OSError as error:
             say(f"{self._file.path} could not be written: {layout.why_refused(error)}")
         return ranks
 
 
-def _record(command: Sequence[str], settings: Settings) -> dict[str, Any]:
+def shortened(record: dict[str, Any], ranks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """run.json, and shorter versions of it for a full disk."""
+    if len(ranks) <= _MANY_RANKS:
+        yield record
+    yield {**record, "ranks": [_core_facts(rank) for rank in ranks]}
+    yield {**record, "ranks": [_core_facts(rank) for rank in ranks[:1]]}
+
+
+def begin_record(command: Sequence[str], settings: Settings) -> dict[str, Any]:
+    """What is written about a command before it starts."""
     return {
         "schema": layout.SCHEMA,
         "stepscope": stepscope.__version__,
@@ -183,7 +206,7 @@ def describe_ranks(
         captured = layout.captured_parts(place)
         missing = unwritten_parts(facts["problems"])
         missing.pop(layout.TRACE, None)
-        if layout.TRACE not in captured:
+        if layout.TRACE not in captured and _wants_trace(facts):
             missing[layout.TRACE] = why_no_trace(facts, settings, code)
         ranks.append({"folder": place.name, **facts, "captured": captured, "missing": missing})
     return ranks
@@ -197,6 +220,12 @@ def _facts(place: Path) -> dict[str, Any]:
     if facts["status"] == "unreadable":
         return facts | {"problems": _why_unwritten(place)}
     return facts
+
+
+def _wants_trace(facts: dict[str, Any]) -> bool:
+    """Not where `--ranks` leaves the trace to others."""
+    choice = facts.get("trace")
+    return not isinstance(choice, dict) or bool(choice.get("chosen", True))
 
 
 def _why_unwritten(place: Path) -> list[str]:

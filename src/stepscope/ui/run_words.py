@@ -64,6 +64,15 @@ def stall_words(stall: Stall) -> str:
     return STALLS[stall.cause][0].lower()
 
 
+def stall_time_words(stall: Stall) -> str:
+    """What one of them takes; a wait for ranks of other hosts with the clocks' error."""
+    if not stall.steps:
+        return ""
+    words = milliseconds(stall.typical_ms)
+    error = stall.wait_error_ms
+    return f"{words} (±{milliseconds(error)})" if error else words
+
+
 def how_often(stall: Stall) -> str:
     """271 steps, every 4; 21 steps; between epochs only."""
     if not stall.steps:

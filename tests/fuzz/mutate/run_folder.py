@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 _SEEDS = ("cpu-two-ranks", "h200-resnet18")
 _SIDE = ("rank.json", "steps.jsonl", "memory.json", "clock.json", "comms.jsonl")
-_WHOLE = ("run.json", "processes.jsonl")
+_WHOLE = ("run.json",)
+_HOST = {"job": "torchrun", "place": 0, "places": 2, "host": "node0", "status": "running"}
 _MOST_EVENTS = 700
 _ODD_NAMES = ("rank-1", "rank-00007", "rank-", "rank-x", "rank-99999999999", "rank-00000.2")
 
@@ -86,6 +87,8 @@ def _copy(source: Path, run: Path) -> None:
         for name in _SIDE:
             if (rank / name).exists():
                 shutil.copy(rank / name, run / rank.name)
+    (run / "hosts").mkdir()
+    (run / "hosts" / "00000.json").write_text(json.dumps(_HOST))
     for name in _WHOLE:
         if (source / name).exists():
             shutil.copy(source / name, run)

@@ -156,21 +156,22 @@ def _with_waits(
     )
     waits = (came.max(axis=0) - came).mean(axis=1)
     late = [cohort[np.bincount(places).argmax()][0] for places in came.argmax(axis=0).T]
-    error = max(clock.error_ns.get(rank, 0) for rank, _ in cohort)
     out = []
     for (rank, part), wait in zip(cohort, waits, strict=True):
         buckets = tuple(
-            _blame(bucket, round(float(wait[i])), late[i], rank, error)
+            _blame(bucket, round(float(wait[i])), late[i], rank, clock)
             for i, bucket in enumerate(part.buckets)
         )
         out.append((rank, replace(part, buckets=buckets)))
     return out
 
 
-def _blame(bucket: Bucket, wait_ns: int, late: int, rank: int, error_ns: int) -> Bucket:
+def _blame(bucket: Bucket, wait_ns: int, late: int, rank: int, clock: Clock) -> Bucket:
+    both = (rank, late) if late != rank else ()
+    error_ns = sum(clock.error_ns.get(one, 0) for one in both)
     waited = wait_ns > error_ns and wait_ns >= bucket.exposed_ns / 2 and late != rank
     why: Why = "late rank" if waited and bucket.why != "hidden" else bucket.why
-    return replace(bucket, wait_ns=wait_ns, late_rank=late, why=why)
+    return replace(bucket, wait_ns=wait_ns, wait_error_ns=error_ns, late_rank=late, why=why)
 
 
 def _replicas(parts: list[tuple[int, RankDataParallel]]) -> DataParallel:
@@ -189,7 +190,7 @@ def _bucket(same: Sequence[Bucket]) -> Bucket:
     cost: Counter[Why] = Counter()
     for bucket in same:
         cost[bucket.why] += bucket.exposed_ns
-    names = ("ready_ns", "start_ns", "end_ns", "time_ns", "exposed_ns", "wait_ns")
+    names = ("ready_ns", "start_ns", "end_ns", "time_ns", "exposed_ns", "wait_ns", "wait_error_ns")
     joined = replace(same[0], **_means(same, *names))
     hidden = joined.exposed_ns <= 0.1 * joined.time_ns
     late = Counter(_known(same, "late_rank"))

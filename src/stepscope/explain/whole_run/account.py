@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from stepscope.records.step_columns import USUAL_PHASES
 from stepscope.records.whole_run import ACCOUNT, AccountPart, RunAccount
@@ -80,6 +81,23 @@ def add_accounts(accounts: Sequence[RunAccount]) -> RunAccount:
         parts=tuple(_stretch(part, count, wall) for part in mean.parts),
         notes=mean.notes,
     )
+
+
+def widen_account(account: RunAccount, before_ns: int, after_ns: int) -> RunAccount:
+    """Begin earlier and end later: other hosts had begun, or had not ended."""
+    if not before_ns and not after_ns:
+        return account
+    wall = account.wall_ms + (before_ns + after_ns) / 1e6
+    longer = {"start_up": before_ns / 1e6, "launch": before_ns / 1e6, "shut_down": after_ns / 1e6}
+    parts = tuple(_lengthen(part, longer, wall) for part in account.parts)
+    goodput = _ms(parts, "training") / wall if wall else 0.0
+    return replace(account, wall_ms=wall, goodput=goodput, parts=parts)
+
+
+def _lengthen(part: AccountPart, longer: dict[str, float], wall: float) -> AccountPart:
+    ms = part.ms + longer.get(part.id, 0.0)
+    inner = tuple(_lengthen(one, longer, wall) for one in part.parts)
+    return AccountPart(id=part.id, ms=ms, share=ms / wall if wall else 0.0, parts=inner)
 
 
 def _ms(parts: Sequence[AccountPart], name: str) -> float:

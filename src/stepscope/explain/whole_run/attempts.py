@@ -9,43 +9,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.explain.whole_run.account import add_accounts, mean_account
-from stepscope.explain.whole_run.rank_run import explain_run
+from stepscope.explain.whole_run.job_wall import widen_to_job
 from stepscope.records.quality import Note
 from stepscope.records.whole_run import WholeRun
 from stepscope.records.words import counted
-from stepscope.trace.decode import Oddities
-from stepscope.trace.rank_facts import folder_rank
-from stepscope.trace.regular_files import is_folder
-from stepscope.trace.run_times import read_run_times
-from stepscope.trace.step_files import read_step_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
+    from stepscope.records.job import Job
     from stepscope.records.whole_run import RankRun, RunAccount
 
 
-def read_runs_without_trace(run: Path, read: Sequence[Path]) -> list[RankRun]:
-    """The rank folders of a run folder that were not `read` by their trace."""
-    folders = [place for place in sorted(run.glob("rank-*")) if is_folder(place)]
-    runs = [_read_run(folder) for folder in folders if folder not in read]
-    return [run for run in runs if run is not None]
+def join_runs(runs: Sequence[RankRun], job: Job | None = None) -> WholeRun | None:
+    """None for bare traces. A rank's account is the sum of its attempts'; the job's is the mean.
 
-
-def _read_run(folder: Path) -> RankRun | None:
-    steps = read_step_columns(folder, Oddities("steps.jsonl"))
-    if steps is None or not len(steps):
-        return None
-    times = read_run_times(folder, steps)
-    return explain_run(steps, rank=folder_rank(folder) or 0, times=times)
-
-
-def join_runs(runs: Sequence[RankRun]) -> WholeRun | None:
-    """None for bare traces. A rank's account is the sum of its attempts'; the job's is the mean."""
+    `job` has the hosts' clocks: it lasts from the first host's start to the last one's end.
+    """
     if not runs:
         return None
-    ordered = sorted(runs, key=lambda run: (run.attempt, run.rank))
+    ordered = widen_to_job(sorted(runs, key=lambda run: (run.attempt, run.rank)), job)
     by_rank: dict[int, list[RunAccount]] = {}
     for run in ordered:
         if run.account is not None:

@@ -75,6 +75,8 @@ def judge_whole_run(parts: Sequence[RankPart]) -> WholeRunLateness:
     aligned = align_runs(parts)
     on_host = all(run.on_host for run in aligned.runs.values())
     arrivals = join_arrivals(aligned.runs) if len(aligned.runs) > 1 else None
+    if arrivals is not None:
+        arrivals = msgspec.structs.replace(arrivals, error_ns=_wait_errors(aligned.error_ns))
     waits = arrivals if on_host else None
     case = _case(arrivals, aligned.runs) if arrivals is not None else None
     lateness = _find_late(case, on_host=on_host) if case is not None else None
@@ -91,6 +93,14 @@ def judge_whole_run(parts: Sequence[RankPart]) -> WholeRunLateness:
         stragglers=_stragglers(case, lateness, late),
         clears=everyone and on_host,
     )
+
+
+def _wait_errors(error_ns: Mapping[int, float]) -> dict[int, float]:
+    """A wait is off by the error of the rank and of the one that it waited for."""
+    if not error_ns:
+        return {}
+    second, worst = [0.0, *sorted(error_ns.values())][-2:]
+    return {rank: own + (second if own == worst else worst) for rank, own in error_ns.items()}
 
 
 def _find_late(case: _Case, *, on_host: bool) -> Lateness | None:

@@ -75,6 +75,8 @@ def explain_run(
         inputs=levels.inputs,
         memory_growth=find_memory_growth(steps, "host" if steps.device_ns is None else "device"),
         account=account_for(steps, warm_up, times) if times else None,
+        began_ns=times.began_ns if times else None,
+        ended_ns=times.ended_ns if times else None,
         series=_series(steps, steady, warm_up, split),
     )
 

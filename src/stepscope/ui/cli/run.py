@@ -14,10 +14,13 @@ import click
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.measure import folder as layout
+from stepscope.measure.chosen_ranks import parse_ranks
 from stepscope.measure.settings import Settings
 from stepscope.ui.attachment import why_nothing
 from stepscope.ui.capture import capture_into
 from stepscope.ui.cli.options import step_on_option
+from stepscope.ui.job_key import find_job
+from stepscope.ui.job_part import JobPart, choose_folder
 from stepscope.ui.job_process import HeldSignals, raising_on_signals, run_job
 from stepscope.ui.run_folder import RunFile, claim
 from stepscope.ui.say import say
@@ -102,11 +105,29 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     is_flag=True,
     help="Let NCCL log its transports and algorithms into the run folder.",
 )
+@click.option(
+    "--ranks",
+    default="auto",
+    metavar="LIST",
+    help="Ranks that record traces: 0,7,64-71, one-per-host, all or auto (at most 64, spread over "
+    "the hosts). Steps and collectives are kept of all.",
+)
+@click.option(
+    "--job",
+    metavar="NAME",
+    help="Several `stepscope run`s with this name are one job and share its folder. Needed only "
+    "where the launcher does not tell (torchrun, Slurm, MPI and Kubernetes do).",
+)
 @click.option("--quiet", is_flag=True, help="Print nothing while the command runs.")
 @click.option("--no-explain", is_flag=True, help="Capture only: no verdict, no report.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
-    out: Path | None, quiet: bool, no_explain: bool, command: tuple[str, ...], **options: Any
+    out: Path | None,
+    job: str | None,
+    quiet: bool,
+    no_explain: bool,
+    command: tuple[str, ...],
+    **options: Any,
 ) -> int:
     """Run COMMAND as it is and capture every rank's training steps.
 
@@ -114,16 +135,34 @@ def command(
     """
     command = startable(command)
     with HeldSignals() as signals:
-        run = _begin(out, command, options)
+        run = _begin(out, command, options, job)
         if run is None:
             return run_job(command, None, signals=signals)
-        code, ranks = capture_into(run, command, run.settings, announce=not quiet, signals=signals)
+        announce = run.closes and not quiet
+        code, ranks = capture_into(run, command, run.settings, announce=announce, signals=signals)
     with _not_ended_by_signals():
-        _conclude(run, ranks, command, code, explain=not no_explain)
+        if isinstance(run, JobPart):
+            ranks = _close_job(run)
+        if run.closes:
+            _conclude(run, ranks, command, code, explain=not no_explain)
     return code
 
 
-def _begin(out: Path | None, command: tuple[str, ...], options: dict[str, Any]) -> RunFile | None:
+def _close_job(part: JobPart) -> list[dict[str, Any]]:
+    """Nothing here may change the command's exit code."""
+    try:
+        ranks = part.close_job()
+        if not part.closes and (words := part.farewell()):
+            say(words)
+        return ranks
+    except Exception as error:
+        say(f"the run could not be closed: {type(error).__name__}: {error}")
+        return []
+
+
+def _begin(
+    out: Path | None, command: tuple[str, ...], options: dict[str, Any], job: str | None
+) -> RunFile | JobPart | None:
     """`options` are fields of Settings, named as on the command line.
 
     None if nothing can be captured, whatever the reason: the command runs all the same.
@@ -131,6 +170,12 @@ def _begin(out: Path | None, command: tuple[str, ...], options: dict[str, Any]) 
     claimed = None
     try:
         _require_room(**options)
+        parse_ranks(options["ranks"])
+        key = find_job(command, os.environ, job)
+        if key is not None:
+            folder = choose_folder(out, command, key)
+            settings = Settings(folder=str(folder.absolute()), **options)
+            return JobPart.begin(folder, command, settings, key)
         claimed = claim(out, command)
         settings = Settings(folder=str(claimed.path.absolute()), **options)
         return RunFile.begin(claimed.path, command, settings)
@@ -181,7 +226,12 @@ def _not_ended_by_signals() -> Iterator[None]:
 
 
 def _conclude(
-    run: RunFile, ranks: list[dict[str, Any]], command: tuple[str, ...], code: int, *, explain: bool
+    run: RunFile | JobPart,
+    ranks: list[dict[str, Any]],
+    command: tuple[str, ...],
+    code: int,
+    *,
+    explain: bool,
 ) -> None:
     """Report and explain; nothing here may change the command's exit code."""
     folder = run.folder

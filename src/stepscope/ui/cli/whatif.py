@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="whatif")
-@click.argument("path", required=False)
+@click.argument("paths", nargs=-1)
 @click.option(
     "--set",
     "settings",
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 @click.option("--list", "as_list", is_flag=True, help="List the changes that can be predicted.")
 @no_cache_option
 def command(
-    path: str | None,
+    paths: tuple[str, ...],
     settings: tuple[str, ...],
     as_json: bool,
     remember: bool,
@@ -49,18 +50,19 @@ def command(
 ) -> None:
     """Predict a training step with a change made, from a trace of the step without it.
 
-    PATH is a run folder, a trace or a folder of traces. With several ranks the change is made on
-    the slowest one, which the others wait for.
+    PATHS are a run folder, the run folders of all hosts of one job, a trace or a folder of traces.
+    With several ranks the change is made on the slowest one, which the others wait for.
     """
     if as_list:
         _print_list(as_json)
         return
-    if path is None:
+    if not paths:
         raise UsageError("give a trace or a run folder, or --list to see what can be changed")
     if remember and not settings:
         raise UsageError("--remember keeps one prediction: say which one with --set")
     wanted = parse_settings(settings)
-    bench, rank, about = open_bench(path, cache=not no_cache, quiet=as_json)
+    bench, rank, about = open_bench(*paths, cache=not no_cache, quiet=as_json)
+    path = shlex.join(paths)
     if wanted:
         _predict(bench, wanted, rank, about, path=path, as_json=as_json, keep=remember)
     else:
@@ -79,16 +81,14 @@ def parse_settings(texts: Sequence[str]) -> list[Setting]:
     return wanted
 
 
-def open_bench(
-    path: str, *, cache: bool, quiet: bool = False
-) -> tuple[Bench, RankExplanation, str]:
+def open_bench(*paths: str, cache: bool, quiet: bool = False) -> tuple[Bench, RankExplanation, str]:
     """The rank that decides the step, on the bench, and a word about which one that is."""
     from stepscope.explain.explain_job import JobTraces
     from stepscope.ui.advice import find_slowest
     from stepscope.ui.terminal.progress import shown_progress
     from stepscope.ui.whatif import make_bench
 
-    traces = JobTraces([path], cache=cache)
+    traces = JobTraces(paths, cache=cache)
     chosen, job = str(traces.files[0]), None
     about = Path(chosen).name
     with shown_progress(quiet=quiet) as progress:

@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 from stepscope.explain.collectives import bus_factor
 from stepscope.records.figures import duration, rate, size
 from stepscope.records.words import counted, plural
-from stepscope.ui.distributed import group_words
+from stepscope.ui.distributed import group_words, own_wait_words
 from stepscope.ui.html.svg import LogAxes, circle, drawing, log_levels, path, rect, short_tick, text
 
 if TYPE_CHECKING:
@@ -74,13 +74,13 @@ def _arrival(row: LastArriver, y: int, height: int, most: int, longest: int, acc
         f'<g class="arrival{marked}"><title>rank {row.rank}: last to arrive in '
         f"{row.times_last:,} of "
         f"{counted(row.of, 'collective')}, typically by {duration(row.lead_ns)}; waited "
-        f"{duration(row.waits_ns)} per step itself</title>"
+        f"{own_wait_words(row)} per step itself</title>"
         + rect("hit", 0, y, _WIDTH, height)
         + text("who", _LAST - 10, middle, f"rank {row.rank}")
         + _bar("last", _LAST, middle, last)
         + text("value", _LAST + last + 7, middle, f"{row.times_last:,} of {row.of:,}{lead}")
         + _bar("waits", _WAIT, middle, waits)
-        + text("value", _WAIT + waits + 7, middle, duration(row.waits_ns))
+        + text("value", _WAIT + waits + 7, middle, own_wait_words(row))
         + "</g>"
     )
 

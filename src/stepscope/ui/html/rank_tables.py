@@ -85,9 +85,11 @@ def _stragglers(job: Job) -> dict[str, Any]:
 def _ranks(job: Job) -> dict[str, Any]:
     columns = (
         "Rank:index | Host:text | Step:ns | Without comm:ns | Exposed comm:ns | "
-        "Data loading:ns | Waits for others:ns | Arrived last:count"
+        "Data loading:ns | Waits for others:wait | Arrived last:count"
     )
-    arrivals = {row.rank: (row.waits_ns, row.times_last) for row in job.arrivals}
+    arrivals = {
+        row.rank: ([row.waits_ns, row.wait_error_ns], row.times_last) for row in job.arrivals
+    }
     rows = (
         (
             rank,

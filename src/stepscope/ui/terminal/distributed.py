@@ -15,6 +15,7 @@ from stepscope.records.words import counted
 from stepscope.ui.distributed import (
     clock_words,
     group_words,
+    host_clock_words,
     no_arrivals,
     path_words,
     straggler_tone,
@@ -47,6 +48,9 @@ def _lines(job: Job) -> Table:
     verdict = Text(straggler_words(job.stragglers), style=_STYLES[straggler_tone(job.stragglers)])
     grid.add_row("stragglers", verdict)
     grid.add_row("clock", clock_words(job.clock))
+    about_hosts = host_clock_words(job.clock)
+    if about_hosts:
+        grid.add_row("", about_hosts)
     if job.path is not None:
         grid.add_row("critical path", f"step {job.path.step}: {path_words(job.path)}")
     grid.add_row("arrives last", _last(job))

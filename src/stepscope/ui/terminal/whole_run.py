@@ -15,6 +15,7 @@ from stepscope.ui.run_words import (
     account_words,
     phase_words,
     rank_name,
+    stall_time_words,
     stall_words,
     times_items,
 )
@@ -177,7 +178,7 @@ def _stall_row(rank: RankRun, stall: Stall) -> list[str]:
         percent(stall.share) if stall.steps else "",  # else all of it lies between epochs
         f"{stall.steps:,}" if stall.steps else "",
         f"{stall.period:,}" if stall.period else "",
-        milliseconds(stall.typical_ms) if stall.steps else "",
+        stall_time_words(stall),
         one_line(f"{Path(place.file).name}:{place.line}") if place else "",
     ]
 

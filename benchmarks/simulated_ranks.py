@@ -1,0 +1,280 @@
+"""Writes the run folder of a job with thousands of ranks, from a real capture of a few.
+
+    python benchmarks/simulated_ranks.py SOURCE FOLDER [--ranks 10000] [--steps 300]
+
+SOURCE is a run folder of two or more ranks. Every simulated rank takes the times of its own work
+from a real one, step by step, with 1% of noise of its own, and waits in every all-reduce until the
+last rank has come. Eight ranks share a host, whose clock is some milliseconds off. One rank and,
+elsewhere, all ranks of one host take longer in their forward pass, and everybody waits for them.
+The traces are the real ones; `--ranks auto` decides who has one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
+
+from stepscope.measure.chosen_ranks import spread_evenly
+from stepscope.trace.decode import Oddities
+from stepscope.trace.step_files import read_step_columns
+
+PER_HOST = 8
+ROUNDS, MEETINGS = 50, (1, 100, 200)
+CALLS = 2  # all-reduces in a step
+_TRANSFER_NS = 300_000
+_ROUND_TRIP_NS = 150_000
+_BASE = re.compile(rb'"baseTimeNanoseconds": (\d+)')
+_INFO = re.compile(rb'"rank": \d+, "world_size": \d+, "pg_count".*?\}\]\}')
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How many ranks and steps, and who is slow by how much of a step."""
+
+    ranks: int
+    steps: int = 300
+    slow_rank: int | None = None
+    slow_host: int | None = None
+    rank_share: float = 0.20
+    host_share: float = 0.12
+    seed: int = 17
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The work of the real ranks in each step, without waiting; (ranks, steps) in nanoseconds."""
+
+    folders: tuple[Path, ...]
+    forward: Floats
+    backward: Floats
+    optimizer: Floats
+    began_ns: int
+
+
+def planted(ranks: int, steps: int = 300) -> Plan:
+    """A slow rank in the first half of the job, a slow host in the second."""
+    hosts = ranks // PER_HOST
+    return Plan(ranks=ranks, steps=steps, slow_rank=ranks // 3, slow_host=hosts * 3 // 4)
+
+
+def read_source(folder: Path, steps: int) -> Source:
+    """A step of the simulation repeats a plain one of the capture. Of its backward pass only what
+    the fastest rank needed is work: the others waited in it."""
+    folders = tuple(sorted(folder.glob("rank-*")))
+    columns = [read_step_columns(one, Oddities("steps")) for one in folders]
+    plain = [np.flatnonzero(one.plain & (one.number > 20)) for one in columns if one is not None]
+    rows = min(map(len, plain))
+
+    def work(phase: str) -> Floats:
+        known = [
+            one.phases_ns[phase][place[:rows]].astype(float)
+            for one, place in zip(columns, plain, strict=True)
+            if one is not None
+        ]
+        # Cores were shared: a step that took three times as long as usual says nothing here.
+        usual = [np.minimum(column, 1.3 * np.median(column)) for column in known]
+        return np.array(usual)[:, np.arange(steps) % rows]
+
+    backward = work("backward")
+    first = columns[0]
+    assert first is not None
+    return Source(
+        folders=folders,
+        forward=work("forward"),
+        backward=np.broadcast_to(backward.min(axis=0), backward.shape) * 0.5,
+        optimizer=work("optimizer"),
+        began_ns=int(first.end_unix_ns[0]),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What happened, in true time since the first step; (ranks, steps)."""
+
+    forward: Floats
+    backward: Floats
+    optimizer: Floats
+    ended: Floats
+    arrived: list[Floats]  # at each all-reduce
+
+
+def play(source: Source, plan: Plan) -> Played:
+    draw = np.random.default_rng(plan.seed)
+    which = np.arange(plan.ranks) % len(source.folders)
+
+    def noisy(column: Floats) -> Floats:
+        return column[which] * (1 + 0.01 * draw.standard_normal((plan.ranks, plan.steps)))
+
+    forward, compute, optimizer = map(noisy, (source.forward, source.backward, source.optimizer))
+    step_ns = float(np.median(forward.max(axis=0) + compute.max(axis=0)))
+    if plan.slow_rank is not None:
+        forward[plan.slow_rank] += plan.rank_share * step_ns
+    if plan.slow_host is not None:
+        on_host = slice(plan.slow_host * PER_HOST, (plan.slow_host + 1) * PER_HOST)
+        forward[on_host] += plan.host_share * step_ns
+    began = np.zeros(plan.ranks)
+    ended, backward = np.zeros_like(forward), np.zeros_like(forward)
+    arrived = [np.zeros_like(forward) for _ in range(CALLS)]
+    for step in range(plan.steps):
+        at = began + forward[:, step]
+        into = at
+        for calls in arrived:  # buckets overlap: nobody waits before the last one
+            at = at + compute[:, step] / CALLS
+            calls[:, step] = at
+        done = at.max() + _TRANSFER_NS
+        backward[:, step] = done - into
+        began = done + optimizer[:, step]
+        ended[:, step] = began
+    return Played(
+        forward=forward, backward=backward, optimizer=optimizer, ended=ended, arrived=arrived
+    )
+
+
+# Files
+
+
+def write_simulated(source_folder: Path, folder: Path, plan: Plan) -> None:
+    source = read_source(source_folder, plan.steps)
+    played = play(source, plan)
+    draw = np.random.default_rng(plan.seed + 1)
+    offsets = draw.integers(-5_000_000, 5_000_000, -(-plan.ranks // PER_HOST))
+    traced = set(spread_evenly(plan.ranks))
+    folder.mkdir(parents=True)
+    for rank in range(plan.ranks):
+        place = folder / f"rank-{rank:05d}"
+        place.mkdir()
+        clock = source.began_ns + int(offsets[rank // PER_HOST])
+        _write_steps(place, rank, played, clock, source)
+        _write_collectives(place, rank, played, clock)
+        (place / "clock.json").write_text(json.dumps(_rounds(draw, rank, played, clock)))
+        real = source.folders[rank % len(source.folders)]
+        facts = json.loads((real / "rank.json").read_text())
+        (place / "rank.json").write_text(json.dumps(_facts(facts, rank, plan, rank in traced)))
+        if rank in traced:
+            _write_trace(place, real, rank, plan, int(offsets[rank // PER_HOST]))
+    _write_run_file(source_folder, folder, source.began_ns, float(played.ended.max()))
+
+
+def host_name(rank: int) -> str:
+    return f"node{rank // PER_HOST:04d}"
+
+
+def _write_steps(place: Path, rank: int, played: Played, clock: int, source: Source) -> None:
+    columns = [played.forward[rank], played.backward[rank], played.optimizer[rank]]
+    forward, backward, optimizer = (np.rint(one).astype(np.int64).tolist() for one in columns)
+    ended = (np.rint(played.ended[rank]).astype(np.int64) + clock).tolist()
+    head = (source.folders[0] / "steps.jsonl").read_text().split("\n", 1)[0]
+    first = json.loads(head) | {"end_unix_ns": clock}
+    lines = [json.dumps(first)]
+    for place_in_run, row in enumerate(zip(forward, backward, optimizer, ended, strict=True), 1):
+        f, b, o, end = row
+        lines.append(
+            f'{{"step": {place_in_run}, "wall_ns": {f + b + o}, "data_ns": 0, "forward_ns": {f}, '
+            f'"backward_ns": {b}, "optimizer_ns": {o}, "other_ns": 0, "end_unix_ns": {end}, '
+            '"window": false}'
+        )
+    (place / "steps.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def _write_collectives(place: Path, rank: int, played: Played, clock: int) -> None:
+    calls = np.stack([one[rank] for one in played.arrived], axis=1).ravel()
+    created = np.rint(calls).astype(np.int64) + clock
+    line = {
+        "schema": 1,
+        "recorder": "_dump_fr_trace_json",
+        "steps": [0, len(created) // CALLS],
+        "took_ns": 0,
+        "first_record": 0,
+        "created_ns": np.diff(created, prepend=0).tolist(),
+        "sequence": [1] * len(created),
+        "groups": ["0"],
+        "group": [0] * len(created),
+        "names": ["gloo:all_reduce"],
+        "name": [0] * len(created),
+    }
+    packed = gzip.compress(f"{json.dumps(line)}\n".encode(), 6)
+    (place / "collectives-00001.json.gz").write_bytes(packed)
+
+
+def _rounds(draw: np.random.Generator, rank: int, played: Played, clock: int) -> dict[str, Any]:
+    """Rank 0 leaves each round in an instant; the others come before it and leave after it."""
+    syncs = []
+    for step in MEETINGS:
+        if step >= played.ended.shape[1]:
+            continue
+        instants = played.ended[0, step] + np.arange(ROUNDS) * 2.0 * _ROUND_TRIP_NS
+        half = draw.uniform(0.5, 1.0, (2, ROUNDS)) * (0.0 if rank == 0 else _ROUND_TRIP_NS / 2)
+        marks = np.stack((instants - half[0], instants + half[1]), axis=1)
+        rounds = (np.rint(marks).astype(np.int64) + clock).tolist()
+        syncs.append({"label": "run", "step": step, "rounds": rounds, "clock": "unix_ns"})
+    return {"schema": 1, "rank": rank, "syncs": syncs, "notes": []}
+
+
+def _facts(facts: dict[str, Any], rank: int, plan: Plan, traced: bool) -> dict[str, Any]:
+    group = {"name": "0", "description": "default_pg", "backend": "cpu:gloo", "size": plan.ranks}
+    members = {"rank": rank, "ranks": [], "ranges": [[0, plan.ranks - 1, 1]]}
+    layout = {**facts["communication"], "groups": [group | members]}
+    replicas = [{**one, "world_size": plan.ranks} for one in layout.get("ddp") or ()]
+    if not traced:
+        for one in replicas:
+            one.pop("buckets", None)
+            one.pop("grad_ready_order", None)
+    process = {**facts["process"], "host": host_name(rank), "pid": 1000 + rank % PER_HOST}
+    return facts | {
+        "rank": rank,
+        "world_size": plan.ranks,
+        "steps": plan.steps + 1,
+        "trace": {"chosen": traced, "ranks": "auto"},
+        "communication": {**layout, "ddp": replicas},
+        "host": host_name(rank),
+        "pid": process["pid"],
+        "process": process,
+    }
+
+
+def _write_trace(place: Path, real: Path, rank: int, plan: Plan, offset_ns: int) -> None:
+    text = gzip.decompress((real / "trace.json.gz").read_bytes())
+    info = f'"rank": {rank}, "world_size": {plan.ranks}}}'.encode()
+    text = _INFO.sub(info, text, count=1)
+    base = _BASE.search(text)
+    assert base is not None
+    text = _BASE.sub(b'"baseTimeNanoseconds": %d' % (int(base[1]) + offset_ns), text, count=1)
+    (place / "trace.json.gz").write_bytes(gzip.compress(text, 6))
+    for name in ("memory.json", "samples.json"):
+        if (real / name).exists():
+            (place / name).write_bytes((real / name).read_bytes())
+
+
+def _write_run_file(source: Path, folder: Path, began_ns: int, length_ns: float) -> None:
+    run = json.loads((source / "run.json").read_text())
+    times = {"started_unix": began_ns / 1e9 - 20, "ended_unix": (began_ns + length_ns) / 1e9 + 2}
+    (folder / "run.json").write_text(json.dumps(run | times | {"ranks": []}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("source", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--ranks", type=int, default=10_000)
+    parser.add_argument("--steps", type=int, default=300)
+    chosen = parser.parse_args()
+    plan = planted(chosen.ranks, chosen.steps)
+    write_simulated(chosen.source, chosen.folder, plan)
+    print(f"{plan}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""A rank's folder without a trace: its steps and its collectives, summed up where they are read.
+
+What comes back is bounded, however long the run was (see whole_run/run_calls.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from stepscope.errors import StepscopeError, UnreadableInputError
+from stepscope.explain.empty_part import empty_part
+from stepscope.explain.whole_run.rank_run import explain_run
+from stepscope.explain.whole_run.run_calls import MANY_RANKS, calls_of_folder
+from stepscope.records.quality import Note
+from stepscope.records.ranks_without_trace import (
+    RanksWithoutTrace,
+    RankWithoutTrace,
+    number_spans,
+)
+from stepscope.records.unwritten import TRACE
+from stepscope.records.words import counted
+from stepscope.trace.decode import Oddities
+from stepscope.trace.rank_facts import CapturedChoice, decode_facts, folder_rank
+from stepscope.trace.rank_folder import read_rank_folder
+from stepscope.trace.run_times import read_run_times
+from stepscope.trace.step_files import read_step_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from stepscope.records.explanation import RankExplanation
+    from stepscope.records.job import RankPart
+    from stepscope.records.whole_run import RankRun
+    from stepscope.trace.discover import TraceFile
+
+_RANK_FOLDER = re.compile(r"rank-\d+(\.\d+)?")
+_ALIKE = ("group", "sequence", "number", "steps")
+_RULES = {
+    "auto": "traces are recorded on at most 64 ranks, spread evenly over the hosts; --ranks "
+    "chooses others",
+    "one-per-host": "--ranks one-per-host",
+    "listed": "--ranks lists the others",
+}
+
+
+def summarise_rank(
+    folder: TraceFile, same_rank: Mapping[str, tuple[Path, ...]] | None = None
+) -> RankWithoutTrace | Exception | None:
+    """None for a folder without steps. Returns errors, so that one bad folder costs no other.
+
+    `same_rank` has the other folders of a rank, if they are elsewhere (trace/job_folders.py).
+    """
+    try:
+        return _summarise(Path(str(folder)), (same_rank or {}).get(str(folder), ()))
+    except UnreadableInputError as error:
+        return error
+    except Exception as error:
+        if os.environ.get("STEPSCOPE_DEBUG"):
+            raise
+        return StepscopeError(
+            f"{folder}: a defect in stepscope: {type(error).__name__}: {error}; "
+            "set STEPSCOPE_DEBUG=1 to see where"
+        )
+
+
+def _summarise(folder: Path, same_rank: tuple[Path, ...]) -> RankWithoutTrace | None:
+    oddities = Oddities("steps.jsonl")
+    steps = read_step_columns(folder, oddities)
+    if steps is None or not len(steps):
+        return None
+    facts = decode_facts(folder, Oddities("rank.json"))
+    captured = read_rank_folder(folder / TRACE)
+    number = facts.rank if isinstance(facts.rank, int) else folder_rank(folder) or 0
+    run = explain_run(steps, rank=number, times=read_run_times(folder, steps, same_rank))
+    world_size = captured.world_size if captured else None
+    many = (world_size or 0) > MANY_RANKS
+    return RankWithoutTrace(
+        path=str(folder),
+        part=empty_part(
+            rank=number,
+            rounds=captured.rounds if captured else (),
+            host=captured.host if captured else None,
+            world_size=world_size,
+            run=calls_of_folder(captured, steps),
+        ),
+        run=replace(run, series=None) if many else run,
+        rule=_rule(facts.trace),
+        notes=(*oddities.notes, *(captured.notes if captured else ())),
+    )
+
+
+def _rule(choice: Any) -> str | None:
+    return choice.ranks if isinstance(choice, CapturedChoice) and not choice.chosen else None
+
+
+def is_rank_folder(file: TraceFile) -> bool:
+    """Whether this stands for a rank without a trace; the folder may be on another host."""
+    named = isinstance(file, Path) and _RANK_FOLDER.fullmatch(file.name) is not None
+    return named and isinstance(file, Path) and not file.is_file()
+
+
+def gather_untraced(
+    outcomes: Iterable[RankWithoutTrace | Exception | None],
+) -> tuple[list[RankWithoutTrace], list[Exception]]:
+    """The ranks and the failures. Columns that all ranks have alike are kept once."""
+    ranks, failures = [], []
+    shared = SharedColumns()
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            failures.append(outcome)
+        elif outcome is not None:
+            ranks.append(replace(outcome, part=shared.share(outcome.part)))
+    return ranks, failures
+
+
+class SharedColumns:
+    """Keeps equal columns once: ranks of one job make the same calls in the same steps."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Any] = {}
+
+    def share(self, part: RankPart) -> RankPart:
+        run = part.run
+        if run is not None:
+            run = replace(
+                run,
+                groups=self._known.setdefault(repr(run.groups).encode(), run.groups),
+                **{name: self._once(getattr(run, name)) for name in _ALIKE},
+            )
+        return empty_part(
+            rank=part.rank,
+            rounds=part.rounds,
+            host=part.host,
+            world_size=part.world_size,
+            run=run,
+        )
+
+    def _once(self, column: NDArray[Any]) -> NDArray[Any]:
+        name = blake2b(column.tobytes(), digest_size=16).digest() + column.dtype.str.encode()
+        kept: NDArray[Any] = self._known.setdefault(name, column)
+        return kept
+
+
+class SplitRanks(msgspec.Struct, frozen=True, kw_only=True):
+    """The attempt that is explained, and the runs of earlier ones and of other processes."""
+
+    current: list[int]  # places in the list of traced ranks
+    untraced: list[RankWithoutTrace]  # ranks of the same attempt
+    others: list[RankRun]
+
+
+def split_attempts(
+    traced: Sequence[RankExplanation], untraced: Sequence[RankWithoutTrace]
+) -> SplitRanks:
+    """The last attempt with a trace is explained. A process without a trace is a rank of it when it
+    took part in the job under a number of its own."""
+    runs = [rank.run for rank in traced if rank.run]
+    last = max((run.attempt for run in runs), default=1)
+    current = [i for i, rank in enumerate(traced) if not rank.run or rank.run.attempt == last]
+    taken = {_number(traced[place]) for place in current}
+    peers: dict[int, RankWithoutTrace] = {}
+    others = [run for run in runs if run.attempt < last]
+    for rank in untraced:
+        alone = (rank.part.world_size or 1) < 2
+        if alone or rank.run.attempt != last or rank.rank in taken or rank.rank in peers:
+            others.append(rank.run)
+        else:
+            peers[rank.rank] = rank
+    return SplitRanks(current=current, untraced=list(peers.values()), others=others)
+
+
+def _number(rank: RankExplanation) -> int | None:
+    return rank.rank if rank.rank is not None else folder_rank(Path(rank.path).parent)
+
+
+def notes_on_untraced(split: SplitRanks, traced: int) -> list[Note]:
+    """How many ranks were traced, and what could not be read of the others."""
+    described = describe_untraced(split.untraced, traced)
+    if described is None:
+        return []
+    first: dict[str, Note] = {}
+    for rank in split.untraced:
+        for note in rank.notes:
+            detail = f"rank {rank.rank}: {note.detail}"
+            first.setdefault(note.id, Note(id=note.id, detail=detail, count=note.count))
+    return [Note(id="sampled-ranks", detail=described.why, count=described.count), *first.values()]
+
+
+def describe_untraced(ranks: Sequence[RankWithoutTrace], traced: int) -> RanksWithoutTrace | None:
+    """None where every rank has a trace."""
+    if not ranks:
+        return None
+    rules = [rank.rule for rank in ranks if rank.rule is not None]
+    chosen = _RULES.get(rules[0], _RULES["auto"]) if rules else ""
+    failed = len(ranks) - len(rules)
+    lost = f"{counted(failed, 'trace')} could not be recorded" if failed else ""
+    have = f"{traced:,} of {counted(traced + len(ranks), 'rank')} were traced"
+    return RanksWithoutTrace(
+        count=len(ranks),
+        ranks=number_spans([rank.rank for rank in ranks]),
+        why=f"{have}: {'; '.join(filter(None, (chosen, lost)))}",
+    )

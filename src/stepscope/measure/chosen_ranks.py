@@ -1,0 +1,122 @@
+"""Which ranks are traced. Each rank decides for itself, from numbers that all of them know.
+
+A trace costs a file of megabytes, so of a large job only some ranks record one. All ranks keep
+their steps, their clock rounds and the flight recorder's collectives.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from stepscope.errors import UsageError
+from stepscope.records.words import counted
+
+Rule = Literal["auto", "all", "one-per-host", "listed"]
+MOST_TRACED = 64
+_RANGE = re.compile(r"(\d{1,8})(?:-(\d{1,8}))?")
+_EXAMPLES = "write numbers and ranges as in 0,7,64-71, or one-per-host, all or auto"
+# A launcher's own number of the process, and its number among those of the same host.
+_LAUNCHERS = (
+    ("RANK", "LOCAL_RANK"),
+    ("SLURM_PROCID", "SLURM_LOCALID"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "MPI_LOCALRANKID"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenRanks:
+    """What `--ranks` asks for; `ranges` are those of a list, both ends included."""
+
+    rule: Rule
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    def holds(self, rank: int) -> bool:
+        return any(first <= rank <= last for first, last in self.ranges)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceChoice:
+    """Whether this rank records a trace; `problem` is said where the request did not fit."""
+
+    traced: bool
+    rule: Rule
+    problem: str = ""
+
+
+def parse_ranks(text: str) -> ChosenRanks:
+    """Raises UsageError."""
+    words = text.strip()
+    for rule in ("auto", "all", "one-per-host"):
+        if words == rule:
+            return ChosenRanks(rule=rule)
+    ranges = []
+    for word in words.split(","):
+        match = _RANGE.fullmatch(word.strip())
+        if match is None:
+            raise UsageError(f"--ranks {text}: {word.strip()!r} is no rank: {_EXAMPLES}")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise UsageError(f"--ranks {text}: a range runs upwards: {last}-{first}")
+        ranges.append((first, last))
+    return ChosenRanks(rule="listed", ranges=tuple(ranges))
+
+
+def choose_trace(wanted: ChosenRanks, rank: int, world_size: int) -> TraceChoice:
+    """Never raises. A request that fits no rank of the job is answered as `auto`."""
+    if wanted.rule == "all":
+        return TraceChoice(traced=True, rule="all")
+    if wanted.rule == "one-per-host":
+        local = local_rank(rank)
+        if local is not None or world_size == 1:
+            return TraceChoice(traced=not local, rule="one-per-host")
+        problem = "the launcher does not say which ranks share a host: --ranks auto is used"
+        return TraceChoice(traced=_by_default(rank, world_size), rule="auto", problem=problem)
+    if wanted.rule == "auto":
+        return TraceChoice(traced=_by_default(rank, world_size), rule="auto")
+    problem = _outside(wanted, world_size)
+    if all(first >= world_size for first, _ in wanted.ranges):
+        traced, problem = _by_default(rank, world_size), f"{problem}: --ranks auto is used"
+        return TraceChoice(traced=traced, rule="auto", problem=problem)
+    return TraceChoice(traced=wanted.holds(rank), rule="listed", problem=problem)
+
+
+def local_rank(rank: int) -> int | None:
+    """This process's number among the ranks of its host; None where no launcher says so. A launcher
+    whose own number is another one started something else, such as one process per host."""
+    for whole, local in _LAUNCHERS:
+        if os.environ.get(whole) == str(rank) and os.environ.get(local, "").isdecimal():
+            return int(os.environ[local])
+    return None
+
+
+def spread_evenly(world_size: int, most: int = MOST_TRACED) -> list[int]:
+    """At most so many ranks, one from each of as many equal stretches.
+
+    Neighbouring ranks share a host, so stretches spread over hosts; ranks that were dealt out to
+    hosts in turn are spread as well. The place inside its stretch moves on each time: the first
+    ranks of all hosts alone would show no other device.
+    """
+    if world_size <= most:
+        return list(range(world_size))
+    inside = world_size // most
+    return [
+        place * world_size // most + (place + place // inside) % inside for place in range(most)
+    ]
+
+
+def _by_default(rank: int, world_size: int) -> bool:
+    return world_size <= MOST_TRACED or rank in spread_evenly(world_size)
+
+
+def _outside(wanted: ChosenRanks, world_size: int) -> str:
+    """What of the list is no rank of the job."""
+    beyond = [(max(first, world_size), last) for first, last in wanted.ranges if last >= world_size]
+    if not beyond:
+        return ""
+    words = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in beyond[:4])
+    more = f" and {len(beyond) - 4} more" if len(beyond) > 4 else ""
+    return f"--ranks names {words}{more}, but the job has {counted(world_size, 'rank')}"

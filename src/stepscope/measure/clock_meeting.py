@@ -1,0 +1,347 @@
+"""How ranks find each other to compare clocks: through the job's store first, then over sockets.
+
+Rank 0 opens a port and publishes it in the job's own store; the others connect. In a job of many
+hosts those who connected first accept the next ones. A rank that cannot connect says so in the
+store: everybody then uses the store itself, now and in every later meeting.
+
+An all-reduce of one element would show the same as a round, but needs a process group: a registered
+group would shift the names of the script's later groups if one rank gave up, gloo prints a line
+into the script's output in some versions of torch, and not all of its waits have a limit. Nothing
+outlives a meeting: no group, no socket, no hold on the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hmac
+import json
+import os
+import secrets
+import selectors
+import socket
+import struct
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stepscope.measure.clock_place import FAN_OUT, Missed, Pause
+from stepscope.measure.clock_rounds import receive, rounds_over_sockets, rounds_through_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from stepscope.measure.clock_place import Place
+    from stepscope.measure.clock_rounds import Marks
+
+CONNECT_S = 1.0  # for an answer, from all addresses together
+MOST_THROUGH_STORE = 64  # ranks
+_MOST_AT_ONCE = 64
+_MOST_STRANGERS = 512
+_PROOF_BYTES = 16
+_HELLO = struct.Struct(f">{_PROOF_BYTES}sI")  # proof, index
+_RELEASE = struct.Struct(">Q")  # the step of the next meeting
+
+
+class Blocked(Exception):  # noqa: N818 - an outcome, not an error
+    """A rank cannot connect to another one."""
+
+
+class Held(NamedTuple):
+    """A meeting that took place. `blocked` says why it was held through the store."""
+
+    marks: Marks
+    next_step: int
+    blocked: str | None = None
+
+
+class Meeting:
+    """One rank's side of one meeting. `prefix` begins the keys of the job, `key` of the meeting."""
+
+    def __init__(self, store: Any, prefix: str, key: str, place: Place, timeout_s: float) -> None:
+        self._store, self._prefix, self._key = store, prefix, key
+        self._place = place
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+
+    def hold(
+        self, rounds: int, now: Callable[[], int], next_step: int, next_stage: Callable[[], None]
+    ) -> Held:
+        """Raises Missed or Blocked; any other error means that a rank left in mid-meeting.
+
+        `next_step` is rank 0's proposal; all get the same one. `next_stage` is called whenever the
+        timeout begins anew.
+        """
+        if not self._is_set(f"{self._prefix}/blocked"):
+            with contextlib.suppress(Blocked), contextlib.ExitStack() as sockets:
+                parent, children = self._connect_all(sockets)
+                next_step = self._release(parent, children, next_step)
+                next_stage()
+                deadline = time.monotonic() + self._timeout_s
+                return Held(rounds_over_sockets(parent, children, rounds, now, deadline), next_step)
+        next_stage()
+        return self._hold_through_store(now, next_step)
+
+    def _hold_through_store(self, now: Callable[[], int], next_step: int) -> Held:
+        blocked = self._read(f"{self._prefix}/blocked")
+        if self._place.size > MOST_THROUGH_STORE:
+            raise Blocked(blocked)
+        if self._place.number == 0:
+            self._store.set(f"{self._key}/next", str(next_step))
+        deadline = time.monotonic() + self._timeout_s
+        marks = rounds_through_store(self._store, f"{self._key}/round", self._place, now, deadline)
+        return Held(marks, int(self._read(f"{self._key}/next")), blocked)
+
+    # Over sockets.
+
+    def _connect_all(
+        self, sockets: contextlib.ExitStack
+    ) -> tuple[socket.socket | None, list[socket.socket]]:
+        children: list[socket.socket] = []
+        if self._place.children:
+            self._admit_children(sockets, children)
+        parent = None
+        if self._place.parent is not None:
+            where = self._find_parent(self._place.parent)
+            parent = sockets.enter_context(self._connect(where))
+        for peer in (*children, *([] if parent is None else [parent])):
+            peer.settimeout(self._timeout_s)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return parent, children
+
+    def _admit_children(self, sockets: contextlib.ExitStack, children: list[socket.socket]) -> None:
+        """Open a port, publish it, wait for all children."""
+        token = secrets.token_bytes(16)
+        with (
+            _listener() as server,
+            contextlib.closing(Door(server, token, self._place.children)) as door,
+        ):
+            where = {
+                "hosts": _own_addresses(self._store, is_root=self._place.number == 0),
+                "host": socket.gethostname(),
+                "port": server.getsockname()[1],
+                "token": token.hex(),
+            }
+            self._store.set(f"{self._key}/where/{self._place.number}", json.dumps(where))
+            try:
+                self._wait_for_children(sockets, door, children)
+            except Missed:
+                # Whoever comes now finds the port closed, but by no firewall.
+                self._store.set(f"{self._key}/left", "1")
+                raise
+
+    def _wait_for_children(
+        self, sockets: contextlib.ExitStack, door: Door, children: list[socket.socket]
+    ) -> None:
+        pause = Pause(self._deadline)
+        while len(children) < len(self._place.children):
+            came = door.look()
+            children += [sockets.enter_context(peer) for peer in came]
+            if came:
+                continue
+            self._raise_if_over()
+            if not pause.sleep():
+                missing = len(self._place.children) - len(children)
+                raise Missed(f"{missing} ranks did not come in time")
+
+    def _raise_if_over(self) -> None:
+        if self._is_set(f"{self._prefix}/blocked"):
+            raise Blocked
+        if self._is_set(f"{self._key}/left"):
+            raise Missed("a rank did not wait for this one")
+
+    def _find_parent(self, parent: int) -> dict[str, Any]:
+        key = f"{self._key}/where/{parent}"
+        pause = Pause(self._deadline, self._place.size)
+        while not self._is_set(key):
+            self._raise_if_over()
+            if not pause.sleep():
+                self._store.set(f"{self._key}/left", "1")
+                raise Missed("rank 0 did not come in time")
+        where: dict[str, Any] = json.loads(self._read(key))
+        return where
+
+    def _connect(self, where: dict[str, Any]) -> socket.socket:
+        """Connect to the parent and prove each other's knowledge of the token."""
+        token, index = bytes.fromhex(where["token"]), self._place.number
+        try:
+            peer = connect_any(where, time.monotonic() + CONNECT_S)
+            try:
+                peer.settimeout(CONNECT_S)
+                peer.sendall(_HELLO.pack(_proof(token, b"hello", index), index))
+                answer = receive(peer, _PROOF_BYTES)
+                if not hmac.compare_digest(answer, _proof(token, b"welcome", index)):
+                    raise OSError("a stranger answered")
+            except BaseException:
+                peer.close()
+                raise
+        except (OSError, EOFError) as error:
+            if self._is_set(f"{self._key}/left"):
+                raise Missed("another rank did not come") from error
+            places = ", ".join(where["hosts"])
+            text = f"{os.uname().nodename} could not connect to {where['host']} ({places}): {error}"
+            self._store.set(f"{self._prefix}/blocked", text)
+            raise Blocked from error
+        return peer
+
+    def _release(
+        self, parent: socket.socket | None, children: list[socket.socket], next_step: int
+    ) -> int:
+        """All have come: pass on what rank 0 says."""
+        if parent is not None:
+            parent.settimeout(max(0.01, self._deadline - time.monotonic()))
+            try:
+                (next_step,) = _RELEASE.unpack(receive(parent, _RELEASE.size))
+            except (OSError, EOFError) as error:
+                if self._is_set(f"{self._prefix}/blocked"):
+                    raise Blocked from error
+                raise Missed("rank 0 called it off: another rank did not come") from error
+            parent.settimeout(self._timeout_s)
+        for child in children:
+            child.sendall(_RELEASE.pack(next_step))
+        return next_step
+
+    # The store: keys are read only once they exist.
+
+    def _is_set(self, key: str) -> bool:
+        return bool(self._store.check([key]))
+
+    def _read(self, key: str) -> str:
+        text = self._store.get(key)
+        return text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
+
+
+class Door:
+    """Admits connections that know the token, and waits for none: a stranger that sends nothing, or
+    too much, costs the ranks no time, and no more is read from it than a rank would send."""
+
+    def __init__(self, server: socket.socket, token: bytes, expected: range) -> None:
+        self._server, self._token = server, token
+        self._expected = set(expected)
+        self._received: dict[socket.socket, bytes] = {}
+
+    def look(self) -> list[socket.socket]:
+        """Ranks that have come since the last call."""
+        for _ in range(_MOST_AT_ONCE):
+            try:
+                peer, _ = self._server.accept()
+            except OSError:  # no connection waits, or it is gone again
+                break
+            peer.setblocking(False)
+            self._received[peer] = b""
+            if len(self._received) > _MOST_STRANGERS:
+                self._reject(next(iter(self._received)))
+        return [peer for peer in list(self._received) if self._admits(peer)]
+
+    def _admits(self, peer: socket.socket) -> bool:
+        try:
+            more = peer.recv(_HELLO.size - len(self._received[peer]))
+        except BlockingIOError:
+            return False
+        except OSError:
+            more = b""
+        self._received[peer] += more
+        if more and len(self._received[peer]) < _HELLO.size:
+            return False
+        if not more or not self._welcomes(peer, self._received[peer]):
+            self._reject(peer)
+            return False
+        del self._received[peer]
+        return True
+
+    def _welcomes(self, peer: socket.socket, hello: bytes) -> bool:
+        proof, index = _HELLO.unpack(hello)
+        known = hmac.compare_digest(proof, _proof(self._token, b"hello", index))
+        if not known or index not in self._expected:
+            return False
+        try:
+            sent = peer.send(_proof(self._token, b"welcome", index))
+        except OSError:
+            return False
+        if sent == _PROOF_BYTES:
+            self._expected.remove(index)
+        return sent == _PROOF_BYTES
+
+    def _reject(self, peer: socket.socket) -> None:
+        del self._received[peer]
+        peer.close()
+
+    def close(self) -> None:
+        for peer in list(self._received):
+            self._reject(peer)
+
+
+def _proof(token: bytes, word: bytes, index: int) -> bytes:
+    """The token itself never travels: whoever answers at an address may be a stranger."""
+    return hmac.digest(token, word + index.to_bytes(4, "big"), "sha256")[:_PROOF_BYTES]
+
+
+def _listener() -> socket.socket:
+    """A port on every interface: only the others know which one they can reach."""
+    backlog = 2 * FAN_OUT
+    try:
+        server = socket.create_server(
+            ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog
+        )
+    except (OSError, ValueError):
+        server = socket.create_server(("", 0), backlog=backlog)
+    server.setblocking(False)
+    return server
+
+
+def _own_addresses(store: Any, *, is_root: bool) -> list[str]:
+    """Names by which the job has already reached rank 0's host; of another host, its address on
+    the way to that one."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    masters = [os.environ.get("MASTER_ADDR"), getattr(store, "host", None)]
+    known = [master for master in masters if master]
+    names = known if is_root else [address for name in known for address in _address_towards(name)]
+    return list(dict.fromkeys([*names, socket.gethostname()]))
+
+
+def _address_towards(host: str) -> list[str]:
+    """This host's address on the route to another one; no packet is sent."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return [str(probe.getsockname()[0])]
+    except (OSError, UnicodeError):
+        return []
+
+
+def connect_any(where: dict[str, Any], deadline: float) -> socket.socket:
+    """Try all addresses at once, since each may be one that never answers."""
+    hosts = list(where["hosts"])
+    if where["host"] == socket.gethostname():
+        hosts.insert(0, "127.0.0.1")
+    problem: OSError = TimeoutError("timed out")
+    with contextlib.ExitStack() as attempts, selectors.DefaultSelector() as ready:
+        for address in dict.fromkeys(_resolve(hosts, int(where["port"]))):
+            family, target = address
+            peer = attempts.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            peer.setblocking(False)
+            code = peer.connect_ex(target)
+            if code in (0, errno.EINPROGRESS):
+                ready.register(peer, selectors.EVENT_WRITE)
+            else:
+                problem = OSError(code, os.strerror(code))
+        while ready.get_map():
+            answers = ready.select(max(0.0, deadline - time.monotonic()))
+            if not answers:
+                raise TimeoutError("no answer")
+            for key, _ in answers:
+                peer = key.fileobj  # type: ignore[assignment]
+                ready.unregister(peer)
+                code = peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if not code:
+                    return peer.dup()
+                problem = OSError(code, os.strerror(code))
+    raise problem
+
+
+def _resolve(hosts: list[str], port: int) -> Iterator[tuple[int, Any]]:
+    for host in hosts:
+        with contextlib.suppress(OSError, UnicodeError):
+            for family, _, _, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+                yield family, target

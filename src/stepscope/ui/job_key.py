@@ -1,0 +1,186 @@
+"""Which job this `stepscope run` belongs to, so that several of them share one run folder.
+
+Every host of a job, or every task of srun and mpirun, may start its own `stepscope run`. What they
+have in common is read from their launcher's options or from the environment.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from stepscope.ui.launcher_options import launcher_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    Environment = Mapping[str, str]
+
+_TORCH_PORT = "29500"
+_LOCAL = re.compile(r"localhost|127\.[\d.]+|::1|0\.0\.0\.0|\[::1?\]")
+_POD = re.compile(r"(?P<job>.+?)-(?:master|worker|node|launcher|server)-(?P<place>\d+)(?:-.*)?")
+
+
+class JobKey(msgspec.Struct, frozen=True, kw_only=True):
+    """The same in every `run` of one job, but for `place`."""
+
+    name: str  # "Slurm 4711.0"
+    meeting: str | None = None  # the address and port where the ranks find each other
+    place: int | None = None  # of this `run` among the job's, from 0
+    places: int | None = None  # how many there will be
+    attempt: int = 0  # how many times the job was started before, where that is known
+
+    def is_job_of(self, other: JobKey) -> bool:
+        """Whether both are parts of one job, or attempts at it."""
+        return self.name == other.name and _may_be_one_address(self.meeting, other.meeting)
+
+
+def find_job(
+    command: Sequence[str], environment: Environment, named: str | None = None
+) -> JobKey | None:
+    """None if this `run` is alone, as far as can be told. `named` is the user's name of the job."""
+    found = next(filter(None, (look(command, environment) for look in _PLACES_TO_LOOK)), None)
+    if named is None:
+        return found
+    return replace(found or JobKey(name=named), name=named, meeting=None)
+
+
+def _may_be_one_address(one: str | None, other: str | None) -> bool:
+    """The host itself may call its address localhost."""
+    if one is None or other is None or one == other:
+        return one == other
+    (host, _, port), (other_host, _, other_port) = one.rpartition(":"), other.rpartition(":")
+    return port == other_port and any(map(_LOCAL.fullmatch, (host, other_host)))
+
+
+def _slurm_step(_command: Sequence[str], environment: Environment) -> JobKey | None:
+    """srun started this `run`: srun stepscope run -- python train.py."""
+    step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID"))
+    tasks = _number(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    if step is None or not tasks or tasks < 2 or "SLURM_JOB_ID" not in environment:
+        return None
+    return JobKey(
+        name=f"Slurm {environment['SLURM_JOB_ID']}.{step}",
+        place=_number(environment, "SLURM_PROCID"),
+        places=tasks,
+        attempt=_number(environment, "SLURM_RESTART_COUNT") or 0,
+    )
+
+
+def _mpi(_command: Sequence[str], environment: Environment) -> JobKey | None:
+    """mpirun started this `run`."""
+    tasks = _number(environment, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+    names = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "PMI_ID_JOB")
+    job = next((environment[name] for name in names if environment.get(name)), None)
+    if not tasks or tasks < 2:
+        return None
+    return JobKey(
+        name=f"MPI {job}" if job else "MPI",
+        meeting=None if job else _meeting(environment),
+        place=_number(environment, "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
+        places=tasks,
+    )
+
+
+def _torch_worker(_command: Sequence[str], environment: Environment) -> JobKey | None:
+    """torchrun started this `run`: torchrun --no-python stepscope run -- python train.py."""
+    run = environment.get("TORCHELASTIC_RUN_ID")
+    world = _number(environment, "WORLD_SIZE")
+    if run is None or not world or world < 2:
+        return None
+    return JobKey(
+        name=f"torchrun {run}",
+        meeting=_meeting(environment),
+        place=_number(environment, "RANK"),
+        places=world,
+        attempt=_number(environment, "TORCHELASTIC_RESTART_COUNT") or 0,
+    )
+
+
+def _launcher(command: Sequence[str], environment: Environment) -> JobKey | None:
+    """The command is a launcher that runs on every host: torchrun --nnodes=2, accelerate."""
+    options = launcher_options(command, environment)
+    if options is None or options.standalone or options.hosts in (None, (1, 1)):
+        return None
+    assert options.hosts is not None
+    least, most = options.hosts
+    address = f"{options.address or 'localhost'}:{options.port or _TORCH_PORT}"
+    return JobKey(
+        name=f"{options.launcher} {options.job}" if options.job else options.launcher,
+        # With a name of its own, hosts may give the address in different ways.
+        meeting=None if options.job else address,
+        place=options.place,
+        places=most if least == most else None,
+    )
+
+
+def _kubernetes(_command: Sequence[str], environment: Environment) -> JobKey | None:
+    """A pod of a PyTorchJob, an indexed Job or a JobSet."""
+    if "KUBERNETES_SERVICE_HOST" not in environment:
+        return None
+    pod = _POD.fullmatch(environment.get("HOSTNAME", ""))
+    index = _number(environment, "JOB_COMPLETION_INDEX", "RANK")
+    name = environment.get("JOBSET_NAME") or environment.get("JOB_NAME") or (pod and pod["job"])
+    pods = _number(environment, "WORLD_SIZE", "NNODES")
+    if not name or (pods is not None and pods < 2) or (index is None and pod is None):
+        return None
+    place = index if index is not None or pod is None else int(pod["place"])
+    return JobKey(name=f"Kubernetes {name}", place=place, places=pods)
+
+
+def _by_hand(_command: Sequence[str], environment: Environment) -> JobKey | None:
+    """MASTER_ADDR and a rank, as scripts and Lightning expect them."""
+    if not environment.get("MASTER_ADDR"):
+        return None
+    hosts = _number(environment, "NODE_RANK", "GROUP_RANK")
+    ranks, world = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
+    if hosts is not None:
+        places = _number(environment, "NNODES", "NUM_NODES")
+        return JobKey(name="hosts", meeting=_meeting(environment), place=hosts, places=places)
+    if ranks is None or not world or world < 2:
+        return None
+    return JobKey(name="ranks", meeting=_meeting(environment), place=ranks, places=world)
+
+
+def _slurm_job(_command: Sequence[str], environment: Environment) -> JobKey | None:
+    """One `run` in a batch script, around srun; Slurm may put the job in its queue again."""
+    job = environment.get("SLURM_JOB_ID")
+    if job is None:
+        return None
+    restarts = _number(environment, "SLURM_RESTART_COUNT") or 0
+    return JobKey(name=f"Slurm {job}", place=0, places=1, attempt=restarts)
+
+
+# The first that finds something decides: a scheduler's own number is never used twice.
+_PLACES_TO_LOOK: tuple[Callable[[Sequence[str], Environment], JobKey | None], ...] = (
+    _slurm_step,
+    _mpi,
+    _torch_worker,
+    _launcher,
+    _kubernetes,
+    _by_hand,
+    _slurm_job,
+)
+
+
+def _meeting(environment: Environment) -> str | None:
+    address = environment.get("MASTER_ADDR")
+    return f"{address}:{environment.get('MASTER_PORT') or _TORCH_PORT}" if address else None
+
+
+def _number(environment: Environment, *names: str) -> int | None:
+    """The first of these variables that holds a number."""
+    texts = (environment.get(name, "") for name in names)
+    return next((int(text) for text in texts if text.isdecimal() and len(text) < 10), None)
+
+
+def folder_name(key: JobKey, script: str) -> str:
+    """The same on every host, for a job without --out; hosts may call an address differently."""
+    words = f"{key.name} {(key.meeting or '').rpartition(':')[2]}"
+    slug = re.sub(r"[^A-Za-z0-9._]+", "-", words).strip("-")[:60]
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).stem or "run")[:40]
+    return f"{slug}-{stem}"
