@@ -146,6 +146,7 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
             world_size=trace.world_size,
             member=find_membership(folder, trace, calls, pace),
             run=calls_of_folder(folder, analysis.inputs.steps),
+            links=folder.links if folder else None,
         ),
         strategies=analysis.strategies,
         findings=findings,

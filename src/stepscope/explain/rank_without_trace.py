@@ -91,6 +91,7 @@ def _summarise(folder: Path, same_rank: tuple[Path, ...]) -> RankWithoutTrace | 
             host=captured.host if captured else None,
             world_size=world_size,
             run=calls_of_folder(captured, steps),
+            links=captured.links if captured else None,
         ),
         run=replace(run, series=None) if many else run,
         rule=_rule(facts.trace),
@@ -142,6 +143,7 @@ class SharedColumns:
             host=part.host,
             world_size=part.world_size,
             run=run,
+            links=part.links,
         )
 
     def _once(self, column: NDArray[Any]) -> NDArray[Any]:

@@ -17,6 +17,7 @@ from stepscope.records.limits import (  # noqa: TC001  (decoded)
     StepNumber,
     UnixOffsetNs,
 )
+from stepscope.records.links import RankLinks
 from stepscope.trace.collective_log import COLLECTIVES, read_collective_log
 from stepscope.trace.decode import Oddities
 from stepscope.trace.rank_facts import RANK, decode_facts
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from stepscope.trace.rank_facts import CapturedGroup, CapturedLayout
 
-CLOCK, MEMORY = "clock.json", "memory.json"
+CLOCK, LINKS, MEMORY = "clock.json", "links.json", "memory.json"
 _MOST_NOTES = 16
 
 
@@ -75,11 +76,12 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
     if not any(map(may_exist, (folder / RANK, folder / CLOCK, folder / comms))):
         return None
     about_rank, about_clock, about_comms = map(Oddities, (RANK, CLOCK, comms))
-    about_run = Oddities(COLLECTIVES)
+    about_run, about_links = Oddities(COLLECTIVES), Oddities(LINKS)
     rank: dict[str, Any] = msgspec.structs.asdict(decode_facts(folder, about_rank))
     known = {name: value for name, value in rank.items() if value is not msgspec.UNSET}
     clock = read_record(folder / CLOCK, _Clock, about_clock) or _Clock()
     lines = read_rows(folder / comms, _Line, about_comms)
+    read = (about_rank, about_clock, about_comms, about_run, about_links)
     return RankFolder(
         host=known.get("host"),
         network_place=known.get("network_place"),
@@ -93,7 +95,8 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
         comms=tuple(map(msgspec.structs.asdict, lines)),
         load=known.get("host_load"),
         collectives=read_collective_log(folder, about_run),
-        notes=(*about_rank.notes, *about_clock.notes, *about_comms.notes, *about_run.notes),
+        links=read_record(folder / LINKS, RankLinks, about_links),
+        notes=tuple(note for about in read for note in about.notes),
     )
 
 
