@@ -142,6 +142,7 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
             keeping=folder.keeping if folder else None,
             clock_notes=folder.clock_notes if folder else (),
             host=folder.host if folder else None,
+            network_place=folder.network_place if folder else None,
             world_size=trace.world_size,
             member=find_membership(folder, trace, calls, pace),
             run=calls_of_folder(folder, analysis.inputs.steps),

@@ -42,8 +42,7 @@ class RankParts:
         """The first step, from this one on, before which `look_at_others` has work to do."""
         if self._log is None or self._links is None:
             return sys.maxsize
-        meeting = self._clocks.next_meeting(step)
-        return min(self._log.due, meeting, max(step, self._links.due))
+        return min(self._log.due, self._clocks.next_meeting(step), max(step, self._links.due))
 
     def look_at_others(self, step: int, *, disturbed: bool) -> None:
         """Keep the run's collectives, look at links and compare clocks, when they are due."""

@@ -13,6 +13,7 @@ import msgspec
 if TYPE_CHECKING:
     from stepscope.records.host_load import HostLoad
     from stepscope.records.links import HostLink, RankLinks
+    from stepscope.records.network_place import NetworkPlace
     from stepscope.records.quality import Note
     from stepscope.records.run_calls import LoggedCollectives, RunArrivals, RunCalls
     from stepscope.records.trace import Int8, Int32, Int64
@@ -158,6 +159,7 @@ class RankFolder(msgspec.Struct, frozen=True, kw_only=True):
     """The files next to a trace in a run folder; every part may be missing."""
 
     host: str | None = None
+    network_place: NetworkPlace | None = None
     pid: int | None = None
     world_size: int | None = None
     steps: int = 0
@@ -180,6 +182,7 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     keeping: ClockKeeping | None = None
     clock_notes: tuple[str, ...] = ()
     host: str | None = None
+    network_place: NetworkPlace | None = None
     world_size: int | None = None
     member: Membership | None = None  # None for a bare trace
     run: RunCalls | None = None  # its collectives over the whole run

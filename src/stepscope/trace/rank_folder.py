@@ -86,6 +86,7 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
     read = (about_rank, about_clock, about_comms, about_run, about_links)
     return RankFolder(
         host=known.get("host"),
+        network_place=known.get("network_place"),
         pid=known.get("pid"),
         world_size=known.get("world_size"),
         steps=known.get("steps", 0),
