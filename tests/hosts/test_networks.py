@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,7 +74,7 @@ def test_a_stranger_at_our_port_is_refused_and_changes_nothing(
 
 
 @pytest.mark.slow
-def test_a_firewall_against_our_ports_leaves_clocks_to_the_collectives(
+def test_behind_a_firewall_clocks_are_compared_through_the_store(
     lab: Lab, bare: Mapping[str, HostOutcome], tmp_path: Path
 ) -> None:
     """The firewall comes up after the job has connected: only what is new is lost, silently."""
@@ -90,5 +91,12 @@ def test_a_firewall_against_our_ports_leaves_clocks_to_the_collectives(
     assert losses(captured, 20) == losses(bare, 20)
     answer = explain(tmp_path / "node0", tmp_path / "node1")
     clock = answer["clock"]
-    assert clock["sources"] == ["collectives"]
+    assert clock["sources"] == ["collectives", "rounds"]
     assert abs(clock["offset_ns"]["1"] - 3e9) < clock["error_ns"]["1"] < 50e6
+    (note,) = clock["notes"]
+    assert note.startswith("node1 could not connect to node0")
+    assert [note["id"] for note in answer["quality"]].count("clock-meetings") == 1
+    for name, rank in (("node0", 0), ("node1", 1)):
+        file = tmp_path / name / f"rank-{rank:05d}" / "clock.json"
+        syncs = json.loads(file.read_text())["syncs"]
+        assert [sync["through"] for sync in syncs] == ["store", "store"]
