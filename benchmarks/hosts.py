@@ -9,7 +9,8 @@ meets all of them.
 
 A run counts as right when the planted one, and nothing else, is named with its scope. Where a host
 has one rank only, a slow rank and a slow host are the same thing, and either scope is right.
-Between two hosts there is one link, whichever end is slow.
+Between two hosts there is one link, whichever end is slow. There it is slow in one direction only:
+with both alike, nothing could be compared with anything.
 """
 
 from __future__ import annotations
@@ -147,7 +148,8 @@ def train(planted: Planted, run: Path, options: argparse.Namespace) -> None:
     around = [*STEPSCOPE, "run", "--out", str(run), "--no-explain", "--quiet", "--"]
     with Lab(hosts=planted.hosts) as lab:
         if planted.plant == "slow-link":
-            lab.shape(planted.host, options.link)
+            direction = "out" if planted.hosts == 2 else "both"
+            lab.shape(planted.host, options.link, direction)
         job = lab.torchrun([str(TESTS / "train.py")], ranks=planted.ranks, env=env, around=around)
         for name, process in job.items():
             outcome = process.wait(600)
