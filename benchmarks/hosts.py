@@ -103,18 +103,10 @@ def main() -> None:
             took = f"{time.monotonic() - began:.0f} s"
             now = time.strftime("%H:%M:%S")
             print(f"{now} {plant} {shape} {number}: {outcome} ({took}); {about}", flush=True)
-    print(f"\n{'plant':12}{'hosts x ranks':>15}{'runs':>6}{'right':>7}{'silent':>8}{'wrong':>7}")
+    print(f"\n{'plant':12}{'hosts x ranks':>15}{'runs':>8}{'right':>8}{'silent':>8}{'wrong':>8}")
     for (plant, shape), outcomes in counts.items():
-        columns = "".join(
-            f"{count:>{width}}"
-            for count, width in (
-                (sum(outcomes.values()), 6),
-                (outcomes["right"], 7),
-                (outcomes["silent"], 8),
-                (outcomes["wrong"], 7),
-            )
-        )
-        print(f"{plant:12}{shape:>15}{columns}")
+        cells = [outcomes.total(), outcomes["right"], outcomes["silent"], outcomes["wrong"]]
+        print(f"{plant:12}{shape:>15}{''.join(f'{cell:>8}' for cell in cells)}")
 
 
 def run_once(plant: str, shape: str, number: int, options: argparse.Namespace) -> tuple[str, str]:

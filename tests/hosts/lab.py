@@ -32,7 +32,7 @@ from typing import Self
 
 TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv", "mount", "sysctl")
 MASTER_PORT = 29500  # every laboratory has a network of its own
-TIMEOUT_S = 150.0
+TIMEOUT_S = 300.0  # on a busy machine, a job takes minutes to start
 _NAMESPACES = ("--net", "--uts", "--mount", "--pid")
 _FIRST_ORDER, _LAST_ORDER = 100, 200  # of the firewall's rules
 
