@@ -238,6 +238,16 @@ def test_a_slow_rank_is_never_taken_for_its_host(
     assert wrong <= 3
 
 
+def test_a_host_late_for_want_of_cores_is_slow_only_if_that_is_much() -> None:
+    rng = np.random.default_rng(36)
+    waits = np.abs(rng.normal(0, 0.02 * STEP, (300, 4)))
+    for share, accused in ((0.08, []), (0.3, ["node1"])):
+        extra = np.where(np.arange(4) >= 2, share * STEP, 0.0)
+        arrival = rng.normal(0, 0.02 * STEP, (300, 4)) + waits + extra
+        assert late_hosts(arrival, TWO, waits + extra) == accused
+        assert late_hosts(arrival, TWO) == ["node1"]  # where that is not known
+
+
 def test_waiting_for_a_core_hides_no_slow_host() -> None:
     rng = np.random.default_rng(35)
     waits = np.abs(np.repeat(rng.normal(0, 0.3 * STEP, (15, 4)), 20, axis=0))

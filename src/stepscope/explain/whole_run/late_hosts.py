@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from stepscope.explain.hosts import HostColumns
     from stepscope.explain.whole_run.lateness import Flags, Floats, Lateness, LateRank
 
+# Of the step: ranks that are late only because they wait for cores, and by less, wait by chance.
+# Such waiting lasts for minutes, and blocks of steps do not show how much of it is chance.
+_LEAST_FOR_CORES = 0.15
 _ALIKE = 0.5  # of the latest rank's lateness: less, and the ranks of a host are not late alike
 
 
@@ -124,8 +127,13 @@ def _all_late(matrices: StepMatrices, host: HostColumns, late: LateRank, step_ns
         since = _after_other_hosts(arrival, host)
         longer = np.median(since[late.late], axis=0) - np.median(since, axis=0)
         return bool(longer.min() >= _ALIKE * late.excess_ns)
-    views = [arrival] if cpu_wait is None else [arrival, arrival - cpu_wait]
-    return any(_is_alike(_middle_mean(_after_other_hosts(view, host)), step_ns) for view in views)
+    as_it_was = _middle_mean(_after_other_hosts(arrival, host))
+    if cpu_wait is None:
+        return _is_alike(as_it_was, step_ns)
+    with_cores = _middle_mean(_after_other_hosts(arrival - cpu_wait, host))
+    if with_cores.mean() < LEAST_LATE * step_ns:
+        return _is_alike(as_it_was, step_ns) and as_it_was.mean() >= _LEAST_FOR_CORES * step_ns
+    return _is_alike(as_it_was, step_ns) or _is_alike(with_cores, step_ns)
 
 
 def _is_alike(excess_ns: Floats, step_ns: float) -> bool:
