@@ -5,18 +5,32 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from contextlib import suppress
 from typing import Any
+
+# In a Slurm job mpirun starts its daemons with srun, whose variables reach the ranks: mpirun first.
+_VARIABLES = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # the second is set by srun only
+)
 
 
 def rank_and_world() -> tuple[int, int]:
-    """From the process group, else from the launcher's variables, else 0 of 1."""
+    """From the process group, else from the launcher's variables, else 0 of 1.
+
+    The launcher's world is how many it started: whether they train together is seen elsewhere.
+    """
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         return int(dist.get_rank()), int(dist.get_world_size())
-    try:
-        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    except (KeyError, ValueError):
-        return 0, 1
+    for variables in _VARIABLES:
+        with suppress(KeyError, ValueError):
+            rank, world = (int(os.environ[name]) for name in variables)
+            if 0 <= rank < world:
+                return rank, world
+    return 0, 1
 
 
 def facts() -> dict[str, Any]:

@@ -51,7 +51,10 @@ class CommandTimes(msgspec.Struct, frozen=True):
 
 def read_command_times(run: Path, host: str | None, process_began_ns: int | None) -> CommandTimes:
     """Of the command that started this process on this host."""
-    own = _host_runs(run, _stamp(run / HOSTS)).get(host or "", ())
+    by_host = _host_runs(run, _stamp(run / HOSTS))
+    own = by_host.get(host or "")
+    if own is None:  # started from another host, as by srun in a batch script
+        own = [one for runs in by_host.values() for one in runs]
     started = [
         one
         for one in own

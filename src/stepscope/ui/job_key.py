@@ -33,6 +33,7 @@ class JobKey(msgspec.Struct, frozen=True, kw_only=True):
     place: int | None = None  # of this `run` among the job's, from 0
     places: int | None = None  # how many there will be
     attempt: int = 0  # how many times the job was started before, where that is known
+    one_terminal: bool = False  # every part prints to the same place, as srun's tasks do
 
     def is_job_of(self, other: JobKey) -> bool:
         """Whether both are parts of one job, or attempts at it."""
@@ -68,6 +69,7 @@ def _slurm_step(_command: Sequence[str], environment: Environment) -> JobKey | N
         place=_number(environment, "SLURM_PROCID"),
         places=tasks,
         attempt=_number(environment, "SLURM_RESTART_COUNT") or 0,
+        one_terminal=True,
     )
 
 
@@ -83,7 +85,14 @@ def _mpi(_command: Sequence[str], environment: Environment) -> JobKey | None:
         meeting=None if job else _meeting(environment),
         place=_number(environment, "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
         places=tasks,
+        one_terminal=True,
     )
+
+
+def _mpirun(command: Sequence[str], environment: Environment) -> JobKey | None:
+    """mpirun in a Slurm job: it starts its daemons with srun, whose variables reach the tasks."""
+    from_mpirun = {"OMPI_COMM_WORLD_RANK", "MPI_LOCALNRANKS"} & environment.keys()
+    return _mpi(command, environment) if from_mpirun else None
 
 
 def _torch_worker(_command: Sequence[str], environment: Environment) -> JobKey | None:
@@ -147,16 +156,22 @@ def _by_hand(_command: Sequence[str], environment: Environment) -> JobKey | None
 
 
 def _slurm_job(_command: Sequence[str], environment: Environment) -> JobKey | None:
-    """One `run` in a batch script, around srun; Slurm may put the job in its queue again."""
+    """One `run` in a batch script, around srun, or in a step of one task.
+
+    Slurm may put the job in its queue again.
+    """
     job = environment.get("SLURM_JOB_ID")
     if job is None:
         return None
+    step = _number(environment, "SLURM_STEP_ID", "SLURM_STEPID")
+    name = f"Slurm {job}" if step is None else f"Slurm {job}.{step}"
     restarts = _number(environment, "SLURM_RESTART_COUNT") or 0
-    return JobKey(name=f"Slurm {job}", place=0, places=1, attempt=restarts)
+    return JobKey(name=name, place=0, places=1, attempt=restarts)
 
 
 # The first that finds something decides: a scheduler's own number is never used twice.
 _PLACES_TO_LOOK: tuple[Callable[[Sequence[str], Environment], JobKey | None], ...] = (
+    _mpirun,
     _slurm_step,
     _mpi,
     _torch_worker,

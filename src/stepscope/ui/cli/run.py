@@ -20,13 +20,15 @@ from stepscope.ui.attachment import why_nothing
 from stepscope.ui.capture import capture_into
 from stepscope.ui.cli.options import step_on_option
 from stepscope.ui.job_key import find_job
-from stepscope.ui.job_part import JobPart, choose_folder
+from stepscope.ui.job_part import JobPart, PartTakenError, candidate_folders
 from stepscope.ui.job_process import HeldSignals, raising_on_signals, run_job
-from stepscope.ui.run_folder import RunFile, claim
+from stepscope.ui.run_folder import RunFile, claim, missing_words
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from stepscope.ui.job_key import JobKey
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
@@ -173,9 +175,7 @@ def _begin(
         parse_ranks(options["ranks"])
         key = find_job(command, os.environ, job)
         if key is not None:
-            folder = choose_folder(out, command, key)
-            settings = Settings(folder=str(folder.absolute()), **options)
-            return JobPart.begin(folder, command, settings, key)
+            return _begin_part(out, command, options, key)
         claimed = claim(out, command)
         settings = Settings(folder=str(claimed.path.absolute()), **options)
         return RunFile.begin(claimed.path, command, settings)
@@ -187,6 +187,20 @@ def _begin(
         why = _why(error, claimed.path if claimed else out)
         say(f"nothing is captured; the command runs without stepscope: {why}")
         return None
+
+
+def _begin_part(
+    out: Path | None, command: tuple[str, ...], options: dict[str, Any], key: JobKey
+) -> JobPart:
+    """In the first folder that has no such part yet."""
+    refused: UsageError | None = None
+    for folder in candidate_folders(out, command, key):
+        settings = Settings(folder=str(folder.absolute()), **options)
+        try:
+            return JobPart.begin(folder, command, settings, key)
+        except PartTakenError as error:
+            refused = error
+    raise refused or UsageError(f"{layout.HOME} has no room for another run of {key.name}")
 
 
 def _require_room(*, every: int, warmup: int, active: int, **_: Any) -> None:
@@ -240,9 +254,8 @@ def _conclude(
             say(f"nothing was captured: {why_nothing(folder, run.settings, command, code)}")
             return
         say(f"run folder {folder}")
-        for rank in ranks:
-            for name, why in rank["missing"].items():
-                say(f"rank {rank['rank']}: no {name}: {why}")
+        for words in missing_words(ranks):
+            say(words)
         if explain and any(layout.TRACE in rank["captured"] for rank in ranks):
             _explain(folder)
     except StepscopeError as error:
