@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stepscope.errors import StepscopeError
 from stepscope.measure import folder as layout
 from stepscope.measure.clock_meeting import connect_any, open_listener
@@ -51,6 +53,15 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}(/[A-Za-z0-9][A-Za-z0-9._-]
 _FAILURES = (OSError, EOFError, ValueError, StrangerError)
 
 
+class FirstHost(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the first host's `run` listens, as its rank 0 published it."""
+
+    hosts: list[str]  # addresses
+    host: str
+    port: int
+    token: str
+
+
 class Collector:
     """This host's end of --collect, from before the command starts."""
 
@@ -82,7 +93,7 @@ class Collector:
             return False
         self._server.close()
         try:
-            first = decode(read_whole(where, MOST_HELLO_BYTES), dict[str, Any])
+            first = decode(read_whole(where, MOST_HELLO_BYTES), FirstHost)
         except (StepscopeError, NotJsonError):
             say(f"--collect: no rank here heard of the first host: the part stays in {run}")
             return False
@@ -242,14 +253,14 @@ def _world_size(rank: Path) -> int:
 # The other hosts.
 
 
-def _send_and_say(run: Path, first: dict[str, Any]) -> bool:
+def _send_and_say(run: Path, first: FirstHost) -> bool:
     try:
         sent, left_out = send_part(run, first)
     except _FAILURES as error:
         why = str(error) or type(error).__name__
-        say(f"--collect: {first.get('host')} could not be reached ({why}): the part stays in {run}")
+        say(f"--collect: {first.host} could not be reached ({why}): the part stays in {run}")
         return False
-    words = f"sent {counted(sent, 'file')} of this host's part to {first['host']}"
+    words = f"sent {counted(sent, 'file')} of this host's part to {first.host}"
     if left_out:
         named = ", ".join(left_out[:4]) + (", ..." if len(left_out) > 4 else "")
         words += f"; too large, and still in {run}: {named}"
@@ -257,12 +268,11 @@ def _send_and_say(run: Path, first: dict[str, Any]) -> bool:
     return True
 
 
-def send_part(run: Path, first: dict[str, Any]) -> tuple[int, list[str]]:
+def send_part(run: Path, first: FirstHost) -> tuple[int, list[str]]:
     """How many files arrived, and the names of those that are too large."""
-    where = {"hosts": list(first["hosts"]), "host": str(first["host"]), "port": int(first["port"])}
-    peer = connect_any(where, time.monotonic() + _CONNECT_S)
+    peer = connect_any(msgspec.to_builtins(first), time.monotonic() + _CONNECT_S)
     with peer:
-        channel = Channel(peer, str(first["token"]), is_server=False, limit_s=_CONNECT_S)
+        channel = Channel(peer, first.token, is_server=False, limit_s=_CONNECT_S)
         channel.send_json({"host": os.uname().nodename})
         channel.receive_json()
         channel.extend(_TRANSFER_S)
