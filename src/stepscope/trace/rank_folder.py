@@ -27,7 +27,9 @@ from stepscope.trace.windows import comms_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepscope.trace.rank_facts import CapturedGroup, CapturedLayout
+    from stepscope.records.quality import Note
+    from stepscope.records.run_calls import LoggedCollectives
+    from stepscope.trace.rank_facts import CapturedGroup, CapturedLayout, RankFacts
 
 CLOCK, MEMORY = "clock.json", "memory.json"
 _MOST_NOTES = 16
@@ -93,6 +95,28 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
         load=known.get("host_load"),
         collectives=read_collective_log(folder, about_run),
         notes=(*about_rank.notes, *about_clock.notes, *about_comms.notes, *about_run.notes),
+    )
+
+
+class UntracedFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """What capture wrote about a rank without a trace, apart from its steps."""
+
+    facts: RankFacts
+    rounds: tuple[Rounds, ...]
+    collectives: LoggedCollectives | None
+    notes: tuple[Note, ...]
+
+
+def read_untraced_folder(folder: Path) -> UntracedFolder:
+    """As `read_rank_folder`, without what only explains a trace: there may be thousands."""
+    about_rank, about_clock, about_run = map(Oddities, (RANK, CLOCK, COLLECTIVES))
+    facts = decode_facts(folder, about_rank)
+    clock = read_record(folder / CLOCK, _Clock, about_clock) or _Clock()
+    return UntracedFolder(
+        facts=facts,
+        rounds=tuple(_rounds(clock.syncs, about_clock)),
+        collectives=read_collective_log(folder, about_run),
+        notes=(*about_rank.notes, *about_clock.notes, *about_run.notes),
     )
 
 

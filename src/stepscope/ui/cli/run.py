@@ -22,7 +22,7 @@ from stepscope.ui.cli.options import step_on_option
 from stepscope.ui.job_key import find_job
 from stepscope.ui.job_part import JobPart, PartTakenError, candidate_folders
 from stepscope.ui.job_process import HeldSignals, raising_on_signals, run_job
-from stepscope.ui.run_folder import RunFile, claim
+from stepscope.ui.run_folder import RunFile, claim, missing_words
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
@@ -254,9 +254,8 @@ def _conclude(
             say(f"nothing was captured: {why_nothing(folder, run.settings, command, code)}")
             return
         say(f"run folder {folder}")
-        for rank in ranks:
-            for name, why in rank["missing"].items():
-                say(f"rank {rank['rank']}: no {name}: {why}")
+        for words in missing_words(ranks):
+            say(words)
         if explain and any(layout.TRACE in rank["captured"] for rank in ranks):
             _explain(folder)
     except StepscopeError as error:
