@@ -160,16 +160,19 @@ def test_a_step_that_is_killed_at_once_is_explained_afterwards(
     assert "the run was not closed" in notes(explanation)["not-closed"]
 
 
-@pytest.mark.parametrize("killing", ["--kill-on-bad-exit=1", "--kill-on-bad-exit=0"])
+@pytest.mark.parametrize(
+    ("killing", "codes"), [("--kill-on-bad-exit=0", {5}), ("--kill-on-bad-exit=1", {5, 143})]
+)
 def test_a_task_that_fails_decides_the_exit_code(
-    slurm: SlurmCluster, tmp_path: Path, killing: str
+    slurm: SlurmCluster, tmp_path: Path, killing: str, codes: set[int]
 ) -> None:
+    """srun's code is the highest of its tasks'; task 0 may end by itself before SIGTERM comes."""
     runs = bare_and_captured(slurm, tmp_path, (*ON_BOTH, killing), ("STEPS=60", "FAILS=1"))
+    assert {run.wait() for run in runs} <= codes
     bare, captured = runs
-    assert captured.wait() == bare.wait() != 0
     assert captured.stdout == bare.stdout
     assert "task 1: Exited with exit code 5" in captured.stderr
-    assert captured.reports == (0 if killing.endswith("=1") else 1)
+    assert captured.reports == 1
     assert len(explain(captured.folder / "D")["ranks"]) == 2
 
 
