@@ -16,7 +16,7 @@ from stepscope.explain.arrivals import (
 from stepscope.explain.clock_notes import about_hosts, clock_notes
 from stepscope.explain.critical_path import critical_path
 from stepscope.explain.host_links import blame_links, list_host_links
-from stepscope.explain.hosts import hosts_of
+from stepscope.explain.hosts import hosts_of, places_of
 from stepscope.explain.membership import train_apart
 from stepscope.explain.rank_steps import typical_step
 from stepscope.explain.stragglers import find_stragglers
@@ -88,6 +88,7 @@ def join_ranks(
         ranks=ranks,
         times=times,
         hosts=hosts,
+        places=places_of(parts),
         steps=steps,
         step_ns=matrix["dur_ns"],
         own_ns=matrix["own_ns"],

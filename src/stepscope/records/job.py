@@ -348,3 +348,4 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: float = 0.0  # the step of record; 0 if only profiled steps are known
     run_arrivals: RunArrivals | None = None  # at the collectives of the whole run
     links: tuple[HostLink, ...] = ()  # between hosts, the slowest first
+    places: dict[str, NetworkPlace] = {}  # of the hosts that tell theirs
