@@ -20,6 +20,7 @@ from stepscope.explain.hosts import hosts_of, places_of
 from stepscope.explain.membership import train_apart
 from stepscope.explain.rank_steps import typical_step
 from stepscope.explain.stragglers import find_stragglers
+from stepscope.explain.strategies.hierarchical import find_hierarchical
 from stepscope.explain.whole_run.late_ranks import decide, judge_whole_run
 from stepscope.records.job import Job, Lanes, Stragglers
 from stepscope.records.quality import Note
@@ -89,6 +90,7 @@ def join_ranks(
         times=times,
         hosts=hosts,
         places=places_of(parts),
+        hierarchical=find_hierarchical(parts, hosts),
         steps=steps,
         step_ns=matrix["dur_ns"],
         own_ns=matrix["own_ns"],

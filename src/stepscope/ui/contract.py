@@ -42,6 +42,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "arrivals": _arrivals(explanation.job),
         "critical_path": _path(explanation.job),
         "steps_by_rank": _steps_by_rank(explanation.job),
+        "hierarchical": to_builtins(explanation.job.hierarchical) if explanation.job else [],
         "strategies": [to_builtins(strategy) for strategy in explanation.strategies],
         "run": _run(explanation.run),
         "nccl": to_builtins(explanation.nccl) if explanation.nccl else None,

@@ -104,7 +104,8 @@ def _communication(explanation: Explanation, top: int, width: int) -> list[Rende
     from stepscope.ui.terminal.nccl import nccl_sections
     from stepscope.ui.terminal.strategies import strategy_sections
 
-    out = strategy_sections(explanation.strategies, top=top, width=width)
+    parts = explanation.job.hierarchical if explanation.job else ()
+    out = strategy_sections(explanation.strategies, parts, top=top, width=width)
     return out + (nccl_sections(explanation.nccl, top=top, width=width) if explanation.nccl else [])
 
 

@@ -33,7 +33,7 @@ from stepscope.ui.html.pane import Pane, ReportData
 from stepscope.ui.html.payload import encode_block
 from stepscope.ui.html.rank_charts import LegendEntry, draw_arrivals, draw_bandwidth
 from stepscope.ui.html.rank_tables import job_tables
-from stepscope.ui.strategies import describe_strategies
+from stepscope.ui.strategies import describe_hierarchical, describe_strategies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -158,7 +158,7 @@ def ranks_view(
         calibrated=any(row.expected_ns for row in job.collectives),
         no_bandwidth="" if legend else _no_bandwidth(job),
         quality=[(note.id, note.detail) for note in notes],
-        strategies=describe_strategies(strategies),
+        strategies=[*describe_strategies(strategies), *describe_hierarchical(job.hierarchical)],
         shown=shown,
         all_ranks=len(job.ranks),
         several_hosts=len(columns_by_host(job.ranks, job.hosts)) > 1,
