@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from stepscope.records.network_place import NetworkPlace
     from stepscope.records.quality import Note
     from stepscope.records.run_calls import LoggedCollectives, RunArrivals, RunCalls
+    from stepscope.records.strategies import HierarchicalAllReduce
     from stepscope.records.trace import Int8, Int32, Int64
 
 
@@ -348,3 +349,5 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: float = 0.0  # the step of record; 0 if only profiled steps are known
     run_arrivals: RunArrivals | None = None  # at the collectives of the whole run
     links: tuple[HostLink, ...] = ()  # between hosts, the slowest first
+    places: dict[str, NetworkPlace] = {}  # of the hosts that tell theirs
+    hierarchical: tuple[HierarchicalAllReduce, ...] = ()  # the longest first
