@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from trainer_jobs import HERE, captured, check_ranks, end, losses, start
 
 pytestmark = pytest.mark.launchers

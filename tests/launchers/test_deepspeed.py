@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from ssh_hosts import NAMES, ssh_hosts, why_not
 from trainer_jobs import (
     DDP,

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from trainer_jobs import HERE, captured, check_ranks, end, free_port, losses, needs, start
 
 pytestmark = pytest.mark.launchers

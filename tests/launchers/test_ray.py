@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from trainer_jobs import DDP, HERE, TORCHRUN, end, explain, losses, needs, notes, read_rank, start
 
 import stepscope.ray
 from stepscope.errors import UsageError
 from stepscope.measure.settings import Settings
 from stepscope.ui.job_environment import INJECT
-from trainer_jobs import DDP, HERE, TORCHRUN, end, explain, losses, needs, notes, read_rank, start
 
 
 @pytest.mark.launchers
