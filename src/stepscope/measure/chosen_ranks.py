@@ -66,8 +66,8 @@ def parse_ranks(text: str) -> ChosenRanks:
     return ChosenRanks(rule="listed", ranges=tuple(ranges))
 
 
-def decide_trace(text: str, rank: int, world_size: int) -> TraceChoice:
-    """Never raises; rank 0 notes what is wrong with the request, for all."""
+def choose_here(text: str, rank: int, world_size: int) -> TraceChoice:
+    """This rank's own choice. Never raises; rank 0 notes what does not fit the job."""
     try:
         choice = choose_trace(parse_ranks(text), rank, world_size)
     except UsageError as error:

@@ -117,11 +117,11 @@ class Meeting:
         """Open a port, publish it, wait for all children."""
         token = secrets.token_bytes(16)
         with (
-            _listener() as server,
+            open_listener() as server,
             contextlib.closing(Door(server, token, self._place.children)) as door,
         ):
             where = {
-                "hosts": _own_addresses(self._store, is_root=self._place.number == 0),
+                "hosts": own_addresses(self._store, is_root=self._place.number == 0),
                 "host": socket.gethostname(),
                 "port": server.getsockname()[1],
                 "token": token.hex(),
@@ -280,7 +280,7 @@ def _proof(token: bytes, word: bytes, index: int) -> bytes:
     return hmac.digest(token, word + index.to_bytes(4, "big"), "sha256")[:_PROOF_BYTES]
 
 
-def _listener() -> socket.socket:
+def open_listener() -> socket.socket:
     """A port on every interface: only the others know which one they can reach."""
     backlog = 2 * FAN_OUT
     try:
@@ -293,7 +293,7 @@ def _listener() -> socket.socket:
     return server
 
 
-def _own_addresses(store: Any, *, is_root: bool) -> list[str]:
+def own_addresses(store: Any, *, is_root: bool) -> list[str]:
     """Names by which the job has already reached rank 0's host; of another host, its address on
     the way to that one."""
     while hasattr(store, "underlying_store"):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
 from stepscope.measure import processes
-from stepscope.measure.chosen_ranks import TraceChoice, decide_trace
+from stepscope.measure.chosen_ranks import TraceChoice, choose_here
 from stepscope.measure.closures import timed_closure
 from stepscope.measure.comms import Comms
 from stepscope.measure.forked import end_without_destructors
@@ -360,7 +360,7 @@ class Session:
             self.thread = 0
             note("run folder", layout.why_refused(error))
             return None
-        self._choice = decide_trace(self.settings.ranks, rank, world_size)
+        self._choice = choose_here(self.settings.ranks, rank, world_size)
         traced = self._choice.traced
         lines: AsLines = self._lines
         if self.settings.on_stall and traced:
