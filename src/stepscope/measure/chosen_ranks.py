@@ -69,10 +69,10 @@ def parse_ranks(text: str) -> ChosenRanks:
 def choose_here(text: str, rank: int, world_size: int) -> TraceChoice:
     """This rank's own choice. Never raises; rank 0 notes what does not fit the job."""
     try:
-        wanted = parse_ranks(text)
-    except UsageError:  # `run` has refused it; another program may set it
-        wanted = ChosenRanks(rule="auto")
-    choice = choose_trace(wanted, rank, world_size)
+        choice = choose_trace(parse_ranks(text), rank, world_size)
+    except UsageError as error:
+        traced = _by_default(rank, world_size)
+        choice = TraceChoice(traced=traced, rule="auto", problem=f"{error}; auto is used")
     if choice.problem and rank == 0:
         note("ranks", choice.problem)
     return choice
