@@ -100,6 +100,7 @@ def _summarise(folder: Path, same_rank: tuple[Path, ...]) -> RankWithoutTrace | 
             host=facts.host if isinstance(facts.host, str) else None,
             world_size=world_size,
             run=calls,
+            links=captured.links,
         ),
         run=run,
         mean_ms=mean_ms,
@@ -157,6 +158,7 @@ class SharedColumns:
             host=part.host,
             world_size=part.world_size,
             run=run,
+            links=part.links,
         )
 
     def _once(self, column: NDArray[Any]) -> NDArray[Any]:

@@ -8,6 +8,8 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from stepscope.measure.network_place import network_place
+
 # In a Slurm job mpirun starts its daemons with srun, whose variables reach the ranks: mpirun first.
 _VARIABLES = (
     ("RANK", "WORLD_SIZE"),
@@ -38,6 +40,7 @@ def facts() -> dict[str, Any]:
     torch = sys.modules["torch"]
     known: dict[str, Any] = {
         "host": socket.gethostname(),
+        "network_place": network_place(),
         "pid": os.getpid(),
         "python": sys.version.split()[0],
         "torch": str(torch.__version__),

@@ -244,6 +244,8 @@ class Session:
     @never_raise
     def group_ends(self) -> None:
         self._comms.group_ends()
+        if self._parts is not None:
+            self._parts.look_at_links(self.number)
         if self._training is not None:
             self._training.wait_until_closed()
 
@@ -337,6 +339,7 @@ class Session:
                 parts.collectives(lines, planned.comms_file)
         self._read_job_layout()
         if not planned.alone:
+            parts.look_at_links(self.number)
             parts.synchronise("end", self.number)
         parts.sampler_resumes()
 

@@ -31,8 +31,12 @@ _TONES: dict[str, Tone] = {"none": "good", "found": "bad"}
 
 
 def straggler_name(straggler: Straggler) -> str:
-    """The rank, or the group of a slow link."""
-    return f"rank {straggler.rank}" if straggler.rank is not None else f"group {straggler.group}"
+    """The rank, the host, the link between two hosts, or the group of a slow link."""
+    if straggler.rank is not None:
+        return f"rank {straggler.rank}"
+    if straggler.link is not None:
+        return f"the link from {straggler.link[0]} to {straggler.link[1]}"
+    return f"group {straggler.group}" if straggler.cause == "link" else str(straggler.host)
 
 
 def straggler_words(stragglers: Stragglers) -> str:
@@ -65,14 +69,21 @@ def _wandering(straggler: Straggler | None) -> str:
 def _what(worst: Straggler) -> str:
     if worst.excess_ms is not None:
         often = "at every step" if worst.one_in is None else f"in 1 step of {worst.one_in}"
-        why = ", as it waits for its data" if worst.cause == "input" else ""
-        return f"it is late by {duration(worst.excess_ms * 1e6)} {often}{why}"
+        its, waits = ("it is", "it waits") if worst.scope == "rank" else _plural(worst)
+        why = f", as {waits} for data" if worst.cause == "input" else ""
+        return f"{its} late by {duration(worst.excess_ms * 1e6)} {often}{why}"
     times = factor(worst.slowdown)
+    if worst.link is not None:
+        return f"the other links send {times} times as fast"
     return {
         "compute": f"its own work takes {times} times as long as the other ranks'",
         "input": f"it waits for its data and takes {times} times as long as the others",
         "link": f"its transfers take {times} times as long as they should",
     }[worst.cause]
+
+
+def _plural(host: Straggler) -> tuple[str, str]:
+    return f"its {len(host.ranks)} ranks are", "they wait"
 
 
 def _accusation(stragglers: tuple[Straggler, ...]) -> str:

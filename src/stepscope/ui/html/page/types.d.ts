@@ -294,6 +294,7 @@ interface Link {
 interface Buckets {
   bucket_mb: number | null; // null: as it is now
   size_bytes: number[];
+  carried_bytes: number[]; // by which the trace's own transfers are priced; none: their sizes
   marks: number[]; // the moment at which each is ready
   host_ns: number[];
   fill_ns: number[];
