@@ -24,7 +24,7 @@ from split_runs import without_paths as strip
 from stepscope.measure.clock_meeting import open_listener
 from stepscope.records.host_names import COLLECTOR
 from stepscope.ui import collect
-from stepscope.ui.collect import Collector, FirstHost, Receiver, send_part
+from stepscope.ui.collect import PartCollector, FirstHost, Receiver, send_part
 from stepscope.ui.collect_frames import Channel, StrangerError
 from stepscope.ui.contract import explanation_json
 
@@ -245,7 +245,7 @@ def test_a_first_host_that_cannot_be_reached_is_said(
         port = gone.getsockname()[1]
     where = {"hosts": ["127.0.0.1"], "host": "node0", "port": port, "token": TOKEN}
     (parts[1] / "hosts" / COLLECTOR).write_text(json.dumps(where))
-    collector = Collector.open()
+    collector = PartCollector.listen()
     assert collector is not None
     assert not collector.command_ended(parts[1])
     assert "node0 could not be reached" in capsys.readouterr().err
@@ -255,7 +255,7 @@ def test_a_first_host_that_cannot_be_reached_is_said(
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"port": "x"}', b'{"hosts": [], "host": 3}'])
 def test_a_damaged_address_is_said(parts: list[Path], content: bytes) -> None:
     (parts[1] / "hosts" / COLLECTOR).write_bytes(content)
-    collector = Collector.open()
+    collector = PartCollector.listen()
     assert collector is not None
     assert not collector.command_ended(parts[1])
 

@@ -62,7 +62,7 @@ class FirstHost(msgspec.Struct, frozen=True, kw_only=True):
     token: str
 
 
-class Collector:
+class PartCollector:
     """This host's end of --collect, from before the command starts."""
 
     def __init__(self, server: socket.socket) -> None:
@@ -71,7 +71,7 @@ class Collector:
         self._receiver: Receiver | None = None
 
     @classmethod
-    def open(cls) -> Collector | None:
+    def listen(cls) -> PartCollector | None:
         """None, and a word about it, if no port can be opened."""
         try:
             return cls(open_listener())

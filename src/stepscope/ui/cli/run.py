@@ -28,7 +28,7 @@ from stepscope.ui.say import say
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from stepscope.ui.collect import Collector
+    from stepscope.ui.collect import PartCollector
     from stepscope.ui.job_key import JobKey
 
 AFTER_SIGTERM_S = 25.0  # for closing and explaining
@@ -164,10 +164,10 @@ def command(
     return code
 
 
-def _open_collector() -> Collector | None:
-    from stepscope.ui.collect import Collector
+def _open_collector() -> PartCollector | None:
+    from stepscope.ui.collect import PartCollector
 
-    return Collector.open()
+    return PartCollector.listen()
 
 
 def _collect(act: Callable[[Path], bool | None], run: RunFile | JobPart) -> bool:
