@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from explain.build import AUTOGRAD, kernel, nccl, note, op, step, write
 from stepscope import read_trace
+from stepscope.records.measured_steps import MeasuredSteps
 from stepscope.records.profile import CollectiveFit, Contention, Profile, Segment
 
 if TYPE_CHECKING:
@@ -106,6 +107,16 @@ def ddp_trace(folder: Path, *, elements: int, dur: float, ranks: int = 2) -> Tra
         folder / "ddp.json", events, device="NVIDIA H200", rank=0, world_size=ranks, groups=[ranks]
     )
     return read_trace(path, cache=False)
+
+
+def truth(*steps_us: float) -> MeasuredSteps:
+    """Steps as measured without the profiler."""
+    steps = tuple(round(us * 1000) for us in steps_us)
+    middle = sorted(steps)[len(steps) // 2]
+    return MeasuredSteps(
+        steps=len(steps), steps_ns=steps, step_ns=middle, wall_ns=middle, device_ns=None,
+        phases_ns={},
+    )  # fmt: skip
 
 
 def calibration(

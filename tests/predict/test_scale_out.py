@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import pytest
-from ddp_steps import MB, calibration, cpu_trace, ddp_trace, gpu_trace
+from ddp_steps import MB, calibration, cpu_trace, ddp_trace, gpu_trace, truth
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,7 +32,6 @@ from stepscope.predict.whatif import Bench
 from stepscope.predict.whatifs import parse_setting
 from stepscope.records.devices import find_device
 from stepscope.records.job import Clock, Job, RankTimes, Straggler, Stragglers
-from stepscope.records.measured_steps import MeasuredSteps
 from stepscope.records.memory import Memory
 
 if TYPE_CHECKING:
@@ -40,15 +39,6 @@ if TYPE_CHECKING:
 
     from stepscope.records.prediction import Prediction
     from stepscope.records.profile import Profile
-
-
-def truth(*steps_us: float) -> MeasuredSteps:
-    steps = tuple(round(us * 1000) for us in steps_us)
-    middle = sorted(steps)[len(steps) // 2]
-    return MeasuredSteps(
-        steps=len(steps), steps_ns=steps, step_ns=middle, wall_ns=middle, device_ns=None,
-        phases_ns={},
-    )  # fmt: skip
 
 
 def cpu_bench(folder: Path, *profiles: Profile, shape: tuple[int, int] = (512, 512)) -> Bench:

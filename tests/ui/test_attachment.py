@@ -64,6 +64,12 @@ def test_a_ray_cluster_that_was_there_is_a_possible_reason(
         assert "Ray" not in why(tmp_path, 1, *events)
 
 
+def test_mpirun_is_told_to_take_the_environment_along(tmp_path: Path) -> None:
+    found = why(tmp_path, 0, command=("/usr/bin/mpirun", "-np", "2", "python", "train.py"))
+    assert "mpirun -x STEPSCOPE_CAPTURE -x PYTHONPATH" in found
+    assert "mpirun ... stepscope run -- python train.py" in found
+
+
 @pytest.mark.parametrize("option", ["-I", "-E", "-S", "-sE"])
 def test_an_option_that_keeps_us_out_is_named(tmp_path: Path, option: str) -> None:
     found = why(tmp_path, 0, command=("/usr/bin/python3.11", option, "train.py"))

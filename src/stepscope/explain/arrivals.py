@@ -9,14 +9,15 @@ import numpy as np
 
 from stepscope.explain.call_tree import group
 from stepscope.explain.collectives import bus_factor
+from stepscope.explain.hosts import hosts_of, reach_of
 from stepscope.explain.stragglers import LinkEvidence
 from stepscope.records.job import KINDS, JobCollective, LastArriver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from stepscope.explain.arrays import Bools, Indices, Int64s
-    from stepscope.records.job import Clock, RankPart
+    from stepscope.records.job import Clock, RankPart, Reach
     from stepscope.records.profile import Profile
     from stepscope.trace.matching import MatchedCollectives
 
@@ -46,10 +47,13 @@ class AlignedBlock(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wait_error_ns(self) -> Int64s:
-        """How far off each wait may be: by the errors of its rank and of the one that came last."""
-        both = self.error_ns[None, :] + self.error_ns[self.last][:, None]
-        is_last = np.arange(len(self.error_ns))[None, :] == self.last[:, None]
-        return np.where(self.here & ~is_last, both, 0)
+        """How far off each wait may be: by the rank's own error and the largest of another rank,
+        since that one may have come last."""
+        errors = np.where(self.here, self.error_ns[None, :], 0)
+        second, largest = np.sort(np.pad(errors, ((0, 0), (1, 0))), axis=1)[:, -2:].T
+        has_largest = np.arange(errors.shape[1])[None, :] == errors.argmax(axis=1)[:, None]
+        others = np.where(has_largest, second[:, None], largest[:, None])
+        return np.where(self.here, errors + others, 0)
 
     @property
     def transfer_ns(self) -> Int64s:
@@ -103,8 +107,38 @@ def list_joined(
     parts: Sequence[RankPart], blocks: Sequence[AlignedBlock], profiles: Sequence[Profile] = ()
 ) -> tuple[JobCollective, ...]:
     """One row for each kind, group and size; the longest total first."""
-    rows = [row for block in blocks for row in _join_calls(parts, block, profiles)]
+    hosts = hosts_of(parts)
+    rows = [
+        msgspec.structs.replace(row, reach=reach_of_block(parts, block, hosts))
+        for block in blocks
+        for row in _join_calls(parts, block, profiles)
+    ]
     return tuple(sorted(rows, key=lambda row: -((row.transfer_ns or 0) + (row.wait_ns or 0))))
+
+
+def reach_of_block(
+    parts: Sequence[RankPart], aligned: AlignedBlock, hosts: Mapping[int, str]
+) -> Reach | None:
+    """Whether the group is inside one host."""
+    group = aligned.block.group
+    ranks = group.ranks or [parts[member].rank for member in aligned.block.members.tolist()]
+    return reach_of(ranks, group.size or len(group.ranks) or None, hosts)
+
+
+def exposed_between_hosts(parts: Sequence[RankPart], blocks: Sequence[AlignedBlock]) -> list[float]:
+    """For each recorded step, what ranks wait on average for transfers between hosts, once all
+    ranks have arrived and as far as nothing hides it."""
+    hosts = hosts_of(parts)
+    exposed: dict[int, float] = {}
+    for block in blocks:
+        if reach_of_block(parts, block, hosts) != "between hosts":
+            continue
+        rows = np.flatnonzero(block.block.step >= 0)
+        mean = block.exposed_ns[rows].sum(axis=1) / np.maximum(block.here[rows].sum(axis=1), 1)
+        transfer = np.minimum(mean, block.moving_ns[rows])
+        for step, ns in zip(block.block.step[rows].tolist(), transfer.tolist(), strict=True):
+            exposed[step] = exposed.get(step, 0.0) + ns
+    return list(exposed.values())
 
 
 def _kinds_and_sizes(block: MatchedCollectives) -> list[tuple[int, int, Indices]]:

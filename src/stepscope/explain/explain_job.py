@@ -230,7 +230,7 @@ def choose_ranks(explanation: Explanation, max_ranks: int) -> list[RankExplanati
     """The ranks worth a visit: those that findings name, then the first ones; in their order."""
     numbers = [finding.rank for finding in explanation.findings]
     if explanation.job:
-        numbers += [straggler.rank for straggler in explanation.job.stragglers.ranks]
+        numbers += explanation.job.stragglers.accused
     named = [rank.path for number in numbers for rank in explanation.ranks if rank.rank == number]
     by_worth = dict.fromkeys([*named, *(rank.path for rank in explanation.ranks)])
     chosen = set([*by_worth][:max_ranks])

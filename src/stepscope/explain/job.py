@@ -6,12 +6,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.arrivals import align_block, last_arrivers, link_evidence, list_joined
+from stepscope.explain.arrivals import (
+    align_block,
+    exposed_between_hosts,
+    last_arrivers,
+    link_evidence,
+    list_joined,
+)
 from stepscope.explain.clock_notes import about_hosts, clock_notes
 from stepscope.explain.critical_path import critical_path
+from stepscope.explain.host_links import blame_links, list_host_links
+from stepscope.explain.hosts import hosts_of, places_of
 from stepscope.explain.membership import train_apart
 from stepscope.explain.rank_steps import typical_step
 from stepscope.explain.stragglers import find_stragglers
+from stepscope.explain.strategies.hierarchical import find_hierarchical
 from stepscope.explain.whole_run.late_ranks import decide, judge_whole_run
 from stepscope.records.job import Job, Lanes, Stragglers
 from stepscope.records.quality import Note
@@ -62,17 +71,26 @@ def join_ranks(
     members = tuple(part.member for part in parts)
     everyone = sorted((*parts, *untraced), key=lambda part: part.rank)
     whole_run = judge_whole_run(everyone)
+    hosts, host_links = hosts_of(everyone), list_host_links(everyone)
     if _silent(members):
         stragglers = Stragglers(verdict="none", detail=_APART)
     else:
         own, loading, length = matrix["own_ns"], matrix["input_ns"], matrix["dur_ns"]
         links = link_evidence(aligned, profiles)
-        window = find_stragglers(ranks, own, loading, length, links, times)
-        stragglers = decide(window, whole_run)
+        window = find_stragglers(ranks, own, loading, length, links, times, hosts)
+        whole_steps = length[(length > 0).all(axis=1)]
+        slow_links = blame_links(
+            host_links,
+            exposed_between_hosts(parts, aligned),
+            float(np.median(whole_steps)) if whole_steps.size else 0.0,
+        )
+        stragglers = decide(window, whole_run, slow_links)
     return Job(
         ranks=ranks,
         times=times,
-        hosts={part.rank: part.host for part in everyone if part.host},
+        hosts=hosts,
+        places=places_of(parts),
+        hierarchical=find_hierarchical(parts, hosts),
         steps=steps,
         step_ns=matrix["dur_ns"],
         own_ns=matrix["own_ns"],
@@ -87,6 +105,7 @@ def join_ranks(
         notes=tuple(notes),
         members=members,
         run_arrivals=whole_run.arrivals,
+        links=host_links,
     )
 
 
@@ -187,7 +206,7 @@ def _choose_drawn(ranks: tuple[int, ...], own_ns: Int64s, stragglers: Stragglers
     whole = (own_ns > 0).all(axis=1)
     typical = np.median(own_ns[whole], axis=0) if whole.any() else np.zeros(len(ranks))
     by_time = [ranks[i] for i in np.argsort(-typical, kind="stable").tolist()]
-    slow = [straggler.rank for straggler in stragglers.ranks if straggler.rank is not None]
+    slow = stragglers.accused
     wanted = dict.fromkeys([*slow[:3], *by_time[:2], *by_time[-2:], *ranks])
     return sorted(list(wanted)[:DRAWN_RANKS])
 

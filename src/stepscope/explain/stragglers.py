@@ -8,6 +8,9 @@ ranks, step by step. The rank is a straggler when the median excess
 - is more than 5% in the ranks' typical steps too, whose own times every surface shows.
 Slowdown and cost refer to the typical steps.
 
+Where hosts are known, their mean times are compared first, in the same way. A host is slow when
+each of its ranks is, by about as much; ranks are then compared without what their host explains.
+
 The cause is its input when that explains half of the extra time, else its own compute. A link is
 slow when ranks arrive together and the transfer takes longer than calibrated, or than the same
 transfer in the job's other groups.
@@ -22,15 +25,17 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.explain.hosts import columns_by_host
 from stepscope.explain.whole_run.lateness import median_of_others
 from stepscope.records.figures import duration, factor, percent, signed_percent, size
 from stepscope.records.job import Straggler, Stragglers
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from stepscope.explain.arrays import Floats, Int64s
+    from stepscope.explain.hosts import HostColumns
     from stepscope.records.job import Cause, Job, RankTimes
 
 
@@ -40,6 +45,7 @@ SLOW_LINK = 1.5
 _FALSE_ALARM = 0.002  # for the whole job, however many ranks
 # A few steps say little about their noise: this adds four more with 3%.
 _PRIOR_NOISE, _PRIOR_STEPS = 0.03, 4
+_ALIKE = 0.5  # of the slowest rank's excess: less, and the ranks of a host are not slow alike
 _WORTH_A_DOUBT = 0.10  # so large an excess that noise could explain is "not resolved"
 
 
@@ -64,10 +70,12 @@ def find_stragglers(
     step_ns: Int64s,
     links: Sequence[LinkEvidence] = (),
     times: Sequence[RankTimes] = (),
+    hosts: Mapping[int, str] | None = None,
 ) -> Stragglers:
     """Matrices are (steps, ranks), as recorded; a step that a rank lacks is -1 and left out.
 
     `times` are the ranks' typical steps; without them the medians of the matrices are used.
+    `hosts` are the ranks' hosts, where they are known.
     """
     if len(ranks) < 2:
         return Stragglers(verdict="one rank only")
@@ -81,9 +89,9 @@ def find_stragglers(
             "from chance",
         )
     shown = _typical_steps(times, own, loading)
-    slow_ranks, doubt = _slow_ranks(ranks, own, loading, shown) if len(own) > 1 else ([], "")
-    if slow_ranks or slow_links:
-        return Stragglers(verdict="found", ranks=tuple(slow_ranks or slow_links))
+    slow, doubt = _slow_hosts_and_ranks(ranks, own, loading, shown, hosts or {})
+    if slow or slow_links:
+        return Stragglers(verdict="found", ranks=tuple(slow or slow_links))
     if doubt:
         return Stragglers(verdict="not resolved", detail=doubt)
     return Stragglers(verdict="none", detail=f"no rank stands out in {counted(len(own), 'step')}")
@@ -110,6 +118,75 @@ def _typical_steps(
         return np.median(own, axis=0), np.median(loading, axis=0)
     own_ms, input_ms = np.array([(rank.own_ms, rank.input_ms) for rank in times]).T
     return own_ms * 1e6, input_ms * 1e6
+
+
+def _slow_hosts_and_ranks(
+    ranks: Sequence[int],
+    own: Floats,
+    loading: Floats,
+    shown: tuple[Floats, Floats],
+    hosts: Mapping[int, str],
+) -> tuple[list[Straggler], str]:
+    """With one step, nothing; else the costliest first, and what is in doubt if nothing is slow."""
+    if len(own) < 2:
+        return [], ""
+    by_host = columns_by_host(ranks, hosts)
+    slow_hosts = _slow_hosts(ranks, own, loading, shown, by_host)
+    for host in slow_hosts:
+        mine = [column for column, rank in enumerate(ranks) if rank in host.ranks]
+        own, loading = _levelled(own, mine), _levelled(loading, mine)
+        shown = (_levelled(shown[0][None], mine)[0], _levelled(shown[1][None], mine)[0])
+    slow_ranks, doubt = _slow_ranks(ranks, own, loading, shown)
+    named = [replace(rank, host=hosts.get(rank.rank or 0)) for rank in slow_ranks]
+    found = sorted((*slow_hosts, *named), key=lambda straggler: -straggler.cost_ms)
+    return found, "" if found else doubt
+
+
+def _slow_hosts(
+    ranks: Sequence[int],
+    own: Floats,
+    loading: Floats,
+    shown: tuple[Floats, Floats],
+    hosts: Sequence[HostColumns],
+) -> list[Straggler]:
+    """Hosts are compared by their means, like ranks."""
+    if not any(len(host.columns) > 1 for host in hosts):
+        return []
+    columns = [list(host.columns) for host in hosts]
+
+    def means(matrix: Floats) -> Floats:
+        return np.stack([matrix[..., mine].mean(axis=-1) for mine in columns], axis=-1)
+
+    typical = means(shown[0]), means(shown[1])
+    slow, _ = _slow_ranks(range(len(hosts)), means(own), means(loading), typical)
+    return [
+        replace(
+            one,
+            rank=None,
+            scope="host",
+            host=hosts[place].host,
+            ranks=tuple(ranks[column] for column in hosts[place].columns),
+        )
+        for one in slow
+        if (place := one.rank) is not None
+        and len(columns[place]) > 1
+        and _slow_alike(own, columns[place])
+    ]
+
+
+def _slow_alike(own: Floats, mine: list[int]) -> bool:
+    """Whether each of these ranks takes longer than the ranks of other hosts, by about as much."""
+    others = np.delete(own, mine, axis=1).mean(axis=1, keepdims=True)
+    excess = np.median(own[:, mine] / others, axis=0) - 1
+    return bool(excess.min() > max(LEAST_EXCESS, _ALIKE * float(excess.max())))
+
+
+def _levelled(matrix: Floats, mine: list[int]) -> Floats:
+    """These ranks as fast as the others, each by the same factor at every step."""
+    level = np.median(np.delete(matrix, mine, axis=1)) / max(float(np.median(matrix[:, mine])), 1.0)
+    levelled = matrix.copy()
+    levelled[:, mine] *= level
+    return levelled
 
 
 def _slow_ranks(
@@ -238,6 +315,7 @@ def _judge_link(group: str, links: list[LinkEvidence], step_ns: float) -> Stragg
         rank=None,
         group=group,
         cause="link",
+        scope="link",
         slowdown=took / should,
         cost_ms=cost / 1e6,
         steps=slow_steps,

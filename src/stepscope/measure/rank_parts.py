@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
 from stepscope.measure.clock import RUN, ClockSync
+from stepscope.measure.collect import Rendezvous
 from stepscope.measure.collective_log import CollectiveLog
+from stepscope.measure.links import Links
 from stepscope.measure.never_raise import never_raise
+from stepscope.measure.ranks import rank_and_world
 from stepscope.measure.steps import DeviceClock
 from stepscope.measure.writer import LineWriter, append_lines, started_thread
 
@@ -35,26 +38,44 @@ class RankParts:
         if sampler is not None:
             sampler.save = self._save_samples
         self._log = None if alone else CollectiveLog(folder)
+        self._links = None if alone else Links()
+        self._rendezvous = None if alone else Rendezvous(folder.parent, rank_and_world()[0])
+        if self._rendezvous is not None:
+            self._rendezvous.publish()
 
     def due(self, step: int) -> int:
         """The first step, from this one on, before which `look_at_others` has work to do."""
-        if self._log is None:
+        if self._log is None or self._links is None:
             return sys.maxsize
-        return min(self._log.due, self._clocks.next_meeting(step))
+        return min(self._log.due, self._clocks.next_meeting(step), max(step, self._links.due))
 
     def look_at_others(self, step: int, *, disturbed: bool) -> None:
-        """Keep the run's collectives, and compare clocks, when they are due."""
+        """Keep the run's collectives, look at links and compare clocks, when they are due."""
         if self._log is not None:
             self._log.step_begins(step, disturbed=disturbed)
+            if self._links is not None and not disturbed:
+                self._links.look_if_due(step)
             if self._clocks.next_meeting(step) == step:
                 self.synchronise(RUN, step)
 
     @never_raise
     def synchronise(self, label: str, step: int) -> None:
+        if self._rendezvous is not None and label == "end":
+            self._rendezvous.look()
         before = self._clocks.entries
         self._clocks.synchronise(label, step)
         if self._clocks.entries != before:
             layout.try_write_json(self.folder / layout.CLOCK, self._clocks.content())
+
+    @never_raise
+    def look_at_links(self, step: int) -> None:
+        """Before the connections may be gone; with two looks, what was sent between is kept."""
+        if self._links is None:
+            return
+        self._links.look(step)
+        content = self._links.content()
+        if content is not None:
+            layout.try_write_json(self.folder / layout.LINKS, content)
 
     @never_raise
     def collectives(self, lines: list[dict[str, Any]], name: str = layout.COMMS) -> None:
@@ -84,6 +105,7 @@ class RankParts:
     @never_raise
     def close(self, step: int) -> None:
         self._steps.close()
+        self.look_at_links(step)
         if self._log is not None:
             self._log.close(step)
         for thread in self._writing:

@@ -32,6 +32,8 @@ class Settings:
     step_on: str = "auto"  # one of STEP_ON, or call
     nccl_debug: bool = False
     ranks: str = "auto"  # which ranks record traces, as `--ranks` has it
+    collect_port: int = 0  # where this host's `run --collect` listens; 0: no --collect
+    collect_token: str = ""
 
     def to_environment(self, *, plain: bool = False) -> dict[str, str]:
         """`plain` for launchers that put the value into a shell's line unquoted: base64."""

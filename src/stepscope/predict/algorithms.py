@@ -7,6 +7,15 @@ With p ranks, n bytes, alpha per hop and beta per byte of one link (docs/calibra
     halving-doubling  2 log2(p) alpha    +  2 (p-1)/p n beta
 
 Reduce-scatter and all-gather are each half of the ring's.
+
+Over h hosts with r ranks on each, p = r h, and hops inside a host and between hosts:
+
+    ring          2 (p-1) max(alpha)  +  2 (p-1)/p n max(beta)
+    hierarchical  2 (r-1) alpha_in + 2 (r-1)/r n beta_in
+                  + 2 (h-1) alpha_out + 2 (h-1)/h n beta_out
+
+A ring is as slow as its slowest hop. A hierarchical all-reduce scatters inside the host, reduces
+between hosts (all r ranks at once, over the host's one link) and gathers inside the host.
 """
 
 from __future__ import annotations
@@ -18,8 +27,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepscope.errors import UsageError
+from stepscope.records.profile import Segment
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stepscope.records.profile import CollectiveFit
 
 ALGORITHMS = ("ring", "tree", "halving_doubling")
@@ -84,10 +96,50 @@ def hop_of_ring(fit: CollectiveFit) -> Hop:
 
     The latency is the first segment's, the rate the last one's.
     """
-    hops, volume = _terms(fit.group_size)["ring"]
+    return hop_of_line(fit.segments, fit.group_size)
+
+
+def hop_of_line(segments: Sequence[Segment], ranks: int) -> Hop:
+    """alpha and beta of one hop, if these lines are a ring's over so many ranks."""
+    hops, volume = _terms(ranks)["ring"]
     return Hop(
-        alpha_ns=fit.segments[0].alpha_ns / hops,
-        beta_ns_per_byte=fit.segments[-1].beta_ns_per_byte / volume,
+        alpha_ns=segments[0].alpha_ns / hops,
+        beta_ns_per_byte=segments[-1].beta_ns_per_byte / volume,
+    )
+
+
+def ring_over_hosts(
+    hosts: int, per_host: int, inside: Hop | None, between: Hop, *, tree_latency: bool = False
+) -> Segment:
+    """An all-reduce over all ranks in one ring, which the slowest hop decides.
+
+    Hops inside a host that are not known are taken to be no slower than those between hosts. With
+    `tree_latency` a message climbs a tree inside the host and one between the hosts, as small
+    messages do under NCCL.
+    """
+    ranks = hosts * per_host
+    hops, volume = _terms(ranks)["ring"]
+    slow = [between, *([inside] if inside and per_host > 1 else [])]
+    alpha = hops * max(hop.alpha_ns for hop in slow)
+    if tree_latency:
+        near = inside.alpha_ns if inside else between.alpha_ns
+        alpha = 2 * (math.log2(per_host) * near + math.log2(hosts) * between.alpha_ns)
+    return _all_sizes(alpha, volume * max(hop.beta_ns_per_byte for hop in slow))
+
+
+def hierarchical_over_hosts(hosts: int, per_host: int, inside: Hop, between: Hop) -> Segment:
+    """An all-reduce in three parts: inside hosts, between them, inside them again."""
+    parts = [(per_host, inside), (hosts, between)]
+    rings = [(*_terms(ranks)["ring"], hop) for ranks, hop in parts if ranks > 1]
+    return _all_sizes(
+        sum(hops * hop.alpha_ns for hops, _, hop in rings),
+        sum(volume * hop.beta_ns_per_byte for _, volume, hop in rings),
+    )
+
+
+def _all_sizes(alpha_ns: float, beta_ns_per_byte: float) -> Segment:
+    return Segment(
+        from_bytes=0, to_bytes=1 << 40, alpha_ns=alpha_ns, beta_ns_per_byte=beta_ns_per_byte
     )
 
 

@@ -134,4 +134,4 @@ def _split_waiting(
     if traced.buckets is None:
         return durations, np.zeros(len(durations))
     now = find_link_times(context, traced, setup.before)
-    return split_waiting(durations, traced.buckets, now)
+    return split_waiting(durations, traced.sizes, now)

@@ -20,6 +20,12 @@ from stepscope.predict.batch_growth import SPREAD as BATCH_SPREAD
 from stepscope.predict.batch_growth import grow_batch
 from stepscope.predict.buckets import fill_buckets, find_gradients
 from stepscope.predict.edit import scale_calls, scale_tasks
+from stepscope.predict.host_transfers import (
+    compare_hierarchical,
+    find_host_times,
+    replicates_hosts,
+    spans_hosts,
+)
 from stepscope.predict.norm_buffers import find_norm_buffers
 from stepscope.predict.outcome import Outcome, Refused, changed
 from stepscope.predict.peaks import peak_at_batch
@@ -33,11 +39,14 @@ from stepscope.records.figures import milliseconds, percent, significant, size
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stepscope.explain.replay.graph import Floats, StepGraph
     from stepscope.predict.buckets import Buckets
     from stepscope.predict.step_context import StepContext
     from stepscope.predict.traced_exchange import TracedExchange
     from stepscope.predict.transfers import TransferTimes
+    from stepscope.records.profile import Profile
 
 STRAGGLING_DOUBT = 0.5  # of what the slowest worker adds, one standard deviation
 MODEL_DOUBT = {True: 0.06, False: 0.03}  # of the step, by whether compute and links share cores
@@ -59,11 +68,13 @@ def replan(context: StepContext, **wanted: Any) -> Outcome:
     old = context.plan or WorkerPlan(ranks=before)
     plan = replace(old, **wanted)
     plan = replace(plan, strong=plan.strong and plan.ranks != before)
+    if plan.hosts and plan.ranks != plan.hosts.count * plan.hosts.per_host:
+        raise Refused("hosts=N says how many workers there are: leave out workers=N")
     if plan == old:
         return Outcome(
             context=context, assumptions=("workers and links stay as they are",), spread=0.0
         )
-    if traced and traced.not_replicas:
+    if traced and traced.not_replicas and not (plan.hosts and replicates_hosts(context)):
         raise Refused(f"only replicas can be added and changed here, and {traced.not_replicas}")
     transfers = _planned_transfers(context, plan, traced)
     straggling = find_straggling(context, plan.ranks, before)
@@ -135,7 +146,7 @@ class _PlannedStep:
         if has_tasks and not self.retimed and traced is not None:
             if traced.buckets:
                 durations = graph.tasks.dur_ns[traced.tasks]
-                self.waiting_ns = float(self._split_waiting(durations, traced.buckets)[0].sum())
+                self.waiting_ns = float(self._split_waiting(durations, traced)[0].sum())
             self.graph = exchange.remove_traced(graph, traced)
 
     @property
@@ -192,13 +203,23 @@ class _PlannedStep:
             return exchange.retime_traced(graph, traced, np.zeros(len(durations)))
         if traced.buckets is None:
             raise Refused("the trace does not give how many bytes its all-reduces move")
-        waiting, share = self._split_waiting(durations, traced.buckets)
-        expected = transfers.expected_ns(traced.buckets.size_bytes.astype(np.float64))
+        waiting, share = self._split_waiting(durations, traced)
+        expected = transfers.expected_ns(traced.sizes)
         return exchange.retime_traced(graph, traced, waiting + share * expected)
 
-    def _split_waiting(self, durations: Floats, buckets: Buckets) -> tuple[Floats, Floats]:
-        now = _planned_transfers(self.context, WorkerPlan(ranks=self.before), self.traced)
-        return split_waiting(durations, buckets, now)
+    def _split_waiting(self, durations: Floats, traced: TracedExchange) -> tuple[Floats, Floats]:
+        return split_waiting(durations, traced.sizes, self._present_transfers())
+
+    def _present_transfers(self) -> TransferTimes | None:
+        """Of the traced exchange; with hosts asked about, from the same source as the new ones."""
+        plan = WorkerPlan(ranks=self.before)
+        if self.plan.hosts is None:
+            return _planned_transfers(self.context, plan, self.traced)
+        hosts = replace(self.plan.hosts, count=self.plan.hosts.before, link=None)
+        try:
+            return _planned_transfers(self.context, replace(plan, hosts=hosts), self.traced)
+        except Refused:
+            return _planned_transfers(self.context, plan, self.traced)
 
     def doubt(self, graph: StepGraph, transfers: TransferTimes | None, straggling: float) -> float:
         """Of the logarithm of the step: about the share of the batch, the link, and whether slow
@@ -226,11 +247,17 @@ def find_link_times(
     return find_transfer_times(
         ranks,
         trace=context.trace,
-        profiles=context.profiles,
+        profiles=_usable_profiles(context),
         traced=traced.all_reduces if traced else None,
         device=find_device(context.trace.device_name or ""),
         on_host=context.on_host,
     )
+
+
+def _usable_profiles(context: StepContext) -> Sequence[Profile]:
+    """A job on several hosts says more about its links than a calibration of one host."""
+    several = context.job is not None and len(set(context.job.hosts.values())) > 1
+    return [p for p in context.profiles if spans_hosts(p)] if several else context.profiles
 
 
 def _planned_transfers(
@@ -240,7 +267,10 @@ def _planned_transfers(
         if (plan.bandwidth, plan.latency, plan.stage, plan.bucket_mb) != (1.0, 1.0, 0, None):
             raise Refused("nothing is exchanged in this step: ask for workers=N together with it")
         return None
-    times = find_link_times(context, traced, plan.ranks)
+    if plan.hosts is not None:
+        times = find_host_times(context, traced, plan.hosts)
+    else:
+        times = find_link_times(context, traced, plan.ranks)
     if times is None:
         raise Refused(
             f"how long an all-reduce over {counted(plan.ranks, 'worker')} takes is not known: run "
@@ -311,10 +341,18 @@ def _assumptions(
         own = "cores" if context.on_host else "a device"
         workers = counted(plan.ranks, "worker")
         lines.append(f"{result.before} -> {workers}, each with {own} of its own")
+        if plan.hosts is not None:
+            now, hosts = plan.hosts.before, counted(plan.hosts.count, "host")
+            lines.append(f"{now} -> {hosts}, with {counted(plan.hosts.per_host, 'worker')} on each")
         lines.append(describe_batch(on_host=context.on_host, strong=plan.strong))
         lines.append(_describe_straggling(context, result))
     if transfers:
         lines.append(transfers.source)
+        if plan.hosts and planned.buckets:
+            largest = float(planned.buckets.size_bytes.max())
+            lines += filter(
+                None, [compare_hierarchical(context, planned.traced, plan.hosts, largest)]
+            )
         if context.on_host and transfers.contention:
             lines.append(
                 "as many cores as workers: communication takes "

@@ -62,6 +62,8 @@ class BucketLayout(msgspec.Struct, frozen=True, kw_only=True):
     marks: tuple[int, ...]  # the moment of each bucket, by number; none if they are traced
     host_ns: tuple[float, ...]  # what DDP takes for each
     fill_ns: tuple[float, ...]
+    # What the link carries meanwhile, if buckets of the trace overlap: their transfers' price.
+    carried_bytes: tuple[float, ...] = ()
 
 
 class ScalingSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +114,7 @@ def find_scaling_setup(bench: Bench) -> ScalingSetup:
             _find_link(context, traced, ranks, before, assumptions[ranks])
             for ranks in sorted(assumptions)
         ),
-        ways=tuple(_lay_out(context, gradients, plan, moments, add_ddp) for plan in plans),
+        ways=tuple(_lay_out(context, gradients, plan, moments, traced) for plan in plans),
         retimed=has_tasks,
         finish_ns=cost.step_ns if add_ddp else 0.0,
         sent_bytes=tuple(map(float, norm_buffers.messages_bytes)) if norm_buffers else (),
@@ -243,15 +245,17 @@ def _lay_out(
     gradients: Gradients | None,
     plan: _SizePlan,
     moments: list[Moment],
-    add_ddp: bool,
+    traced: TracedExchange | None,
 ) -> BucketLayout:
-    buckets, on_host = plan.buckets, context.on_host
+    buckets, on_host, add_ddp = plan.buckets, context.on_host, traced is None
+    shared = traced is not None and buckets is traced.buckets and traced.carried_bytes is not None
     none = np.zeros(len(buckets))
     host = ddp_cost(on_host=on_host).filling_ns(buckets) if add_ddp else none
     fill = bucket_copy_ns(buckets, context.ceilings, on_host=on_host) if add_ddp else none
     return BucketLayout(
         bucket_mb=plan.bucket_mb,
         size_bytes=tuple(buckets.size_bytes.astype(np.float64).tolist()),
+        carried_bytes=tuple(traced.sizes.tolist()) if traced and shared else (),
         marks=_mark_buckets(gradients, plan, moments),
         host_ns=tuple(host.tolist()),
         fill_ns=tuple(fill.tolist()),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Flags, Floats, StepGraph
     from stepscope.predict.step_context import StepContext
     from stepscope.predict.transfers import TransferTimes
-    from stepscope.records.job import CollectiveCalls
+    from stepscope.records.job import CollectiveCalls, Group
 
 
 _REDUCE = "c10d::allreduce_"
@@ -44,17 +44,27 @@ class TracedExchange(msgspec.Struct, frozen=True, kw_only=True):
     tasks: NDArray[np.intp]  # of the graph, one per bucket; none if a rank was alone
     all_reduces: TracedAllReduces | None
     not_replicas: str | None = None  # why the ranks are more than replicas
+    members: tuple[int, ...] = ()  # the ranks of the group; empty if the trace does not list them
+    # What the link carries while each bucket is on its way: more than the bucket if several share
+    # it. None if no two overlap.
+    carried_bytes: Floats | None = None
+
+    @property
+    def sizes(self) -> Floats:
+        """By which transfers are priced."""
+        if self.carried_bytes is not None:
+            return self.carried_bytes
+        return self.buckets.size_bytes.astype(np.float64) if self.buckets else np.zeros(0)
 
 
 def split_waiting(
-    durations: Floats, buckets: Buckets, now: TransferTimes | None
+    durations: Floats, sizes: Floats, now: TransferTimes | None
 ) -> tuple[Floats, Floats]:
-    """Split traced collectives into waiting and transfer.
+    """Split traced collectives of these sizes into waiting and transfer.
 
     Returns each one's waiting, and its transfer over the expected one: less than 1 if it was
     faster.
     """
-    sizes = buckets.size_bytes.astype(np.float64)
     expected = now.expected_ns(sizes) if now else np.zeros(len(sizes))
     transfer = np.minimum(durations, expected)
     return durations - transfer, transfer / np.maximum(expected, 1.0)
@@ -68,7 +78,8 @@ def find_traced_exchange(context: StepContext, graph: StepGraph) -> TracedExchan
         return _find_single_rank(context, graph)
     reasons = (_NOT_REPLICAS.get(type(strategy)) for strategy in context.analysis.strategies)
     summing = _is_in_backward(context, row) & (calls.kind == KINDS.index("all_reduce"))
-    ranks = _group_size(calls, summing) or trace.world_size or 1
+    group = _largest_group(calls, summing)
+    ranks = (group.size if group else None) or trace.world_size or 1
     tasks, numbers = _find_tasks(context, graph, calls, summing)
     called_ns = np.where(row[numbers] >= 0, trace.host.start_ns[np.maximum(row[numbers], 0)], 0)
     return TracedExchange(
@@ -77,6 +88,8 @@ def find_traced_exchange(context: StepContext, graph: StepGraph) -> TracedExchan
         tasks=tasks,
         all_reduces=_find_all_reduces(calls, summing, ranks),
         not_replicas=next((reason for reason in reasons if reason), None),
+        members=group.ranks if group else (),
+        carried_bytes=carried_bytes(calls, numbers),
     )
 
 
@@ -104,9 +117,13 @@ def _is_in_backward(context: StepContext, row: NDArray[np.int32]) -> Flags:
     return inside
 
 
-def _group_size(calls: CollectiveCalls, chosen: Flags) -> int | None:
-    sizes = [calls.groups[group].size for group in distinct(calls.group[chosen]).tolist()]
-    return max((size for size in sizes if size), default=None)
+def _largest_group(calls: CollectiveCalls, chosen: Flags) -> Group | None:
+    groups = [calls.groups[group] for group in distinct(calls.group[chosen]).tolist()]
+    return max((group for group in groups if group.size), key=_size_of, default=None)
+
+
+def _size_of(group: Group) -> int:
+    return group.size or 0
 
 
 def _find_tasks(
@@ -131,11 +148,46 @@ def _find_all_reduces(
     known = summing & (calls.size_bytes > 0)
     if ranks < 2 or not known.any():
         return None
+    return list_all_reduces(calls, known, ranks)
+
+
+def list_all_reduces(calls: CollectiveCalls, chosen: Flags, ranks: int) -> TracedAllReduces:
+    """Calls that overlap share the link: together they count as one of all their bytes."""
+    numbers = np.flatnonzero(chosen)
+    numbers = numbers[np.argsort(calls.start_ns[numbers], kind="stable")]
+    start, end = calls.start_ns[numbers], calls.end_ns[numbers]
+    together = _overlapping(start, end)
+    first = np.flatnonzero(np.diff(together, prepend=-1))
     return TracedAllReduces(
         ranks=ranks,
-        size_bytes=calls.size_bytes[known].astype(np.float64),
-        dur_ns=(calls.end_ns - calls.start_ns)[known].astype(np.float64),
+        size_bytes=np.bincount(together, calls.size_bytes[numbers]).astype(np.float64),
+        dur_ns=(np.maximum.reduceat(end, first) - start[first]).astype(np.float64),
     )
+
+
+def _overlapping(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A number for each run of calls, in order of their starts, in which each overlaps another."""
+    reach = np.maximum.accumulate(end_ns)
+    alone = np.append(True, start_ns[1:] >= reach[:-1])
+    numbers: NDArray[np.int64] = np.cumsum(alone) - 1
+    return numbers
+
+
+def carried_bytes(calls: CollectiveCalls, numbers: NDArray[np.intp]) -> Floats | None:
+    """A call's share of the time of all that overlap it, times all their bytes."""
+    if len(numbers) < 2 or (calls.size_bytes[numbers] <= 0).any():
+        return None
+    order = np.argsort(calls.start_ns[numbers], kind="stable")
+    start, end = calls.start_ns[numbers[order]], calls.end_ns[numbers[order]]
+    together = _overlapping(start, end)
+    if together[-1] == len(numbers) - 1:
+        return None
+    first = np.flatnonzero(np.diff(together, prepend=-1))
+    lasts = np.maximum.reduceat(end, first) - start[first]
+    total = np.bincount(together, calls.size_bytes[numbers[order]])
+    carried = np.zeros(len(numbers))
+    carried[order] = total[together] * (end - start) / np.maximum(lasts[together], 1)
+    return carried
 
 
 def _find_single_rank(context: StepContext, graph: StepGraph) -> TracedExchange | None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stepscope.records.trace import Trace
 
 
-Basis = Literal["calibrated", "carried over", "trace", "data sheet"]
+Basis = Literal["calibrated", "carried over", "trace", "data sheet", "given"]
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 _TO_DEVIATION = 1.48  # a median error as a standard deviation
 _SMALLEST_SPREAD = 0.08  # from one day to another
@@ -38,7 +38,7 @@ _SPREAD_PER_DOUBLING = 0.12  # of the group's size; of the logarithm
 _TRACE_SPREAD, _DATA_SHEET_SPREAD = 0.25, 0.35
 _REACHED = 0.75  # of the data sheet's rate in one direction, by rings over a link
 _LATENCY_NS, _ROUND_NS = 12_000.0, 6_000.0  # per collective, and per doubling of the ranks
-_RINGS = ("gloo",)
+RINGS = ("gloo",)
 _LARGE_BYTES = 256 * 1024  # 100 µs at 2.6 GB/s: on any link, bytes decide
 _SIZE_RATIO, _TIME_RATIO = 4.0, 1.2  # of the largest message to the smallest, at least
 _ONE_DOMAIN = 8  # GPUs joined by one kind of link; a network joins more
@@ -95,21 +95,26 @@ def find_transfer_times(
     on_host: bool,
 ) -> TransferTimes | None:
     """None if no source knows."""
-    times = from_profiles(ranks, [profile for profile in profiles if _fits(profile, trace)])
+    times = from_profiles(ranks, [profile for profile in profiles if fits_trace(profile, trace)])
     if times is None and traced is not None:
         times = from_trace(ranks, traced, "gloo" if on_host else trace.backend)
     if times is None and device is not None and not on_host:
         times = from_data_sheet(ranks, device)
-    if times is not None and on_host and times.contention is None:
-        times = replace(
-            times,
-            contention=_usual_contention(times.lines["all_reduce"], ranks),
-            source=f"{times.source}; how much it slows compute on shared cores is a typical value",
-        )
-    return times
+    return with_usual_contention(times) if times is not None and on_host else times
 
 
-def _fits(profile: Profile, trace: Trace) -> bool:
+def with_usual_contention(times: TransferTimes) -> TransferTimes:
+    """For processors that compute and communicate, unless contention was measured."""
+    if times.contention is not None:
+        return times
+    return replace(
+        times,
+        contention=_usual_contention(times.lines["all_reduce"], times.ranks),
+        source=f"{times.source}; how much it slows compute on shared cores is a typical value",
+    )
+
+
+def fits_trace(profile: Profile, trace: Trace) -> bool:
     """Whether device and backend are the trace's, as far as both are known."""
     device, backend = trace.device_name, trace.backend
     if profile.kind != trace.kind or (device and profile.device != device):
@@ -182,7 +187,7 @@ def _extrapolate(
     segments: Iterable[Segment], measured: int, ranks: int, backend: str | None
 ) -> tuple[Segment, ...]:
     hops = (ranks - 1) / (measured - 1)
-    if backend not in _RINGS:
+    if backend not in RINGS:
         hops = min(hops, math.log2(ranks) / math.log2(measured))
     volume = ((ranks - 1) / ranks) / ((measured - 1) / measured)
     return _scale_lines(segments, hops, volume)
@@ -212,7 +217,7 @@ def from_trace(ranks: int, traced: TracedAllReduces, backend: str | None) -> Tra
     if traced.ranks < 2 or not len(traced.size_bytes) or not _shows_bandwidth(traced):
         return None
     alpha, beta = lower_line(traced.size_bytes, traced.dur_ns)
-    if backend not in _RINGS:  # more than any link's latency was waiting too
+    if backend not in RINGS:  # more than any link's latency was waiting too
         alpha = min(alpha, 3 * _latency_ns(traced.ranks))
     line = Segment(
         from_bytes=int(traced.size_bytes.min()),
@@ -232,7 +237,7 @@ def from_trace(ranks: int, traced: TracedAllReduces, backend: str | None) -> Tra
             + (f", extrapolated to {ranks}" if ranks != traced.ranks else "")
         ),
         spread=spread,
-        lines={"all_reduce": whole, **_halves(whole)},
+        lines={"all_reduce": whole, **halves(whole)},
     )
 
 
@@ -265,7 +270,7 @@ def lower_line(size_bytes: Floats, dur_ns: Floats) -> tuple[float, float]:
     return max(alpha, 0.0), beta
 
 
-def _halves(whole: tuple[Segment, ...]) -> dict[str, tuple[Segment, ...]]:
+def halves(whole: tuple[Segment, ...]) -> dict[str, tuple[Segment, ...]]:
     return {kind: _scale_lines(whole, 0.5, 0.5) for kind in KINDS[1:]}
 
 
@@ -299,5 +304,5 @@ def from_data_sheet(ranks: int, device: DeviceSpec) -> TransferTimes | None:
         basis="data sheet",
         source=source,
         spread=math.hypot(_DATA_SHEET_SPREAD, 2 * _SPREAD_PER_DOUBLING * beyond),
-        lines={"all_reduce": (line,), **_halves((line,))},
+        lines={"all_reduce": (line,), **halves((line,))},
     )

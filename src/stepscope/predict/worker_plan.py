@@ -5,10 +5,27 @@ from __future__ import annotations
 import msgspec
 
 
+class GivenLink(msgspec.Struct, frozen=True, kw_only=True):
+    """The link of one host to the others, as the user states it."""
+
+    bytes_s: float
+    latency_ns: float | None = None  # of one message; None: not stated
+
+
+class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """So many hosts with as many ranks of the exchange on each as before."""
+
+    count: int
+    per_host: int
+    before: int
+    link: GivenLink | None = None  # None: as captured or calibrated
+
+
 class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for."""
 
     ranks: int
+    hosts: HostPlan | None = None  # None: nothing was asked about hosts
     strong: bool = False  # all workers together keep the batch
     bucket_mb: float | None = None  # None: as traced, else DDP's own
     bandwidth: float = 1.0

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 if TYPE_CHECKING:
+    from stepscope.records.hierarchical import HierarchicalAllReduce
     from stepscope.records.host_load import HostLoad
+    from stepscope.records.links import HostLink, RankLinks
+    from stepscope.records.network_place import NetworkPlace
     from stepscope.records.quality import Note
     from stepscope.records.run_calls import LoggedCollectives, RunArrivals, RunCalls
     from stepscope.records.trace import Int8, Int32, Int64
@@ -30,6 +33,10 @@ Cause = Literal["compute", "input", "link"]
 # Late at every step, in some steps, or a different rank each time.
 LatenessKind = Literal["constant", "intermittent", "wandering"]
 LatenessSource = Literal["window", "every step"]
+# Who is to blame: one rank, all ranks of a host alike, or a link between hosts.
+StragglerScope = Literal["rank", "host", "link"]
+# Whether all ranks of a collective's group are on one host.
+Reach = Literal["inside host", "between hosts"]
 StragglerVerdict = Literal["none", "found", "not resolved", "one rank only"]
 
 
@@ -153,6 +160,7 @@ class RankFolder(msgspec.Struct, frozen=True, kw_only=True):
     """The files next to a trace in a run folder; every part may be missing."""
 
     host: str | None = None
+    network_place: NetworkPlace | None = None
     pid: int | None = None
     world_size: int | None = None
     steps: int = 0
@@ -164,6 +172,7 @@ class RankFolder(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[Note, ...] = ()  # what in these files could not be read
     load: HostLoad | None = None  # rank.json's "host_load"
     collectives: LoggedCollectives | None = None  # of the whole run
+    links: RankLinks | None = None  # what its connections have sent
 
 
 class RankPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,9 +183,11 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     keeping: ClockKeeping | None = None
     clock_notes: tuple[str, ...] = ()
     host: str | None = None
+    network_place: NetworkPlace | None = None
     world_size: int | None = None
     member: Membership | None = None  # None for a bare trace
     run: RunCalls | None = None  # its collectives over the whole run
+    links: RankLinks | None = None  # what its connections have sent
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,6 +235,7 @@ class JobCollective(msgspec.Struct, frozen=True, kw_only=True):
     busbw_gb_s: float | None
     expected_ns: float | None = None  # one transfer by this machine's calibration
     slowest_rank: int | None = None  # most often the last to arrive
+    reach: Reach | None = None  # None where hosts or members are not known
 
 
 class LastArriver(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,7 +250,7 @@ class LastArriver(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank (or, for a link, one group) that slows the others."""
+    """One rank, one host, or for a link one group or one pair of hosts, that slows the others."""
 
     rank: int | None
     cause: Cause
@@ -253,6 +265,10 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     excess_ms: float | None = None  # its lateness in the steps in which it was late
     p_value: float | None = None  # that chance alone looks like this; None if the window shows it
     source: LatenessSource = "window"
+    scope: StragglerScope = "rank"
+    host: str | None = None  # the rank's or link's; None where hosts are not known
+    ranks: tuple[int, ...] = ()  # of a slow host
+    link: tuple[str, str] | None = None  # from this host to that one
 
 
 class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,6 +279,12 @@ class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
     source: LatenessSource = "window"
     wandering: Straggler | None = None  # a different rank is late each time: none is to blame
+
+    @property
+    def accused(self) -> list[int]:
+        """Ranks that are slow by themselves, then those of slow hosts."""
+        alone = [straggler.rank for straggler in self.ranks if straggler.rank is not None]
+        return [*alone, *(rank for straggler in self.ranks for rank in straggler.ranks)]
 
 
 class PathPiece(msgspec.Struct, frozen=True, kw_only=True):
@@ -326,3 +348,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[Membership | None, ...] = ()  # in the order of `ranks`
     step_ms: float = 0.0  # the step of record; 0 if only profiled steps are known
     run_arrivals: RunArrivals | None = None  # at the collectives of the whole run
+    links: tuple[HostLink, ...] = ()  # between hosts, the slowest first
+    places: dict[str, NetworkPlace] = {}  # of the hosts that tell theirs
+    hierarchical: tuple[HierarchicalAllReduce, ...] = ()  # the longest first

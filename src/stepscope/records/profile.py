@@ -106,6 +106,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     other_cores: Cores | None = None
     cores: Cores | None = None
     rounds: Threads = 1  # repetitions of all measurements; the best counts
+    hosts: Ranks | None = None  # on which the ranks were; None if not noted
 
     def fit_for(self, kind: str, group_size: int, group: str | None = None) -> CollectiveFit | None:
         """The fit for exactly this group size, None if it was not measured.

@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from stepscope.records.host_load import HostLoad  # noqa: TC001  (decoded at run time)
 from stepscope.records.limits import Bytes, Count, DurationNs, RankNumber, Ranks, StampNs  # noqa: TC001  (decoded)
+from stepscope.records.network_place import NetworkPlace  # noqa: TC001  (decoded)
 from stepscope.records.process_identity import ProcessIdentity  # noqa: TC001  (decoded)
 from stepscope.trace.decode import Oddities
 from stepscope.trace.side_files import read_record
@@ -162,6 +163,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     argv: list[str] | UnsetType | None = UNSET
     problems: list[str] | UnsetType = UNSET
     host: str | UnsetType | None = UNSET
+    network_place: NetworkPlace | UnsetType | None = UNSET
     pid: Count | UnsetType | None = UNSET
     process: ProcessIdentity | UnsetType | None = UNSET
     python: str | UnsetType | None = UNSET

@@ -17,6 +17,7 @@ from stepscope.records.limits import (  # noqa: TC001  (decoded)
     StepNumber,
     UnixOffsetNs,
 )
+from stepscope.records.links import RankLinks
 from stepscope.trace.collective_log import COLLECTIVES, read_collective_log
 from stepscope.trace.decode import Oddities
 from stepscope.trace.rank_facts import RANK, decode_facts
@@ -27,9 +28,11 @@ from stepscope.trace.windows import comms_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepscope.trace.rank_facts import CapturedGroup, CapturedLayout
+    from stepscope.records.quality import Note
+    from stepscope.records.run_calls import LoggedCollectives
+    from stepscope.trace.rank_facts import CapturedGroup, CapturedLayout, RankFacts
 
-CLOCK, MEMORY = "clock.json", "memory.json"
+CLOCK, LINKS, MEMORY = "clock.json", "links.json", "memory.json"
 _MOST_NOTES = 16
 
 
@@ -75,13 +78,15 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
     if not any(map(may_exist, (folder / RANK, folder / CLOCK, folder / comms))):
         return None
     about_rank, about_clock, about_comms = map(Oddities, (RANK, CLOCK, comms))
-    about_run = Oddities(COLLECTIVES)
+    about_run, about_links = Oddities(COLLECTIVES), Oddities(LINKS)
     rank: dict[str, Any] = msgspec.structs.asdict(decode_facts(folder, about_rank))
     known = {name: value for name, value in rank.items() if value is not msgspec.UNSET}
     clock = read_record(folder / CLOCK, _Clock, about_clock) or _Clock()
     lines = read_rows(folder / comms, _Line, about_comms)
+    read = (about_rank, about_clock, about_comms, about_run, about_links)
     return RankFolder(
         host=known.get("host"),
+        network_place=known.get("network_place"),
         pid=known.get("pid"),
         world_size=known.get("world_size"),
         steps=known.get("steps", 0),
@@ -92,7 +97,33 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
         comms=tuple(map(msgspec.structs.asdict, lines)),
         load=known.get("host_load"),
         collectives=read_collective_log(folder, about_run),
-        notes=(*about_rank.notes, *about_clock.notes, *about_comms.notes, *about_run.notes),
+        links=read_record(folder / LINKS, RankLinks, about_links),
+        notes=tuple(note for about in read for note in about.notes),
+    )
+
+
+class UntracedFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """What capture wrote about a rank without a trace, apart from its steps."""
+
+    facts: RankFacts
+    rounds: tuple[Rounds, ...]
+    collectives: LoggedCollectives | None
+    links: RankLinks | None
+    notes: tuple[Note, ...]
+
+
+def read_untraced_folder(folder: Path) -> UntracedFolder:
+    """As `read_rank_folder`, without what only explains a trace: there may be thousands."""
+    about = [Oddities(name) for name in (RANK, CLOCK, COLLECTIVES, LINKS)]
+    about_rank, about_clock, about_run, about_links = about
+    facts = decode_facts(folder, about_rank)
+    clock = read_record(folder / CLOCK, _Clock, about_clock) or _Clock()
+    return UntracedFolder(
+        facts=facts,
+        rounds=tuple(_rounds(clock.syncs, about_clock)),
+        collectives=read_collective_log(folder, about_run),
+        links=read_record(folder / LINKS, RankLinks, about_links),
+        notes=tuple(note for oddities in about for note in oddities.notes),
     )
 
 

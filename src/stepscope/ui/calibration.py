@@ -75,6 +75,7 @@ def fit_profile(raw: dict[str, Any]) -> Profile:
         other_cores=machine.get("other_cores"),
         cores=machine.get("cores"),
         rounds=machine.get("rounds", 1),
+        hosts=raw.get("hosts"),
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from stepscope.explain.hosts import ranks_by_host
 from stepscope.explain.rank_steps import own_ms
 from stepscope.explain.snapshot_rank import is_memory_only
 from stepscope.records.job import Clock
@@ -33,12 +34,15 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "budget": _whole_budget(explanation),
         "findings": [to_builtins(finding) for finding in explanation.findings],
         "advice": [to_builtins(advice) for advice in explanation.advice],
+        "hosts": _hosts(explanation.job),
+        "links": _links(explanation.job),
         "collectives": _all_collectives(explanation),
         "stragglers": _stragglers(explanation),
         "clock": _clock(explanation.job),
         "arrivals": _arrivals(explanation.job),
         "critical_path": _path(explanation.job),
         "steps_by_rank": _steps_by_rank(explanation.job),
+        "hierarchical": to_builtins(explanation.job.hierarchical) if explanation.job else [],
         "strategies": [to_builtins(strategy) for strategy in explanation.strategies],
         "run": _run(explanation.run),
         "nccl": to_builtins(explanation.nccl) if explanation.nccl else None,
@@ -138,6 +142,37 @@ def _budget(budget: Budget) -> dict[str, Any]:
     }
 
 
+def _hosts(job: Job | None) -> list[dict[str, Any]]:
+    """Rack and switch are null where nothing says them."""
+    by_host = ranks_by_host(job.hosts) if job else {}
+    return [
+        {"host": host, "ranks": list(ranks), **_rack_and_switch(job, host)}
+        for host, ranks in by_host.items()
+    ]
+
+
+def _rack_and_switch(job: Job | None, host: str) -> dict[str, str | None]:
+    place = job.places.get(host) if job else None
+    return {"rack": place.rack if place else None, "switch": place.switch if place else None}
+
+
+def _links(job: Job | None) -> list[dict[str, Any]]:
+    return [
+        {
+            "from": link.sender,
+            "to": link.receiver,
+            "gb_s": link.rate_bytes_s / 1e9,
+            "busy_gb_s": link.steady_bytes_s / 1e9,
+            "device_gb_s": link.device_bytes_s / 1e9 if link.device_bytes_s else None,
+            "sent_bytes": link.sent_bytes,
+            "connections": link.connections,
+            "rtt_us": link.rtt_us,
+            "retransmitted": link.retransmitted,
+        }
+        for link in (job.links if job else ())
+    ]
+
+
 def _all_collectives(explanation: Explanation) -> list[dict[str, Any]]:
     """Those joined across ranks first, then what only single ranks recorded."""
     joined = explanation.job.collectives if explanation.job else ()
@@ -163,7 +198,7 @@ def _joined(row: JobCollective) -> dict[str, Any]:
 def _collectives(rank: RankExplanation) -> list[dict[str, Any]]:
     """Waits and transfers are null: they need other ranks."""
     unknown = dict.fromkeys(
-        ("wait_ns", "wait_error_ns", "transfer_ns", "expected_ns", "slowest_rank")
+        ("wait_ns", "wait_error_ns", "transfer_ns", "expected_ns", "slowest_rank", "reach")
     )
     return [{**to_builtins(row), "rank": rank.rank, **unknown} for row in rank.collectives]
 

@@ -24,11 +24,11 @@ _SCRIPT = re.compile(r".+\.(py|sh)")
 
 
 def starts_deepspeed(command: Sequence[str]) -> bool:
-    """Not through accelerate, which writes such a file itself, with all variables."""
+    """And lets it reach other hosts. Accelerate writes such a file itself, with all variables."""
     for word in command:
         name = PurePath(word).name
         if name in _LAUNCHERS:
-            return True
+            return "--no_ssh" not in command
         if _SCRIPT.fullmatch(word) or name == "accelerate":
             return False
     return False

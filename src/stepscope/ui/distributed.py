@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Straggler,
         Stragglers,
     )
+    from stepscope.records.network_place import NetworkPlace
 
 Tone = Literal["good", "bad", "open"]
 
@@ -31,8 +32,26 @@ _TONES: dict[str, Tone] = {"none": "good", "found": "bad"}
 
 
 def straggler_name(straggler: Straggler) -> str:
-    """The rank, or the group of a slow link."""
-    return f"rank {straggler.rank}" if straggler.rank is not None else f"group {straggler.group}"
+    """The rank, the host, the link between two hosts, or the group of a slow link."""
+    if straggler.rank is not None:
+        return f"rank {straggler.rank}"
+    if straggler.link is not None:
+        return f"the link from {straggler.link[0]} to {straggler.link[1]}"
+    return f"group {straggler.group}" if straggler.cause == "link" else str(straggler.host)
+
+
+def rank_on_host(rank: int, job: Job) -> str:
+    """rank 3 on node1, where the ranks are on several hosts."""
+    several = len(set(job.hosts.values())) > 1
+    return f"rank {rank} on {job.hosts[rank]}" if several and rank in job.hosts else f"rank {rank}"
+
+
+def place_words(place: NetworkPlace | None) -> str:
+    """Where a host stands in the network, as far as it is known."""
+    if place is None:
+        return ""
+    parts = (("rack", place.rack), ("switch", place.switch))
+    return ", ".join(f"{kind} {name}" for kind, name in parts if name)
 
 
 def straggler_words(stragglers: Stragglers) -> str:
@@ -65,14 +84,21 @@ def _wandering(straggler: Straggler | None) -> str:
 def _what(worst: Straggler) -> str:
     if worst.excess_ms is not None:
         often = "at every step" if worst.one_in is None else f"in 1 step of {worst.one_in}"
-        why = ", as it waits for its data" if worst.cause == "input" else ""
-        return f"it is late by {duration(worst.excess_ms * 1e6)} {often}{why}"
+        its, waits = ("it is", "it waits") if worst.scope == "rank" else _plural(worst)
+        why = f", as {waits} for data" if worst.cause == "input" else ""
+        return f"{its} late by {duration(worst.excess_ms * 1e6)} {often}{why}"
     times = factor(worst.slowdown)
+    if worst.link is not None:
+        return f"the other links send {times} times as fast"
     return {
         "compute": f"its own work takes {times} times as long as the other ranks'",
         "input": f"it waits for its data and takes {times} times as long as the others",
         "link": f"its transfers take {times} times as long as they should",
     }[worst.cause]
+
+
+def _plural(host: Straggler) -> tuple[str, str]:
+    return f"its {len(host.ranks)} ranks are", "they wait"
 
 
 def _accusation(stragglers: tuple[Straggler, ...]) -> str:

@@ -94,6 +94,25 @@ def test_a_span_that_ends_after_the_host_went_on_had_ended_before(read: Read) ->
     assert replay(graph).host_ends_ns[-1] == pytest.approx(390_000)
 
 
+def test_the_host_waits_for_each_of_two_at_once_in_turn(read: Read) -> None:
+    """The first ends as the host continues, so the second is not over yet."""
+    other = {"shapes": [[[300]]], "dtypes": ["TensorList"]}
+    trace = read(
+        op("c10d::allreduce_", start=0, dur=2, **REDUCE),
+        op("c10d::allreduce_", start=2, dur=2, **other),
+        note("gloo:all_reduce", start=5, dur=600, thread=WORKER, shapes=[[100]], dtypes=["float"]),
+        note("gloo:all_reduce", start=6, dur=990, thread=WORKER + 1, shapes=[[300]],
+             dtypes=["float"]),
+        op("aten::mul_", start=610, dur=10),
+        op("aten::mul_", start=1000, dur=10),
+    )  # fmt: skip
+    graph = graph_of(trace)
+    assert sorted(graph.tasks.dur_ns.tolist()) == [600_000, 990_000]
+    assert (graph.calls.kind == CallKind.WAIT).sum() == 2
+    assert step_ns(graph) == pytest.approx(1_010_000)
+    assert step_ns(scale_tasks(graph, graph.tasks.dur_ns > 0, 0.0)) < 50_000
+
+
 def test_compute_that_hides_it_is_no_wait(read: Read) -> None:
     graph = graph_of(
         read(

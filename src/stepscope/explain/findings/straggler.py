@@ -38,6 +38,17 @@ _WORDS: dict[Cause, str] = {
     "input": "waits for its data and takes {times} times as long as the other ranks",
     "link": "transfers take {times} times as long as they should, although ranks arrive together",
 }
+_HOST_REMEDIES: dict[Cause, tuple[Remedy, ...]] = {
+    "compute": (
+        remedies.CHECK_HOST.offer("look at this host: other processes, clocks, power, its devices"),
+        remedies.NO_STRAGGLER.offer("bring this host up to the pace of the others, or replace it"),
+    ),
+    "input": (
+        remedies.CHECK_STORAGE.offer("check whether this host reads from slower storage"),
+        remedies.NO_DATA_WAIT.offer("feed its ranks faster: more loader workers, cached data"),
+    ),
+    "link": _REMEDIES["link"],
+}
 
 
 _WANDERING = (
@@ -64,13 +75,19 @@ def find(evidence: JobEvidence) -> Finding | None:
         summary=f"{_describe(worst)}; without this, a step "
         f"would be {milliseconds(worst.cost_ms)} ({percent(share)}) shorter.",
         evidence=(
-            *worst.evidence,
+            *(worst.evidence[1:] if worst.link is not None else worst.evidence),
             *(_describe_other(straggler) for straggler in others[:3]),
             *_describe_arrivals(job, worst),
         ),
-        remedies=_WANDERING if worst.kind == "wandering" else _REMEDIES[worst.cause],
+        remedies=_choose_remedies(worst),
         rank=worst.rank,
     )
+
+
+def _choose_remedies(worst: Straggler) -> tuple[Remedy, ...]:
+    if worst.kind == "wandering":
+        return _WANDERING
+    return (_HOST_REMEDIES if worst.scope == "host" else _REMEDIES)[worst.cause]
 
 
 def _choose_step_ms(job: Job, worst: Straggler) -> float:
@@ -78,7 +95,7 @@ def _choose_step_ms(job: Job, worst: Straggler) -> float:
     median over steps of the slowest rank for a slow link."""
     if job.step_ms:
         return job.step_ms
-    if worst.rank is not None or worst.kind == "wandering":
+    if worst.cause != "link":
         return max(times.step_ms for times in job.times)
     steps = job.step_ns[(job.step_ns > 0).all(axis=1)]
     return float(np.median(steps.max(axis=1))) / 1e6 if len(steps) else 0.0
@@ -87,11 +104,15 @@ def _choose_step_ms(job: Job, worst: Straggler) -> float:
 def _title(worst: Straggler) -> str:
     if worst.kind == "wandering":
         return "Wandering straggler"
-    return "" if worst.rank is not None else "Slow link"
+    return {"rank": "", "host": "Slow host", "link": "Slow link"}[worst.scope]
 
 
 def _describe(straggler: Straggler) -> str:
     """How often it is late is known only where every step was seen."""
+    if straggler.link is not None:
+        return _describe_link(straggler)
+    if straggler.scope == "host":
+        return _describe_host(straggler)
     if straggler.excess_ms is None:
         times = factor(straggler.slowdown)
         return f"{_name(straggler)} {_WORDS[straggler.cause].format(times=times)}"
@@ -104,6 +125,23 @@ def _describe(straggler: Straggler) -> str:
     return f"{_name(straggler)} {late} {often}: {why}"
 
 
+def _describe_host(straggler: Straggler) -> str:
+    its = f"{straggler.host} is slow: its {counted(len(straggler.ranks), 'rank')}"
+    why = ", as they wait for their data" if straggler.cause == "input" else ""
+    if straggler.excess_ms is None:
+        times = factor(straggler.slowdown)
+        return f"{its} take {times} times as long as those of other hosts for their own work{why}"
+    if straggler.kind == "constant":
+        return f"{its} arrive {milliseconds(straggler.excess_ms)} after the others{why}"
+    late = f"are late by {milliseconds(straggler.excess_ms)}"
+    return f"{its} {late} in 1 step of {straggler.one_in}{why}"
+
+
+def _describe_link(straggler: Straggler) -> str:
+    """Its first line of evidence says how fast it sends, and how fast the others."""
+    return f"{straggler.evidence[0]}, although ranks arrive together"
+
+
 def _name(straggler: Straggler) -> str:
     if straggler.rank is not None:
         return f"rank {straggler.rank}"
@@ -111,13 +149,15 @@ def _name(straggler: Straggler) -> str:
 
 
 def _describe_other(straggler: Straggler) -> str:
-    if straggler.excess_ms is not None:
+    if straggler.excess_ms is not None or straggler.scope == "host" or straggler.link is not None:
         return _describe(straggler)
     return f"{_name(straggler)} is slow too: {straggler.cause}, {factor(straggler.slowdown)} times"
 
 
 def _describe_arrivals(job: Job, worst: Straggler) -> list[str]:
     """How often it arrived last, where clocks are precise enough to say."""
+    if worst.rank is None:
+        return []
     for row in job.arrivals:
         if row.rank == worst.rank and row.times_last:
             return [

@@ -85,11 +85,17 @@ def _launching(
 def _really_ended(
     calls: Calls, tasks: Tasks, start_ns: Floats, begun: Floats, end: Floats
 ) -> Floats:
-    """The tasks' ends; one that the host waited for ends no later than the host continues."""
+    """The tasks' ends; one that the host waited for ends no later than the host continues.
+
+    Where another task ends as the host continues, the host waited for that one.
+    """
     ended = end.copy()
     for number in np.flatnonzero(calls.gap_ns > _LONG_GAP_NS).tolist():
         gap, resumed = calls.gap_ns[number], start_ns[number]
-        running = (tasks.call < number) & (ended > resumed)
+        earlier = tasks.call < number
+        if (earlier & (end <= resumed) & (end >= resumed - (1 - _SPANNED) * gap)).any():
+            continue
+        running = earlier & (ended > resumed)
         running &= begun <= resumed - _SPANNED * gap
         ended[running] = resumed
     return ended

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from stepscope.explain.hosts import columns_by_host, hosts_of
 from stepscope.explain.whole_run.arrival_matrix import join_arrivals
-from stepscope.explain.whole_run.lateness import LEAST_STEPS, find_late
+from stepscope.explain.whole_run.late_hosts import (
+    StepMatrices,
+    find_late_hosts,
+    merge_late_ranks,
+)
+from stepscope.explain.whole_run.lateness import LEAST_STEPS
 from stepscope.records.figures import milliseconds, percent
 from stepscope.records.job import Straggler, Stragglers
 from stepscope.records.words import counted
@@ -23,6 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from stepscope.explain.hosts import HostColumns
+    from stepscope.explain.whole_run.late_hosts import LateHost
     from stepscope.explain.whole_run.lateness import Lateness, LateRank
     from stepscope.records.job import Cause, LatenessKind, RankPart
     from stepscope.records.run_calls import RunArrivals, RunCalls
@@ -68,6 +76,18 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
     phases_ns: dict[str, Floats]
     cpu_wait_ns: Floats | None
     together: bool
+    hosts: dict[int, str]  # of ranks; all of them, or none
+
+    @property
+    def by_host(self) -> tuple[HostColumns, ...]:
+        return columns_by_host(self.ranks, self.hosts)
+
+
+class _Late(msgspec.Struct, frozen=True, kw_only=True):
+    """Late hosts, and how late single ranks are apart from that."""
+
+    hosts: tuple[LateHost, ...]
+    ranks: Lateness
 
 
 def judge_whole_run(parts: Sequence[RankPart]) -> WholeRunLateness:
@@ -78,19 +98,15 @@ def judge_whole_run(parts: Sequence[RankPart]) -> WholeRunLateness:
     if arrivals is not None:
         arrivals = msgspec.structs.replace(arrivals, error_ns=_wait_errors(aligned.error_ns))
     waits = arrivals if on_host else None
-    case = _case(arrivals, aligned.runs) if arrivals is not None else None
-    lateness = _find_late(case, on_host=on_host) if case is not None else None
-    if case is None or lateness is None:
+    hosts = hosts_of(parts)
+    case = _case(arrivals, aligned.runs, hosts) if arrivals is not None else None
+    late = _find_late(case, on_host=on_host) if case is not None else None
+    if case is None or late is None:
         return WholeRunLateness(arrivals=waits)
-    late = [
-        rank
-        for rank in lateness.late
-        if not rank.constant or rank.excess_ns > 2 * aligned.error_ns.get(case.ranks[rank.place], 0)
-    ]
     everyone = len(case.ranks) == len(parts)
     return WholeRunLateness(
         arrivals=waits,
-        stragglers=_stragglers(case, lateness, late),
+        stragglers=_stragglers(case, _beyond_clock_error(case, late, aligned.error_ns)),
         clears=everyone and on_host,
     )
 
@@ -103,20 +119,43 @@ def _wait_errors(error_ns: Mapping[int, float]) -> dict[int, float]:
     return {rank: own + (second if own == worst else worst) for rank, own in error_ns.items()}
 
 
-def _find_late(case: _Case, *, on_host: bool) -> Lateness | None:
-    """A host that runs ahead of its device may be late without anybody waiting for it, so there
+def _beyond_clock_error(case: _Case, late: _Late, error_ns: Mapping[int, float]) -> _Late:
+    """Without constant lateness that the clocks cannot resolve."""
+
+    def resolved(rank: LateRank, columns: Sequence[int]) -> bool:
+        error = max(error_ns.get(case.ranks[column], 0) for column in columns)
+        return not rank.constant or rank.excess_ns > 2 * error
+
+    hosts = tuple(one for one in late.hosts if resolved(one.late, one.host.columns))
+    ranks = tuple(rank for rank in late.ranks.late if resolved(rank, (rank.place,)))
+    return _Late(hosts=hosts, ranks=msgspec.structs.replace(late.ranks, late=ranks))
+
+
+def _find_late(case: _Case, *, on_host: bool) -> _Late | None:
+    """A process that runs ahead of its device may be late without anybody waiting for it, so there
     only single late steps that took longer count."""
     typical = float(np.median(case.step_ns))
     # Ranks of different groups have different work.
     cpu_wait, own = (case.cpu_wait_ns, _own_work(case)) if case.together else (None, None)
-    lateness = find_late(case.late_ns, typical, cpu_wait, own)
-    if lateness is None or on_host:
-        return lateness
+    matrices = StepMatrices(arrival_ns=case.late_ns, cpu_wait_ns=cpu_wait, own_ns=own)
+    hosts = tuple(
+        late
+        for late in find_late_hosts(matrices, case.by_host, typical)
+        if on_host or (not late.late.constant and _lengthens(case, late.late))
+    )
+    rest = matrices.without(hosts) if hosts else matrices
+    lateness = rest.find_late(typical)
+    if lateness is None:
+        return None
+    if on_host:
+        merged, ranks = merge_late_ranks(rest, case.by_host, lateness, typical)
+        return _Late(hosts=(*hosts, *merged), ranks=ranks)
     late = tuple(rank for rank in lateness.late if not rank.constant and _lengthens(case, rank))
     wandering = lateness.wandering
     if wandering is not None and not _lengthens(case, wandering):
         wandering = None
-    return msgspec.structs.replace(lateness, late=late, wandering=wandering)
+    ranks = msgspec.structs.replace(lateness, late=late, wandering=wandering)
+    return _Late(hosts=hosts, ranks=ranks)
 
 
 def _lengthens(case: _Case, rank: LateRank) -> bool:
@@ -127,12 +166,31 @@ def _lengthens(case: _Case, rank: LateRank) -> bool:
     return longer >= rank.excess_ns / 2
 
 
-def decide(window: Stragglers, whole: WholeRunLateness) -> Stragglers:
-    """Hundreds of steps decide which rank is late; only the window shows a slow link."""
+def decide(
+    window: Stragglers, whole: WholeRunLateness, slow_links: Sequence[Straggler] = ()
+) -> Stragglers:
+    """Hundreds of steps decide which rank is late; only the window shows a slow link of a group.
+
+    `slow_links` are links between hosts that the connections' own counters show to be slow.
+    """
+    late = _decide_late(window, whole)
+    if not slow_links:
+        return late
+    ranks = (one for one in late.ranks if one.cause != "link" and not _is_effect(one, slow_links))
+    both = sorted((*slow_links, *ranks), key=lambda one: -one.cost_ms)
+    return msgspec.structs.replace(late, verdict="found", ranks=tuple(both), detail="")
+
+
+def _is_effect(late: Straggler, slow_links: Sequence[Straggler]) -> bool:
+    """Ranks behind a slow link leave a collective later and so arrive later at the next one."""
+    return late.cost_ms < max(link.cost_ms for link in slow_links)
+
+
+def _decide_late(window: Stragglers, whole: WholeRunLateness) -> Stragglers:
     run = whole.stragglers
     if run is None:
         return window
-    links = tuple(link for link in window.ranks if link.rank is None)
+    links = tuple(link for link in window.ranks if link.cause == "link")
     if run.ranks:
         return run
     if links:
@@ -142,7 +200,9 @@ def decide(window: Stragglers, whole: WholeRunLateness) -> Stragglers:
     return msgspec.structs.replace(window, wandering=run.wandering)
 
 
-def _case(arrivals: RunArrivals, runs: Mapping[int, RunCalls]) -> _Case | None:
+def _case(
+    arrivals: RunArrivals, runs: Mapping[int, RunCalls], hosts: Mapping[int, str]
+) -> _Case | None:
     """Steps that all ranks have, without ranks that took part in few of them."""
     present = np.isfinite(arrivals.late_ns)
     often = np.flatnonzero(present.mean(axis=0) >= _COUNTED_RANK)
@@ -178,6 +238,7 @@ def _case(arrivals: RunArrivals, runs: Mapping[int, RunCalls]) -> _Case | None:
         },
         cpu_wait_ns=matrix(known) if len(known) == len(ranks) else None,
         together=arrivals.together,
+        hosts={rank: hosts[rank] for rank in ranks if rank in hosts},
     )
 
 
@@ -196,9 +257,12 @@ def _own_work(case: _Case) -> Floats | None:
     return np.sum(own, axis=0) if own and _WAITS in case.phases_ns else None
 
 
-def _stragglers(case: _Case, lateness: Lateness, late: list[LateRank]) -> Stragglers:
+def _stragglers(case: _Case, late: _Late) -> Stragglers:
+    lateness = late.ranks
     wandering = _describe_wandering(case, lateness.wandering) if lateness.wandering else None
-    named = tuple(_straggler(case, rank) for rank in late)
+    hosts = [_slow_host(case, host) for host in late.hosts]
+    ranks = [_slow_rank(case, rank) for rank in lateness.late]
+    named = tuple(sorted((*hosts, *ranks), key=lambda one: -one.cost_ms))
     if named:
         return Stragglers(verdict="found", ranks=named, source="every step", wandering=wandering)
     least = percent(lateness.least_ns / float(np.median(case.step_ns)))
@@ -207,26 +271,44 @@ def _stragglers(case: _Case, lateness: Lateness, late: list[LateRank]) -> Stragg
     return Stragglers(verdict="none", detail=detail, source="every step", wandering=wandering)
 
 
-def _straggler(case: _Case, rank: LateRank) -> Straggler:
+def _slow_rank(case: _Case, rank: LateRank) -> Straggler:
+    number = case.ranks[rank.place]
+    straggler = _straggler(case, rank, (rank.place,))
+    host = case.hosts.get(number)
+    several = {*case.hosts.values()} - {host}
+    alone = several and [*case.hosts.values()].count(host or "") == 1
+    only = (f"it is the only rank on {host}",) if alone else ()
+    evidence = (*straggler.evidence, *only)
+    return msgspec.structs.replace(straggler, rank=number, host=host, evidence=evidence)
+
+
+def _slow_host(case: _Case, host: LateHost) -> Straggler:
+    straggler = _straggler(case, host.late, host.host.columns)
+    ranks = tuple(case.ranks[column] for column in host.host.columns)
+    return msgspec.structs.replace(straggler, scope="host", host=host.host.host, ranks=ranks)
+
+
+def _straggler(case: _Case, rank: LateRank, columns: tuple[int, ...]) -> Straggler:
+    """One rank, or the ranks of one host: as one that is late by their mean."""
     steps, of = int(rank.late.sum()), len(rank.late)
     rows = np.ones(of, np.bool_) if rank.constant else rank.late
-    longer = _longer_phases(case, rank.place, rows)
+    longer = _longer_phases(case, columns, rows)
     fed_later = longer.get("data", 0.0)
     # Phases include waiting for cores, of which every phase gets its share.
     all_longer = sum(max(ns, 0.0) for ns in longer.values())
     fed = fed_later >= max(rank.excess_ns, all_longer) / 2
     cause: Cause = "input" if fed else "compute"
-    own = float(np.median(np.delete(case.step_ns - case.wait_ns, rank.place, axis=1)))
+    own = float(np.median(np.delete(case.step_ns - case.wait_ns, columns, axis=1)))
     kind: LatenessKind = "constant" if rank.constant else "intermittent"
     return Straggler(
-        rank=case.ranks[rank.place],
+        rank=None,
         cause=cause,
         slowdown=1 + rank.excess_ns / max(own, 1.0),
         cost_ms=rank.cost_ns / 1e6,
         steps=steps,
         of=of,
         evidence=(
-            *_how_often(rank, steps, of),
+            *_how_often(rank, steps, of, len(columns)),
             *_name_phase(longer, rank.excess_ns),
             f"{percent(max(fed_later, 0.0) / max(rank.excess_ns, all_longer))} of the extra time "
             "is waiting for data",
@@ -239,24 +321,28 @@ def _straggler(case: _Case, rank: LateRank) -> Straggler:
     )
 
 
-def _how_often(rank: LateRank, steps: int, of: int) -> tuple[str, ...]:
+def _how_often(rank: LateRank, steps: int, of: int, ranks: int) -> tuple[str, ...]:
     by = milliseconds(rank.arrived_ns / 1e6)
     often = f"in {steps} of {counted(of, 'step')} of the whole run"
+    arrives = "arrives" if ranks == 1 else f"its {ranks} ranks arrive"
     if not rank.constant:
-        return (f"arrives {by} later than usual {often}",)
-    arrives = f"arrives {by} after the other ranks on average, and after their median {often}"
+        return (f"{arrives} {by} later than usual {often}",)
+    others = "the other ranks" if ranks == 1 else "those of the other hosts"
+    words = f"{arrives} {by} after {others} on average, and after their median {often}"
     if rank.for_cores_ns < _NAMED_WAIT * rank.arrived_ns:
-        return (arrives,)
-    return arrives, f"{milliseconds(rank.for_cores_ns / 1e6)} of that it waits for a free core"
+        return (words,)
+    waits = "it waits" if ranks == 1 else "they wait"
+    return words, f"{milliseconds(rank.for_cores_ns / 1e6)} of that {waits} for a free core"
 
 
-def _longer_phases(case: _Case, place: int, rows: Flags) -> dict[str, float]:
-    """What each phase takes longer on this rank than on the others, in these steps."""
+def _longer_phases(case: _Case, columns: tuple[int, ...], rows: Flags) -> dict[str, float]:
+    """What each phase takes longer on these ranks than on the others, in these steps."""
     longer = {}
     for phase, ns in case.phases_ns.items():
         if phase != _WAITS:
-            others = np.median(np.delete(ns[rows], place, axis=1), axis=1)
-            longer[phase] = _middle_mean(ns[rows, place] - others)
+            others = np.median(np.delete(ns[rows], columns, axis=1), axis=1)
+            mine = ns[rows][:, list(columns)].mean(axis=1)
+            longer[phase] = _middle_mean(mine - others)
     return longer
 
 

@@ -179,7 +179,7 @@ def _late_always(arrival_ns: Floats, place: int, excess: float, p_value: float) 
         constant=True,
         excess_ns=excess,
         arrived_ns=excess,
-        cost_ns=_gain(arrival_ns, without),
+        cost_ns=gain(arrival_ns, without),
         late=late_ns > 0,
         p_value=p_value,
     )
@@ -302,7 +302,7 @@ def _single_lateness(
         constant=False,
         excess_ns=typical,
         arrived_ns=typical,
-        cost_ns=_gain(arrival_ns, arrival_ns - excess),
+        cost_ns=gain(arrival_ns, arrival_ns - excess),
         late=np.asarray(single.any(axis=1)),
         p_value=min(1.0, chance),
     )
@@ -313,7 +313,7 @@ def _count_episodes(late: Flags) -> int:
     return int((np.diff(at, prepend=-_EPISODE - 1) > _EPISODE).sum()) if len(at) else 0
 
 
-def _gain(arrival_ns: Floats, without: Floats) -> float:
+def gain(arrival_ns: Floats, without: Floats) -> float:
     """How much earlier the last rank would arrive, on average."""
     return float(np.maximum(arrival_ns.max(axis=1) - without.max(axis=1), 0.0).mean())
 

@@ -31,7 +31,7 @@ def make_groups() -> list[NamedGroup]:
     everyone = tuple(range(world))
     everywhere = GroupPlace(handle=dist.group.WORLD, ranks=everyone, rank=rank)
     groups = [NamedGroup(name="world", size=world, place=everywhere)]
-    for name, parts in partitions(_hosts(world)).items():
+    for name, parts in partitions(gather_hosts()).items():
         place = None
         for ranks in parts:
             handle = dist.new_group(list(ranks))  # every rank has to make every group
@@ -41,8 +41,9 @@ def make_groups() -> list[NamedGroup]:
     return groups
 
 
-def _hosts(world: int) -> list[str]:
+def gather_hosts() -> list[str]:
     """Which host each rank is on: the launcher's number for it, else its name."""
+    world = dist.get_world_size()
     mine = os.environ.get("GROUP_RANK") or socket.gethostname()
     hosts: list[str] = [""] * world
     dist.all_gather_object(hosts, mine)

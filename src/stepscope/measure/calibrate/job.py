@@ -18,7 +18,7 @@ from stepscope.errors import UsageError
 from stepscope.measure.calibrate.ceilings import measure_ceilings
 from stepscope.measure.calibrate.collectives import Buffers, elements
 from stepscope.measure.calibrate.contention import ContentionTimer
-from stepscope.measure.calibrate.groups import make_groups
+from stepscope.measure.calibrate.groups import gather_hosts, make_groups
 from stepscope.measure.calibrate.sweep import NotOfferedError, Sweeper
 
 if TYPE_CHECKING:
@@ -70,10 +70,12 @@ def _measure_together(
         progress("machine", 0.0)
         machine = measure_ceilings(device, quick=settings.quick)
     dist.barrier()
+    hosts = len(set(gather_hosts()))
     sweeps, refused, contention = _sweep_all(settings, progress, carrier, backend)
     if not first:
         return None
     return _facts(device, backend) | {
+        "hosts": hosts,
         "machine": machine,
         "sweeps": sweeps,
         "not_offered": refused,

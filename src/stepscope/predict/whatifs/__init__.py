@@ -32,6 +32,7 @@ _NAMES = (
     "accumulate",
     "checkpoint",
     "workers",
+    "hosts",
     "zero",
     "bucket-mb",
     "bandwidth",

@@ -43,7 +43,7 @@ function makeScaling(stalls = /** @type {any[]} */ ([])) {
   return new ScaledStep({
     unit: 1, before: 1, onHost: true, finish: 0, sent: [], send: 0, afterSend: 0, moments: 2, forward: -1,
     links: [{ ...link, ranks: 1, all_reduce: [] }, { ...link, ranks: 2, all_reduce: [[1e9, 10, 1]] }],
-    buckets: [{ bucket_mb: null, size_bytes: [30], marks: [0], host_ns: [2], fill_ns: [0] }],
+    buckets: [{ bucket_mb: null, size_bytes: [30], carried_bytes: [], marks: [0], host_ns: [2], fill_ns: [0] }],
     doubts: { change: 0, least: 0, model: 0, straggling: 0, host: 0, share: 0, low_end: 1, reached: 0 },
     adjusted: {}, narrowest: 0.01, held: 0, batch: ["", ""],
     shapes: { planned: { times: 1, stretches: 2, sloped: false } },

@@ -126,7 +126,8 @@ export class ScaledStep {
   runTraced(at, plan, pace, factor) {
     const { wait, share } = this.data.steps[at];
     const { all_reduce: lines } = this.data.links[plan.link];
-    const sizes = this.data.buckets[0].size_bytes;
+    const { size_bytes, carried_bytes } = this.data.buckets[0];
+    const sizes = carried_bytes.length ? carried_bytes : size_bytes;
     const { marked } = this.shape(at, "traced");
     const lasting = marked.map((_, i) => (lines.length && factor
       ? wait[i] + share[i] * factor * transferCost(lines, sizes[i], plan.bandwidth) : 0));

@@ -1,0 +1,81 @@
+"""hosts=N: the job on N hosts, with as many ranks on each as now. hosts=N:RATE:LATENCY states the
+link of a host."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from stepscope.predict.declaration import ApplyStage, WhatIf
+from stepscope.predict.outcome import Outcome, WrongValue
+from stepscope.predict.values import parse_whole
+from stepscope.predict.worker_plan import GivenLink
+from stepscope.records.figures import rate
+from stepscope.records.words import plural
+
+if TYPE_CHECKING:
+    from stepscope.predict.step_context import StepContext
+
+_MAX_HOSTS = 1 << 17
+_NUMBER = r"([0-9]+(?:\.[0-9]+)?)\s*"
+# GB/s counts bytes; Gbit/s, Gb/s and Gbps count bits.
+_RATE = re.compile(rf"{_NUMBER}([kMGT]?)(?:(B)(?:/s)?|(?:bit|b)(?:/s|ps))")
+_LATENCY = re.compile(rf"{_NUMBER}(ns|us|µs|ms)")
+_PREFIX = {"": 1e0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6}
+
+
+def apply(context: StepContext, value: str) -> Outcome:
+    """Refuses if the link between hosts or the hosts of the ranks are not known."""
+    from stepscope.predict.host_transfers import hosts_now
+    from stepscope.predict.scale_out import replan
+    from stepscope.predict.traced_exchange import find_traced_exchange
+
+    count, link = parse_hosts(value)
+    traced = find_traced_exchange(context, context.bare or context.graph)
+    now = hosts_now(context, traced)
+    if count == now.count and link is None:
+        return Outcome(context=context, assumptions=("hosts stay as they are",), spread=0.0)
+    plan = replace(now, count=count, link=link)
+    return replan(context, ranks=count * now.per_host, hosts=plan)
+
+
+def parse_hosts(value: str) -> tuple[int, GivenLink | None]:
+    """8, 8:10GB/s or 8:10GB/s:20us."""
+    number, _, rest = value.partition(":")
+    speed, _, latency = rest.partition(":")
+    count = parse_whole(number)
+    fast, late = _RATE.fullmatch(speed.strip()), _LATENCY.fullmatch(latency.strip())
+    if not 1 <= count <= _MAX_HOSTS or (rest and not fast) or (latency and not late):
+        raise WrongValue(
+            f"hosts={value}: give their number, such as 8, and if need be the rate and the latency "
+            "of a host's link, as in 8:10GB/s or 8:100Gbit/s:20us"
+        )
+    if not fast:
+        return count, None
+    bytes_s = float(fast[1]) * _PREFIX[fast[2]] / (1 if fast[3] else 8)
+    if not bytes_s:
+        raise WrongValue(f"hosts={value}: a link of no bandwidth carries nothing")
+    latency_ns = float(late[1]) * _NS[late[2]] if late else None
+    return count, GivenLink(bytes_s=bytes_s, latency_ns=latency_ns)
+
+
+def _label(value: str) -> str:
+    try:
+        count, link = parse_hosts(value)
+    except WrongValue:
+        return f"hosts {value}"
+    stated = f" (links of {rate(link.bytes_s, 'B/s')})" if link else ""
+    return f"{count} {plural(count, 'host')}{stated}"
+
+
+WHATIF = WhatIf(
+    name="hosts",
+    help="N hosts, each with its ranks and batches (hosts=8; hosts=8:10GB/s:20us states the link)",
+    label=_label,
+    stage=ApplyStage.WORKERS,
+    apply=apply,
+    keeps_peak=True,
+)
