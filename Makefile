@@ -10,7 +10,7 @@ SHARED_TRACES ?= ../shared/traces
 # Code is compiled once, not by each of the hundreds of processes that the tests start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint types imports page tests test-slow test-launchers fuzz trainers format wheel bench \
+.PHONY: help demo test lint types imports page tests test-slow test-launchers launchers fuzz trainers format wheel bench \
 	bench-capture bench-predict clean
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make test    lint, types, import contract, the page's scripts, all tests"
 	@echo "make test-slow  variants that the ordinary tests leave out"
 	@echo "make test-launchers  Slurm, mpirun and other launchers, those that this machine has"
+	@echo "make launchers  install accelerate, transformers, lightning, Ray Train and DeepSpeed"
 	@echo "make fuzz    100,000 damaged inputs of every kind (CASES=N, SEED=N): hours"
 	@echo "make trainers  install accelerate, transformers, lightning; test capture with them"
 	@echo "make wheel   build the wheel, install it into a new environment, try it there"
@@ -59,6 +60,12 @@ test-slow: $(VENV)/installed
 # Slurm and mpirun: apt install slurmctld slurmd slurm-client munge openmpi-bin; Slurm needs root.
 test-launchers: $(VENV)/installed
 	$(BIN)/pytest -m launchers tests/launchers -rs --durations=0
+
+# What test-launchers can use beside Slurm and MPI; DeepSpeed over ssh needs: apt install pdsh openssh-server
+launchers: $(VENV)/installed
+	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" -e ".[test,trainers,launchers]"
+	$(BIN)/pip install -q --disable-pip-version-check setuptools wheel ninja psutil py-cpuinfo hjson einops pydantic tqdm
+	DS_BUILD_OPS=0 $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps deepspeed
 
 CASES ?= 100000
 SEED ?= 0

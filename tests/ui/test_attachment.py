@@ -61,6 +61,15 @@ def test_mpirun_is_told_to_take_the_environment_along(tmp_path: Path) -> None:
     assert "mpirun ... stepscope run -- python train.py" in found
 
 
+def test_a_ray_cluster_that_was_there_is_a_possible_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    for events in (["started"], ["started", "torch"]):
+        assert "stepscope.ray.capture() gives its workers" in why(tmp_path, 0, *events)
+        assert "Ray" not in why(tmp_path, 1, *events)
+
+
 @pytest.mark.parametrize("option", ["-I", "-E", "-S", "-sE"])
 def test_an_option_that_keeps_us_out_is_named(tmp_path: Path, option: str) -> None:
     found = why(tmp_path, 0, command=("/usr/bin/python3.11", option, "train.py"))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from msgspec.structs import replace
 
 from stepscope.ui.job_key import JobKey, find_job, folder_name
 
@@ -121,6 +124,44 @@ def test_torchruns_options_may_be_variables() -> None:
     variables = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "a"}
     found = find_job(["torchrun", "train.py"], variables)
     assert found == JobKey(name="torchrun", meeting="a:29500", place=1, places=2)
+
+
+def test_accelerates_file_is_read_and_options_come_first(tmp_path: Path) -> None:
+    file = tmp_path / "two.yaml"
+    file.write_text(
+        "distributed_type: MULTI_GPU\nmachine_rank: 1  # this one\nmain_process_ip: '10.0.0.1'\n"
+        "main_process_port: null\nnum_machines: 2\nfsdp_config:\n  num_machines: 7\n"
+    )
+    command = ["accelerate", "launch", "--config_file", str(file), "train.py"]
+    expected = JobKey(name="accelerate", meeting="10.0.0.1:29500", place=1, places=2)
+    assert find_job(command, {}) == expected
+    command[2:2] = ["--machine_rank", "0"]
+    assert find_job(command, {}) == replace(expected, place=0)
+    usual = tmp_path / "huggingface" / "accelerate" / "default_config.yaml"
+    usual.parent.mkdir(parents=True)
+    file.rename(usual)
+    assert find_job(command, {}) is None
+    assert find_job(["accelerate-launch", "t.py"], {"XDG_CACHE_HOME": str(tmp_path)}) == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("deepspeed --hostfile hosts train.py", None),
+        (
+            "deepspeed --no_ssh --node_rank 1 --master_addr a --hostfile hosts train.py",
+            JobKey(name="deepspeed", meeting="a:29500", place=1),
+        ),
+        (
+            "deepspeed --no_ssh --node_rank=0 --num_nodes 2 --master_addr=a --master_port=7 t.py",
+            JobKey(name="deepspeed", meeting="a:7", place=0, places=2),
+        ),
+    ],
+)
+def test_deepspeed_runs_on_every_host_without_ssh_only(
+    command: str, expected: JobKey | None
+) -> None:
+    assert find_job(command.split(), {}) == expected
 
 
 def test_the_users_name_comes_first_and_the_place_from_the_launcher() -> None:

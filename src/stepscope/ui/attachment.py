@@ -7,6 +7,7 @@ job writes to, and the ranks' steps.jsonl.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import time
@@ -41,6 +42,7 @@ _MOST_LOOKED_AT = 64  # hosts, and ranks: of thousands these tell enough
 _ISOLATING = re.compile(r"-[a-zA-Z]*[IES][a-zA-Z]*$")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*$")
 _MPIRUN = ("mpirun", "mpiexec", "orterun")
+_RAY_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # Ray notes there where it runs
 _OTHERWISE = (
     "start the script itself with stepscope (`python -m stepscope run -- train.py` instead of "
     "`python train.py`), or call stepscope.watch() inside it"
@@ -165,7 +167,7 @@ def why_nothing(folder: Path, settings: Settings, command: Sequence[str], code: 
         return (
             "torch was imported, but stepscope saw no backward pass: does this command train? It "
             "cannot see a whole step inside torch.compile; then call stepscope.watch() inside the "
-            "script"
+            f"script{_ray_words()}"
         )
     if events[STARTED]:
         if failed:
@@ -173,8 +175,19 @@ def why_nothing(folder: Path, settings: Settings, command: Sequence[str], code: 
         return (
             "no Python process that loaded stepscope imported torch. If the training runs with "
             f"another PYTHONPATH or environment (a launcher, a container), {_OTHERWISE}"
+            f"{_ray_words()}"
         )
     return f"{failed}; {_not_loaded(command)}" if failed else _not_loaded(command)
+
+
+def _ray_words() -> str:
+    """Workers of a cluster that is there inherit nothing from the command."""
+    if not os.environ.get("RAY_ADDRESS") and not _RAY_CLUSTER.is_file():
+        return ""
+    return (
+        ". If it trains on a Ray cluster that was there before: stepscope.ray.capture() gives its "
+        "workers what they need (docs/hosts.md)"
+    )
 
 
 def _flags(settings: Settings) -> str:

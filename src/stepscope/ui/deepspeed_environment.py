@@ -10,6 +10,8 @@ import re
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
+from stepscope.trace.regular_files import read_whole
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 _VARIABLE, _USUAL_NAME = "DS_ENV_FILE", ".deepspeed_env"
 _OWN_NAME = "deepspeed_env"
 _LAUNCHERS = ("deepspeed", "deepspeed.pt", "deepspeed.launcher.runner")
+_MOST_BYTES = 1 << 20
 _SCRIPT = re.compile(r".+\.(py|sh)")
 
 
@@ -44,7 +47,8 @@ def _users_lines(environment: Mapping[str, str]) -> Iterator[str]:
     name = environment.get(_VARIABLE, _USUAL_NAME)
     files = [Path.home() / name, Path.cwd() / name]
     for file in dict.fromkeys(file for file in files if file.is_file()):
-        yield from (f"{line}\n" for line in file.read_text().splitlines())
+        text = read_whole(file, _MOST_BYTES).decode("utf-8", "surrogateescape")
+        yield from (f"{line}\n" for line in text.splitlines())
 
 
 def _own_lines(settings: Settings, environment: Mapping[str, str]) -> Iterator[str]:

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stepscope.errors import StepscopeError
+from stepscope.trace.regular_files import read_whole
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -15,7 +18,7 @@ _TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _HOSTS = re.compile(r"(\d{1,6})(?::(\d{1,6}))?")
 _DEEPSPEED = ("deepspeed", "deepspeed.pt", "deepspeed.launcher.runner")
 _ANY_HOSTS = (1, 1_000_000)  # a file lists them
-_MOST_CHARACTERS = 100_000
+_MOST_BYTES = 100_000
 _CONFIGURED = re.compile(
     r"^(?P<name>num_machines|machine_rank|main_process_ip|main_process_port):[ \t]*"
     r"(?P<value>[^\s#]*)",
@@ -114,9 +117,8 @@ def _accelerate_file(given: Mapping[str, str], environment: Mapping[str, str]) -
 def _configured(file: Path) -> dict[str, str]:
     """Four plain lines of its YAML are of interest; nothing else is read."""
     try:
-        with file.open(encoding="utf-8") as lines:
-            text = lines.read(_MOST_CHARACTERS)
-    except (OSError, ValueError):
+        text = read_whole(file, _MOST_BYTES).decode("utf-8", "replace")
+    except StepscopeError:
         return {}
     pairs = {match["name"]: match["value"].strip("'\"") for match in _CONFIGURED.finditer(text)}
     return {name: value for name, value in pairs.items() if value not in ("null", "~", "")}
