@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 if TYPE_CHECKING:
+    from stepscope.records.hierarchical import HierarchicalAllReduce
     from stepscope.records.host_load import HostLoad
     from stepscope.records.links import HostLink, RankLinks
     from stepscope.records.network_place import NetworkPlace
     from stepscope.records.quality import Note
     from stepscope.records.run_calls import LoggedCollectives, RunArrivals, RunCalls
-    from stepscope.records.strategies import HierarchicalAllReduce
     from stepscope.records.trace import Int8, Int32, Int64
 
 

@@ -19,7 +19,8 @@ from stepscope.records.words import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stepscope.records.strategies import Bucket, HierarchicalAllReduce, Strategy
+    from stepscope.records.hierarchical import HierarchicalAllReduce
+    from stepscope.records.strategies import Bucket, Strategy
 
 TITLES = {
     DataParallel: "data parallel",

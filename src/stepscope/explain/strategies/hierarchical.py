@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from stepscope.explain.hosts import reach_of
+from stepscope.records.hierarchical import HierarchicalAllReduce
 from stepscope.records.job import KINDS
-from stepscope.records.strategies import HierarchicalAllReduce
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

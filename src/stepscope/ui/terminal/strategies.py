@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from stepscope.records.strategies import HierarchicalAllReduce, Strategy
+    from stepscope.records.hierarchical import HierarchicalAllReduce
+    from stepscope.records.strategies import Strategy
     from stepscope.ui.strategies import Section
 
 _LEFT = ("what", "block", "module", "why", "group", "from", "")
