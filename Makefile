@@ -10,13 +10,14 @@ SHARED_TRACES ?= ../shared/traces
 # Code is compiled once, not by each of the hundreds of processes that the tests start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint types imports page tests test-slow fuzz trainers format wheel bench \
+.PHONY: help demo test lint types imports page tests test-slow test-launchers fuzz trainers format wheel bench \
 	bench-capture bench-predict clean
 
 help:
 	@echo "make demo    train a small model in two processes, explain it, write a report"
 	@echo "make test    lint, types, import contract, the page's scripts, all tests"
 	@echo "make test-slow  variants that the ordinary tests leave out"
+	@echo "make test-launchers  Slurm, mpirun and other launchers, those that this machine has"
 	@echo "make fuzz    100,000 damaged inputs of every kind (CASES=N, SEED=N): hours"
 	@echo "make trainers  install accelerate, transformers, lightning; test capture with them"
 	@echo "make wheel   build the wheel, install it into a new environment, try it there"
@@ -54,6 +55,10 @@ tests: $(VENV)/installed
 
 test-slow: $(VENV)/installed
 	$(BIN)/pytest -n 2 --dist worksteal -m slow
+
+# Slurm and mpirun: apt install slurmctld slurmd slurm-client munge openmpi-bin; Slurm needs root.
+test-launchers: $(VENV)/installed
+	$(BIN)/pytest -m launchers tests/launchers -rs --durations=0
 
 CASES ?= 100000
 SEED ?= 0

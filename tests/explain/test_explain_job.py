@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stepscope import UnreadableInputError, UsageError
+from stepscope import NotCapturedError, UnreadableInputError, UsageError
 from stepscope.explain.explain_job import JobTraces, explain_job
 from stepscope.explain.verdict import _put_cause_first
 from stepscope.records.explanation import Finding
@@ -191,6 +191,14 @@ def test_a_folder_of_bad_files_only_is_an_error(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.json").write_text("not a trace")
     with pytest.raises(UnreadableInputError, match=r"a\.json"):
+        explain_job(tmp_path)
+
+
+def test_hosts_of_a_run_without_traces_are_no_traces(tmp_path: Path) -> None:
+    (tmp_path / "hosts").mkdir()
+    for name in ("run.json", "hosts/00000.json"):
+        (tmp_path / name).write_text('{"schema": 1, "status": "finished", "exit_code": 1}')
+    with pytest.raises(NotCapturedError, match="holds no trace"):
         explain_job(tmp_path)
 
 

@@ -82,8 +82,8 @@ def test_what_another_host_did_before_and_after_is_start_up_and_shut_down(
 
 
 def test_a_change_is_predicted_from_all_parts(one: Path, parts: list[Path]) -> None:
-    whole = stepscope.whatif(one, "bandwidth=x2", cache=False)
-    assert stepscope.whatif(parts, "bandwidth=x2", cache=False) == whole
+    whole = stepscope.whatif(one, "accumulate=2", cache=False)
+    assert stepscope.whatif(parts, "accumulate=2", cache=False) == whole
 
 
 def test_a_part_given_twice_counts_once_and_is_said(one: Path, parts: list[Path]) -> None:

@@ -14,8 +14,6 @@ from lab import TIMEOUT_S, HostOutcome, HostProcess, Lab
 SCRIPT = Path(__file__).with_name("train.py")
 STEPSCOPE = (sys.executable, "-m", "stepscope")
 WINDOW = ("--wait", "5", "--warmup", "1", "--active", "3")
-# Of DDP on gloo when the launcher restarts, or when the machine has no name server.
-NOISE = ("[W", "[Gloo]", "W1", "E1")
 
 
 def capture(out: Path, *options: str) -> list[str]:
@@ -49,10 +47,11 @@ def codes(outcomes: Mapping[str, HostOutcome]) -> dict[str, int]:
     return {name: outcome.code for name, outcome in outcomes.items()}
 
 
-def losses(outcomes: Mapping[str, HostOutcome]) -> list[str]:
-    """Every rank's losses, with all their bits."""
-    lines = [line for outcome in outcomes.values() for line in outcome.stdout.splitlines()]
-    return sorted(line for line in lines if " loss " in line)
+def losses(outcomes: Mapping[str, HostOutcome], steps: int) -> list[str]:
+    """Every rank's losses of the first steps, with all their bits."""
+    lines = [line.split() for outcome in outcomes.values() for line in outcome.stdout.splitlines()]
+    found = [words for words in lines if "loss" in words and int(words[3]) < steps]
+    return sorted(" ".join(words) for words in found)
 
 
 def explain(*paths: Path) -> dict[str, Any]:

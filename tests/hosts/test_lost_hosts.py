@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from jobs_on_hosts import capture, codes, explain, explained, losses, run, start
-from lab import Lab
+from lab import HostOutcome, Lab, why_not
 
 # The window is at steps 6 to 8.
-MOMENTS = [
-    pytest.param(3, id="before the window", marks=pytest.mark.slow),
-    pytest.param(7, id="in the window"),
-    pytest.param(12, id="after the window", marks=pytest.mark.slow),
-]
+MOMENTS = {"before": 3, "in": 7, "after": 12}
 LONGEST_CLOSE_S = 10.0
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
 def test_a_host_dies(lab: Lab, tmp_path: Path, moment: int) -> None:
     """The survivor's own time limit ends its rank; its exit code and what it captured are kept."""
     folder = tmp_path / "run"
@@ -38,7 +36,7 @@ def test_a_host_dies(lab: Lab, tmp_path: Path, moment: int) -> None:
     assert [host["status"] for host in hosts] == ["finished", "running"]
     assert [host.get("exit_code") for host in hosts] == [1, None]
     done = explained(folder)
-    assert done.returncode in (0, 4)
+    assert done.returncode == (4 if moment == 3 else 0), done.stderr
     assert "Traceback" not in done.stderr
     if moment == 12:
         answer = json.loads(done.stdout)
@@ -64,15 +62,16 @@ def test_the_first_host_dies(lab: Lab, tmp_path: Path) -> None:
     assert "not-closed" in {note["id"] for note in answer["quality"]}
 
 
-def test_a_folder_that_one_host_cannot_write(lab: Lab, tmp_path: Path) -> None:
+def test_a_folder_that_one_host_cannot_write(
+    lab: Lab, bare: Mapping[str, HostOutcome], tmp_path: Path
+) -> None:
     """That host's half runs without stepscope, and the other half is captured and explained."""
     folder = tmp_path / "disk" / "run"
     folder.parent.mkdir()
     lab.make_read_only("node1", folder.parent)
-    bare = run(lab, env={"STEPS": "14"})
     captured = run(lab, capture(folder), {"STEPS": "14"})
     assert codes(captured) == codes(bare) == {"node0": 0, "node1": 0}
-    assert losses(captured) == losses(bare)
+    assert losses(captured, 14) == losses(bare, 14)
     assert "the command runs without stepscope" in captured["node1"].stderr
     assert "read-only" in captured["node1"].stderr.lower()
     answer = explain(folder)
@@ -90,6 +89,7 @@ def test_a_host_that_never_shows_up_delays_only_the_explanation(lab: Lab, tmp_pa
     assert alone.seconds < 2 * bare.seconds + LONGEST_CLOSE_S
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_started_again(lab: Lab, tmp_path: Path) -> None:
     """Elastic: both hosts start their workers again, and the attempts are kept apart."""
     folder = tmp_path / "run"
@@ -98,9 +98,41 @@ def test_a_worker_that_is_killed_is_started_again(lab: Lab, tmp_path: Path) -> N
     captured = run(lab, capture(folder), env, **again)
     assert codes(captured) == {"node0": 0, "node1": 0}
     assert (tmp_path / "died").exists()
-    finished = [line for line in losses(captured) if "step 13 " in line]
+    finished = [line for line in losses(captured, 14) if "step 13 " in line]
     assert len(finished) == 2
     names = sorted(path.name for path in folder.glob("rank-*"))
     assert names == ["rank-00000", "rank-00000.2", "rank-00001", "rank-00001.2"]
     answer = explain(folder)
     assert [rank["rank"] for rank in answer["ranks"]] == [0, 1]
+
+
+@pytest.mark.slow
+def test_ranks_get_other_numbers_after_a_host_is_lost(tmp_path: Path) -> None:
+    """Elastic, two to three hosts: node1 dies, and node2's rank 2 goes on as rank 1."""
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    folder = tmp_path / "run"
+    env = {"STEPS": "14", "HOLD_AT": "12", "HOLD_FILE": str(tmp_path / "go"), "TIMEOUT_S": "8"}
+    quick = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3"
+    options = ["--nnodes=2:3", "--max-restarts=3", "--rdzv-conf", quick]
+    with Lab(hosts=3) as lab:
+        job = start(lab, capture(folder), env, rendezvous="c10d", options=options)
+        for process in job.values():
+            process.wait_for_line("holding at 12")
+        time.sleep(1)
+        lab.kill("node1")
+        (tmp_path / "go").touch()
+        outcomes = {name: job[name].wait() for name in ("node0", "node2")}
+    assert codes(outcomes) == {"node0": 0, "node2": 0}
+    facts = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*/rank.json"))]
+    hosts = {(one["rank"], one["world_size"]): one["host"] for one in facts}
+    assert hosts == {
+        (0, 3): "node0",
+        (1, 3): "node1",
+        (2, 3): "node2",
+        (0, 2): "node0",
+        (1, 2): "node2",
+    }
+    answer = explain(folder)
+    assert [(rank["rank"], rank["world_size"]) for rank in answer["ranks"]] == [(0, 2), (1, 2)]

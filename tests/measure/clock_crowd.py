@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from clock_bounds import offset_bounds
 from stepscope.measure.clock_meeting import Meeting
-from stepscope.measure.clock_place import Place
+from stepscope.measure.clock_place import MeetingPlace
 
 if TYPE_CHECKING:
-    from stepscope.measure.clock_meeting import Held
+    from stepscope.measure.clock_meeting import MeetingResult
 
 AHEAD_NS = 3_000_000_000
 
@@ -42,7 +42,7 @@ class Crowd:
     """Ranks of one meeting, each in its own thread; rank n's clock is n times 3 s ahead."""
 
     def __init__(self, store: Any, size: int, timeout_s: float = 10.0, key: str = "job/a") -> None:
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, MeetingResult] = {}
         self.problems: dict[int, Exception] = {}
         self.seconds: dict[int, float] = {}
         self._arguments = store, "job", key
@@ -51,7 +51,7 @@ class Crowd:
 
     def meet(self, number: int) -> None:
         began = time.monotonic()
-        meeting = Meeting(*self._arguments, Place(number, self._size), self._timeout_s)
+        meeting = Meeting(*self._arguments, MeetingPlace(number, self._size), self._timeout_s)
         proposal = 700 if number == 0 else 0
         try:
             now = lambda: time.time_ns() + number * AHEAD_NS  # noqa: E731

@@ -10,15 +10,15 @@ import pytest
 from clock_crowd import Store
 
 from stepscope.measure import clock_place
-from stepscope.measure.clock_place import FAN_OUT, Missed, Place, find_place, local_place
+from stepscope.measure.clock_place import FAN_OUT, MeetingPlace, Missed, find_place, local_place
 
 
 def test_small_jobs_meet_without_asking_anybody() -> None:
-    assert find_place(None, "job", 3, 64, 0.0) == Place(3, 64)
+    assert find_place(None, "job", 3, 64, 0.0) == MeetingPlace(3, 64)
 
 
 def test_a_tree_of_1250_hosts_is_two_levels_deep_and_complete() -> None:
-    places = [Place(number, 1250) for number in range(1250)]
+    places = [MeetingPlace(number, 1250) for number in range(1250)]
     children = [child for place in places for child in place.children]
     assert sorted(children) == list(range(1, 1250))  # everybody has one parent
     assert max(len(place.children) for place in places) == FAN_OUT
@@ -70,7 +70,7 @@ def test_local_rank_0_stands_for_its_host(monkeypatch: pytest.MonkeyPatch) -> No
     places = sign_up(monkeypatch, range(80), lambda rank: (rank % 8, 8), None)
     meeting = [rank for rank in range(80) if places[rank] is not None]
     assert meeting == list(range(0, 80, 8))
-    assert places[0] == Place(0, 10)
+    assert places[0] == MeetingPlace(0, 10)
     assert sorted(places[rank].number for rank in meeting) == list(range(10))
     assert {places[rank].size for rank in meeting} == {10}
 
@@ -79,7 +79,7 @@ def test_hosts_with_different_numbers_of_ranks(monkeypatch: pytest.MonkeyPatch) 
     """48 and 32."""
     where = lambda rank: (rank, 48) if rank < 48 else (rank - 48, 32)  # noqa: E731
     places = sign_up(monkeypatch, range(80), where, None)
-    assert (places[0], places[48]) == (Place(0, 2), Place(1, 2))
+    assert (places[0], places[48]) == (MeetingPlace(0, 2), MeetingPlace(1, 2))
     assert sum(place is not None for place in places) == 2
 
 

@@ -107,3 +107,18 @@ def test_files_cut_anywhere_cause_no_crash(tmp_path: Path, part: str) -> None:
     for content in (b"[]", b"null", b"\x00" * 4096, b'{"process": 3}', b'{"signals": [1]}'):
         (run / part).write_bytes(content)
         assert said(run)
+
+
+def test_ranks_that_a_requeued_job_left_open_before_are_no_news(tmp_path: Path) -> None:
+    run = folder(tmp_path, status="finished", exit_code=0)
+    (run / "hosts").mkdir()
+    for attempt, started in ((0, 100.0), (1, 300.0)):
+        part = {"status": "finished", "attempt": attempt, "started_unix": started, "place": 0}
+        (run / "hosts" / f"00000.{attempt + 1}.json").write_text(json.dumps(part))
+    rank(run, 0, start_up={"began_unix_ns": 101_000_000_000})
+    rank(run, 1, start_up={"began_unix_ns": 301_000_000_000}, status="finished")
+    assert "not-closed" not in said(run)
+    rank(run, 2, start_up={"began_unix_ns": 302_000_000_000})
+    assert said(run)["not-closed"].startswith("1 of 2 ranks did not close")
+    rank(run, 3, start_up="long ago")
+    assert said(run)["not-closed"].startswith("2 of 3 ranks did not close")

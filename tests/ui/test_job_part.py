@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from stepscope.measure.settings import Settings
 from stepscope.trace.run_state import absent_hosts, run_notes
 from stepscope.ui import job_part
 from stepscope.ui.job_key import JobKey
-from stepscope.ui.job_part import JobPart, choose_folder
+from stepscope.ui.job_part import JobPart, PartTakenError, candidate_folders
 
 COMMAND = ("torchrun", "train.py")
 KEY = JobKey(name="torchrun", meeting="a:7", place=0, places=2)
@@ -110,11 +111,26 @@ def test_a_requeued_job_is_another_attempt_in_the_same_folder(folder: Path) -> N
     first.close_job()
     began = json.loads((folder / "run.json").read_text())["started_unix"]
     second = begin(folder, JobKey(name="Slurm 47", place=0, places=1, attempt=1))
+    run = json.loads((folder / "run.json").read_text())
+    assert (run["status"], run.get("exit_code"), run["started_unix"]) == ("running", None, began)
     second.close(0)
     second.close_job()
     run = json.loads((folder / "run.json").read_text())
     assert (run["exit_code"], run["started_unix"]) == (0, began)
     assert [host["attempt"] for host in run["hosts"]] == [0, 1]
+
+
+def test_a_requeued_job_may_meet_elsewhere(folder: Path) -> None:
+    slurm = {"name": "MPI 9001", "meeting": None, "allocation": "Slurm 47"}
+    first = begin(folder, key(0, **slurm))
+    first.close(143)
+    first.close_job()
+    again = slurm | {"name": "MPI 9002", "attempt": 1}
+    assert begin(folder, key(0, **again)).record["attempt"] == 1
+    with pytest.raises(UsageError, match="holds a run of MPI 9001, not of MPI 9002"):
+        begin(folder, key(1, **(again | {"attempt": 0})))
+    with pytest.raises(UsageError, match="holds a run of MPI 9001, not of MPI 9002"):
+        begin(folder, key(1, **(again | {"allocation": "Slurm 48"})))
 
 
 def test_a_host_that_never_comes_is_waited_for_shortly_and_told(
@@ -169,14 +185,46 @@ def test_without_out_the_folders_name_is_the_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = choose_folder(None, COMMAND, key(0))
+
+    def choose_folder(of: JobKey) -> Path:
+        return next(candidate_folders(None, COMMAND, of))
+
+    folder = choose_folder(key(0))
     assert str(folder) == "stepscope-runs/torchrun-7-train"
     begin(folder, key(0))
-    assert choose_folder(None, COMMAND, key(1)) == folder
+    assert choose_folder(key(1)) == folder
     taken = folder.with_name(f"{folder.name}-2")
-    assert choose_folder(None, COMMAND, key(1, meeting="localhost:7")) == folder
+    assert choose_folder(key(1, meeting="localhost:7")) == folder
     (folder / "run.json").write_text('{"schema": 1}')
-    assert choose_folder(None, COMMAND, key(1)) == taken
+    assert choose_folder(key(1)) == taken
+
+
+def test_the_same_training_twice_in_a_batch_script_gets_two_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    batch = JobKey(name="Slurm 47", place=0, places=1)
+    first, second, *_ = itertools.islice(candidate_folders(None, COMMAND, batch), 3)
+    assert [first.name, second.name] == ["Slurm-47-train", "Slurm-47-train-2"]
+    begin(first, batch)
+    assert next(candidate_folders(None, COMMAND, batch)) == first  # another part's, for all we know
+    with pytest.raises(PartTakenError, match="already holds part 0 of Slurm 47"):
+        begin(first, batch)
+    begin(second, batch)
+    requeued = JobKey(name="Slurm 47", place=0, places=1, attempt=1)
+    for folder in (first, second):
+        assert begin(folder, requeued).record["attempt"] == 1
+
+
+def test_parts_that_print_to_one_terminal_say_nothing_when_all_is_well(folder: Path) -> None:
+    begin(folder, key(0))
+    assert "the first host explains it" in (begin(folder, key(1)).farewell() or "")
+    (folder / "hosts" / "00001.json").unlink()
+    task = begin(folder, key(1, one_terminal=True))
+    assert task.farewell() is None
+    assert "one_terminal" not in task.record
+    (folder / "hosts" / "00000.json").unlink()
+    assert "without the first host's" in (task.farewell() or "")
 
 
 def test_a_command_that_cannot_start_leaves_the_other_parts(folder: Path) -> None:

@@ -47,10 +47,13 @@ class AlignedBlock(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wait_error_ns(self) -> Int64s:
-        """How far off each wait may be: by the errors of its rank and of the one that came last."""
-        both = self.error_ns[None, :] + self.error_ns[self.last][:, None]
-        is_last = np.arange(len(self.error_ns))[None, :] == self.last[:, None]
-        return np.where(self.here & ~is_last, both, 0)
+        """How far off each wait may be: by the rank's own error and the largest of another rank,
+        since that one may have come last."""
+        errors = np.where(self.here, self.error_ns[None, :], 0)
+        second, largest = np.sort(np.pad(errors, ((0, 0), (1, 0))), axis=1)[:, -2:].T
+        has_largest = np.arange(errors.shape[1])[None, :] == errors.argmax(axis=1)[:, None]
+        others = np.where(has_largest, second[:, None], largest[:, None])
+        return np.where(self.here, errors + others, 0)
 
     @property
     def transfer_ns(self) -> Int64s:

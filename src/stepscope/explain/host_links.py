@@ -6,8 +6,9 @@ something to send: in a ring, all links move the same bytes in the same time, an
 is busy for all of it. Acknowledgements may queue behind the data of the other direction, so the
 kernel's own estimate counts where it is higher.
 
-A link is slow when it reaches less than half the median rate of the others. Links that are all
-alike accuse nobody, however slow they are.
+A link is slow when it reaches less than half the median rate of the others, and is busy for at
+least half of the time that ranks wait for transfers: the rates of links that are mostly idle are
+those of the processors at their ends. Links that are all alike accuse nobody, however slow.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 SLOW = 0.5  # of the other links' median rate
 STEADY_SLOW = 1 / 1.5  # the same of the rate without the kernel's estimate, which is a sample
 LEAST_TRAFFIC = 0.25  # of the busiest link's bytes: a link with less carries something else
+LEAST_BUSY = 0.5  # of the transfers that ranks wait for
 LEAST_COST = 0.05  # of the step
 _LOOPBACK = ("127.", "::1")
 
@@ -49,16 +51,17 @@ def list_host_links(parts: Sequence[RankPart]) -> tuple[HostLink, ...]:
     """One for each pair of hosts and direction, the slowest first; none where they are not known
     or send by other means than TCP."""
     hosts = _hosts_of_addresses(parts)
-    traffic: dict[tuple[str, str], list[PeerTraffic]] = {}
+    traffic: dict[tuple[str, str], list[tuple[PeerTraffic, int]]] = {}
     speeds: dict[str, list[float]] = {}
     for part in parts:
         if part.links is None or part.host is None:
             continue
+        steps = max(1, part.links.steps[-1] - part.links.steps[0]) if part.links.steps else 1
         for peer in part.links.peers:
             receiver = hosts.get(peer.peer)
             if receiver is None or receiver == part.host or peer.peer.startswith(_LOOPBACK):
                 continue
-            traffic.setdefault((part.host, receiver), []).append(peer)
+            traffic.setdefault((part.host, receiver), []).append((peer, steps))
             mbit_s = part.links.device_mbit_s.get(peer.local)
             if mbit_s:
                 speeds.setdefault(part.host, []).append(mbit_s * 1e6 / 8)
@@ -80,25 +83,36 @@ def _hosts_of_addresses(parts: Sequence[RankPart]) -> dict[str, str]:
 
 
 def _add_up(
-    sender: str, receiver: str, rows: list[PeerTraffic], device_bytes_s: float | None
+    sender: str,
+    receiver: str,
+    rows_and_steps: list[tuple[PeerTraffic, int]],
+    device_bytes_s: float | None,
 ) -> HostLink | None:
+    rows = [row for row, _ in rows_and_steps]
     sent = sum(row.sent_bytes for row in rows)
-    busy_us = sum(max(0, row.busy_us - row.receiver_limited_us) for row in rows)
+    busy_us = sum(_busy_us(row) for row in rows)
     if not busy_us or not sent:
         return None
+    connections = max(1, sum(row.connections for row in rows))
+    busy_step_us = sum(_busy_us(row) / steps for row, steps in rows_and_steps) / connections
     steady = sent / busy_us * 1e6
     estimates = [row.delivery_bytes_s for row in rows if row.delivery_bytes_s]
     return HostLink(
         sender=sender,
         receiver=receiver,
-        connections=sum(row.connections for row in rows),
+        connections=connections,
         sent_bytes=sent,
+        busy_step_ns=1e3 * busy_step_us,
         steady_bytes_s=steady,
         rate_bytes_s=max(steady, float(np.median(estimates)) if estimates else 0.0),
         rtt_us=min((row.rtt_us for row in rows if row.rtt_us is not None), default=None),
         retransmitted=sum(row.retransmitted for row in rows),
         device_bytes_s=device_bytes_s,
     )
+
+
+def _busy_us(row: PeerTraffic) -> int:
+    return max(0, row.busy_us - row.receiver_limited_us)
 
 
 def find_slow_links(links: Sequence[HostLink]) -> list[SlowLink]:
@@ -124,12 +138,14 @@ def blame_links(
 
     `exposed_ns`: for each recorded step, the transfers between hosts that nothing hides.
     """
-    slow = find_slow_links(links)
-    if not slow or not len(exposed_ns) or step_ns <= 0:
+    if not len(exposed_ns) or step_ns <= 0:
         return ()
     exposed = float(np.mean(exposed_ns))
+    busy = [one for one in find_slow_links(links) if one.link.busy_step_ns >= LEAST_BUSY * exposed]
+    if exposed <= 0 or not busy:
+        return ()
     stragglers = []
-    for host, its_links in _by_host(slow):
+    for host, its_links in _by_host(busy):
         worst = its_links[0]
         cost_ns = exposed * (1 - 1 / worst.slowdown)
         if cost_ns >= LEAST_COST * step_ns:

@@ -16,19 +16,18 @@ from msgspec.structs import replace
 
 from stepscope.errors import StepscopeError, UnreadableInputError
 from stepscope.explain.empty_part import empty_part
-from stepscope.explain.whole_run.rank_run import explain_run
-from stepscope.explain.whole_run.run_calls import MANY_RANKS, calls_of_folder
+from stepscope.explain.whole_run.rank_run import explain_run, sum_up_run
+from stepscope.explain.whole_run.run_calls import MANY_RANKS, calls_of_run
 from stepscope.records.quality import Note
 from stepscope.records.ranks_without_trace import (
     RanksWithoutTrace,
     RankWithoutTrace,
     number_spans,
 )
-from stepscope.records.unwritten import TRACE
 from stepscope.records.words import counted
 from stepscope.trace.decode import Oddities
-from stepscope.trace.rank_facts import CapturedChoice, decode_facts, folder_rank
-from stepscope.trace.rank_folder import read_rank_folder
+from stepscope.trace.rank_facts import CapturedChoice, CapturedLayout, folder_rank
+from stepscope.trace.rank_folder import read_untraced_folder
 from stepscope.trace.run_times import read_run_times
 from stepscope.trace.step_files import read_step_columns
 
@@ -77,26 +76,42 @@ def _summarise(folder: Path, same_rank: tuple[Path, ...]) -> RankWithoutTrace | 
     steps = read_step_columns(folder, oddities)
     if steps is None or not len(steps):
         return None
-    facts = decode_facts(folder, Oddities("rank.json"))
-    captured = read_rank_folder(folder / TRACE)
+    captured = read_untraced_folder(folder)
+    facts = captured.facts
     number = facts.rank if isinstance(facts.rank, int) else folder_rank(folder) or 0
-    run = explain_run(steps, rank=number, times=read_run_times(folder, steps, same_rank))
-    world_size = captured.world_size if captured else None
-    many = (world_size or 0) > MANY_RANKS
+    world_size = facts.world_size if isinstance(facts.world_size, int) else None
+    times = read_run_times(folder, steps, same_rank)
+    if (world_size or 0) > MANY_RANKS:
+        run, mean_ms = sum_up_run(steps, rank=number, times=times)
+    else:
+        run = explain_run(steps, rank=number, times=times)
+        mean_ms = run.times.mean_ms if run.times else None
+    calls = calls_of_run(
+        captured.collectives,
+        steps,
+        asynchronous=_overlaps(facts.communication),
+        world_size=world_size,
+    )
     return RankWithoutTrace(
         path=str(folder),
         part=empty_part(
             rank=number,
-            rounds=captured.rounds if captured else (),
-            host=captured.host if captured else None,
+            rounds=captured.rounds,
+            host=facts.host if isinstance(facts.host, str) else None,
             world_size=world_size,
-            run=calls_of_folder(captured, steps),
-            links=captured.links if captured else None,
+            run=calls,
+            links=captured.links,
         ),
-        run=replace(run, series=None) if many else run,
+        run=run,
+        mean_ms=mean_ms,
         rule=_rule(facts.trace),
-        notes=(*oddities.notes, *(captured.notes if captured else ())),
+        notes=(*oddities.notes, *captured.notes),
     )
+
+
+def _overlaps(layout: Any) -> bool:
+    """Whether collectives run beside the backward pass, as DDP's do."""
+    return isinstance(layout, CapturedLayout) and bool(layout.ddp)
 
 
 def _rule(choice: Any) -> str | None:

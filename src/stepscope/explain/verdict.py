@@ -92,7 +92,7 @@ def _join_runs(
         return None
     from stepscope.explain.whole_run.all_ranks import join_all_ranks
 
-    return join_all_ranks(runs, [rank.run for rank in untraced], others, job)
+    return join_all_ranks(runs, untraced, others, job)
 
 
 def _drop_repeated(notes: tuple[Note, ...]) -> tuple[Note, ...]:

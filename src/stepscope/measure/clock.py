@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from stepscope.measure.clock_meeting import MOST_THROUGH_STORE, Blocked, Held, Meeting
+from stepscope.measure.clock_meeting import MOST_THROUGH_STORE, Blocked, Meeting, MeetingResult
 from stepscope.measure.clock_place import MOST_HOSTS, Missed, find_place, is_on_several_hosts
 from stepscope.measure.host_clock import host_clock_facts
 from stepscope.measure.never_raise import never_raise, note
@@ -27,7 +27,7 @@ from stepscope.measure.writer import started_thread
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stepscope.measure.clock_place import Place
+    from stepscope.measure.clock_place import MeetingPlace
 
 RUN = "run"  # the label of rounds outside windows
 FIRST_MEETING = 100  # the step
@@ -75,7 +75,7 @@ class ClockSync:
         self._misses = 0
         self._is_over = False
         self._rank, self._world = 0, 1
-        self._place: Place | None = None
+        self._place: MeetingPlace | None = None
         self._stage_until = 0.0  # each stage of a meeting has the timeout for itself
         self._prefix = f"stepscope/clock/{_attempt()}/{next(_sessions)}"
         self._syncs: list[dict[str, Any]] = []
@@ -149,7 +149,7 @@ class ClockSync:
             self._give_up("the default group has no store to meet through")
         return store
 
-    def _hold(self, store: Any, key: str, rounds: int) -> Held | None:
+    def _hold(self, store: Any, key: str, rounds: int) -> MeetingResult | None:
         """None for a rank whose host is represented by another one."""
         if self._place is None:
             deadline = time.monotonic() + self._timeout_s
@@ -171,10 +171,10 @@ class ClockSync:
     def _next_stage(self) -> None:
         self._stage_until = time.monotonic() + self._timeout_s + 0.5
 
-    def _meet(self, hold: Callable[[], Held | None]) -> Held | None:
+    def _meet(self, hold: Callable[[], MeetingResult | None]) -> MeetingResult | None:
         """In a thread: a call to a store blocks while another thread holds it, and a name look-up
         blocks as long as the resolver likes."""
-        outcome: list[Held | None] = []
+        outcome: list[MeetingResult | None] = []
         problem: list[Exception] = []
 
         def work() -> None:

@@ -28,13 +28,14 @@ from stepscope.measure.clock_place import FAN_OUT, Missed, Pause
 from stepscope.measure.clock_rounds import receive, rounds_over_sockets, rounds_through_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from stepscope.measure.clock_place import Place
+    from stepscope.measure.clock_place import MeetingPlace
     from stepscope.measure.clock_rounds import Marks
 
 CONNECT_S = 1.0  # for an answer, from all addresses together
 MOST_THROUGH_STORE = 64  # ranks
+_PATIENCE_S = 0.2  # with one address before the next is tried too
 _MOST_AT_ONCE = 64
 _MOST_STRANGERS = 512
 _PROOF_BYTES = 16
@@ -46,7 +47,7 @@ class Blocked(Exception):  # noqa: N818 - an outcome, not an error
     """A rank cannot connect to another one."""
 
 
-class Held(NamedTuple):
+class MeetingResult(NamedTuple):
     """A meeting that took place. `blocked` says why it was held through the store."""
 
     marks: Marks
@@ -57,7 +58,9 @@ class Held(NamedTuple):
 class Meeting:
     """One rank's side of one meeting. `prefix` begins the keys of the job, `key` of the meeting."""
 
-    def __init__(self, store: Any, prefix: str, key: str, place: Place, timeout_s: float) -> None:
+    def __init__(
+        self, store: Any, prefix: str, key: str, place: MeetingPlace, timeout_s: float
+    ) -> None:
         self._store, self._prefix, self._key = store, prefix, key
         self._place = place
         self._timeout_s = timeout_s
@@ -65,7 +68,7 @@ class Meeting:
 
     def hold(
         self, rounds: int, now: Callable[[], int], next_step: int, next_stage: Callable[[], None]
-    ) -> Held:
+    ) -> MeetingResult:
         """Raises Missed or Blocked; any other error means that a rank left in mid-meeting.
 
         `next_step` is rank 0's proposal; all get the same one. `next_stage` is called whenever the
@@ -77,11 +80,13 @@ class Meeting:
                 next_step = self._release(parent, children, next_step)
                 next_stage()
                 deadline = time.monotonic() + self._timeout_s
-                return Held(rounds_over_sockets(parent, children, rounds, now, deadline), next_step)
+                return MeetingResult(
+                    rounds_over_sockets(parent, children, rounds, now, deadline), next_step
+                )
         next_stage()
         return self._hold_through_store(now, next_step)
 
-    def _hold_through_store(self, now: Callable[[], int], next_step: int) -> Held:
+    def _hold_through_store(self, now: Callable[[], int], next_step: int) -> MeetingResult:
         blocked = self._read(f"{self._prefix}/blocked")
         if self._place.size > MOST_THROUGH_STORE:
             raise Blocked(blocked)
@@ -89,7 +94,7 @@ class Meeting:
             self._store.set(f"{self._key}/next", str(next_step))
         deadline = time.monotonic() + self._timeout_s
         marks = rounds_through_store(self._store, f"{self._key}/round", self._place, now, deadline)
-        return Held(marks, int(self._read(f"{self._key}/next")), blocked)
+        return MeetingResult(marks, int(self._read(f"{self._key}/next")), blocked)
 
     # Over sockets.
 
@@ -112,11 +117,11 @@ class Meeting:
         """Open a port, publish it, wait for all children."""
         token = secrets.token_bytes(16)
         with (
-            _listener() as server,
+            open_listener() as server,
             contextlib.closing(Door(server, token, self._place.children)) as door,
         ):
             where = {
-                "hosts": _own_addresses(self._store, is_root=self._place.number == 0),
+                "hosts": own_addresses(self._store, is_root=self._place.number == 0),
                 "host": socket.gethostname(),
                 "port": server.getsockname()[1],
                 "token": token.hex(),
@@ -275,7 +280,7 @@ def _proof(token: bytes, word: bytes, index: int) -> bytes:
     return hmac.digest(token, word + index.to_bytes(4, "big"), "sha256")[:_PROOF_BYTES]
 
 
-def _listener() -> socket.socket:
+def open_listener() -> socket.socket:
     """A port on every interface: only the others know which one they can reach."""
     backlog = 2 * FAN_OUT
     try:
@@ -288,7 +293,7 @@ def _listener() -> socket.socket:
     return server
 
 
-def _own_addresses(store: Any, *, is_root: bool) -> list[str]:
+def own_addresses(store: Any, *, is_root: bool) -> list[str]:
     """Names by which the job has already reached rank 0's host; of another host, its address on
     the way to that one."""
     while hasattr(store, "underlying_store"):
@@ -311,37 +316,70 @@ def _address_towards(host: str) -> list[str]:
 
 
 def connect_any(where: dict[str, Any], deadline: float) -> socket.socket:
-    """Try all addresses at once, since each may be one that never answers."""
+    """Connect to the first address that answers. Each may be one that never does, so the next one
+    is tried while those before it are still open; a look-up may take long, so only when needed."""
     hosts = list(where["hosts"])
     if where["host"] == socket.gethostname():
         hosts.insert(0, "127.0.0.1")
-    problem: OSError = TimeoutError("timed out")
-    with contextlib.ExitStack() as attempts, selectors.DefaultSelector() as ready:
-        for address in dict.fromkeys(_resolve(hosts, int(where["port"]))):
-            family, target = address
-            peer = attempts.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            peer.setblocking(False)
-            code = peer.connect_ex(target)
-            if code in (0, errno.EINPROGRESS):
-                ready.register(peer, selectors.EVENT_WRITE)
-            else:
-                problem = OSError(code, os.strerror(code))
-        while ready.get_map():
-            answers = ready.select(max(0.0, deadline - time.monotonic()))
+    with _Attempts() as attempts:
+        for place, host in enumerate(hosts):
+            for family, target in _resolve(host, int(where["port"])):
+                attempts.add(family, target)
+            is_last = place == len(hosts) - 1
+            until = deadline if is_last else min(deadline, time.monotonic() + _PATIENCE_S)
+            peer = attempts.wait(until)
+            if peer is not None:
+                return peer
+        raise attempts.problem
+
+
+class _Attempts:
+    """Connections that are being made, all at once."""
+
+    def __init__(self) -> None:
+        self._open = contextlib.ExitStack()
+        self._ready = self._open.enter_context(selectors.DefaultSelector())
+        self._tried: set[Any] = set()
+        self.problem: OSError = TimeoutError("no answer")
+
+    def __enter__(self) -> _Attempts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def add(self, family: int, target: Any) -> None:
+        if target in self._tried:
+            return
+        self._tried.add(target)
+        peer = self._open.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        peer.setblocking(False)
+        code = peer.connect_ex(target)
+        if code in (0, errno.EINPROGRESS):
+            self._ready.register(peer, selectors.EVENT_WRITE)
+        else:
+            self.problem = OSError(code, os.strerror(code))
+
+    def wait(self, until: float) -> socket.socket | None:
+        """The first that is connected; None when the time is up or all have failed."""
+        while self._ready.get_map():
+            answers = self._ready.select(max(0.0, until - time.monotonic()))
             if not answers:
-                raise TimeoutError("no answer")
+                return None
             for key, _ in answers:
-                peer = key.fileobj  # type: ignore[assignment]
-                ready.unregister(peer)
+                peer: Any = key.fileobj
+                self._ready.unregister(peer)
                 code = peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if not code:
-                    return peer.dup()
-                problem = OSError(code, os.strerror(code))
-    raise problem
+                    connected: socket.socket = peer.dup()
+                    return connected
+                self.problem = OSError(code, os.strerror(code))
+        return None
 
 
-def _resolve(hosts: list[str], port: int) -> Iterator[tuple[int, Any]]:
-    for host in hosts:
-        with contextlib.suppress(OSError, UnicodeError):
-            for family, _, _, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-                yield family, target
+def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return [(family, target) for family, _, _, _, target in found]

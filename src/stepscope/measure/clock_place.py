@@ -27,7 +27,7 @@ class Missed(Exception):  # noqa: N818 - an outcome, not an error
     """A rank did not come."""
 
 
-class Place(NamedTuple):
+class MeetingPlace(NamedTuple):
     """A rank's number among those who meet, and how many they are; 0 is rank 0."""
 
     number: int
@@ -77,10 +77,12 @@ def local_place(world: int, environ: Mapping[str, str] = os.environ) -> tuple[in
     return (rank, size) if all_ranks == world and 0 <= rank < size <= world else None
 
 
-def find_place(store: Any, prefix: str, rank: int, world: int, deadline: float) -> Place | None:
+def find_place(
+    store: Any, prefix: str, rank: int, world: int, deadline: float
+) -> MeetingPlace | None:
     """None for a rank whose host is represented by another one."""
     if world <= ALL_MEET:
-        return Place(rank, world)
+        return MeetingPlace(rank, world)
     index = _sign_up(store, prefix, rank, local_place(world))
     if index is None:
         return None
@@ -91,11 +93,11 @@ def find_place(store: Any, prefix: str, rank: int, world: int, deadline: float) 
                 raise Missed(f"{signed} of {world} ranks signed up in time")
         count = 1 + int(store.add(f"{prefix}/hosts", 0))
         store.set(f"{prefix}/count", str(count))
-        return Place(0, count)
+        return MeetingPlace(0, count)
     while not store.check([f"{prefix}/count"]):
         if not pause.sleep():
             raise Missed("the ranks of the job did not all sign up in time")
-    return Place(index, int(store.get(f"{prefix}/count")))
+    return MeetingPlace(index, int(store.get(f"{prefix}/count")))
 
 
 def _sign_up(store: Any, prefix: str, rank: int, local: tuple[int, int] | None) -> int | None:

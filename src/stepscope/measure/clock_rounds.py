@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from stepscope.measure.clock_place import Place
+    from stepscope.measure.clock_place import MeetingPlace
 
     Marks = list[list[int]]  # came, left
 
@@ -61,7 +61,7 @@ def receive(peer: socket.socket, size: int) -> bytes:
 
 
 def rounds_through_store(
-    store: Any, key: str, place: Place, now: Callable[[], int], deadline: float
+    store: Any, key: str, place: MeetingPlace, now: Callable[[], int], deadline: float
 ) -> Marks:
     """Keys are read only once they exist: nothing waits inside the store."""
     turn = _follow_in_store if place.number else _lead_in_store

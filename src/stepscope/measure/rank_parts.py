@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
 from stepscope.measure.clock import RUN, ClockSync
+from stepscope.measure.collect import Rendezvous
 from stepscope.measure.collective_log import CollectiveLog
 from stepscope.measure.links import Links
 from stepscope.measure.never_raise import never_raise
+from stepscope.measure.ranks import rank_and_world
 from stepscope.measure.steps import DeviceClock
 from stepscope.measure.writer import LineWriter, append_lines, started_thread
 
@@ -37,6 +39,9 @@ class RankParts:
             sampler.save = self._save_samples
         self._log = None if alone else CollectiveLog(folder)
         self._links = None if alone else Links()
+        self._rendezvous = None if alone else Rendezvous(folder.parent, rank_and_world()[0])
+        if self._rendezvous is not None:
+            self._rendezvous.publish()
 
     def due(self, step: int) -> int:
         """The first step, from this one on, before which `look_at_others` has work to do."""
@@ -55,6 +60,8 @@ class RankParts:
 
     @never_raise
     def synchronise(self, label: str, step: int) -> None:
+        if self._rendezvous is not None and label == "end":
+            self._rendezvous.look()
         before = self._clocks.entries
         self._clocks.synchronise(label, step)
         if self._clocks.entries != before:

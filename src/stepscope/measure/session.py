@@ -39,6 +39,7 @@ from stepscope.measure.ranges import Ranges
 from stepscope.measure.rank_file import RankFile
 from stepscope.measure.rank_parts import RankParts
 from stepscope.measure.ranks import rank_and_world
+from stepscope.measure.ray_worker import TrainingThread
 from stepscope.measure.sampler import start_sampler
 from stepscope.measure.schedule import PlannedWindow, Schedule
 from stepscope.measure.stall_watch import StallWatch
@@ -75,6 +76,7 @@ class Session:
         self._alone = True  # no other thread trains
         self._pid = os.getpid()
         self._parts: RankParts | None = None
+        self._training: TrainingThread | None = None
         self._rank_file: RankFile | None = None
         self._windows = ProfilerWindows(settings)
         self._choice = TraceChoice(traced=True, rule="all")  # until the rank is known
@@ -244,6 +246,8 @@ class Session:
         self._comms.group_ends()
         if self._parts is not None:
             self._parts.look_at_links(self.number)
+        if self._training is not None:
+            self._training.wait_until_closed()
 
     @never_raise
     def profiler_begins(self, profiler: Any) -> None:
@@ -374,6 +378,7 @@ class Session:
         self._load.resume(self.number + 1, plain=True)
         self._describe("running")
         processes.record(self.settings.folder, processes.STEP)
+        self._training = TrainingThread(self.close)
         return self._parts
 
     @never_raise

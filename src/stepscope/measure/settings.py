@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from dataclasses import asdict, dataclass, fields
@@ -31,9 +32,13 @@ class Settings:
     step_on: str = "auto"  # one of STEP_ON, or call
     nccl_debug: bool = False
     ranks: str = "auto"  # which ranks record traces, as `--ranks` has it
+    collect_port: int = 0  # where this host's `run --collect` listens; 0: no --collect
+    collect_token: str = ""
 
-    def to_environment(self) -> dict[str, str]:
-        return {VARIABLE: json.dumps(asdict(self))}
+    def to_environment(self, *, plain: bool = False) -> dict[str, str]:
+        """`plain` for launchers that put the value into a shell's line unquoted: base64."""
+        text = json.dumps(asdict(self), separators=(",", ":"))
+        return {VARIABLE: base64.b64encode(text.encode()).decode() if plain else text}
 
     @classmethod
     def from_environment(cls) -> Settings | None:
@@ -41,6 +46,6 @@ class Settings:
         text = os.environ.get(VARIABLE)
         if not text:
             return None
-        values = json.loads(text)
+        values = json.loads(text if text.startswith("{") else base64.b64decode(text))
         known = {field.name for field in fields(cls)}
         return cls(**{key: value for key, value in values.items() if key in known})

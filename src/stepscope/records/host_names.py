@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HOSTS = "hosts"  # the folder
+COLLECTOR = ".collector"  # in it: where the first host's `stepscope run --collect` listens
 _PROCESSES = ".processes.jsonl"
 
 

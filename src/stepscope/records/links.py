@@ -43,4 +43,5 @@ class HostLink(msgspec.Struct, frozen=True, kw_only=True):
     rate_bytes_s: float  # that, or the kernel's estimate where it is higher
     rtt_us: int | None
     retransmitted: int
+    busy_step_ns: float  # how long a connection was busy per step, on average
     device_bytes_s: float | None = None  # of the sender's network device

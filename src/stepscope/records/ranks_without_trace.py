@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 
 
 class RankWithoutTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """One such rank. Its part has no calls and no pace: these come from a trace."""
+    """One such rank. Its part has no calls and no pace: these come from a trace. Of a job with many
+    ranks its run has the account alone."""
 
     path: str  # of its folder
     part: RankPart
     run: RankRun
+    mean_ms: float | None  # of its steady steps; None without any
     rule: str | None = None  # of `--ranks`, by which it was left out; None: a trace was wanted
     notes: tuple[Note, ...] = ()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputError
+from stepscope.records.host_names import HOSTS
 from stepscope.records.packed_steps import TAIL
 from stepscope.trace.layout import ENDINGS, is_trace_name
 from stepscope.trace.regular_files import is_folder, list_folder, may_exist
@@ -108,7 +109,9 @@ def _find(path: Path) -> JobFiles:
 def _find_bare(path: Path, here: list[Path]) -> list[Path]:
     """Traces that lie in the folder itself or one level below it."""
     traces = _traces_among(here)
-    inner = [] if traces else [folder for folder in here if is_folder(folder)]
+    is_run = (path / "run.json") in here  # its folder of hosts holds other JSON files
+    folders = [one for one in here if is_folder(one) and not (is_run and one.name == HOSTS)]
+    inner = [] if traces else folders
     traces = traces or [trace for folder in inner for trace in _traces_among(list_folder(folder))]
     if not traces:
         from stepscope.trace.snapshot import find_snapshots

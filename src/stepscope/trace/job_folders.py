@@ -24,7 +24,7 @@ from stepscope.trace.run_state import is_run_folder
 from stepscope.trace.run_times import began_unix_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 _NAMED = 4
 
@@ -84,14 +84,16 @@ def _distinct_runs(paths: Iterable[str | Path]) -> tuple[list[Path], list[Path]]
     return list(runs.values()), repeated
 
 
-def drop_copies(folders: Sequence[Path]) -> tuple[list[Path], list[tuple[Path, Path]]]:
+def drop_copies(
+    folders: Sequence[Path], size_of: Callable[[Path], int] | None = None
+) -> tuple[list[Path], list[tuple[Path, Path]]]:
     """One folder of each process: the fullest. Then (copy, kept) for those that are left out."""
     by_process: dict[object, list[Path]] = {}
     for folder in folders:
         by_process.setdefault(_process_of(folder), []).append(folder)
     kept, dropped = [], []
     for copies in by_process.values():
-        fullest = max(copies, key=_size_bytes)  # the first of equals
+        fullest = max(copies, key=size_of or _size_bytes)  # the first of equals
         kept.append(fullest)
         dropped += [(copy, fullest) for copy in copies if copy is not fullest]
     return kept, dropped

@@ -28,7 +28,9 @@ from stepscope.trace.windows import comms_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepscope.trace.rank_facts import CapturedGroup, CapturedLayout
+    from stepscope.records.quality import Note
+    from stepscope.records.run_calls import LoggedCollectives
+    from stepscope.trace.rank_facts import CapturedGroup, CapturedLayout, RankFacts
 
 CLOCK, LINKS, MEMORY = "clock.json", "links.json", "memory.json"
 _MOST_NOTES = 16
@@ -97,6 +99,31 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
         collectives=read_collective_log(folder, about_run),
         links=read_record(folder / LINKS, RankLinks, about_links),
         notes=tuple(note for about in read for note in about.notes),
+    )
+
+
+class UntracedFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """What capture wrote about a rank without a trace, apart from its steps."""
+
+    facts: RankFacts
+    rounds: tuple[Rounds, ...]
+    collectives: LoggedCollectives | None
+    links: RankLinks | None
+    notes: tuple[Note, ...]
+
+
+def read_untraced_folder(folder: Path) -> UntracedFolder:
+    """As `read_rank_folder`, without what only explains a trace: there may be thousands."""
+    about = [Oddities(name) for name in (RANK, CLOCK, COLLECTIVES, LINKS)]
+    about_rank, about_clock, about_run, about_links = about
+    facts = decode_facts(folder, about_rank)
+    clock = read_record(folder / CLOCK, _Clock, about_clock) or _Clock()
+    return UntracedFolder(
+        facts=facts,
+        rounds=tuple(_rounds(clock.syncs, about_clock)),
+        collectives=read_collective_log(folder, about_run),
+        links=read_record(folder / LINKS, RankLinks, about_links),
+        notes=tuple(note for oddities in about for note in oddities.notes),
     )
 
 

@@ -8,6 +8,7 @@ there at a time: each worker needs scratch space for its largest trace.
 from __future__ import annotations
 
 import re
+import socket
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::|://)")
+_SSH = ("ssh", "sftp")
+_REFUSED = ("AuthenticationException", "PasswordRequiredException", "BadAuthenticationType")
 _RUN_TRACE = re.compile(r"rank-[^/]*/trace\.json[^/]*")
 
 
@@ -51,8 +54,8 @@ def local_path(url: str) -> Path | None:
 
 def find_remote_traces(url: str) -> list[RemoteTrace]:
     """Like discover.find_traces, for a URL."""
-    filesystem, root = _open(url)
-    with _failures(url):
+    filesystem, root = open_url(url)
+    with url_failures(url):
         traces = _Listing(filesystem, url, root).traces()
     if not traces:
         endings = ", ".join(f"*{ending}" for ending in ENDINGS)
@@ -65,12 +68,12 @@ def fetch(trace: RemoteTrace) -> Iterator[Path]:
     """The trace and its side files, on this disk while the `with` block runs."""
     import tempfile
 
-    filesystem, source = _open(trace.url)
+    filesystem, source = open_url(trace.url)
     name = PurePosixPath(source)
     with tempfile.TemporaryDirectory(prefix="stepscope-") as scratch:
         folder = Path(scratch) / (name.parent.name or "trace")
         folder.mkdir()
-        with _failures(trace.url):
+        with url_failures(trace.url):
             filesystem.get_file(source, str(folder / name.name))
             for other in trace.side_files:
                 filesystem.get_file(str(name.with_name(other)), str(folder / other))
@@ -81,15 +84,26 @@ def fetch(trace: RemoteTrace) -> Iterator[Path]:
             raise UnreadableInputError(message) from None
 
 
-def _open(url: str) -> tuple[Any, str]:
+def open_url(url: str) -> tuple[Any, str]:
+    """The filesystem of fsspec, and the path in it."""
     protocol = re.split(r"::|://", url, maxsplit=1)[0]
     try:
         from fsspec.core import url_to_fs
     except ImportError:
-        raise UsageError(f"{url}: reading URLs needs fsspec: pip install 'stepscope[fs]'") from None
+        extra = "ssh" if protocol in _SSH else "fs"
+        needed = f"pip install 'stepscope[{extra}]'"
+        raise UsageError(f"{url}: reading URLs needs fsspec: {needed}") from None
     try:
-        filesystem, path = url_to_fs(url)
+        if protocol in _SSH:
+            from stepscope.trace.ssh_files import open_ssh
+
+            filesystem, path = open_ssh(url)
+        else:
+            filesystem, path = url_to_fs(url)
     except ImportError as error:  # its message names the package to install
+        if protocol in _SSH:
+            needed = "paramiko: pip install 'stepscope[ssh]'"
+            raise UsageError(f"{url}: {protocol}:// needs {needed}") from None
         raise UsageError(f"{url}: {protocol}:// needs another package: {error}") from None
     except ValueError as error:
         raise UsageError(f"{url}: {error}") from None
@@ -99,7 +113,7 @@ def _open(url: str) -> tuple[Any, str]:
 
 
 @contextmanager
-def _failures(url: str) -> Iterator[None]:
+def url_failures(url: str) -> Iterator[None]:
     """Every service has its own errors; all of them mean that the URL could not be read."""
     try:
         yield
@@ -112,9 +126,15 @@ def _failures(url: str) -> Iterator[None]:
 def _unreadable(url: str, error: Exception) -> UnreadableInputError:
     if isinstance(error, FileNotFoundError):
         return UnreadableInputError(f"{url} does not exist")
+    kind = type(error).__name__
+    if kind in _REFUSED:
+        detail = str(error).strip(" .") or kind
+        return UnreadableInputError(f"{url}: the host lets nobody in with our keys: {detail}")
     if isinstance(error, PermissionError):
         return UnreadableInputError(f"{url}: no permission to read it")
-    why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    if isinstance(error, socket.gaierror):
+        return UnreadableInputError(f"{url}: no host has this name ({error.strerror})")
+    why = getattr(error, "strerror", None) or str(error) or kind
     return UnreadableInputError(f"{url}: {why}")
 
 

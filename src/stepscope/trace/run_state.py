@@ -7,7 +7,7 @@ closed, and name their process. Either may be missing, cut short or from another
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -49,6 +49,12 @@ class _RankFile(msgspec.Struct, frozen=True):
     trace: _Choice = _Choice()
     torch: str | None = None
     captured: list[str] = []  # in run.json
+    start_up: Any = None  # checked where it is used
+
+    def began_before(self, unix: float) -> bool:
+        """Whether it is known that this process is older."""
+        began = self.start_up.get("began_unix_ns") if isinstance(self.start_up, dict) else None
+        return isinstance(began, int) and began < unix * 1e9
 
 
 class _RunFile(msgspec.Struct, frozen=True):
@@ -75,9 +81,10 @@ def run_notes(*folders: Path, ranks: Sequence[Path] = ()) -> list[Note]:
     captured = [_read_rank(file) for file in files]
     parts = [part for folder in folders for part in read_host_runs(folder)]
     run, problem = _join_runs(folders)
-    state = _open_parts(parts, captured) if parts else _state_note(run, captured)
+    current = _without_earlier_attempts(captured, parts)
+    state = _open_parts(parts, current) if parts else _state_note(run, current)
     notes = [
-        state or (_ended_ranks(run, captured) if run else None),
+        state or (_ended_ranks(run, current) if run else None),
         _missing_note(run, captured),
         _lost_note(run, files),
         _versions_note(captured, parts),
@@ -85,6 +92,16 @@ def run_notes(*folders: Path, ranks: Sequence[Path] = ()) -> list[Note]:
     if problem:
         notes.append(Note(id="not-closed", detail=f"the run was not closed: {problem}"))
     return [note for note in notes if note is not None]
+
+
+def _without_earlier_attempts(
+    ranks: Sequence[_RankFile], parts: Sequence[HostRun]
+) -> list[_RankFile]:
+    """Ranks that the last attempt of a requeued job started."""
+    starts = [part.started_unix for part in last_attempt(parts) if part.started_unix is not None]
+    if not starts or len({part.attempt for part in parts}) == 1:
+        return list(ranks)
+    return [rank for rank in ranks if not rank.began_before(min(starts))]
 
 
 def _join_runs(folders: Sequence[Path]) -> tuple[_RunFile | None, str | None]:

@@ -14,6 +14,7 @@ from stepscope.records.run_times import RunTimes
 from stepscope.trace.clock_offsets import compare_rounds
 from stepscope.trace.command_times import CommandTimes, read_command_times
 from stepscope.trace.decode import Oddities
+from stepscope.trace.joined_later import attempt_by_time
 from stepscope.trace.rank_facts import CapturedEnd, CapturedStartUp, decode_facts
 from stepscope.trace.rank_folder import read_rounds
 from stepscope.trace.regular_files import is_folder
@@ -126,6 +127,10 @@ def _attempt(
     own, following = began_unix_ns(folder), began_unix_ns(after)
     if following is not None and last_ns <= following <= ended_ns:
         ended_ns = following
+    if own is not None and own >= began_ns:
+        attempt = attempt_by_time(folder, own, last_end_unix_ns, place)
+        if attempt is not None:
+            return attempt, own if attempt > 1 else began_ns, ended_ns
     before_ns = last_end_unix_ns(before) if before is not None else 0
     if before is None or own is None or own < began_ns or own < before_ns:
         return 1, began_ns, ended_ns

@@ -33,9 +33,24 @@ def comms_of(trace: Path) -> str:
 def choose_windows(folders: Iterable[Path]) -> list[Path]:
     """One trace per rank folder that has any, all of the same window where that is possible."""
     ranks = [traces for folder in folders if (traces := _windows(folder))]
-    common = set.intersection(*(set(traces) for traces in ranks)) if ranks else set()
-    chosen = _most_typical(sorted(common), next(iter(ranks[0].values())).parent) if common else 0
+    if not ranks:
+        return []
+    chosen = choose_window([set(traces) for traces in ranks], next(iter(ranks[0].values())).parent)
     return [traces.get(chosen) or traces[min(traces)] for traces in ranks]
+
+
+def choose_window(windows: Sequence[set[int]], first_rank: Path) -> int:
+    """Of the windows that every rank has, the one that stands for the run."""
+    common = set.intersection(*windows) if windows else set()
+    return _most_typical(sorted(common), first_rank) if common else 0
+
+
+def window_number(name: str) -> int | None:
+    """The first recorded step; 0 for the window that every run has, None for other files."""
+    regular = _REGULAR.fullmatch(name)
+    if regular:
+        return int(regular[1])
+    return 0 if _FIRST.fullmatch(name) else None
 
 
 def _windows(folder: Path) -> dict[int, Path]:

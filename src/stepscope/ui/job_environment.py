@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepscope.ui.deepspeed_environment import deepspeed_variables, starts_deepspeed
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from stepscope.measure.settings import Settings
 
 _BLAS = "OPENBLAS_NUM_THREADS"
@@ -21,7 +26,7 @@ def without_blas_threads() -> None:
         _ours_alone.add(_BLAS)
 
 
-def job_environment(settings: Settings | None) -> dict[str, str]:
+def job_environment(settings: Settings | None, command: Sequence[str] = ()) -> dict[str, str]:
     """A variable holds the settings, and PYTHONPATH leads to the start-up file.
 
     Without settings the environment is the user's alone.
@@ -29,6 +34,15 @@ def job_environment(settings: Settings | None) -> dict[str, str]:
     users = {name: value for name, value in os.environ.items() if name not in _ours_alone}
     if settings is None:
         return users
+    variables = capture_variables(settings, users)
+    if starts_deepspeed(command):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            variables |= deepspeed_variables(settings, variables)
+    return variables
+
+
+def capture_variables(settings: Settings, users: Mapping[str, str]) -> dict[str, str]:
+    """The user's variables, changed so that every Python process finds the start-up file."""
     path = os.pathsep.join(filter(None, [str(INJECT), users.get("PYTHONPATH")]))
     # Torch before 2.13 records no collectives without this.
     defaults = {"TORCH_FR_BUFFER_SIZE": "2000"}

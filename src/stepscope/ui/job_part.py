@@ -67,12 +67,20 @@ class JobPart(SignalDiary):
     def begin(
         cls, folder: Path, command: Sequence[str], settings: Settings, key: JobKey
     ) -> JobPart:
-        """OSError if the folder cannot be written; UsageError if it belongs to another job."""
+        """OSError if the folder cannot be written; UsageError if it belongs to another job.
+
+        PartTakenError if it holds this part already.
+        """
         record = begin_record(command, settings)
-        facts = {"job": key.name, "meeting": key.meeting, "places": key.places}
+        facts = {
+            "job": key.name,
+            "meeting": key.meeting,
+            "places": key.places,
+            "allocation": key.allocation,
+        }
         opened = _write_first(folder, {**record, "job": facts})
         own = {**msgspec.to_builtins(key), "job": key.name, "host": record["process"]["host"]}
-        del own["name"]
+        del own["name"], own["one_terminal"]
         part = cls(folder, settings, key, opened, {**record, **own})
         try:
             part._file = _register(folder, key, part.record)
@@ -80,12 +88,22 @@ class JobPart(SignalDiary):
             if opened:
                 layout.remove(folder / layout.RUN)
             raise
+        if key.attempt and part.closes and not opened:
+            part._open_again()
         return part
 
     @property
     def closes(self) -> bool:
         """Whether this part waits for the others, closes the run and explains it."""
         return self.opened if self.key.place is None else self.key.place == 0
+
+    def _open_again(self) -> None:
+        """run.json is closed by an earlier attempt, and the job runs once more."""
+        before = _read_object(self.folder / layout.RUN)
+        ended = ("exit_code", "ended_unix", "ranks")
+        begun = {name: value for name, value in before.items() if name not in ended}
+        begun |= {"status": "running", "process": self.record["process"]}
+        self._write_whole(iter([begun]))
 
     def write_again(self) -> None:
         with contextlib.suppress(OSError):
@@ -166,6 +184,8 @@ class JobPart(SignalDiary):
         if self.key.places is not None and self.key.places > _NAMED_PARTS:
             return None
         if self._first_is_here() or self.key.place is None:
+            if self.key.one_terminal:
+                return None
             return f"this host's part of the run is in {self.folder}: the first host explains it"
         return (
             f"this host's part of the run is in {self.folder}, without the first host's: "
@@ -173,19 +193,23 @@ class JobPart(SignalDiary):
         )
 
 
-def choose_folder(out: Path | None, command: Sequence[str], key: JobKey) -> Path:
-    """`out`, or the name that every part of the job gives to its folder.
+class PartTakenError(UsageError):
+    """The folder holds this very part of the job already."""
 
-    Of folders with that name the first that is free, or belongs to this job, is taken.
+
+def candidate_folders(out: Path | None, command: Sequence[str], key: JobKey) -> Iterator[Path]:
+    """`out` alone, or the names that every part of the job tries in the same order.
+
+    One batch script may start the same training several times.
     """
     if out is not None:
-        return out
+        yield out
+        return
     base = Path(layout.HOME) / folder_name(key, script_of(command))
     for number in range(1, _MOST_CANDIDATES):
         folder = base if number == 1 else base.with_name(f"{base.name}-{number}")
         if not folder.exists() or _why_not_ours(folder, key) is None:
-            return folder
-    raise FileExistsError(str(base))
+            yield folder
 
 
 def _write_first(folder: Path, record: dict[str, Any]) -> bool:
@@ -220,7 +244,7 @@ def _register(folder: Path, key: JobKey, record: dict[str, Any]) -> KeptJson:
         except FileExistsError:
             continue
         return file
-    raise UsageError(f"{folder} {_taken(key)}")
+    raise PartTakenError(f"{folder} {_taken(key)}")
 
 
 def _own_files(folder: Path, key: JobKey, host: str) -> Iterator[Path]:
@@ -243,7 +267,9 @@ def _why_not_ours(folder: Path, key: JobKey) -> str | None:
     if run is None:
         return IN_USE if folder.exists() and any(folder.iterdir()) else None
     job = run.job
-    theirs = JobKey(name=job.job, meeting=job.meeting) if job is not None else None
+    theirs = None
+    if job is not None:
+        theirs = JobKey(name=job.job, meeting=job.meeting, allocation=job.allocation)
     if theirs is None or not key.is_job_of(theirs):
         whose = f"holds a run of {theirs.name}" if theirs else "holds a finished run"
         if theirs is None and run.status == "running":
@@ -264,6 +290,7 @@ def _taken(key: JobKey) -> str:
 class _JobFacts(msgspec.Struct, frozen=True):
     job: str = ""
     meeting: str | None = None
+    allocation: str | None = None
 
 
 class _OpenedRun(msgspec.Struct, frozen=True):

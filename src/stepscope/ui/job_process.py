@@ -152,7 +152,7 @@ class HeldSignals:
             os.dup2(output, 1)
         self._restore_signals()
         with contextlib.suppress(OSError):
-            os.execvpe(command[0], list(command), job_environment(settings))
+            os.execvpe(command[0], list(command), job_environment(settings, command))
 
     def _restore_signals(self) -> None:
         """In the child, before the command starts: restore the signals."""
@@ -198,7 +198,7 @@ def _start(
     command: Sequence[str], settings: Settings | None, **options: Any
 ) -> subprocess.Popen[bytes]:
     try:
-        return subprocess.Popen(command, env=job_environment(settings), **options)
+        return subprocess.Popen(command, env=job_environment(settings, command), **options)
     except FileNotFoundError:
         raise UsageError(f"{command[0]}: no such command") from None
     except OSError as error:

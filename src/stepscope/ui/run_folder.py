@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _MOST_SIGNALS = 20
 IN_USE = "is not empty: a run folder is never overwritten"
-_MANY_RANKS = 64  # run.json describes each of more ranks in a few words
+_MOST_WORDS = 16
+_MANY_RANKS = 64  # of more, run.json lists those that lack something
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +142,13 @@ class RunFile(SignalDiary):
 
 
 def shortened(record: dict[str, Any], ranks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """run.json, and shorter versions of it for a full disk."""
+    """run.json, and shorter versions of it for a full disk. Of many ranks it lists those that lack
+    something: every rank has its own file."""
+    record = {**record, "rank_count": len(ranks)}
     if len(ranks) <= _MANY_RANKS:
         yield record
+    else:
+        ranks = [rank for rank in ranks if rank["missing"]][:_MANY_RANKS]
     yield {**record, "ranks": [_core_facts(rank) for rank in ranks]}
     yield {**record, "ranks": [_core_facts(rank) for rank in ranks[:1]]}
 
@@ -189,6 +194,18 @@ def _name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # real-time signals have no names
         return str(number)
+
+
+def missing_words(ranks: Sequence[dict[str, Any]]) -> list[str]:
+    """What ranks lack and why, a sentence each; of many ranks the first ones."""
+    lacking = [
+        f"rank {rank['rank']}: no {name}: {why}"
+        for rank in ranks
+        for name, why in rank["missing"].items()
+    ]
+    if len(lacking) <= _MOST_WORDS:
+        return lacking
+    return [*lacking[:_MOST_WORDS], f"and {len(lacking) - _MOST_WORDS:,} more files are missing"]
 
 
 def _core_facts(rank: dict[str, Any]) -> dict[str, Any]:

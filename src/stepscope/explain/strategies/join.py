@@ -156,19 +156,22 @@ def _with_waits(
     )
     waits = (came.max(axis=0) - came).mean(axis=1)
     late = [cohort[np.bincount(places).argmax()][0] for places in came.argmax(axis=0).T]
+    known = {rank: clock.error_ns.get(rank, 0) for rank, _ in cohort}
+    errors = {
+        rank: own + max(error for other, error in known.items() if other != rank)
+        for rank, own in known.items()
+    }
     out = []
     for (rank, part), wait in zip(cohort, waits, strict=True):
         buckets = tuple(
-            _blame(bucket, round(float(wait[i])), late[i], rank, clock)
+            _blame(bucket, round(float(wait[i])), late[i], rank, errors[rank])
             for i, bucket in enumerate(part.buckets)
         )
         out.append((rank, replace(part, buckets=buckets)))
     return out
 
 
-def _blame(bucket: Bucket, wait_ns: int, late: int, rank: int, clock: Clock) -> Bucket:
-    both = (rank, late) if late != rank else ()
-    error_ns = sum(clock.error_ns.get(one, 0) for one in both)
+def _blame(bucket: Bucket, wait_ns: int, late: int, rank: int, error_ns: int) -> Bucket:
     waited = wait_ns > error_ns and wait_ns >= bucket.exposed_ns / 2 and late != rank
     why: Why = "late rank" if waited and bucket.why != "hidden" else bucket.why
     return replace(bucket, wait_ns=wait_ns, wait_error_ns=error_ns, late_rank=late, why=why)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stepscope.records.job import Job
+    from stepscope.records.ranks_without_trace import RankWithoutTrace
     from stepscope.records.whole_run import RankRun, WholeRun
 
 MOST_LISTED = 64  # runs without a trace; beyond, only the spread and the account show them
@@ -22,33 +23,36 @@ _SLOWEST, _LONGER = 8, 0.01  # ranks that are named; by how much of the median t
 
 def join_all_ranks(
     traced: Sequence[RankRun],
-    untraced: Sequence[RankRun],
+    untraced: Sequence[RankWithoutTrace],
     others: Sequence[RankRun],
     job: Job | None = None,
 ) -> WholeRun | None:
     """`others` are earlier attempts, and processes outside the job; `job` has the hosts' clocks."""
-    whole = join_runs([*traced, *untraced, *others], job)
+    whole = join_runs([*traced, *(rank.run for rank in untraced), *others], job)
     if whole is None:
         return None
     ranks = whole.ranks
     if len(untraced) + len(others) > MOST_LISTED:
         listed = {run.rank for run in traced}
         ranks = tuple(run for run in ranks if run.rank in listed)
-    return replace(whole, ranks=ranks, spread=measure_spread([*traced, *untraced]))
+    return replace(whole, ranks=ranks, spread=measure_spread(traced, untraced))
 
 
-def measure_spread(runs: Sequence[RankRun]) -> RankSpread | None:
+def measure_spread(
+    traced: Sequence[RankRun], untraced: Sequence[RankWithoutTrace]
+) -> RankSpread | None:
     """None for one rank."""
-    if len(runs) < 2:
+    steps = [run.steps for run in (*traced, *(rank.run for rank in untraced))]
+    if len(steps) < 2:
         return None
-    steps = [run.steps for run in runs]
-    timed = [(run.times.mean_ms, run.rank) for run in runs if run.times is not None]
+    timed = [(run.times.mean_ms, run.rank) for run in traced if run.times is not None]
+    timed += [(rank.mean_ms, rank.rank) for rank in untraced if rank.mean_ms is not None]
     means = [mean for mean, _ in timed]
     median = float(np.median(means)) if means else None
     longer = [(mean, rank) for mean, rank in timed if mean > (1 + _LONGER) * (median or 0.0)]
     slowest = sorted(longer, key=lambda pair: (-pair[0], pair[1]))[:_SLOWEST]
     return RankSpread(
-        ranks=len(runs),
+        ranks=len(steps),
         fewest_steps=min(steps),
         most_steps=max(steps),
         least_mean_ms=min(means, default=None),

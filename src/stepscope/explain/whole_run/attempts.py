@@ -6,6 +6,7 @@ trace, belong to the run and to its account all the same.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from stepscope.explain.whole_run.account import add_accounts, mean_account
@@ -42,11 +43,16 @@ def note_attempts(runs: Sequence[RankRun]) -> list[Note]:
     attempts = sorted({run.attempt for run in runs})
     if len(attempts) < 2:
         return []
+    sizes = Counter(run.attempt for run in runs)
+    named = {
+        attempt: f"attempt {attempt}"
+        + (f" ({counted(sizes[attempt], 'rank')})" if len(set(sizes.values())) > 1 else "")
+        for attempt in attempts
+    }
     steps = {
         attempt: max(run.steps for run in runs if run.attempt == attempt) for attempt in attempts
     }
-    ended = ", ".join(
-        f"attempt {attempt} after {counted(steps[attempt], 'step')}" for attempt in attempts[:-1]
-    )
-    detail = f"the job was restarted: {ended} ended early; attempt {attempts[-1]} is explained"
+    *earlier, last = attempts
+    ended = ", ".join(f"{named[one]} ended after {counted(steps[one], 'step')}" for one in earlier)
+    detail = f"the job was restarted: {ended}; {named[last]} is explained"
     return [Note(id="restarted", detail=detail)]

@@ -81,6 +81,23 @@ def explain_run(
     )
 
 
+def sum_up_run(
+    steps: StepColumns, *, rank: int = 0, times: RunTimes | None = None
+) -> tuple[RankRun, float | None]:
+    """The account and the mean steady step alone, in a fraction of the time: for the ranks of a
+    large job that nobody reads one by one."""
+    steady, warm_up = find_steady(steps)
+    run = RankRun(
+        rank=rank,
+        attempt=times.attempt if times else 1,
+        steps=len(steps),
+        warm_up=warm_up,
+        times=None,
+        account=account_for(steps, warm_up, times) if times else None,
+    )
+    return run, float(steps.step_ns[steady].mean()) / 1e6 if steady.any() else None
+
+
 def _chosen(column: NDArray[np.int64] | None, steady: Flags) -> NDArray[np.int64] | None:
     return None if column is None else column[steady]
 

@@ -22,6 +22,14 @@ def _users_own() -> None:
         spec.loader.exec_module(module)
 
 
+def _without_empty_entry() -> None:
+    """Ray adds the PYTHONPATH of a node; where there is none, Python takes it for this folder."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    if os.environ.get("PYTHONPATH") == here + os.pathsep:
+        os.environ["PYTHONPATH"] = here
+        del sys.path[sys.path.index(here) + 1]
+
+
 def _attach() -> None:
     if not os.environ.get("STEPSCOPE_CAPTURE"):
         return
@@ -38,6 +46,10 @@ def _attach() -> None:
 
 
 try:
+    try:
+        _without_empty_entry()
+    except Exception:
+        pass
     _users_own()
 finally:
     try:

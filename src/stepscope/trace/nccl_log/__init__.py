@@ -10,7 +10,7 @@ choices.py    the algorithms that NCCL chose
 read.py       a log, read in one pass
 """
 
-from stepscope.trace.nccl_log.find import find_nccl_logs, is_nccl_log
+from stepscope.trace.nccl_log.find import find_nccl_logs, is_log_name, is_nccl_log
 from stepscope.trace.nccl_log.read import read_nccl_log
 
-__all__ = ["find_nccl_logs", "is_nccl_log", "read_nccl_log"]
+__all__ = ["find_nccl_logs", "is_log_name", "is_nccl_log", "read_nccl_log"]

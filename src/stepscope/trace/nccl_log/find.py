@@ -29,8 +29,13 @@ def find_nccl_logs(path: str | Path) -> list[Path]:
 
 
 def _may_be_log(file: Path) -> bool:
-    name = file.name.lower()
-    return file.is_file() and (name.startswith(("nccl", "rccl")) or name.endswith(_ENDINGS))
+    return file.is_file() and is_log_name(file.name)
+
+
+def is_log_name(name: str) -> bool:
+    """Whether a file may be one of NCCL's logs."""
+    name = name.lower()
+    return name.startswith(("nccl", "rccl")) or name.endswith(_ENDINGS)
 
 
 def is_nccl_log(file: Path) -> bool:

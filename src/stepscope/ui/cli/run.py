@@ -20,14 +20,18 @@ from stepscope.ui.attachment import why_nothing
 from stepscope.ui.capture import capture_into
 from stepscope.ui.cli.options import step_on_option
 from stepscope.ui.job_key import find_job
-from stepscope.ui.job_part import JobPart, choose_folder
+from stepscope.ui.job_part import JobPart, PartTakenError, candidate_folders
 from stepscope.ui.job_process import HeldSignals, raising_on_signals, run_job
-from stepscope.ui.run_folder import RunFile, claim
+from stepscope.ui.run_folder import RunFile, claim, missing_words
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from stepscope.ui.collect import Collector
+    from stepscope.ui.job_key import JobKey
+
+AFTER_SIGTERM_S = 25.0  # for closing and explaining
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
@@ -118,12 +122,19 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     help="Several `stepscope run`s with this name are one job and share its folder. Needed only "
     "where the launcher does not tell (torchrun, Slurm, MPI and Kubernetes do).",
 )
+@click.option(
+    "--collect",
+    is_flag=True,
+    help="The hosts share no disk: when the command has ended, each sends its small files to the "
+    "first host, which explains all of them.",
+)
 @click.option("--quiet", is_flag=True, help="Print nothing while the command runs.")
 @click.option("--no-explain", is_flag=True, help="Capture only: no verdict, no report.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
     out: Path | None,
     job: str | None,
+    collect: bool,
     quiet: bool,
     no_explain: bool,
     command: tuple[str, ...],
@@ -134,25 +145,45 @@ def command(
     The command's output and exit code pass through untouched; what stepscope says goes to stderr.
     """
     command = startable(command)
+    collector = _open_collector() if collect else None
+    options |= collector.settings if collector is not None else {}
     with HeldSignals() as signals:
         run = _begin(out, command, options, job)
         if run is None:
             return run_job(command, None, signals=signals)
         announce = run.closes and not quiet
         code, ranks = capture_into(run, command, run.settings, announce=announce, signals=signals)
-    with _not_ended_by_signals():
+    with _not_ended_by_signals(), _ended_before_the_scheduler_kills(run):
+        sent = collector is not None and _collect(collector.command_ended, run)
         if isinstance(run, JobPart):
-            ranks = _close_job(run)
-        if run.closes:
+            ranks = _close_job(run, quiet=sent)
+        if collector is not None and not sent:
+            _collect(lambda _: collector.finish(), run)
+        if run.closes and not sent:
             _conclude(run, ranks, command, code, explain=not no_explain)
     return code
 
 
-def _close_job(part: JobPart) -> list[dict[str, Any]]:
+def _open_collector() -> Collector | None:
+    from stepscope.ui.collect import Collector
+
+    return Collector.open()
+
+
+def _collect(act: Callable[[Path], bool | None], run: RunFile | JobPart) -> bool:
+    """Nothing here may change the command's exit code."""
+    try:
+        return bool(act(run.folder))
+    except Exception as error:
+        say(f"--collect failed: {type(error).__name__}: {error}; the part stays in {run.folder}")
+        return False
+
+
+def _close_job(part: JobPart, *, quiet: bool) -> list[dict[str, Any]]:
     """Nothing here may change the command's exit code."""
     try:
         ranks = part.close_job()
-        if not part.closes and (words := part.farewell()):
+        if not part.closes and not quiet and (words := part.farewell()):
             say(words)
         return ranks
     except Exception as error:
@@ -173,9 +204,7 @@ def _begin(
         parse_ranks(options["ranks"])
         key = find_job(command, os.environ, job)
         if key is not None:
-            folder = choose_folder(out, command, key)
-            settings = Settings(folder=str(folder.absolute()), **options)
-            return JobPart.begin(folder, command, settings, key)
+            return _begin_part(out, command, options, key)
         claimed = claim(out, command)
         settings = Settings(folder=str(claimed.path.absolute()), **options)
         return RunFile.begin(claimed.path, command, settings)
@@ -187,6 +216,20 @@ def _begin(
         why = _why(error, claimed.path if claimed else out)
         say(f"nothing is captured; the command runs without stepscope: {why}")
         return None
+
+
+def _begin_part(
+    out: Path | None, command: tuple[str, ...], options: dict[str, Any], key: JobKey
+) -> JobPart:
+    """In the first folder that has no such part yet."""
+    refused: UsageError | None = None
+    for folder in candidate_folders(out, command, key):
+        settings = Settings(folder=str(folder.absolute()), **options)
+        try:
+            return JobPart.begin(folder, command, settings, key)
+        except PartTakenError as error:
+            refused = error
+    raise refused or UsageError(f"{layout.HOME} has no room for another run of {key.name}")
 
 
 def _require_room(*, every: int, warmup: int, active: int, **_: Any) -> None:
@@ -225,6 +268,21 @@ def _not_ended_by_signals() -> Iterator[None]:
             say(f"stopped explaining ({reason})")
 
 
+@contextlib.contextmanager
+def _ended_before_the_scheduler_kills(run: RunFile | JobPart) -> Iterator[None]:
+    """Slurm and Kubernetes send SIGTERM, and 30 s later SIGKILL, which would be our exit code."""
+    if not any(heard["signal"] == "SIGTERM" for heard in run.record["signals"]):
+        yield
+        return
+    reason = f"{AFTER_SIGTERM_S:g} s after SIGTERM; `stepscope explain {run.folder}` has more time"
+    with raising_on_signals([signal.SIGALRM], lambda _: KeyboardInterrupt(reason)):
+        signal.setitimer(signal.ITIMER_REAL, AFTER_SIGTERM_S)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 def _conclude(
     run: RunFile | JobPart,
     ranks: list[dict[str, Any]],
@@ -240,9 +298,8 @@ def _conclude(
             say(f"nothing was captured: {why_nothing(folder, run.settings, command, code)}")
             return
         say(f"run folder {folder}")
-        for rank in ranks:
-            for name, why in rank["missing"].items():
-                say(f"rank {rank['rank']}: no {name}: {why}")
+        for words in missing_words(ranks):
+            say(words)
         if explain and any(layout.TRACE in rank["captured"] for rank in ranks):
             _explain(folder)
     except StepscopeError as error:

@@ -18,6 +18,7 @@ VERBS = {
     "run": "capture an unmodified training command, then explain it",
     "top": "show a run live in a terminal, while it trains",
     "explain": "show where each training step's time went",
+    "gather": "copy the parts of one job from several hosts into one run folder",
     "whatif": "predict what a change would save, before anybody makes it",
     "compare": "tell whether B's step really differs from A's, with an interval",
     "ab": "run two training commands alternately and compare their steps",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from stepscope.records.whole_run import STALL_CAUSES
 from stepscope.ui.html.payload import encode_block, zigzag
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from stepscope.records.job import Job
     from stepscope.records.whole_run import RankRun, StepSeries
     from stepscope.ui.html.payload import Column
 
@@ -82,6 +84,21 @@ def encode_run(ranks: Sequence[RankRun], *, most: int = MOST_POINTS) -> RunPoint
         all_steps=all_steps,
         drawn=sum(map(len, kept)),
     )
+
+
+def on_one_clock(ranks: Sequence[RankRun], job: Job | None) -> list[RankRun]:
+    """Steps of all hosts side by side, as far as their clocks were compared."""
+    hosts = job.clock.hosts if job else ()
+    ahead_ns = {rank: host.offset_ns or 0 for host in hosts for rank in host.ranks}
+    return [_shifted(rank, ahead_ns.get(rank.rank, 0)) for rank in ranks]
+
+
+def _shifted(rank: RankRun, ahead_ns: int) -> RankRun:
+    if rank.series is None or not ahead_ns:
+        return rank
+    start = rank.series.start_unix_ns
+    moved = np.where(start > 0, start - ahead_ns, start)
+    return replace(rank, series=replace(rank.series, start_unix_ns=moved))
 
 
 def thin(series: StepSeries, most: int) -> Ints:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from stepscope.explain.hosts import columns_by_host
-from stepscope.records.figures import duration, milliseconds, significant, size
+from stepscope.records.figures import byte_rate, duration, milliseconds, significant, size
 from stepscope.records.words import counted, number_ranges
 from stepscope.ui.distributed import (
     clock_words,
@@ -45,7 +45,19 @@ def job_sections(job: Job, top: int, width: int) -> list[RenderableType]:
     out: list[RenderableType] = [_lines(job), Text()]
     if job.collectives:
         out += [_collectives(job, min(top, 6), width), Text()]
+    if job.links:
+        out += [_links(job, top), Text()]
     return out
+
+
+def _links(job: Job, top: int) -> Table:
+    """The slowest first."""
+    table = titled_table("links between hosts", "from", "to", ">rate", ">round trip", ">resent")
+    for link in job.links[:top]:
+        trip = or_dash(link.rtt_us, lambda us: duration(1e3 * us))
+        rate = byte_rate(link.rate_bytes_s)
+        table.add_row(link.sender, link.receiver, rate, trip, f"{link.retransmitted:,}")
+    return table
 
 
 def _lines(job: Job) -> Table:

@@ -23,7 +23,7 @@ _WIDTH = 24
 
 
 @contextmanager
-def shown_progress(*, quiet: bool = False) -> Iterator[Progress | None]:
+def shown_progress(*, quiet: bool = False, verb: str = "reading") -> Iterator[Progress | None]:
     """Gives a callback (bytes read, bytes in all), or None if nobody would see the bar."""
     began = last = time.monotonic()
     draw: _Draw | None
@@ -33,7 +33,7 @@ def shown_progress(*, quiet: bool = False) -> Iterator[Progress | None]:
         now = time.monotonic()
         if draw and now - began >= _SHOW_AFTER_S and now - last >= _EVERY_S:
             last = now
-            draw("reading", read / total if total else 1.0, f"of {size(total)}")
+            draw(verb, read / total if total else 1.0, f"of {size(total)}")
 
     with _drawn_bar(quiet=quiet) as draw:
         yield None if draw is None else progress

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from made_runs import PLANTED, PlantedStall, make_run
+from stepscope.records.job import HostClock
 from stepscope.records.whole_run import (
     ACCOUNT,
     STALL_CAUSES,
@@ -20,7 +23,7 @@ from stepscope.ui.html.bundle import read_page_file
 from stepscope.ui.html.pane import ReportData
 from stepscope.ui.html.panes.run import run_view
 from stepscope.ui.html.report import write_report
-from stepscope.ui.html.run_points import encode_run, thin
+from stepscope.ui.html.run_points import encode_run, on_one_clock, thin
 from stepscope.ui.html.run_tables import account_bars, how_often, stall_rows
 from stepscope.ui.words import ACCOUNT_PARTS, PARTS, STALLS
 
@@ -80,6 +83,25 @@ def test_every_step_survives_the_round_trip(decode, unzigzag):
         assert (columns[f"{place}-window"] == series.window).all()
     assert [one["rank"] for one in head["series"]] == [0, 1, 2]
     assert head["series"][0]["warm_up"] == 10
+
+
+def test_steps_of_hosts_whose_clocks_differ_are_drawn_side_by_side(decode, unzigzag):
+    """Rank 1's host is 3 s ahead; rank 2's was never compared."""
+    run = make_run(100, 3)
+    clock = SimpleNamespace(
+        hosts=[
+            HostClock(host="node0", ranks=(0,), offset_ns=0),
+            HostClock(host="node1", ranks=(1,), offset_ns=3_000_000_000),
+            HostClock(host="node2", ranks=(2,)),
+        ]
+    )
+    series = run.ranks[1].series
+    ahead = replace(series, start_unix_ns=series.start_unix_ns + 3_000_000_000)
+    shifted = [run.ranks[0], replace(run.ranks[1], series=ahead), run.ranks[2]]
+    job = SimpleNamespace(clock=clock)
+    drawn = encode_run(on_one_clock(shifted, job)).payload
+    assert drawn == encode_run(run.ranks).payload
+    assert on_one_clock(run.ranks, None) == list(run.ranks)
 
 
 def test_starts_are_exact_to_a_small_part_of_a_step(decode):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.records.figures import interval, long_duration, milliseconds, percent
 from stepscope.ui.html.pane import Pane, ReportData
-from stepscope.ui.html.run_points import encode_run
+from stepscope.ui.html.run_points import encode_run, on_one_clock
 from stepscope.ui.html.run_tables import (
     MOST_ACCOUNTS,
     account_bar,
@@ -51,7 +51,8 @@ class RunView:
 
 def run_view(report: ReportData) -> RunView | None:
     run = report.explanation.run
-    points = encode_run(run.ranks) if run is not None else None
+    job = report.explanation.job
+    points = encode_run(on_one_clock(run.ranks, job)) if run is not None else None
     if run is None or points is None:
         return None
     rows = stall_rows(run.ranks)

@@ -1,0 +1,55 @@
+"""DeepSpeed's launcher carries few variables to other hosts, and those that a file of its holds.
+
+The file is `.deepspeed_env` in the home folder or here, or what DS_ENV_FILE names. `run` gives it a
+file of its own, with the user's lines and ours.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from stepscope.measure.settings import Settings
+
+_VARIABLE, _USUAL_NAME = "DS_ENV_FILE", ".deepspeed_env"
+_OWN_NAME = "deepspeed_env"
+_LAUNCHERS = ("deepspeed", "deepspeed.pt", "deepspeed.launcher.runner")
+_SCRIPT = re.compile(r".+\.(py|sh)")
+
+
+def starts_deepspeed(command: Sequence[str]) -> bool:
+    """Not through accelerate, which writes such a file itself, with all variables."""
+    for word in command:
+        name = PurePath(word).name
+        if name in _LAUNCHERS:
+            return True
+        if _SCRIPT.fullmatch(word) or name == "accelerate":
+            return False
+    return False
+
+
+def deepspeed_variables(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
+    """Write the file into the run folder; the variable that names it. OSError if that fails."""
+    file = Path(settings.folder) / _OWN_NAME
+    file.write_text("".join([*_users_lines(environment), *_own_lines(settings, environment)]))
+    return {_VARIABLE: str(file)}
+
+
+def _users_lines(environment: Mapping[str, str]) -> Iterator[str]:
+    """Of the files that DeepSpeed would have read, in its order."""
+    name = environment.get(_VARIABLE, _USUAL_NAME)
+    files = [Path.home() / name, Path.cwd() / name]
+    for file in dict.fromkeys(file for file in files if file.is_file()):
+        yield from (f"{line}\n" for line in file.read_text().splitlines())
+
+
+def _own_lines(settings: Settings, environment: Mapping[str, str]) -> Iterator[str]:
+    for name, value in settings.to_environment(plain=True).items():
+        yield f"{name}={value}\n"
+    name = "TORCH_FR_BUFFER_SIZE"
+    if name in environment:
+        yield f"{name}={environment[name]}\n"
